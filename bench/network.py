@@ -88,9 +88,9 @@ class _Mute(Router):
 class _Blind(Node):
     """Counts frames as they come, unread; but for the first, subscriptions and GRAFT: it would be sent nothing."""
 
-    def _process_rpc(self, link: PeerLink, session: PubsubSession, payload: bytes, declared: int, read: bool) -> None:
+    def _process_rpc(self, link: PeerLink, session: PubsubSession, payload: bytes, declared: int, decode: bool) -> None:
         if len(payload) < SIZE:
-            super()._process_rpc(link, session, payload, declared, read)
+            super()._process_rpc(link, session, payload, declared, decode)
         else:
             self._sink.put(session.id, payload)
 

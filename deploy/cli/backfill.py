@@ -132,9 +132,9 @@ def backfill_list(as_json: JsonOption = False, state: StateOption = None, config
     """List the runs: range, source, state, rows by table, and when."""
     settings = settings_of(config, state)
     from kiln.deploy.screens.backfill import render_runs, runs_json
-    from kiln.pipelines.backfill.runs import listed
+    from kiln.pipelines.backfill.runs import list_runs
 
-    found = listed(lake_of(settings), settings.state)
+    found = list_runs(lake_of(settings), settings.state)
     if as_json:
         print(runs_json(found))
     else:
@@ -152,19 +152,19 @@ def backfill_diff(
     """
     settings = settings_of(config, state)
     from kiln.deploy.screens.backfill import diff_json, print_diff
-    from kiln.pipelines.backfill.diff import diff
-    from kiln.pipelines.backfill.runs import the_run
+    from kiln.pipelines.backfill.run_diff import diff_run
+    from kiln.pipelines.backfill.runs import get_run
 
     lake, out = lake_of(settings), notes()
-    run = the_run(lake, name)
-    if not run.done:
+    run = get_run(lake, name)
+    if not run.is_done:
         out.print(f"run {name} is not done: what it has not reached counts as only live", style="yellow")
-    found = diff(lake, run, lambda words: out.print(words, style="dim"))
+    found = diff_run(lake, run, lambda words: out.print(words, style="dim"))
     if as_json:
         print(diff_json(found))
     else:
         print_diff(found, answers())
-    raise typer.Exit(OK if all(each.equal for each in found) else FAILED)
+    raise typer.Exit(OK if all(each.is_equal for each in found) else FAILED)
 
 
 @commands.command("swap")
@@ -191,16 +191,16 @@ def backfill_swap(
     Java.
     """
     settings = settings_of(config, state)
-    from kiln.pipelines.backfill.runs import held, the_run
+    from kiln.pipelines.backfill.runs import lock_run, get_run
     from kiln.pipelines.backfill.swap import FileSwap
-    from kiln.pipelines.backfill.swap_runs import add_frames, swap
+    from kiln.pipelines.backfill.swap_runs import add_frames, swap_run
 
     if replace and only_frames:
         raise UsageError("--replace --only-frames: --only-frames replaces nothing")
     lake, out = lake_of(settings), notes()
-    the_run(lake, name)
-    with held(settings.state, name, swap=True):
-        run = the_run(lake, name)
+    get_run(lake, name)
+    with lock_run(settings.state, name, swap=True):
+        run = get_run(lake, name)
         exchange = FileSwap(lake, durable=settings.durability == "power")
 
         def say(words: str) -> None:
@@ -211,7 +211,7 @@ def backfill_swap(
             out.print(f"live has the frames of run {name}" if added else f"live had the frames of run {name} already")
             return
         by = f"{socket.gethostname()}:{settings.state}"
-        done = swap(lake, run, exchange, _now, say, replace=replace, by=by, take_over=take_over)
+        done = swap_run(lake, run, exchange, _now, say, replace=replace, by=by, take_over=take_over)
     if done is None:
         out.print(f"run {name} is swapped in already: nothing to do")
     else:
@@ -222,12 +222,12 @@ def backfill_swap(
 def backfill_drop(name: RunArgument, state: StateOption = None, config: ConfigOption = None) -> None:
     """Remove the tables of a run. What was swapped in stays. The account keeps that there was a run."""
     settings = settings_of(config, state)
-    from kiln.pipelines.backfill.runs import drop, held, the_run_if_left
+    from kiln.pipelines.backfill.runs import drop_run, lock_run, get_run_unless_dropped
 
     lake, out = lake_of(settings), notes()
-    the_run_if_left(lake, name)
-    with held(settings.state, name):
-        dropped = drop(lake, name, _now)
+    get_run_unless_dropped(lake, name)
+    with lock_run(settings.state, name):
+        dropped = drop_run(lake, name, _now)
     out.print(f"run {name} is dropped" if dropped else f"run {name} was dropped before: nothing to do")
 
 

@@ -1,8 +1,8 @@
-"""`kiln.frames` to the tables `frames`, `copies` and `messages`, and to what goes to quarantine: one decode for all.
+"""From `kiln.frames` to the tables `frames`, `copies` and `messages`, and to quarantine: one decode for all.
 
-Two stages stand around what lets the first copy of each message through (decisions 5, 10 and 18). The first decodes,
-and writes `frames` and `copies` into files where it stands. The second writes `messages`. Where the digests are in a
-file, one task does it all; where they are in Spark's state, its operators stand between the stages.
+The first copy of each message is selected between two stages (decisions 5, 10 and 18). The first stage decodes, and
+writes the files of `frames` and `copies` in its task. The second writes `messages`. Where the digests are in a file, one
+task does it all; where they are in Spark's state, its operators run between the stages.
 """
 
 from __future__ import annotations
@@ -63,18 +63,18 @@ FRAMES = select_columns(TABLES["frames"])
 COPIES = select_columns(TABLES["copies"])
 MESSAGES = select_columns(TABLES["messages"])
 _TYPE, _AUTHOR, _TIPS, _VERDICT = (
-    next(place for place, column in enumerate(MESSAGES) if column.name == name)
+    next(index for index, column in enumerate(MESSAGES) if column.name == name)
     for name in ("type", "from_peer", "tips", "verdict")
 )
 
 IDENTITIES = ("early", "late")
-"""The digests by which copies of a message are known (decision 5)."""
+"""Columns of the digests that identify copies of a message (decision 5)."""
 
 OUTPUT_DDL = "kind string, key binary, value binary"
 FAULT = "fault"
 DECODE_RESULT = "decode_result"
 ARCHIVE_OUTPUT = "archive_output"
-"""Kinds of rows beside those of `messages`: a record for quarantine, a `DecodeResult`, a `ArchiveOutput`."""
+"""Kinds of rows in addition to those of `messages`: a quarantine record, a `DecodeResult`, an `ArchiveOutput`."""
 
 
 class DecodeResult(msgspec.Struct, frozen=True, array_like=True):
@@ -85,14 +85,17 @@ class DecodeResult(msgspec.Struct, frozen=True, array_like=True):
     """
 
     spans: dict[int, tuple[int, int]]
-    taken: dict[bytes, list[tuple[int, int]]]
+    """first and last offset, by partition"""
+    frame_ranges: dict[bytes, list[tuple[int, int]]]
+    """the frames in the files, as `kiln.pipelines.delta.frame_ranges.FrameRanges`"""
     frames: list[DataFile]
     copies: list[DataFile]
-    good: int = 0
+    valid_copies: int = 0
+    """copies of valid messages"""
 
 
 class ArchiveOutput(msgspec.Struct, frozen=True, array_like=True):
-    """What a task of the second stage made of its rows. `counts`: rows by type or, of faults, by reason."""
+    """Result of one task of the second stage. `counts`: messages by type, and faults by reason."""
 
     messages: list[DataFile]
     counts: dict[str, int]
@@ -100,7 +103,7 @@ class ArchiveOutput(msgspec.Struct, frozen=True, array_like=True):
     tallies: list[AuthorTally]
 
 
-def archive_frames(records: DataFrame, how: DecodeConfig, lake: Lake, remembered: DedupStoreConfig) -> DataFrame:
+def archive_frames(records: DataFrame, config: DecodeConfig, lake: Lake, dedup: DedupStoreConfig) -> DataFrame:
     """Columns partition, offset, stamp, value in; WRITTEN out: records for quarantine, a `DecodeResult` and a
     `ArchiveOutput` a task, which name the files with the rows of `frames` and `copies`, and of `messages`.
 
@@ -108,34 +111,36 @@ def archive_frames(records: DataFrame, how: DecodeConfig, lake: Lake, remembered
     """
 
     def rows(batches: _Batches) -> _Batches:
-        items = decode_records(batches, how, lake, _compute_task_digest(), every_copy=True)
-        new = filter_new_copies(items, remembered, get_batch_time(), get_task_epoch())
+        items = decode_records(batches, config, lake, _compute_task_digest(), every_copy=True)
+        new = filter_new_copies(items, dedup, get_batch_time(), get_task_epoch())
         return write_rows(unwrap_rows(build_message_rows(new)), lake)
 
     return _select_columns(records).mapInArrow(rows, OUTPUT_DDL)
 
 
-def decode_frames(records: DataFrame, how: DecodeConfig, lake: Lake) -> DataFrame:
-    """The first stage of `archive_frames`. Columns partition, offset, stamp, value in; packed rows out: each copy of a
-    message and each fault, and one `DecodeResult` a task."""
+def decode_frames(records: DataFrame, config: DecodeConfig, lake: Lake) -> DataFrame:
+    """Run the first stage of `archive_frames`. Columns partition, offset, stamp, value in; packed rows out: each copy of a
+    message, each fault, and one `DecodeResult` per task."""
 
     def rows(batches: _Batches) -> _Batches:
         return pack_rows(
-            build_message_rows(decode_records(batches, how, lake, _compute_task_digest())), IDENTITIES, get_batch_time()
+            build_message_rows(decode_records(batches, config, lake, _compute_task_digest())),
+            IDENTITIES,
+            get_batch_time(),
         )
 
     return _select_columns(records).mapInArrow(rows, build_packed_ddl(IDENTITIES))
 
 
-def deduplicate_messages(rows: DataFrame, remembered: int) -> DataFrame:
-    """Packed rows in; kind, data out: one good copy of each message, and every fault. `remembered`: µs.
+def deduplicate_messages(rows: DataFrame, retention: int) -> DataFrame:
+    """Keep one valid copy of each message, and every fault. Packed rows in; kind, data out. `retention`: µs.
 
-    Event time is the time of the micro-batch (`batch_clock`), so that no row is ever late.
-    `dropDuplicatesWithinWatermark` drops late rows in silence, and after an outage Spark reads partitions at different
+    The watermark follows the time of the micro-batch (`MicroBatchClock`), so that no row is ever late:
+    `dropDuplicatesWithinWatermark` drops late rows silently, and after an outage Spark reads partitions at different
     speeds.
     """
-    seen = with_dedup_watermark(rows, remembered)
-    return seen.dropDuplicatesWithinWatermark(["early"]).dropDuplicatesWithinWatermark(["late"]).select("kind", "data")
+    rows = with_dedup_watermark(rows, retention)
+    return rows.dropDuplicatesWithinWatermark(["early"]).dropDuplicatesWithinWatermark(["late"]).select("kind", "data")
 
 
 def write_messages(rows: DataFrame, lake: Lake) -> DataFrame:
@@ -144,7 +149,7 @@ def write_messages(rows: DataFrame, lake: Lake) -> DataFrame:
     def made(batches: _Batches) -> _Batches:
         return write_rows(unpack_rows(batches), lake)
 
-    return rows.select("kind", "data").mapInArrow(made, OUTPUT_DDL)
+    return rows.select("kind", "data").mapInArrow(write, OUTPUT_DDL)
 
 
 def _select_columns(records: DataFrame) -> DataFrame:
@@ -155,61 +160,67 @@ def _select_columns(records: DataFrame) -> DataFrame:
 
 
 def decode_records(
-    batches: _Batches, how: DecodeConfig, lake: Lake, task: bytes, *, every_copy: bool = False
+    batches: _Batches, config: DecodeConfig, lake: Lake, task: bytes, *, every_copy: bool = False
 ) -> Iterator[PackedRow]:
-    """Records of a task in; the copies of messages, each with its `DecodedMessage` as row, faults, and the task's
-    `DecodeResult` out. The rows of `frames` and `copies` go into files. `task`: the same for each attempt of the task,
-    and for no other task.
+    """Decode the records of a task, and write the rows of `frames` and `copies` into files.
 
-    `every_copy`: else the first one of each message in the task, which spares Spark's operators the rest. A file is to
-    be asked for every copy: the one that passed before may be a later one of this task.
+    Args:
+        batches: Columns partition, offset, stamp, value.
+        config: How to decode.
+        lake: The lake of the files.
+        task: Digest that each attempt of the task shares, and no other task.
+        every_copy: If false, only the first copy of each message in the task is yielded, which spares Spark's operators
+            the rest. A deduplication file needs every copy: the one that passed before may be a later one of this task.
+
+    Yields:
+        Copies of messages, each with its `DecodedMessage` as row; faults; and the task's `DecodeResult`.
     """
-    sieve = FrameRangeFilter({})
-    refused: list[RejectedMessage] = []
-    refuse = partial(_record_rejection, refused)
-    frames = TableFiles(lake, "frames", refuse=partial(refuse, FRAMES))
-    copies = TableFiles(lake, "copies", refuse=partial(refuse, COPIES))
-    decoder = FrameDecoder(how)
-    passing: set[tuple[object, ...]] = set()  # what this task let through: the rest would be dropped anyway
+    frame_filter = FrameRangeFilter({})
+    rejected: list[RejectedMessage] = []
+    reject = partial(_record_rejection, rejected)
+    frames = TableFiles(lake, "frames", refuse=partial(reject, FRAMES))
+    copies = TableFiles(lake, "copies", refuse=partial(reject, COPIES))
+    decoder = FrameDecoder(config)
+    emitted: set[tuple[object, ...]] = set()  # by this task: other copies would be dropped anyway
     spans: dict[int, tuple[int, int]] = {}
-    good = 0
+    valid_copies = 0
     for batch in batches:
         for partition, offset, stamp, value in zip(*(column.to_pylist() for column in batch.columns), strict=True):
             spans[partition] = (spans.get(partition, (offset,))[0], offset)
             record = read_record(decoder, partition, offset, stamp, value)
-            new = False
+            is_new = False
             if record.frame is not None:
-                new = sieve.passes(record.frame.connection, record.frame.direction, record.frame.sequence)
-                if new:
+                is_new = frame_filter.passes(record.frame.connection, record.frame.direction, record.frame.sequence)
+                if is_new:
                     frames.add(record.row, len(value))
-            held = len(value or b"")  # by the messages of a frame, all together, for as long as there is one
+            size = len(value or b"")  # of the record, counted once for all messages that keep it in memory
             for item, copy in zip(record.items, record.copies, strict=True):
-                if new and copy is not None:
+                if is_new and copy is not None:
                     copies.add(copy, _ROW_OVERHEAD)
                 if isinstance(item, RejectedMessage):
                     yield from _pack_faults(item)
                     continue
-                good += 1
+                valid_copies += 1
                 is_signed = item.verdict is Verdict.GOOD
                 signed = (item.network, item.message) if is_signed else None
-                if signed in passing and not every_copy:
+                if signed in emitted and not every_copy:
                     continue
-                known_by = compute_identities(item, "", how.unsigned_horizon)
-                if every_copy or known_by not in passing:
-                    passing.add(signed or known_by)  # of a signed message the digests are all of what is signed
-                    digests = known_by[:1] if is_lasting(item.message, is_signed) else known_by
-                    yield PackedRow("messages", digests, item.ref.text, item, held + _ROW_OVERHEAD)
-                    held = 0
+                identities = compute_identities(item, "", config.unsigned_horizon)
+                if every_copy or identities not in emitted:
+                    emitted.add(signed or identities)  # the digests of a signed message cover all that is signed
+                    digests = identities[:1] if is_lasting(item.message, is_signed) else identities
+                    yield PackedRow("messages", digests, item.ref.text, item, size + _ROW_OVERHEAD)
+                    size = 0
     files = frames.close(), copies.close()
-    for fault in refused:
+    for fault in rejected:
         yield from _pack_faults(fault)
     if spans:
-        told = msgspec.msgpack.encode(DecodeResult(spans, sieve.taken, *files, good))
-        yield PackedRow(DECODE_RESULT, (task,), task.hex(), (told,), len(told))
+        result = msgspec.msgpack.encode(DecodeResult(spans, frame_filter.taken, *files, valid_copies))
+        yield PackedRow(DECODE_RESULT, (task,), task.hex(), (result,), len(result))
 
 
 _ROW_OVERHEAD: Final = 500
-"""bytes of a message, or of its row, about, beside its data"""
+"""bytes, about, of a message or of its row, in addition to its data"""
 
 
 class RecordRows(NamedTuple):
@@ -219,14 +230,14 @@ class RecordRows(NamedTuple):
     copies: list[_Row | None]
     """the row of `copies` of each item"""
     frame: Frame | None = None
-    """`None`: the record is no Frame, or has no row"""
+    """`None` if the record is no Frame, or has no row"""
     row: _Row = ()
     """of `frames`"""
 
 
 def read_record(decoder: FrameDecoder, partition: int, offset: int, stamp: int, value: bytes | None) -> RecordRows:
-    """Everything that one record gives, and nothing of any other. Where this fails, the record is a fault of the stage
-    `archive`, and stays in `frames` if it has a row there."""
+    """Decode one record into rows. If this fails, the record is a fault of the stage `archive`, and stays in `frames` if
+    it has a row there."""
     frame: Frame | Rejected | None = None
     row: _Row = ()
     try:
@@ -245,26 +256,26 @@ def read_record(decoder: FrameDecoder, partition: int, offset: int, stamp: int, 
 def _record_rejection(
     faults: list[RejectedMessage], columns: tuple[Column, ...], row: Sequence[object], error: Exception
 ) -> None:
-    """Takes a row that its table cannot hold."""
+    """Record a row that its table cannot hold."""
     faults.append(reject_row(columns, row, error))
 
 
 def reject_row(columns: tuple[Column, ...], row: Sequence[object], error: Exception) -> RejectedMessage:
-    """The fault of a row, in the order of `columns`, that its table cannot hold. The bytes are the payload of the frame
-    or the data of the message; a row of `copies` has none."""
+    """Build the fault of a row, in the order of `columns`, that its table cannot hold. Its data is the payload of the
+    frame or the data of the message; a row of `copies` has none."""
     named = {column.name: value for column, value in zip(columns, row, strict=True)}
     partition, offset, index = (named.get(name) for name in ("kafka_partition", "kafka_offset", "message_index"))
     data, at = named.get("payload", named.get("data")), named["observed_at"]
     assert isinstance(partition, int)
     assert isinstance(offset, int)
-    place = MessageRef(partition, offset, index if isinstance(index, int) else None)
+    ref = MessageRef(partition, offset, index if isinstance(index, int) else None)
     return reject_failed(
-        "archive", error, place, data if isinstance(data, bytes) else b"", at if isinstance(at, int) else 0
+        "archive", error, ref, data if isinstance(data, bytes) else b"", at if isinstance(at, int) else 0
     )
 
 
 def build_message_rows(items: Iterable[PackedRow]) -> Iterator[PackedRow]:
-    """Items of `decode_records` in; out with rows of `messages`. To be called where most copies are gone: a row is dear."""
+    """Build the rows of `messages` of what `decode_records` yields. Call it after deduplication: a row is expensive."""
     for item in items:
         if not isinstance(item.row, DecodedMessage):
             yield item
@@ -286,14 +297,14 @@ def _pack_faults(item: RejectedMessage) -> Iterator[PackedRow]:
 
 
 def _compute_task_digest() -> bytes:
-    """The same for each attempt of a task, so that one attempt of the task counts."""
+    """Compute a digest that all attempts of a task share, so that only one attempt counts."""
     epoch, context = get_task_epoch(), TaskContext.get()
     partition = 0 if context is None else context.partitionId()
     return blake2b(f"{epoch.query}/{epoch.batch}/{partition}".encode(), digest_size=16).digest()
 
 
 def build_frame_row(partition: int, offset: int, stamp: int, frame: Frame) -> _Row:
-    """The row of a frame in the order of FRAMES; `stamp`: the broker's, µs."""
+    """Build the row of a frame, in the order of FRAMES. `stamp`: the broker's, µs."""
     protocol = frame.protocol
     return (
         frame.network,
@@ -341,7 +352,7 @@ class FrameRow(NamedTuple):
 
 
 def parse_frame_row(row: FrameRow) -> Frame:
-    """The Frame of a row, to the µs: the reverse of `build_frame_row`."""
+    """Build the Frame of a row, to the µs: the reverse of `build_frame_row`."""
     return Frame(
         network=row.network,
         connection=row.connection,
@@ -362,10 +373,12 @@ def parse_frame_row(row: FrameRow) -> Frame:
 
 
 def build_copy_row(item: DecodedMessage | RejectedMessage, frame: Frame) -> _Row:
-    """The row, in the order of COPIES, of a message that came IN, good or not. ValueError: the item is no copy.
+    """Build the row, in the order of COPIES, of a message that came IN, valid or not.
 
-    The network is the topic's, whether the topic goes by name or by index, as in the table `messages`; else the
-    frame's.
+    The network is the topic's, given by name or by index, as in the table `messages`; otherwise the frame's.
+
+    Raises:
+        ValueError: The item is no copy.
     """
     if item.copy is None:
         raise ValueError("a fault of a whole frame, or an announcement in the DHT, is no copy of a message")
@@ -375,7 +388,7 @@ def build_copy_row(item: DecodedMessage | RejectedMessage, frame: Frame) -> _Row
 
 
 def _format_peer(raw: bytes, protocol: str) -> str:
-    """A peer id as text. A node id of the BitTorrent DHT has no other text than hex."""
+    """Format a peer id as text. The only text form of a node id of the BitTorrent DHT is hex."""
     return raw.hex() if protocol == BEP50 else peer_text(raw)
 
 
@@ -384,7 +397,7 @@ def _parse_peer(text: str, protocol: str) -> bytes:
 
 
 def build_message_row(item: DecodedMessage) -> _Row:
-    """The row of a good message, in the order of MESSAGES."""
+    """Build the row of a valid message, in the order of MESSAGES."""
     content, envelope = item.content, item.envelope
     signer = get_signer(item)
     return (
@@ -415,8 +428,8 @@ def build_message_row(item: DecodedMessage) -> _Row:
 
 
 def build_fault_rows(item: RejectedMessage) -> Iterator[tuple[bytes, tuple[str, str, bytes, bytes]]]:
-    """Identity and reason, author, key, value of the quarantine record. More than one where the bytes are too many for
-    one record; each then holds a part, and says which."""
+    """Build the identity, and reason, author, key and value, of the quarantine record. There is more than one where the
+    bytes are too many for one record; each then holds a numbered part."""
     own = compute_fault_identity(item)
     for number, record in enumerate(build_fault_records(item)):
         identity = blake2b(own + (number * MAX_QUARANTINED).to_bytes(8), digest_size=16).digest() if number else own
@@ -424,7 +437,7 @@ def build_fault_rows(item: RejectedMessage) -> Iterator[tuple[bytes, tuple[str, 
 
 
 def build_fault_records(item: RejectedMessage) -> Iterator[QuarantineRecord]:
-    """What quarantine says of a fault, part after part."""
+    """Build the quarantine records of a fault, part by part."""
     return quarantine_records(item.stage, item.reason, item.detail, item.data, item.observed_at)
 
 
@@ -433,8 +446,8 @@ def build_fault_records(item: RejectedMessage) -> Iterator[QuarantineRecord]:
 
 def write_rows(rows: Iterable[UniqueRow], lake: Lake) -> _Batches:
     """What has passed in; WRITTEN out. The rows of `messages` go into files."""
-    refused: list[RejectedMessage] = []
-    files = TableFiles(lake, "messages", refuse=partial(_record_rejection, refused, MESSAGES))
+    rejected: list[RejectedMessage] = []
+    files = TableFiles(lake, "messages", refuse=partial(_record_rejection, rejected, MESSAGES))
     out = RowBuffer(pa.schema([("kind", pa.string()), ("key", pa.binary()), ("value", pa.binary())]))
     counts, good, bad = Counter[str](), Counter[str](), Counter[str]()
     for kind, row, size in rows:
@@ -451,22 +464,22 @@ def write_rows(rows: Iterable[UniqueRow], lake: Lake) -> _Batches:
                 yield from out.drain()
         elif out.add((kind, None, row[0]), size):
             yield from out.drain()
-    written = files.close()
-    for fault in refused:
+    messages = files.close()
+    for fault in rejected:
         for _, (reason, by, key, value) in build_fault_rows(fault):
             counts[reason] += 1
             bad[by] += 1
             if out.add((FAULT, key, value), len(value)):
                 yield from out.drain()
     faults = bad.total()
-    del bad[""]  # signed by nobody
+    del bad[""]  # not signed
     tallies = [AuthorTally(name, good[name], bad[name]) for name in good.keys() | bad.keys()]
-    out.add((ARCHIVE_OUTPUT, None, pack(ArchiveOutput(written, counts, faults, tallies))))
+    out.add((ARCHIVE_OUTPUT, None, pack(ArchiveOutput(messages, counts, faults, tallies))))
     yield from out.drain()
 
 
 def restore_tip_pairs(row: Sequence[object]) -> Sequence[object]:
-    """A map as Arrow takes one: a list of tuples, which packing makes lists."""
+    """Turn the pairs of a map into tuples, as Arrow takes them: packing makes them lists."""
     pairs = row[_TIPS]
     if isinstance(pairs, list) and isinstance(row, list):
         row[_TIPS] = [tuple(pair) for pair in pairs]

@@ -1,4 +1,4 @@
-"""How a run is cut: how far beyond its range it reads, and into which chunks. Pure; times are µs."""
+"""Division of a run into chunks, and the margin that it reads around its range. Pure; times are µs."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 _LATENESS: Final = 600_000_000
-"""How far an update may be out of order in the log, for windows at the edges of a run to come out right."""
+"""Greatest disorder of updates in the log with which windows at the edges of a run are exact."""
 
-UPDATES_AT_ONCE: Final = 2_000_000
-"""Updates of the windows that are made in one step."""
+UPDATES_PER_STEP: Final = 2_000_000
+"""Updates whose windows one step builds."""
 
 
 class TimeRange(NamedTuple):
-    """From `low` on and before `high`."""
+    """The times from `low` to before `high`."""
 
     low: int
     high: int
@@ -22,18 +22,17 @@ class TimeRange(NamedTuple):
         return isinstance(at, int) and self.low <= at < self.high
 
 
-def reach(window: int, grace: int) -> int:
-    """How far beyond both edges of the range a run reads: windows that are open across an edge, and what is out of
-    order there."""
+def compute_margin(window: int, grace: int) -> int:
+    """Compute how far a run reads beyond both edges of its range, because of open windows and disorder there."""
     return _LATENESS + window + grace
 
 
-def pieces(count: int, size: int) -> int:
-    """How many pieces of `size` there are for `count`; one at least."""
+def count_pieces(count: int, size: int) -> int:
+    """Count the pieces of `size` that hold `count` items; at least one."""
     return max(1, -(-count // size))
 
 
-def cut(whole: TimeRange, inner: list[int]) -> list[TimeRange]:
-    """A span in chunks: between its ends and the places within it. Chunks without room are left out."""
-    edges = [whole.low, *sorted({at for at in inner if whole.low < at < whole.high}), whole.high]
+def split_range(whole: TimeRange, split_times: list[int]) -> list[TimeRange]:
+    """Split a range at the times within it. Empty chunks are left out."""
+    edges = [whole.low, *sorted({at for at in split_times if whole.low < at < whole.high}), whole.high]
     return [TimeRange(low, high) for low, high in pairwise(edges)]

@@ -1,7 +1,7 @@
-"""Frames of a chunk to rows of `copies`, `messages` and `quarantine`, and to what may be an update: one decode for all.
+"""Decoding of a chunk's frames into `copies`, `messages`, `quarantine` and candidates for updates, in one pass.
 
-As in the query `archive`, a first stage decodes and writes `copies` and faults where it stands, and a second stage,
-after the shuffle that brings the copies of a message together, writes `messages`.
+As in the query `archive`, the first stage decodes and writes copies and faults. The second stage follows the shuffle
+that brings the copies of a message together, and writes `messages`.
 """
 
 from __future__ import annotations
@@ -18,24 +18,31 @@ from kiln.pipelines.archive.transform import (
     FRAMES,
     MESSAGES,
     FrameRow,
-    copy_row,
-    fault_records,
-    frame_of,
-    message_row,
-    with_pairs,
+    build_copy_row,
+    build_fault_records,
+    build_message_row,
+    parse_frame_row,
+    restore_tip_pairs,
 )
 from kiln.pipelines.backfill.chunks import TimeRange
-from kiln.pipelines.backfill.first import FirstCopySelector, FramePosition, same_signed, same_unsigned
-from kiln.pipelines.backfill.grouped import MIXED, TALLY, MergedRow, MergedRowBuffer, StageOutput, read_groups
+from kiln.pipelines.backfill.deduplication import FirstCopySelector, FramePosition, match_signed, match_unsigned
+from kiln.pipelines.backfill.merged_rows import (
+    MERGED_ROWS,
+    OUTPUT_RANK,
+    MergedRow,
+    MergedRowBuffer,
+    StageOutput,
+    read_groups,
+)
 from kiln.pipelines.decode.decoder import (
     DecodeConfig,
     DecodedMessage,
     FrameDecoder,
+    MessageRef,
     RejectedMessage,
-    failed,
-    unreadable,
+    reject_failed,
+    reject_unreadable,
 )
-from kiln.pipelines.decode.decoder import MessageRef as FramePlace
 from kiln.pipelines.decode.processing_errors import PROCESSING_ERRORS
 from kiln.pipelines.delta.arrow_rows import RowBuffer
 from kiln.pipelines.delta.files import TableFiles
@@ -48,26 +55,31 @@ from kiln.schemas.wire.identity import Verdict
 _Batches = Iterator[pa.RecordBatch]
 _Row = tuple[object, ...]
 
-KEPT, KEPT_BY_LIVE, UPDATE_KEPT, STAMP, COPY = 1, 2, 3, 4, 5
-"""Ranks: what is known of a message comes before its copies.
-
-KEPT: a message that the run has of an earlier chunk, at `at`. KEPT_BY_LIVE: the copy that live keeps. UPDATE_KEPT: an
-update that the run has. STAMP: an update of live; partition and offset are those of the log, `data` is its `updated_at`
-as text. COPY: `data` is a row of `messages`, packed.
-"""
+RUN_MESSAGE = 1
+"""Rank of a message that the run has from an earlier chunk. Ranks put what is known of a message before its copies."""
+LIVE_MESSAGE = 2
+"""Rank of the copy that live keeps."""
+RUN_UPDATE = 3
+"""Rank of an update that the run has."""
+LIVE_UPDATE = 4
+"""Rank of an update in live: partition and offset are those of `kiln.updates`, `data` is its `updated_at` as text."""
+COPY = 5
+"""Rank of a copy: `data` is a packed row of `messages`."""
 
 _UPDATE, _REPLAY, _SIGNED = 1, 2, 4
-"""Bits of `note`, as far as a row says so."""
+"""Bits of `note`."""
 
 CANDIDATES = "kind string, network string, stream string, data binary"
-CANDIDATE, TOLD = "candidate", "told"
-"""Kinds: a `UpdateMessage`; a `StageOutput`."""
+CANDIDATE = "candidate"
+"""The kind of a row that holds an `UpdateMessage`."""
+STAGE_OUTPUT = "output"
+"""The kind of a row that holds a `StageOutput`."""
 
-_OBSERVED_AT = next(place for place, column in enumerate(MESSAGES) if column.name == "observed_at")
+_OBSERVED_AT = next(index for index, column in enumerate(MESSAGES) if column.name == "observed_at")
 
 
 class LiveUpdate(msgspec.Struct, frozen=True, array_like=True):
-    """What live wrote of an update. Times are µs."""
+    """Times and log position of an update in the live table. Times are µs."""
 
     observed_at: int
     updated_at: int
@@ -76,7 +88,7 @@ class LiveUpdate(msgspec.Struct, frozen=True, array_like=True):
 
 
 class UpdateMessage(msgspec.Struct, frozen=True, array_like=True):
-    """An UPDATE that may be a new update: its first copy in the chunk, and live's stamp. Times are µs."""
+    """An UPDATE that may be a new update: its first copy in the chunk, and its row in live. Times are µs."""
 
     network: str
     origin: Origin
@@ -87,237 +99,245 @@ class UpdateMessage(msgspec.Struct, frozen=True, array_like=True):
     stream: str
     tip: str
     observed_at: int
-    place: FramePlace
+    position: MessageRef
     data: bytes
-    counts: bool
-    """whether the run has the message, and has it of this chunk, so that what is wrong with it is told here"""
-    stamp: LiveUpdate | None
+    reports_faults: bool
+    """true if this chunk writes the message, and so quarantines its faults"""
+    live: LiveUpdate | None
 
 
-def read_candidate(data: bytes) -> UpdateMessage:
-    """A `UpdateMessage` out of CANDIDATES."""
-    return _READ_CANDIDATE.decode(data)
+def decode_candidate(data: bytes) -> UpdateMessage:
+    """Decode the column `data` of a row of kind CANDIDATE."""
+    return _CANDIDATE_DECODER.decode(data)
 
 
-_READ_CANDIDATE = msgspec.msgpack.Decoder(UpdateMessage)
+_CANDIDATE_DECODER = msgspec.msgpack.Decoder(UpdateMessage)
 
 
 @dataclass(frozen=True)
 class RunTarget:
-    """Where tasks write: the lake of a run, and, what lies beyond the range `span`, the lake `beyond`."""
+    """Lakes that tasks write to: `run` for rows in the range `span`, `beyond` for the rest."""
 
     run: Lake
     beyond: Lake
     span: TimeRange
 
 
-def copies(frames: DataFrame, how: DecodeConfig, where: RunTarget) -> DataFrame:
-    """Rows of the table `frames` in, MIXED out: each good copy of a message. Rows of `copies` and `quarantine` go into
-    files."""
+def decode_copies(frames: DataFrame, config: DecodeConfig, target: RunTarget) -> DataFrame:
+    """Decode rows of the table `frames` into MERGED_ROWS, one for each good copy of a message.
+
+    Tasks write rows of `copies` and `quarantine` to files.
+    """
     times = {"observed_at", "kafka_timestamp"}
     columns = [F.unix_micros(each.name) if each.name in times else F.col(each.name) for each in FRAMES]
-    return frames.select(*columns).mapInArrow(_copies(how, where), MIXED)
+    return frames.select(*columns).mapInArrow(_decode_partition(config, target), MERGED_ROWS)
 
 
-def settled(rows: DataFrame, chunk: TimeRange, how: DecodeConfig, remembered: int, where: RunTarget) -> DataFrame:
-    """MIXED in groups in, CANDIDATES out; rows of `messages` go into files."""
-    return rows.mapInArrow(_settled(chunk, how.unsigned_horizon, remembered, where), CANDIDATES)
+def select_messages(
+    rows: DataFrame, chunk: TimeRange, config: DecodeConfig, signed_horizon: int, target: RunTarget
+) -> DataFrame:
+    """Select the copies to keep from grouped MERGED_ROWS, and return CANDIDATES. Tasks write `messages` to files."""
+    return rows.mapInArrow(_select_partition(chunk, config.unsigned_horizon, signed_horizon, target), CANDIDATES)
 
 
-# ---------------------------------------------------------------- what is known
+# ---------------------------------------------------------------- known messages and updates
 
 
-def kept(messages: DataFrame) -> DataFrame:
-    """The run's `messages` in, MIXED out."""
-    return messages.select(*_mark(KEPT, F.unix_micros("observed_at")))
+def mark_run_messages(messages: DataFrame) -> DataFrame:
+    """Convert the run's `messages` to MERGED_ROWS."""
+    return messages.select(*_mark_columns(RUN_MESSAGE, F.unix_micros("observed_at")))
 
 
-def kept_by_live(messages: DataFrame) -> DataFrame:
-    """Live's `messages` in, MIXED out."""
-    place = ("kafka_partition", "kafka_offset", "message_index")
-    return messages.select(*_mark(KEPT_BY_LIVE, F.unix_micros("observed_at"), *place))
+def mark_live_messages(messages: DataFrame) -> DataFrame:
+    """Convert live `messages` to MERGED_ROWS."""
+    position = ("kafka_partition", "kafka_offset", "message_index")
+    return messages.select(*_mark_columns(LIVE_MESSAGE, F.unix_micros("observed_at"), *position))
 
 
-def updates_kept(updates: DataFrame) -> DataFrame:
-    """The run's `updates` in, MIXED out."""
-    return updates.select(*_mark(UPDATE_KEPT, F.unix_micros("observed_at"), note=_origin()))
+def mark_run_updates(updates: DataFrame) -> DataFrame:
+    """Convert the run's `updates` to MERGED_ROWS."""
+    return updates.select(*_mark_columns(RUN_UPDATE, F.unix_micros("observed_at"), note=_origin_note()))
 
 
-def stamps(updates: DataFrame) -> DataFrame:
-    """Live's `updates` in, MIXED out."""
-    log = ("log_partition", "log_offset")
-    clock = F.encode(F.unix_micros("updated_at").cast("string"), "UTF-8")
-    return updates.select(*_mark(STAMP, F.unix_micros("observed_at"), *log, note=_origin(), data=clock))
+def mark_live_updates(updates: DataFrame) -> DataFrame:
+    """Convert live `updates` to MERGED_ROWS."""
+    position = ("log_partition", "log_offset")
+    log_time = F.encode(F.unix_micros("updated_at").cast("string"), "UTF-8")
+    return updates.select(
+        *_mark_columns(LIVE_UPDATE, F.unix_micros("observed_at"), *position, note=_origin_note(), data=log_time)
+    )
 
 
 # ---------------------------------------------------------------- the first stage
 
 
-def _copies(how: DecodeConfig, where: RunTarget) -> Callable[[_Batches], _Batches]:
+def _decode_partition(config: DecodeConfig, target: RunTarget) -> Callable[[_Batches], _Batches]:
     def rows(batches: _Batches) -> _Batches:
-        table, faults = TableFiles(where.run, "copies"), TableFiles(where.run, "quarantine")
-        out, decoder, frames = MergedRowBuffer(), FrameDecoder(how), 0
+        copies, faults = TableFiles(target.run, "copies"), TableFiles(target.run, "quarantine")
+        out, decoder, frames = MergedRowBuffer(), FrameDecoder(config), 0
         for batch in batches:
-            for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-                inside = row[6] in where.span
+            for row in map(FrameRow._make, zip(*(column.to_pylist() for column in batch.columns), strict=True)):
+                inside = row.observed_at in target.span
                 frames += 1
-                for item, copy in _read_frame(decoder, row):
+                for item, copy in _decode_row(decoder, row):
                     if isinstance(item, RejectedMessage):
                         if inside:
-                            for record in fault_records(item):
-                                faults.add(quarantine_row(item, record), len(record.data))
+                            for record in build_fault_records(item):
+                                faults.add(build_quarantine_row(item, record), len(record.data))
                     else:
                         yield from out.add(item)
                     if inside and copy is not None:
-                        table.add(copy, _BESIDE)
-        yield from out.tell(StageOutput(table.close() + faults.close(), frames=frames))
+                        copies.add(copy, _COPY_ROW_BYTES)
+        yield from out.finish(StageOutput(copies.close() + faults.close(), frames=frames))
 
     return rows
 
 
-def _read_frame(decoder: FrameDecoder, row: FrameRow) -> list[tuple[MergedRow | RejectedMessage, _Row | None]]:
-    """The good messages and the faults of a frame, each with its row of `copies`. Where this fails, the frame is a
-    fault."""
-    place = FramePlace(row[15], row[16], None)
+def _decode_row(decoder: FrameDecoder, row: FrameRow) -> list[tuple[MergedRow | RejectedMessage, _Row | None]]:
+    """Decode a frame into its messages and faults, each with its row of `copies`, or reject the frame on failure."""
     try:
-        frame = frame_of(row)
+        frame = parse_frame_row(row)
         fault = frame_fault(frame)
-        if fault is not None:  # an earlier Kiln has written the row
-            return [(unreadable(fault, frame.SerializeToString(), *place[:2], row[6]), None)]
+        if fault is not None:  # the row was written by a version of Kiln that accepted more
+            data = frame.SerializeToString()
+            return [(reject_unreadable(fault, data, row.kafka_partition, row.kafka_offset, row.observed_at), None)]
         return [
             (
-                _copy(item) if isinstance(item, DecodedMessage) else item,
-                None if item.copy is None else copy_row(item, frame),
+                _merge_copy(item) if isinstance(item, DecodedMessage) else item,
+                None if item.copy is None else build_copy_row(item, frame),
             )
-            for item in decoder.decode_frame(frame, *place[:2])
+            for item in decoder.decode_frame(frame, row.kafka_partition, row.kafka_offset)
         ]
     except PROCESSING_ERRORS as error:  # pure: the frame alone has caused this
-        return [(failed("archive", error, place, row[8], row[6]), None)]
+        position = MessageRef(row.kafka_partition, row.kafka_offset, None)
+        return [(reject_failed("archive", error, position, row.payload, row.observed_at), None)]
 
 
-_BESIDE = 500  # bytes of a row of `copies`, about
+_COPY_ROW_BYTES = 500  # approximate size of a row of `copies`
 
 
-def _copy(item: DecodedMessage) -> MergedRow:
+def _merge_copy(item: DecodedMessage) -> MergedRow:
     note = _UPDATE if item.content.type == "UPDATE" else 0
     note |= _REPLAY if item.origin == "REPLAY" else 0
     note |= _SIGNED if item.verdict is Verdict.GOOD else 0
-    place = item.place.partition, item.place.offset, item.place.position or 0
-    return MergedRow(item.network, item.message, COPY, item.observed_at, *place, note, pack(message_row(item)))
+    place = item.ref.partition, item.ref.offset, item.ref.position or 0
+    return MergedRow(item.network, item.message, COPY, item.observed_at, *place, note, pack(build_message_row(item)))
 
 
-def quarantine_row(item: RejectedMessage, record: QuarantineRecord) -> _Row:
-    """The row of a fault of a frame, or of a message in a frame."""
-    return (*item.place, None, record.stage, record.reason, record.detail, record.data, record.observed_at)
+def build_quarantine_row(item: RejectedMessage, record: QuarantineRecord) -> _Row:
+    """Build the row of `quarantine` for a fault of a frame, or of a message in it."""
+    return (*item.ref, None, record.stage, record.reason, record.detail, record.data, record.observed_at)
 
 
 # ---------------------------------------------------------------- the second stage
 
 
-def _settled(chunk: TimeRange, horizon: int, remembered: int, where: RunTarget) -> Callable[[_Batches], _Batches]:
-    signed, unsigned = same_signed(remembered), same_unsigned(horizon)
+def _select_partition(
+    chunk: TimeRange, horizon: int, signed_horizon: int, target: RunTarget
+) -> Callable[[_Batches], _Batches]:
+    signed, unsigned = match_signed(signed_horizon), match_unsigned(horizon)
 
     def rows(batches: _Batches) -> _Batches:
-        inside, outside = TableFiles(where.run, "messages"), TableFiles(where.beyond, "messages")
-        out = RowBuffer(_CANDIDATES)
+        inside, outside = TableFiles(target.run, "messages"), TableFiles(target.beyond, "messages")
+        out = RowBuffer(_CANDIDATE_SCHEMA)
         for group in read_groups(batches):
-            message = _MessageRows(chunk, signed, unsigned)
+            message = _MessageGroup(chunk, signed, unsigned)
             for row in group:
-                if row.rank == TALLY:
-                    out.add((TOLD, None, None, row.data))
+                if row.rank == OUTPUT_RANK:
+                    out.add((STAGE_OUTPUT, None, None, row.data))
                     continue
-                message.take(row)
-            for kept in message.kept():
-                made = with_pairs(unpack(kept))
-                (inside if made[_OBSERVED_AT] in where.span else outside).add(made, len(kept))
-            for candidate in message.candidates(where.span):
+                message.add(row)
+            for packed_row in message.select_rows():
+                message_row = restore_tip_pairs(unpack(packed_row))
+                (inside if message_row[_OBSERVED_AT] in target.span else outside).add(message_row, len(packed_row))
+            for candidate in message.list_candidates(target.span):
                 data = msgspec.msgpack.encode(candidate)
                 if out.add((CANDIDATE, candidate.network, candidate.stream, data), len(data)):
                     yield from out.drain()
-        out.add((TOLD, None, None, msgspec.msgpack.encode(StageOutput(inside.close(), outside.close()))))
+        out.add((STAGE_OUTPUT, None, None, msgspec.msgpack.encode(StageOutput(inside.close(), outside.close()))))
         yield from out.drain()
 
     return rows
 
 
-_CANDIDATES = pa.schema(
+_CANDIDATE_SCHEMA = pa.schema(
     [("kind", pa.string()), ("network", pa.string()), ("stream", pa.string()), ("data", pa.binary())]
 )
-_Same = Callable[[int, int], bool]
+_CopyMatcher = Callable[[int, int], bool]
 
 
-class _MessageRows:
-    """One message, as its rows come."""
+class _MessageGroup:
+    """The rows of one message: first what is known of it, then its copies."""
 
-    def __init__(self, chunk: TimeRange, signed: _Same, unsigned: _Same) -> None:
+    def __init__(self, chunk: TimeRange, signed: _CopyMatcher, unsigned: _CopyMatcher) -> None:
         self._chunk = chunk
-        self._same = {True: signed, False: unsigned}
+        self._matchers = {True: signed, False: unsigned}
         self._known: list[MergedRow] = []
-        self._choice: FirstCopySelector[bytes] | None = None
-        self._written: set[int] = set()
-        self._stamps: dict[int, MergedRow] = {}
-        self._first: dict[int, MergedRow] = {}
-        """by origin, the first copy of an UPDATE"""
+        self._selector: FirstCopySelector[bytes] | None = None
+        self._run_origins: set[int] = set()
+        self._live_updates: dict[int, MergedRow] = {}
+        self._first_copies: dict[int, MergedRow] = {}
+        """first copy of an UPDATE, by origin"""
         self._kept: list[bytes] = []
 
-    def take(self, row: MergedRow) -> None:
-        """The next row: what is known comes before the copies."""
-        if row.rank in (KEPT, KEPT_BY_LIVE):
+    def add(self, row: MergedRow) -> None:
+        """Add the next row."""
+        if row.rank in (RUN_MESSAGE, LIVE_MESSAGE):
             self._known.append(row)
-        elif row.rank == UPDATE_KEPT:
-            self._written.add(row.note)
-        elif row.rank == STAMP:
-            self._stamps[row.note] = row
+        elif row.rank == RUN_UPDATE:
+            self._run_origins.add(row.note)
+        elif row.rank == LIVE_UPDATE:
+            self._live_updates[row.note] = row
         else:
-            if self._choice is None:
-                self._choice = self._choosing(bool(row.note & _SIGNED))
-            if self._choice.keep(row.at, FramePosition(row.partition, row.offset, row.position), row.data):
+            if self._selector is None:
+                self._selector = self._build_selector(bool(row.note & _SIGNED))
+            if self._selector.offer(row.at, FramePosition(row.partition, row.offset, row.position), row.data):
                 self._kept.append(row.data)
             if row.note & _UPDATE:
-                self._first.setdefault(row.note & _REPLAY, row)
+                self._first_copies.setdefault(row.note & _REPLAY, row)
 
-    def _choosing(self, signed: bool) -> FirstCopySelector[bytes]:
-        choice = FirstCopySelector[bytes](self._same[signed])
+    def _build_selector(self, signed: bool) -> FirstCopySelector[bytes]:
+        selector = FirstCopySelector[bytes](self._matchers[signed])
         for each in self._known:
-            if each.rank == KEPT_BY_LIVE and each.at in self._chunk:
-                choice.chosen_by_live(each.at, FramePosition(each.partition, each.offset, each.position))
+            if each.rank == LIVE_MESSAGE and each.at in self._chunk:
+                selector.add_live_choice(each.at, FramePosition(each.partition, each.offset, each.position))
             else:
-                choice.known_elsewhere(each.at)
-        return choice
+                selector.add_known(each.at)
+        return selector
 
-    def kept(self) -> list[bytes]:
-        """Rows of `messages`, packed."""
-        if self._choice is not None:
-            self._kept += self._choice.rest()
+    def select_rows(self) -> list[bytes]:
+        """Return the packed rows of `messages` to write."""
+        if self._selector is not None:
+            self._kept += self._selector.list_fallbacks()
         return self._kept
 
-    def candidates(self, span: TimeRange) -> Iterator[UpdateMessage]:
-        """For each origin, the UPDATE, unless the run has the update already."""
-        for origin, copy in self._first.items():
-            if origin in self._written:
+    def list_candidates(self, span: TimeRange) -> Iterator[UpdateMessage]:
+        """Yield the UPDATE of each origin, unless the run has the update already."""
+        for origin, copy in self._first_copies.items():
+            if origin in self._run_origins:
                 continue
-            stamp = self._stamps.get(origin)
-            told = None if stamp is None else LiveUpdate(stamp.at, int(stamp.data), stamp.partition, stamp.offset)
-            row = _UPDATES.decode(copy.data)
+            row = self._live_updates.get(origin)
+            live = None if row is None else LiveUpdate(row.at, int(row.data), row.partition, row.offset)
+            update = _UPDATE_DECODER.decode(copy.data)
             yield UpdateMessage(
                 network=copy.network,
-                origin=row.origin,
+                origin=update.origin,
                 message=copy.name,
-                author=row.from_peer,
-                topic=row.topic,
-                model=row.model,
-                stream=row.stream,
-                tip=row.tip,
+                author=update.from_peer,
+                topic=update.topic,
+                model=update.model,
+                stream=update.stream,
+                tip=update.tip,
                 observed_at=copy.at,
-                place=FramePlace(copy.partition, copy.offset, copy.position),
-                data=row.data,
-                counts=bool(self._kept) and copy.at in span,
-                stamp=told,
+                position=MessageRef(copy.partition, copy.offset, copy.position),
+                data=update.data,
+                reports_faults=bool(self._kept) and copy.at in span,
+                live=live,
             )
 
 
 class _UpdateMessageRow(msgspec.Struct, array_like=True):
-    """The row of an UPDATE in `messages`, as far as it is needed here, packed."""
+    """The leading columns of a packed row of `messages` that holds an UPDATE."""
 
     message: str
     network: str
@@ -340,12 +360,14 @@ class _UpdateMessageRow(msgspec.Struct, array_like=True):
     data: bytes
 
 
-_UPDATES = msgspec.msgpack.Decoder(_UpdateMessageRow)
+_UPDATE_DECODER = msgspec.msgpack.Decoder(_UpdateMessageRow)
 
 
-def _mark(rank: int, at: Column, *place: str, note: Column | None = None, data: Column | None = None) -> list[Column]:
-    """The columns of MIXED for a row of a table that has `network` and `message`."""
-    columns = [F.col(name) for name in place]
+def _mark_columns(
+    rank: int, at: Column, *log_position: str, note: Column | None = None, data: Column | None = None
+) -> list[Column]:
+    """Build the columns of MERGED_ROWS for a table that has `network` and `message`."""
+    columns = [F.col(name) for name in log_position]
     columns += [F.lit(0)] * (3 - len(columns))
     partition, offset, position = columns
     return [
@@ -361,5 +383,5 @@ def _mark(rank: int, at: Column, *place: str, note: Column | None = None, data: 
     ]
 
 
-def _origin() -> Column:
+def _origin_note() -> Column:
     return F.when(F.col("origin") == "REPLAY", F.lit(_REPLAY)).otherwise(F.lit(0))

@@ -1,4 +1,4 @@
-"""Batches of a run to records of `kiln.history`, from which the bridge publishes (decision 26)."""
+"""Records of `kiln.history`, from which the bridge publishes the batches of a run (decision 26)."""
 
 from __future__ import annotations
 
@@ -12,31 +12,39 @@ from pyspark.sql import functions as F
 from kiln.pipelines.delta.arrow_rows import RowBuffer
 from kiln.schemas.kafka.records import BatchRecord, Origin, SeparatorRecord, batch_key, encode
 
-RECORDS: Final = "key binary, value binary"
+RECORD_COLUMNS: Final = "key binary, value binary"
 _SCHEMA: Final = pa.schema([("key", pa.binary()), ("value", pa.binary())])
-_OWNER: Final = ("network", "origin", "separator_key", "separator_value")
+_SEPARATOR_COLUMNS: Final = ("network", "origin", "separator_key", "separator_value")
 
 
-def to_publish(batches: DataFrame, publications: DataFrame) -> DataFrame:
-    """Rows of `batches` of a run in, and of live's `publications`; out those of LIVE traffic that nobody publishes.
+def select_unpublished(batches: DataFrame, publications: DataFrame) -> DataFrame:
+    """Select the run's batches of LIVE traffic that nobody publishes, given live `publications`.
 
-    A batch that live made and that has no receipt is live's own to publish: `emitted_at` is then the broker's stamp,
-    and of all other batches it is `closed_at`.
+    Live itself publishes a batch that it built and that has no receipt. Its `emitted_at` is the broker's timestamp,
+    while that of any other batch equals `closed_at`.
     """
-    ends = publications.groupBy("cid").agg(F.bool_or(F.col("error").isNull()).alias("out"))
-    of_live = F.col("emitted_at") != F.col("closed_at")
-    left = batches.where(F.col("origin") == "LIVE").join(ends, "cid", "left")
-    return left.where(~F.coalesce("out", of_live)).select(batches.columns)
+    published = publications.groupBy("cid").agg(F.bool_or(F.col("error").isNull()).alias("is_published"))
+    is_live = F.col("emitted_at") != F.col("closed_at")
+    left = batches.where(F.col("origin") == "LIVE").join(published, "cid", "left")
+    return left.where(~F.coalesce("is_published", is_live)).select(batches.columns)
 
 
-def records(batches: DataFrame) -> DataFrame:
-    """Rows of `batches` in, RECORDS out: the batches of a separator in one task, in their order."""
-    columns = (*_OWNER, "cid", "block", F.unix_micros("opened_at").alias("opened"), F.unix_micros("closed_at"))
-    by_owner = batches.select(*columns).repartition(*_OWNER).sortWithinPartitions(*_OWNER, "opened")
-    return by_owner.mapInArrow(_records, RECORDS)
+def build_records(batches: DataFrame) -> DataFrame:
+    """Convert rows of `batches` to RECORD_COLUMNS; one task has all batches of a separator, in order."""
+    columns = (
+        *_SEPARATOR_COLUMNS,
+        "cid",
+        "block",
+        F.unix_micros("opened_at").alias("opened"),
+        F.unix_micros("closed_at"),
+    )
+    by_owner = (
+        batches.select(*columns).repartition(*_SEPARATOR_COLUMNS).sortWithinPartitions(*_SEPARATOR_COLUMNS, "opened")
+    )
+    return by_owner.mapInArrow(_build_partition, RECORD_COLUMNS)
 
 
-def _records(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _build_partition(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     out = RowBuffer(_SCHEMA)
     for batch in batches:
         for network, origin, key, value, cid, block, opened_at, closed_at in zip(

@@ -1,7 +1,6 @@
-"""The rows of a run's range, on both sides: views `live_TABLE` and `run_TABLE` of a DuckDB connection.
+"""Comparison of a run with live over the run's range, by views `live_TABLE` and `run_TABLE` of a DuckDB connection.
 
-DuckDB reads the Parquet files themselves, and only those whose statistics say that they may have rows of the range.
-What does not fit into memory goes to a temporary folder.
+DuckDB reads only those Parquet files whose statistics overlap the range, and spills to a temporary folder.
 """
 
 from __future__ import annotations
@@ -19,66 +18,68 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from kiln.pipelines.backfill.account import BackfillRun
-from kiln.pipelines.backfill.extents import extents, network_of
-from kiln.pipelines.delta.arrow_rows import arrow_schema
-from kiln.pipelines.delta.duckdb_tables import reach, select_files
+from kiln.pipelines.backfill.run_log import BackfillRun
+from kiln.pipelines.backfill.table_extents import build_extents, get_network
+from kiln.pipelines.delta.arrow_rows import build_arrow_schema
+from kiln.pipelines.delta.duckdb_tables import build_files_query, register_store
 from kiln.pipelines.delta.lake import Lake, LakeError
 from kiln.schemas.delta.tables import TABLES
 
 MEMORY: Final = "2GB"
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_CUT: Final = timedelta(milliseconds=1)
-"""Spark's statistics have times in whole ms, cut off."""
+_STATISTICS_ROUNDING: Final = timedelta(milliseconds=1)
+"""Spark's statistics truncate times to whole ms."""
 
 
 @dataclass(frozen=True)
 class TableSnapshot:
-    """A version of a table, as far as a range is concerned."""
+    """A version of a table, and its files that may have rows of a range."""
 
     folder: str
     table: DeltaTable
     all_files: frozenset[str]
-    """as the log names them"""
+    """paths as in the log"""
     files: tuple[str, ...]
-    """those of them that may have rows of the range"""
+    """those that may have rows of the range"""
 
     def paths(self, files: Iterable[str] | None = None) -> list[str]:
-        """Where these files are, or `files`."""
+        """Resolve the paths of `files`, by default of those of the range."""
         return [f"{self.folder}/{unquote(path)}" for path in (self.files if files is None else files)]
 
     def select(self, files: Iterable[str] | None = None) -> str:
-        """All rows of these files, or of `files`."""
-        return select_files(self.table, self.paths(files))
+        """Build a query for all rows of `files`, by default of those of the range."""
+        return build_files_query(self.table, self.paths(files))
 
     @property
     def rows(self) -> str:
-        """All rows of the table, whether of the range or not."""
+        """Query for all rows of the table."""
         return self.select(sorted(self.all_files))
 
 
 class RangeComparison:
-    """A run and live. `connection` has the views, each with the columns of its table; those of `batch_tips` also
-    have `opened_at`, `separator_key` and `separator_value` of a batch of the range."""
+    """A run and the live tables, with the views of their rows in the range.
+
+    Each view has the columns of its table. Those of `batch_tips` also have `opened_at`, `separator_key` and
+    `separator_value` of a batch of the range.
+    """
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, lake: Lake, run: BackfillRun) -> None:
-        """LakeError: a table cannot be read."""
-        reach(connection, lake)
+        register_store(connection, lake)
         self.connection = connection
         self.lake = lake
-        self.of_run = lake.run(run.name)
-        self.extents = extents(run)
+        self.run_lake = lake.locate_run(run.name)
+        self.extents = build_extents(run)
         self._range = _literal(run.range_from), _literal(run.range_to)
-        self._bounds = time_of(run.range_from), time_of(run.range_to)
-        self._network = network_of(run)
+        self._bounds = datetime_of(run.range_from), datetime_of(run.range_to)
+        self._network = get_network(run)
 
     def open(self, lake: Lake, table: str) -> TableSnapshot | None:
-        """The newest version of a table; None: it is not there. LakeError: it cannot be read."""
-        return self._side(lake, table, lake.open(table)) if lake.has(table) else None
+        """Open the newest version of a table, or return `None` if there is no table."""
+        return self._read_snapshot(lake, table, lake.open(table)) if lake.has(table) else None
 
-    def then(self, table: str, when: int | datetime | None) -> TableSnapshot | None:
-        """A table of live as it was at a version, or at a time; None: its log, or its folder, has forgotten that."""
+    def open_as_of(self, table: str, when: int | datetime | None) -> TableSnapshot | None:
+        """Open a live table as of a version or a time, or return `None` if its log or files no longer reach back."""
         opened = self.lake.open(table)
         if when is None:
             return None
@@ -86,52 +87,54 @@ class RangeComparison:
             opened.load_as_version(when)
         except DeltaError:
             return None
-        side = self._side(self.lake, table, opened)
-        there = {found.name for found in self.lake.folder(table).files()}
-        return side if there.issuperset(map(unquote, side.files)) else None
+        snapshot = self._read_snapshot(self.lake, table, opened)
+        names = {file.name for file in self.lake.folder(table).files()}
+        return snapshot if names.issuperset(map(unquote, snapshot.files)) else None
 
-    def _side(self, lake: Lake, table: str, opened: DeltaTable) -> TableSnapshot:
-        return _side(lake.table(table), opened, self.extents[table].times, *self._bounds)
+    def _read_snapshot(self, lake: Lake, table: str, opened: DeltaTable) -> TableSnapshot:
+        return _read_snapshot(lake.table(table), opened, self.extents[table].times, *self._bounds)
 
     def count(self, rows: str) -> int:
-        """How many rows there are: `rows` is what comes after FROM."""
-        counted = self.connection.execute(f"SELECT count(*) FROM {rows}").fetchone()
-        return int(counted[0]) if counted else 0
+        """Count rows, given the text after FROM."""
+        row = self.connection.execute(f"SELECT count(*) FROM {rows}").fetchone()
+        return int(row[0]) if row else 0
 
-    def inside(self, table: str) -> str:
-        """The condition for a row of a live table to be of the range."""
+    def range_condition(self, table: str) -> str:
+        """Build the condition for a row of a live table to be in the range."""
         if self._network is None:
             return self._in_range(table)
-        if table == "quarantine":  # which says no network, but which frame
-            ours = "(kafka_partition, kafka_offset) IN (SELECT (kafka_partition, kafka_offset) FROM live_frames)"
+        if table == "quarantine":  # it has no network, but the position of the frame
+            of_network = "(kafka_partition, kafka_offset) IN (SELECT (kafka_partition, kafka_offset) FROM live_frames)"
         else:
             quoted = self._network.replace("'", "''")
-            ours = f"network = '{quoted}'"
-        return f"({self._in_range(table)} AND {ours})"
+            of_network = f"network = '{quoted}'"
+        return f"({self._in_range(table)} AND {of_network})"
 
     def _in_range(self, table: str) -> str:
         extent = self.extents[table]
         low, high = self._range
-        return f"({extent.heard} >= {low} AND {extent.heard} < {high} AND {extent.condition})"
+        return f"({extent.event_time} >= {low} AND {extent.event_time} < {high} AND {extent.condition})"
 
-    def view(self, table: str) -> None:
-        """Makes the views of a table; where one side does not have the table, its view has no rows."""
+    def create_views(self, table: str) -> None:
+        """Create the views of a table. The view of a table that does not exist is empty."""
         if table == "batch_tips":
-            self._view_tips()
+            self._create_tip_views()
             return
         if table == "quarantine" and self._network is not None:
-            self.view("frames")
-        for name, lake in (("live", self.lake), ("run", self.of_run)):
-            side = self.open(lake, table)
-            within = self.inside(table) if name == "live" or table != "quarantine" else self._in_range(table)
-            rows = _nothing(self.connection, table) if side is None else side.select()
-            self.connection.execute(f"CREATE OR REPLACE TEMP VIEW {name}_{table} AS FROM ({rows}) WHERE {within}")
+            self.create_views("frames")
+        for name, lake in (("live", self.lake), ("run", self.run_lake)):
+            snapshot = self.open(lake, table)
+            condition = (
+                self.range_condition(table) if name == "live" or table != "quarantine" else self._in_range(table)
+            )
+            rows = _empty_table(self.connection, table) if snapshot is None else snapshot.select()
+            self.connection.execute(f"CREATE OR REPLACE TEMP VIEW {name}_{table} AS FROM ({rows}) WHERE {condition}")
 
-    def _view_tips(self) -> None:
-        self.view("batches")
-        for name, lake in (("live", self.lake), ("run", self.of_run)):
-            side = self.open(lake, "batch_tips")
-            rows = _nothing(self.connection, "batch_tips") if side is None else side.rows
+    def _create_tip_views(self) -> None:
+        self.create_views("batches")
+        for name, lake in (("live", self.lake), ("run", self.run_lake)):
+            snapshot = self.open(lake, "batch_tips")
+            rows = _empty_table(self.connection, "batch_tips") if snapshot is None else snapshot.rows
             self.connection.execute(f"""
                 CREATE OR REPLACE TEMP VIEW {name}_batch_tips AS
                 SELECT t.cid, t.stream, t.tip, b.opened_at, b.separator_key, b.separator_value
@@ -142,8 +145,12 @@ class RangeComparison:
 
 
 @contextmanager
-def both_sides(lake: Lake, run: BackfillRun) -> Iterator[RangeComparison]:
-    """Opens a connection, without views."""
+def open_comparison(lake: Lake, run: BackfillRun) -> Iterator[RangeComparison]:
+    """Open a comparison without views.
+
+    Raises:
+        LakeError: A table cannot be read.
+    """
     with tempfile.TemporaryDirectory(prefix="kiln-") as folder, duckdb.connect() as connection:
         connection.execute("SET TimeZone = 'UTC'")
         connection.execute(f"SET memory_limit = '{MEMORY}'")
@@ -153,42 +160,47 @@ def both_sides(lake: Lake, run: BackfillRun) -> Iterator[RangeComparison]:
         try:
             yield RangeComparison(connection, lake, run)
         except duckdb.Error as error:
-            said = str(error).split("\n")[0]
-            raise LakeError(f"the tables in {lake.path}, or those of run {run.name}, cannot be read: {said}") from error
+            reason = str(error).split("\n")[0]
+            raise LakeError(
+                f"the tables in {lake.path}, or those of run {run.name}, cannot be read: {reason}"
+            ) from error
 
 
-def _side(folder: str, table: DeltaTable, times: Sequence[str], low: datetime, high: datetime) -> TableSnapshot:
+def _read_snapshot(
+    folder: str, table: DeltaTable, times: Sequence[str], low: datetime, high: datetime
+) -> TableSnapshot:
     actions = pa.table(table.get_add_actions(flatten=True))
     paths = [str(path) for path in actions["path"].to_pylist()]
     if not paths:
         return TableSnapshot(folder, table, frozenset(), ())
     first, last = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
-    least = [_stated(actions, f"min.{name}", first) for name in times]
-    greatest = [_stated(actions, f"max.{name}", last) for name in times]
-    inside = [
+    least = [_file_bounds(actions, f"min.{name}", first) for name in times]
+    greatest = [_file_bounds(actions, f"max.{name}", last) for name in times]
+    range_condition = [
         path
         for number, path in enumerate(paths)
-        if any(each[number] < high for each in least) and all(each[number] >= low - _CUT for each in greatest)
+        if any(each[number] < high for each in least)
+        and all(each[number] >= low - _STATISTICS_ROUNDING for each in greatest)
     ]
-    return TableSnapshot(folder, table, frozenset(paths), tuple(inside))
+    return TableSnapshot(folder, table, frozenset(paths), tuple(range_condition))
 
 
-def _stated(actions: pa.Table, column: str, unknown: datetime) -> list[datetime]:
-    """What each file states; `unknown` where a file states nothing."""
+def _file_bounds(actions: pa.Table, column: str, unknown: datetime) -> list[datetime]:
+    """Read a statistic of each file, or `unknown` for files without it."""
     if column not in actions.column_names:
         return [unknown] * actions.num_rows
     return [unknown if at is None else at for at in actions[column].to_pylist()]
 
 
-def _nothing(connection: duckdb.DuckDBPyConnection, table: str) -> str:
-    connection.register(f"no_{table}", arrow_schema(TABLES[table].columns).empty_table())
+def _empty_table(connection: duckdb.DuckDBPyConnection, table: str) -> str:
+    connection.register(f"no_{table}", build_arrow_schema(TABLES[table].columns).empty_table())
     return f"FROM no_{table}"
 
 
-def time_of(micros: int) -> datetime:
-    """µs as a time in UTC."""
+def datetime_of(micros: int) -> datetime:
+    """Convert µs to a datetime in UTC."""
     return _EPOCH + timedelta(microseconds=micros)
 
 
 def _literal(micros: int) -> str:
-    return f"TIMESTAMPTZ '{time_of(micros).isoformat()}'"
+    return f"TIMESTAMPTZ '{datetime_of(micros).isoformat()}'"

@@ -1,8 +1,8 @@
-"""A run from its beginning to its end, chunk by chunk: what tasks wrote becomes part of the run's tables, and the
-account says how far the run is. Stopped or killed anywhere, a run goes on with the chunk that it was at.
+"""Execution of a run, chunk by chunk: commits the files of each chunk to the run's tables, and logs its progress.
 
-A chunk reads the run's own tables as they were when the chunk before was done, and live tables as they were when the
-run began. So a chunk gives the same rows whenever it is made, and however often.
+A run that is stopped or killed resumes with the chunk that it was at. A chunk reads the run's own tables as of the end
+of the previous chunk, and live tables as of the begin of the run. So it gives the same rows however often it is
+repeated.
 """
 
 from __future__ import annotations
@@ -21,160 +21,174 @@ from pyspark.sql import functions as F
 from kiln.conf.process.errors import KilnError
 from kiln.conf.process.kafka_topics import describe_replaced
 from kiln.pipelines.backfill import batches, frames, messages, publishing, updates
-from kiln.pipelines.backfill.account import (
+from kiln.pipelines.backfill.chunks import UPDATES_PER_STEP, TimeRange, compute_margin, count_pieces, split_range
+from kiln.pipelines.backfill.frames import FilePart, FrameFilter
+from kiln.pipelines.backfill.merged_rows import StageOutput, group_rows, semi_join
+from kiln.pipelines.backfill.messages import STAGE_OUTPUT, RunTarget
+from kiln.pipelines.backfill.run_log import (
     RUN_TABLES,
     BackfillRun,
     RunEvent,
+    append_event,
     check_name,
+    describe_unfinished_drop,
     find_run,
-    leaving_in_words,
-    tell,
 )
-from kiln.pipelines.backfill.chunks import UPDATES_AT_ONCE, TimeRange, cut, pieces, reach
-from kiln.pipelines.backfill.frames import FilePart, FrameFilter
-from kiln.pipelines.backfill.grouped import StageOutput, among, in_groups
-from kiln.pipelines.backfill.messages import TOLD, RunTarget
-from kiln.pipelines.backfill.terms import RunTerms, differences
+from kiln.pipelines.backfill.terms import RunTerms, describe_differences
 from kiln.pipelines.batch.batching import BatchConfig
 from kiln.pipelines.delta.commits import Commits, WriteId
-from kiln.pipelines.delta.files import DataFile, discard
+from kiln.pipelines.delta.files import DataFile, delete_files
 from kiln.pipelines.delta.lake import Lake
-from kiln.pipelines.delta.tables import TimeBounds, no_rows, read_rows
+from kiln.pipelines.delta.tables import TimeBounds, create_empty, read_rows
 from kiln.pipelines.runtime.kafka import Broker, read_range, write_topic
 from kiln.pipelines.updates.transform import SeparatorConfig
 
-LIVE: Final = ("frames", "messages", "updates", "batches", "streams")
+LIVE_TABLES: Final = ("frames", "messages", "updates", "batches", "streams")
 """Live tables that a run reads."""
-BEYOND: Final = ("frames", "messages", "updates")
-"""Tables of what lies beyond the edges of a run's range: read by the run, and part of no range."""
+BEYOND_TABLES: Final = ("frames", "messages", "updates")
+"""Tables of rows outside the range, which the run reads at its edges."""
 
-_DECIMALS = 0.01
+_QUANTILE_ERROR = 0.01
 
 
 class RunError(KilnError):
-    """A run cannot do what it was asked for; the message says why, and what to do."""
+    """A run cannot start or go on."""
 
 
 class StoppedError(KilnError):
-    """Somebody asked the run to stop. What is done is in the run's tables."""
+    """The run was stopped. The finished chunks are in the run's tables."""
 
     exit_code = 130
 
 
 @dataclass(frozen=True)
 class RunInputs:
-    """What a run reads, as of its beginning. `kafka`: first offset and end by partition of `kiln.frames`."""
+    """Inputs of a run, as of its begin."""
 
     live: Mapping[str, int]
-    """versions of the live tables; `streams` is missing where nothing was known"""
-    at_once: int = 8
-    """parts of files that are read at once"""
+    """versions of the live tables, without `streams` if no stream was known"""
+    parts_per_step: int = 8
+    """file parts that one step reads"""
     kafka: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """first offset and end of `kiln.frames`, by partition"""
     topic_id: str = ""
-    """Kafka's id of `kiln.frames`, of which the offsets in `kafka` are"""
+    """Kafka's id of the topic that the offsets belong to"""
     files: Sequence[FilePart] = ()
-    gone: Sequence[str] = ()
-    """in words, what of the range the source no longer has"""
+    lost: Sequence[str] = ()
+    """descriptions of what the source no longer has of the range"""
 
 
 @dataclass(frozen=True)
 class RunProgress:
-    """How far a run is. `step`: reading, decoding, batching or publishing."""
+    """Progress of a run."""
 
     step: str
+    """reading, decoding, batching or publishing"""
     done: int
-    of: int
-    upto: int | None = None
-    """µs: up to when the range is done, where the step goes by time"""
+    total: int
+    done_until: int | None = None
+    """time up to which the range is done, µs, in a step that advances by time"""
     frames: int = 0
-    """read in this step by this process"""
+    """frames that this process read in this step"""
     rows: int = 0
-    """written by this process"""
+    """rows that this process wrote"""
 
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """What the call of a run did."""
+    """Result of one call of `run`."""
 
     name: str
     rows: Mapping[str, int]
-    """by table, of the whole run"""
-    wrote: int
-    """rows, by this call"""
+    """rows of the whole run, by table"""
+    rows_written: int
+    """rows that this call wrote"""
     frames: int
-    """read by this call"""
+    """frames that this call read"""
     published: int = 0
-    """batches handed to the bridge, by this call"""
-    gone: Sequence[str] = ()
-    """in words, what of the range the source no longer had when the run began"""
+    """batches that this call handed to the bridge"""
+    lost: Sequence[str] = ()
+    """descriptions of what the source no longer had of the range when the run began"""
 
 
 @dataclass(frozen=True)
 class RunResources:
-    """What a run works with."""
+    """Services that a run uses."""
 
     spark: SparkSession
     lake: Lake
     commits: Callable[[Lake], Commits]
     broker: Broker
     now: Callable[[], int]
-    """the time, µs"""
+    """returns the time, µs"""
     version: str
-    """of Kiln's code"""
+    """version of Kiln"""
     topic_id: Callable[[], str] = lambda: ""
-    """Kafka's id of `kiln.frames` now, empty if the broker does not tell it"""
-    stopped: Callable[[], bool] = lambda: False
+    """returns Kafka's current id of `kiln.frames`, empty if the broker does not report it"""
+    is_stopped: Callable[[], bool] = lambda: False
     report: Callable[[RunProgress], None] = lambda _: None
 
 
-def run(terms: RunTerms, means: RunResources, inputs: Callable[[], RunInputs], publish: bool = False) -> RunOutcome:
-    """Begins a run, or goes on with the run of this name. `inputs` is asked where the run begins. `publish`: also hands
-    its batches to the bridge, unless that was done.
+def run(terms: RunTerms, resources: RunResources, inputs: Callable[[], RunInputs], publish: bool = False) -> RunOutcome:
+    """Begin a run, or resume the run of this name.
 
-    RunError: there is a run of this name with other terms. StoppedError.
+    Args:
+        terms: Terms of the run.
+        resources: Services that the run uses.
+        inputs: Called if the run begins.
+        publish: Also hand the batches to the bridge, unless that was done.
+
+    Raises:
+        RunError: There is a run of this name with other terms.
+        StoppedError: The run was stopped.
     """
-    means.lake.create(("runs", *LIVE))
-    found = begun(terms, means.lake)
-    if found is None:
-        read = inputs()
-        kept = msgspec.to_builtins(_SavedInputs.of(read, terms))
-        details = terms.told() | {"inputs": kept, "version": means.version}
+    lake = resources.lake
+    lake.create(("runs", *LIVE_TABLES))
+    backfill_run = find_matching_run(terms, lake)
+    if backfill_run is None:
+        saved = msgspec.to_builtins(_SavedInputs.from_inputs(inputs(), terms))
+        details = terms.to_details() | {"inputs": saved, "version": resources.version}
         low, high = terms.span
-        tell(means.lake, terms.name, "begun", means.now(), range_from=low, range_to=high, details=details)
-        found = find_run(means.lake, terms.name)
-        assert found is not None
-    return _ChunkRunner(found, terms, means).go(publish)
+        append_event(lake, terms.name, "begun", resources.now(), range_from=low, range_to=high, details=details)
+        backfill_run = find_run(lake, terms.name)
+        assert backfill_run is not None
+    return _ChunkRunner(backfill_run, terms, resources).run_to_end(publish)
 
 
-def begun(terms: RunTerms, lake: Lake) -> BackfillRun | None:
-    """The run of these terms; None: it was not begun yet. RunError: there is a run of this name with other terms.
-    RunNameError: no run can have the name."""
-    found = find_run(lake, check_name(terms.name))
-    if found is None:
+def find_matching_run(terms: RunTerms, lake: Lake) -> BackfillRun | None:
+    """Find the run of these terms, if it was begun.
+
+    Raises:
+        RunError: There is a run of this name with other terms.
+        RunNameError: No run can have the name.
+    """
+    backfill_run = find_run(lake, check_name(terms.name))
+    if backfill_run is None:
         return None
-    if found.leaving:
-        raise RunError(leaving_in_words(terms.name))
-    others = differences(found.details, TimeRange(found.range_from, found.range_to), terms)
-    if others:
+    if backfill_run.is_dropping:
+        raise RunError(describe_unfinished_drop(terms.name))
+    span = TimeRange(backfill_run.range_from, backfill_run.range_to)
+    differences = describe_differences(backfill_run.details, span, terms)
+    if differences:
         raise RunError(
-            f"there is a run {terms.name} already, and {'; '.join(others)}. Take another name, or remove that run "
+            f"there is a run {terms.name} already, and {'; '.join(differences)}. Take another name, or remove that run "
             f"first: kiln backfill drop {terms.name}"
         )
-    return found
+    return backfill_run
 
 
-def rows_of(chunks: Iterable[RunEvent]) -> dict[str, int]:
-    """How many rows chunks of a run wrote, by table."""
+def count_rows(chunks: Iterable[RunEvent]) -> dict[str, int]:
+    """Count the rows that chunks of a run wrote, by table."""
     rows: Counter[str] = Counter()
     for each in chunks:
-        found = each.details["rows"]
-        if isinstance(found, dict):
-            rows.update(found)
+        counts = each.details["rows"]
+        if isinstance(counts, dict):
+            rows.update(counts)
     return dict(rows)
 
 
 class _SavedInputs(msgspec.Struct, frozen=True):
-    """`RunInputs` as the account keeps them, and how they are cut: a run goes on by the cut with which it began."""
+    """`RunInputs` and chunk sizes as stored in the event `begun`: a run resumes with the chunks that it began with."""
 
     live: dict[str, int]
     chunk: int
@@ -185,10 +199,10 @@ class _SavedInputs(msgspec.Struct, frozen=True):
     topic_id: str = ""
 
     @classmethod
-    def of(cls, inputs: RunInputs, terms: RunTerms) -> _SavedInputs:
-        packed = [msgspec.json.encode(each).decode() for each in inputs.files]
-        live, kafka, gone = dict(inputs.live), dict(inputs.kafka), list(inputs.gone)
-        return cls(live, terms.chunk, inputs.at_once, kafka, packed, gone, inputs.topic_id)
+    def from_inputs(cls, inputs: RunInputs, terms: RunTerms) -> _SavedInputs:
+        files = [msgspec.json.encode(each).decode() for each in inputs.files]
+        live, kafka, lost = dict(inputs.live), dict(inputs.kafka), list(inputs.lost)
+        return cls(live, terms.chunk, inputs.parts_per_step, kafka, files, lost, inputs.topic_id)
 
     @property
     def parts(self) -> list[FilePart]:
@@ -196,68 +210,78 @@ class _SavedInputs(msgspec.Struct, frozen=True):
 
 
 class _ChunkRunner:
-    def __init__(self, found: BackfillRun, terms: RunTerms, means: RunResources) -> None:
-        self._found = found
+    def __init__(self, run: BackfillRun, terms: RunTerms, resources: RunResources) -> None:
+        self._run = run
         self._terms = terms
-        self._means = means
-        self._inputs = msgspec.convert(found.details["inputs"], _SavedInputs)
-        self._lake = means.lake.run(terms.name)
+        self._resources = resources
+        self._inputs = msgspec.convert(run.details["inputs"], _SavedInputs)
+        self._lake = resources.lake.locate_run(terms.name)
         self._beyond = Lake(f"{self._lake.path}/beyond", self._lake.options)
-        self._where = RunTarget(self._lake, self._beyond, terms.span)
+        self._target = RunTarget(self._lake, self._beyond, terms.span)
         self._lakes = {lake.path: lake for lake in (self._lake, self._beyond)}
-        self._commits = {path: means.commits(lake) for path, lake in self._lakes.items()}
+        self._commits = {path: resources.commits(lake) for path, lake in self._lakes.items()}
         self._query = f"backfill:{terms.name}"
-        self._done = {self._step(each): each for each in found.chunks}
-        self._wrote = self._frames = 0
+        self._done = {self._step_of(each): each for each in run.chunks}
+        self._rows_written = self._frames = 0
 
-    def go(self, publish: bool) -> RunOutcome:
-        """Does what is left to do."""
-        if not self._found.done:
+    def run_to_end(self, publish: bool) -> RunOutcome:
+        """Execute the steps that are left."""
+        if not self._run.is_done:
             self._lake.create(RUN_TABLES)
-            self._beyond.create(BEYOND)
+            self._beyond.create(BEYOND_TABLES)
             if self._terms.source != "frames":
-                self._read()
+                self._read_inputs()
             self._decode()
             self._batch()
-            tell(self._means.lake, self._terms.name, "done", self._means.now(), details={"rows": self._rows()})
-        published = self._publish() if publish and not self._found.published else 0
-        return RunOutcome(self._terms.name, self._rows(), self._wrote, self._frames, published, self._inputs.gone)
+            append_event(
+                self._resources.lake,
+                self._terms.name,
+                "done",
+                self._resources.now(),
+                details={"rows": self._count_rows()},
+            )
+        published = self._publish() if publish and not self._run.is_published else 0
+        return RunOutcome(
+            self._terms.name, self._count_rows(), self._rows_written, self._frames, published, self._inputs.gone
+        )
 
     @staticmethod
-    def _step(told: RunEvent) -> tuple[str, int]:
-        return str(told.details["step"]), int(str(told.details["number"]))
+    def _step_of(event: RunEvent) -> tuple[str, int]:
+        return str(event.details["step"]), int(str(event.details["number"]))
 
-    def _rows(self) -> dict[str, int]:
-        return rows_of(self._done.values())
+    def _count_rows(self) -> dict[str, int]:
+        return count_rows(self._done.values())
 
     # ---------------------------------------------------------------- tables
 
-    def _live(self, table: str, low: int | None = None, high: int | None = None, by: str = "observed_at") -> DataFrame:
-        """A live table as of the run's beginning; with times, what of it lies between them."""
+    def _read_live(
+        self, table: str, low: int | None = None, high: int | None = None, by: str = "observed_at"
+    ) -> DataFrame:
+        """Read a live table as of the begin of the run, between two times of column `by`."""
         version = self._inputs.live.get(table)
         if version is None:  # of streams: nothing was known
-            return no_rows(self._means.spark, table)
-        return read_rows(self._means.spark, self._means.lake, table, version, TimeBounds(by, low, high))
+            return create_empty(self._resources.spark, table)
+        return read_rows(self._resources.spark, self._resources.lake, table, version, TimeBounds(by, low, high))
 
-    def _own(self, table: str, versions: Mapping[str, int], low: int, high: int | None = None) -> DataFrame:
-        """A table of the run and of what lies beyond its edges, from a time on."""
+    def _read_own(self, table: str, versions: Mapping[str, int], low: int, high: int | None = None) -> DataFrame:
+        """Read a table of the run and the rows of it outside the range."""
         times = TimeBounds("observed_at", low, high)
         both = [
-            read_rows(self._means.spark, lake, table, versions.get(f"{place}{table}", 0), times)
-            for place, lake in (("", self._lake), ("beyond/", self._beyond))
+            read_rows(self._resources.spark, lake, table, versions.get(f"{prefix}{table}", 0), times)
+            for prefix, lake in (("", self._lake), ("beyond/", self._beyond))
         ]
         return both[0].unionByName(both[1])
 
-    def _versions(self) -> dict[str, int]:
-        """Versions of all tables of the run, now."""
+    def _read_versions(self) -> dict[str, int]:
+        """Read the current versions of all tables of the run."""
         return {name: self._lake.open(name).version() for name in RUN_TABLES} | {
-            f"beyond/{name}": self._beyond.open(name).version() for name in BEYOND
+            f"beyond/{name}": self._beyond.open(name).version() for name in BEYOND_TABLES
         }
 
     def _versions_after(self, step: str, number: int) -> Mapping[str, int]:
-        found = self._done[step, number].details["versions"]
-        assert isinstance(found, dict)
-        return found
+        versions = self._done[step, number].details["versions"]
+        assert isinstance(versions, dict)
+        return versions
 
     # ---------------------------------------------------------------- chunks
 
@@ -265,175 +289,179 @@ class _ChunkRunner:
         self,
         step: str,
         number: int,
-        wrote: Iterable[StageOutput],
+        outputs: Iterable[StageOutput],
         span: TimeRange | None = None,
-        more: Mapping[str, object] = {},
+        more_details: Mapping[str, object] = {},
     ) -> None:
-        """Makes the files of a chunk part of the run's tables, table by table, and tells the account last."""
-        files: dict[tuple[str, str], list[DataFile]] = {}
-        for each in wrote:
-            for lake, found in ((self._lake, each.files), (self._beyond, each.beyond)):
-                for file in found:
-                    files.setdefault((lake.path, file.table), []).append(file)
+        """Commit the files of a chunk, table by table, and then log the chunk."""
+        files_by_table: dict[tuple[str, str], list[DataFile]] = {}
+        for each in outputs:
+            for lake, files in ((self._lake, each.files), (self._beyond, each.beyond)):
+                for file in files:
+                    files_by_table.setdefault((lake.path, file.table), []).append(file)
             self._frames += each.frames
         rows = Counter[str]()
-        order = {table: place for place, table in enumerate(RUN_TABLES)}  # tips of batches before the batches
-        for (path, table), found in sorted(files.items(), key=lambda item: (order[item[0][1]], item[0][0])):
-            if not self._commits[path].commit(table, found, WriteId(self._query, number, step)):
-                discard(self._lakes[path], found)
+        order = {table: index for index, table in enumerate(RUN_TABLES)}  # tips of batches before the batches
+        for (path, table), files in sorted(files_by_table.items(), key=lambda item: (order[item[0][1]], item[0][0])):
+            if not self._commits[path].commit(table, files, WriteId(self._query, number, step)):
+                delete_files(self._lakes[path], files)
             if path == self._lake.path:
-                rows[table] += sum(file.rows for file in found)
-        details = {"step": step, "number": number, "rows": rows, "versions": self._versions(), **more}
-        at, name = self._means.now(), self._terms.name
+                rows[table] += sum(file.rows for file in files)
+        details = {"step": step, "number": number, "rows": rows, "versions": self._read_versions(), **more_details}
+        at, name = self._resources.now(), self._terms.name
         low, high = span or (None, None)
-        tell(self._means.lake, name, "chunk", at, range_from=low, range_to=high, rows=rows.total(), details=details)
+        append_event(
+            self._resources.lake, name, "chunk", at, range_from=low, range_to=high, rows=rows.total(), details=details
+        )
         self._done[step, number] = RunEvent(name, "chunk", at, low, high, rows.total(), details)
-        self._wrote += rows.total()
+        self._rows_written += rows.total()
 
-    def _check(self) -> None:
-        if self._means.stopped():
-            raise stopped_in_words(self._terms.name)
+    def _check_stopped(self) -> None:
+        if self._resources.is_stopped():
+            raise build_stopped_error(self._terms.name)
 
-    def _progress(self, step: str, done: int, of: int, upto: int | None = None) -> None:
-        self._means.report(RunProgress(step, done, of, upto, self._frames, self._wrote))
+    def _report(self, step: str, done: int, total: int, done_until: int | None = None) -> None:
+        self._resources.report(RunProgress(step, done, total, done_until, self._frames, self._rows_written))
 
     # ---------------------------------------------------------------- frames out of Kafka or files
 
-    def _read(self) -> None:
-        groups = self._groups_of_input()
-        for number, group in enumerate(groups):
-            self._progress("reading", number, len(groups))
+    def _read_inputs(self) -> None:
+        readers = self._list_readers()
+        for number, read_rows_of_step in enumerate(readers):
+            self._report("reading", number, len(readers))
             if ("reading", number) in self._done:
                 continue
-            self._check()
-            self._read_group(number, group)
+            self._check_stopped()
+            self._read_step(number, read_rows_of_step)
 
-    def _groups_of_input(self) -> list[Callable[[], DataFrame]]:
-        terms, spark = self._terms, self._means.spark
+    def _list_readers(self) -> list[Callable[[], DataFrame]]:
+        terms, spark = self._terms, self._resources.spark
         if terms.source == "files":
-            parts = self._inputs.parts
-            at_once = self._inputs.at_once
-            some = [parts[at : at + at_once] for at in range(0, len(parts), at_once)]
-            of_files = FrameFilter(terms.reads)
-            return [partial(frames.from_files, spark, few, of_files, self._where) for few in some]
-        wanted = FrameFilter(terms.reads, terms.network)
+            parts, size = self._inputs.parts, self._inputs.at_once
+            steps = [parts[at : at + size] for at in range(0, len(parts), size)]
+            any_network = FrameFilter(terms.read_span)
+            return [partial(frames.read_file_frames, spark, each, any_network, self._target) for each in steps]
+        wanted = FrameFilter(terms.read_span, terms.network)
         ranges = self._inputs.kafka
         longest = max((end - first for first, end in ranges.values()), default=0)
-        each = max(1, self._inputs.chunk // max(1, len(ranges)))
-        return [partial(self._from_kafka, at, each, wanted) for at in range(0, longest, each)]
+        size = max(1, self._inputs.chunk // max(1, len(ranges)))
+        return [partial(self._read_kafka, at, size, wanted) for at in range(0, longest, size)]
 
-    def _from_kafka(self, at: int, count: int, wanted: FrameFilter) -> DataFrame:
-        """The frames of so many records of each partition, from so many records after the first on."""
-        topic, ranges = self._means.broker.topic("frames"), self._inputs.kafka
+    def _read_kafka(self, at: int, count: int, wanted: FrameFilter) -> DataFrame:
+        """Read the frames of `count` records of each partition, `at` records after its first."""
+        topic, ranges = self._resources.broker.topic("frames"), self._inputs.kafka
         first = {int(part): min(low + at, high) for part, (low, high) in ranges.items()}
         ends = {int(part): min(low + at + count, high) for part, (low, high) in ranges.items()}
-        records = read_range(self._means.spark, self._means.broker, "frames", {topic: first}, {topic: ends})
-        return frames.from_kafka(records, wanted, self._where)
+        records = read_range(self._resources.spark, self._resources.broker, "frames", {topic: first}, {topic: ends})
+        return frames.read_kafka_frames(records, wanted, self._target)
 
-    def _read_group(self, number: int, group: Callable[[], DataFrame]) -> None:
-        self._refuse_another_topic()
-        rows = group().persist(StorageLevel.DISK_ONLY)
+    def _read_step(self, number: int, read_rows_of_step: Callable[[], DataFrame]) -> None:
+        self._check_topic()
+        rows = read_rows_of_step().persist(StorageLevel.DISK_ONLY)
         try:
-            known = rows
+            merged = rows
             if number:
-                known = rows.unionByName(among(frames.held(self._held(number - 1)), rows))
-            wrote = _tallies(frames.written(in_groups(known), self._where))
-            self._refuse_another_topic()  # else the records were of another one
-            self._commit("reading", number, wrote)
+                versions = self._versions_after("reading", number - 1)
+                written = self._read_own("frames", versions, self._terms.read_span.low)
+                merged = rows.unionByName(semi_join(frames.mark_run_frames(written), rows))
+            outputs = _collect_outputs(frames.write_frames(group_rows(merged), self._target))
+            self._check_topic()  # the records may be of a topic that was re-created meanwhile
+            self._commit("reading", number, outputs)
         finally:
             rows.unpersist()
 
-    def _refuse_another_topic(self) -> None:
-        noted = self._inputs.topic_id
-        found = self._means.topic_id() if noted else ""
-        if found and found != noted:
+    def _check_topic(self) -> None:
+        saved_id = self._inputs.topic_id
+        current_id = self._resources.topic_id() if saved_id else ""
+        if current_id and current_id != saved_id:
             name = self._terms.name
-            words = describe_replaced(self._means.broker.topic("frames"), noted, found)
+            words = describe_replaced(self._resources.broker.topic("frames"), saved_id, current_id)
             raise RunError(
                 f"{words}. The run {name} cannot read on: remove it (kiln backfill drop {name}) and begin another one, "
                 "with --source frames for what the table keeps"
             )
 
-    def _held(self, number: int) -> DataFrame:
-        return self._own("frames", self._versions_after("reading", number), self._terms.reads.low)
-
     # ---------------------------------------------------------------- messages and updates
 
-    def _frames_of(self, span: TimeRange) -> DataFrame:
+    def _read_frames(self, span: TimeRange) -> DataFrame:
         if self._terms.source == "frames":
-            rows = self._live("frames", span.low, span.high)
+            rows = self._read_live("frames", span.low, span.high)
             return rows if self._terms.network is None else rows.where(F.col("network") == self._terms.network)
         last = max((number for step, number in self._done if step == "reading"), default=None)
         versions = {} if last is None else self._versions_after("reading", last)
-        return self._own("frames", versions, span.low, span.high)
+        return self._read_own("frames", versions, span.low, span.high)
 
     def _decode(self) -> None:
-        chunks = self._chunks()
+        chunks = self._plan_chunks()
         for number, chunk in enumerate(chunks):
-            self._progress("decoding", number, len(chunks), chunk.low)
+            self._report("decoding", number, len(chunks), chunk.low)
             if ("decoding", number) in self._done:
                 continue
-            self._check()
+            self._check_stopped()
             self._decode_chunk(number, chunk)
 
-    def _chunks(self) -> list[TimeRange]:
-        """The range, and what is read beyond its edges, in chunks of about as many frames each."""
+    def _plan_chunks(self) -> list[TimeRange]:
+        """Split the range and its margins into chunks of about equal numbers of frames."""
         if ("planning", 0) not in self._done:
-            inside = self._frames_of(self._terms.reads).select(F.unix_micros("observed_at").cast("double").alias("at"))
-            count = pieces(inside.count(), self._inputs.chunk)
-            inner = [number / count for number in range(1, count)]
-            edges = [int(at) for at in inside.approxQuantile("at", inner, _DECIMALS)] if inner else []
-            self._commit("planning", 0, (), more={"edges": edges})
+            inside = self._read_frames(self._terms.read_span).select(
+                F.unix_micros("observed_at").cast("double").alias("at")
+            )
+            count = count_pieces(inside.count(), self._inputs.chunk)
+            quantiles = [number / count for number in range(1, count)]
+            times = inside.approxQuantile("at", quantiles, _QUANTILE_ERROR) if quantiles else []
+            edges = [int(at) for at in times]
+            self._commit("planning", 0, (), more_details={"edges": edges})
         edges = msgspec.convert(self._done["planning", 0].details["edges"], list[int])
-        return cut(self._terms.reads, edges)
+        return split_range(self._terms.read_span, edges)
 
     def _decode_chunk(self, number: int, chunk: TimeRange) -> None:
-        terms, where, remembered = self._terms, self._where, self._terms.remembered
-        before = self._versions_after("decoding", number - 1) if number else {}
-        near = TimeRange(chunk.low - remembered, chunk.high + remembered)
-        rows = messages.copies(self._frames_of(chunk), terms.decoding, where).persist(StorageLevel.DISK_ONLY)
-        stamped = self._live("updates", near.low, near.high)
-        marks = messages.kept_by_live(self._messages_of_live(near)).unionByName(messages.stamps(stamped))
+        terms, target, signed_horizon = self._terms, self._target, self._terms.signed_horizon
+        versions = self._versions_after("decoding", number - 1) if number else {}
+        near = TimeRange(chunk.low - signed_horizon, chunk.high + signed_horizon)
+        rows = messages.decode_copies(self._read_frames(chunk), terms.decoding, target).persist(StorageLevel.DISK_ONLY)
+        live_updates = self._read_live("updates", near.low, near.high)
+        marks = messages.mark_live_messages(self._read_live_messages(near))
+        marks = marks.unionByName(messages.mark_live_updates(live_updates))
         if number:
-            own = [messages.kept(self._own("messages", before, near.low))]
-            own.append(messages.updates_kept(self._own("updates", before, near.low)))
-            marks = marks.unionByName(own[0]).unionByName(own[1])
-        groups = in_groups(rows.unionByName(among(marks, rows)))
-        told = messages.settled(groups, chunk, terms.decoding, remembered, where).persist(StorageLevel.DISK_ONLY)
+            marks = marks.unionByName(messages.mark_run_messages(self._read_own("messages", versions, near.low)))
+            marks = marks.unionByName(messages.mark_run_updates(self._read_own("updates", versions, near.low)))
+        groups = group_rows(rows.unionByName(semi_join(marks, rows)))
+        candidates = messages.select_messages(groups, chunk, terms.decoding, signed_horizon, target)
+        candidates = candidates.persist(StorageLevel.DISK_ONLY)
         try:
-            wrote = _tallies(told.where(F.col("kind") == TOLD).select("data"))
-            wrote += self._updates(told, stamped, before, near)
-            self._commit("decoding", number, wrote, chunk)
+            outputs = _collect_outputs(candidates.where(F.col("kind") == STAGE_OUTPUT).select("data"))
+            outputs += self._write_updates(candidates, live_updates, versions, near)
+            self._commit("decoding", number, outputs, chunk)
         finally:
-            told.unpersist()
+            candidates.unpersist()
             rows.unpersist()
 
-    def _messages_of_live(self, near: TimeRange) -> DataFrame:
-        """Of a run that reads files, live's choice of copies within the range says nothing: live heard others."""
-        found = self._live("messages", near.low, near.high)
+    def _read_live_messages(self, near: TimeRange) -> DataFrame:
+        """Read live messages around a chunk.
+
+        For a run that reads files, those within the range are left out: live received other copies.
+        """
+        live_messages = self._read_live("messages", near.low, near.high)
         if self._terms.source == "files":
             within = TimeBounds("observed_at", self._terms.span.low, self._terms.span.high)
-            found = found.where(~within.holds)
-        return found
+            live_messages = live_messages.where(~within.holds)
+        return live_messages
 
-    def _updates(
-        self, told: DataFrame, stamped: DataFrame, before: Mapping[str, int], near: TimeRange
+    def _write_updates(
+        self, candidates: DataFrame, live_updates: DataFrame, versions: Mapping[str, int], near: TimeRange
     ) -> list[StageOutput]:
-        known = updates.known_streams(self._live("streams"))
-        rows = updates.separated(told, known, SeparatorConfig(fetch=self._terms.fetch, believe=self._believe))
-        rows = rows.persist(StorageLevel.DISK_ONLY)
+        known = updates.select_known_streams(self._read_live("streams"))
+        believe = not self._terms.update_filter.only_verified
+        config = SeparatorConfig(fetch=self._terms.fetch, believe=believe)
+        rows = updates.assign_separators(candidates, known, config).persist(StorageLevel.DISK_ONLY)
         try:
-            marks = updates.taken(stamped, known)
-            if before:
-                marks = marks.unionByName(updates.taken_by_run(self._own("updates", before, near.low)))
-            groups = in_groups(rows.unionByName(among(marks, rows)))
-            return _tallies(updates.written(groups, self._terms.remembered, self._where))
+            marks = updates.mark_live_updates(live_updates, known)
+            if versions:
+                marks = marks.unionByName(updates.mark_run_updates(self._read_own("updates", versions, near.low)))
+            groups = group_rows(rows.unionByName(semi_join(marks, rows)))
+            return _collect_outputs(updates.write_updates(groups, self._terms.signed_horizon, self._target))
         finally:
             rows.unpersist()
-
-    @property
-    def _believe(self) -> bool:
-        return not self._terms.which.only_verified
 
     # ---------------------------------------------------------------- batches
 
@@ -441,49 +469,55 @@ class _ChunkRunner:
         terms = self._terms
         last = max(number for step, number in self._done if step == "decoding")
         versions = self._versions_after("decoding", last)
-        far = reach(terms.window, terms.grace)
-        found = self._own("updates", versions, terms.span.low - far, terms.span.high + far)
-        rows = batches.log_of(found, terms.which)
-        live = self._live("batches", terms.span.low - far, terms.span.high, by="opened_at")
-        both = rows.unionByName(batches.made_by_live(live))
-        count = pieces(self._rows().get("updates", 0), UPDATES_AT_ONCE)
-        batching = BatchConfig(terms.window, terms.grace, terms.block_limit, terms.which)
+        margin = compute_margin(terms.window, terms.grace)
+        own_updates = self._read_own("updates", versions, terms.span.low - margin, terms.span.high + margin)
+        rows = batches.select_batchable(own_updates, terms.update_filter)
+        live = self._read_live("batches", terms.span.low - margin, terms.span.high, by="opened_at")
+        rows = rows.unionByName(batches.mark_live_batches(live))
+        count = count_pieces(self._count_rows().get("updates", 0), UPDATES_PER_STEP)
+        batching = BatchConfig(terms.window, terms.grace, terms.block_limit, terms.update_filter)
         for number in range(count):
-            self._progress("batching", number, count)
+            self._report("batching", number, count)
             if ("batching", number) in self._done:
                 continue
-            self._check()
-            made = batches.batched(batches.piece(both, number, count), batching, terms.span, self._lake)
-            self._commit("batching", number, _tallies(made), terms.span)
-        self._progress("batching", count, count)
+            self._check_stopped()
+            piece = batches.select_piece(rows, number, count)
+            outputs = batches.build_batches(piece, batching, terms.span, self._lake)
+            self._commit("batching", number, _collect_outputs(outputs), terms.span)
+        self._report("batching", count, count)
 
     # ---------------------------------------------------------------- publishing
 
     def _publish(self) -> int:
-        """How many batches the bridge has to publish now. A call that is killed before it tells the account writes them
-        to Kafka again when it is called again; the bridge passes over those that it has."""
-        self._check()
-        means = self._means
-        means.lake.create(("publications",))
-        made = read_rows(means.spark, self._lake, "batches")
-        left = publishing.to_publish(made, read_rows(means.spark, means.lake, "publications"))
-        found = publishing.records(left).persist(StorageLevel.DISK_ONLY)
+        """Hand the batches that nobody publishes to the bridge, and return their number.
+
+        If a call is killed before it logs the event, the next call writes them to Kafka again. The bridge ignores
+        batches that it has.
+        """
+        self._check_stopped()
+        resources = self._resources
+        resources.lake.create(("publications",))
+        own_batches = read_rows(resources.spark, self._lake, "batches")
+        unpublished = publishing.select_unpublished(
+            own_batches, read_rows(resources.spark, resources.lake, "publications")
+        )
+        records = publishing.build_records(unpublished).persist(StorageLevel.DISK_ONLY)
         try:
-            count = found.count()
-            self._progress("publishing", 0, count)
+            count = records.count()
+            self._report("publishing", 0, count)
             if count:
-                write_topic(found, means.broker, "history")
-            tell(means.lake, self._terms.name, "published", means.now(), rows=count)
-            self._progress("publishing", count, count)
+                write_topic(records, resources.broker, "history")
+            append_event(resources.lake, self._terms.name, "published", resources.now(), rows=count)
+            self._report("publishing", count, count)
         finally:
-            found.unpersist()
+            records.unpersist()
         return count
 
 
-def stopped_in_words(name: str) -> StoppedError:
-    """The error in words."""
+def build_stopped_error(name: str) -> StoppedError:
+    """Build the error of a run that was stopped."""
     return StoppedError(f"the run {name} is stopped. What is done is kept: the same command goes on from there")
 
 
-def _tallies(rows: DataFrame) -> list[StageOutput]:
+def _collect_outputs(rows: DataFrame) -> list[StageOutput]:
     return [msgspec.msgpack.decode(bytes(row.data), type=StageOutput) for row in rows.collect()]

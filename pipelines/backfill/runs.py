@@ -1,4 +1,4 @@
-"""The runs of a lake: listed, found, dropped."""
+"""The runs of a lake: list, find, lock and drop them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,15 @@ import pyarrow.compute as pc
 
 from kiln.conf.process.errors import KilnError
 from kiln.conf.process.locks import StateInUseError, locked
-from kiln.pipelines.backfill.account import BackfillRun, RunEvent, check_name, find_run, leaving_in_words, tell, told
+from kiln.pipelines.backfill.run_log import (
+    BackfillRun,
+    RunEvent,
+    append_event,
+    check_name,
+    describe_unfinished_drop,
+    find_run,
+    read_events,
+)
 from kiln.pipelines.delta.lake import Lake, LakeError
 
 State = Literal[
@@ -29,16 +37,16 @@ State = Literal[
 ]
 
 _SWAP: Final = "swap"
-"""The lock of whoever swaps: two swaps of ranges that overlap would undo each other."""
+"""Lock of a swap: two swaps of overlapping ranges would undo each other."""
 
 
 class NoRunError(KilnError):
-    """There is no such run."""
+    """No run has this name."""
 
 
 @dataclass(frozen=True)
 class RunSummary:
-    """A run as `kiln backfill list` has it. Times are µs."""
+    """A run as shown by `kiln backfill list`. Times are µs."""
 
     name: str
     range_from: int | None
@@ -46,55 +54,68 @@ class RunSummary:
     source: str
     state: State
     rows: dict[str, int]
-    """by table; nothing of a run that was dropped"""
+    """row count by table; empty for a run that was dropped"""
     begun_at: int
     last_at: int
-    """when the account last told of the run"""
+    """time of the last event"""
 
 
-def listed(lake: Lake, state: Path) -> list[RunSummary]:
-    """All runs that the account knows, in the order in which they were begun. LakeError: there is no lake."""
+def list_runs(lake: Lake, state: Path) -> list[RunSummary]:
+    """List all runs in the order of their begin, dropped ones included.
+
+    Raises:
+        LakeError: There is no lake.
+    """
     if not lake.root.exists():
         raise LakeError(f"there is no lake at {lake.path}: nothing has been written yet. --state names the folder")
     runs: list[list[RunEvent]] = []
     open_: dict[str, list[RunEvent]] = {}
-    for each in told(lake):
+    for each in read_events(lake):
         if each.run not in open_:
             open_[each.run] = []
             runs.append(open_[each.run])
         open_[each.run].append(each)
         if each.event == "dropped":
             del open_[each.run]
-    return [_listed(lake, state, events) for events in runs]
+    return [_summarize_run(lake, state, events) for events in runs]
 
 
-def the_run(lake: Lake, name: str) -> BackfillRun:
-    """The run of this name. NoRunError: there was never one, or it is dropped."""
-    run = the_run_if_left(lake, name)
+def get_run(lake: Lake, name: str) -> BackfillRun:
+    """Get the run of this name.
+
+    Raises:
+        NoRunError: There was never one, or it is dropped.
+    """
+    run = get_run_unless_dropped(lake, name)
     if run is None:
         raise NoRunError(
             f"run {name} was dropped, and its tables are gone. To see what is there, type kiln backfill list"
         )
-    if run.leaving:
-        raise NoRunError(leaving_in_words(name))
+    if run.is_dropping:
+        raise NoRunError(describe_unfinished_drop(name))
     return run
 
 
-def the_run_if_left(lake: Lake, name: str) -> BackfillRun | None:
-    """The run of this name; None: it is dropped. NoRunError: there was never one."""
+def get_run_unless_dropped(lake: Lake, name: str) -> BackfillRun | None:
+    """Get the run of this name, or `None` if it is dropped.
+
+    Raises:
+        NoRunError: There was never one.
+    """
     run = find_run(lake, check_name(name))
-    if run is None and not any(each.run == name for each in told(lake)):
+    if run is None and not any(each.run == name for each in read_events(lake)):
         raise NoRunError(f"there is no run {name} in {lake.path}. To see what is there, type kiln backfill list")
     return run
 
 
 @contextmanager
-def held(state: Path, name: str, *, swap: bool = False) -> Iterator[None]:
-    """Keeps everybody else from running, swapping and dropping a run; with `swap`, from swapping any run.
+def lock_run(state: Path, name: str, *, swap: bool = False) -> Iterator[None]:
+    """Lock a run against other processes that run, swap or drop it; with `swap`, also against swaps of any run.
 
-    StateInUseError: somebody does.
+    Raises:
+        StateInUseError: Another process has the lock.
     """
-    with locked(state, lock_of(name)):
+    with locked(state, lock_name(name)):
         if swap:
             with locked(state, _SWAP):
                 yield
@@ -102,17 +123,25 @@ def held(state: Path, name: str, *, swap: bool = False) -> Iterator[None]:
             yield
 
 
-def lock_of(name: str) -> str:
-    """The lock of a run in the folder `locks` of the state folder."""
+def lock_name(name: str) -> str:
+    """Build the name of a run's lock in the state folder."""
     return f"backfill-{name}"
 
 
-def drop(lake: Lake, name: str, now: Callable[[], int]) -> bool:
-    """Removes the tables of a run, and says so in the account. False: the run was dropped before. `now`: µs.
+def drop_run(lake: Lake, name: str, now: Callable[[], int]) -> bool:
+    """Remove the tables of a run, and log it. The caller holds the run's lock.
 
-    NoRunError: there was no such run. KilnError: a swap of it was cut short. To be called under the run's lock.
+    Args:
+        now: Returns the time, µs.
+
+    Returns:
+        False if the run was dropped before.
+
+    Raises:
+        NoRunError: There was no such run.
+        KilnError: A swap of the run was interrupted.
     """
-    run = the_run_if_left(lake, name)
+    run = get_run_unless_dropped(lake, name)
     if run is None:
         return False
     events = {each.event for each in run.events}
@@ -121,34 +150,34 @@ def drop(lake: Lake, name: str, now: Callable[[], int]) -> bool:
             f"a swap of run {name} was cut short: live's tables need the rest of the run. Type kiln backfill swap "
             f"{name} first"
         )
-    if not run.leaving:  # from here on nobody takes what is left of the tables for the run
-        tell(lake, name, "dropping", now(), range_from=run.range_from, range_to=run.range_to)
-    lake.run(name).root.remove_all()
-    tell(lake, name, "dropped", now(), range_from=run.range_from, range_to=run.range_to)
+    if not run.is_dropping:  # logged first, so that no command uses what is left of the tables
+        append_event(lake, name, "dropping", now(), range_from=run.range_from, range_to=run.range_to)
+    lake.locate_run(name).root.remove_all()
+    append_event(lake, name, "dropped", now(), range_from=run.range_from, range_to=run.range_to)
     return True
 
 
-def _listed(lake: Lake, state: Path, events: list[RunEvent]) -> RunSummary:
+def _summarize_run(lake: Lake, state: Path, events: list[RunEvent]) -> RunSummary:
     begun, last = events[0], events[-1]
-    found = _state(state, begun.run, {each.event for each in events})
+    run_state = _derive_state(state, begun.run, {each.event for each in events})
     return RunSummary(
         begun.run,
         begun.range_from,
         begun.range_to,
         str(begun.details.get("source", "")),
-        found,
-        {} if "drop" in found else _rows(lake.run(begun.run)),
+        run_state,
+        {} if "drop" in run_state else _count_rows(lake.locate_run(begun.run)),
         begun.happened_at,
         last.happened_at,
     )
 
 
-def _state(state: Path, name: str, events: set[str]) -> State:
+def _derive_state(state: Path, name: str, events: set[str]) -> State:
     if "dropped" in events:
         return "dropped"
     if "swapped" in events and "dropping" not in events:
         return "swapped"
-    busy = _busy(state, name)
+    busy = _is_locked(state, name)
     if "dropping" in events:
         return "dropping" if busy else "drop interrupted"
     if "swapping" in events:
@@ -158,14 +187,14 @@ def _state(state: Path, name: str, events: set[str]) -> State:
     return "running" if busy else "interrupted"
 
 
-def _busy(state: Path, name: str) -> bool:
+def _is_locked(state: Path, name: str) -> bool:
     try:
-        with locked(state, lock_of(name)):
+        with locked(state, lock_name(name)):
             return False
     except StateInUseError:
         return True
 
 
-def _rows(lake: Lake) -> dict[str, int]:
+def _count_rows(lake: Lake) -> dict[str, int]:
     counts = {table: pa.table(lake.open(table).get_add_actions(flatten=True)) for table in lake.tables()}
     return {table: pc.sum(files["num_records"]).as_py() or 0 for table, files in counts.items()}

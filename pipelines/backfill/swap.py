@@ -1,4 +1,4 @@
-"""One step of a swap: files out of a live table and others into it, in one commit (docs/design, decision 22)."""
+"""One step of a swap: replaces files of a live table in one commit (docs/design, decision 22)."""
 
 from __future__ import annotations
 
@@ -15,82 +15,94 @@ from kiln.pipelines.delta.files import DataFile
 from kiln.pipelines.delta.lake import Lake
 
 _TRIES = 100
-"""commits by others while this one tries"""
+"""attempts to commit while other writers commit"""
 
 
 class OvertakenError(KilnError):
-    """Somebody else took files out of the table meanwhile: the step is to be planned anew. Nothing was committed."""
+    """Another writer removed files of the table, so the step must be planned again. Nothing was committed."""
 
 
 @dataclass(frozen=True)
 class SwapMarker:
-    """By which a step that is repeated is known. `begun`: µs, when the run began, so that a later run of the same name
-    is another."""
+    """Identifies a step, so that it is committed once."""
 
     run: str
     step: str
     begun: int
+    """begin of the run, µs, which tells it from a later run of the same name"""
 
     @property
     def app_id(self) -> str:
-        """The application of Delta's transaction (PROTOCOL.md, Transaction Identifiers); its version is `begun`."""
+        """Application id of the Delta transaction (PROTOCOL.md, Transaction Identifiers); its version is `begun`."""
         return f"swap:{self.run}:{self.step}"
 
 
 class FileSwap:
-    """Commits that replace files of live tables. Streams append meanwhile: their commits and these do not conflict."""
+    """Commits that replace files of live tables. They do not conflict with the appends of streaming queries."""
 
     def __init__(self, lake: Lake, *, durable: bool = False) -> None:
-        """`durable`: a commit is on the disk before `commit` returns."""
+        """
+        Args:
+            durable: Sync each commit to disk before `commit` returns.
+        """
         self._lake = lake
         self._durable = durable
 
-    def has(self, table: str, mark: SwapMarker) -> bool:
-        """Whether the step is in the table. LakeError."""
+    def has_step(self, table: str, mark: SwapMarker) -> bool:
+        """Return true if the step is in the table."""
         newest = self._lake.open(table).transaction_version(mark.app_id)
         return newest is not None and newest >= mark.begun
 
     def commit(
-        self, table: str, read: DeltaTable, gone: Sequence[str], files: Sequence[DataFile], mark: SwapMarker
+        self, table: str, opened: DeltaTable, removed: Sequence[str], files: Sequence[DataFile], mark: SwapMarker
     ) -> None:
-        """Takes the files `gone`, paths as in the log, out of a table, and puts `files` in. `read`: the version that
-        the step was planned on; appends that came later stay as they are. OvertakenError."""
+        """Replace files of a table.
+
+        Args:
+            table: Name of the table.
+            opened: Version that the step was planned on. Later appends stay.
+            removed: Paths of the files to remove, as in the log.
+            files: Files to add.
+            mark: Marker of the step.
+
+        Raises:
+            OvertakenError: Another writer removed one of the files.
+        """
         if self._durable:
             self._lake.folder(table).sync()
-        now = int(time.time() * 1000)  # a vacuum counts from here for how long a reader may still need what is gone
-        actions: list[AddAction | RemoveAction] = [RemoveAction(path, True, now) for path in gone]
+        now = int(time.time() * 1000)  # a vacuum keeps removed files for a time from here
+        actions: list[AddAction | RemoveAction] = [RemoveAction(path, True, now) for path in removed]
         actions += [AddAction(each.name, each.size, {}, now, True, each.stats) for each in files]
-        # delta-rs takes it for no conflict that a compaction has removed the same files. So delta-rs is to give up
-        # where anybody has committed, and this method looks for itself.
+        # delta-rs sees no conflict in a compaction that removed the same files. So it must not retry on its own, and
+        # the loop below checks the files.
         properties = CommitProperties(
             app_transactions=[Transaction(mark.app_id, mark.begun, now)], max_commit_retries=0
         )
         for _ in range(_TRIES):
-            known = read.version()
+            known = opened.version()
             try:
-                read.create_write_transaction(
-                    actions, mode="append", schema=read.schema(), commit_properties=properties
+                opened.create_write_transaction(
+                    actions, mode="append", schema=opened.schema(), commit_properties=properties
                 )
                 break
             except CommitFailedError:
-                read.update_incremental()
-                newest = read.transaction_version(mark.app_id)
-                if (
-                    newest is not None and newest >= mark.begun
-                ):  # another swap of this run, or the store's answer got lost
+                opened.update_incremental()
+                newest = opened.transaction_version(mark.app_id)
+                # another swap of this run, or the answer of the object store was lost
+                if newest is not None and newest >= mark.begun:
                     raise OvertakenError(
                         f"table {table} in {self._lake.path} has the step {mark.step} already"
                     ) from None
-                if not _paths(read).issuperset(gone):
+                if not _list_paths(opened).issuperset(removed):
                     raise OvertakenError(
                         f"table {table} in {self._lake.path} has other files than a moment ago"
                     ) from None
         else:
             raise OvertakenError(f"somebody commits to table {table} in {self._lake.path} all the time")
-        read.update_incremental()
+        opened.update_incremental()
         if self._durable:
-            self._lake.keep(table, known + 1, read.version())
+            self._lake.sync_commits(table, known + 1, opened.version())
 
 
-def _paths(table: DeltaTable) -> set[str]:
+def _list_paths(table: DeltaTable) -> set[str]:
     return set(map(str, table.get_add_actions()["path"].to_pylist()))

@@ -1,7 +1,7 @@
-"""Puts a run's rows in the place of live's, over the run's range (docs/design, decision 22).
+"""Swap of a run: replaces the live rows in the run's time range with the run's rows (docs/design, decision 22).
 
-Each step is one commit of one table. Between any two of them, and wherever a swap is cut short, readers find the tips
-of each batch, and the update of each tip.
+Each step is one commit of one table. Between steps, and after an interrupted swap, readers find the tips of each batch
+and the update of each tip.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Final
 
 from kiln.conf.process.errors import KilnError
 from kiln.conf.process.location import Location
-from kiln.pipelines.backfill.account import BackfillRun, claim_swap, tell
-from kiln.pipelines.backfill.range_comparison import RangeComparison, TableSnapshot, both_sides, time_of
+from kiln.pipelines.backfill.range_comparison import RangeComparison, TableSnapshot, datetime_of, open_comparison
+from kiln.pipelines.backfill.run_log import BackfillRun, append_event, claim_swap
 from kiln.pipelines.backfill.swap import FileSwap, OvertakenError, SwapMarker
-from kiln.pipelines.delta.arrow_rows import arrow_schema
-from kiln.pipelines.delta.files import DataFile, TableFiles, discard
+from kiln.pipelines.delta.arrow_rows import build_arrow_schema
+from kiln.pipelines.delta.files import DataFile, TableFiles, delete_files
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.delta.tables import TABLES
 
@@ -33,26 +33,26 @@ STEPS: Final = (
     "updates_rest",
     "quarantine",
 )
-"""In this order. `updates` keeps the updates that only live has, until no batch and no tip speaks of them."""
+"""Steps in order. The step `updates` keeps updates that only live has, while batches or tips refer to them."""
 
 _TRIES: Final = 10
-_ROWS_AT_ONCE: Final = 20_000
-_AT_ONCE: Final = 1 << 20  # bytes
+_ROWS_PER_BATCH: Final = 20_000
+_COPY_BYTES: Final = 1 << 20  # bytes
 _CLAIM_STAGE: Final = "separator"
 _CLAIM: Final = ("stage", "reason", "kafka_partition", "kafka_offset", "message_index")
-"""What tells apart claims that a genesis contradicts: the bridge and the queries say each in other words."""
+"""Key of a claim that a genesis contradicts: the bridge and the queries give different details."""
 
-_REST: Final = "swap-rest.parquet"
-"""In the run's folder: the keys of the updates that `updates` kept, and `updates_rest` takes out."""
+_REST_FILE: Final = "swap-rest.parquet"
+"""File in the run's folder with the keys of the updates that `updates` keeps and `updates_rest` removes."""
 
 
 class SwapError(KilnError):
-    """The run cannot be swapped; the message says why."""
+    """The run cannot be swapped."""
 
 
 @dataclass(frozen=True)
 class _RemovedFiles:
-    """Files that a step takes out, as the log names them, and which of their rows are not to be in the table again."""
+    """Files that a step removes, as in the log, and the condition for those of their rows that are not added again."""
 
     files: tuple[str, ...]
     condition: str
@@ -60,16 +60,16 @@ class _RemovedFiles:
 
 @dataclass(frozen=True)
 class SwapStep:
-    """What a step commits."""
+    """Files that a step removes and adds."""
 
-    gone: Sequence[str]
+    removed: Sequence[str]
     files: Sequence[DataFile]
 
 
-def swap(
+def swap_run(
     lake: Lake,
     run: BackfillRun,
-    exchange: FileSwap,
+    file_swap: FileSwap,
     now: Callable[[], int],
     say: Callable[[str], None],
     *,
@@ -77,12 +77,22 @@ def swap(
     by: str = "",
     take_over: bool = False,
 ) -> dict[str, int] | None:
-    """Swaps the run in, or goes on with a swap that was cut short. Returns the version of each table afterwards, and
-    None where the run is swapped in already. `now`: µs. `say` hears of each step. `replace`: also where live heard what
-    the run did not. `by`, `take_over`: as `claim_swap` takes them.
+    """Swap the run in, or resume an interrupted swap.
 
-    ClaimedError: somebody elsewhere swaps. SwapError: the run is not done, live heard what the run did not, or other
-    work on the tables does not let a step through. LakeError.
+    Args:
+        now: Returns the time, µs.
+        say: Receives a line for each step.
+        replace: Also swap if live received messages that the run does not have.
+        by: As for `claim_swap`.
+        take_over: As for `claim_swap`.
+
+    Returns:
+        The version of each table after the swap, or `None` if the run is swapped in already.
+
+    Raises:
+        SwapClaimedError: Another machine swaps a run of this lake.
+        SwapError: The run is not done, live has messages that the run does not, or other writers kept a step from
+            being committed.
     """
     events = [each.event for each in run.events]
     if "swapped" in events:
@@ -91,86 +101,92 @@ def swap(
     tables = [table for table in TABLES if table in STEPS]
     lake.create(tables)
     if "swapping" not in events:
-        with both_sides(lake, run) as sides:
-            _check_late(sides, run)
+        with open_comparison(lake, run) as comparison:
+            _check_late_frames(comparison, run)
             if not replace:
-                _check_heard(sides, run)
+                _check_coverage(comparison, run)
         before = {table: lake.open(table).version() for table in tables}
     else:
-        before = _versions(next(each.details for each in reversed(run.events) if each.event == "swapping"))
+        before = _table_versions(next(each.details for each in reversed(run.events) if each.event == "swapping"))
     claim_swap(lake, run, by, now(), before, take_over=take_over)
     begun = run.events[0].happened_at
-    with both_sides(lake, run) as sides:
-        swapping = _RunSwap(sides, before)
+    with open_comparison(lake, run) as comparison:
+        run_swap = _RunSwap(comparison, before)
         for name in STEPS:
-            table = _table(name)
+            table = _table_of_step(name)
             mark = SwapMarker(run.name, name, begun)
-            if exchange.has(table, mark):
+            if file_swap.has_step(table, mark):
                 continue
             say(f"{table}: swapping")
-            swapping.take(name, table, exchange, mark)
+            run_swap.commit_step(name, table, file_swap, mark)
     after = {table: lake.open(table).version() for table in tables}
-    tell(lake, run.name, "swapped", now(), range_from=run.range_from, range_to=run.range_to, details=after)
+    append_event(lake, run.name, "swapped", now(), range_from=run.range_from, range_to=run.range_to, details=after)
     return after
 
 
-def add_frames(lake: Lake, run: BackfillRun, exchange: FileSwap, say: Callable[[str], None]) -> bool:
-    """Adds the frames of a run that live lacks, and leaves every other table alone: the first step of a swap. False:
-    they are there already. SwapError: the run is not done or has no frames, or as `swap`. LakeError."""
+def add_frames(lake: Lake, run: BackfillRun, file_swap: FileSwap, say: Callable[[str], None]) -> bool:
+    """Add the frames of a run that live lacks, and change no other table. This is the first step of a swap.
+
+    Returns:
+        False if live has the frames already.
+
+    Raises:
+        SwapError: The run is not done or has no frames of its own, or as for `swap_run`.
+    """
     _check_done(run)
     if run.details.get("source") == "frames":
         raise SwapError(f"run {run.name} was made from live's own frames, and has no others")
     lake.create(["frames"])
     mark = SwapMarker(run.name, "frames", run.events[0].happened_at)
-    if exchange.has("frames", mark):
+    if file_swap.has_step("frames", mark):
         return False
     before = lake.open("frames").version()
-    with both_sides(lake, run) as sides:
+    with open_comparison(lake, run) as comparison:
         say("frames: adding")
-        _RunSwap(sides, {}).take("frames", "frames", exchange, mark)
+        _RunSwap(comparison, {}).commit_step("frames", "frames", file_swap, mark)
     return lake.open("frames").version() > before
 
 
 def _check_done(run: BackfillRun) -> None:
-    if not run.done:
+    if not run.is_done:
         raise SwapError(
             f"run {run.name} is not done: the rest of its range would be empty. Type kiln backfill run once more, with "
             "the same options"
         )
 
 
-def _check_heard(sides: RangeComparison, run: BackfillRun) -> None:
-    """SwapError: live heard messages, or copies, in the range that are not in what the run read. They would go."""
+def _check_coverage(comparison: RangeComparison, run: BackfillRun) -> None:
+    """Raise SwapError if the swap would remove messages or copies of live that the run did not read."""
     source = run.details.get("source")
     if source == "frames":
         return
-    lacks = {}
+    missing = {}
     for table in ("messages", "copies"):
-        sides.view(table)
-        key = ", ".join(sides.extents[table].key)
-        if found := sides.count(f"live_{table} ANTI JOIN run_{table} USING ({key})"):
-            lacks[table] = f"{found:,} {table}"
-    if not lacks:
+        comparison.create_views(table)
+        key = ", ".join(comparison.extents[table].key)
+        if count := comparison.count(f"live_{table} ANTI JOIN run_{table} USING ({key})"):
+            missing[table] = f"{count:,} {table}"
+    if not missing:
         return
-    read = "Kafka held" if source == "kafka" else "the files hold"
+    source_holds = "Kafka held" if source == "kafka" else "the files hold"
     raise SwapError(
-        f"live has {' and '.join(lacks.values())} of the range that are not in what {read}, and the swap would take "
-        f"them out of these tables. To have both, type kiln backfill swap {run.name} --only-frames, make a new run of "
-        "the range with --source frames, and swap that one. To have the run's rows alone, type kiln backfill swap "
+        f"live has {' and '.join(missing.values())} of the range that are not in what {source_holds}, and the swap "
+        f"would take them out of these tables. To have both, type kiln backfill swap {run.name} --only-frames, make a new "
+        "run of the range with --source frames, and swap that one. To have the run's rows alone, type kiln backfill swap "
         f"{run.name} --replace"
     )
 
 
-def _check_late(sides: RangeComparison, run: BackfillRun) -> None:
-    """SwapError: frames of the range came into the table when the run had begun. The run may not have read them, and
-    what live made of them would go."""
+def _check_late_frames(comparison: RangeComparison, run: BackfillRun) -> None:
+    """Raise SwapError if frames of the range were added after the run began: it may lack them, and live does not."""
     now, then = (
-        sides.then("frames", when) for when in (sides.lake.open("frames").version(), time_of(run.events[0].happened_at))
+        comparison.open_as_of("frames", when)
+        for when in (comparison.lake.open("frames").version(), datetime_of(run.events[0].happened_at))
     )
     if run.details.get("source") != "frames" or now is None or then is None:
         return
-    inside = sides.inside("frames")
-    late = sides.count(f"({now.select()}) WHERE {inside}") - sides.count(f"({then.select()}) WHERE {inside}")
+    inside = comparison.range_condition("frames")
+    late = comparison.count(f"({now.select()}) WHERE {inside}") - comparison.count(f"({then.select()}) WHERE {inside}")
     if late > 0:
         raise SwapError(
             f"{late:,} frames of the range came into the table frames after run {run.name} had begun, and the run may "
@@ -178,44 +194,47 @@ def _check_late(sides: RangeComparison, run: BackfillRun) -> None:
         )
 
 
-def _table(step: str) -> str:
+def _table_of_step(step: str) -> str:
     return step.removesuffix("_rest")
 
 
-def _versions(details: Mapping[str, object]) -> dict[str, int]:
+def _table_versions(details: Mapping[str, object]) -> dict[str, int]:
     return {table: version for table, version in details.items() if isinstance(version, int)}
 
 
 class _RunSwap:
-    """Plans steps and commits them. Of live's rows of the range, those go that were there when the swap began."""
+    """Plans and commits the steps. Only live rows that were in the range when the swap began are removed."""
 
-    def __init__(self, sides: RangeComparison, before: Mapping[str, int]) -> None:
-        """`before`: the versions of the tables when the swap began."""
-        self._sides = sides
+    def __init__(self, comparison: RangeComparison, before: Mapping[str, int]) -> None:
+        """
+        Args:
+            before: Versions of the live tables when the swap began.
+        """
+        self._comparison = comparison
         self._before = before
         self._plans: dict[str, Callable[[str, TableSnapshot], SwapStep | None]] = {
-            "frames": self._missing,
-            "batch_tips": self._missing,
-            "updates": self._updates,
-            "updates_rest": self._updates_rest,
-            "quarantine": self._quarantine,
+            "frames": self._plan_append,
+            "batch_tips": self._plan_append,
+            "updates": self._plan_updates,
+            "updates_rest": self._plan_updates_rest,
+            "quarantine": self._plan_quarantine,
         }
 
-    def take(self, name: str, table: str, exchange: FileSwap, mark: SwapMarker) -> None:
-        """Commits one step; anew where somebody else takes files out of the table meanwhile. SwapError."""
-        plan = self._plans.get(name, self._replace)
+    def commit_step(self, name: str, table: str, file_swap: FileSwap, mark: SwapMarker) -> None:
+        """Commit one step, and plan it again while other writers remove files of the table."""
+        plan = self._plans.get(name, self._plan_replacement)
         for _ in range(_TRIES):
-            read = self._sides.open(self._sides.lake, table)
-            assert read is not None, "the tables were made"
-            self._sides.view(table)
-            step = plan(table, read)
+            snapshot = self._comparison.open(self._comparison.lake, table)
+            assert snapshot is not None, "the tables were made"
+            self._comparison.create_views(table)
+            step = plan(table, snapshot)
             if step is None:
                 return
             try:
-                exchange.commit(table, read.table, step.gone, step.files, mark)
+                file_swap.commit(table, snapshot.table, step.removed, step.files, mark)
             except OvertakenError:
-                discard(self._sides.lake, step.files)
-                if exchange.has(table, mark):
+                delete_files(self._comparison.lake, step.files)
+                if file_swap.has_step(table, mark):
                     return
             else:
                 return
@@ -226,106 +245,116 @@ class _RunSwap:
 
     # -------- plans
 
-    def _replace(self, table: str, read: TableSnapshot) -> SwapStep | None:
-        going = self._going(table, read)
-        return self._step(table, going.files, self._but(read, going), f"FROM run_{table}")
-
-    def _missing(self, table: str, read: TableSnapshot) -> SwapStep | None:
-        """Adds what the run has and live has not, and takes out nothing."""
-        key = ", ".join(TABLES[table].key)
-        return self._step(
-            table,
-            (),
-            f"SELECT DISTINCT ON ({key}) r.* FROM run_{table} AS r ANTI JOIN ({read.rows}) AS l USING ({key})",
+    def _plan_replacement(self, table: str, snapshot: TableSnapshot) -> SwapStep | None:
+        removed_rows = self._select_removed(table, snapshot)
+        return self._build_step(
+            table, removed_rows.files, self._select_kept(snapshot, removed_rows), f"FROM run_{table}"
         )
 
-    def _updates(self, table: str, read: TableSnapshot) -> SwapStep | None:
-        """As `_replace`, but an update whose tip the run has no update of stays until `_updates_rest`."""
-        going = self._going(table, read)
-        self._sides.connection.execute(f"""
-            CREATE OR REPLACE TEMP TABLE rest AS
-            FROM ({read.select(going.files)}) AS l
-            ANTI JOIN run_updates AS same_tip USING (network, stream, tip)
-            ANTI JOIN run_updates AS same USING ({_key(table)})
-            WHERE {going.condition}""")
-        with tempfile.TemporaryDirectory(prefix="kiln-") as folder:
-            written = f"{folder}/{_REST}"
-            self._sides.connection.execute(f"COPY (SELECT {_key(table)} FROM rest) TO '{written}' (FORMAT parquet)")
-            with open(written, "rb") as file:
-                self._rest.write(iter(partial(file.read, _AT_ONCE), b""))
-        return self._step(table, going.files, self._but(read, going), "FROM run_updates", "FROM rest")
+    def _plan_append(self, table: str, snapshot: TableSnapshot) -> SwapStep | None:
+        """Add the rows that live lacks, and remove none."""
+        key = ", ".join(TABLES[table].key)
+        return self._build_step(
+            table,
+            (),
+            f"SELECT DISTINCT ON ({key}) r.* FROM run_{table} AS r ANTI JOIN ({snapshot.rows}) AS l USING ({key})",
+        )
 
-    def _updates_rest(self, table: str, read: TableSnapshot) -> SwapStep | None:
-        quoted = self._rest.uri.replace("'", "''")
-        rest = f"SELECT ({_key(table)}) FROM read_parquet('{quoted}')"
-        condition = f"({_key(table)}) IN ({rest})"
+    def _plan_updates(self, table: str, snapshot: TableSnapshot) -> SwapStep | None:
+        """Plan a replacement that keeps live updates of tips that the run lacks, until `_plan_updates_rest`."""
+        removed_rows = self._select_removed(table, snapshot)
+        self._comparison.connection.execute(f"""
+            CREATE OR REPLACE TEMP TABLE rest AS
+            FROM ({snapshot.select(removed_rows.files)}) AS l
+            ANTI JOIN run_updates AS same_tip USING (network, stream, tip)
+            ANTI JOIN run_updates AS same USING ({_key_columns(table)})
+            WHERE {removed_rows.condition}""")
+        with tempfile.TemporaryDirectory(prefix="kiln-") as folder:
+            path = f"{folder}/{_REST_FILE}"
+            self._comparison.connection.execute(
+                f"COPY (SELECT {_key_columns(table)} FROM rest) TO '{path}' (FORMAT parquet)"
+            )
+            with open(path, "rb") as file:
+                self._rest_file.write(iter(partial(file.read, _COPY_BYTES), b""))
+        return self._build_step(
+            table, removed_rows.files, self._select_kept(snapshot, removed_rows), "FROM run_updates", "FROM rest"
+        )
+
+    def _plan_updates_rest(self, table: str, snapshot: TableSnapshot) -> SwapStep | None:
+        quoted = self._rest_file.uri.replace("'", "''")
+        rest = f"SELECT ({_key_columns(table)}) FROM read_parquet('{quoted}')"
+        condition = f"({_key_columns(table)}) IN ({rest})"
         files = (
-            [file for file in read.files if self._has_rows(f"FROM ({read.select([file])}) WHERE {condition}")]
+            [file for file in snapshot.files if self._has_rows(f"FROM ({snapshot.select([file])}) WHERE {condition}")]
             if self._has_rows(rest)
             else []
         )
         if not files:
             return None
-        return self._step(table, files, self._but(read, _RemovedFiles(tuple(files), condition)))
+        return self._build_step(table, files, self._select_kept(snapshot, _RemovedFiles(tuple(files), condition)))
 
-    def _quarantine(self, table: str, read: TableSnapshot) -> SwapStep | None:
-        """As `_replace`; and claims that a genesis contradicts, where nobody has told of them."""
-        going = self._going(table, read)
-        of_run = self._sides.open(self._sides.of_run, table)
+    def _plan_quarantine(self, table: str, snapshot: TableSnapshot) -> SwapStep | None:
+        """Plan a replacement that also adds contradicted claims that live has not reported."""
+        removed_rows = self._select_removed(table, snapshot)
+        run_snapshot = self._comparison.open(self._comparison.run_lake, table)
         claims = (
             []
-            if of_run is None
+            if run_snapshot is None
             else [
                 f"""
-            FROM ({of_run.select()}) AS r ANTI JOIN ({read.rows}) AS l
+            FROM ({run_snapshot.select()}) AS r ANTI JOIN ({snapshot.rows}) AS l
             ON {" AND ".join(f"l.{name} IS NOT DISTINCT FROM r.{name}" for name in _CLAIM)}
             WHERE r.stage = '{_CLAIM_STAGE}'"""
             ]
         )
-        return self._step(table, going.files, self._but(read, going), f"FROM run_{table}", *claims)
+        return self._build_step(
+            table, removed_rows.files, self._select_kept(snapshot, removed_rows), f"FROM run_{table}", *claims
+        )
 
-    # -------- their parts
+    # -------- parts of plans
 
     @property
-    def _rest(self) -> Location:
-        return self._sides.of_run.root / _REST
+    def _rest_file(self) -> Location:
+        return self._comparison.run_lake.root / _REST_FILE
 
-    def _going(self, table: str, read: TableSnapshot) -> _RemovedFiles:
-        """Which rows of the newest version were of the range when the swap began."""
-        inside = self._sides.inside(table)
-        then = self._sides.then(table, self._before.get(table))
-        if then is None or read.all_files.issuperset(then.files):
-            return _RemovedFiles((then or read).files, inside)
-        # files of then were made anew since, with rows that came later among those of then
-        rows = f"SELECT {_row(table)} FROM ({then.select()}) WHERE {inside}"
-        return _RemovedFiles(read.files, f"({inside} AND {_row(table)} IN ({rows}))")
+    def _select_removed(self, table: str, snapshot: TableSnapshot) -> _RemovedFiles:
+        """Select the rows that were in the range when the swap began."""
+        inside = self._comparison.range_condition(table)
+        then = self._comparison.open_as_of(table, self._before.get(table))
+        if then is None or snapshot.all_files.issuperset(then.files):
+            return _RemovedFiles((then or snapshot).files, inside)
+        # compaction has rewritten files since, so they also hold later rows
+        rows = f"SELECT {_identity(table)} FROM ({then.select()}) WHERE {inside}"
+        return _RemovedFiles(snapshot.files, f"({inside} AND {_identity(table)} IN ({rows}))")
 
-    def _but(self, read: TableSnapshot, going: _RemovedFiles) -> str:
-        """The rows that stay of the files that go."""
-        return f"FROM ({read.select(going.files)}) WHERE ({going.condition}) IS NOT TRUE"
+    def _select_kept(self, snapshot: TableSnapshot, removed_rows: _RemovedFiles) -> str:
+        """Select the rows to keep of the removed files."""
+        return f"FROM ({snapshot.select(removed_rows.files)}) WHERE ({removed_rows.condition}) IS NOT TRUE"
 
     def _has_rows(self, rows: str) -> bool:
-        return bool(self._sides.connection.execute(f"{rows} LIMIT 1").fetchall())
+        return bool(self._comparison.connection.execute(f"{rows} LIMIT 1").fetchall())
 
-    def _step(self, table: str, gone: Sequence[str], *rows: str) -> SwapStep | None:
-        """Writes rows, each SELECT of them into files of its own. None: there is nothing to do."""
-        files = [file for each in rows for file in self._write(table, each)]
-        return SwapStep(gone, files) if gone or files else None
+    def _build_step(self, table: str, removed: Sequence[str], *queries: str) -> SwapStep | None:
+        """Write the rows of each query to files, and return the step unless it is empty."""
+        files = [file for each in queries for file in self._write_rows(table, each)]
+        return SwapStep(removed, files) if removed or files else None
 
-    def _write(self, table: str, rows: str) -> list[DataFile]:
-        files = TableFiles(self._sides.lake, table)
+    def _write_rows(self, table: str, rows: str) -> list[DataFile]:
+        files = TableFiles(self._comparison.lake, table)
         columns = ", ".join(column.name for column in TABLES[table].columns)
-        schema = arrow_schema(TABLES[table].columns)
-        for batch in self._sides.connection.sql(f"SELECT {columns} FROM ({rows})").to_arrow_reader(_ROWS_AT_ONCE):
+        schema = build_arrow_schema(TABLES[table].columns)
+        for batch in self._comparison.connection.sql(f"SELECT {columns} FROM ({rows})").to_arrow_reader(
+            _ROWS_PER_BATCH
+        ):
             files.add_batch(batch.cast(schema))
         return files.close()
 
 
-def _key(table: str) -> str:
+def _key_columns(table: str) -> str:
     return ", ".join(TABLES[table].key)
 
 
-def _row(table: str) -> str:
-    """What tells a row apart: of a table without a key, all that the row says."""
+def _identity(table: str) -> str:
+    """Build the SQL expression that identifies a row: the key, or a hash of all columns if there is none."""
     columns = ", ".join(column.name for column in TABLES[table].columns)
-    return f"({_key(table)})" if TABLES[table].key else f"hash(row({columns}))"
+    return f"({_key_columns(table)})" if TABLES[table].key else f"hash(row({columns}))"

@@ -1,4 +1,4 @@
-"""What a run is asked to do: all that its results depend on, beside what it reads."""
+"""Terms of a run: everything that its results depend on, except its inputs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from kiln.pipelines.backfill.chunks import TimeRange, reach
+from kiln.pipelines.backfill.chunks import TimeRange, compute_margin
 from kiln.pipelines.batch.offset_range import ALL, UpdateFilter
 from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.schemas.wire.batch_block import MAX_BLOCK
@@ -23,7 +23,7 @@ class RunTerms:
 
     name: str
     span: TimeRange
-    """the range: from its beginning on, and before its end"""
+    """the range"""
     decoding: DecodeConfig
     window: int = 1_000_000
     grace: int = 0
@@ -31,27 +31,27 @@ class RunTerms:
     files: tuple[str, ...] = ()
     """absolute paths, where the source is files"""
     network: str | None = None
-    """of frames; None: all networks. Of files: the network of messages whose topic names none"""
+    """network of the frames, or `None` for all; with files, the network of messages whose topic names none"""
     as_of: int | None = None
-    """verified separators count that were known then; None: those known when the run begins"""
+    """time as of which verified separators are known, or `None` for the begin of the run"""
     block_limit: int = MAX_BLOCK
-    which: UpdateFilter = ALL
+    update_filter: UpdateFilter = ALL
     fetch: bool = False
-    """whether blocks can be asked for, as in `Separating`"""
-    remembered: int = 86_400_000_000
+    """true if blocks can be fetched, as in `SeparatorConfig`"""
+    signed_horizon: int = 86_400_000_000
     chunk: int = CHUNK
 
     @property
-    def reads(self) -> TimeRange:
-        """What is read of the source: the range, and beyond both edges."""
-        far = reach(self.window, self.grace)
-        # what was said before the range is in the live tables, where the frames come from there too
-        before = far if self.source == "frames" else far + self.remembered
-        return TimeRange(self.span.low - before, self.span.high + far)
+    def read_span(self) -> TimeRange:
+        """The range that the run reads of its source: `span` and its margins."""
+        margin = compute_margin(self.window, self.grace)
+        # If the source is the table `frames`, earlier messages are in the live tables.
+        before = margin if self.source == "frames" else margin + self.signed_horizon
+        return TimeRange(self.span.low - before, self.span.high + margin)
 
-    def told(self) -> dict[str, object]:
-        """The terms as the account keeps them. Runs of one name have the same terms."""
-        how = self.decoding
+    def to_details(self) -> dict[str, object]:
+        """Convert the terms to the details of the event `begun`."""
+        config = self.decoding
         return {
             "source": self.source,
             "files": list(self.files),
@@ -61,39 +61,39 @@ class RunTerms:
             "as_of": self.as_of,
             "settings": {
                 "batch.block_limit": self.block_limit,
-                "batch.authors": ["*"] if self.which.authors is None else sorted(self.which.authors),
-                "batch.only_verified": self.which.only_verified,
-                "batch.typ": how.batch_typ,
-                "policy.default": how.default_policy,
-                "policy.networks": dict(sorted(how.policies.items())),
-                "dedupe.signed": self.remembered,
-                "dedupe.unsigned": how.unsigned_horizon,
-                "topic_table.bundles": sorted(each.hex() for each, _ in how.bundles.items()),
+                "batch.authors": ["*"] if self.update_filter.authors is None else sorted(self.update_filter.authors),
+                "batch.only_verified": self.update_filter.only_verified,
+                "batch.typ": config.batch_typ,
+                "policy.default": config.default_policy,
+                "policy.networks": dict(sorted(config.policies.items())),
+                "dedupe.signed": self.signed_horizon,
+                "dedupe.unsigned": config.unsigned_horizon,
+                "topic_table.bundles": sorted(each.hex() for each, _ in config.bundles.items()),
                 "ipfs": self.fetch,
             },
         }
 
 
-def differences(told: Mapping[str, object], span: TimeRange, terms: RunTerms) -> list[str]:
-    """Where the terms of a run that was begun differ from these, in words; none: it is the same run."""
-    found = []
+def describe_differences(details: Mapping[str, object], span: TimeRange, terms: RunTerms) -> list[str]:
+    """Describe how the terms of a run that was begun differ from these; empty for the same run."""
+    differences = []
     if span != terms.span:
-        found.append("its range is another")
-    mine = terms.told()
-    for key, words in _WORDS.items():
-        if told.get(key) != mine[key]:
-            found.append(f"its {words} is {_shown(told.get(key))}, not {_shown(mine[key])}")
-    then, now = told.get("settings"), mine["settings"]
+        differences.append("its range is another")
+    mine = terms.to_details()
+    for key, name in _TERM_NAMES.items():
+        if details.get(key) != mine[key]:
+            differences.append(f"its {name} is {_format(details.get(key))}, not {_format(mine[key])}")
+    then, now = details.get("settings"), mine["settings"]
     if isinstance(then, dict) and isinstance(now, dict):
-        found += [
-            f"its setting {key} is {_shown(then.get(key))}, not {_shown(now[key])}"
+        differences += [
+            f"its setting {key} is {_format(then.get(key))}, not {_format(now[key])}"
             for key in now
             if then.get(key) != now[key]
         ]
-    return found
+    return differences
 
 
-_WORDS: Final = {
+_TERM_NAMES: Final = {
     "source": "source",
     "files": "list of files",
     "network": "network",
@@ -103,5 +103,5 @@ _WORDS: Final = {
 }
 
 
-def _shown(value: object) -> str:
+def _format(value: object) -> str:
     return "none" if value in (None, []) else str(value)

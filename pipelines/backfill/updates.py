@@ -1,4 +1,4 @@
-"""What may be an update to rows of `updates` and `tips`: the separator by what is verified, and new once."""
+"""Candidates to rows of `updates` and `tips`: assigns verified separators, and selects the updates that are new."""
 
 from __future__ import annotations
 
@@ -9,33 +9,42 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from kiln.pipelines.backfill.first import NOWHERE, UpdateCandidate, new_updates
-from kiln.pipelines.backfill.grouped import (
-    MIXED,
-    TALLIES,
+from kiln.pipelines.backfill.deduplication import NOWHERE, UpdateCandidate, select_new_updates
+from kiln.pipelines.backfill.merged_rows import (
+    MERGED_ROWS,
+    STAGE_OUTPUTS,
     MergedRow,
     MergedRowBuffer,
     StageOutput,
+    encode_outputs,
     read_groups,
-    tallies,
 )
-from kiln.pipelines.backfill.messages import CANDIDATE, LiveUpdate, RunTarget, UpdateMessage, read_candidate
+from kiln.pipelines.backfill.messages import CANDIDATE, LiveUpdate, RunTarget, UpdateMessage, decode_candidate
 from kiln.pipelines.delta.files import TableFiles
-from kiln.pipelines.updates.transform import KnownSeparators, SeparatorConfig, claims_of, false_claim, separate
+from kiln.pipelines.updates.transform import (
+    KnownSeparators,
+    SeparatorConfig,
+    build_claims,
+    build_false_claim,
+    resolve_separator,
+)
 from kiln.schemas.kafka.records import Origin, QuarantineRecord, SeparatorRecord, SeparatorSource
 from kiln.schemas.wire.topics import parse_topic
 
 _Batches = Iterator[pa.RecordBatch]
 
-TAKEN_BY_RUN, TAKEN, NEW = 1, 2, 3
-"""Ranks in a group, which is the stream and the tip of a network: an update that the run has of an earlier chunk; an
-update that live has; one that may be new."""
+RUN_UPDATE = 1
+"""Rank of an update that the run has from an earlier chunk. A group is the stream and the tip of a network."""
+LIVE_UPDATE = 2
+"""Rank of an update that live has."""
+CANDIDATE_UPDATE = 3
+"""Rank of an update that may be new."""
 
-KNOWN = "network string, stream string, known boolean, separator_key string, separator_value string"
+KNOWN_STREAMS = "network string, stream string, known boolean, separator_key string, separator_value string"
 
 
 class _SeparatedUpdate(msgspec.Struct, frozen=True, array_like=True):
-    """An update under its separator. Times are µs."""
+    """An update with its separator. Times are µs."""
 
     network: str
     origin: Origin
@@ -46,8 +55,9 @@ class _SeparatedUpdate(msgspec.Struct, frozen=True, array_like=True):
     stream: str
     tip: str
     stamp: LiveUpdate
-    stamped: bool
-    place: tuple[int, int, int]
+    """times and log position of the row; those of live if live has the update"""
+    is_live: bool
+    position: tuple[int, int, int]
     fault: QuarantineRecord | None
 
     @property
@@ -56,7 +66,7 @@ class _SeparatedUpdate(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def row(self) -> tuple[object, ...]:
-        """The row of `updates`."""
+        """Row of the table `updates`."""
         stamp = self.stamp
         return (
             self.network,
@@ -74,42 +84,46 @@ class _SeparatedUpdate(msgspec.Struct, frozen=True, array_like=True):
         )
 
 
-def known_streams(streams: DataFrame) -> DataFrame:
-    """Rows of the table `streams` in, KNOWN out."""
+def select_known_streams(streams: DataFrame) -> DataFrame:
+    """Convert rows of the table `streams` to KNOWN_STREAMS."""
     return streams.select("network", "stream", F.lit(True).alias("known"), "separator_key", "separator_value")
 
 
-def separated(candidates: DataFrame, known: DataFrame, separating: SeparatorConfig) -> DataFrame:
-    """CANDIDATES and KNOWN in, MIXED out: what may be a new update, in the group of its stream and tip. An update that
-    waits for its genesis is left out, as live leaves it out."""
+def assign_separators(candidates: DataFrame, known: DataFrame, separating: SeparatorConfig) -> DataFrame:
+    """Assign separators to CANDIDATES by KNOWN_STREAMS, and return MERGED_ROWS grouped by stream and tip.
+
+    An update that waits for its genesis is left out, as in live.
+    """
     rows = candidates.where(F.col("kind") == CANDIDATE).join(known, ["network", "stream"], "left")
-    return rows.select("data", "known", "separator_key", "separator_value").mapInArrow(_separated(separating), MIXED)
+    return rows.select("data", "known", "separator_key", "separator_value").mapInArrow(
+        _assign_partition(separating), MERGED_ROWS
+    )
 
 
-def taken_by_run(updates: DataFrame) -> DataFrame:
-    """The run's `updates` in, MIXED out."""
-    return updates.select(*_taken(TAKEN_BY_RUN, F.col("separator_key"), F.col("separator_value")))
+def mark_run_updates(updates: DataFrame) -> DataFrame:
+    """Convert the run's `updates` to MERGED_ROWS."""
+    return updates.select(*_mark_columns(RUN_UPDATE, F.col("separator_key"), F.col("separator_value")))
 
 
-def taken(updates: DataFrame, known: DataFrame) -> DataFrame:
-    """Live's `updates` and KNOWN in, MIXED out, under the separators of today."""
+def mark_live_updates(updates: DataFrame, known: DataFrame) -> DataFrame:
+    """Convert live `updates` to MERGED_ROWS, with the separators that KNOWN_STREAMS has now."""
     verified = known.select(
         "network", "stream", "known", F.col("separator_key").alias("key"), F.col("separator_value").alias("value")
     )
     rows = updates.join(verified, ["network", "stream"], "left")
     key, value = (
-        F.when(F.col("known"), F.col(then)).otherwise(F.col(now))
-        for then, now in (("key", "separator_key"), ("value", "separator_value"))
+        F.when(F.col("known"), F.col(verified_column)).otherwise(F.col(column))
+        for verified_column, column in (("key", "separator_key"), ("value", "separator_value"))
     )
-    return rows.select(*_taken(TAKEN, key, value))
+    return rows.select(*_mark_columns(LIVE_UPDATE, key, value))
 
 
-def written(rows: DataFrame, remembered: int, where: RunTarget) -> DataFrame:
-    """MIXED in groups in, TALLIES out; rows of `updates`, `tips` and `quarantine` go into files."""
-    return rows.mapInArrow(_written(remembered, where), TALLIES)
+def write_updates(rows: DataFrame, signed_horizon: int, target: RunTarget) -> DataFrame:
+    """Write rows of `updates`, `tips` and `quarantine` to files from grouped MERGED_ROWS, and return STAGE_OUTPUTS."""
+    return rows.mapInArrow(_write_partition(signed_horizon, target), STAGE_OUTPUTS)
 
 
-def _taken(rank: int, key: Column, value: Column) -> list[Column]:
+def _mark_columns(rank: int, key: Column, value: Column) -> list[Column]:
     return [
         F.col("network"),
         F.concat_ws("\n", "stream", "tip").alias("name"),
@@ -123,99 +137,99 @@ def _taken(rank: int, key: Column, value: Column) -> list[Column]:
     ]
 
 
-def _separated(separating: SeparatorConfig) -> Callable[[_Batches], _Batches]:
+def _assign_partition(separating: SeparatorConfig) -> Callable[[_Batches], _Batches]:
     def rows(batches: _Batches) -> _Batches:
         out = MergedRowBuffer()
         for batch in batches:
             for data, known, key, value in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-                candidate = read_candidate(data)
+                candidate = decode_candidate(data)
                 verified: KnownSeparators = {}
                 if known:
-                    named = None if key is None else SeparatorRecord(key, value)
-                    verified = {(candidate.network, candidate.stream): named}
-                update = _under_separator(candidate, verified, separating)
+                    separator = None if key is None else SeparatorRecord(key, value)
+                    verified = {(candidate.network, candidate.stream): separator}
+                update = _assign_separator(candidate, verified, separating)
                 if update is not None:
                     stamp = update.stamp
                     yield from out.add(
                         MergedRow(
                             update.network,
                             f"{update.stream}\n{update.tip}",
-                            NEW,
+                            CANDIDATE_UPDATE,
                             min(stamp.observed_at, stamp.updated_at),
                             stamp.log_partition,
                             stamp.log_offset,
                             data=msgspec.msgpack.encode(update),
                         )
                     )
-        yield from out.rest()
+        yield from out.drain()
 
     return rows
 
 
-def _under_separator(
+def _assign_separator(
     candidate: UpdateMessage, known: KnownSeparators, separating: SeparatorConfig
 ) -> _SeparatedUpdate | None:
-    topic = parse_topic(candidate.topic)
-    claims = claims_of(None if topic is None else topic.separator, candidate.model)
-    found = separate(claims, (candidate.network, candidate.stream), known, separating)
-    if found.source is None and separating.fetch and candidate.stamp is None:
+    topic, observed_at = parse_topic(candidate.topic), candidate.observed_at
+    claims = build_claims(None if topic is None else topic.separator, candidate.model)
+    result = resolve_separator(claims, (candidate.network, candidate.stream), known, separating)
+    if result.source is None and separating.fetch and candidate.live is None:
         return None
     fault = None
-    if found.contradicted is not None and found.separator is not None and candidate.counts:
-        fault = false_claim(found.contradicted, found.separator, candidate.data, candidate.observed_at)
-    heard = candidate.observed_at
+    if result.contradicted is not None and result.separator is not None and candidate.reports_faults:
+        fault = build_false_claim(result.contradicted, result.separator, candidate.data, observed_at)
     return _SeparatedUpdate(
         network=candidate.network,
         origin=candidate.origin,
         message=candidate.message,
         author=candidate.author,
-        separator=None if found.separator is None else (found.separator.key, found.separator.value),
-        source=found.source,
+        separator=None if result.separator is None else (result.separator.key, result.separator.value),
+        source=result.source,
         stream=candidate.stream,
         tip=candidate.tip,
-        stamp=candidate.stamp or LiveUpdate(heard, heard, NOWHERE, heard),
-        stamped=candidate.stamp is not None,
-        place=(candidate.place.partition, candidate.place.offset, candidate.place.position or 0),
+        stamp=candidate.live or LiveUpdate(observed_at, observed_at, NOWHERE, observed_at),
+        is_live=candidate.live is not None,
+        position=(candidate.position.partition, candidate.position.offset, candidate.position.position or 0),
         fault=fault,
     )
 
 
-def _written(remembered: int, where: RunTarget) -> Callable[[_Batches], _Batches]:
+def _write_partition(signed_horizon: int, target: RunTarget) -> Callable[[_Batches], _Batches]:
     def rows(batches: _Batches) -> _Batches:
-        inside, outside = TableFiles(where.run, "updates"), TableFiles(where.beyond, "updates")
-        tips, faults = TableFiles(where.run, "tips"), TableFiles(where.run, "quarantine")
+        inside, outside = TableFiles(target.run, "updates"), TableFiles(target.beyond, "updates")
+        tips, faults = TableFiles(target.run, "tips"), TableFiles(target.run, "quarantine")
         for group in read_groups(batches):
             known: list[tuple[int, Hashable]] = []
-            told: list[int] = []
+            tip_times: list[int] = []  # event times of the updates that put the tip into the run's table `tips`
             announced: list[tuple[UpdateCandidate, _SeparatedUpdate]] = []
             for row in group:
-                if row.rank == NEW:
-                    update = _read_update(row.data)
-                    announced.append((UpdateCandidate(row.at, update.claim, update.stamped), update))
+                if row.rank == CANDIDATE_UPDATE:
+                    update = _decode_update(row.data)
+                    announced.append((UpdateCandidate(row.at, update.claim, update.is_live), update))
                     if update.fault is not None:
                         fault = update.fault
-                        what = (fault.stage, fault.reason, fault.detail, fault.data, fault.observed_at)
-                        faults.add((*update.place, None, *what))
+                        row_end = (fault.stage, fault.reason, fault.detail, fault.data, fault.observed_at)
+                        faults.add((*update.position, None, *row_end))
                 else:
                     known.append((row.at, row.data))
-                    if row.rank == TAKEN_BY_RUN:
-                        told.append(row.at)
-            for update in new_updates(known, announced, remembered):
+                    if row.rank == RUN_UPDATE:
+                        tip_times.append(row.at)
+            for update in select_new_updates(known, announced, signed_horizon):
                 stamp = update.stamp
-                heard = min(stamp.observed_at, stamp.updated_at)
-                (inside if heard in where.span else outside).add(update.row)
-                if stamp.observed_at in where.span and not any(abs(heard - at) < remembered for at in told):
-                    told.append(heard)
+                event_time = min(stamp.observed_at, stamp.updated_at)
+                (inside if event_time in target.span else outside).add(update.row)
+                if stamp.observed_at in target.span and not any(
+                    abs(event_time - at) < signed_horizon for at in tip_times
+                ):
+                    tip_times.append(event_time)
                     tips.add((update.network, update.stream, update.tip, "update", None, stamp.observed_at))
-        wrote = StageOutput(inside.close() + tips.close() + faults.close(), outside.close())
-        yield tallies(wrote)
+        yield encode_outputs(StageOutput(inside.close() + tips.close() + faults.close(), outside.close()))
 
     return rows
 
 
-_UPDATES = msgspec.msgpack.Decoder(_SeparatedUpdate)
+_UPDATE_DECODER = msgspec.msgpack.Decoder(_SeparatedUpdate)
 
 
-def _read_update(data: bytes) -> _SeparatedUpdate:
+def _decode_update(data: bytes) -> _SeparatedUpdate:
     # what a function that Spark sends to tasks names itself must be picklable, and a decoder is not
-    return _UPDATES.decode(data)
+    return _UPDATE_DECODER.decode(data)

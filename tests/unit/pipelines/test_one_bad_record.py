@@ -200,7 +200,7 @@ def test_a_fault_of_kilns_own_in_a_good_message_counts_for_the_breaker(
 
 @pytest.mark.parametrize(
     ("function", "table", "key"),
-    [("frame_row", "frames", b"3/78"), ("copy_row", "copies", b"3/78/0"), ("message_row", "messages", b"3/78/0")],
+    [("build_frame_row", "frames", b"3/78"), ("build_copy_row", "copies", b"3/78/0"), ("build_message_row", "messages", b"3/78/0")],
 )
 def test_a_row_that_its_table_cannot_hold_is_quarantined_alone(
     function: str, table: str, key: bytes, lake: Lake, monkeypatch: pytest.MonkeyPatch

@@ -1,5 +1,7 @@
-"""Which rows of a table a run stands for, and what of a row counts when the run is compared with live
-(docs/backfill.md, "Compare, swap, drop"; docs/design, decision 22). SQL for DuckDB."""
+"""Rows of each table that a run replaces, and the columns that are compared with live, as SQL for DuckDB.
+
+See docs/backfill.md, "Compare, swap, drop", and docs/design, decision 22.
+"""
 
 from __future__ import annotations
 
@@ -7,61 +9,61 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from kiln.pipelines.backfill.account import BackfillRun
+from kiln.pipelines.backfill.run_log import BackfillRun
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.faults import CODE_IN_SQL
 
 FRAME_STAGES: Final = ("hello", "rpc", "topic", "signature", "message", "bep50")
-"""Stages of quarantine whose rows come out of decoding the table `frames`. `separator` is no such stage: the bridge
-writes rows of it too, when it has fetched a genesis, about updates that were heard long before."""
+"""Stages of quarantine that decoding the table `frames` reproduces. `separator` is not one of them: the bridge writes
+such rows too, after it fetched a genesis, about much older updates."""
 
 _TOPIC: Final = "'/sep/(.+)/([0-9a-z]+)$'"
 
 
 @dataclass(frozen=True)
 class TableExtent:
-    """What a run has to say of a table."""
+    """The rows of one table that a run replaces."""
 
     table: str
     times: tuple[str, ...]
-    """columns of time; the least of a row's must be in the range"""
+    """time columns; the least of them is the event time, which must be in the range"""
     key: tuple[str, ...]
-    """two rows with one key are told as one row that differs"""
+    """two rows of one key count as one row that differs"""
     content: tuple[str, ...] = ()
-    """what else must be equal"""
+    """columns that must be equal too"""
     separator: str = "NULL::VARCHAR"
     condition: str = "true"
-    """what else makes a row one that a run can make"""
+    """further condition for a row that a run can produce"""
     terms: Mapping[str, str] = field(default_factory=dict)
-    """of columns that are compared as something else"""
+    """SQL expressions of columns that are not compared as they are"""
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns of the table."""
+        """Columns of the table."""
         return tuple(column.name for column in TABLES[self.table].columns)
 
     def term(self, column: str) -> str:
-        """What a column of the key or the content is compared as."""
+        """Return the SQL expression that a column is compared by."""
         return self.terms.get(column, column)
 
     @property
-    def heard(self) -> str:
-        """When a row was heard."""
+    def event_time(self) -> str:
+        """SQL expression of a row's event time."""
         return f"least({', '.join(self.times)})"
 
 
-def extents(run: BackfillRun) -> dict[str, TableExtent]:
-    """By table, in the order in which they are told."""
+def build_extents(run: BackfillRun) -> dict[str, TableExtent]:
+    """Build the extents by table, in the order of comparison."""
     source = run.details.get("source")
-    # Rows that come out of the table `frames` keep the place of their frame. Other sources have no such places.
-    place = ("kafka_partition", "kafka_offset") if source == "frames" else ()
-    named = "separator_key || '/' || separator_value"
-    found = (
+    # Only rows that are decoded from the table `frames` keep the position of their frame.
+    position = ("kafka_partition", "kafka_offset") if source == "frames" else ()
+    separator = "separator_key || '/' || separator_value"
+    extents = (
         TableExtent(
             "frames",
             ("observed_at",),
             ("connection", "direction", "sequence"),
-            _content(
+            _content_columns(
                 "frames",
                 *("connection", "direction", "sequence", "kafka_partition", "kafka_offset", "kafka_timestamp"),
             ),
@@ -70,19 +72,19 @@ def extents(run: BackfillRun) -> dict[str, TableExtent]:
             "copies",
             ("observed_at",),
             ("network", "message", "remote_peer", "observed_at", "message_index"),
-            ("verdict", *place),
+            ("verdict", *position),
         ),
         TableExtent(
             "messages",
             ("observed_at",),
             ("network", "message"),
-            # not of the message, but of the copy of it that was kept
-            _content(
+            # columns of the copy that was kept, not of the message
+            _content_columns(
                 "messages",
                 *("network", "message", "origin", "topic_source", "verdict", "remote_peer", "observed_at"),
                 *("kafka_partition", "kafka_offset", "message_index"),
             ),
-            # the signature covers the topic; unsigned, the same data on two topics is one message
+            # unsigned, equal data on two topics is one message; a signature covers the topic
             terms={"topic": "CASE WHEN from_peer IS NOT NULL THEN topic END"},
             separator=f"nullif(concat_ws('/', nullif(regexp_extract(topic, {_TOPIC}, 1), ''), "
             f"nullif(regexp_extract(topic, {_TOPIC}, 2), '')), '')",
@@ -91,43 +93,43 @@ def extents(run: BackfillRun) -> dict[str, TableExtent]:
             "updates",
             ("observed_at", "updated_at"),
             ("network", "origin", "message"),
-            _content("updates", "network", "origin", "message"),
-            separator=named,
+            _content_columns("updates", "network", "origin", "message"),
+            separator=separator,
         ),
         TableExtent(
             "batches",
             ("opened_at",),
             ("network", "origin", "separator_key", "separator_value", "opened_at"),
             ("cid", "closed_at", "streams", "tips", "bytes", "block"),
-            separator=named,
+            separator=separator,
         ),
-        TableExtent("batch_tips", ("opened_at",), ("cid", "stream", "tip"), separator=named),
+        TableExtent("batch_tips", ("opened_at",), ("cid", "stream", "tip"), separator=separator),
         TableExtent("tips", ("observed_at",), ("network", "stream", "tip", "source"), condition="source = 'update'"),
         TableExtent(
             "quarantine",
             ("observed_at",),
             ("stage", "reason", "data"),
             terms={"reason": CODE_IN_SQL, "data": "sha256(data)"},
-            condition=f"stage IN ({', '.join(map(repr, _stages(source)))}) AND reason <> 'gap'",
+            condition=f"stage IN ({', '.join(map(repr, _list_stages(source)))}) AND reason <> 'gap'",
         ),
     )
-    return {extent.table: extent for extent in found}
+    return {extent.table: extent for extent in extents}
 
 
-def network_of(run: BackfillRun) -> str | None:
-    """The one network that the run is of; None: of all that it found."""
+def get_network(run: BackfillRun) -> str | None:
+    """Return the network of the run, or `None` if it has all networks."""
     network = run.details.get("network")
     return str(network) if network is not None and run.details.get("source") != "files" else None
 
 
-def _stages(source: object) -> tuple[str, ...]:
+def _list_stages(source: object) -> tuple[str, ...]:
     match source:
         case "kafka":
-            return ("frame", *FRAME_STAGES)  # the table `frames` has no record that is no Frame
+            return ("frame", *FRAME_STAGES)  # the table `frames` has only records that are frames
         case "files":
             return ("history", *FRAME_STAGES)
     return FRAME_STAGES
 
 
-def _content(table: str, *without: str) -> tuple[str, ...]:
+def _content_columns(table: str, *without: str) -> tuple[str, ...]:
     return tuple(column.name for column in TABLES[table].columns if column.name not in without)

@@ -1,5 +1,7 @@
-"""Rows that are settled group by group: a shuffle brings the rows of a group together and in order, and a task settles
-one group after another, so that no group is held by the driver, and few rows at a time by a task."""
+"""Rows of several sources, merged by a shuffle that brings the rows of a group together, in order.
+
+A task reads one group after another, so the driver holds no group and a task few rows at a time.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,11 @@ from pyspark.sql import functions as F
 from kiln.pipelines.delta.arrow_rows import RowBuffer
 from kiln.pipelines.delta.files import DataFile
 
-MIXED: Final = (
+MERGED_ROWS: Final = (
     "network string, name string, rank int, at bigint, partition int, offset bigint, position int, note int, "
     "data binary"
 )
-"""A group is a network and a name. Within a group rows come by `rank`, which says what a row is, and then by the five
-columns after it."""
+"""A group is a network and a name. Its rows are sorted by `rank`, their kind, and then by the five columns after it."""
 
 _ORDER: Final = ("network", "name", "rank", "at", "partition", "offset", "position", "note")
 _SCHEMA: Final = pa.schema(
@@ -38,12 +39,12 @@ _SCHEMA: Final = pa.schema(
     ]
 )
 
-TALLY: Final = 0
-"""The rank of what a task tells the driver; such rows have neither network nor name."""
+OUTPUT_RANK: Final = 0
+"""Rank of a row that holds a `StageOutput`; its network and name are empty."""
 
 
 class MergedRow(NamedTuple):
-    """A row of MIXED. `at`: µs."""
+    """A row of MERGED_ROWS. `at`: µs."""
 
     network: str
     name: str
@@ -57,52 +58,54 @@ class MergedRow(NamedTuple):
 
 
 class StageOutput(msgspec.Struct, frozen=True, array_like=True):
-    """What a task wrote: files of the run's tables, files of what lies beyond the edges of the run's range, and how
-    many frames it read."""
+    """Result of one task."""
 
     files: list[DataFile]
+    """files of the run's tables"""
     beyond: list[DataFile] = []
+    """files of rows outside the run's range"""
     frames: int = 0
+    """frames read"""
 
 
-TALLIES: Final = "data binary"
-"""A `StageOutput` each: what a stage gives out whose rows all go into files."""
+STAGE_OUTPUTS: Final = "data binary"
+"""One `StageOutput` a row: the output of a stage that writes all its rows to files."""
 
 
-def tallies(*wrote: StageOutput) -> pa.RecordBatch:
-    """What a task tells the driver, in TALLIES."""
-    return pa.RecordBatch.from_pydict({"data": pa.array(map(msgspec.msgpack.encode, wrote), pa.binary())})
+def encode_outputs(*outputs: StageOutput) -> pa.RecordBatch:
+    """Encode the results of a task as STAGE_OUTPUTS."""
+    return pa.RecordBatch.from_pydict({"data": pa.array(map(msgspec.msgpack.encode, outputs), pa.binary())})
 
 
 class MergedRowBuffer:
-    """Rows of a task on their way into MIXED."""
+    """Buffer of a task that emits MERGED_ROWS."""
 
     def __init__(self) -> None:
         self._buffer = RowBuffer(_SCHEMA)
 
     def add(self, row: MergedRow) -> Iterator[pa.RecordBatch]:
-        """Takes a row; gives out rows when there are enough."""
+        """Add a row, and yield a record batch when the buffer is full."""
         if self._buffer.add(row, len(row.data)):
             yield from self._buffer.drain()
 
-    def tell(self, wrote: StageOutput) -> Iterator[pa.RecordBatch]:
-        """The last rows, and what the task tells the driver."""
-        self._buffer.add(MergedRow("", "", TALLY, 0, data=msgspec.msgpack.encode(wrote)))
-        yield from self.rest()
+    def finish(self, output: StageOutput) -> Iterator[pa.RecordBatch]:
+        """Add the result of the task, and yield the last rows."""
+        self._buffer.add(MergedRow("", "", OUTPUT_RANK, 0, data=msgspec.msgpack.encode(output)))
+        yield from self.drain()
 
-    def rest(self) -> Iterator[pa.RecordBatch]:
-        """The last rows."""
+    def drain(self) -> Iterator[pa.RecordBatch]:
+        """Yield the buffered rows."""
         yield from self._buffer.drain()
 
 
-def in_groups(rows: DataFrame) -> DataFrame:
-    """MIXED in and out: the rows of a group in one task, one after another and in order."""
+def group_rows(rows: DataFrame) -> DataFrame:
+    """Shuffle MERGED_ROWS so that one task has all rows of a group, sorted."""
     columns = [F.col(name) for name in _ORDER]
     return rows.repartition(*columns[:2]).sortWithinPartitions(*columns)
 
 
 def read_groups(batches: Iterator[pa.RecordBatch]) -> Iterator[Iterator[MergedRow]]:
-    """What `in_groups` gave, as a task reads it: the rows of a group, group after group."""
+    """Yield the rows of each group from the output of `group_rows`."""
     for _, group in groupby(_rows(batches), key=itemgetter(0, 1)):
         yield group
 
@@ -112,9 +115,11 @@ def _rows(batches: Iterator[pa.RecordBatch]) -> Iterator[MergedRow]:
         yield from map(MergedRow._make, zip(*(column.to_pylist() for column in batch.columns), strict=True))
 
 
-def among(marks: DataFrame, rows: DataFrame) -> DataFrame:
-    """MIXED in and out: those of `marks` whose group has a row in `rows`. Marks are of days, rows of a chunk: what a
-    task reads is to go by the chunk."""
+def semi_join(marks: DataFrame, rows: DataFrame) -> DataFrame:
+    """Return those `marks` whose group has a row in `rows`; all are MERGED_ROWS.
+
+    Marks span days and rows one chunk, so this keeps the input of a task proportional to the chunk.
+    """
     group = F.xxhash64("network", "name")
-    ids = rows.where(F.col("rank") != TALLY).select(group.alias("id")).distinct()
+    ids = rows.where(F.col("rank") != OUTPUT_RANK).select(group.alias("id")).distinct()
     return marks.withColumn("id", group).join(ids, "id", "left_semi").drop("id")
