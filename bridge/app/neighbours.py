@@ -14,7 +14,7 @@ from kiln.schemas.wire.identity import peer_text
 class PeerConnector(Protocol):
     """What is asked of the node."""
 
-    def speaking(self, *protocols: str) -> list[tuple[bytes, list[bytes]]]: ...
+    def peers_speaking(self, *protocols: str) -> list[tuple[bytes, list[bytes]]]: ...
     def remote_address(self, peer: bytes) -> tuple[str, int] | None: ...
 
 
@@ -23,14 +23,14 @@ def bitswap_peers(node: PeerConnector, peers: Mapping[bytes, PeerView]) -> list[
 
     First those that the node dialled, then by age. `peers`: all gossip peers.
     """
-    speaking = dict(node.speaking(*BITSWAP))
+    peers_speaking = dict(node.peers_speaking(*BITSWAP))
     found: list[BitswapPeer] = []
     for peer, view in sorted(peers.items(), key=lambda each: not each[1].outbound):
-        if peer not in speaking or view.score < 0:
+        if peer not in peers_speaking or view.score < 0:
             continue
         remote = node.remote_address(peer)
         away = reach(remote[0]) if remote is not None else None
-        contact = heard(peer, speaking[peer], AddressScope.WORLD if away is None else away)
+        contact = heard(peer, peers_speaking[peer], AddressScope.WORLD if away is None else away)
         if contact.addresses:
             found.append(BitswapPeer(peer_text(peer), tuple(address.text for address in contact.addresses)))
     return found

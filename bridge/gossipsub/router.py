@@ -126,9 +126,9 @@ class Router:
         """What references by index took, and would have taken as names, by direction and topic, over all peers."""
         return self._table.savings()
 
-    def savings_of(self, peer: PeerID) -> Mapping[tuple[SavingDirection, str], SavingStatus]:
+    def peer_savings(self, peer: PeerID) -> Mapping[tuple[SavingDirection, str], SavingStatus]:
         """The same of one connected peer."""
-        return self._table.savings_of(peer)
+        return self._table.peer_savings(peer)
 
     def subscribers(self, topic: str) -> Collection[PeerID]:
         """The connected peers on a topic. A live view."""
@@ -181,24 +181,24 @@ class Router:
             self._retained.put(peer, state.score, now + self._options.retain_score)
         return []
 
-    def colocated(self, peer: PeerID, count: int) -> None:
+    def set_colocated_peers(self, peer: PeerID, count: int) -> None:
         """So many connected peers, this one included, are on its IP address (P6). Not to be called for addresses that
         many may share, such as loopback."""
         if state := self._peers.get(peer):
             state.score.colocate(count)
 
-    def unbearable(self, peer: PeerID) -> bool:
+    def is_graylisted(self, peer: PeerID) -> bool:
         """Whether a connected peer has brought itself below the graylist threshold. Neighbours on its address (P6) do
         not count."""
         state = self._peers.get(peer)
         return state is not None and state.score.conduct < self._options.score.graylist_threshold
 
-    def punish(self, peer: PeerID) -> None:
+    def penalize(self, peer: PeerID) -> None:
         """A connected peer broke a rule where the router does not see it (P7)."""
         if state := self._peers.get(peer):
             state.score.penalize()
 
-    def identified(self, peer: PeerID, agent: str) -> None:
+    def set_agent(self, peer: PeerID, agent: str) -> None:
         """The agent version that a connected peer gave of itself."""
         self._table.agent(peer, agent)
 
@@ -310,7 +310,7 @@ class Router:
                 self._counters["control_from_floodsub"] += 1
         return sends, delivered, verdicts
 
-    def dropped(self, peer: PeerID, rpc: RPC) -> None:
+    def record_dropped(self, peer: PeerID, rpc: RPC) -> None:
         """A bounded outbound queue had no room for this RPC: it was not sent."""
         self._counters["dropped_rpcs"] += 1
         self._counters["dropped_messages"] += len(rpc.publish)

@@ -281,7 +281,7 @@ class TableAgreements:
             _fold(total, state.savings)
         return total
 
-    def savings_of(self, peer: bytes) -> Mapping[tuple[SavingDirection, str], SavingStatus]:
+    def peer_savings(self, peer: bytes) -> Mapping[tuple[SavingDirection, str], SavingStatus]:
         """The same of one peer, since its stream opened; empty for one that is not there."""
         state = self._peers.get(peer)
         return MappingProxyType(state.savings if state is not None else {})

@@ -16,7 +16,7 @@ from confluent_kafka import KafkaException, Message, Producer
 from kafka.errors import BrokerResponseError, KafkaError, KafkaTimeoutError, for_code
 
 from kiln.bridge.kafka.producers import FramesProducerError
-from kiln.conf.process.kafka_errors import in_words
+from kiln.conf.process.kafka_errors import describe_kafka_error
 from kiln.conf.process.librdkafka_options import librdkafka_options
 from kiln.schemas.kafka.topics import MAX_RECORD
 
@@ -111,7 +111,7 @@ class LibrdkafkaProducer:
                 topics = self._producer.list_topics(timeout=_METADATA_TIMEOUT).topics
             except (KafkaException, ValueError) as error:
                 timeout = KafkaTimeoutError(f"no answer within {_METADATA_TIMEOUT:g} s")
-                reason = in_words(timeout, client_options)
+                reason = describe_kafka_error(timeout, client_options)
                 raise FramesProducerError(f"no producer for {options['bootstrap.servers']}: {reason}") from error
             if topic not in topics:
                 raise FramesProducerError(f"no producer for {options['bootstrap.servers']}: there is no topic {topic}")

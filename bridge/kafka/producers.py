@@ -18,7 +18,7 @@ from kafka.partitioner import DefaultPartitioner, Partitioner
 from kafka import KafkaProducer
 from kiln.conf.process.errors import PrerequisiteError
 from kiln.conf.process.kafka_clients import open_client
-from kiln.conf.process.kafka_errors import in_words
+from kiln.conf.process.kafka_errors import describe_kafka_error
 from kiln.schemas.kafka.topics import MAX_RECORD
 from kiln.schemas.proto.kiln import frame_pb2
 
@@ -109,7 +109,7 @@ def connect(bootstrap_servers: str | Sequence[str], client_options: Mapping[str,
     # kafka-python asserts that it knows every option; a RuntimeError says that no thread can be started
     except (KafkaError, AssertionError, ValueError, RuntimeError) as error:
         options = {**(client_options or {}), "bootstrap_servers": bootstrap_servers}
-        why = in_words(error, options) if isinstance(error, KafkaError) else repr(error)
+        why = describe_kafka_error(error, options) if isinstance(error, KafkaError) else repr(error)
         raise FramesProducerError(f"no producer for {bootstrap_servers}: {why}") from error
     return cast(Producer, producer)
 

@@ -20,7 +20,7 @@ from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
 from kiln.bridge.kafka.producers import FramesProducerError, StoppableKafkaProducer
 from kiln.bridge.kafka.topic_notes import NotedTopic, TopicNotes
 from kiln.conf.process.kafka_clients import open_client
-from kiln.conf.process.kafka_errors import in_words
+from kiln.conf.process.kafka_errors import describe_kafka_error
 from kiln.conf.process.kafka_topics import (
     CHECK_EVERY,
     TopicIdentity,
@@ -222,7 +222,7 @@ class KafkaThread(ABC):
 
     def _describe_error(self, error: Exception) -> str:
         if isinstance(error, KafkaError):
-            return in_words(error, {**self._client_options, "bootstrap_servers": self._servers})
+            return describe_kafka_error(error, {**self._client_options, "bootstrap_servers": self._servers})
         return str(error) if isinstance(error, FramesProducerError) else repr(error)
 
     def _consumer(self, group: str | None) -> KafkaConsumer:

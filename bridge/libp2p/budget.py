@@ -1,4 +1,4 @@
-"""How many bytes the node captures of what peers send and how much CPU that takes, and whom it keeps out."""
+"""Budgets of the bytes that the node captures from peers and of the CPU that this takes, and banned peers."""
 
 from __future__ import annotations
 
@@ -8,62 +8,64 @@ from math import exp, inf
 from typing import Final, Generic, TypeVar
 
 _HOUR: Final = 3600.0  # seconds
-_MINUTE: Final = 60.0  # seconds: over which use is averaged, and whose share a peer may leave unused and take later
-_LOOK: Final = 1.0  # seconds between two looks at who uses how much
-_TO_SHARE: Final = 0.9  # of the rate of all, while all are over: the rest pays back
-_MOST_KNOWN: Final = 10_000  # peers
+_MINUTE: Final = 60.0  # seconds over which use is averaged, and whose unused share a peer may use later
+_SHARE_EVERY: Final = 1.0  # seconds between two computations of the fair share
+_SHARED_PART: Final = 0.9  # of the total rate while the total is exceeded; the rest pays back the excess
+_MAX_PEERS: Final = 10_000  # peers
 
 
 class _Account:
-    __slots__ = ("at", "held", "own", "share", "use")
+    __slots__ = ("at", "own", "share", "throttled", "use")
 
     def __init__(self, own: float, at: float) -> None:
         self.own = own
         self.share = 0.0
         self.use = 0.0  # bytes; those of a minute ago count by 1/e
-        self.held = False  # by the budget of all
+        self.throttled = False  # by the total budget
         self.at = at
 
 
 class CaptureBudget:
-    """Bytes an hour, or CPU, of one peer and of all together. A period's worth may come at once; after that the rate
-    holds.
+    """A budget of bytes per hour, or of CPU, for each peer and in total. A period's worth may be used at once.
 
-    Nothing is dropped: `spend` says how long bytes that came are to wait, and meanwhile the peer is not read. While all
-    together are over their budget, the rate is shared so that the smallest shares are as great as can be (max-min
-    fairness). Who uses less than a share is read at once, whatever others send, and what it leaves goes to the others:
-    neither floods nor hundreds of silent peers hold it back. A stranger has nothing saved, so new keys bring nothing.
-    A peer that comes again finds its account as it was. Time is the caller's, in seconds.
+    Nothing is dropped: `spend` returns how long received bytes must wait, and meanwhile the peer is not read. While the
+    total is exceeded, its rate is shared with max-min fairness. A peer that uses less than its share is read at once,
+    whatever others send, and its unused part goes to the others, so that neither floods nor hundreds of silent peers
+    hold it back. A new peer has nothing saved, so that new keys gain nothing, and a peer that reconnects keeps its
+    account. Time comes from the caller, in seconds.
     """
 
-    def __init__(self, of_peer: float, of_all: float, period: float = _HOUR) -> None:
-        """`of_peer`, `of_all`: in `period` seconds."""
-        self._of_peer = of_peer
-        self._of_all = of_all
+    def __init__(self, per_peer: float, total: float, period: float = _HOUR) -> None:
+        """Create a budget of `per_peer` and `total` in `period` seconds."""
+        self._per_peer = per_peer
+        self._total = total
         self._period = period
-        self._left = float(of_all)
+        self._left = float(total)
         self._at: float | None = None
         self._accounts: OrderedDict[bytes, _Account] = OrderedDict()
         self._share = inf  # bytes a second
-        self._looked = -inf
+        self._shared_at = -inf
 
     def spend(self, peer: bytes, size: float, connected: Collection[bytes], now: float) -> float:
-        """`size` bytes of a peer have come. `connected`: all peers. The seconds for which the bytes are to wait.
+        """Charge `size` bytes to a peer, and return for how many seconds they must wait.
 
-        To be asked again after a second, with no bytes: when others go, it is sooner.
+        Call it again after a second with no bytes, since the wait shortens when other peers disconnect.
+
+        Args:
+            connected: all connected peers.
         """
-        rate = self._of_all / self._period
+        rate = self._total / self._period
         elapsed = 0.0 if self._at is None else max(0.0, now - self._at)
         self._at = now
-        self._left = min(self._of_all, self._left + elapsed * rate) - size
-        if now - self._looked >= _LOOK:
-            self._looked = now
+        self._left = min(self._total, self._left + elapsed * rate) - size
+        if now - self._shared_at >= _SHARE_EVERY:
+            self._shared_at = now
             self._share = self._fair_share(connected, now)
         account = self._account(peer, now)
         elapsed = max(0.0, now - account.at)
         account.at = now
-        own_rate = self._of_peer / self._period
-        account.own = min(self._of_peer, account.own + elapsed * own_rate) - size
+        own_rate = self._per_peer / self._period
+        account.own = min(self._per_peer, account.own + elapsed * own_rate) - size
         account.use = account.use * exp(-elapsed / _MINUTE) + size
         saved = max(account.share, _MINUTE * rate / max(1, len(connected)))
         account.share = min(saved, account.share + elapsed * self._share)
@@ -71,27 +73,27 @@ class CaptureBudget:
         if self._left < 0:
             account.share -= size
             pause = max(0.0, -account.share / self._share)
-        account.held = pause > 0
+        account.throttled = pause > 0
         return max(pause, -account.own / own_rate)
 
     def _fair_share(self, connected: Collection[bytes], now: float) -> float:
-        """Bytes a second: those who use more get so much, and all together get what is to be shared."""
+        """Return the share, in bytes per second, of each peer that wants more than it."""
         accounts = [account for account in map(self._accounts.get, connected) if account is not None]
-        # nobody knows how much a peer wants that is held back
-        wants = sorted(inf if a.held else a.use * exp((a.at - now) / _MINUTE) / _MINUTE for a in accounts)
-        left = self._of_all / self._period * _TO_SHARE
-        for number, want in enumerate(wants):
-            sharing = len(wants) - number
-            if want * sharing >= left:
-                return left / sharing
-            left -= want
-        return left + (wants[-1] if wants else 0.0)
+        # the demand of a throttled peer is unknown
+        demands = sorted(inf if a.throttled else a.use * exp((a.at - now) / _MINUTE) / _MINUTE for a in accounts)
+        remaining = self._total / self._period * _SHARED_PART
+        for number, demand in enumerate(demands):
+            sharers = len(demands) - number
+            if demand * sharers >= remaining:
+                return remaining / sharers
+            remaining -= demand
+        return remaining + (demands[-1] if demands else 0.0)
 
     def _account(self, peer: bytes, now: float) -> _Account:
         account = self._accounts.get(peer)
         if account is None:
-            account = self._accounts[peer] = _Account(self._of_peer, now)
-            if len(self._accounts) > _MOST_KNOWN:
+            account = self._accounts[peer] = _Account(self._per_peer, now)
+            if len(self._accounts) > _MAX_PEERS:
                 self._accounts.popitem(last=False)
         else:
             self._accounts.move_to_end(peer)
@@ -102,40 +104,39 @@ _Peer = TypeVar("_Peer", bound=Hashable)
 
 
 class UnfinishedRpcs(Generic[_Peer]):
-    """Bytes of RPCs that have begun and not ended. Each peer may have one of the longest under way, and hundreds of
-    silent peers with one each would fill the memory."""
+    """Bytes of incomplete RPCs, limited since hundreds of silent peers with one long RPC each would fill the memory."""
 
-    def __init__(self, most: int) -> None:
-        """`most`: of all together."""
-        self._most = most
-        self._held: dict[_Peer, int] = {}
+    def __init__(self, limit: int) -> None:
+        """Create the account with a limit in bytes for all peers together."""
+        self._limit = limit
+        self._sizes: dict[_Peer, int] = {}
         self._sum = 0
 
-    def holds(self, peer: _Peer, size: int) -> _Peer | None:
-        """So many are of this peer now. Who holds most, where all together are over the bound: its are to go."""
-        before = self._held.pop(peer, 0)
+    def set_size(self, peer: _Peer, size: int) -> _Peer | None:
+        """Set the bytes of a peer, and return the peer with the most bytes if the limit is exceeded."""
+        before = self._sizes.pop(peer, 0)
         if size:
-            self._held[peer] = size
+            self._sizes[peer] = size
         self._sum += size - before
-        return max(self._held, key=self._held.__getitem__) if self._sum > self._most else None
+        return max(self._sizes, key=self._sizes.__getitem__) if self._sum > self._limit else None
 
 
 class BanList:
-    """Peers that are kept out, each for so many seconds. Holds so many peers; the longest banned goes first."""
+    """Banned peers, each for `seconds`. Of more than `limit` peers the longest banned is dropped."""
 
-    def __init__(self, seconds: float, most: int = _MOST_KNOWN) -> None:
+    def __init__(self, seconds: float, limit: int = _MAX_PEERS) -> None:
         self._seconds = seconds
-        self._most = most
+        self._limit = limit
         self._until: dict[bytes, float] = {}
 
     def add(self, peer: bytes, now: float) -> None:
         self._until.pop(peer, None)
         self._until[peer] = now + self._seconds
-        if len(self._until) > self._most:
+        if len(self._until) > self._limit:
             del self._until[next(iter(self._until))]
 
-    def left(self, peer: bytes, now: float) -> float:
-        """For how many seconds more the peer is kept out; 0.0: it may come."""
+    def remaining(self, peer: bytes, now: float) -> float:
+        """Return for how many more seconds the peer is banned, or 0."""
         until = self._until.get(peer)
         if until is None:
             return 0.0
@@ -145,7 +146,7 @@ class BanList:
         return until - now
 
     def count(self, now: float) -> int:
-        """How many peers are kept out now."""
+        """Return the number of peers banned now."""
         while self._until and self._until[oldest := next(iter(self._until))] <= now:
             del self._until[oldest]
         return len(self._until)

@@ -7,12 +7,12 @@ from libp2p.abc import INetConn, INetStream
 from libp2p.stream_muxer.yamux.yamux import Yamux
 
 
-async def hang_up(conn: INetConn) -> None:
+async def close_connection(conn: INetConn) -> None:
     """Close a connection, also one in which writes are stuck."""
     muxed = conn.muxed_conn
     if isinstance(muxed, Yamux):
         with shielded(1):
-            # the socket first: yamux says good-bye under the lock that a stuck write holds
+            # the socket first, because yamux sends its GO_AWAY under the lock that a stuck write holds
             await muxed.secured_conn.close()
     with shielded(1):
         await conn.close()
@@ -24,7 +24,7 @@ async def reset(stream: INetStream) -> None:
 
 
 def shielded(seconds: float) -> trio.CancelScope:
-    """A scope for tidying up that outside cancellation does not reach, and time does."""
+    """Return a cancel scope for cleanup that is shielded from outside cancellation and ends after `seconds`."""
     scope = trio.CancelScope(deadline=trio.current_time() + seconds)
     scope.shield = True
     return scope

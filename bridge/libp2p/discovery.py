@@ -186,7 +186,7 @@ class Discovery:
         self._streams: dict[bytes, int] = {}  # served, by peer
         self._turn = 0.0
         self._known_at, self._known_then = -_KNOWN_FOR, list[DhtContact]()
-        self._serves = options.serve and node.listens
+        self._serves = options.serve and node.is_listening
         if self._serves:
             node.serve(options.protocol, self._serve)
 
@@ -277,7 +277,7 @@ class Discovery:
         most = max(0, len(spare) - self._options.most_kept)
         for number, peer in enumerate(spare):
             if number < most or self._used[peer] + self._options.keep < now:
-                nursery.start_soon(self._node.part, peer)
+                nursery.start_soon(self._node.disconnect_discovered, peer)
 
     async def _see_to(self, topic: str, state: _Topic) -> None:
         try:
@@ -369,7 +369,7 @@ class Discovery:
     def _to_begin_with(self) -> Iterator[DhtContact]:
         """Servers that have answered, and those connected: these are not dialled, so they need no address."""
         known = {contact.peer: contact for contact in self._table.contacts()}
-        for peer in (*self._up, *(peer for peer, _ in self._node.speaking(self._options.protocol))):
+        for peer in (*self._up, *(peer for peer, _ in self._node.peers_speaking(self._options.protocol))):
             known.setdefault(peer, DhtContact(peer, ()))
         now = trio.current_time()
         return (each for each in known.values() if not self._failures.in_backoff(each.peer, None, now))
@@ -478,7 +478,7 @@ class Discovery:
                         continue
                     self._failures.dialling(address, now)
                     self._counters["discovery_dialled"] += 1
-                    error = await self._node.reach(peer, address.text, self._options.dial)
+                    error = await self._node.dial_discovered(peer, address.text, self._options.dial)
                 if not error:
                     self._failures.well(peer, address)
                     return True
@@ -523,7 +523,7 @@ class Discovery:
                 try:
                     if await self._dial(contact) and not await self._proves(contact.peer, topic):
                         self._failures.failed(contact.peer, None, trio.current_time())
-                        await self._node.part(contact.peer)
+                        await self._node.disconnect_discovered(contact.peer)
                 finally:
                     trying -= 1
                     self._courted.discard(contact.peer)
@@ -603,7 +603,7 @@ class Discovery:
         now = trio.current_time()
         if now >= self._known_at + _KNOWN_FOR:
             known = {contact.peer: contact for contact in self._table.contacts()}
-            for peer, addresses in self._node.speaking(self._options.protocol):
+            for peer, addresses in self._node.peers_speaking(self._options.protocol):
                 if peer not in known:
                     with suppress(trio.ClosedResourceError):
                         known[peer] = heard(peer, addresses, self._away(peer))

@@ -1,10 +1,9 @@
-"""The gossipsub node: connections, one pubsub stream pair a peer, and the way of every frame between them.
+"""The gossipsub node: connections, one pubsub stream pair per peer, and the path of every frame between them.
 
-bytes in -> frames (kiln.bridge.gossipsub.wire) -> exact bytes captured -> RPC -> router -> what it wants sent ->
-bounded queues queue -> exact bytes captured -> bytes out
+bytes in -> frames (kiln.bridge.gossipsub.wire) -> exact bytes captured -> RPC -> router -> RPCs to send ->
+bounded queues -> exact bytes captured -> bytes out
 
-The router decides, and the node carries out. Everything here runs in one trio task tree; only the sink has threads of
-its own.
+The router decides and the node does the I/O. Everything here runs in one trio task tree; only the sink has threads.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ from kiln.bridge.libp2p.addresses import (
     tcp_address,
 )
 from kiln.bridge.libp2p.budget import BanList, CaptureBudget, UnfinishedRpcs
-from kiln.bridge.libp2p.closing import hang_up, reset, shielded
+from kiln.bridge.libp2p.closing import close_connection, reset, shielded
 from kiln.bridge.libp2p.inflow import READ_BYTES
 from kiln.bridge.libp2p.keys import author_keys
 from kiln.bridge.libp2p.links import InboundStream, PeerLink, PubsubSession
@@ -71,7 +70,7 @@ from kiln.schemas.reject import Rejected
 from kiln.schemas.wire.identity import Verdict, peer_of, peer_text, sign
 
 _LOG: Final = logging.getLogger("kiln.bridge.libp2p")
-# What a stream or a connection does when the other side, or the network between, lets it down.
+# Errors of a stream or a connection that the peer or the network broke.
 BROKEN: Final = (
     BaseLibp2pError,
     OSError,
@@ -81,18 +80,18 @@ BROKEN: Final = (
     trio.TooSlowError,
 )
 _FRAMES_BETWEEN_CHECKPOINTS: Final = 32
-_TURN: Final = 0.005  # s of CPU for one peer's RPCs, until others have their turn
-_CPU_PERIOD: Final = 4.0  # s; so much of its CPU a peer may take at once
-_LAST_CPU: Final = 0.1  # s for the RPCs of a peer that has gone
-# Messages that the node does not check, two queries check later: a millisecond each for the slowest keys, and as many
-# of one RPC as `kiln.schemas.wire.identity.MAX_RPC_COST` allows. An honest peer sends hardly any, since they are on
-# topics that the node is not subscribed to.
-_UNCHECKED_CPU: Final = 0.004  # s
-_UNCHECKED_MOST: Final = 200
+_CPU_TURN: Final = 0.005  # s of CPU for one peer's RPCs before the other tasks run
+_CPU_PERIOD: Final = 4.0  # s; a peer may use its CPU of this period at once
+_CPU_AFTER_DISCONNECT: Final = 0.1  # s for the remaining RPCs of a disconnected peer
+# Two queries check the messages that the node does not: a millisecond each for the slowest keys, up to the
+# `kiln.schemas.wire.identity.MAX_RPC_COST` of an RPC. An honest peer sends hardly any, since they are on topics to
+# `kiln.schemas.wire.identity.MAX_RPC_COST` of an RPC. An honest peer sends hardly any, since they are on topics to
+# which the node is not subscribed.
+_MAX_UNCHECKED: Final = 200
 _UNCHECKED_BYTES: Final = 150  # of a signed message, at least
-_WRITE_BYTES: Final = 32 * 1024  # frames are captured as they are written: few are in the air when a write fails
-_ASK_AGAIN: Final = 1.0  # s; whether a peer that is over its budget may be read, or written to
-_OPEN_ATTEMPTS: Final = 4  # outbound streams that fail; then the node waits until the peer opens one
+_WRITE_BYTES: Final = 32 * 1024  # frames are captured as they are written, so that few are in flight when a write fails
+_BUDGET_CHECK_EVERY: Final = 1.0  # s between two checks whether a peer over its budget may be read or written
+_OPEN_ATTEMPTS: Final = 4  # failed outbound streams, after which the node waits until the peer opens one
 
 
 class Node:
@@ -112,10 +111,16 @@ class Node:
         router: Router | None = None,
         authors: int = 1,
     ) -> None:
-        """`on_message` is called for the first good copy of each message on a joined topic. `authors`: how many keys
-        sign own messages (`publish`).
+        """Create a node without connecting it.
 
-        `clock_ns`: unix time in nanoseconds, of frames. NodeError: an address is none. BundleError: too many bundles.
+        Args:
+            on_message: called for the first valid copy of each message on a joined topic.
+            clock_ns: unix time of frames, in ns.
+            authors: number of keys that sign own messages (`publish`).
+
+        Raises:
+            NodeError: an address is malformed.
+            BundleError: there are too many bundles.
         """
         self.peer: PeerID = peer_of(key)
         self.counters: Counter[str] = Counter()
@@ -132,28 +137,29 @@ class Node:
         gossip = replace(options.gossip, authors=frozenset(map(peer_of, self._author_keys)))
         self.router = router or Router(self.peer, gossip, random.Random(), verifier(gossip.policy), table)
         self._links: dict[bytes, PeerLink] = {}
-        self._room = trio.Event()
+        self._sink_room = trio.Event()
         self._scope = trio.CancelScope()
         self._topics: dict[str, None] = {}
         self._closing = False
         self._handlers: dict[str, Callable[[INetStream], Awaitable[None]]] = dict.fromkeys(VERSIONS, self._accept)
         self.addresses: tuple[str, ...] = ()
-        """Where the node listens, with the ports in use, each ending in /p2p/<peer id>: others take these as
+        """Multiaddrs that the node listens on, with actual ports, each ending in /p2p/<peer id>, for use as
         bootstrap."""
-        self._discovered: dict[bytes, None] = {}  # peers that strangers named, dialled or connected
-        self._reached: set[bytes] = set()  # those of them being dialled
+        self._discovered: dict[bytes, None] = {}  # peers found by discovery that are being dialled or connected
+        self._dialling: set[bytes] = set()  # the discovered peers that are being dialled
         self._budget = CaptureBudget(options.peer_bytes, options.all_bytes)
         self._budget_out = CaptureBudget(options.peer_bytes_out, options.all_bytes_out)
         self._budget_cpu = CaptureBudget(options.peer_cpu * _CPU_PERIOD, options.all_cpu * _CPU_PERIOD, _CPU_PERIOD)
         self._unfinished = UnfinishedRpcs[PubsubSession](options.unfinished_bytes)
         self._banned = BanList(options.ban)
 
-    # ------------------------------------------------------------------ the life of a node
+    # ------------------------------------------------------------------ life cycle
 
     async def run(self, *, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Listen, dial and gossip until `close` or cancelled; `started` once the node listens.
 
-        NodeError: the node cannot listen on an address of its options.
+        Raises:
+            NodeError: the node cannot listen on an address of its options.
         """
         for address in self._listen:
             free_to_listen(address)
@@ -163,7 +169,7 @@ class Node:
         for protocol, handler in self._handlers.items():
             host.set_stream_handler(TProtocol(protocol), handler)
         token = trio.lowlevel.current_trio_token()
-        self._sink.subscribe(lambda: _from_any_thread(token, self._room_is_back))
+        self._sink.subscribe(lambda: _call_in_trio(token, self._signal_sink_room))
         missing: list[str] = []
         with self._scope:
             async with trio.open_nursery() as self._nursery, host.run(self._listen):
@@ -174,36 +180,47 @@ class Node:
                         self.addresses = tuple(f"{a}{own}" for listener in listeners for a in listener.get_addrs())
                         self._nursery.start_soon(self._heartbeat)
                         for target in self.bootstrap_peers:
-                            self._nursery.start_soon(self._keep_dialled, target)
+                            self._nursery.start_soon(self._redial, target)
                         task_status.started()
                         await trio.sleep_forever()
                 finally:
-                    await self._part()
+                    await self._shut_down()
         if missing:
             raise NodeError(f"cannot listen on {', '.join(missing)}: is the port taken, the address this machine's?")
 
-    async def _part(self) -> None:
-        """Stop listening, hang up on all peers at once. libp2p would hang up in turn; cancelled, it leaves its
-        listeners."""
+    async def _shut_down(self) -> None:
+        """Stop listening and disconnect all peers at once.
+
+        libp2p would disconnect them one by one, and leaves its listeners open when it is cancelled.
+        """
         self._closing = True
         with shielded(2):
             async with trio.open_nursery() as nursery:
                 for listener in self._swarm.listeners.values():
                     nursery.start_soon(listener.close)
                 for conn in self._swarm.get_connections():
-                    nursery.start_soon(hang_up, conn)
+                    nursery.start_soon(close_connection, conn)
 
     def close(self) -> None:
         """End `run`, which returns within about 2 s; every open stream pair gets its closing frames."""
         self._scope.cancel()
 
-    # ------------------------------------------------------------------ what a caller wants
+    # ------------------------------------------------------------------ topics and messages
 
     def publish(self, topic: str, data: bytes, author: int = 0) -> int:
-        """Send a message to the network, signed by this one of the node's authors. How many peers it was queued for.
+        """Send a message to the network.
 
-        Policy none: data and topic alone (StrictNoSign); else from, seqno and signature too (StrictSign), and the key
-        where the peer id does not contain it. SeqnoError or MessageTooLargeError, before anything is sent.
+        With policy none it has data and topic alone (StrictNoSign); else also from, seqno and signature (StrictSign),
+        and the key if the peer id does not contain it.
+
+        Args:
+            author: index of the node's author that signs.
+
+        Returns:
+            The number of peers for which it was queued.
+
+        Raises:
+            SeqnoError, MessageTooLargeError: nothing was sent.
         """
         message = Message(topic=topic, data=data)
         if self._options.gossip.policy != "none":
@@ -223,90 +240,93 @@ class Node:
 
     @property
     def authors(self) -> tuple[str, ...]:
-        """The peer ids that own messages are from, the node's own first."""
+        """Peer ids of the authors of own messages, the node's own first."""
         return tuple(peer_text(peer_of(key)) for key in self._author_keys)
 
-    # ------------------------------------------------------------------ what discovery wants
+    # ------------------------------------------------------------------ interface for discovery
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """The topics joined."""
+        """The joined topics."""
         return tuple(self._topics)
 
     @property
     def discovered(self) -> Collection[bytes]:
-        """The peers that `reach` connected, or is about to, the first first. A live view."""
+        """A live view of the peers that `dial_discovered` connected or is dialling, oldest first."""
         return self._discovered.keys()
 
     @property
     def bootstrap(self) -> dict[bytes, int]:
-        """The peers of `bridge.bootstrap`, connected or not, and how often the node dialled each."""
+        """Number of dials of each peer of `bridge.bootstrap`, connected or not."""
         return {target.id.to_bytes(): target.attempts for target in self.bootstrap_peers}
 
     def serve(self, protocol: str, handler: Callable[[INetStream], Awaitable[None]]) -> None:
-        """Before `run`: streams of one more protocol go to a handler. A stream lives as long as its handler runs."""
+        """Register the handler of another protocol before `run`. A stream lives as long as its handler runs."""
         self._handlers[protocol] = handler
 
     @property
-    def listens(self) -> bool:
-        """Whether the node has an address to listen on."""
+    def is_listening(self) -> bool:
+        """Return whether the node has an address to listen on."""
         return bool(self._listen)
 
     def is_connected(self, peer: bytes) -> bool:
         return bool(self._open_connections(ID(peer)))
 
     def remote_address(self, peer: bytes) -> tuple[str, int] | None:
-        """IP address and port of the newest connection with a peer."""
+        """Return IP address and port of the newest connection with a peer."""
         for conn in reversed(self._open_connections(ID(peer))):
             if isinstance(conn, SwarmConn) and isinstance(conn.muxed_conn, Yamux):
                 return conn.muxed_conn.secured_conn.get_remote_address()
         return None
 
-    def speaking(self, *protocols: str) -> list[tuple[bytes, list[bytes]]]:
-        """Connected peers that say they speak one of these protocols, with the multiaddrs they say they listen on."""
+    def peers_speaking(self, *protocols: str) -> list[tuple[bytes, list[bytes]]]:
+        """Return the connected peers that support one of these protocols, with the multiaddrs that they announce."""
         store = self._host.get_peerstore()
-        found = []
+        peers = []
         for peer in {conn.muxed_conn.peer_id for conn in self._swarm.get_connections()}:
             with suppress(PeerStoreError):
                 if store.supports_protocols(peer, protocols):
-                    found.append((peer.to_bytes(), [address.to_bytes() for address in store.addrs(peer)]))
-        return found
+                    peers.append((peer.to_bytes(), [address.to_bytes() for address in store.addrs(peer)]))
+        return peers
 
-    async def reach(self, peer: bytes, address: str, seconds: float) -> str:
-        """Dial a peer at an address that strangers named. "" or why that failed. One call for a peer at a time.
+    async def dial_discovered(self, peer: bytes, address: str, seconds: float) -> str:
+        """Dial a peer at an address that other peers named; one call per peer at a time.
 
-        If the peer speaks pubsub, the node treats it as any other, except that such peers are at most half of a mesh.
+        A peer that speaks pubsub is treated like any other, except that such peers are at most half of a mesh.
+
+        Returns:
+            The reason of a failure, or "".
         """
         if peer in self.bootstrap:
             return "is dialled as it is"
-        if self._kept_out(peer):
+        if self._ban_left(peer):
             return "is kept out for its conduct"
         if self.is_connected(peer):
             return ""
         self._discovered[peer] = None
-        self._reached.add(peer)
+        self._dialling.add(peer)
         try:
             return await self._dial_at(Multiaddr(address), ID(peer), seconds)
         finally:
-            self._reached.discard(peer)
-            self._disconnected(peer)
+            self._dialling.discard(peer)
+            self._remove_link(peer)
 
     async def stream_to(self, peer: bytes, protocol: str) -> NetStream:
-        """A stream of a protocol to a connected peer. Raises one of `BROKEN` if there is none."""
+        """Open a stream of a protocol to a connected peer; raises one of `BROKEN` on failure."""
         connections = self._open_connections(ID(peer))
         if not connections:
             raise trio.ClosedResourceError("no connection")
         return await self._negotiate(connections[-1], [protocol])
 
-    async def part(self, peer: bytes) -> None:
-        """Hang up on a peer that `reach` dialled. Does nothing for another peer."""
+    async def disconnect_discovered(self, peer: bytes) -> None:
+        """Disconnect a peer that `dial_discovered` dialled; do nothing for another peer."""
         if peer in self._discovered:
             await self._disconnect(ID(peer))
 
     # ------------------------------------------------------------------ views
 
     def view(self) -> NodeView:
-        """The state now."""
+        """Return the current state."""
         views = self.router.peers
         peers = []
         for link in self._links.values():
@@ -327,7 +347,7 @@ class Node:
                     frames_in=session.frames_in,
                     frames_out=session.frames_out,
                     dropped=session.dropped,
-                    savings=_savings(self.router.savings_of(link.peer).values()),
+                    savings=_copy_savings(self.router.peer_savings(link.peer).values()),
                     bytes_in=session.bytes_in,
                     held_back=session.held_back,
                     bytes_out=session.bytes_out,
@@ -361,27 +381,27 @@ class Node:
             paused=self._sink.full,
             counters=dict(counters),
             kept_out=self._banned.count(trio.current_time()),
-            savings=_savings(self.router.savings.values()),
+            savings=_copy_savings(self.router.savings.values()),
         )
 
     # ------------------------------------------------------------------ connections
 
-    def _connected(self, peer: bytes) -> PeerLink:
+    def _add_link(self, peer: bytes) -> PeerLink:
         link = self._links.get(peer)
         if link is None:
             link = self._links[peer] = PeerLink(peer)
             self._nursery.start_soon(self._serve, link)
         return link
 
-    def _disconnected(self, peer: bytes) -> None:
+    def _remove_link(self, peer: bytes) -> None:
         link = self._links.get(peer)
-        if peer in self._discovered and peer not in self._reached and not self.is_connected(peer):
+        if peer in self._discovered and peer not in self._dialling and not self.is_connected(peer):
             del self._discovered[peer]
-            with suppress(PeerStoreError):  # libp2p would remember it; there may be many
+            with suppress(PeerStoreError):  # libp2p would remember each of them
                 self._host.get_peerstore().clear_peerdata(ID(peer))
         if link is not None and not self._open_connections(link.id):
-            del self._links[peer]  # at once: a peer that comes back while this one is tidied up gets a new link
-            link.gone.set()
+            del self._links[peer]  # at once, so that a peer that reconnects during cleanup gets a new link
+            link.disconnected.set()
             if link.session is not None:
                 link.session.end("the connection ended")
             link.scope.cancel()
@@ -389,10 +409,10 @@ class Node:
     def _open_connections(self, peer: ID) -> list[INetConn]:
         return [conn for conn in self._swarm.get_connections(peer) if not conn.is_closed]
 
-    async def _keep_dialled(self, target: BootstrapPeer) -> None:
+    async def _redial(self, target: BootstrapPeer) -> None:
         failures = 0
         while True:
-            began = trio.current_time()
+            started = trio.current_time()
             if not self._open_connections(target.id):
                 target.attempts += 1
                 before, target.error = target.error, await self._dial(target)
@@ -400,17 +420,17 @@ class Node:
                     say(_LOG, "bootstrap peer not reached", logging.WARNING, why=target.error)
             link = self._links.get(target.id.to_bytes())
             if link is not None:
-                await link.gone.wait()
-            if trio.current_time() - began > self._options.redial_most:
+                await link.disconnected.wait()
+            if trio.current_time() - started > self._options.redial_most:
                 failures = 0
             failures += 1
             pause = pause_after(failures, self._options.redial_first, self._options.redial_most)
-            # spread: many nodes lose the same peer at the same moment
+            # jitter, because many nodes lose the same peer at the same moment
             await trio.sleep(pause * random.uniform(0.75, 1.25))
 
     async def _dial(self, target: BootstrapPeer) -> str:
-        """ "" or why no address answered."""
-        if seconds := self._kept_out(target.id.to_bytes()):
+        """Dial a peer, and return "" or the reason why no address answered."""
+        if seconds := self._ban_left(target.id.to_bytes()):
             return f"kept out for its conduct, for {seconds:.0f} s more"
         error = ""
         for address in target.addresses:
@@ -422,7 +442,7 @@ class Node:
 
     async def _dial_at(self, address: Multiaddr, peer: ID, seconds: float) -> str:
         try:
-            # not dial_peer: it dials one address of what identify said, and blocks a peer for 60 s after a failure
+            # not dial_peer: it dials one address from identify, and blocks a peer for 60 s after a failure
             with trio.fail_after(seconds):
                 await self._swarm.dial_addr(address, peer)
         except trio.TooSlowError:
@@ -433,24 +453,24 @@ class Node:
 
     async def _disconnect(self, peer: ID) -> None:
         for conn in self._swarm.get_connections(peer):
-            await hang_up(conn)
+            await close_connection(conn)
 
     async def _accept(self, stream: INetStream) -> None:
-        """libp2p's handler of a new inbound pubsub stream; the stream lives as long as this runs."""
+        """Handle a new inbound pubsub stream for libp2p; the stream lives as long as this runs."""
         assert isinstance(stream, NetStream)
         if self._closing:
             return
-        if self._kept_out(stream.muxed_conn.peer_id.to_bytes()):
+        if self._ban_left(stream.muxed_conn.peer_id.to_bytes()):
             await reset(stream)
             return
-        link = self._connected(stream.muxed_conn.peer_id.to_bytes())
+        link = self._add_link(stream.muxed_conn.peer_id.to_bytes())
         inbound = InboundStream(stream)
-        if link.offered is not None:
-            await self._drop_inbound(link.offered)
-        link.offered = inbound
-        link.offer.set()
+        if link.unread_inbound is not None:
+            await self._drop_inbound(link.unread_inbound)
+        link.unread_inbound = inbound
+        link.inbound_opened.set()
         if link.session is not None and link.session.inbound is not None:
-            # the newest stream counts: the peer has given up the other
+            # the newest stream counts, as the peer has given up the other
             self.counters["stream_replaced"] += 1
             link.session.end("it opened a new stream")
         await inbound.done.wait()
@@ -462,37 +482,41 @@ class Node:
     # ------------------------------------------------------------------ one peer
 
     async def _serve(self, link: PeerLink) -> None:
-        """Keep a stream pair with a connected peer; a new pair when the streams broke and the connection did not."""
+        """Keep a stream pair with a connected peer, and open a new pair when only the streams broke."""
         delay, failures = 0.05, 0
         try:
             with link.scope:
                 while True:
-                    began = trio.current_time()
-                    error = await self._converse(link)
+                    started = trio.current_time()
+                    error = await self._run_session(link)
                     failures = failures + 1 if error else 0
                     if failures >= _OPEN_ATTEMPTS:
-                        await link.offer.wait()  # a peer that speaks pubsub will open a stream
+                        await link.inbound_opened.wait()  # a peer that speaks pubsub will open a stream
                         failures = 0
-                    if trio.current_time() - began > 10:
+                    if trio.current_time() - started > 10:
                         delay = 0.05
                     await trio.sleep(delay)
                     delay = min(delay * 2, self._options.redial_most)
         finally:
             if self._links.get(link.peer) is link:
                 del self._links[link.peer]
-            link.gone.set()
-            if link.offered is not None:
-                await self._drop_inbound(link.offered)
+            link.disconnected.set()
+            if link.unread_inbound is not None:
+                await self._drop_inbound(link.unread_inbound)
 
-    async def _converse(self, link: PeerLink) -> bool:
-        """Open the node's stream, exchange frames until either stream ends. True: the stream could not be opened."""
+    async def _run_session(self, link: PeerLink) -> bool:
+        """Open the node's stream and exchange frames until either stream ends.
+
+        Returns:
+            True if the stream could not be opened.
+        """
         try:
             with trio.fail_after(self._options.negotiate_timeout):
-                outbound, protocol = await self._open(link)
+                outbound, protocol = await self._open_stream(link)
         except BROKEN:
             self.counters["stream_not_opened"] += 1
             return True
-        session = self._session(link, outbound, protocol)
+        session = self._create_session(link, outbound, protocol)
         link.session = session
         try:
             self._dispatch(
@@ -500,9 +524,9 @@ class Node:
                     link.peer, protocol, session.dialled, trio.current_time(), link.peer in self._discovered
                 )
             )
-            self._count_neighbours(session.ip)
+            self._count_colocated(session.ip)
             self._identify(link, session)
-            self._tell_came(link, session)
+            self._log_connect(link, session)
             with session.scope:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._write, link, session)
@@ -510,12 +534,12 @@ class Node:
                     nursery.start_soon(self._read, link, session)
         finally:
             link.session = None
-            self._tell_went(link, session)
+            self._log_disconnect(link, session)
             now = self._clock_ns()
             for frame in session.connection.close(now):
                 self._sink.put(session.id, frame)
             sends = self.router.remove_peer(link.peer, trio.current_time())
-            self._count_neighbours(session.ip)
+            self._count_colocated(session.ip)
             if not self._closing:
                 self._dispatch(sends)
                 await reset(outbound)
@@ -523,7 +547,7 @@ class Node:
                 await self._drop_inbound(session.inbound)
         return False
 
-    def _tell_came(self, link: PeerLink, session: PubsubSession) -> None:
+    def _log_connect(self, link: PeerLink, session: PubsubSession) -> None:
         say(
             _LOG,
             "peer came",
@@ -533,7 +557,7 @@ class Node:
             dialled=session.dialled,
         )
 
-    def _tell_went(self, link: PeerLink, session: PubsubSession) -> None:
+    def _log_disconnect(self, link: PeerLink, session: PubsubSession) -> None:
         say(
             _LOG,
             "peer went",
@@ -544,9 +568,9 @@ class Node:
             frames_out=session.frames_out,
         )
 
-    async def _open(self, link: PeerLink) -> tuple[NetStream, str]:
-        # not host.new_stream: it dials addresses that strangers advertise when the peer is gone
-        offered = link.offered.stream.swarm_conn if link.offered is not None else None
+    async def _open_stream(self, link: PeerLink) -> tuple[NetStream, str]:
+        # not host.new_stream: it dials addresses from other peers when the peer is disconnected
+        offered = link.unread_inbound.stream.swarm_conn if link.unread_inbound is not None else None
         connections = self._open_connections(link.id)
         conn = offered if offered in connections else connections[-1] if connections else None
         if not isinstance(conn, SwarmConn):
@@ -557,7 +581,7 @@ class Node:
     async def _negotiate(self, conn: INetConn, protocols: Iterable[str]) -> NetStream:
         stream = await conn.new_stream()
         assert isinstance(stream, NetStream)
-        async with AsyncExitStack() as half_open:  # which is the peer's memory as well: failed or cancelled, it ends
+        async with AsyncExitStack() as half_open:  # reset on failure and cancellation: it takes memory of the peer, too
             half_open.push_async_callback(reset, stream)
             protocol = await self._host.multiselect_client.select_one_of(
                 [TProtocol(p) for p in protocols], MultiselectCommunicator(stream), int(self._options.negotiate_timeout)
@@ -566,7 +590,7 @@ class Node:
         stream.set_protocol(protocol)
         return stream
 
-    def _session(self, link: PeerLink, outbound: NetStream, protocol: str) -> PubsubSession:
+    def _create_session(self, link: PeerLink, outbound: NetStream, protocol: str) -> PubsubSession:
         conn = outbound.swarm_conn
         assert conn is not None
         remote = outbound.get_remote_address()
@@ -585,53 +609,52 @@ class Node:
         session.ip = remote[0] if remote else ""
         return session
 
-    def _count_neighbours(self, ip: str) -> None:
-        """Tell the router how many peers share a public address: many are often one attacker."""
+    def _count_colocated(self, ip: str) -> None:
+        """Pass the number of peers that share a public address to the router: many are often one attacker."""
         if not ip or not ipaddress.ip_address(ip).is_global:
             return
-        there = [link.peer for link in self._links.values() if link.session is not None and link.session.ip == ip]
-        for peer in there:
-            self.router.colocated(peer, len(there))
+        colocated = [link.peer for link in self._links.values() if link.session is not None and link.session.ip == ip]
+        for peer in colocated:
+            self.router.set_colocated_peers(peer, len(colocated))
 
     async def _watch(self, session: PubsubSession) -> None:
-        """Notice that the peer reset the node's stream, also when there is nothing to write. Peers send no pubsub
-        there."""
+        """End the session when the peer resets the node's stream, on which peers send no pubsub."""
         try:
             while True:
                 await session.outbound.muxed_stream.read(READ_BYTES)
         except EOFError:
-            return  # some close the side they do not use
+            return  # some peers close the unused direction
         except BROKEN:
             session.end("it reset the node's stream")
 
     async def _read(self, link: PeerLink, session: PubsubSession) -> None:
-        while link.offered is None:
-            link.offer = trio.Event()
-            await link.offer.wait()
-        session.inbound, link.offered = link.offered, None
-        link.offer = trio.Event()
+        while link.unread_inbound is None:
+            link.inbound_opened = trio.Event()
+            await link.inbound_opened.wait()
+        session.inbound, link.unread_inbound = link.unread_inbound, None
+        link.inbound_opened = trio.Event()
         stream = session.inbound.stream.muxed_stream
         splitter = RpcSplitter(self._options.max_rpc, CUT_PAYLOAD)
         payloads, chunk = splitter.feed(b""), b""
-        done = 0
+        count = 0
         try:
             while True:
                 chunk = await stream.read(READ_BYTES)
-                await self._hold_back(link, session, len(chunk))
+                await self._wait_for_budget(link, session, len(chunk))
                 payloads = splitter.feed(chunk)
                 if self._sink.full:
-                    await self._wait_for_room()
+                    await self._wait_for_sink_room()
                 for payload in payloads:
-                    self._take_in(link, session, payload)
-                    done += 1
-                    if session.cpu >= _TURN or not done % _FRAMES_BETWEEN_CHECKPOINTS:
-                        await self._end_turn(link, session)
-                greatest = self._unfinished.holds(session, splitter.held)
-                if greatest is not None:
+                    self._capture_rpc(link, session, payload)
+                    count += 1
+                    if session.cpu >= _CPU_TURN or not count % _FRAMES_BETWEEN_CHECKPOINTS:
+                        await self._yield_cpu(link, session)
+                largest = self._unfinished.set_size(session, splitter.held)
+                if largest is not None:
                     self.counters["unfinished_dropped"] += 1
-                    greatest.end("unfinished RPCs took too much memory")
-                if self.router.unbearable(link.peer):
-                    self._keep_out(link, session)
+                    largest.end("unfinished RPCs took too much memory")
+                if self.router.is_graylisted(link.peer):
+                    self._ban(link, session)
         except BROKEN:
             self.counters["stream_ended"] += 1
             session.end_reason = session.end_reason or "it ended its stream"
@@ -639,16 +662,16 @@ class Node:
             self.counters["stream_unreadable"] += 1
             session.end_reason = session.end_reason or "the length of an RPC could not be read"
         finally:
-            self._unfinished.holds(session, 0)
-            # a peer that hung up has said these bytes all the same; this may be cancelled, so it awaits nothing
+            self._unfinished.set_size(session, 0)
+            # a peer that disconnected has sent these bytes; awaits nothing, since this may be cancelled
             unread = stream.unread() if isinstance(stream, GossipStream) else b""
             if session.held_back:
-                # over its budget: a peer cannot have them taken by going
+                # over its budget: disconnecting must not get them captured
                 self.counters["over_budget_left"] += len(chunk) + len(unread)
-                self._spend(link, session, -len(chunk))
+                self._spend_bytes(link, session, -len(chunk))
                 unread = b""
             else:
-                self._spend(link, session, len(unread))
+                self._spend_bytes(link, session, len(unread))
             last = 0.0
             over = self._budget_cpu.spend(link.peer, session.cpu, self._links, trio.current_time()) > 0
             with suppress(WireError):
@@ -659,27 +682,27 @@ class Node:
                         )
                         continue
                     session.cpu = 0.0
-                    self._take_in(link, session, payload, read=last < _LAST_CPU)
+                    self._capture_rpc(link, session, payload, decode=last < _CPU_AFTER_DISCONNECT)
                     last += session.cpu
             self._budget_cpu.spend(link.peer, last, self._links, trio.current_time())
         if splitter.pending:
             self.counters["stream_broken_off"] += 1
         session.scope.cancel()
 
-    async def _hold_back(self, link: PeerLink, session: PubsubSession, size: int) -> None:
-        """So many bytes of the peer have come: waits as long as it is over its budget."""
-        pause = self._spend(link, session, size)
+    async def _wait_for_budget(self, link: PeerLink, session: PubsubSession, size: int) -> None:
+        """Charge received bytes to the peer, and wait while it is over its budget."""
+        pause = self._spend_bytes(link, session, size)
         if not pause:
             return
         self.counters["over_budget"] += 1
         session.held_back = True
         while pause:
-            await trio.sleep(min(pause, _ASK_AGAIN))
-            pause = self._spend(link, session, 0)
+            await trio.sleep(min(pause, _BUDGET_CHECK_EVERY))
+            pause = self._spend_bytes(link, session, 0)
         session.held_back = False
 
-    async def _end_turn(self, link: PeerLink, session: PubsubSession) -> None:
-        """Lets others have their turn: waits as long as the peer is over its budget of CPU."""
+    async def _yield_cpu(self, link: PeerLink, session: PubsubSession) -> None:
+        """Let other tasks run, and wait while the peer is over its CPU budget."""
         cpu, session.cpu = session.cpu, 0.0
         pause = self._budget_cpu.spend(link.peer, cpu, self._links, trio.current_time())
         if not pause:
@@ -688,44 +711,44 @@ class Node:
         self.counters["over_budget_cpu"] += 1
         session.cpu_held = True
         while pause:
-            await trio.sleep(min(pause, _ASK_AGAIN))
+            await trio.sleep(min(pause, _BUDGET_CHECK_EVERY))
             pause = self._budget_cpu.spend(link.peer, 0, self._links, trio.current_time())
         session.cpu_held = False
 
-    def _spend(self, link: PeerLink, session: PubsubSession, size: int) -> float:
-        # what is captured of many small RPCs is more than what came
+    def _spend_bytes(self, link: PeerLink, session: PubsubSession, size: int) -> float:
+        # the frames of many small RPCs are larger than the received bytes
         size += max(0, session.bytes_in - session.bytes_spent)
         session.bytes_spent += size
         return self._budget.spend(link.peer, size, self._links, trio.current_time())
 
-    def _kept_out(self, peer: bytes) -> float:
-        return self._banned.left(peer, trio.current_time())
+    def _ban_left(self, peer: bytes) -> float:
+        return self._banned.remaining(peer, trio.current_time())
 
-    def _keep_out(self, link: PeerLink, session: PubsubSession) -> None:
-        """Hangs up on a peer, for its conduct, and takes it back only after a while."""
+    def _ban(self, link: PeerLink, session: PubsubSession) -> None:
+        """Disconnect a graylisted peer and refuse it for a while."""
         if not self._options.ban:
             return
-        if not self._kept_out(link.peer):
+        if not self._ban_left(link.peer):
             self.counters["kept_out"] += 1
         self._banned.add(link.peer, trio.current_time())
         self._nursery.start_soon(self._disconnect, link.id)
         session.end("kept out for its conduct")
 
-    def _take_in(
-        self, link: PeerLink, session: PubsubSession, payload: bytes | OversizedRpc, read: bool = True
+    def _capture_rpc(
+        self, link: PeerLink, session: PubsubSession, payload: bytes | OversizedRpc, decode: bool = True
     ) -> None:
-        """Capture an RPC, after the router has read it. Unless `read`, no router reads it: the queries check it."""
-        began = time.thread_time()
+        """Capture an RPC after the router has processed it, or without it unless `decode`; queries then check it."""
+        started = time.thread_time()
         if isinstance(payload, OversizedRpc):
-            self._incoming(link, session, payload.head, payload.declared_length, read)
+            self._process_rpc(link, session, payload.head, payload.declared_length, decode)
         else:
-            self._incoming(link, session, payload, 0, read)
-        session.cpu += time.thread_time() - began
+            self._process_rpc(link, session, payload, 0, decode)
+        session.cpu += time.thread_time() - started
 
-    def _incoming(self, link: PeerLink, session: PubsubSession, payload: bytes, declared: int, read: bool) -> None:
+    def _process_rpc(self, link: PeerLink, session: PubsubSession, payload: bytes, declared: int, decode: bool) -> None:
         counters = self.counters
         if not payload:
-            # an RPC of nothing: captured, it would read as the end of this direction
+            # an empty RPC, which would be captured as the end of this direction
             counters["rpc_empty"] += 1
             return
         observed_at = self._clock_ns()
@@ -736,17 +759,17 @@ class Node:
         delivers: list[Deliver] = []
         verdicts = b""
         try:
-            if read:
+            if decode:
                 rpc = None if declared else read_rpc(payload)
                 if rpc is None or isinstance(rpc, Rejected):
                     counters["rpc_oversized" if declared else "rpc_malformed"] += 1
                     if not declared or declared > self._options.gossip.rpc_limits.size:
-                        self.router.punish(link.peer)
+                        self.router.penalize(link.peer)
                     rpc = RPC()  # it may have been the first one
                 sends, delivers, verdicts = self.router.receive(link.peer, rpc, trio.current_time())
-            unchecked = verdicts.count(Verdict.NOT_CHECKED) if read else len(payload) // _UNCHECKED_BYTES
-            session.cpu += _UNCHECKED_CPU * min(unchecked, _UNCHECKED_MOST)
-        finally:  # whatever happens to the RPC, its frame is kept
+            unchecked = verdicts.count(Verdict.NOT_CHECKED) if decode else len(payload) // _UNCHECKED_BYTES
+            session.cpu += _UNCHECKED_CPU * min(unchecked, _MAX_UNCHECKED)
+        finally:  # its frame is captured whatever happens to the RPC
             frame = session.connection.frame("IN", payload, observed_at, verdicts, declared)
             session.bytes_in += len(frame)
             self._sink.put(session.id, frame)
@@ -760,11 +783,11 @@ class Node:
         queue, stream = session.queue, session.outbound.muxed_stream
         while True:
             await queue.filled.wait()
-            payloads = queue.take(_WRITE_BYTES)
+            payloads = queue.pop(_WRITE_BYTES)
             size = sum(map(len, payloads))
-            await self._until_affordable(link, session, size)
+            await self._wait_for_send_budget(link, session, size)
             if self._sink.full:
-                await self._wait_for_room()  # the node sends nothing that it cannot capture
+                await self._wait_for_sink_room()  # the node sends nothing that it cannot capture
             now = self._clock_ns()
             captured = 0
             for payload in payloads:
@@ -772,7 +795,7 @@ class Node:
                 self._sink.put(session.id, frame)
                 captured += len(frame)
             session.bytes_out += captured
-            # what is captured of small RPCs is more than what is sent: the next ones wait for that
+            # the frames of small RPCs are larger than the sent bytes, for which the next RPCs wait
             self._budget_out.spend(link.peer, captured - size, self._links, trio.current_time())
             self.counters["frames_out"] += len(payloads)
             session.frames_out += len(payloads)
@@ -783,31 +806,33 @@ class Node:
                     await stream.write(data)
             except trio.TooSlowError:
                 self.counters["peer_stuck"] += 1
-                # a part of the frame may be written, so nothing more can be said on this connection
+                # a part of the frame may be written, so that nothing more can be sent on this connection
                 self._nursery.start_soon(self._disconnect, link.id)
                 session.end(f"it took nothing for {self._options.stuck_after:g} s")
             except BROKEN:
                 session.end("nothing could be written to it")
 
-    async def _until_affordable(self, link: PeerLink, session: PubsubSession, size: int) -> None:
-        """So many bytes are to be sent to the peer: waits as long as it is over its budget. Meanwhile its queue takes
-        what there is room for, and `_dispatch` counts what it drops."""
+    async def _wait_for_send_budget(self, link: PeerLink, session: PubsubSession, size: int) -> None:
+        """Charge bytes to send to the peer, and wait while it is over its budget.
+
+        Meanwhile its queue takes what there is room for, and `_dispatch` counts what it drops.
+        """
         pause = self._budget_out.spend(link.peer, size, self._links, trio.current_time())
         if not pause:
             return
         self.counters["over_budget_out"] += 1
         session.sent_slowly = True
         while pause:
-            await trio.sleep(min(pause, _ASK_AGAIN))
+            await trio.sleep(min(pause, _BUDGET_CHECK_EVERY))
             pause = self._budget_out.spend(link.peer, 0, self._links, trio.current_time())
         session.sent_slowly = False
 
     def _dispatch(self, sends: Iterable[Send]) -> int:
-        """Queue what the router wants sent. For how many peers there was room."""
+        """Queue RPCs of the router, and return the number of peers with room for theirs."""
         queued: set[PeerID] = set()
         last: RPC | None = None
         payload = b""
-        most, control = self._options.queue_bytes, self._options.control_bytes
+        limit, control = self._options.queue_bytes, self._options.control_bytes
         for send in sends:
             link = self._links.get(send.peer)
             session = link.session if link is not None else None
@@ -819,17 +844,17 @@ class Node:
             if not payload:
                 continue
             messages = bool(send.rpc.publish)
-            if session.queue.put(payload, send.priority, most if messages else most + control):
+            if session.queue.put(payload, send.priority, limit if messages else limit + control):
                 queued.add(send.peer)
             elif send.priority and not messages:
-                # without these RPCs the peer would have a wrong picture of the node
+                # without these RPCs the peer would have a wrong state of the node
                 self.counters["peer_control_overflow"] += 1
                 self._nursery.start_soon(self._disconnect, link.id)
                 session.end("too much mesh upkeep waited for it")
             else:
                 self.counters["dropped"] += 1
                 session.dropped += 1
-                self.router.dropped(send.peer, send.rpc)
+                self.router.record_dropped(send.peer, send.rpc)
         return len(queued)
 
     # ------------------------------------------------------------------ clocks and room
@@ -842,29 +867,29 @@ class Node:
                     self._identify(link, link.session)
             self._dispatch(self.router.heartbeat(trio.current_time()))
             for link in list(self._links.values()):
-                if link.session is not None and self.router.unbearable(link.peer):
-                    self._keep_out(link, link.session)
+                if link.session is not None and self.router.is_graylisted(link.peer):
+                    self._ban(link, link.session)
 
-    async def _wait_for_room(self) -> None:
+    async def _wait_for_sink_room(self) -> None:
         self.counters["paused"] += 1
         while self._sink.full:
-            with trio.move_on_after(1):  # should a call get lost
-                await self._room.wait()
+            with trio.move_on_after(1):  # in case a call gets lost
+                await self._sink_room.wait()
 
-    def _room_is_back(self) -> None:
-        self._room.set()
-        self._room = trio.Event()
+    def _signal_sink_room(self) -> None:
+        self._sink_room.set()
+        self._sink_room = trio.Event()
 
     def _identify(self, link: PeerLink, session: PubsubSession) -> None:
-        """Tell the router the peer's agent version, once libp2p has asked the peer."""
+        """Pass the peer's agent version to the router once identify has completed."""
         if not session.agent:
             with suppress(PeerStoreError):  # not yet
                 session.agent = str(self._host.get_peerstore().get(link.id, AGENT))
-                self.router.identified(link.peer, session.agent)
+                self.router.set_agent(link.peer, session.agent)
 
 
 class _Notifee(INotifee):
-    """Connections that come and go. libp2p waits for these calls, so none of them waits."""
+    """libp2p's callbacks for connections. None of them waits, because libp2p waits for them."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -873,14 +898,14 @@ class _Notifee(INotifee):
         node, peer = self._node, conn.muxed_conn.peer_id.to_bytes()
         if node._closing:
             return
-        if node._kept_out(peer):
+        if node._ban_left(peer):
             node.counters["refused_kept_out"] += 1
-            node._nursery.start_soon(hang_up, conn)
+            node._nursery.start_soon(close_connection, conn)
         else:
-            node._connected(peer)
+            node._add_link(peer)
 
     async def disconnected(self, network: INetwork, conn: INetConn) -> None:
-        self._node._disconnected(conn.muxed_conn.peer_id.to_bytes())
+        self._node._remove_link(conn.muxed_conn.peer_id.to_bytes())
 
     async def opened_stream(self, network: INetwork, stream: INetStream) -> None: ...
     async def closed_stream(self, network: INetwork, stream: INetStream) -> None: ...
@@ -888,11 +913,11 @@ class _Notifee(INotifee):
     async def listen_close(self, network: INetwork, multiaddr: Multiaddr) -> None: ...
 
 
-def _savings(savings: Iterable[SavingStatus]) -> tuple[SavingStatus, ...]:
-    """Copies: the router counts on in its own."""
+def _copy_savings(savings: Iterable[SavingStatus]) -> tuple[SavingStatus, ...]:
+    """Copy savings, because the router goes on counting in its own objects."""
     return tuple(map(copy, savings))
 
 
-def _from_any_thread(token: trio.lowlevel.TrioToken, call: Callable[[], None]) -> None:
-    with suppress(trio.RunFinishedError):  # the node is gone, and its readers with it
+def _call_in_trio(token: trio.lowlevel.TrioToken, call: Callable[[], None]) -> None:
+    with suppress(trio.RunFinishedError):  # the node has ended, and its readers with it
         token.run_sync_soon(call)

@@ -1,4 +1,4 @@
-"""A connected peer: the streams with the peer, and the RPCs that wait to be sent."""
+"""A connected peer: its streams, and the RPCs that wait to be sent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kiln.bridge.capture.tap import ConnectionTap
 
 
 class SendQueue:
-    """Serialized RPCs that wait to be written to one peer, in two lanes. The lane with priority goes first."""
+    """Serialized RPCs that wait to be written to one peer, in two lanes, of which the priority lane goes first."""
 
     def __init__(self) -> None:
         self._lanes: dict[bool, deque[bytes]] = {False: deque(), True: deque()}
@@ -24,35 +24,35 @@ class SendQueue:
         """Bytes in both lanes."""
         return self._bytes[False] + self._bytes[True]
 
-    def put(self, payload: bytes, priority: bool, most: int) -> bool:
-        """Whether there was room: at most that many bytes in a lane, or one RPC of any size."""
+    def put(self, payload: bytes, priority: bool, limit: int) -> bool:
+        """Queue an RPC, and return whether there was room: `limit` bytes in a lane, or one RPC of any size."""
         size = self._bytes[priority] + len(payload)
-        if size > most and self._lanes[priority]:
+        if size > limit and self._lanes[priority]:
             return False
         self._bytes[priority] = size
         self._lanes[priority].append(payload)
         self.filled.set()
         return True
 
-    def take(self, most: int) -> list[bytes]:
-        """At least one RPC if there is any, and no more than `most` bytes of others."""
-        taken: list[bytes] = []
-        room = most
+    def pop(self, limit: int) -> list[bytes]:
+        """Remove and return RPCs of at most `limit` bytes, or one of any size."""
+        payloads: list[bytes] = []
+        room = limit
         for priority in (True, False):
             lane = self._lanes[priority]
-            while lane and (not taken or len(lane[0]) <= room):
+            while lane and (not payloads or len(lane[0]) <= room):
                 payload = lane.popleft()
                 room -= len(payload)
                 self._bytes[priority] -= len(payload)
-                taken.append(payload)
+                payloads.append(payload)
             if lane:
-                return taken
+                return payloads
         self.filled = trio.Event()
-        return taken
+        return payloads
 
 
 class InboundStream:
-    """A pubsub stream that a peer opened to the node. libp2p's handler waits until `done`."""
+    """A pubsub stream opened by a peer. libp2p's handler waits until `done`."""
 
     def __init__(self, stream: NetStream) -> None:
         self.stream = stream
@@ -60,7 +60,7 @@ class InboundStream:
 
 
 class PubsubSession:
-    """The stream pair with a peer: the node's stream to the peer, and the peer's stream once the peer opened it."""
+    """The stream pair with a peer: the node's stream, and the peer's once it is open."""
 
     def __init__(self, outbound: NetStream, connection: ConnectionTap, protocol: str) -> None:
         self.outbound = outbound
@@ -73,19 +73,19 @@ class PubsubSession:
         self.dialled = False
         self.address = ""
         self.ip = ""
-        self.agent = ""  # as far as the router was told
+        self.agent = ""  # as passed to the router
         self.frames_in = self.frames_out = self.dropped = 0
         self.bytes_in = 0  # of captured frames
         self.bytes_spent = 0  # of the peer's budget
         self.held_back = False
-        self.cpu = 0.0  # seconds that reading its RPCs took, not spent of its budget yet
+        self.cpu = 0.0  # seconds of reading its RPCs that are not charged to its budget yet
         self.cpu_held = False
         self.bytes_out = 0  # of captured frames
         self.sent_slowly = False
         self.end_reason = ""
 
     def end(self, reason: str) -> None:
-        """Ends the session. `reason`: in words, for the log; the first counts."""
+        """End the session; the first `reason` is logged."""
         self.end_reason = self.end_reason or reason
         self.scope.cancel()
 
@@ -96,8 +96,8 @@ class PeerLink:
     def __init__(self, peer: bytes) -> None:
         self.peer = peer
         self.id = ID(peer)
-        self.gone = trio.Event()  # no connection is left
+        self.disconnected = trio.Event()  # no connection is left
         self.scope = trio.CancelScope()
         self.session: PubsubSession | None = None
-        self.offered: InboundStream | None = None  # not read yet
-        self.offer = trio.Event()
+        self.unread_inbound: InboundStream | None = None  # not read yet
+        self.inbound_opened = trio.Event()

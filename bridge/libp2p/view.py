@@ -13,8 +13,7 @@ from kiln.conf.process.bridge_status import PeerStatus, SavingStatus
 
 @lru_cache(maxsize=4096)
 def peer_name(peer: bytes) -> str:
-    """A peer id as people write it: base58btc of its multihash. `kiln.schemas.wire.identity.peer_text` is the fast
-    way."""
+    """Format a peer id as base58btc of its multihash. `kiln.schemas.wire.identity.peer_text` is faster."""
     text: str = multibase.encode(peer, "base58btc")
     return text[1:]  # peer ids have no multibase prefix (libp2p specs, peer-ids.md)
 
@@ -27,7 +26,7 @@ class BootstrapState:
     addresses: tuple[str, ...]
     connected: bool
     attempts: int
-    error: str  # of the last attempt; empty if that went well
+    error: str  # of the last attempt; empty if it succeeded
 
 
 @dataclass(frozen=True)
@@ -48,5 +47,5 @@ class NodeView:
     dropped: int
     paused: bool  # the node has stopped reading, because the sink is full
     counters: Mapping[str, int]  # the node's and the router's
-    kept_out: int  # peers, for their conduct
-    savings: tuple[SavingStatus, ...]  # over all peers there were
+    kept_out: int  # banned peers
+    savings: tuple[SavingStatus, ...]  # over all peers so far

@@ -14,7 +14,7 @@ A, B, C = b"a", b"b", b"c"
 
 
 def test_an_hours_bytes_may_come_at_once_and_then_the_rate_holds() -> None:
-    budget = CaptureBudget(of_peer=36 * MIB, of_all=1000 * MIB)
+    budget = CaptureBudget(per_peer=36 * MIB, total=1000 * MIB)
     assert budget.spend(A, 36 * MIB, (A, B), 0.0) == 0
     assert budget.spend(A, MIB, (A, B), 0.0) == 100
     assert budget.spend(B, MIB, (A, B), 0.0) == 0
@@ -43,7 +43,7 @@ def test_while_all_are_over_floods_do_not_hold_back_who_says_little() -> None:
     """300 peers are connected and silent: an equal part of the rate for each would be a half of what B says."""
     crowd = [b"%d" % number for number in range(300)]
     for flooding in ((A,), tuple(crowd[:40])):
-        budget = CaptureBudget(of_peer=1 << 40, of_all=1 << 30)
+        budget = CaptureBudget(per_peer=1 << 40, total=1 << 30)
         connected = (A, B, *crowd)
         assert budget.spend(B, 300, connected, 0.0) == 0
         budget.spend(A, 1 << 30, connected, 90.0)
@@ -52,7 +52,7 @@ def test_while_all_are_over_floods_do_not_hold_back_who_says_little() -> None:
 
 def test_new_keys_bring_nothing() -> None:
     """While all are over, five strangers a second come, and each goes after its first bytes."""
-    budget = CaptureBudget(of_peer=1 << 40, of_all=1 << 30)
+    budget = CaptureBudget(per_peer=1 << 40, total=1 << 30)
     budget.spend(B, 300, (A, B), 0.0)
     budget.spend(A, 1 << 30, (A, B), 90.0)
     taken = 0
@@ -73,7 +73,7 @@ def test_new_keys_bring_nothing() -> None:
 
 
 def test_who_comes_again_finds_the_account_as_it_was() -> None:
-    budget = CaptureBudget(of_peer=MIB, of_all=1000 * MIB)
+    budget = CaptureBudget(per_peer=MIB, total=1000 * MIB)
     assert budget.spend(A, 2 * MIB, (A,), 0.0) == 3600
     assert budget.spend(A, 0, (A,), 1800.0) == 1800
 
@@ -81,7 +81,7 @@ def test_who_comes_again_finds_the_account_as_it_was() -> None:
 @given(st.lists(st.tuples(st.sampled_from([A, B, C]), st.integers(0, 8 * MIB)), max_size=60))
 def test_whoever_waits_as_told_keeps_every_budget(said: list[tuple[bytes, int]]) -> None:
     """Over any time: at most an hour's bytes, what comes with the time, and one portion of each peer."""
-    budget, now = CaptureBudget(of_peer=36 * MIB, of_all=72 * MIB), 0.0
+    budget, now = CaptureBudget(per_peer=36 * MIB, total=72 * MIB), 0.0
     until = dict.fromkeys((A, B, C), 0.0)
     taken = dict.fromkeys((A, B, C), 0)
     for peer, size in said:
@@ -96,13 +96,13 @@ def test_whoever_waits_as_told_keeps_every_budget(said: list[tuple[bytes, int]])
 
 
 def test_who_is_kept_out_may_come_again_after_the_time_and_the_table_is_bounded() -> None:
-    banned = BanList(60.0, most=2)
+    banned = BanList(60.0, limit=2)
     banned.add(A, 0.0)
     banned.add(B, 10.0)
-    assert (banned.left(A, 50.0), banned.left(C, 50.0), banned.count(50.0)) == (10.0, 0.0, 2)
-    assert banned.left(A, 60.0) == 0
+    assert (banned.remaining(A, 50.0), banned.remaining(C, 50.0), banned.count(50.0)) == (10.0, 0.0, 2)
+    assert banned.remaining(A, 60.0) == 0
     assert banned.count(60.0) == 1
     banned.add(A, 61.0)
     banned.add(C, 62.0)
-    assert (banned.left(B, 63.0), banned.count(63.0)) == (0.0, 2)  # the oldest gave way
+    assert (banned.remaining(B, 63.0), banned.count(63.0)) == (0.0, 2)  # the oldest gave way
     assert banned.count(200.0) == 0

@@ -121,7 +121,7 @@ class Connections:
         self.views[peer] = PeerView("/meshsub/1.2.0", frozenset(), score, outbound)
         return peer_text(peer)
 
-    def speaking(self, *protocols: str) -> list[tuple[bytes, list[bytes]]]:
+    def peers_speaking(self, *protocols: str) -> list[tuple[bytes, list[bytes]]]:
         return [(peer, listens) for peer, (_, speaks, listens) in self.peers.items() if set(speaks) & set(protocols)]
 
     def remote_address(self, peer: bytes) -> tuple[str, int] | None:

@@ -93,9 +93,9 @@ def test_promises_not_kept_cost_score() -> None:
 def test_what_we_failed_to_ask_for_is_no_broken_promise() -> None:
     router = with_peers(node(), 1)
     (send,) = router.receive(peer(0), ihave([b"a", b"b"]), 1.0)[0]
-    router.dropped(peer(0), send.rpc)
+    router.record_dropped(peer(0), send.rpc)
     assert router.sizes["promises"] == 0
-    router.dropped(peer(0), rpc_of(message(1), message(2)))
+    router.record_dropped(peer(0), rpc_of(message(1), message(2)))
     assert (router.counters["dropped_rpcs"], router.counters["dropped_messages"]) == (2, 2)
 
 

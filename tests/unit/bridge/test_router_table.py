@@ -207,8 +207,8 @@ def test_cautious_waits_for_an_index_or_for_a_kiln() -> None:
     router = node("cautious")
     for number in (1, 2, 3):
         greet(router, number)
-    router.identified(peer(2), "kiln/0.1.0")
-    router.identified(peer(3), "go-libp2p/0.47")
+    router.set_agent(peer(2), "kiln/0.1.0")
+    router.set_agent(peer(3), "go-libp2p/0.47")
     assert published(router.publish(signed(1), 1.0)) == {peer(1): [(A, 0)], peer(2): [("", 1)], peer(3): [(A, 0)]}
     router.receive(peer(1), indexed(signed(2, B), 2), 1.0)
     assert published(router.publish(signed(3), 2.0))[peer(1)] == [("", 1)]
@@ -239,10 +239,10 @@ def test_what_indices_save_is_told_by_topic_and_by_peer() -> None:
     router = node()
     greet(router, 1)
     greet(router, 2)
-    before = router.savings_of(peer(2)).get(("sent", A))
+    before = router.peer_savings(peer(2)).get(("sent", A))
     grafted = before.references if before else 0
     router.receive(peer(1), indexed(signed(1), 1), 1.0)
-    received, sent = router.savings_of(peer(1))["received", A], router.savings_of(peer(2))["sent", A]
+    received, sent = router.peer_savings(peer(1))["received", A], router.peer_savings(peer(2))["sent", A]
     assert (received.references, received.as_names, received.as_indices) == (1, 2 + len(A), 2)
     assert (sent.references, sent.as_names) == (grafted + 1, (grafted + 1) * (2 + len(A)))
     router.remove_peer(peer(1), 2.0)

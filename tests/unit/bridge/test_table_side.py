@@ -224,7 +224,7 @@ def test_an_index_that_no_topic_has(made: Callable[[int], Item], index: int) -> 
     table_side = side()
     assert table_side.topic_of(ANNA, made(index)) is None
     assert table_side.counters == {"hello_taken": 1, "index_out_of_range": 1}
-    assert table_side.savings_of(ANNA) == {}
+    assert table_side.peer_savings(ANNA) == {}
 
 
 @KINDS
@@ -398,9 +398,9 @@ def test_bytes_saved_are_those_missing_on_the_wire() -> None:
     made = side("eager")
     fields = Message(topic=CLAY).ByteSize() + ControlPrune(topicID=CLAY).ByteSize(), 2 + 2
     made.for_peer(ANNA, full_rpc())
-    saving = made.savings_of(ANNA)["sent", CLAY]
+    saving = made.peer_savings(ANNA)["sent", CLAY]
     assert (saving.references, saving.as_names, saving.as_indices) == (2, *fields)
-    assert {topic for _, topic in made.savings_of(ANNA)} == {CLAY, SEP, MAIN}
+    assert {topic for _, topic in made.peer_savings(ANNA)} == {CLAY, SEP, MAIN}
     assert made.counters["index_written"] == 4
 
 
@@ -409,12 +409,12 @@ def test_what_peers_save_us_is_counted_by_topic_and_peer_and_outlives_them() -> 
     for peer, count in ((ANNA, 3), (BERT, 2)):
         for _ in range(count):
             made.topic_of(peer, Message(topicIndex=2))
-    assert made.savings_of(ANNA)["received", SEP].references == 3
+    assert made.peer_savings(ANNA)["received", SEP].references == 3
     made.remove(ANNA)
     total = made.savings()["received", SEP]
     assert (total.references, total.as_indices) == (5, 10)
     assert total.as_names == 5 * Message(topic=SEP).ByteSize()
-    assert made.savings_of(ANNA) == {}
+    assert made.peer_savings(ANNA) == {}
     assert made.savings()["received", SEP].references == 5  # asking counts nothing
 
 
@@ -426,7 +426,7 @@ def test_an_index_above_127_takes_another_byte() -> None:
     for index in (127, 128):
         topic = made.topic_of(ANNA, Message(topicIndex=index))
         assert topic is not None
-        assert made.savings_of(ANNA)["received", topic].as_indices == Message(topicIndex=index).ByteSize()
+        assert made.peer_savings(ANNA)["received", topic].as_indices == Message(topicIndex=index).ByteSize()
 
 
 @given(st.binary(max_size=80), st.binary(max_size=60), st.sampled_from(MODES))
