@@ -7,7 +7,7 @@ from typing import Protocol
 
 from kiln.bridge.gossipsub.effects import PeerView
 from kiln.bridge.ipfs.neighbours import BITSWAP, BitswapPeer
-from kiln.bridge.libp2p.kademlia import AddressScope, heard, reach
+from kiln.bridge.libp2p.kademlia import AddressScope, trusted_contact, address_scope
 from kiln.schemas.wire.identity import peer_text
 
 
@@ -29,8 +29,8 @@ def bitswap_peers(node: PeerConnector, peers: Mapping[bytes, PeerView]) -> list[
         if peer not in peers_speaking or view.score < 0:
             continue
         remote = node.remote_address(peer)
-        away = reach(remote[0]) if remote is not None else None
-        contact = heard(peer, peers_speaking[peer], AddressScope.WORLD if away is None else away)
+        away = address_scope(remote[0]) if remote is not None else None
+        contact = trusted_contact(peer, peers_speaking[peer], AddressScope.WORLD if away is None else away)
         if contact.addresses:
             found.append(BitswapPeer(peer_text(peer), tuple(address.text for address in contact.addresses)))
     return found

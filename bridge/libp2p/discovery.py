@@ -1,12 +1,11 @@
-"""Finding peers for the node's topics through the libp2p DHT (CIP-120, Peer discovery), and serving the DHT to others.
+"""Find peers for the node's topics through the libp2p DHT (CIP-120, Peer discovery), and serve the DHT to others.
 
 For each topic the node announces itself at the servers nearest to the topic's key, looks up which peers did the same,
-and dials some of these. All begins at the bootstrap peers: without one the node asks nobody, and only answers
-questions.
+and dials some of them. It starts from the bootstrap peers; without one it sends no queries and only answers others.
 
-Peers that strangers name deserve little trust. The node dials a few of them at a time, and leaves a peer alone for ever
-longer after each failure. It refuses addresses that cannot be meant for it. It hangs up on a peer that is not on the
-topic. Peers found so are at most half of a mesh, and half of the peers that a topic needs.
+Discovered peers deserve little trust. The node dials a few of them at a time, with a growing back-off after failures.
+It refuses addresses that cannot be meant for it, and disconnects a peer that is not on the topic. Discovered peers are
+at most half of a mesh, and half of the peers that a topic needs.
 """
 
 from __future__ import annotations
@@ -39,30 +38,30 @@ from kiln.bridge.libp2p.kademlia import (
     K,
     KademliaTable,
     TcpAddress,
-    announcement,
-    heard,
-    merged,
-    nearest,
-    place,
-    question,
-    reach,
+    address_scope,
+    build_announcement,
+    build_query,
+    key_position,
+    merge_contacts,
+    nearest_contacts,
     read_address,
     read_peers,
-    told,
+    shareable_addresses,
     topic_key,
+    trusted_contact,
 )
 from kiln.conf.process.backoff import pause_after
 
 PREFIX: Final = "/ipfs"
 _TICK: Final = 0.5
-_SELF_AGAIN: Final = 3600.0  # s; by looking for ourselves, those near us come to know us
+_SELF_LOOK_UP_EVERY: Final = 3600.0  # s; a look-up of our own id makes us known to the servers near us
 _READ_BYTES: Final = 64 * 1024
-_KNOWN_FOR: Final = 1.0  # s that the list of known servers is good for
+_KNOWN_SERVERS_AGE: Final = 1.0  # s that the list of known servers stays valid
 
 
 @dataclass(frozen=True)
 class DiscoveryOptions:
-    """What discovery is told. Times in seconds."""
+    """Options of discovery. Times in seconds."""
 
     prefix: str = PREFIX  # of the protocol, <prefix>/kad/1.0.0
     serve: bool = True  # where the node listens
@@ -102,19 +101,19 @@ class _Topic:
     announce_at: float
     look_up_at: float
     delay: float
-    busy: bool = False
+    is_busy: bool = False
 
 
 @dataclass
 class _LookupResult:
-    """What a look-up brought: the servers that answered, and the providers they named."""
+    """Result of a look-up: the servers that answered, and the providers they named."""
 
     servers: list[DhtContact]
     providers: dict[bytes, DhtContact]
 
 
 class DialBackoff:
-    """What to leave alone and until when. Bounded: the oldest are forgotten."""
+    """Back-off of peers and addresses. Bounded: the oldest entries are dropped."""
 
     def __init__(self, first: float, most: float, remembered: int, per_address: int) -> None:
         self._first, self._most, self._remembered, self._per_address = first, most, remembered, per_address
@@ -125,17 +124,17 @@ class DialBackoff:
         return len(self._failed) + len(self._dialled)
 
     def in_backoff(self, peer: bytes, address: TcpAddress | None, now: float) -> bool:
-        """Whether a peer at an address, None: the peer as such, is not to be tried now."""
+        """Return whether a peer must not be tried now, at this address or, without one, at all."""
         if now < self._failed.get((peer, address), (0, 0.0))[1]:
             return True
         if address is None:
             return False
         count, since = self._dialled.get(address, (0, 0.0))
-        # many ids of one address are one machine, and may be a victim's; not failures: it may be an honest peer's
+        # many ids of one address are one machine, perhaps a victim's; no failures, as it may be an honest peer's
         return count >= self._per_address and now < since + self._first
 
-    def dialling(self, address: TcpAddress, now: float) -> None:
-        """The address is dialled, for whomever."""
+    def record_dial(self, address: TcpAddress, now: float) -> None:
+        """Record a dial of an address, for any peer."""
         count, since = self._dialled.pop(address, (0, now))
         if now >= since + self._first:
             count, since = 0, now
@@ -143,31 +142,38 @@ class DialBackoff:
         if len(self._dialled) > self._remembered:
             del self._dialled[next(iter(self._dialled))]
 
-    def failed(self, peer: bytes, address: TcpAddress | None, now: float) -> None:
-        """The peer was not at the address, None: was of no use."""
+    def record_failure(self, peer: bytes, address: TcpAddress | None, now: float) -> None:
+        """Record that the peer was not at the address or, without one, was of no use."""
         count = self._failed.pop((peer, address), (0, 0.0))[0]
         self._failed[peer, address] = (count + 1, now + pause_after(count + 1, self._first, self._most))
         if len(self._failed) > self._remembered:
             del self._failed[next(iter(self._failed))]
 
-    def well(self, peer: bytes, address: TcpAddress | None) -> None:
-        """It was."""
+    def record_success(self, peer: bytes, address: TcpAddress | None) -> None:
+        """Record a success, which ends the back-off."""
         self._failed.pop((peer, address), None)
 
 
 class Discovery:
-    """Made before the node runs; `run` beside it, once that listens. Counts in the node's counters, as discovery_….
+    """Peer discovery of a node. Create it before the node runs, and `run` it once the node listens.
 
-    NodeError: an address to announce is none.
+    It counts in the node's counters, as discovery_….
     """
 
     def __init__(self, node: Node, options: DiscoveryOptions, rng: Random, mesh: int = 6) -> None:
-        """`mesh`: how many peers a topic needs, gossipsub's D."""
+        """Register the DHT server of the node.
+
+        Args:
+            mesh: number of peers that a topic needs, gossipsub's D.
+
+        Raises:
+            NodeError: an address to announce is malformed.
+        """
         self._node = node
         self._options = options
         self._rng = rng
         self._mesh = mesh
-        self._said = [_announced(text, node.peer) for text in options.announce]
+        self._announced_addresses = [_parse_announced(text, node.peer) for text in options.announce]
         self._counters = node.counters
         self._topics: dict[str, _Topic] = {}
         self._table = KademliaTable(node.peer)
@@ -176,16 +182,16 @@ class Discovery:
             options.back_off, options.back_off_most, options.remembered, options.dials_of_address
         )
         self._dials = trio.CapacityLimiter(options.dials)
-        self._tending = trio.CapacityLimiter(options.topics)
-        self._up: dict[bytes, int] = {}  # bootstrap peers that are connected
+        self._topic_slots = trio.CapacityLimiter(options.topics)
+        self._connected_bootstrap: dict[bytes, int] = {}  # bootstrap peers that are connected
         self._self_at = 0.0
         self._used: dict[bytes, float] = {}  # when a peer that we dialled was last asked
-        self._courted: set[bytes] = set()  # being tried for a topic
+        self._candidates: set[bytes] = set()  # being tried for a topic
         self._on_topic: set[bytes] = set()  # peers that we dialled, and are on a topic of ours
-        self._calls: dict[bytes, trio.Event] = {}  # being dialled
+        self._ongoing_dials: dict[bytes, trio.Event] = {}  # being dialled
         self._streams: dict[bytes, int] = {}  # served, by peer
-        self._turn = 0.0
-        self._known_at, self._known_then = -_KNOWN_FOR, list[DhtContact]()
+        self._next_answer_at = 0.0
+        self._known_servers_at, self._known_servers_cache = -_KNOWN_SERVERS_AGE, list[DhtContact]()
         self._serves = options.serve and node.is_listening
         if self._serves:
             node.serve(options.protocol, self._serve)
@@ -197,7 +203,7 @@ class Discovery:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Entries in each of its memories; all are bounded."""
+        """Number of entries of each store; all are bounded."""
         return {
             "servers": len(self._table),
             "records": len(self._server.providers),
@@ -212,7 +218,7 @@ class Discovery:
                 self._tick(nursery, trio.current_time())
                 await trio.sleep(_TICK)
 
-    # ------------------------------------------------------------------ what is due
+    # ------------------------------------------------------------------ schedule
 
     def _tick(self, nursery: trio.Nursery, now: float) -> None:
         topics = self._node.topics
@@ -222,55 +228,55 @@ class Discovery:
             if topic not in self._topics:
                 self._topics[topic] = _Topic(topic_key(topic), now, now, self._options.first)
         self._server.provided = {each.key for each in self._topics.values()}
-        self._let_go(nursery, now)
+        self._disconnect_spare(nursery, now)
 
         up = {peer: tries for peer, tries in self._node.bootstrap.items() if self._node.is_connected(peer)}
-        back = up.items() - self._up.items()
-        if back:
-            # new to us, or it has been away: it may have forgotten
-            for peer, _ in back:
-                self._failures.well(peer, None)
+        reconnected = up.items() - self._connected_bootstrap.items()
+        if reconnected:
+            # new, or reconnected: it may have forgotten us
+            for peer, _ in reconnected:
+                self._failures.record_success(peer, None)
             self._self_at = now
             for each in self._topics.values():
                 each.announce_at, each.look_up_at, each.delay = now, now, self._options.first
-        self._up = up
+        self._connected_bootstrap = up
         if not up and not len(self._table):
             return
         if self._serves and now >= self._self_at:
-            self._self_at = now + (_SELF_AGAIN if len(self._table) >= K else self._options.every)
+            self._self_at = now + (_SELF_LOOK_UP_EVERY if len(self._table) >= K else self._options.every)
             nursery.start_soon(self._look_up, self._node.peer, Message.FIND_NODE)
         for topic, state in self._topics.items():
-            if not state.busy and (self._to_announce(state, now) or self._to_look_up(topic, state, now)):
-                state.busy = True
-                nursery.start_soon(self._see_to, topic, state)
+            if not state.is_busy and (self._needs_announce(state, now) or self._needs_look_up(topic, state, now)):
+                state.is_busy = True
+                nursery.start_soon(self._refresh_topic, topic, state)
 
-    def _to_announce(self, state: _Topic, now: float) -> bool:
-        return state.announce_at <= now and bool(self._said or self._node.addresses)
+    def _needs_announce(self, state: _Topic, now: float) -> bool:
+        return state.announce_at <= now and bool(self._announced_addresses or self._node.addresses)
 
-    def _to_look_up(self, topic: str, state: _Topic, now: float) -> bool:
-        return state.look_up_at <= now and self._wanting(topic) > 0
+    def _needs_look_up(self, topic: str, state: _Topic, now: float) -> bool:
+        return state.look_up_at <= now and self._missing_peers(topic) > 0
 
-    def _wanting(self, topic: str) -> int:
-        """How many more peers to find for a topic."""
-        there = self._node.router.subscribers(topic)
+    def _missing_peers(self, topic: str) -> int:
+        """Return the number of peers still to find for a topic."""
+        subscribers = self._node.router.subscribers(topic)
         return min(
-            self._mesh // 2 - sum(peer in there for peer in self._node.discovered),
-            self._mesh - len(there),
+            self._mesh // 2 - sum(peer in subscribers for peer in self._node.discovered),
+            self._mesh - len(subscribers),
             self._options.most_found - len(self._node.discovered),
         )
 
-    def _let_go(self, nursery: trio.Nursery, now: float) -> None:
-        """Hang up on dialled peers that no topic needs and that have not been asked anything for a while."""
+    def _disconnect_spare(self, nursery: trio.Nursery, now: float) -> None:
+        """Disconnect dialled peers that no topic needs and that have not been queried for a while."""
         discovered = list(self._node.discovered)
         if not discovered and not self._used:
             return
         self._used = {peer: self._used.get(peer, now) for peer in discovered}
-        needed, on_topic = set(self._courted), set[bytes]()
+        needed, on_topic = set(self._candidates), set[bytes]()
         for topic in self._topics:
-            there = self._node.router.subscribers(topic)
-            here = [peer for peer in discovered if peer in there]
-            needed.update(here[: self._mesh // 2])
-            on_topic.update(here)
+            subscribers = self._node.router.subscribers(topic)
+            on_topic_peers = [peer for peer in discovered if peer in subscribers]
+            needed.update(on_topic_peers[: self._mesh // 2])
+            on_topic.update(on_topic_peers)
         self._counters["discovery_found"] += len(on_topic - self._on_topic)
         self._on_topic = on_topic
         spare = sorted((peer for peer in discovered if peer not in needed), key=self._used.__getitem__)
@@ -279,40 +285,40 @@ class Discovery:
             if number < most or self._used[peer] + self._options.keep < now:
                 nursery.start_soon(self._node.disconnect_discovered, peer)
 
-    async def _see_to(self, topic: str, state: _Topic) -> None:
+    async def _refresh_topic(self, topic: str, state: _Topic) -> None:
         try:
-            async with self._tending:
+            async with self._topic_slots:
                 found = await self._look_up(state.key, Message.GET_PROVIDERS)
-                if self._to_announce(state, trio.current_time()):
-                    count = await self._announce(state.key, nearest(found.servers, state.key))
+                if self._needs_announce(state, trio.current_time()):
+                    count = await self._announce(state.key, nearest_contacts(found.servers, state.key))
                     self._counters["discovery_announced"] += count
-                    # spread: topics joined together need not be renewed together
+                    # jitter, so that topics joined together are not renewed together
                     wait = self._options.renew * self._rng.uniform(0.8, 1) if count else self._options.every
                     state.announce_at = trio.current_time() + wait
-                if self._wanting(topic) > 0:
-                    await self._find(topic, list(found.providers.values()))
+                if self._missing_peers(topic) > 0:
+                    await self._dial_providers(topic, list(found.providers.values()))
         finally:
-            if self._wanting(topic) <= 0:
+            if self._missing_peers(topic) <= 0:
                 state.delay = self._options.first
             state.look_up_at = trio.current_time() + state.delay
             state.delay = min(state.delay * 2, self._options.every)
-            state.busy = False
+            state.is_busy = False
 
-    # ------------------------------------------------------------------ asking
+    # ------------------------------------------------------------------ queries
 
     async def _look_up(self, key: bytes, kind: Message.MessageType) -> _LookupResult:
-        """Ask ever nearer servers, until the K nearest there are have answered."""
+        """Query ever nearer servers until the K nearest have answered."""
         options = self._options
-        target = place(key)
-        heard_of = {contact.peer: contact for contact in self._to_begin_with()}
-        distance = {peer: place(peer) ^ target for peer in heard_of}
-        waiting = set(heard_of)
+        target = key_position(key)
+        contacts = {contact.peer: contact for contact in self._initial_servers()}
+        distance = {peer: key_position(peer) ^ target for peer in contacts}
+        waiting = set(contacts)
         answered: set[bytes] = set()
         providers: dict[bytes, DhtContact] = {}
         asked, running = 0, 0
         news = trio.Event()
 
-        def following() -> bytes | None:
+        def next_peer() -> bytes | None:
             if not waiting or asked >= options.most_asked:
                 return None
             peer = min(waiting, key=distance.__getitem__)
@@ -321,24 +327,24 @@ class Discovery:
             waiting.discard(peer)
             return peer
 
-        def take(answer: Message, away: AddressScope) -> None:
+        def add_answer(answer: Message, scope: AddressScope) -> None:
             now = trio.current_time()
-            for each in read_peers(answer.closerPeers, K, away):
+            for each in read_peers(answer.closerPeers, K, scope):
                 peer = each.peer
-                if peer in heard_of:
-                    heard_of[peer] = merged(heard_of[peer], each)
+                if peer in contacts:
+                    contacts[peer] = merge_contacts(contacts[peer], each)
                 elif peer != self._node.peer and each.addresses and not self._failures.in_backoff(peer, None, now):
-                    heard_of[peer] = each
-                    distance[peer] = place(peer) ^ target
+                    contacts[peer] = each
+                    distance[peer] = key_position(peer) ^ target
                     waiting.add(peer)
-            for each in read_peers(answer.providerPeers, MAX_PROVIDERS, away):
+            for each in read_peers(answer.providerPeers, MAX_PROVIDERS, scope):
                 if each.peer != self._node.peer:
-                    providers[each.peer] = merged(providers.get(each.peer, each), each)
+                    providers[each.peer] = merge_contacts(providers.get(each.peer, each), each)
 
         async def worker() -> None:
             nonlocal asked, running, news
             while True:
-                peer = following()
+                peer = next_peer()
                 if peer is None:
                     if not running:
                         return
@@ -346,60 +352,67 @@ class Discovery:
                     continue
                 asked, running = asked + 1, running + 1
                 try:
-                    reply = await self._ask(heard_of[peer], question(kind, key))
+                    reply = await self._query(contacts[peer], build_query(kind, key))
                 finally:
                     running -= 1
                     news.set()
                     news = trio.Event()
                 if reply is not None:
                     answered.add(peer)
-                    take(*reply)
+                    add_answer(*reply)
 
         with trio.move_on_after(options.look_up):
             async with trio.open_nursery() as nursery:
                 for _ in range(options.parallel):
                     nursery.start_soon(worker)
         self._counters["discovery_looked_up"] += 1
-        servers = [heard_of[peer] for peer in answered]
+        servers = [contacts[peer] for peer in answered]
         for contact in servers:
             if contact.addresses:
                 self._table.add(contact)
         return _LookupResult(servers, providers)
 
-    def _to_begin_with(self) -> Iterator[DhtContact]:
-        """Servers that have answered, and those connected: these are not dialled, so they need no address."""
+    def _initial_servers(self) -> Iterator[DhtContact]:
+        """Return the servers that have answered, and the connected ones, which need no address."""
         known = {contact.peer: contact for contact in self._table.contacts()}
-        for peer in (*self._up, *(peer for peer, _ in self._node.peers_speaking(self._options.protocol))):
+        for peer in (
+            *self._connected_bootstrap,
+            *(peer for peer, _ in self._node.peers_speaking(self._options.protocol)),
+        ):
             known.setdefault(peer, DhtContact(peer, ()))
         now = trio.current_time()
         return (each for each in known.values() if not self._failures.in_backoff(each.peer, None, now))
 
-    async def _ask(self, contact: DhtContact, message: Message) -> tuple[Message, AddressScope] | None:
-        """The answer, and how far away it came from. None, and the server is forgotten, if there is none."""
+    async def _query(self, contact: DhtContact, message: Message) -> tuple[Message, AddressScope] | None:
+        """Query a server.
+
+        Returns:
+            The answer and the scope of the server's address, or `None` without an answer; the server is then dropped.
+        """
         peer = contact.peer
         if not await self._dial(contact):
             self._table.remove(peer)
             return None
         self._counters["discovery_asked"] += 1
-        with self._using(peer):
+        with self._mark_used(peer):
             try:
                 with trio.fail_after(self._options.ask):
                     async with self._stream(peer) as stream:
                         await stream.write(encode(message.SerializeToString()))
                         answer = await _Messages(stream).next()
-                    away = self._away(peer)
+                    scope = self._remote_scope(peer)
             except (*BROKEN, WireError, DecodeError):
                 answer = None
             if answer is None:
                 self._counters["discovery_unanswered"] += 1
-                self._failures.failed(peer, None, trio.current_time())
+                self._failures.record_failure(peer, None, trio.current_time())
                 self._table.remove(peer)
                 return None
-        self._failures.well(peer, None)
-        return answer, away
+        self._failures.record_success(peer, None)
+        return answer, scope
 
     async def _announce(self, key: bytes, servers: Iterable[DhtContact]) -> int:
-        """Tell servers that we provide a key. How many took it, as far as can be known: it is not answered."""
+        """Announce to servers that we provide a key, and return to how many it was sent; they do not answer."""
         rest = list(servers)
         count = 0
 
@@ -407,14 +420,14 @@ class Discovery:
             nonlocal count
             while rest:
                 peer = rest.pop(0).peer
-                with suppress(*BROKEN), self._using(peer), trio.fail_after(self._options.ask):
-                    addresses = told(self._own_addresses(peer), self._away(peer))
+                with suppress(*BROKEN), self._mark_used(peer), trio.fail_after(self._options.ask):
+                    addresses = shareable_addresses(self._own_addresses(peer), self._remote_scope(peer))
                     if not addresses:
-                        self._counters["discovery_unreachable"] += 1  # nothing of ours would mean anything to it
+                        self._counters["discovery_unreachable"] += 1  # it could reach none of our addresses
                         continue
                     async with self._stream(peer) as stream:
-                        said = announcement(key, self._node.peer, addresses)
-                        await stream.write(encode(said.SerializeToString()))
+                        message = build_announcement(key, self._node.peer, addresses)
+                        await stream.write(encode(message.SerializeToString()))
                         count += 1
 
         async with trio.open_nursery() as nursery:
@@ -423,32 +436,32 @@ class Discovery:
         return count
 
     def _own_addresses(self, peer: bytes) -> list[TcpAddress]:
-        """Where a connected peer reaches us."""
-        if self._said:
-            return self._said
+        """Return the addresses at which a connected peer reaches us."""
+        if self._announced_addresses:
+            return self._announced_addresses
         found: list[TcpAddress] = []
         for text in self._node.addresses:
             address = read_address(Multiaddr(text).to_bytes(), self._node.peer)
             if address is None:
                 continue
             if address.host in ("0.0.0.0", "::"):
-                # all of this machine's: the one that this peer's connection has
-                host = _source_of_route(self._node.remote_address(peer))
+                # any address of this machine: take the one of this peer's connection
+                host = _local_address(self._node.remote_address(peer))
                 if host is None or (":" in host) != (":" in address.host):
                     continue
                 address = TcpAddress(host, address.port)
             found.append(address)
         return found
 
-    def _away(self, peer: bytes) -> AddressScope:
+    def _remote_scope(self, peer: bytes) -> AddressScope:
         remote = self._node.remote_address(peer)
         if remote is None:
             raise trio.ClosedResourceError("no connection")
-        how_far = reach(remote[0])
-        return AddressScope.WORLD if how_far is None else how_far
+        scope = address_scope(remote[0])
+        return AddressScope.WORLD if scope is None else scope
 
     @contextmanager
-    def _using(self, peer: bytes) -> Iterator[None]:
+    def _mark_used(self, peer: bytes) -> Iterator[None]:
         self._used[peer] = trio.current_time()
         try:
             yield
@@ -461,13 +474,13 @@ class Discovery:
     # ------------------------------------------------------------------ dialling
 
     async def _dial(self, contact: DhtContact) -> bool:
-        """Whether the peer is connected, or answered at one of its addresses that are not to be left alone now."""
+        """Connect a peer at one of its addresses that are not in back-off, and return whether it is connected."""
         peer = contact.peer
-        while (call := self._calls.get(peer)) is not None:
+        while (call := self._ongoing_dials.get(peer)) is not None:
             await call.wait()
         if self._node.is_connected(peer):
             return True
-        call = self._calls[peer] = trio.Event()
+        call = self._ongoing_dials[peer] = trio.Event()
         try:
             own = self._own_addresses(peer)
             for address in contact.addresses:
@@ -476,40 +489,40 @@ class Discovery:
                     if address in own or self._failures.in_backoff(peer, address, now):
                         self._counters["discovery_refused"] += 1
                         continue
-                    self._failures.dialling(address, now)
+                    self._failures.record_dial(address, now)
                     self._counters["discovery_dialled"] += 1
                     error = await self._node.dial_discovered(peer, address.text, self._options.dial)
                 if not error:
-                    self._failures.well(peer, address)
+                    self._failures.record_success(peer, address)
                     return True
                 self._counters["discovery_dial_failed"] += 1
-                self._failures.failed(peer, address, trio.current_time())
+                self._failures.record_failure(peer, address, trio.current_time())
             return False
         finally:
-            del self._calls[peer]
+            del self._ongoing_dials[peer]
             call.set()
 
-    async def _find(self, topic: str, providers: list[DhtContact]) -> None:
-        """Dial providers of a topic, by chance, until it has the peers it wants."""
+    async def _dial_providers(self, topic: str, providers: list[DhtContact]) -> None:
+        """Dial random providers of a topic until it has the peers it needs."""
         self._counters["discovery_named"] += len(providers)
         self._rng.shuffle(providers)
         tries = self._options.tries
         trying = 0
 
-        def following() -> DhtContact | None:
+        def next_peer() -> DhtContact | None:
             nonlocal tries
             now = trio.current_time()
-            while providers and tries and self._wanting(topic) > trying:
+            while providers and tries and self._missing_peers(topic) > trying:
                 contact = providers.pop()
                 peer = contact.peer
-                if peer in self._courted or self._failures.in_backoff(peer, None, now):
+                if peer in self._candidates or self._failures.in_backoff(peer, None, now):
                     continue
                 if self._node.is_connected(peer):
-                    # our own connections aside, it is here without us, on the topic or not
+                    # a peer that discovery did not connect stays, on the topic or not
                     if peer in self._node.router.subscribers(topic) or peer not in self._node.discovered:
                         continue
                 elif all(self._failures.in_backoff(peer, address, now) for address in contact.addresses):
-                    self._counters["discovery_refused"] += 1  # nor is there one that may be believed
+                    self._counters["discovery_refused"] += 1  # or there is no trusted one
                     continue
                 tries -= 1
                 return contact
@@ -517,27 +530,27 @@ class Discovery:
 
         async def worker() -> None:
             nonlocal trying
-            while contact := following():
+            while contact := next_peer():
                 trying += 1
-                self._courted.add(contact.peer)
+                self._candidates.add(contact.peer)
                 try:
-                    if await self._dial(contact) and not await self._proves(contact.peer, topic):
-                        self._failures.failed(contact.peer, None, trio.current_time())
+                    if await self._dial(contact) and not await self._wait_for_topic(contact.peer, topic):
+                        self._failures.record_failure(contact.peer, None, trio.current_time())
                         await self._node.disconnect_discovered(contact.peer)
                 finally:
                     trying -= 1
-                    self._courted.discard(contact.peer)
+                    self._candidates.discard(contact.peer)
 
         async with trio.open_nursery() as nursery:
-            for _ in range(self._wanting(topic)):
+            for _ in range(self._missing_peers(topic)):
                 nursery.start_soon(worker)
 
-    async def _proves(self, peer: bytes, topic: str) -> bool:
-        """Whether a peer, dialled for a topic, is on it."""
+    async def _wait_for_topic(self, peer: bytes, topic: str) -> bool:
+        """Wait until a peer dialled for a topic subscribes to it, and return whether it does."""
         with trio.move_on_after(self._options.prove):
             while self._node.is_connected(peer):
                 if peer in self._node.router.subscribers(topic):
-                    self._failures.well(peer, None)
+                    self._failures.record_success(peer, None)
                     return True
                 await trio.sleep(0.05)
         self._counters["discovery_not_on_topic"] += 1
@@ -546,15 +559,15 @@ class Discovery:
     # ------------------------------------------------------------------ serving
 
     async def _serve(self, stream: INetStream) -> None:
-        """libp2p's handler of a stream on which others ask us."""
+        """Handle a stream of queries for libp2p."""
         assert isinstance(stream, NetStream)
         peer = stream.muxed_conn.peer_id.to_bytes()
-        here = self._streams.get(peer, 0)
-        if sum(self._streams.values()) >= self._options.streams or here >= max(1, self._options.streams // 4):
+        stream_count = self._streams.get(peer, 0)
+        if sum(self._streams.values()) >= self._options.streams or stream_count >= max(1, self._options.streams // 4):
             self._counters["discovery_streams_refused"] += 1
             await stream.reset()
             return
-        self._streams[peer] = here + 1
+        self._streams[peer] = stream_count + 1
         try:
             messages = _Messages(stream)
             while True:
@@ -562,7 +575,7 @@ class Discovery:
                     asked = await messages.next()
                 if asked is None:
                     break
-                await self._wait_turn()
+                await self._wait_for_rate()
                 answer = self._answer(peer, asked)
                 if answer is None:
                     raise WireError("not a question")
@@ -579,40 +592,40 @@ class Discovery:
             if not self._streams[peer]:
                 del self._streams[peer]
 
-    async def _wait_turn(self) -> None:
-        """So that answering leaves the node its time, however much is asked."""
+    async def _wait_for_rate(self) -> None:
+        """Limit the rate of answers, so that queries cannot take the node's time."""
         now = trio.current_time()
-        self._turn = max(self._turn + 1 / self._options.answers, now)
-        await trio.sleep(self._turn - now)
+        self._next_answer_at = max(self._next_answer_at + 1 / self._options.answers, now)
+        await trio.sleep(self._next_answer_at - now)
 
     def _answer(self, peer: bytes, asked: Message) -> bytes | None:
-        away = self._away(peer)
+        scope = self._remote_scope(peer)
         answer = self._server.answer(
-            asked, DhtContact(peer, ()), away, self._known(), self._ours(peer), trio.current_time()
+            asked, DhtContact(peer, ()), scope, self._list_known_servers(), self._own_contact(peer), trio.current_time()
         )
         if answer is None:
             return None
         self._counters["discovery_answered"] += 1
         return answer.SerializeToString()
 
-    def _ours(self, peer: bytes) -> DhtContact:
+    def _own_contact(self, peer: bytes) -> DhtContact:
         return DhtContact(self._node.peer, tuple(self._own_addresses(peer)))
 
-    def _known(self) -> list[DhtContact]:
-        """Servers to name to others: who answered us, and who is connected and serves."""
+    def _list_known_servers(self) -> list[DhtContact]:
+        """Return the servers to name to others: those that have answered us, and the connected ones."""
         now = trio.current_time()
-        if now >= self._known_at + _KNOWN_FOR:
+        if now >= self._known_servers_at + _KNOWN_SERVERS_AGE:
             known = {contact.peer: contact for contact in self._table.contacts()}
             for peer, addresses in self._node.peers_speaking(self._options.protocol):
                 if peer not in known:
                     with suppress(trio.ClosedResourceError):
-                        known[peer] = heard(peer, addresses, self._away(peer))
-            self._known_at, self._known_then = now, list(known.values())
-        return self._known_then
+                        known[peer] = trusted_contact(peer, addresses, self._remote_scope(peer))
+            self._known_servers_at, self._known_servers_cache = now, list(known.values())
+        return self._known_servers_cache
 
 
 class _Stream:
-    """A stream of ours, closed after use; reset if that went wrong."""
+    """A stream to a peer that is closed after use, or reset after an error."""
 
     def __init__(self, node: Node, peer: bytes, protocol: str) -> None:
         self._node, self._peer, self._protocol = node, peer, protocol
@@ -627,7 +640,7 @@ class _Stream:
 
 
 class _Messages:
-    """The messages on a stream, one by one."""
+    """Reader of the messages on a stream."""
 
     def __init__(self, stream: NetStream) -> None:
         self._stream = stream
@@ -635,7 +648,11 @@ class _Messages:
         self._waiting: deque[bytes | OversizedRpc] = deque()
 
     async def next(self) -> Message | None:
-        """None at the end. WireError, DecodeError, and what a broken stream raises."""
+        """Return the next message, or `None` at the end.
+
+        Raises:
+            WireError, DecodeError: it is malformed. A broken stream raises one of `BROKEN`.
+        """
         while not self._waiting:
             try:
                 data = await self._stream.muxed_stream.read(_READ_BYTES)
@@ -648,7 +665,7 @@ class _Messages:
         return Message.FromString(payload)
 
 
-def _announced(text: str, own: bytes) -> TcpAddress:
+def _parse_announced(text: str, own: bytes) -> TcpAddress:
     hint = "TCP at an IP address is wanted, such as /ip4/192.0.2.1/tcp/4811"
     try:
         address = read_address(Multiaddr(text).to_bytes(), own)
@@ -659,8 +676,8 @@ def _announced(text: str, own: bytes) -> TcpAddress:
     return address
 
 
-def _source_of_route(remote: tuple[str, int] | None) -> str | None:
-    """The address of this machine towards another. Asks the routing table; nothing is sent."""
+def _local_address(remote: tuple[str, int] | None) -> str | None:
+    """Return this machine's address towards another, from the routing table; nothing is sent."""
     if remote is None:
         return None
     family = socket.AF_INET6 if ":" in remote[0] else socket.AF_INET

@@ -85,8 +85,8 @@ _CPU_PERIOD: Final = 4.0  # s; a peer may use its CPU of this period at once
 _CPU_AFTER_DISCONNECT: Final = 0.1  # s for the remaining RPCs of a disconnected peer
 # Two queries check the messages that the node does not: a millisecond each for the slowest keys, up to the
 # `kiln.schemas.wire.identity.MAX_RPC_COST` of an RPC. An honest peer sends hardly any, since they are on topics to
-# `kiln.schemas.wire.identity.MAX_RPC_COST` of an RPC. An honest peer sends hardly any, since they are on topics to
 # which the node is not subscribed.
+_UNCHECKED_CPU: Final = 0.004  # s
 _MAX_UNCHECKED: Final = 200
 _UNCHECKED_BYTES: Final = 150  # of a signed message, at least
 _WRITE_BYTES: Final = 32 * 1024  # frames are captured as they are written, so that few are in flight when a write fails

@@ -1,16 +1,15 @@
-"""The libp2p Kademlia DHT without its network: keys, addresses, the nearest servers, provider records, answers.
+"""The libp2p Kademlia DHT without I/O: keys, addresses, the nearest servers, provider records, answers.
 
-Source: libp2p specs, kad-dht/README.md. Written anew over py-libp2p's messages. py-libp2p's KadDHT (0.8.1) cannot be
-used here:
+Source: libp2p specs, kad-dht/README.md. It uses py-libp2p's messages, but not its KadDHT (0.8.1):
 
 * A node that announces a key finds only itself under that key: its own record ends the look-up.
-* It dials every address that it is told, names to be resolved included.
-* It asks any connected peer, whether or not that peer is in the DHT.
-* It takes the prefix of the protocol, and ignores the prefix.
-* It keeps keys, values (50,000 of 1 MiB) and counts by peer for strangers with no useful bound.
-* It echoes ADD_PROVIDER. go asks again on the same stream, and would take the echo for the answer to its next question.
+* It dials every address that it receives, including DNS names.
+* It queries any connected peer, whether or not that peer is in the DHT.
+* It accepts the prefix of the protocol and ignores it.
+* It stores keys, values (50,000 of 1 MiB) and counts by peer for others with no useful limit.
+* It echoes ADD_PROVIDER. go sends another query on the same stream, and would take the echo for its answer.
 
-Everything here is plain data; times are seconds of the caller's clock.
+Times are seconds of the caller's clock.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from typing import Final, NamedTuple
 from libp2p.kad_dht.pb.kademlia_pb2 import Message
 from multiformats import multihash
 
-K: Final = 20  # servers that keep a record, and names in an answer
-MAX_KEY: Final = 128  # bytes; go-libp2p-kad-dht asks for no longer ones
+K: Final = 20  # servers that store a record, and peers in an answer
+MAX_KEY: Final = 128  # bytes; go-libp2p-kad-dht queries no longer ones
 MAX_MESSAGE: Final = 256 * 1024
 MAX_ADDRESSES: Final = 8  # of a peer
 MAX_PROVIDERS: Final = 100  # in an answer, ours or another's
@@ -38,22 +37,22 @@ _MAX_PEER_ID: Final = 42  # bytes; longer keys are hashed
 
 
 def topic_key(topic: str) -> bytes:
-    """The DHT key of a topic: the sha2-256 multihash of its UTF-8 (CIP-120, Peer discovery).
+    """Return the DHT key of a topic: the sha2-256 multihash of its UTF-8 (CIP-120, Peer discovery).
 
-    The routing discovery of go and js asks for the same key: theirs is a CID of that multihash, and the DHT sees only
-    the multihash.
+    The routing discovery of go and js uses the same key: theirs is a CID of that multihash, and the DHT sees only the
+    multihash.
     """
     key: bytes = multihash.digest(topic.encode(), "sha2-256")
     return key
 
 
-def place(key: bytes) -> int:
-    """Where a key or a peer id lies in the key space: distance is the XOR of two places."""
+def key_position(key: bytes) -> int:
+    """Return the position of a key or a peer id in the key space; distance is the XOR of two positions."""
     return int.from_bytes(hashlib.sha256(key).digest(), "big")
 
 
 def is_peer_id(raw: bytes) -> bool:
-    """Whether the bytes are a multihash as peer ids are: of sha2-256, or the key itself."""
+    """Return whether the bytes are the multihash of a peer id: of sha2-256, or the key itself."""
     if raw[:2] == _SHA2_256:
         return len(raw) == 34
     return 2 < len(raw) <= _MAX_PEER_ID and raw[0] == 0 and raw[1] == len(raw) - 2
@@ -63,36 +62,36 @@ def is_peer_id(raw: bytes) -> bool:
 
 
 class AddressScope(IntEnum):
-    """From where an address can be reached."""
+    """The network from which an address can be reached."""
 
     HOST = 0  # this machine alone
     SITE = 1  # a private network
     WORLD = 2
 
 
-def reach(host: str) -> AddressScope | None:
-    """From where an IP address can be reached; None for an address that nobody should dial."""
+def address_scope(host: str) -> AddressScope | None:
+    """Return the scope of an IP address, or `None` if it should never be dialled."""
     ip: IPv4Address | IPv6Address = ip_address(host)
     if isinstance(ip, IPv6Address):
         if ip.ipv4_mapped is not None:
             ip = ip.ipv4_mapped
         elif ip.sixtofour is not None or ip.teredo is not None or ip in _NAT64:
-            return None  # an IPv4 address in disguise
+            return None  # an embedded IPv4 address
     if ip.is_loopback:
         return AddressScope.HOST
     if ip.is_unspecified or ip.is_multicast or ip.is_reserved or ip.is_link_local:
-        # connect() takes "unspecified" for this machine; clouds serve their secrets at link-local addresses
+        # connect() takes "unspecified" for this machine; clouds serve secrets at link-local addresses
         return None
     return AddressScope.WORLD if ip.is_global else AddressScope.SITE
 
 
 class TcpAddress(NamedTuple):
-    """A TCP address by its numbers."""
+    """A TCP address of an IP address and a port."""
 
     host: str
     port: int
 
-    # by hand, not by a library: one question of a stranger is answered with up to 800 addresses
+    # by hand for speed: one query is answered with up to 800 addresses
     @property
     def text(self) -> str:
         """As a multiaddr."""
@@ -106,7 +105,7 @@ class TcpAddress(NamedTuple):
 
 
 def read_address(raw: bytes, peer: bytes) -> TcpAddress | None:
-    """A multiaddr of TCP over IP, with or without /p2p/ of that peer. None for any other: a name would be resolved."""
+    """Read a multiaddr of TCP over IP, with or without /p2p/ of that peer; `None` for any other, such as a DNS name."""
     if raw[:1] == _IP4:
         size = 4
     elif raw[:1] == _IP6:
@@ -121,88 +120,88 @@ def read_address(raw: bytes, peer: bytes) -> TcpAddress | None:
 
 
 class DhtContact(NamedTuple):
-    """A peer, and the addresses that it is said to have."""
+    """A peer and its reported addresses."""
 
     peer: bytes
     addresses: tuple[TcpAddress, ...]
 
 
-def heard(peer: bytes, addresses: Iterable[bytes], speaker: AddressScope) -> DhtContact:
-    """The addresses of a peer that may be believed, if a speaker from so far away names them.
+def trusted_contact(peer: bytes, addresses: Iterable[bytes], speaker_scope: AddressScope) -> DhtContact:
+    """Return the addresses of a peer that are plausible for the scope of the peer that reported them.
 
-    A speaker outside cannot know what is on this machine or in its network. Addresses in there, named from outside,
-    would only have the node knock on doors inside.
+    A peer outside cannot know what is on this machine or in its network. Dialling such addresses would only let it scan
+    the inside.
     """
     believed: dict[TcpAddress, None] = {}
     for raw in addresses:
         address = read_address(raw, peer)
         if address is not None:
-            how_far = reach(address.host)
-            if how_far is not None and how_far >= speaker:
+            scope = address_scope(address.host)
+            if scope is not None and scope >= speaker_scope:
                 believed[address] = None
         if len(believed) == MAX_ADDRESSES:
             break
     return DhtContact(peer, tuple(believed))
 
 
-def merged(one: DhtContact, other: DhtContact) -> DhtContact:
-    """The addresses of both, those of the first first."""
+def merge_contacts(one: DhtContact, other: DhtContact) -> DhtContact:
+    """Merge the addresses of two contacts, those of the first one first."""
     return DhtContact(one.peer, tuple(dict.fromkeys((*one.addresses, *other.addresses)))[:MAX_ADDRESSES])
 
 
-def told(addresses: Iterable[TcpAddress], listener: AddressScope) -> list[bytes]:
-    """The addresses that mean something to a listener who is so far away."""
-    found = []
+def shareable_addresses(addresses: Iterable[TcpAddress], listener_scope: AddressScope) -> list[bytes]:
+    """Return the addresses that are reachable from the scope of the listener."""
+    shared = []
     for address in addresses:
-        how_far = reach(address.host)
-        if how_far is not None and how_far >= listener:
-            found.append(address.bytes)
-    return found
+        scope = address_scope(address.host)
+        if scope is not None and scope >= listener_scope:
+            shared.append(address.bytes)
+    return shared
 
 
 # ---------------------------------------------------------------- memory
 
 
 class KademliaTable:
-    """Servers that have answered, up to K for each number of leading bits that they share with the node's own place.
+    """Servers that have answered, up to K for each number of leading bits that they share with the node's position.
 
-    A full bucket takes no more: a server that has been there for long is likely to stay.
+    A full bucket takes no more, because a long-lived server is likely to stay.
     """
 
     def __init__(self, own: bytes) -> None:
-        self._own = place(own)
+        self._own = key_position(own)
         self._buckets: dict[int, dict[bytes, DhtContact]] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._buckets.values()))
 
     def _bucket(self, peer: bytes) -> dict[bytes, DhtContact]:
-        return self._buckets.setdefault((self._own ^ place(peer)).bit_length(), {})
+        return self._buckets.setdefault((self._own ^ key_position(peer)).bit_length(), {})
 
     def add(self, contact: DhtContact) -> None:
-        """A server has answered at these addresses."""
+        """Add a server that has answered at these addresses."""
         bucket = self._bucket(contact.peer)
         if contact.peer in bucket or len(bucket) < K:
             bucket[contact.peer] = contact
 
     def remove(self, peer: bytes) -> None:
-        """It did not answer."""
+        """Remove a server that did not answer."""
         self._bucket(peer).pop(peer, None)
 
     def contacts(self) -> list[DhtContact]:
-        """All of them."""
+        """Return all servers."""
         return [contact for bucket in self._buckets.values() for contact in bucket.values()]
 
 
-def nearest(contacts: Iterable[DhtContact], key: bytes, count: int = K) -> list[DhtContact]:
-    """Those that are nearest to a key, the nearest first."""
-    target = place(key)
-    return sorted(contacts, key=lambda contact: place(contact.peer) ^ target)[:count]
+def nearest_contacts(contacts: Iterable[DhtContact], key: bytes, count: int = K) -> list[DhtContact]:
+    """Return the contacts nearest to a key, nearest first."""
+    target = key_position(key)
+    return sorted(contacts, key=lambda contact: key_position(contact.peer) ^ target)[:count]
 
 
 @dataclass(frozen=True)
 class DhtLimits:
-    """What is kept for others, and how long (seconds)."""
+    """Limits of the records stored for others; the age in seconds."""
 
     records: int = 10_000
     of_a_key: int = MAX_PROVIDERS
@@ -211,8 +210,7 @@ class DhtLimits:
 
 
 class ProviderRecords:
-    """Which peers provide which keys, as these peers told. When there is no room, the record renewed longest ago
-    goes."""
+    """Provider records by key, as announced by the peers. If there is no room, the least recently renewed one goes."""
 
     def __init__(self, limits: DhtLimits) -> None:
         self._limits = limits
@@ -224,7 +222,7 @@ class ProviderRecords:
         return len(self._records)
 
     def add(self, key: bytes, contact: DhtContact, now: float) -> None:
-        """A peer provides a key; again, if it does already."""
+        """Add or renew the record that a peer provides a key."""
         self._remove(key, contact.peer)
         limits = self._limits
         peers, keys = self._by_key.get(key, {}), self._by_peer.get(contact.peer, {})
@@ -238,12 +236,12 @@ class ProviderRecords:
         self._by_key.setdefault(key, {})[contact.peer] = None
         self._by_peer.setdefault(contact.peer, {})[key] = None
 
-    def of(self, key: bytes, now: float) -> list[DhtContact]:
-        """Who provides a key."""
-        self._forget(now)
+    def get_providers(self, key: bytes, now: float) -> list[DhtContact]:
+        """Return the providers of a key."""
+        self._expire(now)
         return [self._records[key, peer][0] for peer in self._by_key.get(key, ())]
 
-    def _forget(self, now: float) -> None:
+    def _expire(self, now: float) -> None:
         while self._records:
             entry, (_, since) = next(iter(self._records.items()))
             if now - since < self._limits.age:
@@ -262,34 +260,34 @@ class ProviderRecords:
 # ---------------------------------------------------------------- messages
 
 
-def question(kind: Message.MessageType, key: bytes) -> Message:
-    """A FIND_NODE or GET_PROVIDERS."""
+def build_query(kind: Message.MessageType, key: bytes) -> Message:
+    """Build a FIND_NODE or GET_PROVIDERS."""
     return Message(type=kind, key=key)
 
 
-def announcement(key: bytes, own: bytes, addresses: Iterable[bytes]) -> Message:
-    """An ADD_PROVIDER of our own."""
+def build_announcement(key: bytes, own: bytes, addresses: Iterable[bytes]) -> Message:
+    """Build an ADD_PROVIDER of our own."""
     provider = Message.Peer(id=own, addrs=addresses)
     return Message(type=Message.ADD_PROVIDER, key=key, providerPeers=[provider])
 
 
-def read_peers(peers: Sequence[Message.Peer], most: int, speaker: AddressScope) -> list[DhtContact]:
-    """The peers in an answer, up to so many, with those of their addresses that may be believed."""
-    return [heard(each.id, each.addrs, speaker) for each in peers[:most] if is_peer_id(each.id)]
+def read_peers(peers: Sequence[Message.Peer], most: int, speaker_scope: AddressScope) -> list[DhtContact]:
+    """Read at most `most` peers of an answer, with their plausible addresses."""
+    return [trusted_contact(each.id, each.addrs, speaker_scope) for each in peers[:most] if is_peer_id(each.id)]
 
 
-def write_peers(contacts: Iterable[DhtContact], listener: AddressScope) -> list[Message.Peer]:
-    """Peers for an answer, without those of which there is nothing to tell."""
-    written = []
+def write_peers(contacts: Iterable[DhtContact], listener_scope: AddressScope) -> list[Message.Peer]:
+    """Write peers for an answer, without those that have no reachable address."""
+    messages = []
     for contact in contacts:
-        addresses = told(contact.addresses, listener)
+        addresses = shareable_addresses(contact.addresses, listener_scope)
         if addresses:
-            written.append(Message.Peer(id=contact.peer, addrs=addresses))
-    return written
+            messages.append(Message.Peer(id=contact.peer, addrs=addresses))
+    return messages
 
 
 class DhtServer:
-    """Answers to others: servers and providers that the node knows. The node neither keeps nor gives values."""
+    """A DHT server of known servers and providers. It neither stores nor returns values."""
 
     def __init__(self, own: bytes, limits: DhtLimits) -> None:
         self._own = own
@@ -299,35 +297,35 @@ class DhtServer:
 
     def answer(
         self,
-        asked: Message,
-        asker: DhtContact,
-        away: AddressScope,
+        query: Message,
+        sender: DhtContact,
+        sender_scope: AddressScope,
         known: Iterable[DhtContact],
-        ours: DhtContact,
+        own_contact: DhtContact,
         now: float,
     ) -> Message | None:
         """The answer; an empty message where there is none, None where the stream is to be reset.
 
         `asker`: who asks, `away` how far; `known`: the servers to choose from; `ours`: where we are.
         """
-        kind, key = asked.type, asked.key
+        kind, key = query.type, query.key
         if kind == Message.PING:
             return Message(type=kind)
         if not 0 < len(key) <= MAX_KEY:
             return None
         if kind == Message.ADD_PROVIDER:
-            for each in asked.providerPeers[:K]:
-                # a peer may say where it is itself, and not where another is
-                if each.id == asker.peer and (contact := heard(each.id, each.addrs, away)).addresses:
+            for each in query.providerPeers[:K]:
+                # a peer may announce its own addresses, and not those of another
+                if each.id == sender.peer and (contact := trusted_contact(each.id, each.addrs, sender_scope)).addresses:
                     self.providers.add(key, contact, now)
             return Message()
         if kind not in (Message.FIND_NODE, Message.GET_PROVIDERS, Message.GET_VALUE):
             return None
-        near = nearest((each for each in known if each.peer != asker.peer), key)
-        answer = Message(type=kind, key=key, closerPeers=write_peers(near, away))
+        closest = nearest_contacts((each for each in known if each.peer != sender.peer), key)
+        answer = Message(type=kind, key=key, closerPeers=write_peers(closest, sender_scope))
         if kind == Message.GET_PROVIDERS:
-            provided = self.providers.of(key, now) + ([ours] if key in self.provided else [])
-            answer.providerPeers.extend(write_peers(provided[-MAX_PROVIDERS:], away))
+            provided = self.providers.get_providers(key, now) + ([own_contact] if key in self.provided else [])
+            answer.providerPeers.extend(write_peers(provided[-MAX_PROVIDERS:], sender_scope))
         elif kind == Message.FIND_NODE and key == self._own:
-            answer.closerPeers.extend(write_peers([ours], away))
+            answer.closerPeers.extend(write_peers([own_contact], sender_scope))
         return answer

@@ -23,16 +23,16 @@ from kiln.bridge.libp2p.kademlia import (
     KademliaTable,
     ProviderRecords,
     TcpAddress,
-    announcement,
-    heard,
+    build_announcement,
+    trusted_contact,
     is_peer_id,
-    merged,
-    nearest,
-    place,
-    question,
-    reach,
+    merge_contacts,
+    nearest_contacts,
+    key_position,
+    build_query,
+    address_scope,
     read_address,
-    told,
+    shareable_addresses,
     topic_key,
 )
 from kiln.bridge.libp2p.view import peer_name
@@ -107,7 +107,7 @@ def test_peer_ids() -> None:
     ],
 )
 def test_from_where_an_address_can_be_reached(host: str, expected: AddressScope | None) -> None:
-    assert reach(host) == expected
+    assert address_scope(host) == expected
 
 
 @given(st.ip_addresses(), st.integers(1, 65535), st.booleans())
@@ -144,18 +144,18 @@ def test_no_other_address_is_read(text: str) -> None:
 def test_who_is_outside_names_nothing_in_here() -> None:
     here, site, world = TcpAddress("127.0.0.1", 1), TcpAddress("10.0.0.1", 2), TcpAddress("93.184.215.14", 3)
     named = [each.bytes for each in (here, site, world, TcpAddress("0.0.0.0", 4), TcpAddress("169.254.169.254", 80))]
-    assert heard(peer(1), named, AddressScope.WORLD).addresses == (world,)
-    assert heard(peer(1), named, AddressScope.SITE).addresses == (site, world)
-    assert heard(peer(1), named, AddressScope.HOST).addresses == (here, site, world)
-    assert told((here, site, world), AddressScope.WORLD) == [world.bytes]
-    assert told((here, site, world), AddressScope.HOST) == [here.bytes, site.bytes, world.bytes]
+    assert trusted_contact(peer(1), named, AddressScope.WORLD).addresses == (world,)
+    assert trusted_contact(peer(1), named, AddressScope.SITE).addresses == (site, world)
+    assert trusted_contact(peer(1), named, AddressScope.HOST).addresses == (here, site, world)
+    assert shareable_addresses((here, site, world), AddressScope.WORLD) == [world.bytes]
+    assert shareable_addresses((here, site, world), AddressScope.HOST) == [here.bytes, site.bytes, world.bytes]
 
 
 def test_of_many_addresses_few_are_kept() -> None:
     many = [TcpAddress("93.184.215.14", port) for port in range(1, 100)]
-    known = heard(peer(1), [each.bytes for each in many], AddressScope.WORLD)
+    known = trusted_contact(peer(1), [each.bytes for each in many], AddressScope.WORLD)
     assert known.addresses == tuple(many[:MAX_ADDRESSES])
-    assert merged(contact(1, many[50]), known).addresses == (many[50], *many[: MAX_ADDRESSES - 1])
+    assert merge_contacts(contact(1, many[50]), known).addresses == (many[50], *many[: MAX_ADDRESSES - 1])
 
 
 # ---------------------------------------------------------------- memory
@@ -166,7 +166,9 @@ def test_a_full_bucket_keeps_those_it_has() -> None:
     for number in range(1, 2000):
         table.add(contact(number))
     assert len(table) < 20 * 12
-    far = [each.peer for each in table.contacts() if (place(each.peer) ^ place(peer(0))).bit_length() == 256]
+    far = [
+        each.peer for each in table.contacts() if (key_position(each.peer) ^ key_position(peer(0))).bit_length() == 256
+    ]
     assert len(far) == K
     assert far == [each for number in range(1, 2000) if (each := peer(number)) in far][:K]
     table.remove(far[0])
@@ -176,29 +178,31 @@ def test_a_full_bucket_keeps_those_it_has() -> None:
 
 def test_nearest() -> None:
     all_of_them = [contact(number) for number in range(100)]
-    found = nearest(all_of_them, KEY)
-    distances = [place(each.peer) ^ place(KEY) for each in found]
+    found = nearest_contacts(all_of_them, KEY)
+    distances = [key_position(each.peer) ^ key_position(KEY) for each in found]
     assert len(found) == K
     assert distances == sorted(distances)
-    assert max(distances) <= min(place(each.peer) ^ place(KEY) for each in all_of_them if each not in found)
+    assert max(distances) <= min(
+        key_position(each.peer) ^ key_position(KEY) for each in all_of_them if each not in found
+    )
 
 
 def test_records_are_bounded_and_age() -> None:
     providers = ProviderRecords(DhtLimits(records=6, of_a_key=3, of_a_peer=2, age=10))
     for number in range(5):
         providers.add(b"a", contact(number), 0)
-    assert [each.peer for each in providers.of(b"a", 1)] == [peer(2), peer(3), peer(4)]
+    assert [each.peer for each in providers.get_providers(b"a", 1)] == [peer(2), peer(3), peer(4)]
     providers.add(b"a", contact(2), 5)  # again: now the newest
     providers.add(b"a", contact(9), 5)
-    assert [each.peer for each in providers.of(b"a", 6)] == [peer(4), peer(2), peer(9)]
+    assert [each.peer for each in providers.get_providers(b"a", 6)] == [peer(4), peer(2), peer(9)]
     for key in (b"b", b"c", b"d"):
         providers.add(key, contact(7), 6)
-    assert [len(providers.of(key, 6)) for key in (b"b", b"c", b"d")] == [0, 1, 1]
+    assert [len(providers.get_providers(key, 6)) for key in (b"b", b"c", b"d")] == [0, 1, 1]
     for number in range(20):
         providers.add(bytes([number]), contact(number + 20), 7)
     assert len(providers) == 6
-    assert providers.of(bytes([19]), 16.9)
-    assert not providers.of(bytes([19]), 17)
+    assert providers.get_providers(bytes([19]), 16.9)
+    assert not providers.get_providers(bytes([19]), 17)
     assert len(providers) == 0
 
 
@@ -210,7 +214,7 @@ def test_what_is_renewed_within_its_time_is_there(steps: list[tuple[int, int, in
         providers.add(bytes([key]), contact(number), now)
         model[bytes([key]), peer(number)] = now
         for each in range(5):
-            there = {known.peer for known in providers.of(bytes([each]), now)}
+            there = {known.peer for known in providers.get_providers(bytes([each]), now)}
             assert there == {who for (what, who), since in model.items() if what == bytes([each]) and now - since < 10}
 
 
@@ -229,43 +233,45 @@ def ask(
 def test_what_was_announced_is_found_with_servers_that_are_near() -> None:
     server = DhtServer(peer(0), DhtLimits())
     address = TcpAddress("93.184.215.14", 4001)
-    assert ask(server, announcement(KEY, peer(1), [address.bytes])) == Message()  # not answered: go would misread it
-    answer = ask(server, question(Message.GET_PROVIDERS, KEY), asker=2, known=30)
+    assert (
+        ask(server, build_announcement(KEY, peer(1), [address.bytes])) == Message()
+    )  # not answered: go would misread it
+    answer = ask(server, build_query(Message.GET_PROVIDERS, KEY), asker=2, known=30)
     assert answer is not None
     assert [(each.id, list(each.addrs)) for each in answer.providerPeers] == [(peer(1), [address.bytes])]
     assert len(answer.closerPeers) == K
-    answer = ask(server, question(Message.GET_PROVIDERS, topic_key("another")), asker=2)
+    answer = ask(server, build_query(Message.GET_PROVIDERS, topic_key("another")), asker=2)
     assert answer is not None
     assert not answer.providerPeers
 
 
 def test_nobody_announces_another_nor_what_cannot_be_reached() -> None:
     server = DhtServer(peer(0), DhtLimits())
-    ask(server, announcement(KEY, peer(2), [TcpAddress("93.184.215.14", 4001).bytes]), asker=1)
+    ask(server, build_announcement(KEY, peer(2), [TcpAddress("93.184.215.14", 4001).bytes]), asker=1)
     ask(
         server,
-        announcement(KEY, peer(1), [TcpAddress("127.0.0.1", 22).bytes, TcpAddress("10.0.0.1", 22).bytes]),
+        build_announcement(KEY, peer(1), [TcpAddress("127.0.0.1", 22).bytes, TcpAddress("10.0.0.1", 22).bytes]),
         asker=1,
     )
-    ask(server, announcement(KEY, peer(1), []), asker=1)
+    ask(server, build_announcement(KEY, peer(1), []), asker=1)
     assert len(server.providers) == 0
 
 
 def test_our_own_topics_are_found_at_us() -> None:
     server = DhtServer(peer(0), DhtLimits())
     server.provided = {KEY}
-    answer = ask(server, question(Message.GET_PROVIDERS, KEY))
+    answer = ask(server, build_query(Message.GET_PROVIDERS, KEY))
     assert answer is not None
     assert [(each.id, list(each.addrs)) for each in answer.providerPeers] == [
         (peer(0), [TcpAddress("8.8.8.8", 1).bytes])
     ]
-    answer = ask(server, question(Message.FIND_NODE, peer(0)))
+    answer = ask(server, build_query(Message.FIND_NODE, peer(0)))
     assert answer is not None
     assert [each.id for each in answer.closerPeers] == [peer(0)]
 
 
 def test_who_asks_is_not_named_to_himself() -> None:
-    answer = ask(DhtServer(peer(0), DhtLimits()), question(Message.FIND_NODE, KEY), asker=101, known=3)
+    answer = ask(DhtServer(peer(0), DhtLimits()), build_query(Message.FIND_NODE, KEY), asker=101, known=3)
     assert answer is not None
     assert {each.id for each in answer.closerPeers} == {peer(100), peer(102)}
 
@@ -273,21 +279,21 @@ def test_who_asks_is_not_named_to_himself() -> None:
 def test_no_values() -> None:
     server = DhtServer(peer(0), DhtLimits())
     assert ask(server, Message(type=Message.PUT_VALUE, key=KEY)) is None
-    answer = ask(server, question(Message.GET_VALUE, KEY), known=3)
+    answer = ask(server, build_query(Message.GET_VALUE, KEY), known=3)
     assert answer is not None
     assert not answer.HasField("record")
     assert len(answer.closerPeers) == 3
     assert ask(server, Message(type=Message.PING)) == Message(type=Message.PING)
     for key in (b"", bytes(129)):
-        assert ask(server, question(Message.GET_PROVIDERS, key)) is None
+        assert ask(server, build_query(Message.GET_PROVIDERS, key)) is None
 
 
 def test_an_answer_is_bounded() -> None:
     server = DhtServer(peer(0), DhtLimits(of_a_key=1000))
     addresses = [TcpAddress("93.184.215.14", port).bytes for port in range(1, 30)]
     for number in range(1, 500):
-        ask(server, announcement(KEY, peer(number), addresses), asker=number)
-    answer = ask(server, question(Message.GET_PROVIDERS, KEY), asker=1000, known=50)
+        ask(server, build_announcement(KEY, peer(number), addresses), asker=number)
+    answer = ask(server, build_query(Message.GET_PROVIDERS, KEY), asker=1000, known=50)
     assert answer is not None
     assert len(answer.providerPeers) == MAX_PROVIDERS
     assert answer.ByteSize() < 32_000
@@ -301,7 +307,7 @@ def test_what_fails_is_left_alone_for_longer_each_time() -> None:
     until = []
     now = 0.0
     for _ in range(4):
-        failures.failed(peer(1), OURS, now)
+        failures.record_failure(peer(1), OURS, now)
         pause = 0
         while failures.in_backoff(peer(1), OURS, now + pause):
             pause += 1
@@ -310,8 +316,8 @@ def test_what_fails_is_left_alone_for_longer_each_time() -> None:
     assert until == [10, 20, 35, 35]
     assert not failures.in_backoff(peer(2), OURS, now)  # another may be there
     assert not failures.in_backoff(peer(1), TcpAddress("192.0.2.2", 1), now)
-    failures.failed(peer(1), OURS, now)
-    failures.well(peer(1), OURS)
+    failures.record_failure(peer(1), OURS, now)
+    failures.record_success(peer(1), OURS)
     assert not failures.in_backoff(peer(1), OURS, now)
 
 
@@ -320,7 +326,7 @@ def test_one_address_is_not_dialled_for_each_of_many_ids() -> None:
     dialled = 0
     for number in range(50):
         if not failures.in_backoff(peer(number), OURS, 1):
-            failures.dialling(OURS, 1)
+            failures.record_dial(OURS, 1)
             dialled += 1
     assert dialled == 3
     assert not failures.in_backoff(peer(60), OURS, 11)
@@ -329,6 +335,6 @@ def test_one_address_is_not_dialled_for_each_of_many_ids() -> None:
 def test_failures_are_forgotten_when_there_are_too_many() -> None:
     failures = DialBackoff(first=10, most=35, remembered=100, per_address=3)
     for number in range(1000):
-        failures.dialling(TcpAddress("192.0.2.1", number + 1), 0)
-        failures.failed(peer(number), OURS, 0)
+        failures.record_dial(TcpAddress("192.0.2.1", number + 1), 0)
+        failures.record_failure(peer(number), OURS, 0)
     assert len(failures) == 200
