@@ -27,7 +27,7 @@ from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.files import DataFile, TableFiles
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.maintenance.plan import MaintenancePolicy
-from kiln.pipelines.maintenance.steps import care_for
+from kiln.pipelines.maintenance.steps import maintain_table
 from kiln.schemas.delta.tables import TABLES
 
 WEEK = 60_480
@@ -115,7 +115,7 @@ class _Arm:
         rules = MaintenancePolicy(_TARGET, self._since(12 * _HOUR), self._since(_HOUR), self._since(24 * _HOUR))
         started = time.process_time()
         for table in _TABLES:
-            care_for(self._lake, table, rules, time.time_ns() // 1_000, lambda _: None)
+            maintain_table(self._lake, table, rules, time.time_ns() // 1_000, lambda _: None)
         self.cared.append(_since(started))
 
     def _since(self, commits: int) -> int:

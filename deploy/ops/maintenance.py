@@ -16,7 +16,7 @@ from kiln.conf.settings.model import Settings
 from kiln.pipelines.backfill.run_log import BackfillRun, read_runs
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.maintenance.plan import MaintenancePolicy
-from kiln.pipelines.maintenance.steps import MaintenanceResult, Say, care_for, foresee
+from kiln.pipelines.maintenance.steps import MaintenanceResult, Say, maintain_table, predict_result
 
 LOCK = "maintain"
 _USUAL_PAUSE = 600.0  # s, where `kiln run` does not care for tables
@@ -57,7 +57,7 @@ class Maintenance:
         durable = self._settings.durability == "power"
         return _each_table(
             self._settings,
-            lambda lake, name, rules: care_for(lake, name, rules, _now(), self._say, durable=durable),
+            lambda lake, name, rules: maintain_table(lake, name, rules, _now(), self._say, durable=durable),
         )
 
     def wait(self) -> None:
@@ -67,7 +67,7 @@ class Maintenance:
 
 def foreseen(settings: Settings) -> list[TableMaintenance]:
     """What care would do with each table. Changes nothing, and needs no lock."""
-    return _each_table(settings, lambda lake, name, rules: foresee(lake, name, rules, _now()))
+    return _each_table(settings, lambda lake, name, rules: predict_result(lake, name, rules, _now()))
 
 
 def rules_of(settings: Settings, table: str, begun: Iterable[BackfillRun] = ()) -> MaintenancePolicy:

@@ -20,7 +20,7 @@ from kiln.deploy.ops.maintenance import LOCK as MAINTAIN
 from kiln.deploy.ops.status import BrokerStatus, broker_status
 from kiln.deploy.stack.kafka_broker import Say, broker
 from kiln.pipelines.app.supervisor import has_progress_marker, build_damage_location, read_topics, read_progress_report
-from kiln.pipelines.recovery import Damage, DamageError, examine, go_back, go_on, read_anew, set_aside
+from kiln.pipelines.recovery import Damage, DamageError, examine, rewind_query, advance_query, adopt_topics, set_files_aside
 from kiln.pipelines.runtime.checkpoint import Checkpoint
 from kiln.pipelines.runtime.progress_marker import ProgressMarker
 from kiln.pipelines.runtime.topics import KafkaTopics, TopicState
@@ -90,13 +90,13 @@ class Recovery:
                 f"It reads {', '.join(replaced)} from the beginning, and passes over what has a receipt or is known"
             )
             anew = {topic: TopicState(there[topic].id, {}, {}) for topic in replaced}
-            found.append(Damage(name, words, remedy, anew=anew))
+            found.append(Damage(name, words, remedy, adopted_topics=anew))
         return found
 
     def _read_anew_by_bridge(self, damage: Damage) -> None:
         notes = self._notes[damage.query]
         with locked(self._settings.state, "bridge"):
-            notes.write(notes.read() | {topic: NotedTopic(each.id, True) for topic, each in damage.anew.items()})
+            notes.write(notes.read() | {topic: NotedTopic(each.id, True) for topic, each in damage.adopted_topics.items()})
 
     def put_right(self, found: Sequence[Damage], now: int) -> list[Damage]:
         """Does what each says; returns those that are left, each with what is in the way as its remedy. Asks Kafka what
@@ -106,19 +106,19 @@ class Recovery:
         oldest: log.Offsets | None = None
         for damage in found:
             try:
-                if damage.mends_itself:
-                    set_aside(self._place, damage)
-                elif damage.on_from is not None:
-                    go_on(self._place, damage, self._remembered(damage.on_from.ends, now), now)
+                if damage.is_self_repairing:
+                    set_files_aside(self._place, damage)
+                elif damage.advance_from is not None:
+                    advance_query(self._place, damage, self._remembered(damage.advance_from.ends, now), now)
                 elif damage.query in self._notes:
                     self._read_anew_by_bridge(damage)
-                elif damage.anew:
-                    read_anew(self._place, damage)
-                elif damage.back_to is None:
+                elif damage.adopted_topics:
+                    adopt_topics(self._place, damage)
+                elif damage.rewind_to is None:
                     left.append(damage)
                 else:
                     oldest = self._oldest() if oldest is None else oldest
-                    go_back(self._place, damage, oldest)
+                    rewind_query(self._place, damage, oldest)
             except DamageError as error:
                 left.append(replace(damage, remedy=str(error), back_to=None, on_from=None, anew={}))
         return left

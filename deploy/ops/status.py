@@ -15,7 +15,7 @@ import msgspec
 from kiln.conf.process.bridge_status import BridgeStatus
 from kiln.conf.process.bridge_status import read_status as read_bridge_status
 from kiln.conf.process.errors import SettingsError
-from kiln.conf.process.kafka_errors import in_words
+from kiln.conf.process.kafka_errors import describe_kafka_error
 from kiln.conf.process.kafka_topics import TopicIdentity, describe_replaced, describe_topics, replaced_topics
 from kiln.conf.process.location import Location
 from kiln.conf.settings.model import Kafka, Settings
@@ -238,7 +238,7 @@ def broker_status(kafka: Kafka, patience: float = 3.0) -> BrokerStatus:
             enable_auto_commit=False,
         )
     except (KafkaError, OSError, ValueError) as error:
-        return BrokerStatus(kafka.servers, False, in_words(error, options, patience), ())
+        return BrokerStatus(kafka.servers, False, describe_kafka_error(error, options, patience), ())
     try:
         names = sorted(name for name in consumer.topics() if name.startswith(kafka.prefix) and name != kafka.prefix)
         with open_client(KafkaAdminClient, **options, bootstrap_timeout_ms=millis) as admin:
@@ -257,7 +257,7 @@ def broker_status(kafka: Kafka, patience: float = 3.0) -> BrokerStatus:
             )
         return BrokerStatus(kafka.servers, True, "", tuple(topics))
     except (KafkaError, OSError) as error:
-        return BrokerStatus(kafka.servers, False, in_words(error, options), ())
+        return BrokerStatus(kafka.servers, False, describe_kafka_error(error, options), ())
     finally:
         consumer.close()
 

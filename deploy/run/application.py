@@ -32,7 +32,7 @@ from kiln.deploy.stack.periodic_process import PeriodicProcess
 from kiln.deploy.stack.spark import jvm_end, spark_session
 from kiln.pipelines.app.supervisor import RestartsExhaustedError, Supervisor, build_damage_location
 from kiln.pipelines.delta.lake import Lake
-from kiln.pipelines.recovery import mend
+from kiln.pipelines.recovery import repair
 from kiln.pipelines.runtime.topic_ends import TopicEnds
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.kafka.topics import TOPICS
@@ -84,7 +84,7 @@ def run_application(
         stack.enter_context(_signals(stop))
         for name in names or settings.jobs.run:
             stack.enter_context(locked(settings.state, name))
-        for words in mend(build_damage_location(settings), names or settings.jobs.run):
+        for words in repair(build_damage_location(settings), names or settings.jobs.run):
             view.say(words)
         broker = stack.enter_context(launched_broker(settings, view.say))
         live = LiveNetwork(settings, source)

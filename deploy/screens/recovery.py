@@ -20,10 +20,10 @@ def _object(damage: Damage, left: Damage | None) -> dict[str, object]:
     shown = damage if left is None else left
     return {
         "query": damage.query,
-        "found": damage.found,
+        "found": damage.problem,
         "remedy": shown.remedy,
         "files": [str(path) for path in damage.files],
-        "can": shown.can_be_put_right,
+        "can": shown.is_repairable,
         "done": left is None,
     }
 
@@ -36,10 +36,10 @@ def render_recovery(found: Sequence[Damage], left: Sequence[Damage]) -> Text:
     text = Text()
     for damage in found:
         shown = by_query.get(damage.query)
-        text.append(f"{damage.query}: ", "bold").append(f"{damage.found}.\n", "red")
+        text.append(f"{damage.query}: ", "bold").append(f"{damage.problem}.\n", "red")
         mark, words = ("→", shown.remedy) if shown is not None else ("done:", damage.remedy)
         text.append(f"  {mark} {words}.\n")
-    can = any(damage.can_be_put_right for damage in left)
+    can = any(damage.is_repairable for damage in left)
     if can:
         text.append("Nothing was changed. To do this, type kiln recover --yes", "bold")
     elif not left:

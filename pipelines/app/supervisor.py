@@ -25,7 +25,7 @@ from kiln.pipelines.decode.breaker import DecodingBrokenError
 from kiln.pipelines.decode.breaker_state import BreakerState, clear_breaker_state, save_breaker_state
 from kiln.pipelines.delta.commits import SecondWriterError
 from kiln.pipelines.delta.lake import Lake
-from kiln.pipelines.recovery import DamageError, DamageLocation, mend
+from kiln.pipelines.recovery import DamageError, DamageLocation, repair
 from kiln.pipelines.runtime.checkpoint import Checkpoint
 from kiln.pipelines.runtime.dedup_store import read_dedup_state
 from kiln.pipelines.runtime.driver_lease import DriverLease, SecondDriverError
@@ -176,7 +176,7 @@ class Supervisor:
                 else None
             )
             reads = read_topics(self._settings, self._topics, self._names)
-            self.repairs = mend(build_damage_location(self._settings), self._names, told, reads)
+            self.repairs = repair(build_damage_location(self._settings), self._names, told, reads)
         except DamageError as error:
             raise RestartsExhaustedError(str(error)) from error
         self._reads = {name: reads[name] for name in self._names}

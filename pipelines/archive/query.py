@@ -1,5 +1,5 @@
-"""Query `archive`: every frame to Delta, with its exact bytes, each copy of a message, and one good copy of every
-message; what is no message to quarantine."""
+"""Query `archive`: to Delta every frame with its exact bytes, each copy of a message, and one valid copy of every
+message; to quarantine what is no message."""
 
 from __future__ import annotations
 
@@ -34,21 +34,25 @@ from kiln.schemas.queries import QUERIES
 
 
 def start(context: QueryContext, decoding: DecodeConfig, breaker: DecodeBreaker) -> StreamingQuery:
-    """Starts the query. DecodingBrokenError: messages that are known to be good do not decode."""
+    """Start the query.
+
+    Raises:
+        DecodingBrokenError: Messages that are known to be valid do not decode.
+    """
     check_samples()
     session = context.new_session()
     context.lake.create(QUERIES["archive"].tables)
     records = stream_topics(session, context.broker, QUERIES["archive"].reads, context.max_records)
-    archive = _ArchiveWriter(context, decoding, breaker)
+    writer = _ArchiveWriter(context, decoding, breaker)
     return start_query(
         "archive",
         context,
-        write_micro_batches(archive.begun(records), archive.write, context.find_durable_checkpoint("archive")),
+        write_micro_batches(writer.prepare(records), writer.write, context.find_durable_checkpoint("archive")),
     )
 
 
 class _ArchiveWriter:
-    """Writes the micro-batches."""
+    """Writer of the micro-batches."""
 
     def __init__(self, context: QueryContext, decoding: DecodeConfig, breaker: DecodeBreaker) -> None:
         self._context = context
@@ -56,50 +60,50 @@ class _ArchiveWriter:
         self._breaker = breaker
         self._clock = context.create_clock("archive")
         self._checkpoint = Checkpoint(context.checkpoints / "archive")
-        self._remembered = context.find_dedup_store("archive")
-        self._new = FrameDedup(context.lake)
+        self._dedup = context.find_dedup_store("archive")
+        self._frame_dedup = FrameDedup(context.lake)
 
-    def begun(self, records: DataFrame) -> DataFrame:
-        """What stands before the micro-batch: the operators of Spark, if they remember."""
-        if self._remembered is not None:
+    def prepare(self, records: DataFrame) -> DataFrame:
+        """Put Spark's deduplicating operators before the micro-batch, unless a file deduplicates."""
+        if self._dedup is not None:
             return records
         return deduplicate_messages(
             decode_frames(records, self._decoding, self._context.lake), self._context.dedup_retention
         )
 
-    def _written(self, rows: DataFrame) -> DataFrame:
-        lake, remembered = self._context.lake, self._remembered
-        return (
-            write_messages(rows, lake) if remembered is None else archive_frames(rows, self._decoding, lake, remembered)
-        )
+    def _write_rows(self, rows: DataFrame) -> DataFrame:
+        lake, dedup = self._context.lake, self._dedup
+        return write_messages(rows, lake) if dedup is None else archive_frames(rows, self._decoding, lake, dedup)
 
     def write(self, rows: DataFrame, batch_id: int, query_id: str) -> None:
-        """Writes one micro-batch. A repeat after a crash is known by its ids, table by table (decision 7)."""
+        """Write one micro-batch. Its ids identify a repeat after a crash, table by table (decision 7)."""
         context, write = self._context, WriteId(query_id, batch_id)
         self._clock.set_time(rows.sparkSession.sparkContext)
-        out = self._written(coalesce_small(rows, self._checkpoint.count_records(batch_id)))
-        out.persist(StorageLevel.DISK_ONLY)  # the faults are read once more, and a stage writes its files once
+        out = self._write_rows(coalesce_small(rows, self._checkpoint.count_records(batch_id)))
+        out.persist(StorageLevel.DISK_ONLY)  # the faults are read again, and a stage must write its files only once
         try:
-            told = out.where(F.col("kind") != FAULT).collect()
-            wrote = [
+            summaries = out.where(F.col("kind") != FAULT).collect()
+            outputs = [
                 msgspec.msgpack.decode(bytes(row.value), type=ArchiveOutput)
-                for row in told
+                for row in summaries
                 if row.kind == ARCHIVE_OUTPUT
             ]
-            passed = [
-                msgspec.msgpack.decode(bytes(row.value), type=DecodeResult) for row in told if row.kind == DECODE_RESULT
+            results = [
+                msgspec.msgpack.decode(bytes(row.value), type=DecodeResult)
+                for row in summaries
+                if row.kind == DECODE_RESULT
             ]
-            self._breaker.observe(tally for each in wrote for tally in each.tallies)
-            if any(each.faults for each in wrote):
+            self._breaker.observe(tally for each in outputs for tally in each.tallies)
+            if any(each.faults for each in outputs):
                 write_topic(out.where(F.col("kind") == FAULT), context.broker, "quarantine")
         finally:
             out.unpersist()
-        frames, copies = self._new.drop_stored(passed, write)
-        self._commit("messages", [file for each in wrote for file in each.messages], write)
+        frames, copies = self._frame_dedup.drop_stored(results, write)
+        self._commit("messages", [file for each in outputs for file in each.messages], write)
         self._commit("frames", frames, write)
         self._commit("copies", copies, write)
-        counts = sum((Counter(each.counts) for each in wrote), Counter[str]())
-        context.report("archive", {**counts, "copies": sum(each.good for each in passed)})
+        counts = sum((Counter(each.counts) for each in outputs), Counter[str]())
+        context.report("archive", {**counts, "copies": sum(each.valid_copies for each in results)})
 
     def _commit(self, table: str, files: list[DataFile], write: WriteId) -> None:
         if files and not self._context.commits.commit(table, files, write):

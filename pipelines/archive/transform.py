@@ -1,8 +1,8 @@
 """From `kiln.frames` to the tables `frames`, `copies` and `messages`, and to quarantine: one decode for all.
 
 The first copy of each message is selected between two stages (decisions 5, 10 and 18). The first stage decodes, and
-writes the files of `frames` and `copies` in its task. The second writes `messages`. Where the digests are in a file, one
-task does it all; where they are in Spark's state, its operators run between the stages.
+writes the files of `frames` and `copies` in its task. The second writes `messages`. Where the digests are in a file,
+one task does it all; where they are in Spark's state, its operators run between the stages.
 """
 
 from __future__ import annotations
@@ -78,11 +78,7 @@ ARCHIVE_OUTPUT = "archive_output"
 
 
 class DecodeResult(msgspec.Struct, frozen=True, array_like=True):
-    """What a task of the first stage made of its records.
-
-    `spans`: partition to first and last offset. `taken`: the frames in the files, as `held_frames.HeldFrames`.
-    `good`: copies of good messages.
-    """
+    """Result of one decode task."""
 
     spans: dict[int, tuple[int, int]]
     """first and last offset, by partition"""
@@ -104,10 +100,11 @@ class ArchiveOutput(msgspec.Struct, frozen=True, array_like=True):
 
 
 def archive_frames(records: DataFrame, config: DecodeConfig, lake: Lake, dedup: DedupStoreConfig) -> DataFrame:
-    """Columns partition, offset, stamp, value in; WRITTEN out: records for quarantine, a `DecodeResult` and a
-    `ArchiveOutput` a task, which name the files with the rows of `frames` and `copies`, and of `messages`.
+    """Decode records, and write each table's rows. Columns partition, offset, stamp, value in; OUTPUT_DDL out:
+    quarantine records and, per task, a `DecodeResult` and an `ArchiveOutput`, which name the files of `frames` and
+    `copies`, and of `messages`.
 
-    The same frame twice in one task is written once. What an earlier micro-batch wrote, the driver takes out again.
+    A frame that comes twice in one task is written once. The driver removes frames of earlier micro-batches.
     """
 
     def rows(batches: _Batches) -> _Batches:
@@ -119,8 +116,8 @@ def archive_frames(records: DataFrame, config: DecodeConfig, lake: Lake, dedup: 
 
 
 def decode_frames(records: DataFrame, config: DecodeConfig, lake: Lake) -> DataFrame:
-    """Run the first stage of `archive_frames`. Columns partition, offset, stamp, value in; packed rows out: each copy of a
-    message, each fault, and one `DecodeResult` per task."""
+    """Run the first stage of `archive_frames`. Columns partition, offset, stamp, value in; packed rows out: each copy
+    of a message, each fault, and one `DecodeResult` per task."""
 
     def rows(batches: _Batches) -> _Batches:
         return pack_rows(
@@ -144,9 +141,9 @@ def deduplicate_messages(rows: DataFrame, retention: int) -> DataFrame:
 
 
 def write_messages(rows: DataFrame, lake: Lake) -> DataFrame:
-    """The second stage of `archive_frames`: kind, data in; WRITTEN out."""
+    """Run the second stage of `archive_frames`. Columns kind, data in; OUTPUT_DDL out."""
 
-    def made(batches: _Batches) -> _Batches:
+    def write(batches: _Batches) -> _Batches:
         return write_rows(unpack_rows(batches), lake)
 
     return rows.select("kind", "data").mapInArrow(write, OUTPUT_DDL)
@@ -236,8 +233,8 @@ class RecordRows(NamedTuple):
 
 
 def read_record(decoder: FrameDecoder, partition: int, offset: int, stamp: int, value: bytes | None) -> RecordRows:
-    """Decode one record into rows. If this fails, the record is a fault of the stage `archive`, and stays in `frames` if
-    it has a row there."""
+    """Decode one record into rows. If this fails, the record is a fault of the stage `archive`, and stays in `frames`
+    if it has a row there."""
     frame: Frame | Rejected | None = None
     row: _Row = ()
     try:
@@ -445,7 +442,7 @@ def build_fault_records(item: RejectedMessage) -> Iterator[QuarantineRecord]:
 
 
 def write_rows(rows: Iterable[UniqueRow], lake: Lake) -> _Batches:
-    """What has passed in; WRITTEN out. The rows of `messages` go into files."""
+    """Write the rows of `messages` into files. Deduplicated rows in; OUTPUT_DDL out."""
     rejected: list[RejectedMessage] = []
     files = TableFiles(lake, "messages", refuse=partial(_record_rejection, rejected, MESSAGES))
     out = RowBuffer(pa.schema([("kind", pa.string()), ("key", pa.binary()), ("value", pa.binary())]))

@@ -1,4 +1,4 @@
-"""Stops a query when our own decoding is at fault, and not when peers send garbage (decision 6)."""
+"""Circuit breaker: stops a query when our own decoding is at fault, and not when peers send garbage (decision 6)."""
 
 from __future__ import annotations
 
@@ -24,14 +24,18 @@ SAMPLES = (
 
 
 class DecodingBrokenError(RuntimeError):
-    """Kiln's own decoding is at fault. The query stops before good messages fill the quarantine.
+    """Kiln's own decoding is at fault. The query stops before valid messages fill the quarantine.
 
-    Once Kiln is mended, the query goes on from its checkpoint.
+    Once Kiln is fixed, the query continues from its checkpoint.
     """
 
 
 def check_samples() -> None:
-    """Decodes messages known to be good. Raises DecodingBrokenError."""
+    """Decode messages known to be valid.
+
+    Raises:
+        DecodingBrokenError: One of them does not decode.
+    """
     for kind, text in SAMPLES:
         read = read_message(text.encode())
         if not isinstance(read, Rejected) and read.type != kind:
@@ -43,7 +47,7 @@ def check_samples() -> None:
 
 
 class AuthorTally(NamedTuple):
-    """How the well-signed messages of one author fared in one micro-batch."""
+    """Counts of one author's messages with a valid signature in one micro-batch."""
 
     author: str
     decoded: int
@@ -55,21 +59,24 @@ class DecodeBreaker:
     """Trips when the messages of many authors, which used to decode, no longer do.
 
     An author has stopped when `streak` messages in a row failed after some that decoded. The breaker trips when at
-    least `authors` authors have stopped, and more than half of all authors that were heard of late and whose messages
-    used to decode. So neither one peer nor a crowd of new peers that send nothing but garbage can switch the query off.
+    least `authors` authors have stopped, and more than half of all recent authors whose messages used to decode. So
+    neither one peer nor a crowd of new peers that send nothing but garbage can stop the query.
     """
 
     authors: int = 3
     streak: int = 100
     forget_after: int = 360
-    """micro-batches after which an author counts no more of whom none had a message: an hour, by default"""
+    """micro-batches without a message after which an author no longer counts: an hour, by default"""
     _failing: dict[str, int] = field(default_factory=dict)
     _last_seen: dict[str, int] = field(default_factory=dict)
     _observed: int = 0
 
     def observe(self, tallies: Iterable[AuthorTally]) -> None:
-        """Takes a micro-batch into account, with faults or without: who decodes now is who may stop. Raises
-        DecodingBrokenError."""
+        """Count a micro-batch, with or without faults: only authors that decode now can stop later.
+
+        Raises:
+            DecodingBrokenError: The breaker trips.
+        """
         self._observed += 1
         for tally in tallies:
             if tally.decoded:
@@ -79,7 +86,7 @@ class DecodeBreaker:
             else:
                 continue
             self._last_seen[tally.author] = self._observed
-        for author in [each for each, heard in self._last_seen.items() if heard <= self._observed - self.forget_after]:
+        for author in [each for each, seen in self._last_seen.items() if seen <= self._observed - self.forget_after]:
             del self._last_seen[author], self._failing[author]
         stopped = [author for author, failures in self._failing.items() if failures >= self.streak]
         if len(stopped) >= self.authors and len(stopped) * 2 > len(self._failing):

@@ -1,4 +1,4 @@
-"""That the breaker tripped (decision 6), kept as `STATE/breaker.json` until the query starts again."""
+"""Record of a tripped breaker (decision 6), in `STATE/breaker.json` until the query starts again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FILE: Final = "breaker.json"
 
 @dataclass(frozen=True)
 class BreakerState:
-    """`query`: whose breaker tripped; `why`: in words; `at`: when, UTC."""
+    """A tripped breaker. `query`: its query; `why`: the reason; `at`: the time, UTC."""
 
     query: str
     why: str
@@ -22,7 +22,7 @@ class BreakerState:
 
     @property
     def description(self) -> str:
-        """What happened, and how to go on."""
+        """The cause and what to do."""
         return (
             f"the breaker tripped at {self.at:%Y-%m-%d %H:%M} UTC: {self.why}. Mend the build, or raise breaker.streak "
             f"if Kiln is to refuse that format, and start Kiln again: {self.query} goes on from its checkpoint. "
@@ -31,14 +31,14 @@ class BreakerState:
 
 
 def save_breaker_state(state: Path, trip: BreakerState) -> None:
-    """Puts a trip into the state folder. OSError."""
+    """Write the record into the state folder."""
     fresh = state / f"{_FILE}.new"
     fresh.write_bytes(msgspec.json.encode(trip))
     fresh.replace(state / _FILE)
 
 
 def read_breaker_state(state: Path) -> BreakerState | None:
-    """The trip that no start has followed; None: there is none."""
+    """Read the record, if the query has not started since."""
     try:
         return msgspec.json.decode((state / _FILE).read_bytes(), type=BreakerState)
     except (FileNotFoundError, msgspec.DecodeError):
@@ -46,7 +46,7 @@ def read_breaker_state(state: Path) -> BreakerState | None:
 
 
 def clear_breaker_state(state: Path, query: str) -> None:
-    """A query has started: what tripped it is over."""
+    """Delete the record of a query that has started."""
     trip = read_breaker_state(state)
     if trip is not None and trip.query == query:
         (state / _FILE).unlink()

@@ -1,4 +1,4 @@
-"""Decodes records of `kiln.frames`: into messages, or into what goes to quarantine and why. Bytes in, tuples out.
+"""Decoder of records of `kiln.frames`: into messages, or into faults for quarantine. Bytes in, tuples out.
 
 Nothing here raises on what a peer sent (decision 6): bad bytes become a `RejectedMessage` with a reason.
 """
@@ -53,15 +53,15 @@ _BRIDGE_JUDGEMENTS: Mapping[int, Judgement] = {
     Verdict.BAD: Judgement(Verdict.BAD, "bad_signature"),
     Verdict.AGAINST_POLICY: Judgement(Verdict.AGAINST_POLICY, "against_policy"),
 }
-"""What a verdict of the bridge means, and why a message may not pass."""
+"""Meaning of each verdict of the bridge, and the reason why a message is rejected."""
 
 
 _WHOLE_MESSAGE_REASONS = (METADATA_ONLY, PROCESSING_FAILED)
-"""Reasons with which quarantine has the message, and not its data alone."""
+"""Reasons with which quarantine holds the whole message, and not its data alone."""
 
 
 class MessageRef(NamedTuple):
-    """Where in `kiln.frames`; `position` of the message in its RPC, None for the frame as a whole."""
+    """Position in `kiln.frames`. `position`: of the message in its RPC; None for the whole frame."""
 
     partition: int
     offset: int
@@ -69,13 +69,13 @@ class MessageRef(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Of this place, and of no other."""
-        whole = f"{self.partition}/{self.offset}"
-        return whole if self.position is None else f"{whole}/{self.position}"
+        """Unique text form."""
+        text = f"{self.partition}/{self.offset}"
+        return text if self.position is None else f"{text}/{self.position}"
 
 
 class MessageCopy(NamedTuple):
-    """A copy of a gossip message, good or not. `verdict`: the bridge's, as the frame has it."""
+    """A copy of a gossip message, valid or not. `verdict`: the bridge's, as the frame has it."""
 
     network: str
     message: str
@@ -83,10 +83,10 @@ class MessageCopy(NamedTuple):
 
 
 class RejectedMessage(NamedTuple):
-    """What goes to quarantine.
+    """A message or frame for quarantine.
 
-    `frame`: what the frame is known by, empty where the record is no Frame. `author`: the peer whose good signature the
-    message bears, else "". `copy`: of a message, None of all else.
+    `frame`: identity of the frame, empty if the record is no Frame. `author`: the peer whose valid signature the
+    message has, else "". `copy`: set for a message, and for nothing else.
     """
 
     ref: MessageRef
@@ -101,7 +101,7 @@ class RejectedMessage(NamedTuple):
 
 
 class DecodedMessage(NamedTuple):
-    """A good message. Times are µs."""
+    """A valid message. Times are µs."""
 
     ref: MessageRef
     message: str
@@ -115,70 +115,70 @@ class DecodedMessage(NamedTuple):
     observed_at: int
     envelope: Message
     content: PubsubMessage
-    copy: MessageCopy | None = None  # None: of an announcement in the DHT
-    own: bool = False  # written by the node that heard it
-    previous: tuple[str, ...] = ()  # of an announcement in the DHT: the CIDs of batches before, newest first
+    copy: MessageCopy | None = None  # None for an announcement in the DHT
+    own: bool = False  # written by the node that received it
+    previous: tuple[str, ...] = ()  # of an announcement in the DHT: CIDs of earlier batches, newest first
 
 
 @dataclass(frozen=True)
 class DecodeConfig:
-    """What decoding depends on beside the bytes."""
+    """All that decoding depends on in addition to the bytes."""
 
     default_policy: Policy = "strict"
     policies: Mapping[str, Policy] = field(default_factory=dict)
     batch_typ: int = 3
     unsigned_horizon: int = 120_000_000  # µs
-    bundles: BundleSet = field(default_factory=BundleSet)  # by which topic indices resolve
+    bundles: BundleSet = field(default_factory=BundleSet)  # to resolve topic indices
 
     def policy(self, network: str, origin: str) -> Policy:
-        """A replayed capture is always judged `either` (decision 5)."""
+        """Return the signature policy. It is always `either` for a replayed capture (decision 5)."""
         return "either" if origin == "REPLAY" else self.policies.get(network, self.default_policy)
 
 
 def decode(
-    value: bytes | None, partition: int, offset: int, stamp: int, how: DecodeConfig
+    value: bytes | None, partition: int, offset: int, stamp: int, config: DecodeConfig
 ) -> Iterator[DecodedMessage | RejectedMessage]:
-    """Everything in one record of `kiln.frames`: its messages in order, each good or faulty, and faults of the frame.
+    """Decode one record of `kiln.frames`: its messages in order, each valid or rejected, and faults of the frame.
 
-    A datagram of the BitTorrent DHT holds one message. A frame that Kiln sent (OUT) gives nothing. `stamp`: the
-    broker's, µs; the time of a record that is no Frame.
+    A datagram of the BitTorrent DHT holds one message. A frame that Kiln sent (OUT) holds none. `stamp`: the broker's,
+    µs; the time of a record that is no Frame.
     """
-    return FrameDecoder(how).decode(value, partition, offset, stamp)
+    return FrameDecoder(config).decode(value, partition, offset, stamp)
 
 
 def reject_unreadable(why: Rejected, value: bytes | None, partition: int, offset: int, stamp: int) -> RejectedMessage:
-    """The fault of a record that is no Frame."""
+    """Build the fault of a record that is no Frame."""
     return RejectedMessage(MessageRef(partition, offset, None), "frame", why.reason, why.detail, value or b"", stamp)
 
 
 def reject_failed(
-    stage: str, error: Exception, place: MessageRef, data: bytes, at: int, frame: bytes = b""
+    stage: str, error: Exception, ref: MessageRef, data: bytes, at: int, frame: bytes = b""
 ) -> RejectedMessage:
-    """The fault of a record, or of a message in it, at which Kiln itself failed. `at`: µs; `frame`: as in
+    """Build the fault of a record, or of a message in it, at which Kiln itself failed. `at`: µs; `frame`: as in
     `RejectedMessage`."""
-    return RejectedMessage(place, stage, PROCESSING_FAILED, describe(error), data, at, frame)
+    return RejectedMessage(ref, stage, PROCESSING_FAILED, describe(error), data, at, frame)
 
 
 class FrameDecoder:
     """Decodes frames one after another, and each message once, however many copies of it come.
 
-    What is found of a message depends on its bytes and on a few things of its frame, which are the key; so a Decoder
-    finds the same as one that has seen nothing.
+    The result for a message depends on its bytes and on a few properties of its frame. These are the cache key, so a
+    cached result is the same as a fresh one.
     """
 
-    _MOST = 20_000  # messages that are known
-    _MOST_BYTES = 16 << 20  # of these messages
-    _LARGEST = 2048  # bytes of one
+    _MAX_CACHED = 20_000  # messages
+    _MAX_CACHED_BYTES = 16 << 20  # of these messages
+    _MAX_MESSAGE_SIZE = 2048  # bytes of one
 
-    def __init__(self, how: DecodeConfig) -> None:
-        self._how = how
-        self._known: dict[_Key, _Verification] = {}
-        self._known_bytes = 0
+    def __init__(self, config: DecodeConfig) -> None:
+        self._config = config
+        self._cache: dict[_Key, _Verification] = {}
+        self._cached_bytes = 0
 
     def decode(
         self, value: bytes | None, partition: int, offset: int, stamp: int
     ) -> Iterator[DecodedMessage | RejectedMessage]:
-        """Everything in one record, as the function `decode` says."""
+        """Decode one record, as the function `decode` does."""
         frame = read_frame(value)
         if isinstance(frame, Rejected):
             yield reject_unreadable(frame, value, partition, offset, stamp)
@@ -186,59 +186,62 @@ class FrameDecoder:
             yield from self.decode_frame(frame, partition, offset)
 
     def decode_frame(self, frame: Frame, partition: int, offset: int) -> Iterator[DecodedMessage | RejectedMessage]:
-        """Everything in one frame. Where decoding itself fails, the fault is of that message, or of the frame."""
+        """Decode one frame. If decoding itself fails, the fault is of that message, or of the frame."""
         try:
-            yield from self._items(frame, partition, offset)
+            yield from self._decode_messages(frame, partition, offset)
         except PROCESSING_ERRORS as error:  # decoding is pure: the bytes alone have caused this
-            place = MessageRef(partition, offset, None)
-            yield reject_failed(
-                "decode", error, place, frame.payload, frame.observed_at // 1000, _build_frame_key(frame)
-            )
+            ref = MessageRef(partition, offset, None)
+            yield reject_failed("decode", error, ref, frame.payload, frame.observed_at // 1000, _build_frame_key(frame))
 
-    def _items(self, frame: Frame, partition: int, offset: int) -> Iterator[DecodedMessage | RejectedMessage]:
+    def _decode_messages(self, frame: Frame, partition: int, offset: int) -> Iterator[DecodedMessage | RejectedMessage]:
         if frame.direction != Frame.IN:
             return
         if frame.protocol == BEP50:
             if frame.payload:
-                yield _decode_announcement(frame, MessageRef(partition, offset, 0), self._how)
+                yield _decode_announcement(frame, MessageRef(partition, offset, 0), self._config)
             return
         observed_at = frame.observed_at // 1000
-        agreed = agreement(frame.hello_in, frame.hello_out, self._how.bundles)
+        agreed = agreement(frame.hello_in, frame.hello_out, self._config.bundles)
         for side, refused in agreed.refused:
             hello = frame.hello_in if side == "hello_in" else frame.hello_out
             detail = f"{side}: {refused.detail}"
-            whole = MessageRef(partition, offset, None)
-            yield RejectedMessage(whole, "hello", refused.reason, detail, hello, observed_at, _build_frame_key(frame))
+            frame_ref = MessageRef(partition, offset, None)
+            yield RejectedMessage(
+                frame_ref, "hello", refused.reason, detail, hello, observed_at, _build_frame_key(frame)
+            )
         messages = gossip_messages(frame)
         if isinstance(messages, Rejected):
-            whole = MessageRef(partition, offset, None)
+            frame_ref = MessageRef(partition, offset, None)
             yield RejectedMessage(
-                whole, "rpc", messages.reason, messages.detail, frame.payload, observed_at, _build_frame_key(frame)
+                frame_ref, "rpc", messages.reason, messages.detail, frame.payload, observed_at, _build_frame_key(frame)
             )
             return
         if not messages:
             return
-        # each access to a protobuf makes a copy: read once for all messages
+        # each access to a protobuf field makes a copy: read once for all messages
         network, local_peer, verdicts = frame.network, frame.local_peer, frame.verdicts
         remote, origin = peer_text(frame.remote_peer), _ORIGINS[frame.origin]
         if len(verdicts) > len(messages):
-            whole, detail = MessageRef(partition, offset, None), f"{len(verdicts)} verdicts on {len(messages)} messages"
-            yield RejectedMessage(
-                whole, "rpc", TOO_MANY_VERDICTS, detail, verdicts, observed_at, _build_frame_key(frame)
+            frame_ref, detail = (
+                MessageRef(partition, offset, None),
+                f"{len(verdicts)} verdicts on {len(messages)} messages",
             )
-            verdicts = b""  # nobody knows which verdict is of which message
+            yield RejectedMessage(
+                frame_ref, "rpc", TOO_MANY_VERDICTS, detail, verdicts, observed_at, _build_frame_key(frame)
+            )
+            verdicts = b""  # the verdicts cannot be assigned to messages
         cost = unread = 0
         for index, message in enumerate(islice(messages, MAX_MESSAGES)):
-            given = verdicts[index] if index < len(verdicts) else 0
-            if cost >= MAX_RPC_COST and given not in _BRIDGE_JUDGEMENTS:
+            bridge_verdict = verdicts[index] if index < len(verdicts) else 0
+            if cost >= MAX_RPC_COST and bridge_verdict not in _BRIDGE_JUDGEMENTS:
                 unread += 1
                 continue
-            place = MessageRef(partition, offset, index)
+            ref = MessageRef(partition, offset, index)
             try:
-                judged = self._judged(message, given, network, origin, agreed.table)
+                judged = self._verify_cached(message, bridge_verdict, network, origin, agreed.table)
             except PROCESSING_ERRORS as error:  # decoding is pure: the bytes alone have caused this
                 yield reject_failed(
-                    "decode", error, place, message.SerializeToString(), observed_at, _build_frame_key(frame)
+                    "decode", error, ref, message.SerializeToString(), observed_at, _build_frame_key(frame)
                 )
                 continue
             cost += judged.cost
@@ -246,11 +249,11 @@ class FrameDecoder:
                 stage, reason, detail, author, copy = judged[:5]
                 data = message.SerializeToString() if reason in _WHOLE_MESSAGE_REASONS else message.data
                 yield RejectedMessage(
-                    place, stage, reason, detail, data, observed_at, _build_frame_key(frame), author, copy
+                    ref, stage, reason, detail, data, observed_at, _build_frame_key(frame), author, copy
                 )
             else:
                 yield DecodedMessage(
-                    place,
+                    ref,
                     judged.copy.message,
                     judged.copy.network,
                     origin,
@@ -288,17 +291,19 @@ class FrameDecoder:
                 _build_frame_key(frame),
             )
 
-    def _judged(self, message: Message, given: int, network: str, origin: Origin, table: TopicTable) -> _Verification:
-        if message.ByteSize() > self._LARGEST:
-            return _verify(message, given, network, origin, table, self._how)
-        key = (message.SerializeToString(), given, network, origin, table)
-        judged = self._known.get(key)
+    def _verify_cached(
+        self, message: Message, bridge_verdict: int, network: str, origin: Origin, table: TopicTable
+    ) -> _Verification:
+        if message.ByteSize() > self._MAX_MESSAGE_SIZE:
+            return _verify(message, bridge_verdict, network, origin, table, self._config)
+        key = (message.SerializeToString(), bridge_verdict, network, origin, table)
+        judged = self._cache.get(key)
         if judged is None:
-            self._known_bytes += len(key[0])
-            if len(self._known) >= self._MOST or self._known_bytes > self._MOST_BYTES:
-                self._known.clear()
-                self._known_bytes = len(key[0])
-            judged = self._known[key] = _verify(message, given, network, origin, table, self._how)
+            self._cached_bytes += len(key[0])
+            if len(self._cache) >= self._MAX_CACHED or self._cached_bytes > self._MAX_CACHED_BYTES:
+                self._cache.clear()
+                self._cached_bytes = len(key[0])
+            judged = self._cache[key] = _verify(message, bridge_verdict, network, origin, table, self._config)
         return judged
 
 
@@ -306,7 +311,7 @@ _Key = tuple[bytes, int, str, Origin, TopicTable]
 
 
 class _Verification(NamedTuple):
-    """What is found of a message, wherever it stands. A fault has a stage."""
+    """Result for a message, independent of its position. A fault has a stage."""
 
     stage: str
     reason: str
@@ -322,24 +327,28 @@ class _Verification(NamedTuple):
 
 
 def _verify(
-    message: Message, given: int, network: str, origin: Origin, table: TopicTable, how: DecodeConfig
+    message: Message, bridge_verdict: int, network: str, origin: Origin, table: TopicTable, config: DecodeConfig
 ) -> _Verification:
-    """`given`: the bridge's verdict; `network`: the frame's."""
+    """Verify and read a message. `network`: the frame's."""
     name = message_topic(message, table)
-    # a bridge never says so, and a window whose batches are published must not hold what nobody could check
-    unverifiable = given == Verdict.UNVERIFIABLE and origin == "REPLAY" and not message.HasField("signature")
-    known_as = unverified_id(message) if unverifiable else message_id(message)
+    # no bridge gives this verdict: a window whose batches are published must not hold unverifiable messages
+    unverifiable = bridge_verdict == Verdict.UNVERIFIABLE and origin == "REPLAY" and not message.HasField("signature")
+    message_id_ = unverified_id(message) if unverifiable else message_id(message)
     cost = id_cost(message)
     if isinstance(name, Rejected):
-        return _Verification("topic", name.reason, name.detail, "", MessageCopy(network, known_as, given), cost=cost)
+        return _Verification(
+            "topic", name.reason, name.detail, "", MessageCopy(network, message_id_, bridge_verdict), cost=cost
+        )
     topic = parse_topic(name)
     if topic is not None:
         network = topic.network
-    copy = MessageCopy(network, known_as, given)
+    copy = MessageCopy(network, message_id_, bridge_verdict)
     if unverifiable:
         verdict, reason = Verdict.UNVERIFIABLE, ""
     else:
-        verdict, reason, signature_cost = _check_signature(message, name, given, how.policy(network, origin))
+        verdict, reason, signature_cost = _check_signature(
+            message, name, bridge_verdict, config.policy(network, origin)
+        )
         cost += signature_cost
     if reason:
         return _Verification("signature", reason, "", "", copy, cost=cost)
@@ -347,8 +356,8 @@ def _verify(
         detail = "a copy of a message, of which the log has no data"
         return _Verification(HISTORY, METADATA_ONLY, detail, "", copy, cost=cost)
     try:
-        content = read_message(message.data, how.batch_typ)
-    except PROCESSING_ERRORS as error:  # pure; caught here too, as the breaker counts the author's messages that fail
+        content = read_message(message.data, config.batch_typ)
+    except PROCESSING_ERRORS as error:  # pure; caught here too, because the breaker counts failures by author
         author = _get_signer(message, verdict) or ""
         return _Verification("decode", PROCESSING_FAILED, describe(error), author, copy, cost=cost)
     if isinstance(content, Rejected):
@@ -358,21 +367,21 @@ def _verify(
     return _Verification("", "", "", "", copy, name, source, topic.separator if topic else None, verdict, content, cost)
 
 
-def _decode_announcement(frame: Frame, place: MessageRef, how: DecodeConfig) -> DecodedMessage | RejectedMessage:
-    """What a datagram of the BitTorrent DHT announces, as the BATCH_UPDATE that it stands for.
+def _decode_announcement(frame: Frame, ref: MessageRef, config: DecodeConfig) -> DecodedMessage | RejectedMessage:
+    """Decode a datagram of the BitTorrent DHT into the equivalent BATCH_UPDATE.
 
-    Its author is the publisher's key, as the peer id that this key would have; its seqno the item's.
+    Its author is the peer id that the publisher's key would have; its seqno is the item's.
     """
     observed_at = frame.observed_at // 1000
     try:
-        found = read_datagram(frame.payload, frame.network, how.batch_typ)
+        datagram = read_datagram(frame.payload, frame.network, config.batch_typ)
     except TopicError as error:
-        found = Rejected("bad_network", str(error))
-    if isinstance(found, Rejected):
+        datagram = Rejected("bad_network", str(error))
+    if isinstance(datagram, Rejected):
         return RejectedMessage(
-            place, "bep50", found.reason, found.detail, frame.payload, observed_at, _build_frame_key(frame)
+            ref, "bep50", datagram.reason, datagram.detail, frame.payload, observed_at, _build_frame_key(frame)
         )
-    item, announcement = found
+    item, announcement = datagram
     publisher = peer_of_ed25519(item.key)
     sequence = item.sequence.to_bytes(8, signed=True)
     topic = topic_name(frame.network, announcement.separator)
@@ -382,7 +391,7 @@ def _decode_announcement(frame: Frame, place: MessageRef, how: DecodeConfig) -> 
     envelope = Message(data=item.value, seqno=sequence, topic=topic)
     setattr(envelope, "from", publisher)
     return DecodedMessage(
-        place,
+        ref,
         f"bep50/{item.target.hex()}/{sequence.hex()}",
         frame.network,
         _ORIGINS[frame.origin],
@@ -398,26 +407,26 @@ def _decode_announcement(frame: Frame, place: MessageRef, how: DecodeConfig) -> 
     )
 
 
-def _check_signature(message: Message, topic: str, given: int, policy: Policy) -> Judgement:
-    """The bridge's verdict where it has checked, else our own; the reason is empty if the message may pass.
+def _check_signature(message: Message, topic: str, bridge_verdict: int, policy: Policy) -> Judgement:
+    """Return the bridge's judgement if it has checked, else our own. The reason is empty if the message is accepted.
 
-    A signature is over the topic's name: the index that was on the wire in its place is not part of what was signed.
+    A signature covers the topic's name: the index that was on the wire instead is not part of what was signed.
     """
-    found = _BRIDGE_JUDGEMENTS.get(given)
-    if found is not None:
-        return found
+    judgement = _BRIDGE_JUDGEMENTS.get(bridge_verdict)
+    if judgement is not None:
+        return judgement
     if not message.HasField("topicIndex"):
         return check(message, policy)
-    found = check(message, policy, topic)
-    if found.verdict is Verdict.BAD and message.HasField("topic"):
-        # beside a name the index may be the author's own, a field like any other, and signed with the rest
+    judgement = check(message, policy, topic)
+    if judgement.verdict is Verdict.BAD and message.HasField("topic"):
+        # next to a name the index may be the author's own, a field like any other, and signed with the rest
         again = check(message, policy)
-        return again._replace(cost=found.cost + again.cost)
-    return found
+        return again._replace(cost=judgement.cost + again.cost)
+    return judgement
 
 
 def get_signer(decoded: DecodedMessage) -> str | None:
-    """The peer id of the signer. None where nobody signed the message, whatever `from` claims."""
+    """Return the peer id of the signer, or None if the message is not signed, whatever `from` claims."""
     return _get_signer(decoded.envelope, decoded.verdict)
 
 
@@ -426,13 +435,18 @@ def _get_signer(message: Message, verdict: Verdict) -> str | None:
 
 
 def compute_identities(decoded: DecodedMessage, scope: str, horizon: int) -> tuple[bytes, bytes]:
-    """Two digests by which copies of a message are known; copies agree in at least one of them.
+    """Compute the two digests that identify copies of a message; copies agree in at least one of them.
 
-    A signed message is one for as long as the digests are remembered; so is an unverifiable one with author and seqno.
-    An unsigned one is its bytes, which may rightly
-    come again (an unsigned QUERY is always the same): it counts as the same within its horizon (µs) only. That time is
-    cut into spans of one horizon, in two ways, the second half a span later: copies less than half a span apart share
-    a span in one way or the other; a repeat after a whole horizon shares none. `scope` keeps apart what must not meet.
+    Copies of a signed message are identified for as long as the digests are kept; so are those of an unverifiable one
+    with author and seqno. An unsigned one is identified by its bytes, which may legitimately come again (an unsigned
+    QUERY is always the same), so only within its horizon. Time is cut into spans of one horizon, in two ways, the
+    second half a span later: copies less than half a span apart share a span in one way or the other; a repeat after
+    a whole horizon shares none.
+
+    Args:
+        decoded: The message.
+        scope: Namespace of the digests.
+        horizon: Deduplication horizon of unsigned messages, µs.
     """
     signed = decoded.verdict is Verdict.GOOD
     return compute_column_identities(decoded.network, decoded.message, signed, decoded.observed_at, scope, horizon)
@@ -441,7 +455,7 @@ def compute_identities(decoded: DecodedMessage, scope: str, horizon: int) -> tup
 def compute_column_identities(
     network: str, message: str, signed: bool, observed_at: int, scope: str, horizon: int
 ) -> tuple[bytes, bytes]:
-    """As `compute_identities`, from columns of the table `messages`; `observed_at` in µs."""
+    """Compute the digests of `compute_identities` from columns of the table `messages`. `observed_at`: µs."""
     start = f"{scope}\n{network}\n{message}"
     if is_lasting(message, signed):
         digest = blake2b(start.encode(), digest_size=16).digest()
@@ -455,13 +469,13 @@ def compute_column_identities(
 
 
 def is_lasting(message: str, signed: bool) -> bool:
-    """Whether copies of a message are one for as long as it is remembered; else within a horizon only."""
+    """Report if copies of a message are identified for as long as digests are kept, and not within a horizon only."""
     return signed or message.startswith(UNVERIFIED)
 
 
 def compute_fault_identity(fault: RejectedMessage) -> bytes:
-    """The digest of what is the copy of nothing: a fault is kept each time it comes, but once for a frame that was
-    written twice (docs/design/contracts.md, Frame)."""
+    """Compute the digest of a fault, which has no copies: it is kept each time it comes, but only once for a frame that
+    was written twice (docs/design/contracts.md, Frame)."""
     where = (fault.frame, fault.ref.position) if fault.frame else fault.ref
     return blake2b(repr((where, fault.stage, fault.detail)).encode(), digest_size=16).digest()
 

@@ -22,18 +22,18 @@ PROCESSING_ERRORS: Final = (
     msgspec.MsgspecError,
     ProtobufError,
 )
-"""What a pure function raises because of the record that it is given, so that a retry would fail again.
+"""Errors that a pure function raises because of its record, so that a retry would fail again.
 
 Everything else fails the task, which Spark retries: OSError, sqlite3.Error, KafkaError and KilnError are faults of
-disk, store or broker, and MemoryError and RuntimeError say nothing about the record. Catch these around pure functions
+disk, store or broker, and MemoryError and RuntimeError do not depend on the record. Catch these around pure functions
 only, where no I/O can raise one of them.
 """
 
-_SHOWN: Final = 300  # characters of an error's text
+_MAX_TEXT: Final = 300  # characters of an error's text
 
 
 def describe(error: BaseException) -> str:
-    """The error and the line that raised it, for `detail` in quarantine."""
+    """Describe an error and the line that raised it, for `detail` in quarantine."""
     frames = extract_tb(error.__traceback__)
     where = f" at {frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}" if frames else ""
-    return f"{type(error).__name__}{where}: {str(error)[:_SHOWN]}"
+    return f"{type(error).__name__}{where}: {str(error)[:_MAX_TEXT]}"

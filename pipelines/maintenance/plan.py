@@ -19,18 +19,18 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 _SMALLEST_TIER = 64 << 10
 _TIER = 8
-_TOGETHER = 8
+_FILES_PER_REWRITE = 8
 """files of a tier that are worth writing anew, while more are to come"""
-_AT_REST = 2
+_FILES_PER_REWRITE_AT_REST = 2
 """the same, where few more are to come"""
-_FULL = 0.5
+_FULL_FRACTION = 0.5
 """of the target: a file of this size stays as it is, and any two smaller ones fit into one"""
 
-_ENTRIES_LEFT = 100
+_MIN_ENTRIES = 100
 """log entries, the newest, that stay however old they are: a start after a power cut looks at them (decision 19)"""
-_ENTRIES_MOST = 5_000
+_MAX_ENTRIES = 5_000
 """log entries that stay, those that `Rules.readers` need aside: each commit lists them all"""
-_ENTRIES_AT_ONCE = 25
+_MIN_TRIMMED_ENTRIES = 25
 """log entries that are worth a look at the whole log"""
 
 
@@ -104,7 +104,7 @@ class RewriteFiles:
     before: int | None = None
 
 
-def expire(files: Iterable[TableFile], rules: MaintenancePolicy, now: int) -> ExpireFiles | None:
+def plan_expiry(files: Iterable[TableFile], rules: MaintenancePolicy, now: int) -> ExpireFiles | None:
     """The files whose rows are all too old; None: there are none."""
     if rules.retention is None:
         return None
@@ -113,7 +113,7 @@ def expire(files: Iterable[TableFile], rules: MaintenancePolicy, now: int) -> Ex
     return ExpireFiles(old, before) if old else None
 
 
-def trim(files: Iterable[TableFile], rules: MaintenancePolicy, now: int) -> list[RewriteFiles]:
+def plan_trims(files: Iterable[TableFile], rules: MaintenancePolicy, now: int) -> list[RewriteFiles]:
     """The files that hold rows which were too old a day ago, beside rows that are not."""
     if rules.retention is None:
         return []
@@ -128,22 +128,22 @@ def trim(files: Iterable[TableFile], rules: MaintenancePolicy, now: int) -> list
     ]
 
 
-def compact(files: Iterable[TableFile], rules: MaintenancePolicy, now: int) -> list[RewriteFiles]:
+def plan_compaction(files: Iterable[TableFile], rules: MaintenancePolicy, now: int) -> list[RewriteFiles]:
     """The small files that are worth being one, by the time of their rows, none for longer than `rules` let rows get
     old together."""
     periods: dict[int, list[TableFile]] = {}
     for file in files:
-        if file.size < rules.target * _FULL:
-            periods.setdefault(_period(_time(file), rules), []).append(file)
-    current = _period(now, rules)
+        if file.size < rules.target * _FULL_FRACTION:
+            periods.setdefault(_period_of(_time_of(file), rules), []).append(file)
+    current = _period_of(now, rules)
     found: list[RewriteFiles] = []
     for period, small in sorted(periods.items()):
-        taken = _worth_it(small, _TOGETHER if period >= current else _AT_REST)
-        found += [RewriteFiles(tuple(each)) for each in _bins(sorted(taken, key=_time), rules.target) if len(each) > 1]
+        taken = _select_worthwhile(small, _FILES_PER_REWRITE if period >= current else _FILES_PER_REWRITE_AT_REST)
+        found += [RewriteFiles(tuple(each)) for each in _pack_bins(sorted(taken, key=_time_of), rules.target) if len(each) > 1]
     return found
 
 
-def first_kept(
+def choose_log_start(
     entries: Sequence[LogEntry], checkpoints: Collection[int], rules: MaintenancePolicy, now: int
 ) -> int | None:
     """The checkpoint that becomes the beginning of the log: what is before goes. None: nothing is worth going.
@@ -151,23 +151,23 @@ def first_kept(
     `entries` by version. Every version that the log still tells of after that can be read.
     """
     older = 0  # how many entries may go
-    for each in entries[: max(0, len(entries) - _ENTRIES_LEFT)]:
-        beyond = len(entries) - older > _ENTRIES_MOST and each.at < now - rules.readers
+    for each in entries[: max(0, len(entries) - _MIN_ENTRIES)]:
+        beyond = len(entries) - older > _MAX_ENTRIES and each.at < now - rules.readers
         if each.at >= now - rules.keep and not beyond:
             break
         if rules.pinned is not None and each.version >= rules.pinned:
             break
         older += 1
-    if older < _ENTRIES_AT_ONCE:
+    if older < _MIN_TRIMMED_ENTRIES:
         return None
     bound = entries[older].version
     begins = max((each for each in checkpoints if each <= bound), default=None)
-    if begins is None or begins - entries[0].version < max(_ENTRIES_AT_ONCE, len(entries) // 10):
+    if begins is None or begins - entries[0].version < max(_MIN_TRIMMED_ENTRIES, len(entries) // 10):
         return None
     return begins
 
 
-def old_enough(
+def select_untracked(
     strays: Iterable[UntrackedFile], rules: MaintenancePolicy, newest_append: int | None, now: int
 ) -> list[UntrackedFile]:
     """Those that no task can be about to name: older than `rules.unnamed`, also when the newest rows came.
@@ -181,25 +181,25 @@ def old_enough(
     return [each for each in strays if each.modified < bound]
 
 
-def garbage(
+def select_garbage(
     strays: Iterable[UntrackedFile], named: RemovedFiles, rules: MaintenancePolicy, newest_append: int | None, now: int
 ) -> tuple[UntrackedFile, ...]:
     """The files that no version needs which the log still tells of, and that nobody is about to name."""
     free = [each for each in strays if each.name not in named.kept]
-    unnamed = {each.name for each in old_enough(free, rules, newest_append, now)}
+    unnamed = {each.name for each in select_untracked(free, rules, newest_append, now)}
     return tuple(each for each in free if each.name in named.past or each.name in unnamed)
 
 
-def size_of(files: Iterable[TableFile | UntrackedFile]) -> int:
+def total_size(files: Iterable[TableFile | UntrackedFile]) -> int:
     """The bytes of files together."""
     return sum(each.size for each in files)
 
 
-def _time(file: TableFile) -> int:
+def _time_of(file: TableFile) -> int:
     return file.modified if file.greatest is None else file.greatest
 
 
-def _period(at: int, rules: MaintenancePolicy) -> int:
+def _period_of(at: int, rules: MaintenancePolicy) -> int:
     """Files of one period become one. A day where rows go by age, so that whole files can go; else a month."""
     if rules.retention is not None:
         return at // _DAY
@@ -210,26 +210,26 @@ def _period(at: int, rules: MaintenancePolicy) -> int:
     return day.year * 12 + day.month
 
 
-def _tier(size: int) -> int:
+def _tier_of(size: int) -> int:
     tier, bound = 0, _SMALLEST_TIER
     while size >= bound:
         tier, bound = tier + 1, bound * _TIER
     return tier
 
 
-def _worth_it(files: Sequence[TableFile], together: int) -> list[TableFile]:
+def _select_worthwhile(files: Sequence[TableFile], together: int) -> list[TableFile]:
     """The files up to the highest tier that has enough of them, where what comes of the tiers below counts as one."""
-    tiers = [_tier(file.size) for file in files]
+    tiers = [_tier_of(file.size) for file in files]
     highest = -1
     for tier in sorted(set(tiers)):
         below = sum(file.size for file, its in zip(files, tiers, strict=True) if its < tier)
-        joins = highest >= 0 and _tier(below) >= tier
+        joins = highest >= 0 and _tier_of(below) >= tier
         if tiers.count(tier) + joins >= together:
             highest = tier
     return [file for file, its in zip(files, tiers, strict=True) if its <= highest]
 
 
-def _bins(files: Iterable[TableFile], target: int) -> list[list[TableFile]]:
+def _pack_bins(files: Iterable[TableFile], target: int) -> list[list[TableFile]]:
     bins: list[list[TableFile]] = []
     size = target
     for file in files:

@@ -39,16 +39,16 @@ class TableState:
 
 def read_state(lake: Lake, name: str) -> TableState:
     """LakeError: the table cannot be read."""
-    there = _parquet_files(lake.folder(name))
+    there = _list_parquet_files(lake.folder(name))
     opened = lake.open(name)
-    files = tuple(files_of(opened, LAYOUTS.get(name, Layout()).age))
+    files = tuple(list_files(opened, LAYOUTS.get(name, Layout()).age))
     active = {file.path for file in files}
     entries, checkpoints = read_log(lake.folder(name))
     strays = tuple(stray for stray in there if stray.name not in active)
     return TableState(name, opened, files, strays, tuple(entries), frozenset(checkpoints))
 
 
-def left_alone(lake: Lake, name: str, opened: DeltaTable) -> str | None:
+def describe_unsupported(lake: Lake, name: str, opened: DeltaTable) -> str | None:
     """Why Kiln must not write this table, in words; None: Kiln may."""
     table = TABLES.get(name)
     if table is None:
@@ -64,7 +64,7 @@ def left_alone(lake: Lake, name: str, opened: DeltaTable) -> str | None:
     return None
 
 
-def files_of(opened: DeltaTable, age: str | None) -> Iterator[TableFile]:
+def list_files(opened: DeltaTable, age: str | None) -> Iterator[TableFile]:
     """The files of a version, with the range of the column `age`; without one, with the time they came."""
     adds = pa.table(opened.get_add_actions(flatten=True))
     unknown = [None] * adds.num_rows
@@ -94,18 +94,18 @@ def read_log(table: Location) -> tuple[list[LogEntry], set[int]]:
     return sorted(entries, key=lambda entry: entry.version), checkpoints
 
 
-def named_by(table: Location, entries: Iterable[LogEntry], begins: int | None) -> RemovedFiles:
+def read_removed_files(table: Location, entries: Iterable[LogEntry], begins: int | None) -> RemovedFiles:
     """The files that the entries take out of the table. Those that are out of it at the version `begins` already are
     apart."""
     past: set[str] = set()
     kept: set[str] = set()
     for entry in entries:
         found = past if begins is not None and entry.version <= begins else kept
-        found |= removed_by(locate_commit(table, entry.version))
+        found |= _read_removals(locate_commit(table, entry.version))
     return RemovedFiles(frozenset(past), frozenset(kept))
 
 
-def removed_by(entry: Location) -> set[str]:
+def _read_removals(entry: Location) -> set[str]:
     """The files that a commit takes out of its table. Most take none, so most are not parsed."""
     said = entry.read()
     if b'"remove"' not in said:
@@ -114,5 +114,5 @@ def removed_by(entry: Location) -> set[str]:
     return {unquote(action["remove"]["path"]) for action in actions if "remove" in action}
 
 
-def _parquet_files(table: Location) -> list[UntrackedFile]:
+def _list_parquet_files(table: Location) -> list[UntrackedFile]:
     return [UntrackedFile(*found) for found in table.files() if found.name.endswith(".parquet")]

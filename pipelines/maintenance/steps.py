@@ -27,8 +27,8 @@ from kiln.pipelines.delta.lake import Lake, locate_log
 from kiln.pipelines.delta.log_faults import adds_any, read_commit
 from kiln.pipelines.maintenance import plan
 from kiln.pipelines.maintenance.plan import ExpireFiles, MaintenancePolicy, RewriteFiles, TableFile, UntrackedFile
-from kiln.pipelines.maintenance.rewriting import write_anew
-from kiln.pipelines.maintenance.state import TableState, left_alone, named_by, read_state
+from kiln.pipelines.maintenance.rewriting import rewrite_files
+from kiln.pipelines.maintenance.state import TableState, describe_unsupported, read_removed_files, read_state
 
 Say = Callable[[str], None]
 
@@ -74,55 +74,55 @@ class MaintenanceResult:
     """each step, for people"""
 
 
-def look(lake: Lake, table: str, rules: MaintenancePolicy, now: int) -> tuple[TableState, MaintenancePlan]:
+def plan_table(lake: Lake, table: str, rules: MaintenancePolicy, now: int) -> tuple[TableState, MaintenancePlan]:
     """What a table needs. Changes nothing. LakeError."""
     state = read_state(lake, table)
-    expire = plan.expire(state.files, rules, now)
-    rewrites = plan.trim(state.files, rules, now)
+    expire = plan.plan_expiry(state.files, rules, now)
+    rewrites = plan.plan_trims(state.files, rules, now)
     taken = {file.path for step in (expire, *rewrites) if step is not None for file in step.files}
-    rewrites += plan.compact((file for file in state.files if file.path not in taken), rules, now)
-    begins = plan.first_kept(state.entries, state.checkpoints, rules, now)
+    rewrites += plan.plan_compaction((file for file in state.files if file.path not in taken), rules, now)
+    begins = plan.choose_log_start(state.entries, state.checkpoints, rules, now)
     garbage: tuple[UntrackedFile, ...] = ()
-    if begins is not None or plan.old_enough(state.strays, rules, state.newest_append, now):
-        named = named_by(lake.folder(table), state.entries, begins)
-        garbage = plan.garbage(state.strays, named, rules, state.newest_append, now)
+    if begins is not None or plan.select_untracked(state.strays, rules, state.newest_append, now):
+        named = read_removed_files(lake.folder(table), state.entries, begins)
+        garbage = plan.select_garbage(state.strays, named, rules, state.newest_append, now)
     return state, MaintenancePlan(expire, tuple(rewrites), begins, garbage)
 
 
-def foresee(lake: Lake, table: str, rules: MaintenancePolicy, now: int) -> MaintenanceResult:
+def predict_result(lake: Lake, table: str, rules: MaintenancePolicy, now: int) -> MaintenanceResult:
     """What care would do. LakeError."""
-    why = left_alone(lake, table, lake.open(table))
+    why = describe_unsupported(lake, table, lake.open(table))
     if why is not None:
         return MaintenanceResult(table, left_alone=why)
-    state, steps = look(lake, table, rules, now)
+    state, steps = plan_table(lake, table, rules, now)
     gone = steps.expire.files if steps.expire else ()
     merged = [file for step in steps.rewrites for file in step.files]
-    files, size = len(state.files), plan.size_of(state.files)
+    files, size = len(state.files), plan.total_size(state.files)
     begins = state.entries[0].version if state.entries else 0
     left = len(state.entries) if steps.begins is None else len(state.entries) - (steps.begins - begins)
     return MaintenanceResult(
         table,
         (files, files - len(gone) - len(merged) + len(steps.rewrites)),
-        (size, size - plan.size_of(gone)),
+        (size, size - plan.total_size(gone)),
         (len(state.entries), left),
-        plan.size_of(merged),
+        plan.total_size(merged),
         sum(file.rows for file in gone),
-        (len(steps.garbage), plan.size_of(steps.garbage)),
-        words=tuple(_words(steps)),
+        (len(steps.garbage), plan.total_size(steps.garbage)),
+        words=tuple(_describe_steps(steps)),
     )
 
 
-def care_for(
+def maintain_table(
     lake: Lake, table: str, rules: MaintenancePolicy, now: int, say: Say, *, durable: bool = False
 ) -> MaintenanceResult:
     """Does what a table needs. `durable`: each commit is on the disk before the next step.
 
     LakeError: the table cannot be read. CareError: a step cannot be done.
     """
-    why = left_alone(lake, table, lake.open(table))
+    why = describe_unsupported(lake, table, lake.open(table))
     if why is not None:
         return MaintenanceResult(table, left_alone=why)
-    state, steps = look(lake, table, rules, now)
+    state, steps = plan_table(lake, table, rules, now)
     try:
         return _TableMaintenance(lake, state, rules, say, durable).all_of(steps)
     except (DeltaError, pa.ArrowException, OSError) as error:
@@ -145,13 +145,13 @@ class _TableMaintenance:
         changed = False
         rewritten = expired = 0
         if steps.expire is not None:
-            self._say(f"{name}: {_count(steps.expire.files)} of old rows")
-            if self._commit(steps.expire.files, (), f"{_count(steps.expire.files)} of old rows", rows_go=True):
+            self._say(f"{name}: {_describe_count(steps.expire.files)} of old rows")
+            if self._commit(steps.expire.files, (), f"{_describe_count(steps.expire.files)} of old rows", rows_go=True):
                 changed = True
                 expired = sum(file.rows for file in steps.expire.files)
         for number, step in enumerate(steps.rewrites, 1):
-            size = plan.size_of(step.files)
-            self._say(f"{name}: {number} of {len(steps.rewrites)}, {_count(step.files)} of {size:,} bytes")
+            size = plan.total_size(step.files)
+            self._say(f"{name}: {number} of {len(steps.rewrites)}, {_describe_count(step.files)} of {size:,} bytes")
             rows_gone = self._rewrite(step)
             if rows_gone is not None:
                 changed = True
@@ -172,19 +172,19 @@ class _TableMaintenance:
         return MaintenanceResult(
             name,
             (len(before.files), len(after.files)),
-            (plan.size_of(before.files), plan.size_of(after.files)),
+            (plan.total_size(before.files), plan.total_size(after.files)),
             (len(before.entries), len(after.entries)),
             rewritten,
             expired,
             removed,
-            words=tuple(_words(steps)),
+            words=tuple(_describe_steps(steps)),
         )
 
     def _rewrite(self, step: RewriteFiles) -> int | None:
         """How many rows went; None: somebody else has taken out one of the files, and nothing is done."""
         paths = [file.path for file in step.files]
         try:
-            files = write_anew(self._lake, self._state.name, paths, step.before, 2 * self._rules.target)
+            files = rewrite_files(self._lake, self._state.name, paths, step.before, 2 * self._rules.target)
         except FileNotFoundError as error:
             self._state.opened.update_incremental()
             active = set(self._state.opened.get_add_actions()["path"].to_pylist())
@@ -198,7 +198,7 @@ class _TableMaintenance:
         if rows and step.before is None and all(file.rows for file in step.files):
             delete_files(self._lake, files)
             raise MaintenanceError(f"{self._state.name}: {rows:,} rows too few came out of {', '.join(paths[:3])}")
-        what = f"{_count(step.files)} into {len(files)}"
+        what = f"{_describe_count(step.files)} into {len(files)}"
         if self._commit(step.files, files, what, rows_go=step.before is not None):
             return rows if step.before is not None else 0
         delete_files(self._lake, files)
@@ -236,7 +236,7 @@ class _TableMaintenance:
     def _shorten(self, begins: int) -> None:
         """Removes what the log has before a checkpoint, the oldest first."""
         log = locate_log(self._folder)
-        for version, name in sorted(_by_version(log)):
+        for version, name in sorted(_list_versioned_files(log)):
             if version < begins:
                 (log / name).remove()
 
@@ -286,7 +286,7 @@ def replace_files(
             since = [read_commit(lake.folder(table), each) for each in range(known + 1, opened.version() + 1)]
             if any(adds_any(actions, new) for actions in since):
                 return True  # the commit came through, and what delta-rs does after it did not
-            if not all(_leaves(actions, old) for actions in since):
+            if not all(_keeps_files(actions, old) for actions in since):
                 return False
             continue
         opened.update_incremental()
@@ -294,7 +294,7 @@ def replace_files(
     raise MaintenanceError(f"{table}: others commit so often that a commit did not come through in {_TRIES} tries")
 
 
-def _leaves(actions: Sequence[Mapping[str, Mapping[str, object]]], files: Sequence[TableFile]) -> bool:
+def _keeps_files(actions: Sequence[Mapping[str, Mapping[str, object]]], files: Sequence[TableFile]) -> bool:
     """Whether a commit takes none of these files out, and changes neither schema nor features. False where the commit
     cannot be read."""
     paths = {file.path for file in files}
@@ -302,7 +302,7 @@ def _leaves(actions: Sequence[Mapping[str, Mapping[str, object]]], files: Sequen
     return bool(actions) and not taken and not any("metaData" in action or "protocol" in action for action in actions)
 
 
-def _by_version(log: Location) -> Iterator[tuple[int, str]]:
+def _list_versioned_files(log: Location) -> Iterator[tuple[int, str]]:
     """The files of a log that tell of one version: commits, checkpoints, check sums."""
     for found in log.files():
         version = found.name.removeprefix(".")[:_VERSION_DIGITS]
@@ -310,17 +310,17 @@ def _by_version(log: Location) -> Iterator[tuple[int, str]]:
             yield int(version), found.name
 
 
-def _words(steps: MaintenancePlan) -> Iterator[str]:
+def _describe_steps(steps: MaintenancePlan) -> Iterator[str]:
     if steps.expire is not None:
-        yield f"take out {_count(steps.expire.files)} of rows that are all too old"
+        yield f"take out {_describe_count(steps.expire.files)} of rows that are all too old"
     for step in steps.rewrites:
         what = "write without rows that are too old" if step.before is not None else "make one"
-        yield f"{what}: {_count(step.files)}, {plan.size_of(step.files):,} bytes"
+        yield f"{what}: {_describe_count(step.files)}, {plan.total_size(step.files):,} bytes"
     if steps.garbage:
-        yield f"remove {_count(steps.garbage)} that no version needs, {plan.size_of(steps.garbage):,} bytes"
+        yield f"remove {_describe_count(steps.garbage)} that no version needs, {plan.total_size(steps.garbage):,} bytes"
     if steps.begins is not None:
         yield f"let the log begin at the version {steps.begins}"
 
 
-def _count(files: Sequence[TableFile | UntrackedFile]) -> str:
+def _describe_count(files: Sequence[TableFile | UntrackedFile]) -> str:
     return "1 file" if len(files) == 1 else f"{len(files):,} files"

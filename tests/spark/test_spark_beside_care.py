@@ -18,7 +18,7 @@ from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.delta.tables import read_table
 from kiln.pipelines.maintenance.plan import MaintenancePolicy
 from kiln.pipelines.maintenance.state import read_log
-from kiln.pipelines.maintenance.steps import MaintenanceResult, care_for
+from kiln.pipelines.maintenance.steps import MaintenanceResult, maintain_table
 from kiln.schemas.delta.tables import TABLES
 
 pytest_plugins = ["kit.local_spark"]
@@ -39,7 +39,7 @@ def file_of(lake: Lake, name: str) -> list[DataFile]:
 
 def cared(lake: Lake) -> MaintenanceResult:
     """With nothing kept but the newest hundred commits."""
-    return care_for(
+    return maintain_table(
         lake, TABLE, MaintenancePolicy(128 << 20, keep=0), time.time_ns() // 1_000 + 86_400_000_000, lambda _: None
     )
 

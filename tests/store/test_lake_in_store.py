@@ -22,7 +22,7 @@ from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.files import TableFiles
 from kiln.pipelines.delta.lake import Lake, locate_log
 from kiln.pipelines.maintenance.plan import MaintenancePolicy
-from kiln.pipelines.maintenance.steps import care_for
+from kiln.pipelines.maintenance.steps import maintain_table
 from kiln.schemas.delta.tables import TABLES
 from kit.object_store import ObjectStore
 from kit.quality_lake import made_up_rows, write_rows
@@ -136,11 +136,11 @@ def test_care_makes_one_file_of_many_shortens_the_log_and_removes_what_nobody_ne
     (left,) = out.close()  # and no commit
     rows = sorted(map(str, ask(lake, "SELECT * FROM tips").rows()))
     now = max(found.modified for found in lake.folder("tips").files()) + 13 * _HOUR
-    done = care_for(lake, "tips", MaintenancePolicy(128 << 20, _HOUR, unnamed=_HOUR), now, lambda words: None)
+    done = maintain_table(lake, "tips", MaintenancePolicy(128 << 20, _HOUR, unnamed=_HOUR), now, lambda words: None)
     assert done.files == (130, 1)
     assert sorted(map(str, ask(lake, "SELECT * FROM tips").rows())) == rows
     appended(range(130, 250))
-    done = care_for(lake, "tips", MaintenancePolicy(128 << 20, _HOUR, unnamed=_HOUR), now, lambda words: None)
+    done = maintain_table(lake, "tips", MaintenancePolicy(128 << 20, _HOUR, unnamed=_HOUR), now, lambda words: None)
     assert done.garbage[0] >= 130
     assert done.entries[1] < done.entries[0]
     begins = min(found.name for found in locate_log(lake.folder("tips")).files() if found.name.endswith(".json"))

@@ -22,7 +22,7 @@ from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.files import DataFile, TableFiles, delete_files
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.maintenance.plan import MaintenancePolicy
-from kiln.pipelines.maintenance.steps import MaintenanceResult, care_for
+from kiln.pipelines.maintenance.steps import MaintenanceResult, maintain_table
 from kiln.schemas.delta.tables import TABLES
 from kit.object_store import ObjectStore
 from kit.run_tables import FROM, TO, begin, fill, history, message, tip, update
@@ -122,7 +122,7 @@ def test_a_job_goes_on_beside_the_care_of_its_table(object_store: ObjectStore) -
             continue
         _, done = at_once(
             partial(driver.commit, batch, files),
-            partial(care_for, lake, "tips", rules, now, lambda words: None, durable=True),
+            partial(maintain_table, lake, "tips", rules, now, lambda words: None, durable=True),
         )
         assert isinstance(done, MaintenanceResult)
         cared.append(done)

@@ -24,7 +24,7 @@ from kiln.pipelines.delta.duckdb_tables import open_tables
 from kiln.pipelines.delta.files import DataFile, TableFiles, delete_files
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.maintenance.plan import TableFile
-from kiln.pipelines.maintenance.state import files_of, left_alone
+from kiln.pipelines.maintenance.state import list_files, describe_unsupported
 from kiln.pipelines.maintenance.steps import replace_files
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.faults import code_of
@@ -51,12 +51,12 @@ def drop(lake: Lake, wanted: QuarantineFilter, why: str, drop_id: str, now: date
     """Takes the rows of a selection out of the table. QuarantineError, LakeError, CareError."""
     for _ in range(_TRIES):
         with QuarantineRows(lake, wanted) as picked:
-            if reason := left_alone(lake, "quarantine", picked.table):
+            if reason := describe_unsupported(lake, "quarantine", picked.table):
                 raise QuarantineError(f"Kiln must not write the table quarantine: {reason}")
             places, table = picked.by_file(), picked.table
         if not places:
             return DropResult(drop_id, 0)
-        files = [file for file in files_of(table, "observed_at") if file.path in places]
+        files = [file for file in list_files(table, "observed_at") if file.path in places]
         try:
             known = _record(lake, files, places, {"drop_id": drop_id, "dropped_at": now, "why": why})
             new = _without(lake, files, places)

@@ -400,7 +400,7 @@ def test_copies_of_a_message_are_all_kept_and_pass_the_task_once(lake: Lake) -> 
     made = make(lake, *in_turn(*sent))
     assert [(row["kafka_offset"], row["message_index"]) for row in made.copies] == [(77, 0), (77, 1), (78, 0), (79, 0)]
     assert [row.kind for row in made.rows] == ["messages"]
-    assert made.passed.good == 4
+    assert made.passed.valid_copies == 4
     assert [row["kafka_offset"] for row in made.frames] == [77, 78, 79]
 
 
@@ -431,8 +431,8 @@ def test_a_frame_that_comes_twice_is_written_once(lake: Lake) -> None:
     assert [row["kafka_offset"] for row in made.copies] == [77, 77, 78]
     faults = [row.early for row in made.rows if row.kind == FAULT]
     assert (len(faults), len(set(faults))) == (3, 2)
-    assert made.passed.good == 2
-    assert made.passed.taken == {build_range_key(b"0123456789abcdef", Frame.IN): [(7, 8)]}
+    assert made.passed.valid_copies == 2
+    assert made.passed.frame_ranges == {build_range_key(b"0123456789abcdef", Frame.IN): [(7, 8)]}
 
 
 def test_a_task_says_what_it_has_read_of_each_partition(lake: Lake) -> None:

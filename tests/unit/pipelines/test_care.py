@@ -33,7 +33,7 @@ from kiln.pipelines.delta.log_faults import find_newest_write, find_version_befo
 from kiln.pipelines.maintenance import plan
 from kiln.pipelines.maintenance.plan import LogEntry, MaintenancePolicy, RemovedFiles, TableFile, UntrackedFile
 from kiln.pipelines.maintenance.state import read_log, read_state
-from kiln.pipelines.maintenance.steps import MaintenanceError, MaintenanceResult, care_for, foresee, replace_files
+from kiln.pipelines.maintenance.steps import MaintenanceError, MaintenanceResult, maintain_table, predict_result, replace_files
 from kiln.schemas.delta.layout import LAYOUTS
 from kiln.schemas.delta.tables import TABLES
 
@@ -112,7 +112,7 @@ def folder(lake: Lake) -> Path:
 
 
 def cared(lake: Lake, rules: MaintenancePolicy = RULES, at: int | None = None) -> MaintenanceResult:
-    return care_for(lake, TABLE, rules, now() if at is None else at, lambda _: None)
+    return maintain_table(lake, TABLE, rules, now() if at is None else at, lambda _: None)
 
 
 def rows(lake: Lake, version: int | None = None) -> list[tuple[object, ...]]:
@@ -306,7 +306,7 @@ def test_rows_go_by_age_as_whole_files_and_a_file_is_written_anew_only_where_it_
     DeltaRsCommits(lake).commit(TABLE, straddling, WriteId("both", 0))
     within = {file.path for file in read_state(lake, TABLE).files}
     rules = MaintenancePolicy(128 * MIB, 12 * HOUR, retention=30 * DAY)
-    assert foresee(lake, TABLE, rules, now()).files == (7, 4)
+    assert predict_result(lake, TABLE, rules, now()).files == (7, 4)
     done = cared(lake, rules)
     assert done.expired_rows == 31
     assert {str(row[2]).split("-")[0] for row in rows(lake)} == {"young"}
@@ -327,7 +327,7 @@ def test_rows_that_go_by_age_do_not_make_an_append_fail(lake: Lake) -> None:
 def test_a_look_alone_changes_nothing(lake: Lake) -> None:
     Appender(lake).append(20)
     before = sorted(path.name for path in folder(lake).rglob("*"))
-    seen = foresee(lake, TABLE, RULES, now())
+    seen = predict_result(lake, TABLE, RULES, now())
     assert seen.files == (20, 1)
     assert seen.words
     assert sorted(path.name for path in folder(lake).rglob("*")) == before
@@ -345,7 +345,7 @@ def test_a_table_of_somebody_else_is_left_alone(lake: Lake) -> None:
     from deltalake import write_deltalake
 
     write_deltalake(lake.table("tips"), pa.table({"stream": ["s"], "tip": ["t"]}), partition_by=["stream"])
-    done = care_for(lake, "tips", RULES, now(), lambda _: None)
+    done = maintain_table(lake, "tips", RULES, now(), lambda _: None)
     assert done.left_alone == "it has partition columns"
 
 
@@ -452,12 +452,12 @@ def test_each_file_is_taken_once_and_comes_together_with_files_of_its_time(
     given_files: list[tuple[int, int]], retention: int | None
 ) -> None:
     files = [file(size, at) for size, at in given_files]
-    steps = plan.compact(files, MaintenancePolicy(128 * MIB, HOUR, retention=retention), 40 * DAY)
+    steps = plan.plan_compaction(files, MaintenancePolicy(128 * MIB, HOUR, retention=retention), 40 * DAY)
     taken = [each for step in steps for each in step.files]
     assert len(taken) <= len(files)
     for step in steps:
         assert len(step.files) > 1
-        assert plan.size_of(step.files) <= 128 * MIB
+        assert plan.total_size(step.files) <= 128 * MIB
         if retention is not None:
             assert len({each.modified // DAY for each in step.files}) == 1
 
@@ -471,11 +471,11 @@ def test_a_row_is_written_a_few_times_however_often_a_table_is_cared_for() -> No
         at = minute * 60_000_000
         files += [file(200_000, at + number) for number in range(6)]
         brought += 6 * 200_000
-        steps = plan.compact(files, rules, at)
+        steps = plan.plan_compaction(files, rules, at)
         for step in steps:
             gone = {id(each) for each in step.files}
             files = [each for each in files if id(each) not in gone]
-            made = plan.size_of(step.files)
+            made = plan.total_size(step.files)
             files.append(file(made, max(each.modified for each in step.files)))
             written += made
         most = max(most, len(files))
@@ -492,22 +492,22 @@ def test_the_log_begins_at_a_checkpoint_that_all_that_must_stay_follows() -> Non
     log = entries(10_000)  # one a second
     at = log[-1].at
     checkpoints = set(range(49, 10_000, 50))
-    begins = plan.first_kept(log, checkpoints, rules, at)
+    begins = plan.choose_log_start(log, checkpoints, rules, at)
     assert begins == 6_399  # an hour is 3,600 commits
-    assert plan.first_kept(log, set(), rules, at) is None
-    assert plan.first_kept(log, {9_999}, rules, at) is None
-    assert plan.first_kept(log[:100], checkpoints, rules, at + 10 * DAY) is None, "the newest hundred stay"
-    assert plan.first_kept(log, checkpoints, replace(rules, pinned=3_000), at) == 2_999
-    assert plan.first_kept(log, checkpoints, replace(rules, pinned=20), at) is None
+    assert plan.choose_log_start(log, set(), rules, at) is None
+    assert plan.choose_log_start(log, {9_999}, rules, at) is None
+    assert plan.choose_log_start(log[:100], checkpoints, rules, at + 10 * DAY) is None, "the newest hundred stay"
+    assert plan.choose_log_start(log, checkpoints, replace(rules, pinned=3_000), at) == 2_999
+    assert plan.choose_log_start(log, checkpoints, replace(rules, pinned=20), at) is None
 
 
 def test_a_log_of_many_commits_is_shortened_to_the_last_hour_before_its_time() -> None:
     rules = MaintenancePolicy(128 * MIB, keep=12 * HOUR)
     log = entries(20_000)
-    begins = plan.first_kept(log, set(range(49, 20_000, 50)), rules, log[-1].at)
+    begins = plan.choose_log_start(log, set(range(49, 20_000, 50)), rules, log[-1].at)
     assert begins == 14_999
     quick = entries(20_000, every=100_000)  # ten a second: an hour has more
-    assert plan.first_kept(quick, set(range(49, 20_000, 50)), rules, quick[-1].at) is None
+    assert plan.choose_log_start(quick, set(range(49, 20_000, 50)), rules, quick[-1].at) is None
 
 
 @given(st.data())
@@ -518,7 +518,7 @@ def test_no_file_goes_that_the_log_tells_of_or_that_is_young(data: st.DataObject
         frozenset(data.draw(st.sets(st.sampled_from(names)))), frozenset(data.draw(st.sets(st.sampled_from(names))))
     )
     newest = data.draw(st.none() | st.integers(0, 10 * DAY))
-    gone = plan.garbage(strays, named, RULES, newest, 10 * DAY)
+    gone = plan.select_garbage(strays, named, RULES, newest, 10 * DAY)
     for stray in gone:
         assert stray.name not in named.kept
         assert stray.name in named.past or (newest is not None and stray.modified < newest - DAY)

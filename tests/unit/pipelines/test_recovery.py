@@ -20,7 +20,7 @@ from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.files import TableFiles
 from kiln.pipelines.delta.lake import Lake, locate_commit
-from kiln.pipelines.recovery import Damage, DamageError, DamageLocation, examine, go_back, mend, read_anew, set_aside
+from kiln.pipelines.recovery import Damage, DamageError, DamageLocation, examine, rewind_query, repair, adopt_topics, set_files_aside
 from kiln.pipelines.runtime.checkpoint import Checkpoint
 from kiln.pipelines.runtime.checkpoint_faults import is_whole
 from kiln.pipelines.runtime.dedup_store import FILE_NAME, DedupStore, DedupStoreConfig
@@ -118,13 +118,13 @@ def damaged(path: Path, how: bytes | None) -> Path:
 
 def test_what_is_whole_is_left_alone(tmp_path: Path) -> None:
     state = State(tmp_path)
-    assert mend(state.place, ["sink"]) == []
+    assert repair(state.place, ["sink"]) == []
     state.run(0, 1, 2)
     state.begin(3)
     before = sorted(tmp_path.rglob("*"))
-    assert mend(state.place, ["archive", "updates", "batch", "sink"]) == []
+    assert repair(state.place, ["archive", "updates", "batch", "sink"]) == []
     state.commit(3)
-    assert mend(state.place, ["sink"]) == []
+    assert repair(state.place, ["sink"]) == []
     assert set(before) <= set(tmp_path.rglob("*"))
     assert not (tmp_path / "set-aside").exists()
 
@@ -152,10 +152,10 @@ def test_a_file_of_the_micro_batch_under_way_is_set_aside_and_the_micro_batch_do
         path = state.data(entry)
     assert path is not None
     damaged(path, how)
-    (words,) = mend(state.place, ["sink"])
+    (words,) = repair(state.place, ["sink"])
     assert str(entry if what == "data" else path) in words
     assert state.next == 3
-    assert mend(state.place, ["sink"]) == []
+    assert repair(state.place, ["sink"]) == []
     redone = what in ("entry", "data", "offsets")
     assert state.rows == ["row 0", "row 1", "row 2", *([] if redone else ["row 3"])]
     # Spark does the micro-batch again
@@ -166,7 +166,7 @@ def test_a_file_of_the_micro_batch_under_way_is_set_aside_and_the_micro_batch_do
     state.keep(3)
     state.finish(3)
     assert state.rows == ["row 0", "row 1", "row 2", "row 3"]
-    assert mend(state.place, ["sink"]) == []
+    assert repair(state.place, ["sink"]) == []
 
 
 def test_what_is_on_another_disk_than_the_state_folder_is_set_aside(tmp_path: Path) -> None:
@@ -176,10 +176,10 @@ def test_what_is_on_another_disk_than_the_state_folder_is_set_aside(tmp_path: Pa
         state.run(0, 1, 2)
         state.begin(3)
         path = damaged(state.path / "offsets" / "3", EMPTY)
-        assert len(mend(state.place, ["sink"])) == 1
+        assert len(repair(state.place, ["sink"])) == 1
         assert not path.exists()
         assert [each.read_bytes() for each in (tmp_path / "set-aside").rglob("3")] == [EMPTY]
-        set_aside(state.place, Damage("sink", "it is old", "it is set aside", set_aside=(state.path,)))
+        set_files_aside(state.place, Damage("sink", "it is old", "it is set aside", files_to_set_aside=(state.path,)))
         assert list(Path(other).iterdir()) == []
         assert len(list((tmp_path / "set-aside").rglob("commits/2"))) == 1
 
@@ -194,12 +194,12 @@ def test_a_commit_of_a_micro_batch_that_was_noted_as_done_is_not_thrown_away(tmp
     state.finish(2)
     damaged(entry if what == "entry" else state.data(entry), EMPTY)
     with pytest.raises(DamageError, match=rf"^sink cannot start: {entry} is empty or cut off.* Type kiln recover"):
-        mend(state.place, ["sink"])
+        repair(state.place, ["sink"])
     (damage,) = examine(state.place, ["sink"])
     assert "before its micro-batch 2" in damage.remedy
-    go_back(state.place, damage, {})
+    rewind_query(state.place, damage, {})
     assert (state.next, state.rows) == (2, ["row 0", "row 1"])
-    assert mend(state.place, ["sink"]) == []
+    assert repair(state.place, ["sink"]) == []
 
 
 @pytest.mark.parametrize("begun", [True, False])
@@ -217,18 +217,18 @@ def test_an_older_checkpoint_goes_on_where_it_ends_and_the_tables_with_it(tmp_pa
     for path in [path for path in state.path.rglob("*") if path.is_file() and path not in older]:
         path.unlink()
     with pytest.raises(DamageError, match=r"is older than the table tips: .* has the micro-batch 4\. "):
-        mend(state.place, ["sink"])
+        repair(state.place, ["sink"])
     (damage,) = examine(state.place, ["sink"])
     assert json.loads(recovery_json([damage], [damage]))[0]["can"] is True
     assert "type kiln recover --yes" in render_recovery([damage], [damage]).plain
     with pytest.raises(DamageError, match=r"begin again at the record 20 of kiln.updates-0, and the oldest .* is 21:"):
-        go_back(state.place, damage, {"kiln.updates": {0: 21}})
+        rewind_query(state.place, damage, {"kiln.updates": {0: 21}})
     assert state.rows == [f"row {batch}" for batch in range(5)], "nothing was changed"
-    go_back(state.place, damage, {"kiln.updates": {0: 20}})
+    rewind_query(state.place, damage, {"kiln.updates": {0: 20}})
     assert (state.next, state.rows) == (2, ["row 0", "row 1"])
     assert Checkpoint(location(state.path)).query_id != QUERY
     assert is_whole(state.path / "metadata")
-    assert mend(state.place, ["sink"]) == []
+    assert repair(state.place, ["sink"]) == []
 
 
 def test_going_back_that_was_cut_short_is_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,12 +239,12 @@ def test_going_back_that_was_cut_short_is_done_again(tmp_path: Path, monkeypatch
             (state.path / folder / str(batch)).unlink()
     (damage,) = examine(state.place, ["sink"])
     with monkeypatch.context() as patch:
-        patch.setattr("kiln.pipelines.recovery._rename", lambda *_: 1 / 0)
+        patch.setattr("kiln.pipelines.recovery._replace_query_id", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            go_back(state.place, damage, {})
+            rewind_query(state.place, damage, {})
     assert state.rows == ["row 0", "row 1"]
     (damage,) = examine(state.place, ["sink"])
-    go_back(state.place, damage, {})
+    rewind_query(state.place, damage, {})
     assert (state.next, state.rows) == (2, ["row 0", "row 1"])
     assert examine(state.place, ["sink"]) == []
 
@@ -260,7 +260,7 @@ def test_a_table_that_somebody_else_has_changed_is_not_taken_back(tmp_path: Path
             path.unlink()
     (damage,) = examine(state.place, ["sink"])
     with pytest.raises(DamageError, match="somebody else has changed the table since"):
-        go_back(state.place, damage, {})
+        rewind_query(state.place, damage, {})
     assert state.rows == ["row 0", "row 1", "row 2"]
 
 
@@ -269,7 +269,7 @@ def test_commits_beneath_whole_ones_are_never_touched(tmp_path: Path) -> None:
     state.run(0, 1, 2)
     damaged(Path(locate_commit(state.lake.folder(TABLE), 2).uri), EMPTY)
     with pytest.raises(DamageError, match=r"2\.json is damaged, or names a file that is gone, and later commits"):
-        mend(state.place, ["sink"])
+        repair(state.place, ["sink"])
 
 
 @pytest.mark.parametrize("name", ["updates", "batch"])
@@ -278,23 +278,23 @@ def test_updates_repeats_one_micro_batch_and_batch_any_number(tmp_path: Path, na
     state = State(tmp_path, name)
     state.run(0, 1, 2)
     damaged(state.path / "commits" / "2", EMPTY)
-    assert len(mend(state.place, [name])) == 1
+    assert len(repair(state.place, [name])) == 1
     assert state.next == 2
     state.run(2, 3, 4)
     for batch in (3, 4):
         damaged(state.path / "offsets" / str(batch), EMPTY)
     if name == "batch":
-        assert len(mend(state.place, [name])) == 1
+        assert len(repair(state.place, [name])) == 1
         assert state.next == 3
     else:
         with pytest.raises(DamageError, match="updates cannot start"):
-            mend(state.place, [name])
+            repair(state.place, [name])
 
 
 def test_a_query_whose_first_file_is_torn_begins(tmp_path: Path) -> None:
     state = State(tmp_path)
     damaged(state.path / "metadata", EMPTY)
-    assert "sink begins" in mend(state.place, ["sink"])[0]
+    assert "sink begins" in repair(state.place, ["sink"])[0]
     assert not state.path.exists()
 
 
@@ -305,9 +305,9 @@ def test_a_torn_summary_of_a_log_is_set_aside(tmp_path: Path, name: str) -> None
     state.lake.open(TABLE).create_checkpoint()
     state.run(2)
     damaged(Path(state.lake.table(TABLE)) / "_delta_log" / name, CUT)
-    assert len(mend(state.place, ["sink"])) == 1
+    assert len(repair(state.place, ["sink"])) == 1
     assert state.rows == ["row 0", "row 1", "row 2"]
-    assert mend(state.place, ["sink"]) == []
+    assert repair(state.place, ["sink"]) == []
 
 
 @pytest.mark.parametrize("how", [EMPTY, CUT])
@@ -318,17 +318,17 @@ def test_a_torn_commit_of_a_table_that_no_query_writes_is_set_aside(tmp_path: Pa
     append_event(lake, "one", "begun", 1, range_from=1, range_to=2)
     append_event(lake, "two", "begun", 2, range_from=1, range_to=2)
     damaged(Path(locate_commit(lake.folder("runs"), 2).uri), how)
-    (words,) = mend(state.place, ["sink"])
+    (words,) = repair(state.place, ["sink"])
     assert "table runs" in words
     assert [run.name for run in read_runs(lake)] == ["one"]
 
     damaged(Path(locate_commit(lake.folder("runs"), 1).uri), how)
     damaged(Path(locate_commit(lake.folder("runs"), 0).uri), how)
-    assert "makes the table anew" in mend(state.place, ["sink"])[0]
+    assert "makes the table anew" in repair(state.place, ["sink"])[0]
     assert "runs" not in lake.tables()
     lake.create(("runs",))
     assert read_runs(lake) == []
-    assert mend(state.place, ["sink"]) == []
+    assert repair(state.place, ["sink"]) == []
 
 
 # ---------------------------------------------------------------- topics
@@ -352,7 +352,7 @@ def test_another_topic_is_read_from_its_beginning_with_tables_state_and_id_as_th
     note_topics(where, {"kiln.updates": "old", "kiln.batches": "kept"})
     topics = {"sink": created_again()}
     with pytest.raises(DamageError, match=r"^sink cannot start: kiln.updates is not the topic .* Type kiln"):
-        mend(state.place, ["sink"], None, topics)
+        repair(state.place, ["sink"], None, topics)
     (damage,) = examine(state.place, ["sink"], None, topics)
     assert "reads kiln.updates from the oldest new record on" in damage.remedy
     assert ("micro-batch 3 was not finished" in damage.remedy) is begun
@@ -360,9 +360,9 @@ def test_another_topic_is_read_from_its_beginning_with_tables_state_and_id_as_th
     with monkeypatch.context() as patch:
         patch.setattr("kiln.pipelines.recovery.note_topics", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            read_anew(state.place, damage)
+            adopt_topics(state.place, damage)
     (damage,) = examine(state.place, ["sink"], None, topics)  # cut short, and done again
-    read_anew(state.place, damage)
+    adopt_topics(state.place, damage)
     checkpoint = Checkpoint(where)
     assert [checkpoint.ends(batch) for batch in ((2, 3) if begun else (2,))] == [
         {"kiln.updates": {0: 3, 1: 0}} for _ in range(1 + begun)
@@ -380,7 +380,7 @@ def test_a_query_that_was_stopped_in_its_first_micro_batch_begins_in_the_other_t
     state.begin(0)
     note_topics(location(state.path), {"kiln.updates": "old"})
     (damage,) = examine(state.place, ["sink"], None, {"sink": created_again()})
-    read_anew(state.place, damage)
+    adopt_topics(state.place, damage)
     first = (state.path / "sources" / "0" / "0").read_text().splitlines()
     assert (first[0], json.loads(first[-1])) == ("v1", {"kiln.updates": {"0": 3, "1": 0}})
     assert Checkpoint(location(state.path)).count_records(0) is None
@@ -394,8 +394,8 @@ def test_a_topic_that_lost_its_newest_records_is_read_on_from_its_end(tmp_path: 
     note_topics(location(state.path), {"kiln.updates": "new"})
     topics = {"sink": created_again(end=25)}
     (damage,) = examine(state.place, ["sink"], None, topics)
-    assert damage.found.startswith("kiln.updates-0 ends at the offset 25, and was read up to 30: ")
-    read_anew(state.place, damage)
+    assert damage.problem.startswith("kiln.updates-0 ends at the offset 25, and was read up to 30: ")
+    adopt_topics(state.place, damage)
     assert Checkpoint(location(state.path)).ends(2) == {"kiln.updates": {0: 25, 1: 0}}
 
 
@@ -419,7 +419,7 @@ def test_in_another_topic_what_passed_does_not_pass_again_unless_it_got_no_furth
         file.mark(Epoch(QUERY, 2), 1)
     note_topics(location(state.path), {"kiln.updates": "old"})
     (damage,) = examine(state.place, [query], None, {query: created_again()})
-    read_anew(state.place, damage)
+    adopt_topics(state.place, damage)
     with DedupStore(remembered) as file:
         assert file.filter_new([kept, lost], 2) == [lost]
 
@@ -433,6 +433,6 @@ def test_a_query_whose_topic_is_another_does_not_go_back(tmp_path: Path) -> None
             (state.path / folder / str(batch)).unlink()
     note_topics(location(state.path), {"kiln.updates": "old"})
     (damage,) = examine(state.place, ["sink"], None, {"sink": created_again()})
-    assert "is older than the table tips" in damage.found
-    assert "is not the topic that was read before" in damage.found
-    assert not damage.can_be_put_right
+    assert "is older than the table tips" in damage.problem
+    assert "is not the topic that was read before" in damage.problem
+    assert not damage.is_repairable
