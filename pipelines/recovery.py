@@ -5,7 +5,7 @@ All remedies lose nothing and duplicate nothing:
 - `repair` applies what is safe in every case, at each start.
 - `rewind_query` restarts a query where its checkpoint is intact. It restores the tables as of that micro-batch, and the
   query repeats what followed from Kafka.
-- `advance_query` lets `updates`, which has no table, resume after its own output, and reads its deduplication state again.
+- `advance_query` lets `updates`, which has no table, resume after its own output, with deduplication state read again.
 - `adopt_topics` lets a query resume in re-created topics, and keeps its tables, state and deduplication state.
 """
 
@@ -27,27 +27,27 @@ from kiln.conf.process.location import Location
 from kiln.pipelines.delta.lake import Lake, locate_commit, locate_log
 from kiln.pipelines.delta.log_faults import (
     TableLog,
+    find_newest_write,
     find_version_before,
     inspect_log,
-    find_newest_write,
     restore_version,
 )
 from kiln.pipelines.runtime.checkpoint import REPLACED_EPOCH_FILE, Checkpoint
 from kiln.pipelines.runtime.checkpoint_faults import (
     LastGoodBatch,
-    list_files_after,
     find_claimed_end,
-    is_whole,
-    read_newest_commit_time,
     find_sound_end,
+    is_whole,
+    list_files_after,
     list_torn_files,
+    read_newest_commit_time,
 )
 from kiln.pipelines.runtime.dedup_store import (
     FILE_NAME,
     DedupStoreError,
+    has_dedup_state,
     read_marked_epoch,
     release_positions,
-    has_dedup_state,
 )
 from kiln.pipelines.runtime.progress_marker import ProgressReport
 from kiln.pipelines.runtime.topics import TopicState, find_misfits, note_topics, read_noted
@@ -120,16 +120,16 @@ def examine(
     Returns:
         At most one `Damage` for each query and table.
     """
-    problem: list[Damage | None] = []
+    damages: list[Damage | None] = []
     for name in names:
         damage = _examine(location, name)
         if damage is None or not damage.is_self_repairing:
             query_progress = progress if name == "updates" else None
             other = _examine_topics(location, name, (topics or {}).get(name, {}))
             damage = _withdraw_remedies(damage, other) or other or _examine_progress(location, name, query_progress)
-        problem.append(damage)
-    problem += (_examine_log_of(location.lake, table) for table in _UNQUERIED_TABLES)
-    return [damage for damage in problem if damage is not None]
+        damages.append(damage)
+    damages += (_examine_log_of(location.lake, table) for table in _UNQUERIED_TABLES)
+    return [damage for damage in damages if damage is not None]
 
 
 def repair(
@@ -194,8 +194,9 @@ def rewind_query(location: DamageLocation, damage: Damage, oldest: log.Offsets) 
 def advance_query(location: DamageLocation, damage: Damage, since: log.Offsets, now: int) -> None:
     """Resume a query at `damage.advance_from` with a new checkpoint. An interrupted call can be repeated.
 
-    The first micro-batch reads from `since` up to there, and only fills the deduplication state. Later ones continue the
-    epochs of the old checkpoint, which is set aside: output beyond `damage.advance_from` has the next epoch (decision 7).
+    The first micro-batch reads from `since` up to there, and only fills the deduplication state. Later ones continue
+    the epochs of the old checkpoint, which is set aside: output beyond `damage.advance_from` has the next epoch
+    (decision 7).
     `now` is in µs.
     """
     if damage.advance_from is None:
@@ -226,7 +227,7 @@ def advance_query(location: DamageLocation, damage: Damage, since: log.Offsets, 
 
 
 def adopt_topics(location: DamageLocation, damage: Damage) -> None:
-    """Let a query go on in the topics of `damage.adopted_topics`, at their offsets `begin`.
+    """Resume a query in the topics of `damage.adopted_topics`, at their offsets `begin`.
 
     The newest finished micro-batch then ends there, so the next one reads on from there. A micro-batch that was begun
     and not finished keeps its id, and reads nothing of these topics when Spark repeats it. Tables, state and memory
@@ -249,9 +250,11 @@ def adopt_topics(location: DamageLocation, damage: Damage) -> None:
 def _release_places(
     location: DamageLocation, damage: Damage, checkpoint: Checkpoint, unfinished: Iterable[str]
 ) -> None:
-    """What passed in an unfinished micro-batch passes again, unless it is in the table: its records are gone from
-    Kafka, so whoever sends them again must not be taken for a repeat. `sink` keeps its rows by themselves, as they come
-    from Kiln alone."""
+    """Release the deduplication state of an unfinished micro-batch, unless its rows are in the table.
+
+    Its records are gone from Kafka, so they must not count as duplicates if they are sent again. `sink` is exempt, as
+    its rows come only from Kiln.
+    """
     ends = checkpoint.ends(checkpoint.planned)
     lost: log.Offsets = {topic: ends.get(topic, {}) for topic in unfinished}
     starts = _read_starts(checkpoint, checkpoint.planned) if lost and checkpoint.planned >= 0 else {}
@@ -275,7 +278,7 @@ def _release_places(
 
 
 def _replace_offsets(location: DamageLocation, checkpoint: Checkpoint, path: Location, offsets: log.Offsets) -> None:
-    """In a file of Spark's, take these offsets for their topics. The file as it was goes to `set-aside`."""
+    """Replace the offsets of these topics in a Spark file, and copy the old file to `set-aside`."""
     old = path.read()
     *head, last = old.decode().splitlines()
     source = json.loads(last)
@@ -290,11 +293,11 @@ def _replace_offsets(location: DamageLocation, checkpoint: Checkpoint, path: Loc
 
 
 _SOURCE_HEAD = "\0v1\n"
-"""What Spark writes before the offsets where a query begins (KafkaSourceInitialOffsetWriter)."""
+"""Header that Spark writes before the initial offsets (KafkaSourceInitialOffsetWriter)."""
 
 
 def _examine_topics(location: DamageLocation, name: str, topics: Mapping[str, TopicState]) -> Damage | None:
-    """Find out whether the offsets of a checkpoint are of other topics than those that are in Kafka."""
+    """Check that the offsets of a checkpoint belong to the topics that Kafka has now."""
     checkpoint = Checkpoint(location.checkpoints / name)
     if not topics or not checkpoint.exists:
         return None
@@ -319,7 +322,7 @@ def _examine_topics(location: DamageLocation, name: str, topics: Mapping[str, To
 
 
 def _withdraw_remedies(damage: Damage | None, other: Damage | None) -> Damage | None:
-    """A query whose topic is another one cannot do anew what it did."""
+    """Withdraw the remedies that repeat micro-batches, which a re-created topic rules out."""
     if damage is None or other is None:
         return damage
     return replace(
@@ -332,7 +335,7 @@ def _withdraw_remedies(damage: Damage | None, other: Damage | None) -> Damage | 
 
 
 def _examine_progress(location: DamageLocation, name: str, progress: ProgressReport | None) -> Damage | None:
-    """Whether a query had got further than its checkpoint says, or has lost what it had let through."""
+    """Check a checkpoint against the query's progress in Kafka, and its deduplication state."""
     checkpoint = Checkpoint(location.checkpoints / name)
     if not checkpoint.exists:
         return None
@@ -341,8 +344,8 @@ def _examine_progress(location: DamageLocation, name: str, progress: ProgressRep
     if progress is not None and progress.batch > checkpoint.planned:
         problem = (
             f"the checkpoint of {name} in {checkpoint.path} is older than what {name} wrote to Kafka: it ends with the "
-            f"micro-batch {checkpoint.planned}, and {name} had written the micro-batch {progress.batch}. The query would "
-            "announce once more what it announced in between"
+            f"micro-batch {checkpoint.planned}, and {name} had written the micro-batch {progress.batch}. The query "
+            "would announce once more what it announced in between"
         )
     else:
         lost = _describe_lost_state(location, name, checkpoint)
@@ -352,14 +355,14 @@ def _examine_progress(location: DamageLocation, name: str, progress: ProgressRep
     if progress is None or checkpoint.path.folder is None or checkpoint.planned < 0:
         return Damage(name, problem, _RESTORE_OR_RESTART)
     remedy = (
-        f"{name} goes on behind the micro-batch {progress.batch}, with a checkpoint of its own. First {name} reads again, "
-        "in one micro-batch, the frames whose updates it is to remember"
+        f"{name} goes on behind the micro-batch {progress.batch}, with a checkpoint of its own. First {name} reads "
+        "again, in one micro-batch, the frames whose updates it is to remember"
     )
     return Damage(name, problem, remedy, advance_from=progress)
 
 
 def _describe_lost_state(location: DamageLocation, name: str, checkpoint: Checkpoint) -> str:
-    """In words, what is amiss with the file of what a query has let through; empty: nothing."""
+    """Describe what is wrong with the deduplication state of a query; empty if nothing is."""
     folder, done = checkpoint.path.folder, checkpoint.committed
     if name == "batch" or folder is None or done < 0:
         return ""
@@ -441,7 +444,7 @@ _UNQUERIED_TABLES = tuple(TABLES.keys() - {table for query in QUERIES.values() f
 
 
 def _examine_log_of(lake: Lake, table: str) -> Damage | None:
-    """Who writes such a table goes on when the commit is on the disk: of one that is torn, nobody was progress."""
+    """Examine a table that no query writes. A torn commit was never reported, as its writers wait for the sync."""
     location = locate_log(lake.folder(table))
     if not location.exists():
         return None
@@ -462,7 +465,7 @@ def _examine_log_of(lake: Lake, table: str) -> Damage | None:
 
 
 def _examine_stored(name: str, checkpoint: Checkpoint, lake: Lake, logs: Mapping[str, TableLog]) -> Damage | None:
-    """No power cut tears what is in a store, but somebody may have put back an older checkpoint there."""
+    """Examine a checkpoint in an object store: a power cut tears nothing there, but an older copy may be restored."""
     wrote, by = _find_newest_write(lake, checkpoint.query_id, logs) if checkpoint.exists else (-1, "")
     if wrote <= checkpoint.planned:
         return None
@@ -473,7 +476,7 @@ _RESTORE_OR_RESTART = "Put the newest copy of checkpoint and tables back, or beg
 
 
 def _can_continue(name: str, claimed: LastGoodBatch, sound: LastGoodBatch, wrote: int) -> bool:
-    """Whether a query that goes on at the sound ending loses nothing and doubles nothing.
+    """Return true if a query that resumes at the sound ending loses and repeats nothing.
 
     A micro-batch whose offsets are whole reads the same records again, and a table knows it. One that is planned anew
     may read others, so nothing of it may be in a table. `updates` knows repeats of its newest micro-batch alone
@@ -503,7 +506,7 @@ def _list_names(files: Sequence[Path]) -> str:
 
 
 def _examine_missing_checkpoint(name: str, torn: Sequence[Path], summaries: Sequence[Path]) -> Damage | None:
-    """The query has not begun, or somebody has moved its checkpoint away, which the supervisor looks at."""
+    """Examine a query without checkpoint: it has not begun, or the checkpoint was moved (the supervisor checks)."""
     if not torn and not summaries:
         return None
     made = all(int(path.stem) == 0 for path in torn)
@@ -512,7 +515,7 @@ def _examine_missing_checkpoint(name: str, torn: Sequence[Path], summaries: Sequ
 
 
 def _examine_missing_metadata(name: str, checkpoint: Path, claimed: LastGoodBatch) -> Damage | None:
-    """Spark writes `metadata` first, and Kiln syncs it before the first micro-batch does anything."""
+    """Examine a checkpoint without intact `metadata`, which Kiln syncs before the first micro-batch."""
     files = list(checkpoint.iterdir())
     if claimed.batch > 0 or claimed == LastGoodBatch(0, True):
         return Damage(name, _describe_torn([checkpoint / "metadata"]), _RESTORE_OR_RESTART, (checkpoint / "metadata",))
@@ -523,18 +526,18 @@ def _examine_missing_metadata(name: str, checkpoint: Path, claimed: LastGoodBatc
 
 
 def _log_entry_path(lake: Lake, table: str, version: int) -> Path:
-    """Of a lake on a disk: nothing is torn in a store."""
+    """Return the path of a log entry in a lake on disk; nothing is torn in an object store."""
     return Path(locate_commit(lake.folder(table), version).uri)
 
 
 def _read_table_logs(lake: Lake, name: str) -> dict[str, TableLog]:
-    """By table, of the tables that are there."""
-    there = (table for table in QUERIES[name].tables if locate_log(lake.folder(table)).exists())
-    return {table: inspect_log(lake, table) for table in there}
+    """Read the logs of the query's existing tables, by table."""
+    existing = (table for table in QUERIES[name].tables if locate_log(lake.folder(table)).exists())
+    return {table: inspect_log(lake, table) for table in existing}
 
 
 def _find_newest_write(lake: Lake, query_id: str, logs: Mapping[str, TableLog]) -> tuple[int, str]:
-    """The newest micro-batch that is in a table, and the table; -1: none is."""
+    """Find the newest micro-batch in any table, and that table; -1 if there is none."""
     return max(
         ((find_newest_write(lake, table, query_id, each), table) for table, each in logs.items()), default=(-1, "")
     )
@@ -551,7 +554,7 @@ def _find_base_version(lake: Lake, table: str, query_id: str, batch: int) -> int
 
 
 def _read_starts(checkpoint: Checkpoint, batch: int) -> log.Offsets:
-    """Where a micro-batch begins to read."""
+    """Read the offsets at which a micro-batch begins."""
     if batch > 0:
         return checkpoint.ends(batch - 1)
     first = (checkpoint.path / "sources" / "0" / "0").read().decode().splitlines()[-1]
@@ -569,7 +572,7 @@ def _check_kafka_has(name: str, starts: log.Offsets, oldest: log.Offsets) -> Non
 
 
 def _replace_query_id(location: DamageLocation, checkpoint: Path) -> None:
-    """Gives the query a new id, under which no table has a micro-batch."""
+    """Give the query a new id, under which no table has a micro-batch."""
     _set_aside(location, checkpoint / "metadata")
     fresh = checkpoint / "metadata.new"
     fresh.write_text(json.dumps({"id": str(uuid4())}), encoding="utf-8")
@@ -579,7 +582,7 @@ def _replace_query_id(location: DamageLocation, checkpoint: Path) -> None:
 
 
 def _set_aside(location: DamageLocation, path: Path) -> None:
-    """Into `set-aside` in the state folder, with the check sums beside it."""
+    """Move a file with its checksum file to `set-aside` in the state folder."""
     for each in (path, path.with_name(f".{path.name}.crc")):
         if each.exists():
             inside = each.relative_to(location.state if each.is_relative_to(location.state) else each.anchor)

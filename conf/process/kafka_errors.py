@@ -1,7 +1,7 @@
-"""Why Kafka brokers turn a client away, in words that name the setting at fault.
+"""Descriptions of Kafka connection errors that name the setting at fault.
 
-kafka-python tells a refused password and a wrong certificate as a bootstrap that took too long. The reason is in
-kafka-python's log alone. So `in_words` connects once more, and looks how that connection ends.
+kafka-python reports a refused password or a wrong certificate as a bootstrap timeout, and only logs the reason. So
+`describe_kafka_error` connects once more and inspects how that connection fails.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import logging
 from collections.abc import Mapping
 from typing import Final
 
-_LOOKS: Final = 3  # a connection that two sides end at the same time does not always end alike
+_PROBES: Final = 3  # a connection that both sides close at once does not always fail alike
 
-# what OpenSSL says, and what a user does about it; {…}: options of the client
+# OpenSSL errors and their remedies; {…} are client options
 _TLS: Final = (
     ("Hostname mismatch", "kafka.bootstrap: the broker's certificate is for another host ({problem})"),
     ("IP address mismatch", "kafka.bootstrap: the broker's certificate is for another host ({problem})"),
@@ -29,24 +29,26 @@ _TLS: Final = (
 )
 
 
-def in_words(error: BaseException, client_options: Mapping[str, object], patience: float = 5.0) -> str:
-    """What an error of kafka-python's means for a client with these options. Connects to the brokers where the error
-    itself does not say, and gives up on a broker that says nothing for `patience` seconds."""
+def describe_kafka_error(error: BaseException, client_options: Mapping[str, object], patience: float = 5.0) -> str:
+    """Describe an error of kafka-python for a client with these options.
+
+    Connects to a broker if the error itself is not specific, and waits at most `patience` seconds for its answer.
+    """
     from kafka.errors import KafkaTimeoutError
 
-    words = _reason(error, client_options)
+    words = _describe_reason(error, client_options)
     if isinstance(error, KafkaTimeoutError):
-        for _ in range(_LOOKS):
-            refused = None if words else _refusal(client_options, patience)
-            if isinstance(refused, KafkaTimeoutError):  # who refuses a client does so at once
+        for _ in range(_PROBES):
+            refused = None if words else _probe_connection(client_options, patience)
+            if isinstance(refused, KafkaTimeoutError):  # a broker refuses a client at once
                 break
-            words = words if refused is None else _reason(refused, client_options)
+            words = words if refused is None else _describe_reason(refused, client_options)
     return words or (str(error) if str(error).startswith(type(error).__name__) else f"{type(error).__name__}: {error}")
 
 
-def _refusal(client_options: Mapping[str, object], patience: float) -> BaseException | None:
-    """How one connection to the first broker fails; None: it does not, or it cannot be tried."""
-    # no public class of kafka-python's tells how a connection failed
+def _probe_connection(client_options: Mapping[str, object], patience: float) -> BaseException | None:
+    """Connect to the first broker, and return the error, if any. `None` also if no connection can be tried."""
+    # no public class of kafka-python reports how a connection failed
     from kafka.errors import KafkaError
     from kafka.net.selector import NetworkSelector
 
@@ -54,7 +56,7 @@ def _refusal(client_options: Mapping[str, object], patience: float) -> BaseExcep
 
     try:
         net = NetworkSelector()
-    except OSError:  # no descriptor is free: that says nothing about the brokers
+    except OSError:  # no descriptor is free, which is no fault of the brokers
         return None
     manager = ConnectionManager(net, **client_options)
     kafka_log = logging.getLogger("kafka")
@@ -77,7 +79,7 @@ def _refusal(client_options: Mapping[str, object], patience: float) -> BaseExcep
     return None
 
 
-def _reason(error: BaseException, client_options: Mapping[str, object]) -> str | None:
+def _describe_reason(error: BaseException, client_options: Mapping[str, object]) -> str | None:
     from kafka import errors
 
     options = {"ssl_cafile": "empty", "ssl_certfile": "empty", "security_protocol": "PLAINTEXT", **client_options}
@@ -95,9 +97,9 @@ def _reason(error: BaseException, client_options: Mapping[str, object]) -> str |
         case errors.IllegalSaslStateError():
             return f"kafka.security_protocol ({protocol}): the broker asks for no password on this port"
         case errors.TopicAuthorizationFailedError():
-            return f"kafka.sasl_username ({user}) lacks a right on the topic {_names(error)}"
+            return f"kafka.sasl_username ({user}) lacks a right on the topic {_list_names(error)}"
         case errors.GroupAuthorizationFailedError():
-            return f"kafka.sasl_username ({user}) lacks the right READ on the consumer group {_names(error)}"
+            return f"kafka.sasl_username ({user}) lacks the right READ on the consumer group {_list_names(error)}"
         case errors.AuthorizationError():
             return f"kafka.sasl_username ({user}) lacks a right: {type(error).__name__}: {text}"
     if protocol.endswith("SSL"):
@@ -120,6 +122,6 @@ def _reason(error: BaseException, client_options: Mapping[str, object]) -> str |
     return None
 
 
-def _names(error: BaseException) -> str:
+def _list_names(error: BaseException) -> str:
     named = error.args[0] if error.args else ""
     return ", ".join(sorted(map(str, named))) if isinstance(named, set | list) else str(named)

@@ -54,7 +54,7 @@ def lake_of(settings: Settings) -> Lake:
     """The lake of these settings."""
     from kiln.pipelines.delta.lake import Lake
 
-    return Lake.at(settings.lake_root)
+    return Lake.from_location(settings.lake_root)
 
 
 def length_of(text: str, option: str = "--for") -> timedelta:

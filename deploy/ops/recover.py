@@ -120,7 +120,7 @@ class Recovery:
                     oldest = self._oldest() if oldest is None else oldest
                     rewind_query(self._place, damage, oldest)
             except DamageError as error:
-                left.append(replace(damage, remedy=str(error), back_to=None, on_from=None, anew={}))
+                left.append(replace(damage, remedy=str(error), rewind_to=None, advance_from=None, adopted_topics={}))
         return left
 
     def _oldest(self) -> log.Offsets:

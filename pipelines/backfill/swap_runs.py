@@ -171,9 +171,9 @@ def _check_coverage(comparison: RangeComparison, run: BackfillRun) -> None:
     source_holds = "Kafka held" if source == "kafka" else "the files hold"
     raise SwapError(
         f"live has {' and '.join(missing.values())} of the range that are not in what {source_holds}, and the swap "
-        f"would take them out of these tables. To have both, type kiln backfill swap {run.name} --only-frames, make a new "
-        "run of the range with --source frames, and swap that one. To have the run's rows alone, type kiln backfill swap "
-        f"{run.name} --replace"
+        f"would take them out of these tables. To have both, type kiln backfill swap {run.name} --only-frames, make a "
+        "new run of the range with --source frames, and swap that one. To have the run's rows alone, type kiln "
+        f"backfill swap {run.name} --replace"
     )
 
 

@@ -1,9 +1,9 @@
-"""What a table needs, as a list of steps: a pure function of what is known of the table's files and of its log
+"""Maintenance steps of a table, as pure functions of its files and its log
 (docs/design/24-table-care.md). Times are µs since the epoch, sizes bytes.
 
-Small files are gathered as a log-structured merge tree gathers them. Sizes fall into tiers, each eight times the one
-before. A file is written anew only together with as many others of its tier, so a row is written a few times in all,
-however often the table is cared for.
+Small files are compacted as in a log-structured merge tree. Sizes fall into tiers, each eight times the previous one. A
+file is rewritten only together with enough others of its tier, so a row is written a few times in all, however often
+maintenance runs.
 """
 
 from __future__ import annotations
@@ -20,39 +20,45 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SMALLEST_TIER = 64 << 10
 _TIER = 8
 _FILES_PER_REWRITE = 8
-"""files of a tier that are worth writing anew, while more are to come"""
+"""files of a tier that are worth a rewrite while the period still grows"""
 _FILES_PER_REWRITE_AT_REST = 2
-"""the same, where few more are to come"""
+"""the same for past periods"""
 _FULL_FRACTION = 0.5
-"""of the target: a file of this size stays as it is, and any two smaller ones fit into one"""
+"""fraction of the target from which a file stays as it is; any two smaller ones fit into one"""
 
 _MIN_ENTRIES = 100
-"""log entries, the newest, that stay however old they are: a start after a power cut looks at them (decision 19)"""
+"""newest log entries, which always stay: recovery after a power cut reads them (decision 19)"""
 _MAX_ENTRIES = 5_000
-"""log entries that stay, those that `Rules.readers` need aside: each commit lists them all"""
+"""log entries that stay, except those that `MaintenancePolicy.readers` protects: each commit lists them all"""
 _MIN_TRIMMED_ENTRIES = 25
-"""log entries that are worth a look at the whole log"""
+"""removable log entries from which shortening the log is worthwhile"""
 
 
 @dataclass(frozen=True)
 class MaintenancePolicy:
-    """What holds for one table. `target`: the size of a compacted file. `keep`: how long a version of the table can be
-    read after the next one came, µs. `readers`: the same where commits are so many that `keep` would bury the log.
-    `unnamed`: how old a file is that no commit names before it counts as garbage, µs. `retention`: how old a row may
-    get, µs; None: rows stay. `pinned`: the oldest version that stays readable however old it is; None: no such."""
+    """Maintenance policy of one table. Times are µs."""
 
     target: int
+    """size of a compacted file"""
     keep: int
+    """how long a version stays readable after the next one"""
     readers: int = _HOUR
+    """the same in a log that `keep` would make too long"""
     unnamed: int = _DAY
+    """age from which a file that no commit names is garbage"""
     retention: int | None = None
+    """greatest age of a row, or `None` for no limit"""
     pinned: int | None = None
+    """oldest version that stays readable at any age"""
 
 
 @dataclass(frozen=True)
 class TableFile:
-    """A file of the newest version. `least`, `greatest`: of the column that is a row's age; None: not known. Where the
-    table has no such column, both are `modified`: when the rows came into the table."""
+    """A file of the newest version.
+
+    `least` and `greatest` are the bounds of the age column, or `None` if they are not known. In a table without age
+    column, both equal `modified`, the time of the commit.
+    """
 
     path: str
     size: int
@@ -64,7 +70,7 @@ class TableFile:
 
 @dataclass(frozen=True)
 class LogEntry:
-    """A commit in the log, and when it was made."""
+    """A commit in the log, and its time."""
 
     version: int
     at: int
@@ -81,8 +87,7 @@ class UntrackedFile:
 
 @dataclass(frozen=True)
 class RemovedFiles:
-    """The files that log entries take out of the table: `past` those that were out of it when the log is to begin,
-    `kept` the others."""
+    """Files that log entries remove: `past` before the new begin of the log, `kept` after it."""
 
     past: frozenset[str] = frozenset()
     kept: frozenset[str] = frozenset()
@@ -90,7 +95,7 @@ class RemovedFiles:
 
 @dataclass(frozen=True)
 class ExpireFiles:
-    """Files all of whose rows are too old: one commit takes them out."""
+    """Files whose rows are all expired; one commit removes them."""
 
     files: tuple[TableFile, ...]
     before: int
@@ -98,14 +103,14 @@ class ExpireFiles:
 
 @dataclass(frozen=True)
 class RewriteFiles:
-    """Files that become new ones, in one commit. `before`: older rows stay behind; None: all rows go along."""
+    """Files to rewrite in one commit, without rows older than `before` unless that is `None`."""
 
     files: tuple[TableFile, ...]
     before: int | None = None
 
 
 def plan_expiry(files: Iterable[TableFile], rules: MaintenancePolicy, now: int) -> ExpireFiles | None:
-    """The files whose rows are all too old; None: there are none."""
+    """Plan the removal of files whose rows are all expired, if there are any."""
     if rules.retention is None:
         return None
     before = now - rules.retention
@@ -114,7 +119,7 @@ def plan_expiry(files: Iterable[TableFile], rules: MaintenancePolicy, now: int) 
 
 
 def plan_trims(files: Iterable[TableFile], rules: MaintenancePolicy, now: int) -> list[RewriteFiles]:
-    """The files that hold rows which were too old a day ago, beside rows that are not."""
+    """Plan the rewrite of files in which some rows expired at least a day ago."""
     if rules.retention is None:
         return []
     before = now - rules.retention
@@ -129,28 +134,29 @@ def plan_trims(files: Iterable[TableFile], rules: MaintenancePolicy, now: int) -
 
 
 def plan_compaction(files: Iterable[TableFile], rules: MaintenancePolicy, now: int) -> list[RewriteFiles]:
-    """The small files that are worth being one, by the time of their rows, none for longer than `rules` let rows get
-    old together."""
+    """Plan the compaction of small files by period, so that retention can still remove whole files."""
     periods: dict[int, list[TableFile]] = {}
     for file in files:
         if file.size < rules.target * _FULL_FRACTION:
             periods.setdefault(_period_of(_time_of(file), rules), []).append(file)
     current = _period_of(now, rules)
-    found: list[RewriteFiles] = []
+    rewrites: list[RewriteFiles] = []
     for period, small in sorted(periods.items()):
         taken = _select_worthwhile(small, _FILES_PER_REWRITE if period >= current else _FILES_PER_REWRITE_AT_REST)
-        found += [RewriteFiles(tuple(each)) for each in _pack_bins(sorted(taken, key=_time_of), rules.target) if len(each) > 1]
-    return found
+        rewrites += [
+            RewriteFiles(tuple(each)) for each in _pack_bins(sorted(taken, key=_time_of), rules.target) if len(each) > 1
+        ]
+    return rewrites
 
 
 def choose_log_start(
     entries: Sequence[LogEntry], checkpoints: Collection[int], rules: MaintenancePolicy, now: int
 ) -> int | None:
-    """The checkpoint that becomes the beginning of the log: what is before goes. None: nothing is worth going.
+    """Choose the checkpoint at which the log is to begin, or `None` if shortening is not worthwhile.
 
-    `entries` by version. Every version that the log still tells of after that can be read.
+    `entries` are sorted by version. All versions from there on stay readable.
     """
-    older = 0  # how many entries may go
+    older = 0  # count of removable entries
     for each in entries[: max(0, len(entries) - _MIN_ENTRIES)]:
         beyond = len(entries) - older > _MAX_ENTRIES and each.at < now - rules.readers
         if each.at >= now - rules.keep and not beyond:
@@ -170,10 +176,10 @@ def choose_log_start(
 def select_untracked(
     strays: Iterable[UntrackedFile], rules: MaintenancePolicy, newest_append: int | None, now: int
 ) -> list[UntrackedFile]:
-    """Those that no task can be about to name: older than `rules.unnamed`, also when the newest rows came.
+    """Select the untracked files that no task can still commit: older than `rules.unnamed` at the newest append.
 
-    A query writes its files and then names them, and begins the next ones after that. So a file that a query has still
-    to name is younger than what the query named last, however long the micro-batch, or the sleep of the machine, takes.
+    A query commits its files before it begins the next ones. So a file that is yet to be committed is younger than the
+    last commit, however long the micro-batch takes or the machine sleeps.
     """
     if newest_append is None:
         return []
@@ -184,14 +190,14 @@ def select_untracked(
 def select_garbage(
     strays: Iterable[UntrackedFile], named: RemovedFiles, rules: MaintenancePolicy, newest_append: int | None, now: int
 ) -> tuple[UntrackedFile, ...]:
-    """The files that no version needs which the log still tells of, and that nobody is about to name."""
-    free = [each for each in strays if each.name not in named.kept]
-    unnamed = {each.name for each in select_untracked(free, rules, newest_append, now)}
-    return tuple(each for each in free if each.name in named.past or each.name in unnamed)
+    """Select the files that no version in the log needs and no task can still commit."""
+    unneeded = [each for each in strays if each.name not in named.kept]
+    unnamed = {each.name for each in select_untracked(unneeded, rules, newest_append, now)}
+    return tuple(each for each in unneeded if each.name in named.past or each.name in unnamed)
 
 
 def total_size(files: Iterable[TableFile | UntrackedFile]) -> int:
-    """The bytes of files together."""
+    """Sum the bytes of files."""
     return sum(each.size for each in files)
 
 
@@ -200,12 +206,12 @@ def _time_of(file: TableFile) -> int:
 
 
 def _period_of(at: int, rules: MaintenancePolicy) -> int:
-    """Files of one period become one. A day where rows go by age, so that whole files can go; else a month."""
+    """Return the compaction period of a time: a day if the table has retention, so that files expire; else a month."""
     if rules.retention is not None:
         return at // _DAY
     try:
         day = _EPOCH + timedelta(microseconds=at)
-    except OverflowError:  # a time of a clock that is far off
+    except OverflowError:  # the time of a clock that is far off
         return 12 * (1970 + (1 if at > 0 else -1) * 10_000)
     return day.year * 12 + day.month
 
@@ -218,7 +224,7 @@ def _tier_of(size: int) -> int:
 
 
 def _select_worthwhile(files: Sequence[TableFile], together: int) -> list[TableFile]:
-    """The files up to the highest tier that has enough of them, where what comes of the tiers below counts as one."""
+    """Select files up to the highest tier with enough of them; the result of the lower tiers counts as one."""
     tiers = [_tier_of(file.size) for file in files]
     highest = -1
     for tier in sorted(set(tiers)):

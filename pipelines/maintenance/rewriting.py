@@ -1,7 +1,7 @@
-"""The rows of some files, in as few new files: sorted as the table's layout says, without what is too old.
+"""Rewrite of files into fewer ones, sorted by the table's layout and without expired rows.
 
-Memory goes by `_SORTED_BYTES`, and not by how much there is to write anew. So a file has some stretches of rows, each
-in order. A reader that skips row groups finds a value in one or two of each stretch.
+Memory depends on `_SORTED_BYTES`, not on the amount to rewrite. So a file consists of several sorted runs, and a reader
+that skips row groups reads one or two groups of each.
 """
 
 from __future__ import annotations
@@ -21,23 +21,30 @@ from kiln.schemas.delta.tables import TABLES
 _SORTED_BYTES = 32 << 20
 """bytes of rows in memory"""
 _GROUP_ROWS = 20_000
-"""rows of a row group: what a reader can skip"""
+"""rows of a row group, the unit that a reader can skip"""
 _GROUP_BYTES = 16 << 20
 
 
 def rewrite_files(lake: Lake, table: str, names: Sequence[str], before: int | None, target: int) -> list[DataFile]:
-    """The rows of these files of a table, in files of about `target` bytes that no commit names yet. Rows older than
-    `before`, µs, are left out. FileNotFoundError: somebody has removed one of the files."""
+    """Rewrite files of a table into uncommitted files of about `target` bytes.
+
+    Args:
+        names: Files to rewrite.
+        before: Leave out rows older than this, µs.
+
+    Raises:
+        FileNotFoundError: Another process removed one of the files.
+    """
     layout = LAYOUTS.get(table, Layout())
     out = TableFiles(lake, table, file_bytes=target)
     rows = _filter_expired(_read_files(lake, table, names), layout.age, before)
-    at_once = (_SORTED_BYTES, None) if layout.order else (_GROUP_BYTES, _GROUP_ROWS)
+    limits = (_SORTED_BYTES, None) if layout.order else (_GROUP_BYTES, _GROUP_ROWS)
     try:
-        for stretch in _gather_tables(rows, *at_once):
-            ordered = stretch.sort_by([(column, "ascending") for column in layout.order]) if layout.order else stretch
+        for run in _gather_tables(rows, *limits):
+            ordered = run.sort_by([(column, "ascending") for column in layout.order]) if layout.order else run
             for batch in ordered.combine_chunks().to_batches(max_chunksize=_rows_per_group(ordered)):
                 out.add_batch(batch)
-            del stretch, ordered, batch  # before the next stretch is read
+            del run, ordered, batch  # before the next run is read
     except BaseException:  # whatever it is: raised again
         delete_files(lake, out.close())
         raise
@@ -48,9 +55,9 @@ def _read_files(lake: Lake, table: str, names: Iterable[str]) -> Iterator[pa.Rec
     schema = build_arrow_schema(TABLES[table].columns, strict=True)
     for name in names:
         with (lake.folder(table) / name).open() as opened, pq.ParquetFile(opened) as file:
-            about = file.metadata
-            size = sum(about.row_group(each).total_byte_size for each in range(about.num_row_groups))
-            rows = _estimate_rows(_GROUP_BYTES, size, about.num_rows)
+            metadata = file.metadata
+            size = sum(metadata.row_group(each).total_byte_size for each in range(metadata.num_row_groups))
+            rows = _estimate_rows(_GROUP_BYTES, size, metadata.num_rows)
             for batch in file.iter_batches(rows, columns=schema.names):
                 yield pa.RecordBatch.from_arrays(
                     [batch.column(field.name).cast(field.type) for field in schema], schema=schema
@@ -67,7 +74,7 @@ def _filter_expired(batches: Iterable[pa.RecordBatch], age: str | None, before: 
 
 
 def _gather_tables(batches: Iterable[pa.RecordBatch], size: int, rows: int | None) -> Iterator[pa.Table]:
-    """The same rows in tables of about `size` bytes, and of `rows` rows at most beside those of one batch."""
+    """Gather record batches into tables of about `size` bytes and at most about `rows` rows."""
     waiting: list[pa.RecordBatch] = []
     size_of = rows_of = 0
     for batch in batches:

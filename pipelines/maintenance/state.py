@@ -1,4 +1,4 @@
-"""What is known of a table and of its folder. Reads only."""
+"""State of a table and its folder. Reads only."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DIGITS = 20
 
 @dataclass(frozen=True)
 class TableState:
-    """A table at its newest version. `strays` were looked for before that version was read."""
+    """A table at its newest version. The untracked files were listed before that version was read."""
 
     name: str
     opened: DeltaTable
@@ -33,23 +33,27 @@ class TableState:
 
     @property
     def newest_append(self) -> int | None:
-        """When rows came last, µs."""
+        """Time of the newest append, µs."""
         return max((file.modified for file in self.files), default=None)
 
 
 def read_state(lake: Lake, name: str) -> TableState:
-    """LakeError: the table cannot be read."""
-    there = _list_parquet_files(lake.folder(name))
+    """Read the state of a table.
+
+    Raises:
+        LakeError: The table cannot be read.
+    """
+    on_disk = _list_parquet_files(lake.folder(name))
     opened = lake.open(name)
     files = tuple(list_files(opened, LAYOUTS.get(name, Layout()).age))
     active = {file.path for file in files}
     entries, checkpoints = read_log(lake.folder(name))
-    strays = tuple(stray for stray in there if stray.name not in active)
+    strays = tuple(stray for stray in on_disk if stray.name not in active)
     return TableState(name, opened, files, strays, tuple(entries), frozenset(checkpoints))
 
 
 def describe_unsupported(lake: Lake, name: str, opened: DeltaTable) -> str | None:
-    """Why Kiln must not write this table, in words; None: Kiln may."""
+    """Describe why Kiln must not write this table, or return `None` if it may."""
     table = TABLES.get(name)
     if table is None:
         return "it is no table of Kiln's"
@@ -65,7 +69,7 @@ def describe_unsupported(lake: Lake, name: str, opened: DeltaTable) -> str | Non
 
 
 def list_files(opened: DeltaTable, age: str | None) -> Iterator[TableFile]:
-    """The files of a version, with the range of the column `age`; without one, with the time they came."""
+    """List the files of a version with the bounds of the column `age`, or with their commit time if there is none."""
     adds = pa.table(opened.get_add_actions(flatten=True))
     unknown = [None] * adds.num_rows
     ends = [
@@ -80,7 +84,7 @@ def list_files(opened: DeltaTable, age: str | None) -> Iterator[TableFile]:
 
 
 def read_log(table: Location) -> tuple[list[LogEntry], set[int]]:
-    """The commits in the log of a table's folder, by version, and the versions that have a checkpoint of one file."""
+    """List the commits in the log, by version, and the versions that have a single-file checkpoint."""
     entries: list[LogEntry] = []
     checkpoints: set[int] = set()
     for found in locate_log(table).files():
@@ -95,22 +99,21 @@ def read_log(table: Location) -> tuple[list[LogEntry], set[int]]:
 
 
 def read_removed_files(table: Location, entries: Iterable[LogEntry], begins: int | None) -> RemovedFiles:
-    """The files that the entries take out of the table. Those that are out of it at the version `begins` already are
-    apart."""
+    """Read the files that the entries remove, apart for those up to the version `begins`."""
     past: set[str] = set()
     kept: set[str] = set()
     for entry in entries:
-        found = past if begins is not None and entry.version <= begins else kept
-        found |= _read_removals(locate_commit(table, entry.version))
+        removed = past if begins is not None and entry.version <= begins else kept
+        removed |= _read_removals(locate_commit(table, entry.version))
     return RemovedFiles(frozenset(past), frozenset(kept))
 
 
 def _read_removals(entry: Location) -> set[str]:
-    """The files that a commit takes out of its table. Most take none, so most are not parsed."""
-    said = entry.read()
-    if b'"remove"' not in said:
+    """Read the files that a commit removes. Most remove none, so most are not parsed."""
+    data = entry.read()
+    if b'"remove"' not in data:
         return set()
-    actions = map(json.loads, said.splitlines())
+    actions = map(json.loads, data.splitlines())
     return {unquote(action["remove"]["path"]) for action in actions if "remove" in action}
 
 

@@ -1,8 +1,8 @@
-"""Does what `kiln.pipelines.maintenance.plan` says, while queries append and others read.
+"""Execution of the steps of `kiln.pipelines.maintenance.plan`, while queries append and others read.
 
-Each change of a table is one commit, made only on top of the very version that was looked at: delta-rs lets a commit
-through that takes out files which another commit has just taken out. An append that comes in between is looked at, and
-the commit tried again. A kill at any moment leaves the table as it was, or as a step makes it.
+Each change of a table is one commit on top of the version that was examined: delta-rs accepts a commit that removes
+files which another commit has just removed. After an append in between, the commit is tried again. A kill at any moment
+leaves the table as it was before or after a step.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _VERSION_DIGITS = 20
 
 
 class MaintenanceError(KilnError):
-    """A table was not cared for to the end; the message says which, and why. What was committed before stays."""
+    """Maintenance of a table failed. Steps that were committed before stay."""
 
 
 @dataclass(frozen=True)
 class MaintenancePlan:
-    """What a table needs. `begins`: the checkpoint with which the log is to begin; None: the log stays."""
+    """Steps that a table needs. `begins` is the checkpoint at which the log is to begin, if it is to be shortened."""
 
     expire: ExpireFiles | None = None
     rewrites: tuple[RewriteFiles, ...] = ()
@@ -53,7 +53,7 @@ class MaintenancePlan:
 
 @dataclass(frozen=True)
 class MaintenanceResult:
-    """What was done for a table, or, after a look alone, is to be done."""
+    """Result of the maintenance of a table, or the prediction of one."""
 
     table: str
     files: tuple[int, int] = (0, 0)
@@ -63,19 +63,19 @@ class MaintenanceResult:
     entries: tuple[int, int] = (0, 0)
     """commits in the log, before and after"""
     rewritten: int = 0
-    """bytes that were written anew"""
+    """bytes that were rewritten"""
     expired_rows: int = 0
-    """rows that went because of their age"""
+    """rows removed by retention"""
     garbage: tuple[int, int] = (0, 0)
     """files removed from the disk, and their bytes"""
     left_alone: str = ""
     """why the table was not touched"""
     words: tuple[str, ...] = ()
-    """each step, for people"""
+    """description of each step"""
 
 
 def plan_table(lake: Lake, table: str, rules: MaintenancePolicy, now: int) -> tuple[TableState, MaintenancePlan]:
-    """What a table needs. Changes nothing. LakeError."""
+    """Read the state of a table, and plan its maintenance."""
     state = read_state(lake, table)
     expire = plan.plan_expiry(state.files, rules, now)
     rewrites = plan.plan_trims(state.files, rules, now)
@@ -90,7 +90,7 @@ def plan_table(lake: Lake, table: str, rules: MaintenancePolicy, now: int) -> tu
 
 
 def predict_result(lake: Lake, table: str, rules: MaintenancePolicy, now: int) -> MaintenanceResult:
-    """What care would do. LakeError."""
+    """Predict the result of maintenance, without changes."""
     why = describe_unsupported(lake, table, lake.open(table))
     if why is not None:
         return MaintenanceResult(table, left_alone=why)
@@ -115,22 +115,27 @@ def predict_result(lake: Lake, table: str, rules: MaintenancePolicy, now: int) -
 def maintain_table(
     lake: Lake, table: str, rules: MaintenancePolicy, now: int, say: Say, *, durable: bool = False
 ) -> MaintenanceResult:
-    """Does what a table needs. `durable`: each commit is on the disk before the next step.
+    """Execute the maintenance of a table.
 
-    LakeError: the table cannot be read. CareError: a step cannot be done.
+    Args:
+        durable: Sync each commit to disk before the next step.
+
+    Raises:
+        LakeError: The table cannot be read.
+        MaintenanceError: A step failed.
     """
     why = describe_unsupported(lake, table, lake.open(table))
     if why is not None:
         return MaintenanceResult(table, left_alone=why)
     state, steps = plan_table(lake, table, rules, now)
     try:
-        return _TableMaintenance(lake, state, rules, say, durable).all_of(steps)
+        return _TableMaintenance(lake, state, rules, say, durable).execute(steps)
     except (DeltaError, pa.ArrowException, OSError) as error:
         raise MaintenanceError(f"{table}: {str(error).splitlines()[0]}") from error
 
 
 class _TableMaintenance:
-    """One table while it is cared for."""
+    """Maintenance of one table."""
 
     def __init__(self, lake: Lake, state: TableState, rules: MaintenancePolicy, say: Say, durable: bool) -> None:
         self._lake = lake
@@ -140,7 +145,7 @@ class _TableMaintenance:
         self._durable = durable
         self._folder = lake.folder(state.name)
 
-    def all_of(self, steps: MaintenancePlan) -> MaintenanceResult:
+    def execute(self, steps: MaintenancePlan) -> MaintenanceResult:
         name, opened = self._state.name, self._state.opened
         changed = False
         rewritten = expired = 0
@@ -159,14 +164,14 @@ class _TableMaintenance:
                 expired += rows_gone
         if changed:
             opened.update_incremental()
-            opened.create_checkpoint()  # else every reader goes through what the steps took out
+            opened.create_checkpoint()  # so that readers need not replay the removals
         if steps.begins is not None:
             self._secure(steps.begins)
         removed = self._remove(steps.garbage)  # before the entries go that name these files
         if steps.begins is not None:
             self._say(f"{name}: {len(self._state.entries)} log entries")
             self._shorten(steps.begins)
-        self._remove_cut_short()
+        self._remove_partial_commits()
         after = read_state(self._lake, name)
         before = self._state
         return MaintenanceResult(
@@ -181,7 +186,7 @@ class _TableMaintenance:
         )
 
     def _rewrite(self, step: RewriteFiles) -> int | None:
-        """How many rows went; None: somebody else has taken out one of the files, and nothing is done."""
+        """Rewrite files, and return the number of expired rows, or `None` if another writer removed one of them."""
         paths = [file.path for file in step.files]
         try:
             files = rewrite_files(self._lake, self._state.name, paths, step.before, 2 * self._rules.target)
@@ -206,7 +211,7 @@ class _TableMaintenance:
 
     def _commit(self, old: Sequence[TableFile], new: Sequence[DataFile], what: str, *, rows_go: bool) -> bool:
         for file in new:
-            # A start after a power cut takes files for those of a commit that was lost by when they were written.
+            # Recovery after a power cut finds the files of a lost commit by their modification time.
             (self._folder / file.name).touch()
         if self._durable:
             self._folder.sync()
@@ -225,7 +230,11 @@ class _TableMaintenance:
         return count, size
 
     def _secure(self, begins: int) -> None:
-        """Returns when a checkpoint is on the disk, and whole. ArrowInvalid: it is not whole."""
+        """Verify a checkpoint and sync it to disk.
+
+        Raises:
+            ArrowInvalid: The checkpoint is not intact.
+        """
         log = locate_log(self._folder)
         checkpoint = log / f"{begins:0{_VERSION_DIGITS}}.checkpoint.parquet"
         with checkpoint.open() as opened:
@@ -234,14 +243,14 @@ class _TableMaintenance:
         log.sync()
 
     def _shorten(self, begins: int) -> None:
-        """Removes what the log has before a checkpoint, the oldest first."""
+        """Remove log files before a checkpoint, oldest first."""
         log = locate_log(self._folder)
         for version, name in sorted(_list_versioned_files(log)):
             if version < begins:
                 (log / name).remove()
 
-    def _remove_cut_short(self) -> None:
-        """What delta-rs left of commits when it was killed."""
+    def _remove_partial_commits(self) -> None:
+        """Remove temporary files of commits in which delta-rs was killed."""
         bound = (self._state.newest_append or 0) - self._rules.unnamed
         log = locate_log(self._folder)
         for found in log.files():
@@ -259,11 +268,17 @@ def replace_files(
     *,
     rows_go: bool,
 ) -> bool:
-    """Takes files out of a table, and others in, by one commit. `opened` had the old files, and is then at this commit.
-    `rows_go`: the new files do not hold all the rows of the old ones, which streaming readers are told. False: somebody
-    else has taken one of the files out since, or changed the table, and nothing is done.
+    """Replace files of a table by one commit.
 
-    CareError: others commit without pause.
+    Args:
+        opened: Version with the old files. It is at the new commit afterwards.
+        rows_go: True if the new files lack rows of the old ones, which the commit tells streaming readers.
+
+    Returns:
+        False if another writer removed one of the files or changed the table. Nothing is changed then.
+
+    Raises:
+        MaintenanceError: Other writers commit without pause.
     """
     now = int(time.time() * 1_000)  # the log tells readers when a file was taken out
     came = max((file.modified for file in old), default=0) // 1_000
@@ -277,7 +292,9 @@ def replace_files(
                 actions,
                 mode="append",
                 schema=opened.schema(),
-                commit_properties=CommitProperties({"userMetadata": f"{MAINTENANCE_PREFIX}: {what}"}, max_commit_retries=0),
+                commit_properties=CommitProperties(
+                    {"userMetadata": f"{MAINTENANCE_PREFIX}: {what}"}, max_commit_retries=0
+                ),
                 post_commithook_properties=AFTER_COMMIT,
             )
         except CommitFailedError:
@@ -285,7 +302,7 @@ def replace_files(
             opened.update_incremental()
             since = [read_commit(lake.folder(table), each) for each in range(known + 1, opened.version() + 1)]
             if any(adds_any(actions, new) for actions in since):
-                return True  # the commit came through, and what delta-rs does after it did not
+                return True  # the commit succeeded, and a step of delta-rs after it failed
             if not all(_keeps_files(actions, old) for actions in since):
                 return False
             continue
@@ -295,15 +312,14 @@ def replace_files(
 
 
 def _keeps_files(actions: Sequence[Mapping[str, Mapping[str, object]]], files: Sequence[TableFile]) -> bool:
-    """Whether a commit takes none of these files out, and changes neither schema nor features. False where the commit
-    cannot be read."""
+    """Return true if a commit is readable, removes none of these files, and changes neither schema nor features."""
     paths = {file.path for file in files}
     taken = any(unquote(str(action["remove"]["path"])) in paths for action in actions if "remove" in action)
     return bool(actions) and not taken and not any("metaData" in action or "protocol" in action for action in actions)
 
 
 def _list_versioned_files(log: Location) -> Iterator[tuple[int, str]]:
-    """The files of a log that tell of one version: commits, checkpoints, check sums."""
+    """List the log files of single versions: commits, checkpoints and checksums."""
     for found in log.files():
         version = found.name.removeprefix(".")[:_VERSION_DIGITS]
         if len(version) == _VERSION_DIGITS and version.isdigit():

@@ -153,7 +153,7 @@ def test_updates(by: str, spark: SparkSession, frames: Path, tmp_path: Path, see
     found: Counter[tuple[object, ...]] = Counter()
 
     def take(made: DataFrame) -> None:
-        assert made.columns == ["topic", "key", "value", "heard_at"]
+        assert made.columns == ["topic", "key", "value", "observed_at"]
         for row in made.collect():
             update = decode_update(bytes(row.value))
             found[row.topic, bytes(row.key), update.separator, update.stream, update.tip] += 1

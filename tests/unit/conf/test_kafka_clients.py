@@ -19,7 +19,7 @@ from kiln.bridge.kafka import librdkafka
 from kiln.bridge.kafka.librdkafka import LibrdkafkaProducer
 from kiln.bridge.kafka.producers import FramesProducerError, connect
 from kiln.conf.process.kafka_clients import open_client
-from kiln.conf.process.kafka_errors import in_words
+from kiln.conf.process.kafka_errors import describe_kafka_error
 from kit.descriptors import descriptors, hanging_broker
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -84,7 +84,7 @@ def test_a_client_that_no_broker_answers_leaves_nothing(
         for _ in range(ATTEMPTS):
             with pytest.raises(KafkaError) as failed:
                 open_client(kind, bootstrap_servers=[address], bootstrap_timeout_ms=100, **options)
-            assert in_words(failed.value, {"bootstrap_servers": [address], **options}, patience=0.1)
+            assert describe_kafka_error(failed.value, {"bootstrap_servers": [address], **options}, patience=0.1)
             del failed  # what is under test is done with the error when the next attempt begins
 
 

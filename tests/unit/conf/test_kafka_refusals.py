@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kafka import errors
-from kiln.conf.process.kafka_errors import in_words
+from kiln.conf.process.kafka_errors import describe_kafka_error
 
 OPTIONS = {
     "bootstrap_servers": ["127.0.0.1:1"],
@@ -36,6 +36,6 @@ HANDSHAKE = "Handshake failed: [SSL: CERTIFICATE_VERIFY_FAILED] certificate veri
     ],
 )
 def test_the_setting_is_named(error: Exception, expected: str) -> None:
-    words = in_words(error, OPTIONS)
+    words = describe_kafka_error(error, OPTIONS)
     assert expected in words
     assert "hunter2" not in words

@@ -276,7 +276,7 @@ def test_another_tip_another_origin_and_another_separator_are_another_update() -
 
 
 def test_rows_say_when_they_were_heard() -> None:
-    assert [row.heard_at for row in rows(frame(signed(write_update(STREAM, TIP)), at=17))] == [17]
+    assert [row.observed_at for row in rows(frame(signed(write_update(STREAM, TIP)), at=17))] == [17]
 
 
 # ---------------------------------------------------------------- what must be fetched
