@@ -1,4 +1,4 @@
-"""What the router remembers of messages: which it has seen, and the last few to answer IWANT with.
+"""The router's seen cache, and its cache of recent messages for IWANT.
 
 Sources: libp2p specs, pubsub/gossipsub/gossipsub-v1.0.md, Router State (message cache, seen cache), and v1.1, Spam
 Protection Measures (retransmission).
@@ -14,17 +14,21 @@ from kiln.schemas.proto.gossipsub import rpc_pb2
 from kiln.schemas.wire.identity import peer_bytes, peer_text
 
 _VERDICT_BITS: Final = 3  # of a `mark`; the rest tells one copy's bytes from another's
-_GRAIN: Final = 1.0  # seconds; what was seen within it expires together
+_EXPIRY_GRAIN: Final = 1.0  # seconds; ids seen within it expire together
 _IDENTITY_LIMIT: Final = 42  # bytes; the peer id of a longer PublicKey is its sha2-256 (libp2p specs, peer-ids.md)
-_SHA256: Final = b"\x12\x20"  # how the multihash begins
-_TEXT_ENDS: Final = ((b"12D3KooW", 52), (b"Qm", 46), (b"16Uiu2HA", 53))  # where a peer id in base58 ends, by its start
+_SHA256: Final = b"\x12\x20"  # prefix of the multihash
+_BASE58_LENGTHS: Final = (
+    (b"12D3KooW", 52),
+    (b"Qm", 46),
+    (b"16Uiu2HA", 53),
+)  # of a peer id, by its start
 _SEQNO_BYTES: Final = 8
 
 
 def gossip_id(message: rpc_pb2.Message) -> bytes:
-    """The id that control messages call a message by: from ‖ seqno if it is signed, else sha256(data).
+    """Return the message id in control messages: from ‖ seqno if it is signed, else sha256(data).
 
-    libp2p specs, pubsub/README.md, Message Identification, and what js-libp2p does where nothing is signed.
+    Source: libp2p specs, pubsub/README.md, Message Identification; js-libp2p for unsigned messages.
     """
     if message.HasField("signature"):
         author: bytes = getattr(message, "from")  # a keyword in Python
@@ -33,7 +37,7 @@ def gossip_id(message: rpc_pb2.Message) -> bytes:
 
 
 def canonical_id(raw: bytes) -> bytes:
-    """The id as `gossip_id` makes it, from any form that peers use.
+    """Convert an id from any form that peers use to that of `gossip_id`.
 
     js-libp2p puts the author's PublicKey where others put the peer id made of that key: key ‖ seqno. rust-libp2p writes
     both as text: the peer id in base58, the seqno in decimal.
@@ -48,24 +52,24 @@ def canonical_id(raw: bytes) -> bytes:
 
 
 def is_key_form(raw: bytes) -> bool:
-    """Whether an id is js-libp2p's key ‖ seqno."""
+    """Return whether an id is js-libp2p's key ‖ seqno."""
     return _key_end(raw) > 0
 
 
 def key_form(canonical: bytes) -> bytes:
-    """An id as js-libp2p makes it, where the peer id holds the key (ed25519, secp256k1); else as it is."""
+    """Convert an id to js-libp2p's form if the peer id contains the key (ed25519, secp256k1)."""
     if len(canonical) > 2 and canonical[0] == 0 and _key_end(canonical[2:]) == canonical[1]:
         return canonical[2:]
     return canonical
 
 
 def is_text_form(raw: bytes) -> bool:
-    """Whether an id is rust-libp2p's base58 ‖ decimal."""
+    """Return whether an id is rust-libp2p's base58 ‖ decimal."""
     return _from_text(raw) is not None
 
 
 def text_form(canonical: bytes) -> bytes:
-    """An id as rust-libp2p makes it, where it is a peer id and a seqno of 8 bytes; else as it is."""
+    """Convert an id to rust-libp2p's form if it is a peer id and a seqno of 8 bytes."""
     peer, seqno = canonical[:-_SEQNO_BYTES], canonical[-_SEQNO_BYTES:]
     if len(peer) > _IDENTITY_LIMIT:
         return canonical  # base58 of long bytes takes long, and none of `_TEXT_ENDS` is so long
@@ -76,10 +80,10 @@ def text_form(canonical: bytes) -> bytes:
 def _from_text(raw: bytes) -> bytes | None:
     if len(raw) < 47 or raw[0] not in b"1Q":
         return None
-    for start, end in _TEXT_ENDS:
+    for start, end in _BASE58_LENGTHS:
         if raw.startswith(start):
             number = raw[end:]
-            # one spelling only: as `int` would write it
+            # one spelling only, that of `int`
             if not number.isdigit() or len(number) > 20 or (number[0] == 0x30 and len(number) > 1):
                 return None
             seqno = int(number)
@@ -93,7 +97,7 @@ def _from_text(raw: bytes) -> bytes | None:
 
 
 def _key_end(raw: bytes) -> int:
-    """Where a PublicKey protobuf at the start of an id ends; 0 if there is none, or nothing after it."""
+    """Return the end of a PublicKey protobuf at the start of an id; 0 if there is none, or nothing after it."""
     if len(raw) < 37 or raw[0] != 0x08 or raw[2] != 0x12 or raw[1] > 3:
         return 0
     size, start = raw[3], 4
@@ -104,70 +108,70 @@ def _key_end(raw: bytes) -> int:
 
 
 class SeenSet:
-    """Ids of messages known to be good, each with a small number to tell an exact copy by.
+    """Ids of valid messages, each with a number that identifies an exact copy.
 
-    An id is held for `horizon` seconds (up to one more) from when it was added, however often it comes again. Over
-    `cap` ids, the oldest go first: `evicted` counts them.
+    An id is kept for `horizon` seconds (up to one more) from when it was added, however often it is seen again. Over
+    `cap` ids the oldest are evicted, which `evicted` counts.
     """
 
-    __slots__ = ("_cap", "_horizon", "_known", "_marks", "_order", "evicted")
+    __slots__ = ("_cap", "_grains", "_horizon", "_numbers", "_order", "evicted")
 
     def __init__(self, horizon: float, cap: int) -> None:
         self._horizon = horizon
         self._cap = cap
-        self._known: dict[bytes, int] = {}
+        self._numbers: dict[bytes, int] = {}
         self._order: deque[bytes] = deque()  # a dict is slow to find its first key after many deletions at the front
-        self._marks: deque[list[float]] = deque()  # [time, how many were added in the grain that began then]
+        self._grains: deque[list[float]] = deque()  # [time, how many were added in the grain that began then]
         self.evicted = 0
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._numbers)
 
     def __contains__(self, key: bytes) -> bool:
-        return key in self._known
+        return key in self._numbers
 
     def get(self, key: bytes) -> int | None:
-        """The number given with an id, or None if the id is not held."""
-        return self._known.get(key)
+        """Return the number of an id, or `None` if it is unknown."""
+        return self._numbers.get(key)
 
     def add(self, key: bytes, number: int, now: float) -> bool:
-        """Hold an id; False, and nothing changed, if it is held."""
-        if key in self._known:
+        """Add an id, and return whether it is new."""
+        if key in self._numbers:
             return False
-        self._known[key] = number
+        self._numbers[key] = number
         self._order.append(key)
-        if self._marks and now - self._marks[-1][0] < _GRAIN:
-            self._marks[-1][1] += 1
+        if self._grains and now - self._grains[-1][0] < _EXPIRY_GRAIN:
+            self._grains[-1][1] += 1
         else:
-            self._marks.append([now, 1])
-        if len(self._known) > self._cap:
-            del self._known[self._order.popleft()]
-            self._marks[0][1] -= 1
-            if not self._marks[0][1]:
-                self._marks.popleft()
+            self._grains.append([now, 1])
+        if len(self._numbers) > self._cap:
+            del self._numbers[self._order.popleft()]
+            self._grains[0][1] -= 1
+            if not self._grains[0][1]:
+                self._grains.popleft()
             self.evicted += 1
         return True
 
     def expire(self, now: float) -> None:
-        """Let go of what is past the horizon."""
-        marks = self._marks
-        while marks and now - marks[0][0] >= self._horizon + _GRAIN:
+        """Remove ids past the horizon."""
+        marks = self._grains
+        while marks and now - marks[0][0] >= self._horizon + _EXPIRY_GRAIN:
             for _ in range(int(marks.popleft()[1])):
-                del self._known[self._order.popleft()]
+                del self._numbers[self._order.popleft()]
 
 
 class CachedMessage(NamedTuple):
-    """A message as kept for IWANT: its topic and its bytes."""
+    """A message for IWANT: its topic and its bytes."""
 
     topic: str
     data: bytes
 
 
 class MessageCache:
-    """The messages of the last `length` heartbeats; those of the last `gossip` are told of in IHAVE.
+    """The messages of the last `length` heartbeats; IHAVE announces those of the last `gossip`.
 
-    Over `cap` bytes of messages the oldest go first: `evicted` counts them. Bytes are kept, not Message objects: one
-    of those keeps the whole RPC alive that it came in.
+    Over `cap` bytes the oldest are evicted, which `evicted` counts. It keeps bytes, because a Message object would keep
+    its whole RPC alive.
     """
 
     __slots__ = ("_bytes", "_cap", "_gossip", "_length", "_messages", "_order", "_sent", "_windows", "evicted")
@@ -189,11 +193,11 @@ class MessageCache:
 
     @property
     def size(self) -> int:
-        """Bytes of the messages held."""
+        """Bytes of the cached messages."""
         return self._bytes
 
     def put(self, key: bytes, topic: str, data: bytes) -> None:
-        """Keep a message; nothing if it is kept already."""
+        """Add a message if it is not cached yet."""
         if key in self._messages:
             return
         self._messages[key] = CachedMessage(topic, data)
@@ -205,22 +209,22 @@ class MessageCache:
         while self._bytes > self._cap and len(self._order) > 1:
             oldest = next(window for window in reversed(self._windows) if window[0][0])
             oldest[0][0] -= 1
-            self._drop()
+            self._drop_oldest()
             self.evicted += 1
 
     def get(self, key: bytes) -> CachedMessage | None:
-        """The message with this id, if it is still kept."""
+        """Return the message with this id, if it is still cached."""
         return self._messages.get(key)
 
     def count(self, key: bytes, peer: bytes) -> int:
-        """Note that a kept message is about to be sent to a peer for its IWANT: how often that makes it."""
+        """Count a transmission of a cached message to a peer for its IWANT, and return the count."""
         sent = self._sent.setdefault(key, {})
         times = sent.get(peer, 0) + 1
         sent[peer] = times
         return times
 
     def gossip_ids(self, topic: str) -> list[bytes]:
-        """Ids of a topic's messages in the windows that are told of, newest window first."""
+        """Return the ids of a topic's messages in the gossip windows, newest window first."""
         messages = self._messages
         return [
             key
@@ -231,19 +235,19 @@ class MessageCache:
         ]
 
     def shift(self) -> None:
-        """Begin a new window and let go of the oldest: once a heartbeat."""
+        """Begin a new window and drop the oldest, once per heartbeat."""
         if len(self._windows) >= self._length:
             count, _ = self._windows.pop()
             for _ in range(count[0]):
-                self._drop()
+                self._drop_oldest()
         self._windows.appendleft(([0], {}))
 
-    def _drop(self) -> None:
+    def _drop_oldest(self) -> None:
         key = self._order.popleft()
         self._bytes -= len(self._messages.pop(key).data)
         self._sent.pop(key, None)
 
 
-def mark(data: bytes, verdict: int) -> int:
-    """A number for a message's bytes, keyed by the interpreter's own secret, with the verdict in its low bits."""
+def copy_number(data: bytes, verdict: int) -> int:
+    """Return a number for a message's bytes, keyed by the interpreter's hash secret, with the verdict in its low bits."""
     return hash(data) << _VERDICT_BITS | verdict

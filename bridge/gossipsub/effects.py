@@ -1,4 +1,4 @@
-"""What the router answers with: RPCs to send, messages to deliver, and how a peer stands."""
+"""Results of the router: RPCs to send, messages to deliver, and the state of a peer."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ PeerID = bytes  # multihash bytes
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """An RPC for one peer. Several Sends may share one RPC object: never change the object, and encode it once by
-    comparing identities. `priority`: a bounded queue must not drop the RPC (subscriptions, mesh upkeep, own
-    publications)."""
+    """An RPC for one peer.
+
+    Several of them may share one RPC object: never change it, and encode it once by comparing identities. With
+    `priority`, a bounded queue must not drop the RPC (subscriptions, mesh control, own publications).
+    """
 
     peer: PeerID
     rpc: RPC
@@ -22,7 +24,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """The first good copy of a message on a joined topic, and the peer that brought the copy."""
+    """The first valid copy of a message on a joined topic, and the peer that sent it."""
 
     message: Message
     topic: str
@@ -31,7 +33,7 @@ class Deliver:
 
 @dataclass(frozen=True, slots=True)
 class PeerView:
-    """A peer as the screen shows it; `topics` are those that the router remembers."""
+    """A peer as shown on the screen; `topics` are those that the router stores."""
 
     protocol: str
     topics: frozenset[str]

@@ -1,4 +1,4 @@
-"""What the router remembers of peers, and of a topic that it publishes to without being on it."""
+"""State of the router about peers, and about topics that it publishes to without joining them."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ class PeerState:
     discovered: bool
     topics: dict[str, None] = field(default_factory=dict)
     meshes: int = 0
-    foreign: int = 0  # topics we are not on
-    subscriptions: int = 0  # that it has sent, less what is forgiven with time
-    silent: bool = True  # no RPC has come yet
-    spell: Callable[[bytes], bytes] | None = None  # our id of a message to what it calls it; None: the same
-    dont: dict[bytes, int] = field(default_factory=dict)  # id -> heartbeat until which it does not want it
-    looks: int = 0  # ids of this RPC's control messages that may still be looked at
+    unjoined_topics: int = 0  # topics that the node has not joined
+    subscriptions: int = 0  # subscriptions sent, decaying with time
+    awaits_first_rpc: bool = True  # no RPC has arrived yet
+    encode_id: Callable[[bytes], bytes] | None = None  # converts our message id to the peer's form, if that differs
+    unwanted: dict[bytes, int] = field(default_factory=dict)  # id -> heartbeat until which it does not want it
+    id_budget: int = 0  # ids of this RPC's control messages that may still be processed
     # since the last heartbeat
-    ihaves: int = 0
-    asked: int = 0
-    iwants: int = 0
+    ihave_count: int = 0
+    requested_ids: int = 0
+    iwant_count: int = 0
     iwant_bytes: int = 0
-    donts: int = 0
+    idontwant_count: int = 0
     graft_penalties: int = 0
 
 
@@ -42,48 +42,48 @@ class Fanout:
 
 
 class Promises:
-    """Messages that peers were asked for, each with the time until which a peer is to bring it."""
+    """Requested messages (IWANT), with the time until which a peer must deliver each."""
 
     def __init__(self) -> None:
-        self._asked: dict[bytes, dict[PeerID, float]] = {}
+        self._pending: dict[bytes, dict[PeerID, float]] = {}
 
     def __len__(self) -> int:
-        return sum(map(len, self._asked.values()))
+        return sum(map(len, self._pending.values()))
 
     def add(self, key: bytes, peer: PeerID, until: float) -> None:
-        self._asked.setdefault(key, {})[peer] = until
+        self._pending.setdefault(key, {})[peer] = until
 
-    def holds(self, key: bytes, peer: PeerID) -> bool:
-        return peer in self._asked.get(key, ())
+    def is_pending(self, key: bytes, peer: PeerID) -> bool:
+        return peer in self._pending.get(key, ())
 
-    def keep(self, key: bytes) -> None:
-        """The message has come, whoever brought it."""
-        self._asked.pop(key, None)
+    def fulfil(self, key: bytes) -> None:
+        """Remove a message that has arrived from any peer."""
+        self._pending.pop(key, None)
 
-    def forget(self, key: bytes, peer: PeerID) -> None:
-        asked = self._asked.get(key)
-        if asked is not None and asked.pop(peer, None) is not None and not asked:
-            del self._asked[key]
+    def remove(self, key: bytes, peer: PeerID) -> None:
+        deadlines = self._pending.get(key)
+        if deadlines is not None and deadlines.pop(peer, None) is not None and not deadlines:
+            del self._pending[key]
 
-    def forget_peer(self, peer: PeerID) -> None:
-        for key in [key for key, asked in self._asked.items() if peer in asked]:
-            self.forget(key, peer)
+    def remove_peer(self, peer: PeerID) -> None:
+        for key in [key for key, deadlines in self._pending.items() if peer in deadlines]:
+            self.remove(key, peer)
 
-    def broken(self, now: float) -> Counter[PeerID]:
-        """Forget what is overdue. Returns how many promises each peer broke."""
+    def pop_broken(self, now: float) -> Counter[PeerID]:
+        """Remove overdue promises, and return the number that each peer broke."""
         broken: Counter[PeerID] = Counter()
-        for key, asked in list(self._asked.items()):
-            for peer in [peer for peer, until in asked.items() if until <= now]:
-                self.forget(key, peer)
+        for key, deadlines in list(self._pending.items()):
+            for peer in [peer for peer, until in deadlines.items() if until <= now]:
+                self.remove(key, peer)
                 broken[peer] += 1
         return broken
 
 
 class Backoffs:
-    """Topics and peers with which there is to be no mesh for a while. Holds so many; the oldest go first."""
+    """Back-off by topic and peer, limited in number; the oldest entries are evicted first."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
         self._entries: dict[tuple[str, PeerID], tuple[float, float]] = {}  # (until, when it was pruned)
         self.evicted = 0
 
@@ -94,14 +94,14 @@ class Backoffs:
         return entry in self._entries
 
     def get(self, topic: str, peer: PeerID) -> tuple[float, float]:
-        """Until when, and since when; zeros if there is none."""
+        """Return the end and the start of a back-off, or zeros."""
         return self._entries.get((topic, peer), (0.0, 0.0))
 
     def add(self, topic: str, peer: PeerID, seconds: float, now: float) -> None:
         entry = (topic, peer)
         until = max(now + seconds, self._entries.pop(entry, (0.0, 0.0))[0])
         self._entries[entry] = (until, now)
-        if len(self._entries) > self._most:
+        if len(self._entries) > self._limit:
             del self._entries[next(iter(self._entries))]
             self.evicted += 1
 
@@ -111,10 +111,10 @@ class Backoffs:
 
 
 class RetainedScores:
-    """Bad scores of peers that have gone. Holds so many; the oldest go first."""
+    """Bad scores of disconnected peers, limited in number; the oldest are evicted first."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
         self._scores: dict[PeerID, tuple[Score, float]] = {}
 
     def __len__(self) -> int:
@@ -122,10 +122,10 @@ class RetainedScores:
 
     def put(self, peer: PeerID, score: Score, until: float) -> None:
         self._scores[peer] = (score, until)
-        if len(self._scores) > self._most:
+        if len(self._scores) > self._limit:
             del self._scores[next(iter(self._scores))]
 
-    def take(self, peer: PeerID, now: float) -> Score | None:
+    def pop(self, peer: PeerID, now: float) -> Score | None:
         score, until = self._scores.pop(peer, (None, 0.0))
         return score if until > now else None
 

@@ -24,15 +24,15 @@ from kiln.bridge.gossipsub.cache import (
     MessageCache,
     SeenSet,
     canonical_id,
+    copy_number,
     gossip_id,
     is_key_form,
     is_text_form,
     key_form,
-    mark,
     text_form,
 )
 from kiln.bridge.gossipsub.effects import Deliver, PeerID, PeerView, Send
-from kiln.bridge.gossipsub.mesh import worth_keeping
+from kiln.bridge.gossipsub.mesh import select_mesh_peers
 from kiln.bridge.gossipsub.options import RouterOptions
 from kiln.bridge.gossipsub.peers import Backoffs, Fanout, PeerState, Promises, RetainedScores
 from kiln.bridge.gossipsub.protocols import BACKOFF_VERSION, EXTENSIONS_VERSION, IDONTWANT_VERSION, VERSIONS
@@ -47,7 +47,7 @@ from kiln.schemas.wire.public_key import KEY_ALGORITHM
 from kiln.schemas.wire.topic_table import BundleSet
 
 _ACCEPTED: Final = (Verdict.GOOD, Verdict.UNSIGNED)
-_TEXT_LOOKS: Final = 3  # of `max_ids_per_rpc`, that an id as text takes beside its own
+_TEXT_ID_COST: Final = 3  # ids of `max_ids_per_rpc` that an id as text counts for, in addition to itself
 
 
 class Router:
@@ -68,9 +68,9 @@ class Router:
         self._verify = verify
         self._table = TableAgreements(BundleSet()) if table is None else table
         self._peers: dict[PeerID, PeerState] = {}
-        self._floodsub = 0  # peers that speak only that
-        # dicts in place of sets: their order is that of insertion, so a seeded rng always chooses the same
-        self._mesh: dict[str, dict[PeerID, PeerState]] = {}  # its keys are the topics we are on
+        self._floodsub = 0  # number of peers that support only floodsub
+        # dicts instead of sets for their insertion order, so that a seeded rng always chooses the same
+        self._mesh: dict[str, dict[PeerID, PeerState]] = {}  # its keys are the joined topics
         self._subscribers: dict[str, dict[PeerID, PeerState]] = {}
         self._fanout: dict[str, Fanout] = {}
         self._backoffs = Backoffs(options.max_backoffs)
@@ -79,14 +79,14 @@ class Router:
         self._seen = SeenSet(options.seen_horizon, options.seen_cap)
         self._cache = MessageCache(options.mcache_len, options.mcache_gossip, options.mcache_bytes)
         self._counters: defaultdict[str, int] = defaultdict(int)
-        self._ticks = 0
-        self._ticked: float | None = None
+        self._heartbeats = 0
+        self._last_heartbeat: float | None = None
 
     # ---------------------------------------------------------------- views
 
     @property
     def counters(self) -> Mapping[str, int]:
-        """How often what happened, by kind, since the start. A live view: look again, it has moved on."""
+        """Number of events by kind since the start; a live view."""
         self._counters["seen_evicted"] = self._seen.evicted
         self._counters["mcache_evicted"] = self._cache.evicted
         self._counters["backoff_evicted"] = self._backoffs.evicted
@@ -95,7 +95,7 @@ class Router:
 
     @property
     def mesh(self) -> Mapping[str, frozenset[PeerID]]:
-        """The topics we are on and the peers in the mesh of each."""
+        """The joined topics and the peers in the mesh of each."""
         return {topic: frozenset(peers) for topic, peers in self._mesh.items()}
 
     @property
@@ -108,14 +108,14 @@ class Router:
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """Entries in each of the router's memories: RouterOptions and the number of peers bound all of them."""
+        """Number of entries of each store; RouterOptions and the number of peers limit all of them."""
         return {
             "seen": len(self._seen),
             "mcache": len(self._cache),
             "mcache_bytes": self._cache.size,
             "backoff": len(self._backoffs),
             "promises": len(self._promises),
-            "idontwant": sum(len(state.dont) for state in self._peers.values()),
+            "idontwant": sum(len(state.unwanted) for state in self._peers.values()),
             "topics": sum(len(state.topics) for state in self._peers.values()),
             "fanout": len(self._fanout),
             "retained": len(self._retained),
@@ -123,32 +123,38 @@ class Router:
 
     @property
     def savings(self) -> Savings:
-        """What references by index took, and would have taken as names, by direction and topic, over all peers."""
+        """Bytes of topic references by index, and as names, by direction and topic, over all peers."""
         return self._table.savings()
 
     def peer_savings(self, peer: PeerID) -> Mapping[tuple[SavingDirection, str], SavingStatus]:
-        """The same of one connected peer."""
+        """Return the savings of one connected peer."""
         return self._table.peer_savings(peer)
 
     def subscribers(self, topic: str) -> Collection[PeerID]:
-        """The connected peers on a topic. A live view."""
+        """Return a live view of the connected peers on a topic."""
         return self._subscribers.get(topic, {}).keys()
 
     # ---------------------------------------------------------------- peers and topics
 
     def add_peer(self, peer: PeerID, protocol: str, outbound: bool, now: float, discovered: bool = False) -> list[Send]:
-        """A pubsub stream to a peer is open. Returns the node's subscriptions, and the hello of the topic table where
-        one is due. `outbound`: the node dialled. `discovered`: strangers named the peer; such peers are at most half of
-        a mesh (D / 2).
+        """Add a peer whose pubsub stream is open. A peer that is known already starts again.
 
-        A peer that is there already begins anew. ValueError for a protocol that is not in VERSIONS.
+        Args:
+            outbound: the node dialled the peer.
+            discovered: other peers named it; such peers are at most half of a mesh (D / 2).
+
+        Returns:
+            The node's subscriptions, and the hello of the topic table if one is due.
+
+        Raises:
+            ValueError: the protocol is not in VERSIONS.
         """
         version = VERSIONS.get(protocol)
         if version is None:
             raise ValueError(f"not a pubsub protocol of ours: {protocol!r}; known are {', '.join(VERSIONS)}")
         if peer in self._peers:
             self.remove_peer(peer, now)
-        score = self._retained.take(peer, now) or Score(self._options.score)
+        score = self._retained.pop(peer, now) or Score(self._options.score)
         state = self._peers[peer] = PeerState(peer, protocol, version, outbound, score, discovered)
         self._floodsub += version == 0
         rpc = RPC()
@@ -163,47 +169,48 @@ class Router:
         return sends
 
     def remove_peer(self, peer: PeerID, now: float) -> list[Send]:
-        """A peer's streams are closed. The next heartbeat fills the meshes again."""
+        """Remove a peer whose streams are closed. The next heartbeat refills the meshes."""
         state = self._peers.pop(peer, None)
         if state is None:
             return []
         self._floodsub -= state.version == 0
         self._table.remove(peer)
         for topic in state.topics:
-            self._unlist(topic, peer)
+            self._remove_subscriber(topic, peer)
         for mesh in self._mesh.values():
             mesh.pop(peer, None)
         for fanout in self._fanout.values():
             fanout.peers.pop(peer, None)
-        self._promises.forget_peer(peer)
+        self._promises.remove_peer(peer)
         if state.score.compute() < 0:
-            # going and coming back does not wash a peer clean
+            # reconnecting does not reset a bad score
             self._retained.put(peer, state.score, now + self._options.retain_score)
         return []
 
     def set_colocated_peers(self, peer: PeerID, count: int) -> None:
-        """So many connected peers, this one included, are on its IP address (P6). Not to be called for addresses that
-        many may share, such as loopback."""
+        """Set the number of connected peers, this one included, on a peer's IP address (P6).
+
+        Do not call it for addresses that many may share, such as loopback.
+        """
         if state := self._peers.get(peer):
             state.score.colocate(count)
 
     def is_graylisted(self, peer: PeerID) -> bool:
-        """Whether a connected peer has brought itself below the graylist threshold. Neighbours on its address (P6) do
-        not count."""
+        """Return whether a connected peer is below the graylist threshold, without colocated peers (P6)."""
         state = self._peers.get(peer)
         return state is not None and state.score.conduct < self._options.score.graylist_threshold
 
     def penalize(self, peer: PeerID) -> None:
-        """A connected peer broke a rule where the router does not see it (P7)."""
+        """Penalize a connected peer for breaking a rule outside the router (P7)."""
         if state := self._peers.get(peer):
             state.score.penalize()
 
     def set_agent(self, peer: PeerID, agent: str) -> None:
-        """The agent version that a connected peer gave of itself."""
-        self._table.agent(peer, agent)
+        """Set the agent version of a connected peer."""
+        self._table.set_agent(peer, agent)
 
     def join(self, topic: str, now: float) -> list[Send]:
-        """Subscribe to a topic: the router tells all peers, and grafts up to D of those on the topic. [] if joined."""
+        """Subscribe to a topic: announce it to all peers, and graft up to D of those on it. [] if already joined."""
         if topic in self._mesh:
             return []
         mesh = self._mesh[topic] = {}
@@ -211,13 +218,13 @@ class Router:
         chosen: list[PeerState] = []
         if fanout is not None:
             chosen = [state for state in fanout.peers.values() if self._may_graft(topic, state, mesh, now)]
-            chosen = self._half_discovered(chosen, mesh)[: self._options.D]
+            chosen = self._limit_discovered(chosen, mesh)[: self._options.D]
         for state in self._subscribers.get(topic, {}).values():
-            state.foreign -= 1
+            state.unjoined_topics -= 1
         for state in chosen:
-            self._enter(mesh, state)
+            self._add_to_mesh(mesh, state)
         for state in self._sample(self._graftable(topic, mesh, now), self._options.D - len(mesh)):
-            self._enter(mesh, state)
+            self._add_to_mesh(mesh, state)
         sends: list[Send] = []
         for peer, state in self._peers.items():
             rpc = RPC()
@@ -228,12 +235,12 @@ class Router:
         return sends
 
     def leave(self, topic: str, now: float) -> list[Send]:
-        """Unsubscribe from a topic: the router tells all peers, and prunes the mesh. [] if not joined."""
+        """Unsubscribe from a topic: announce it to all peers, and prune the mesh. [] if not joined."""
         mesh = self._mesh.pop(topic, None)
         if mesh is None:
             return []
         for state in self._subscribers.get(topic, {}).values():
-            state.foreign += 1
+            state.unjoined_topics += 1
         sends: list[Send] = []
         for peer, state in self._peers.items():
             rpc = RPC()
@@ -247,11 +254,14 @@ class Router:
     # ---------------------------------------------------------------- messages
 
     def publish(self, message: Message, now: float) -> list[Send]:
-        """Send a message of our own, signed already where the network wants that: one Send per peer.
+        """Publish an own message, which is signed already if the network requires it: one `Send` per peer.
 
-        To all peers on the topic with `flood_publish`, else to the mesh (filled up to D), or the fanout of a topic we
-        are not on; floodsub peers always. The same message may be published again. ValueError without a topic, and
-        MessageTooLargeError where no RPC within `rpc_limits` can carry the message.
+        It goes to all peers on the topic with `flood_publish`, else to the mesh (filled up to D) or the fanout, and
+        always to floodsub peers. The same message may be published again.
+
+        Raises:
+            ValueError: it has no topic.
+            MessageTooLargeError: no RPC within `rpc_limits` can carry it.
         """
         topic = message.topic
         if not topic:
@@ -264,19 +274,20 @@ class Router:
                 "Raise bridge.max_rpc_out if every peer of the network accepts more."
             )
         verdict = Verdict.GOOD if message.HasField("signature") else Verdict.UNSIGNED
-        self._seen.add(key, mark(data, verdict), now)
+        self._seen.add(key, copy_number(data, verdict), now)
         self._cache.put(key, topic, data)
         self._counters["published"] += 1
-        targets = [state for state in self._own_targets(topic, now) if key not in state.dont]
+        targets = [state for state in self._publish_targets(topic, now) if key not in state.unwanted]
         rpc = RPC()
         rpc.publish.append(message)
-        return [Send(state.peer, self._for_peer(state, rpc), True) for state in targets]
+        return [Send(state.peer, self._encode_for_peer(state, rpc), True) for state in targets]
 
     def receive(self, peer: PeerID, rpc: RPC, now: float) -> tuple[list[Send], list[Deliver], bytes]:
-        """An RPC has come: what to send, what to hand on, and one Verdict for each message in it that is read:
-        `max_messages_per_rpc` at most.
+        """Process an RPC. An unreadable one is passed as an empty RPC, because it may have been the peer's first.
 
-        The caller gives an RPC that it could not read as an empty RPC: it may have been the peer's first.
+        Returns:
+            RPCs to send, messages to deliver, and one `Verdict` for each processed message, of which there are at most
+            `max_messages_per_rpc`.
         """
         sends: list[Send] = []
         delivered: list[Deliver] = []
@@ -292,98 +303,102 @@ class Router:
             self._counters["unknown_peer"] += 1
             return sends, delivered, bytes(len(publish))
         control = rpc.control if rpc.HasField("control") else None
-        self._table.received(peer, rpc)
+        self._table.receive(peer, rpc)
         if control is not None and control.HasField("extensions"):
-            self._take_hello(state, control.extensions)
-        state.silent = False
+            self._handle_hello(state, control.extensions)
+        state.awaits_first_rpc = False
         subscriptions = rpc.subscriptions
         if subscriptions:
-            self._take_subscriptions(state, subscriptions, sends, now)
+            self._handle_subscriptions(state, subscriptions, sends, now)
         if state.score.value < self._options.score.graylist_threshold:
             self._counters["graylisted"] += 1
             return sends, delivered, bytes(len(publish))
-        verdicts = self._take_messages(state, publish, sends, delivered, now) if publish else b""
+        verdicts = self._handle_messages(state, publish, sends, delivered, now) if publish else b""
         if control is not None:
             if state.version:
-                self._take_control(state, control, sends, now)
+                self._handle_control(state, control, sends, now)
             else:
                 self._counters["control_from_floodsub"] += 1
         return sends, delivered, verdicts
 
     def record_dropped(self, peer: PeerID, rpc: RPC) -> None:
-        """A bounded outbound queue had no room for this RPC: it was not sent."""
+        """Record an RPC that was not sent because its outbound queue was full."""
         self._counters["dropped_rpcs"] += 1
         self._counters["dropped_messages"] += len(rpc.publish)
         for item in rpc.control.iwant:
             for raw in item.messageIDs:
-                self._promises.forget(canonical_id(raw), peer)  # what was not asked for, nobody failed to bring
+                self._promises.remove(canonical_id(raw), peer)  # it was not requested after all
 
     def heartbeat(self, now: float) -> list[Send]:
-        """Once in `RouterOptions.heartbeat` seconds: scores, promises, meshes, fanout, gossip, forgetting."""
+        """Update scores, promises, meshes, fanout, gossip and expiry, every `RouterOptions.heartbeat` seconds."""
         options = self._options
-        self._ticks += 1
-        elapsed = 0.0 if self._ticked is None else max(0.0, now - self._ticked)
-        self._ticked = now
-        for peer, count in self._promises.broken(now).items():
+        self._heartbeats += 1
+        elapsed = 0.0 if self._last_heartbeat is None else max(0.0, now - self._last_heartbeat)
+        self._last_heartbeat = now
+        for peer, count in self._promises.pop_broken(now).items():
             self._counters["broken_promise"] += count
-            # once a heartbeat, however many ids: one lost answer may have held thousands
+            # once per heartbeat, however many ids: one lost answer may have held thousands
             self._peers[peer].score.penalize()
         for state in self._peers.values():
-            state.ihaves = state.asked = state.iwants = state.iwant_bytes = state.donts = state.graft_penalties = 0
+            state.ihave_count = state.requested_ids = state.iwant_count = state.iwant_bytes = state.idontwant_count = (
+                state.graft_penalties
+            ) = 0
             state.subscriptions = max(0, state.subscriptions - options.subscriptions_more)
-            if state.dont:
-                state.dont = {key: until for key, until in state.dont.items() if until > self._ticks}
+            if state.unwanted:
+                state.unwanted = {key: until for key, until in state.unwanted.items() if until > self._heartbeats}
             state.score.tick(elapsed, state.meshes > 0)
         self._seen.expire(now)
-        # in step with a peer's own clock: to graft in the very second the back-off ends would often be too early
+        # with a margin for the peer's clock: a GRAFT at the very end of the back-off would often be too early
         self._backoffs.expire(now - 2 * options.heartbeat)
         self._retained.expire(now)
 
         out: dict[PeerID, ControlMessage] = {}
         for topic, mesh in self._mesh.items():
-            self._keep_mesh(topic, mesh, out, now)
+            self._maintain_mesh(topic, mesh, out, now)
         for topic in [topic for topic, fanout in self._fanout.items() if now - fanout.published > options.fanout_ttl]:
             del self._fanout[topic]
         for topic, fanout in self._fanout.items():
-            self._keep_fanout(topic, fanout)
+            self._maintain_fanout(topic, fanout)
         sends: list[Send] = []
         for peer, control in out.items():
             self._send(sends, self._peers[peer], RPC(control=control), priority=True)
         gossip: dict[PeerID, ControlMessage] = {}
         for topic, mesh in self._mesh.items():
-            self._gossip(topic, mesh, gossip)
+            self._add_gossip(topic, mesh, gossip)
         for topic, fanout in self._fanout.items():
-            self._gossip(topic, fanout.peers, gossip)
+            self._add_gossip(topic, fanout.peers, gossip)
         for peer, control in gossip.items():
             self._send(sends, self._peers[peer], RPC(control=control), priority=False)
         self._cache.shift()
         return sends
 
-    # ---------------------------------------------------------------- the two doors of the topic table
+    # ---------------------------------------------------------------- decoding and encoding by topic table
 
     def _topic_of(self, peer: PeerState, item: Item) -> str | None:
-        """The topic that an item of a peer's RPC is about; None where it has no name, or one that is not UTF-8, or an
-        index that does not resolve.
+        """Return the topic of an item in a peer's RPC, or `None` without a valid name or a known index.
 
-        A name always wins: an index beside it is not looked at (SubOpts field 3 is also `requestsPartial`).
+        A name takes precedence: an index next to it is ignored (SubOpts field 3 is also `requestsPartial`).
         """
         return self._table.topic_of(peer.peer, item) or None
 
-    def _for_peer(self, peer: PeerState, rpc: RPC) -> RPC:
-        """The RPC as this peer is to get it; `rpc` itself may be going to others, too, and is never changed."""
-        return self._table.for_peer(peer.peer, rpc)
+    def _encode_for_peer(self, peer: PeerState, rpc: RPC) -> RPC:
+        """Encode an RPC for a peer. `rpc` itself is never changed, as it may be sent to others."""
+        return self._table.encode_for_peer(peer.peer, rpc)
 
-    def _take_hello(self, state: PeerState, extensions: ControlExtensions) -> None:
-        """Extensions that a peer offers: they count in its first RPC only. The topic table is `TableSide.received`'s;
-        which are unknown is ignored, testExtension asks for nothing (gossipsub-v1.3.md, Extensions Control Message)."""
-        if not state.silent:
+    def _handle_hello(self, state: PeerState, extensions: ControlExtensions) -> None:
+        """Handle the extensions that a peer offers, which count in its first RPC only.
+
+        `TableAgreements.receive` handles the topic table; others are ignored (gossipsub-v1.3.md, Extensions Control
+        Message).
+        """
+        if not state.awaits_first_rpc:
             self._counters["extensions_repeated"] += 1
         elif state.version >= EXTENSIONS_VERSION:
             self._counters["extensions"] += 1
 
-    # ---------------------------------------------------------------- what comes in
+    # ---------------------------------------------------------------- subscriptions and messages
 
-    def _take_subscriptions(
+    def _handle_subscriptions(
         self, state: PeerState, subscriptions: Sequence[RPC.SubOpts], sends: list[Send], now: float
     ) -> None:
         options = self._options
@@ -405,63 +420,65 @@ class Router:
             mesh = self._mesh.get(topic)
             if not item.subscribe:
                 if topic in state.topics:
-                    self._unsubscribed(state, topic)
-            elif self._subscribed(state, topic) and mesh is not None and len(mesh) < options.D_low:
+                    self._remove_subscription(state, topic)
+            elif self._add_subscription(state, topic) and mesh is not None and len(mesh) < options.D_low:
                 graft.append(topic)
         rpc = RPC()
         for topic in graft:
             mesh = self._mesh[topic]
-            if self._may_graft(topic, state, mesh, now) and self._half_discovered([state], mesh):
-                self._enter(mesh, state)
+            if self._may_graft(topic, state, mesh, now) and self._limit_discovered([state], mesh):
+                self._add_to_mesh(mesh, state)
                 rpc.control.graft.add(topicID=topic)
         if rpc.HasField("control"):
             self._send(sends, state, rpc, priority=True)
 
-    def _subscribed(self, state: PeerState, topic: str) -> bool:
-        """Note a subscription; False if it is known already or over the limit."""
+    def _add_subscription(self, state: PeerState, topic: str) -> bool:
+        """Add a subscription, and return false if it is known already or over the limit."""
         if topic in state.topics:
             return False
         if topic not in self._mesh:
-            if state.foreign >= self._options.max_topics_per_peer:
+            if state.unjoined_topics >= self._options.max_topics_per_peer:
                 self._counters["topics_over_limit"] += 1
                 return False
-            state.foreign += 1
+            state.unjoined_topics += 1
         state.topics[topic] = None
         self._subscribers.setdefault(topic, {})[state.peer] = state
         return True
 
-    def _unsubscribed(self, state: PeerState, topic: str) -> None:
+    def _remove_subscription(self, state: PeerState, topic: str) -> None:
         del state.topics[topic]
-        self._unlist(topic, state.peer)
+        self._remove_subscriber(topic, state.peer)
         mesh = self._mesh.get(topic)
         if mesh is None:
-            state.foreign -= 1
+            state.unjoined_topics -= 1
             if (fanout := self._fanout.get(topic)) is not None:
                 fanout.peers.pop(state.peer, None)
         elif mesh.pop(state.peer, None) is not None:
             state.meshes -= 1
 
-    def _take_messages(
+    def _handle_messages(
         self, state: PeerState, publish: Sequence[Message], sends: list[Send], delivered: list[Deliver], now: float
     ) -> bytes:
         counters = self._counters
         joined = self._mesh
         seen = self._seen
-        named = self._table.named  # from here on no message has an index: it is of one connection's table
+        with_topic_name = (
+            self._table.with_topic_name
+        )  # no message has an index from here on, since it belongs to one connection's table
         verdicts, cost = bytearray(len(publish)), 0
         fresh: list[tuple[Message, str, bytes]] = []
         too_large: list[tuple[Message, str, bytes]] = []
-        for index, wired in enumerate(publish):
+        for index, received in enumerate(publish):
             if cost >= MAX_RPC_COST:
-                # the rest stays "not checked": signatures that are slow to check must not buy our time
+                # the rest stays "not checked": signatures that are slow to check must not cost more time
                 counters["messages_over_cost"] += len(publish) - index
                 state.score.penalize(self._options.over_limit_penalty)
                 break
-            topic = self._topic_of(state, wired)
+            topic = self._topic_of(state, received)
             if topic is None or topic not in joined:
                 counters["unknown_topic"] += 1
                 continue
-            message = named(wired, topic)
+            message = with_topic_name(received, topic)
             cost += id_cost(message)
             key = gossip_id(message)
             data = message.SerializeToString()
@@ -470,7 +487,7 @@ class Router:
                 counters["message_too_large"] += 1
                 state.score.penalize()
             known = seen.get(key)
-            if known is not None and mark(data, known & 7) == known:
+            if known is not None and copy_number(data, known & 7) == known:
                 verdicts[index] = known & 7
                 counters["own_message" if getattr(message, "from") in self._own else "duplicate"] += 1
                 continue
@@ -478,9 +495,9 @@ class Router:
             verdicts[index] = verdict = judgement.verdict
             cost += judgement.cost
             if verdict not in _ACCEPTED:
-                self._refuse(state, judgement)
+                self._reject_message(state, judgement)
                 if state.score.value < self._options.score.graylist_threshold:
-                    # the rest stays "not checked": garbage must not buy our time
+                    # the rest stays "not checked": garbage must not cost more time
                     counters["graylisted"] += 1
                     break
                 continue
@@ -488,14 +505,14 @@ class Router:
                 counters["duplicate"] += 1  # the same message in other bytes
                 continue
             if not can_relay and verdict == Verdict.UNSIGNED:
-                # anybody can pad an unsigned message, whose id is that of its data: the copy that fits is still wanted
+                # anyone can pad an unsigned message, whose id is that of its data: a copy that fits is still wanted
                 delivered.append(Deliver(message, topic, state.peer))
                 continue
-            seen.add(key, mark(data, verdict), now)
+            seen.add(key, copy_number(data, verdict), now)
             if getattr(message, "from") in self._own:
                 counters["own_message"] += 1  # from before a restart
                 continue
-            self._promises.keep(key)
+            self._promises.fulfil(key)
             counters["delivered"] += 1
             delivered.append(Deliver(message, topic, state.peer))
             if not can_relay:
@@ -505,13 +522,13 @@ class Router:
             state.score.deliver()
             fresh.append((message, topic, key))
         if too_large:
-            self._dont_want(state, too_large, sends)  # who has it, too, need not pay for sending it
+            self._send_idontwant(state, too_large, sends)  # saves peers that have it, too, from sending it
         if fresh:
-            self._dont_want(state, fresh, sends)
+            self._send_idontwant(state, fresh, sends)
             self._forward(state, fresh, sends)
         return bytes(verdicts)
 
-    def _refuse(self, state: PeerState, judgement: Judgement) -> None:
+    def _reject_message(self, state: PeerState, judgement: Judgement) -> None:
         if judgement.verdict == Verdict.NOT_CHECKED:
             self._counters["not_checked"] += 1
             return
@@ -521,14 +538,14 @@ class Router:
             self._counters[KEY_ALGORITHM] += 1
             state.score.penalize(self._options.key_algorithm_penalty)
 
-    def _dont_want(self, source: PeerState, fresh: list[tuple[Message, str, bytes]], sends: list[Send]) -> None:
+    def _send_idontwant(self, source: PeerState, fresh: list[tuple[Message, str, bytes]], sends: list[Send]) -> None:
         wanted_not: dict[PeerID, list[bytes]] = {}
         for message, topic, key in fresh:
             if len(message.data) < self._options.idontwant_threshold:
                 continue
             for peer, state in self._mesh[topic].items():
                 if state is not source and state.version >= IDONTWANT_VERSION:
-                    wanted_not.setdefault(peer, []).append(state.spell(key) if state.spell else key)
+                    wanted_not.setdefault(peer, []).append(state.encode_id(key) if state.encode_id else key)
         for peer, keys in wanted_not.items():
             rpc = RPC()
             rpc.control.idontwant.add(messageIDs=keys)
@@ -541,22 +558,22 @@ class Router:
             author = getattr(message, "from")
             rpc = RPC()
             rpc.publish.append(message)
-            for peer, state in self._mesh_and_floodsub(topic).items():
+            for peer, state in self._relay_targets(topic).items():
                 if state is source or peer == author:
                     continue
-                if key in state.dont:
+                if key in state.unwanted:
                     self._counters["idontwant_honoured"] += 1
                     continue
-                sends.append(Send(peer, self._for_peer(state, rpc), False))
+                sends.append(Send(peer, self._encode_for_peer(state, rpc), False))
                 self._counters["forwarded"] += 1
             return
         chosen: dict[PeerID, list[int]] = {}
         for index, (message, topic, key) in enumerate(fresh):
             author = getattr(message, "from")
-            for peer, state in self._mesh_and_floodsub(topic).items():
+            for peer, state in self._relay_targets(topic).items():
                 if state is source or peer == author:
                     continue
-                if key in state.dont:
+                if key in state.unwanted:
                     self._counters["idontwant_honoured"] += 1
                     continue
                 chosen.setdefault(peer, []).append(index)
@@ -568,14 +585,14 @@ class Router:
                 rpc.publish.extend([fresh[index][0] for index in indexes])
                 parts = made[tuple(indexes)] = self._split(rpc)
             state = self._peers[peer]
-            sends.extend([Send(peer, self._for_peer(state, part), False) for part in parts])
+            sends.extend([Send(peer, self._encode_for_peer(state, part), False) for part in parts])
             self._counters["forwarded"] += len(indexes)
 
-    def _mesh_and_floodsub(self, topic: str) -> dict[PeerID, PeerState]:
+    def _relay_targets(self, topic: str) -> dict[PeerID, PeerState]:
         mesh = self._mesh[topic]
-        return mesh | self._floodsub_on(topic) if self._floodsub else mesh
+        return mesh | self._floodsub_peers(topic) if self._floodsub else mesh
 
-    def _floodsub_on(self, topic: str) -> dict[PeerID, PeerState]:
+    def _floodsub_peers(self, topic: str) -> dict[PeerID, PeerState]:
         threshold = self._options.score.publish_threshold
         return {
             peer: state
@@ -583,16 +600,16 @@ class Router:
             if not state.version and state.score.value >= threshold
         }
 
-    def _own_targets(self, topic: str, now: float) -> list[PeerState]:
+    def _publish_targets(self, topic: str, now: float) -> list[PeerState]:
         options = self._options
         threshold = options.score.publish_threshold
         pool = [state for state in self._subscribers.get(topic, {}).values() if state.score.value >= threshold]
         mesh = self._mesh.get(topic)
         if mesh is None:
-            # kept when flooding, too: its peers are the ones that are told by IHAVE
+            # kept when flooding, too, because IHAVE goes to its peers
             fanout = self._fanout.setdefault(topic, Fanout({}, now))
             fanout.published = now
-            self._keep_fanout(topic, fanout)
+            self._maintain_fanout(topic, fanout)
             mesh = fanout.peers
         if options.flood_publish:
             return list(mesh.values()) + [state for state in pool if state.peer not in mesh]
@@ -602,18 +619,18 @@ class Router:
 
     # ---------------------------------------------------------------- control messages
 
-    def _take_control(self, state: PeerState, control: ControlMessage, sends: list[Send], now: float) -> None:
-        state.looks = self._options.max_ids_per_rpc
+    def _handle_control(self, state: PeerState, control: ControlMessage, sends: list[Send], now: float) -> None:
+        state.id_budget = self._options.max_ids_per_rpc
         if control.ihave:
-            self._take_ihave(state, control, sends, now)
+            self._handle_ihave(state, control, sends, now)
         if control.iwant:
-            self._take_iwant(state, control, sends)
+            self._handle_iwant(state, control, sends)
         if control.graft:
-            self._take_graft(state, control, sends, now)
+            self._handle_graft(state, control, sends, now)
         if control.prune:
-            self._take_prune(state, control, now)
+            self._handle_prune(state, control, now)
         if control.idontwant:
-            self._take_idontwant(state, control)
+            self._handle_idontwant(state, control)
 
     def _over_control_limit(self, state: PeerState, count: int) -> int:
         limit = self._options.max_control_per_rpc
@@ -622,44 +639,44 @@ class Router:
             state.score.penalize(self._options.over_limit_penalty)
         return limit
 
-    def _ids(self, state: PeerState, raws: Iterable[bytes]) -> Iterable[tuple[bytes, bytes]]:
-        """(id as sent, id as we call it); overlong ones are left out."""
+    def _read_ids(self, state: PeerState, raws: Iterable[bytes]) -> Iterable[tuple[bytes, bytes]]:
+        """Yield each id as sent and in canonical form, without overlong ones."""
         for raw in raws:
-            if state.looks < 0:
+            if state.id_budget < 0:
                 return
             if len(raw) > self._options.max_id_bytes:
                 self._counters["id_too_long"] += 1
                 continue
             if is_key_form(raw):
-                state.spell = key_form
+                state.encode_id = key_form
             elif is_text_form(raw):
-                state.spell, state.looks = text_form, state.looks - _TEXT_LOOKS
+                state.encode_id, state.id_budget = text_form, state.id_budget - _TEXT_ID_COST
             yield raw, canonical_id(raw)
 
-    def _take_ihave(self, state: PeerState, control: ControlMessage, sends: list[Send], now: float) -> None:
+    def _handle_ihave(self, state: PeerState, control: ControlMessage, sends: list[Send], now: float) -> None:
         options = self._options
         if state.score.value < options.score.gossip_threshold:
             self._counters["ihave_low_score"] += 1
             return
-        state.ihaves += 1
-        if state.ihaves > options.max_ihave_messages:
+        state.ihave_count += 1
+        if state.ihave_count > options.max_ihave_messages:
             self._counters["ihave_flood"] += 1
             return
         wanted: dict[bytes, bytes] = {}
-        room = options.max_ihave_length - state.asked
+        room = options.max_ihave_length - state.requested_ids
         for item in control.ihave[: self._over_control_limit(state, len(control.ihave))]:
             topic = self._topic_of(state, item)
             if topic is None or topic not in self._mesh:
                 self._counters["ihave_unknown_topic"] += 1
                 continue
             ids: Sequence[bytes] = item.messageIDs
-            most = min(options.max_ihave_length, state.looks)
+            most = min(options.max_ihave_length, state.id_budget)
             if len(ids) > most:
                 self._counters["ihave_over_limit"] += len(ids) - most
                 ids = ids[:most]
-            state.looks -= len(ids)
-            for raw, key in self._ids(state, ids):
-                if key in self._seen or key in wanted or self._promises.holds(key, state.peer):
+            state.id_budget -= len(ids)
+            for raw, key in self._read_ids(state, ids):
+                if key in self._seen or key in wanted or self._promises.is_pending(key, state.peer):
                     continue
                 if len(wanted) >= room:
                     self._counters["ihave_over_limit"] += 1
@@ -667,7 +684,7 @@ class Router:
                 wanted[key] = raw
         if not wanted:
             return
-        state.asked += len(wanted)
+        state.requested_ids += len(wanted)
         self._counters["iwant_sent"] += len(wanted)
         until = now + options.iwant_followup
         for key in wanted:
@@ -676,21 +693,21 @@ class Router:
         rpc.control.iwant.add(messageIDs=wanted.values())
         self._send(sends, state, rpc, priority=False)
 
-    def _take_iwant(self, state: PeerState, control: ControlMessage, sends: list[Send]) -> None:
+    def _handle_iwant(self, state: PeerState, control: ControlMessage, sends: list[Send]) -> None:
         options = self._options
         if state.score.value < options.score.gossip_threshold:
             self._counters["iwant_low_score"] += 1
             return
         answer = RPC()
         for item in control.iwant[: self._over_control_limit(state, len(control.iwant))]:
-            ids = item.messageIDs[: state.looks]
-            state.looks -= len(ids)
+            ids = item.messageIDs[: state.id_budget]
+            state.id_budget -= len(ids)
             self._counters["iwant_over_limit"] += len(item.messageIDs) - len(ids)
-            for _, key in self._ids(state, ids):
-                if state.iwants >= options.max_iwant_length or state.iwant_bytes >= options.max_iwant_bytes:
+            for _, key in self._read_ids(state, ids):
+                if state.iwant_count >= options.max_iwant_length or state.iwant_bytes >= options.max_iwant_bytes:
                     self._counters["iwant_over_limit"] += 1
                     continue
-                state.iwants += 1
+                state.iwant_count += 1
                 cached = self._cache.get(key)
                 if cached is None:
                     self._counters["iwant_unknown"] += 1
@@ -704,14 +721,14 @@ class Router:
             self._counters["iwant_answered"] += len(answer.publish)
             self._send(sends, state, answer, priority=False)
 
-    def _take_graft(self, state: PeerState, control: ControlMessage, sends: list[Send], now: float) -> None:
+    def _handle_graft(self, state: PeerState, control: ControlMessage, sends: list[Send], now: float) -> None:
         options = self._options
         refused: dict[str, None] = {}
         for item in control.graft[: self._over_control_limit(state, len(control.graft))]:
             topic = self._topic_of(state, item)
             mesh = None if topic is None else self._mesh.get(topic)
             if topic is None or mesh is None:
-                self._counters["graft_unknown_topic"] += 1  # no PRUNE back: that would be an echo for spammers
+                self._counters["graft_unknown_topic"] += 1  # no PRUNE back, which would amplify spam
                 continue
             if state.peer in mesh:
                 continue
@@ -722,12 +739,12 @@ class Router:
             elif state.score.value < 0:
                 self._counters["graft_low_score"] += 1
             elif len(mesh) >= options.D_high and not state.outbound:
-                self._counters["graft_mesh_full"] += 1  # else anybody could take over our mesh by dialling
-            elif not self._half_discovered([state], mesh):
+                self._counters["graft_mesh_full"] += 1  # else anyone could take over the mesh by dialling
+            elif not self._limit_discovered([state], mesh):
                 self._counters["graft_discovered_full"] += 1
             else:
-                self._subscribed(state, topic)  # who grafts us is on the topic
-                self._enter(mesh, state)
+                self._add_subscription(state, topic)  # a peer that grafts is on the topic
+                self._add_to_mesh(mesh, state)
                 continue
             refused[topic] = None
         if refused:
@@ -742,7 +759,7 @@ class Router:
             state.graft_penalties += count
             state.score.penalize(count)
 
-    def _take_prune(self, state: PeerState, control: ControlMessage, now: float) -> None:
+    def _handle_prune(self, state: PeerState, control: ControlMessage, now: float) -> None:
         options = self._options
         for item in control.prune[: self._over_control_limit(state, len(control.prune))]:
             topic = self._topic_of(state, item)
@@ -758,26 +775,26 @@ class Router:
             if item.peers:
                 self._counters["px_ignored"] += 1
 
-    def _take_idontwant(self, state: PeerState, control: ControlMessage) -> None:
+    def _handle_idontwant(self, state: PeerState, control: ControlMessage) -> None:
         options = self._options
         if state.version < IDONTWANT_VERSION:
             self._counters["idontwant_wrong_version"] += 1
             return
-        until = self._ticks + options.idontwant_ttl
+        until = self._heartbeats + options.idontwant_ttl
         for item in control.idontwant[: self._over_control_limit(state, len(control.idontwant))]:
-            ids = item.messageIDs[: state.looks]
-            state.looks -= len(ids)
+            ids = item.messageIDs[: state.id_budget]
+            state.id_budget -= len(ids)
             self._counters["idontwant_over_limit"] += len(item.messageIDs) - len(ids)
-            for _, key in self._ids(state, ids):
-                if state.donts >= options.max_idontwant_length:
+            for _, key in self._read_ids(state, ids):
+                if state.idontwant_count >= options.max_idontwant_length:
                     self._counters["idontwant_over_limit"] += 1
                     continue
-                state.donts += 1
-                state.dont[key] = until
+                state.idontwant_count += 1
+                state.unwanted[key] = until
 
-    # ---------------------------------------------------------------- upkeep
+    # ---------------------------------------------------------------- mesh maintenance
 
-    def _keep_mesh(
+    def _maintain_mesh(
         self, topic: str, mesh: dict[PeerID, PeerState], out: dict[PeerID, ControlMessage], now: float
     ) -> None:
         options = self._options
@@ -787,7 +804,7 @@ class Router:
             pool = self._graftable(topic, mesh, now)
             self._graft(topic, mesh, self._sample(pool, options.D - len(mesh)), out)
         if len(mesh) > options.D_high:
-            keep = worth_keeping(mesh, options, self._rng)
+            keep = select_mesh_peers(mesh, options, self._rng)
             for state in [state for peer, state in mesh.items() if peer not in keep]:
                 self._prune(topic, mesh, state, out, now)
         if len(mesh) >= options.D_low:
@@ -795,7 +812,7 @@ class Router:
             if missing > 0:
                 pool = [state for state in self._graftable(topic, mesh, now) if state.outbound]
                 self._graft(topic, mesh, self._sample(pool, missing), out)
-        if self._ticks % options.opportunistic_ticks == 0 and len(mesh) > 1:
+        if self._heartbeats % options.opportunistic_ticks == 0 and len(mesh) > 1:
             median = sorted(state.score.value for state in mesh.values())[len(mesh) // 2]
             if median < options.score.opportunistic_threshold:
                 pool = [state for state in self._graftable(topic, mesh, now) if state.score.value > median]
@@ -803,7 +820,7 @@ class Router:
                 self._counters["opportunistic_graft"] += len(chosen)
                 self._graft(topic, mesh, chosen, out)
 
-    def _keep_fanout(self, topic: str, fanout: Fanout) -> None:
+    def _maintain_fanout(self, topic: str, fanout: Fanout) -> None:
         threshold = self._options.score.publish_threshold
         for peer in [peer for peer, state in fanout.peers.items() if state.score.value < threshold]:
             del fanout.peers[peer]
@@ -815,7 +832,7 @@ class Router:
         for state in self._sample(pool, self._options.D - len(fanout.peers)):
             fanout.peers[state.peer] = state
 
-    def _gossip(self, topic: str, exclude: Mapping[PeerID, PeerState], out: dict[PeerID, ControlMessage]) -> None:
+    def _add_gossip(self, topic: str, exclude: Mapping[PeerID, PeerState], out: dict[PeerID, ControlMessage]) -> None:
         options = self._options
         keys = self._cache.gossip_ids(topic)
         if not keys:
@@ -828,13 +845,13 @@ class Router:
         count = max(options.D_lazy, math.ceil(options.gossip_factor * len(pool)))
         for state in self._sample(pool, count):
             told = self._rng.sample(keys, min(len(keys), options.max_ihave_length))
-            if state.spell:
-                told = [state.spell(key) for key in told]
+            if state.encode_id:
+                told = [state.encode_id(key) for key in told]
             out.setdefault(state.peer, ControlMessage()).ihave.add(topicID=topic, messageIDs=told)
             self._counters["ihave_sent"] += len(told)
 
     def _may_graft(self, topic: str, state: PeerState, mesh: Mapping[PeerID, PeerState], now: float) -> bool:
-        # an entry is held a little longer than the back-off, see heartbeat: mere presence counts here
+        # an entry outlives its back-off a little (see heartbeat), so that its presence counts here
         return (
             state.version > 0
             and state.peer not in mesh
@@ -845,17 +862,17 @@ class Router:
     def _graftable(self, topic: str, mesh: Mapping[PeerID, PeerState], now: float) -> list[PeerState]:
         subscribers = self._subscribers.get(topic, {})
         pool = [state for state in subscribers.values() if self._may_graft(topic, state, mesh, now)]
-        return self._half_discovered(pool, mesh)
+        return self._limit_discovered(pool, mesh)
 
-    def _half_discovered(self, pool: list[PeerState], mesh: Mapping[PeerID, PeerState]) -> list[PeerState]:
-        """The pool without those discovered peers for which a mesh has no room: they could all be one attacker's."""
+    def _limit_discovered(self, pool: list[PeerState], mesh: Mapping[PeerID, PeerState]) -> list[PeerState]:
+        """Leave out discovered peers beyond the limit of a mesh, because they could all be one attacker's."""
         discovered = [state for state in pool if state.discovered]
         if not discovered:
             return pool
         room = self._options.D // 2 - sum(state.discovered for state in mesh.values())
         return [state for state in pool if not state.discovered] + self._sample(discovered, room)
 
-    def _enter(self, mesh: dict[PeerID, PeerState], state: PeerState) -> None:
+    def _add_to_mesh(self, mesh: dict[PeerID, PeerState], state: PeerState) -> None:
         mesh[state.peer] = state
         state.meshes += 1
 
@@ -863,7 +880,7 @@ class Router:
         self, topic: str, mesh: dict[PeerID, PeerState], chosen: list[PeerState], out: dict[PeerID, ControlMessage]
     ) -> None:
         for state in chosen:
-            self._enter(mesh, state)
+            self._add_to_mesh(mesh, state)
             out.setdefault(state.peer, ControlMessage()).graft.add(topicID=topic)
 
     def _prune(
@@ -875,14 +892,14 @@ class Router:
         self._add_prune(control, state, topic, self._options.prune_backoff, now)
 
     def _add_prune(self, control: ControlMessage, state: PeerState, topic: str, seconds: float, now: float) -> None:
-        """A PRUNE with its seconds, where the peer's version has them; the back-off holds for us just as well."""
+        """Add a PRUNE, with its seconds if the peer's version has them; the back-off applies to us as well."""
         self._counters["prune_sent"] += 1
         self._backoffs.add(topic, state.peer, seconds, now)
         prune = control.prune.add(topicID=topic)
         if state.version >= BACKOFF_VERSION:
             prune.backoff = math.ceil(seconds)
 
-    def _unlist(self, topic: str, peer: PeerID) -> None:
+    def _remove_subscriber(self, topic: str, peer: PeerID) -> None:
         subscribers = self._subscribers[topic]
         del subscribers[peer]
         if not subscribers:
@@ -892,7 +909,7 @@ class Router:
         return self._rng.sample(pool, min(len(pool), count)) if count > 0 else []
 
     def _send(self, sends: list[Send], state: PeerState, rpc: RPC, priority: bool) -> None:
-        sends.extend([Send(state.peer, self._for_peer(state, part), priority) for part in self._split(rpc)])
+        sends.extend([Send(state.peer, self._encode_for_peer(state, part), priority) for part in self._split(rpc)])
 
     def _split(self, rpc: RPC) -> list[RPC]:
         parts = split(rpc, self._options.rpc_limits)

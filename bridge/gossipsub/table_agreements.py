@@ -97,15 +97,15 @@ class TableAgreements:
         """The stream has ended."""
         state = self._peers.pop(peer, None)
         if state is not None:
-            _fold(self._gone, state.savings)
+            _add_savings(self._gone, state.savings)
 
-    def agent(self, peer: bytes, version: str) -> None:
+    def set_agent(self, peer: bytes, version: str) -> None:
         """What identify said the peer is; one whose agent version begins `kiln/` reads what we write."""
         state = self._peers.get(peer)
         if state is not None:
             state.is_kiln = version.startswith(AGENT)
 
-    def received(self, peer: bytes, rpc: RPC) -> None:
+    def receive(self, peer: bytes, rpc: RPC) -> None:
         """Each RPC of a peer's, before anything in it is asked for: the first one is its hello (gossipsub v1.3:
         extensions in the first message of the stream, and at most once). A topic table in a later one is ignored."""
         state = self._peers.get(peer)
@@ -142,7 +142,7 @@ class TableAgreements:
             state.hello = hello_bytes(hashes)
             state.table = agreement(state.hello, self._hello, self._bundles).table
 
-    def hellos(self, peer: bytes) -> tuple[bytes, bytes]:
+    def get_hellos(self, peer: bytes) -> tuple[bytes, bytes]:
         """(theirs, ours) as Frame.hello_in and Frame.hello_out hold them: empty if none, refused, or not sent."""
         state = self._peers.get(peer)
         return (b"", b"") if state is None else (state.hello, self._hello if state.speaks else b"")
@@ -155,7 +155,7 @@ class TableAgreements:
         A name on the wire wins over an index: SubOpts field 3 is `requestsPartial` in merged partial-messages, and
         comes beside the name.
         """
-        name: str | bytes | None = _name(item)
+        name: str | bytes | None = _read_name(item)
         if name is not None:
             if isinstance(name, bytes):  # upb hands out bytes where a string is not UTF-8
                 self._counters[NAME_NOT_UTF8] += 1
@@ -174,11 +174,11 @@ class TableAgreements:
             return None
         if state is not None:
             state.writes_indices = True
-            _account(state, "received", found, index)
+            _count_savings(state, "received", found, index)
         self._counters[INDEX_RESOLVED] += 1
         return found
 
-    def named(self, message: Message, topic: str) -> Message:
+    def with_topic_name(self, message: Message, topic: str) -> Message:
         """The message with its topic's name and no index: the form that is verified, kept and passed on.
 
         `message` itself if it is that already, else a copy.
@@ -193,7 +193,7 @@ class TableAgreements:
 
     # ------------------------------------------------------------ out
 
-    def for_peer(self, peer: bytes, rpc: RPC) -> RPC:
+    def encode_for_peer(self, peer: bytes, rpc: RPC) -> RPC:
         """The RPC in the form in which it goes to one peer: indices where they may be written, else names.
 
         `rpc` itself stays as it is, since it may be on its way to others too: what comes back is a copy, or `rpc` where
@@ -210,7 +210,7 @@ class TableAgreements:
             table = None
         copy = RPC()
         copy.CopyFrom(rpc)
-        self._leave_out_unnamed(copy)
+        self._remove_unnamed(copy)
         for message in copy.publish:
             index = self._index(table, state, message.topic)
             if index:
@@ -244,16 +244,16 @@ class TableAgreements:
         if index is None or _index_field(index) > _name_field(topic):  # no RPC grows over what a peer accepts
             return None
         self._counters[INDEX_WRITTEN] += 1
-        _account(state, "sent", topic, index)
+        _count_savings(state, "sent", topic, index)
         return index
 
-    def _leave_out_unnamed(self, rpc: RPC) -> None:
+    def _remove_unnamed(self, rpc: RPC) -> None:
         if not _holds_index(rpc):
             return
         control = rpc.control
         for kind in (rpc.publish, rpc.subscriptions, control.ihave, control.graft, control.prune):
             for at in range(len(kind) - 1, -1, -1):
-                if kind[at].HasField("topicIndex") and _name(kind[at]) is None:
+                if kind[at].HasField("topicIndex") and _read_name(kind[at]) is None:
                     del kind[at]
                     self._counters[INDEX_LEFT_OUT] += 1
 
@@ -276,9 +276,9 @@ class TableAgreements:
     def savings(self) -> Savings:
         """By direction and topic, over all peers there were."""
         total: Savings = {}
-        _fold(total, self._gone)
+        _add_savings(total, self._gone)
         for state in self._peers.values():
-            _fold(total, state.savings)
+            _add_savings(total, state.savings)
         return total
 
     def peer_savings(self, peer: bytes) -> Mapping[tuple[SavingDirection, str], SavingStatus]:
@@ -287,7 +287,7 @@ class TableAgreements:
         return MappingProxyType(state.savings if state is not None else {})
 
 
-def _account(state: _PeerTable, direction: SavingDirection, topic: str, index: int) -> None:
+def _count_savings(state: _PeerTable, direction: SavingDirection, topic: str, index: int) -> None:
     key = (direction, topic)
     saving = state.savings.get(key)
     if saving is None:
@@ -297,12 +297,12 @@ def _account(state: _PeerTable, direction: SavingDirection, topic: str, index: i
     saving.as_indices += _index_field(index)
 
 
-def _fold(total: Savings, more: Savings) -> None:
+def _add_savings(total: Savings, more: Savings) -> None:
     for key, saving in more.items():
         total.setdefault(key, SavingStatus(saving.topic, saving.direction)).add(saving)
 
 
-def _name(item: Item) -> str | bytes | None:
+def _read_name(item: Item) -> str | bytes | None:
     """The topic's name as upb gives it; None where there is none on the wire. An empty name is one."""
     if isinstance(item, Message):
         return item.topic if item.HasField("topic") else None

@@ -23,17 +23,17 @@ from kiln.bridge.libp2p.kademlia import (
     KademliaTable,
     ProviderRecords,
     TcpAddress,
+    address_scope,
     build_announcement,
-    trusted_contact,
+    build_query,
     is_peer_id,
+    key_position,
     merge_contacts,
     nearest_contacts,
-    key_position,
-    build_query,
-    address_scope,
     read_address,
     shareable_addresses,
     topic_key,
+    trusted_contact,
 )
 from kiln.bridge.libp2p.view import peer_name
 from kiln.schemas.wire.identity import peer_of_ed25519, peer_text

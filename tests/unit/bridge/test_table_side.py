@@ -91,9 +91,9 @@ def test_older_protocols_have_no_extensions(protocol: str) -> None:
     assert made.add(ANNA, protocol) is None
     made.hello(ANNA, hello(CLAY_HASH))
     assert made.counters == {"hello_unexpected": 1}
-    assert made.hellos(ANNA) == (b"", b"")
+    assert made.get_hellos(ANNA) == (b"", b"")
     assert made.topic_of(ANNA, Message(topicIndex=1)) is None
-    assert made.for_peer(ANNA, full_rpc()) == full_rpc()
+    assert made.encode_for_peer(ANNA, full_rpc()) == full_rpc()
 
 
 def test_without_bundles_nothing_is_said_and_nothing_agreed() -> None:
@@ -101,7 +101,7 @@ def test_without_bundles_nothing_is_said_and_nothing_agreed() -> None:
     assert made.add(ANNA) is None
     made.hello(ANNA, hello(CLAY_HASH))
     assert made.topic_of(ANNA, Message(topicIndex=1)) is None
-    assert made.for_peer(ANNA, full_rpc()) == full_rpc()
+    assert made.encode_for_peer(ANNA, full_rpc()) == full_rpc()
     assert made.counters == {"hello_taken": 1, "no_table_agreed": 1}
 
 
@@ -130,11 +130,11 @@ def test_a_refused_hello_is_counted_by_kind_and_makes_no_table(extensions: Contr
     made.hello(ANNA, extensions)
     assert made.counters == {"hello_taken": 1, reason: 1}
     assert made.table(ANNA) is None
-    assert made.hellos(ANNA) == (b"", hello_bytes(BUNDLES))
+    assert made.get_hellos(ANNA) == (b"", hello_bytes(BUNDLES))
     # the peer is served on, by name
     assert made.topic_of(ANNA, Message(topic=CLAY)) == CLAY
     assert made.topic_of(ANNA, Message(topicIndex=1)) is None
-    assert made.for_peer(ANNA, full_rpc()) == full_rpc()
+    assert made.encode_for_peer(ANNA, full_rpc()) == full_rpc()
     # a good one after it does not help: both would have to know which counts
     made.hello(ANNA, hello(*BUNDLES))
     assert made.table(ANNA) is None
@@ -152,7 +152,7 @@ def test_a_second_hello_changes_nothing() -> None:
     for _ in range(3):
         made.hello(ANNA, hello(MAIN_HASH))
     assert made.counters == {"hello_taken": 1, "hello_again": 3}
-    assert made.hellos(ANNA)[0] == hello_bytes([CLAY_HASH])
+    assert made.get_hellos(ANNA)[0] == hello_bytes([CLAY_HASH])
     assert made.topic_of(ANNA, Message(topicIndex=1)) == CLAY
 
 
@@ -163,10 +163,10 @@ def test_only_the_first_rpc_of_a_stream_is_a_hello() -> None:
     for peer in (ANNA, BERT):
         made.add(peer)
     for rpc in (with_hello, plain, with_hello):
-        made.received(ANNA, rpc)
+        made.receive(ANNA, rpc)
     for rpc in (plain, with_hello):
-        made.received(BERT, rpc)
-    made.received(CARL, with_hello)
+        made.receive(BERT, rpc)
+    made.receive(CARL, with_hello)
     assert made.counters == {"hello_taken": 1, "hello_again": 1, "hello_late": 1, "hello_unexpected": 1}
     assert (made.table(ANNA) is None, made.table(BERT) is None) == (False, True)
 
@@ -196,16 +196,16 @@ def test_what_a_stranger_put_beside_the_hashes_is_not_kept() -> None:
     made = TableAgreements(BUNDLES)
     made.add(ANNA)
     made.hello(ANNA, ControlExtensions(topicTableExtension=table))
-    assert made.hellos(ANNA) == (hello_bytes([CLAY_HASH]), hello_bytes(BUNDLES))
+    assert made.get_hellos(ANNA) == (hello_bytes([CLAY_HASH]), hello_bytes(BUNDLES))
 
 
 def test_hellos_that_share_nothing() -> None:
     made = side("eager", hashes=[b"????"])
     assert made.counters == {"hello_taken": 1}
-    assert parse_hello(made.hellos(ANNA)[0]) == [b"????"]  # frames tell it all the same
+    assert parse_hello(made.get_hellos(ANNA)[0]) == [b"????"]  # frames tell it all the same
     assert made.topic_of(ANNA, Message(topicIndex=1)) is None
     assert made.counters["no_table_agreed"] == 1
-    assert made.for_peer(ANNA, full_rpc()) == full_rpc()
+    assert made.encode_for_peer(ANNA, full_rpc()) == full_rpc()
 
 
 # ---------------------------------------------------------------- in
@@ -274,18 +274,18 @@ def test_a_message_is_named_in_a_copy() -> None:
     made = side()
     message = Message(data=b"data", seqno=b"1", signature=b"signature", topicIndex=2)
     before = message.SerializeToString()
-    named = made.named(message, SEP)
-    assert named == Message(data=b"data", seqno=b"1", signature=b"signature", topic=SEP)
+    with_topic_name = made.with_topic_name(message, SEP)
+    assert with_topic_name == Message(data=b"data", seqno=b"1", signature=b"signature", topic=SEP)
     assert message.SerializeToString() == before
-    assert made.named(named, SEP) is named
-    assert made.named(Message(topic=CLAY, topicIndex=3), CLAY) == Message(topic=CLAY)
+    assert made.with_topic_name(with_topic_name, SEP) is with_topic_name
+    assert made.with_topic_name(Message(topic=CLAY, topicIndex=3), CLAY) == Message(topic=CLAY)
 
 
 # ---------------------------------------------------------------- out
 
 
 def test_eager_writes_indices_wherever_the_table_has_the_topic() -> None:
-    rpc = side("eager").for_peer(ANNA, full_rpc())
+    rpc = side("eager").encode_for_peer(ANNA, full_rpc())
     expected = full_rpc()
     for item, index in (
         (expected.publish[0], 1),
@@ -308,7 +308,7 @@ def test_what_others_get_is_not_altered(mode: SendMode) -> None:
     made.add(CARL, "/meshsub/1.1.0")
     rpc = full_rpc()
     before = rpc.SerializeToString(deterministic=True)
-    forms = {peer: made.for_peer(peer, rpc).SerializeToString(deterministic=True) for peer in (ANNA, BERT, CARL)}
+    forms = {peer: made.encode_for_peer(peer, rpc).SerializeToString(deterministic=True) for peer in (ANNA, BERT, CARL)}
     assert rpc.SerializeToString(deterministic=True) == before
     assert forms[CARL] == before
     assert (forms[ANNA] != before, forms[BERT] != before) == {
@@ -322,25 +322,25 @@ def test_cautious_writes_indices_once_the_peer_has_sent_one_that_resolves() -> N
     made = side()
     for item in (Message(topicIndex=99), Message(topic=CLAY, topicIndex=1), RPC.SubOpts(topicid=CLAY, topicIndex=1)):
         made.topic_of(ANNA, item)
-        assert made.for_peer(ANNA, full_rpc()) == full_rpc()
+        assert made.encode_for_peer(ANNA, full_rpc()) == full_rpc()
     made.topic_of(ANNA, ControlGraft(topicIndex=1))
-    assert made.for_peer(ANNA, full_rpc()).publish[0].topicIndex == 1
+    assert made.encode_for_peer(ANNA, full_rpc()).publish[0].topicIndex == 1
 
 
 @pytest.mark.parametrize(("agent", "indices"), [("kiln/0.1.0", True), ("go-libp2p/0.47", False), ("xkiln/1", False)])
 def test_cautious_trusts_a_kiln(agent: str, indices: bool) -> None:
     made = side()
-    made.agent(ANNA, agent)
-    made.agent(b"nobody", agent)
+    made.set_agent(ANNA, agent)
+    made.set_agent(b"nobody", agent)
     assert made.writes_indices_to(ANNA) is indices
-    assert made.for_peer(ANNA, full_rpc()).publish[0].HasField("topicIndex") is indices
+    assert made.encode_for_peer(ANNA, full_rpc()).publish[0].HasField("topicIndex") is indices
 
 
 def test_off_reads_indices_and_writes_none() -> None:
     made = side("off")
-    made.agent(ANNA, "kiln/0.1.0")
+    made.set_agent(ANNA, "kiln/0.1.0")
     assert made.topic_of(ANNA, Message(topicIndex=3)) == MAIN
-    assert made.for_peer(ANNA, full_rpc()) == full_rpc()
+    assert made.encode_for_peer(ANNA, full_rpc()) == full_rpc()
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -353,7 +353,7 @@ def test_an_index_of_another_connection_never_goes_out(mode: SendMode, peer: byt
     rpc.control.graft.add(topicIndex=1)
     rpc.control.ihave.add(topicID=ELSEWHERE, topicIndex=1)
     before = rpc.SerializeToString(deterministic=True)
-    sent = made.for_peer(peer, rpc)
+    sent = made.encode_for_peer(peer, rpc)
     assert rpc.SerializeToString(deterministic=True) == before
     assert list(sent.publish) == [Message(data=b"a", topic=ELSEWHERE)]
     assert list(sent.subscriptions) == [RPC.SubOpts(subscribe=True, topicid=MAIN, topicIndex=1)]
@@ -386,7 +386,7 @@ def test_what_one_writes_the_other_reads(
         rpc.control.ihave.add(topicID=topic)
     shared = {topic for known in ours if known in theirs for topic in ours[known]}
     for writer, to, reader, source in ((here, BERT, there, ANNA), (there, ANNA, here, BERT)):
-        sent = RPC.FromString(writer.for_peer(to, rpc).SerializeToString())
+        sent = RPC.FromString(writer.encode_for_peer(to, rpc).SerializeToString())
         assert topics_in(reader, source, sent) == [*published, *control * 3]
         assert [message.HasField("topicIndex") for message in sent.publish] == [topic in shared for topic in published]
 
@@ -397,7 +397,7 @@ def test_what_one_writes_the_other_reads(
 def test_bytes_saved_are_those_missing_on_the_wire() -> None:
     made = side("eager")
     fields = Message(topic=CLAY).ByteSize() + ControlPrune(topicID=CLAY).ByteSize(), 2 + 2
-    made.for_peer(ANNA, full_rpc())
+    made.encode_for_peer(ANNA, full_rpc())
     saving = made.peer_savings(ANNA)["sent", CLAY]
     assert (saving.references, saving.as_names, saving.as_indices) == (2, *fields)
     assert {topic for _, topic in made.peer_savings(ANNA)} == {CLAY, SEP, MAIN}
@@ -437,6 +437,6 @@ def test_no_bytes_of_a_peer_do_harm(first: bytes, second: bytes, mode: SendMode)
         rpc = read_rpc(payload)
         if isinstance(rpc, Rejected):
             continue
-        made.received(BERT, rpc)
+        made.receive(BERT, rpc)
         topics_in(made, ANNA, rpc)
-        made.for_peer(ANNA, rpc)
+        made.encode_for_peer(ANNA, rpc)
