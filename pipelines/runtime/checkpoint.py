@@ -1,4 +1,4 @@
-"""What a query's checkpoint says of the query: Spark's files, read and never written. No Spark takes part."""
+"""Reader of a query's checkpoint: Spark's files, which are never written here. It needs no Spark."""
 
 from __future__ import annotations
 
@@ -31,55 +31,60 @@ class Checkpoint:
 
     @property
     def query_id(self) -> str:
-        """The id that the query has for life. OSError, ValueError: the file cannot be read."""
+        """The id of the query, which never changes."""
         return str(json.loads((self.path / "metadata").read())["id"])
 
     @property
     def planned(self) -> int:
-        """The newest micro-batch that was begun; -1: none."""
+        """The newest micro-batch that was begun; -1 if none was."""
         return self._newest("offsets")
 
     @property
     def committed(self) -> int:
-        """The newest micro-batch that was finished; -1: none."""
+        """The newest micro-batch that was finished; -1 if none was."""
         return self._newest("commits")
 
     @property
     def watermark(self) -> int:
-        """Rows before this time are late, µs; 0: none are."""
+        """Rows before this time are late, µs; 0 if none are."""
         return int(self._metadata(self.planned)["batchWatermarkMs"]) * 1000 if self.planned != _NONE else 0
 
-    def newest_time(self, remembered: int) -> int:
-        """The newest time that a query which remembers for so long has reckoned with (`batch_clock`); 0: none. µs."""
+    def newest_time(self, retention: int) -> int:
+        """Return the newest time that a query with this retention has used (`MicroBatchClock`), µs; 0 if none."""
         watermark = self.watermark
-        return max(watermark and watermark + remembered, read_dedup_state(self.path.folder).at)
+        return max(watermark and watermark + retention, read_dedup_state(self.path.folder).at)
 
     @property
     def conf(self) -> dict[str, str]:
-        """The settings of Spark that hold for the life of the checkpoint, in which a micro-batch was begun."""
-        found: dict[str, str] = json.loads(self._lines(self.planned)[1])["conf"]
-        return found
+        """The Spark settings that are fixed in the checkpoint, once a micro-batch was begun."""
+        values: dict[str, str] = json.loads(self._lines(self.planned)[1])["conf"]
+        return values
 
     @property
     def replaced_epoch(self) -> Epoch | None:
-        """The epoch for which the first micro-batch stands, which writes nothing: what it reads was written under an
-        older checkpoint, which `kiln recover` has replaced by this one (decision 19). None: there was none."""
+        """The epoch that the first micro-batch replaces, if `kiln recover` made this checkpoint (decision 19). That
+        micro-batch writes nothing: what it reads was written under the older checkpoint."""
         path = self.path / REPLACED_EPOCH_FILE
         return msgspec.json.decode(path.read(), type=Epoch) if path.exists() else None
 
-    def behind_since(self, kept: int) -> int | None:
-        """Of the newest micro-batches in a row that began before the time `kept` by the clock of the driver, when the
-        first one began; as far back as Spark keeps them. None: the newest one began later. µs."""
+    def behind_since(self, time: int) -> int | None:
+        """Find since when micro-batches have begun before `time` by the driver's clock.
+
+        Returns:
+            The begin of the first of the newest such micro-batches in a row, as far back as Spark keeps them, µs; None
+            if the newest one began later.
+        """
         since = None
         for batch in sorted(self._numbers("offsets"), reverse=True):
             began = int(self._metadata(batch)["batchTimestampMs"]) * 1000
-            if not is_trailing(began, kept):
+            if not is_trailing(began, time):
                 break
             since = began
         return since
 
     def ends(self, batch: int) -> log.Offsets:
-        """Where a micro-batch ends, by full topic name and partition; nothing for the one before the first."""
+        """Return the end offsets of a micro-batch, by full topic name and partition; none for the one before the
+        first."""
         if batch == _NONE:
             return {}
         sources = self._lines(batch)[2:]
@@ -90,14 +95,14 @@ class Checkpoint:
         }
 
     def count_records(self, batch: int) -> int | None:
-        """How many records a micro-batch reads; None: nothing says where it begins."""
+        """Count the records of a micro-batch; None if it is not known where it begins."""
         starts = {(topic, part): at for topic, parts in self.ends(batch - 1).items() for part, at in parts.items()}
         ends = {(topic, part): at for topic, parts in self.ends(batch).items() for part, at in parts.items()}
         return sum(ends.values()) - sum(starts.values()) if ends.keys() == starts.keys() else None
 
     def _metadata(self, batch: int) -> dict[str, int]:
-        found: dict[str, int] = json.loads(self._lines(batch)[1])
-        return found
+        values: dict[str, int] = json.loads(self._lines(batch)[1])
+        return values
 
     def _lines(self, batch: int) -> list[str]:
         return (self.path / "offsets" / str(batch)).read().decode().splitlines()
@@ -106,4 +111,4 @@ class Checkpoint:
         return max(self._numbers(folder), default=_NONE)
 
     def _numbers(self, folder: str) -> list[int]:
-        return [int(found.name) for found in (self.path / folder).files() if found.name.isdigit()]
+        return [int(file.name) for file in (self.path / folder).files() if file.name.isdigit()]

@@ -1,9 +1,8 @@
-"""What a query has let through, on the disk beside the query's checkpoint, so that the query lets it through once
-(decision 10).
+"""Deduplication store of a query, on the disk next to the query's checkpoint (decision 10).
 
-Each digest stands there with the one copy that passed, by its place in Kafka. Whoever reads that copy again lets it
-through again: a micro-batch that a crash repeats has the same rows, however it is cut into tasks then. So the file may
-be ahead of the checkpoint, and must never be behind it.
+Each digest is stored with the Kafka position of the one copy that passed. When that copy is read again, it passes
+again: a micro-batch that a crash repeats has the same rows, however it is cut into tasks then. So the file may be ahead
+of the checkpoint, and must never be behind it.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ _CHUNK_BYTES: Final = 16 << 20
 
 @dataclass(frozen=True)
 class DedupStoreConfig:
-    """Which file, as a task is told of it. `span`: for how long a digest is known, µs. `durable`: whether the file must
-    outlive a power cut."""
+    """The file, as a task opens it. `span`: for how long a digest is kept, µs. `durable`: the file must survive a power
+    cut."""
 
     path: str
     span: int
@@ -44,9 +43,20 @@ class DedupStoreConfig:
 
 
 def find_dedup_store(checkpoint: Location, master: str, span: int, *, durable: bool) -> DedupStoreConfig | None:
-    """The file of a query with this checkpoint. None: what the query has let through is in Spark's state, as its tasks
-    may run on machines that do not have the file. KilnError: there is a file, and now the tasks may run elsewhere.
-    `master`: Spark's; `span`: µs."""
+    """Return the file of a query with this checkpoint.
+
+    Args:
+        checkpoint: The query's checkpoint.
+        master: Spark's.
+        span: Retention, µs.
+        durable: The file must survive a power cut.
+
+    Returns:
+        None if the deduplication state is in Spark's state, because tasks may run on machines without the file.
+
+    Raises:
+        KilnError: There is a file, and now tasks may run elsewhere.
+    """
     if checkpoint.folder is None:
         return None
     path = checkpoint.folder / FILE_NAME
@@ -66,7 +76,7 @@ class DedupStoreError(KilnError):
 
 @contextmanager
 def _lock_folder(folder: Path) -> Iterator[None]:
-    """While this lasts, no other task of this machine makes the file."""
+    """Keep other tasks of this machine from making the file meanwhile."""
     lock = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -76,7 +86,7 @@ def _lock_folder(folder: Path) -> Iterator[None]:
 
 
 class DedupCopy(Protocol):
-    """What is to pass once. `identities`: its digests; `place`: of this copy, and of no other; `size`: bytes."""
+    """A copy, of which one is to pass. `identities`: its digests; `position`: unique to this copy; `size`: bytes."""
 
     @property
     def identities(self) -> tuple[bytes, ...]: ...
@@ -90,23 +100,21 @@ _Copy = TypeVar("_Copy", bound=DedupCopy)
 
 
 class DedupStore:
-    """Digests, and when which copy passed, in an SQLite file. Several tasks may have the file open.
+    """Digests, and the copies that passed, in an SQLite file. Several tasks may have the file open.
 
-    A digest takes some 40 bytes of disk. Memory does not go by how many there are, nor does the time of `filter_new`.
-    RememberedError, of each method.
+    A digest takes some 40 bytes of disk. Memory use and lookup time do not depend on the number of digests. Every
+    method raises `DedupStoreError` if the file cannot be read or written.
     """
 
-    def __init__(self, remembered: DedupStoreConfig) -> None:
-        """Makes the file where there is none."""
-        self._span = remembered.span
-        self._path = Path(remembered.path)
+    def __init__(self, config: DedupStoreConfig) -> None:
+        """Open the file, and make it if there is none."""
+        self._span = config.span
+        self._path = Path(config.path)
         with self._wrap_errors():
-            self._file = sqlite3.connect(remembered.path, timeout=_PATIENCE_S, isolation_level=None)
-            with _lock_folder(
-                self._path.parent
-            ):  # SQLite lets nobody else in while the file is made, and does not wait
+            self._file = sqlite3.connect(config.path, timeout=_PATIENCE_S, isolation_level=None)
+            with _lock_folder(self._path.parent):  # SQLite does not wait for another process that makes the file
                 self._file.execute("PRAGMA journal_mode = WAL")
-                self._file.execute(f"PRAGMA synchronous = {'NORMAL' if remembered.durable else 'OFF'}")
+                self._file.execute(f"PRAGMA synchronous = {'NORMAL' if config.durable else 'OFF'}")
                 self._file.execute(f"PRAGMA journal_size_limit = {64 << 20}")
                 self._file.executescript(_TABLES)
         self._inode = self._path.stat().st_ino
@@ -119,31 +127,30 @@ class DedupStore:
         self._file.close()
 
     def is_in_place(self) -> bool:
-        """Whether the file is still the one of that name, and nobody has put another there."""
+        """Report if the file is still the one of that name."""
         return self._path.exists() and self._path.stat().st_ino == self._inode
 
     def filter_new(self, copies: Iterable[_Copy], now: int) -> list[_Copy]:
-        """Of these copies those that pass: one of each digest, and of one that is forgotten, again. `now`: µs."""
+        """Return the copies that pass: one per digest, and again one per digest that has expired. `now`: µs."""
         with self._transaction():
             self._added = 0
-            found = [copy for copy in copies if self._passes(copy, now)]
+            passed = [copy for copy in copies if self._passes(copy, now)]
             self._forget(now)
-        return found
+        return passed
 
     def mark(self, epoch: Epoch, now: int) -> None:
-        """Notes that the file has all of a micro-batch, as far as one of its tasks goes. `now`: as in `filter_new`."""
+        """Note that the file has all copies of a micro-batch that one of its tasks read. `now`: as in `filter_new`."""
         with self._transaction():
             self._file.execute(_MARK, (epoch.query, epoch.batch, now))
 
     def add_known(self, digests: Iterable[tuple[bytes, int]], turn: int = 0) -> None:
-        """Takes digests that passed at some time (µs), by a copy that nobody knows any more. `turn`: which of a copy's
-        digests these are."""
+        """Add digests that passed at some time (µs), by an unknown copy. `turn`: index of the digest in a copy."""
         with self._transaction():
             added = self._file.executemany(_KNOW, ((_key(digest, turn), at) for digest, at in digests)).rowcount
             self._file.execute(_COUNT, (added,))
 
     def _passes(self, copy: DedupCopy, now: int) -> bool:
-        """Each digest in turn, as one operator after the other would: a copy that the second stops was new to the
+        """Check each digest in turn, as two operators in a row would: a copy that the second drops was new to the
         first."""
         for turn, digest in enumerate(copy.identities):
             key = _key(digest, turn)
@@ -156,7 +163,7 @@ class DedupStore:
         return True
 
     def _forget(self, now: int) -> None:
-        """Looks at some of the digests, in turn, and forgets those that are old."""
+        """Check some of the digests, in turn, and delete those that have expired."""
         (first,) = self._file.execute(_SWEPT_UP_TO).fetchone()
         last = self._file.execute(_LAST, (first, _SWEPT_PER_ROW * self._added + _MIN_SWEPT)).fetchone()
         if last is None:  # fewer are left, up to the last of all
@@ -206,16 +213,16 @@ _FORGET_REST = "DELETE FROM remembered WHERE digest > ? AND at <= ?"
 
 
 def _key(digest: bytes, turn: int) -> bytes:
-    """The digests of one turn are not those of another, though they may be the same bytes."""
+    """Build the key of a digest: those of different turns differ, though their bytes may be the same."""
     return digest + bytes([turn]) if turn else digest
 
 
-def filter_new_copies(copies: Iterable[_Copy], remembered: DedupStoreConfig, now: int, epoch: Epoch) -> Iterator[_Copy]:
-    """Of the copies of a task those that pass, in their order. `now`: the time of the micro-batch, µs."""
-    store = _open_store(remembered)
-    if not store.is_in_place():  # another state folder stands there now
+def filter_new_copies(copies: Iterable[_Copy], config: DedupStoreConfig, now: int, epoch: Epoch) -> Iterator[_Copy]:
+    """Yield the copies of a task that pass, in their order. `now`: the time of the micro-batch, µs."""
+    store = _open_store(config)
+    if not store.is_in_place():  # the state folder was replaced
         _open_store.cache_clear()
-        store = _open_store(remembered)
+        store = _open_store(config)
     chunk: list[_Copy] = []
     size = 0
     for copy in copies:
@@ -229,14 +236,13 @@ def filter_new_copies(copies: Iterable[_Copy], remembered: DedupStoreConfig, now
 
 
 @lru_cache(maxsize=4)
-def _open_store(remembered: DedupStoreConfig) -> DedupStore:
-    """The one of this process: a worker serves many tasks."""
-    return DedupStore(remembered)
+def _open_store(config: DedupStoreConfig) -> DedupStore:
+    """Open the store once per process: a worker serves many tasks."""
+    return DedupStore(config)
 
 
 class DedupStoreState(NamedTuple):
-    """What a file says of itself: how many digests it has, its bytes, and the newest time that the query has reckoned
-    with, µs."""
+    """Number of digests, size in bytes, and the newest time that the query has used, µs."""
 
     rows: int = 0
     size: int = 0
@@ -244,7 +250,8 @@ class DedupStoreState(NamedTuple):
 
 
 def read_dedup_state(checkpoint: Path | None) -> DedupStoreState:
-    """Of the file beside a checkpoint; all 0 where there is none, or where it cannot be read: the query says so."""
+    """Read the state of the file next to a checkpoint; all 0 if there is none, or if it cannot be read, which the query
+    reports."""
     if checkpoint is None or not (checkpoint / FILE_NAME).exists():
         return DedupStoreState()
     path = checkpoint / FILE_NAME
@@ -256,12 +263,12 @@ def read_dedup_state(checkpoint: Path | None) -> DedupStoreState:
 
 
 def has_dedup_state(checkpoint: Path) -> bool:
-    """Whether a query with this checkpoint remembers what it let through, in such a file or in Spark's state."""
+    """Report if a query with this checkpoint has deduplication state, in such a file or in Spark's state."""
     return (checkpoint / FILE_NAME).exists() or (checkpoint / "state").exists()
 
 
 def read_marked_epoch(checkpoint: Path) -> Epoch:
-    """The newest micro-batch of which the file beside a checkpoint has all. RememberedError."""
+    """Read the newest micro-batch that is wholly in the file next to a checkpoint."""
     path = checkpoint / FILE_NAME
     try:
         with closing(sqlite3.connect(path)) as file:
@@ -274,7 +281,7 @@ def read_marked_epoch(checkpoint: Path) -> Epoch:
 def release_positions(checkpoint: Path, is_of_topic: Callable[[str], bool], is_lost: Callable[[str], bool]) -> None:
     """Forget where copies passed: their topic is gone, and another record is at the same offset of the new one.
 
-    A digest stays known, so a copy that comes again does not pass. RememberedError.
+    A digest stays known, so a copy that comes again does not pass. DedupStoreError.
 
     Args:
         checkpoint: The folder with the file; nothing happens if there is none.

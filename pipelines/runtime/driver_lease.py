@@ -56,7 +56,7 @@ class DriverLease:
         while (holder := self._find_holder(until)) is not None and not _has_ended(holder):
             if self._now() >= until:
                 raise SecondDriverError(
-                    f"{self._query} is run by another driver, {_describe_process(holder)}, and two of them would write the same "
+                    f"{self._query} is run by another driver, {_describe(holder)}, and two of them would write the same "
                     "things twice. Stop that one first. After its end this one may start at once on the same machine, "
                     f"and {SESSION:.0f} s later on another"
                 )
@@ -124,7 +124,7 @@ class DriverLease:
     def _build_takeover_error(self) -> SecondDriverError:
         holder = self._find_holder(self._now())
         return SecondDriverError(
-            f"{self._query} has been taken over by another driver{', ' + _describe_process(holder) if holder else ''}: Kafka had "
+            f"{self._query} has been taken over by another driver{', ' + _describe(holder) if holder else ''}: Kafka had "
             f"heard nothing of this one for {SESSION:.0f} s, or both started at once. This one has stopped"
         )
 
@@ -182,6 +182,6 @@ def _has_ended(process: str) -> bool:
     return False
 
 
-def _describe_process(process: str) -> str:
+def _describe(process: str) -> str:
     pid, _, host = process.split("_", 2)
     return f"process {pid} on {host}"

@@ -1,7 +1,7 @@
-"""The time by which a query forgets what it has let through: the driver gives it to the tasks of a micro-batch, and it
-never goes back (decision 10). With a clock that was ahead and is put right, Spark's own `current_timestamp` would let
-the deduplicating operators drop every row as late, in silence. Nor does it go on by more than what has passed: a clock
-that somebody sets ahead by days would make a query forget what came a second ago."""
+"""Clock by which a query expires its deduplication state: the driver passes its time to the tasks of a micro-batch, and
+it never goes back (decision 10). After a wrong clock is set back, Spark's own `current_timestamp` would let the
+deduplicating operators silently drop every row as late. Nor does the clock advance by more than the time that has
+passed: a clock that is set ahead by days would make a query forget what came a second ago."""
 
 from __future__ import annotations
 
@@ -14,33 +14,42 @@ _PROPERTY = "kiln.seenAt"
 
 
 class MicroBatchClock:
-    """Tells the tasks of each micro-batch the time. For the thread that runs the query's micro-batches."""
+    """Passes the time to the tasks of each micro-batch. Not thread-safe: for the thread that runs the micro-batches."""
 
     def __init__(self, now: Callable[[], int], uptime: Callable[[], int], least: int) -> None:
-        """`now`: µs. `uptime`: a clock that nobody sets, µs. `least`: the time that the query has reckoned with before,
-        µs."""
+        """Start the clock.
+
+        Args:
+            now: The time, µs.
+            uptime: A clock that is never set, µs.
+            least: The newest time that the query has used before, µs.
+        """
         self._now, self._uptime = now, uptime
         self._at = least
-        self._told: int | None = None  # by `uptime`
+        self._set_at_uptime: int | None = None  # by `uptime`
 
     def set_time(self, context: SparkContext) -> None:
-        """To be called in a micro-batch before its first job. The first one takes the time as the clock has it."""
+        """Set the time of a micro-batch, before its first job. The first one takes the time as the machine has it."""
         now, uptime = self._now(), self._uptime()
-        if self._told is not None:
-            now = min(now, self._at + uptime - self._told)
-        self._at, self._told = max(self._at, now), uptime
+        if self._set_at_uptime is not None:
+            now = min(now, self._at + uptime - self._set_at_uptime)
+        self._at, self._set_at_uptime = max(self._at, now), uptime
         context.setLocalProperty(_PROPERTY, str(self._at))
 
 
 def get_batch_time() -> int:
-    """The time of this task's micro-batch, µs. RuntimeError: the driver has told none."""
+    """Return the time of this task's micro-batch, µs.
+
+    Raises:
+        RuntimeError: The driver has set none.
+    """
     context = TaskContext.get()
-    told = context.getLocalProperty(_PROPERTY) if context is not None else None
-    if told is None:
+    text = context.getLocalProperty(_PROPERTY) if context is not None else None
+    if text is None:
         raise RuntimeError("the driver has not told this task the time of its micro-batch")
-    return int(told)
+    return int(text)
 
 
-def with_dedup_watermark(rows: DataFrame, remembered: int) -> DataFrame:
-    """The rows, with `get_batch_time` as event time: operators after this forget what they saw `remembered` µs before."""
-    return rows.withWatermark("seen_at", f"{remembered // 1000} milliseconds")
+def with_dedup_watermark(rows: DataFrame, retention: int) -> DataFrame:
+    """Set the watermark on `seen_at`: operators after this forget rows `retention` µs later."""
+    return rows.withWatermark("seen_at", f"{retention // 1000} milliseconds")

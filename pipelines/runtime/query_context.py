@@ -1,4 +1,4 @@
-"""What a query is started with, and how it is started."""
+"""Context that a query is started with, and functions that start it."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from kiln.pipelines.runtime.kafka import Broker
 from kiln.pipelines.runtime.micro_batch_clock import MicroBatchClock
 
 Report = Callable[[str, Mapping[str, int]], None]
-"""Takes (query, counts by name) after each micro-batch of a query that counts what the query sees."""
+"""Takes (query, counts by name) after each micro-batch of a query that counts its rows."""
 
 
 def ignore_report(query: str, counts: Mapping[str, int]) -> None:
-    """The `Report` where nobody asks for counts."""
+    """Ignore the counts: a `Report` for callers that need none."""
 
 
 @dataclass(frozen=True)
 class QueryContext:
-    """What every query is started with, as plain values. What one query alone needs is a parameter of its `start`."""
+    """All that every query needs, as plain values. What one query alone needs is a parameter of its `start`."""
 
     spark: SparkSession
     broker: Broker
@@ -43,69 +43,70 @@ class QueryContext:
     trigger: str
     """the pause between the starts of two micro-batches, as a Spark interval"""
     max_records: int
-    """records of one micro-batch; 0: no bound"""
+    """limit of records per micro-batch; 0 for none"""
     state_partitions: int
     dedup_retention: int
-    """for how long a query remembers the digests by which it knows copies, µs (decision 10)"""
+    """for how long a query keeps the digests that identify copies, µs (decision 10)"""
     now: Callable[[], int]
     """the time, µs"""
     uptime: Callable[[], int]
-    """since the machine's start, µs: nobody sets this clock"""
+    """time since the machine's start, µs: this clock is never set"""
     durable: bool = False
-    """whether what a micro-batch has done is on the disk before Spark notes the micro-batch as done"""
+    """sync all effects of a micro-batch to disk before Spark notes it as done"""
     report: Report = field(default=ignore_report)
     listener: StreamingQueryListener | None = None
 
     def create_clock(self, query: str) -> MicroBatchClock:
-        """The clock of a query that is about to start."""
+        """Create the clock of a query that is about to start."""
         checkpoint = Checkpoint(self.checkpoints / query)
         return MicroBatchClock(self.now, self.uptime, checkpoint.newest_time(self.dedup_retention))
 
     def find_dedup_store(self, query: str) -> DedupStoreConfig | None:
-        """The file of what the query has let through; None, KilnError: as `find_dedup_store`.
+        """Return the deduplication file of a query, as `find_dedup_store` of `dedup_store` does.
 
-        For twice the time, as Spark's operators remember: what was heard in that time may be read as much later, where
-        Kiln stood still.
+        Its retention is twice `dedup_retention`, as with Spark's operators: after Kiln stood still, records of that
+        time may be read as much later.
         """
         checkpoint, master = self.checkpoints / query, self.spark.sparkContext.master or ""
         return find_dedup_store(checkpoint, master, 2 * self.dedup_retention, durable=self.durable)
 
     def find_durable_checkpoint(self, query: str) -> DurableCheckpoint | None:
-        """The query's checkpoint, where it is to be synced: not in a store."""
+        """Return the query's checkpoint if it must be synced, which does not hold for an object store."""
         folder = (self.checkpoints / query).folder
         return DurableCheckpoint(folder) if self.durable and folder is not None else None
 
     def new_session(self) -> SparkSession:
-        """A session for one query: the number of state partitions is a session's, and for life in a checkpoint."""
+        """Create a session for one query: the number of state partitions is set per session, and fixed in a
+        checkpoint."""
         session = self.spark.newSession()
         session.conf.set("spark.sql.shuffle.partitions", str(self.state_partitions))
-        told = self.spark.sparkContext.getConf()
+        conf = self.spark.sparkContext.getConf()
         for key, value in _INTERPRETED.items():
-            if not told.contains(key):  # else somebody has said otherwise in `spark.conf`
+            if not conf.contains(key):  # else `spark.conf` in the settings has another value
                 session.conf.set(key, value)
-        if self.listener is not None:  # Spark tells a listener only of the queries of its session
+        if self.listener is not None:  # Spark calls a listener only for the queries of its session
             session.streams.addListener(self.listener)
         return session
 
 
 _INTERPRETED: Final = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
-"""Else Spark makes and compiles classes for the expressions of each context. A query has few rows in a micro-batch, and
-does little with them in the JVM."""
+"""Otherwise Spark makes and compiles classes for the expressions of each context. A query has few rows in a
+micro-batch, and does little with them in the JVM."""
 
 
 def coalesce_small(rows: DataFrame, records: int | None) -> DataFrame:
-    """The rows of a micro-batch in as many partitions as there are to be tasks: one where the micro-batch is small, as
-    each task costs its start and makes a file. `records`: that the micro-batch reads; None: it is not known."""
+    """Coalesce the rows of a small micro-batch into one partition, as each task costs its start and makes a file.
+    `records`: number that the micro-batch reads, if known."""
     return rows.coalesce(1) if is_small(records, 20_000) else rows
 
 
 def is_small(records: int | None, small: int) -> bool:
-    """Whether a micro-batch is known to read fewer than `small` records."""
+    """Report if a micro-batch is known to read fewer than `small` records."""
     return records is not None and records < small
 
 
 def start_query(name: str, context: QueryContext, writer: DataStreamWriter) -> StreamingQuery:
-    """Starts a query under its name, with its checkpoint.
+    """Start a query under its name, with its checkpoint.
 
     Each query has a FAIR pool of its own, so that no query waits for another.
     """
@@ -121,9 +122,9 @@ def start_query(name: str, context: QueryContext, writer: DataStreamWriter) -> S
 def write_micro_batches(
     frame: DataFrame, write: Callable[[DataFrame, int, str], None], checkpoint: DurableCheckpoint | None = None
 ) -> DataStreamWriter:
-    """Calls `write(rows, batch_id, query_id)` for each micro-batch. By the two ids a repeated write is known.
+    """Call `write(rows, batch_id, query_id)` for each micro-batch. The two ids identify a repeated write.
 
-    `checkpoint`: is synced before, so that what the micro-batch is to read is on the disk when its effects are, and
+    `checkpoint` is synced before, so that what the micro-batch is to read is on the disk when its effects are, and
     after, so that its state is on the disk when Spark notes the micro-batch as done (decision 19).
     """
 

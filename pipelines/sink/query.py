@@ -1,4 +1,4 @@
-"""Query `sink`: the topics that the other queries and the bridge write to, to their Delta tables."""
+"""Query `sink`: the topics that the other queries and the bridge write, to their Delta tables."""
 
 from __future__ import annotations
 
@@ -32,55 +32,55 @@ from kiln.pipelines.sink.transform import (
     write_tables,
 )
 
-_HELD_AGAINST = ("publications", "streams")
+_REFERENCE_TABLES = ("publications", "streams")
 
 
 def start(context: QueryContext) -> StreamingQuery:
-    """Starts the query."""
+    """Start the query."""
     session = context.new_session()
     context.lake.create(OUTPUT_TABLES)
     records = stream_topics(session, context.broker, TOPICS, context.max_records)
-    remembered = context.find_dedup_store("sink")
-    rows = deduplicate_rows(decode_table_rows(records), context.dedup_retention) if remembered is None else records
-    log_clock = LogTimeFile(context.checkpoints / "sink" / "clock.json")
-    batch_clock, checkpoint = context.create_clock("sink"), Checkpoint(context.checkpoints / "sink")
+    dedup = context.find_dedup_store("sink")
+    rows = deduplicate_rows(decode_table_rows(records), context.dedup_retention) if dedup is None else records
+    log_time_file = LogTimeFile(context.checkpoints / "sink" / "clock.json")
+    clock, checkpoint = context.create_clock("sink"), Checkpoint(context.checkpoints / "sink")
 
     def write(rows: DataFrame, batch_id: int, query_id: str) -> None:
-        batch_clock.set_time(rows.sparkSession.sparkContext)
-        rows, stood = coalesce_small(rows, checkpoint.count_records(batch_id)), log_clock.read_start(batch_id)
-        if remembered is None:
-            out = write_tables(rows, context.lake, stood)
+        clock.set_time(rows.sparkSession.sparkContext)
+        rows, log_times = coalesce_small(rows, checkpoint.count_records(batch_id)), log_time_file.read_start(batch_id)
+        if dedup is None:
+            out = write_tables(rows, context.lake, log_times)
         else:
-            out = sink_records(rows, context.lake, stood, remembered)
-        out.persist(StorageLevel.DISK_ONLY)  # what was received is read once more, and a stage writes its files once
+            out = sink_records(rows, context.lake, log_times, dedup)
+        out.persist(StorageLevel.DISK_ONLY)  # received tips are read again, and a stage must write its files only once
         try:
-            told = out.where(F.col("kind") != RECEIVED_ROWS).collect()
-            clocks: dict[int, int] = {}
+            summaries = out.where(F.col("kind") != RECEIVED_ROWS).collect()
+            stamps: dict[int, int] = {}
             files: dict[str, list[DataFile]] = {}
-            for row in told:
+            for row in summaries:
                 if row.kind == LOG_TIME:
                     partition, at = msgspec.msgpack.decode(bytes(row.data), type=tuple[int, int])
-                    clocks[partition] = max(at, clocks.get(partition, 0))
+                    stamps[partition] = max(at, stamps.get(partition, 0))
                 else:
                     for file in msgspec.msgpack.decode(bytes(row.data), type=SinkOutput).files:
                         files.setdefault(file.table, []).append(file)
-            seen = {table: sum(file.rows for file in files[table]) for table in OUTPUT_TABLES if table in files}
-            for table in seen:
+            counts = {table: sum(file.rows for file in files[table]) for table in OUTPUT_TABLES if table in files}
+            for table in counts:
                 commit(table, files[table], WriteId(query_id, batch_id))
-            of_others = out.where(F.col("kind") == RECEIVED_ROWS)
-            if not of_others.isEmpty():  # after the table `streams` has what this micro-batch says of them
-                ours, streams = (read_rows(session, context.lake, name) for name in _HELD_AGAINST)
-                tips = join_verified_separators(exclude_own_batches(read_received_tips(of_others), ours), streams)
+            foreign_rows = out.where(F.col("kind") == RECEIVED_ROWS)
+            if not foreign_rows.isEmpty():  # after the table `streams` has the rows of this micro-batch
+                ours, streams = (read_rows(session, context.lake, name) for name in _REFERENCE_TABLES)
+                tips = join_verified_separators(exclude_own_batches(read_received_tips(foreign_rows), ours), streams)
                 write = WriteId(query_id, batch_id, "received")
-                for table, found in (
+                for table, selected in (
                     ("tips", select_received_tips(tips)),
                     ("quarantine", quarantine_contradicted_tips(tips)),
                 ):
-                    commit(table, write_files(found.coalesce(1), context.lake, table), write)
-            log_clock.advance(batch_id, clocks)
+                    commit(table, write_files(selected.coalesce(1), context.lake, table), write)
+            log_time_file.advance(batch_id, stamps)
         finally:
             out.unpersist()
-        context.report("sink", seen)
+        context.report("sink", counts)
 
     def commit(table: str, files: list[DataFile], write: WriteId) -> None:
         if files and not context.commits.commit(table, files, write):

@@ -1,5 +1,4 @@
-"""`kiln.updates`, `.batches`, `.publications`, `.streams`, `.blocks` and `.quarantine` to rows of the tables that they
-fill."""
+"""From `kiln.updates`, `.batches`, `.publications`, `.streams`, `.blocks` and `.quarantine` to rows of their tables."""
 
 from __future__ import annotations
 
@@ -63,49 +62,57 @@ RECEIVED_COLUMNS = (
     Column("separator_key", "string", "of the separator that the batch was announced under"),
     Column("separator_value", "string", "its value"),
 )
-"""Tips out of blocks of others' batches: no table's rows yet, as what the batch claims is to be held against what is
-known."""
+"""Tips out of blocks of others' batches. They are not yet rows of a table, because their separator is to be compared
+with the verified one."""
 
 IDENTITY = ("identity",)
-"""The digest of what makes a row one row."""
+"""Column of the digest of a row's identity."""
 
 OUTPUT_DDL = "kind string, data binary"
 RECEIVED_ROWS = "received"
 LOG_TIME = "clock"
 SINK_OUTPUT = "sink_output"
-"""Kinds of rows beside those of tables: RECEIVED; a partition of `kiln.updates` and where its clock stands;
+"""Kinds of rows in addition to those of tables: received tips; a partition of `kiln.updates` and its log time;
 `SinkOutput`."""
 
 _TASKS = 2
-_ROW_OVERHEAD = 500  # bytes of a row, about, beside its record's value
+_ROW_OVERHEAD = 500  # bytes, about, of a row in addition to its record's value
 
 _UPDATED_AT, _LOG_PARTITION = (
-    next(place for place, column in enumerate(TABLES["updates"].columns) if column.name == name)
+    next(index for index, column in enumerate(TABLES["updates"].columns) if column.name == name)
     for name in ("updated_at", "log_partition")
 )
 
 
 class SinkOutput(msgspec.Struct, frozen=True, array_like=True):
-    """What a task made of its rows: files of several tables."""
+    """Result of one task: files of several tables."""
 
     files: list[DataFile]
 
 
-def sink_records(records: DataFrame, lake: Lake, stood: LogTimes, remembered: DedupStoreConfig) -> DataFrame:
-    """Columns topic, partition, offset, stamp, key, value in; WRITTEN out: what is of no table, as it came, and one
-    `SinkOutput` a task, which names the files of the tables' rows. Each row passes once: a topic holds a record twice
-    when its writer was killed and began again. `stood`: the log's clock when the micro-batch began."""
+def sink_records(records: DataFrame, lake: Lake, log_times: LogTimes, dedup: DedupStoreConfig) -> DataFrame:
+    """Write the rows of the tables once each. Columns topic, partition, offset, stamp, key, value in; OUTPUT_DDL out:
+    rows of no table, unchanged, and one `SinkOutput` per task, which names the files of the tables' rows.
+
+    A topic holds a record twice if its writer was killed and restarted.
+
+    Args:
+        records: Records of TOPICS.
+        lake: The lake of the files.
+        log_times: Log time at the start of the micro-batch.
+        dedup: The deduplication file.
+    """
 
     def rows(batches: _Batches) -> _Batches:
-        new = filter_new_copies(decode_records(batches), remembered, get_batch_time(), get_task_epoch())
-        return write_rows(unwrap_rows(new), lake, stood)
+        new = filter_new_copies(decode_records(batches), dedup, get_batch_time(), get_task_epoch())
+        return write_rows(unwrap_rows(new), lake, log_times)
 
     return _select_columns(records).mapInArrow(rows, OUTPUT_DDL)
 
 
 def decode_table_rows(records: DataFrame) -> DataFrame:
-    """The first stage of `sink_records`. Columns topic, partition, offset, stamp, key, value in; packed rows out: for
-    each row its table (or another kind), and a digest of what makes it one row."""
+    """Run the first stage of `sink_records`. Columns topic, partition, offset, stamp, key, value in; packed rows out:
+    for each row its table (or another kind), and a digest of its identity."""
 
     def rows(batches: _Batches) -> _Batches:
         return pack_rows(decode_records(batches), IDENTITY, get_batch_time())
@@ -113,36 +120,36 @@ def decode_table_rows(records: DataFrame) -> DataFrame:
     return _select_columns(records).mapInArrow(rows, build_packed_ddl(IDENTITY))
 
 
-def deduplicate_rows(rows: DataFrame, remembered: int) -> DataFrame:
-    """Packed rows in; kind, data out, each row once.
+def deduplicate_rows(rows: DataFrame, retention: int) -> DataFrame:
+    """Keep each row once. Packed rows in; kind, data out. `retention`: µs.
 
-    As in `archive`, event time is the micro-batch's, so that no row is ever late. `remembered`: µs.
+    As in `archive`, the watermark follows the time of the micro-batch, so that no row is ever late.
     """
-    return with_dedup_watermark(rows, remembered).dropDuplicatesWithinWatermark(["identity"]).select("kind", "data")
+    return with_dedup_watermark(rows, retention).dropDuplicatesWithinWatermark(["identity"]).select("kind", "data")
 
 
-def write_tables(rows: DataFrame, lake: Lake, stood: LogTimes) -> DataFrame:
-    """The second stage of `sink_records`: kind, data in; WRITTEN out."""
+def write_tables(rows: DataFrame, lake: Lake, log_times: LogTimes) -> DataFrame:
+    """Run the second stage of `sink_records`. Columns kind, data in; WRITTEN out."""
 
-    def made(batches: _Batches) -> _Batches:
-        return write_rows(unpack_rows(batches), lake, stood)
+    def write(batches: _Batches) -> _Batches:
+        return write_rows(unpack_rows(batches), lake, log_times)
 
-    return rows.select("kind", "data").mapInArrow(made, OUTPUT_DDL)
+    return rows.select("kind", "data").mapInArrow(write, OUTPUT_DDL)
 
 
 def _select_columns(records: DataFrame) -> DataFrame:
-    # A task for each partition of six topics would cost more than what there is to do.
+    # A task for each partition of six topics would cost more than the work itself.
     return records.select("topic", "partition", "offset", "stamp", "key", "value").coalesce(_TASKS)
 
 
-def apply_log_time(row: Sequence[object], stood: LogTimes) -> Sequence[object]:
-    """A row of the table `updates` in and out: `updated_at` is the log's clock, which stood at `stood` when the
-    micro-batch began. A task knows only the stamps of its own records."""
+def apply_log_time(row: Sequence[object], log_times: LogTimes) -> Sequence[object]:
+    """Set `updated_at` of a row of the table `updates` to log time. A task knows only the stamps of its own records, so
+    `log_times` is log time at the start of the micro-batch."""
     partition, at = row[_LOG_PARTITION], row[_UPDATED_AT]
     assert isinstance(partition, int)
     assert isinstance(at, int)
-    stands = stood.get(partition, 0)
-    return row if at >= stands else (*row[:_UPDATED_AT], stands, *row[_UPDATED_AT + 1 :])
+    log_time = log_times.get(partition, 0)
+    return row if at >= log_time else (*row[:_UPDATED_AT], log_time, *row[_UPDATED_AT + 1 :])
 
 
 def read_received_tips(rows: DataFrame) -> DataFrame:
@@ -168,8 +175,10 @@ def exclude_own_batches(rows: DataFrame, publications: DataFrame) -> DataFrame:
 
 
 def join_verified_separators(rows: DataFrame, streams: DataFrame) -> DataFrame:
-    """RECEIVED in and out, with `known`, "key/value" of the verified separator where it is another than the batch was
-    announced under, else null. A genesis that names none contradicts nothing (decision 4)."""
+    """Add `known`: "key/value" of the verified separator if the batch was announced under another one, else null.
+
+    A genesis that names no separator contradicts nothing (decision 4).
+    """
     known = streams.where(F.col("separator_key").isNotNull()).select(
         "network",
         "stream",
@@ -184,14 +193,15 @@ def join_verified_separators(rows: DataFrame, streams: DataFrame) -> DataFrame:
 
 
 def select_received_tips(rows: DataFrame) -> DataFrame:
-    """What `join_verified_separators` gave in; rows of the table `tips` out."""
+    """Select rows of the table `tips` from what `join_verified_separators` returned."""
     return rows.where(F.col("known").isNull()).select(
         "network", "stream", "tip", F.lit("batch").alias("source"), "cid", "observed_at"
     )
 
 
 def quarantine_contradicted_tips(rows: DataFrame) -> DataFrame:
-    """What `join_verified_separators` gave in; rows of the table `quarantine` out: tips of streams that belong to another separator."""
+    """Build rows of the table `quarantine` for tips of streams that belong to another separator, from what
+    `join_verified_separators` returned."""
     none = F.lit(None)
     return rows.where(F.col("known").isNotNull()).select(
         none.cast("int").alias("kafka_partition"),
@@ -213,51 +223,51 @@ def quarantine_contradicted_tips(rows: DataFrame) -> DataFrame:
 
 
 def decode_records(batches: _Batches) -> Iterator[PackedRow]:
-    """Records of a task in; all that they say out, and where the clock of each partition of `kiln.updates` stands."""
+    """Decode the records of a task into rows, and log time of each partition of `kiln.updates`."""
     clock: dict[tuple[str, int], int] = {}
     newest: dict[int, int] = {}
     for batch in batches:
         for topic, partition, offset, stamp, key, value in zip(
             *(column.to_pylist() for column in batch.columns), strict=True
         ):
-            # The log's clock is the greatest stamp so far (decision 1).
+            # Log time is the greatest stamp so far (decision 1).
             at = clock[topic, partition] = max(stamp, clock.get((topic, partition), 0))
             if topic == "updates":
                 newest[partition] = offset
                 if not key and not value:
                     continue  # a tick
-            place = f"{topic}/{partition}/{offset}"
-            held = len(value or b"")  # by the rows of a record, all together
+            position = f"{topic}/{partition}/{offset}"
+            size = len(value or b"")  # by the rows of a record, all together
             for number, (kind, identity, row) in enumerate(
                 _read_record(topic, partition, offset, at, key or b"", value or b"")
             ):
-                yield PackedRow(kind, (_digest(kind, *identity),), f"{place}/{number}", row, held + _ROW_OVERHEAD)
-                held = 0
+                yield PackedRow(kind, (_digest(kind, *identity),), f"{position}/{number}", row, size + _ROW_OVERHEAD)
+                size = 0
     for partition, offset in newest.items():
-        place = f"{LOG_TIME}/{partition}/{offset}"
+        position = f"{LOG_TIME}/{partition}/{offset}"
         yield PackedRow(
-            LOG_TIME, (_digest(LOG_TIME, partition, offset),), place, (partition, clock["updates", partition]), 0
+            LOG_TIME, (_digest(LOG_TIME, partition, offset),), position, (partition, clock["updates", partition]), 0
         )
 
 
-def write_rows(rows: Iterable[UniqueRow], lake: Lake, stood: LogTimes) -> _Batches:
-    """What has passed in; WRITTEN out. Rows of tables go into files."""
-    refused: list[tuple[str, Sequence[object], Exception]] = []
+def write_rows(rows: Iterable[UniqueRow], lake: Lake, log_times: LogTimes) -> _Batches:
+    """Write rows of tables into files. Deduplicated rows in; OUTPUT_DDL out."""
+    rejected: list[tuple[str, Sequence[object], Exception]] = []
 
-    def files_of(table: str) -> TableFiles:
-        return TableFiles(lake, table, refuse=lambda row, error: refused.append((table, row, error)))
+    def open_files(table: str) -> TableFiles:
+        return TableFiles(lake, table, refuse=lambda row, error: rejected.append((table, row, error)))
 
-    files = {table: files_of(table) for table in OUTPUT_TABLES}
+    files = {table: open_files(table) for table in OUTPUT_TABLES}
     out = RowBuffer(pa.schema([("kind", pa.string()), ("data", pa.binary())]))
     for kind, row, size in rows:
         if kind in files:
-            files[kind].add(apply_log_time(row, stood) if kind == "updates" else row, size)
+            files[kind].add(apply_log_time(row, log_times) if kind == "updates" else row, size)
         elif out.add((kind, pack(row)), size):
             yield from out.drain()
     closed = [file for each in files.values() for file in each.close()]
-    if refused:
+    if rejected:
         last = TableFiles(lake, "quarantine")
-        for table, row, error in refused:
+        for table, row, error in rejected:
             last.add(_reject_row(table, row, error))
         closed += last.close()
     out.add((SINK_OUTPUT, pack(SinkOutput(closed))))
@@ -265,7 +275,8 @@ def write_rows(rows: Iterable[UniqueRow], lake: Lake, stood: LogTimes) -> _Batch
 
 
 def _reject_row(table: str, row: Sequence[object], error: Exception) -> _Row:
-    """The row of `quarantine` of a row that its table cannot hold. Not the values themselves: one of them is why."""
+    """Build the row of `quarantine` for a row that its table cannot hold. It has no values but texts: one of them is at
+    fault."""
     columns = TABLES[table].columns
     named = {column.name: value for column, value in zip(columns, row, strict=True)}
     texts = ", ".join(f"{name} {value[:80]!r}" for name, value in named.items() if isinstance(value, str))
@@ -284,7 +295,8 @@ def _digest(*parts: object) -> bytes:
 def _read_record(
     topic: str, partition: int, offset: int, now: int, key: bytes, value: bytes
 ) -> list[tuple[str, _Row, _Row]]:
-    """(table, what makes the row one, row) for all that a record says; what cannot be read is quarantined itself."""
+    """Read a record into (table, identity of the row, row). A record that cannot be read becomes a row of
+    `quarantine`."""
     try:
         return list(_READERS[topic](partition, offset, now, key, value))
     except (*UNREADABLE, BlockError) as error:
@@ -325,7 +337,11 @@ def _read_batch(partition: int, offset: int, now: int, key: bytes, value: bytes)
 
 
 def build_batch_rows(batch: BatchRecord, emitted_at: int) -> Iterator[tuple[str, _Row, _Row]]:
-    """A batch and its tips: (table, what makes the row one, row). BlockError: its block is none. µs."""
+    """Build the rows of a batch and its tips: (table, identity of the row, row). `emitted_at`: µs.
+
+    Raises:
+        BlockError: Its block is none.
+    """
     tips = read_block(batch.block)
     owner = (batch.network, batch.origin, batch.separator.key, batch.separator.value)
     yield (
@@ -373,7 +389,7 @@ def _read_quarantined(
 ) -> Iterator[tuple[str, _Row, _Row]]:
     fault = decode_quarantine(value)
     row = (*parse_quarantine_key(key), fault.stage, fault.reason, fault.detail, fault.data, fault.observed_at)
-    # with the bytes: another record may be at the same offset of a topic that was created again
+    # with the bytes, because another record may be at the same offset of a topic that was created again
     yield "quarantine", (key, fault.stage, fault.reason, fault.detail, _digest(fault.data)), row
 
 

@@ -1,4 +1,4 @@
-"""Query `updates`: each new update, with its separator, to `kiln.updates`; what must be fetched to `kiln.wanted`."""
+"""Query `updates`: each new update, with its separator, to `kiln.updates`; what must be fetched, to `kiln.wanted`."""
 
 from __future__ import annotations
 
@@ -24,20 +24,23 @@ _SMALL = 2_000  # records that one task decodes no later than several would
 
 
 def start(context: QueryContext, decoding: DecodeConfig, separating: SeparatorConfig) -> StreamingQuery:
-    """Starts the query. DecodingBrokenError: messages that are known to be good do not decode.
+    """Start the query.
 
     After a crash, Kafka may hold a micro-batch twice, under the same epoch (decision 7). After `kiln recover`, the
-    first micro-batch only remembers (decision 19).
+    first micro-batch only fills the deduplication state (decision 19).
+
+    Raises:
+        DecodingBrokenError: Messages that are known to be valid do not decode.
     """
     check_samples()
     session = context.new_session()
     records = stream_topics(session, context.broker, QUERIES["updates"].reads, context.max_records)
     checkpoint = Checkpoint(context.checkpoints / "updates")
     replaced_epoch = checkpoint.replaced_epoch
-    remembered = context.find_dedup_store("updates")
-    begun = records
-    if remembered is None:
-        begun = deduplicate_updates(
+    dedup = context.find_dedup_store("updates")
+    stream = records
+    if dedup is None:
+        stream = deduplicate_updates(
             decode_updates(records, decoding, separating, replaced_epoch), context.dedup_retention
         )
 
@@ -46,17 +49,17 @@ def start(context: QueryContext, decoding: DecodeConfig, separating: SeparatorCo
 
     def write(rows: DataFrame, batch_id: int, query_id: str) -> None:
         clock.set_time(rows.sparkSession.sparkContext)
-        if remembered is not None:
+        if dedup is not None:
             small = is_small(checkpoint.count_records(batch_id), _SMALL)
-            read = rows.coalesce(1) if small else rows
-            new = select_first_updates(read, decoding, separating, remembered, replaced_epoch)
+            coalesced = rows.coalesce(1) if small else rows
+            new = select_first_updates(coalesced, decoding, separating, dedup, replaced_epoch)
             rows = new if small else new.repartition(1)  # several tasks decode, and one writes
         if batch_id == 0 and replaced_epoch is not None:
-            rows.write.format("noop").mode("append").save()  # runs the tasks, which remember
+            rows.write.format("noop").mode("append").save()  # runs the tasks, which fill the deduplication state
         else:
             write_records(sort_by_capture_time(rows), context.broker)
         marker.commit(query_id, batch_id, checkpoint.ends(batch_id))
 
     return start_query(
-        "updates", context, write_micro_batches(begun, write, context.find_durable_checkpoint("updates"))
+        "updates", context, write_micro_batches(stream, write, context.find_durable_checkpoint("updates"))
     )

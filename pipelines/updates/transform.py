@@ -1,8 +1,8 @@
-"""`kiln.frames` to records of `kiln.updates`: the first good copy of each UPDATE, with its separator.
+"""From `kiln.frames` to records of `kiln.updates`: the first valid copy of each UPDATE, with its separator.
 
-Where blocks can be fetched, what asks for one goes to `kiln.wanted`: an update whose separator only its genesis can
-tell, which waits there; each batch that somebody else announced; and a copy of each update that goes on under a
-separator which is only claimed (decision 20).
+Where blocks can be fetched, requests for them go to `kiln.wanted`: an update whose separator only its genesis can give,
+which waits there; each batch that another node announced; and a copy of each update that is emitted under a separator
+which is only claimed (decision 20).
 """
 
 from __future__ import annotations
@@ -54,29 +54,29 @@ _Batches = Iterator[pa.RecordBatch]
 
 
 class KnownSeparators(Protocol):
-    """What the verified genesis says, by (network, StreamID); None: no separator. A dict will do."""
+    """Separators of verified geneses, by (network, StreamID), such as a dict; None for a genesis without one."""
 
     def get(self, stream: tuple[str, str], default: SeparatorRecord | None, /) -> SeparatorRecord | None: ...
 
 
 class WaitedUpdate(Protocol):
-    """Whether an update waited for the genesis of its stream (network, StreamID), and is in `kiln.updates` since."""
+    """Reports if an update waited for the genesis of its stream (network, StreamID), and is in `kiln.updates` since."""
 
     def __call__(self, stream: tuple[str, str], tip: WaitedTip, /) -> bool: ...
 
 
 _UNKNOWN: Final = SeparatorRecord("-", "-")
 
-_NEW = pa.schema([("topic", pa.string()), ("key", pa.binary()), ("value", pa.binary()), ("heard_at", pa.int64())])
-_NEW_COLUMNS = "topic string, key binary, value binary, heard_at bigint"
-_COPIES = pa.schema([("identity", pa.binary()), *_NEW, ("seen_at", pa.timestamp("us", tz="UTC"))])
-_COPIES_COLUMNS = f"identity binary, {_NEW_COLUMNS}, seen_at timestamp"
+_ROWS = pa.schema([("topic", pa.string()), ("key", pa.binary()), ("value", pa.binary()), ("observed_at", pa.int64())])
+_ROWS_DDL = "topic string, key binary, value binary, observed_at bigint"
+_COPIES = pa.schema([("identity", pa.binary()), *_ROWS, ("seen_at", pa.timestamp("us", tz="UTC"))])
+_COPIES_DDL = f"identity binary, {_ROWS_DDL}, seen_at timestamp"
 
 
 @dataclass(frozen=True)
 class SeparatorConfig:
-    """`streams`: where the verified separators are, None: nowhere. `fetch`: whether blocks can be asked for.
-    `believe`: whether a claim counts before it is verified, where it can be."""
+    """How to find separators. `streams`: topic of the verified ones, if any. `fetch`: blocks can be fetched. `believe`:
+    a claim counts before it is verified, where it can be."""
 
     streams: StreamsTopic | None = None
     fetch: bool = False
@@ -84,15 +84,15 @@ class SeparatorConfig:
 
 
 class UpdateRow(NamedTuple):
-    """What is new once. `identity`: the same for all that say the same; `place`: of this copy; `topic` of Kafka,
-    without prefix; `heard_at`: µs."""
+    """A row that is emitted once per identity. `position`: of this copy; `topic` of Kafka, without prefix;
+    `observed_at`: µs."""
 
     identity: bytes
     position: str
     topic: str
     key: bytes
     value: bytes
-    heard_at: int
+    observed_at: int
 
     @property
     def identities(self) -> tuple[bytes, ...]:
@@ -105,43 +105,43 @@ class UpdateRow(NamedTuple):
 
 def select_first_updates(
     records: DataFrame,
-    how: DecodeConfig,
+    config: DecodeConfig,
     separating: SeparatorConfig,
-    remembered: DedupStoreConfig,
-    first: Epoch | None = None,
+    dedup: DedupStoreConfig,
+    first_epoch: Epoch | None = None,
 ) -> DataFrame:
-    """Columns partition, offset, stamp, value in; topic, key, value, heard_at out, once for each identity: what the
-    good copies have to say. `first`: the epoch of the first micro-batch; None: that of its query."""
+    """Select the first copy of each update. Columns partition, offset, stamp, value in; topic, key, value, observed_at
+    out, once per identity. `first_epoch`: epoch of the first micro-batch; None for that of its query."""
 
     def rows(batches: _Batches) -> _Batches:
-        said = decode_records(batches, how, separating, _get_epoch(first), every_copy=True)
-        buffer = RowBuffer(_NEW)
-        for row in filter_new_copies(said, remembered, get_batch_time(), get_task_epoch()):
-            if buffer.add((row.topic, row.key, row.value, row.heard_at), row.size):
+        rows = decode_records(batches, config, separating, _get_epoch(first_epoch), every_copy=True)
+        buffer = RowBuffer(_ROWS)
+        for row in filter_new_copies(rows, dedup, get_batch_time(), get_task_epoch()):
+            if buffer.add((row.topic, row.key, row.value, row.observed_at), row.size):
                 yield from buffer.drain()
         yield from buffer.drain()
 
-    return _select_columns(records).mapInArrow(rows, _NEW_COLUMNS)
+    return _select_columns(records).mapInArrow(rows, _ROWS_DDL)
 
 
 def decode_updates(
-    records: DataFrame, how: DecodeConfig, separating: SeparatorConfig, first: Epoch | None = None
+    records: DataFrame, config: DecodeConfig, separating: SeparatorConfig, first_epoch: Epoch | None = None
 ) -> DataFrame:
-    """As `select_first_updates`, for each copy, with identity and seen_at."""
+    """Decode each copy: the columns of `select_first_updates`, with identity and seen_at."""
 
     def rows(batches: _Batches) -> _Batches:
-        return write_copies(decode_records(batches, how, separating, _get_epoch(first)), get_batch_time())
+        return write_copies(decode_records(batches, config, separating, _get_epoch(first_epoch)), get_batch_time())
 
-    return _select_columns(records).mapInArrow(rows, _COPIES_COLUMNS)
+    return _select_columns(records).mapInArrow(rows, _COPIES_DDL)
 
 
-def deduplicate_updates(rows: DataFrame, remembered: int) -> DataFrame:
-    """What `decode_updates` gave in; topic, key, value, heard_at out, once for each identity. `remembered`: µs.
+def deduplicate_updates(rows: DataFrame, retention: int) -> DataFrame:
+    """Keep each identity once of what `decode_updates` returned. Topic, key, value, observed_at out. `retention`: µs.
 
     As in `archive`, no row is ever late.
     """
-    new = with_dedup_watermark(rows, remembered).dropDuplicatesWithinWatermark(["identity"])
-    return new.select("topic", "key", "value", "heard_at")
+    new = with_dedup_watermark(rows, retention).dropDuplicatesWithinWatermark(["identity"])
+    return new.select("topic", "key", "value", "observed_at")
 
 
 def _select_columns(records: DataFrame) -> DataFrame:
@@ -149,16 +149,16 @@ def _select_columns(records: DataFrame) -> DataFrame:
 
 
 def sort_by_capture_time(rows: DataFrame) -> DataFrame:
-    """Rows of one micro-batch, topic, key, value, heard_at in; topic, key, value out, in the order in which they were
-    heard: a window takes its times from the records as they stand in the log (decision 1).
+    """Sort the rows of one micro-batch by capture time, in which windows take their times from the log (decision 1).
+    Columns topic, key, value, observed_at in; topic, key, value out.
 
-    One task writes them: what is new in a micro-batch is little, and a shuffle by key costs more than it spreads.
+    One task writes them: a micro-batch has few new updates, and a shuffle by key costs more than it saves.
     """
-    return rows.coalesce(1).sortWithinPartitions("heard_at", "value").select("topic", "key", "value")
+    return rows.coalesce(1).sortWithinPartitions("observed_at", "value").select("topic", "key", "value")
 
 
 class SeparatedUpdate(NamedTuple):
-    """The separator of an update; where it is known from, None: nowhere; and the claim that the genesis contradicts."""
+    """The separator of an update, its source, and the claim that the genesis contradicts."""
 
     separator: Separator | None
     source: SeparatorSource | None
@@ -166,12 +166,19 @@ class SeparatedUpdate(NamedTuple):
 
 
 def resolve_separator(
-    claims: Claims, stream: tuple[str, str], known: KnownSeparators, how: SeparatorConfig
+    claims: Claims, stream: tuple[str, str], known: KnownSeparators, separating: SeparatorConfig
 ) -> SeparatedUpdate:
-    """The separator of an update (decision 4): what the verified genesis says, else the topic's, else `model`.
+    """Resolve the separator of an update (decision 4): from the verified genesis, else from the topic, else from
+    `model`.
 
-    `stream`: network and StreamID. A genesis without a separator contradicts no claim, and is believed all the same.
-    Where the genesis can be asked for, claims that disagree count for nothing.
+    A genesis without a separator contradicts no claim, and still counts. Where the genesis can be fetched, claims that
+    disagree are ignored.
+
+    Args:
+        claims: Claims of the update.
+        stream: Network and StreamID.
+        known: Verified separators.
+        separating: Which claims count.
     """
     verified = known.get(stream, _UNKNOWN)
     if verified is None:
@@ -179,18 +186,18 @@ def resolve_separator(
     if verified is not _UNKNOWN:
         separator = Separator(verified.key, verified.value)
         return SeparatedUpdate(separator, "genesis", claims.contradicted(separator))
-    if claims.first is None or (how.fetch and (claims.disagree or not how.believe)):
+    if claims.first is None or (separating.fetch and (claims.disagree or not separating.believe)):
         return SeparatedUpdate(None, None)
     return SeparatedUpdate(claims.first, "topic" if claims.topic is not None else "model")
 
 
 def build_claims(topic: Separator | None, model: str | None) -> Claims:
-    """What an UPDATE claims: the separator of its topic, and its field `model`."""
+    """Build the claims of an UPDATE: the separator of its topic, and its field `model`."""
     return Claims(topic, None if model is None else Separator("model", model))
 
 
 def build_false_claim(claimed: Separator, separator: Separator, data: bytes, observed_at: int) -> QuarantineRecord:
-    """What quarantine says of an UPDATE whose claim the genesis contradicts; `data`: of the message."""
+    """Build the quarantine record of an UPDATE whose claim the genesis contradicts. `data`: of the message."""
     return QuarantineRecord(
         stage="separator",
         reason=CONTRADICTS,
@@ -200,22 +207,22 @@ def build_false_claim(claimed: Separator, separator: Separator, data: bytes, obs
     )
 
 
-def write_copies(rows: Iterable[UpdateRow], get_batch_time: int) -> _Batches:
-    """What `decode_updates` gives, as Arrow. `get_batch_time`: the time of the micro-batch, µs."""
+def write_copies(rows: Iterable[UpdateRow], seen_at: int) -> _Batches:
+    """Write the rows of `decode_updates` as Arrow. `seen_at`: the time of the micro-batch, µs."""
     buffer = RowBuffer(_COPIES)
     for row in rows:
-        if buffer.add((row.identity, row.topic, row.key, row.value, row.heard_at, get_batch_time), row.size):
+        if buffer.add((row.identity, row.topic, row.key, row.value, row.observed_at, seen_at), row.size):
             yield from buffer.drain()
     yield from buffer.drain()
 
 
 def decode_records(
-    batches: _Batches, how: DecodeConfig, separating: SeparatorConfig, epoch: Epoch, *, every_copy: bool = False
+    batches: _Batches, config: DecodeConfig, separating: SeparatorConfig, epoch: Epoch, *, every_copy: bool = False
 ) -> Iterator[UpdateRow]:
-    """Records of a task in; what their good copies have to say out, each identity once. `every_copy`: once for each
-    copy, as in `archive`."""
-    passing: set[tuple[bytes, str]] = set()  # what this task let through: the rest would be dropped anyway
-    decoder = FrameDecoder(how)
+    """Decode the records of a task into rows of their valid copies, each identity once. `every_copy`: once per copy, as
+    in `archive`."""
+    emitted: set[tuple[bytes, str]] = set()  # by this task: the rest would be dropped anyway
+    decoder = FrameDecoder(config)
     known: KnownSeparators = {}
     has_waited: WaitedUpdate = _nothing_waited
     if separating.streams is not None:
@@ -227,25 +234,25 @@ def decode_records(
             for item in decoder.decode(value, partition, offset, stamp):
                 if isinstance(item, RejectedMessage):
                     continue
-                for row in _build_rows(item, epoch, how, known, has_waited, separating):
+                for row in _build_rows(item, epoch, config, known, has_waited, separating):
                     key = (row.identity, row.position if every_copy else "")
-                    if key not in passing:
-                        passing.add(key)
+                    if key not in emitted:
+                        emitted.add(key)
                         yield row
 
 
 def _build_rows(
     item: DecodedMessage,
     epoch: Epoch,
-    how: DecodeConfig,
+    config: DecodeConfig,
     known: KnownSeparators,
     has_waited: WaitedUpdate,
     separating: SeparatorConfig,
 ) -> list[UpdateRow]:
-    """What a message has to say. Where this fails, the message is a fault."""
+    """Build the rows of a message. If this fails, the message is a fault."""
     try:
         if item.content.type == "UPDATE":
-            return list(_build_update_rows(item, epoch, how, known, has_waited, separating))
+            return list(_build_update_rows(item, epoch, config, known, has_waited, separating))
         if item.content.type == "BATCH_UPDATE" and separating.fetch:
             return list(_build_wanted_batches(item))
     except PROCESSING_ERRORS as error:  # `known` and `has_waited` raise sqlite3.Error alone; all else is pure
@@ -260,16 +267,17 @@ def _build_rows(
     return []
 
 
-def _get_epoch(first: Epoch | None) -> Epoch:
-    """Of the micro-batch that this task is of (decision 7)."""
+def _get_epoch(first_epoch: Epoch | None) -> Epoch:
+    """Return the epoch of this task's micro-batch (decision 7)."""
     own = get_task_epoch()
-    return own if first is None else Epoch(first.query, first.batch + own.batch)
+    return own if first_epoch is None else Epoch(first_epoch.query, first_epoch.batch + own.batch)
 
 
 def _compute_update_identity(item: DecodedMessage, separator: Separator | None) -> bytes:
-    """The identity of an update: whoever announces it, however often and on whichever topic (decision 4).
+    """Compute the identity of an update: the same whoever announces it, however often and on whichever topic (decision
+    4).
 
-    The separator is part of it: an announcement under a false separator must not mask the true one.
+    It includes the separator: an announcement under a false separator must not mask the true one.
     """
     content = item.content
     where = separator_text(separator) if separator else ""
@@ -284,7 +292,7 @@ def _nothing_waited(stream: tuple[str, str], tip: WaitedTip, /) -> bool:
 def _build_update_rows(
     item: DecodedMessage,
     epoch: Epoch,
-    how: DecodeConfig,
+    config: DecodeConfig,
     known: KnownSeparators,
     has_waited: WaitedUpdate,
     separating: SeparatorConfig,
@@ -292,13 +300,13 @@ def _build_update_rows(
     content = item.content
     stream, tip = content.stream or "", content.tip or ""
     claims = build_claims(item.separator, content.model)
-    found = resolve_separator(claims, (item.network, stream), known, separating)
-    named = _build_separator_record(found.separator)
+    separated = resolve_separator(claims, (item.network, stream), known, separating)
+    named = _build_separator_record(separated.separator)
     record = UpdateRecord(
         network=item.network,
         origin=item.origin,
         separator=named,
-        separator_source=found.source,
+        separator_source=separated.source,
         stream=stream,
         tip=tip,
         from_=get_signer(item),
@@ -307,30 +315,32 @@ def _build_update_rows(
         frame=Coordinates(item.ref.partition, item.ref.offset, item.ref.position or 0),
         observed_at=item.observed_at,
     )
-    identity, place = _compute_update_identity(item, found.separator), item.ref.text
-    waits = found.source is None and separating.fetch
-    again = found.source == "genesis" and has_waited((item.network, stream), WaitedTip(item.origin, tip))
-    if not waits and not again:
+    identity, position = _compute_update_identity(item, separated.separator), item.ref.text
+    is_waiting = separated.source is None and separating.fetch
+    has_come = separated.source == "genesis" and has_waited((item.network, stream), WaitedTip(item.origin, tip))
+    if not is_waiting and not has_come:
         key = update_key(item.network, named, stream)
-        yield UpdateRow(identity, place, "updates", key, encode(record), item.observed_at)
-    if found.source != "genesis" and separating.fetch:
+        yield UpdateRow(identity, position, "updates", key, encode(record), item.observed_at)
+    if separated.source != "genesis" and separating.fetch:
         genesis = cid_text(StreamID.parse(stream).genesis)
         wanted = WantedRecord(
             item.network,
             genesis,
-            "genesis" if waits else "claim",
+            "genesis" if is_waiting else "claim",
             item.observed_at,
             message=item.message,
             update=record,
             topic=_build_separator_record(claims.topic),
             model=_build_separator_record(claims.model),
         )
-        asks = identity if waits else identity + b"?"  # a claim is beside the update that goes on
-        yield UpdateRow(asks, place, "wanted", genesis.encode(), encode(wanted), item.observed_at)
-    if found.contradicted is not None and found.separator is not None:
-        fault = build_false_claim(found.contradicted, found.separator, item.envelope.data, item.observed_at)
-        message, _ = compute_identities(item, item.origin, how.unsigned_horizon)
-        yield UpdateRow(message + b"!", place, "quarantine", quarantine_key(*item.ref), encode(fault), item.observed_at)
+        request = identity if is_waiting else identity + b"?"  # a claim is in addition to the update that is emitted
+        yield UpdateRow(request, position, "wanted", genesis.encode(), encode(wanted), item.observed_at)
+    if separated.contradicted is not None and separated.separator is not None:
+        fault = build_false_claim(separated.contradicted, separated.separator, item.envelope.data, item.observed_at)
+        message, _ = compute_identities(item, item.origin, config.unsigned_horizon)
+        yield UpdateRow(
+            message + b"!", position, "quarantine", quarantine_key(*item.ref), encode(fault), item.observed_at
+        )
 
 
 def _build_separator_record(separator: Separator | None) -> SeparatorRecord | None:
@@ -338,8 +348,8 @@ def _build_separator_record(separator: Separator | None) -> SeparatorRecord | No
 
 
 def _build_wanted_batches(item: DecodedMessage) -> Iterator[UpdateRow]:
-    """The batches that a BATCH_UPDATE of somebody else names. The batch that a message announces is wanted at each
-    announcement: the fetcher may have given the batch up, or followed another interest then. Those before it are wanted
+    """Build the requests for the batches that a BATCH_UPDATE of another node names. The announced batch is requested at
+    each announcement: the fetcher may have given it up, or followed another interest then. Earlier ones are requested
     once, whoever names them."""
     content = item.content
     if item.own or content.sep is None or content.batch is None:

@@ -27,7 +27,7 @@ from kiln.pipelines.quality.check import check_lake
 from kiln.pipelines.quality.data_docs import write_docs
 from kiln.pipelines.quality.expectations import SPANNING, ExpectationOutcome, RowValidator
 from kiln.pipelines.quality.finders import FINDERS
-from kiln.pipelines.quality.page import with_lists
+from kiln.pipelines.quality.page import insert_lists
 from kiln.pipelines.quality.results import CheckResult
 from kiln.pipelines.quality.suites import FOLDER, SuiteCheck, read_suites
 from kiln.schemas.delta.tables import TABLES
@@ -246,7 +246,7 @@ def test_each_expectation_of_the_catalogue_is_one_of_great_expectations() -> Non
 
 def test_the_lists_in_the_documentation_are_those_of_the_suites() -> None:
     page = (ROOT / "docs" / "quality.md").read_text()
-    assert with_lists(page) == page
+    assert insert_lists(page) == page
 
 
 def test_a_run_checks_when_the_pause_is_over_and_tells_what_is_not_met(tmp_path: Path) -> None:

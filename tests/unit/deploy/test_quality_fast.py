@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kiln.pipelines.quality.expectations import RowValidator
-from kiln.pipelines.quality.model import _all_heard, _remember_updates
+from kiln.pipelines.quality.model import _has_all_updates, _remember_updates
 from kiln.pipelines.quality.suites import SuiteCheck
 from kiln.pipelines.quality.table_checks import CheckContext, CheckInputs
 from kiln.schemas.wire.batch_block import write_blocks
@@ -82,7 +82,7 @@ def test_a_tip_was_heard_however_its_cid_is_written() -> None:
 
     def heard(*tips: str) -> bool:
         (block,) = write_blocks({STREAM: [cid_bytes(tip) for tip in tips]})
-        return _all_heard(look, have, owner, block.data)
+        return _has_all_updates(look, have, owner, block.data)
 
     assert heard(CID, other)
     assert not heard(CID, cid_text(block_cid(b"nobody's")))
