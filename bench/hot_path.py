@@ -18,7 +18,7 @@ from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.reject import Rejected
 from kiln.schemas.wire.identity import judge
 from kiln.schemas.wire.pubsub import read_message
-from kiln.schemas.wire.topic_table import BundleSet, agreement, hello_bytes, message_topic
+from kiln.schemas.wire.topic_table import BundleSet, negotiate_table, hello_bytes, message_topic
 
 FRAMES = 20_000
 AIM = Aim(most=1.05)
@@ -99,7 +99,7 @@ def agreed(frame: Frame, bundles: BundleSet) -> Frame:
 def by_index(frame: Frame, bundles: BundleSet) -> Frame:
     """As `agreed`, with the index of each topic in place of its name. BenchError: a topic is in no bundle."""
     copy = agreed(frame, bundles)
-    table = agreement(copy.hello_in, copy.hello_out, bundles).table
+    table = negotiate_table(copy.hello_in, copy.hello_out, bundles).table
     rpc = RPC.FromString(copy.payload)
     for message in rpc.publish:
         index = table.index_of(message.topic)
@@ -141,7 +141,7 @@ def _decode_all(values: Sequence[bytes], how: DecodeConfig) -> None:
 
 def _resolve_all(frames: Published, bundles: BundleSet) -> None:
     for frame, messages in frames:
-        table = agreement(frame.hello_in, frame.hello_out, bundles).table
+        table = negotiate_table(frame.hello_in, frame.hello_out, bundles).table
         for message in messages:
             message_topic(message, table)
 

@@ -53,7 +53,7 @@ from kiln.pipelines.runtime.kafka import Broker
 from kiln.pipelines.runtime.s3a import build_s3a_settings
 from kiln.pipelines.runtime.session import create_session
 from kiln.pipelines.runtime.topics import KafkaTopics
-from kiln.schemas.captures.formats import FORMATS, recognise
+from kiln.schemas.captures.formats import FORMATS, detect_format
 from kiln.schemas.printable import printable_lines
 
 _CANCEL_EVERY: Final = 0.5  # s
@@ -377,7 +377,7 @@ def _read_parts(file: str, terms: RunTerms, fallback: str) -> list[FilePart]:
         with path.open("rb") as opened:
             digest = hashlib.file_digest(opened, "sha256").digest()
             opened.seek(0)
-            found = recognise(opened)
+            found = detect_format(opened)
         heard_at = path.stat().st_mtime_ns
         if found is None:
             raise InputError(f"{file} is of no format that Kiln reads: {', '.join(FORMATS)}")

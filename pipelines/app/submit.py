@@ -32,7 +32,7 @@ from kiln.pipelines.runtime.query_status import RUNS, QueryState, QueryWatch, bu
 from kiln.pipelines.runtime.s3a import build_s3a_settings
 from kiln.pipelines.runtime.session import create_session
 from kiln.pipelines.runtime.topic_ends import TopicEnds
-from kiln.schemas.families import family
+from kiln.schemas.families import build_family
 from kiln.schemas.printable import printable_lines
 from kiln.schemas.queries import QUERIES
 
@@ -64,11 +64,11 @@ class SubmittedQuery:
 
     def metrics(self) -> Iterator[Metric]:
         version = metadata.version("kiln")
-        yield family("kiln_info", [((version, self._network, f"job {self._name}"), 1)])
-        yield family("kiln_run_seconds", [((), time.monotonic() - self._started)])
+        yield build_family("kiln_info", [((version, self._network, f"job {self._name}"), 1)])
+        yield build_family("kiln_run_seconds", [((), time.monotonic() - self._started)])
         seen = self._newest
         if seen is not None:
-            yield family("kiln_problems", [((), len(seen.problems))])
+            yield build_family("kiln_problems", [((), len(seen.problems))])
             yield from build_query_metrics([seen.line])
 
     def why_dead(self) -> list[str]:

@@ -187,7 +187,7 @@ def decode_records(
             record = read_record(decoder, partition, offset, stamp, value)
             is_new = False
             if record.frame is not None:
-                is_new = frame_filter.passes(record.frame.connection, record.frame.direction, record.frame.sequence)
+                is_new = frame_filter.accept(record.frame.connection, record.frame.direction, record.frame.sequence)
                 if is_new:
                     frames.add(record.row, len(value))
             size = len(value or b"")  # of the record, counted once for all messages that keep it in memory

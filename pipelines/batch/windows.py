@@ -21,7 +21,7 @@ import msgspec
 
 from kiln.pipelines.batch.offset_range import NO_UPDATE, OffsetRange, WindowKey
 from kiln.schemas.kafka.topics import MAX_EPOCH_WRITERS
-from kiln.schemas.wire.batch_block import stream_key, tips_of
+from kiln.schemas.wire.batch_block import list_tips, stream_key
 
 # µs: before and after every time that a record can have
 _NEVER: Final = -(2**63)
@@ -61,7 +61,7 @@ class Window(msgspec.Struct, gc=False):
     @property
     def tips(self) -> dict[str, set[bytes]]:
         """CID bytes by StreamID text."""
-        return tips_of(self.leaves)
+        return list_tips(self.leaves)
 
     def add(self, stream: str, tip: bytes) -> None:
         """Add a tip of a stream, which is a canonical StreamID."""

@@ -43,7 +43,7 @@ from kiln.schemas.wire.identity import (
     unverified_id,
 )
 from kiln.schemas.wire.pubsub import PubsubMessage, read_message
-from kiln.schemas.wire.topic_table import BundleSet, TopicSource, TopicTable, agreement, message_topic
+from kiln.schemas.wire.topic_table import BundleSet, TopicSource, TopicTable, message_topic, negotiate_table
 from kiln.schemas.wire.topics import Separator, TopicError, parse_topic, separator_text, topic_name
 
 _ORIGINS: tuple[Origin, ...] = ("LIVE", "REPLAY")
@@ -201,7 +201,7 @@ class FrameDecoder:
                 yield _decode_announcement(frame, MessageRef(partition, offset, 0), self._config)
             return
         observed_at = frame.observed_at // 1000
-        agreed = agreement(frame.hello_in, frame.hello_out, self._config.bundles)
+        agreed = negotiate_table(frame.hello_in, frame.hello_out, self._config.bundles)
         for side, refused in agreed.refused:
             hello = frame.hello_in if side == "hello_in" else frame.hello_out
             detail = f"{side}: {refused.detail}"

@@ -1,4 +1,4 @@
-"""Arrow schemas of Delta tables, and row tuples gathered into Arrow batches."""
+"""Arrow schemas of Delta tables, and row tuples collected into record batches."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _BYTES = 16 << 20
 
 
 _CONVERSION_ERRORS = (*PROCESSING_ERRORS, pa.ArrowCapacityError)
-"""What Arrow raises on values that a column cannot hold. It is a fault of the rows alone: nothing here does I/O."""
+"""Errors of Arrow on values that a column cannot hold. They are a fault of the rows alone: nothing here does I/O."""
 
 RejectRow = Callable[[Sequence[object], Exception], None]
-"""Takes a row that no Arrow batch can hold, and why."""
+"""Takes a row that no record batch can hold, and the error."""
 
 
 def build_arrow_schema(columns: Iterable[Column], *, strict: bool = False) -> pa.Schema:
-    """The Arrow schema of table columns. `strict`: a column that must have a value is not nullable."""
+    """Build the Arrow schema of table columns. `strict`: a column that must have a value is not nullable."""
     return pa.schema(
         [
             pa.field(column.name, _ARROW[column.type.lower().replace(" ", "")], column.nullable or not strict)
@@ -44,40 +44,40 @@ def build_arrow_schema(columns: Iterable[Column], *, strict: bool = False) -> pa
 
 
 def build_ddl(columns: Iterable[Column]) -> str:
-    """The same columns as Spark takes the schema of a `mapInArrow`."""
+    """Build Spark's schema of the same columns, as for `mapInArrow`."""
     return ", ".join(f"{column.name} {column.type}" for column in columns)
 
 
 def select_columns(table: Table, *names: str) -> tuple[Column, ...]:
-    """Columns of a table by name, in the order of the names; with no names, all columns."""
+    """Select columns of a table by name, in the order of the names; with no names, all columns."""
     if not names:
         return tuple(table.columns)
-    found = {column.name: column for column in table.columns}
-    return tuple(found[name] for name in names)
+    by_name = {column.name: column for column in table.columns}
+    return tuple(by_name[name] for name in names)
 
 
 class RowBuffer:
-    """Rows (tuples in the schema's order) on their way to Arrow batches of bounded size."""
+    """Buffer of rows (tuples in the schema's order) for record batches of bounded size."""
 
     def __init__(self, schema: pa.Schema, rows: int = _ROWS, refuse: RejectRow | None = None) -> None:
-        """`rows`: the most rows of a batch. `refuse`: takes each row that cannot be converted; by default `drain`
-        raises."""
+        """Make an empty buffer. `rows`: limit of rows per batch. `refuse`: takes each row that cannot be converted; by
+        default `drain` raises."""
         self._schema = schema
-        self._most = rows
+        self._max_rows = rows
         self._refuse = refuse
         self._rows: list[Sequence[object]] = []
         self._bytes = 0
 
     def add(self, row: Sequence[object], size: int = 0) -> bool:
-        """Takes a row that holds about `size` bytes of payload; True when it is time to `drain()`."""
+        """Add a row of about `size` bytes of payload. Returns True when it is time to `drain()`."""
         self._rows.append(row)
         self._bytes += size
-        return len(self._rows) >= self._most or self._bytes >= _BYTES
+        return len(self._rows) >= self._max_rows or self._bytes >= _BYTES
 
     def drain(self) -> Iterator[pa.RecordBatch]:
-        """The rows since the last `drain` as one batch. No batch where there are no rows.
+        """Yield the rows since the last `drain` as one batch, or none if there are no rows.
 
-        More than one where the rows cannot be converted together: then each half is tried alone, down to the row.
+        If the rows cannot be converted together, each half is tried alone, down to the row.
         """
         rows, self._rows, self._bytes = self._rows, [], 0
         yield from self._batches(rows)

@@ -15,13 +15,13 @@ from kiln.pipelines.delta.lake import Lake, locate_commit
 from kiln.pipelines.delta.log_faults import adds_any, read_commit
 
 _CONCURRENT = "Concurrent transaction"
-"""How delta-rs says that a commit under the same application id came in between."""
+"""Error text of delta-rs for a concurrent commit under the same application id."""
 
-_FILES_GONE = "deleted data this operation read"
-"""How delta-rs says that a commit in between took files out of the table: a compaction, or the swap of a run."""
+_FILES_REMOVED = "deleted data this operation read"
+"""Error text of delta-rs for a concurrent commit that removed files: a compaction, or the swap of a run."""
 
 AFTER_COMMIT = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False)
-"""delta-rs looks at the whole log after each commit for entries to remove, which costs more than the commit.
+"""By default delta-rs checks the whole log after each commit for entries to remove, which costs more than the commit.
 `kiln.pipelines.maintenance` removes them."""
 
 
@@ -37,9 +37,9 @@ class DeltaRsCommits:
         """by application id: the newest transaction that this driver has seen or made"""
 
     def commit(self, table: str, files: Sequence[DataFile], write: WriteId) -> bool:
-        """As `Commits.commit`."""
+        """Append files to a table, as `Commits.commit`."""
         app_id = write.app_id(table)
-        opened = self._opened(table, write)
+        opened = self._open(table, write)
         newest = self._newest[app_id] = opened.transaction_version(app_id)
         if newest is not None and newest >= write.batch_id:
             return False
@@ -65,7 +65,7 @@ class DeltaRsCommits:
                 folder, since = self._lake.folder(table), range(known + 1, opened.version() + 1)
                 if any(adds_any(read_commit(folder, version), files) for version in since):
                     break  # the commit came through, and the store's answer did not
-                if _FILES_GONE in str(error):  # an append has read none of them
+                if _FILES_REMOVED in str(error):  # an append has read none of them
                     if opened.transaction_version(app_id) == newest:
                         continue
                     raise build_second_writer_error(table, write) from error
@@ -79,17 +79,20 @@ class DeltaRsCommits:
             self._lake.sync_commits(table, known, opened.version())
         return True
 
-    def _opened(self, table: str, write: WriteId) -> DeltaTable:
-        """The table as this driver has followed it. Where the log no longer tells what came since
-        (`kiln.pipelines.maintenance`), the table is read anew. SecondWriterError: somebody else has committed under the
-        same query meanwhile."""
+    def _open(self, table: str, write: WriteId) -> DeltaTable:
+        """Return the table as this driver has followed it. If newer commits were cleaned up from the log
+        (`kiln.pipelines.maintenance`), the table is opened again.
+
+        Raises:
+            SecondWriterError: Another driver has committed under the same query meanwhile.
+        """
         opened = self._tables.get(table)
         if opened is not None and locate_commit(self._lake.folder(table), opened.version()).exists():
             return opened
         fresh = self._tables[table] = self._lake.open(table)
         app_id = write.app_id(table)
-        stood_still = opened is not None and app_id in self._newest
-        if stood_still and fresh.transaction_version(app_id) != self._newest[app_id]:
+        was_open = opened is not None and app_id in self._newest
+        if was_open and fresh.transaction_version(app_id) != self._newest[app_id]:
             del self._tables[table]
             raise build_second_writer_error(table, write)
         return fresh

@@ -25,13 +25,13 @@ class DeltaSparkCommits:
         self._spark = spark
 
     def commit(self, table: str, files: Sequence[DataFile], write: WriteId) -> bool:
-        """As `Commits.commit`."""
+        """Append files to a table, as `Commits.commit`."""
         jvm = cast(JVMView, self._spark._jvm)
         delta, nothing = jvm.org.apache.spark.sql.delta, jvm.scala.Option.empty()
         log = delta.DeltaLog.forTable(self._spark._jsparkSession, self._lake.table(table))
         transaction = log.startTransaction()
         app_id = write.app_id(table)
-        # From this question on, the transaction fails if somebody else commits under the same id.
+        # From this call on, the transaction fails if another driver commits under the same id.
         if transaction.txnVersion(app_id) >= write.batch_id:
             return False
         if self._durable:

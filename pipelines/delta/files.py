@@ -1,5 +1,5 @@
-"""Parquet files of a table, as a task writes them where its rows are. A file is no part of the table before a commit
-names it (decision 18)."""
+"""Parquet files of a table, written by the task that has the rows. A file is no part of the table until a commit names
+it (decision 18)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kiln.pipelines.delta.lake import Lake, list_stats_columns
 from kiln.schemas.delta.tables import TABLES
 
 FILE_BYTES = 128 << 20
-"""A file that has reached this size is closed, and the next one begun."""
+"""Size at which a file is closed, and the next one started."""
 
 _REPEATED = frozenset(
     (
@@ -45,13 +45,19 @@ class DataFile(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TableFiles:
-    """Rows of one table on their way into files, as few as their size allows. For one task; not thread-safe."""
+    """Writer of one table's rows into as few files as their size allows. For one task; not thread-safe."""
 
     def __init__(
         self, lake: Lake, table: str, *, file_bytes: int | None = None, refuse: RejectRow | None = None
     ) -> None:
-        """Nothing is made before the first row comes. `file_bytes`: as `FILE_BYTES`, for this table. `refuse`: takes
-        each row that the table cannot hold; by default `add` or `close` raises."""
+        """Prepare the writer, which makes no file before the first row.
+
+        Args:
+            lake: The lake of the table.
+            table: Its name.
+            file_bytes: `FILE_BYTES` of this table.
+            refuse: Takes each row that the table cannot hold; by default `add` or `close` raises.
+        """
         self._file_bytes = FILE_BYTES if file_bytes is None else file_bytes
         self._folder = lake.folder(table)
         self._table = table
@@ -61,17 +67,17 @@ class TableFiles:
         self._closed: list[DataFile] = []
 
     def add(self, row: Sequence[object], size: int = 0) -> None:
-        """Takes a row in the table's columns that holds about `size` bytes."""
+        """Add a row in the table's columns, of about `size` bytes."""
         if self._buffer.add(row, size):
             self._drain()
 
     def add_batch(self, batch: pa.RecordBatch) -> None:
-        """Takes rows that are an Arrow batch in the table's columns."""
+        """Add a record batch in the table's columns."""
         columns = [column.cast(field.type) for column, field in zip(batch.columns, self._schema, strict=True)]
         self._write(pa.RecordBatch.from_arrays(columns, schema=self._schema))
 
     def close(self) -> list[DataFile]:
-        """All files written, each whole and on disk; none where there was no row."""
+        """Close and return all files, each complete and on disk; none if there was no row."""
         self._drain()
         self._close()
         return self._closed
@@ -111,7 +117,7 @@ class _OpenFile:
         self._ranges = {name: _Range() for name in list_stats_columns(TABLES[table])}
         self._rows = 0
         self._out = (folder / self._name).create()
-        # A dictionary of bytes that hardly repeat is work for nothing.
+        # A dictionary of bytes that hardly repeat is wasted work.
         repeating = [field.name for field in schema if not pa.types.is_nested(field.type) and field.type != pa.binary()]
         self._writer = pq.ParquetWriter(
             self._out,
@@ -123,11 +129,11 @@ class _OpenFile:
         )
 
     def write(self, batch: pa.RecordBatch) -> int:
-        """The size of the file so far."""
+        """Write rows, and return the size of the file so far."""
         self._writer.write_batch(batch)
         self._rows += batch.num_rows
-        for name, found in self._ranges.items():
-            found.widen(batch.column(name))
+        for name, values in self._ranges.items():
+            values.widen(batch.column(name))
         return self._out.tell()
 
     def close(self) -> DataFile:
@@ -149,11 +155,11 @@ class _Range:
         self.nulls += column.null_count
         if pa.types.is_dictionary(column.type):
             column = column.dictionary
-        found = pc.min_max(column)
-        if not found["min"].is_valid:
+        bounds = pc.min_max(column)
+        if not bounds["min"].is_valid:
             return
-        # timestamps as numbers: a Python datetime for each would cost more than the rest
-        low, high = (each.value if pa.types.is_timestamp(column.type) else each.as_py() for each in found.values())
+        # timestamps as numbers: a Python datetime for each would dominate the cost
+        low, high = (each.value if pa.types.is_timestamp(column.type) else each.as_py() for each in bounds.values())
         self.least = low if self.least is None else min(self.least, low)
         self.greatest = high if self.greatest is None else max(self.greatest, high)
         self.times = pa.types.is_timestamp(column.type)
@@ -175,8 +181,12 @@ def _build_stats(rows: int, ranges: dict[str, _Range]) -> str:
 
 
 def _format_stat(value: object, time: bool) -> object:
-    """A value as the log has it (PROTOCOL.md, Per-file Statistics): times in ISO 8601. None: a time of a year that has
-    not four digits, which no reader could read; a reader then takes the file as one that may hold any."""
+    """Format a value for the log (PROTOCOL.md, Per-file Statistics): times in ISO 8601.
+
+    Returns:
+        None for a time whose year does not have four digits, which no reader could parse. Readers then assume that the
+        file may hold any value.
+    """
     if not time or not isinstance(value, int):
         return value
     if not _FIRST <= value <= _LAST:
@@ -185,14 +195,13 @@ def _format_stat(value: object, time: bool) -> object:
 
 
 def delete_files(lake: Lake, files: Iterable[DataFile]) -> None:
-    """Removes files that no commit names."""
+    """Delete files that no commit names."""
     for each in files:
         (lake.folder(each.table) / each.name).remove()
 
 
 def rewrite_file(lake: Lake, file: DataFile, keep: Callable[[pa.Table], pa.ChunkedArray | pa.Array]) -> list[DataFile]:
-    """The rows of a file that `keep`, a mask, names, in a file of their own; no file where no row is kept. The old file
-    is removed."""
+    """Rewrite a file with the rows that the mask `keep` selects; no file if no row is kept. The old file is deleted."""
     with (lake.folder(file.table) / file.name).open() as opened:
         table = pq.read_table(opened)
     files = TableFiles(lake, file.table)

@@ -1,4 +1,4 @@
-"""Which frames the lake holds: each is known by (connection, direction, sequence) and held once (contracts, Frame)."""
+"""Ranges of frames: a frame is identified by (connection, direction, sequence), and stored once (contracts, Frame)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _LAST = 2**63
 
 
 def build_range_key(connection: bytes, direction: int) -> bytes:
-    """One direction of one connection, as the key of `FrameRanges`."""
+    """Build the key of `FrameRanges` for one direction of one connection."""
     return connection + bytes((direction,))
 
 
 def insert(ranges: Ranges, low: int, high: int) -> bool:
-    """Adds low…high to `ranges` in place; False if all of it was there."""
+    """Add low…high to `ranges` in place. Returns False if all of it was there."""
     if ranges and low == ranges[-1][1] + 1:  # nearly always
         ranges[-1] = (ranges[-1][0], high)
         return True
@@ -39,23 +39,23 @@ def insert(ranges: Ranges, low: int, high: int) -> bool:
 
 
 def contains(ranges: Ranges, sequence: int) -> bool:
-    """Whether a sequence lies in one of the ranges."""
+    """Report if a sequence lies in one of the ranges."""
     at = bisect_right(ranges, (sequence, _LAST)) - 1
     return at >= 0 and ranges[at][1] >= sequence
 
 
 class FrameRangeFilter:
-    """Lets each frame through once: a frame that is not in `held` and did not pass before. `taken`: what passed."""
+    """Accepts each frame once, unless it is in `stored`. `taken`: the accepted frames."""
 
-    def __init__(self, held: Mapping[bytes, Ranges]) -> None:
-        self._held = held
+    def __init__(self, stored: Mapping[bytes, Ranges]) -> None:
+        self._stored = stored
         self.taken: FrameRanges = {}
 
-    def passes(self, connection: bytes, direction: int, sequence: int) -> bool:
-        """Whether a frame may pass. A second call for the same frame says no."""
+    def accept(self, connection: bytes, direction: int, sequence: int) -> bool:
+        """Accept a frame. A second call for the same frame returns False."""
         key = build_range_key(connection, direction)
-        held = self._held.get(key)
-        if held is not None and contains(held, sequence):
+        stored = self._stored.get(key)
+        if stored is not None and contains(stored, sequence):
             return False
         taken = self.taken.get(key)
         if taken is None:
@@ -64,19 +64,21 @@ class FrameRangeFilter:
 
 
 def merge(into: FrameRanges, taken: Mapping[bytes, Iterable[tuple[int, int]]]) -> FrameRanges:
-    """Adds `taken` to `into`, in place."""
+    """Add `taken` to `into`, in place."""
     for key, ranges in taken.items():
-        kept = into.setdefault(key, [])
+        merged = into.setdefault(key, [])
         for low, high in ranges:
-            insert(kept, low, high)
+            insert(merged, low, high)
     return into
 
 
-def overlap(held: Mapping[bytes, Ranges], taken: Mapping[bytes, Iterable[tuple[int, int]]]) -> bool:
-    """Whether a frame of `taken` is in `held`."""
-    return any(_touches(held[key], low, high) for key, ranges in taken.items() if key in held for low, high in ranges)
+def overlap(stored: Mapping[bytes, Ranges], taken: Mapping[bytes, Iterable[tuple[int, int]]]) -> bool:
+    """Report if a frame of `taken` is in `stored`."""
+    return any(
+        _overlaps(stored[key], low, high) for key, ranges in taken.items() if key in stored for low, high in ranges
+    )
 
 
-def _touches(ranges: Ranges, low: int, high: int) -> bool:
+def _overlaps(ranges: Ranges, low: int, high: int) -> bool:
     at = bisect_right(ranges, (high, _LAST)) - 1  # the last range that begins at `high` or before
     return at >= 0 and ranges[at][1] >= low

@@ -1,4 +1,4 @@
-"""The lake: the one class that knows where the Delta tables are, and how a table is opened and made.
+"""The lake: the only class that knows where the Delta tables are, and how a table is opened and made.
 
 Everything here goes through delta-rs, so that no caller needs Java or Spark.
 """
@@ -20,7 +20,7 @@ from kiln.schemas.delta.tables import TABLES, TABLES_VERSION, Column, Table
 
 _LOG = "_delta_log"
 _VERSION = "kiln.version"
-"""A property in the metadata of each table, which no reader of Delta need know."""
+"""A property in the metadata of each table, which Delta readers ignore."""
 
 
 class LakeError(KilnError):
@@ -37,7 +37,7 @@ class Lake:
 
     @classmethod
     def from_location(cls, root: Location) -> Lake:
-        """The lake in this folder."""
+        """Open the lake in this folder."""
         return cls(root.uri, root.options)
 
     @property
@@ -46,45 +46,54 @@ class Lake:
         return location(self.path, self.options)
 
     def folder(self, name: str) -> Location:
-        """The folder of a table."""
+        """Return the folder of a table."""
         return self.root / name
 
     def table(self, name: str) -> str:
-        """Where a table is, or would be, as delta-rs and DuckDB write it."""
+        """Return the URI of a table, whether it exists or not, as delta-rs and DuckDB write it."""
         return self.folder(name).uri
 
     def locate_run(self, name: str) -> Lake:
-        """The lake of a backfill run: a folder in this one, with tables of the same names."""
+        """Return the lake of a backfill run: a folder in this one, with tables of the same names."""
         return Lake(f"{self.path}/backfill/{name}", self.options)
 
     def tables(self) -> tuple[str, ...]:
-        """The names of the tables that are there, sorted; none where the folder does not exist."""
+        """List the names of the tables that exist, sorted."""
         return tuple(sorted(name for name in self.root.folders() if (self.folder(name) / _LOG).exists()))
 
     def has(self, name: str) -> bool:
-        """Whether a table is there. LakeError: the place does not say."""
+        """Report if a table exists.
+
+        Raises:
+            LakeError: The storage does not answer.
+        """
         try:
             return DeltaTable.is_deltatable(self.table(name), self.storage_options)
         except (DeltaError, OSError) as error:
             raise LakeError(f"whether table {name} is in {self.path} is not known: {words_of(error)}") from error
 
     def open(self, name: str, version: int | None = None) -> DeltaTable:
-        """A version of a table; None: the newest. LakeError: the table cannot be read."""
+        """Open a version of a table, by default the newest.
+
+        Raises:
+            LakeError: The table cannot be read.
+        """
         try:
             return DeltaTable(self.table(name), version=version, storage_options=self.storage_options)
         except (DeltaError, OSError) as error:
             raise LakeError(f"table {name} in {self.path} cannot be read: {words_of(error)}") from error
 
     def has_rows(self, name: str) -> bool:
-        """Whether a table is there and holds a row."""
+        """Report if a table exists and holds a row."""
         return self.has(name) and bool(self.open(name).file_uris())
 
     def create(self, names: Iterable[str]) -> None:
-        """Makes those of the named tables (`kiln.schemas.delta.tables`) that are missing, with the comments of their
-        columns.
+        """Create those of the named tables (`kiln.schemas.delta.tables`) that are missing, with column comments.
 
-        LakeError: a table that is there is of a newer version than this Kiln knows, or cannot be read.
-        delta-rs makes a table in milliseconds, Spark in a second. Either writes the base reader and writer protocol.
+        delta-rs creates a table in milliseconds, Spark in a second. Either writes the base reader and writer protocol.
+
+        Raises:
+            LakeError: An existing table has a newer version than this Kiln knows, or cannot be read.
         """
         for name in names:
             if self.has(name):
@@ -127,7 +136,7 @@ class Lake:
             self.sync_commits(name, newest, newest)
 
     def sync_commits(self, name: str, first: int, last: int) -> None:
-        """Returns when the commits `first` to `last` of a table are on the disk. OSError.
+        """Sync the commits `first` to `last` of a table to disk.
 
         Neither delta-rs nor Spark syncs what it writes.
         """
@@ -137,7 +146,7 @@ class Lake:
         (table / _LOG).sync()
 
     def sync_files(self, name: str) -> None:
-        """Returns when the files of a table are on the disk, whoever wrote them. OSError."""
+        """Sync the files of a table to disk, whoever wrote them."""
         folder = self.folder(name)
         if folder.folder is None:
             return
@@ -147,17 +156,17 @@ class Lake:
 
     @property
     def storage_options(self) -> dict[str, str] | None:
-        """The options as delta-rs takes them."""
+        """The options in the form of delta-rs."""
         return dict(self.root.options) or None
 
 
 def locate_log(table: Location) -> Location:
-    """The folder of a table's log, in the table's folder."""
+    """Return the folder of a table's log, in the table's folder."""
     return table / _LOG
 
 
 def locate_commit(table: Location, version: int) -> Location:
-    """The file of a commit in a table's folder (PROTOCOL.md, Delta Log Entries)."""
+    """Return the file of a commit in a table's folder (PROTOCOL.md, Delta Log Entries)."""
     return locate_log(table) / f"{version:020}.json"
 
 
@@ -171,16 +180,16 @@ _DELTA_TYPES: dict[str, str | dict[str, object]] = {
 
 
 def list_stats_columns(table: Table) -> list[str]:
-    """The columns whose least and greatest value each file states, so that a reader can skip the file.
+    """List the columns with min/max statistics per file, for data skipping.
 
-    People filter by these columns. Delta's default, the first 32 columns, costs a third of the write of wide text rows.
+    Users filter by these columns. Delta's default, the first 32 columns, costs a third of the write of wide text rows.
     """
     filtered = {"network", "type", "stream", "cid", "separator_value"}
     return [each.name for each in table.columns if each.name in filtered or each.type in ("timestamp", "int", "bigint")]
 
 
 def list_delta_fields(table: Table) -> list[tuple[str, object]]:
-    """The columns of a table as names and types of the Delta protocol."""
+    """List the columns of a table as names and types of the Delta protocol."""
     return [(column.name, _DELTA_TYPES.get(column.type, column.type)) for column in table.columns]
 
 

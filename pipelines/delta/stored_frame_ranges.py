@@ -1,4 +1,4 @@
-"""What the table `frames` holds, read by delta-rs: Spark would load all of Delta's classes for it, at each start."""
+"""Frame ranges of the table `frames`, read by delta-rs: Spark would load all of Delta's classes at each start."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ _LAST = 2**63 - 1  # the greatest sequence, and the greatest number of SQLite
 
 class StoredFrameRanges:
     """The ranges of all connections that the lake has frames of, in a temporary database on this machine's disk. Memory
-    and time go by the ranges that are asked for, and not by how many are held.
+    and time depend on the ranges that are looked up, and not on how many are stored.
 
-    SQLite removes the file when the process ends, however the process ends. LakeError, of each method: no room on disk.
+    SQLite removes the file when the process ends, however it ends. Every method raises `LakeError` if the disk is full.
     """
 
     def __init__(self) -> None:
-        """In the folder that SQLITE_TMPDIR or TMPDIR names, or in /var/tmp."""
+        """Make the database in the folder that SQLITE_TMPDIR or TMPDIR names, or in /var/tmp."""
         # Spark calls from more than one thread, one after another.
         self._file = sqlite3.connect("", isolation_level=None, check_same_thread=False)
-        self._file.execute("PRAGMA journal_mode = OFF")  # the file is made anew by the next process
+        self._file.execute("PRAGMA journal_mode = OFF")  # the next process makes a new file
         self._file.execute(
             "CREATE TABLE held (side BLOB, low INTEGER, high INTEGER, PRIMARY KEY (side, low)) WITHOUT ROWID"
         )
 
-    def find_near(self, taken: Mapping[bytes, Iterable[tuple[int, int]]]) -> FrameRanges:
-        """Those of the ranges that touch a range of `taken`, or lie right beside one."""
+    def find_near(self, frame_ranges: Mapping[bytes, Iterable[tuple[int, int]]]) -> FrameRanges:
+        """Return the ranges that overlap a range of `frame_ranges`, or are adjacent to one."""
         found: FrameRanges = {}
         with _wrap_errors():
-            for key, ranges in taken.items():
+            for key, ranges in frame_ranges.items():
                 near = {row for low, high in ranges for row in self._select_near(key, low, high)}
                 if near:
                     found[key] = sorted(near)
@@ -49,14 +49,14 @@ class StoredFrameRanges:
     def _select_near(self, key: bytes, low: int, high: int) -> Iterable[tuple[int, int]]:
         return self._file.execute(_NEAR, (key, low - 1, min(high + 1, _LAST)))
 
-    def add(self, taken: Mapping[bytes, Iterable[tuple[int, int]]]) -> None:
-        """Takes more frames as held."""
-        near = self.find_near(taken)
-        gone = [(key, low) for key, ranges in near.items() for low, _ in ranges]
-        merged = merge(near, taken)
+    def add(self, frame_ranges: Mapping[bytes, Iterable[tuple[int, int]]]) -> None:
+        """Add frames."""
+        near = self.find_near(frame_ranges)
+        replaced = [(key, low) for key, ranges in near.items() for low, _ in ranges]
+        merged = merge(near, frame_ranges)
         rows = [(key, low, high) for key, ranges in merged.items() for low, high in ranges]
         with _wrap_errors():
-            self._file.executemany("DELETE FROM held WHERE side = ? AND low = ?", gone)
+            self._file.executemany("DELETE FROM held WHERE side = ? AND low = ?", replaced)
             self._file.executemany("INSERT INTO held VALUES (?, ?, ?)", rows)
 
 
@@ -78,18 +78,19 @@ def _wrap_errors() -> Iterator[None]:
         ) from error
 
 
-def read_frame_ranges(lake: Lake, but: Iterable[Span] = ()) -> StoredFrameRanges:
-    """The frames in the table, as ranges; without those that came from the records in `but`.
+def read_frame_ranges(lake: Lake, excluded: Iterable[Span] = ()) -> StoredFrameRanges:
+    """Read the frames in the table as ranges, without those that came from the records in `excluded`.
 
-    LakeError: the table cannot be read, or there is no room on disk.
+    Raises:
+        LakeError: The table cannot be read, or there is no room on disk.
     """
-    own = [f"(kafka_partition = {at} AND kafka_offset BETWEEN {low} AND {high})" for at, low, high in but]
-    others = f"NOT ({' OR '.join(own)})" if own else "true"
-    held = StoredFrameRanges()
+    skipped = [f"(kafka_partition = {at} AND kafka_offset BETWEEN {low} AND {high})" for at, low, high in excluded]
+    others = f"NOT ({' OR '.join(skipped)})" if skipped else "true"
+    stored = StoredFrameRanges()
     for batch in read_rows(lake.open("frames"), [*_SIDE, "sequence"], others):
         if batch.num_rows:
-            held.add(_build_ranges(pa.Table.from_batches([batch])))
-    return held
+            stored.add(_build_ranges(pa.Table.from_batches([batch])))
+    return stored
 
 
 def _build_ranges(rows: pa.Table) -> FrameRanges:
@@ -98,13 +99,13 @@ def _build_ranges(rows: pa.Table) -> FrameRanges:
         [("sequence", "min"), ("sequence", "max"), ("sequence", "count_distinct"), ("sequence", "list")]
     )
     names = (*_SIDE, "sequence_min", "sequence_max", "sequence_count_distinct")
-    for place, (connection, direction, low, high, frames) in enumerate(
+    for index, (connection, direction, low, high, frames) in enumerate(
         zip(*(sides[name].to_pylist() for name in names), strict=True)
     ):
         ranges: Ranges = [(low, high)]
         if frames != high - low + 1:
             ranges = []
-            for sequence in sorted(sides["sequence_list"][place].as_py()):
+            for sequence in sorted(sides["sequence_list"][index].as_py()):
                 insert(ranges, sequence, sequence)
         found[build_range_key(connection, DIRECTIONS.index(direction))] = ranges
     return found

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from prometheus_client.metrics_core import Metric
 
-from kiln.schemas.families import family
+from kiln.schemas.families import build_family
 
 if TYPE_CHECKING:  # pyspark and kafka-python, which a reader of statuses does not need
     from kiln.pipelines.runtime.progress import QueryProgress
@@ -119,7 +119,7 @@ def build_query_metrics(lines: Iterable[QueryState]) -> Iterator[Metric]:
     lines = list(lines)
 
     def each(name: str, values: Mapping[str, float | None]) -> Metric:
-        return family(name, [((query,), value) for query, value in values.items() if value is not None])
+        return build_family(name, [((query,), value) for query, value in values.items() if value is not None])
 
     yield each("kiln_query_up", {line.name: float(line.phase in RUNS) for line in lines})
     yield each("kiln_query_tripped", {line.name: float(line.phase == "tripped") for line in lines})
@@ -130,7 +130,7 @@ def build_query_metrics(lines: Iterable[QueryState]) -> Iterator[Metric]:
     yield each("kiln_query_lag_seconds", {line.name: line.lag_seconds for line in lines})
     yield each("kiln_query_state_rows", {line.name: line.state_rows for line in lines})
     yield each("kiln_query_state_bytes", {line.name: line.state_bytes for line in lines})
-    yield family(
+    yield build_family(
         "kiln_query_phase_seconds",
         [((line.name, phase), took / 1000) for line in lines for phase, took in sorted(line.phases.items())],
     )

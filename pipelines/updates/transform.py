@@ -46,7 +46,7 @@ from kiln.schemas.kafka.records import (
     update_key,
 )
 from kiln.schemas.wire.cid import cid_text
-from kiln.schemas.wire.claims import CONTRADICTS, Claims, contradiction
+from kiln.schemas.wire.claims import CONTRADICTS, Claims, describe_contradiction
 from kiln.schemas.wire.streamid import StreamID
 from kiln.schemas.wire.topics import Separator, parse_separator_text, separator_text
 
@@ -201,7 +201,7 @@ def build_false_claim(claimed: Separator, separator: Separator, data: bytes, obs
     return QuarantineRecord(
         stage="separator",
         reason=CONTRADICTS,
-        detail=contradiction(claimed, separator),
+        detail=describe_contradiction(claimed, separator),
         data=data,
         observed_at=observed_at,
     )

@@ -20,7 +20,7 @@ from kiln.bridge.publisher.transition import HeightError, read_height
 from kiln.pipelines.batch.windows import PartitionWindows
 from kiln.pipelines.decode.decoder import DecodeConfig, FrameDecoder
 from kiln.schemas.captures.capture_file import CaptureError, read_capture
-from kiln.schemas.captures.formats import FORMATS, recognise
+from kiln.schemas.captures.formats import FORMATS, detect_format
 from kiln.schemas.captures.items import REASONS as HISTORY_REASONS
 from kiln.schemas.captures.items import FileSource, UnreadableItem
 from kiln.schemas.captures.lines import WHOLE
@@ -35,7 +35,7 @@ from kiln.schemas.wire.cid import CidError, block_cid, cid_bytes, cid_text
 from kiln.schemas.wire.genesis import NeedsBlock, read_genesis
 from kiln.schemas.wire.pubsub import read_message
 from kiln.schemas.wire.streamid import CommitID, StreamID, StreamIdError
-from kiln.schemas.wire.topic_table import BundleSet, agreement, parse_hello
+from kiln.schemas.wire.topic_table import BundleSet, negotiate_table, parse_hello
 from kiln.schemas.wire.topics import TopicError, parse_interest, parse_separator_text, parse_topic, topic_name
 from kit.plain_batcher import LogRecord, batch_partition, plainly
 from kit.scripted_peers import MESHSUB, T, check, message, peer
@@ -109,7 +109,7 @@ def pubsub(data: bytes) -> None:
 def hello(data: bytes) -> None:
     """The topic table of a peer's first RPC."""
     parse_hello(data)
-    agreement(data, data[::-1], BUNDLES)
+    negotiate_table(data, data[::-1], BUNDLES)
 
 
 @target
@@ -233,7 +233,7 @@ def trace_pb(data: bytes) -> None:
 @target
 def history_format(data: bytes) -> None:
     """The beginning of a file of which nobody has said the format."""
-    recognise(BytesIO(data))
+    detect_format(BytesIO(data))
 
 
 def _history(name: str, data: bytes) -> None:

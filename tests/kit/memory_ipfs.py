@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 from pathlib import Path
 
-from kiln.bridge.ipfs import BlockStoreUnavailableError, BlockUnavailableError, verified
+from kiln.bridge.ipfs import BlockStoreUnavailableError, BlockUnavailableError, verify_block
 from kiln.bridge.ipfs.folder import FolderBlockStore
 from kiln.schemas.wire.cid import block_cid, cid_text
 
@@ -37,4 +37,4 @@ class Ipfs(FolderBlockStore):
             raise RecursionError("what a peer sent")
         if cid not in self.blocks:
             raise BlockUnavailableError(f"{cid}: not found in {timeout:g} s")
-        return verified(cid, self.blocks[cid])
+        return verify_block(cid, self.blocks[cid])

@@ -17,7 +17,7 @@ from kiln.deploy.ops.monitor.facts import MonitorInputs
 from kiln.deploy.ops.snapshot import Snapshot
 from kiln.pipelines.runtime.query_status import build_query_metrics
 from kiln.schemas.exposition import FAMILIES, LATENESS_BUCKETS, MESH_SIZES
-from kiln.schemas.families import Values, family
+from kiln.schemas.families import Values, build_family
 from kiln.schemas.metrics import METRICS
 from kiln.schemas.printable import printable
 
@@ -39,23 +39,23 @@ def families(facts: MonitorInputs) -> Iterator[Metric]:
     yield from _lake(facts.tables, facts.read_at)
     checked = facts.snapshot.quality
     if checked is not None:
-        yield family("kiln_quality_expectations", checked.found.items())
-        yield family("kiln_quality_age_seconds", [((), facts.read_at - checked.at)])
+        yield build_family("kiln_quality_expectations", checked.found.items())
+        yield build_family("kiln_quality_age_seconds", [((), facts.read_at - checked.at)])
 
 
 def _run(facts: MonitorInputs) -> Iterator[Metric]:
     seen = facts.snapshot
-    yield family("kiln_info", [((facts.version, seen.network, seen.mode), 1)])
-    yield family("kiln_run_seconds", [((), seen.elapsed.total_seconds())])
-    yield family("kiln_problems", [((), len(seen.errors))])
-    yield family("kiln_broker_up", [((), float(not seen.broker))])
-    yield family("kiln_frames", [((), seen.frames)])
-    yield family("kiln_messages", [((kind,), number) for kind, number in seen.messages.items()])
-    yield family("kiln_copies", [((), seen.copies or 0)])
-    yield family("kiln_quarantined", seen.quarantine.items())
-    yield family("kiln_windows_open", [((), seen.open_separators or 0)])
-    yield family("kiln_batches", [((), seen.batches)])
-    yield family("kiln_batch_tips", [((), seen.tips)])
+    yield build_family("kiln_info", [((facts.version, seen.network, seen.mode), 1)])
+    yield build_family("kiln_run_seconds", [((), seen.elapsed.total_seconds())])
+    yield build_family("kiln_problems", [((), len(seen.errors))])
+    yield build_family("kiln_broker_up", [((), float(not seen.broker))])
+    yield build_family("kiln_frames", [((), seen.frames)])
+    yield build_family("kiln_messages", [((kind,), number) for kind, number in seen.messages.items()])
+    yield build_family("kiln_copies", [((), seen.copies or 0)])
+    yield build_family("kiln_quarantined", seen.quarantine.items())
+    yield build_family("kiln_windows_open", [((), seen.open_separators or 0)])
+    yield build_family("kiln_batches", [((), seen.batches)])
+    yield build_family("kiln_batch_tips", [((), seen.tips)])
     yield _lateness(seen)
 
 
@@ -69,38 +69,38 @@ def _lateness(seen: Snapshot) -> Metric:
 
 def bridge_families(status: BridgeStatus | None) -> Iterator[Metric]:
     """The families about a bridge. None: the bridge says nothing."""
-    yield family("kiln_bridge_up", [((), float(status is not None))])
+    yield build_family("kiln_bridge_up", [((), float(status is not None))])
     if status is None:
         return
     spool = status.spool
-    yield family("kiln_bridge_peers", _by_agent(status.peers).items())
-    yield family("kiln_bridge_peer_scores", _by_score(status.peers).items())
-    yield family("kiln_bridges", [((), len(status.sharing.bridges))])
-    yield family("kiln_bridge_leads", [((), float(status.sharing.leads))])
-    yield family("kiln_bridge_kept_out", [((), status.kept_out)])
-    yield family("kiln_bridge_topics", [((), len(status.topics))])
-    yield family("kiln_bridge_topics_left", [((), status.sharing.topics_left)])
-    yield family("kiln_bridge_topics_refused", [((), status.topics_refused)])
-    yield family("kiln_bridge_meshes", _by_size(status.mesh.values()).items())
-    yield family("kiln_bridge_frames", [(("in",), status.frames_in), (("out",), status.frames_out)])
-    yield family("kiln_bridge_bytes", [(("in",), status.bytes_in), (("out",), status.bytes_out)])
-    yield family("kiln_bridge_events", _declared("counters.", status.counters))
-    yield family("kiln_bridge_spool_frames", [((), spool.waiting)])
-    yield family("kiln_bridge_spool_memory_bytes", [((), spool.memory_bytes)])
-    yield family("kiln_bridge_spool_disk_bytes", [((), spool.disk_bytes)])
-    yield family("kiln_bridge_spool_free_bytes", [((), spool.free_bytes)])
-    yield family("kiln_bridge_spool_full", [((), float(spool.full))])
+    yield build_family("kiln_bridge_peers", _by_agent(status.peers).items())
+    yield build_family("kiln_bridge_peer_scores", _by_score(status.peers).items())
+    yield build_family("kiln_bridges", [((), len(status.sharing.bridges))])
+    yield build_family("kiln_bridge_leads", [((), float(status.sharing.leads))])
+    yield build_family("kiln_bridge_kept_out", [((), status.kept_out)])
+    yield build_family("kiln_bridge_topics", [((), len(status.topics))])
+    yield build_family("kiln_bridge_topics_left", [((), status.sharing.topics_left)])
+    yield build_family("kiln_bridge_topics_refused", [((), status.topics_refused)])
+    yield build_family("kiln_bridge_meshes", _by_size(status.mesh.values()).items())
+    yield build_family("kiln_bridge_frames", [(("in",), status.frames_in), (("out",), status.frames_out)])
+    yield build_family("kiln_bridge_bytes", [(("in",), status.bytes_in), (("out",), status.bytes_out)])
+    yield build_family("kiln_bridge_events", _declared("counters.", status.counters))
+    yield build_family("kiln_bridge_spool_frames", [((), spool.waiting)])
+    yield build_family("kiln_bridge_spool_memory_bytes", [((), spool.memory_bytes)])
+    yield build_family("kiln_bridge_spool_disk_bytes", [((), spool.disk_bytes)])
+    yield build_family("kiln_bridge_spool_free_bytes", [((), spool.free_bytes)])
+    yield build_family("kiln_bridge_spool_full", [((), float(spool.full))])
     overlay = status.bep50
     transports = [("gossipsub", status.publisher), *([("bep50", overlay.publisher)] if overlay is not None else [])]
-    yield family("kiln_publications", [each for name, told in transports for each in _publications(name, told)])
+    yield build_family("kiln_publications", [each for name, told in transports for each in _publications(name, told)])
     fetcher, node = status.fetcher, status.ipfs_node
     if fetcher is not None and fetcher.is_on:
-        yield family("kiln_fetcher_waiting", [((), fetcher.waiting)])
-        yield family("kiln_fetcher_fetching", [((), fetcher.fetching)])
-        yield family("kiln_fetcher_claims", [((), fetcher.claimed)])
-        yield family("kiln_fetcher_records", _declared("fetcher.counts.", fetcher.counts))
-        yield family("kiln_ipfs_connections", [((), node.connections)])
-        yield family("kiln_ipfs_provided", [((), node.provided)])
+        yield build_family("kiln_fetcher_waiting", [((), fetcher.waiting)])
+        yield build_family("kiln_fetcher_fetching", [((), fetcher.fetching)])
+        yield build_family("kiln_fetcher_claims", [((), fetcher.claimed)])
+        yield build_family("kiln_fetcher_records", _declared("fetcher.counts.", fetcher.counts))
+        yield build_family("kiln_ipfs_connections", [((), node.connections)])
+        yield build_family("kiln_ipfs_provided", [((), node.provided)])
     if overlay is not None:
         yield from _overlay(overlay)
 
@@ -114,11 +114,11 @@ def _publications(transport: str, told: PublisherStatus) -> Values:
 
 
 def _overlay(overlay: OverlayStatus) -> Iterator[Metric]:
-    yield family("kiln_bep50_topics", [((), overlay.joined)])
-    yield family("kiln_bep50_contacts", [((), overlay.contacts)])
-    yield family("kiln_bep50_frames", [(("in",), overlay.frames_in), (("out",), overlay.frames_out)])
-    yield family("kiln_bep50_gaps", [((), overlay.gaps)])
-    yield family("kiln_bep50_dropped", _declared("bep50.dropped.", overlay.dropped))
+    yield build_family("kiln_bep50_topics", [((), overlay.joined)])
+    yield build_family("kiln_bep50_contacts", [((), overlay.contacts)])
+    yield build_family("kiln_bep50_frames", [(("in",), overlay.frames_in), (("out",), overlay.frames_out)])
+    yield build_family("kiln_bep50_gaps", [((), overlay.gaps)])
+    yield build_family("kiln_bep50_dropped", _declared("bep50.dropped.", overlay.dropped))
 
 
 def _declared(path: str, counts: Mapping[str, int]) -> Values:
@@ -129,11 +129,11 @@ def _declared(path: str, counts: Mapping[str, int]) -> Values:
 def _lake(tables: Iterable[TableStatus], now: float) -> Iterator[Metric]:
     there = [table for table in tables if not table.problem]
     versions = [((table.name,), table.version) for table in there if table.version is not None]
-    yield family("kiln_table_rows", [((table.name,), table.rows) for table in there if table.rows is not None])
-    yield family("kiln_table_files", [((table.name,), table.files) for table in there])
-    yield family("kiln_table_bytes", [((table.name,), table.bytes) for table in there])
-    yield family("kiln_table_version", versions)
-    yield family(
+    yield build_family("kiln_table_rows", [((table.name,), table.rows) for table in there if table.rows is not None])
+    yield build_family("kiln_table_files", [((table.name,), table.files) for table in there])
+    yield build_family("kiln_table_bytes", [((table.name,), table.bytes) for table in there])
+    yield build_family("kiln_table_version", versions)
+    yield build_family(
         "kiln_table_age_seconds",
         [((table.name,), now - table.committed_at.timestamp()) for table in there if table.committed_at is not None],
     )

@@ -27,7 +27,7 @@ from kiln.pipelines.maintenance.plan import TableFile
 from kiln.pipelines.maintenance.state import list_files, describe_unsupported
 from kiln.pipelines.maintenance.steps import replace_files
 from kiln.schemas.delta.tables import TABLES
-from kiln.schemas.faults import code_of
+from kiln.schemas.faults import extract_code
 
 _TRIES: Final = 20
 """times that somebody else may write the table's files anew meanwhile"""
@@ -108,7 +108,7 @@ def _rows_at(path: Location, numbers: Sequence[int]) -> Iterator[dict[str, objec
         for row in batch.take(mine).to_pylist():
             data = row["data"]
             yield {name: row.get(name) for name in _KEPT} | {
-                "reason": code_of(row["reason"]),
+                "reason": extract_code(row["reason"]),
                 "bytes": len(data),
                 "sha256": sha256(data).hexdigest(),
                 "observed_at": row["observed_at"],

@@ -16,7 +16,7 @@ from kiln.conf.settings.keys import nearest
 from kiln.deploy.ops.quarantine.frames import FramePosition, Places, stored
 from kiln.pipelines.delta.duckdb_tables import read_columns, open_tables, register_store, build_columns_query
 from kiln.pipelines.delta.lake import Lake
-from kiln.schemas.faults import CODE_IN_SQL, code_of
+from kiln.schemas.faults import CODE_IN_SQL, extract_code
 from kiln.schemas.kafka.frames import BEP50, gossip_messages
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.reject import Rejected
@@ -102,7 +102,7 @@ class QuarantineRows:
         self._db.execute("SET TimeZone = 'UTC'")
         self._db.execute(f"CREATE TEMP VIEW every AS {build_columns_query(columns, list(self._paths), places=True)}")
         self._refuse_unknown("stage", "stage", wanted.stage)
-        self._refuse_unknown("reason", CODE_IN_SQL, wanted.reason and code_of(wanted.reason))
+        self._refuse_unknown("reason", CODE_IN_SQL, wanted.reason and extract_code(wanted.reason))
         self._pick(wanted)
         if (authors or wanted.author) and "frames" in there:
             open_tables(self._db, lake, ["frames"])
@@ -127,7 +127,7 @@ class QuarantineRows:
     def _pick(self, wanted: QuarantineFilter) -> None:
         tests = {
             "stage = ?": wanted.stage,
-            f"{CODE_IN_SQL} = ?": wanted.reason and code_of(wanted.reason),
+            f"{CODE_IN_SQL} = ?": wanted.reason and extract_code(wanted.reason),
             "observed_at >= ?": wanted.since,
             "observed_at < ?": wanted.until,
         }

@@ -24,7 +24,7 @@ from kiln.deploy.ops.quarantine.frames import FramePosition, Places, reread, sto
 from kiln.pipelines.decode.decoder import DecodeConfig, DecodedMessage, RejectedMessage, compute_identities, compute_column_identities
 from kiln.pipelines.delta.duckdb_tables import open_tables
 from kiln.pipelines.delta.lake import Lake
-from kiln.schemas.faults import CODE_IN_SQL, code_of
+from kiln.schemas.faults import CODE_IN_SQL, extract_code
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.wire.identity import Verdict
 
@@ -82,11 +82,11 @@ class QuarantineReplay:
     """Reads a lake; `find()`, then `frames()`."""
 
     def __init__(self, lake: Lake, reason: str, how: DecodeConfig) -> None:
-        """`reason`: as Kiln writes the reason now, or as earlier versions did (`kiln.schemas.faults.code_of`).
+        """`reason`: as Kiln writes the reason now, or as earlier versions did (`kiln.schemas.faults.extract_code`).
 
         QuarantineReplayError: nothing is in quarantine for that reason, or what is there came from no frame. LakeError.
         """
-        self._reason = code_of(reason)
+        self._reason = extract_code(reason)
         self._how = how
         self._connection = duckdb.connect()
         self._connection.execute("SET TimeZone = 'UTC'")

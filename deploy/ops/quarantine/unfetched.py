@@ -8,7 +8,7 @@ import duckdb
 
 from kiln.pipelines.delta.duckdb_tables import open_tables
 from kiln.pipelines.delta.lake import Lake
-from kiln.schemas.faults import CODE_IN_SQL, code_of
+from kiln.schemas.faults import CODE_IN_SQL, extract_code
 from kiln.schemas.kafka.records import UNREADABLE, WantedRecord, decode_wanted
 
 
@@ -24,7 +24,7 @@ class UnfetchedBlocks(NamedTuple):
 def unfetched(lake: Lake, reason: str) -> UnfetchedBlocks | None:
     """What the fetcher gave up for a reason; None: the reason is none of the stage `fetch`.
 
-    `reason`: in either spelling (`kiln.schemas.faults.code_of`). An update that waits keeps its origin, LIVE or REPLAY,
+    `reason`: in either spelling (`kiln.schemas.faults.extract_code`). An update that waits keeps its origin, LIVE or REPLAY,
     because no topic has had the update yet. LakeError.
     """
     there = lake.tables()
@@ -33,7 +33,7 @@ def unfetched(lake: Lake, reason: str) -> UnfetchedBlocks | None:
     with duckdb.connect() as connection:
         open_tables(connection, lake, [name for name in ("quarantine", "updates", "tips") if name in there])
         rows = connection.execute(
-            f"SELECT DISTINCT data FROM quarantine WHERE stage = 'fetch' AND {CODE_IN_SQL} = ?", [code_of(reason)]
+            f"SELECT DISTINCT data FROM quarantine WHERE stage = 'fetch' AND {CODE_IN_SQL} = ?", [extract_code(reason)]
         ).fetchall()
         if not rows:
             return None

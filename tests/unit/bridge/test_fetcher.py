@@ -438,12 +438,12 @@ class Held(FolderBlockStore):
         self.error: Exception | None = None
 
     def get(self, cid: str, timeout: float, limit: int = 0) -> bytes:
-        from kiln.bridge.ipfs import digest_of
+        from kiln.bridge.ipfs import read_digest
 
         if self.error is not None:
             raise self.error
         try:
-            return self.blocks[digest_of(cid)]
+            return self.blocks[read_digest(cid)]
         except KeyError:
             raise BlockUnavailableError(f"{cid} is not here") from None
 

@@ -76,7 +76,7 @@ def test_a_tip_was_heard_however_its_cid_is_written() -> None:
         f"'m' AS separator_value, '{STREAM}' AS stream, unnest(['{CID.upper()}', '{other}', 'no CID']) AS tip"
     )
     look = CheckInputs(db, "m", check("expect_batches_to_follow_from_updates"), CheckContext(datetime.now(UTC)), {})
-    have = look.keep("have", "h UBIGINT, read_at TIMESTAMPTZ")
+    have = look.create_state("have", "h UBIGINT, read_at TIMESTAMPTZ")
     _remember_updates(look, have)
     owner = '["n","LIVE","model","m"]'
 

@@ -54,7 +54,7 @@ class Town:
             self.lake, CheckContext(now or datetime.now(UTC) + LATER, running=running), self._judge, self.memory
         )
         try:
-            return checking.results(self._checks)
+            return checking.run_checks(self._checks)
         finally:
             checking.close()
 

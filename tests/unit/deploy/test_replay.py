@@ -21,7 +21,7 @@ from kiln.bridge.capture.tap import ConnectionTap
 from kiln.bridge.kafka.producers import FramesProducer, FramesProducerError, connect
 from kiln.deploy.demo.traffic.replay import DEFAULT_NETWORK, ReplayProgress, replay
 from kiln.schemas.captures.capture_file import CaptureError, CaptureRecord, open_capture, read_capture, write_capture
-from kiln.schemas.captures.kiln_capture import connection_id, frames_of, survey
+from kiln.schemas.captures.kiln_capture import connection_id, build_frames, survey
 from kiln.schemas.kafka.frames import read_frame
 from kiln.schemas.proto.gossipsub import rpc_pb2
 from kiln.schemas.proto.kiln import frame_pb2
@@ -120,7 +120,7 @@ def test_a_live_frame_and_a_replayed_one_have_the_same_hellos(first: bytes, seco
         CaptureRecord("S", 2, A, B, "/meshsub/1.3.0", second),
     ]
     found = survey(records)
-    replayed_ones = list(frames_of(records, found, bytes(32), "local-test"))
+    replayed_ones = list(build_frames(records, found, bytes(32), "local-test"))
     assert isinstance(live, frame_pb2.Frame)
     assert {(each.hello_in, each.hello_out) for each in replayed_ones} == {(live.hello_in, live.hello_out)}
 
@@ -346,7 +346,7 @@ def test_progress_ends_with_everything(tmp_path: Path) -> None:
 
 def test_frames_are_made_one_at_a_time() -> None:
     records = heard(hello(TOPIC), publish())
-    first = next(frames_of(iter(records), survey(records), bytes(32), "n"))
+    first = next(build_frames(iter(records), survey(records), bytes(32), "n"))
     assert first.connection == connection_id(bytes(32), A, B, 1)
 
 

@@ -65,7 +65,7 @@ def test_nothing_is_new_in_a_range_that_is_held(low: int) -> None:
 
 def test_a_connection_without_loss_is_one_range() -> None:
     sieve = FrameRangeFilter({})
-    assert all(sieve.passes(A, 0, sequence) for sequence in range(1, 1_001))
+    assert all(sieve.accept(A, 0, sequence) for sequence in range(1, 1_001))
     assert sieve.taken == {build_range_key(A, 0): [(1, 1_000)]}
 
 
@@ -80,7 +80,7 @@ def test_a_frame_passes_if_not_held_and_once(
     seen = {(*key, number) for key, held in before.items() for number in held}
     taken: set[tuple[bytes, int, int]] = set()
     for frame in frames:
-        assert sieve.passes(*frame) == (frame not in seen)
+        assert sieve.accept(*frame) == (frame not in seen)
         taken |= {frame} - seen
         seen.add(frame)
     assert {(key, number) for key, ranges in sieve.taken.items() for number in numbers_in(ranges)} == {
@@ -90,9 +90,9 @@ def test_a_frame_passes_if_not_held_and_once(
 
 def test_the_largest_sequence_passes_once() -> None:
     sieve = FrameRangeFilter({})
-    assert sieve.passes(A, 0, 2**63 - 1)
-    assert not sieve.passes(A, 0, 2**63 - 1)
-    assert not FrameRangeFilter(sieve.taken).passes(A, 0, 2**63 - 1)
+    assert sieve.accept(A, 0, 2**63 - 1)
+    assert not sieve.accept(A, 0, 2**63 - 1)
+    assert not FrameRangeFilter(sieve.taken).accept(A, 0, 2**63 - 1)
 
 
 held = st.dictionaries(st.sampled_from((build_range_key(A, 0), build_range_key(A, 1), build_range_key(B, 0))), st.sets(numbers).map(ranges_of))

@@ -188,14 +188,14 @@ def test_a_worker_that_is_killed_leaves_what_was_there_and_no_lock(tmp_path: Pat
     code = f"""
 import os, signal
 from pathlib import Path
-from kiln.pipelines.updates.known_streams import StreamsFile, _alone
+from kiln.pipelines.updates.known_streams import StreamsFile, _lock_file
 from kiln.schemas.kafka.records import StreamRecord, encode
 def values():
     for n in range(20_000):
         yield encode(StreamRecord("mainnet", f"k{{n}}", None, 1, without="no_separator"))
     os.kill(os.getpid(), signal.SIGKILL)
 path = Path({str(path)!r})
-with _alone(path):
+with _lock_file(path):
     StreamsFile(path).add(values(), {{0: 20_001}})
 """
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9

@@ -199,14 +199,14 @@ from pathlib import Path
 sys.path.insert(0, {root!r})
 from kiln.conf.process.errors import KilnError
 from kiln.conf.process.location import location
-from kiln.pipelines.runtime.dedup_store import DedupStoreConfig, new_copies
+from kiln.pipelines.runtime.dedup_store import DedupStoreConfig, filter_new_copies
 from kiln.schemas.kafka.records import Epoch
 from tests.unit.pipelines.test_remembered import copy
 
 print("ready", flush=True)
 sys.stdin.readline()
 copies = [copy({number} * 100_000 + at, at) for at in range(20_000)]
-for each in new_copies(copies, DedupStoreConfig({path!r}, 1_000), 0, Epoch("q", 1)):
+for each in filter_new_copies(copies, DedupStoreConfig({path!r}, 1_000), 0, Epoch("q", 1)):
     print(each.position, int.from_bytes(each.identities[0]))
 """
 

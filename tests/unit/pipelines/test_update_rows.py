@@ -197,10 +197,10 @@ def known(monkeypatch: pytest.MonkeyPatch) -> None:
         def refresh(self) -> None:
             self["testnet-clay", STREAM] = SeparatorRecord(*BY_MODEL)
 
-        def waited(self, stream: tuple[str, str], tip: WaitedTip) -> bool:
+        def has_waited(self, stream: tuple[str, str], tip: WaitedTip) -> bool:
             return (stream, tip) == (("testnet-clay", STREAM), WaitedTip("LIVE", WAITED))
 
-    monkeypatch.setattr(module, "known_streams", lambda where: Streams())
+    monkeypatch.setattr(module, "open_known_streams", lambda where: Streams())
 
 
 @pytest.mark.usefixtures("known")
