@@ -1,4 +1,4 @@
-"""A family of `kiln.schemas.exposition` with its values, as prometheus_client writes families."""
+"""Conversion of declared metric families to those of prometheus_client."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Values = Iterable[tuple[tuple[str, ...], float]]
 """Label values, in the family's order, and the value."""
 
 
-def family(name: str, values: Values) -> Metric:
-    """A counter or gauge that `kiln.schemas.exposition` declares. KeyError: there is no such family."""
+def build_family(name: str, values: Values) -> Metric:
+    """Build a counter or gauge that `kiln.schemas.exposition` declares."""
     declared = FAMILIES[name]
-    of_kind = CounterMetricFamily if declared.kind == "counter" else GaugeMetricFamily
-    made = of_kind(name, declared.says, labels=declared.labels)
+    family_type = CounterMetricFamily if declared.kind == "counter" else GaugeMetricFamily
+    metric = family_type(name, declared.says, labels=declared.labels)
     for labels, value in values:
-        made.add_metric(labels, value)
-    return made
+        metric.add_metric(labels, value)
+    return metric

@@ -504,13 +504,13 @@ FAULTS: Final = (
 """Every (stage, reason) that any part of Kiln writes, in the order in which a message passes the stages."""
 
 CODE_IN_SQL: Final = "replace(reason, ' ', '_')"
-"""`code_of` as SQL, over the column `reason` of the table `quarantine`."""
+"""`extract_code` as SQL, over the column `reason` of the table `quarantine`."""
 
 BEGIN: Final = "<!-- made from schemas/faults.py -->"
 END: Final = "<!-- end of what is made from schemas/faults.py -->"
 
 
-def code_of(reason: str) -> str:
+def extract_code(reason: str) -> str:
     """The reason in snake_case.
 
     Earlier Kilns wrote `no table agreed`, `index out of range` and `unknown bundle hash`, with spaces. The rows that
@@ -526,7 +526,7 @@ def markdown() -> str:
     return "\n".join([*lines, "", END])
 
 
-def with_table(page: str) -> str:
+def insert_table(page: str) -> str:
     """The page with its table made anew. ValueError: the page has no markers."""
     if page.count(BEGIN) != 1 or page.count(END) != 1:
         raise ValueError(f"the page must have {BEGIN!r} and {END!r} once each")
@@ -536,4 +536,4 @@ def with_table(page: str) -> str:
 
 if __name__ == "__main__":
     runbook = Path(sys.argv[1])
-    runbook.write_text(with_table(runbook.read_text(encoding="utf-8")), encoding="utf-8")
+    runbook.write_text(insert_table(runbook.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,8 +1,7 @@
-"""Text from the network as a terminal may have it.
+"""Escaping of text from the network for terminals.
 
-Peers choose agents, topics, reasons and bytes. Characters that move a cursor, change a title, turn the order of the
-letters round or are not seen at all are shown as the escapes of JSON. `--json` needs none of this: its strings are
-ASCII.
+Peers choose agents, topics, reasons and bytes. Characters that control the terminal, reorder text or are invisible are
+shown as JSON escapes. `--json` does not need this, as its strings are ASCII.
 """
 
 from __future__ import annotations
@@ -26,17 +25,17 @@ _SHORT: Final = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 
 
 def printable(text: str) -> str:
-    """The text on one line, each character that a reader could not see as such escaped: `\\u001b`, `\\n`, `\\u202e`."""
+    """Return the text on one line, with characters escaped that are not visible: `\\u001b`, `\\n`, `\\u202e`."""
     return _UNSAFE.sub(_escape, text)
 
 
 def printable_lines(text: str) -> str:
-    """As `printable`, for text whose newlines are Kiln's own: they stay."""
+    """Escape as `printable`, but keep newlines, for text whose newlines are Kiln's own."""
     return _UNSAFE_IN_LINES.sub(_escape, text)
 
 
-def _escape(found: re.Match[str]) -> str:
-    character = found[0]
+def _escape(match: re.Match[str]) -> str:
+    character = match[0]
     short = _SHORT.get(character)
     if short is not None:
         return short

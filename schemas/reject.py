@@ -1,7 +1,7 @@
-"""What a reader answers for an item it cannot take.
+"""Result of a reader for an item that it rejects.
 
-Bad traffic is normal on a public network, so readers on the per-message path return this value and raise nothing: an
-exception costs more than the parse it reports on, and a forgotten one would stop a query.
+Bad traffic is normal on a public network, so readers on the per-message path return this value instead of raising: an
+exception costs more than the parse, and an uncaught one would stop a query.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import msgspec
 
 
 class Rejected(msgspec.Struct, frozen=True):
-    """An item that was not taken. It goes to quarantine with its bytes (decision 6).
+    """A rejected item. It goes to quarantine with its bytes (decision 6).
 
     ``reason`` is a snake_case code out of a closed set, one that counts and dashboards may group by; each reader
     documents its own (``kiln.schemas.wire.pubsub.REASONS``, ``kiln.schemas.wire.topic_table.REASONS``), and

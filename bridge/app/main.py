@@ -18,7 +18,7 @@ import trio
 
 from kiln.bridge.app.interests import network_topics
 from kiln.bridge.app.neighbours import bitswap_peers
-from kiln.bridge.app.reporting import status_of
+from kiln.bridge.app.reporting import build_status
 from kiln.bridge.app.wiring import BridgeComponents, build_bridge
 from kiln.bridge.bep50.carrier import CarrierError
 from kiln.bridge.capture.spool import SinkError
@@ -38,7 +38,7 @@ from kiln.schemas.wire.identity import peer_text
 from kiln.schemas.wire.topics import parse_interest
 
 _LOG = logging.getLogger("kiln.bridge.app")
-_EVERY = 1.0  # s between two looks at interests and statuses
+_UPDATE_EVERY = 1.0  # s between two looks at interests and statuses
 
 
 class BridgeError(PrerequisiteError):
@@ -54,10 +54,10 @@ def run(settings: Settings) -> None:
         try:
             trio.run(_run, settings)
         except* (NodeError, KeyFileError, SeqnoError, SinkError, CarrierError) as failed:
-            raise BridgeError(str(_first(failed))) from failed
+            raise BridgeError(str(_first_error(failed))) from failed
 
 
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -77,7 +77,7 @@ async def _run(settings: Settings) -> None:
                     await nursery.start(parts.carrier.run)
                 if parts.discovery is not None:
                     nursery.start_soon(parts.discovery.run)
-                nursery.start_soon(_look_after, parts, settings)
+                nursery.start_soon(_update_every_second, parts, settings)
                 for thread in parts.threads:
                     thread.start()
                 async for _ in signals:
@@ -89,7 +89,7 @@ async def _run(settings: Settings) -> None:
                 nursery.cancel_scope.cancel()
 
 
-async def _look_after(parts: BridgeComponents, settings: Settings) -> None:
+async def _update_every_second(parts: BridgeComponents, settings: Settings) -> None:
     """Once a second: puts the node on the topics of the interests, tells IPFS its neighbours, starts threads again that
     a fault has ended, writes the status."""
     path = settings.bridge_dir / "status.json"
@@ -99,20 +99,20 @@ async def _look_after(parts: BridgeComponents, settings: Settings) -> None:
         view = parts.node.view()
         interests = parts.interests.read()
         peers = parts.node.router.peers
-        parts.membership.follow(interests)
-        parts.shares.among(parts.membership.bridges)
-        await _follow(parts, settings.network, interests, peers, view.topics)
-        parts.blocks.stay_near(bitswap_peers(parts.node, peers))
+        parts.membership.set_interests(interests)
+        parts.shares.set_bridges(parts.membership.bridges)
+        await _update_topics(parts, settings.network, interests, peers, view.topics)
+        parts.blocks.connect_gossip_peers(bitswap_peers(parts.node, peers))
         for thread in (parts.membership, *parts.threads):
             thread.revive()
-        status = status_of(parts, settings, view, interests, time.time())
+        status = build_status(parts, settings, view, interests, time.time())
         problems.see(status.errors)
         with suppress(OSError):  # no reason to leave the network; a reader sees that the status is old
             write_status(path, status)
-        await trio.sleep(_EVERY)
+        await trio.sleep(_UPDATE_EVERY)
 
 
-async def _follow(
+async def _update_topics(
     parts: BridgeComponents,
     network: str,
     interests: Iterable[str],
@@ -121,7 +121,7 @@ async def _follow(
 ) -> None:
     """Joins and leaves topics, so that the node is on those of the interests. There may be thousands: what peers say
     goes on in between."""
-    wanted = parts.joining.choose(network, map(parse_interest, interests), peers, joined)
+    wanted = parts.topic_selector.choose(network, map(parse_interest, interests), peers, joined)
     if not parts.publishing.joins_network_topic():
         wanted.difference_update(network_topics(network))
     for topic in sorted(wanted.difference(joined)):

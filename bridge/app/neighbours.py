@@ -7,7 +7,7 @@ from typing import Protocol
 
 from kiln.bridge.gossipsub.effects import PeerView
 from kiln.bridge.ipfs.neighbours import BITSWAP, BitswapPeer
-from kiln.bridge.libp2p.kademlia import AddressScope, trusted_contact, address_scope
+from kiln.bridge.libp2p.kademlia import AddressScope, address_scope, trusted_contact
 from kiln.schemas.wire.identity import peer_text
 
 

@@ -8,7 +8,7 @@ from heapq import nlargest
 
 from msgspec import structs
 
-from kiln.bridge.app.wiring import BridgeComponents, held_back
+from kiln.bridge.app.wiring import BridgeComponents, describe_hold
 from kiln.bridge.bep50.carrier import TRANSPORT
 from kiln.bridge.libp2p.view import NodeView
 from kiln.bridge.publisher.publisher import Publisher
@@ -20,7 +20,7 @@ _MOST_SAVINGS = 50  # topics, and topics of each peer, whose savings are told
 _NO_IPFS = "ipfs.api is empty"
 
 
-def status_of(
+def build_status(
     parts: BridgeComponents, settings: Settings, view: NodeView, interests: tuple[str, ...], at: float
 ) -> BridgeStatus:
     """The status of a bridge. `view`: of its node; `interests`: as last read; `at`: unix seconds."""
@@ -33,7 +33,7 @@ def status_of(
         interests=interests,
         topics=view.topics,
         mesh={topic: len(peers) for topic, peers in view.mesh.items()},
-        peers=tuple(structs.replace(peer, savings=greatest(peer.savings)) for peer in view.peers),
+        peers=tuple(structs.replace(peer, savings=select_largest(peer.savings)) for peer in view.peers),
         frames_in=view.frames_in,
         frames_out=view.frames_out,
         bytes_in=view.bytes_in,
@@ -41,21 +41,21 @@ def status_of(
         spool=parts.sink.status(),
         publisher=_publisher_status(parts.publisher, settings.publish.enabled is False, "publish.enabled"),
         counters=dict(view.counters),
-        savings=greatest(view.savings),
+        savings=select_largest(view.savings),
         errors=tuple(_errors(parts, settings, view)),
         bep50=_overlay_status(parts, settings),
         fetcher=FetcherStatus(f"off: {_NO_IPFS}") if parts.fetcher is None else parts.fetcher.status(),
-        ipfs=parts.blocks.about(),
+        ipfs=parts.blocks.describe(),
         ipfs_node=parts.blocks.status(),
         transition=parts.publishing.describe(),
         kept_out=view.kept_out,
-        topics_refused=parts.joining.refused,
-        topic_refusals=parts.joining.refusals,
+        topics_refused=parts.topic_selector.refused,
+        topic_refusals=parts.topic_selector.refusals,
         sharing=structs.replace(parts.membership.status(), topics_left=len(parts.shares.left)),
     )
 
 
-def greatest(savings: Iterable[SavingStatus]) -> tuple[SavingStatus, ...]:
+def select_largest(savings: Iterable[SavingStatus]) -> tuple[SavingStatus, ...]:
     """The savings of most bytes, so that the status stays small with many peers on many topics."""
     return tuple(nlargest(_MOST_SAVINGS, savings, key=lambda each: each.as_names - each.as_indices))
 
@@ -78,13 +78,13 @@ def _errors(parts: BridgeComponents, settings: Settings, view: NodeView) -> Iter
     for each in view.bootstrap:
         if each.error and not each.connected:
             yield f"{each.addresses[0]}: {each.error}"
-    if refused := parts.joining.refused:
+    if refused := parts.topic_selector.refused:
         yield f"{refused} topics of peers are not joined: see bridge.max_topics and bridge.max_topics_of_peer"
     if parts.publisher is not None:
         topics = (peer.topics for peer in parts.node.router.peers.values())
-        if told := describe_unreached_peers(parts.publishing.publishing_scheme(), settings.network, topics):
-            yield told
-        if why := held_back(settings, parts.blocks.status()):
+        if group := describe_unreached_peers(parts.publishing.publishing_scheme(), settings.network, topics):
+            yield group
+        if why := describe_hold(settings, parts.blocks.status()):
             yield f"batches are held back: {why}"
     for peer in sorted(parts.shares.others - {peer.peer for peer in view.peers}):
         yield f"bridge {peer} is no gossip peer of this one, so both hear everything: name it in bridge.bootstrap"

@@ -14,7 +14,7 @@ import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from kiln.bridge.app.interests import InterestsFile
-from kiln.bridge.app.joining import TopicSelector
+from kiln.bridge.app.topic_selector import TopicSelector
 from kiln.bridge.bep50.carrier import TRANSPORT, Carrier, CarrierOptions, publisher_key
 from kiln.bridge.capture.spool import FrameSink
 from kiln.bridge.cluster.group import Member, interests_digest
@@ -49,8 +49,10 @@ from kiln.schemas.wire.identity import peer_of, peer_text
 from kiln.schemas.wire.topic_table import BundleSet
 from kiln.schemas.wire.topics import separator_text
 
-_PATIENCE = 4.0  # s that frames on their way to Kafka get when the bridge ends; the spool keeps the rest
-_LOOK_AGAIN = 100_000  # µs between looks whether others have an announced item: they acknowledge it after it is sent
+_CLOSE_TIMEOUT = 4.0  # s that frames on their way to Kafka get when the bridge ends; the spool keeps the rest
+_ACKNOWLEDGEMENT_CHECK_EVERY = (
+    100_000  # µs between looks whether others have an announced item: they acknowledge it after it is sent
+)
 
 
 class FramesLostError(KilnError):
@@ -63,7 +65,7 @@ class BridgeComponents:
 
     interests: InterestsFile
     shares: TopicShares
-    joining: TopicSelector
+    topic_selector: TopicSelector
     sink: FrameSink
     node: Node
     discovery: Discovery | None
@@ -90,39 +92,43 @@ def build_bridge(settings: Settings, stack: ExitStack, token: trio.lowlevel.Trio
     The threads of publisher and announcer hand messages to the trio thread of `token`. Whoever calls this starts node,
     discovery, carrier and threads.
     """
-    sink = stack.enter_context(_sink(settings))
+    sink = stack.enter_context(_open_sink(settings))
     seqno = stack.enter_context(Seqno(settings.bridge_dir / "seqno", time.time_ns))
     key = load_or_create(settings.bridge_dir / "key")
     shares = TopicShares(peer_text(peer_of(key)))
-    joining = TopicSelector(settings.bridge.max_topics, settings.bridge.max_topics_of_peer, shares)
-    node = _node(settings, key, seqno, sink, joining)
-    quarantine = _quarantine(settings)
+    topic_selector = TopicSelector(settings.bridge.max_topics, settings.bridge.max_topics_of_peer, shares)
+    node = _create_node(settings, key, seqno, sink, topic_selector)
+    quarantine = _create_quarantine(settings)
     quarantine.start()
     stack.callback(quarantine.stop)
-    carrier = _carrier(settings, sink, quarantine) if settings.bep50.enabled else None
-    blocks = stack.enter_context(_blocks(settings))
+    carrier = _create_carrier(settings, sink, quarantine) if settings.bep50.enabled else None
+    blocks = stack.enter_context(_open_block_store(settings))
     publishing = PublishingTopics(settings)
     publishing.start()
     stack.callback(publishing.stop)
-    interests = _interests(settings)
-    membership = _membership(settings, node, interests, carrier)
+    interests = _create_interests(settings)
+    membership = _create_membership(settings, node, interests, carrier)
     membership.start()
     stack.callback(membership.stop)
     return BridgeComponents(
         interests=interests,
         shares=shares,
-        joining=joining,
+        topic_selector=topic_selector,
         sink=sink,
         node=node,
-        discovery=_discovery(settings, node) if settings.discovery.enabled else None,
+        discovery=_create_discovery(settings, node) if settings.discovery.enabled else None,
         quarantine=quarantine,
         carrier=carrier,
         blocks=blocks,
         membership=membership,
         publishing=publishing,
-        publisher=_publisher(settings, node, blocks, publishing, membership, token) if settings.publishes else None,
-        announcer=_announcer(settings, carrier, blocks, membership, token) if carrier and settings.announces else None,
-        fetcher=_fetcher(settings, blocks, membership) if settings.ipfs.api else None,
+        publisher=_create_publisher(settings, node, blocks, publishing, membership, token)
+        if settings.publishes
+        else None,
+        announcer=_create_announcer(settings, carrier, blocks, membership, token)
+        if carrier and settings.announces
+        else None,
+        fetcher=_create_fetcher(settings, blocks, membership) if settings.ipfs.api else None,
     )
 
 
@@ -130,12 +136,12 @@ class PublishingTopics:
     """On which topics a batch goes out at this moment, and whether the topic of the network is heard (CIP-120)."""
 
     def __init__(self, settings: Settings) -> None:
-        told = settings.transition
-        self._transition = Transition(told.mode, told.at_us, told.height or None, micros(told.phase_out))
+        group = settings.transition
+        self._transition = Transition(group.mode, group.at_us, group.height or None, micros(group.phase_out))
         self._height: HeightWatch | None = None
-        if told.height:
+        if group.height:
             path = settings.bridge_dir / "transition.json"
-            self._height = HeightWatch(told.rpc_url.get_secret_value(), told.height, path, _now_us)
+            self._height = HeightWatch(group.rpc_url.get_secret_value(), group.height, path, _now_us)
 
     def start(self) -> None:
         """Begins to ask for the block height, where the settings name one."""
@@ -177,7 +183,9 @@ def _now_us() -> int:
 # ---------------------------------------------------------------- network
 
 
-def _node(settings: Settings, key: Ed25519PrivateKey, seqno: Seqno, sink: FrameSink, joining: TopicSelector) -> Node:
+def _create_node(
+    settings: Settings, key: Ed25519PrivateKey, seqno: Seqno, sink: FrameSink, topic_selector: TopicSelector
+) -> Node:
     options = NodeOptions(
         network=settings.network,
         listen=settings.bridge.listen,
@@ -195,36 +203,36 @@ def _node(settings: Settings, key: Ed25519PrivateKey, seqno: Seqno, sink: FrameS
         all_bytes_out=settings.bridge.all_bytes_out,
         ban=settings.bridge.ban.total_seconds(),
     )
-    return Node(options, key, seqno, sink, joining.heard, authors=settings.publish.keys)
+    return Node(options, key, seqno, sink, topic_selector.record_message, authors=settings.publish.keys)
 
 
-def _discovery(settings: Settings, node: Node) -> Discovery:
-    told = settings.discovery
+def _create_discovery(settings: Settings, node: Node) -> Discovery:
+    group = settings.discovery
     options = DiscoveryOptions(
-        prefix=told.prefix,
-        serve=told.serve,
-        announce=told.announce,
-        renew=told.renew.total_seconds(),
-        every=told.every.total_seconds(),
+        prefix=group.prefix,
+        serve=group.serve,
+        announce=group.announce,
+        renew=group.renew.total_seconds(),
+        every=group.every.total_seconds(),
     )
     return Discovery(node, options, random.Random(), RouterOptions().D)
 
 
-def _carrier(settings: Settings, sink: FrameSink, quarantine: QuarantineWriter) -> Carrier:
-    told, folder = settings.bep50, settings.bridge_dir
+def _create_carrier(settings: Settings, sink: FrameSink, quarantine: QuarantineWriter) -> Carrier:
+    group, folder = settings.bep50, settings.bridge_dir
     options = CarrierOptions(
         network=settings.network,
-        listen=told.listen,
-        bootstrap=told.bootstrap,
-        contacts=told.contacts,
-        follow=tuple(map(parse_source, told.follow)),
-        most_topics=told.topics,
+        listen=group.listen,
+        bootstrap=group.bootstrap,
+        contacts=group.contacts,
+        follow=tuple(map(parse_source, group.follow)),
+        most_topics=group.topics,
         batch_typ=settings.batch.typ,
     )
     return Carrier(options, publisher_key(folder), folder / "bep50", sink, quarantine=quarantine.put)
 
 
-def _interests(settings: Settings) -> InterestsFile:
+def _create_interests(settings: Settings) -> InterestsFile:
     """For one thread: the file remembers what it has read."""
     return InterestsFile(settings.bridge_dir / "interests.json", settings.bridge.interests)
 
@@ -233,7 +241,7 @@ def _interests(settings: Settings) -> InterestsFile:
 
 
 @contextmanager
-def _sink(settings: Settings) -> Iterator[FrameSink]:
+def _open_sink(settings: Settings) -> Iterator[FrameSink]:
     kafka = settings.broker
     topic = kafka.topic("frames")
     sink = FrameSink(
@@ -248,7 +256,7 @@ def _sink(settings: Settings) -> Iterator[FrameSink]:
     try:
         yield sink
     finally:
-        lost = sink.close(_PATIENCE)
+        lost = sink.close(_CLOSE_TIMEOUT)
         if lost:
             raise FramesLostError(
                 f"{lost} frames are lost: Kafka did not take them before the bridge ended, and the spool in "
@@ -256,7 +264,7 @@ def _sink(settings: Settings) -> Iterator[FrameSink]:
             )
 
 
-def _quarantine(settings: Settings) -> QuarantineWriter:
+def _create_quarantine(settings: Settings) -> QuarantineWriter:
     kafka = settings.broker
     return QuarantineWriter(
         lambda: StoppableKafkaProducer(kafka.server_list(), kafka.security_options()), kafka.topic("quarantine")
@@ -264,7 +272,7 @@ def _quarantine(settings: Settings) -> QuarantineWriter:
 
 
 @contextmanager
-def _blocks(settings: Settings) -> Iterator[BlockStore]:
+def _open_block_store(settings: Settings) -> Iterator[BlockStore]:
     ipfs = settings.ipfs
     blocks = open_blocks(
         ipfs.api,
@@ -280,7 +288,7 @@ def _blocks(settings: Settings) -> Iterator[BlockStore]:
         blocks.close()
 
 
-def _pins(settings: Settings, blocks: BlockStore) -> BlockPins:
+def _create_pins(settings: Settings, blocks: BlockStore) -> BlockPins:
     """For one thread, as SQLite's connections are."""
     return BlockPins(blocks, settings.bridge_dir / "pins.sqlite", micros(settings.ipfs.pin_for))
 
@@ -288,7 +296,7 @@ def _pins(settings: Settings, blocks: BlockStore) -> BlockPins:
 # ---------------------------------------------------------------- threads
 
 
-def _membership(settings: Settings, node: Node, interests: InterestsFile, carrier: Carrier | None) -> Membership:
+def _create_membership(settings: Settings, node: Node, interests: InterestsFile, carrier: Carrier | None) -> Membership:
     kafka = settings.broker
     duties = (settings.publishes, carrier is not None and settings.announces, bool(settings.ipfs.api))
     member = Member(
@@ -297,7 +305,7 @@ def _membership(settings: Settings, node: Node, interests: InterestsFile, carrie
     return Membership(kafka.server_list(), kafka.security_options(), kafka.prefix, settings.network, member)
 
 
-def _publisher(
+def _create_publisher(
     settings: Settings,
     node: Node,
     blocks: BlockStore,
@@ -319,17 +327,17 @@ def _publisher(
         settings.kafka.prefix,
         PublishingOptions(settings.network, micros(settings.publish.timeout), batch_typ=settings.batch.typ),
         publish,
-        lambda: held_back(settings, blocks.status()),
-        _pins(settings, blocks),
+        lambda: describe_hold(settings, blocks.status()),
+        _create_pins(settings, blocks),
         topics.publishing_scheme,
         pace=pace,
-        ledger=_ledger(settings, "gossipsub"),
+        ledger=_create_ledger(settings, "gossipsub"),
         leadership=membership,
         notes=locate_topic_notes(settings.bridge_dir, "publisher"),
     )
 
 
-def held_back(settings: Settings, ipfs: IpfsStatus) -> str | None:
+def describe_hold(settings: Settings, ipfs: IpfsStatus) -> str | None:
     """Why no batch goes out now although there is an IPFS node, and what to set; None: batches go out."""
     if not settings.needs_neighbours or ipfs.gossip_peers or ipfs.connections:
         return None
@@ -339,7 +347,7 @@ def held_back(settings: Settings, ipfs: IpfsStatus) -> str | None:
     )
 
 
-def _announcer(
+def _create_announcer(
     settings: Settings, carrier: Carrier, blocks: BlockStore, membership: Membership, token: trio.lowlevel.TrioToken
 ) -> Publisher:
     def announce(topic: str, data: bytes) -> int:
@@ -351,7 +359,7 @@ def _announcer(
     options = PublishingOptions(
         settings.network,
         micros(settings.publish.timeout),
-        retry_every=_LOOK_AGAIN,
+        retry_every=_ACKNOWLEDGEMENT_CHECK_EVERY,
         batch_typ=settings.batch.typ,
         transport=TRANSPORT,
         target=carrier.target,
@@ -363,22 +371,22 @@ def _announcer(
         options,
         announce,
         lambda: carrier.stopped,
-        _pins(settings, blocks),
+        _create_pins(settings, blocks),
         group=f"{settings.kafka.prefix}{TRANSPORT}.{settings.network}",
-        ledger=_ledger(settings, TRANSPORT),
+        ledger=_create_ledger(settings, TRANSPORT),
         leadership=membership,
         notes=locate_topic_notes(settings.bridge_dir, TRANSPORT),
     )
 
 
-def _ledger(settings: Settings, transport: str) -> PublishLedger:
+def _create_ledger(settings: Settings, transport: str) -> PublishLedger:
     return PublishLedger(settings.bridge_dir / f"handed-over-{transport}.sqlite")
 
 
-def _fetcher(settings: Settings, blocks: BlockStore, membership: Membership) -> Fetcher:
-    file = _interests(settings)
+def _create_fetcher(settings: Settings, blocks: BlockStore, membership: Membership) -> Fetcher:
+    file = _create_interests(settings)
     followed = settings.bep50.follow if settings.bep50.enabled else ()
-    also = [separator_text(parse_source(text).separator) for text in followed]
+    announced_interests = [separator_text(parse_source(text).separator) for text in followed]
     options = FetchingOptions(
         settings.network,
         max_concurrent=settings.ipfs.at_most,
@@ -396,7 +404,7 @@ def _fetcher(settings: Settings, blocks: BlockStore, membership: Membership) -> 
         settings.kafka.prefix,
         options,
         blocks,
-        lambda: (*file.read(), *also),
+        lambda: (*file.read(), *announced_interests),
         position_file=settings.bridge_dir / "fetcher.json",
         leadership=membership,
         notes=locate_topic_notes(settings.bridge_dir, "fetcher"),

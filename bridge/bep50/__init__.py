@@ -41,7 +41,7 @@ What the text leaves open, and how it is read here:
     peers.
 """
 
-from kiln.bridge.bep50.machine import (
+from kiln.bridge.bep50.core import (
     ConnectivityChange,
     Datagram,
     Event,

@@ -29,7 +29,7 @@ import trio
 from nacl.signing import SigningKey
 from trio_typing import TaskStatus
 
-from kiln.bridge.bep50.machine import Event, ItemConflict, ItemTransfer, ItemUpdate, OverlaySettings, PlainStoreResult
+from kiln.bridge.bep50.core import Event, ItemConflict, ItemTransfer, ItemUpdate, OverlaySettings, PlainStoreResult
 from kiln.bridge.bep50.overlay import Overlay
 from kiln.bridge.bep50.socket import Endpoint, bind
 from kiln.bridge.bep50.store import TopicStore, TopicStoreError
@@ -43,7 +43,7 @@ from kiln.conf.process.bridge_status import OverlayStatus, OverlayTopicStatus, P
 from kiln.schemas.dht.announcement import (
     Announcement,
     PublisherKey,
-    missed,
+    find_missed,
     next_sequence,
     read_announcement,
     topic_salt,
@@ -157,11 +157,11 @@ class Carrier:
             filter(None, map(_address, options.bootstrap)),
         )
         self._tap = ItemTap(options.network, node, local, self._sink.put)
-        self._endpoint = Endpoint(self._overlay, sockets, self._handle, self._room)
+        self._endpoint = Endpoint(self._overlay, sockets, self._handle_events, self._has_room)
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._endpoint.run)
-                nursery.start_soon(self._keep)
+                nursery.start_soon(self._run_saves)
                 for source in options.follow:
                     await self._join(source)
                 nursery.start_soon(self._find_names)
@@ -173,11 +173,11 @@ class Carrier:
                 self._save(target)
             self._tap.close(self._clock_ns())
 
-    async def _room(self) -> None:
+    async def _has_room(self) -> None:
         while self._sink.full or sum(map(len, self._gaps.values())) > _MOST_GAPS:
             await trio.sleep(_FULL)
 
-    async def _keep(self) -> None:
+    async def _run_saves(self) -> None:
         while True:
             await trio.sleep(_EVERY)
             now = trio.current_time()
@@ -217,7 +217,7 @@ class Carrier:
             await self._endpoint.subscribe(source.key, salt, stored.item, contacts, source.key == self.public)
         return target
 
-    async def _join_ours(self, source: PublisherKey) -> bytes:
+    async def _join_own(self, source: PublisherKey) -> bytes:
         target = await self._join(source)
         if source not in self._options.follow:
             self._ours[target] = None
@@ -247,35 +247,35 @@ class Carrier:
             self._disk = None
             self._unsaved.pop(target, None)
 
-    def _handle(self, events: Sequence[Event]) -> None:
+    def _handle_events(self, events: Sequence[Event]) -> None:
         for event in events:
             match event:
                 case ItemTransfer():
-                    self._tap.take(event, self._clock_ns())
+                    self._tap.record(event, self._clock_ns())
                 case ItemUpdate():
-                    self._updated(event)
+                    self._handle_update(event)
                 case ItemConflict():
-                    self._conflict(event)
+                    self._handle_conflict(event)
                 case PlainStoreResult():
                     self._counts["stored"] += event.nodes
 
-    def _updated(self, event: ItemUpdate) -> None:
+    def _handle_update(self, event: ItemUpdate) -> None:
         self._counts["items"] += 1
         if event.via == "publish":  # now: the next one's number and `prev` come from it
             self._save(event.target)
             return
         self._unsaved.setdefault(event.target, trio.current_time() + _KEEP_AFTER)
-        self._look_for_gap(event)
+        self._check_gap(event)
         if self._on_item is not None:
             self._on_item(event.item)
 
-    def _look_for_gap(self, event: ItemUpdate) -> None:
+    def _check_gap(self, event: ItemUpdate) -> None:
         source = self._sources[event.target]
         if event.kept is None or source.key == self.public:
             return
         last, new = self._read(event.kept), self._read(event.item)
         # what is no announcement the pipeline quarantines, as it has its frame
-        if isinstance(last, Rejected) or isinstance(new, Rejected) or not missed(new, last.batch).gap:
+        if isinstance(last, Rejected) or isinstance(new, Rejected) or not find_missed(new, last.batch).gap:
             return
         self._counts["gaps"] += 1
         if self._quarantine is None:
@@ -292,10 +292,11 @@ class Carrier:
         )
         self._gaps.setdefault(event.target, []).append(self._quarantine(cid.encode(), record))
 
-    def _conflict(self, event: ItemConflict) -> None:
+    def _handle_conflict(self, event: ItemConflict) -> None:
         source = self._sources[event.target]
-        of = f"for {separator_text(source.separator)}: sequence {event.kept.sequence}, signed {_sign_of(event.kept)}"
-        other = f"sequence {event.other.sequence}, signed {_sign_of(event.other)}"
+        signed = _signature_text(event.kept)
+        of = f"for {separator_text(source.separator)}: sequence {event.kept.sequence}, signed {signed}"
+        other = f"sequence {event.other.sequence}, signed {_signature_text(event.other)}"
         where = f" (from {event.source.text})" if event.source else ""
         if not event.ours:
             self._troubles[event.target] = (
@@ -325,8 +326,8 @@ class Carrier:
             raise PublishError(f"{topic} is no topic of a separator, or its message no BATCH_UPDATE")
         separator = name.separator
         try:
-            joined = self._overlay.topics[await self._join_ours(PublisherKey(self.public, separator))]
-            cid, named = cid_bytes(update.batch), self._named(joined)
+            joined = self._overlay.topics[await self._join_own(PublisherKey(self.public, separator))]
+            cid, named = cid_bytes(update.batch), self._describe_topic(joined)
             if cid not in named:
                 now = self._clock_ns() // 1_000_000
                 value = write_announcement(Announcement(separator, cid, now, named), self._options.batch_typ)
@@ -344,7 +345,7 @@ class Carrier:
         assert name.separator is not None
         return target_of(self.public, topic_salt(name.network, name.separator)).hex()
 
-    def _named(self, topic: TopicNode) -> tuple[bytes, ...]:
+    def _describe_topic(self, topic: TopicNode) -> tuple[bytes, ...]:
         """The batches that the topic's item names, newest first. So they survive a restart with the item."""
         if topic.item is None:
             return ()
@@ -410,5 +411,5 @@ def _new_id(ip: bytes, entropy: bytes) -> bytes:
     return entropy if is_exempt(ip) or ipaddress.ip_address(ip).is_unspecified else bound_id(ip, entropy)
 
 
-def _sign_of(item: Item) -> str:
+def _signature_text(item: Item) -> str:
     return f"{item.signature.hex()[:16]}…"

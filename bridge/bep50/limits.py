@@ -18,10 +18,10 @@ class WriteTokens:
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
 
-    def give(self, ip: bytes, target: bytes, now: float) -> bytes:
+    def create_token(self, ip: bytes, target: bytes, now: float) -> bytes:
         return self._token(ip, target, int(now // TOKEN_EPOCH))
 
-    def takes(self, token: bytes, ip: bytes, target: bytes, now: float) -> bool:
+    def is_valid(self, token: bytes, ip: bytes, target: bytes, now: float) -> bool:
         """Whether this token was given to this IP for this target in this epoch or the last."""
         epoch = int(now // TOKEN_EPOCH)
         return any(hmac.compare_digest(token, self._token(ip, target, each)) for each in (epoch, epoch - 1))

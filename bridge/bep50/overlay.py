@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from random import Random
 
+from kiln.bridge.bep50.core import OverlayCore, OverlayEffects, OverlaySettings
 from kiln.bridge.bep50.limits import RateLimits, WriteTokens
-from kiln.bridge.bep50.machine import OverlayCore, OverlayEffects, OverlaySettings
 from kiln.bridge.bep50.plain import PlainNode
 from kiln.bridge.bep50.topic import ItemPublishError, TopicNode
 from kiln.schemas.dht.items import Item
@@ -52,21 +52,21 @@ class Overlay:
         self.settings = settings or OverlaySettings()
         self.topics: dict[bytes, TopicNode] = {}
         """By target."""
-        self._machine = OverlayCore(node_id, port, random, self.settings, now)
+        self._core = OverlayCore(node_id, port, random, self.settings, now)
         self._tokens = WriteTokens(random.randbytes(32))
         self._rates = RateLimits(self.settings.rate, self.settings.burst)
-        self.plain = PlainNode(self._machine, bootstrap, self._item)
-        self.dropped = self._machine.dropped
+        self.plain = PlainNode(self._core, bootstrap, self._item)
+        self.dropped = self._core.dropped
         """Datagrams that were dropped or refused, by reason."""
 
     @property
     def node_id(self) -> bytes:
-        return self._machine.id
+        return self._core.id
 
     @property
     def deadline(self) -> float | None:
         """When `advance` must be called at the latest; None: only a call or a datagram can change anything."""
-        return self._machine.deadline
+        return self._core.deadline
 
     def subscribe(
         self,
@@ -85,19 +85,19 @@ class Overlay:
         """
         if stored is not None and (stored.key, stored.salt) != (key, salt):
             raise ValueError(f"the stored item is of {stored.target.hex()}, not of {target_of(key, salt).hex()}")
-        self._machine.advance(now)
+        self._core.advance(now)
         if target_of(key, salt) not in self.topics:
-            topic = TopicNode(self._machine, self.plain, self._tokens, key, salt, stored, contacts, publishing)
+            topic = TopicNode(self._core, self.plain, self._tokens, key, salt, stored, contacts, publishing)
             self.topics[topic.target] = topic
-        return self._machine.take()
+        return self._core.pop_effects()
 
     def unsubscribe(self, target: bytes, now: float) -> OverlayEffects:
         """Leave a topic."""
-        self._machine.advance(now)
+        self._core.advance(now)
         topic = self.topics.pop(target, None)
         if topic is not None:
             topic.close()
-        return self._machine.take()
+        return self._core.pop_effects()
 
     def publish(self, item: Item, now: float) -> OverlayEffects:
         """Publish an item in its topic (BEP 50: a publisher "SHOULD also subscribe to the topic").
@@ -105,22 +105,22 @@ class Overlay:
         Raises PublishError if the topic is not joined, if the item is not newer than the topic's or not well signed, or
         if another publisher of its key was seen.
         """
-        self._machine.advance(now)
+        self._core.advance(now)
         topic = self.topics.get(item.target)
         if topic is None:
             raise ItemPublishError(f"topic {item.target.hex()} is not joined: subscribe to it first")
         topic.publish(item)
-        return self._machine.take()
+        return self._core.pop_effects()
 
     def advance(self, now: float) -> OverlayEffects:
         """Let time pass."""
-        self._machine.advance(now)
-        return self._machine.take()
+        self._core.advance(now)
+        return self._core.pop_effects()
 
     def receive(self, datagram: bytes, source: DhtAddress, now: float) -> OverlayEffects:
         """Take in a datagram. Raises nothing, whatever is in it."""
-        self._machine.advance(now)
-        self._machine.datagram = datagram
+        self._core.advance(now)
+        self._core.datagram = datagram
         message = read_message(datagram)
         if not source.usable:
             self.dropped["unusable_source"] += 1
@@ -128,22 +128,22 @@ class Overlay:
             self._refuse_malformed(message, source)
         elif not isinstance(message, KrpcQuery):
             taker = self.plain if message.topic is None else self.topics.get(message.topic)
-            if taker is None or not taker.answered(message, source):
+            if taker is None or not taker.handle_response(message, source):
                 self.dropped["not_asked_for"] += 1
-        elif not self._rates.allows(source.ip, self._machine.now):  # answers are bounded by what we ask
+        elif not self._rates.allows(source.ip, self._core.now):  # answers are bounded by what we ask
             self.dropped["too_many_queries"] += 1
         elif message.topic is None:
-            self.plain.asked(message, source)
+            self.plain.handle_query(message, source)
         elif message.topic in self.topics:
-            self.topics[message.topic].asked(message, source)
+            self.topics[message.topic].handle_query(message, source)
         else:
-            self._machine.refuse(KrpcError(message.transaction, UNKNOWN_TOPIC, message.topic), source)
-        return self._machine.take()
+            self._core.send_error(KrpcError(message.transaction, UNKNOWN_TOPIC, message.topic), source)
+        return self._core.pop_effects()
 
     def _refuse_malformed(self, message: MalformedDatagram, source: DhtAddress) -> None:
         self.dropped[message.reason] += 1
-        if message.transaction is not None and self._rates.allows(source.ip, self._machine.now):
-            self._machine.refuse(KrpcError(message.transaction, MALFORMED, message.topic), source)
+        if message.transaction is not None and self._rates.allows(source.ip, self._core.now):
+            self._core.send_error(KrpcError(message.transaction, MALFORMED, message.topic), source)
 
     def _item(self, target: bytes) -> Item | None:
         topic = self.topics.get(target)

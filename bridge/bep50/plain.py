@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from kiln.bridge.bep50.machine import OverlayCore
+from kiln.bridge.bep50.core import OverlayCore
 from kiln.bridge.bep50.table import GONE, RoutingTable
 from kiln.bridge.bep50.transactions import Answer, Transactions
 from kiln.schemas.dht.bencode import Value
@@ -63,24 +63,24 @@ class Lookup:
     candidates: list[DhtNode] = field(default_factory=list)
     unnamed: list[DhtAddress] = field(default_factory=list)
     """Where to begin when there is nobody: addresses without a node id."""
-    asked: set[DhtAddress] = field(default_factory=set)
+    queried: set[DhtAddress] = field(default_factory=set)
     answered: dict[bytes, WritableNode | None] = field(default_factory=dict)
     """By node id; None without a token."""
     waiting: int = 0
     ended: bool = False
 
-    def hear(self, nodes: Iterable[DhtNode]) -> None:
+    def add_nodes(self, nodes: Iterable[DhtNode]) -> None:
         known = {each.address: each for each in nodes if each.address.family == self.family}
         known |= {each.address: each for each in self.candidates}
         self.candidates = sorted(known.values(), key=lambda each: distance(each.id, self.target))[:MAX_QUERIES]
 
-    def next(self) -> DhtNode | None:
+    def next_node(self) -> DhtNode | None:
         """Whom to ask now: one of the K nearest that have not failed us."""
-        if len(self.asked) >= MAX_QUERIES:
+        if len(self.queried) >= MAX_QUERIES:
             return None
-        nearest = [n for n in self.candidates if n.address not in self.asked or n.id in self.answered][:K]
+        nearest = [n for n in self.candidates if n.address not in self.queried or n.id in self.answered][:K]
         for node in nearest:
-            if node.address not in self.asked:
+            if node.address not in self.queried:
                 return node
         if self.unnamed and not self.answered:
             return DhtNode(b"", self.unnamed.pop())
@@ -89,8 +89,8 @@ class Lookup:
     @property
     def nearest(self) -> list[WritableNode]:
         """The nearest K of those that answered with a token."""
-        found = [each for each in self.answered.values() if each is not None]
-        return sorted(found, key=lambda each: distance(each.node.id, self.target))[:K]
+        nodes = [each for each in self.answered.values() if each is not None]
+        return sorted(nodes, key=lambda each: distance(each.node.id, self.target))[:K]
 
 
 class PlainNode:
@@ -99,7 +99,7 @@ class PlainNode:
     def __init__(
         self, machine: OverlayCore, bootstrap: Iterable[DhtAddress], items: Callable[[bytes], Item | None]
     ) -> None:
-        self._machine = machine
+        self._core = machine
         self.bootstrap = list(bootstrap)
         """Where to begin; more may be added."""
         self._items = items
@@ -122,26 +122,26 @@ class PlainNode:
         for family, table in self.tables.items():
             unnamed = [each for each in self.bootstrap if each.family == family]
             lookup = Lookup(method, target, family, on_response, on_end, unnamed=unnamed)
-            lookup.hear(table.closest(target, K))
-            self._go_on(lookup)
+            lookup.add_nodes(table.closest(target, K))
+            self._continue(lookup)
 
-    def announce(self, target: bytes, found: Iterable[WritableNode]) -> None:
+    def announce(self, target: bytes, nodes: Iterable[WritableNode]) -> None:
         """Say at these nodes that we have the topic (BEP 50: "with the port they are listening for DHT messages on").
 
         One socket carries everything, so ``implied_port`` names the same port also behind a NAT that has changed it.
         """
-        for each in found:
+        for each in nodes:
             arguments: dict[bytes, Value] = {
                 b"info_hash": target,
-                b"port": self._machine.port,
+                b"port": self._core.port,
                 b"implied_port": 1,
                 b"token": each.token,
             }
-            self._transactions.ask(each.node.address, b"announce_peer", arguments, lambda _: None)
+            self._transactions.send_query(each.node.address, b"announce_peer", arguments, lambda _: None)
 
-    def put(self, item: Item, found: Iterable[WritableNode], done: Callable[[int], None]) -> None:
+    def put(self, item: Item, nodes: Iterable[WritableNode], done: Callable[[int], None]) -> None:
         """Store an item at these nodes; ``done`` is told how many took it."""
-        nodes = list(found)
+        nodes = list(nodes)
         outcomes: list[bool] = []
 
         def answered(answer: Answer) -> None:
@@ -151,50 +151,50 @@ class PlainNode:
 
         for each in nodes:
             arguments = {**put_fields(item), b"token": each.token}
-            self._transactions.ask(each.node.address, b"put", arguments, answered, each.node.id, item.target)
+            self._transactions.send_query(each.node.address, b"put", arguments, answered, each.node.id, item.target)
 
-    def answered(self, message: KrpcResponse | KrpcError, source: DhtAddress) -> bool:
+    def handle_response(self, message: KrpcResponse | KrpcError, source: DhtAddress) -> bool:
         """Take an answer; False if nobody had asked."""
-        done = self._transactions.take(message, source)
+        done = self._transactions.pop(message, source)
         if done is not None:
             done(message)
         return done is not None
 
-    def _go_on(self, lookup: Lookup) -> None:
-        while lookup.waiting < ALPHA and (node := lookup.next()) is not None:
-            self._ask(lookup, node)
+    def _continue(self, lookup: Lookup) -> None:
+        while lookup.waiting < ALPHA and (node := lookup.next_node()) is not None:
+            self._query(lookup, node)
         if not lookup.waiting and not lookup.ended:
             lookup.ended = True
             lookup.on_end(lookup.nearest)
 
-    def _ask(self, lookup: Lookup, node: DhtNode) -> None:
+    def _query(self, lookup: Lookup, node: DhtNode) -> None:
         def done(answer: Answer) -> None:
             lookup.waiting -= 1
-            self._note(node.address, answer)
+            self._record_node(node.address, answer)
             if isinstance(answer, KrpcResponse):
                 token = answer.values.get(b"token")
                 who = DhtNode(answer.sender, node.address)
-                if answer.sender != self._machine.id and answer.sender not in lookup.answered:
+                if answer.sender != self._core.id and answer.sender not in lookup.answered:
                     lookup.answered[answer.sender] = WritableNode(who, token) if isinstance(token, bytes) else None
-                lookup.hear(read_nodes(answer.values)[: 2 * K])
+                lookup.add_nodes(read_nodes(answer.values)[: 2 * K])
                 lookup.on_response(answer, node.address)
-            self._go_on(lookup)
+            self._continue(lookup)
 
-        lookup.asked.add(node.address)
+        lookup.queried.add(node.address)
         lookup.waiting += 1
         name = b"info_hash" if lookup.method == b"get_peers" else b"target"
-        self._transactions.ask(node.address, lookup.method, {name: lookup.target}, done)
+        self._transactions.send_query(node.address, lookup.method, {name: lookup.target}, done)
 
-    def _note(self, address: DhtAddress, answer: Answer) -> None:
+    def _record_node(self, address: DhtAddress, answer: Answer) -> None:
         table = self.tables[address.family]
         contact = table.find(address)
         if isinstance(answer, KrpcResponse):
             if contact is None or contact.id != answer.sender:
                 if contact is not None:
                     table.remove(contact)
-                table.insert(DhtNode(answer.sender, address), self._machine.now)
+                table.insert(DhtNode(answer.sender, address), self._core.now)
             else:
-                contact.answered, contact.failures = self._machine.now, 0
+                contact.answered, contact.failures = self._core.now, 0
         elif contact is not None:
             contact.failures += 1
             if contact.failures >= GONE:
@@ -202,15 +202,15 @@ class PlainNode:
 
     # ---------------------------------------------------------------- answering
 
-    def asked(self, query: KrpcQuery, source: DhtAddress) -> None:
+    def handle_query(self, query: KrpcQuery, source: DhtAddress) -> None:
         """Answer a query."""
         answer = self._answer(query, source)
         if isinstance(answer, KrpcRefusal):
-            self._machine.refuse(KrpcError(query.transaction, answer), source)
+            self._core.send_error(KrpcError(query.transaction, answer), source)
         else:
             target = query.arguments.get(b"target")
-            response = KrpcResponse(query.transaction, self._machine.id, answer)
-            self._machine.send(response, source, query.sender, target if isinstance(target, bytes) else None)
+            response = KrpcResponse(query.transaction, self._core.id, answer)
+            self._core.send(response, source, query.sender, target if isinstance(target, bytes) else None)
 
     def _answer(self, query: KrpcQuery, source: DhtAddress) -> dict[bytes, Value] | KrpcRefusal:
         method = query.method

@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Callable, Iterable
 from random import Random
 
-from kiln.bridge.bep50.machine import Datagram, Event, OverlayEffects, OverlaySettings
+from kiln.bridge.bep50.core import Datagram, Event, OverlayEffects, OverlaySettings
 from kiln.bridge.bep50.overlay import Overlay
 from kiln.schemas.dht.krpc import DhtAddress
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import trio
 
-from kiln.bridge.bep50.machine import Datagram, Event, OverlayEffects
+from kiln.bridge.bep50.core import Datagram, Event, OverlayEffects
 from kiln.bridge.bep50.overlay import Overlay
 from kiln.schemas.dht.items import Item
 from kiln.schemas.dht.krpc import MAX_DATAGRAM, DhtAddress, Family

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from kiln.schemas.dht import bencode
 from kiln.schemas.dht.bencode import BencodeError, Value
-from kiln.schemas.dht.items import Item, put_fields, read_item, refusal
+from kiln.schemas.dht.items import Item, find_refusal, put_fields, read_item
 from kiln.schemas.dht.krpc import ID_SIZE, DhtAddress, KrpcRefusal, read_addresses
 
 
@@ -42,7 +42,7 @@ def read_stored(data: bytes) -> StoredTopic:
     if not isinstance(fields, dict):
         raise BencodeError("not a dictionary")
     item = read_item(fields) if b"v" in fields else None
-    wrong = refusal(item) if isinstance(item, Item) else item
+    wrong = find_refusal(item) if isinstance(item, Item) else item
     if isinstance(item, KrpcRefusal) or wrong is not None:
         raise ValueError(f"its item is not valid: {wrong.text.decode() if wrong else ''}")
     return StoredTopic(item, read_addresses(fields.get(b"contacts")))

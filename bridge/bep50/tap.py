@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from kiln.bridge.bep50.machine import ItemTransfer
+from kiln.bridge.bep50.core import ItemTransfer
 from kiln.bridge.capture.tap import ConnectionTap
 from kiln.schemas.dht.krpc import DhtAddress, Family
 from kiln.schemas.kafka.frames import BEP50, CONNECTION_BYTES
@@ -37,23 +37,23 @@ class ItemTap:
         self.frames_in = 0
         self.frames_out = 0
 
-    def take(self, carried: ItemTransfer, now: int) -> None:
+    def record(self, transfer: ItemTransfer, now: int) -> None:
         """Put the datagram's frame. ``now``: unix ns."""
-        if carried.address.family not in self._local:  # an item for a node that we have no way to: it is not sent
+        if transfer.address.family not in self._local:  # an item for a node that we have no way to: it is not sent
             return
-        key = (carried.target, carried.address, carried.node)
+        key = (transfer.target, transfer.address, transfer.node)
         connection = self._open.get(key)
         if connection is None:
             if len(self._open) >= MAX_OPEN:
                 self._close(self._open.popitem(last=False)[1], now)
             connection = self._open[key] = self._begin(*key, now)
         self._open.move_to_end(key)
-        if carried.direction == "in":
+        if transfer.direction == "in":
             self.frames_in += 1
-            self._put(connection.id, connection.frame("IN", carried.datagram, now))
+            self._put(connection.id, connection.frame("IN", transfer.datagram, now))
         else:
             self.frames_out += 1
-            self._put(connection.id, connection.frame("OUT", carried.datagram, now))
+            self._put(connection.id, connection.frame("OUT", transfer.datagram, now))
 
     def close(self, now: int) -> None:
         """End all connections."""

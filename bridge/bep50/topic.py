@@ -15,8 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from kiln.bridge.bep50.limits import WriteTokens
-from kiln.bridge.bep50.machine import (
+from kiln.bridge.bep50.core import (
     ConnectivityChange,
     ItemAcknowledgement,
     ItemConflict,
@@ -26,6 +25,7 @@ from kiln.bridge.bep50.machine import (
     PlainStoreResult,
     Via,
 )
+from kiln.bridge.bep50.limits import WriteTokens
 from kiln.bridge.bep50.plain import PlainNode, WritableNode
 from kiln.bridge.bep50.table import GONE, OverlayContact, RoutingTable
 from kiln.bridge.bep50.transactions import Answer, Transactions
@@ -98,7 +98,7 @@ class TopicNode:
             4: RoutingTable(machine.id, per_ip=per_ip, bound_ids=bound_ids),
             6: RoutingTable(machine.id, per_ip=per_ip, bound_ids=bound_ids),
         }
-        self._machine = machine
+        self._core = machine
         self._plain = plain
         self._tokens = tokens
         self._transactions = Transactions(machine, self.target)
@@ -132,10 +132,10 @@ class TopicNode:
 
     # ---------------------------------------------------------------- joining
 
-    def hear(self, address: DhtAddress, node_id: bytes | None = None, *, insist: bool = False) -> None:
+    def add_contact(self, address: DhtAddress, node_id: bytes | None = None, *, insist: bool = False) -> None:
         """Probe a node that we were told of, if the table would take it in. An id is known unless it comes from
         get_peers. One that did not answer is left alone for a while, unless we ``insist``."""
-        machine, table = self._machine, self.tables[address.family]
+        machine, table = self._core, self.tables[address.family]
         if self.closed or address in self._probing or table.find(address) or not address.usable:
             return
         if not insist and self._silent.get(address, machine.now) > machine.now:
@@ -151,51 +151,51 @@ class TopicNode:
         """Find others, and be found: again and again while there is nobody, later as often as we are announced."""
         if self.closed:
             return
-        machine = self._machine
+        machine = self._core
         since = None if self._announced is None else machine.now - self._announced
         if not self._connected:
             for address in self._first_contacts:
-                self.hear(address, insist=True)
+                self.add_contact(address, insist=True)
         if self._connected and since is not None and since < machine.settings.announce:
             self._tries = 0
             self._join_in(machine.settings.announce - since)
             return
         if not self._looking:
             self._looking = len(self.tables)  # a lookup in each family
-            self._plain.look_up(b"get_peers", self.target, self._found_peers, self._announce)
+            self._plain.look_up(b"get_peers", self.target, self._add_peers, self._announce)
         self._tries += 1
         self._join_in(pause_after(self._tries, FIRST_RETRY, LAST_RETRY))
 
     def _join_in(self, delay: float) -> None:
         self._join_count += 1  # only the timer set last counts
         count = self._join_count
-        self._machine.after(self._machine.around(delay), lambda: self._join() if count == self._join_count else None)
+        self._core.schedule(self._core.jitter(delay), lambda: self._join() if count == self._join_count else None)
 
-    def _found_peers(self, response: KrpcResponse, _: DhtAddress) -> None:
+    def _add_peers(self, response: KrpcResponse, _: DhtAddress) -> None:
         for address in read_addresses(response.values.get(b"values")):
-            self.hear(address)
+            self.add_contact(address)
 
-    def _announce(self, found: list[WritableNode]) -> None:
+    def _announce(self, nodes: list[WritableNode]) -> None:
         """BEP 50: "Clients SHOULD also announce themselves to this infohash". The item is looked up too: who cut us off
         from the overlay has not also cut us off from the plain DHT."""
         self._looking -= 1
-        if found and not self.closed:
-            self._announced = self._machine.now
-            self._plain.announce(self.target, found)
+        if nodes and not self.closed:
+            self._announced = self._core.now
+            self._plain.announce(self.target, nodes)
             # Now, when nodes near the target are known: npm's names no others beside a value, and its may be old.
-            self._plain.look_up(b"get", self.target, self._found_plain, lambda _: None)
+            self._plain.look_up(b"get", self.target, self._add_plain_item, lambda _: None)
 
     def _refresh(self, delay: float) -> None:
         """Ask every contact for the item; soon after the start, then ever more seldom: what a table lacks, it lacks
         after losses in the first seconds."""
         if self.closed:
             return
-        machine = self._machine
+        machine = self._core
         contacts = self.contacts
         for contact in contacts:
             self._get(contact.address)
         for address in self._first_contacts:  # also those that did not answer: else two islands would never know
-            self.hear(address, insist=True)
+            self.add_contact(address, insist=True)
         if contacts:
             self._find(machine.random.choice(contacts).node, machine.id)
             self._find(machine.random.choice(contacts).node, machine.random.randbytes(ID_SIZE))
@@ -205,7 +205,7 @@ class TopicNode:
         self._refresh_in(min(2 * delay, machine.settings.refresh))
 
     def _refresh_in(self, delay: float) -> None:
-        self._machine.after(self._machine.around(delay), lambda: self._refresh(delay))
+        self._core.schedule(self._core.jitter(delay), lambda: self._refresh(delay))
 
     # ---------------------------------------------------------------- asking
 
@@ -219,11 +219,11 @@ class TopicNode:
             if contact.asking:
                 return
             contact.asking = True
-        self._transactions.ask(
-            address, b"get", arguments, lambda answer: self._got(address, answer), contact.id if contact else b""
+        self._transactions.send_query(
+            address, b"get", arguments, lambda answer: self._handle_get(address, answer), contact.id if contact else b""
         )
 
-    def _got(self, address: DhtAddress, answer: Answer) -> None:
+    def _handle_get(self, address: DhtAddress, answer: Answer) -> None:
         tries = self._probing.pop(address, 0)
         table = self.tables[address.family]
         contact = table.find(address)
@@ -237,41 +237,41 @@ class TopicNode:
             if not self._failed(address, contact, is_gone=answer is not None):
                 self._get(address)
             return
-        if answer.sender == self._machine.id:  # get_peers also names us
-            self._leave_alone(address, self._machine.settings.announce)
+        if answer.sender == self._core.id:  # get_peers also names us
+            self._back_off(address, self._core.settings.announce)
             return
         if contact is not None and contact.id != answer.sender:  # started anew, with a new id
             table.remove(contact)
             contact = None
         is_new = contact is None
-        contact = contact or table.insert(DhtNode(answer.sender, address), self._machine.now)
-        self._note_connected()
-        if not self._take_from_get(answer, address, contact):
+        contact = contact or table.insert(DhtNode(answer.sender, address), self._core.now)
+        self._update_connected()
+        if not self._read_get_contacts(answer, address, contact):
             return
-        for node in read_nodes(answer.values)[: 2 * self._machine.settings.nodes]:
-            self.hear(node.address, node.id)
+        for node in read_nodes(answer.values)[: 2 * self._core.settings.nodes]:
+            self.add_contact(node.address, node.id)
         if is_new:
             # Also if there is no room for it: with K = 1 two islands can each have all the far nodes they take. Then it
             # is the nodes near us, for which there is room, that join them.
-            self._find(DhtNode(answer.sender, address), self._machine.id)
+            self._find(DhtNode(answer.sender, address), self._core.id)
         if contact is None:
             return
-        contact.answered, contact.failures = self._machine.now, 0
+        contact.answered, contact.failures = self._core.now, 0
         token = answer.values.get(b"token")
         if isinstance(token, bytes):
-            contact.token, contact.token_at = token, self._machine.now
+            contact.token, contact.token_at = token, self._core.now
         else:
             contact.refused += 1
         self._push(contact)
 
-    def _take_from_get(self, response: KrpcResponse, address: DhtAddress, contact: OverlayContact | None) -> bool:
+    def _read_get_contacts(self, response: KrpcResponse, address: DhtAddress, contact: OverlayContact | None) -> bool:
         """Take the item out of a get response, if it has one; False if it is not what a node of this topic answers."""
         sequence = response.values.get(b"seq")
         if b"v" in response.values:
-            self._machine.tell(ItemTransfer(self.target, "in", self._machine.datagram, address, response.sender))
+            self._core.emit(ItemTransfer(self.target, "in", self._core.datagram, address, response.sender))
             item = read_item(response.values, self.salt)
             if not isinstance(item, Item) or item.key != self.key or not self._offer(item, "get", address, contact):
-                self._machine.dropped["bad_item"] += 1
+                self._core.dropped["bad_item"] += 1
                 self._failed(address, contact, is_gone=True)
                 return False
         if contact is not None and isinstance(sequence, int):
@@ -283,12 +283,12 @@ class TopicNode:
 
         def done(answer: Answer) -> None:
             if isinstance(answer, KrpcResponse) and answer.sender == node.id:
-                for each in read_nodes(answer.values)[: 2 * self._machine.settings.nodes]:
-                    self.hear(each.address, each.id)
+                for each in read_nodes(answer.values)[: 2 * self._core.settings.nodes]:
+                    self.add_contact(each.address, each.id)
             elif answer is None and tries < GONE:
                 self._find(node, wanted, tries + 1)
 
-        self._transactions.ask(node.address, b"find_node", {b"target": wanted}, done, node.id)
+        self._transactions.send_query(node.address, b"find_node", {b"target": wanted}, done, node.id)
 
     def _failed(self, address: DhtAddress, contact: OverlayContact | None, *, is_gone: bool = False) -> bool:
         """A query was not answered, or (``is_gone``) answered as no node of this topic does. True if that was one time
@@ -298,21 +298,21 @@ class TopicNode:
             if not is_gone and contact.failures < GONE:
                 return False
             self.tables[address.family].remove(contact)
-            self._note_connected()
-        self._leave_alone(address, self._machine.settings.silence)
+            self._update_connected()
+        self._back_off(address, self._core.settings.silence)
         return True
 
-    def _leave_alone(self, address: DhtAddress, time: float) -> None:
+    def _back_off(self, address: DhtAddress, time: float) -> None:
         self._silent.pop(address, None)
-        self._silent[address] = self._machine.now + time
+        self._silent[address] = self._core.now + time
         if len(self._silent) > MAX_SILENT:
             del self._silent[next(iter(self._silent))]
 
-    def _note_connected(self) -> None:
+    def _update_connected(self) -> None:
         connected = any(len(table) for table in self.tables.values())
         if connected != self._connected:
             self._connected = connected
-            self._machine.tell(ConnectivityChange(self.target, connected))
+            self._core.emit(ConnectivityChange(self.target, connected))
             if not connected:
                 self._join_in(0.0)
 
@@ -343,40 +343,40 @@ class TopicNode:
 
     def _offer(self, item: Item, via: Via, source: DhtAddress, contact: OverlayContact | None) -> bool:
         """Take an item that a get has brought, if it is newer; False if it is not well signed."""
-        kept = self.item
+        stored = self.item
         if limit(item) is not None:
             return False
-        if kept is not None and (item.sequence < kept.sequence or item == kept):
+        if stored is not None and (item.sequence < stored.sequence or item == stored):
             return True
         if not is_signed(item):
             return False
-        if kept is not None and item.sequence == kept.sequence:
-            self._compare(kept, item, source)
+        if stored is not None and item.sequence == stored.sequence:
+            self._compare(stored, item, source)
             return True
         if contact is not None:
             contact.sequence = item.sequence
         self._accept(item, via, source)
         return True
 
-    def _compare(self, kept: Item, other: Item, source: DhtAddress | None) -> None:
+    def _compare(self, stored: Item, other: Item, source: DhtAddress | None) -> None:
         """A well signed item with the sequence number of ours: one number should have one value."""
-        if other.value != kept.value:
-            self._report(kept, other, source)
+        if other.value != stored.value:
+            self._report(stored, other, source)
 
-    def _report(self, kept: Item, other: Item, source: DhtAddress | None) -> None:
+    def _report(self, stored: Item, other: Item, source: DhtAddress | None) -> None:
         ours = self.published is not None
         if ours and self.rival is None:
             self.rival = other
-        self._machine.tell(ItemConflict(self.target, kept, other, ours, source))
+        self._core.emit(ItemConflict(self.target, stored, other, ours, source))
 
     def _accept(self, item: Item, via: Via, source: DhtAddress | None) -> None:
         """A verified newer item: keep it, tell, and push it on. From wherever it came: BEP 50 forwards puts, but what a
         get has brought is as new to our contacts."""
-        kept = self.item
+        stored = self.item
         self.item = item
-        self._machine.tell(ItemUpdate(self.target, item, via, source, kept))
-        if self.published is not None and self.published is not item and kept is not None:
-            self._report(kept, item, source)
+        self._core.emit(ItemUpdate(self.target, item, via, source, stored))
+        if self.published is not None and self.published is not item and stored is not None:
+            self._report(stored, item, source)
         for contact in self.contacts:
             contact.refused = 0
             self._push(contact)
@@ -387,30 +387,30 @@ class TopicNode:
         item = self.item
         if item is None or contact.sequence >= item.sequence or contact.putting or contact.refused >= MAX_REFUSALS:
             return
-        machine = self._machine
+        machine = self._core
         if contact.token is None or machine.now - contact.token_at > machine.settings.token_use:
             self._get(contact.address)  # its answer brings us back here
             return
         contact.putting = True
-        self._transactions.ask(
+        self._transactions.send_query(
             contact.address,
             b"put",
             {**put_fields(item), b"token": contact.token},
-            lambda answer: self._was_put(contact, item, answer),
+            lambda answer: self._handle_put(contact, item, answer),
             contact.id,
         )
 
-    def _was_put(self, contact: OverlayContact, item: Item, answer: Answer) -> None:
+    def _handle_put(self, contact: OverlayContact, item: Item, answer: Answer) -> None:
         contact.putting = False
         if self.tables[contact.address.family].find(contact.address) is not contact:
             return
         match answer:
             case KrpcResponse():
                 contact.failures = 0
-                contact.answered = self._machine.now
+                contact.answered = self._core.now
                 contact.sequence = max(contact.sequence, item.sequence)
                 if item is self.published:
-                    self._machine.tell(ItemAcknowledgement(self.target, item.sequence, contact.address))
+                    self._core.emit(ItemAcknowledgement(self.target, item.sequence, contact.address))
             case KrpcError():
                 contact.refused += 1
                 if answer.refusal.code in (CAS_MISMATCH.code, OLD_SEQUENCE.code):  # it is ahead of us
@@ -427,42 +427,42 @@ class TopicNode:
     # ---------------------------------------------------------------- the item in the plain DHT
 
     def _put_plain(self) -> None:
-        self._stored_plain = self._machine.now
-        self._plain.look_up(b"get", self.target, self._found_plain, self._store_plain)
+        self._stored_plain = self._core.now
+        self._plain.look_up(b"get", self.target, self._add_plain_item, self._store_plain)
 
-    def _found_plain(self, response: KrpcResponse, source: DhtAddress) -> None:
+    def _add_plain_item(self, response: KrpcResponse, source: DhtAddress) -> None:
         if b"v" in response.values and not self.closed:
-            self._machine.tell(ItemTransfer(self.target, "in", self._machine.datagram, source, response.sender))
+            self._core.emit(ItemTransfer(self.target, "in", self._core.datagram, source, response.sender))
             item = read_item(response.values, self.salt)
             if not isinstance(item, Item) or item.key != self.key or not self._offer(item, "plain", source, None):
-                self._machine.dropped["bad_item"] += 1
+                self._core.dropped["bad_item"] += 1
 
-    def _store_plain(self, found: list[WritableNode]) -> None:
+    def _store_plain(self, nodes: list[WritableNode]) -> None:
         item = self.item
-        if item is not None and found and not self.closed:
-            told = self._machine.tell
-            self._plain.put(item, found, lambda nodes: told(PlainStoreResult(self.target, item.sequence, nodes)))
+        if item is not None and nodes and not self.closed:
+            told = self._core.emit
+            self._plain.put(item, nodes, lambda nodes: told(PlainStoreResult(self.target, item.sequence, nodes)))
 
     # ---------------------------------------------------------------- answering
 
-    def answered(self, message: KrpcResponse | KrpcError, source: DhtAddress) -> bool:
+    def handle_response(self, message: KrpcResponse | KrpcError, source: DhtAddress) -> bool:
         """Take an answer; False if nobody had asked."""
-        done = self._transactions.take(message, source)
+        done = self._transactions.pop(message, source)
         if done is not None:
             done(message)
         return done is not None
 
-    def asked(self, query: KrpcQuery, source: DhtAddress) -> None:
+    def handle_query(self, query: KrpcQuery, source: DhtAddress) -> None:
         """Answer a query that has this topic's ``c``."""
         if query.method == b"put" and b"v" in query.arguments:
-            self._machine.tell(ItemTransfer(self.target, "in", self._machine.datagram, source, query.sender))
+            self._core.emit(ItemTransfer(self.target, "in", self._core.datagram, source, query.sender))
         answer = self._answer(query, source)
         if isinstance(answer, KrpcRefusal):
-            self._machine.refuse(KrpcError(query.transaction, answer, self.target), source)
+            self._core.send_error(KrpcError(query.transaction, answer, self.target), source)
         else:
             self._respond(query, answer, source)
-        if not query.read_only and query.sender != self._machine.id:
-            self.hear(source, query.sender, insist=True)
+        if not query.read_only and query.sender != self._core.id:
+            self.add_contact(source, query.sender, insist=True)
 
     def _answer(self, query: KrpcQuery, source: DhtAddress) -> dict[bytes, Value] | KrpcRefusal:
         match query.method:
@@ -489,7 +489,7 @@ class TopicNode:
         if known is not None and not isinstance(known, int):
             return BAD_ARGUMENTS
         values = self._nodes(self.target, source)
-        values[b"token"] = self._tokens.give(source.ip, self.target, self._machine.now)
+        values[b"token"] = self._tokens.create_token(source.ip, self.target, self._core.now)
         contact = self._contact(query, source)
         if contact is not None and known is not None:
             contact.sequence = max(contact.sequence, known)
@@ -503,7 +503,7 @@ class TopicNode:
     def _answer_put(self, query: KrpcQuery, source: DhtAddress) -> KrpcRefusal | None:
         """BEP 44's rules in BEP 50's bounds; None if we have the item now."""
         token, cas = query.arguments.get(b"token"), query.arguments.get(b"cas")
-        if not isinstance(token, bytes) or not self._tokens.takes(token, source.ip, self.target, self._machine.now):
+        if not isinstance(token, bytes) or not self._tokens.is_valid(token, source.ip, self.target, self._core.now):
             return BAD_TOKEN
         item = read_item(query.arguments)
         if isinstance(item, KrpcRefusal):
@@ -513,20 +513,20 @@ class TopicNode:
             return beyond
         if (item.key, item.salt) != (self.key, self.salt):
             return OTHER_ITEM
-        kept, contact = self.item, self._contact(query, source)
-        if cas is not None and kept is not None and cas != kept.sequence:
+        stored, contact = self.item, self._contact(query, source)
+        if cas is not None and stored is not None and cas != stored.sequence:
             return CAS_MISMATCH
-        if item != kept:  # what floods in again needs no second look
-            if kept is not None and item.sequence < kept.sequence:
+        if item != stored:  # what floods in again needs no second look
+            if stored is not None and item.sequence < stored.sequence:
                 return OLD_SEQUENCE
             if not is_signed(item):
                 return BAD_SIGNATURE
-            if kept is not None and item.sequence == kept.sequence and item.value != kept.value:
-                self._compare(kept, item, source)
+            if stored is not None and item.sequence == stored.sequence and item.value != stored.value:
+                self._compare(stored, item, source)
                 return OLD_SEQUENCE
         if contact is not None:
             contact.sequence = max(contact.sequence, item.sequence)
-        if kept is None or item.sequence > kept.sequence:
+        if stored is None or item.sequence > stored.sequence:
             self._accept(item, "put", source)
         return None
 
@@ -535,20 +535,20 @@ class TopicNode:
         return contact if contact is not None and contact.id == query.sender else None
 
     def _nodes(self, wanted: bytes, source: DhtAddress) -> dict[bytes, Value]:
-        nodes = self.tables[source.family].closest(wanted, self._machine.settings.nodes + 1)
+        nodes = self.tables[source.family].closest(wanted, self._core.settings.nodes + 1)
         others = [node for node in nodes if node.address != source]
-        return write_nodes(others[: self._machine.settings.nodes])
+        return write_nodes(others[: self._core.settings.nodes])
 
     def _respond(self, query: KrpcQuery, values: dict[bytes, Value], source: DhtAddress) -> None:
         """Answer in one datagram: where a large value leaves no room for all nodes, some are left out."""
-        response = KrpcResponse(query.transaction, self._machine.id, values, self.target)
+        response = KrpcResponse(query.transaction, self._core.id, values, self.target)
         excess = len(write_message(response)) - _ROOM[source.family]
         if excess > 0:
             key, size = (b"nodes", 26) if source.family == 4 else (b"nodes6", 38)
             nodes = values.get(key)
             if isinstance(nodes, bytes):
                 values[key] = nodes[: max(0, len(nodes) // size - -(-excess // size)) * size]
-        self._machine.send(response, source, query.sender)
+        self._core.send(response, source, query.sender)
 
 
 def addresses(contacts: Iterable[OverlayContact]) -> list[DhtAddress]:

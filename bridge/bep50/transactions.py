@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from kiln.bridge.bep50.machine import OverlayCore
+from kiln.bridge.bep50.core import OverlayCore
 from kiln.schemas.dht.bencode import Value
 from kiln.schemas.dht.krpc import DhtAddress, KrpcError, KrpcQuery, KrpcResponse
 
@@ -20,15 +20,15 @@ Answer: TypeAlias = KrpcResponse | KrpcError | None
 class Transactions:
     """The unanswered queries of one topic; ``topic`` None: of the plain DHT."""
 
-    def __init__(self, machine: OverlayCore, topic: bytes | None) -> None:
-        self._machine = machine
+    def __init__(self, core: OverlayCore, topic: bytes | None) -> None:
+        self._core = core
         self._topic = topic
         self._waiting: dict[tuple[DhtAddress, bytes], Callable[[Answer], None]] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def ask(
+    def send_query(
         self,
         address: DhtAddress,
         method: bytes,
@@ -39,17 +39,17 @@ class Transactions:
     ) -> None:
         """Send a query; ``done`` is called once, with the answer or with None after the timeout. ``node`` and
         ``target``: see `Machine.send`."""
-        machine = self._machine
+        core = self._core
         # Four bytes, of chance: the crate mainline answers no others, and nobody off the path shall guess them.
-        transaction = machine.random.randbytes(4)
+        transaction = core.random.randbytes(4)
         while (address, transaction) in self._waiting:
-            transaction = machine.random.randbytes(4)
+            transaction = core.random.randbytes(4)
         waiting = (address, transaction)
         self._waiting[waiting] = done
-        machine.after(machine.settings.timeout, lambda: self._expire(waiting, done))
-        machine.send(KrpcQuery(transaction, method, machine.id, arguments, self._topic), address, node, target)
+        core.schedule(core.settings.timeout, lambda: self._expire(waiting, done))
+        core.send(KrpcQuery(transaction, method, core.id, arguments, self._topic), address, node, target)
 
-    def take(self, message: KrpcResponse | KrpcError, source: DhtAddress) -> Callable[[Answer], None] | None:
+    def pop(self, message: KrpcResponse | KrpcError, source: DhtAddress) -> Callable[[Answer], None] | None:
         """Whoever waits for this answer, or None if nobody asked."""
         return self._waiting.pop((source, message.transaction), None)
 

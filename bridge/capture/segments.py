@@ -104,7 +104,7 @@ class Segments:
         """bytes that could not be read back"""
         self.torn: str | None = None
         """in words: where, and what of it is lost; of the last such place"""
-        self._take_over()
+        self._load_folder()
 
     @property
     def size(self) -> int:
@@ -181,7 +181,7 @@ class Segments:
         A segment's bytes from a bad record on are skipped and counted. OSError.
         """
         while True:
-            segment = self._at(number)
+            segment = self._find_segment(number)
             if segment is None:
                 return []
             number = max(number, segment.first)
@@ -194,7 +194,7 @@ class Segments:
                 size += len(frame)
                 if self._position >= end or size >= max_bytes:
                     return found
-            self._ended(segment)
+            self._end_early(segment)
             if found:
                 return found
 
@@ -217,19 +217,19 @@ class Segments:
             self._reader.close()
             self._reader = None
 
-    def _take_over(self) -> None:
+    def _load_folder(self) -> None:
         paths = sorted(path for path in self._folder.glob("*" + SUFFIX) if path.stem.isdigit())
         firsts = [int(path.stem) for path in paths]
         for path, first, end in zip(paths, firsts, [*firsts, -1][1:], strict=True):
             segment = _Segment(path, first, end, path.stat().st_size)
             if end < 0:  # only the last one does not tell by the next one's name
-                self._count(segment)
+                self._count_frames(segment)
             if segment.end > segment.first:
                 self._segments.append(segment)
             else:
                 _remove(segment)
 
-    def _count(self, segment: _Segment) -> None:
+    def _count_frames(self, segment: _Segment) -> None:
         good = position = 0
         with segment.path.open("rb") as stream:
             if stream.read(len(MAGIC)) == MAGIC:
@@ -237,7 +237,7 @@ class Segments:
                 position = stream.tell()
         segment.end = segment.first + good
         if position < segment.size or not segment.size:
-            self._tell(segment, position)
+            self._report_damage(segment, position)
 
     def _segment_for(self, first: int, size: int) -> _Segment:
         with self._lock:
@@ -280,7 +280,7 @@ class Segments:
             os.close(self._active)
             self._active = None
 
-    def _at(self, number: int) -> _Segment | None:
+    def _find_segment(self, number: int) -> _Segment | None:
         with self._lock:
             return next((segment for segment in self._segments if segment.end > number), None)
 
@@ -301,14 +301,14 @@ class Segments:
                 self._position += 1
         yield from decode(self._reader)
 
-    def _ended(self, segment: _Segment) -> None:
+    def _end_early(self, segment: _Segment) -> None:
         """No good record is left before the end that was expected."""
         assert self._reader is not None
         segment.end = self._position
         if self._reader.tell() < segment.size or not segment.size:
-            self._tell(segment, self._reader.tell())
+            self._report_damage(segment, self._reader.tell())
 
-    def _tell(self, segment: _Segment, position: int) -> None:
+    def _report_damage(self, segment: _Segment, position: int) -> None:
         with segment.path.open("rb") as stream:
             stream.seek(position)
             head = stream.read(_HEAD.size + CONNECTION_BYTES)

@@ -46,14 +46,16 @@ MAX_FRAME: Final = MAX_RECORD - 64 * 1024
 
 _OVERHEAD: Final = 256  # bytes of Python objects around a frame, roughly
 _CHUNK: Final = 1024 * 1024  # bytes to disk at a time
-_ASKED: Final = 256 * 1024  # bytes of frames for which one answer is enough; a slow link is to be seen to move
+_BYTES_PER_CALLBACK: Final = (
+    256 * 1024
+)  # bytes of frames for which one answer is enough; a slow link is to be seen to move
 
 
 # what `connect` raises. SettingsError, a ValueError: the file of the password cannot be read, as where no descriptor is
 # free. RuntimeError: no thread can be started
-_AWAY: Final = (FramesProducerError, OSError, ValueError, RuntimeError)
+_CONNECT_ERRORS: Final = (FramesProducerError, OSError, ValueError, RuntimeError)
 # what a producer's send raises, and what reading the spool does
-_REFUSED: Final = (KafkaError, OSError)
+_SEND_ERRORS: Final = (KafkaError, OSError)
 
 
 class SinkError(RuntimeError):
@@ -129,12 +131,12 @@ class FrameSink:
         # The line: acknowledged … _acked … flying … _sent … in the spool … in _waiting … _next
         self._next = self._segments.end
         first = self._segments.first
-        self._sent = self._acked = self._next if first is None else first
-        self._flying: deque[_PendingFrame] = deque()
+        self._sent = self._acknowledged_until = self._next if first is None else first
+        self._in_flight: deque[_PendingFrame] = deque()
         self._waiting: deque[_PendingFrame] = deque()  # all in memory; its last one has number _next - 1
         self._memory = 0
 
-        self._put = 0
+        self._put_count = 0
         self._acknowledged = 0
         self._spooled = 0
         self._full = False
@@ -145,7 +147,7 @@ class FrameSink:
         self._floor = floor
         self._free = free or (lambda: shutil.disk_usage(folder).free)
         self._free_bytes = 0
-        self._low = False  # fewer bytes are free than the floor
+        self._disk_is_low = False  # fewer bytes are free than the floor
         self._failure: BaseException | None = None
         self._producer: StoppableProducer | None = None
         self._sender_waits = False
@@ -154,8 +156,8 @@ class FrameSink:
         self._ended = False
         self._listeners: list[Callable[[], None]] = []
 
-        self._keeper = threading.Thread(target=self._keep, name="spool", daemon=True)
-        self._sender = threading.Thread(target=self._send, name="frames", daemon=True)
+        self._keeper = threading.Thread(target=self._run_spool, name="spool", daemon=True)
+        self._sender = threading.Thread(target=self._run_sender, name="frames", daemon=True)
         self._keeper.start()
         self._sender.start()
 
@@ -176,9 +178,9 @@ class FrameSink:
                 raise ValueError("the sink is closed: it takes no more frames")
             self._waiting.append(_PendingFrame(self._next, connection, frame, size, at))
             self._next += 1
-            self._put += 1
+            self._put_count += 1
             self._memory += size + _OVERHEAD
-            if self._sender_waits and not self._flying:
+            if self._sender_waits and not self._in_flight:
                 self._sender_waits = False
                 self._to_send.notify()
             if self._memory > self._memory_limit and not self._keeper_called:
@@ -199,21 +201,21 @@ class FrameSink:
     def error(self) -> str | None:
         """What is wrong, in words; None: nothing is."""
         with self._lock:
-            return self._error()
+            return self._describe_error()
 
     def status(self) -> SpoolStatus:
         """All counters at once."""
         with self._lock:
             return SpoolStatus(
-                put=self._put,
+                put=self._put_count,
                 acknowledged=self._acknowledged,
-                waiting=self._next - self._acked,
+                waiting=self._next - self._acknowledged_until,
                 memory_bytes=self._memory,
                 disk_bytes=self._segments.size,
                 spooled=self._spooled,
                 torn_bytes=self._segments.torn_bytes,
                 full=self._full,
-                error=self._error(),
+                error=self._describe_error(),
                 free_bytes=self._free_bytes,
             )
 
@@ -225,7 +227,7 @@ class FrameSink:
         with self._lock:
             self._closing = True
             deadline = self._clock() + patience
-            while self._acked < self._next and self._kafka_trouble() is None:
+            while self._acknowledged_until < self._next and self._describe_kafka_error() is None:
                 remaining = deadline - self._clock()
                 if remaining <= 0:
                     break
@@ -238,26 +240,26 @@ class FrameSink:
         if not self._sender.is_alive():
             self._segments.close()
         with self._lock:
-            return len(self._waiting) + sum(item.frame is not None for item in self._flying)
+            return len(self._waiting) + sum(item.frame is not None for item in self._in_flight)
 
     # ------------------------------------------------------------ sending
 
-    def _send(self) -> None:
+    def _run_sender(self) -> None:
         while not self._ended:
             try:
                 producer = self._connect()
-            except _AWAY as error:
-                self._trouble(error)
+            except _CONNECT_ERRORS as error:
+                self._record_error(error)
                 continue
             with self._lock:
                 self._producer = producer
                 self._failure = None
-                if self._acked == self._next:
+                if self._acknowledged_until == self._next:
                     self._kafka_error = None
             try:
-                while batch := self._take():
-                    self._hand_over(producer, batch)
-            except _REFUSED as error:
+                while batch := self._next_batch():
+                    self._send_batch(producer, batch)
+            except _SEND_ERRORS as error:
                 self._fail(producer, error)
             with self._lock:
                 self._producer = None
@@ -266,9 +268,9 @@ class FrameSink:
             with self._lock:
                 self._rewind()
             if failure is not None:
-                self._trouble(failure)
+                self._record_error(failure)
 
-    def _hand_over(self, producer: StoppableProducer, batch: list[_Outgoing]) -> None:
+    def _send_batch(self, producer: StoppableProducer, batch: list[_Outgoing]) -> None:
         """All of `_REFUSED`."""
         failed = partial(self._fail, producer)
         lasts: dict[bytes, tuple[SendFuture, list[_PendingFrame]]] = {}
@@ -281,18 +283,20 @@ class FrameSink:
             items.append(item)
             lasts[item.connection] = (record, items)
             unasked += item.size
-            if unasked >= _ASKED:
-                self._ask(producer, lasts)
+            if unasked >= _BYTES_PER_CALLBACK:
+                self._add_callbacks(producer, lasts)
                 lasts, unasked = {}, 0
-        self._ask(producer, lasts)
+        self._add_callbacks(producer, lasts)
 
-    def _ask(self, producer: StoppableProducer, lasts: dict[bytes, tuple[SendFuture, list[_PendingFrame]]]) -> None:
+    def _add_callbacks(
+        self, producer: StoppableProducer, lasts: dict[bytes, tuple[SendFuture, list[_PendingFrame]]]
+    ) -> None:
         """By connection: its last frame, and all that an answer to that one answers. The frames of a connection are
         answered in order, and a failure among them is told before it."""
         for record, items in lasts.values():
             record.add_callback(partial(self._acknowledge, producer, items))
 
-    def _take(self) -> list[_Outgoing]:
+    def _next_batch(self) -> list[_Outgoing]:
         """The next portion, now flying; empty: this producer is done with. OSError: the spool cannot be read.
 
         No portion flies beside another: where librdkafka has records that wait for the answer to a request, its thread
@@ -301,7 +305,7 @@ class FrameSink:
         while True:
             with self._lock:
                 while not self._ended and self._failure is None:
-                    if self._sent < self._next and not self._flying:
+                    if self._sent < self._next and not self._in_flight:
                         break
                     self._sender_waits = True
                     self._to_send.wait()
@@ -311,12 +315,12 @@ class FrameSink:
                 in_memory = self._next - len(self._waiting)
                 if self._sent >= in_memory or not self._segments.has(self._sent):
                     self._sent = in_memory  # over what cannot be read back, if that was next
-                    self._acked = self._sent
+                    self._acknowledged_until = self._sent
                     if not self._waiting:
                         continue
                     gathers = self._waiting[0].at + LINGER - self._clock()
                     if gathers <= 0:
-                        return self._take_waiting()
+                        return self._next_from_memory()
                     self._to_send.wait(gathers)
                     continue
                 number = self._sent
@@ -329,19 +333,19 @@ class FrameSink:
                     if each.number >= in_memory:
                         break  # just written, and not yet taken out of memory
                     item = _PendingFrame(each.number, each.connection, None, len(each.frame), now)
-                    self._flying.append(item)
+                    self._in_flight.append(item)
                     self._sent = item.number + 1
                     batch.append((item, each.frame))
             if batch:
                 return batch
 
-    def _take_waiting(self) -> list[_Outgoing]:
+    def _next_from_memory(self) -> list[_Outgoing]:
         batch: list[_Outgoing] = []
-        waiting, flying, size = self._waiting, self._flying, 0
+        waiting, in_flight, size = self._waiting, self._in_flight, 0
         while waiting and size < self._portion:
             item = waiting.popleft()
             assert item.frame is not None
-            flying.append(item)
+            in_flight.append(item)
             size += item.size
             batch.append((item, item.frame))
         self._sent += len(batch)
@@ -355,21 +359,21 @@ class FrameSink:
                 return
             for item in items:
                 item.done = True
-            flying = self._flying
-            if not flying or not flying[0].done:
+            in_flight = self._in_flight
+            if not in_flight or not in_flight[0].done:
                 return  # another partition's answer
-            while flying and flying[0].done:
-                head = flying.popleft()
+            while in_flight and in_flight[0].done:
+                head = in_flight.popleft()
                 self._acknowledged += 1
                 if head.frame is not None:
                     self._memory -= head.size + _OVERHEAD
-            self._acked = flying[0].number if flying else self._sent
+            self._acknowledged_until = in_flight[0].number if in_flight else self._sent
             self._progress_at = self._clock()
             self._kafka_error = None
-            if self._sender_waits and self._sent < self._next and not flying:
+            if self._sender_waits and self._sent < self._next and not in_flight:
                 self._sender_waits = False
                 self._to_send.notify()
-            if self._closing and self._acked == self._next:
+            if self._closing and self._acknowledged_until == self._next:
                 self._settled.notify_all()
 
     def _fail(self, producer: StoppableProducer, error: BaseException) -> None:
@@ -383,16 +387,16 @@ class FrameSink:
 
     def _rewind(self) -> None:
         """All frames that are not acknowledged are to be sent again."""
-        if not self._flying:
+        if not self._in_flight:
             return
-        self._sent = self._flying[0].number
-        for item in reversed(self._flying):
+        self._sent = self._in_flight[0].number
+        for item in reversed(self._in_flight):
             if item.frame is not None:  # the newest ones; the others are in the spool
                 item.done = False
                 self._waiting.appendleft(item)
-        self._flying.clear()
+        self._in_flight.clear()
 
-    def _trouble(self, error: BaseException) -> None:
+    def _record_error(self, error: BaseException) -> None:
         """Note it, and wait before the next try."""
         with self._lock:
             self._kafka_error = f"frames wait for Kafka, topic {self._topic}: {error!r}"
@@ -403,7 +407,7 @@ class FrameSink:
 
     # ------------------------------------------------------------ the spool
 
-    def _keep(self) -> None:
+    def _run_spool(self) -> None:
         ended = False
         while not ended:
             with self._lock:
@@ -411,38 +415,38 @@ class FrameSink:
                     self._to_keep.wait(TICK)
                 ended = self._ended
                 self._keeper_called = False
-                acked = self._acked
+                acked = self._acknowledged_until
             try:
-                self._look_at_the_disk()
+                self._check_free_space()
                 self._segments.release(acked)
                 while self._spill(ended):
                     pass
             except OSError as error:
-                self._no_disk(error)
-            self._tell_room()
+                self._record_disk_error(error)
+            self._notify_room()
 
-    def _look_at_the_disk(self) -> None:
+    def _check_free_space(self) -> None:
         """OSError: the disk does not say."""
         free = self._free()
         with self._lock:
             self._free_bytes = free
-            self._low = free < (self._floor + self._floor // 4 if self._low else self._floor)
-            if self._low:
+            self._disk_is_low = free < (self._floor + self._floor // 4 if self._disk_is_low else self._floor)
+            if self._disk_is_low:
                 self._full = True
 
     def _spill(self, ended: bool) -> bool:
         """Write what must go to disk, a chunk of it; whether the chunk was full, so that there is more. OSError."""
         with self._lock:
-            if not self._must_spill(ended):
+            if not self._needs_spill(ended):
                 self._disk_error = None
                 return False
-            first, frames, size = self._in_memory()
+            first, frames, size = self._list_unspooled()
         if not frames:
             return False
         written = self._segments.append(first, frames)
         with self._lock:
             end = first + written
-            for item in self._flying:
+            for item in self._in_flight:
                 if item.number >= end:
                     break
                 if item.frame is not None:
@@ -456,20 +460,20 @@ class FrameSink:
                 self._full = True
         return written == len(frames) and size >= _CHUNK
 
-    def _must_spill(self, ended: bool) -> bool:
+    def _needs_spill(self, ended: bool) -> bool:
         if ended or self._memory > self._memory_limit:
             return True
         if self._sent < self._next - len(self._waiting):
             return True  # older ones are in the spool
-        oldest = self._flying[0].at if self._flying else self._waiting[0].at if self._waiting else None
+        oldest = self._in_flight[0].at if self._in_flight else self._waiting[0].at if self._waiting else None
         return oldest is not None and self._clock() - oldest > self._spool_after
 
-    def _in_memory(self) -> tuple[int, list[tuple[bytes, bytes]], int]:
+    def _list_unspooled(self) -> tuple[int, list[tuple[bytes, bytes]], int]:
         """(number of the first, frames, their bytes) that are in memory only, oldest first: up to a chunk of them."""
         first = self._next - len(self._waiting)
         frames: list[tuple[bytes, bytes]] = []
         size = 0
-        for item in self._flying:
+        for item in self._in_flight:
             if item.frame is not None:
                 first = min(first, item.number)
                 frames.append((item.connection, item.frame))
@@ -484,16 +488,16 @@ class FrameSink:
                 break
         return first, frames, size
 
-    def _no_disk(self, error: OSError) -> None:
+    def _record_disk_error(self, error: OSError) -> None:
         with self._lock:
             what = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "the spool cannot be used"
             self._disk_error = f"{what}: {error}"
             self._full = True
 
-    def _tell_room(self) -> None:
+    def _notify_room(self) -> None:
         with self._lock:
             room = self._segments.size <= self._spool_limit * 3 // 4 and self._memory <= self._memory_limit
-            if not self._full or not room or self._low or self._disk_error is not None:
+            if not self._full or not room or self._disk_is_low or self._disk_error is not None:
                 return
             self._full = False
             listeners = list(self._listeners)
@@ -502,24 +506,24 @@ class FrameSink:
 
     # ------------------------------------------------------------ in words
 
-    def _kafka_trouble(self) -> str | None:
+    def _describe_kafka_error(self) -> str | None:
         if self._kafka_error is not None:
             return self._kafka_error
-        if not self._flying:
+        if not self._in_flight:
             return None
-        silent = self._clock() - max(self._progress_at, self._flying[0].at)
+        silent = self._clock() - max(self._progress_at, self._in_flight[0].at)
         if silent <= self._spool_after:
             return None
         return f"frames wait for Kafka, topic {self._topic}: no answer for {silent:.0f} s"
 
-    def _error(self) -> str | None:
+    def _describe_error(self) -> str | None:
         full = f"the spool is full ({self._spool_limit} bytes): nothing is read from peers" if self._full else None
-        if self._low:
+        if self._disk_is_low:
             full = (
                 f"{self._free_bytes} bytes are free on the disk of {self._folder}, and {self._floor} must stay free "
                 "(bridge.min_free): nothing is read from peers until there is room"
             )
         threads = [each.name for each in (self._sender, self._keeper) if not each.is_alive() and not self._ended]
         fault = f"the thread {threads[0]} has ended by a fault" if threads else None
-        texts = (fault, self._kafka_trouble(), self._disk_error or full, self._segments.torn)
+        texts = (fault, self._describe_kafka_error(), self._disk_error or full, self._segments.torn)
         return "; ".join(text for text in texts if text is not None) or None

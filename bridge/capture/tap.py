@@ -10,7 +10,7 @@ from typing import Final, Literal
 from kiln.schemas.kafka.frames import BEP50, CUT_PAYLOAD, MAX_MESSAGES, MAX_RPC, frame_fault, read_rpc
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.reject import Rejected
-from kiln.schemas.wire.topic_table import hello_of
+from kiln.schemas.wire.topic_table import find_hello
 
 Direction = Literal["IN", "OUT"]
 
@@ -110,4 +110,4 @@ class ConnectionTap:
 
 def _hello(payload: bytes) -> bytes:
     rpc = read_rpc(payload)
-    return b"" if isinstance(rpc, Rejected) else hello_of(rpc)
+    return b"" if isinstance(rpc, Rejected) else find_hello(rpc)

@@ -12,7 +12,7 @@ from hashlib import blake2b
 
 import msgspec
 
-from kiln.bridge.cluster.rendezvous import owner_of
+from kiln.bridge.cluster.rendezvous import find_owner
 
 PROTOCOL = "kiln-bridges"
 """The name under which bridges agree on this layout: a bridge of another layout is refused by the broker."""
@@ -67,7 +67,7 @@ def interests_digest(texts: Iterable[str]) -> str:
     return blake2b("\n".join(sorted(set(texts))).encode(), digest_size=8).hexdigest()
 
 
-def round_of(members: Collection[Member]) -> GroupView:
+def build_round(members: Collection[Member]) -> GroupView:
     """The round of these members. Who leads goes on leading, and of several who say so, the one of the latest round.
 
     A member with fewer duties than another never leads: nobody would do what it cannot. ValueError: no member.
@@ -76,7 +76,7 @@ def round_of(members: Collection[Member]) -> GroupView:
     able = {member.peer: member for member in members if member.duties == most}
     before = [member for member in members if member.led]
     leading = max((m for m in before if m.peer in able), key=lambda m: (m.led, m.peer), default=None)
-    leader = able[owner_of("", able)] if leading is None else leading
+    leader = able[find_owner("", able)] if leading is None else leading
     others = sorted(member.peer for member in before if member.peer != leader.peer)
     bridges = sorted((LiveBridge(m.peer, m.host, m.interests) for m in members), key=lambda bridge: bridge.peer)
     return GroupView(leader.peer, leader.authors, tuple(bridges), others[0] if others else "")

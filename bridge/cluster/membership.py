@@ -28,11 +28,11 @@ from kiln.bridge.cluster.group import (
     GroupView,
     LiveBridge,
     Member,
+    build_round,
     group_name,
     interests_digest,
     read_member,
     read_round,
-    round_of,
 )
 from kiln.bridge.kafka.thread import BlockedError, KafkaThread
 from kiln.conf.process.bridge_status import SharingStatus
@@ -43,7 +43,7 @@ SESSION: Final = 10.0
 (`group.min.session.timeout.ms`)."""
 MARGIN: Final = 2.0
 _HEARTBEAT: Final = 2.0  # s
-_LOOK: Final = 0.25  # s between two looks at what the broker said
+_POLL_TIMEOUT: Final = 0.25  # s between two looks at what the broker said
 _REJOIN_WITHIN: Final = 20.0  # s for a bridge that lives, yet does not join again when others come and go
 
 
@@ -64,9 +64,9 @@ class _Group(AbstractPartitionAssignor):  # type: ignore[misc]  # kafka-python h
         )
 
     def assign(self, cluster: object, members: Sequence[_Joined]) -> dict[str, ConsumerProtocolAssignment]:
-        told = msgspec.json.encode(round_of([read_member(each.metadata.user_data) for each in members]))
+        view = msgspec.json.encode(build_round([read_member(each.metadata.user_data) for each in members]))
         return {
-            each.member_id: ConsumerProtocolAssignment(version=0, assigned_partitions=[], user_data=told)
+            each.member_id: ConsumerProtocolAssignment(version=0, assigned_partitions=[], user_data=view)
             for each in members
         }
 
@@ -137,7 +137,7 @@ class Membership(KafkaThread):
         """Peer ids of the messages of this bridge, and of each that led since this one started."""
         return self._authors
 
-    def follow(self, interests: Sequence[str]) -> None:
+    def set_interests(self, interests: Sequence[str]) -> None:
         """The interests now: the others learn of a change in the next round."""
         self._interests = interests_digest(interests)
 
@@ -155,10 +155,10 @@ class Membership(KafkaThread):
 
     def status(self) -> SharingStatus:
         """How it goes."""
-        told = self._round
+        view = self._round
         return SharingStatus(
             leads=self.is_leader(),
-            leader="" if told is None else told.leader,
+            leader="" if view is None else view.leader,
             bridges=tuple(bridge.peer for bridge in self.bridges),
             round=self._number,
         )
@@ -188,13 +188,13 @@ class Membership(KafkaThread):
         )
         try:
             consumer.subscribe([f"{self._prefix}batches"])  # any topic of Kiln's: no partition is ever assigned
-            self._keep(consumer, cast(_HasCoordinator, consumer)._coordinator)
+            self._renew_lease(consumer, cast(_HasCoordinator, consumer)._coordinator)
         except FencedInstanceIdError as error:
             raise TwinError(self._me) from error
         finally:
             consumer.close(timeout_ms=2_000)
 
-    def _keep(self, consumer: KafkaConsumer, coordinator: _Coordinator) -> None:
+    def _renew_lease(self, consumer: KafkaConsumer, coordinator: _Coordinator) -> None:
         beat = coordinator.heartbeat
         asked = before = answered = self._clock()
         sent, sent_at = beat.last_send, before  # a heartbeat, and a time before it went out
@@ -205,9 +205,9 @@ class Membership(KafkaThread):
             self._mark_progress()
             before, asked = asked, self._clock()
             self._rejoin_if_changed(coordinator)
-            consumer.poll(timeout_ms=int(_LOOK * 1_000))
+            consumer.poll(timeout_ms=int(_POLL_TIMEOUT * 1_000))
             if self._assignor.joined != joined and (joined := self._assignor.joined) is not None:
-                begins = self._begin(*joined, begins, self._clock())
+                begins = self._begin_round(*joined, begins, self._clock())
                 answered = before
             if beat.last_send != sent:
                 sent, sent_at = beat.last_send, before
@@ -224,26 +224,26 @@ class Membership(KafkaThread):
             self._lease = (begins, answered + SESSION - MARGIN if is_leader else 0.0)
             self._error = None
 
-    def _begin(self, told: GroupView, number: int, begins: float, now: float) -> float:
+    def _begin_round(self, view: GroupView, number: int, begins: float, now: float) -> float:
         """A new round. When the lease begins, if this bridge leads; `begins`: as of the round before."""
         me = self._assignor.member
-        is_leader = told.leader == me.peer
+        is_leader = view.leader == me.peer
         self._assignor.member = structs.replace(me, led=(me.led or number) if is_leader else 0)
-        self._authors |= frozenset(told.authors)
-        self._round, self._number = told, number
-        self._state = "leads" if is_leader else f"{told.leader} leads"
+        self._authors |= frozenset(view.authors)
+        self._round, self._number = view, number
+        self._state = "leads" if is_leader else f"{view.leader} leads"
         # whoever led until now may not have heard: its lease runs out first
-        return begins if is_leader and me.led else now + SESSION if told.after else 0.0
+        return begins if is_leader and me.led else now + SESSION if view.after else 0.0
 
     def _rejoin_if_changed(self, coordinator: _Coordinator) -> None:
         """A bridge that was started again is the member that it was, with what it said then."""
         if self._assignor.member.interests != self._interests:
             self._assignor.member = structs.replace(self._assignor.member, interests=self._interests)
-        told, me = self._round, self._assignor.member
-        if told is None or self._assignor.joined is None or coordinator.need_rejoin():
+        view, me = self._round, self._assignor.member
+        if view is None or self._assignor.joined is None or coordinator.need_rejoin():
             return
-        known = {bridge.peer: bridge.interests for bridge in told.bridges}
-        if known.get(me.peer) != me.interests or (told.leader == me.peer and told.authors != me.authors):
+        known = {bridge.peer: bridge.interests for bridge in view.bridges}
+        if known.get(me.peer) != me.interests or (view.leader == me.peer and view.authors != me.authors):
             coordinator.request_rejoin()
 
 

@@ -19,6 +19,6 @@ def weight(member: str, thing: str) -> int:
     return int.from_bytes(hashed.digest(), "big")
 
 
-def owner_of(thing: str, members: Collection[str]) -> str:
+def find_owner(thing: str, members: Collection[str]) -> str:
     """The member that has a thing: the one of the greatest weight. ValueError: there is no member."""
     return max(members, key=lambda member: (weight(member, thing), member))

@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping, Set
 from typing import Final
 
 from kiln.bridge.cluster.group import LiveBridge
-from kiln.bridge.cluster.rendezvous import owner_of
+from kiln.bridge.cluster.rendezvous import find_owner
 
-_REMEMBERED: Final = 100_000  # owners of topics; strangers name topics
+_MAX_CACHED_OWNERS: Final = 100_000  # owners of topics; strangers name topics
 
 
 class TopicShares:
@@ -24,17 +24,17 @@ class TopicShares:
         """`me`: peer id."""
         self._me = me
         self._bridges: tuple[LiveBridge, ...] = ()
-        self._alike: tuple[str, ...] = (me,)
+        self._same_interests: tuple[str, ...] = (me,)
         self._owners: dict[str, str] = {}
         self.left: frozenset[str] = frozenset()
         """the topics that are left to others now"""
 
-    def among(self, bridges: tuple[LiveBridge, ...]) -> None:
+    def set_bridges(self, bridges: tuple[LiveBridge, ...]) -> None:
         """The bridges that live now, this one included."""
         if bridges != self._bridges:
             own = next((bridge.interests for bridge in bridges if bridge.peer == self._me), None)
-            alike = {bridge.peer for bridge in bridges if bridge.interests == own}
-            self._bridges, self._alike, self._owners = bridges, tuple(sorted(alike | {self._me})), {}
+            same_interests = {bridge.peer for bridge in bridges if bridge.interests == own}
+            self._bridges, self._same_interests, self._owners = bridges, tuple(sorted(same_interests | {self._me})), {}
 
     @property
     def others(self) -> Set[str]:
@@ -49,7 +49,7 @@ class TopicShares:
         `seen`: the topics of peers that are no bridges of ours. `on`: the topics of each bridge that this one is
         connected with.
         """
-        near = set(self._alike) & on.keys()
+        near = set(self._same_interests) & on.keys()
         left: set[str] = set()
         for topic in {*covered, *named} if near else ():
             owner = self._owner(topic)
@@ -61,7 +61,7 @@ class TopicShares:
 
     def _owner(self, topic: str) -> str:
         if topic not in self._owners:
-            if len(self._owners) >= _REMEMBERED:
+            if len(self._owners) >= _MAX_CACHED_OWNERS:
                 self._owners.clear()
-            self._owners[topic] = owner_of(topic, self._alike)
+            self._owners[topic] = find_owner(topic, self._same_interests)
         return self._owners[topic]

@@ -357,7 +357,7 @@ class Fetcher(LeaderThread):
                     KafkaPosition(part.partition, record.offset), record.value, interests, now
                 )
                 if announcer:
-                    self._blocks.announced(announcer)
+                    self._blocks.add_announcer(announcer)
 
     def _write(self, producer: StoppableKafkaProducer, outputs: Sequence[FetchOutput]) -> bool:
         """Write a stage and wait for its acknowledgements.

@@ -31,7 +31,7 @@ from kiln.schemas.kafka.records import (
     update_key,
 )
 from kiln.schemas.wire.cid import cid_text
-from kiln.schemas.wire.claims import CONTRADICTS, contradiction
+from kiln.schemas.wire.claims import CONTRADICTS, describe_contradiction
 from kiln.schemas.wire.identity import author_of
 from kiln.schemas.wire.streamid import StreamID, StreamIdError
 from kiln.schemas.wire.topics import Interest, Separator
@@ -556,7 +556,9 @@ class PendingFetches:
         contradicted = claims_of(record).contradicted(verified)
         if contradicted is not None:
             key = quarantine_key(update.frame.partition, update.frame.offset, update.frame.index)
-            self._quarantine(key, CONTRADICTS, contradiction(contradicted, verified), encode(record), now, CLAIM_STAGE)
+            self._quarantine(
+                key, CONTRADICTS, describe_contradiction(contradicted, verified), encode(record), now, CLAIM_STAGE
+            )
             self.counts[CONTRADICTS] += 1
 
     def _write_stream(self, ready: _ReadyAnswer) -> None:

@@ -249,5 +249,5 @@ class MessageCache:
 
 
 def copy_number(data: bytes, verdict: int) -> int:
-    """Return a number for a message's bytes, keyed by the interpreter's hash secret, with the verdict in its low bits."""
+    """Return a keyed hash of the bytes of a message, with the verdict in its low bits."""
     return hash(data) << _VERDICT_BITS | verdict

@@ -51,12 +51,12 @@ _TEXT_ID_COST: Final = 3  # ids of `max_ids_per_rpc` that an id as text counts f
 
 
 class Router:
-    """One node's gossipsub state.
+    """The gossipsub state of one node.
 
-    The router calls `verify` once for each message on a joined topic, unless a copy of the very same bytes was good.
-    `table`: the topic tables with the peers; without it no topic goes or comes by index. Inside the router a topic is a
-    name: topics come in through `_topic_of` and go out through `_for_peer`. `now`: seconds of any clock that does not
-    go back. Methods return what is to be sent, in order per peer; the router keeps nothing of what it returns.
+    The router calls `verify` once for each message on a joined topic, unless a copy of the same bytes was valid.
+    `table` holds the topic tables with peers; without it no topic is sent or received by index. Inside the router a
+    topic is a name: topics are decoded by `_topic_of` and encoded by `_encode_for_peer`. `now` is in seconds of a
+    monotonic clock. Methods return the RPCs to send, in order per peer; the router keeps no reference to them.
     """
 
     def __init__(

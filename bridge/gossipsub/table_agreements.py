@@ -23,7 +23,14 @@ from kiln.schemas.proto.gossipsub.rpc_pb2 import (
     Message,
 )
 from kiln.schemas.reject import Rejected
-from kiln.schemas.wire.topic_table import BundleSet, TopicTable, agreement, hello_bytes, hello_extensions, read_hello
+from kiln.schemas.wire.topic_table import (
+    BundleSet,
+    TopicTable,
+    hello_bytes,
+    hello_extensions,
+    negotiate_table,
+    read_hello,
+)
 
 SendMode = Literal["cautious", "eager", "off"]
 Item = Message | RPC.SubOpts | ControlIHave | ControlGraft | ControlPrune
@@ -140,7 +147,7 @@ class TableAgreements:
             self._counters[HELLO_TAKEN] += 1
             # written anew: what else a stranger put beside the hashes is not kept
             state.hello = hello_bytes(hashes)
-            state.table = agreement(state.hello, self._hello, self._bundles).table
+            state.table = negotiate_table(state.hello, self._hello, self._bundles).table
 
     def get_hellos(self, peer: bytes) -> tuple[bytes, bytes]:
         """(theirs, ours) as Frame.hello_in and Frame.hello_out hold them: empty if none, refused, or not sent."""

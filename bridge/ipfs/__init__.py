@@ -9,8 +9,8 @@ from kiln.bridge.ipfs.blocks import (
     BlockStore,
     BlockStoreUnavailableError,
     BlockUnavailableError,
-    digest_of,
-    verified,
+    read_digest,
+    verify_block,
 )
 from kiln.bridge.ipfs.folder import FolderBlockStore
 from kiln.bridge.ipfs.helia import Helia
@@ -23,9 +23,9 @@ __all__ = [
     "BlockStore",
     "BlockStoreUnavailableError",
     "BlockUnavailableError",
-    "digest_of",
     "open_blocks",
-    "verified",
+    "read_digest",
+    "verify_block",
 ]
 
 

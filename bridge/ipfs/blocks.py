@@ -79,12 +79,12 @@ class BlockStore(Protocol):
         """Tell others, where the node has a routing, who has this block: in its own time. Returns at once."""
         ...
 
-    def stay_near(self, peers: Sequence[BitswapPeer]) -> None:
+    def connect_gossip_peers(self, peers: Sequence[BitswapPeer]) -> None:
         """The gossip peers that speak bitswap, the most important first: the node stays connected to them, as long as
         they are named. Returns at once."""
         ...
 
-    def announced(self, peer: str) -> None:
+    def add_announcer(self, peer: str) -> None:
         """A block that this peer announced is about to be fetched: connect to it, if it can be found. Returns at
         once."""
         ...
@@ -93,7 +93,7 @@ class BlockStore(Protocol):
         """The counts. Returns at once."""
         ...
 
-    def about(self) -> str:
+    def describe(self) -> str:
         """What keeps the blocks, and how it was when last seen, in words. Returns at once."""
         ...
 
@@ -102,7 +102,7 @@ class BlockStore(Protocol):
         ...
 
 
-def digest_of(cid: str) -> bytes:
+def read_digest(cid: str) -> bytes:
     """The sha2-256 digest in a CID. BlockRefusedError: not a CID, or one of another hash."""
     try:
         digest = sha2_256_digest(cid_bytes(cid))
@@ -113,13 +113,13 @@ def digest_of(cid: str) -> bytes:
     return digest
 
 
-def verified(cid: str, data: bytes) -> bytes:
+def verify_block(cid: str, data: bytes) -> bytes:
     """The bytes, if they are those of the CID. BlockRefusedError: they are not, or the CID cannot be checked."""
-    if sha256(data).digest() != digest_of(cid):
+    if sha256(data).digest() != read_digest(cid):
         raise BlockRefusedError(WRONG_HASH, f"{cid[:80]}: the {len(data)} bytes that came have another hash")
     return data
 
 
-def too_large(cid: str, limit: int) -> BlockRefusedError:
+def refuse_too_large(cid: str, limit: int) -> BlockRefusedError:
     """The refusal of a block that is larger than asked for."""
     return BlockRefusedError(TOO_LARGE, f"{cid[:80]}: larger than {limit:,} bytes")

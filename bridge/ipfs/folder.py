@@ -7,7 +7,13 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from kiln.bridge.ipfs.blocks import BlockStoreUnavailableError, BlockUnavailableError, digest_of, too_large, verified
+from kiln.bridge.ipfs.blocks import (
+    BlockStoreUnavailableError,
+    BlockUnavailableError,
+    read_digest,
+    refuse_too_large,
+    verify_block,
+)
 from kiln.bridge.ipfs.neighbours import BitswapPeer
 from kiln.conf.process.bridge_status import IpfsStatus
 from kiln.schemas.wire.batch_block import MAX_BLOCK
@@ -22,7 +28,7 @@ class FolderBlockStore:
 
     def put(self, cid: str, data: bytes) -> None:
         """As `Blocks.put`. On disk once it returns; BlocksAwayError: it cannot be written."""
-        verified(cid, data)
+        verify_block(cid, data)
         path = self._path(cid)
         try:
             if path.exists():
@@ -43,7 +49,7 @@ class FolderBlockStore:
 
     def get(self, cid: str, timeout: float, limit: int = MAX_BLOCK) -> bytes:
         """As `Blocks.get`; there is nobody to wait for, so `timeout` is of no account."""
-        digest_of(cid)
+        read_digest(cid)
         try:
             with self._path(cid).open("rb") as file:
                 data = file.read(limit + 1)
@@ -54,12 +60,12 @@ class FolderBlockStore:
         except OSError as error:
             raise BlockStoreUnavailableError(f"{self._folder} cannot be read: {error.strerror}") from error
         if len(data) > limit:
-            raise too_large(cid, limit)
-        return verified(cid, data)
+            raise refuse_too_large(cid, limit)
+        return verify_block(cid, data)
 
     def pin(self, cid: str) -> None:
         """BlockUnavailableError: there is no such block."""
-        digest_of(cid)
+        read_digest(cid)
         if not self._path(cid).exists():
             raise BlockUnavailableError(f"{cid[:80]} is not in {self._folder}")
 
@@ -69,17 +75,17 @@ class FolderBlockStore:
     def provide(self, cid: str) -> None:
         """Nothing."""
 
-    def stay_near(self, peers: Sequence[BitswapPeer]) -> None:
+    def connect_gossip_peers(self, peers: Sequence[BitswapPeer]) -> None:
         """Nothing."""
 
-    def announced(self, peer: str) -> None:
+    def add_announcer(self, peer: str) -> None:
         """Nothing."""
 
     def status(self) -> IpfsStatus:
         """As `Blocks.status`."""
         return IpfsStatus()
 
-    def about(self) -> str:
+    def describe(self) -> str:
         """As `Blocks.about`."""
         return f"a folder, {self._folder}: no peer can fetch the blocks"
 

@@ -23,9 +23,9 @@ from kiln.bridge.ipfs.blocks import (
     BlockRefusedError,
     BlockStoreUnavailableError,
     BlockUnavailableError,
-    digest_of,
-    too_large,
-    verified,
+    read_digest,
+    refuse_too_large,
+    verify_block,
 )
 from kiln.schemas.wire.batch_block import MAX_BLOCK
 from kiln.schemas.wire.cid import CidError, cid_bytes, cid_parts, cid_text
@@ -98,7 +98,7 @@ class Kubo:
         )
         self._closed = False
 
-    def turn_to(self, url: str, auth: str) -> None:
+    def set_endpoint(self, url: str, auth: str) -> None:
         """From now on, speaks with the RPC at `url`. `auth`: as in the constructor."""
         self.url = url.rstrip("/")
         self._client.headers.update(auth_header(auth))
@@ -107,7 +107,7 @@ class Kubo:
 
     def put(self, cid: str, data: bytes) -> None:
         """As `Blocks.put`. The block is not pinned, and what it links to is not looked at."""
-        verified(cid, data)
+        verify_block(cid, data)
         ours = cid_bytes(cid)
         options = {"cid-codec": _codec(cid, ours), "mhtype": "sha2-256", "mhlen": "32", "pin": "false"}
         try:
@@ -118,13 +118,13 @@ class Kubo:
             raise BlockStoreUnavailableError(f"{self.url} keeps no blocks: {error}") from None
         theirs = answer.get("Key")
         if not isinstance(theirs, str):
-            raise self._odd("block/put", answer)
-        if not _same(theirs, ours):
+            raise self._unexpected_answer("block/put", answer)
+        if not _check_same_cid(theirs, ours):
             raise BlockRefusedError(WRONG_CID, f"{cid}: {self.url} keeps it as {theirs[:100]}")
 
     def get(self, cid: str, timeout: float, limit: int = MAX_BLOCK) -> bytes:
         """As `Blocks.get`. BlockUnavailableError when the node breaks off: it may, for this block alone."""
-        options = {"arg": _usual(cid), "timeout": _go_duration(timeout)}
+        options = {"arg": _canonical_text(cid), "timeout": _go_duration(timeout)}
         ends_at = time.monotonic() + timeout + _GRACE
         data = bytearray()
         try:
@@ -132,7 +132,7 @@ class Kubo:
                 for part in response.iter_raw():
                     data += part
                     if len(data) > limit:
-                        raise too_large(cid, limit)
+                        raise refuse_too_large(cid, limit)
                     if time.monotonic() > ends_at:
                         raise BlockUnavailableError(f"{cid}: only {len(data)} bytes of it came in {timeout:g} s")
         except KuboError as error:
@@ -142,7 +142,7 @@ class Kubo:
         except httpx.TransportError as error:
             raise BlockUnavailableError(f"{cid}: {self.url} broke off after {len(data)} bytes: {error}") from None
         try:
-            return verified(cid, bytes(data))
+            return verify_block(cid, bytes(data))
         except BlockRefusedError:
             if data:
                 raise
@@ -150,7 +150,7 @@ class Kubo:
 
     def pin(self, cid: str) -> None:
         """As `Blocks.pin`: a direct pin. One that is pinned with all it links to already is left so."""
-        usual = _usual(cid)
+        usual = _canonical_text(cid)
         options = {"arg": usual, "recursive": "false", "timeout": _go_duration(_CALL)}
         try:
             answer = self._json("pin/add", options, _CALL + _GRACE)
@@ -160,12 +160,12 @@ class Kubo:
             raise BlockUnavailableError(f"{cid} cannot be pinned: {error}") from None
         pins = answer.get("Pins")
         if not isinstance(pins, list) or usual not in pins:
-            raise self._odd("pin/add", answer)
+            raise self._unexpected_answer("pin/add", answer)
 
     def unpin(self, cid: str) -> None:
         """As `Blocks.unpin`."""
         try:
-            self._json("pin/rm", {"arg": _usual(cid), "recursive": "false"}, _CALL)
+            self._json("pin/rm", {"arg": _canonical_text(cid), "recursive": "false"}, _CALL)
         except KuboError as error:
             if "not pinned" in str(error) or "pinned recursively" in str(error):
                 return
@@ -186,7 +186,7 @@ class Kubo:
             raise BlockStoreUnavailableError(f"{self.url} does not say who it is: {error}") from None
         peer, agent, addresses = answer.get("ID"), answer.get("AgentVersion"), answer.get("Addresses")
         if not isinstance(peer, str) or not isinstance(agent, str):
-            raise self._odd("id", answer)
+            raise self._unexpected_answer("id", answer)
         return NodeIdentity(peer, agent, tuple(map(str, addresses)) if isinstance(addresses, list) else ())
 
     def connect(self, *multiaddrs: str, timeout: float = _CALL) -> None:
@@ -204,7 +204,7 @@ class Kubo:
         answer = self._json("swarm/peers", {}, _CALL, most=_MOST_PEERS_ANSWER)
         peers = answer.get("Peers") or []
         if not isinstance(peers, list) or not all(isinstance(each, dict) for each in peers):
-            raise self._odd("swarm/peers", answer)
+            raise self._unexpected_answer("swarm/peers", answer)
         return frozenset(str(each.get("Peer")) for each in peers)
 
     def routes(self) -> bool:
@@ -216,7 +216,7 @@ class Kubo:
 
     def provide(self, cid: str, timeout: float = _PROVIDE) -> None:
         """Tell the node's routing that the node has this block. NoRoutingError; KuboError: why not. BlocksAwayError."""
-        options = {"arg": _usual(cid), "timeout": _go_duration(timeout)}
+        options = {"arg": _canonical_text(cid), "timeout": _go_duration(timeout)}
         try:
             with self._post("routing/provide", options, timeout + _GRACE) as response:
                 _read(response, _MAX_ANSWER)  # events of the walk, if any
@@ -249,9 +249,9 @@ class Kubo:
         try:
             answer = json.loads(body)
         except ValueError:
-            raise self._odd(command, body[:200].decode(errors="replace")) from None
+            raise self._unexpected_answer(command, body[:200].decode(errors="replace")) from None
         if not isinstance(answer, dict):
-            raise self._odd(command, answer)
+            raise self._unexpected_answer(command, answer)
         return answer
 
     @contextmanager
@@ -303,7 +303,7 @@ class Kubo:
     def _away(self, text: str) -> BlockStoreUnavailableError:
         return BlockStoreUnavailableError(f"{self.url} {text}")
 
-    def _odd(self, command: str, answer: object) -> BlockStoreUnavailableError:
+    def _unexpected_answer(self, command: str, answer: object) -> BlockStoreUnavailableError:
         return self._away(f"answers {command} with {str(answer)[:200]!r}, which is not as Kubo does")
 
 
@@ -317,9 +317,9 @@ def _read(response: httpx.Response, limit: int) -> bytes:
     return bytes(body)
 
 
-def _usual(cid: str) -> str:
+def _canonical_text(cid: str) -> str:
     """The CID as Kubo writes it. BlockRefusedError: as `digest_of`."""
-    digest_of(cid)
+    read_digest(cid)
     return cid_text(cid_bytes(cid))
 
 
@@ -332,7 +332,7 @@ def _codec(cid: str, raw: bytes) -> str:
     return str(name)
 
 
-def _same(text: str, raw: bytes) -> bool:
+def _check_same_cid(text: str, raw: bytes) -> bool:
     try:
         return cid_bytes(text) == raw
     except CidError:

@@ -60,7 +60,7 @@ class BitswapPeers:
         before, self._gossip = self._gossip, {peer.peer: peer for peer in peers}
         return self._gossip.keys() != before.keys()
 
-    def announced(self, peer: str, now: float) -> bool:
+    def add_announcer(self, peer: str, now: float) -> bool:
         """A block that this peer announced is about to be fetched. Whether the peer is new."""
         new = peer not in self._announcers and peer not in self._gossip
         self._announcers[peer] = now + _ANNOUNCED_FOR
@@ -69,7 +69,7 @@ class BitswapPeers:
             self._announcers.popitem(last=False)
         return new
 
-    def to_dial(self, own: str, connected: Collection[str], now: float) -> list[BitswapPeer]:
+    def select_to_dial(self, own: str, connected: Collection[str], now: float) -> list[BitswapPeer]:
         """Whom to dial now, at most AT_ONCE. `own`: the node itself; `connected`: the peers it is connected to."""
         while self._announcers and next(iter(self._announcers.values())) <= now:
             self._announcers.popitem(last=False)
@@ -89,7 +89,7 @@ class BitswapPeers:
         failures = self._failed.get(peer, (0, 0.0))[0] + 1
         self._failed[peer] = failures, now + pause_after(failures, _FIRST_PAUSE, _LONGEST_PAUSE)
 
-    def to_leave(self, own: str, connected: Collection[str]) -> list[str]:
+    def select_to_disconnect(self, own: str, connected: Collection[str]) -> list[str]:
         """Peers that were dialled as neighbours, and are none any more. The node may hang up on them."""
         wanted = self._wanted(own)
         gone = [peer for peer in self._made if peer not in wanted]

@@ -50,7 +50,7 @@ class NodeBlockStore:
         self._pool = ThreadPoolExecutor(AT_ONCE, "ipfs-dial")
         self._providing = BlockProvider(kubo.provide)
         self._providing.set_routes(helia is None)
-        self._thread = threading.Thread(target=self._look_after, name="ipfs", daemon=True)
+        self._thread = threading.Thread(target=self._run_checks, name="ipfs", daemon=True)
         self._thread.start()
 
     def put(self, cid: str, data: bytes) -> None:
@@ -77,17 +77,17 @@ class NodeBlockStore:
         """As `Blocks.provide`."""
         self._providing.add(cid)
 
-    def stay_near(self, peers: Sequence[BitswapPeer]) -> None:
+    def connect_gossip_peers(self, peers: Sequence[BitswapPeer]) -> None:
         """As `Blocks.stay_near`."""
         with self._lock:
             changed = self._neighbours.set_gossip(peers)
         if changed:
             self._wake.set()
 
-    def announced(self, peer: str) -> None:
+    def add_announcer(self, peer: str) -> None:
         """As `Blocks.announced`."""
         with self._lock:
-            new = self._neighbours.announced(peer, time.monotonic())
+            new = self._neighbours.add_announcer(peer, time.monotonic())
         if new:
             self._wake.set()
 
@@ -103,7 +103,7 @@ class NodeBlockStore:
             unprovided=told.unprovided,
         )
 
-    def about(self) -> str:
+    def describe(self) -> str:
         """As `Blocks.about`."""
         return self._about
 
@@ -118,7 +118,7 @@ class NodeBlockStore:
         self._kubo.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def wait_for_a_look(self, timeout: float) -> bool:
+    def wait_for_check(self, timeout: float) -> bool:
         """Wait until the node was looked at for the first time: it is up by then, or `about` says why not."""
         return self._looked.wait(timeout)
 
@@ -126,13 +126,13 @@ class NodeBlockStore:
         if not self._up:
             raise BlockStoreUnavailableError(self._about)
 
-    def _look_after(self) -> None:
+    def _run_checks(self) -> None:
         failures = 0
         while not self._stop.is_set():
             began = time.monotonic()
             self._wake.clear()
             if self._ready():
-                self._about = self._look()
+                self._about = self._check_node()
                 failures = 0
             else:
                 failures += 1
@@ -146,7 +146,7 @@ class NodeBlockStore:
         if self._helia is None or self._helia.running:
             return True
         self._up = False
-        self._nobody()
+        self._clear_connected()
         if self._looked.is_set():
             self._about = "Helia has ended and is started again"
         try:
@@ -154,31 +154,31 @@ class NodeBlockStore:
         except (HeliaError, OSError) as error:
             self._about = str(error)
             return False
-        self._kubo.turn_to(url, self._helia.auth)
+        self._kubo.set_endpoint(url, self._helia.auth)
         self._up = True
         return True
 
-    def _look(self) -> str:
+    def _check_node(self) -> str:
         try:
             node = self._kubo.identity(_HELLO)
             if self._routes is None:  # a node that was away may have come back with another configuration
                 self._routes = self._kubo.routes()
                 self._providing.set_routes(self._routes)
         except BlockStoreUnavailableError as away:
-            self._nobody()
+            self._clear_connected()
             self._routes = None if self._helia is None else False
             return str(away)
         # Of Kiln's own node the address for peers; of the user's node the address of its RPC.
         where = f"{node.name} at {self._kubo.url if self._helia is None else ' '.join(node.addresses) or 'no address'}"
-        near = self._meet(node.peer)
+        near = self._dial_neighbours(node.peer)
         routing = "" if self._providing.routes else ", without routing"
-        return f"{where}{routing}{near}{self._meet_configured()}"
+        return f"{where}{routing}{near}{self._dial_configured()}"
 
-    def _nobody(self) -> None:
+    def _clear_connected(self) -> None:
         """Whom the node is connected to is not known."""
         self._connections = self._neighbours.connected = 0
 
-    def _meet(self, own: str) -> str:
+    def _dial_neighbours(self, own: str) -> str:
         """Dials neighbours, and hangs up on those that are none any more. In words."""
         near = self._neighbours
         try:
@@ -187,11 +187,11 @@ class NodeBlockStore:
             KuboError,
             BlockStoreUnavailableError,
         ) as error:  # an RPC may be set to allow the calls for blocks alone
-            self._nobody()
+            self._clear_connected()
             return f", gossip peers are not connected: {error}" if near.gossip_peers else ""
         with self._lock:
-            leave = self._neighbours.to_leave(own, connected)
-            dial = self._neighbours.to_dial(own, connected, time.monotonic())
+            leave = self._neighbours.select_to_disconnect(own, connected)
+            dial = self._neighbours.select_to_dial(own, connected, time.monotonic())
         self._connections = len(connected) - len(leave)
         for peer in leave:
             with suppress(KuboError, BlockStoreUnavailableError):  # it may be gone already
@@ -202,7 +202,7 @@ class NodeBlockStore:
                 self._neighbours.dialled(neighbour.peer, not problem, time.monotonic())
         return f", {near.connected} of {near.gossip_peers} gossip peers connected" if near.gossip_peers else ""
 
-    def _meet_configured(self) -> str:
+    def _dial_configured(self) -> str:
         """Keeps the node connected to `ipfs.peers`. In words."""
         if not self._peers:
             return ""

@@ -1,5 +1,4 @@
-"""From settings to running queries: each setting becomes a plain value here, and reaches a query in the
-`QueryContext`."""
+"""Start of the queries from the settings: each setting becomes a plain value of the `QueryContext` here."""
 
 from __future__ import annotations
 
@@ -40,10 +39,11 @@ def launch(
     listener: StreamingQueryListener | None = None,
     report: Report = ignore_report,
 ) -> StreamingQuery:
-    """Starts one query as the settings say.
+    """Start one query from the settings.
 
-    DecodingBrokenError: messages that are known to be good do not decode. BundleError: the topic bundles of the
-    settings contradict those of the table `bundles`.
+    Raises:
+        DecodingBrokenError: Messages that are known to be valid do not decode.
+        BundleError: The topic bundles of the settings contradict those of the table `bundles`.
     """
     context = query_context(name, spark, settings, listener, report)
     match name:
@@ -71,7 +71,7 @@ def query_context(
     listener: StreamingQueryListener | None = None,
     report: Report = ignore_report,
 ) -> QueryContext:
-    """Return what the settings say of one query."""
+    """Build the context of one query."""
     kafka, job = settings.broker, settings.jobs.of(name)
     lake = Lake.from_location(settings.lake_root)
     durable = settings.durability == "power"
@@ -97,18 +97,26 @@ def query_context(
 
 
 def batch_config(settings: Settings) -> BatchConfig:
-    """How the settings make batches."""
-    told = settings.batch
-    authors = None if "*" in told.authors else frozenset(peer_text(peer_bytes(text)) for text in told.authors)
+    """Build the configuration of batching."""
+    options = settings.batch
+    authors = None if "*" in options.authors else frozenset(peer_text(peer_bytes(text)) for text in options.authors)
     return BatchConfig(
-        micros(told.window), micros(told.grace), told.block_limit, UpdateFilter(authors, told.only_verified)
+        micros(options.window),
+        micros(options.grace),
+        options.block_limit,
+        UpdateFilter(authors, options.only_verified),
     )
 
 
 def decode_config(settings: Settings, *, remember: bool = False) -> DecodeConfig:
-    """How to decode as the settings say, with all topic bundles of the settings and of the table `bundles`.
+    """Build the configuration of decoding, with all topic bundles of the settings and of the table `bundles`.
 
-    `remember`: also puts the bundles of the settings into the table. BundleError: the two contradict each other.
+    Args:
+        settings: The settings.
+        remember: Also save the bundles of the settings in the table.
+
+    Raises:
+        BundleError: The two contradict each other.
     """
     lake = Lake.from_location(settings.lake_root)
     given = BundleSet(settings.topic_table.bundles)
@@ -127,8 +135,8 @@ def decode_config(settings: Settings, *, remember: bool = False) -> DecodeConfig
 
 
 def separator_config(settings: Settings) -> SeparatorConfig:
-    """Where separators come from, as the settings say. The topic `streams` counts in any case: an earlier run may have
-    learnt separators there, although this run fetches no blocks."""
+    """Build the configuration of separators. It always includes the topic `streams`: an earlier run may have found
+    separators, although this run fetches no blocks."""
     kafka = settings.broker
     streams = StreamsTopic(kafka.topic("streams"), tuple(kafka.server_list()), tuple(kafka.security_options().items()))
     return SeparatorConfig(streams, fetch=bool(settings.ipfs.api), believe=not settings.batch.only_verified)

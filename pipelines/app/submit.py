@@ -1,7 +1,7 @@
-"""One query as a Spark application of its own: what `spark-submit pipelines/jobs/NAME.py` runs.
+"""One query as a Spark application of its own: the driver that `spark-submit pipelines/jobs/NAME.py` runs.
 
-The settings come from the file that KILN_CONFIG names and from KILN_… variables, as everywhere. What spark-submit is
-given of master, memory and jars weighs more. The driver serves `/metrics`, `/health` and `/ready` at `monitor.listen`.
+The settings come from the file that KILN_CONFIG names and from KILN_… variables, as everywhere. Master, memory and
+jars of spark-submit take precedence. The driver serves `/metrics`, `/health` and `/ready` at `monitor.listen`.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from kiln.schemas.queries import QUERIES
 
 _CHECK_EVERY = 1.0  # s
 _REPORT_EVERY = 10  # checks
-_SILENT = 30.0  # s after which a driver that does not look after its query hangs
+_HANG_TIMEOUT = 30.0  # s after which a driver that does not check its query is taken to hang
 
 
 @dataclass(frozen=True)
 class _Observation:
-    """`at`: monotonic s; `problems`: in words."""
+    """A check of the query. `at`: monotonic s; `problems`: one sentence each."""
 
     at: float
     line: QueryState
@@ -51,7 +51,7 @@ class _Observation:
 
 
 class SubmittedQuery:
-    """The driver of one query, as the driver says of itself over HTTP. `see` takes how the query stands."""
+    """Status of one query's driver, as served over HTTP. `observe` takes the query's state."""
 
     def __init__(self, name: str, network: str) -> None:
         self._name = name
@@ -72,9 +72,9 @@ class SubmittedQuery:
             yield from build_query_metrics([seen.line])
 
     def why_dead(self) -> list[str]:
-        """A driver that starts is alive."""
+        """Return the problems of liveness. A driver that starts is alive."""
         silent = 0.0 if self._newest is None else time.monotonic() - self._newest.at
-        return [f"the driver has not looked after its query for {silent:.0f} s"] if silent > _SILENT else []
+        return [f"the driver has not looked after its query for {silent:.0f} s"] if silent > _HANG_TIMEOUT else []
 
     def why_not_ready(self) -> list[str]:
         seen = self._newest
@@ -84,14 +84,14 @@ class SubmittedQuery:
         return [*self.why_dead(), *down, *seen.problems]
 
     def page(self) -> None:
-        """None: `kiln job` has a page."""
+        """Return no page."""
 
 
 def main(name: JobName) -> int:
-    """Runs a query until SIGTERM or SIGINT. Every ten seconds prints how the query fares, as one line of JSON.
+    """Run a query until SIGTERM or SIGINT, and print its progress every ten seconds as one line of JSON.
 
-    Returns the exit status: 0 after a signal, 1 where the query gave up or must not start, 2 where the settings are
-    wrong.
+    Returns:
+        The exit status: 0 after a signal, 1 if the query gave up or must not start, 2 if the settings are wrong.
     """
     try:
         settings = load_settings()
@@ -119,8 +119,8 @@ def main(name: JobName) -> int:
             if exporter.error:
                 print(exporter.error, file=sys.stderr)
             supervisor.start()
-            for words in supervisor.repairs:
-                print(words, file=sys.stderr)
+            for repair in supervisor.repairs:
+                print(repair, file=sys.stderr)
             topics = [settings.kafka.topic(topic) for topic in QUERIES[name].reads]
             ends: TopicEnds | None = None
             watch = QueryWatch(name, topics)
@@ -128,7 +128,7 @@ def main(name: JobName) -> int:
                 if stop.wait(_CHECK_EVERY):
                     break
                 supervisor.check()
-                ends = ends or _ends(settings.broker, topics)
+                ends = ends or _open_ends(settings.broker, topics)
                 line = watch.build_state(
                     time.monotonic(),
                     ends.read() if ends is not None else {},
@@ -137,10 +137,10 @@ def main(name: JobName) -> int:
                     error=supervisor.errors.get(name, ""),
                     tripped=False,
                 )
-                away = ends.error if ends is not None else "the broker does not answer"
-                job.observe(line, [*supervisor.errors.values(), *([away] if away else [])])
+                broker_error = ends.error if ends is not None else "the broker does not answer"
+                job.observe(line, [*supervisor.errors.values(), *([broker_error] if broker_error else [])])
                 if check % _REPORT_EVERY == 0:
-                    print(json.dumps(_report(supervisor, name)), flush=True)
+                    print(json.dumps(_build_report(supervisor, name)), flush=True)
     except RestartsExhaustedError as error:
         print(printable_lines(str(error)), file=sys.stderr)
         return 1
@@ -156,15 +156,15 @@ def main(name: JobName) -> int:
     return 0
 
 
-def _ends(kafka: Kafka, topics: Sequence[str]) -> TopicEnds | None:
-    """None: the broker is away."""
+def _open_ends(kafka: Kafka, topics: Sequence[str]) -> TopicEnds | None:
+    """Open the end offsets; None if no broker answers."""
     try:
         return TopicEnds(kafka.client_options(), topics)
     except KafkaError:
         return None
 
 
-def _report(supervisor: Supervisor, name: JobName) -> dict[str, object]:
+def _build_report(supervisor: Supervisor, name: JobName) -> dict[str, object]:
     report: dict[str, object] = {"query": name, "errors": supervisor.errors}
     progress = supervisor.progress.get(name)
     if progress is None:

@@ -1,4 +1,4 @@
-"""Queries in one Spark application: started from the settings, started again when they fail, stopped cleanly."""
+"""Supervisor of the queries in one Spark application: starts, restarts and stops them."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ from kiln.schemas.wire.topic_table import BundleError
 
 _LOG = logging.getLogger("kiln.pipelines.app.supervisor")
 _BREAKER_ERROR = DecodingBrokenError.__name__
-"""What a query fails with whose breaker tripped."""
+"""Error of a query whose breaker tripped."""
 _FATAL_ERROR = SecondWriterError.__name__
-"""The error after which a query does harm when it goes on."""
+"""Error after which a query must not continue."""
 _FRAMES_TOPIC = "frames"
-"""The topic of what strangers wrote."""
-_HOLD_PATIENCE = 10.0  # s for a micro-batch to end, of a query that is to be held
+"""Topic that queries which decode frames read."""
+_HOLD_PATIENCE = 10.0  # s for the micro-batch of a query to end before the query is held
 _SYNC_EVERY = 1.0  # s between two syncs of the checkpoint of `batch`
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0  # s between a failure and the next start
 
 
 @dataclass
 class _QueryRun:
-    """How one query fares."""
+    """State of one query."""
 
     query: StreamingQuery
     failures: int = 0
@@ -61,11 +61,11 @@ class _QueryRun:
     batch_id: int = -1
     """of the newest micro-batch at the last failure"""
     restart_at: float | None = None
-    """when a failed query is to start again, monotonic s; None: the query runs, or is held"""
+    """restart time of a failed query, monotonic s; None if the query runs, or is held"""
     held: bool = False
-    """whether the query waits for the next start of Kiln, because the breaker tripped"""
+    """the query waits for the next start of Kiln, because the breaker tripped"""
     error: str = ""
-    """what ended the query last"""
+    """the last failure"""
 
 
 class RestartsExhaustedError(RuntimeError):
@@ -86,24 +86,24 @@ def _refuse_tables_without_checkpoint(name: JobName, settings: Settings) -> None
 
 
 def build_damage_location(settings: Settings) -> DamageLocation:
-    """Where the settings have what `kiln.pipelines.recovery` looks at."""
+    """Return the folders of the settings that `kiln.pipelines.recovery` checks."""
     return DamageLocation(settings.state, settings.checkpoints_root, Lake.from_location(settings.lake_root))
 
 
 def has_progress_marker(settings: Settings) -> bool:
-    """Whether `updates` may have told Kafka how far it got."""
+    """Report if `updates` may have committed its progress to Kafka."""
     return Checkpoint(settings.checkpoints_root / "updates").exists
 
 
 def read_progress_report(settings: Settings) -> ProgressReport | None:
-    """How far `updates` got, as Kafka has it. KafkaError."""
+    """Read the progress of `updates` from Kafka."""
     kafka = settings.broker
-    with ProgressMarker(kafka.client_options(), kafka.topic("updates")) as place:
-        return place.read(kafka.topic("frames"))
+    with ProgressMarker(kafka.client_options(), kafka.topic("updates")) as marker:
+        return marker.read(kafka.topic("frames"))
 
 
 def read_topics(settings: Settings, topics: Topics, names: Iterable[str]) -> dict[str, dict[str, TopicState]]:
-    """By query, the topics that it reads, as `kiln.pipelines.recovery.examine` takes them. KafkaError."""
+    """Read the states of the topics of each query, by query, as `kiln.pipelines.recovery.examine` takes them."""
     reads = {name: [settings.kafka.topic(topic) for topic in QUERIES[name].reads] for name in names}
     found = topics.states({topic for each in reads.values() for topic in each})
     return {name: {topic: found[topic] for topic in each if topic in found} for name, each in reads.items()}
@@ -122,8 +122,17 @@ class Supervisor:
         clock: Callable[[], int] = lambda: time.time_ns() // 1000,
         topics: Topics | None = None,
     ) -> None:
-        """`report` hears the counts of the queries that count; `now`: a monotonic clock in s; `clock`: the time, µs;
-        `topics`: by default those of the settings' broker."""
+        """Prepare the queries.
+
+        Args:
+            spark: The session.
+            settings: The settings.
+            names: The queries.
+            report: Takes the counts of the queries that count.
+            now: A monotonic clock, s.
+            clock: The time, µs.
+            topics: By default those of the settings' broker.
+        """
         self._spark = spark
         self._settings = settings
         self._names = sorted(names, key=lambda name: QUERIES[name].starts)
@@ -132,7 +141,7 @@ class Supervisor:
         self._clock = clock
         self._trailing = TrailingClock()
         self._dedup_retention = micros(settings.dedupe.signed)
-        # Spark writes the results of `batch` itself, so nobody is called in its micro-batches.
+        # Spark writes the results of `batch` itself, so no code of Kiln runs in its micro-batches.
         folder = (settings.checkpoints_root / "batch").folder
         self._batch_checkpoint = (
             DurableCheckpoint(folder) if settings.durability == "power" and folder is not None else None
@@ -141,7 +150,7 @@ class Supervisor:
         self._runs: dict[JobName, _QueryRun] = {}
         self._listener = ProgressListener(lambda name: read_dedup_state((settings.checkpoints_root / name).folder))
         kafka = settings.broker
-        # The embedded broker, like all that is behind it, is in the state folder, whose locks hold.
+        # The embedded broker is in the state folder, whose locks suffice.
         self._leases = [
             DriverLease(kafka.client_options(), kafka.topic(name), kafka.topic("updates"), now)
             for name in self._names
@@ -152,16 +161,18 @@ class Supervisor:
         self._ids: dict[str, TopicIdentity] = {}
         """of the topics that the queries read or look up, as of the start"""
         self._missing: list[str] = []
-        """of them those that are gone"""
+        """those of them that no longer exist"""
         self._topics_at = 0.0
         self.ticker: Ticker | None = None
         self.repairs: list[str] = []
-        """what a power cut had damaged, and what was done about it at the start, in words"""
+        """damage of a power cut that was repaired at the start, one sentence each"""
 
     def start(self) -> None:
-        """Starts every query, and the ticks where `batch` is among them. GaveUpError: a query must not start.
+        """Start every query, and the ticks if `batch` is among them.
 
-        KafkaError: no broker answers.
+        Raises:
+            RestartsExhaustedError: A query must not start.
+            KafkaError: No broker answers.
         """
         try:
             with ThreadPoolExecutor(max(1, len(self._leases))) as threads:
@@ -170,13 +181,13 @@ class Supervisor:
         except SecondDriverError as error:
             raise RestartsExhaustedError(str(error)) from error
         try:
-            told = (
+            progress = (
                 read_progress_report(self._settings)
                 if "updates" in self._names and has_progress_marker(self._settings)
                 else None
             )
             reads = read_topics(self._settings, self._topics, self._names)
-            self.repairs = repair(build_damage_location(self._settings), self._names, told, reads)
+            self.repairs = repair(build_damage_location(self._settings), self._names, progress, reads)
         except DamageError as error:
             raise RestartsExhaustedError(str(error)) from error
         self._reads = {name: reads[name] for name in self._names}
@@ -209,14 +220,18 @@ class Supervisor:
         return query
 
     def _note_topics(self, name: JobName) -> None:
-        """In the checkpoint, once Spark has made it: a checkpoint of an older Kiln has noted no topics."""
+        """Note the topic ids in the checkpoint, once Spark has made it."""
         checkpoint = Checkpoint(self._settings.checkpoints_root / name)
         if checkpoint.exists:
             note_topics(checkpoint.path, {topic: state.id for topic, state in self._reads[name].items()})
 
     def _check_topics(self) -> None:
-        """Compare the topics with those of the start: a query would read on in another topic of the same name. What
-        Spark or kafka-python then do depends on how long that topic is. GaveUpError."""
+        """Compare the topics with those of the start: a query would continue in another topic of the same name. What
+        Spark or kafka-python then do depends on how long that topic is.
+
+        Raises:
+            RestartsExhaustedError: A topic was replaced, or has more partitions.
+        """
         self._topics_at = self._now() + CHECK_EVERY
         try:
             found = self._topics.identities(self._ids)
@@ -246,11 +261,13 @@ class Supervisor:
                 raise RestartsExhaustedError(f"{words}. Start Kiln again: a start reads all of them")
 
     def check(self) -> None:
-        """Starts failed queries again, each from its checkpoint, after a pause that doubles.
+        """Restart failed queries, each from its checkpoint, after a pause that doubles.
 
-        A query that says that decoding is broken is held, with each other that decodes. GaveUpError: a query failed
-        more than `jobs.restarts` times with no finished micro-batch in between, or says that another driver runs the
-        query; or all queries are held.
+        If a query reports that decoding is broken, all queries that decode are held.
+
+        Raises:
+            RestartsExhaustedError: A query failed more than `jobs.restarts` times with no finished micro-batch in
+                between, or another driver runs it, or all queries are held.
         """
         try:
             for each in self._leases:
@@ -292,8 +309,12 @@ class Supervisor:
         run.restart_at = self._now() + pause_after(run.failures, _SHORTEST_PAUSE, _LONGEST_PAUSE)
 
     def _trip(self, name: JobName, error: str) -> None:
-        """Holds every query that decodes frames, so that each can read on once decoding is mended. The other queries go
-        on, and so does what brings frames. GaveUpError: no query is left."""
+        """Hold every query that decodes frames, so that each can continue once decoding is fixed. The other queries and
+        the capture of frames continue.
+
+        Raises:
+            RestartsExhaustedError: No query is left.
+        """
         trip = BreakerState(
             name, error.partition(f"{_BREAKER_ERROR}: ")[2] or error, datetime.fromtimestamp(self._clock() / 1e6, UTC)
         )
@@ -314,13 +335,13 @@ class Supervisor:
 
     @property
     def progress(self) -> dict[str, QueryProgress]:
-        """By query. A query that has not reported yet is missing."""
+        """Progress by query. A query that has not reported yet is missing."""
         return self._listener.snapshot()
 
     @property
     def errors(self) -> dict[str, str]:
-        """What ended each query that waits for its restart or is held; under "ticks" what keeps the ticks from the log;
-        under "clock of the log" and "clock" what it means that a clock trails."""
+        """The failure of each query that waits for its restart or is held; under "ticks" the failure of the ticks; under
+        "clock of the log" and "clock" the consequence of a clock that trails."""
         found: dict[str, str] = {
             name: run.error for name, run in self._runs.items() if run.restart_at is not None or run.held
         }
@@ -337,7 +358,7 @@ class Supervisor:
         return found
 
     def _newest_times(self) -> dict[str, int]:
-        """The time that each query which forgets by time has reckoned with last
+        """Return the newest time that each query with deduplication state has used
         (`kiln.pipelines.runtime.micro_batch_clock`), µs."""
         found = {
             name: max(at.reckoned, at.watermark and at.watermark + self._dedup_retention)
@@ -347,11 +368,11 @@ class Supervisor:
 
     @property
     def restarts(self) -> dict[str, int]:
-        """How many times in a row each query failed."""
+        """Failures in a row, by query."""
         return {name: run.failures for name, run in self._runs.items()}
 
     def caught_up(self, ends: Mapping[str, Mapping[int, int]]) -> bool:
-        """Whether no query lags behind `ends` (full topic names) and the ticks have passed the last window."""
+        """Report if no query lags behind `ends` (full topic names) and the ticks have passed the last window."""
         if self.ticker is not None and not self.ticker.is_quiet:
             return False
         progress = self.progress
@@ -362,9 +383,9 @@ class Supervisor:
         return True
 
     def stop(self, patience: float = 45.0) -> None:
-        """Stops every query between two micro-batches, or after `patience` s in the middle of one.
+        """Stop every query between two micro-batches, or after `patience` s in the middle of one.
 
-        Nothing is lost either way: a query does an unfinished micro-batch anew at its next start.
+        Nothing is lost either way: a query repeats an unfinished micro-batch at its next start.
         """
         if self.ticker is not None:
             self.ticker.stop()
@@ -385,11 +406,11 @@ class Supervisor:
 
 
 def describe_failure(error: BaseException | None) -> str:
-    """One line that says what ended a query: the last line of a Python traceback, else the first of Spark's message."""
+    """Describe a failure: the last line of a Python traceback, else the first line of Spark's message."""
     if error is None:
         return "the query ended by itself"
-    said = str(error).partition("=== Streaming Query ===")[0]  # after it: which query, and its plan
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    message = str(error).partition("=== Streaming Query ===")[0]  # after it: which query, and its plan
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
     python = [
         line
         for line in lines

@@ -14,9 +14,9 @@ from kiln.conf.process.bridge_status import read_status
 from kiln.conf.process.locks import locked
 from kiln.conf.settings.durations import micros
 from kiln.conf.settings.model import Settings
-from kiln.pipelines.delta.arrow_rows import arrow_schema
+from kiln.pipelines.delta.arrow_rows import build_arrow_schema
 from kiln.pipelines.delta.lake import Lake
-from kiln.pipelines.quality.results import CheckResult, rows_of
+from kiln.pipelines.quality.results import CheckResult, build_rows
 from kiln.pipelines.quality.suite_run import SuiteRun
 from kiln.pipelines.quality.suites import SuiteCheck
 from kiln.pipelines.quality.table_checks import CheckContext
@@ -26,17 +26,17 @@ from kiln.schemas.wire.identity import peer_bytes, peer_text
 if TYPE_CHECKING:
     from kiln.pipelines.quality.expectations import RowValidator
 
-_RUNS = timedelta(seconds=10)
+_MAX_STATUS_AGE = timedelta(seconds=10)
 """A bridge whose status is older does not run."""
 
 
-def facts_of(settings: Settings, now: datetime) -> CheckContext:
-    """What checks know beside the tables."""
+def build_context(settings: Settings, now: datetime) -> CheckContext:
+    """Build the context of the checks from the settings and the bridge's status."""
     status = read_status(settings.bridge_dir / "status.json")
     batch = settings.batch
     return CheckContext(
         now,
-        running=status is not None and now.timestamp() - status.at < _RUNS.total_seconds(),
+        running=status is not None and now.timestamp() - status.at < _MAX_STATUS_AGE.total_seconds(),
         window=micros(batch.window),
         grace=micros(batch.grace),
         block_limit=batch.block_limit,
@@ -56,29 +56,35 @@ def check_lake(
     since: timedelta | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> list[CheckResult]:
-    """The results of `every` check of the suites, or of those on `tables`. The results are also appended to
-    `quality_results`.
+    """Run the checks of the suites, and append the results to `quality_results`.
 
-    `since`: only of what was later than that before `now`; nothing is kept of such a look. StateInUseError: another
-    check is at work. LakeError, QualityError.
+    Args:
+        every: Checks of all suites.
+        tables: Run only the checks of these tables.
+        since: Check only rows of this time before `now`, without state.
+
+    Raises:
+        StateInUseError: Another check is running.
+        LakeError: A table cannot be read.
+        QualityError: A check failed to run.
     """
     checks = [check for check in every if not tables or check.table in tables]
     with locked(settings.state, "quality"):
         memory = settings.quality_dir / "state.duckdb"
         memory.parent.mkdir(parents=True, exist_ok=True)
-        checking = SuiteRun(
-            lake, facts_of(settings, now), judge, None if since else memory, now - since if since else None
+        suite_run = SuiteRun(
+            lake, build_context(settings, now), judge, None if since else memory, now - since if since else None
         )
         try:
             if not since:
-                checking.forget_all_but(every)
-            results = checking.results(checks, say)
+                suite_run.forget_all_but(every)
+            results = suite_run.run_checks(checks, say)
         finally:
-            checking.close()
+            suite_run.close()
         if results:
             lake.create(["quality_results"])
-            rows = rows_of(results, uuid4().hex, now)
-            schema = arrow_schema(TABLES["quality_results"].columns, strict=True)
+            rows = build_rows(results, uuid4().hex, now)
+            schema = build_arrow_schema(TABLES["quality_results"].columns, strict=True)
             write_deltalake(
                 lake.table("quality_results"),
                 pa.Table.from_pylist(rows, schema=schema),

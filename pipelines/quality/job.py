@@ -43,7 +43,7 @@ def main() -> int:
             RowValidator,  # seconds of imports: what is wrong in a suite is said before
         )
 
-        judge, lake = RowValidator(), Lake.at(settings.lake_root)
+        judge, lake = RowValidator(), Lake.from_location(settings.lake_root)
         while not stop.is_set():
             began = time.monotonic()
             results = check_lake(settings, lake, every, judge, datetime.now(UTC))

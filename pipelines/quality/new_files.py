@@ -1,4 +1,4 @@
-"""What is new in a table since a version of it: the files that commits have added."""
+"""Files that commits have added to a table since a version."""
 
 from __future__ import annotations
 
@@ -10,55 +10,56 @@ from urllib.parse import unquote
 
 from deltalake import DeltaTable
 
-from kiln.pipelines.delta.lake import Lake, log_entry
+from kiln.pipelines.delta.lake import Lake, locate_commit
 
 
 class NewFiles(NamedTuple):
-    """The files of new rows, as paths; when the newest of them was committed; and whether all rows of the table are to
-    be read anew, since rows were taken out of the table."""
+    """Files of new rows."""
 
     files: tuple[str, ...]
     committed: datetime | None
-    anew: bool = False
+    """commit time of the newest file"""
+    must_reread: bool = False
+    """true if rows were removed, so that all rows must be read again"""
 
 
-def news_of(lake: Lake, name: str, table: DeltaTable, since: int | None) -> NewFiles:
-    """The rows of `table` that are not in its version `since`; None: all of its rows.
+def find_new_files(lake: Lake, name: str, table: DeltaTable, since: int | None) -> NewFiles:
+    """Find the files of rows that are not in version `since` of a table, or all files if that is `None`.
 
-    A commit that only arranges rows anew (OPTIMIZE) brings no new row.
+    A commit that only rearranges rows (OPTIMIZE) adds none.
     """
     if since is None:
-        return _all(lake, name, table)
+        return _list_all_files(lake, name, table)
     if since == table.version():
         return NewFiles((), None)
     added: dict[str, int] = {}
     folder = lake.folder(name)
     for version in range(since + 1, table.version() + 1):
         try:
-            lines = log_entry(folder, version).read().splitlines()
-        except FileNotFoundError:  # cleaned away, or the table was made anew
-            return _all(lake, name, table)._replace(anew=True)
+            lines = locate_commit(folder, version).read().splitlines()
+        except FileNotFoundError:  # cleaned up, or the table was re-created
+            return _list_all_files(lake, name, table)._replace(must_reread=True)
         for line in lines:
             action = json.loads(line)
             match action:
                 case {"add": {"path": str(path), "dataChange": True, "modificationTime": int(at)}}:
                     added[unquote(path)] = at
                 case {"remove": {"dataChange": True}}:
-                    return _all(lake, name, table)._replace(anew=True)
+                    return _list_all_files(lake, name, table)._replace(must_reread=True)
     if since > table.version() or not all((folder / path).exists() for path in added):
-        return _all(lake, name, table)._replace(anew=True)
-    return _news({f"{folder}/{path}": at for path, at in added.items()})
+        return _list_all_files(lake, name, table)._replace(must_reread=True)
+    return _build_new_files({f"{folder}/{path}": at for path, at in added.items()})
 
 
-def _all(lake: Lake, name: str, table: DeltaTable) -> NewFiles:
+def _list_all_files(lake: Lake, name: str, table: DeltaTable) -> NewFiles:
     adds = table.get_add_actions(flatten=False)
     paths = adds["path"].to_pylist()
     times = adds["modification_time"].to_pylist()
-    return _news({f"{lake.table(name)}/{unquote(path)}": at for path, at in zip(paths, times, strict=True)})
+    return _build_new_files({f"{lake.table(name)}/{unquote(path)}": at for path, at in zip(paths, times, strict=True)})
 
 
-def _news(files: Mapping[str, object]) -> NewFiles:
-    """`files`: paths, and when they were committed: ms since the epoch, or a time."""
+def _build_new_files(files: Mapping[str, object]) -> NewFiles:
+    """Build the result from paths and their commit times (a datetime, or ms since the epoch)."""
     times = [
         at if isinstance(at, datetime) else datetime.fromtimestamp(int(str(at)) / 1000, UTC) for at in files.values()
     ]

@@ -15,13 +15,13 @@ _BEGIN: Final = "<!-- Made by `python -m kiln.pipelines.quality.page docs/qualit
 _END: Final = "<!-- End of what is made. -->"
 
 
-def lists() -> str:
-    """What is made, as Markdown."""
+def render_lists() -> str:
+    """Render the lists as Markdown."""
     lines = ["### Kiln's own expectations", "", "| expectation | arguments | what it says |", "| --- | --- | --- |"]
     for each in EXPECTATIONS.values():
         if not each.stock:
             arguments = ", ".join(f"`{name}`" if name in each.needs else f"[`{name}`]" for name in each.arguments)
-            lines.append(f"| `{each.name}` | {arguments or 'none'} | {_cell(each.says)} |")
+            lines.append(f"| `{each.name}` | {arguments or 'none'} | {_escape_cell(each.says)} |")
     stock = ", ".join(f"`{each.name}`" for each in EXPECTATIONS.values() if each.stock)
     lines += [
         "",
@@ -31,30 +31,34 @@ def lists() -> str:
     for table, checks in groupby(read_suites([FOLDER]), key=lambda check: check.table):
         lines += [f"#### {table}", "", "| expectation | level | owner | where it fails |", "| --- | --- | --- | --- |"]
         for check in checks:
-            said = ", ".join(f"{name}: {_text(value)}" for name, value in check.arguments.items())
-            name = f"`{check.expectation}`" + (f"<br>{_cell(said)}" if said else "")
-            lines.append(f"| {name} | {check.level} | {check.owner} | {_cell(check.hint)} |")
+            said = ", ".join(f"{name}: {_format_value(value)}" for name, value in check.arguments.items())
+            name = f"`{check.expectation}`" + (f"<br>{_escape_cell(said)}" if said else "")
+            lines.append(f"| {name} | {check.level} | {check.owner} | {_escape_cell(check.hint)} |")
         lines.append("")
     return "\n".join(lines)
 
 
-def with_lists(page: str) -> str:
-    """The page with the lists made anew. ValueError: the page has no place for the lists."""
+def insert_lists(page: str) -> str:
+    """Replace the lists in a page.
+
+    Raises:
+        ValueError: The page has no markers for the lists.
+    """
     before, begin, rest = page.partition(_BEGIN)
     _, end, after = rest.partition(_END)
     if not begin or not end:
         raise ValueError(f"the page has no place for the lists, between {_BEGIN} and {_END}")
-    return f"{before}{_BEGIN}\n\n{lists()}\n{_END}{after}"
+    return f"{before}{_BEGIN}\n\n{render_lists()}\n{_END}{after}"
 
 
-def _text(value: object) -> str:
+def _format_value(value: object) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _cell(text: str) -> str:
+def _escape_cell(text: str) -> str:
     return text.replace("|", "\\|").replace("<", "&lt;")
 
 
 if __name__ == "__main__":
     target = Path(sys.argv[1])
-    target.write_text(with_lists(target.read_text(encoding="utf-8")), encoding="utf-8")
+    target.write_text(insert_lists(target.read_text(encoding="utf-8")), encoding="utf-8")

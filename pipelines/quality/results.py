@@ -59,7 +59,7 @@ class CheckResult:
         }
 
 
-def rows_of(results: Sequence[CheckResult], run: str, at: datetime) -> list[dict[str, object]]:
+def build_rows(results: Sequence[CheckResult], run: str, at: datetime) -> list[dict[str, object]]:
     """Rows of the table `quality_results`."""
     return [
         {

@@ -1,9 +1,8 @@
-"""What spans rows, looked at by DuckDB: each finder takes the new rows of its tables into a small memory, and says
-which keys are at fault by now.
+"""Checks of whole tables in DuckDB: each finder adds the new rows of its tables to its state, and reports faulty keys.
 
-The memory of a check is tables in the state of the checks, whose names begin with `Look.memory`. So a finder reads
-each row of the lake once. A finder returns a query of three columns: `key` (a JSON object), `seen_at` (when the key was
-on the wire; null where nothing says so) and `words`.
+The state of a check is tables whose names begin with `CheckInputs.memory`, so a finder reads each row of the lake once.
+A finder returns a query of three columns: `key` (a JSON object), `seen_at` (when the key was on the wire, or null) and
+`words` (a description).
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Final, NamedTuple
 import duckdb
 
 from kiln.conf.settings.durations import micros, parse_duration
-from kiln.pipelines.delta.duckdb_tables import quoted
+from kiln.pipelines.delta.duckdb_tables import quote_name
 from kiln.pipelines.quality.suites import SuiteCheck
 from kiln.schemas.delta.tables import TABLES
 
@@ -27,7 +26,7 @@ TIMES: Final[Mapping[str, str]] = {
     "bundles": "first_seen",
     "dropped": "dropped_at",
 }
-"""The column that says when a row's fact was; the other tables have none."""
+"""Time column of each table that has one."""
 
 DUCKDB: Final[Mapping[str, str]] = {
     "string": "VARCHAR",
@@ -39,21 +38,21 @@ DUCKDB: Final[Mapping[str, str]] = {
     "map<string,string>": "MAP(VARCHAR, VARCHAR)",
     "array<string>": "VARCHAR[]",
 }
-"""The types of `kiln.schemas.delta.tables` in DuckDB."""
+"""DuckDB types of the types of `kiln.schemas.delta.tables`."""
 
-REMEMBERED: Final = timedelta(days=7)
-"""How long a check remembers a key that it has read. So the memory of the checks grows with the rows of a week, and not
-with the tables."""
+KEY_RETENTION: Final = timedelta(days=7)
+"""How long a check keeps a key, so that its state grows with the rows of a week, not with the tables."""
 
 _SETTLE: Final = timedelta(minutes=10)
 
 
 @dataclass(frozen=True)
 class CheckContext:
-    """What the checks know beside the tables. `window`, `grace`: µs. `running`: whether a bridge says that it runs."""
+    """Context of the checks, next to the tables."""
 
     now: datetime
     running: bool = False
+    """true if the status of the bridge is recent"""
     window: int = 1_000_000
     grace: int = 0
     block_limit: int = 1_000_000
@@ -63,28 +62,28 @@ class CheckContext:
 
 @dataclass(frozen=True)
 class CheckInputs:
-    """What a finder sees. In `db` the view `new_TABLE` holds the new rows of each table that the finder names."""
+    """Inputs of a finder. In `db`, the view `new_TABLE` holds the new rows of each table that the finder names."""
 
     db: duckdb.DuckDBPyConnection
     memory: str
     check: SuiteCheck
     facts: CheckContext
     committed: Mapping[str, datetime]
-    """by table: when the newest of the new rows was committed; a table without new rows is absent"""
+    """commit time of the newest new row, by table; a table without new rows is absent"""
     schemas: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """by table: columns and types, as DuckDB has them"""
-    whole: Callable[[str], str] = lambda table: f"FROM new_{table}"
-    """a SELECT of all rows of a table, new or not: for what a check is about to report alone"""
+    """DuckDB columns and types, by table"""
+    select_all: Callable[[str], str] = lambda table: f"FROM new_{table}"
+    """builds a query for all rows of a table, new or not; only for faults that a check is about to report"""
 
-    def keep(self, name: str, columns: str) -> str:
-        """A table of the memory, made where it is missing."""
+    def create_state(self, name: str, columns: str) -> str:
+        """Create a table of the state if it is missing, and return its name."""
         table = f"{self.memory}_{name}"
         self.db.execute(f"CREATE TABLE IF NOT EXISTS {table} ({columns})")
         return table
 
-    def forget(self, table: str) -> None:
-        """Forgets the rows of a table of the memory whose `read_at` is longer ago than REMEMBERED."""
-        self.db.execute(f"DELETE FROM {table} WHERE read_at < {self.now} - {span(REMEMBERED)}")
+    def delete_old(self, table: str) -> None:
+        """Delete the rows of a state table whose `read_at` is longer ago than REMEMBERED."""
+        self.db.execute(f"DELETE FROM {table} WHERE read_at < {self.now} - {format_interval(KEY_RETENTION)}")
 
     def duration(self, name: str, otherwise: timedelta = _SETTLE) -> timedelta:
         return parse_duration(self.check.arguments.get(name, otherwise))
@@ -99,11 +98,11 @@ class CheckInputs:
 
     @property
     def now(self) -> str:
-        return stamp(self.facts.now)
+        return format_timestamp(self.facts.now)
 
 
-class CheckReset(Exception):  # noqa: N818 - no error: rows came where the memory says that rows are missing
-    """The check forgets what it remembers, and reads its tables from their beginning."""
+class CheckReset(Exception):  # noqa: N818 - no error: rows were added where the state has a gap
+    """The check deletes its state, and reads its tables from the beginning."""
 
 
 Finder = Callable[[CheckInputs], str]
@@ -112,106 +111,108 @@ Finder = Callable[[CheckInputs], str]
 class TableCheck(NamedTuple):
     find: Finder
     reads: Callable[[SuiteCheck], Sequence[str]]
-    """the tables whose rows the finder reads"""
+    """returns the tables that the finder reads"""
 
 
-def stamp(at: datetime) -> str:
-    """A time in SQL."""
+def format_timestamp(at: datetime) -> str:
+    """Format a time as an SQL literal."""
     return f"TIMESTAMPTZ '{at.isoformat()}'"
 
 
-def span(length: timedelta) -> str:
-    """A length of time in SQL."""
+def format_interval(length: timedelta) -> str:
+    """Format a duration as an SQL expression."""
     return f"to_microseconds({micros(length)})"
 
 
-def key_of(table: str, columns: Sequence[str]) -> str:
-    """The key of a row as a JSON object, in SQL: bytes in hex, times in ISO 8601."""
+def build_key_expression(table: str, columns: Sequence[str]) -> str:
+    """Build the SQL expression of a key as a JSON object, with bytes in hex and times in ISO 8601."""
     types = {column.name: column.type for column in TABLES[table].columns}
-    told = {
+    formats = {
         "binary": "lower(hex({0}))",
         "timestamp": "strftime({0} AT TIME ZONE 'UTC', '%Y-%m-%dT%H:%M:%S.%fZ')",
     }
-    pairs = (f"'{name}', {told.get(types[name], '{0}').format(quoted(name))}" for name in columns)
+    pairs = (f"'{name}', {formats.get(types[name], '{0}').format(quote_name(name))}" for name in columns)
     return f"json_object({', '.join(pairs)})"
 
 
-def identity(table: str) -> tuple[str, ...]:
-    """The columns that name a row: the key, or the next best."""
+def identity_columns(table: str) -> tuple[str, ...]:
+    """Return the columns that identify a row: the key of the table, or of `quarantine`."""
     return TABLES[table].key or ("kafka_partition", "kafka_offset", "message_index", "cid", "stage", "reason")
 
 
-def _at(table: str) -> str:
+def _time_column(table: str) -> str:
     return TIMES.get(table, "NULL::TIMESTAMPTZ")
 
 
 # ---------------------------------------------------------------- rows and keys
 
 
-def rule_holds(look: CheckInputs) -> str:
-    table, broken = look.check.table, look.keep("broken", "key JSON, seen_at TIMESTAMPTZ")
-    look.db.execute(
-        f"INSERT INTO {broken} SELECT {key_of(table, identity(table))}, {_at(table)} FROM new_{table} "
-        f"WHERE NOT ({look.check.arguments['rule']})"
+def check_rule(inputs: CheckInputs) -> str:
+    table, broken = inputs.check.table, inputs.create_state("broken", "key JSON, seen_at TIMESTAMPTZ")
+    inputs.db.execute(
+        f"INSERT INTO {broken} SELECT {build_key_expression(table, identity_columns(table))}, {_time_column(table)} "
+        f"FROM new_{table} "
+        f"WHERE NOT ({inputs.check.arguments['rule']})"
     )
     return f"SELECT key, seen_at, 'the rule is false' AS words FROM {broken}"
 
 
-def columns_are_there(look: CheckInputs) -> str:
-    wanted = {column.name: DUCKDB[column.type] for column in TABLES[look.check.table].columns}
-    have = look.schemas[look.check.table]
+def check_columns(inputs: CheckInputs) -> str:
+    wanted = {column.name: DUCKDB[column.type] for column in TABLES[inputs.check.table].columns}
+    actual = inputs.schemas[inputs.check.table]
     wrong = [
-        (name, f"the type is {have.get(name, 'none: the column is missing')}, and should be {kind}")
+        (name, f"the type is {actual.get(name, 'none: the column is missing')}, and should be {kind}")
         for name, kind in wanted.items()
-        if have.get(name) != kind
+        if actual.get(name) != kind
     ]
-    found = look.keep("wrong", "key JSON, seen_at TIMESTAMPTZ, words VARCHAR")
-    look.db.execute(f"DELETE FROM {found}")
+    found = inputs.create_state("wrong", "key JSON, seen_at TIMESTAMPTZ, words VARCHAR")
+    inputs.db.execute(f"DELETE FROM {found}")
     for name, words in wrong:
-        look.db.execute(f"INSERT INTO {found} VALUES (json_object('column', ?), NULL, ?)", [name, words])
+        inputs.db.execute(f"INSERT INTO {found} VALUES (json_object('column', ?), NULL, ?)", [name, words])
     return f"SELECT key, seen_at, words FROM {found}"
 
 
-def keys_are_unique(look: CheckInputs) -> str:
-    table = look.check.table
-    columns = look.texts("columns") or list(identity(table))
-    names = ", ".join(map(quoted, columns))
-    keys = look.keep("keys", "h UBIGINT, seen_at TIMESTAMPTZ, read_at TIMESTAMPTZ")
-    twice = look.keep("twice", "key JSON, seen_at TIMESTAMPTZ")
-    within = look.check.arguments.get("within")
-    near = f"AND old.seen_at > rows.seen_at - {span(parse_duration(within))}" if within else ""
-    close = f"AND max(seen_at) - min(seen_at) < {span(parse_duration(within))}" if within else ""
-    look.db.execute(
-        f"CREATE OR REPLACE TEMP TABLE hashes AS SELECT hash({names}) AS h, max({_at(table)}) AS seen_at, "
+def check_unique_keys(inputs: CheckInputs) -> str:
+    table = inputs.check.table
+    columns = inputs.texts("columns") or list(identity_columns(table))
+    names = ", ".join(map(quote_name, columns))
+    keys = inputs.create_state("keys", "h UBIGINT, seen_at TIMESTAMPTZ, read_at TIMESTAMPTZ")
+    twice = inputs.create_state("twice", "key JSON, seen_at TIMESTAMPTZ")
+    within = inputs.check.arguments.get("within")
+    near = f"AND old.seen_at > rows.seen_at - {format_interval(parse_duration(within))}" if within else ""
+    close = f"AND max(seen_at) - min(seen_at) < {format_interval(parse_duration(within))}" if within else ""
+    inputs.db.execute(
+        f"CREATE OR REPLACE TEMP TABLE hashes AS SELECT hash({names}) AS h, max({_time_column(table)}) AS seen_at, "
         f"count(*) AS n FROM new_{table} GROUP BY h"
     )
     # Rows of one key have one hash, and nearly all hashes are there once: the keys themselves are read for the rest.
-    look.db.execute(
+    inputs.db.execute(
         "CREATE OR REPLACE TEMP TABLE again AS SELECT h FROM hashes WHERE n > 1 UNION "
         f"SELECT h FROM hashes SEMI JOIN {keys} USING (h)"
     )
-    if look.db.execute("SELECT 1 FROM again LIMIT 1").fetchone():
-        look.db.execute(
-            f"CREATE OR REPLACE TEMP TABLE rows AS SELECT hash({names}) AS h, {names}, {_at(table)} AS seen_at "
+    if inputs.db.execute("SELECT 1 FROM again LIMIT 1").fetchone():
+        inputs.db.execute(
+            f"CREATE OR REPLACE TEMP TABLE rows AS "
+            f"SELECT hash({names}) AS h, {names}, {_time_column(table)} AS seen_at "
             f"FROM new_{table} WHERE hash({names}) IN (SELECT h FROM again)"
         )
-        key = key_of(table, columns)
-        look.db.execute(
+        key = build_key_expression(table, columns)
+        inputs.db.execute(
             f"INSERT INTO {twice} SELECT {key}, seen_at FROM rows WHERE EXISTS "
             f"(SELECT 1 FROM {keys} old WHERE old.h = rows.h {near})"
         )
-        look.db.execute(
+        inputs.db.execute(
             f"INSERT INTO {twice} SELECT {key}, seen_at FROM (SELECT {names}, max(seen_at) AS seen_at FROM rows "
             f"GROUP BY ALL HAVING count(*) > 1 {close})"
         )
-    look.db.execute(f"INSERT INTO {keys} SELECT h, seen_at, {look.now} FROM hashes")
-    look.forget(keys)
-    for whole in look.texts("parts_of"):
-        if look.db.execute(f"SELECT 1 FROM {twice} LIMIT 1").fetchone():
-            by = look.texts("named_by")
-            ours, theirs = ", ".join(f"key->>'{name}'" for name in by), ", ".join(map(quoted, by))
-            look.db.execute(
-                f"DELETE FROM {twice} WHERE ({ours}) IN (SELECT ({theirs}) FROM ({look.whole(whole)}) "
+    inputs.db.execute(f"INSERT INTO {keys} SELECT h, seen_at, {inputs.now} FROM hashes")
+    inputs.delete_old(keys)
+    for select_all in inputs.texts("parts_of"):
+        if inputs.db.execute(f"SELECT 1 FROM {twice} LIMIT 1").fetchone():
+            by = inputs.texts("named_by")
+            ours, theirs = ", ".join(f"key->>'{name}'" for name in by), ", ".join(map(quote_name, by))
+            inputs.db.execute(
+                f"DELETE FROM {twice} WHERE ({ours}) IN (SELECT ({theirs}) FROM ({inputs.select_all(select_all)}) "
                 "GROUP BY ALL HAVING count(*) > 1)"
             )
     return f"SELECT DISTINCT key, seen_at, 'more than one row' AS words FROM {twice}"
@@ -220,23 +221,25 @@ def keys_are_unique(look: CheckInputs) -> str:
 # ---------------------------------------------------------------- completeness
 
 
-def sequences_have_no_gaps(look: CheckInputs) -> str:
-    ends = look.keep("ends", "connection BLOB, direction VARCHAR, last BIGINT")
-    gaps = look.keep("gaps", "connection BLOB, direction VARCHAR, first BIGINT, last BIGINT, seen_at TIMESTAMPTZ")
-    look.db.execute(
+def check_sequences(inputs: CheckInputs) -> str:
+    ends = inputs.create_state("ends", "connection BLOB, direction VARCHAR, last BIGINT")
+    gaps = inputs.create_state(
+        "gaps", "connection BLOB, direction VARCHAR, first BIGINT, last BIGINT, seen_at TIMESTAMPTZ"
+    )
+    inputs.db.execute(
         "CREATE OR REPLACE TEMP VIEW news AS SELECT connection, direction, sequence, observed_at FROM new_frames"
     )
-    _start_again_where(
-        look,
+    _reset_if(
+        inputs,
         f"SELECT 1 FROM news JOIN {gaps} g USING (connection, direction) WHERE sequence BETWEEN g.first AND g.last",
     )
-    look.db.execute(
+    inputs.db.execute(
         f"""INSERT INTO {gaps} SELECT connection, direction, before + 1, sequence - 1, observed_at FROM (
             SELECT news.*, greatest(coalesce(lag(sequence) OVER (
                 PARTITION BY connection, direction ORDER BY sequence), 0), coalesce(ends.last, 0)) AS before
             FROM news LEFT JOIN {ends} ends USING (connection, direction)) WHERE sequence > before + 1"""
     )
-    _newest(look, ends, "connection, direction", "max(sequence)")
+    _upsert_greatest(inputs, ends, "connection, direction", "max(sequence)")
     return (
         f"SELECT json_object('connection', lower(hex(connection)), 'direction', direction, 'sequence', first) AS key, "
         f"seen_at, CASE WHEN first = last THEN 'frame ' || first || ' is missing' "
@@ -244,134 +247,137 @@ def sequences_have_no_gaps(look: CheckInputs) -> str:
     )
 
 
-def connections_are_closed(look: CheckInputs) -> str:
-    ends = look.keep("ends", "connection BLOB, direction VARCHAR, closed BOOLEAN, seen_at TIMESTAMPTZ")
-    look.db.execute(
+def check_connections_closed(inputs: CheckInputs) -> str:
+    ends = inputs.create_state("ends", "connection BLOB, direction VARCHAR, closed BOOLEAN, seen_at TIMESTAMPTZ")
+    inputs.db.execute(
         f"""CREATE OR REPLACE TEMP TABLE merged AS
             SELECT connection, direction, bool_or(closed) AS closed, max(seen_at) AS seen_at
             FROM (SELECT * FROM {ends} UNION ALL
                   SELECT connection, direction, octet_length(payload) = 0, observed_at FROM new_frames
                   WHERE protocol <> 'bep50') GROUP BY ALL"""
     )
-    look.db.execute(f"DELETE FROM {ends}")
+    inputs.db.execute(f"DELETE FROM {ends}")
     # A connection that both directions have ended says nothing more.
-    look.db.execute(
+    inputs.db.execute(
         f"INSERT INTO {ends} SELECT * FROM merged WHERE connection NOT IN "
         "(SELECT connection FROM merged GROUP BY connection HAVING count(*) = 2 AND bool_and(closed))"
     )
-    settle = span(look.duration("settle"))
+    settle = format_interval(inputs.duration("settle"))
     return (
         f"SELECT json_object('connection', lower(hex(o.connection)), 'direction', o.direction) AS key, "
         f"c.seen_at AS seen_at, 'the other direction has ended, and this one has no last frame' AS words "
         f"FROM {ends} o JOIN {ends} c ON o.connection = c.connection AND c.closed AND NOT o.closed "
-        f"WHERE c.seen_at < (SELECT max(seen_at) FROM {ends}) - {settle} OR c.seen_at < {look.now} - {settle}"
+        f"WHERE c.seen_at < (SELECT max(seen_at) FROM {ends}) - {settle} OR c.seen_at < {inputs.now} - {settle}"
     )
 
 
-def offsets_have_no_holes(look: CheckInputs) -> str:
-    ends = look.keep("ends", "kafka_partition INTEGER, last BIGINT")
-    holes = look.keep("holes", "kafka_partition INTEGER, first BIGINT, last BIGINT, seen_at TIMESTAMPTZ")
-    refused = look.keep("refused", "kafka_partition INTEGER, kafka_offset BIGINT, read_at TIMESTAMPTZ")
-    look.db.execute(
-        f"INSERT INTO {refused} SELECT DISTINCT kafka_partition, kafka_offset, {look.now} FROM "
+def check_offsets(inputs: CheckInputs) -> str:
+    ends = inputs.create_state("ends", "kafka_partition INTEGER, last BIGINT")
+    holes = inputs.create_state("holes", "kafka_partition INTEGER, first BIGINT, last BIGINT, seen_at TIMESTAMPTZ")
+    refused = inputs.create_state("refused", "kafka_partition INTEGER, kafka_offset BIGINT, read_at TIMESTAMPTZ")
+    inputs.db.execute(
+        f"INSERT INTO {refused} SELECT DISTINCT kafka_partition, kafka_offset, {inputs.now} FROM "
         "(FROM new_quarantine SELECT kafka_partition, kafka_offset, message_index UNION ALL "
         "FROM new_dropped SELECT kafka_partition, kafka_offset, message_index) "
         "WHERE kafka_offset IS NOT NULL AND message_index IS NULL"
     )
-    look.db.execute(
+    inputs.db.execute(
         "CREATE OR REPLACE TEMP VIEW news AS SELECT kafka_partition, kafka_offset, observed_at FROM new_frames"
     )
-    _start_again_where(
-        look,
+    _reset_if(
+        inputs,
         f"SELECT 1 FROM news JOIN {holes} h USING (kafka_partition) WHERE kafka_offset BETWEEN h.first AND h.last",
     )
-    look.db.execute(
+    inputs.db.execute(
         f"""INSERT INTO {holes} SELECT kafka_partition, before + 1, kafka_offset - 1, observed_at FROM (
             SELECT news.*, greatest(lag(kafka_offset) OVER (
                 PARTITION BY kafka_partition ORDER BY kafka_offset), ends.last) AS before
             FROM news LEFT JOIN {ends} ends USING (kafka_partition)) WHERE kafka_offset > before + 1"""
     )
-    _newest(look, ends, "kafka_partition", "max(kafka_offset)")
+    _upsert_greatest(inputs, ends, "kafka_partition", "max(kafka_offset)")
     # whole frames in quarantine are no hole
-    look.db.execute(
+    inputs.db.execute(
         f"""DELETE FROM {holes} h WHERE (SELECT count(DISTINCT kafka_offset) FROM {refused} r
             WHERE r.kafka_partition = h.kafka_partition AND r.kafka_offset BETWEEN h.first AND h.last)
             = h.last - h.first + 1"""
     )
-    look.forget(refused)
+    inputs.delete_old(refused)
     return (
         "SELECT json_object('kafka_partition', kafka_partition, 'kafka_offset', first) AS key, seen_at, "
         f"'offsets ' || first || ' to ' || last || ' have no row' AS words FROM {holes}"
     )
 
 
-def _newest(look: CheckInputs, table: str, names: str, newest: str) -> None:
+def _upsert_greatest(inputs: CheckInputs, table: str, names: str, newest: str) -> None:
     """Takes the newest of `news` into a table of `names` and `last`."""
-    look.db.execute(
+    inputs.db.execute(
         f"CREATE OR REPLACE TEMP TABLE merged AS SELECT {names}, max(last) AS last FROM (SELECT * FROM {table} "
         f"UNION ALL SELECT {names}, {newest} FROM news GROUP BY ALL) GROUP BY ALL"
     )
-    look.db.execute(f"DELETE FROM {table}")
-    look.db.execute(f"INSERT INTO {table} SELECT * FROM merged")
+    inputs.db.execute(f"DELETE FROM {table}")
+    inputs.db.execute(f"INSERT INTO {table} SELECT * FROM merged")
 
 
-def _start_again_where(look: CheckInputs, sql: str) -> None:
-    if look.db.execute(f"{sql} LIMIT 1").fetchone():
+def _reset_if(inputs: CheckInputs, sql: str) -> None:
+    if inputs.db.execute(f"{sql} LIMIT 1").fetchone():
         raise CheckReset
 
 
 # ---------------------------------------------------------------- references
 
 
-def rows_are_in_tables(look: CheckInputs) -> str:
-    table, columns = look.check.table, look.texts("columns")
-    theirs = ", ".join(map(quoted, look.texts("their_columns") or columns))
-    have = look.keep("have", "h UBIGINT, read_at TIMESTAMPTZ")
-    waits = look.keep("waits", "h UBIGINT, key JSON, seen_at TIMESTAMPTZ, since TIMESTAMPTZ")
-    for other in look.texts("tables"):
-        look.db.execute(
-            f"INSERT INTO {have} SELECT h, {look.now} FROM (SELECT DISTINCT hash({theirs}) AS h FROM new_{other}) "
-            f"ANTI JOIN {have} USING (h)"
+def check_rows_in_tables(inputs: CheckInputs) -> str:
+    table, columns = inputs.check.table, inputs.texts("columns")
+    theirs = ", ".join(map(quote_name, inputs.texts("their_columns") or columns))
+    actual = inputs.create_state("have", "h UBIGINT, read_at TIMESTAMPTZ")
+    waits = inputs.create_state("waits", "h UBIGINT, key JSON, seen_at TIMESTAMPTZ, since TIMESTAMPTZ")
+    for other in inputs.texts("tables"):
+        inputs.db.execute(
+            f"INSERT INTO {actual} SELECT h, {inputs.now} FROM (SELECT DISTINCT hash({theirs}) AS h FROM new_{other}) "
+            f"ANTI JOIN {actual} USING (h)"
         )
-    if table in look.committed:
-        names = ", ".join(map(quoted, columns))
-        since = stamp(look.committed[table])
-        where = look.check.arguments.get("where")
-        also = sorted({*columns, *identity(table)}, key=[column.name for column in TABLES[table].columns].index)
-        look.db.execute(
-            f"INSERT INTO {waits} SELECT hash({names}) AS h, {key_of(table, also)}, {_at(table)}, {since} "
-            f"FROM new_{table} WHERE {f'({where}) AND' if where else ''} hash({names}) NOT IN (SELECT h FROM {have})"
+    if table in inputs.committed:
+        names = ", ".join(map(quote_name, columns))
+        since = format_timestamp(inputs.committed[table])
+        where = inputs.check.arguments.get("where")
+        also = sorted({*columns, *identity_columns(table)}, key=[column.name for column in TABLES[table].columns].index)
+        inputs.db.execute(
+            f"INSERT INTO {waits} "
+            f"SELECT hash({names}) AS h, {build_key_expression(table, also)}, {_time_column(table)}, {since} "
+            f"FROM new_{table} WHERE {f'({where}) AND' if where else ''} hash({names}) NOT IN (SELECT h FROM {actual})"
         )
-    look.db.execute(f"DELETE FROM {waits} WHERE h IN (SELECT h FROM {have})")
-    look.forget(have)
-    due = f"since + {span(look.duration('settle'))} <= {look.now}"
-    for other in look.texts("tables"):  # a row may refer to one that is forgotten
-        if look.db.execute(f"SELECT 1 FROM {waits} WHERE {due} LIMIT 1").fetchone():
-            look.db.execute(
-                f"DELETE FROM {waits} WHERE {due} AND h IN (SELECT hash({theirs}) FROM ({look.whole(other)}))"
+    inputs.db.execute(f"DELETE FROM {waits} WHERE h IN (SELECT h FROM {actual})")
+    inputs.delete_old(actual)
+    due = f"since + {format_interval(inputs.duration('settle'))} <= {inputs.now}"
+    for other in inputs.texts("tables"):  # a row may refer to one that is forgotten
+        if inputs.db.execute(f"SELECT 1 FROM {waits} WHERE {due} LIMIT 1").fetchone():
+            inputs.db.execute(
+                f"DELETE FROM {waits} WHERE {due} AND h IN (SELECT hash({theirs}) FROM ({inputs.select_all(other)}))"
             )
-    where_to = " or ".join(look.texts("tables"))
+    where_to = " or ".join(inputs.texts("tables"))
     return f"SELECT key, seen_at, 'there is no such row in {where_to}' AS words FROM {waits} WHERE {due}"
 
 
-def claims_agree(look: CheckInputs) -> str:
-    claims = look.keep(
+def check_claims(inputs: CheckInputs) -> str:
+    claims = inputs.create_state(
         "claims",
         "network VARCHAR, stream VARCHAR, separator_key VARCHAR, separator_value VARCHAR, source VARCHAR, "
         "from_peer VARCHAR, seen_at TIMESTAMPTZ, read_at TIMESTAMPTZ",
     )
-    known = look.keep("known", "network VARCHAR, stream VARCHAR, separator_key VARCHAR, separator_value VARCHAR")
+    known = inputs.create_state(
+        "known", "network VARCHAR, stream VARCHAR, separator_key VARCHAR, separator_value VARCHAR"
+    )
     names = "network, stream, separator_key, separator_value, separator_source, from_peer"
-    look.db.execute(
+    inputs.db.execute(
         f"CREATE OR REPLACE TEMP TABLE merged AS SELECT network, stream, separator_key, separator_value, source, "
         f"from_peer, max(seen_at) AS seen_at, max(read_at) AS read_at FROM (SELECT * FROM {claims} UNION ALL "
-        f"SELECT {names}, max(observed_at), {look.now} FROM new_updates WHERE separator_source IN ('topic', 'model') "
+        f"SELECT {names}, max(observed_at), {inputs.now} FROM new_updates WHERE separator_source IN ('topic', 'model') "
         "GROUP BY ALL) GROUP BY ALL"
     )
-    look.db.execute(f"DELETE FROM {claims}")
-    look.db.execute(f"INSERT INTO {claims} SELECT * FROM merged")
-    look.forget(claims)
-    look.db.execute(
+    inputs.db.execute(f"DELETE FROM {claims}")
+    inputs.db.execute(f"INSERT INTO {claims} SELECT * FROM merged")
+    inputs.delete_old(claims)
+    inputs.db.execute(
         f"INSERT INTO {known} SELECT network, stream, separator_key, separator_value FROM new_streams "
         "WHERE separator_key IS NOT NULL"
     )
@@ -387,52 +393,54 @@ def claims_agree(look: CheckInputs) -> str:
 # ---------------------------------------------------------------- volume, mix, repeats, lateness, freshness
 
 
-def old_messages_do_not_flood(look: CheckInputs) -> str:
-    first = look.keep("first", "h UBIGINT, seen_at TIMESTAMPTZ")
-    again = look.keep("again", "network VARCHAR, message VARCHAR, remote_peer VARCHAR, n BIGINT, seen_at TIMESTAMPTZ")
-    after = span(look.duration("after", timedelta(minutes=5)))
+def check_old_messages(inputs: CheckInputs) -> str:
+    first = inputs.create_state("first", "h UBIGINT, seen_at TIMESTAMPTZ")
+    again = inputs.create_state(
+        "again", "network VARCHAR, message VARCHAR, remote_peer VARCHAR, n BIGINT, seen_at TIMESTAMPTZ"
+    )
+    after = format_interval(inputs.duration("after", timedelta(minutes=5)))
     h = "hash(network, message)"
-    look.db.execute(
+    inputs.db.execute(
         f"INSERT INTO {first} SELECT h, seen_at FROM (SELECT {h} AS h, min(observed_at) AS seen_at FROM new_copies "
         f"GROUP BY h) ANTI JOIN {first} USING (h)"
     )
-    look.db.execute(
+    inputs.db.execute(
         f"INSERT INTO {again} SELECT network, message, remote_peer, count(*), max(observed_at) FROM new_copies "
         f"JOIN {first} f ON f.h = {h} WHERE observed_at > f.seen_at + {after} GROUP BY ALL"
     )
     day = "(SELECT max(seen_at) FROM {0}) - INTERVAL 24 HOURS"
     for table in (first, again):
-        look.db.execute(f"DELETE FROM {table} WHERE seen_at < {day.format(table)}")
+        inputs.db.execute(f"DELETE FROM {table} WHERE seen_at < {day.format(table)}")
     return (
         "SELECT json_object('network', network, 'message', message) AS key, max(seen_at) AS seen_at, sum(n)::BIGINT || "
         "' late copies, most of them from ' || arg_max(remote_peer, n) AS words "
         f"FROM (SELECT network, message, remote_peer, sum(n) AS n, max(seen_at) AS seen_at FROM {again} GROUP BY ALL) "
-        f"GROUP BY network, message HAVING sum(n) >= {look.number('most', 100)}"
+        f"GROUP BY network, message HAVING sum(n) >= {inputs.number('most', 100)}"
     )
 
 
-def copies_are_few(look: CheckInputs) -> str:
-    hours = look.keep("hours", "hour TIMESTAMPTZ, copies BIGINT, messages BIGINT")
-    look.db.execute(
+def check_copies(inputs: CheckInputs) -> str:
+    hours = inputs.create_state("hours", "hour TIMESTAMPTZ, copies BIGINT, messages BIGINT")
+    inputs.db.execute(
         f"INSERT INTO {hours} SELECT date_trunc('hour', observed_at), count(*), 0 FROM new_copies GROUP BY 1 UNION ALL "
         "SELECT date_trunc('hour', observed_at), 0, count(*) FROM new_messages WHERE remote_peer <> '' GROUP BY 1"
     )
-    look.db.execute(f"DELETE FROM {hours} WHERE hour < (SELECT max(hour) FROM {hours}) - INTERVAL 24 HOURS")
+    inputs.db.execute(f"DELETE FROM {hours} WHERE hour < (SELECT max(hour) FROM {hours}) - INTERVAL 24 HOURS")
     return (
         "SELECT json_object('copies', sum(copies)::BIGINT, 'messages', sum(messages)::BIGINT) AS key, "
         "max(hour) AS seen_at, round(sum(copies) / sum(messages), 1) || ' copies of a message' AS words "
-        f"FROM {hours} HAVING sum(messages) > 0 AND sum(copies) > sum(messages) * {look.number('most', 20)}"
+        f"FROM {hours} HAVING sum(messages) > 0 AND sum(copies) > sum(messages) * {inputs.number('most', 20)}"
     )
 
 
-def batches_are_in_time(look: CheckInputs) -> str:
-    late = look.keep("late", "seen_at TIMESTAMPTZ, late BIGINT")
-    look.db.execute(
+def check_batch_lateness(inputs: CheckInputs) -> str:
+    late = inputs.create_state("late", "seen_at TIMESTAMPTZ, late BIGINT")
+    inputs.db.execute(
         f"INSERT INTO {late} SELECT emitted_at, epoch_us(emitted_at) - epoch_us(closed_at) FROM new_batches "
         "WHERE origin = 'LIVE'"
     )
-    look.db.execute(f"DELETE FROM {late} WHERE seen_at < (SELECT max(seen_at) FROM {late}) - INTERVAL 1 HOUR")
-    most, minutes = micros(look.duration("most")), look.number("minutes", 5)
+    inputs.db.execute(f"DELETE FROM {late} WHERE seen_at < (SELECT max(seen_at) FROM {late}) - INTERVAL 1 HOUR")
+    most, minutes = micros(inputs.duration("most")), inputs.number("minutes", 5)
     # A cold start, or a minute without Kafka, makes many batches late at once, and nobody has anything to do about it.
     of_late = f"count(DISTINCT date_trunc('minute', seen_at)) FILTER (late > {most})"
     return (
@@ -442,14 +450,14 @@ def batches_are_in_time(look: CheckInputs) -> str:
     )
 
 
-def clocks_agree(look: CheckInputs) -> str:
-    minutes = look.keep("minutes", "peer VARCHAR, minute TIMESTAMPTZ, least BIGINT")
-    look.db.execute(
+def check_clocks(inputs: CheckInputs) -> str:
+    minutes = inputs.create_state("minutes", "peer VARCHAR, minute TIMESTAMPTZ, least BIGINT")
+    inputs.db.execute(
         f"INSERT INTO {minutes} SELECT local_peer, date_trunc('minute', kafka_timestamp), "
         "min(epoch_us(kafka_timestamp) - epoch_us(observed_at)) FROM new_frames WHERE origin = 'LIVE' GROUP BY ALL"
     )
-    look.db.execute(f"DELETE FROM {minutes} WHERE minute < (SELECT max(minute) FROM {minutes}) - INTERVAL 10 MINUTES")
-    within = micros(look.duration("within"))
+    inputs.db.execute(f"DELETE FROM {minutes} WHERE minute < (SELECT max(minute) FROM {minutes}) - INTERVAL 10 MINUTES")
+    within = micros(inputs.duration("within"))
     # Frames that waited for Kafka are late and never early, so it is the quickest frame that tells the clocks apart.
     return (
         "SELECT json_object('local_peer', peer) AS key, max(minute) AS seen_at, 'the clock of the bridge is ' || "
@@ -458,13 +466,13 @@ def clocks_agree(look: CheckInputs) -> str:
     )
 
 
-def table_keeps_up(look: CheckInputs) -> str:
-    table, than = look.check.table, str(look.check.arguments["than"])
-    newest = look.keep("newest", "name VARCHAR, seen_at TIMESTAMPTZ")
+def check_table_lag(inputs: CheckInputs) -> str:
+    table, than = inputs.check.table, str(inputs.check.arguments["than"])
+    newest = inputs.create_state("newest", "name VARCHAR, seen_at TIMESTAMPTZ")
     for name in (table, than):
-        look.db.execute(f"INSERT INTO {newest} SELECT '{name}', max({_at(name)}) FROM new_{name}")
-    _forget_older(look, newest)
-    within = span(look.duration("within"))
+        inputs.db.execute(f"INSERT INTO {newest} SELECT '{name}', max({_time_column(name)}) FROM new_{name}")
+    _delete_older(inputs, newest)
+    within = format_interval(inputs.duration("within"))
     return (
         f"SELECT json_object('table', '{table}') AS key, ahead.seen_at AS seen_at, coalesce('the newest row is of ' || "
         f"strftime(own.seen_at AT TIME ZONE 'UTC', '%Y-%m-%d %H:%M:%S'), 'there is no row') || "
@@ -476,36 +484,36 @@ def table_keeps_up(look: CheckInputs) -> str:
     )
 
 
-def table_is_fresh(look: CheckInputs) -> str:
-    table = look.check.table
-    newest = look.keep("newest", "name VARCHAR, seen_at TIMESTAMPTZ")
+def check_freshness(inputs: CheckInputs) -> str:
+    table = inputs.check.table
+    newest = inputs.create_state("newest", "name VARCHAR, seen_at TIMESTAMPTZ")
     live = "WHERE origin = 'LIVE'" if any(column.name == "origin" for column in TABLES[table].columns) else ""
-    look.db.execute(f"INSERT INTO {newest} SELECT '{table}', max({_at(table)}) FROM new_{table} {live}")
-    _forget_older(look, newest)
-    within = span(look.duration("within"))
+    inputs.db.execute(f"INSERT INTO {newest} SELECT '{table}', max({_time_column(table)}) FROM new_{table} {live}")
+    _delete_older(inputs, newest)
+    within = format_interval(inputs.duration("within"))
     return (
         f"SELECT json_object('table', name) AS key, seen_at, 'the newest LIVE row is of ' || "
         f"strftime(seen_at AT TIME ZONE 'UTC', '%Y-%m-%d %H:%M:%S') AS words FROM {newest} "
-        f"WHERE {str(look.facts.running).lower()} AND seen_at < {look.now} - {within}"
+        f"WHERE {str(inputs.facts.running).lower()} AND seen_at < {inputs.now} - {within}"
     )
 
 
-def _forget_older(look: CheckInputs, newest: str) -> None:
-    look.db.execute(
+def _delete_older(inputs: CheckInputs, newest: str) -> None:
+    inputs.db.execute(
         f"CREATE OR REPLACE TEMP TABLE merged AS SELECT name, max(seen_at) AS seen_at FROM {newest} GROUP BY name"
     )
-    look.db.execute(f"DELETE FROM {newest}")
-    look.db.execute(f"INSERT INTO {newest} SELECT * FROM merged WHERE seen_at IS NOT NULL")
+    inputs.db.execute(f"DELETE FROM {newest}")
+    inputs.db.execute(f"INSERT INTO {newest} SELECT * FROM merged WHERE seen_at IS NOT NULL")
 
 
-def volume_is_as_before(look: CheckInputs) -> str:
-    hours = look.keep("hours", "type VARCHAR, hour TIMESTAMPTZ, n BIGINT")
-    look.db.execute(
+def check_volume(inputs: CheckInputs) -> str:
+    hours = inputs.create_state("hours", "type VARCHAR, hour TIMESTAMPTZ, n BIGINT")
+    inputs.db.execute(
         f"INSERT INTO {hours} SELECT type, date_trunc('hour', observed_at), count(*) FROM new_messages "
         "WHERE origin = 'LIVE' GROUP BY ALL"
     )
-    look.db.execute(f"DELETE FROM {hours} WHERE hour < (SELECT max(hour) FROM {hours}) - INTERVAL 8 DAYS")
-    factor, least = look.number("factor", 4), look.number("least", 1000)
+    inputs.db.execute(f"DELETE FROM {hours} WHERE hour < (SELECT max(hour) FROM {hours}) - INTERVAL 8 DAYS")
+    factor, least = inputs.number("factor", 4), inputs.number("least", 1000)
     return f"""WITH last AS (SELECT max(hour) - INTERVAL 1 HOUR AS hour FROM {hours}),
         days AS (SELECT each.hour FROM (SELECT DISTINCT hour FROM {hours}) each, last
                  WHERE each.hour < last.hour AND date_diff('hour', each.hour, last.hour) % 24 = 0),
@@ -522,17 +530,17 @@ def volume_is_as_before(look: CheckInputs) -> str:
             AND (now_.n > before.n * {factor} OR now_.n * {factor} < before.n)"""
 
 
-def quarantine_is_small(look: CheckInputs) -> str:
-    hours = look.keep("hours", "reason VARCHAR, hour TIMESTAMPTZ, n BIGINT")
-    look.db.execute(
+def check_quarantine_share(inputs: CheckInputs) -> str:
+    hours = inputs.create_state("hours", "reason VARCHAR, hour TIMESTAMPTZ, n BIGINT")
+    inputs.db.execute(
         f"INSERT INTO {hours} SELECT stage || ': ' || replace(reason, ' ', '_'), date_trunc('hour', observed_at), "
         "count(*) FROM new_quarantine GROUP BY ALL UNION ALL "
         "SELECT '', date_trunc('hour', observed_at), count(*) FROM new_copies GROUP BY ALL"
     )
-    look.db.execute(f"DELETE FROM {hours} WHERE hour < (SELECT max(hour) FROM {hours}) - INTERVAL 24 HOURS")
+    inputs.db.execute(f"DELETE FROM {hours} WHERE hour < (SELECT max(hour) FROM {hours}) - INTERVAL 24 HOURS")
     return (
         "SELECT json_object('stage', split_part(reason, ': ', 1), 'reason', split_part(reason, ': ', 2)) AS key, "
         f"max(hour) AS seen_at, sum(n)::BIGINT || ' rows' AS words FROM {hours} WHERE reason <> '' GROUP BY reason "
-        f"HAVING sum(n) >= {look.number('least', 20)} AND sum(n) > {look.number('share', 0.05)} * "
+        f"HAVING sum(n) >= {inputs.number('least', 20)} AND sum(n) > {inputs.number('share', 0.05)} * "
         f"(SELECT coalesce(sum(n), 0) FROM {hours} WHERE reason = '')"
     )

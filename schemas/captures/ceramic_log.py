@@ -48,7 +48,7 @@ _Pairs = dict[str, str | None]
 def sniff(line: bytes) -> bool:
     """Whether a line is one of a js-ceramic service."""
     found = _LINE.fullmatch(line[:4096].decode(errors="replace"))
-    return found is not None and _time(found[1]) is not None
+    return found is not None and _parse_time(found[1]) is not None
 
 
 def read(file: BinaryIO, source: FileSource, part: FileRange = WHOLE) -> Iterator[Item]:
@@ -66,7 +66,7 @@ def read_line(line: bytes) -> LoggedMessage | Rejected:
     date, service, rest = found.groups()
     if service != "pubsub":
         return Rejected(NO_MESSAGE, f"a line of the service {service[:40]!r}, not pubsub")
-    at = _time(date)
+    at = _parse_time(date)
     if at is None:
         return Rejected(LINE_MALFORMED, f"{date!r} is no date")
     pairs = _read_pairs(rest or "")
@@ -76,28 +76,28 @@ def read_line(line: bytes) -> LoggedMessage | Rejected:
     if event not in ("received", "published"):
         return Rejected(NO_MESSAGE, f"event {str(event)[:40]!r} carries no message")
     try:
-        return _logged(pairs, event == "published", at)
+        return _parse_message(pairs, event == "published", at)
     except ValueError as error:
         return Rejected(LINE_MALFORMED, str(error))
 
 
-def _logged(pairs: _Pairs, published: bool, at: int) -> LoggedMessage:
+def _parse_message(pairs: _Pairs, published: bool, at: int) -> LoggedMessage:
     """ValueError: the line lacks a field that it must have, or one cannot be read."""
     topic = pairs.get("topic")
     if not topic:
         raise ValueError("the line has no topic")
-    node = _peer(pairs, "peer")
-    data = _data(pairs)
+    node = _parse_peer(pairs, "peer")
+    data = _parse_data(pairs)
     if published:
         return LoggedMessage(topic, data, node, b"", node, node, at)
-    author = _peer(pairs, "message.from")
-    return LoggedMessage(topic, data, author, _seqno(pairs), node, _peer(pairs, "message.receivedFrom"), at)
+    author = _parse_peer(pairs, "message.from")
+    return LoggedMessage(topic, data, author, _parse_seqno(pairs), node, _parse_peer(pairs, "message.receivedFrom"), at)
 
 
-def _data(pairs: _Pairs) -> bytes:
+def _parse_data(pairs: _Pairs) -> bytes:
     whole = pairs.get("message.data")
     if whole is not None and _DECIMALS.fullmatch(whole):
-        return _bytes_of(whole)  # a Uint8Array as JavaScript prints it: the very bytes
+        return _decode_bytes(whole)  # a Uint8Array as JavaScript prints it: the very bytes
     before_2021_04 = "message.data.typ" in pairs
     start = "message.data." if before_2021_04 else "message."
     content: dict[str, object] = {}
@@ -121,23 +121,23 @@ def _data(pairs: _Pairs) -> bytes:
     return json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode()
 
 
-def _seqno(pairs: _Pairs) -> bytes:
+def _parse_seqno(pairs: _Pairs) -> bytes:
     """Hex. A Uint8Array that JavaScript printed is decimals; a Buffer that it printed has lost its bytes."""
     text = pairs.get("message.seqno") or ""
     if "," in text and _DECIMALS.fullmatch(text):
-        return _bytes_of(text)
+        return _decode_bytes(text)
     try:
         return bytes.fromhex(text)
     except ValueError:
         return b""
 
 
-def _bytes_of(decimals: str) -> bytes:
+def _decode_bytes(decimals: str) -> bytes:
     """ValueError: a number is over 255."""
     return bytes(map(int, decimals.split(",")))
 
 
-def _peer(pairs: _Pairs, key: str) -> bytes:
+def _parse_peer(pairs: _Pairs, key: str) -> bytes:
     """The peer id at a key, b"" if there is none; ValueError: what is there is no peer id."""
     text = pairs.get(key)
     if not text:
@@ -165,7 +165,7 @@ def _read_pairs(text: str) -> _Pairs | None:
 
 
 @lru_cache(maxsize=1024)
-def _time(date: str) -> int | None:
+def _parse_time(date: str) -> int | None:
     """Unix ns of a date such as "Thu, 15 Jul 2021 13:24:33 GMT"; None: the text is none, or before 1970."""
     found = _DATE.fullmatch(date)
     if found is None or found[2] not in _MONTHS:

@@ -1,6 +1,6 @@
-"""The formats of files that Kiln reads as history: a registry, and how a file's format is recognised.
+"""Registry of the file formats that Kiln reads as history, and detection of a file's format.
 
-A format is one file beside this one, and a line in FORMATS.
+A format is one module in this folder and one entry of FORMATS.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from kiln.schemas.captures import ceramic_log, kiln_capture, kubo_sub, pubsub_tr
 from kiln.schemas.captures.items import FileSource, Item
 from kiln.schemas.captures.lines import WHOLE, FileDamage, FileRange, cut_lines, read_blocks
 
-SNIFFED: Final = 64 * 1024
-"""Bytes, unzipped, by which a format is recognised."""
+SNIFF_BYTES: Final = 64 * 1024
+"""Uncompressed bytes from which a format is detected."""
 
 
 @dataclass(frozen=True)
@@ -22,29 +22,25 @@ class CaptureFormat:
     """A format of files. Files may be compressed with gzip, whatever their names."""
 
     name: str
-    """also the `protocol` of the Frames, but for Kiln's own captures"""
+    """also the `protocol` of the Frames, except for Kiln's own captures"""
     holds: str
-    """what such a file is, and what a file lacks that Kiln's own captures have, for people"""
+    """description of the format, and of what it lacks compared with Kiln's own captures"""
     sniff: Callable[[bytes], bool]
-    """whether the first SNIFFED bytes of a file, unzipped, are of this format"""
+    """returns true if the first SNIFF_BYTES uncompressed bytes of a file are of this format"""
     read: Callable[[BinaryIO, FileSource, FileRange], Iterator[Item]]
-    """The items of one part of a file, in order; `file` is open for reading bytes and can seek. Nothing is raised on
-    any bytes; OSError as from the file."""
+    """reads the items of one part of a seekable file, in order; raises only the file's OSError, whatever the bytes"""
     of_lines: bool
-    """whether a file is made of lines, and so can be cut into parts"""
+    """true if a file consists of lines, and so can be split"""
     timed: bool = True
-    """whether a file tells when messages were heard; else Source.heard_at does"""
+    """true if a file has times of messages; otherwise `FileSource.heard_at` applies"""
 
     def cut(self, file: BinaryIO, size: int) -> Iterator[FileRange]:
-        """Parts of about `size` bytes, which read one after another give what WHOLE gives.
-
-        A compressed file, or one that is not made of lines, is one part.
-        """
+        """Split a file into parts of about `size` bytes. A compressed file, or one without lines, is one part."""
         return cut_lines(file, size) if self.of_lines else iter((WHOLE,))
 
 
-def _some_line(sniff: Callable[[bytes], bool]) -> Callable[[bytes], bool]:
-    """A log may begin with lines of other programs."""
+def _sniff_any_line(sniff: Callable[[bytes], bool]) -> Callable[[bytes], bool]:
+    """Build a detector that accepts lines of other programs before the first one of the format."""
 
     def sniffs(first: bytes) -> bool:
         return any(sniff(line.removesuffix(b"\r")) for line in first.split(b"\n"))
@@ -63,7 +59,7 @@ _ALL: Final = (
     CaptureFormat(
         kubo_sub.NAME,
         "the answer of Kubo's RPC pubsub/sub, one JSON object a line: no times, no signatures, no copies",
-        _some_line(kubo_sub.sniff),
+        _sniff_any_line(kubo_sub.sniff),
         kubo_sub.read,
         of_lines=True,
         timed=False,
@@ -71,14 +67,14 @@ _ALL: Final = (
     CaptureFormat(
         pubsub_trace.JSON_NAME,
         "a trace of go-libp2p-pubsub's JSONTracer: copies of messages without their data",
-        _some_line(pubsub_trace.sniff_json),
+        _sniff_any_line(pubsub_trace.sniff_json),
         pubsub_trace.read_json,
         of_lines=True,
     ),
     CaptureFormat(
         ceramic_log.NAME,
         "a service log of js-ceramic: messages as the node had read them, times in whole seconds, no signatures",
-        _some_line(ceramic_log.sniff),
+        _sniff_any_line(ceramic_log.sniff),
         ceramic_log.read,
         of_lines=True,
     ),
@@ -94,13 +90,13 @@ _ALL: Final = (
 FORMATS: Final[dict[str, CaptureFormat]] = {each.name: each for each in _ALL}
 
 
-def recognise(file: BinaryIO) -> CaptureFormat | None:
-    """The format of a file, by its first bytes; None: none of FORMATS. OSError as from the file."""
+def detect_format(file: BinaryIO) -> CaptureFormat | None:
+    """Detect the format of a file by its first bytes, if it is one of FORMATS."""
     first = b""
     for block in read_blocks(file):
         if isinstance(block, FileDamage):
             break
-        first += block[: SNIFFED - len(first)]
-        if len(first) >= SNIFFED:
+        first += block[: SNIFF_BYTES - len(first)]
+        if len(first) >= SNIFF_BYTES:
             break
     return next((each for each in _ALL if each.sniff(first)), None)

@@ -1,4 +1,4 @@
-"""What a reader yields of a file: Frames, and what is none; and how a message that a log tells of becomes a Frame."""
+"""Items that a reader yields: Frames, among them those built from logged messages, and unreadable items."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _MAX_TIME: Final = 2**63 - 1  # Frame.observed_at is an int64
 
 
 class UnreadableItem(NamedTuple):
-    """A piece of a file that gives no Frame. It goes to quarantine, at the stage `kiln.schemas.kafka.frames.HISTORY`,
+    """A part of a file that yields no Frame. It goes to quarantine, at the stage `kiln.schemas.kafka.frames.HISTORY`,
     with the file's name and the line."""
 
     line: int
-    """from 1; in a binary file the record"""
+    """number of the line from 1, or of the record in a binary file"""
     data: bytes
-    """the line without its end; of a line over 16 MiB, and of what is damaged, the beginning alone"""
+    """the line without its end; only the begin of a line over 16 MiB or of damaged data"""
     reason: str
     """one of REASONS"""
     detail: str
@@ -41,34 +41,34 @@ Item: TypeAlias = Frame | UnreadableItem
 
 
 class FileSource(NamedTuple):
-    """What a reader must know of a file beside the bytes."""
+    """Facts of a file that its bytes do not contain."""
 
     digest: bytes
     """sha256 of the file as stored: the same file gives the same keys of `frames` each time"""
     network: str
     """of messages whose topic names no Ceramic network; 1 to 256 characters"""
     heard_at: int
-    """unix ns; when messages were heard of which the file tells no time"""
+    """event time of messages for which the file has no time, unix ns"""
 
 
 class LoggedMessage(NamedTuple):
-    """A message as a log of another node tells of it. Peers are multihash bytes, empty where the log is silent."""
+    """A message in the log of another node. Peers are multihash bytes, empty if the log has none."""
 
     topic: str
     data: bytes | None
-    """None: the log has no data of messages"""
+    """`None` if the log has no message data"""
     author: bytes
     seqno: bytes
-    """empty: the log has none"""
+    """empty if the log has none"""
     node: bytes
     """the node that wrote the log"""
     heard_from: bytes
     at: int | None
-    """unix ns; None: the log has no times"""
+    """unix ns, or `None` if the log has no times"""
 
 
 class LogFrames:
-    """Makes the Frames of one log: one for each message, with the line as its sequence."""
+    """Builds the Frames of one log: one for each message, with the line as its sequence."""
 
     def __init__(self, format_name: str, source: FileSource) -> None:
         self._format = format_name
@@ -76,13 +76,16 @@ class LogFrames:
         digest = hashlib.sha256(format_name.encode() + b"\0" + source.digest).digest()
         self._connection = digest[:CONNECTION_BYTES]
 
-    def frame(self, line: int, raw: bytes, logged: LoggedMessage) -> Item:
-        """The Frame of a line, or why the line gives none. `raw`: the line, for quarantine.
+    def build_frame(self, line: int, raw: bytes, logged: LoggedMessage) -> Item:
+        """Build the Frame of a line, or an unreadable item.
 
-        The payload is an RPC with one message, which has no signature: so the verdict is UNVERIFIABLE.
+        The payload is an RPC with one message without signature, so the verdict is UNVERIFIABLE.
+
+        Args:
+            raw: The line, for quarantine.
         """
         at = self._source.heard_at if logged.at is None else logged.at
-        fault = _fault_of(logged, at)
+        fault = _find_fault(logged, at)
         if fault is not None:
             return UnreadableItem(line, raw, fault.reason, fault.detail)
         message = Message(topic=logged.topic)
@@ -99,7 +102,7 @@ class LogFrames:
             )
         topic = parse_topic(logged.topic)
         return Frame(
-            # a name that is too long for a Frame stands in no network's topic
+            # no network has a name that is too long for a Frame
             network=topic.network if topic and len(topic.network) <= MAX_NETWORK else self._source.network,
             connection=self._connection,
             direction=Frame.IN,
@@ -114,7 +117,7 @@ class LogFrames:
         )
 
 
-def _fault_of(logged: LoggedMessage, at: int) -> Rejected | None:
+def _find_fault(logged: LoggedMessage, at: int) -> Rejected | None:
     if not 0 <= at <= _MAX_TIME:
         return Rejected(LINE_MALFORMED, f"time {at} is no time in unix nanoseconds")
     if len(logged.author) > MAX_PEER:

@@ -6,7 +6,7 @@ control.extensions (gossipsub v1.3: in the first message only), or subscribes to
 subscribed to.
 
 Every frame carries both hellos of its connection, also the frames before the later one of the two. So a file is read
-twice: `survey` finds the connections, `frames_of` makes the frames.
+twice: `survey` finds the connections, `build_frames` makes the frames.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import BinaryIO, Final, Literal, NamedTuple
 
 from kiln.schemas.captures.capture_file import CaptureError, CaptureRecord, read_capture
 from kiln.schemas.captures.items import FILE_DAMAGED, FileSource, Item, UnreadableItem
-from kiln.schemas.captures.lines import WHOLE, FileRange, unzipped
+from kiln.schemas.captures.lines import WHOLE, FileRange, open_unzipped
 from kiln.schemas.kafka.frames import CUT_PAYLOAD, MAX_NETWORK, MAX_RPC, read_rpc
 from kiln.schemas.proto.gossipsub import rpc_pb2
 from kiln.schemas.proto.kiln import frame_pb2
 from kiln.schemas.reject import Rejected
-from kiln.schemas.wire.topic_table import hello_of
+from kiln.schemas.wire.topic_table import find_hello
 from kiln.schemas.wire.topics import parse_topic
 
 NAME: Final = "kiln-capture"
@@ -92,9 +92,9 @@ class _Lanes:
             before = len(topics)
             for option in rpc.subscriptions:
                 if option.subscribe:
-                    topics.add(_topic_of(option))
+                    topics.add(_hash_topic(option))
                 else:
-                    topics.discard(_topic_of(option))
+                    topics.discard(_hash_topic(option))
             self._hold(_TOPIC_BYTES * (len(topics) - before))
         return lane, self._number[lane], hello
 
@@ -109,10 +109,10 @@ class _Lanes:
         if rpc.control.HasField("extensions"):
             return True
         topics = self._subscribed[lane]
-        return any(option.subscribe and _topic_of(option) in topics for option in rpc.subscriptions)
+        return any(option.subscribe and _hash_topic(option) in topics for option in rpc.subscriptions)
 
 
-def _topic_of(option: rpc_pb2.RPC.SubOpts) -> int:
+def _hash_topic(option: rpc_pb2.RPC.SubOpts) -> int:
     """What tells a topic from others: not its name, which can be long."""
     return hash(option.topicid) if option.HasField("topicid") else option.topicIndex
 
@@ -124,7 +124,7 @@ def _parse(payload: bytes) -> rpc_pb2.RPC | None:
     return None if isinstance(rpc, Rejected) else rpc
 
 
-def _name_networks(rpc: rpc_pb2.RPC, networks: Counter[str]) -> None:
+def _count_networks(rpc: rpc_pb2.RPC, networks: Counter[str]) -> None:
     names: list[str | bytes] = [option.topicid for option in rpc.subscriptions if option.HasField("topicid")]
     names += [message.topic for message in rpc.publish if message.HasField("topic")]
     for name in names:
@@ -146,12 +146,12 @@ def survey(records: Iterable[CaptureRecord]) -> CaptureSurvey:
         lane, number, hello = lanes.place(record, rpc)
         key = (lane, number)
         if hello:
-            streams[key] = ConnectionStream(b"" if rpc is None else hello_of(rpc), 1, record.observed_at)
+            streams[key] = ConnectionStream(b"" if rpc is None else find_hello(rpc), 1, record.observed_at)
         else:
             stream = streams[key]
             streams[key] = ConnectionStream(stream.hello, stream.records + 1, record.observed_at)
         if rpc is not None:
-            _name_networks(rpc, networks)
+            _count_networks(rpc, networks)
         count += 1
         size += len(record.rpc)
     return CaptureSurvey(streams, networks, count, size)
@@ -162,7 +162,7 @@ def connection_id(capture_sha256: bytes, local: bytes, remote: bytes, number: in
     return hashlib.sha256(capture_sha256 + local + remote + number.to_bytes(4, "big")).digest()[:16]
 
 
-def frames_of(
+def build_frames(
     records: Iterable[CaptureRecord], found: CaptureSurvey, capture_sha256: bytes, network: str
 ) -> Iterator[frame_pb2.Frame]:
     """Second pass: the frames of the surveyed records, in file order.
@@ -225,7 +225,7 @@ def read(file: BinaryIO, source: FileSource, part: FileRange = WHOLE) -> Iterato
         yield UnreadableItem(1, b"", FILE_DAMAGED, str(error))
         return
     records = _Records(file)
-    yield from frames_of(records, found, source.digest, found.network(source.network))
+    yield from build_frames(records, found, source.digest, found.network(source.network))
     if records.damage:
         yield UnreadableItem(found.records + 1, b"", FILE_DAMAGED, records.damage)
 
@@ -239,6 +239,6 @@ class _Records:
 
     def __iter__(self) -> Iterator[CaptureRecord]:
         try:
-            yield from read_capture(unzipped(self._file))
+            yield from read_capture(open_unzipped(self._file))
         except CaptureError as error:
             self.damage = str(error)

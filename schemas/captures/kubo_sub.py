@@ -55,15 +55,15 @@ def read_line(line: bytes) -> LoggedMessage | Rejected:
     try:
         author = peer_bytes(said.author)
     except PeerIdError:
-        return _before_kubo_0_11(said)
+        return _is_old_line(said)
     try:
-        topic = _multibase(said.topics[0]).decode()
-        return LoggedMessage(topic, _multibase(said.data), author, _multibase(said.seqno), b"", b"", None)
+        topic = _decode_multibase(said.topics[0]).decode()
+        return LoggedMessage(topic, _decode_multibase(said.data), author, _decode_multibase(said.seqno), b"", b"", None)
     except ValueError as error:  # of UTF-8 too
         return Rejected(LINE_MALFORMED, f"a field is no multibase in base64url: {error}")
 
 
-def _before_kubo_0_11(said: _Line) -> LoggedMessage | Rejected:
+def _is_old_line(said: _Line) -> LoggedMessage | Rejected:
     try:
         author, data, seqno = (base64.b64decode(text, validate=True) for text in (said.author, said.data, said.seqno))
     except ValueError as error:
@@ -71,7 +71,7 @@ def _before_kubo_0_11(said: _Line) -> LoggedMessage | Rejected:
     return LoggedMessage(said.topics[0], data, author, seqno, b"", b"", None)
 
 
-def _multibase(text: str) -> bytes:
+def _decode_multibase(text: str) -> bytes:
     """The bytes of a multibase text in base64url; ValueError: the text is none. An empty text is no bytes."""
     if not text:
         return b""

@@ -1,4 +1,4 @@
-"""Files of lines: cut into parts at line ends, unzipped, and read line by line within bounded memory."""
+"""Reader of files of lines: splits files at line ends, decompresses them, and reads lines within bounded memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kiln.schemas.reject import Rejected
 
 MAX_LINE: Final = 16 * 1024 * 1024
 """Bytes of a line that is read. An RPC of 4 MiB takes 6 MiB in base64."""
-KEPT: Final = 64 * 1024
+QUARANTINED_LINE_BYTES: Final = 64 * 1024
 """Bytes of a longer line that go to quarantine."""
 
 _BLOCK: Final = 1024 * 1024
@@ -30,11 +30,11 @@ _GZIP_MAGIC: Final = b"\x1f\x8b"
 
 
 class FileRange(NamedTuple):
-    """A stretch of a file that begins at the start of a line and ends behind a line's end, or with the file."""
+    """A range of a file that begins at the start of a line and ends after a line end, or with the file."""
 
     start: int
     stop: int | None
-    """None: the end of the file"""
+    """end of the range, or `None` for the end of the file"""
     first: int
     """number of the first line, from 1"""
 
@@ -43,7 +43,7 @@ WHOLE: Final = FileRange(0, None, 1)
 
 
 class FileDamage(NamedTuple):
-    """Why the rest of a file cannot be read."""
+    """Reason why the rest of a file cannot be read."""
 
     reason: str
     detail: str
@@ -52,37 +52,37 @@ class FileDamage(NamedTuple):
 class Line(NamedTuple):
     number: int
     data: bytes
-    """without LF or CRLF; of a line over MAX_LINE the first KEPT bytes"""
+    """without LF or CRLF; of a line over MAX_LINE only the first QUARANTINED_LINE_BYTES"""
     length: int
     """bytes of the whole line"""
     ended: bool
-    """False: the file ends before the line's end"""
+    """false if the file ends before the line does"""
 
 
 ParseLine: TypeAlias = Callable[[bytes], LoggedMessage | Rejected]
 
 
 def is_gzip(file: BinaryIO) -> bool:
-    """Whether a file is compressed, by its first bytes; the file is left at its beginning."""
+    """Return true if a file is compressed, by its first bytes. The file is left at its begin."""
     file.seek(0)
     magic = file.read(2)
     file.seek(0)
     return magic == _GZIP_MAGIC
 
 
-def unzipped(file: BinaryIO) -> BinaryIO:
-    """The file from its beginning, unzipped if it is compressed."""
+def open_unzipped(file: BinaryIO) -> BinaryIO:
+    """Open the file from its begin, decompressed if it is compressed."""
     # GzipFile is a BinaryIO in all but its declared type
     return cast(BinaryIO, gzip.GzipFile(fileobj=file)) if is_gzip(file) else file
 
 
 def read_blocks(file: BinaryIO, start: int = 0, stop: int | None = None) -> Iterator[bytes | FileDamage]:
-    """The bytes of a file, or of a stretch of an uncompressed one; `FileDamage` last, where the compressed file is."""
-    opened = unzipped(file)
+    """Read a file, or a range of an uncompressed one, in blocks. `FileDamage` comes last in a damaged file."""
+    opened = open_unzipped(file)
     if start:
         opened.seek(start)
     left = stop - start if stop is not None else None
-    # one read of the file below at a time, so that what came before the damage is there
+    # read1 returns the data before the damage
     read = getattr(opened, "read1", opened.read)
     while left is None or left > 0:
         try:
@@ -101,7 +101,7 @@ def read_blocks(file: BinaryIO, start: int = 0, stop: int | None = None) -> Iter
 
 
 def cut_lines(file: BinaryIO, size: int) -> Iterator[FileRange]:
-    """The parts of a file, each of `size` bytes and what is left of the last line. A compressed file is one part."""
+    """Split a file into parts of `size` bytes and the rest of the last line. A compressed file is one part."""
     if is_gzip(file):
         yield WHOLE
         return
@@ -122,44 +122,45 @@ def cut_lines(file: BinaryIO, size: int) -> Iterator[FileRange]:
 
 
 def read_lines(file: BinaryIO, part: FileRange = WHOLE) -> Iterator[Line | UnreadableItem]:
-    """The lines of a part. `UnreadableItem` comes last, where the file cannot be read on."""
+    """Read the lines of a part. `UnreadableItem` comes last if the file is damaged."""
     number, held, length = part.first, bytearray(), 0
     for block in read_blocks(file, part.start, part.stop):
         if isinstance(block, FileDamage):
-            yield UnreadableItem(number, bytes(held[:KEPT]), block.reason, block.detail)
+            yield UnreadableItem(number, bytes(held[:QUARANTINED_LINE_BYTES]), block.reason, block.detail)
             return
         *ends, rest = block.split(b"\n")
         for end in ends:
-            yield _line(number, held + end if held else end, length + len(end), ended=True)
+            yield _build_line(number, held + end if held else end, length + len(end), ended=True)
             number += 1
             held, length = bytearray(), 0
         length += len(rest)
         held += rest
         if length > MAX_LINE:
-            del held[KEPT:]
+            del held[QUARANTINED_LINE_BYTES:]
     if length:
-        yield _line(number, held, length, ended=False)
+        yield _build_line(number, held, length, ended=False)
 
 
-def _line(number: int, data: bytes | bytearray, length: int, *, ended: bool) -> Line:
+def _build_line(number: int, data: bytes | bytearray, length: int, *, ended: bool) -> Line:
     if length > MAX_LINE:
-        return Line(number, bytes(data[:KEPT]), length, ended)
+        return Line(number, bytes(data[:QUARANTINED_LINE_BYTES]), length, ended)
     return Line(number, bytes(data).removesuffix(b"\r"), length, ended)
 
 
 def read_log(name: str, parse: ParseLine, file: BinaryIO, source: FileSource, part: FileRange) -> Iterator[Item]:
-    """The items of a file in which each line tells of one message, or of none. An empty line gives nothing."""
+    """Read the items of a log with at most one message a line. Empty lines are skipped."""
     frames = LogFrames(name, source)
     for line in read_lines(file, part):
         if isinstance(line, UnreadableItem):
             yield line
         elif line.length > MAX_LINE:
-            detail = f"a line of {line.length} bytes, of which data has the first {KEPT}; at most {MAX_LINE} are read"
+            detail = f"a line of {line.length} bytes, of which data has the first {QUARANTINED_LINE_BYTES}; "
+            detail += f"at most {MAX_LINE} are read"
             yield UnreadableItem(line.number, line.data, LINE_TOO_LONG, detail)
         elif line.data:
             logged = parse(line.data)
             if isinstance(logged, LoggedMessage):
-                yield frames.frame(line.number, line.data, logged)
+                yield frames.build_frame(line.number, line.data, logged)
             elif logged.reason == LINE_MALFORMED and not line.ended:
                 yield UnreadableItem(
                     line.number, line.data, FILE_ENDS_EARLY, f"the last line has no end: {logged.detail}"

@@ -26,7 +26,15 @@ from kiln.schemas.captures.items import (
     LoggedMessage,
     UnreadableItem,
 )
-from kiln.schemas.captures.lines import KEPT, MAX_LINE, WHOLE, FileDamage, FileRange, read_blocks, read_log
+from kiln.schemas.captures.lines import (
+    MAX_LINE,
+    QUARANTINED_LINE_BYTES,
+    WHOLE,
+    FileDamage,
+    FileRange,
+    read_blocks,
+    read_log,
+)
 from kiln.schemas.kafka.frames import METADATA_ONLY
 from kiln.schemas.proto.pubsub_trace.trace_pb2 import TraceEvent
 from kiln.schemas.reject import Rejected
@@ -94,7 +102,7 @@ def read_line(line: bytes) -> LoggedMessage | Rejected:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return Rejected(LINE_MALFORMED, f"no event of a trace: {error}")
     copy = {_DUPLICATE: event.duplicateMessage, _DELIVER: event.deliverMessage}.get(event.type)
-    return _logged(event.type, event.peerID, event.timestamp, copy)
+    return _build_message(event.type, event.peerID, event.timestamp, copy)
 
 
 # ---------------------------------------------------------------- protobuf
@@ -102,14 +110,14 @@ def read_line(line: bytes) -> LoggedMessage | Rejected:
 
 def sniff_pb(first: bytes) -> bool:
     """Whether the first bytes of a file are those of a protobuf trace."""
-    head = _uvarint(first)
+    head = _read_uvarint(first)
     if head is None:
         return False
     length, start = head
     # a shorter record holds no event; a longer one is no first event, which is of a peer or a topic
     if not 30 <= length <= min(4096, len(first) - start):
         return False
-    event = _event(first[start : start + length])
+    event = _decode_event(first[start : start + length])
     return event is not None and event.timestamp > 0 and split_peer(event.peerID) is not None
 
 
@@ -123,52 +131,59 @@ def read_pb(file: BinaryIO, source: FileSource, part: FileRange = WHOLE) -> Iter
     number, position = part.first, 0
     for block in read_blocks(file):
         if isinstance(block, FileDamage):
-            yield UnreadableItem(number, bytes(held[position : position + KEPT]), block.reason, block.detail)
+            yield UnreadableItem(
+                number, bytes(held[position : position + QUARANTINED_LINE_BYTES]), block.reason, block.detail
+            )
             return
         del held[:position]
         held += block
         position = 0
-        while (head := _uvarint(memoryview(held)[position : position + _MAX_UVARINT].tobytes())) is not None:
+        while (head := _read_uvarint(memoryview(held)[position : position + _MAX_UVARINT].tobytes())) is not None:
             length, size = head
             if not 0 < length <= MAX_LINE:
                 detail = f"an event of {length} bytes: no trace has one, and at most {MAX_LINE} are read"
-                yield UnreadableItem(number, bytes(held[position : position + KEPT]), FILE_DAMAGED, detail)
+                yield UnreadableItem(
+                    number, bytes(held[position : position + QUARANTINED_LINE_BYTES]), FILE_DAMAGED, detail
+                )
                 return
             start = position + size
             if len(held) < start + length:
                 break
             position = start + length
-            yield _item(frames, number, bytes(held[start:position]))
+            yield _build_item(frames, number, bytes(held[start:position]))
             number += 1
         else:
             if len(held) - position >= _MAX_UVARINT:
-                rest = bytes(held[position : position + KEPT])
+                rest = bytes(held[position : position + QUARANTINED_LINE_BYTES])
                 yield UnreadableItem(number, rest, FILE_DAMAGED, "the length of an event is no number of up to 5 bytes")
                 return
     if position < len(held):
         yield UnreadableItem(
-            number, bytes(held[position : position + KEPT]), FILE_ENDS_EARLY, "the file ends inside an event"
+            number,
+            bytes(held[position : position + QUARANTINED_LINE_BYTES]),
+            FILE_ENDS_EARLY,
+            "the file ends inside an event",
         )
 
 
-def _item(frames: LogFrames, number: int, raw: bytes) -> Item:
-    event = _event(raw)
+def _build_item(frames: LogFrames, number: int, raw: bytes) -> Item:
+    event = _decode_event(raw)
     if event is None:
         return UnreadableItem(number, raw, LINE_MALFORMED, f"{len(raw)} bytes are no event of a trace")
     copy = None
     if event.type == _DUPLICATE and event.HasField("duplicateMessage"):
         told = event.duplicateMessage
-        copy = _copy(told.messageID, told.receivedFrom, told.topic)
+        copy = _decode_copy(told.messageID, told.receivedFrom, told.topic)
     elif event.type == _DELIVER and event.HasField("deliverMessage"):
         delivered = event.deliverMessage
-        copy = _copy(delivered.messageID, delivered.receivedFrom, delivered.topic)
-    logged = _logged(event.type, event.peerID, event.timestamp, copy)
+        copy = _decode_copy(delivered.messageID, delivered.receivedFrom, delivered.topic)
+    logged = _build_message(event.type, event.peerID, event.timestamp, copy)
     if isinstance(logged, Rejected):
         return UnreadableItem(number, raw, logged.reason, logged.detail)
-    return frames.frame(number, raw, logged)
+    return frames.build_frame(number, raw, logged)
 
 
-def _event(raw: bytes) -> TraceEvent | None:
+def _decode_event(raw: bytes) -> TraceEvent | None:
     try:
         event = TraceEvent.FromString(raw)
     except DecodeError:
@@ -176,12 +191,12 @@ def _event(raw: bytes) -> TraceEvent | None:
     return event if event.HasField("type") and event.HasField("peerID") and event.HasField("timestamp") else None
 
 
-def _copy(message_id: bytes, received_from: bytes, topic: str | bytes) -> _Copy:
+def _decode_copy(message_id: bytes, received_from: bytes, topic: str | bytes) -> _Copy:
     # proto2 strings are not validated on parsing; upb hands out bytes where they are not UTF-8
     return _Copy(message_id, received_from, topic if isinstance(topic, str) else topic.decode(errors="replace"))
 
 
-def _uvarint(data: bytes) -> tuple[int, int] | None:
+def _read_uvarint(data: bytes) -> tuple[int, int] | None:
     """A uvarint of up to 5 bytes and its length; None: the bytes hold no whole one."""
     value = 0
     for index, byte in enumerate(data[:_MAX_UVARINT]):
@@ -194,7 +209,7 @@ def _uvarint(data: bytes) -> tuple[int, int] | None:
 # ---------------------------------------------------------------- either
 
 
-def _logged(kind: int, node: bytes, at: int, copy: _Copy | None) -> LoggedMessage | Rejected:
+def _build_message(kind: int, node: bytes, at: int, copy: _Copy | None) -> LoggedMessage | Rejected:
     name = _TYPES[kind] if 0 <= kind < len(_TYPES) else f"of type {kind}"
     if copy is None:
         return Rejected(METADATA_ONLY, f"an event {name}: a trace has no data of messages, and this is no copy of one")

@@ -1,5 +1,4 @@
-"""How the rows of each table lie in its compacted files, and by what the age of a row counts, as plain data
-(docs/design/24-table-care.md)."""
+"""Row order of each table's compacted files, and the column of a row's age (docs/design/24-table-care.md)."""
 
 from __future__ import annotations
 
@@ -7,13 +6,14 @@ from typing import Final, NamedTuple
 
 
 class Layout(NamedTuple):
-    """`order`: the columns by which rows are sorted within a file; none: rows stay as they came. `age`: the timestamp
-    by which a row is old; None: the table has none, and the file's time in the log counts. `expires`: whether rows may
-    go by age; what Kiln must know to work stays."""
+    """Layout of one table."""
 
     order: tuple[str, ...] = ()
+    """sort columns within a file; empty to keep the order of arrival"""
     age: str | None = None
+    """timestamp column of a row's age, or `None` to use the commit time of its file"""
     expires: bool = True
+    """true if retention applies; tables that Kiln itself needs are exempt"""
 
 
 LAYOUTS: Final[dict[str, Layout]] = {
@@ -32,7 +32,7 @@ LAYOUTS: Final[dict[str, Layout]] = {
     "quality_results": Layout(age="run_at"),
     "runs": Layout(expires=False),
 }
-"""By table. A table that is not here is laid out as its rows came, and keeps them."""
+"""Layouts by table. A table without an entry keeps all its rows in order of arrival."""
 
 EXPIRING: Final = tuple(name for name, layout in LAYOUTS.items() if layout.expires)
-"""The tables whose rows may go by age."""
+"""Tables to which retention applies."""

@@ -220,7 +220,7 @@ class MissedBatches(NamedTuple):
     gap: bool
 
 
-def missed(announcement: Announcement, last: bytes | None) -> MissedBatches:
+def find_missed(announcement: Announcement, last: bytes | None) -> MissedBatches:
     """The batches announced after ``last``, the newest one the reader has; the announced one is among them.
 
     A reader who has none takes all that are named and has no gap. One whose ``last`` is not among them missed more than

@@ -31,15 +31,15 @@ MAX_SEQUENCE: Final = 2**63 - 1
 
 
 class ItemError(ValueError):
-    """Something that no item can hold; ``refusal`` is the error a node would answer."""
+    """Something that no item can hold; ``find_refusal`` is the error a node would answer."""
 
-    def __init__(self, refusal: KrpcRefusal) -> None:
-        super().__init__(f"{refusal.text.decode()} (error {refusal.code})")
-        self.refusal = refusal
+    def __init__(self, find_refusal: KrpcRefusal) -> None:
+        super().__init__(f"{find_refusal.text.decode()} (error {find_refusal.code})")
+        self.refusal = find_refusal
 
 
 class Item(Struct, frozen=True):
-    """A mutable item; ``value`` is bencoded. Not verified: see `refusal`."""
+    """A mutable item; ``value`` is bencoded. Not verified: see `find_refusal`."""
 
     key: bytes
     salt: bytes
@@ -94,7 +94,7 @@ def is_signed(item: Item) -> bool:
     return True
 
 
-def refusal(item: Item) -> KrpcRefusal | None:
+def find_refusal(item: Item) -> KrpcRefusal | None:
     """Why a node must not store the item; None if it may."""
     return limit(item) or (None if is_signed(item) else BAD_SIGNATURE)
 

@@ -100,7 +100,7 @@ def stream_key(stream: str) -> bytes:
     return _TEXT_HEADS[len(stream)] + stream.encode()
 
 
-def tips_of(leaves: Iterable[bytes]) -> dict[str, set[bytes]]:
+def list_tips(leaves: Iterable[bytes]) -> dict[str, set[bytes]]:
     """The tips that leaves stand for: StreamID text -> CID bytes."""
     tips: dict[bytes, set[bytes]] = {}
     for leaf in leaves:

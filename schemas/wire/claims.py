@@ -1,5 +1,4 @@
-"""What a sender claims of an update's separator, and what of that a verified genesis contradicts (docs/design,
-decision 4)."""
+"""Claims of a sender about an update's separator, checked against a verified genesis (docs/design, decision 4)."""
 
 from __future__ import annotations
 
@@ -8,23 +7,23 @@ from typing import Final, NamedTuple
 from kiln.schemas.wire.topics import Separator
 
 CONTRADICTS: Final = "contradicts_genesis"
-"""Why a claim is in quarantine."""
+"""Reason of a false claim in quarantine."""
 
 
 class Claims(NamedTuple):
-    """The separator of the topic; and the one that the field `model` names, whose key is always "model"."""
+    """The separators that the topic and the field `model` claim; the key of the latter is always "model"."""
 
     topic: Separator | None
     model: Separator | None
 
     @property
     def first(self) -> Separator | None:
-        """The claim that counts while no genesis is known; None: there is none."""
+        """The claim that applies while no genesis is known."""
         return self.topic or self.model
 
     @property
     def disagree(self) -> bool:
-        """Whether one of the two must be false. A field `model` says nothing of a stream of another key."""
+        """True if one of the two must be false. A field `model` claims nothing about another key."""
         return (
             self.topic is not None
             and self.model is not None
@@ -33,7 +32,7 @@ class Claims(NamedTuple):
         )
 
     def contradicted(self, verified: Separator) -> Separator | None:
-        """The first claim that is false, where the genesis names this separator; None: none is."""
+        """Return the first claim that this verified separator contradicts, if any."""
         if self.topic is not None and self.topic != verified:
             return self.topic
         if self.model is not None and self.model != verified and self.model.key == verified.key:
@@ -41,6 +40,6 @@ class Claims(NamedTuple):
         return None
 
 
-def contradiction(claimed: Separator, verified: Separator) -> str:
-    """What quarantine says of a false claim."""
+def describe_contradiction(claimed: Separator, verified: Separator) -> str:
+    """Describe a false claim for quarantine."""
     return f"claimed {claimed.key}/{claimed.value}; the genesis says {verified.key}/{verified.value}"

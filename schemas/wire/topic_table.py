@@ -95,7 +95,7 @@ class BundleSet(Mapping[bytes, tuple[str, ...]]):
         names: dict[bytes, str] = {}
         topics: dict[bytes, tuple[str, ...]] = {}
         for name, given in (named or {}).items():
-            ordered = _expanded(name, given)
+            ordered = _expand_bundles(name, given)
             known = bundle_hash(ordered)
             if known in names:
                 same = "the same topics" if topics[known] == ordered else f"the same hash, {known.hex()},"
@@ -151,7 +151,7 @@ class BundleSet(Mapping[bytes, tuple[str, ...]]):
         return BundleSet(joined)
 
 
-def _expanded(name: str, topics: Iterable[str]) -> tuple[str, ...]:
+def _expand_bundles(name: str, topics: Iterable[str]) -> tuple[str, ...]:
     """The topics of a bundle, each once, in bytewise UTF-8 order."""
     distinct = set(topics)
     if not distinct or "" in distinct:
@@ -188,7 +188,7 @@ def parse_hello(ext: bytes) -> list[bytes] | Rejected:
     Unknown fields are tolerated; empty bytes are a hello with no bundle. For the reasons see REASONS.
     """
     try:
-        return _checked(ExtTopicTable.FromString(ext))
+        return _check_names(ExtTopicTable.FromString(ext))
     except DecodeError as error:
         return Rejected("hello_malformed", str(error))
 
@@ -197,10 +197,10 @@ def read_hello(extensions: ControlExtensions) -> list[bytes] | Rejected | None:
     """As ``parse_hello``, from the extensions of a peer's first RPC (field 4820938); None if no table is there."""
     if not extensions.HasField("topicTableExtension"):
         return None
-    return _checked(extensions.topicTableExtension)
+    return _check_names(extensions.topicTableExtension)
 
 
-def hello_of(rpc: RPC) -> bytes:
+def find_hello(rpc: RPC) -> bytes:
     """The hello in the first RPC of a direction, as ExtTopicTable bytes for Frame.hello_in and Frame.hello_out.
 
     Empty where the RPC has no topic table, or one that is refused. Unknown fields are left out: they say nothing about
@@ -213,7 +213,7 @@ def hello_of(rpc: RPC) -> bytes:
     return hello_bytes(hashes) if isinstance(hashes, list) else b""
 
 
-def _checked(table: ExtTopicTable) -> list[bytes] | Rejected:
+def _check_names(table: ExtTopicTable) -> list[bytes] | Rejected:
     count = len(table.topicBundleHashes)
     if count > MAX_BUNDLES:
         return Rejected("hello_too_many_bundles", f"{count} bundle hashes; at most {MAX_BUNDLES} are taken")
@@ -233,7 +233,7 @@ def hello_bytes(hashes: Iterable[bytes]) -> bytes:
     BundleError for what ``parse_hello`` would refuse.
     """
     table = ExtTopicTable(topicBundleHashes=hashes)
-    checked = _checked(table)
+    checked = _check_names(table)
     if isinstance(checked, Rejected):
         raise BundleError(f"no peer would take this hello: {checked.detail}")
     return table.SerializeToString()
@@ -306,12 +306,12 @@ class Agreement(NamedTuple):
     refused: tuple[tuple[Literal["hello_in", "hello_out"], Rejected], ...]
 
 
-def agreement(hello_in: bytes, hello_out: bytes, bundles: BundleSet) -> Agreement:
+def negotiate_table(hello_in: bytes, hello_out: bytes, bundles: BundleSet) -> Agreement:
     """What the ExtTopicTable bytes of both hellos (as in a Frame) come to. Computed once per distinct pair."""
     key = hello_in, hello_out, bundles.digest
     found = _agreements.get(key)
     if found is None:
-        found = _agreement(hello_in, hello_out, bundles)
+        found = _negotiate(hello_in, hello_out, bundles)
         if len(hello_in) <= _MAX_CACHED and len(hello_out) <= _MAX_CACHED:  # what a stranger made large is not kept
             if len(_agreements) >= _MAX_AGREEMENTS:
                 _agreements.clear()
@@ -323,10 +323,10 @@ def agreement(hello_in: bytes, hello_out: bytes, bundles: BundleSet) -> Agreemen
 _agreements: dict[tuple[bytes, bytes, bytes], Agreement] = {}
 
 
-def _agreement(hello_in: bytes, hello_out: bytes, bundles: BundleSet) -> Agreement:
+def _negotiate(hello_in: bytes, hello_out: bytes, bundles: BundleSet) -> Agreement:
     theirs, ours = parse_hello(hello_in), parse_hello(hello_out)
     if isinstance(theirs, list) and isinstance(ours, list):
-        return Agreement(_table_of(tuple(intersect(ours, theirs)), bundles), ())
+        return Agreement(_build_table(tuple(intersect(ours, theirs)), bundles), ())
     sides: tuple[tuple[Literal["hello_in", "hello_out"], list[bytes] | Rejected], ...]
     sides = (("hello_in", theirs), ("hello_out", ours))
     refused = tuple((side, answer) for side, answer in sides if isinstance(answer, Rejected))
@@ -334,7 +334,7 @@ def _agreement(hello_in: bytes, hello_out: bytes, bundles: BundleSet) -> Agreeme
 
 
 @lru_cache(maxsize=256)
-def _table_of(agreed: tuple[bytes, ...], bundles: BundleSet) -> TopicTable:
+def _build_table(agreed: tuple[bytes, ...], bundles: BundleSet) -> TopicTable:
     """Many pairs of hellos agree on the same bundles: they share one table."""
     return TopicTable(agreed, bundles)
 

@@ -13,7 +13,7 @@ from kafka import KafkaProducer, TopicPartition
 from kiln.conf.settings.reading import load_settings
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
 from kiln.deploy.stack.kafka_topics import ensure_topics
-from kiln.pipelines.app.backfill_run import BackfillRequest, InputError, kafka_offsets, terms_of
+from kiln.pipelines.app.backfill_run import BackfillRequest, InputError, kafka_offsets, build_terms
 from kiln.schemas.kafka.topics import TOPICS
 from kit.broker_access import client, security, variables
 
@@ -41,7 +41,7 @@ def test_a_run_says_which_frames_of_its_range_kafka_has_let_go(
             admin.delete_records({TopicPartition(topic, each): before for each in partitions})
 
     def asked(low: int) -> tuple[dict[str, tuple[int, int]], list[str]]:
-        return kafka_offsets(settings, terms_of(settings, BackfillRequest("r", low, end, source="kafka")))
+        return kafka_offsets(settings, build_terms(settings, BackfillRequest("r", low, end, source="kafka")))
 
     assert asked(1) == ({"0": (0, 0), "1": (0, 0)}, [])  # nothing was ever there
     write(20)

@@ -22,7 +22,7 @@ import trio
 from conftest import free_ports
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kiln.bridge.cluster.membership import SESSION
-from kiln.bridge.cluster.rendezvous import owner_of
+from kiln.bridge.cluster.rendezvous import find_owner
 from kiln.bridge.libp2p.keys import load_or_create
 from kiln.conf.process.bridge_status import BridgeStatus
 from kiln.conf.settings.model import Kafka
@@ -66,8 +66,8 @@ class Bridge:
         self._process: BridgeAlone | None = None
 
     def start(self, beside: str) -> None:
-        told = {"KILN_BRIDGE__LISTEN": self._listen, "KILN_BRIDGE__BOOTSTRAP": beside, **self._settings}
-        self._process = BridgeAlone(self._state, **told)
+        view = {"KILN_BRIDGE__LISTEN": self._listen, "KILN_BRIDGE__BOOTSTRAP": beside, **self._settings}
+        self._process = BridgeAlone(self._state, **view)
 
     @property
     def lives(self) -> bool:
@@ -77,8 +77,8 @@ class Bridge:
         """Of this process, and none of one before."""
         if self._process is None:
             return None
-        told = self._process.status()
-        return told if told is not None and told.pid == self._process.process.pid else None
+        view = self._process.status()
+        return view if view is not None and view.pid == self._process.process.pid else None
 
     def send(self, signal_: signal.Signals) -> None:
         assert self._process is not None
@@ -156,27 +156,27 @@ class Together:
                 one.start(other.address)
 
     @property
-    def told(self) -> dict[str, BridgeStatus]:
+    def view(self) -> dict[str, BridgeStatus]:
         """By peer id, of those that say something."""
         found = {bridge.peer: bridge.status() for bridge in self.bridges if bridge.lives}
         return {peer: status for peer, status in found.items() if status is not None}
 
     def have_split(self) -> bool:
         """Whether each topic has its owner on it and nobody else, and one of the two leads."""
-        told, peers = self.told, [bridge.peer for bridge in self.bridges]
-        if len(told) < 2 or sum(status.sharing.leads for status in told.values()) != 1:
+        view, peers = self.view, [bridge.peer for bridge in self.bridges]
+        if len(view) < 2 or sum(status.sharing.leads for status in view.values()) != 1:
             return False
-        owners = {topic: owner_of(topic, peers) for topic in SPLIT}
-        on = {topic: [peer for peer, status in told.items() if topic in status.topics] for topic in SPLIT}
+        owners = {topic: find_owner(topic, peers) for topic in SPLIT}
+        on = {topic: [peer for peer, status in view.items() if topic in status.topics] for topic in SPLIT}
         return on == {topic: [owner] for topic, owner in owners.items()}
 
     def leader(self) -> Bridge:
-        return next(each for each in self.bridges if (told := each.status()) is not None and told.sharing.leads)
+        return next(each for each in self.bridges if (view := each.status()) is not None and view.sharing.leads)
 
     def in_words(self) -> str:
         return "; ".join(
             f"{peer}: {len(SPLIT & set(s.topics))} topics, {s.sharing}, {s.publisher}, {s.errors}"
-            for peer, s in self.told.items()
+            for peer, s in self.view.items()
         )
 
 
@@ -208,8 +208,8 @@ def together(broker: EmbeddedBroker, prefix: str, tmp_path: Path) -> Iterator[To
 
 
 def kafka(address: str, prefix: str) -> Kafka:
-    told = {name.removeprefix("KILN_KAFKA__").lower(): value for name, value in variables(address).items()}
-    return Kafka.model_validate({**told, "prefix": prefix})
+    view = {name.removeprefix("KILN_KAFKA__").lower(): value for name, value in variables(address).items()}
+    return Kafka.model_validate({**view, "prefix": prefix})
 
 
 def test_they_split_the_topics_and_one_publishes_for_both(
@@ -284,8 +284,8 @@ def take_over(log: Log, together: Together, *, stop: bool) -> None:
 
 
 def topics_of(bridge: Bridge) -> tuple[str, ...]:
-    told = bridge.status()
-    return () if told is None else told.topics
+    view = bridge.status()
+    return () if view is None else view.topics
 
 
 def check_frames(frames: list[Frame], peers: set[str]) -> None:
@@ -312,12 +312,12 @@ def test_a_bridge_alone_publishes_at_once_and_again_at_once_after_a_crash(log: L
     bridge, other = together.bridges
 
     def leads() -> bool:
-        told = bridge.status()
-        return told is not None and told.sharing.leads
+        view = bridge.status()
+        return view is not None and view.sharing.leads
 
     for _ in range(2):
         bridge.start(other.address)
-        wait_until(lambda: bool(together.told), "it listens")
+        wait_until(lambda: bool(together.view), "it listens")
         # after the crash it is the member that it was: nobody waits for a session to run out
         assert awaited(leads, SESSION / 2), together.in_words()
         bridge.kill()

@@ -453,7 +453,7 @@ def test_another_topic_is_refused_and_read_from_its_beginning_after_recover(
     assert len(kiln.receipts()) == 3
 
     found = recover(kiln.address, kiln.prefix, tmp_path)
-    assert [(damage.query, f"{kiln.prefix}batches" in damage.found) for damage in found] == [
+    assert [(damage.query, f"{kiln.prefix}batches" in damage.problem) for damage in found] == [
         ("bridge, publisher", True)
     ]
     again = kiln.start()

@@ -12,7 +12,7 @@ from kafka.structs import OffsetAndMetadata
 from conftest import free_ports
 from kafka import KafkaConsumer, TopicPartition
 from kiln.bridge.kafka.producers import FramesProducerError, connect
-from kiln.conf.process.kafka_errors import in_words
+from kiln.conf.process.kafka_errors import describe_kafka_error
 from kiln.conf.settings.model import Kafka
 from kiln.deploy.cli.app import run_command
 from kiln.deploy.ops.status import broker_status
@@ -142,7 +142,7 @@ def test_missing_rights_are_listed(broker: SecuredBroker) -> None:
     consumer = KafkaConsumer(**poor.client_options(), group_id="kiln.publisher.x", enable_auto_commit=False)
     with pytest.raises(Exception, match="GroupAuthorizationFailed") as group:
         consumer.committed(TopicPartition("kiln.batches", 0), timeout_ms=10_000)
-    words = in_words(group.value, poor.client_options())
+    words = describe_kafka_error(group.value, poor.client_options())
     assert words == "kafka.sasl_username (poor) lacks the right READ on the consumer group kiln.publisher.x"
     consumer.close()
     elsewhere = poor.model_copy(update={"prefix": "other."})

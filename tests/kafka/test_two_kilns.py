@@ -133,8 +133,8 @@ class Town:
         helia = Helia(BUILT / "helia", self._folder / "world", self._folder / "world.log", listen)
         node = NodeBlockStore(Kubo("http://127.0.0.1:0"), (), helia, every=0.5)
         self._stack.callback(node.close)
-        assert node.wait_for_a_look(300), node.about()  # the first start installs the packages
-        assert address(node.about()), node.about()
+        assert node.wait_for_check(300), node.describe()  # the first start installs the packages
+        assert address(node.describe()), node.describe()
         return node
 
     def first(self, bootstrap: str, ipfs_peer: str, author: str) -> Kiln:
@@ -189,7 +189,7 @@ def test_what_one_kiln_batches_the_other_has(town: Town, js_peer: NewPeer, broke
         author.subscribe(topic)
         another.subscribe(topic)
     world = town.world()
-    first = town.first(f"{author.address},{another.address}", address(world.about()), author.peer)
+    first = town.first(f"{author.address},{another.address}", address(world.describe()), author.peer)
     world.close()  # it comes back later
     run = town.run(first, "run")
     wait_until(lambda: bool(ipfs_address(first)), "the first Kiln has an IPFS node", PATIENCE)
@@ -219,9 +219,9 @@ def test_what_one_kiln_batches_the_other_has(town: Town, js_peer: NewPeer, broke
     for number, each in enumerate(UNNAMED):
         mine = sorted((row["log_offset"], row["tip"]) for row in by_genesis if row["stream"] == each.stream)
         assert [tip for _, tip in mine] == [late_tip(number, tip) for tip in range(TIPS_EACH)]
-    verified = {(each.stream, FOLLOWED[0].value) for each in (*UNNAMED, FORGED, DISPUTED)}
+    verify_block = {(each.stream, FOLLOWED[0].value) for each in (*UNNAMED, FORGED, DISPUTED)}
     wait_until(
-        lambda: {(row["stream"], row["separator_value"]) for row in rows(first, "streams")} == verified,
+        lambda: {(row["stream"], row["separator_value"]) for row in rows(first, "streams")} == verify_block,
         "what was verified is in the table streams",
         PATIENCE,
     )

@@ -29,7 +29,7 @@ from kiln.schemas.dht.announcement import (
     Announcement,
     PublisherKey,
     ReceivedAnnouncement,
-    missed,
+    find_missed,
     parse_source,
     read_announcement,
     read_datagram,
@@ -302,7 +302,7 @@ def test_a_subscriber_that_was_away_gets_what_it_missed(tmp_path: Path) -> None:
                 assert topic.sequence is not None  # served from the first moment
                 await again.hears(5)
                 (newest,) = {each.item.sequence: each for each in again.tape.announced()}.values()
-                assert [cid_text(each) for each in missed(newest.announcement, cid_bytes(cid(1))).batches] == [
+                assert [cid_text(each) for each in find_missed(newest.announcement, cid_bytes(cid(1))).batches] == [
                     cid(number) for number in range(2, 6)
                 ]
                 ids = {each.connection for each in b.tape.frames}

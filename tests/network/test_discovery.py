@@ -22,7 +22,7 @@ from kiln.bridge.gossipsub.wire import encode
 from kiln.bridge.libp2p.addresses import NodeError
 from kiln.bridge.libp2p.discovery import Discovery, DiscoveryOptions
 from kiln.bridge.libp2p.host import Node
-from kiln.bridge.libp2p.kademlia import TcpAddress, announcement, topic_key
+from kiln.bridge.libp2p.kademlia import TcpAddress, build_announcement, topic_key
 from kiln.bridge.libp2p.streams import make_host
 from kiln.schemas.wire.identity import peer_bytes
 from kit.chance import new_key
@@ -284,7 +284,7 @@ async def provide(liar: BasicHost, at: Running, topic: str, addresses: list[byte
     info = info_from_p2p_addr(Multiaddr(at.address))
     await liar.connect(info)
     stream = await liar.new_stream(info.peer_id, [TProtocol(FAST.protocol)])
-    said = announcement(topic_key(topic), liar.get_id().to_bytes(), addresses)
+    said = build_announcement(topic_key(topic), liar.get_id().to_bytes(), addresses)
     ping = Message(type=Message.PING)  # it is answered, when the other has been read
     await stream.write(encode(said.SerializeToString()) + encode(ping.SerializeToString()))
     await stream.read(64)

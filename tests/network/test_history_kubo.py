@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from kiln.pipelines.decode.decoder import DecodedMessage
-from kiln.schemas.captures.formats import recognise
+from kiln.schemas.captures.formats import detect_format
 from kiln.schemas.captures.lines import WHOLE
 from kiln.schemas.wire.identity import peer_text
 from kit.awaiting import wait_until
@@ -57,7 +57,7 @@ def test_a_kept_answer_of_kubo_is_a_file_of_history(near_and_far: tuple[Daemon, 
             if kept.count(b"\n") == COUNT:
                 break
     file = io.BytesIO(kept)
-    found = recognise(file)
+    found = detect_format(file)
     assert found is not None
     assert found.name == "kubo-sub"
     frames = only_frames(found.read(file, SOURCE, WHOLE))

@@ -60,8 +60,8 @@ class Town:
             kubo, peers, Helia(BUILT / "helia", self._folder / name, log, LOOPBACK, options), every=0.5
         )
         self._open.append(node)
-        assert node.wait_for_a_look(PATIENCE)
-        assert re.search(r"^kiln-helia [\d.]+ at /ip4/127", node.about()), (node.about(), log.read_text())
+        assert node.wait_for_check(PATIENCE)
+        assert re.search(r"^kiln-helia [\d.]+ at /ip4/127", node.describe()), (node.describe(), log.read_text())
         return node, kubo
 
     def end(self) -> None:
@@ -78,7 +78,7 @@ def town(tmp_path: Path) -> Iterator[Town]:
 
 def address(node: NodeBlockStore) -> str:
     """Where its peers find it, as it says itself."""
-    return node.about().split(" at ")[1].split(",")[0]
+    return node.describe().split(" at ")[1].split(",")[0]
 
 
 def rpc(kubo: Kubo, command: str, method: str = "POST", headers: Mapping[str, str] | None = None) -> httpx.Response:
@@ -100,7 +100,7 @@ def test_a_block_goes_from_node_to_node_over_bitswap(town: Town) -> None:
     publisher.put(cid, data)
     publisher.pin(cid)
     receiver, kubo = town.with_kubo("b", address(publisher))
-    assert receiver.about().endswith("1 of 1 peers connected")
+    assert receiver.describe().endswith("1 of 1 peers connected")
     assert not is_here(kubo, cid)
     assert receiver.get(cid, 20.0) == data
     assert is_here(kubo, cid)
@@ -174,12 +174,12 @@ def test_a_peer_that_is_not_there_is_named_and_connected_once_it_is(town: Town) 
     where = address(a)
     a.close()
     b = town.node("b", where)
-    assert "0 of 1 peers connected; connect" in b.about()
+    assert "0 of 1 peers connected; connect" in b.describe()
     port = where.split("/")[4]
     again = Helia(BUILT / "helia", Path(str(town._folder), "a"), town._folder / "a2.log", f"/ip4/127.0.0.1/tcp/{port}")
     node = NodeBlockStore(Kubo("http://127.0.0.1:0"), helia=again)
     try:
-        wait_until(lambda: "1 of 1 peers connected" in b.about(), lambda: f"its peer, not {b.about()}")
+        wait_until(lambda: "1 of 1 peers connected" in b.describe(), lambda: f"its peer, not {b.describe()}")
     finally:
         node.close()
 
@@ -296,7 +296,9 @@ def test_a_first_start_installs_into_the_state_folder(tmp_path: Path) -> None:
         cid, data = batch(9)
         with pytest.raises(BlockStoreUnavailableError, match="starting"):
             blocks.put(cid, data)
-        wait_until(lambda: " at /ip4/127.0.0.1/" in blocks.about(), lambda: f"an address, not {blocks.about()}", 300)
+        wait_until(
+            lambda: " at /ip4/127.0.0.1/" in blocks.describe(), lambda: f"an address, not {blocks.describe()}", 300
+        )
         blocks.put(cid, data)
         assert blocks.get(cid, 5.0) == data
         assert sorted(path.name for path in (tmp_path / "helia").iterdir()) == ["app", "repo"]
@@ -311,9 +313,9 @@ def test_without_a_registry_it_says_what_is_missing(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("npm_config_fetch_retries", "0")
     blocks = open_blocks("helia", tmp_path, listen=LOOPBACK)
     try:
-        wait_until(lambda: "starting" not in blocks.about(), "the end of its start")
-        assert "npm ci" in blocks.about()
-        assert "helia.log" in blocks.about()
+        wait_until(lambda: "starting" not in blocks.describe(), "the end of its start")
+        assert "npm ci" in blocks.describe()
+        assert "helia.log" in blocks.describe()
         with pytest.raises(BlockStoreUnavailableError, match="needs a registry"):
             blocks.get(ABSENT, 1.0)
     finally:
@@ -325,9 +327,9 @@ def test_a_taken_port_is_named(town: Town, tmp_path: Path) -> None:
     log = tmp_path / "b.log"
     node = NodeBlockStore(Kubo("http://127.0.0.1:0"), helia=Helia(BUILT / "helia", tmp_path / "b", log, taken))
     try:
-        assert node.wait_for_a_look(PATIENCE)
-        assert "address already in use" in node.about()
-        assert str(log) in node.about()
+        assert node.wait_for_check(PATIENCE)
+        assert "address already in use" in node.describe()
+        assert str(log) in node.describe()
     finally:
         node.close()
 
@@ -402,7 +404,7 @@ def test_it_listens_on_loopback_alone_and_speaks_bitswap_and_identify_alone(town
     said = rpc(kubo, "id").json()
     assert set(said["Protocols"]) == {"/ipfs/bitswap/1.2.0", "/ipfs/id/1.0.0"}
     assert [each for each in said["Addresses"] if not each.startswith("/ip4/127.0.0.1/tcp/")] == []
-    assert node.about().endswith(f"{said['Addresses'][0]}, without routing")
+    assert node.describe().endswith(f"{said['Addresses'][0]}, without routing")
     child = child_of(os.getpid(), tmp_path / "a")
     inodes = {os.readlink(path) for path in Path(f"/proc/{child}/fd").iterdir()}
     rows = [line.split() for table in ("tcp", "tcp6", "udp", "udp6") for line in _sockets(child, table)]

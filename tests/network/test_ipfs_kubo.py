@@ -70,8 +70,8 @@ def test_a_kubo_that_routes_tells_others_who_has_a_block(daemon: Daemon, tmp_pat
         other.start().close()
         other.connect(daemon.address)
         node = NodeBlockStore(kubo, every=0.5)
-        assert node.wait_for_a_look(30)
-        assert "without routing" not in node.about()
+        assert node.wait_for_check(30)
+        assert "without routing" not in node.describe()
         node.put(BATCH.cid, BATCH.data)
         node.provide(BATCH.cid)
         wait_until(lambda: node.status().provided == 1, lambda: str(node.status()))
@@ -92,8 +92,8 @@ def test_blocks_go_between_kubo_and_helia(daemon: Daemon, tmp_path: Path) -> Non
     helia = Helia(BUILT / "helia", tmp_path / "helia", tmp_path / "helia.log", "/ip4/127.0.0.1/tcp/0")
     node = NodeBlockStore(Kubo("http://127.0.0.1:0"), (address,), helia, every=0.5)
     try:
-        assert node.wait_for_a_look(120), node.about()
-        assert "1 of 1 peers connected" in node.about()
+        assert node.wait_for_check(120), node.describe()
+        assert "1 of 1 peers connected" in node.describe()
         assert node.get(BATCH.cid, 20.0) == BATCH.data
         node.put(theirs, b"of Helia")
         assert kubo.get(theirs, 20.0) == b"of Helia"

@@ -16,7 +16,7 @@ from kiln.schemas.kafka.frames import gossip_messages
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.wire.identity import Verdict, sign
-from kiln.schemas.wire.topic_table import BundleSet, agreement, hello_bytes, message_topic
+from kiln.schemas.wire.topic_table import BundleSet, negotiate_table, hello_bytes, message_topic
 from kit.chance import new_key
 from kit.foreign_peer import ForeignPeer, NewPeer
 from kit.node_town import OPTIONS, TOPIC, Running, Town, call, in_town, raw_peer, subscription
@@ -43,7 +43,7 @@ def forms(one: Running, direction: int) -> Forms:
         messages = gossip_messages(frame)
         if frame.direction != direction or not isinstance(messages, Sequence):
             continue
-        table = agreement(frame.hello_in, frame.hello_out, bundles).table
+        table = negotiate_table(frame.hello_in, frame.hello_out, bundles).table
         for message in messages:
             topic = message_topic(message, table)
             assert isinstance(topic, str)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from kiln.schemas.captures.capture_file import CaptureRecord, open_capture, read_capture
-from kiln.schemas.captures.kiln_capture import CaptureSurvey, frames_of, survey
+from kiln.schemas.captures.kiln_capture import CaptureSurvey, build_frames, survey
 from kiln.schemas.proto.kiln import frame_pb2
 
 DEFAULT_NETWORK: Final = "testnet-clay"
@@ -78,7 +78,7 @@ def replay(
             yield record
 
     with open_capture(path) as stream:
-        for frame in frames_of(counted(read_capture(stream)), found, digest, name):
+        for frame in build_frames(counted(read_capture(stream)), found, digest, name):
             if not frames:
                 first_at = frame.observed_at
             if pace is not None:

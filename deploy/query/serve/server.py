@@ -34,8 +34,8 @@ from kiln.deploy.stack.ports import HOST, free_ports, port_holder, why_taken
 from kiln.deploy.stack.scratch import scratch
 from kiln.deploy.stack.spark import JvmEndedError
 from kiln.pipelines.delta.lake import Lake
-from kiln.pipelines.runtime.s3a import s3a_settings
-from kiln.pipelines.runtime.session import properties_text, session_settings
+from kiln.pipelines.runtime.s3a import build_s3a_settings
+from kiln.pipelines.runtime.session import format_properties, build_session_settings
 from kiln.schemas.delta.views import views
 
 _ENVIRONMENT: Final = ("PATH", "LANG", "LC_ALL", "TZ", "JAVA_HOME", "JDK_JAVA_OPTIONS")
@@ -146,7 +146,7 @@ def served(
     logs.mkdir(parents=True, exist_ok=True)
     folder = scratch(settings.state)
     ports = free_ports()
-    conf = session_settings(
+    conf = build_session_settings(
         master="local[*]",
         driver_memory=memory,
         java_options=f'-XX:-UsePerfData "-Djava.io.tmpdir={folder}" "-Duser.home={folder}"',
@@ -154,7 +154,7 @@ def served(
         log4j=PROJECT / "conf" / "log4j2-spark.properties",
         logs=logs,
         scratch=folder,
-        extra=s3a_settings([settings.lake_root], os.environ) | _settings(door, folder, ports),
+        extra=build_s3a_settings([settings.lake_root], os.environ) | _settings(door, folder, ports),
     )
     limits = Limits(
         read=[
@@ -186,7 +186,7 @@ def _jvm(
 ) -> Iterator[Server]:
     """The JVM within its limits, from when Spark has started. KilnError, JvmEndedError."""
     with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".properties", encoding="ascii") as file:  # 0600
-        file.write(properties_text(conf))
+        file.write(format_properties(conf))
         file.flush()
         command = _spark_submit(Path(file.name), door.user, environment)
         if landlock_version():

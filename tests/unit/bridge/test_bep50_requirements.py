@@ -381,14 +381,14 @@ def test_r5_the_same_item_again_is_acknowledged_and_another_of_its_number_is_not
 def test_r5_a_token_is_bound_to_address_and_time() -> None:
     """BEP 5: the secret changes every five minutes, and tokens up to ten minutes old are accepted."""
     tokens = WriteTokens(b"secret")
-    token = tokens.give(b"\x0a\x00\x00\x01", TOPIC, 10.0)
-    assert tokens.takes(token, b"\x0a\x00\x00\x01", TOPIC, 10.0)
-    assert tokens.takes(token, b"\x0a\x00\x00\x01", TOPIC, 10.0 + TOKEN_EPOCH)
-    assert not tokens.takes(token, b"\x0a\x00\x00\x01", TOPIC, 10.0 + 2 * TOKEN_EPOCH)
-    assert not tokens.takes(token, b"\x0a\x00\x00\x02", TOPIC, 10.0)
-    assert not tokens.takes(token, b"\x0a\x00\x00\x01", b"\x07" * 20, 10.0)
-    assert not WriteTokens(b"other").takes(token, b"\x0a\x00\x00\x01", TOPIC, 10.0)
-    assert tokens.takes(tokens.give(b"\x00" * 16, TOPIC, -5.0), b"\x00" * 16, TOPIC, -5.0)
+    token = tokens.create_token(b"\x0a\x00\x00\x01", TOPIC, 10.0)
+    assert tokens.is_valid(token, b"\x0a\x00\x00\x01", TOPIC, 10.0)
+    assert tokens.is_valid(token, b"\x0a\x00\x00\x01", TOPIC, 10.0 + TOKEN_EPOCH)
+    assert not tokens.is_valid(token, b"\x0a\x00\x00\x01", TOPIC, 10.0 + 2 * TOKEN_EPOCH)
+    assert not tokens.is_valid(token, b"\x0a\x00\x00\x02", TOPIC, 10.0)
+    assert not tokens.is_valid(token, b"\x0a\x00\x00\x01", b"\x07" * 20, 10.0)
+    assert not WriteTokens(b"other").is_valid(token, b"\x0a\x00\x00\x01", TOPIC, 10.0)
+    assert tokens.is_valid(tokens.create_token(b"\x00" * 16, TOPIC, -5.0), b"\x00" * 16, TOPIC, -5.0)
 
 
 def test_r5_one_address_is_answered_so_many_queries_and_no_more() -> None:

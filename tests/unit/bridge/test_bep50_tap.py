@@ -37,7 +37,7 @@ def came(datagram: bytes, address: DhtAddress = THERE, node: bytes = OTHER, targ
 
 def test_a_frame_says_all_of_a_datagram() -> None:
     tapped = Tapped()
-    tapped.tap.take(came(b"d...e"), 1_000)
+    tapped.tap.record(came(b"d...e"), 1_000)
     (frame,) = tapped.frames
     begun = (1_000).to_bytes(8, "big")
     assert frame == Frame(
@@ -58,8 +58,8 @@ def test_a_frame_says_all_of_a_datagram() -> None:
 def test_a_connection_is_what_one_node_says_of_one_topic() -> None:
     tapped = Tapped()
     for carried in (came(b"a"), came(b"b"), came(b"c", target=TOPIC_TOO), came(b"d", node=NODE), came(b"e")):
-        tapped.tap.take(carried, 5)
-    tapped.tap.take(ItemTransfer(TOPIC, "out", b"f", THERE, OTHER), 6)
+        tapped.tap.record(carried, 5)
+    tapped.tap.record(ItemTransfer(TOPIC, "out", b"f", THERE, OTHER), 6)
     a, b, c, d, e, f = tapped.frames
     assert a.connection == b.connection == e.connection == f.connection
     assert len({a.connection, c.connection, d.connection}) == 3
@@ -73,21 +73,21 @@ def test_a_connection_is_what_one_node_says_of_one_topic() -> None:
 
 def test_one_begun_anew_has_another_id() -> None:
     before, after = Tapped(), Tapped()
-    before.tap.take(came(b"a"), 5)
+    before.tap.record(came(b"a"), 5)
     before.tap.close(6)
-    after.tap.take(came(b"a"), 7)
+    after.tap.record(came(b"a"), 7)
     assert before.frames[0].connection != after.frames[0].connection
 
 
 def test_strangers_cannot_have_as_many_as_they_like() -> None:
     tapped = Tapped()
     first = DhtAddress(b"\x0a\x00\x00\x01", 1)
-    tapped.tap.take(came(b"a", first), 1)
+    tapped.tap.record(came(b"a", first), 1)
     for port in range(2, MAX_OPEN + 1):
-        tapped.tap.take(came(b"a", DhtAddress(first.ip, port)), port)
-    tapped.tap.take(came(b"again", first), MAX_OPEN + 1)
+        tapped.tap.record(came(b"a", DhtAddress(first.ip, port)), port)
+    tapped.tap.record(came(b"again", first), MAX_OPEN + 1)
     assert all(each.payload for each in tapped.frames)
-    tapped.tap.take(came(b"a", DhtAddress(first.ip, 60_000)), MAX_OPEN + 2)
+    tapped.tap.record(came(b"a", DhtAddress(first.ip, 60_000)), MAX_OPEN + 2)
     closing, one_more = [each for each in tapped.frames if not each.payload], tapped.frames[-1]
     assert {each.remote_address for each in closing} == {DhtAddress(first.ip, 2).compact}  # silent for longest
     assert one_more.payload == b"a"
@@ -95,7 +95,7 @@ def test_strangers_cannot_have_as_many_as_they_like() -> None:
 
 def test_what_has_no_way_to_go_is_no_frame() -> None:
     tapped = Tapped()
-    tapped.tap.take(ItemTransfer(TOPIC, "out", b"a", DhtAddress.parse("2001:db8::1", 1), OTHER), 1)
+    tapped.tap.record(ItemTransfer(TOPIC, "out", b"a", DhtAddress.parse("2001:db8::1", 1), OTHER), 1)
     assert tapped.frames == []
 
 

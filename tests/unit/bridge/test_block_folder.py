@@ -12,7 +12,7 @@ from kiln.bridge.ipfs import (
     BlockStoreUnavailableError,
     BlockUnavailableError,
     open_blocks,
-    verified,
+    verify_block,
 )
 from kiln.bridge.ipfs.folder import FolderBlockStore
 from kiln.schemas.wire.cid import block_cid, cid_text, verify
@@ -35,7 +35,7 @@ def test_what_is_put_is_there_for_the_next_one_too(blocks: BlockStore, tmp_path:
     blocks.unpin(CID)
     assert blocks.get(CID, 1.0) == DATA
     assert [path.name for path in (tmp_path / "blocks").iterdir()] == [CID]
-    assert "no peer can fetch" in blocks.about()
+    assert "no peer can fetch" in blocks.describe()
 
 
 def test_what_is_not_there_is_unavailable(blocks: BlockStore) -> None:
@@ -110,8 +110,8 @@ def test_a_block_is_verified_as_the_fast_way_does(data: bytes, other: bytes) -> 
     cid = block_cid(other)
     refused = verify(data, cid)
     if refused is None:
-        assert verified(cid_text(cid), data) == data
+        assert verify_block(cid_text(cid), data) == data
     else:
         with pytest.raises(BlockRefusedError) as error:
-            verified(cid_text(cid), data)
+            verify_block(cid_text(cid), data)
         assert error.value.reason == refused.reason

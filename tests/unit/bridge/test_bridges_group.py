@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kiln.bridge.cluster.group import GroupView, Member, interests_digest, read_member, read_round, round_of
+from kiln.bridge.cluster.group import GroupView, Member, build_round, interests_digest, read_member, read_round
 
 TEXT = st.text(max_size=6)
 
@@ -25,37 +25,37 @@ def member(peer: str, duties: int = 2, led: int = 0) -> Member:
 
 @given(members())
 def test_one_leads_whoever_makes_the_round(those: list[Member]) -> None:
-    told = round_of(those)
-    assert told == round_of(sorted(those, key=lambda each: each.peer, reverse=True))
-    (leader,) = (each for each in those if each.peer == told.leader)
+    view = build_round(those)
+    assert view == build_round(sorted(those, key=lambda each: each.peer, reverse=True))
+    (leader,) = (each for each in those if each.peer == view.leader)
     assert leader.duties == max(each.duties for each in those)
-    assert told.authors == leader.authors
-    assert {bridge.peer for bridge in told.bridges} == {each.peer for each in those}
+    assert view.authors == leader.authors
+    assert {bridge.peer for bridge in view.bridges} == {each.peer for each in those}
 
 
 @given(members(least=2))
 def test_who_leads_goes_on_when_others_come_and_go(those: list[Member]) -> None:
     first, *others = [msgspec.structs.replace(each, led=0, duties=1) for each in those]
-    assert round_of([msgspec.structs.replace(first, led=3), *others]).leader == first.peer
-    assert round_of([msgspec.structs.replace(first, led=3), *others]).after == ""
+    assert build_round([msgspec.structs.replace(first, led=3), *others]).leader == first.peer
+    assert build_round([msgspec.structs.replace(first, led=3), *others]).after == ""
 
 
 def test_of_two_that_led_the_later_one_leads_and_the_other_one_is_waited_for() -> None:
     # one was cut off from Kafka, and comes back
-    told = round_of([member("b", led=3), member("a", led=7), member("c")])
-    assert (told.leader, told.after) == ("a", "b")
+    view = build_round([member("b", led=3), member("a", led=7), member("c")])
+    assert (view.leader, view.after) == ("a", "b")
 
 
 def test_who_cannot_do_all_leaves_the_lead() -> None:
-    told = round_of([member("a", duties=1, led=3), member("b", duties=2)])
-    assert (told.leader, told.after) == ("b", "a")
+    view = build_round([member("a", duties=1, led=3), member("b", duties=2)])
+    assert (view.leader, view.after) == ("b", "a")
 
 
 @given(members())
 def test_what_is_told_is_read(those: list[Member]) -> None:
     assert [read_member(msgspec.json.encode(each)) for each in those] == those
-    told = round_of(those)
-    assert read_round(msgspec.json.encode(told)) == told
+    view = build_round(those)
+    assert read_round(msgspec.json.encode(view)) == view
 
 
 @given(st.binary(max_size=20))
@@ -66,8 +66,8 @@ def test_another_layout_is_refused(data: bytes) -> None:
 
 
 def test_unknown_fields_of_a_later_kiln_are_passed_over() -> None:
-    told = msgspec.json.encode({"leader": "a", "authors": [], "bridges": [], "later": 1})
-    assert read_round(told) == GroupView("a", (), ())
+    view = msgspec.json.encode({"leader": "a", "authors": [], "bridges": [], "later": 1})
+    assert read_round(view) == GroupView("a", (), ())
 
 
 def test_the_order_of_interests_says_nothing() -> None:

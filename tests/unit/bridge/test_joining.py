@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kiln.bridge.app.joining import TopicSelector
+from kiln.bridge.app.topic_selector import TopicSelector
 from kiln.bridge.gossipsub.effects import Deliver, PeerView
 from kiln.bridge.gossipsub.options import RouterOptions
 from kiln.schemas.proto.gossipsub.rpc_pb2 import Message
@@ -108,7 +108,7 @@ def test_topics_that_the_interests_name_are_joined_in_any_case() -> None:
 def test_lively_topics_and_those_of_peers_in_good_standing_stay() -> None:
     joining = TopicSelector(2, 2)
     lively = topics(5, 6)[0]
-    joining.heard(Deliver(Message(), lively, b"a"))
+    joining.record_message(Deliver(Message(), lively, b"a"))
     peers = {b"a": peer(topics(0, 6)), b"b": peer(topics(6, 7)), b"c": peer(topics(7, 8), score=-1.0)}
     assert joining.choose(NETWORK, ALL, peers, ()) == {OWN, lively, *topics(6, 7)}
 

@@ -590,15 +590,15 @@ def test_the_node_is_kept_connected_and_says_how_it_is(kubo: FakeKubo) -> None:
 
     node = NodeBlockStore(Kubo(kubo.url), [PEER, PEER], every=0.05)
     try:
-        assert node.wait_for_a_look(10)
-        assert node.about() == f"kubo 0.44.0 at {kubo.url}, without routing, 2 of 2 peers connected"
+        assert node.wait_for_check(10)
+        assert node.describe() == f"kubo 0.44.0 at {kubo.url}, without routing, 2 of 2 peers connected"
         kubo.answers["swarm/connect"] = second_time
         assert again.wait(10)
         kubo.answers["block/get"] = kubo_bytes(DATA)
         assert node.get(CID, 1.0) == DATA
     finally:
         node.close()
-    assert "0 of 2 peers connected; connect 12D3KooWM68G failure" in node.about()
+    assert "0 of 2 peers connected; connect 12D3KooWM68G failure" in node.describe()
     with pytest.raises(BlockStoreUnavailableError):
         node.get(CID, 1.0)
 
@@ -623,16 +623,16 @@ def test_a_neighbour_is_dialled_at_once_and_again_and_hung_up_on_when_it_is_gone
     kubo.answers["routing/provide"] = kubo_bytes()
     node = NodeBlockStore(Kubo(kubo.url), every=0.5)
     try:
-        assert node.wait_for_a_look(10)
+        assert node.wait_for_check(10)
         node.provide(CID)
-        node.stay_near([BitswapPeer(name, ("/ip4/192.0.2.1/tcp/1",))])
+        node.connect_gossip_peers([BitswapPeer(name, ("/ip4/192.0.2.1/tcp/1",))])
         wait_until(lambda: there == {f"/ip4/192.0.2.1/tcp/1/p2p/{name}"}, "a connection")
         there.clear()  # lost
         wait_until(lambda: bool(there), "another connection")
-        wait_until(lambda: node.about().endswith(f" at {kubo.url}, 1 of 1 gossip peers connected"), node.about)
-        node.stay_near([])
+        wait_until(lambda: node.describe().endswith(f" at {kubo.url}, 1 of 1 gossip peers connected"), node.describe)
+        node.connect_gossip_peers([])
         wait_until(lambda: not there, "the end of the connection")
-        node.announced(name)
+        node.add_announcer(name)
         wait_until(lambda: there == {f"/p2p/{name}"}, "a connection with the announcer")
         wait_until(lambda: node.status() == IpfsStatus(connections=1, provided=1), lambda: str(node.status()))
     finally:
@@ -642,7 +642,7 @@ def test_a_neighbour_is_dialled_at_once_and_again_and_hung_up_on_when_it_is_gone
 def test_the_end_does_not_wait_for_the_routing(kubo: FakeKubo) -> None:
     kubo.answers |= {"id": kubo_json(IDENTITY), "config": kubo_json({"Value": "auto"}), "routing/provide": silence}
     node = NodeBlockStore(Kubo(kubo.url))
-    assert node.wait_for_a_look(10)
+    assert node.wait_for_check(10)
     node.provide(CID)
     wait_until(lambda: any(asked.command == "routing/provide" for asked in kubo.asked), "the call")
     began = time.monotonic()
@@ -655,8 +655,10 @@ def test_an_rpc_for_blocks_alone_is_no_fault(kubo: FakeKubo) -> None:
     kubo.answers |= dict.fromkeys(("swarm/peers", "config"), plain(403, "403 - Forbidden"))
     node = NodeBlockStore(Kubo(kubo.url), every=0.05)
     try:
-        node.stay_near([BitswapPeer("12D3KooWG2uXrVbEqZRQk8rqGNsBmY2jJ5tPpdkqK3sNbKDPJz6x", ("/ip4/192.0.2.1/tcp/1",))])
-        wait_until(lambda: "gossip peers are not connected: " in node.about(), node.about)
+        node.connect_gossip_peers(
+            [BitswapPeer("12D3KooWG2uXrVbEqZRQk8rqGNsBmY2jJ5tPpdkqK3sNbKDPJz6x", ("/ip4/192.0.2.1/tcp/1",))]
+        )
+        wait_until(lambda: "gossip peers are not connected: " in node.describe(), node.describe)
         assert node.get(CID, 1.0) == DATA
     finally:
         node.close()
@@ -665,8 +667,8 @@ def test_an_rpc_for_blocks_alone_is_no_fault(kubo: FakeKubo) -> None:
 def test_a_node_that_is_away_is_said_to_be(nobody: str) -> None:
     node = NodeBlockStore(Kubo(nobody))
     try:
-        assert node.wait_for_a_look(10)
-        assert "does not answer" in node.about()
+        assert node.wait_for_check(10)
+        assert "does not answer" in node.describe()
         with pytest.raises(BlockStoreUnavailableError):
             node.put(CID, DATA)
     finally:

@@ -9,7 +9,7 @@ import pytest
 from multiaddr import Multiaddr
 
 from kiln.bridge.app.neighbours import bitswap_peers
-from kiln.bridge.app.wiring import held_back
+from kiln.bridge.app.wiring import describe_hold
 from kiln.bridge.gossipsub.effects import PeerView
 from kiln.bridge.ipfs.blocks import BlockStoreUnavailableError
 from kiln.bridge.ipfs.kubo import KuboError, NoRoutingError
@@ -30,7 +30,7 @@ def gossip(*names: str) -> list[BitswapPeer]:
 
 
 def dial(near: BitswapPeers, now: float, *connected: str) -> list[str]:
-    return [each.peer for each in near.to_dial(OWN, connected, now)]
+    return [each.peer for each in near.select_to_dial(OWN, connected, now)]
 
 
 # ---------------------------------------------------------------- neighbours
@@ -39,7 +39,7 @@ def dial(near: BitswapPeers, now: float, *connected: str) -> list[str]:
 def test_a_gossip_peer_is_dialled_where_it_listens_and_not_again_while_connected() -> None:
     near = BitswapPeers()
     assert near.set_gossip(gossip("a", OWN))
-    (one,) = near.to_dial(OWN, (), 0.0)
+    (one,) = near.select_to_dial(OWN, (), 0.0)
     assert one.dialled == ("/ip4/192.0.2.1/tcp/1/p2p/a",)
     near.dialled("a", True, 0.0)
     assert (near.gossip_peers, near.connected) == (2, 1)
@@ -69,10 +69,10 @@ def test_who_leaves_the_gossip_is_hung_up_on_unless_the_node_had_the_connection_
     near.set_gossip(gossip("a", "b"))
     assert dial(near, 0.0, "b") == ["a"]
     near.dialled("a", True, 0.0)
-    assert near.to_leave(OWN, ("a", "b")) == []
+    assert near.select_to_disconnect(OWN, ("a", "b")) == []
     near.set_gossip([])
-    assert near.to_leave(OWN, ("a", "b")) == ["a"]
-    assert near.to_leave(OWN, ("a", "b")) == []
+    assert near.select_to_disconnect(OWN, ("a", "b")) == ["a"]
+    assert near.select_to_disconnect(OWN, ("a", "b")) == []
 
 
 def test_there_are_no_more_than_the_bound_and_the_rest_is_counted() -> None:
@@ -89,14 +89,14 @@ def test_there_are_no_more_than_the_bound_and_the_rest_is_counted() -> None:
 def test_an_announcer_comes_first_for_a_while() -> None:
     near = BitswapPeers()
     near.set_gossip(gossip("a", "b"))
-    assert not near.announced("b", 0.0)
-    assert near.announced("stranger", 0.0)
+    assert not near.add_announcer("b", 0.0)
+    assert near.add_announcer("stranger", 0.0)
     assert dial(near, 0.0) == ["stranger", "b", "a"]
-    assert near.to_dial(OWN, (), 0.0)[0].dialled == ("/p2p/stranger",), "the node may know where it is"
+    assert near.select_to_dial(OWN, (), 0.0)[0].dialled == ("/p2p/stranger",), "the node may know where it is"
     assert dial(near, 599.0) == ["stranger", "b", "a"]
     assert dial(near, 600.0) == ["a", "b"]
     for number in range(2 * MOST_ANNOUNCERS):
-        near.announced(f"many {number}", 600.0)
+        near.add_announcer(f"many {number}", 600.0)
     near.set_gossip([])
     first = dial(near, 600.0)
     assert first[0] == f"many {2 * MOST_ANNOUNCERS - 1}"
@@ -231,12 +231,12 @@ def test_a_node_that_does_not_route_is_not_asked_again() -> None:
 def test_auto_waits_for_somebody_who_can_fetch_from_helia() -> None:
     peer = "/ip4/192.0.2.7/tcp/4001/p2p/12D3KooWM68GyFKBT9JsuTRB6CYkF61PtMuSkynUauSQEGBX51JW"
     nobody, helia = IpfsStatus(), Settings(ipfs=Ipfs(api="helia"))
-    assert "Set ipfs.peers, or publish.enabled = true" in (held_back(helia, nobody) or "")
-    assert held_back(helia, IpfsStatus(gossip_peers=1)) is None
-    assert held_back(helia, IpfsStatus(connections=1)) is None
+    assert "Set ipfs.peers, or publish.enabled = true" in (describe_hold(helia, nobody) or "")
+    assert describe_hold(helia, IpfsStatus(gossip_peers=1)) is None
+    assert describe_hold(helia, IpfsStatus(connections=1)) is None
     for settings in (
         Settings(ipfs=Ipfs(api="helia", peers=(peer,))),
         Settings(ipfs=Ipfs(api="helia"), publish=Publish(enabled=True)),
         Settings(ipfs=Ipfs(api="http://127.0.0.1:5001")),
     ):
-        assert held_back(settings, nobody) is None
+        assert describe_hold(settings, nobody) is None

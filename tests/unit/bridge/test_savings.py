@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from kiln.bridge.app.reporting import greatest
+from kiln.bridge.app.reporting import select_largest
 from kiln.conf.process.bridge_status import (
     BridgeStatus,
     PeerStatus,
@@ -91,6 +91,6 @@ def test_where_no_topic_went_by_index_nothing_is_told(tmp_path: Path) -> None:
 
 def test_only_the_greatest_savings_are_in_the_status() -> None:
     many = [SavingStatus(f"/ceramic/{number}", "sent", 1, number, 2) for number in range(1000)]
-    told = greatest(many)
+    told = select_largest(many)
     assert len(told) == 50
     assert told[0] == SavingStatus("/ceramic/999", "sent", 1, 999, 2)

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kiln.bridge.app.joining import TopicSelector
+from kiln.bridge.app.topic_selector import TopicSelector
 from kiln.bridge.cluster.group import LiveBridge, interests_digest
-from kiln.bridge.cluster.rendezvous import owner_of
+from kiln.bridge.cluster.rendezvous import find_owner
 from kiln.bridge.cluster.topics import TopicShares
 from kiln.bridge.gossipsub.effects import PeerView
 from kiln.schemas.wire.identity import peer_text
@@ -44,8 +44,8 @@ class Town:
 
     def _choose(self, bridge: bytes) -> set[str]:
         live = [other for other in self.interests if other not in self.dead]
-        told = [LiveBridge(peer_text(other), "", interests_digest(self.interests[other])) for other in live]
-        self.shares[bridge].among(tuple(told))
+        view = [LiveBridge(peer_text(other), "", interests_digest(self.interests[other])) for other in live]
+        self.shares[bridge].set_bridges(tuple(view))
         peers = {b"stranger": self._view(self.strangers[bridge])}
         for other in live:
             if other != bridge and frozenset((bridge, other)) not in self.apart:
@@ -71,14 +71,14 @@ def test_bridges_with_the_same_peers_split_the_topics_and_take_over_what_one_had
     town.run()
     names = {peer_text(bridge): bridge for bridge in BRIDGES}
     for topic in TOPICS:
-        assert [bridge for bridge in BRIDGES if topic in town.on[bridge]] == [names[owner_of(topic, names)]]
+        assert [bridge for bridge in BRIDGES if topic in town.on[bridge]] == [names[find_owner(topic, names)]]
     assert all(OWN in on for on in town.on.values())
     had = {bridge: town.on[bridge] for bridge in BRIDGES[1:]}
     town.dead = {BRIDGES[0]}
     town.run(rounds=2)
     left = [peer_text(bridge) for bridge in BRIDGES[1:]]
     for topic in TOPICS:
-        assert [bridge for bridge in BRIDGES[1:] if topic in town.on[bridge]] == [names[owner_of(topic, left)]]
+        assert [bridge for bridge in BRIDGES[1:] if topic in town.on[bridge]] == [names[find_owner(topic, left)]]
     assert all(town.on[bridge] >= had[bridge] for bridge in BRIDGES[1:])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kiln.schemas.wire.claims import Claims, contradiction
+from kiln.schemas.wire.claims import Claims, describe_contradiction
 from kiln.schemas.wire.topics import Separator
 
 separators = st.builds(Separator, st.sampled_from(("model", "controller")), st.sampled_from(("ka", "kb", "kc")))
@@ -32,5 +32,5 @@ def test_of_claims_that_disagree_one_is_false_whatever_the_genesis_names(said: C
 
 
 def test_what_quarantine_says() -> None:
-    said = contradiction(Separator("model", "ka"), Separator("controller", "kb"))
+    said = describe_contradiction(Separator("model", "ka"), Separator("controller", "kb"))
     assert said == "claimed model/ka; the genesis says controller/kb"

@@ -18,7 +18,7 @@ from kiln.schemas.dht.announcement import (
     REASONS,
     Announcement,
     ReceivedAnnouncement,
-    missed,
+    find_missed,
     next_sequence,
     read_announcement,
     read_datagram,
@@ -34,7 +34,7 @@ from kiln.schemas.dht.items import (
     item_fields,
     put_fields,
     read_item,
-    refusal,
+    find_refusal,
     sign,
     signed_bytes,
     target,
@@ -83,11 +83,11 @@ def test_bep44_vectors(name: str, shared: Path) -> None:
     assert signed_bytes(salt, vector["seq"], value) == vector["signed"].encode()
     assert target(key, salt).hex() == vector["target"]
     item = Item(key, salt, vector["seq"], value, signature)
-    assert refusal(item) is None
+    assert find_refusal(item) is None
     assert sign_expanded(bytes.fromhex(vectors["private_key"]), vector["signed"].encode()) == signature
-    assert refusal(Item(key, salt + b"x", vector["seq"], value, signature)) == BAD_SIGNATURE
-    assert refusal(Item(key, salt, vector["seq"] + 1, value, signature)) == BAD_SIGNATURE
-    assert refusal(Item(key, salt, vector["seq"], b"12:Hello world!", signature)) == BAD_SIGNATURE
+    assert find_refusal(Item(key, salt + b"x", vector["seq"], value, signature)) == BAD_SIGNATURE
+    assert find_refusal(Item(key, salt, vector["seq"] + 1, value, signature)) == BAD_SIGNATURE
+    assert find_refusal(Item(key, salt, vector["seq"], b"12:Hello world!", signature)) == BAD_SIGNATURE
 
 
 def test_bep44_error_codes(shared: Path) -> None:
@@ -118,7 +118,7 @@ def test_bep50_batch_vector(shared: Path) -> None:
     assert signed.hex() == vector["signed"]
     assert sign_expanded(bytes.fromhex(bep44["private_key"]), signed).hex() == vector["sig"]
     item = Item(key, salt, vector["seq"], value, bytes.fromhex(vector["sig"]))
-    assert refusal(item) is None
+    assert find_refusal(item) is None
     assert item.target.hex() == vector["c"]
 
 
@@ -139,7 +139,7 @@ def test_a_signed_item_survives_the_wire(value: Value, salt: bytes, sequence: in
     received = bencode.decode(sent)
     assert isinstance(received, dict)
     assert read_item(received) == item
-    assert refusal(item) is None
+    assert find_refusal(item) is None
     assert (b"salt" in received) == bool(salt)
 
 
@@ -154,14 +154,14 @@ def test_no_other_signature_is_taken(at: int, flip: int) -> None:
 def test_limits_are_told_before_the_signature() -> None:
     good = sign(KEY, b"s" * 64, 7, b"996:" + b"x" * 996)
     assert len(good.value) == 1000
-    assert refusal(good) is None
+    assert find_refusal(good) is None
     zeros = b"\x00" * 64
-    assert refusal(Item(good.key, b"s" * 65, 7, good.value, zeros)) == SALT_TOO_BIG
-    assert refusal(Item(good.key, b"s", 7, b"997:" + b"x" * 997, zeros)) == VALUE_TOO_BIG
-    assert refusal(Item(good.key, b"s", -1, b"i1e", zeros)) == BAD_SEQUENCE
-    assert refusal(Item(good.key, b"s", MAX_SEQUENCE + 1, b"i1e", zeros)) == BAD_SEQUENCE
-    assert refusal(Item(good.key, b"s", MAX_SEQUENCE, b"i1e", zeros)) == BAD_SIGNATURE
-    assert refusal(Item(b"\xff" * 32, b"s", 7, b"i1e", zeros)) == BAD_SIGNATURE
+    assert find_refusal(Item(good.key, b"s" * 65, 7, good.value, zeros)) == SALT_TOO_BIG
+    assert find_refusal(Item(good.key, b"s", 7, b"997:" + b"x" * 997, zeros)) == VALUE_TOO_BIG
+    assert find_refusal(Item(good.key, b"s", -1, b"i1e", zeros)) == BAD_SEQUENCE
+    assert find_refusal(Item(good.key, b"s", MAX_SEQUENCE + 1, b"i1e", zeros)) == BAD_SEQUENCE
+    assert find_refusal(Item(good.key, b"s", MAX_SEQUENCE, b"i1e", zeros)) == BAD_SIGNATURE
+    assert find_refusal(Item(b"\xff" * 32, b"s", 7, b"i1e", zeros)) == BAD_SIGNATURE
     with pytest.raises(ItemError, match="value too big") as error:
         sign(KEY, b"s", 1, b"997:" + b"x" * 997)
     assert error.value.refusal == VALUE_TOO_BIG
@@ -388,11 +388,11 @@ def test_a_datagram_without_an_announcement_has_a_reason(data: bytes, reason: st
 
 def test_a_reader_sees_what_it_missed() -> None:
     newest = Announcement(SEPARATOR, cid(5), 1, (cid(4), cid(3), cid(2)))
-    assert missed(newest, cid(5)) == ((), False)
-    assert missed(newest, cid(4)) == ((cid(5),), False)
-    assert missed(newest, cid(2)) == ((cid(3), cid(4), cid(5)), False)
-    assert missed(newest, cid(1)) == ((cid(2), cid(3), cid(4), cid(5)), True)
-    assert missed(newest, None) == ((cid(2), cid(3), cid(4), cid(5)), False)
+    assert find_missed(newest, cid(5)) == ((), False)
+    assert find_missed(newest, cid(4)) == ((cid(5),), False)
+    assert find_missed(newest, cid(2)) == ((cid(3), cid(4), cid(5)), False)
+    assert find_missed(newest, cid(1)) == ((cid(2), cid(3), cid(4), cid(5)), True)
+    assert find_missed(newest, None) == ((cid(2), cid(3), cid(4), cid(5)), False)
 
 
 def test_sequences_rise_over_restarts_and_clocks_put_back() -> None:

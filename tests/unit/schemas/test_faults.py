@@ -19,7 +19,7 @@ from kiln.pipelines.decode.processing_errors import PROCESSING_FAILED
 from kiln.pipelines.sink.transform import OTHER_SEPARATOR
 from kiln.schemas.captures import items
 from kiln.schemas.dht import announcement
-from kiln.schemas.faults import BEGIN, END, FAULTS, code_of, markdown, with_table
+from kiln.schemas.faults import BEGIN, END, FAULTS, extract_code, markdown, insert_table
 from kiln.schemas.kafka import frames
 from kiln.schemas.wire import cid, genesis, identity, pubsub, topic_table
 from kiln.schemas.wire.claims import CONTRADICTS
@@ -63,14 +63,14 @@ WRITTEN: dict[str, tuple[str, ...]] = {
 
 def test_the_runbook_has_the_table() -> None:
     page = RUNBOOK.read_text(encoding="utf-8")
-    assert page == with_table(page), "write it anew: python -m kiln.schemas.faults docs/RUNBOOK.md"
+    assert page == insert_table(page), "write it anew: python -m kiln.schemas.faults docs/RUNBOOK.md"
     assert all(page.count(f"| {fault.stage} | `{fault.reason}` | {fault.meaning} |") == 1 for fault in FAULTS)
 
 
 def test_a_page_without_markers_is_refused() -> None:
-    assert with_table(f"above\n{BEGIN}\nold\n{END}\nbelow") == f"above\n{markdown()}\nbelow"
+    assert insert_table(f"above\n{BEGIN}\nold\n{END}\nbelow") == f"above\n{markdown()}\nbelow"
     with pytest.raises(ValueError, match="once each"):
-        with_table("above\nbelow")
+        insert_table("above\nbelow")
 
 
 @pytest.mark.parametrize("stage", [*WRITTEN, *({fault.stage for fault in FAULTS} - set(WRITTEN))])
@@ -104,7 +104,7 @@ def test_each_fault_is_there_once_and_said_in_full() -> None:
     ],
 )
 def test_the_spelling_of_earlier_kilns(stored: str, code: str) -> None:
-    assert code_of(stored) == code
+    assert extract_code(stored) == code
     assert any(fault.reason == code for fault in FAULTS)
 
 

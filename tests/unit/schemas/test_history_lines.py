@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kiln.schemas.captures.formats import FORMATS, recognise
+from kiln.schemas.captures.formats import FORMATS, detect_format
 from kiln.schemas.captures.items import (
     FILE_DAMAGED,
     FILE_ENDS_EARLY,
@@ -21,7 +21,7 @@ from kiln.schemas.captures.items import (
     REASONS,
     UnreadableItem,
 )
-from kiln.schemas.captures.lines import KEPT, MAX_LINE, WHOLE, FileRange, Line, cut_lines, read_lines
+from kiln.schemas.captures.lines import QUARANTINED_LINE_BYTES, MAX_LINE, WHOLE, FileRange, Line, cut_lines, read_lines
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kit.history import SOURCE, in_parts, items, kubo_line, only_frames, unread, zipped
 
@@ -162,7 +162,7 @@ def test_a_line_of_100_mb_is_a_fault_and_costs_little_memory() -> None:
     assert unread(found) == [(2, LINE_TOO_LONG)]
     assert [item.sequence for item in found if isinstance(item, Frame)] == [1, 3]
     assert isinstance(found[1], UnreadableItem)
-    assert found[1].data == b"x" * KEPT
+    assert found[1].data == b"x" * QUARANTINED_LINE_BYTES
     assert "100000000 bytes" in found[1].detail
     assert peak < 3 * MAX_LINE
 
@@ -191,14 +191,14 @@ def test_a_part_of_a_growing_file_ends_where_it_was_cut() -> None:
 )
 def test_a_format_is_known_by_its_first_bytes(first: bytes, name: str | None) -> None:
     for raw in (first, zipped(first)):
-        found = recognise(io.BytesIO(raw))
+        found = detect_format(io.BytesIO(raw))
         assert (found and found.name) == name
 
 
 @given(st.binary(max_size=200))
 def test_to_recognise_raises_nothing(raw: bytes) -> None:
-    recognise(io.BytesIO(raw))
-    recognise(io.BytesIO(zipped(raw)[:-3]))
+    detect_format(io.BytesIO(raw))
+    detect_format(io.BytesIO(zipped(raw)[:-3]))
 
 
 def test_the_same_file_gives_the_same_keys_and_another_file_others() -> None:

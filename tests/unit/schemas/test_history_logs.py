@@ -11,7 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kiln.pipelines.decode.decoder import DecodeConfig, DecodedMessage, RejectedMessage, author, decode, identities
+from kiln.pipelines.decode.decoder import (
+    DecodeConfig,
+    DecodedMessage,
+    RejectedMessage,
+    compute_identities,
+    decode,
+    get_signer,
+)
 from kiln.schemas.captures import ceramic_log
 from kiln.schemas.captures.items import LINE_MALFORMED, NO_MESSAGE, LoggedMessage, UnreadableItem
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
@@ -241,7 +248,7 @@ def test_what_a_log_tells_is_marked_and_stands_beside_the_verified_message() -> 
     found = good(frame)
     assert found.verdict is Verdict.UNVERIFIABLE
     assert found.message == f"unverified/{AUTHOR}/07"
-    assert author(found) is None
+    assert get_signer(found) is None
     assert found.copy is not None
     assert found.copy.verdict == 5
     signed = message_of(frame)
@@ -253,7 +260,7 @@ def test_two_logs_of_one_message_are_one_message_however_far_apart() -> None:
     line = kubo_line(peer_bytes(AUTHOR), b'{"typ":3,"ts":1}', b"\x07", CLAY)
     logged = received({"typ": 3, "ts": 1}).replace(b"2f188761af038ec4", b"07")
     found = [good(frame) for frame in only_frames([*items("kubo-sub", line), *items("ceramic-log", logged)])]
-    assert len({identities(each, "", 120_000_000) for each in found}) == 1
+    assert len({compute_identities(each, "", 120_000_000) for each in found}) == 1
 
 
 def test_a_live_frame_that_claims_it_is_judged_all_the_same() -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from kiln.deploy.demo.traffic.replay import replay
 from kiln.pipelines.decode.decoder import RejectedMessage
 from kiln.schemas.captures.capture_file import CaptureRecord, write_capture
-from kiln.schemas.captures.formats import recognise
+from kiln.schemas.captures.formats import detect_format
 from kiln.schemas.captures.items import FILE_DAMAGED, FILE_ENDS_EARLY, LINE_MALFORMED, Item, UnreadableItem
 from kiln.schemas.captures.lines import MAX_LINE
 from kiln.schemas.kafka.frames import METADATA_ONLY
@@ -103,7 +103,7 @@ def test_the_trace_of_a_real_node_gives_its_copies(name: str, suffix: str) -> No
     ]
     kinds = Counter(event["type"] for event in events)
     tracing = peer_text(base64.b64decode(events[0]["peerID"]))
-    format_ = recognise(io.BytesIO(raw))
+    format_ = detect_format(io.BytesIO(raw))
     assert format_ is not None
     assert format_.name == name
     found = items(name, raw)
@@ -180,7 +180,7 @@ def test_a_capture_gives_what_kiln_replay_sends(tmp_path: Path) -> None:
     sent: list[Frame] = []
     replay(path, sent.append, now=lambda: 0.0, sleep=lambda _: None)
     raw = path.read_bytes()
-    format_ = recognise(io.BytesIO(raw))
+    format_ = detect_format(io.BytesIO(raw))
     assert format_ is not None
     assert format_.name == "kiln-capture"
     with path.open("rb") as file:

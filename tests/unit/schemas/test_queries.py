@@ -15,7 +15,7 @@ import pytest
 from kiln.conf.settings.keys import known_keys
 from kiln.conf.settings.model import Kafka
 from kiln.conf.settings.reading import DEFAULT_FILE
-from kiln.pipelines.runtime.query_plan import QueryContext
+from kiln.pipelines.runtime.query_context import QueryContext
 from kiln.pipelines.sink.transform import _READERS
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.kafka.topics import TOPICS, Partitions

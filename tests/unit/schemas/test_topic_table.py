@@ -25,11 +25,11 @@ from kiln.schemas.wire.topic_table import (
     BundleError,
     BundleSet,
     TopicTable,
-    agreement,
+    negotiate_table,
     bundle_hash,
     hello_bytes,
     hello_extensions,
-    hello_of,
+    find_hello,
     intersect,
     message_topic,
     parse_hello,
@@ -307,7 +307,7 @@ OTHER, MINE = BundleSet({"other": ["x"]}), BundleSet({"b": ["m", "n"], "a": ["k"
 
 
 def table_of(hello_in: bytes, hello_out: bytes, bundles: BundleSet) -> TopicTable:
-    return agreement(hello_in, hello_out, bundles).table
+    return negotiate_table(hello_in, hello_out, bundles).table
 
 
 def test_both_peers_compute_the_same_table() -> None:
@@ -346,7 +346,7 @@ def test_it_is_told_which_hello_was_refused() -> None:
         ((long * 2, short), [("hello_in", "hello_repeats"), ("hello_out", "hello_hash_length")]),
         ((long, hello_bytes([B])), []),
     ):
-        assert [(side, answer.reason) for side, answer in agreement(*pair, MINE).refused] == found
+        assert [(side, answer.reason) for side, answer in negotiate_table(*pair, MINE).refused] == found
 
 
 @given(st.binary(max_size=40), st.binary(max_size=40), st.integers(0, 2**32 - 1))
@@ -380,15 +380,15 @@ def test_the_hello_of_an_rpc_holds_the_hashes_and_nothing_else(hashes_: list[byt
     rpc.control.extensions.CopyFrom(hello_extensions(hashes_))
     unknown = b"\xfa\x01" + bytes([len(more)]) + more  # field 31, bytes
     rpc.control.extensions.topicTableExtension.MergeFromString(unknown)
-    assert hello_of(rpc) == hello_bytes(hashes_)
-    assert parse_hello(hello_of(rpc)) == hashes_
+    assert find_hello(rpc) == hello_bytes(hashes_)
+    assert parse_hello(find_hello(rpc)) == hashes_
 
 
 @pytest.mark.parametrize("refused", [[b"AAAA", b"AAAA"], [b"AAA"], [n.to_bytes(4, "big") for n in range(257)]])
 def test_an_rpc_without_a_table_or_with_a_refused_one_has_no_hello(refused: list[bytes]) -> None:
     rpc = RPC()
-    assert hello_of(rpc) == b""
+    assert find_hello(rpc) == b""
     rpc.control.extensions.testExtension.SetInParent()
-    assert hello_of(rpc) == b""
+    assert find_hello(rpc) == b""
     rpc.control.extensions.topicTableExtension.topicBundleHashes.extend(refused)
-    assert hello_of(rpc) == b""
+    assert find_hello(rpc) == b""

@@ -12,7 +12,7 @@ from kiln.bridge.gossipsub.effects import Deliver, PeerView
 from kiln.schemas.wire.identity import peer_text
 from kiln.schemas.wire.topics import Interest
 
-_AGAIN: Final = 10  # rounds at most between two choices while there are too many
+_ROUNDS_BETWEEN_CHOICES: Final = 10  # rounds at most between two choices while there are too many
 _IN_A_ROUND: Final = 2000  # topics; a choice out of more takes longer, and is made more seldom
 _LIVELY: Final = 600  # rounds for which a message at least makes a topic lively
 _STAY: Final = 1.25  # a topic gives way to one that is so much more useful
@@ -57,7 +57,7 @@ class TopicSelector:
         """How many topics are not joined now, for want of room or of time."""
         return len(self._refused) + self._waiting
 
-    def heard(self, deliver: Deliver) -> None:
+    def record_message(self, deliver: Deliver) -> None:
         """A good message came on a topic."""
         self._lively.add(deliver.topic)
 
@@ -88,7 +88,7 @@ class TopicSelector:
         if len(covered) <= min(self._most, self._most_of_peer):
             self._chosen, self._refused, self._use = covered, set(), {}
         elif not self._refused or self._round >= self._next:
-            self._next = self._round + min(_AGAIN, 1 + len(covered) // _IN_A_ROUND)
+            self._next = self._round + min(_ROUNDS_BETWEEN_CHOICES, 1 + len(covered) // _IN_A_ROUND)
             self._chosen = self._best(covered, peers, set(joined))
             refused = covered - self._chosen
             self.refusals += len(refused - self._refused)

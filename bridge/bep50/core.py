@@ -159,22 +159,22 @@ class OverlayCore:
         fields = message.arguments if isinstance(message, KrpcQuery) else None
         fields = message.values if isinstance(message, KrpcResponse) else fields
         if target is not None and fields is not None and b"v" in fields:
-            self.tell(ItemTransfer(target, "out", data, address, node))
+            self.emit(ItemTransfer(target, "out", data, address, node))
 
-    def refuse(self, error: KrpcError, address: DhtAddress) -> None:
+    def send_error(self, error: KrpcError, address: DhtAddress) -> None:
         """Answer with an error, and count it."""
         self.dropped[f"refused_{error.refusal.code}"] += 1
         self.send(error, address)
 
-    def tell(self, event: Event) -> None:
+    def emit(self, event: Event) -> None:
         self._events.append(event)
 
-    def after(self, delay: float, action: Callable[[], None]) -> None:
+    def schedule(self, delay: float, action: Callable[[], None]) -> None:
         """Call ``action`` in ``delay`` seconds."""
         self._count += 1  # timers of one instant run in the order they were set
         heapq.heappush(self._timers, (self.now + delay, self._count, action))
 
-    def around(self, delay: float) -> float:
+    def jitter(self, delay: float) -> float:
         """The delay, up to a tenth more or less: nodes started together shall not act together for ever."""
         return delay * self.random.uniform(0.9, 1.1)
 
@@ -191,7 +191,7 @@ class OverlayCore:
             action()
         self.now = max(self.now, now)
 
-    def take(self) -> OverlayEffects:
+    def pop_effects(self) -> OverlayEffects:
         """Take the output that has gathered."""
         output = OverlayEffects(self._datagrams, self._events)
         self._datagrams, self._events = [], []
