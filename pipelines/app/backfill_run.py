@@ -346,10 +346,10 @@ def kafka_offsets(settings: Settings, terms: RunTerms) -> tuple[dict[str, tuple[
         }
         if gone and all(first == end for first, end in offsets.values()):
             raise InputError(
-                f"{topic} holds nothing of the range any more: {'; '.join(_format_by_partition(gone))}. The table frames "
+                f"{topic} holds nothing of the range any more: {'; '.join(_format_gaps(gone))}. The table frames "
                 "keeps what Kafka lets go: take --source frames"
             )
-        return offsets, [f"{topic}, {words}" for words in _format_by_partition(gone)]
+        return offsets, [f"{topic}, {words}" for words in _format_gaps(gone)]
     finally:
         consumer.close()
 
@@ -367,7 +367,7 @@ def _describe_lost_range(start: int, oldest: int | None, span: TimeRange) -> str
     return f"{start:,} records from before {at:%Y-%m-%d %H:%M:%S} UTC are gone"
 
 
-def _format_by_partition(gone: Mapping[int, str]) -> list[str]:
+def _format_gaps(gone: Mapping[int, str]) -> list[str]:
     return [f"partition {partition}: {words}" for partition, words in gone.items()]
 
 

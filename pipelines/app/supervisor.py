@@ -340,7 +340,7 @@ class Supervisor:
 
     @property
     def errors(self) -> dict[str, str]:
-        """The failure of each query that waits for its restart or is held; under "ticks" the failure of the ticks; under
+        """The failure of each query that waits for its restart or is held; under "ticks" that of the ticks; under
         "clock of the log" and "clock" the consequence of a clock that trails."""
         found: dict[str, str] = {
             name: run.error for name, run in self._runs.items() if run.restart_at is not None or run.held
