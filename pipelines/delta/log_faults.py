@@ -1,5 +1,5 @@
-"""Commits of a table that a power cut left empty or cut off, or whose files it took. Nothing is written here but by
-`restore_version`."""
+"""Commits of a table that a power cut left empty or truncated, or whose files it lost. Only `restore_version`
+writes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class TableLog:
 
 
 def inspect_log(lake: Lake, table: str) -> TableLog:
-    """What is wrong with the newest commits of a table: nothing in a store, whose objects are whole or not there."""
+    """Find damage in the newest commits of a table: none in a store, whose objects are complete or absent."""
     place = lake.folder(table)
     folder = place.folder
     if folder is None:
@@ -65,7 +65,7 @@ def inspect_log(lake: Lake, table: str) -> TableLog:
 
 
 def read_commit(table: Location, version: int) -> list[dict[str, dict[str, object]]]:
-    """The actions of a commit (PROTOCOL.md, Actions) in a table's folder; none where the file is not whole."""
+    """Read the actions of a commit (PROTOCOL.md, Actions) in a table's folder; none if the file is damaged."""
     try:
         actions = [json.loads(line) for line in locate_commit(table, version).read().splitlines()]
     except (ValueError, FileNotFoundError):
@@ -74,13 +74,13 @@ def read_commit(table: Location, version: int) -> list[dict[str, dict[str, objec
 
 
 def adds_any(actions: Sequence[Mapping[str, Mapping[str, object]]], files: Sequence[DataFile]) -> bool:
-    """Whether a commit makes one of these files part of its table."""
+    """Report if a commit adds one of these files to its table."""
     names = {file.name for file in files}
     return any(action["add"]["path"] in names for action in actions if "add" in action)
 
 
 def find_newest_write(lake: Lake, table: str, query_id: str, log: TableLog) -> int:
-    """The newest micro-batch of a query in the whole commits of a table; -1: none. LakeError: it cannot be read."""
+    """Find the newest micro-batch of a query in the undamaged commits of a table; -1 if there is none."""
     place = lake.folder(table)
     if place.folder is not None:  # what is torn cannot be opened
         last = log.newest - len(log.torn)
@@ -101,8 +101,11 @@ def _list_batches(actions: list[dict[str, dict[str, object]]], query_id: str, ta
 
 
 def find_version_before(lake: Lake, table: str, query_id: str, batch: int) -> int | None:
-    """The newest version of a table in which no micro-batch from `batch` on of a query is. None: the log does not say,
-    or somebody else has committed in between."""
+    """Find the newest version of a table without the micro-batches of a query from `batch` on.
+
+    Returns:
+        None if the log does not go back so far, or another writer has committed in between.
+    """
     place, newest = lake.folder(table), lake.open(table).version()
     later: list[int] = []  # commits of these micro-batches, the newest first
     apart: list[int] = []  # other commits of rows
@@ -125,7 +128,7 @@ def find_version_before(lake: Lake, table: str, query_id: str, batch: int) -> in
 
 
 def restore_version(lake: Lake, table: str, version: int) -> None:
-    """Makes a table what it was at a version, by one more commit."""
+    """Restore a table to a version, by one more commit."""
     opened = lake.open(table)
     if opened.version() == version:
         return

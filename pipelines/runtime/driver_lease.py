@@ -56,8 +56,8 @@ class DriverLease:
         while (holder := self._find_holder(until)) is not None and not _has_ended(holder):
             if self._now() >= until:
                 raise SecondDriverError(
-                    f"{self._query} is run by another driver, {_describe(holder)}, and two of them would write the same "
-                    "things twice. Stop that one first. After its end this one may start at once on the same machine, "
+                    f"{self._query} is run by another driver, {_describe(holder)}, and two of them would write the "
+                    "same things twice. Stop that one first. After its end this one may start at once on the same machine, "
                     f"and {SESSION:.0f} s later on another"
                 )
             time.sleep(0.5)
@@ -124,8 +124,8 @@ class DriverLease:
     def _build_takeover_error(self) -> SecondDriverError:
         holder = self._find_holder(self._now())
         return SecondDriverError(
-            f"{self._query} has been taken over by another driver{', ' + _describe(holder) if holder else ''}: Kafka had "
-            f"heard nothing of this one for {SESSION:.0f} s, or both started at once. This one has stopped"
+            f"{self._query} has been taken over by another driver{', ' + _describe(holder) if holder else ''}: Kafka "
+            f"had heard nothing of this one for {SESSION:.0f} s, or both started at once. This one has stopped"
         )
 
     def close(self) -> None:

@@ -1,5 +1,5 @@
-"""A query's checkpoint on its way to the disk. Spark writes its files and syncs none, so a power cut may leave each of
-them empty, or cut off."""
+"""Syncing of a query's checkpoint to disk. Spark syncs none of its files, so a power cut may leave each of them empty
+or truncated."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ _UNFINISHED = ".tmp"
 
 
 class DurableCheckpoint:
-    """Syncs what Spark has written since. For one thread."""
+    """Syncs new files of a checkpoint. For one thread."""
 
     def __init__(self, path: Path) -> None:
         """`path`: the query's checkpoint, a folder."""
         self._path = path
-        self._synced: set[_Seen] = set()
+        self._synced: set[_FileVersion] = set()
         self._folders: set[str] = set()
         """whose own names are on the disk"""
 
     def sync(self) -> None:
-        """Returns when every file that is in the checkpoint now is on the disk, under its name. OSError."""
+        """Sync every file that is in the checkpoint now, and its name."""
         if not self._synced:  # the way to the folder, once
             for folder in (self._path.parent.parent, self._path.parent):
                 to_disk(folder)
-        found = set(_files(str(self._path)))
-        fresh = found - self._synced
-        folders = {os.path.dirname(name) for name, _, _ in fresh}
+        files = set(_files(str(self._path)))
+        new = files - self._synced
+        folders = {os.path.dirname(name) for name, _, _ in new}
         above = {
             str(each)
             for name in folders - self._folders
             for each in Path(name).parents
             if each.is_relative_to(self._path)
         }
-        for name in (*(name for name, _, _ in fresh), *sorted(folders | above)):
+        for name in (*(name for name, _, _ in new), *sorted(folders | above)):
             with suppress(FileNotFoundError):  # Spark removes what has grown old
                 to_disk(Path(name))
         self._folders |= folders
-        self._synced = found
+        self._synced = files
 
 
-_Seen = tuple[str, int, int]
+_FileVersion = tuple[str, int, int]
 """Path, inode, and when it was changed, ns."""
 
 
-def _files(folder: str) -> Iterator[_Seen]:
+def _files(folder: str) -> Iterator[_FileVersion]:
     with suppress(FileNotFoundError), os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):

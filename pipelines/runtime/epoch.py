@@ -1,4 +1,4 @@
-"""The epoch of a task: which query it is of, and which micro-batch (decision 7)."""
+"""Epoch of a task: its query and micro-batch (decision 7)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from kiln.schemas.kafka.records import Epoch
 
 
 def get_task_epoch() -> Epoch:
-    """The same again when a crash makes a micro-batch run again. Outside a streaming query: "batch", 0.
+    """Return the epoch of this task, which is the same when a micro-batch is repeated after a crash.
 
-    RuntimeError: this is no task.
+    Outside a streaming query it is "batch", 0.
+
+    Raises:
+        RuntimeError: This is no task.
     """
     context = TaskContext.get()
     if context is None:

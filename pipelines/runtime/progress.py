@@ -1,4 +1,4 @@
-"""What the queries say of themselves while they run."""
+"""Progress of running queries, as Spark reports it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a query stands: its phase, how far it is behind, and the families of metrics that say so. Needs no Spark."""
+"""Status of a query: its phase, its lag, and their metric families. Needs no Spark."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def build_query_state(
 
 
 class QueryWatch:
-    """Watches one query of a run."""
+    """Tracks the status of one query of a run."""
 
     def __init__(self, name: str, topics: Iterable[str]) -> None:
         """`topics`: full names of those that the query reads."""
@@ -115,7 +115,7 @@ class QueryWatch:
 
 
 def build_query_metrics(lines: Iterable[QueryState]) -> Iterator[Metric]:
-    """The families of metrics about queries."""
+    """Build the metric families of queries."""
     lines = list(lines)
 
     def each(name: str, values: Mapping[str, float | None]) -> Metric:

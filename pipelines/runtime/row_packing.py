@@ -1,6 +1,6 @@
-"""Rows on their way to where each passes once: as they are, to a file on the disk of the task's machine; or, to Spark's
-operator, packed into one binary column, so that what the operator shuffles is a digest and bytes, and not the columns
-of a table (decisions 10 and 18)."""
+"""Rows on their way to deduplication: unchanged, to a file on the disk of the task's machine; or, to Spark's operator,
+packed into one binary column, so that the operator shuffles a digest and bytes, and not the columns of a table
+(decisions 10 and 18)."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ class UniqueRow(NamedTuple):
 
 
 def pack(row: object) -> bytes:
-    """A row as bytes."""
+    """Pack a row into bytes."""
     return _encoder.encode(row)
 
 
 def unpack(data: bytes) -> list[object]:
-    """The row again: a list where there was a tuple, a list of pairs where there was a map."""
+    """Unpack a row: a list where there was a tuple, a list of pairs where there was a map."""
     return _decoder.decode(data)
 
 
 def unwrap_rows(items: Iterable[PackedRow]) -> Iterator[UniqueRow]:
-    """Items that have passed."""
+    """Drop what only deduplication needs."""
     return (UniqueRow(item.kind, item.row, item.size) for item in items)
 
 
 def pack_rows(items: Iterable[PackedRow], identities: Sequence[str], seen_at: int) -> Iterator[pa.RecordBatch]:
-    """Items as Spark's operators take them. `identities`: names of the columns for the digests, of which an item may
-    have one alone. `seen_at`: µs."""
+    """Pack rows for Spark's operators. `identities`: names of the digest columns; an item may have only one digest.
+    `seen_at`: µs."""
     names = [("kind", pa.string()), *((name, pa.binary()) for name in identities), ("data", pa.binary())]
     buffer = RowBuffer(pa.schema([*names, ("seen_at", pa.timestamp("us", tz="UTC"))]))
     for item in items:
@@ -64,12 +64,12 @@ def pack_rows(items: Iterable[PackedRow], identities: Sequence[str], seen_at: in
 
 
 def unpack_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[UniqueRow]:
-    """Columns kind, data in: what Spark's operator has let through."""
+    """Unpack the rows that passed Spark's operator. Columns kind, data in."""
     for batch in batches:
         for kind, data in zip(*(column.to_pylist() for column in batch.columns), strict=True):
             yield UniqueRow(kind, unpack(data), len(data))
 
 
 def build_packed_ddl(identities: Sequence[str]) -> str:
-    """The columns of `pack_rows` as Spark takes the schema of a `mapInArrow`."""
+    """Build Spark's schema of the columns of `pack_rows`, as for `mapInArrow`."""
     return ", ".join(["kind string", *(f"{name} binary" for name in identities), "data binary", "seen_at timestamp"])

@@ -1,4 +1,4 @@
-"""How far the topics reach: the end offsets of all of Kiln's topics."""
+"""End offsets of Kiln's topics."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _PATIENCE_MS = 1_000  # that the broker has to answer: the caller has a bridge a
 
 
 class TopicEnds:
-    """Asks the broker for end offsets. While the broker is away, the last known offsets stand, and `error` says so.
+    """Reads end offsets from the broker. While it does not answer, the last known offsets stay, and `error` is set.
 
-    A thread looks for partitions that were added. A topic that is gone is left out from then on.
+    A thread checks for added partitions. A topic that was deleted is left out from then on.
     """
 
     def __init__(
@@ -37,14 +37,14 @@ class TopicEnds:
         self._consumer: KafkaConsumer | None = None
         self._check_every = check_every
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._look_for_partitions, name="topics", daemon=True)
+        self._thread = threading.Thread(target=self._watch_partitions, name="topics", daemon=True)
         self._thread.start()
         self.ends: Ends = {}
         """as of the last answer"""
         self.error = ""
 
     def read(self) -> Ends:
-        """Asks the broker, and waits at most a second."""
+        """Read the end offsets, and wait at most a second."""
         try:
             if self._consumer is None or self._parts != self._found:
                 self._connect()
@@ -69,7 +69,7 @@ class TopicEnds:
         )
         self._parts = parts
 
-    def _look_for_partitions(self) -> None:
+    def _watch_partitions(self) -> None:
         while not self._closed.wait(self._check_every):
             with suppress(KafkaError, OSError):  # `read` says so
                 self._found = _partitions(self._topics.identities(self._names))

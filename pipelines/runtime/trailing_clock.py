@@ -1,4 +1,4 @@
-"""A clock that trails a time which Kiln has newest: the clock was ahead before and was put back, or is wrong now.
+"""Clock that trails a time which Kiln has recorded: the clock was ahead before and was put back, or is wrong now.
 
 Pure; times are µs since the epoch."""
 
@@ -32,7 +32,7 @@ class TrailingClock:
 
 
 def is_trailing(now: int, newest: int) -> bool:
-    """Whether a clock that says `now` trails `newest` by more than clocks differ."""
+    """Report if a clock that says `now` trails `newest` by more than clocks differ."""
     return newest - now > _TOLERANCE
 
 

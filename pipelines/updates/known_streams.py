@@ -35,15 +35,15 @@ class StreamsTopic:
 
 
 class StreamsFile:
-    """Streams and their separators in an SQLite file, with the places in the topic up to which it holds them.
+    """Streams and their separators in an SQLite file, with the offsets in the topic up to which it holds them.
 
-    A stream takes some 30 bytes of disk, a tip that waited 20, and a separator its text. Memory does not go by how many
-    there are. Several processes may have the file open. A process that dies leaves the file as of its last `add`.
-    sqlite3.Error, of each method: the disk is full, or the file is none.
+    A stream takes some 30 bytes of disk, a tip that waited 20, and a separator its text. Memory use does not depend on
+    the number of streams. Several processes may have the file open. A process that dies leaves the file as of its last
+    `add`. sqlite3.Error, of each method: the disk is full, or the file is none.
     """
 
     def __init__(self, path: Path) -> None:
-        """Makes the file where there is none."""
+        """Open the file, and make it if there is none."""
         self.path = path
         self._file = sqlite3.connect(path, timeout=_PATIENCE_S, isolation_level=None)
         self._file.execute("PRAGMA journal_mode = WAL")  # so that nobody waits for who writes
@@ -75,7 +75,7 @@ class StreamsFile:
         return None if row[0] is None else SeparatorRecord(*row)
 
     def has_waited(self, stream: tuple[str, str], tip: WaitedTip, /) -> bool:
-        """Whether the record of a stream, by network and StreamID, names this tip as one that waited."""
+        """Report if the record of a stream, by network and StreamID, names this tip as one that waited."""
         return self._file.execute(_HAS_WAITED, (_digest_tip(stream, tip),)).fetchone() is not None
 
     def _rows(self, values: Iterable[bytes | None]) -> Iterator[tuple[bytes, int | None]]:
@@ -165,7 +165,8 @@ class KnownStreams:
         return separator if known else default
 
     def has_waited(self, stream: tuple[str, str], tip: WaitedTip, /) -> bool:
-        """Whether an update of a stream, by network and StreamID, waited for the genesis, and is in `kiln.updates`."""
+        """Report if an update of a stream, by network and StreamID, waited for the genesis, and is in
+        `kiln.updates`."""
         return self._file.has_waited(stream, tip)
 
     def refresh(self) -> None:
@@ -186,7 +187,7 @@ class KnownStreams:
     def _read(self, places: Mapping[int, int], ends: Mapping[TopicPartition, int]) -> Iterator[bytes | None]:
         for part, end in ends.items():
             place = places.get(part.partition, 0)
-            self._consumer.seek(part, place if place <= end else 0)  # a topic that was made anew begins again
+            self._consumer.seek(part, place if place <= end else 0)  # a topic that was created again starts at 0
         while any(self._consumer.position(part) < end for part, end in ends.items()):
             for records in self._consumer.poll(timeout_ms=_POLL_MS).values():
                 for record in records:
