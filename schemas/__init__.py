@@ -1,4 +1,4 @@
-"""What bytes and rows look like: pure functions and data classes, with no Spark session, no socket and no clock."""
+"""Formats of bytes and rows: pure functions and data classes, with no Spark session, no socket and no clock."""
 
 from __future__ import annotations
 

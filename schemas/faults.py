@@ -511,7 +511,7 @@ END: Final = "<!-- end of what is made from schemas/faults.py -->"
 
 
 def extract_code(reason: str) -> str:
-    """The reason in snake_case.
+    """Return the reason in snake_case.
 
     Earlier Kilns wrote `no table agreed`, `index out of range` and `unknown bundle hash`, with spaces. The rows that
     they wrote stay as they are, so a reader of the table compares reasons in this form.
@@ -527,7 +527,11 @@ def markdown() -> str:
 
 
 def insert_table(page: str) -> str:
-    """The page with its table made anew. ValueError: the page has no markers."""
+    """Replace the table in a page.
+
+    Raises:
+        ValueError: The page has no markers.
+    """
     if page.count(BEGIN) != 1 or page.count(END) != 1:
         raise ValueError(f"the page must have {BEGIN!r} and {END!r} once each")
     before, _, rest = page.partition(BEGIN)

@@ -555,7 +555,7 @@ METRICS: Final[dict[str, Metric]] = {
 
 
 def is_declared(path: str) -> bool:
-    """Whether a path in the status is that of a declared metric."""
+    """Return true if a path in the status is that of a declared metric."""
     return path in METRICS or f"{path.rpartition('.')[0]}.*" in METRICS
 
 

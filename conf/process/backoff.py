@@ -1,8 +1,8 @@
-"""How long to wait before another attempt."""
+"""Delay before another attempt."""
 
 
 def pause_after(failures: int, least: float, most: float) -> float:
-    """How long to wait after so many failures in a row: `least` after one, then twice as long each time, up to `most`.
+    """Compute the delay after so many failures in a row: `least` after one, then twice as long each time, up to `most`.
 
     In the unit of `least` and `most`. 0.0 where nothing has failed yet.
     """

@@ -1,4 +1,4 @@
-"""What survives a power cut: a file's bytes once the file is synced, and a file's name once its folder is.
+"""Sync to disk: a file's bytes survive a power cut once the file is synced, and its name once its folder is.
 
 Every room may import this file.
 """

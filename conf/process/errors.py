@@ -4,13 +4,13 @@ from collections.abc import Iterable
 
 
 class KilnError(Exception):
-    """What a user can understand and act upon: the command prints the message as it is, and exits with `exit_code`."""
+    """An error that a user can act upon: the command prints its message, and exits with `exit_code`."""
 
     exit_code = 1
 
 
 class PrerequisiteError(KilnError):
-    """What Kiln needs around it is missing: Java, jars, a free port, a broker."""
+    """A prerequisite is missing: Java, jars, a free port, a broker."""
 
     exit_code = 3
 

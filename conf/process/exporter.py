@@ -27,10 +27,10 @@ class ObservedProcess(Protocol):
         """Families of metrics."""
 
     def why_dead(self) -> list[str]:
-        """Why the process does not count as alive, in words; empty: it does."""
+        """Describe why the process is not alive; empty if it is."""
 
     def why_not_ready(self) -> list[str]:
-        """Why the process does not do its work, in words; empty: it does."""
+        """Describe why the process is not ready; empty if it is."""
 
     def page(self) -> str | None:
         """HTML for people; None: there is none."""
@@ -71,7 +71,7 @@ class Exporter:
 
 
 def exposed(families: Iterable[Metric]) -> bytes:
-    """The text of `/metrics`."""
+    """Render the text of `/metrics`."""
     registry = CollectorRegistry()
     registry.register(_Families(families))
     return generate_latest(registry)

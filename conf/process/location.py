@@ -1,4 +1,4 @@
-"""Where tables and checkpoints are: a folder of this machine, or a prefix in an object store (`s3://BUCKET/PREFIX`).
+"""Locations of tables and checkpoints: a folder of this machine, or a prefix in an object store (`s3://BUCKET/PREFIX`).
 
 Both are the same to who reads and writes there. A file that `write` or `create` gave is whole, under its name, and
 survives a power cut: on a disk because it is synced, in a store because a PUT is answered when it is kept.
@@ -47,7 +47,7 @@ class StoreError(KilnError, OSError):
 
 
 def words_of(error: Exception) -> str:
-    """An error of delta-rs in one line, without what a store answers in XML, and without the trace below."""
+    """Shorten an error of delta-rs to one line, without XML of the store and without trace."""
     parts = [part for part in _PIECE.split(str(error)) if not part.startswith("<")]
     return ": ".join(part.split("\n")[0] for part in parts)[:_MOST]
 
@@ -90,27 +90,27 @@ class Location(ABC):
 
     @abstractmethod
     def exists(self) -> bool:
-        """Whether there is a file, or a folder; of a folder in a store, whether anything is in it."""
+        """Return true if there is a file, or a folder; of a folder in a store, whether anything is in it."""
 
     @abstractmethod
     def files(self) -> Iterator[FileEntry]:
-        """The files straight in the folder, in no order; none where there is no folder."""
+        """List the files of the folder itself, unordered; empty if there is no folder."""
 
     @abstractmethod
     def folders(self) -> Iterator[str]:
-        """The names of the folders straight in the folder, in no order; none where there is no folder."""
+        """List the names of direct subfolders, unordered; empty if there is no folder."""
 
     @abstractmethod
     def read(self) -> bytes:
-        """What the file holds. FileNotFoundError, OSError."""
+        """Read the file."""
 
     @abstractmethod
     def open(self) -> pa.NativeFile:
-        """The file, for Arrow to read. FileNotFoundError, OSError."""
+        """Open the file for Arrow."""
 
     @abstractmethod
     def create(self) -> Output:
-        """A file that is there when it is closed."""
+        """Create a file that exists once it is closed."""
 
     @abstractmethod
     def write(self, data: Iterable[bytes]) -> None:
@@ -134,7 +134,7 @@ class Location(ABC):
 
 
 def location(place: str | Path, options: Mapping[str, str] | None = None) -> Location:
-    """The place of a path or a URI."""
+    """Parse a path or a URI."""
     uri = str(place)
     if uri.startswith(STORE):
         return StorePrefix(uri.rstrip("/"), _reachable(options or {}))
@@ -335,7 +335,7 @@ class _Upload(io.RawIOBase):
 
 @lru_cache(maxsize=4)
 def _store(bucket: str, options: tuple[tuple[str, str], ...]) -> DeltaStorageHandler:
-    """The connections to a bucket, once for a process."""
+    """Open the connections to a bucket, once for each process."""
     from deltalake.fs import DeltaStorageHandler
 
     return DeltaStorageHandler(bucket, dict(options))

@@ -20,7 +20,7 @@ class StateInUseError(KilnError):
 
 
 def keep_private(state: Path) -> None:
-    """Makes the state folder, and lets nobody but its user into it: it has keys, and what the network said to Kiln.
+    """Create the state folder, readable only by its user: it has keys and network data.
 
     A folder of another user, and one that is for all on purpose (/tmp), stays as it is: `kiln doctor` speaks of it.
     """
@@ -31,7 +31,7 @@ def keep_private(state: Path) -> None:
 
 
 def is_private(state: Path) -> bool:
-    """Whether nobody but its user may enter the folder."""
+    """Return true if nobody but its user may enter the folder."""
     return not state.stat().st_mode & _OTHERS
 
 

@@ -1,4 +1,4 @@
-"""What Kiln logs: one line for what is worth reading, as text (logfmt) or as JSON, and not too many of a kind.
+"""Logging: one line for what is worth reading, as text (logfmt) or as JSON, and not too many of a kind.
 
 Every room may import this file. A part of Kiln logs under the name of its package (`kiln.bridge.libp2p`), by `say`.
 Values may come from strangers: both forms write them as JSON does, in ASCII, so that a terminal obeys nothing in them.
@@ -30,7 +30,7 @@ def say(log: logging.Logger, event: str, level: int = logging.INFO, **fields: Va
 
 
 class ProblemLog:
-    """What is wrong now, told once when it comes and once when it goes."""
+    """Current problems, each logged once when it appears and once when it is over."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
@@ -109,7 +109,7 @@ class RateLimitFilter:
 
 
 def is_news(line: str) -> bool:
-    """Whether a line of a log says what went well."""
+    """Return true if a line of a log says what went well."""
     return any(sign in line for sign in (" level=info ", " level=debug ", '"level": "info"', '"level": "debug"'))
 
 

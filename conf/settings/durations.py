@@ -32,7 +32,7 @@ def parse_duration(text: object) -> timedelta:
 
 
 def duration_text(value: timedelta) -> str:
-    """The shortest text that `parse_duration` reads back as this value; `"0s"` for none."""
+    """Format a duration as the shortest text that `parse_duration` reads back; `"0s"` for none."""
     rest, parts = value, []
     for unit in ("d", "h", "m", "s", "ms", "us"):
         count, rest = divmod(rest, _UNITS[unit])
@@ -42,12 +42,12 @@ def duration_text(value: timedelta) -> str:
 
 
 def micros(value: timedelta) -> int:
-    """The duration in whole microseconds, the unit of every time inside Kiln."""
+    """Convert a duration to whole microseconds, the unit of every time inside Kiln."""
     return value // timedelta(microseconds=1)
 
 
 def spark_interval(value: timedelta) -> str:
-    """The duration as Spark's triggers and watermarks take it: `"2000 milliseconds"`."""
+    """Format a duration for Spark's triggers and watermarks: `"2000 milliseconds"`."""
     return f"{value // timedelta(milliseconds=1)} milliseconds"
 
 

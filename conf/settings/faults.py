@@ -1,4 +1,4 @@
-"""What is wrong with settings, in words: the place, the key, the value, what is expected."""
+"""Descriptions of faulty settings: the location, the key, the value, and what is expected."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def unreadable_tables(environ: Mapping[str, str]) -> Iterable[str]:
 
 @dataclass(frozen=True)
 class ValueSources:
-    """Where values came from: the settings file and its text, the variables that are set, the command line."""
+    """Sources of values: the settings file and its text, the variables that are set, the command line."""
 
     path: Path
     text: str
@@ -79,7 +79,7 @@ class ValueSources:
     command_line: frozenset[Keys]
 
     def name(self, keys: Keys) -> str:
-        """Where the value of a key came from: an option, a variable, or a file with the line."""
+        """Name the source of a key's value: an option, a variable, or a file with the line."""
         if any(key[: len(keys)] == keys for key in self.command_line):
             return f"--{keys[0]}"
         for depth in range(len(keys), 0, -1):

@@ -29,7 +29,7 @@ def known_keys(model: type[BaseModel] = Settings, above: Keys = ()) -> dict[Keys
 
 
 def value_at(model: BaseModel, keys: Keys) -> object:
-    """The value of a key."""
+    """Look up the value of a key."""
     value: object = model
     for key in keys:
         value = getattr(value, key)
@@ -37,12 +37,12 @@ def value_at(model: BaseModel, keys: Keys) -> object:
 
 
 def variable(keys: Keys) -> str:
-    """The environment variable that overrides a key: `KILN_BATCH__WINDOW`."""
+    """Name the environment variable that overrides a key: `KILN_BATCH__WINDOW`."""
     return ENV_PREFIX + "__".join(keys).upper()
 
 
 def dotted(keys: Iterable[object]) -> str:
-    """A key as text: `batch.window`."""
+    """Format a key as text: `batch.window`."""
     return ".".join(str(key) for key in keys)
 
 

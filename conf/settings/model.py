@@ -199,7 +199,7 @@ class Kafka(Section):
 
     @property
     def embedded(self) -> bool:
-        """Whether Kiln runs the broker itself."""
+        """True if Kiln runs the broker itself."""
         return not self.bootstrap
 
     @property
@@ -595,7 +595,7 @@ class Transition(Section):
 
     @property
     def under_way(self) -> bool:
-        """Whether the same may be said on both topics."""
+        """True if the same may be said on both topics."""
         return self.mode == "duplicate" or bool(self.at or self.height)
 
     @property
@@ -729,17 +729,17 @@ class Settings(Section):
 
     @property
     def publishes(self) -> bool:
-        """Whether batches go out over gossipsub."""
+        """True if batches go out over gossipsub."""
         return bool(self.ipfs.api) if self.publish.enabled == "auto" else self.publish.enabled
 
     @property
     def needs_neighbours(self) -> bool:
-        """Whether batches go out only while somebody is known who can fetch blocks: Helia finds nobody by itself."""
+        """True if batches go out only while somebody is known who can fetch blocks: Helia finds nobody by itself."""
         return self.publish.enabled == "auto" and self.ipfs.api == "helia" and not self.ipfs.peers
 
     @property
     def announces(self) -> bool:
-        """Whether batches go out over BEP 50."""
+        """True if batches go out over BEP 50."""
         wanted = bool(self.ipfs.api) if self.bep50.publish == "auto" else self.bep50.publish
         return self.bep50.enabled and wanted
 
@@ -760,7 +760,7 @@ class Settings(Section):
 
     @property
     def uses_store(self) -> bool:
-        """Whether one of the places is in an object store."""
+        """True if one of the places is in an object store."""
         return any(place.folder is None for place in self.places)
 
     def _place(self, place: str | Path) -> Location:

@@ -16,7 +16,7 @@ from kiln.conf.settings.secrets import MASK, may_be_secret, without_secrets
 
 
 def shown(loaded: LoadedSettings) -> str:
-    """The settings as TOML, secrets masked, each value that is not a default with where it came from."""
+    """Render the settings as TOML, with secrets masked and the source of each value that is not a default."""
     said = f"# settings file: {loaded.file}; where a value is not the default, its place is named"
     return _toml(said, known_keys(), loaded, lambda keys, _: f"  # {loaded.source(keys)}")
 

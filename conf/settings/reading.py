@@ -44,7 +44,7 @@ class LoadedSettings:
     from_command_line: frozenset[Keys]
 
     def source(self, keys: Keys) -> str:
-        """Where the value of a key came from, in words."""
+        """Describe the source of a key's value."""
         if keys in self.from_command_line:
             return "command line"
         if any(key[: len(keys)] == keys for key in self.from_environment):
@@ -109,7 +109,7 @@ def load_settings(config: Path | None = None, *, state: Path | None = None, netw
 
 
 def environment(settings: Settings) -> dict[str, str]:
-    """The variables that give another process just these settings. Holds passwords in clear: never print it."""
+    """Build the variables that give another process these settings. Holds passwords in clear: never print it."""
     return {variable(keys): _variable_text(value_at(settings, keys)) for keys in known_keys()}
 
 

@@ -1,4 +1,4 @@
-"""Which values of the settings may be secret, and how text about settings is shown without them.
+"""Detection of secret settings, and text about settings without them.
 
 The settings that Kiln knows to be secret are `SecretStr`. Free tables, such as `spark.conf`, hold what other programs
 name: Hadoop, Spark, Kafka and object stores. There the name of a key tells.
@@ -25,7 +25,7 @@ _ASSIGNED: Final = re.compile(
 
 
 def may_be_secret(key: str) -> bool:
-    """Whether a key of a free table names something that others should not see."""
+    """Return true if a key of a free table names something that others should not see."""
     return _SECRET.search(key) is not None
 
 

@@ -90,7 +90,7 @@ def match_unsigned(horizon: int) -> Callable[[int, int], bool]:
 
 
 class UpdateCandidate(NamedTuple):
-    """What decides whether an UPDATE is new, next to the stream and tip of its group."""
+    """The facts that decide whether an UPDATE is new, next to the stream and tip of its group."""
 
     event_time: int
     """µs"""

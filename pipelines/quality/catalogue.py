@@ -27,7 +27,7 @@ class Expectation:
 
     @property
     def values(self) -> bool:
-        """Whether a row meets the expectation or not by the value of one column alone."""
+        """True if a row meets the expectation or not by the value of one column alone."""
         return self.rows and {"column", "mostly"} <= self.arguments.keys()
 
 

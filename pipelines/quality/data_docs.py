@@ -29,7 +29,7 @@ _FETCHES: Final = re.compile(r"<script\b.*?</script>|<link\b[^>]*>|<img\b[^>]*>"
 
 
 def write_docs(results: Sequence[CheckResult], folder: Path) -> Path:
-    """Writes `index.html` and a page for each table into a folder, and returns the index."""
+    """Write `index.html` and a page for each table into a folder, and return the index."""
     folder.mkdir(parents=True, exist_ok=True)
     links: list[str] = []
     for table, found in groupby(sorted(results, key=lambda each: each.check.table), key=lambda each: each.check.table):

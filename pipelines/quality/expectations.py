@@ -110,7 +110,7 @@ def _is_of_block(cid: object, block: object) -> bool:
 
 
 def _each(values: pd.Series, good: Callable[[object], bool], usual: str = "") -> pd.Series:
-    """Whether each value is good; each distinct value is looked at once. `usual`: a regular expression of texts
+    """Return true if each value is good; each distinct value is looked at once. `usual`: a regular expression of texts
     that are good; it saves the look at each where the values are strings in Arrow's memory."""
     held = pa.Array.from_pandas(values)
     if not usual or not isinstance(values.dtype, pd.ArrowDtype) or not pa.types.is_string(held.type):
@@ -195,7 +195,7 @@ class ExpectColumnPairCidToBeOfBlock(ColumnPairMapExpectation):
 
 
 class _FailedRowCounts(TableMetricProvider):
-    """How many rows the batch has of each check, by the column `id`."""
+    """Row count of each check, by the column `id`."""
 
     metric_name = "table.kiln_found"
 
@@ -241,7 +241,7 @@ SPANNING: Final = {name: _spanning(name) for name, each in EXPECTATIONS.items() 
 
 @dataclass(frozen=True)
 class ExpectationOutcome:
-    """What Great Expectations says of one expectation on one chunk of rows. `failed`: rows that do not meet the
+    """Outcome of one expectation on one chunk of rows. `failed`: rows that do not meet the
     expectation; None: the expectation is on the chunk as a whole."""
 
     success: bool
@@ -265,7 +265,7 @@ class RowValidator:
         self._batch = asset.add_batch_definition_whole_dataframe("chunk")
 
     def rows(self, checks: Sequence[SuiteCheck], rows: pd.DataFrame, key: Sequence[str]) -> list[ExpectationOutcome]:
-        """What is to be said of each check on rows, in the order of the checks."""
+        """Validate rows, and return the outcome of each check in order."""
         suite = ExpectationSuite(
             "rows",
             expectations=[
@@ -310,7 +310,7 @@ class RowValidator:
 
 
 def _asked(result: ExpectationValidationResult) -> ExpectationConfiguration:
-    """What a result is the result of."""
+    """Return the check that a result belongs to."""
     asked = result.expectation_config
     assert asked is not None
     return asked

@@ -1,4 +1,4 @@
-"""What became of each expectation: as JSON, as rows of the table `quality_results`, and the SQL that shows the keys."""
+"""Results of expectations: as JSON, as rows of the table `quality_results`, and the SQL that shows the keys."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class CheckResult:
 
     @property
     def is_error(self) -> bool:
-        """Whether an expectation of level error has failed."""
+        """True if an expectation of level error has failed."""
         return not self.success and self.check.level == "error"
 
     @property
@@ -40,7 +40,7 @@ class CheckResult:
         return _sql(self.check, self.keys) if self.keys else ""
 
     def as_json(self) -> dict[str, object]:
-        """The result as `kiln quality --json` prints the result (docs/design/contracts.md, Commands)."""
+        """Convert to the form of `kiln quality --json` prints the result (docs/design/contracts.md, Commands)."""
         check = self.check
         return {
             "table": check.table,

@@ -45,7 +45,7 @@ class SuiteCheck:
 
     @property
     def kind(self) -> Expectation:
-        """What the catalogue says of the expectation."""
+        """Entry of the expectation in the catalogue."""
         return EXPECTATIONS[self.expectation]
 
     @property
@@ -67,12 +67,12 @@ class SuiteCheck:
 
 
 def read_all(own: Iterable[str]) -> list[SuiteCheck]:
-    """The checks of Kiln's suites and of a user's own: files and folders. SettingsError names every fault."""
+    """Read the checks of Kiln's suites and of a user's own: files and folders. SettingsError names every fault."""
     return read_suites([FOLDER, *map(Path, own)])
 
 
 def read_suites(places: Iterable[Path]) -> list[SuiteCheck]:
-    """The checks of all suites in these files, and in these folders' `*.yaml`. SettingsError names every fault."""
+    """Read the checks of all suites in these files, and in these folders' `*.yaml`. SettingsError names every fault."""
     checks: list[SuiteCheck] = []
     faults: list[str] = []
     seen: dict[str, str] = {}
@@ -101,7 +101,7 @@ def _files(places: Iterable[Path], faults: list[str]) -> Iterator[Path]:
 
 
 def _read(file: Path) -> Iterator[SuiteCheck | str]:
-    """The checks of a file, or what is wrong, in words with its line."""
+    """Read the checks of a file, or descriptions of its faults with their lines."""
     try:
         suite = YAML().load(file.read_text(encoding="utf-8"))
     except MarkedYAMLError as error:
@@ -168,7 +168,7 @@ def _faults(file: Path, line: int, table: str, suite: CommentedMap, item: Commen
 
 
 def _problems(kind: Kind, value: object, table: str) -> Iterator[str]:
-    """What is wrong with the value of an argument."""
+    """Describe the faults of an argument's value."""
     columns = [column.name for column in TABLES[table].columns]
     match kind:
         case "column" if value not in columns:

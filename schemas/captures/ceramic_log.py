@@ -46,7 +46,7 @@ _Pairs = dict[str, str | None]
 
 
 def sniff(line: bytes) -> bool:
-    """Whether a line is one of a js-ceramic service."""
+    """Return true if a line is one of a js-ceramic service."""
     found = _LINE.fullmatch(line[:4096].decode(errors="replace"))
     return found is not None and _parse_time(found[1]) is not None
 

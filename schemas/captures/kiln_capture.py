@@ -49,7 +49,7 @@ class ConnectionStream(NamedTuple):
 
 
 class CaptureSurvey(NamedTuple):
-    """What a whole capture says: found in the first pass, needed in the second."""
+    """Survey of a whole capture, made in the first pass for the second."""
 
     streams: dict[tuple[_Lane, int], ConnectionStream]
     """by lane and number of the connection, from 1"""
@@ -113,7 +113,7 @@ class _Lanes:
 
 
 def _hash_topic(option: rpc_pb2.RPC.SubOpts) -> int:
-    """What tells a topic from others: not its name, which can be long."""
+    """Hash a topic, whose name can be long."""
     return hash(option.topicid) if option.HasField("topicid") else option.topicIndex
 
 
@@ -210,7 +210,7 @@ def build_frames(
 
 
 def sniff(first: bytes) -> bool:
-    """Whether the first bytes of a file, unzipped, are those of a capture: length, version 1, 'R' or 'S'."""
+    """Return true if the first bytes of a file, unzipped, are those of a capture: length, version 1, 'R' or 'S'."""
     return len(first) > 14 and int.from_bytes(first[:4]) >= 16 and first[4:6] in (b"\x01R", b"\x01S")
 
 

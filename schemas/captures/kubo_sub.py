@@ -1,4 +1,4 @@
-"""What Kubo's RPC `pubsub/sub` answers, kept in a file: one JSON object a line (NDJSON).
+"""Saved responses of Kubo's RPC `pubsub/sub`: one JSON object a line (NDJSON).
 
 From Kubo 0.11 on, `from` is a peer id, and the other fields are multibase, of which Kubo writes base64url ("u…"):
 `{"from":"12D3…","data":"u…","seqno":"u…","topicIDs":["u…"]}`. go-ipfs before wrote base64 of the raw bytes, and the
@@ -35,7 +35,7 @@ _LINES: Final = msgspec.json.Decoder(_Line)
 
 
 def sniff(line: bytes) -> bool:
-    """Whether a line is one of this format."""
+    """Return true if a line is one of this format."""
     return isinstance(read_line(line), LoggedMessage)
 
 

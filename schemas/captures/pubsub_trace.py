@@ -84,7 +84,7 @@ _EVENTS: Final = msgspec.json.Decoder(_Event)
 
 
 def sniff_json(line: bytes) -> bool:
-    """Whether a line is an event of a JSON trace."""
+    """Return true if a line is an event of a JSON trace."""
     try:
         _EVENTS.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -109,7 +109,7 @@ def read_line(line: bytes) -> LoggedMessage | Rejected:
 
 
 def sniff_pb(first: bytes) -> bool:
-    """Whether the first bytes of a file are those of a protobuf trace."""
+    """Return true if the first bytes of a file are those of a protobuf trace."""
     head = _read_uvarint(first)
     if head is None:
         return False

@@ -214,14 +214,14 @@ def _read_cids(joined: bytes) -> tuple[bytes, ...] | None:
 
 
 class MissedBatches(NamedTuple):
-    """What a reader has not seen: batches to fetch, oldest first, and whether there were more than ``prev`` names."""
+    """Batches that a reader missed: those to fetch, oldest first, and whether there were more than ``prev`` names."""
 
     batches: tuple[bytes, ...]
     gap: bool
 
 
 def find_missed(announcement: Announcement, last: bytes | None) -> MissedBatches:
-    """The batches announced after ``last``, the newest one the reader has; the announced one is among them.
+    """Find the batches announced after ``last``, the newest one the reader has; the announced one is among them.
 
     A reader who has none takes all that are named and has no gap. One whose ``last`` is not among them missed more than
     they are: a gap.

@@ -75,7 +75,7 @@ def sign(key: SigningKey, salt: bytes, sequence: int, value: bytes) -> Item:
 
 
 def limit(item: Item) -> KrpcRefusal | None:
-    """Which limit the item is beyond: size of salt or value, range of the sequence. None: within all."""
+    """Return the limit that the item exceeds (size of salt or value, range of the sequence), if any."""
     if len(item.salt) > MAX_SALT:
         return SALT_TOO_BIG
     if len(item.value) > MAX_VALUE:
@@ -86,7 +86,7 @@ def limit(item: Item) -> KrpcRefusal | None:
 
 
 def is_signed(item: Item) -> bool:
-    """Whether the signature is that of the item's key (45 µs)."""
+    """Return true if the signature is that of the item's key (45 µs)."""
     try:
         VerifyKey(item.key).verify(signed_bytes(item.salt, item.sequence, item.value), item.signature)
     except (BadSignatureError, ValueError):  # ValueError: a key or signature of another size
@@ -95,7 +95,7 @@ def is_signed(item: Item) -> bool:
 
 
 def find_refusal(item: Item) -> KrpcRefusal | None:
-    """Why a node must not store the item; None if it may."""
+    """Return the reason why a node must not store the item, if any."""
     return limit(item) or (None if is_signed(item) else BAD_SIGNATURE)
 
 

@@ -62,7 +62,7 @@ OLD_SEQUENCE: Final = KrpcRefusal(302, b"sequence number less than current")
 
 
 class DhtAddress(NamedTuple):
-    """Where a node is reached: packed IP, 4 or 16 bytes, and UDP port."""
+    """Address of a node: packed IP, 4 or 16 bytes, and UDP port."""
 
     ip: bytes
     port: int
@@ -101,7 +101,7 @@ class DhtAddress(NamedTuple):
 
     @property
     def usable(self) -> bool:
-        """Whether a datagram to it can reach one node: no port 0, no group, no broadcast, and not nowhere."""
+        """True if a datagram to it can reach one node: no port 0, no group, no broadcast, and not nowhere."""
         if self.family == 4:
             return self.port > 0 and 0 < self.ip[0] < 224
         return self.port > 0 and self.ip[0] != 0xFF and not self.ip.startswith(_NOT_IPV6)

@@ -57,12 +57,12 @@ def bound_id(ip: bytes, entropy: bytes) -> bytes:
 
 
 def is_bound(node: bytes, ip: bytes) -> bool:
-    """Whether BEP 42 allows the packed IP this node id."""
+    """Return true if BEP 42 allows the packed IP this node id."""
     return is_exempt(ip) or bound_id(ip, node) == node
 
 
 def is_exempt(ip: bytes) -> bool:
-    """Whether the packed IP may have any id: a loopback, private or link-local one."""
+    """Return true if the packed IP may have any id: a loopback, private or link-local one."""
     address = ipaddress.ip_address(ip)
     return any(address in net for net in _EXEMPT if net.version == address.version)
 
@@ -73,5 +73,5 @@ def distance(one: bytes, other: bytes) -> int:
 
 
 def shared_bits(one: bytes, other: bytes) -> int:
-    """How many leading bits two ids have in common: 0 to 160."""
+    """Count the leading bits that two ids share: 0 to 160."""
     return ID_SIZE * 8 - distance(one, other).bit_length()

@@ -47,7 +47,7 @@ TICK: Final = b""
 
 
 class Coordinates(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """Where a message came from: the record of `kiln.frames` and the message's position in the frame's RPC."""
+    """Origin of a message: the record of `kiln.frames` and the message's position in the frame's RPC."""
 
     partition: Natural
     offset: Natural
@@ -254,7 +254,7 @@ _COORDINATES = re.compile("([0-9]{1,10})/([0-9]{1,19})(?:/([0-9]{1,10}))?")
 
 
 class QuarantineKey(NamedTuple):
-    """What a quarantined record is about: a message or a frame of kiln.frames, or a CID."""
+    """Subject of a quarantined record: a message or a frame of kiln.frames, or a CID."""
 
     partition: int | None
     offset: int | None

@@ -158,7 +158,7 @@ def cid_text(raw: bytes) -> str:
 
 
 class CidParts(NamedTuple):
-    """What a CID says: version, codec of the block (v0: DAG_PB), code of the hash, and the digest."""
+    """Parts of a CID: version, codec of the block (v0: DAG_PB), code of the hash, and the digest."""
 
     version: int
     codec: int
@@ -179,7 +179,7 @@ def cid_parts(raw: bytes) -> CidParts:
 
 
 def sha2_256_digest(cid: bytes) -> bytes | Rejected:
-    """The digest that a block of this CID must have, or why no block can be checked against it (REASONS).
+    """Extract the digest that a block must have, or the reason why none can be checked against the CID (REASONS).
 
     sha2-256 alone is checked, as nothing in Ceramic is named by another hash but the metamodel, which has no block. A
     shortened digest is no proof, and an identity CID holds its bytes itself: both are ``cid_hash_unsupported``.

@@ -45,7 +45,7 @@ WITHOUT: Final = (
 
 
 class Genesis(NamedTuple):
-    """What an init event says: its separator, or with None which of WITHOUT it is; and its model's StreamID, if any."""
+    """Content of an init event: separator, or with None which of WITHOUT it is; and its model's StreamID, if any."""
 
     separator: Separator | None
     without: str | None

@@ -1,4 +1,4 @@
-"""Who wrote a gossipsub message: peer ids, message ids, signatures.
+"""Authorship of gossipsub messages: peer ids, message ids, signatures.
 
 Sources: libp2p specs, pubsub/README.md (Message signing, Signature policy options) and peer-ids/peer-ids.md (Keys,
 Peer Ids); docs/design, decision 5. Where they leave room, this follows go-libp2p, which most peers run.
@@ -110,7 +110,11 @@ def peer_text(raw: bytes) -> str:
 
 
 def raw_peer(text: str) -> bytes:
-    """The bytes of which `peer_text` made a text. ValueError: it made none such."""
+    """Reverse `peer_text`.
+
+    Raises:
+        ValueError: `peer_text` never returns this text.
+    """
     if len(text) <= _USUAL_TEXT:
         return _usual_raw(text)
     if len(text) > 2 * _BASE58_LIMIT:  # base58 of the longest bytes that it is used for is shorter
@@ -151,7 +155,7 @@ def peer_of_ed25519(key: bytes) -> bytes:
 
 
 def message_id(message: rpc_pb2.Message) -> str:
-    """What makes a message one message within its network.
+    """Compute the identity of a message within its network.
 
     Signed (it has a signature, good or not): "<author's peer id>/<seqno in hex>". Unsigned: "sha256/<hex of
     sha256(data)>". Signed with an author or a seqno that is too long for `judge`: "oversized/<hex of a sha256>".
@@ -252,7 +256,7 @@ def id_cost(message: rpc_pb2.Message) -> int:
 
 
 def signed_bytes(message: rpc_pb2.Message, topic: str | None = None) -> bytes:
-    """What a signature is over: "libp2p-pubsub:" and the message without signature and key, its unknown fields kept
+    """Build the signed bytes: "libp2p-pubsub:" and the message without signature and key, its unknown fields kept
     at the end.
 
     With `topic`, that name stands in place of the message's topic index. Source: libp2p specs, pubsub/README.md,
@@ -405,7 +409,7 @@ def _parse_public_key(encoded: bytes) -> tuple[PublicKey | Rejected, bytes]:
 
 
 def _sodium_verifies(key: bytes, signature: bytes, data: bytes) -> bool:
-    """Whether libsodium accepts an ed25519 signature, which takes it half of OpenSSL's time.
+    """Return true if libsodium accepts an ed25519 signature, which takes it half of OpenSSL's time.
 
     What it accepts, go and OpenSSL do. Not the other way round: it refuses points of small order and unusual encodings
     of a point, which RFC 8032 leaves open, so its no must be asked again of OpenSSL: a peer that passes on what all

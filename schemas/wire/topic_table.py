@@ -277,7 +277,7 @@ class TopicTable:
         self._indices: dict[str, int] | None = None
 
     def __len__(self) -> int:
-        """How many indices resolve."""
+        """Count the indices that resolve."""
         return len(self._names)
 
     def resolve(self, index: int) -> str | Rejected:
@@ -300,14 +300,14 @@ class TopicTable:
 
 
 class Agreement(NamedTuple):
-    """What two hellos come to. Without a table agreed, `table` is one in which no index resolves."""
+    """Result of two hellos. Without a table agreed, `table` is one in which no index resolves."""
 
     table: TopicTable
     refused: tuple[tuple[Literal["hello_in", "hello_out"], Rejected], ...]
 
 
 def negotiate_table(hello_in: bytes, hello_out: bytes, bundles: BundleSet) -> Agreement:
-    """What the ExtTopicTable bytes of both hellos (as in a Frame) come to. Computed once per distinct pair."""
+    """Negotiate a table by the ExtTopicTable bytes of both hellos, as in a Frame. Computed once per distinct pair."""
     key = hello_in, hello_out, bundles.digest
     found = _agreements.get(key)
     if found is None:

@@ -37,7 +37,7 @@ class TopicError(ValueError):
 
 
 class Separator(NamedTuple):
-    """What a stream is grouped by (CIP-120): ``key`` as in the genesis header's ``sep``; ``value`` as base36 multibase
+    """Group of a stream (CIP-120): ``key`` as in the genesis header's ``sep``; ``value`` as base36 multibase
     text, ``k…``, as in the topic name."""
 
     key: str
@@ -133,13 +133,13 @@ def parse_separator_text(text: str) -> Separator:
 
 
 class Interest(NamedTuple):
-    """Which separators someone follows: every one (no key), those of a key (no value), or one."""
+    """Separators that a node follows: every one (no key), those of a key (no value), or one."""
 
     key: str | None
     value: str | None
 
     def covers(self, separator: Separator) -> bool:
-        """Whether this separator is one of them."""
+        """Return true if this separator is one of them."""
         return self.key in (None, separator.key) and self.value in (None, separator.value)
 
 

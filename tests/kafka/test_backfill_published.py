@@ -54,7 +54,7 @@ def announced(peer: ForeignPeer) -> Counter[tuple[str, str]]:
 
 def batches(kiln: Kiln, run: str) -> set[tuple[str, str]]:
     """Topic and CID of each batch of a run."""
-    rows = Lake(str(kiln.lake)).run(run).open("batches").to_pyarrow_table().to_pylist()
+    rows = Lake(str(kiln.lake)).locate_run(run).open("batches").to_pyarrow_table().to_pylist()
     return {(topic_name(NETWORK, Separator(row["separator_key"], row["separator_value"])), row["cid"]) for row in rows}
 
 
