@@ -60,18 +60,18 @@ _CANCEL_EVERY: Final = 0.5  # s
 
 
 class InputError(KilnError):
-    """What a run is to read cannot be read."""
+    """An input of a run cannot be read."""
 
 
 class RequestError(KilnError):
-    """What a user asks of a run contradicts itself."""
+    """The options of a run contradict each other."""
 
     exit_code = 2
 
 
 @dataclass(frozen=True)
 class BackfillRequest:
-    """What a user asks of a run. Times are µs."""
+    """Options of a run. Times are µs."""
 
     name: str
     low: int
@@ -79,7 +79,7 @@ class BackfillRequest:
     source: Source = "frames"
     files: tuple[Path, ...] = ()
     window: timedelta | None = None
-    """None: that of the settings"""
+    """by default that of the settings"""
     network: str | None = None
     as_of: int | None = None
     publish: bool = False
@@ -211,7 +211,7 @@ def parse_source(texts: Sequence[str]) -> tuple[Source, tuple[Path, ...]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """What `spark-submit pipelines/jobs/backfill.py` runs. Prints each step, and at the end rows by table, as lines of
+    """Run `pipelines/jobs/backfill.py` under `spark-submit`: print each step, and at the end rows by table, as lines of
     JSON. Returns the exit status."""
     options = _parser().parse_args(arguments)
     try:

@@ -1,4 +1,5 @@
-"""Offset ranges of one partition of `kiln.updates`, decoded: what the windows need of each record (decision 1). No Spark.
+"""Offset ranges of one partition of `kiln.updates`, decoded: what the windows need of each record (decision 1). No
+Spark.
 
 Decoding needs no order and no state, so many tasks can do it at once; the windows then take range by range.
 """

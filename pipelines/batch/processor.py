@@ -48,8 +48,8 @@ class _StateShards:
 
 
 class BatchProcessor(StatefulProcessor):
-    """Batcher keyed by Kafka partition. Its state is the head of the windows, read and written once per micro-batch, and
-    their shards (`PartitionWindows`)."""
+    """Batcher keyed by Kafka partition. Its state is the head of the windows, read and written once per micro-batch,
+    and their shards (`PartitionWindows`)."""
 
     def __init__(self, batching: BatchConfig) -> None:
         self._batching = batching
@@ -64,7 +64,8 @@ class BatchProcessor(StatefulProcessor):
         rows: Iterator[pd.DataFrame] | Iterator[Row],
         timerValues: TimerValues,
     ) -> Iterator[pd.DataFrame]:
-        """Batch the rows of one partition. Rows in: OFFSET_RANGES (kiln.pipelines.batch.transform). Rows out: OUTPUT."""
+        """Batch the rows of one partition. Rows in: OFFSET_RANGES (kiln.pipelines.batch.transform). Rows out:
+        OUTPUT."""
         import pandas as pd
 
         packed: list[PackedOffsetRange] = []  # order within a key is not guaranteed

@@ -1,4 +1,5 @@
-"""Query `batch`: windows of each separator to CIP-123 batches on `kiln.batches`. The ticks of its driver advance log time."""
+"""Query `batch`: windows of each separator to CIP-123 batches on `kiln.batches`. The ticks of its driver advance log
+time."""
 
 from __future__ import annotations
 

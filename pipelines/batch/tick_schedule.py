@@ -25,8 +25,8 @@ class TickSchedule:
     """Decide when one partition needs a tick: after other writers' records, where windows end, and at rest.
 
     The first tick after other records reports log time. All windows that these records opened end `span` (T + G) later
-    in log time. The schedule waits by the caller's time, and decides by the broker's stamps: until they have advanced so
-    far, the tick stays due. A last tick comes `rest` ms after the first. `rest` must be well over `span`, so that
+    in log time. The schedule waits by the caller's time, and decides by the broker's stamps: until they have advanced
+    so far, the tick stays due. A last tick comes `rest` ms after the first. `rest` must be well over `span`, so that
     windows that were opened with a greater T end then too.
     """
 

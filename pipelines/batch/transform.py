@@ -22,8 +22,8 @@ _OFFSET_RANGES_SCHEMA = pa.schema(
 
 
 def batch_updates(records: DataFrame, batching: BatchConfig, prefix: str) -> DataFrame:
-    """Batch updates. Columns partition, offset, stamp, value in; topic, key, value out: batches, and updates that cannot
-    be read."""
+    """Batch updates. Columns partition, offset, stamp, value in; topic, key, value out: batches, and updates that
+    cannot be read."""
     return (
         records.select("partition", "offset", "stamp", "value")
         .mapInArrow(build_range_reader(batching.update_filter), OFFSET_RANGES)

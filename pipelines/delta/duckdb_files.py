@@ -46,7 +46,7 @@ class SharedFile:
 
 
 class StoreFiles(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no types
-    """What DuckDB asks of a file system, read only. No file of a lake changes: each is asked for its size once."""
+    """File system for DuckDB, read only. No file of a lake changes: the size of each is read once."""
 
     protocol = STORE.removesuffix("://")
     cachable = False

@@ -63,14 +63,14 @@ def register_store(connection: duckdb.DuckDBPyConnection, lake: Lake) -> None:
 
 
 def open_tables(connection: duckdb.DuckDBPyConnection, lake: Lake, names: Iterable[str]) -> None:
-    """Makes a view of each named table, at its newest version. LakeError."""
+    """Make a view of each named table, at its newest version."""
     show_tables(connection, lake, {name: lake.open(name) for name in names})
 
 
 def show_tables(
     connection: duckdb.DuckDBPyConnection, lake: Lake, tables: Mapping[str, DeltaTable], *, reads_rows: bool = True
 ) -> list[str]:
-    """Makes a view of each table, at the version that is open, and returns the files that the views read.
+    """Make a view of each table, at the version that is open, and return the files that the views read.
 
     `reads_rows` False: the views are for listings of tables and columns. DuckDB then looks into one file of each table.
     A query that does read rows from a table with files of several schemas fails. LakeError.

@@ -31,7 +31,7 @@ class TimeBounds(NamedTuple):
 
     @property
     def holds(self) -> Column:
-        """Whether a row is of the range."""
+        """Condition that a row is in the range."""
         at, found = F.col(self.column), F.lit(True)
         if self.low is not None:
             found &= at >= F.timestamp_micros(F.lit(self.low))
@@ -40,7 +40,7 @@ class TimeBounds(NamedTuple):
         return found
 
     def may_hold(self, files: pa.Table) -> pa.ChunkedArray:
-        """Whether files, as delta-rs tells them, may have a row of the range: a file that does not state its least and
+        """Select the files, as delta-rs lists them, that may have a row in the range: a file that does not state its least and
         greatest value may."""
         least, greatest = (_read_statistic(files, f"{of}.{self.column}") for of in ("min", "max"))
         found = pa.chunked_array([pa.repeat(pa.scalar(True), files.num_rows)])
@@ -77,7 +77,7 @@ def read_table(spark: SparkSession, lake: Lake, table: str, version: int | None 
 def read_rows(
     spark: SparkSession, lake: Lake, table: str, version: int | None = None, times: TimeBounds = _UNBOUNDED
 ) -> DataFrame:
-    """As `read_table`, the rows in a range of times. LakeError.
+    """Read the rows of a table in a range of times.
 
     delta-rs says which files there are, and Spark reads those that may have such rows: Delta's connector takes a second
     or two for each table. The connector reads a table where a row of a file may be gone, or a column have another name.
@@ -101,7 +101,7 @@ _NO_NAME: Final = _PATTERN | frozenset("%:")
 
 
 def write_files(rows: DataFrame, lake: Lake, table: str) -> list[DataFile]:
-    """Writes rows, in the table's columns, into files where they are computed. A commit makes them part of the
+    """Write rows, in the table's columns, into files where they are computed. A commit makes them part of the
     table."""
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

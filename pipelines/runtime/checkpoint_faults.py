@@ -30,7 +30,7 @@ class LastGoodBatch:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether a file is there, holds bytes, and agrees with the check sums that Hadoop keeps beside it."""
+    """Report if a file exists, holds bytes, and agrees with the checksums that Hadoop keeps next to it."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -74,7 +74,7 @@ def find_sound_end(checkpoint: Path, before: float | None = None) -> LastGoodBat
 
 
 def list_torn_files(checkpoint: Path, ending: LastGoodBatch | None) -> list[Path]:
-    """What is not whole of the newest micro-batches, for words: `ending` is the sound one."""
+    """List the damaged files of the newest micro-batches, for messages. `ending`: the sound one."""
     least = -1 if ending is None else ending.batch
     logs = [checkpoint / folder / str(n) for folder in ("offsets", "commits") for n in _numbers(checkpoint / folder)]
     state = [path for path, version in _state_files(checkpoint) if version > least]
@@ -110,7 +110,7 @@ def _offsets_are_whole(path: Path) -> bool:
 
 
 def _state_is_whole(checkpoint: Path, version: int) -> bool:
-    """Whether each partition of the state can be read as of a version: from a snapshot, and the changes since."""
+    """Report if each partition of the state can be read as of a version: from a snapshot, and the changes since."""
     return all(_partition_is_whole(folder, version) for folder in _partitions(checkpoint))
 
 

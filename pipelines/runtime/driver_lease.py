@@ -51,14 +51,18 @@ class DriverLease:
         self._consumer: KafkaConsumer | None = None
 
     def acquire(self, patience: float = _PATIENCE) -> None:
-        """Returns when this process is the driver. SecondDriverError: another is, and lives on. KafkaError."""
+        """Wait until this process is the driver.
+
+        Raises:
+            SecondDriverError: Another process stays the driver.
+        """
         until = self._now() + patience
         while (holder := self._find_holder(until)) is not None and not _has_ended(holder):
             if self._now() >= until:
                 raise SecondDriverError(
                     f"{self._query} is run by another driver, {_describe(holder)}, and two of them would write the "
-                    "same things twice. Stop that one first. After its end this one may start at once on the same machine, "
-                    f"and {SESSION:.0f} s later on another"
+                    "same things twice. Stop that one first. After its end this one may start at once on the same "
+                    f"machine, and {SESSION:.0f} s later on another"
                 )
             time.sleep(0.5)
         self._consumer = consumer = open_client(
@@ -158,7 +162,7 @@ def _build_process_id() -> str:
 
 
 def _compute_machine_id() -> str:
-    """What the processes have in common that see each other's ids: the machine since its start, and the namespace."""
+    """Compute an id of the processes that see each other's process ids: the machine since its start, and the namespace."""
     try:
         known = Path("/proc/sys/kernel/random/boot_id").read_text() + os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -167,7 +171,7 @@ def _compute_machine_id() -> str:
 
 
 def _has_ended(process: str) -> bool:
-    """Whether a driver ran here and is no more. A driver of this very process is one before this one."""
+    """Report if a driver ran here and has ended. A driver of this very process is one before this one."""
     pid, machine, _ = process.split("_", 2)
     if machine != _compute_machine_id():
         return False

@@ -48,7 +48,7 @@ class QueryProgress:
     reckoned: int = 0
     """the newest time that the query has reckoned with, where it forgets by time and not Spark, µs; else 0"""
     idle: bool = False
-    """Whether the query found nothing to read last. A query that starts with nothing to read reports no offsets."""
+    """the query found nothing to read last. A query that starts with nothing to read reports no offsets."""
 
     @property
     def batch_ms(self) -> int:
@@ -72,7 +72,7 @@ class _ByOneCall(JStreamingQueryListener):
 
 
 class ProgressListener(StreamingQueryListener):
-    """Keeps the newest progress of every named query; `snapshot()` may be called from any thread."""
+    """The newest progress of every named query; `snapshot()` may be called from any thread."""
 
     def __init__(self, held: Callable[[str], DedupStoreState] = lambda query: DedupStoreState()) -> None:
         """`held`: what a query keeps beside Spark's state."""
@@ -84,7 +84,7 @@ class ProgressListener(StreamingQueryListener):
 
     @property
     def _jlistener(self) -> JavaObject:
-        """What Spark registers, and calls back. PySpark has no public name for it."""
+        """The listener that Spark registers, and calls back. PySpark has no public name for it."""
         if self._registered is None:
             jvm = cast(JVMView, SparkContext._jvm)
             self._registered = jvm.PythonStreamingQueryListenerWrapper(_ByOneCall(self))
@@ -118,7 +118,7 @@ class ProgressListener(StreamingQueryListener):
         """Nothing: the supervisor asks the query itself what ended it."""
 
     def take(self, progress: StreamingQueryProgress) -> None:
-        """Takes in the report of one micro-batch, or of a look that found nothing to read."""
+        """Add the report of one micro-batch, or of a poll that found nothing to read."""
         if progress.name is None:
             return
         held = self._held(progress.name)

@@ -104,7 +104,7 @@ class QueryWatch:
     def build_state(
         self, now: float, ends: Ends, progress: QueryProgress | None, *, restarts: int, error: str, tripped: bool
     ) -> QueryState:
-        """How the query stands. `now`: monotonic s; `ends`: of at least its topics; the others: as
+        """Build the state of the query. `now`: monotonic s; `ends`: of at least its topics; the others: as
         `build_query_state`."""
         read = {topic: ends.get(topic, {}) for topic in self._topics}
         line = build_query_state(self._name, progress, read, restarts=restarts, error=error, tripped=tripped)

@@ -28,7 +28,7 @@ class PackedRow(NamedTuple):
 
 
 class UniqueRow(NamedTuple):
-    """What is left of an `PackedRow` that has passed."""
+    """The rest of a `PackedRow` that has passed."""
 
     kind: str
     row: Sequence[object]

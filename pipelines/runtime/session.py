@@ -167,7 +167,7 @@ def _get_submitted_master() -> str | None:
 
 
 def _launch_jvm(conf: Mapping[str, str]) -> None:
-    """Starts the JVM, where this process has none, with `conf` in a file that only its user can read.
+    """Start the JVM, if this process has none, with `conf` in a file that only its user can read.
 
     PySpark would put `conf` on the command line, which every user of the machine can read, passwords included.
     """

@@ -20,7 +20,7 @@ _PATIENCE_MS = 1_000  # that the broker has to answer: the caller has a bridge a
 
 
 class TopicEnds:
-    """Reads end offsets from the broker. While it does not answer, the last known offsets stay, and `error` is set.
+    """Reader of end offsets from the broker. While it does not answer, the last known offsets stay, and `error` is set.
 
     A thread checks for added partitions. A topic that was deleted is left out from then on.
     """

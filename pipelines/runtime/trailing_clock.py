@@ -15,7 +15,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass
 class TrailingClock:
-    """Takes what a clock says beside the time that was newest, again and again."""
+    """Comparison of a clock with the newest time that was recorded."""
 
     since: int | None = None
     """when the clock was first seen to trail, by itself; None: the clock does not trail"""
@@ -37,7 +37,7 @@ def is_trailing(now: int, newest: int) -> bool:
 
 
 def describe_log_lag(topic: str, now: int, newest: int, since: int | None) -> str:
-    """What it means, and what to do, where the broker's stamps trail the clock of the log (decision 1)."""
+    """Describe the consequence, and what to do, if the broker's stamps trail log time (decision 1)."""
     return (
         f"the broker's clock trails the log {topic} by {_seconds(newest - now)}{_since(since)}: its stamps were ahead "
         f"before. Windows wait for the log's clock, so batches come late until the broker's clock has passed "

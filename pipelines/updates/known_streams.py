@@ -57,7 +57,7 @@ class StreamsFile:
         return dict(self._file.execute("SELECT part, place FROM places"))
 
     def add(self, values: Iterable[bytes | None], places: Mapping[int, int]) -> None:
-        """Takes records of the topic, in the order of their offsets, and the places after them: all of it, or nothing.
+        """Add records of the topic, in the order of their offsets, and the offsets after them: all or nothing.
 
         The rows are sorted on disk first: put in one by one, each would rewrite a page of its own.
         """
@@ -68,7 +68,7 @@ class StreamsFile:
             self._file.executemany("INSERT OR REPLACE INTO places VALUES (?, ?)", places.items())
 
     def get(self, stream: tuple[str, str], default: SeparatorRecord | None, /) -> SeparatorRecord | None:
-        """What the genesis of a stream names, by network and StreamID; `default`: the stream is not in the file."""
+        """Return the separator that the genesis of a stream names, by network and StreamID; `default`: the stream is not in the file."""
         row = self._file.execute(_LOOK_UP, (_digest(*stream),)).fetchone()
         if row is None:
             return default
@@ -128,7 +128,7 @@ def _digest_tip(stream: tuple[str, str], tip: WaitedTip) -> bytes:
 
 
 class _StreamsConsumer(Protocol):
-    """What is used of kafka-python's consumer, which is assigned to all partitions of one topic."""
+    """The used part of kafka-python's consumer, which is assigned to all partitions of one topic."""
 
     def assignment(self) -> set[TopicPartition]: ...
     def end_offsets(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]: ...
@@ -153,7 +153,7 @@ class KnownStreams:
         self._answers: dict[tuple[str, str], tuple[SeparatorRecord | None, bool]] = {}
 
     def get(self, stream: tuple[str, str], default: SeparatorRecord | None, /) -> SeparatorRecord | None:
-        """What the verified genesis of a stream names, by network and StreamID; `default`: the stream is not known."""
+        """Return the separator of a verified genesis, by network and StreamID; `default`: the stream is not known."""
         answer = self._answers.get(stream)
         if answer is None:
             found = self._file.get(stream, _NOT_THERE)
@@ -170,7 +170,7 @@ class KnownStreams:
         return self._file.has_waited(stream, tip)
 
     def refresh(self) -> None:
-        """Reads on to where the topic ends now, unless another worker of this machine has done so."""
+        """Read up to the current end of the topic, unless another worker of this machine has done so."""
         ends = self._consumer.end_offsets(self._parts) if self._parts else {}
         places = self._file.read_offsets()
         if _is_behind(places, ends):
