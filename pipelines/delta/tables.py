@@ -40,8 +40,8 @@ class TimeBounds(NamedTuple):
         return found
 
     def may_hold(self, files: pa.Table) -> pa.ChunkedArray:
-        """Select the files, as delta-rs lists them, that may have a row in the range: a file that does not state its least and
-        greatest value may."""
+        """Select the files, as delta-rs lists them, that may have a row in the range: a file that does not state its
+        least and greatest value may."""
         least, greatest = (_read_statistic(files, f"{of}.{self.column}") for of in ("min", "max"))
         found = pa.chunked_array([pa.repeat(pa.scalar(True), files.num_rows)])
         if self.low is not None:

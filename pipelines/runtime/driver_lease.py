@@ -162,7 +162,8 @@ def _build_process_id() -> str:
 
 
 def _compute_machine_id() -> str:
-    """Compute an id of the processes that see each other's process ids: the machine since its start, and the namespace."""
+    """Compute an id of the processes that see each other's process ids: the machine since its start, and the
+    namespace."""
     try:
         known = Path("/proc/sys/kernel/random/boot_id").read_text() + os.readlink("/proc/self/ns/pid")
     except OSError:

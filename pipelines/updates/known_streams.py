@@ -68,7 +68,8 @@ class StreamsFile:
             self._file.executemany("INSERT OR REPLACE INTO places VALUES (?, ?)", places.items())
 
     def get(self, stream: tuple[str, str], default: SeparatorRecord | None, /) -> SeparatorRecord | None:
-        """Return the separator that the genesis of a stream names, by network and StreamID; `default`: the stream is not in the file."""
+        """Return the separator that the genesis of a stream names, by network and StreamID; `default`: the stream is
+        not in the file."""
         row = self._file.execute(_LOOK_UP, (_digest(*stream),)).fetchone()
         if row is None:
             return default
