@@ -42,11 +42,16 @@ _UPDATE_EVERY = 1.0  # s between two looks at interests and statuses
 
 
 class BridgeError(PrerequisiteError):
-    """The bridge cannot run; the text says why and what to do."""
+    """A bridge that cannot run; the text gives the reason and the remedy."""
 
 
 def run(settings: Settings) -> None:
-    """Runs the bridge until SIGTERM or SIGINT. BridgeError, StateInUseError, FramesLostError."""
+    """Run the bridge until SIGTERM or SIGINT.
+
+    Raises:
+        BridgeError, StateInUseError: it cannot run.
+        FramesLostError: frames were lost at its end.
+    """
     with locked(settings.state, "bridge"):
         settings.bridge_dir.mkdir(parents=True, exist_ok=True)
         if settings.kafka.embedded:
@@ -90,8 +95,7 @@ async def _run(settings: Settings) -> None:
 
 
 async def _update_every_second(parts: BridgeComponents, settings: Settings) -> None:
-    """Once a second: puts the node on the topics of the interests, tells IPFS its neighbours, starts threads again that
-    a fault has ended, writes the status."""
+    """Update topics, IPFS neighbours and the status file every second, and restart threads that an exception ended."""
     path = settings.bridge_dir / "status.json"
     problems = ProblemLog(_LOG)
     say(_LOG, "bridge started", peer=peer_text(parts.node.peer), network=settings.network)
@@ -119,8 +123,7 @@ async def _update_topics(
     peers: Mapping[bytes, PeerView],
     joined: Collection[str],
 ) -> None:
-    """Joins and leaves topics, so that the node is on those of the interests. There may be thousands: what peers say
-    goes on in between."""
+    """Join and leave topics to match the interests. There may be thousands, so that other tasks run in between."""
     wanted = parts.topic_selector.choose(network, map(parse_interest, interests), peers, joined)
     if not parts.publishing.joins_network_topic():
         wanted.difference_update(network_topics(network))

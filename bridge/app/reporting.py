@@ -1,4 +1,4 @@
-"""What a bridge says of itself: the parts' own statuses, put together into one."""
+"""The status of a bridge, collected from its parts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NO_IPFS = "ipfs.api is empty"
 def build_status(
     parts: BridgeComponents, settings: Settings, view: NodeView, interests: tuple[str, ...], at: float
 ) -> BridgeStatus:
-    """The status of a bridge. `view`: of its node; `interests`: as last read; `at`: unix seconds."""
+    """Build the status of a bridge from the view of its node and the current interests, at `at` (unix seconds)."""
     return BridgeStatus(
         at=at,
         pid=os.getpid(),
@@ -56,7 +56,7 @@ def build_status(
 
 
 def select_largest(savings: Iterable[SavingStatus]) -> tuple[SavingStatus, ...]:
-    """The savings of most bytes, so that the status stays small with many peers on many topics."""
+    """Select the largest savings, so that the status stays small with many peers on many topics."""
     return tuple(nlargest(_MOST_SAVINGS, savings, key=lambda each: each.as_names - each.as_indices))
 
 

@@ -61,7 +61,7 @@ class FramesLostError(KilnError):
 
 @dataclass(frozen=True)
 class BridgeComponents:
-    """What a bridge is made of. None: the settings turn that part off."""
+    """The parts of a bridge; `None` for those that the settings turn off."""
 
     interests: InterestsFile
     shares: TopicShares
@@ -82,14 +82,14 @@ class BridgeComponents:
 
     @property
     def threads(self) -> tuple[Publisher | Fetcher, ...]:
-        """The parts that work in a thread of their own and use the others. They start last and stop first."""
+        """The threads that use the other parts. They start last and stop first."""
         return tuple(each for each in (self.publisher, self.announcer, self.fetcher) if each is not None)
 
 
 def build_bridge(settings: Settings, stack: ExitStack, token: trio.lowlevel.TrioToken) -> BridgeComponents:
-    """The parts, connected. `stack` takes them down again, the newest first. FramesLostError.
+    """Create and connect the parts; `stack` closes them, newest first, and may raise `FramesLostError`.
 
-    The threads of publisher and announcer hand messages to the trio thread of `token`. Whoever calls this starts node,
+    The threads of publisher and announcer hand messages to the trio thread of `token`. The caller starts node,
     discovery, carrier and threads.
     """
     sink = stack.enter_context(_open_sink(settings))
@@ -144,30 +144,30 @@ class PublishingTopics:
             self._height = HeightWatch(group.rpc_url.get_secret_value(), group.height, path, _now_us)
 
     def start(self) -> None:
-        """Begins to ask for the block height, where the settings name one."""
+        """Start to watch the block height if the settings name one."""
         if self._height is not None:
             self._height.start()
 
     def stop(self) -> None:
-        """Ends that."""
+        """Stop watching it."""
         if self._height is not None:
             self._height.stop()
 
     def publishing_scheme(self) -> TopicScheme:
-        """The topics on which a batch goes out now."""
+        """Return the topics on which batches are published now."""
         return self._transition.publishing_scheme(_now_us(), self._reached_at)
 
     def joins_network_topic(self) -> bool:
-        """Whether the node is to be on the topic of the network now."""
+        """Return whether the node subscribes to the network's topic now."""
         return self._transition.joins_network_topic(_now_us(), self._reached_at)
 
     def describe(self) -> str:
-        """What is published where; empty where there is no transition."""
+        """Describe what is published where; empty if there is no transition."""
         return self._transition.describe(_now_us(), self._reached_at)
 
     @property
     def error(self) -> str | None:
-        """Why the block height is not known now."""
+        """The reason why the block height is unknown now."""
         return None if self._height is None else self._height.error
 
     @property
@@ -338,7 +338,7 @@ def _create_publisher(
 
 
 def describe_hold(settings: Settings, ipfs: IpfsStatus) -> str | None:
-    """Why no batch goes out now although there is an IPFS node, and what to set; None: batches go out."""
+    """Describe why no batch is published although there is an IPFS node, and what to set; `None` if they are."""
     if not settings.needs_neighbours or ipfs.gossip_peers or ipfs.connections:
         return None
     return (

@@ -1,4 +1,4 @@
-"""What takes captured frames."""
+"""The interface of a sink for captured frames."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Sink(Protocol):
-    """What node and overlay need of a sink: kiln.bridge.capture.spool.FrameSink, or another in tests."""
+    """A sink for captured frames: kiln.bridge.capture.spool.FrameSink, or another in tests."""
 
     def put(self, connection: bytes, frame: bytes) -> None: ...
     @property

@@ -59,7 +59,7 @@ _SEND_ERRORS: Final = (KafkaError, OSError)
 
 
 class SinkError(RuntimeError):
-    """The spool's folder cannot be used."""
+    """An unusable spool folder."""
 
 
 class _PendingFrame:
@@ -189,7 +189,7 @@ class FrameSink:
 
     @property
     def full(self) -> bool:
-        """Whether frames can go nowhere but into memory: stop reading from peers until `subscribe`'s callback."""
+        """True if frames fit only into memory: stop reading from peers until `subscribe`'s callback."""
         return self._full
 
     def subscribe(self, callback: Callable[[], None]) -> None:
@@ -199,7 +199,7 @@ class FrameSink:
 
     @property
     def error(self) -> str | None:
-        """What is wrong, in words; None: nothing is."""
+        """A description of what fails now, if anything."""
         with self._lock:
             return self._describe_error()
 

@@ -1,8 +1,8 @@
-"""What bridges tell each other in Kafka's group protocol, and what follows from it. Pure.
+"""User data of the bridges in Kafka's group protocol, and the election of their leader.
 
 Each bridge joins the group with a `Member`. One of them, which the broker chooses, makes the `GroupView` of all
-members. Each gets the Round from the broker. Both are JSON, as the user data of Kafka's consumer protocol; no partition
-is assigned. The broker's generation of the group numbers the rounds.
+members, which the broker distributes. Both are JSON, as the user data of Kafka's consumer protocol; no partition is
+assigned. The broker's generation of the group numbers the rounds.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ import msgspec
 from kiln.bridge.cluster.rendezvous import find_owner
 
 PROTOCOL = "kiln-bridges"
-"""The name under which bridges agree on this layout: a bridge of another layout is refused by the broker."""
+"""The protocol name of this layout: the broker refuses a bridge of another layout."""
 
 
 class Member(msgspec.Struct, frozen=True):
-    """What a bridge says of itself when it joins."""
+    """User data with which a bridge joins."""
 
     peer: str
     """peer id"""
     host: str
-    """the machine, for people"""
+    """the machine's name, for users"""
     interests: str
     """`interests_digest` of what it follows"""
     duties: int = 0
-    """how many of the leader's tasks its settings let it do: publish, announce, fetch"""
+    """number of the leader's tasks that its settings allow: publish, announce, fetch"""
     led: int = 0
     """the round since which it has led; 0: it does not lead"""
     authors: tuple[str, ...] = ()
-    """peer ids of which its messages are"""
+    """peer ids of the authors of its messages"""
 
 
 class LiveBridge(msgspec.Struct, frozen=True):
-    """A bridge that lives, as the others know it."""
+    """A live bridge, as the others know it."""
 
     peer: str
     host: str
@@ -44,7 +44,7 @@ class LiveBridge(msgspec.Struct, frozen=True):
 
 
 class GroupView(msgspec.Struct, frozen=True):
-    """What all members learn. `after`: another member that says it leads until it learns of this round; or empty."""
+    """User data for all members. `after`: another member that leads until it learns of this round, or empty."""
 
     leader: str
     authors: tuple[str, ...]
@@ -58,19 +58,23 @@ _ROUND = msgspec.json.Decoder(GroupView)
 
 
 def group_name(prefix: str, network: str) -> str:
-    """The consumer group that the bridges of a network join. `prefix`: of topics."""
+    """Return the consumer group of the bridges of a network; `prefix` is that of the topics."""
     return f"{prefix}bridges.{network}"
 
 
 def interests_digest(texts: Iterable[str]) -> str:
-    """Equal for equal interests, in any order: 8 bytes of BLAKE2b over the sorted texts, hex."""
+    """Return 8 bytes of BLAKE2b over the sorted texts, in hex; equal for equal interests in any order."""
     return blake2b("\n".join(sorted(set(texts))).encode(), digest_size=8).hexdigest()
 
 
 def build_round(members: Collection[Member]) -> GroupView:
-    """The round of these members. Who leads goes on leading, and of several who say so, the one of the latest round.
+    """Build the round of these members.
 
-    A member with fewer duties than another never leads: nobody would do what it cannot. ValueError: no member.
+    The leader stays leader; of several, the one of the latest round. A member with fewer duties than another never
+    leads, because the missing ones would not be done.
+
+    Raises:
+        ValueError: there is no member.
     """
     most = max(member.duties for member in members)
     able = {member.peer: member for member in members if member.duties == most}

@@ -1,10 +1,10 @@
-"""A bridge's place among the bridges of its network: a member of a consumer group in Kafka, from start to stop.
+"""Membership of a bridge in the consumer group of the bridges of its network, from start to stop.
 
-Kafka's group protocol says who lives. It works across machines, needs no clock that machines share, and no rights that
-the bridge's other groups do not need. The bridge is a static member (KIP-345) under its peer id. So a bridge that is
-started again within `SESSION` is the same member, and nobody takes over.
+Kafka's group protocol detects the live bridges. It works across machines, and needs no shared clock and no rights
+beyond those of the bridge's other groups. The bridge is a static member (KIP-345) under its peer id, so that a bridge
+that restarts within `SESSION` is the same member, and no other takes over.
 
-*Leading.* The leader acts while its lease lasts. The lease begins when the bridge asked for the heartbeat that the
+*Leading.* The leader acts while its lease lasts. The lease begins when the bridge sent the heartbeat that the
 broker answered last, and ends `MARGIN` before the broker could give the bridge up. The clock of the lease goes on while
 the machine sleeps. A bridge that was stopped between a look at the lease and what it does next may still do that one
 thing.
@@ -89,9 +89,9 @@ def _boot_clock() -> float:
 
 
 class Membership(KafkaThread):
-    """Joins the group, keeps the lease, and says who leads and who lives, from `start()` to `stop()`.
+    """A thread that joins the group, renews the lease, and tracks the leader and the live bridges.
 
-    `leads`, `round` and `authors` may be asked in any thread.
+    `is_leader`, `bridges` and `authors` may be used in any thread.
     """
 
     def __init__(
@@ -120,16 +120,16 @@ class Membership(KafkaThread):
         self._lease = (0.0, 0.0)  # from, until, by the clock
         self._authors = frozenset(member.authors)
 
-    # -------- what others ask
+    # -------- state
 
     def is_leader(self) -> bool:
-        """Whether this bridge leads at this moment."""
+        """Return whether this bridge leads at this moment."""
         begins, ends = self._lease
         return begins <= self._clock() < ends
 
     @property
     def bridges(self) -> tuple[LiveBridge, ...]:
-        """The bridges that live, this one included; none before Kafka has said so."""
+        """The live bridges, this one included; none before the first round."""
         return () if self._round is None else self._round.bridges
 
     @property
@@ -138,15 +138,15 @@ class Membership(KafkaThread):
         return self._authors
 
     def set_interests(self, interests: Sequence[str]) -> None:
-        """The interests now: the others learn of a change in the next round."""
+        """Set the current interests; the others learn of a change in the next round."""
         self._interests = interests_digest(interests)
 
     def another_bridge_leads(self) -> bool:
-        """Whether another bridge is known to lead."""
+        """Return whether another bridge is known to lead."""
         return self._round is not None and self._round.leader != self._me
 
     def describe(self) -> str:
-        """Why this bridge does not lead."""
+        """Describe why this bridge does not lead."""
         if self._round is None:
             return self.error or "waiting for Kafka to say which bridge leads"
         if self._round.leader == self._me:
@@ -154,7 +154,7 @@ class Membership(KafkaThread):
         return f"another bridge leads: {self._round.leader}"
 
     def status(self) -> SharingStatus:
-        """How it goes."""
+        """Return the status of the group."""
         view = self._round
         return SharingStatus(
             leads=self.is_leader(),

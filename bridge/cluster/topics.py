@@ -1,4 +1,4 @@
-"""Which topics a bridge leaves to another bridge. Pure."""
+"""The division of topics between several bridges."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TopicShares:
         """the topics that are left to others now"""
 
     def set_bridges(self, bridges: tuple[LiveBridge, ...]) -> None:
-        """The bridges that live now, this one included."""
+        """Set the live bridges, this one included."""
         if bridges != self._bridges:
             own = next((bridge.interests for bridge in bridges if bridge.peer == self._me), None)
             same_interests = {bridge.peer for bridge in bridges if bridge.interests == own}
@@ -38,7 +38,7 @@ class TopicShares:
 
     @property
     def others(self) -> Set[str]:
-        """The other bridges that live, as peer ids."""
+        """Peer ids of the other live bridges."""
         return {bridge.peer for bridge in self._bridges} - {self._me}
 
     def choose(

@@ -1,4 +1,4 @@
-"""What the bridge asks of IPFS: blocks in, blocks out.
+"""The bridge's interface to IPFS: store and fetch blocks.
 
 Publisher and fetcher are threads, so calls wait. Any thread may make any call. Every block that comes out has the hash
 that its CID names: no answer of a node is believed.
@@ -44,66 +44,81 @@ class BlockRefusedError(Exception):
 
 
 class BlockStore(Protocol):
-    """A place that keeps blocks. `cid` is the text of a CID."""
+    """A store of blocks. `cid` is the text of a CID."""
 
     def put(self, cid: str, data: bytes) -> None:
-        """Keep a block, so that peers can fetch it once this returns. Does nothing if the block is there already.
+        """Store a block, so that peers can fetch it; do nothing if it is stored already.
 
-        BlocksAwayError: wait. BlockRefusedError: not the bytes of this CID, too large, or kept under another CID.
+        Raises:
+            BlockStoreUnavailableError: it may work later.
+            BlockRefusedError: not the bytes of this CID, too large, or stored under another CID.
         """
         ...
 
     def get(self, cid: str, timeout: float, limit: int = MAX_BLOCK) -> bytes:
-        """The block, verified against its CID, at most `limit` bytes; not more than that is read.
+        """Fetch a block and verify it against its CID, reading at most `limit` bytes.
 
-        `timeout` in s: about how long peers are asked. BlocksAwayError: wait. BlockUnavailableError: not found in time.
-        BlockRefusedError: larger, other bytes than its CID says, or a CID that cannot be checked (not sha2-256).
+        Args:
+            timeout: seconds, roughly, to look for it at peers.
+
+        Raises:
+            BlockStoreUnavailableError: it may work later.
+            BlockUnavailableError: not found in time.
+            BlockRefusedError: larger, with another hash, or with a CID that cannot be checked (not sha2-256).
         """
         ...
 
     def pin(self, cid: str) -> None:
-        """Keep this block, and not the blocks it links to, from being collected. Does nothing if it is pinned.
+        """Protect this block, and not the blocks it links to, from garbage collection.
 
-        BlocksAwayError; BlockUnavailableError: the node has no such block.
+        Raises:
+            BlockStoreUnavailableError: it may work later.
+            BlockUnavailableError: the node has no such block.
         """
         ...
 
     def unpin(self, cid: str) -> None:
-        """Let the block be collected. Does nothing if it is not pinned, or pinned by others with all it links to.
+        """Allow the block to be collected; do nothing if it is not pinned, or pinned recursively by others.
 
-        BlocksAwayError.
+        Raises:
+            BlockStoreUnavailableError: it may work later.
         """
         ...
 
     def provide(self, cid: str) -> None:
-        """Tell others, where the node has a routing, who has this block: in its own time. Returns at once."""
+        """Announce in the background that the node has this block, if it has a routing. Returns at once."""
         ...
 
     def connect_gossip_peers(self, peers: Sequence[BitswapPeer]) -> None:
-        """The gossip peers that speak bitswap, the most important first: the node stays connected to them, as long as
-        they are named. Returns at once."""
+        """Set the gossip peers that speak bitswap, most important first, to which the node stays connected.
+
+        Returns at once.
+        """
         ...
 
     def add_announcer(self, peer: str) -> None:
-        """A block that this peer announced is about to be fetched: connect to it, if it can be found. Returns at
-        once."""
+        """Connect to the announcer of a block that is about to be fetched, if it can be found. Returns at once."""
         ...
 
     def status(self) -> IpfsStatus:
-        """The counts. Returns at once."""
+        """Return the counts at once."""
         ...
 
     def describe(self) -> str:
-        """What keeps the blocks, and how it was when last seen, in words. Returns at once."""
+        """Describe the store and its last known state. Returns at once."""
         ...
 
     def close(self) -> None:
-        """End what was started. Calls under way elsewhere end with BlocksAwayError."""
+        """Close the store. Calls in other threads end with `BlockStoreUnavailableError`."""
         ...
 
 
 def read_digest(cid: str) -> bytes:
-    """The sha2-256 digest in a CID. BlockRefusedError: not a CID, or one of another hash."""
+    """Return the sha2-256 digest in a CID.
+
+    Raises:
+        BlockRefusedError: not a CID, or one of another hash.
+    """
     try:
         digest = sha2_256_digest(cid_bytes(cid))
     except CidError as error:
@@ -114,12 +129,16 @@ def read_digest(cid: str) -> bytes:
 
 
 def verify_block(cid: str, data: bytes) -> bytes:
-    """The bytes, if they are those of the CID. BlockRefusedError: they are not, or the CID cannot be checked."""
+    """Return the bytes if they are those of the CID.
+
+    Raises:
+        BlockRefusedError: they are not, or the CID cannot be checked.
+    """
     if sha256(data).digest() != read_digest(cid):
         raise BlockRefusedError(WRONG_HASH, f"{cid[:80]}: the {len(data)} bytes that came have another hash")
     return data
 
 
 def refuse_too_large(cid: str, limit: int) -> BlockRefusedError:
-    """The refusal of a block that is larger than asked for."""
+    """Return the error of a block that exceeds the limit."""
     return BlockRefusedError(TOO_LARGE, f"{cid[:80]}: larger than {limit:,} bytes")

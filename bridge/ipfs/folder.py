@@ -27,7 +27,7 @@ class FolderBlockStore:
         self._folder = folder
 
     def put(self, cid: str, data: bytes) -> None:
-        """As `Blocks.put`. On disk once it returns; BlocksAwayError: it cannot be written."""
+        """Implement `BlockStore.put`. On disk once it returns; BlocksAwayError: it cannot be written."""
         verify_block(cid, data)
         path = self._path(cid)
         try:
@@ -48,7 +48,7 @@ class FolderBlockStore:
             raise BlockStoreUnavailableError(f"{self._folder} cannot be written: {error.strerror}") from error
 
     def get(self, cid: str, timeout: float, limit: int = MAX_BLOCK) -> bytes:
-        """As `Blocks.get`; there is nobody to wait for, so `timeout` is of no account."""
+        """Implement `BlockStore.get`; there is nobody to wait for, so `timeout` is of no account."""
         read_digest(cid)
         try:
             with self._path(cid).open("rb") as file:
@@ -82,11 +82,11 @@ class FolderBlockStore:
         """Nothing."""
 
     def status(self) -> IpfsStatus:
-        """As `Blocks.status`."""
+        """Implement `BlockStore.status`."""
         return IpfsStatus()
 
     def describe(self) -> str:
-        """As `Blocks.about`."""
+        """Implement `BlockStore.describe`."""
         return f"a folder, {self._folder}: no peer can fetch the blocks"
 
     def close(self) -> None:

@@ -106,7 +106,7 @@ class Kubo:
     # ------------------------------------------------------------ blocks
 
     def put(self, cid: str, data: bytes) -> None:
-        """As `Blocks.put`. The block is not pinned, and what it links to is not looked at."""
+        """Implement `BlockStore.put`. The block is not pinned, and what it links to is not looked at."""
         verify_block(cid, data)
         ours = cid_bytes(cid)
         options = {"cid-codec": _codec(cid, ours), "mhtype": "sha2-256", "mhlen": "32", "pin": "false"}
@@ -123,7 +123,7 @@ class Kubo:
             raise BlockRefusedError(WRONG_CID, f"{cid}: {self.url} keeps it as {theirs[:100]}")
 
     def get(self, cid: str, timeout: float, limit: int = MAX_BLOCK) -> bytes:
-        """As `Blocks.get`. BlockUnavailableError when the node breaks off: it may, for this block alone."""
+        """Implement `BlockStore.get`. BlockUnavailableError when the node breaks off: it may, for this block alone."""
         options = {"arg": _canonical_text(cid), "timeout": _go_duration(timeout)}
         ends_at = time.monotonic() + timeout + _GRACE
         data = bytearray()
@@ -149,7 +149,7 @@ class Kubo:
             raise BlockUnavailableError(f"{cid}: {self.url} answered with nothing") from None
 
     def pin(self, cid: str) -> None:
-        """As `Blocks.pin`: a direct pin. One that is pinned with all it links to already is left so."""
+        """Implement `BlockStore.pin`: a direct pin. One that is pinned with all it links to already is left so."""
         usual = _canonical_text(cid)
         options = {"arg": usual, "recursive": "false", "timeout": _go_duration(_CALL)}
         try:
@@ -163,7 +163,7 @@ class Kubo:
             raise self._unexpected_answer("pin/add", answer)
 
     def unpin(self, cid: str) -> None:
-        """As `Blocks.unpin`."""
+        """Implement `BlockStore.unpin`."""
         try:
             self._json("pin/rm", {"arg": _canonical_text(cid), "recursive": "false"}, _CALL)
         except KuboError as error:
@@ -172,7 +172,7 @@ class Kubo:
             raise BlockStoreUnavailableError(f"{self.url} cannot unpin {cid}: {error}") from None
 
     def close(self) -> None:
-        """As `Blocks.close`."""
+        """Implement `BlockStore.close`."""
         self._closed = True
         self._client.close()
 

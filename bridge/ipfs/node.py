@@ -54,45 +54,45 @@ class NodeBlockStore:
         self._thread.start()
 
     def put(self, cid: str, data: bytes) -> None:
-        """As `Blocks.put`."""
+        """Implement `BlockStore.put`."""
         self._need_node()
         self._kubo.put(cid, data)
 
     def get(self, cid: str, timeout: float, limit: int = MAX_BLOCK) -> bytes:
-        """As `Blocks.get`."""
+        """Implement `BlockStore.get`."""
         self._need_node()
         return self._kubo.get(cid, timeout, limit)
 
     def pin(self, cid: str) -> None:
-        """As `Blocks.pin`."""
+        """Implement `BlockStore.pin`."""
         self._need_node()
         self._kubo.pin(cid)
 
     def unpin(self, cid: str) -> None:
-        """As `Blocks.unpin`."""
+        """Implement `BlockStore.unpin`."""
         self._need_node()
         self._kubo.unpin(cid)
 
     def provide(self, cid: str) -> None:
-        """As `Blocks.provide`."""
+        """Implement `BlockStore.provide`."""
         self._providing.add(cid)
 
     def connect_gossip_peers(self, peers: Sequence[BitswapPeer]) -> None:
-        """As `Blocks.stay_near`."""
+        """Implement `BlockStore.connect_gossip_peers`."""
         with self._lock:
             changed = self._neighbours.set_gossip(peers)
         if changed:
             self._wake.set()
 
     def add_announcer(self, peer: str) -> None:
-        """As `Blocks.announced`."""
+        """Implement `BlockStore.add_announcer`."""
         with self._lock:
             new = self._neighbours.add_announcer(peer, time.monotonic())
         if new:
             self._wake.set()
 
     def status(self) -> IpfsStatus:
-        """As `Blocks.status`."""
+        """Implement `BlockStore.status`."""
         near, told = self._neighbours, self._providing
         return IpfsStatus(
             connections=self._connections,
@@ -104,11 +104,11 @@ class NodeBlockStore:
         )
 
     def describe(self) -> str:
-        """As `Blocks.about`."""
+        """Implement `BlockStore.describe`."""
         return self._about
 
     def close(self) -> None:
-        """As `Blocks.close`."""
+        """Implement `BlockStore.close`."""
         self._stop.set()
         self._wake.set()
         self._providing.close()
