@@ -10,7 +10,7 @@ from kiln.schemas.wire.topics import Interest, Separator, parse_interest, parse_
 
 
 def network_topics(network: str) -> tuple[str, str]:
-    """The topic of the network as nodes name it, and as CIP-120 writes it."""
+    """Return the network's topic as nodes name it, and as CIP-120 writes it."""
     name = topic_name(network, None)
     return name, f"{name}/"
 
@@ -51,7 +51,7 @@ class InterestsFile:
         self.error: str | None = None
 
     def read(self) -> tuple[str, ...]:
-        """The interests now. Cheap where the file has not changed."""
+        """Read the current interests; cheap if the file has not changed."""
         try:
             found = self._path.stat()
         except FileNotFoundError:

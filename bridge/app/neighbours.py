@@ -12,7 +12,7 @@ from kiln.schemas.wire.identity import peer_text
 
 
 class PeerConnector(Protocol):
-    """What is asked of the node."""
+    """The used part of the node."""
 
     def peers_speaking(self, *protocols: str) -> list[tuple[bytes, list[bytes]]]: ...
     def remote_address(self, peer: bytes) -> tuple[str, int] | None: ...

@@ -1,4 +1,4 @@
-"""Which of the topics that an interest covers the node joins, where there are too many (CIP-120, Specification)."""
+"""Select the topics to join if an interest covers too many (CIP-120, Specification)."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class TopicSelector:
 
     @property
     def refused(self) -> int:
-        """How many topics are not joined now, for want of room or of time."""
+        """Number of topics that are not joined now, for lack of room or time."""
         return len(self._refused) + self._waiting
 
     def record_message(self, deliver: Deliver) -> None:
@@ -64,7 +64,7 @@ class TopicSelector:
     def choose(
         self, network: str, interests: Iterable[Interest], peers: Mapping[bytes, PeerView], joined: Collection[str]
     ) -> set[str]:
-        """The topics to be on. `peers`: those connected; `joined`: the topics that the node is on."""
+        """Select the topics to be on, given the connected `peers` and the `joined` topics."""
         followed = tuple(interests)
         bridges = self._bridges(peers)
         peers = {peer: view for peer, view in peers.items() if peer not in bridges}
@@ -101,7 +101,7 @@ class TopicSelector:
         return {peer: view for peer, view in peers.items() if peer_text(peer) in others} if others else {}
 
     def _paced(self, fixed: set[str], chosen: set[str], joined: set[str]) -> set[str]:
-        """The topics to be on in this round: on the way from those joined to those chosen."""
+        """Return the topics to be on in this round, on the way from the joined to the chosen ones."""
         most = max(_CHANGES_MORE, _CHANGES - len(joined))
         changes = min(self._changes + _CHANGES_MORE, most)
         idle = wanted_topics(self._network, self._interests, joined - chosen) & joined - fixed - chosen

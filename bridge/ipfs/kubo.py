@@ -41,20 +41,20 @@ _PROVIDE: Final = 60.0  # s for a walk through the DHT
 
 
 class KuboError(Exception):
-    """What the node itself said: the text is its message."""
+    """An error that the node returned; the text is its message."""
 
 
 class NoRoutingError(Exception):
-    """The node has no routing (no DHT) to which to tell who has a block."""
+    """A node without routing (no DHT), so that it cannot announce a block."""
 
 
 class _NoSuchCommandError(BlockStoreUnavailableError):
-    """The RPC does not have the command."""
+    """A command that the RPC does not have."""
 
 
 @dataclass(frozen=True)
 class NodeIdentity:
-    """Who answers."""
+    """Identity of the node that answers."""
 
     peer: str
     agent: str
@@ -179,7 +179,11 @@ class Kubo:
     # ------------------------------------------------------------ the node
 
     def identity(self, timeout: float = _CALL) -> NodeIdentity:
-        """Who answers. BlocksAwayError: nobody, or no RPC of Kubo's."""
+        """Return the identity of the node.
+
+        Raises:
+            BlockStoreUnavailableError: no node answers, or it has no RPC of Kubo's.
+        """
         try:
             answer = self._json("id", {}, timeout)
         except KuboError as error:
@@ -200,7 +204,11 @@ class Kubo:
         self._json("swarm/disconnect", {"arg": f"/p2p/{peer}"}, _CALL)
 
     def connected(self) -> frozenset[str]:
-        """The peers that the node is connected to. KuboError, BlocksAwayError."""
+        """Return the peers that the node is connected to.
+
+        Raises:
+            KuboError, BlockStoreUnavailableError: the call failed.
+        """
         answer = self._json("swarm/peers", {}, _CALL, most=_MOST_PEERS_ANSWER)
         peers = answer.get("Peers") or []
         if not isinstance(peers, list) or not all(isinstance(each, dict) for each in peers):
@@ -208,7 +216,7 @@ class Kubo:
         return frozenset(str(each.get("Peer")) for each in peers)
 
     def routes(self) -> bool:
-        """Whether the node has a routing, as far as it says (Kubo's Routing.Type)."""
+        """Return whether the node reports a routing (Kubo's Routing.Type)."""
         try:
             return self._json("config", {"arg": "Routing.Type"}, _CALL).get("Value") != "none"
         except (KuboError, BlockStoreUnavailableError):  # an RPC may be set to keep its configuration to itself
@@ -308,7 +316,7 @@ class Kubo:
 
 
 def _read(response: httpx.Response, limit: int) -> bytes:
-    """The body, or its beginning if it is longer than `limit` bytes."""
+    """Read the body, or its beginning if it is longer than `limit` bytes."""
     body = bytearray()
     for part in response.iter_raw():
         body += part

@@ -33,12 +33,12 @@ class BitswapPeer(NamedTuple):
 
     @property
     def dialled(self) -> tuple[str, ...]:
-        """What the node is told to dial."""
+        """The addresses that the node dials."""
         return tuple(f"{address}/p2p/{self.peer}" for address in self.addresses) or (f"/p2p/{self.peer}",)
 
 
 class BitswapPeers:
-    """Who they are, and whom to dial now. For one thread at a time."""
+    """Neighbours of the IPFS node and those to dial now; used by one thread at a time."""
 
     def __init__(self) -> None:
         self._gossip: dict[str, BitswapPeer] = {}
@@ -52,11 +52,11 @@ class BitswapPeers:
 
     @property
     def gossip_peers(self) -> int:
-        """How many gossip peers speak bitswap."""
+        """Number of gossip peers that speak bitswap."""
         return len(self._gossip)
 
     def set_gossip(self, peers: Iterable[BitswapPeer]) -> bool:
-        """The gossip peers that speak bitswap, the most important first. Whether one has come or gone."""
+        """Set the gossip peers that speak bitswap, most important first, and return whether the set changed."""
         before, self._gossip = self._gossip, {peer.peer: peer for peer in peers}
         return self._gossip.keys() != before.keys()
 
@@ -70,7 +70,7 @@ class BitswapPeers:
         return new
 
     def select_to_dial(self, own: str, connected: Collection[str], now: float) -> list[BitswapPeer]:
-        """Whom to dial now, at most AT_ONCE. `own`: the node itself; `connected`: the peers it is connected to."""
+        """Select at most AT_ONCE peers to dial now. `own` is the node itself, `connected` the connected peers."""
         while self._announcers and next(iter(self._announcers.values())) <= now:
             self._announcers.popitem(last=False)
         wanted = self._wanted(own)
@@ -81,7 +81,7 @@ class BitswapPeers:
         return [each for each in due if self._failed.get(each.peer, (0, now))[1] <= now][:AT_ONCE]
 
     def dialled(self, peer: str, connected: bool, now: float) -> None:
-        """How a dial ended."""
+        """Record the result of a dial."""
         if connected:
             self._made.add(peer)
             self.connected += peer in self._gossip

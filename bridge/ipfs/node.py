@@ -142,7 +142,7 @@ class NodeBlockStore:
             self._stop.wait(min(self._every, _SHORTEST_PAUSE) - (time.monotonic() - began))
 
     def _ready(self) -> bool:
-        """Whether there is a node to look at; our own is started if it does not run."""
+        """Return whether there is a node to check; our own is started if it does not run."""
         if self._helia is None or self._helia.running:
             return True
         self._up = False
@@ -175,7 +175,7 @@ class NodeBlockStore:
         return f"{where}{routing}{near}{self._dial_configured()}"
 
     def _clear_connected(self) -> None:
-        """Whom the node is connected to is not known."""
+        """Forget the connected peers, which are unknown now."""
         self._connections = self._neighbours.connected = 0
 
     def _dial_neighbours(self, own: str) -> str:

@@ -58,7 +58,7 @@ class BlockProvider:
             self._changed.notify()
 
     def set_routes(self, routes: bool) -> None:
-        """Whether the node has a routing. Without one, nothing is asked, and nothing waits."""
+        """Set whether the node has a routing. Without one, nothing is announced, and nothing waits."""
         with self._changed:
             self.routes = routes
             if not routes:

@@ -304,9 +304,15 @@ class DhtServer:
         own_contact: DhtContact,
         now: float,
     ) -> Message | None:
-        """The answer; an empty message where there is none, None where the stream is to be reset.
+        """Answer a query.
 
-        `asker`: who asks, `away` how far; `known`: the servers to choose from; `ours`: where we are.
+        Args:
+            sender_scope: scope of the sender's address.
+            known: the servers to choose from.
+            own_contact: our own addresses.
+
+        Returns:
+            The answer, an empty message if there is none, or `None` if the stream must be reset.
         """
         kind, key = query.type, query.key
         if kind == Message.PING:
