@@ -171,7 +171,7 @@ class Kiln:
         made = updates.decode_records(batches, DecodeConfig(), SeparatorConfig(streams, self._fetch), self._epoch())
         rows = [row for row in made if row.identity not in self._passed]
         self._passed |= {row.identity for row in rows}
-        for row in sorted(rows, key=lambda row: (row.heard_at, row.value)):
+        for row in sorted(rows, key=lambda row: (row.observed_at, row.value)):
             self._producer.send(f"{self.prefix}{row.topic}", key=row.key, value=row.value)
         self._producer.flush()
 
