@@ -137,17 +137,10 @@ class Router:
     # ---------------------------------------------------------------- peers and topics
 
     def add_peer(self, peer: PeerID, protocol: str, outbound: bool, now: float, discovered: bool = False) -> list[Send]:
-        """Add a peer whose pubsub stream is open. A peer that is known already starts again.
+        """Add a peer whose pubsub stream is open. A peer that is known already starts again. ValueError for an unknown protocol.
 
         Args:
-            outbound: the node dialled the peer.
             discovered: other peers named it; such peers are at most half of a mesh (D / 2).
-
-        Returns:
-            The node's subscriptions, and the hello of the topic table if one is due.
-
-        Raises:
-            ValueError: the protocol is not in VERSIONS.
         """
         version = VERSIONS.get(protocol)
         if version is None:
@@ -188,10 +181,7 @@ class Router:
         return []
 
     def set_colocated_peers(self, peer: PeerID, count: int) -> None:
-        """Set the number of connected peers, this one included, on a peer's IP address (P6).
-
-        Do not call it for addresses that many may share, such as loopback.
-        """
+        """Set the number of connected peers on a peer's IP address (P6); not for shared ones, such as loopback."""
         if state := self._peers.get(peer):
             state.score.colocate(count)
 
@@ -260,7 +250,6 @@ class Router:
         always to floodsub peers. The same message may be published again.
 
         Raises:
-            ValueError: it has no topic.
             MessageTooLargeError: no RPC within `rpc_limits` can carry it.
         """
         topic = message.topic
@@ -388,8 +377,7 @@ class Router:
     def _handle_hello(self, state: PeerState, extensions: ControlExtensions) -> None:
         """Handle the extensions that a peer offers, which count in its first RPC only.
 
-        `TableAgreements.receive` handles the topic table; others are ignored (gossipsub-v1.3.md, Extensions Control
-        Message).
+        `TableAgreements.receive` handles the topic table; others are ignored (gossipsub-v1.3.md).
         """
         if not state.awaits_first_rpc:
             self._counters["extensions_repeated"] += 1

@@ -158,8 +158,7 @@ class Node:
     async def run(self, *, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Listen, dial and gossip until `close` or cancelled; `started` once the node listens.
 
-        Raises:
-            NodeError: the node cannot listen on an address of its options.
+        Raises NodeError if it cannot listen on an address.
         """
         for address in self._listen:
             free_to_listen(address)
@@ -189,10 +188,7 @@ class Node:
             raise NodeError(f"cannot listen on {', '.join(missing)}: is the port taken, the address this machine's?")
 
     async def _shut_down(self) -> None:
-        """Stop listening and disconnect all peers at once.
-
-        libp2p would disconnect them one by one, and leaves its listeners open when it is cancelled.
-        """
+        """Stop listening and disconnect all peers at once, unlike libp2p, which leaves its listeners open."""
         self._closing = True
         with shielded(2):
             async with trio.open_nursery() as nursery:
@@ -213,14 +209,8 @@ class Node:
         With policy none it has data and topic alone (StrictNoSign); else also from, seqno and signature (StrictSign),
         and the key if the peer id does not contain it.
 
-        Args:
-            author: index of the node's author that signs.
-
         Returns:
             The number of peers for which it was queued.
-
-        Raises:
-            SeqnoError, MessageTooLargeError: nothing was sent.
         """
         message = Message(topic=topic, data=data)
         if self._options.gossip.policy != "none":
@@ -505,11 +495,7 @@ class Node:
                 await self._drop_inbound(link.unread_inbound)
 
     async def _run_session(self, link: PeerLink) -> bool:
-        """Open the node's stream and exchange frames until either stream ends.
-
-        Returns:
-            True if the stream could not be opened.
-        """
+        """Exchange frames until either stream ends, and return true if the node's could not be opened."""
         try:
             with trio.fail_after(self._options.negotiate_timeout):
                 outbound, protocol = await self._open_stream(link)
@@ -813,10 +799,7 @@ class Node:
                 session.end("nothing could be written to it")
 
     async def _wait_for_send_budget(self, link: PeerLink, session: PubsubSession, size: int) -> None:
-        """Charge bytes to send to the peer, and wait while it is over its budget.
-
-        Meanwhile its queue takes what there is room for, and `_dispatch` counts what it drops.
-        """
+        """Charge bytes to send to the peer, and wait while it is over its budget, as its queue fills."""
         pause = self._budget_out.spend(link.peer, size, self._links, trio.current_time())
         if not pause:
             return

@@ -199,10 +199,9 @@ class TopicDelivery:
 
 
 class Outbox:
-    """What to do with the records of the topics of batches, and up to which record all are dealt with. Pure, but for
-    its ledger.
+    """The state of the batches read from Kafka, and the offsets up to which all are published.
 
-    The caller takes records in, calls `step` again and again, writes what comes out, and says `done` of each record
+    The caller adds records, calls `step` repeatedly, writes the records it returns, and acknowledges each record
     that the broker has. `number_of` numbers the partitions of both topics.
 
     A batch of live may go out again after a crash. A batch of a backfill run goes out once on a topic (decision 26):
