@@ -137,10 +137,9 @@ class Router:
     # ---------------------------------------------------------------- peers and topics
 
     def add_peer(self, peer: PeerID, protocol: str, outbound: bool, now: float, discovered: bool = False) -> list[Send]:
-        """Add a peer whose pubsub stream is open. A peer that is known already starts again. ValueError for an unknown protocol.
+        """Add a peer whose pubsub stream is open. ValueError for an unknown protocol.
 
-        Args:
-            discovered: other peers named it; such peers are at most half of a mesh (D / 2).
+        A known peer starts again. `discovered` peers, which others named, are at most half of a mesh (D / 2).
         """
         version = VERSIONS.get(protocol)
         if version is None:
@@ -248,9 +247,7 @@ class Router:
 
         It goes to all peers on the topic with `flood_publish`, else to the mesh (filled up to D) or the fanout, and
         always to floodsub peers. The same message may be published again.
-
-        Raises:
-            MessageTooLargeError: no RPC within `rpc_limits` can carry it.
+        MessageTooLargeError if no RPC within `rpc_limits` can carry it.
         """
         topic = message.topic
         if not topic:
@@ -274,9 +271,7 @@ class Router:
     def receive(self, peer: PeerID, rpc: RPC, now: float) -> tuple[list[Send], list[Deliver], bytes]:
         """Process an RPC. An unreadable one is passed as an empty RPC, because it may have been the peer's first.
 
-        Returns:
-            RPCs to send, messages to deliver, and one `Verdict` for each processed message, of which there are at most
-            `max_messages_per_rpc`.
+        Returns RPCs to send, messages to deliver, and a `Verdict` for each of at most `max_messages_per_rpc` messages.
         """
         sends: list[Send] = []
         delivered: list[Deliver] = []

@@ -118,9 +118,7 @@ class Node:
             clock_ns: unix time of frames, in ns.
             authors: number of keys that sign own messages (`publish`).
 
-        Raises:
-            NodeError: an address is malformed.
-            BundleError: there are too many bundles.
+        Raises NodeError for a malformed address, and BundleError for too many bundles.
         """
         self.peer: PeerID = peer_of(key)
         self.counters: Counter[str] = Counter()
@@ -208,9 +206,7 @@ class Node:
 
         With policy none it has data and topic alone (StrictNoSign); else also from, seqno and signature (StrictSign),
         and the key if the peer id does not contain it.
-
-        Returns:
-            The number of peers for which it was queued.
+        Returns the number of peers for which it was queued.
         """
         message = Message(topic=topic, data=data)
         if self._options.gossip.policy != "none":
@@ -283,9 +279,7 @@ class Node:
         """Dial a peer at an address that other peers named; one call per peer at a time.
 
         A peer that speaks pubsub is treated like any other, except that such peers are at most half of a mesh.
-
-        Returns:
-            The reason of a failure, or "".
+        Returns the reason of a failure, or "".
         """
         if peer in self.bootstrap:
             return "is dialled as it is"
