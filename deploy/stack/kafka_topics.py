@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from datetime import timedelta
 
 from kiln.conf.process.errors import PrerequisiteError
-from kiln.conf.process.kafka_errors import in_words
+from kiln.conf.process.kafka_errors import describe_kafka_error
 from kiln.schemas.kafka.topics import MAX_RECORD, TOPICS
 
 
@@ -155,7 +155,7 @@ def ensure_topics(
             )["topic"]
     except (OSError, KafkaError) as error:
         raise BrokerAwayError(
-            f"the broker at {bootstrap} could not be asked about topics: {in_words(error, options)}"
+            f"the broker at {bootstrap} could not be asked about topics: {describe_kafka_error(error, options)}"
         ) from error
     problems = [
         line

@@ -20,7 +20,7 @@ from kiln.conf.process.logs import LogFile, set_up_logs
 from kiln.conf.settings.model import Settings
 from kiln.deploy.stack.jars import PROJECT, jars_for, spark_classes
 from kiln.deploy.stack.scratch import scratch
-from kiln.pipelines.runtime.s3a import s3a_settings
+from kiln.pipelines.runtime.s3a import build_s3a_settings
 from kiln.pipelines.runtime.session import create_session
 
 _LOG = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ def spark_session(settings: Settings, name: str = "kiln", classes: Sequence[Path
             logs=logs,
             ui=settings.spark.ui,
             scratch=scratch(settings.state),
-            extra=s3a_settings(settings.places, os.environ) | settings.spark.conf,
+            extra=build_s3a_settings(settings.places, os.environ) | settings.spark.conf,
         )
     server = spark.sparkContext._accumulatorServer
     server.handle_error = _log_lost_connection  # type: ignore[method-assign]  # socketserver has no other way
