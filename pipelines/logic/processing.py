@@ -25,8 +25,8 @@ PROCESSING_ERRORS: Final = (
 """What a pure function raises because of the record that it is given, so that a retry would fail again.
 
 Everything else fails the task, which Spark retries: OSError, sqlite3.Error, KafkaError and KilnError are faults of
-disk, store or broker, and MemoryError and RuntimeError say nothing about the record. Catch these around pure functions only,
-where no I/O can raise one of them.
+disk, store or broker, and MemoryError and RuntimeError say nothing about the record. Catch these around pure functions
+only, where no I/O can raise one of them.
 """
 
 _SHOWN: Final = 300  # characters of an error's text
