@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from schemas import cid, streamid
-from schemas.frames import MAX_TOPIC
+from schemas.log import MAX_TOPIC
 
 Origin = Literal["LIVE", "REPLAY"]
 SeparatorSource = Literal["genesis", "topic", "model"]

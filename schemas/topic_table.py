@@ -28,7 +28,8 @@ from typing import Final, Literal, NamedTuple
 
 from google.protobuf.message import DecodeError
 
-from schemas.frames import MAX_TOPIC, named_topic
+from schemas.frames import named_topic
+from schemas.log import MAX_TOPIC
 from schemas.proto.gossipsub.rpc_pb2 import RPC, ControlExtensions, ExtTopicTable, Message
 from schemas.reject import Rejected
 

@@ -12,6 +12,10 @@ from schemas.proto.gossipsub.rpc_pb2 import RPC, ControlIHave
 _FIELD: Final = 6  # bytes; tag and length of a field of up to 4 GiB
 
 
+class MessageTooLargeError(ValueError):
+    """A message to publish that no RPC can carry. The text names the setting."""
+
+
 @dataclass(frozen=True, slots=True)
 class RpcLimits:
     """Bytes that a peer accepts in one RPC, the length prefix not included.

@@ -34,7 +34,7 @@ from bridge.gossip.cache import (
 from bridge.gossip.mesh import worth_keeping
 from bridge.gossip.options import RouterOptions
 from bridge.gossip.outcomes import Deliver, PeerID, PeerView, Send
-from bridge.gossip.parts import split
+from bridge.gossip.parts import MessageTooLargeError, split
 from bridge.gossip.peers import Backoffs, Fanout, PeerState, Promises, RetainedScores
 from bridge.gossip.protocols import BACKOFF_VERSION, EXTENSIONS_VERSION, IDONTWANT_VERSION, VERSIONS
 from bridge.gossip.score import Score
@@ -48,10 +48,6 @@ from schemas.topic_table import Bundles
 
 _ACCEPTED: Final = (Verdict.GOOD, Verdict.UNSIGNED)
 _TEXT_LOOKS: Final = 3  # of `max_ids_per_rpc`, that an id as text takes beside its own
-
-
-class MessageTooLargeError(ValueError):
-    """A message to publish that no RPC can carry. The text names the setting."""
 
 
 class Router:

@@ -17,8 +17,7 @@ from bridge.capture.spool import FrameSink
 from bridge.fetching.fetcher import Fetcher
 from bridge.fetching.pending import FetchingOptions
 from bridge.gossip.options import RouterOptions
-from bridge.gossip.parts import RpcLimits
-from bridge.gossip.router import MessageTooLargeError
+from bridge.gossip.parts import MessageTooLargeError, RpcLimits
 from bridge.ipfs import Blocks, open_blocks
 from bridge.kafka.librdkafka import LibrdkafkaProducer
 from bridge.kafka.producers import StoppableKafkaProducer

@@ -26,8 +26,8 @@ from kit.scripted_peers import (
 from bridge.gossip.cache import gossip_id
 from bridge.gossip.options import RouterOptions
 from bridge.gossip.outcomes import Deliver, Send
-from bridge.gossip.parts import RpcLimits
-from bridge.gossip.router import MessageTooLargeError, Router
+from bridge.gossip.parts import MessageTooLargeError, RpcLimits
+from bridge.gossip.router import Router
 from bridge.gossip.table_side import TableSide
 from bridge.gossip.wire import encode
 from schemas.identity import Verdict

@@ -7,7 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from multiformats import multibase
 
-from schemas.frames import MAX_TOPIC
+from schemas.log import MAX_TOPIC
 from schemas.streamid import StreamID
 from schemas.topics import (
     MAX_KEY,
