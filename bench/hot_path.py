@@ -18,7 +18,7 @@ from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.reject import Rejected
 from kiln.schemas.wire.identity import judge
 from kiln.schemas.wire.pubsub import read_message
-from kiln.schemas.wire.topic_table import BundleSet, negotiate_table, hello_bytes, message_topic
+from kiln.schemas.wire.topic_table import BundleSet, hello_bytes, message_topic, negotiate_table
 
 FRAMES = 20_000
 AIM = Aim(most=1.05)

@@ -191,7 +191,7 @@ def backfill_swap(
     Java.
     """
     settings = settings_of(config, state)
-    from kiln.pipelines.backfill.runs import lock_run, get_run
+    from kiln.pipelines.backfill.runs import get_run, lock_run
     from kiln.pipelines.backfill.swap import FileSwap
     from kiln.pipelines.backfill.swap_runs import add_frames, swap_run
 
@@ -222,7 +222,7 @@ def backfill_swap(
 def backfill_drop(name: RunArgument, state: StateOption = None, config: ConfigOption = None) -> None:
     """Remove the tables of a run. What was swapped in stays. The account keeps that there was a run."""
     settings = settings_of(config, state)
-    from kiln.pipelines.backfill.runs import drop_run, lock_run, get_run_unless_dropped
+    from kiln.pipelines.backfill.runs import drop_run, get_run_unless_dropped, lock_run
 
     lake, out = lake_of(settings), notes()
     get_run_unless_dropped(lake, name)

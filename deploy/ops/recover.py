@@ -19,8 +19,16 @@ from kiln.conf.settings.model import Settings
 from kiln.deploy.ops.maintenance import LOCK as MAINTAIN
 from kiln.deploy.ops.status import BrokerStatus, broker_status
 from kiln.deploy.stack.kafka_broker import Say, broker
-from kiln.pipelines.app.supervisor import has_progress_marker, build_damage_location, read_topics, read_progress_report
-from kiln.pipelines.recovery import Damage, DamageError, examine, rewind_query, advance_query, adopt_topics, set_files_aside
+from kiln.pipelines.app.supervisor import build_damage_location, has_progress_marker, read_progress_report, read_topics
+from kiln.pipelines.recovery import (
+    Damage,
+    DamageError,
+    adopt_topics,
+    advance_query,
+    examine,
+    rewind_query,
+    set_files_aside,
+)
 from kiln.pipelines.runtime.checkpoint import Checkpoint
 from kiln.pipelines.runtime.progress_marker import ProgressMarker
 from kiln.pipelines.runtime.topics import KafkaTopics, TopicState
@@ -96,7 +104,9 @@ class Recovery:
     def _read_anew_by_bridge(self, damage: Damage) -> None:
         notes = self._notes[damage.query]
         with locked(self._settings.state, "bridge"):
-            notes.write(notes.read() | {topic: NotedTopic(each.id, True) for topic, each in damage.adopted_topics.items()})
+            notes.write(
+                notes.read() | {topic: NotedTopic(each.id, True) for topic, each in damage.adopted_topics.items()}
+            )
 
     def put_right(self, found: Sequence[Damage], now: int) -> list[Damage]:
         """Does what each says; returns those that are left, each with what is in the way as its remedy. Asks Kafka what

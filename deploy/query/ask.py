@@ -16,7 +16,7 @@ import duckdb
 
 from kiln.conf.process.errors import KilnError
 from kiln.deploy.query.as_of import AsOf, opened
-from kiln.pipelines.delta.duckdb_tables import allow_only, show_tables, add_empty_tables
+from kiln.pipelines.delta.duckdb_tables import add_empty_tables, allow_only, show_tables
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.delta.views import View, views
@@ -89,7 +89,9 @@ def ask(lake: Lake, sql: str, as_of: AsOf | None = None) -> Answer:
     files = show_tables(connection, lake, tables, reads_rows=speaks_of_some)
     for view in wanted:
         try:
-            connection.execute(f"CREATE TEMP VIEW {view.name} AS {add_empty_tables(view.duckdb_sql(), view.tables, there)}")
+            connection.execute(
+                f"CREATE TEMP VIEW {view.name} AS {add_empty_tables(view.duckdb_sql(), view.tables, there)}"
+            )
         except duckdb.Error as error:
             # a table of other columns than Kiln's; that is nothing to a query that does not name the view
             if speaks_of_some:
@@ -144,7 +146,9 @@ def view_columns() -> dict[str, tuple[str, ...]]:
     """The columns of each view."""
     with duckdb.connect() as connection:
         for view in views().values():
-            connection.execute(f"CREATE TEMP VIEW {view.name} AS {add_empty_tables(view.duckdb_sql(), view.tables, ())}")
+            connection.execute(
+                f"CREATE TEMP VIEW {view.name} AS {add_empty_tables(view.duckdb_sql(), view.tables, ())}"
+            )
         return {name: tuple(connection.table(name).columns) for name in views()}
 
 

@@ -9,9 +9,9 @@ from kiln.conf.process.locks import locked
 from kiln.conf.settings.model import Settings
 from kiln.deploy.stack.kafka_broker import broker
 from kiln.deploy.stack.spark import spark_session
-from kiln.pipelines.app.backfill_run import BackfillRequest, backfill, stoppable, build_terms
+from kiln.pipelines.app.backfill_run import BackfillRequest, backfill, build_terms, stoppable
+from kiln.pipelines.backfill.run import RunOutcome, RunProgress, count_rows, find_matching_run
 from kiln.pipelines.backfill.run_log import check_name
-from kiln.pipelines.backfill.run import RunOutcome, RunProgress, find_matching_run, count_rows
 from kiln.pipelines.backfill.runs import lock_name
 from kiln.pipelines.delta.lake import Lake
 

@@ -11,6 +11,7 @@ from typing import Final
 
 from google.protobuf.message import DecodeError
 
+from kiln.schemas.kafka.topics import MAX_TOPIC
 from kiln.schemas.proto.gossipsub import rpc_pb2
 from kiln.schemas.proto.kiln import frame_pb2
 from kiln.schemas.reject import Rejected
@@ -47,8 +48,6 @@ MAX_RPC: Final = 4 * 1024 * 1024
 CUT_PAYLOAD: Final = 64 * 1024
 # Messages of one RPC that are read. An empty message takes two bytes of an RPC, and hundreds of everything after it.
 MAX_MESSAGES: Final = 5000
-# Names are written into records and rows many times over; a Ceramic topic has about a hundred characters.
-MAX_TOPIC: Final = 4096
 MAX_NETWORK: Final = 256
 # A peer id is in a row of each message of a frame. libp2p's have 34 to 42 bytes (peer-ids.md), a DHT node id has 20.
 MAX_PEER: Final = 64

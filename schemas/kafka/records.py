@@ -19,7 +19,7 @@ from typing import Annotated, Final, Literal, NamedTuple
 import msgspec
 from msgspec import Meta, Struct
 
-from kiln.schemas.kafka.frames import MAX_TOPIC
+from kiln.schemas.kafka.topics import MAX_TOPIC
 from kiln.schemas.wire import cid, streamid
 
 Origin = Literal["LIVE", "REPLAY"]

@@ -23,6 +23,10 @@ MAX_EPOCH_WRITERS: Final = (1 + MAX_OTHER_PARTITIONS) * MAX_NETWORKS
 """Who may write epochs into one partition of `kiln.updates`: the query `updates`, and for each network the bridge's
 fetcher, which has an epoch of its own for each partition of `kiln.wanted` (decision 7)."""
 
+MAX_TOPIC: Final = 4096
+"""Bytes of the name of a gossipsub topic. Names stand in records and rows many times over; a Ceramic topic has about a
+hundred characters."""
+
 Partitions = Literal["frames", "updates", "other"]
 
 

@@ -28,7 +28,8 @@ from typing import Final, Literal, NamedTuple
 
 from google.protobuf.message import DecodeError
 
-from kiln.schemas.kafka.frames import MAX_TOPIC, named_topic
+from kiln.schemas.kafka.frames import named_topic
+from kiln.schemas.kafka.topics import MAX_TOPIC
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, ControlExtensions, ExtTopicTable, Message
 from kiln.schemas.reject import Rejected
 

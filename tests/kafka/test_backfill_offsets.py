@@ -13,7 +13,7 @@ from kafka import KafkaProducer, TopicPartition
 from kiln.conf.settings.reading import load_settings
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
 from kiln.deploy.stack.kafka_topics import ensure_topics
-from kiln.pipelines.app.backfill_run import BackfillRequest, InputError, kafka_offsets, build_terms
+from kiln.pipelines.app.backfill_run import BackfillRequest, InputError, build_terms, kafka_offsets
 from kiln.schemas.kafka.topics import TOPICS
 from kit.broker_access import client, security, variables
 

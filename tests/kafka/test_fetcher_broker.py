@@ -412,7 +412,10 @@ def test_another_topic_is_refused_and_read_from_its_beginning_after_recover(
 ) -> None:
     monkeypatch.setattr(kafka_thread, "CHECK_EVERY", 0.2)
     (tmp_path / "bridge").mkdir()
-    kiln.notes, kiln.position_file = locate_topic_notes(tmp_path / "bridge", "fetcher"), tmp_path / "bridge" / "fetcher.json"
+    kiln.notes, kiln.position_file = (
+        locate_topic_notes(tmp_path / "bridge", "fetcher"),
+        tmp_path / "bridge" / "fetcher.json",
+    )
     kiln.ipfs.add(genesis(1))
     kiln.write(wanted(1, 0), wanted(1, 1))
     fetcher = kiln.start()

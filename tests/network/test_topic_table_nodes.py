@@ -16,7 +16,7 @@ from kiln.schemas.kafka.frames import gossip_messages
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.wire.identity import Verdict, sign
-from kiln.schemas.wire.topic_table import BundleSet, negotiate_table, hello_bytes, message_topic
+from kiln.schemas.wire.topic_table import BundleSet, hello_bytes, message_topic, negotiate_table
 from kit.chance import new_key
 from kit.foreign_peer import ForeignPeer, NewPeer
 from kit.node_town import OPTIONS, TOPIC, Running, Town, call, in_town, raw_peer, subscription

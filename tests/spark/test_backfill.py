@@ -22,9 +22,9 @@ from kiln.deploy.demo.traffic.ledger import Ledger, MessageEntry
 from kiln.deploy.stack.spark import spark_session
 from kiln.pipelines.app.backfill_run import BackfillRequest, backfill, build_terms
 from kiln.pipelines.backfill import publishing
-from kiln.pipelines.backfill.run_log import find_run
 from kiln.pipelines.backfill.range_comparison import datetime_of
 from kiln.pipelines.backfill.run import RunError, RunOutcome, StoppedError
+from kiln.pipelines.backfill.run_log import find_run
 from kiln.pipelines.delta.arrow_rows import build_arrow_schema
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.delta.tables import TABLES
@@ -145,7 +145,9 @@ def test_the_frames_of_a_lake_give_its_tables_again_also_in_chunks_that_were_sto
 
 def test_what_is_done_stays_as_it_is_and_other_terms_are_refused(world: World) -> None:
     world.run("once")
-    before = {table: world.lake.locate_run("once").open(table).version() for table in world.lake.locate_run("once").tables()}
+    before = {
+        table: world.lake.locate_run("once").open(table).version() for table in world.lake.locate_run("once").tables()
+    }
     done = world.run("once")
     assert done.rows_written == 0
     assert done.rows["messages"] == len(world.rows(None, "messages"))

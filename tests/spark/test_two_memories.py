@@ -34,9 +34,9 @@ from kiln.pipelines.runtime.checkpoint import Checkpoint
 from kiln.pipelines.runtime.dedup_store import FILE_NAME, DedupStoreConfig
 from kiln.pipelines.runtime.micro_batch_clock import MicroBatchClock
 from kiln.pipelines.runtime.query_context import write_micro_batches
-from kiln.pipelines.sink.transform import OUTPUT_TABLES, deduplicate_rows, decode_table_rows, write_tables, sink_records
+from kiln.pipelines.sink.transform import OUTPUT_TABLES, decode_table_rows, deduplicate_rows, sink_records, write_tables
 from kiln.pipelines.sink.transform import SinkOutput as SinkWrote
-from kiln.pipelines.updates.transform import SeparatorConfig, select_first_updates, deduplicate_updates, decode_updates
+from kiln.pipelines.updates.transform import SeparatorConfig, decode_updates, deduplicate_updates, select_first_updates
 from kiln.schemas.kafka.records import decode_update
 from kiln.schemas.queries import QUERIES
 
@@ -79,7 +79,11 @@ def micro_batches(
 
     schema = spark.read.parquet(str(source)).schema
     records = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(source))
-    query = write_micro_batches(begun(records), write).option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
+    query = (
+        write_micro_batches(begun(records), write)
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(availableNow=True)
+    )
     query.start().awaitTermination()
 
 
@@ -179,7 +183,9 @@ def twice(spark: SparkSession, frames: Path, tmp_path_factory: pytest.TempPathFa
     def take(rows: DataFrame) -> None:
         made.extend((bytes(row.key), bytes(row.value)) for row in rows.collect())
 
-    micro_batches(spark, frames, folder, (as_is, lambda rows: select_first_updates(rows, HOW, SEPARATING, memory)), take)
+    micro_batches(
+        spark, frames, folder, (as_is, lambda rows: select_first_updates(rows, HOW, SEPARATING, memory)), take
+    )
     types = {"topic": pa.string(), **FRAMES, "key": pa.binary()}
     for number in range(2):
         rows = [
@@ -205,7 +211,10 @@ def test_sink(by: str, spark: SparkSession, twice: Path, tmp_path: Path, seen: d
     ways: Ways = (
         (as_is, lambda rows: sink_records(rows, lake, {}, memory))
         if by == "file"
-        else (lambda records: deduplicate_rows(decode_table_rows(records), SPAN), lambda rows: write_tables(rows, lake, {}))
+        else (
+            lambda records: deduplicate_rows(decode_table_rows(records), SPAN),
+            lambda rows: write_tables(rows, lake, {}),
+        )
     )
     micro_batches(spark, twice, tmp_path / "checkpoint", ways, take)
     found = rows_of(lake, [file for file in files if file.table == "updates"], "network", "origin", "message")

@@ -13,8 +13,8 @@ from kiln.deploy.ops.store import store_problem
 from kiln.deploy.query.ask import SqlError, ask
 from kiln.deploy.query.trace.follow import follow
 from kiln.deploy.query.trace.ids import read_id
-from kiln.pipelines.backfill.run_log import find_run, read_events
 from kiln.pipelines.backfill.run_diff import diff_run
+from kiln.pipelines.backfill.run_log import find_run, read_events
 from kiln.pipelines.backfill.swap import FileSwap
 from kiln.pipelines.backfill.swap_runs import swap_run
 from kiln.pipelines.delta.commits import WriteId

@@ -24,7 +24,7 @@ from kiln.pipelines.delta.duckdb_tables import open_tables
 from kiln.pipelines.delta.files import DataFile, TableFiles, delete_files
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.maintenance.plan import TableFile
-from kiln.pipelines.maintenance.state import list_files, describe_unsupported
+from kiln.pipelines.maintenance.state import describe_unsupported, list_files
 from kiln.pipelines.maintenance.steps import replace_files
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.faults import extract_code

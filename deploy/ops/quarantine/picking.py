@@ -14,7 +14,7 @@ import pyarrow as pa
 from kiln.conf.process.errors import KilnError
 from kiln.conf.settings.keys import nearest
 from kiln.deploy.ops.quarantine.frames import FramePosition, Places, stored
-from kiln.pipelines.delta.duckdb_tables import read_columns, open_tables, register_store, build_columns_query
+from kiln.pipelines.delta.duckdb_tables import build_columns_query, open_tables, read_columns, register_store
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.faults import CODE_IN_SQL, extract_code
 from kiln.schemas.kafka.frames import BEP50, gossip_messages

@@ -21,7 +21,13 @@ import pyarrow as pa
 from kiln.conf.process.errors import KilnError
 from kiln.conf.settings.keys import nearest
 from kiln.deploy.ops.quarantine.frames import FramePosition, Places, reread, stored, with_messages
-from kiln.pipelines.decode.decoder import DecodeConfig, DecodedMessage, RejectedMessage, compute_identities, compute_column_identities
+from kiln.pipelines.decode.decoder import (
+    DecodeConfig,
+    DecodedMessage,
+    RejectedMessage,
+    compute_column_identities,
+    compute_identities,
+)
 from kiln.pipelines.delta.duckdb_tables import open_tables
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.faults import CODE_IN_SQL, extract_code
@@ -178,6 +184,8 @@ class QuarantineReplay:
         while rows := answer.fetchmany(_ROWS_AT_ONCE):
             for network, message, verdict, observed_at in rows:
                 signed = verdict == Verdict.GOOD
-                digests = compute_column_identities(network, message, signed, observed_at, "", self._how.unsigned_horizon)
+                digests = compute_column_identities(
+                    network, message, signed, observed_at, "", self._how.unsigned_horizon
+                )
                 present.update(enumerate(digests))
         return present

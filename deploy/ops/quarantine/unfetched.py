@@ -24,8 +24,8 @@ class UnfetchedBlocks(NamedTuple):
 def unfetched(lake: Lake, reason: str) -> UnfetchedBlocks | None:
     """What the fetcher gave up for a reason; None: the reason is none of the stage `fetch`.
 
-    `reason`: in either spelling (`kiln.schemas.faults.extract_code`). An update that waits keeps its origin, LIVE or REPLAY,
-    because no topic has had the update yet. LakeError.
+    `reason`: in either spelling (`kiln.schemas.faults.extract_code`). An update that waits keeps its origin, LIVE or
+    REPLAY, because no topic has had the update yet. LakeError.
     """
     there = lake.tables()
     if "quarantine" not in there:

@@ -35,7 +35,7 @@ from kiln.deploy.stack.scratch import scratch
 from kiln.deploy.stack.spark import JvmEndedError
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.runtime.s3a import build_s3a_settings
-from kiln.pipelines.runtime.session import format_properties, build_session_settings
+from kiln.pipelines.runtime.session import build_session_settings, format_properties
 from kiln.schemas.delta.views import views
 
 _ENVIRONMENT: Final = ("PATH", "LANG", "LC_ALL", "TZ", "JAVA_HOME", "JDK_JAVA_OPTIONS")

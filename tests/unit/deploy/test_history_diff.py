@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kiln.deploy.screens.backfill import diff_json, in_words
-from kiln.pipelines.backfill.run_log import BackfillRun
-from kiln.pipelines.backfill.run_diff import TableDiff, compare_table, diff_run
 from kiln.pipelines.backfill.range_comparison import open_comparison
+from kiln.pipelines.backfill.run_diff import TableDiff, compare_table, diff_run
+from kiln.pipelines.backfill.run_log import BackfillRun
 from kiln.pipelines.delta.lake import Lake
 from kit.run_tables import (
     FROM,

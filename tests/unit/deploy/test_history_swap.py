@@ -17,8 +17,8 @@ import pytest
 from deltalake import DeltaTable
 
 from kiln.deploy.query.ask import ask
-from kiln.pipelines.backfill.run_log import BackfillRun, append_event, find_run, read_events
 from kiln.pipelines.backfill.run_diff import diff_run
+from kiln.pipelines.backfill.run_log import BackfillRun, append_event, find_run, read_events
 from kiln.pipelines.backfill.swap import FileSwap, SwapMarker
 from kiln.pipelines.backfill.swap_runs import SwapError, add_frames, swap_run
 from kiln.pipelines.delta.commits import WriteId

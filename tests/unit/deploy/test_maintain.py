@@ -102,7 +102,9 @@ def test_what_a_run_has_begun_to_read_stays_until_the_run_is_done(state: Path) -
     settings = Settings(state=state)
     details = {"inputs": {"live": {TABLE: 4}}}
     append_event(lake, "november", "begun", 1, range_from=0, range_to=1, details=details)
-    append_event(lake, "later", "begun", 2, range_from=0, range_to=1, details={"inputs": {"live": {TABLE: 7, "frames": 0}}})
+    append_event(
+        lake, "later", "begun", 2, range_from=0, range_to=1, details={"inputs": {"live": {TABLE: 7, "frames": 0}}}
+    )
     assert rules_of(settings, TABLE, read_runs(lake)).pinned == 4
     append_event(lake, "november", "done", 3)
     assert rules_of(settings, TABLE, read_runs(lake)).pinned == 7

@@ -230,7 +230,9 @@ def test_what_came_from_no_frame_is_refused_in_words(world: World) -> None:
         pa.array(values, field.type)
         for values, field in zip(zip(*rows, strict=True), build_arrow_schema(QUARANTINE), strict=True)
     ]
-    write_deltalake(str(world.lake / "quarantine"), pa.table(columns, schema=build_arrow_schema(QUARANTINE)), mode="append")
+    write_deltalake(
+        str(world.lake / "quarantine"), pa.table(columns, schema=build_arrow_schema(QUARANTINE)), mode="append"
+    )
     for reason in ("update_malformed", "frame_malformed"):
         with pytest.raises(QuarantineReplayError, match=f"{reason}.*no frame"):
             QuarantineReplay(Lake(str(world.lake)), reason, AFTER)

@@ -410,7 +410,9 @@ def test_a_file_is_asked_for_every_copy(lake: Lake, tmp_path: Path) -> None:
     later, earlier = (5, 90, heard(UPDATE, sequence=8)), (3, 77, heard(UPDATE))
     for records in ([later], [earlier, later], [earlier]):
         items = decode_records(batches_of(*records), DecodeConfig("either"), lake, TASK, every_copy=True)
-        passed = [item.position for item in filter_new_copies(items, remembered, 0, Epoch("q", 0)) if item.kind == "messages"]
+        passed = [
+            item.position for item in filter_new_copies(items, remembered, 0, Epoch("q", 0)) if item.kind == "messages"
+        ]
         assert passed == (["5/90/0"] if later in records else [])
 
 

@@ -33,7 +33,13 @@ from kiln.pipelines.delta.log_faults import find_newest_write, find_version_befo
 from kiln.pipelines.maintenance import plan
 from kiln.pipelines.maintenance.plan import LogEntry, MaintenancePolicy, RemovedFiles, TableFile, UntrackedFile
 from kiln.pipelines.maintenance.state import read_log, read_state
-from kiln.pipelines.maintenance.steps import MaintenanceError, MaintenanceResult, maintain_table, predict_result, replace_files
+from kiln.pipelines.maintenance.steps import (
+    MaintenanceError,
+    MaintenanceResult,
+    maintain_table,
+    predict_result,
+    replace_files,
+)
 from kiln.schemas.delta.layout import LAYOUTS
 from kiln.schemas.delta.tables import TABLES
 
@@ -362,10 +368,10 @@ def test_a_file_that_is_gone_is_said_in_words_and_the_table_stays_as_it_is(lake:
 _KILLED = """
 import sys, time
 from kiln.pipelines.maintenance.plan import MaintenancePolicy
-from kiln.pipelines.maintenance.steps import care_for
+from kiln.pipelines.maintenance.steps import maintain_table
 from kiln.pipelines.delta.lake import Lake
 rules = MaintenancePolicy(128 << 20, keep=0)
-care_for(Lake(sys.argv[1]), "updates", rules, time.time_ns() // 1000, lambda words: print(words, flush=True))
+maintain_table(Lake(sys.argv[1]), "updates", rules, time.time_ns() // 1000, lambda words: print(words, flush=True))
 """
 
 

@@ -602,7 +602,11 @@ def test_a_signature_is_over_the_topic_too() -> None:
 
 
 def digests(item: DecodedMessage | RejectedMessage, horizon: int = 120_000_000) -> set[bytes]:
-    return {compute_fault_identity(item)} if isinstance(item, RejectedMessage) else set(compute_identities(item, "", horizon))
+    return (
+        {compute_fault_identity(item)}
+        if isinstance(item, RejectedMessage)
+        else set(compute_identities(item, "", horizon))
+    )
 
 
 def test_a_forged_first_copy_does_not_mask_the_true_one() -> None:

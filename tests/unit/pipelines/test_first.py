@@ -1,4 +1,5 @@
-"""kiln.pipelines.backfill.deduplication: which copy of a message is kept, and which UPDATE is new, in history (decision 21)."""
+"""kiln.pipelines.backfill.deduplication: which copy of a message is kept, and which UPDATE is new, in history (decision
+21)."""
 
 from __future__ import annotations
 

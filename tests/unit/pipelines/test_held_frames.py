@@ -95,7 +95,10 @@ def test_the_largest_sequence_passes_once() -> None:
     assert not FrameRangeFilter(sieve.taken).accept(A, 0, 2**63 - 1)
 
 
-held = st.dictionaries(st.sampled_from((build_range_key(A, 0), build_range_key(A, 1), build_range_key(B, 0))), st.sets(numbers).map(ranges_of))
+held = st.dictionaries(
+    st.sampled_from((build_range_key(A, 0), build_range_key(A, 1), build_range_key(B, 0))),
+    st.sets(numbers).map(ranges_of),
+)
 
 
 @given(st.lists(held, max_size=5))

@@ -63,7 +63,9 @@ def test_other_terms_are_told(change: dict[str, object], words: str) -> None:
     assert describe_differences(TERMS.to_details(), TERMS.span, TERMS) == []
     others = replace(TERMS, **change)  # type: ignore[arg-type]  # fields of Terms
     assert describe_differences(TERMS.to_details(), TERMS.span, others) == [words]
-    assert describe_differences(TERMS.to_details(), TERMS.span, replace(TERMS, chunk=1)) == [], "how a run is cut changes no row"
+    assert describe_differences(TERMS.to_details(), TERMS.span, replace(TERMS, chunk=1)) == [], (
+        "how a run is cut changes no row"
+    )
 
 
 def test_the_account_knows_runs_until_they_are_dropped(tmp_path: Path) -> None:
@@ -73,7 +75,13 @@ def test_the_account_knows_runs_until_they_are_dropped(tmp_path: Path) -> None:
         append_event(lake, name, "begun", at, range_from=10, range_to=20, details={"window_us": at})
     append_event(lake, "one", "chunk", 3, range_from=10, range_to=15, rows=7, details={"step": "decoding", "number": 0})
     one, two = read_runs(lake)
-    assert (one.name, one.range_from, one.range_to, one.details, one.is_done) == ("one", 10, 20, {"window_us": 1}, False)
+    assert (one.name, one.range_from, one.range_to, one.details, one.is_done) == (
+        "one",
+        10,
+        20,
+        {"window_us": 1},
+        False,
+    )
     assert [(each.range_to, each.rows) for each in one.chunks] == [(15, 7)]
     assert two.chunks == []
     append_event(lake, "one", "done", 4)

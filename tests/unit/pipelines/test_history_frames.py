@@ -82,7 +82,9 @@ def test_each_frame_of_the_range_is_there_once_as_it_first_stood_in_the_log(wher
 
 
 def test_what_an_earlier_chunk_had_is_not_written_again(where: RunTarget) -> None:
-    settle(_read_kafka_partition(WHOLE, where)(records(frame(7, 12), frame(8, 12), frame(9, 12))), where, held=(6, 7, 8))
+    settle(
+        _read_kafka_partition(WHOLE, where)(records(frame(7, 12), frame(8, 12), frame(9, 12))), where, held=(6, 7, 8)
+    )
     assert written(where.run, "frames", "sequence") == [(9,)]
 
 

@@ -96,7 +96,9 @@ def test_a_micro_batch_s_offsets_are_kept_before_it_acts_and_its_state_before_it
         write(folder / "state" / "0" / "0" / f"{batch + 1}.changelog")
         found.append(query)
 
-    call = cast(Callable[[object, int], None], write_micro_batches(cast(DataFrame, rows), act, DurableCheckpoint(folder)))
+    call = cast(
+        Callable[[object, int], None], write_micro_batches(cast(DataFrame, rows), act, DurableCheckpoint(folder))
+    )
     for batch in range(2):
         write(folder / "offsets" / str(batch))
         call(rows, batch)

@@ -120,7 +120,11 @@ def archived(lake: Lake, *records: Frame) -> tuple[list[DataFile], list[tuple[by
     """The files of the query `archive`, and key and value of its records for quarantine."""
     batches = batches_of(*(record.SerializeToString() for record in records))
     items = archive.decode_records(batches, DecodeConfig("either"), lake, b"task", every_copy=True)
-    rows = [row for batch in archive.write_rows(unwrap_rows(archive.build_message_rows(items)), lake) for row in batch.to_pylist()]
+    rows = [
+        row
+        for batch in archive.write_rows(unwrap_rows(archive.build_message_rows(items)), lake)
+        for row in batch.to_pylist()
+    ]
     files: list[DataFile] = []
     for row in rows:
         if row["kind"] == archive.DECODE_RESULT:
@@ -191,7 +195,11 @@ def test_a_fault_of_kilns_own_in_a_good_message_counts_for_the_breaker(
     items = archive.decode_records(
         batches_of(frame.SerializeToString()), DecodeConfig("either"), lake, b"task", every_copy=True
     )
-    rows = [row for batch in archive.write_rows(unwrap_rows(archive.build_message_rows(items)), lake) for row in batch.to_pylist()]
+    rows = [
+        row
+        for batch in archive.write_rows(unwrap_rows(archive.build_message_rows(items)), lake)
+        for row in batch.to_pylist()
+    ]
     (wrote,) = (row["value"] for row in rows if row["kind"] == archive.ARCHIVE_OUTPUT)
     assert msgspec.msgpack.decode(wrote, type=archive.ArchiveOutput).tallies == [
         AuthorTally(peer_text(peer_of(key)), 0, 1)
@@ -200,7 +208,11 @@ def test_a_fault_of_kilns_own_in_a_good_message_counts_for_the_breaker(
 
 @pytest.mark.parametrize(
     ("function", "table", "key"),
-    [("build_frame_row", "frames", b"3/78"), ("build_copy_row", "copies", b"3/78/0"), ("build_message_row", "messages", b"3/78/0")],
+    [
+        ("build_frame_row", "frames", b"3/78"),
+        ("build_copy_row", "copies", b"3/78/0"),
+        ("build_message_row", "messages", b"3/78/0"),
+    ],
 )
 def test_a_row_that_its_table_cannot_hold_is_quarantined_alone(
     function: str, table: str, key: bytes, lake: Lake, monkeypatch: pytest.MonkeyPatch
@@ -238,7 +250,9 @@ def test_what_is_no_fault_of_a_record_stops_the_task(
 
 
 def test_updates_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(updates, "resolve_separator", failing(updates.resolve_separator, STREAMS[BAD], OverflowError("too large")))
+    monkeypatch.setattr(
+        updates, "resolve_separator", failing(updates.resolve_separator, STREAMS[BAD], OverflowError("too large"))
+    )
     batches = batches_of(*(frame.SerializeToString() for frame in UPDATES))
     rows = list(updates.decode_records(batches, DecodeConfig("either"), updates.SeparatorConfig(), Epoch("query", 3)))
     assert [row.topic for row in rows] == ["updates", "quarantine", "updates"]
@@ -298,7 +312,10 @@ def test_sink_goes_on(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sink._READERS, "updates", failing(sink._read_update, STREAMS[BAD], OverflowError("x")))
     batches = batches_of(*map(update, range(3)), topic="updates", key=b"key")
     order = ["topic", "partition", "offset", "stamp", "key", "value"]
-    rows = [UniqueRow(item.kind, item.row, item.size) for item in sink.decode_records(each.select(order) for each in batches)]
+    rows = [
+        UniqueRow(item.kind, item.row, item.size)
+        for item in sink.decode_records(each.select(order) for each in batches)
+    ]
     files = written_by_sink(rows, lake)
     assert column(lake, files, "updates", "tip") == [TIPS[0], TIPS[2]]
     assert column(lake, files, "quarantine", "reason") == ["processing_failed"]
@@ -323,10 +340,10 @@ def test_a_row_that_its_table_cannot_hold_does_not_stop_sink(lake: Lake) -> None
 
 
 def test_a_backfill_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history_messages, "build_message_row", failing(archive.build_message_row, TIPS[BAD], ValueError("no")))
-    rows = [
-        archive.FrameRow._make(archive.build_frame_row(3, 77 + at, 0, frame)) for at, frame in enumerate(UPDATES)
-    ]
+    monkeypatch.setattr(
+        history_messages, "build_message_row", failing(archive.build_message_row, TIPS[BAD], ValueError("no"))
+    )
+    rows = [archive.FrameRow._make(archive.build_frame_row(3, 77 + at, 0, frame)) for at, frame in enumerate(UPDATES)]
     decoder = decode.FrameDecoder(DecodeConfig("either"))
     found = [item for row in rows for item, _ in history_messages._decode_row(decoder, row)]
     (fault,) = (item for item in found if isinstance(item, decode.RejectedMessage))

@@ -20,7 +20,16 @@ from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.files import TableFiles
 from kiln.pipelines.delta.lake import Lake, locate_commit
-from kiln.pipelines.recovery import Damage, DamageError, DamageLocation, examine, rewind_query, repair, adopt_topics, set_files_aside
+from kiln.pipelines.recovery import (
+    Damage,
+    DamageError,
+    DamageLocation,
+    adopt_topics,
+    examine,
+    repair,
+    rewind_query,
+    set_files_aside,
+)
 from kiln.pipelines.runtime.checkpoint import Checkpoint
 from kiln.pipelines.runtime.checkpoint_faults import is_whole
 from kiln.pipelines.runtime.dedup_store import FILE_NAME, DedupStore, DedupStoreConfig

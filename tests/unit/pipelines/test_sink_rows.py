@@ -95,7 +95,9 @@ def rows(
 ) -> list[tuple[str, dict[str, object]]]:
     """(table, row by column) of all that a record says; each row must fit its table."""
     found = []
-    for table, identity, row in _read_record(topic, 3, offset, now, key, value if isinstance(value, bytes) else encode(value)):
+    for table, identity, row in _read_record(
+        topic, 3, offset, now, key, value if isinstance(value, bytes) else encode(value)
+    ):
         columns = TABLES[table].columns if table in TABLES else RECEIVED_COLUMNS
         assert identity
         buffer = RowBuffer(build_arrow_schema(columns))

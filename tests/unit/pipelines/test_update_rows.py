@@ -131,7 +131,9 @@ def test_the_topic_comes_before_the_model(
     topic: Separator | None, model: str | None, expected: tuple[Separator | None, SeparatorSource | None]
 ) -> None:
     known: KnownSeparators = {("testnet-clay", STREAM): None}
-    assert resolve_separator(claims(topic, model), ("mainnet", STREAM), known, SeparatorConfig()) == SeparatedUpdate(*expected)
+    assert resolve_separator(claims(topic, model), ("mainnet", STREAM), known, SeparatorConfig()) == SeparatedUpdate(
+        *expected
+    )
 
 
 def claims(topic: Separator | None, model: str | None) -> Claims:
@@ -163,7 +165,10 @@ def test_a_verified_genesis_comes_before_all(
 ) -> None:
     known: KnownSeparators = {("mainnet", STREAM): SeparatorRecord(*verified) if verified else None}
     for fetch in (False, True):
-        assert resolve_separator(claims(topic, model), ("mainnet", STREAM), known, SeparatorConfig(fetch=fetch)) == expected
+        assert (
+            resolve_separator(claims(topic, model), ("mainnet", STREAM), known, SeparatorConfig(fetch=fetch))
+            == expected
+        )
 
 
 @pytest.mark.parametrize(
@@ -178,13 +183,15 @@ def test_a_verified_genesis_comes_before_all(
 def test_claims_that_disagree_count_for_nothing_where_the_genesis_can_be_asked_for(
     topic: Separator | None, model: str, expected: tuple[Separator | None, SeparatorSource | None]
 ) -> None:
-    assert resolve_separator(claims(topic, model), ("mainnet", STREAM), {}, SeparatorConfig(fetch=True)) == SeparatedUpdate(
-        *expected
-    )
+    assert resolve_separator(
+        claims(topic, model), ("mainnet", STREAM), {}, SeparatorConfig(fetch=True)
+    ) == SeparatedUpdate(*expected)
     found = resolve_separator(claims(topic, model), ("mainnet", STREAM), {}, SeparatorConfig())
     assert found.separator == (topic or Separator("model", model)), "without an IPFS node the topic comes first"
     doubting = SeparatorConfig(fetch=True, believe=False)
-    assert resolve_separator(claims(topic, model), ("mainnet", STREAM), {}, doubting) == SeparatedUpdate(None, None), "it waits"
+    assert resolve_separator(claims(topic, model), ("mainnet", STREAM), {}, doubting) == SeparatedUpdate(None, None), (
+        "it waits"
+    )
     alone = SeparatorConfig(believe=False)
     assert resolve_separator(claims(topic, model), ("mainnet", STREAM), {}, alone) == found, "nobody can be asked"
 
@@ -474,6 +481,8 @@ def test_a_file_is_asked_for_every_copy_of_an_update() -> None:
     """The one that passed before may be a later one of the task (decision 10)."""
     sent = frame(signed(write_update(STREAM, TIP, MODEL.text)))
     batches = iter([pa.RecordBatch.from_pydict(columns(sent, sent))])
-    found = list(decode_records(batches, DecodeConfig(default_policy="either"), SeparatorConfig(), EPOCH, every_copy=True))
+    found = list(
+        decode_records(batches, DecodeConfig(default_policy="either"), SeparatorConfig(), EPOCH, every_copy=True)
+    )
     assert [row.position for row in found] == ["3/77/0", "3/78/0"]
     assert len({row.identity for row in found}) == 1

@@ -19,7 +19,7 @@ from kiln.pipelines.decode.processing_errors import PROCESSING_FAILED
 from kiln.pipelines.sink.transform import OTHER_SEPARATOR
 from kiln.schemas.captures import items
 from kiln.schemas.dht import announcement
-from kiln.schemas.faults import BEGIN, END, FAULTS, extract_code, markdown, insert_table
+from kiln.schemas.faults import BEGIN, END, FAULTS, extract_code, insert_table, markdown
 from kiln.schemas.kafka import frames
 from kiln.schemas.wire import cid, genesis, identity, pubsub, topic_table
 from kiln.schemas.wire.claims import CONTRADICTS
@@ -136,7 +136,13 @@ def test_no_reader_rejects_for_another_reason() -> None:
 
 def test_nothing_is_quarantined_at_another_stage() -> None:
     # "": a message that is none
-    places = {"Faulty": 1, "failed": 0, "QuarantineRecord": 0, "quarantine_records": 0, "_Judged": 0}
+    places = {
+        "RejectedMessage": 1,
+        "reject_failed": 0,
+        "QuarantineRecord": 0,
+        "quarantine_records": 0,
+        "_Verification": 0,
+    }
     stages = {literal(node, places[name], "stage") for name, node in calls() if name in places} - {None, ""}
     assert {"frame", "hello", "rpc", "topic", "signature", "message", "separator", "batch", "publisher"} <= stages
     assert stages <= {fault.stage for fault in FAULTS}

@@ -42,7 +42,7 @@ def test_each_query_has_a_module_and_a_script_and_no_other_has() -> None:
 def test_the_module_of_a_query_starts_it_from_a_plan(name: str) -> None:
     start = import_module(f"kiln.pipelines.{name}.query").start
     context, *_ = inspect.signature(start, eval_str=True).parameters.values()
-    assert (context.name, context.annotation) == ("plan", QueryContext)
+    assert (context.name, context.annotation) == ("context", QueryContext)
 
 
 @pytest.mark.parametrize("name", QUERIES)

@@ -7,7 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from multiformats import multibase
 
-from kiln.schemas.kafka.frames import MAX_TOPIC
+from kiln.schemas.kafka.topics import MAX_TOPIC
 from kiln.schemas.wire.streamid import StreamID
 from kiln.schemas.wire.topics import (
     MAX_KEY,
