@@ -39,7 +39,7 @@ MADE = {
     "hashes.reason": topic_table.REASONS,
     "found.reason": tuple(reason.replace(" ", "_") for reason in topic_table.INDEX_REASONS),
     "record.without": genesis.WITHOUT,
-    "what": (),  # `_end`, whose callers are looked at
+    "outcome": (),  # `_finish`, whose callers are looked at
     "failed.reason": FETCH_REASONS,
     "message.reason": krpc.REASONS,
     "f'refused_{error.refusal.code}'": tuple(f"refused_{code}" for code in sorted(REFUSALS)),
@@ -48,8 +48,8 @@ MADE = {
 
 
 def counted(path: Path, places: dict[str, str]) -> Iterator[str]:
-    """The paths in the status of what a file counts: `counters[NAME] += …`, `counters[NAME] = …`, `_end(…, NAME)`."""
-    module = import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
+    """The paths in the status of what a file counts: `counters[NAME] += …`, `counters[NAME] = …`, `_finish(…, NAME)`."""
+    module = import_module(".".join(("kiln", *path.relative_to(ROOT).with_suffix("").parts)))
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.AugAssign | ast.Assign):
             targets = [node.target] if isinstance(node, ast.AugAssign) else node.targets
@@ -57,7 +57,7 @@ def counted(path: Path, places: dict[str, str]) -> Iterator[str]:
                 if isinstance(target, ast.Subscript) and (name := last_name(target.value)) in places:
                     for counter in names(target.slice, module):
                         yield places[name] + counter
-        elif isinstance(node, ast.Call) and last_name(node.func) == "_end" and "counts" in places:
+        elif isinstance(node, ast.Call) and last_name(node.func) == "_finish" and "counts" in places:
             for counter in names(node.args[1], module):
                 yield places["counts"] + counter
 
