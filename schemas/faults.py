@@ -241,6 +241,9 @@ FAULTS: Final = (
     ),
     Fault("message", "not_an_object", "The message is JSON and no object.", _GARBAGE),
     Fault(
+        "message", "message_too_large", "The message has more than 1 MiB of data, which is not read as JSON.", _GARBAGE
+    ),
+    Fault(
         "message",
         "unknown_typ",
         "`typ` is missing, is no number, or is the number of no type of message.",

@@ -48,7 +48,7 @@ MADE = {
 
 
 def counted(path: Path, places: dict[str, str]) -> Iterator[str]:
-    """The paths in the status of what a file counts: `counters[NAME] += …`, `counters[NAME] = …`, `_finish(…, NAME)`."""
+    """The paths in the status of what a file counts: `counters[NAME] += …` or `= …`, `_finish(…, NAME)`."""
     module = import_module(".".join(("kiln", *path.relative_to(ROOT).with_suffix("").parts)))
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.AugAssign | ast.Assign):

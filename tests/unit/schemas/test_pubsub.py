@@ -15,6 +15,7 @@ from multiformats import multibase
 from kiln.schemas.reject import Rejected
 from kiln.schemas.wire.cid import CidError, block_cid, cid_bytes, cid_text
 from kiln.schemas.wire.pubsub import (
+    MAX_DATA,
     REASONS,
     Era,
     PubsubMessage,
@@ -545,3 +546,11 @@ def test_reason_codes_are_snake_case_and_distinct() -> None:
     assert len(set(REASONS)) == len(REASONS)
     assert all(code == code.lower() and code.replace("_", "").isalpha() for code in REASONS)
     assert set(get_args(Era)) == {"2020", "doc", "doc+stream", "stream"}
+
+
+def test_data_is_read_up_to_its_bound_and_no_further() -> None:
+    """An object of 270,000 keys would take 150 ms of CPU."""
+    update = write_update(STREAM, TIP, MODEL)
+    padded = update + b" " * (MAX_DATA - len(update))
+    assert isinstance(read_message(padded), PubsubMessage)
+    assert reason(padded + b" ") == "message_too_large"
