@@ -240,9 +240,7 @@ FAULTS: Final = (
         _GARBAGE,
     ),
     Fault("message", "not_an_object", "The message is JSON and no object.", _GARBAGE),
-    Fault(
-        "message", "message_too_large", "The message has more than 1 MiB of data, which is not read as JSON.", _GARBAGE
-    ),
+    Fault("message", "data_too_large", "The message has more than 1 MiB of data, which is not read as JSON.", _GARBAGE),
     Fault(
         "message",
         "unknown_typ",

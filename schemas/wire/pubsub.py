@@ -61,7 +61,7 @@ MAX_DATA: Final = 1 << 20
 takes 35 ms."""
 
 REASONS = (
-    "message_too_large",  # data over MAX_DATA, which no go-libp2p peer would pass on
+    "data_too_large",  # data over MAX_DATA, which no go-libp2p peer would pass on
     "invalid_json",  # not JSON, or one of the three things named above; NaN and Infinity are not JSON
     "not_an_object",  # JSON, but no object at its top
     "unknown_typ",  # `typ` absent, not a number, or of no message type
@@ -127,7 +127,7 @@ def read_message(data: bytes, batch_typ: int = BATCH_UPDATE) -> PubsubMessage | 
     from KEEPALIVE by shape (decision 3).
     """
     if len(data) > MAX_DATA:
-        return Rejected("message_too_large", f"{len(data):,} bytes of data; {MAX_DATA:,} are read")
+        return Rejected("data_too_large", f"{len(data):,} bytes of data; {MAX_DATA:,} are read")
     try:
         message: _JSON = orjson.loads(data)
     except orjson.JSONDecodeError:

@@ -553,4 +553,4 @@ def test_data_is_read_up_to_its_bound_and_no_further() -> None:
     update = write_update(STREAM, TIP, MODEL)
     padded = update + b" " * (MAX_DATA - len(update))
     assert isinstance(read_message(padded), PubsubMessage)
-    assert reason(padded + b" ") == "message_too_large"
+    assert reason(padded + b" ") == "data_too_large"
