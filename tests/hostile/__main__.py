@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from hostile.costs import dear, measure, rpcs, table
+from hostile.costs import dear, measure, rpcs, slowness, table
 from hostile.giants import giants_in_the_log
 from hostile.large import large_messages
 from hostile.scene import MEMORY, MIB, flood, names, wrong
@@ -67,13 +67,15 @@ def _large(args: argparse.Namespace, folder: Path) -> list[str]:
 
 
 def _keys(args: argparse.Namespace, folder: Path) -> list[str]:
+    before = slowness()
     costs = [measure(what, rpc) for what, rpc in rpcs()]
-    print(table(costs))
+    slow = max(before, slowness())
+    print(table(costs), f"all of this {slow:.1f} times slower than with nothing else to do", sep="\n\n")
     if not args.seconds:
-        return dear(costs)
+        return dear(costs, slow)
     came = whole(folder, args.quiet, args.seconds, args.seed, {}, ("--keys",))
     print(came)
-    return dear(costs) + came.wrong()
+    return dear(costs, slow) + came.wrong()
 
 
 def _names(args: argparse.Namespace, folder: Path) -> list[str]:

@@ -96,6 +96,13 @@ def test_a_question_has_the_same_answer_on_both_engines(question: Question, spar
         "SELECT reflect('java.lang.System', 'getenv', 'HOME')",
         "SELECT java_method ('java.lang.System', 'exit', 1)",
         "EXECUTE IMMEDIATE 'DROP VIEW lateness'",
+        "BEGIN SELECT 1; END",
+        "SELECT IDENTIFIER('ref' || 'lect')('java.lang.System', 'getenv', 'HOME')",
+        "SELECT from_xml('<a>1</a>', 'a INT', map('rowValidationXSDPath', '/etc/hostname'))",
+        "SELECT schema_of_xml('<a/>', map('rowValidationXSDPath', '/etc/hostname'))",
+        "SELECT * FROM table_changes_by_path('/tmp', 0)",
+        "SELECT input_file_name() FROM batches",
+        "EXPLAIN SELECT * FROM text.`/etc/hostname`",
         "SELECT 1; SELECT 2",
         "",
         "SELECT * FROM text.`/etc/hostname`",
@@ -108,6 +115,10 @@ def test_a_question_has_the_same_answer_on_both_engines(question: Question, spar
 def test_spark_refuses_what_is_no_reading_query_of_the_lake(sql: str, spark: SparkSession, lake: Lake) -> None:
     with pytest.raises(SqlError):
         list(ask_spark(spark, lake, sql).rows())
+
+
+def test_spark_puts_no_variable_of_the_environment_into_a_query(spark: SparkSession, lake: Lake) -> None:
+    assert list(ask_spark(spark, lake, "SELECT '${env:PATH}' AS path").rows()) == [("${env:PATH}",)]
 
 
 @pytest.mark.parametrize("as_of", [0, 1, datetime(2020, 1, 1, tzinfo=UTC)])

@@ -98,7 +98,7 @@ class Door(address: InetSocketAddress, login: Login)
     def read(): (Int, String) = {
       val status = in.readUnsignedByte()
       val size = in.readInt()
-      if (size < 0 || size > LargestLogin) throw new TTransportException("a login of that size is not possible")
+      if (size < 0 || size > LargestLogin) end("a login of that size is not possible")
       val text = new Array[Byte](size)
       in.readFully(text)
       (status, new String(text, UTF_8))
@@ -112,7 +112,7 @@ class Door(address: InetSocketAddress, login: Login)
     }
     def refuse(why: String): Nothing = {
       reply(3, why)
-      throw new TTransportException(why)
+      end(why)
     }
     try {
       if (read() != ((1, "PLAIN"))) refuse("the mechanism PLAIN is the only one")
@@ -123,13 +123,13 @@ class Door(address: InetSocketAddress, login: Login)
       if (isFlooded(visitor)) refuse("too many wrong passwords from here: try again in some seconds")
       if (!login.admits(name, word)) {
         val seconds = synchronized {
+          if (wrong.isEmpty) logWarning(s"wrong user or password from ${visitor.from.getHostAddress}")
           fresh -= visitor
           wrong += visitor
           math.min(wrong.count(_.from == visitor.from), LongestWait)
         }
         try Thread.sleep(seconds * 1000L)
         finally synchronized(wrong -= visitor)
-        logWarning(s"a wrong user or password from ${visitor.from.getHostAddress}")
         refuse("Error validating the login")
       }
       synchronized {
@@ -139,8 +139,11 @@ class Door(address: InetSocketAddress, login: Login)
       }
       reply(5, "")
       new TFramedTransport(visitor, LargestMessage)
-    } catch { case error: IOException => throw new TTransportException(error) }
+    } catch { case error: IOException => end(error.getMessage) }
   }
+
+  // Thrift's server logs other types with their stack: strangers would fill the log.
+  private def end(why: String): Nothing = throw new TTransportException(TTransportException.END_OF_FILE, why)
 
   private def isFlooded(visitor: Visitor): Boolean = synchronized {
     wrong.size >= MostWrong || wrong.count(_.from == visitor.from) >= MostWrongOfOne
@@ -149,7 +152,11 @@ class Door(address: InetSocketAddress, login: Login)
 
 /** HiveServer2's calls, through the door: settings of a client are refused, and errors are cut to what speaks of its own query. */
 class Service(cli: CLIService, login: Login) extends ThriftBinaryCLIService(cli) {
-  private val settings = Set("use:database", "set:hiveconf:hive.server2.thrift.resultset.default.fetch.size")
+  private def isAllowed(key: String, value: String): Boolean = key match {
+    case "use:database" => value.equalsIgnoreCase("default")
+    case "set:hiveconf:hive.server2.thrift.resultset.default.fetch.size" => true
+    case _ => false
+  }
 
   private val guarded = Proxy.newProxyInstance(
     classOf[TCLIService.Iface].getClassLoader,
@@ -164,12 +171,12 @@ class Service(cli: CLIService, login: Login) extends ThriftBinaryCLIService(cli)
   ).asInstanceOf[TCLIService.Iface]
 
   override def OpenSession(request: TOpenSessionReq): TOpenSessionResp = {
-    val asked = Option(request.getConfiguration).fold(Set.empty[String])(_.keySet.asScala.toSet)
-    (asked -- settings).headOption match {
+    val asked = Option(request.getConfiguration).fold(Map.empty[String, String])(_.asScala.toMap)
+    asked.find { case (key, value) => !isAllowed(key, value) } match {
       case None =>
         request.setUsername(login.user)
         super.OpenSession(request)
-      case Some(key) =>
+      case Some((key, _)) =>
         val status = new TStatus(TStatusCode.ERROR_STATUS)
         status.setSqlState("42501")
         status.setErrorMessage(s"[KILN_READ_ONLY] the lake is read only here: no client sets $key")

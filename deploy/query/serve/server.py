@@ -95,13 +95,18 @@ class Server:
         return answer
 
     def send_password(self) -> None:
-        """Send a digest of the password, if its file has another than before. JvmEndedError."""
+        """Send a digest of the password, if its file has another than before. KilnError: the file cannot be read."""
+        path = self._door.password_file
         try:
-            password = self._door.password_file.read_text(encoding="utf-8").partition("\n")[0].rstrip("\r")
-        except FileNotFoundError:  # while an editor replaces the file
-            return
-        # of an empty password there is no digest, so that nobody comes in
-        digest = hashlib.sha256(password.encode()).hexdigest() if password else ""
+            password = path.read_bytes().partition(b"\n")[0].rstrip(b"\r")
+        except FileNotFoundError:
+            if self._password:  # an editor replaces the file
+                return
+            raise KilnError(f"there is no file {path} with the password") from None
+        except OSError as error:
+            raise KilnError(f"cannot read the password in {path} ({error.strerror})") from error
+        # an empty password has no digest, so that nobody comes in
+        digest = hashlib.sha256(password).hexdigest() if password else ""
         if digest != self._password:
             self._password = digest
             self._send(password=digest)

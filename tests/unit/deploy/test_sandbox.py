@@ -1,4 +1,4 @@
-"""What a program within limits can open: real programs, and the kernel's answers."""
+"""Programs within limits, and what the kernel answers them."""
 
 from __future__ import annotations
 
