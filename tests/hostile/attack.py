@@ -25,7 +25,7 @@ import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from libp2p.abc import INetStream
 
-from hostile.giants import GIANTS
+from hostile.giants import EVERY, GIANTS
 from hostile.keys import KEYS, shown_identities
 from kiln.bridge.gossipsub.wire import encode
 from kiln.bridge.libp2p.streams import swarm_of
@@ -115,12 +115,12 @@ class _Attack:
     async def run(self, args: argparse.Namespace) -> None:
         async with trio.open_nursery() as nursery:
             speeches = (
-                *(SPEECHES if args.flood else ()),
-                *(GIANTS if args.giants else ()),
-                *(KEYS if args.keys else ()),
+                *((speech, _PAUSE) for speech in (*(SPEECHES if args.flood else ()), *(KEYS if args.keys else ()))),
+                *((speech, EVERY) for speech in (GIANTS if args.giants else ())),
             )
-            for speech in speeches:
-                nursery.start_soon(self._again, speech.__name__, partial(self._flood, speech, speech.__name__), 0.0)
+            for speech, every in speeches:
+                talk = partial(self._flood, speech, speech.__name__, every=every)
+                nursery.start_soon(self._again, speech.__name__, talk, 0.0)
             for name, pause in (("reads nothing", float("inf")), ("reads slowly", 1.0)) if args.flood else ():
                 nursery.start_soon(self._again, name, partial(self._flood, iwant, name), pause)
             if args.keys:
@@ -132,12 +132,12 @@ class _Attack:
             for _ in range(args.peers):
                 nursery.start_soon(self._again, "names", partial(self._names, args.topics, args.at_once), 0.0)
 
-    async def _flood(self, speech: Speech, name: str, stream: INetStream) -> None:
+    async def _flood(self, speech: Speech, name: str, stream: INetStream, every: float = _PAUSE) -> None:
         while True:
             payload = speech(self._rng)
             await stream.write(encode(payload))
             self._said[name] += len(payload)
-            await trio.sleep(_PAUSE)  # the pace of the attack
+            await trio.sleep(every)  # the pace of the attack
 
     async def _large(self, stream: INetStream) -> None:
         """A message of more than go accepts in an RPC, every other one of those with much beside its data."""

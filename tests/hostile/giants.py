@@ -10,7 +10,7 @@ from random import Random
 from typing import TYPE_CHECKING, Final
 
 from kafka import KafkaProducer
-from kiln.schemas.kafka.frames import MAX_MESSAGES, MAX_RPC
+from kiln.schemas.kafka.frames import MAX_MESSAGES
 from kiln.schemas.kafka.topics import MAX_RECORD
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
@@ -20,41 +20,47 @@ if TYPE_CHECKING:
     from chaos.whole_kiln import Stack
 
 _PAUSE: Final = 0.5  # s between two records
-_MIB: Final = 1 << 20
+SIZE: Final = 300_000
+"""Bytes of a giant field. Larger ones are a flood of bytes, which `flood` and `batches` are about."""
+EVERY: Final = 1.0
+"""Seconds between two RPCs of a peer."""
 
 
 def giant_author(rng: Random) -> bytes:
-    """A message whose author and seqno fill an RPC, so that its id would be twice as long."""
-    message = Message(data=rng.randbytes(20), seqno=bytes(_MIB), signature=b"s", topic=TOPIC)
-    setattr(message, "from", bytes(2 * _MIB))
+    """A message with a giant author and seqno, which make its id."""
+    message = Message(data=rng.randbytes(20), seqno=bytes(SIZE), signature=b"s", topic=TOPIC)
+    setattr(message, "from", bytes(SIZE))
     return RPC(publish=[message]).SerializeToString()
 
 
 def giant_key(rng: Random) -> bytes:
-    """A message with a key and a signature of a megabyte each."""
-    message = Message(data=rng.randbytes(20), seqno=bytes(8), signature=bytes(_MIB), key=bytes(_MIB), topic=TOPIC)
+    """A message with a giant key and signature."""
+    message = Message(data=rng.randbytes(20), seqno=bytes(8), signature=bytes(SIZE), key=bytes(SIZE), topic=TOPIC)
     setattr(message, "from", rng.randbytes(34))
     return RPC(publish=[message]).SerializeToString()
 
 
 def giant_topics(rng: Random) -> bytes:
-    """As many messages as are read, each on a topic of its own as long as fits."""
-    length = MAX_RPC // MAX_MESSAGES - 40
-    topics = (f"/ceramic/{rng.getrandbits(64):x}{number}/".ljust(length, "t") for number in range(MAX_MESSAGES))
-    return RPC(publish=[Message(data=b"1", topic=topic) for topic in topics]).SerializeToString()
+    """A message on a giant topic, a subscription to one, and many messages on long topics."""
+    giant = f"/ceramic/{rng.getrandbits(64):x}/".ljust(SIZE, "t")
+    long = (f"/ceramic/{rng.getrandbits(64):x}{number}/".ljust(4096, "t") for number in range(SIZE // 4096))
+    rpc = RPC(publish=[Message(data=b"1", topic=topic) for topic in (giant, *long)])
+    rpc.subscriptions.add(subscribe=True, topicid=giant)
+    return rpc.SerializeToString()
 
 
 def giant_ids(rng: Random) -> bytes:
-    """IHAVE and IWANT with ids of a megabyte."""
+    """IHAVE and IWANT with giant ids, and a PRUNE that names a giant peer."""
     rpc = RPC()
-    rpc.control.ihave.add(topicID=TOPIC, messageIDs=[rng.randbytes(8) + bytes(_MIB)])
-    rpc.control.iwant.add(messageIDs=[rng.randbytes(8) + bytes(_MIB)])
+    rpc.control.ihave.add(topicID=TOPIC, messageIDs=[rng.randbytes(8) + bytes(SIZE)])
+    rpc.control.iwant.add(messageIDs=[rng.randbytes(8) + bytes(SIZE)])
+    rpc.control.prune.add(topicID=TOPIC).peers.add(peerID=bytes(SIZE), signedPeerRecord=bytes(SIZE))
     return rpc.SerializeToString()
 
 
 def giant_json(rng: Random) -> bytes:
-    """A QUERY with an id of three megabytes."""
-    data = b'{"typ":1,"stream":"%d","id":"%b"}' % (rng.getrandbits(64), b"i" * 3 * _MIB)
+    """A QUERY with a giant id."""
+    data = b'{"typ":1,"stream":"%d","id":"%b"}' % (rng.getrandbits(64), b"i" * SIZE)
     return RPC(publish=[Message(data=data, topic=TOPIC)]).SerializeToString()
 
 
@@ -62,13 +68,13 @@ GIANTS: Final = (giant_author, giant_key, giant_topics, giant_ids, giant_json)
 
 EMPTY_MESSAGES: Final = b"\x12\x00" * MAX_MESSAGES
 FRAME_FIELDS: Final[dict[str, bytes | str | int]] = {
-    "remote_peer": b"\xff" * 300_000,
-    "local_peer": b"x" * 300_000,
-    "protocol": "bep50" + "x" * 300_000,
-    "remote_address": b"x" * 300_000,
-    "hello_in": b"x" * 300_000,
-    "hello_out": b"x" * 300_000,
-    "verdicts": b"\1" * 300_000,
+    "remote_peer": b"\xff" * SIZE,
+    "local_peer": b"x" * SIZE,
+    "protocol": "bep50" + "x" * SIZE,
+    "remote_address": b"x" * SIZE,
+    "hello_in": b"x" * SIZE,
+    "hello_out": b"x" * SIZE,
+    "verdicts": b"\1" * SIZE,
     "observed_at": -(2**63),
 }
 """By field of a Frame, a value far beyond its bound."""
@@ -91,7 +97,7 @@ def giant_frame(number: int, name: str) -> Frame:
 
 
 GIANT_RECORDS: Final[tuple[tuple[str, bytes, bytes], ...]] = (
-    ("updates", b"key", b"{" * (7 * _MIB)),
+    ("updates", b"key", b"{" * (7 << 20)),
     ("quarantine", b"k" * 1_000_000, b'{"detail": 1}'),
     ("quarantine", b"k" * 1_000_000, b'{"stage":"s","reason":"r","detail":"d","data":"","observed_at":1}'),
     ("publications", b"key", b'{"cid":"c","transport":"t","published_at":9223372036854775807,"peers":1}'),
