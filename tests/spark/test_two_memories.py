@@ -34,7 +34,14 @@ from kiln.pipelines.runtime.checkpoint import Checkpoint
 from kiln.pipelines.runtime.dedup_store import FILE_NAME, DedupStoreConfig
 from kiln.pipelines.runtime.micro_batch_clock import MicroBatchClock
 from kiln.pipelines.runtime.query_context import write_micro_batches
-from kiln.pipelines.sink.transform import OUTPUT_TABLES, decode_table_rows, deduplicate_rows, sink_records, write_tables
+from kiln.pipelines.sink.transform import (
+    OUTPUT_TABLES,
+    SINK_OUTPUT,
+    decode_table_rows,
+    deduplicate_rows,
+    sink_records,
+    write_tables,
+)
 from kiln.pipelines.sink.transform import SinkOutput as SinkWrote
 from kiln.pipelines.updates.transform import SeparatorConfig, decode_updates, deduplicate_updates, select_first_updates
 from kiln.schemas.kafka.records import decode_update
@@ -205,7 +212,7 @@ def test_sink(by: str, spark: SparkSession, twice: Path, tmp_path: Path, seen: d
 
     def take(made: DataFrame) -> None:
         for row in made.collect():
-            if row.kind == "wrote":
+            if row.kind == SINK_OUTPUT:
                 files.extend(msgspec.msgpack.decode(bytes(row.data), type=SinkWrote).files)
 
     ways: Ways = (
