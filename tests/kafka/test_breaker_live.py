@@ -68,9 +68,10 @@ def broken_build(folder: Path) -> Path:
     """A copy of the checkout that takes messages with `v` for garbage."""
     for room in ("schemas", "conf", "bridge", "pipelines", "deploy"):
         shutil.copytree(ROOT / room, folder / room, ignore=shutil.ignore_patterns("node_modules", "__pycache__"))
+    shutil.copytree(ROOT / "kiln", folder / "kiln", symlinks=True)
     for link in (".jars", ".venv", "pyproject.toml"):
         (folder / link).symlink_to(ROOT / link)
-    file = folder / "schemas" / "pubsub.py"
+    file = folder / "schemas" / "wire" / "pubsub.py"
     text = file.read_text()
     begins = "def read_message("
     broken = """
@@ -102,8 +103,7 @@ def test_no_good_message_is_lost(broker: EmbeddedBroker, prefix: str, tmp_path: 
 
     done = subprocess.run(
         kiln.command("run", "--catch-up"),
-        cwd=broken_build(tmp_path / "build"),
-        env=kiln.environment,
+        env={**kiln.environment, "PYTHONPATH": str(broken_build(tmp_path / "build"))},
         capture_output=True,
         text=True,
         check=False,
