@@ -180,6 +180,8 @@ class Decoder:
 
     def decode_frame(self, frame: Frame, partition: int, offset: int) -> Iterator[Decoded | Faulty]:
         """Everything in one frame. Where decoding itself fails, the fault is of that message, or of the frame."""
+        if frame.direction != Frame.IN:
+            return
         try:
             yield from self._items(frame, partition, offset)
         except PROCESSING_ERRORS as error:  # decoding is pure: the bytes alone have caused this
@@ -187,8 +189,6 @@ class Decoder:
             yield failed("decode", error, place, frame.payload, frame.observed_at // 1000, _known_by(frame))
 
     def _items(self, frame: Frame, partition: int, offset: int) -> Iterator[Decoded | Faulty]:
-        if frame.direction != Frame.IN:
-            return
         if frame.protocol == BEP50:
             if frame.payload:
                 yield _announced(frame, Place(partition, offset, 0), self._how)

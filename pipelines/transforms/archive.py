@@ -169,7 +169,7 @@ def items_of(batches: _Batches, how: Decoding, lake: Lake, task: bytes, *, every
                 if new:
                     frames.add(record.row, len(value))
             held = len(value or b"")  # by the messages of a frame, all together, for as long as there is one
-            for item, copy in zip(record.items, record.copies, strict=True):
+            for item, copy in record.items:
                 if new and copy is not None:
                     copies.add(copy, _BESIDE)
                 if isinstance(item, Faulty):
@@ -201,9 +201,8 @@ _BESIDE: Final = 500
 class RecordRows(NamedTuple):
     """The rows of one record of `kiln.frames`."""
 
-    items: list[Decoded | Faulty]
-    copies: list[_Row | None]
-    """the row of `copies` of each item"""
+    items: list[tuple[Decoded | Faulty, _Row | None]]
+    """each with its row of `copies`"""
     frame: Frame | None = None
     """`None`: the record is no Frame, or has no row"""
     row: _Row = ()
@@ -218,14 +217,16 @@ def read_record(decoder: Decoder, partition: int, offset: int, stamp: int, value
     try:
         frame = read_frame(value)
         if isinstance(frame, Rejected):
-            return RecordRows([unreadable(frame, value, partition, offset, stamp)], [None])
+            return RecordRows([(unreadable(frame, value, partition, offset, stamp), None)])
         row = frame_row(partition, offset, stamp, frame)
-        items = list(decoder.decode_frame(frame, partition, offset))
-        copies = [None if item.copy is None else copy_row(item, frame) for item in items]
+        items = [
+            (item, None if item.copy is None else copy_row(item, frame))
+            for item in decoder.decode_frame(frame, partition, offset)
+        ]
     except PROCESSING_ERRORS as error:  # all of the above is pure: the record alone has caused this
         fault = failed("archive", error, Place(partition, offset, None), value or b"", stamp)
-        return RecordRows([fault], [None], frame if row and isinstance(frame, Frame) else None, row)
-    return RecordRows(items, copies, frame, row)
+        return RecordRows([(fault, None)], frame if row and isinstance(frame, Frame) else None, row)
+    return RecordRows(items, frame, row)
 
 
 def _refuse(faults: list[Faulty], columns: tuple[Column, ...], row: Sequence[object], error: Exception) -> None:

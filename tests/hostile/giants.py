@@ -97,7 +97,7 @@ def giant_frame(number: int, name: str) -> Frame:
     return made
 
 
-GIANT_RECORDS: Final = (
+GIANT_RECORDS: Final[tuple[tuple[str, bytes, bytes], ...]] = (
     ("updates", b"key", b"{" * (7 << 20)),
     ("quarantine", b"k" * 1_000_000, b'{"detail": 1}'),
     ("quarantine", b"k" * 1_000_000, b'{"stage":"s","reason":"r","detail":"d","data":"","observed_at":1}'),
