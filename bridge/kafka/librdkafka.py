@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from typing import Final
 
 from confluent_kafka import KafkaError as LibrdkafkaError
@@ -103,21 +103,26 @@ class LibrdkafkaProducer:
         self._lock = threading.Lock()
         self._closed = threading.Event()
         options = librdkafka_options(client_options)
-        with ExitStack() as opened:
-            try:
-                self._producer = Producer({**options, **_OPTIONS}, logger=_log)
-                opened.callback(self._producer.close)
-                # all topics, because a request for one could create it with the broker's defaults
-                topics = self._producer.list_topics(timeout=_METADATA_TIMEOUT).topics
-            except (KafkaException, ValueError) as error:
-                timeout = KafkaTimeoutError(f"no answer within {_METADATA_TIMEOUT:g} s")
-                reason = describe_kafka_error(timeout, client_options)
-                raise FramesProducerError(f"no producer for {options['bootstrap.servers']}: {reason}") from error
-            if topic not in topics:
-                raise FramesProducerError(f"no producer for {options['bootstrap.servers']}: there is no topic {topic}")
-            self._thread = threading.Thread(target=self._poll_reports, name="librdkafka", daemon=True)
+        producer: Producer | None = None
+        try:
+            producer = Producer({**options, **_OPTIONS}, logger=_log)
+            # all topics, because a request for one could create it with the broker's defaults
+            topics = producer.list_topics(timeout=_METADATA_TIMEOUT).topics
+        except (KafkaException, ValueError) as error:
+            producer = None  # closes its sockets at once; `close` would first log each refused connection
+            timeout = KafkaTimeoutError(f"no answer within {_METADATA_TIMEOUT:g} s")
+            reason = describe_kafka_error(timeout, client_options)
+            raise FramesProducerError(f"no producer for {options['bootstrap.servers']}: {reason}") from error
+        if topic not in topics:
+            producer = None
+            raise FramesProducerError(f"no producer for {options['bootstrap.servers']}: there is no topic {topic}")
+        self._producer = producer
+        self._thread = threading.Thread(target=self._poll_reports, name="librdkafka", daemon=True)
+        try:
             self._thread.start()
-            opened.pop_all()
+        except RuntimeError:  # no more threads
+            producer.close()
+            raise
 
     def send(self, topic: str, *, value: bytes, key: bytes) -> DeliveryFuture:
         """Send a record.
