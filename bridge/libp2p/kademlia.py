@@ -94,12 +94,12 @@ class TcpAddress(NamedTuple):
     # by hand for speed: one query is answered with up to 800 addresses
     @property
     def text(self) -> str:
-        """As a multiaddr."""
+        """Return the multiaddr."""
         return f"/{'ip6' if ':' in self.host else 'ip4'}/{self.host}/tcp/{self.port}"
 
     @property
     def bytes(self) -> bytes:
-        """As a multiaddr."""
+        """Return the multiaddr."""
         ip = ip_address(self.host)
         return (_IP6 if ip.version == 6 else _IP4) + ip.packed + _TCP + self.port.to_bytes(2, "big")
 

@@ -218,7 +218,7 @@ def check_store(uri: str, problem: str) -> DoctorCheck:
 
 
 def check_checkpoints(queries: Sequence[QueryStatus]) -> DoctorCheck:
-    """Whether each checkpoint can be understood, and is of the topics that Kafka has."""
+    """Check that each checkpoint is readable and belongs to the topics that Kafka has."""
     others = [query for query in queries if query.problem and query.batch is not None]
     if others:
         problem = "; ".join(f"{query.name}: {query.problem}" for query in others)

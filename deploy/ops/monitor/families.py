@@ -140,7 +140,7 @@ def _lake(tables: Iterable[TableStatus], now: float) -> Iterator[Metric]:
 
 
 def _by_agent(peers: Iterable[PeerStatus]) -> Mapping[tuple[str, str], int]:
-    """How many peers there are by agent and protocol; of agents, those with most peers."""
+    """Count peers by agent and protocol, keeping the agents with most peers."""
     found: Counter[tuple[str, str]] = Counter()
     for (agent, protocol), number in Counter([(peer.agent, peer.protocol) for peer in peers]).items():
         found[_agent(agent), _protocol(protocol)] += number
