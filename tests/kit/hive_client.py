@@ -7,9 +7,10 @@ import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from unittest.mock import patch
 
 from py4j.java_gateway import GatewayParameters, JavaGateway, JavaObject, launch_gateway
-from py4j.protocol import Py4JJavaError
+from py4j.protocol import Py4JJavaError, get_return_value
 
 from kiln.deploy.query.serve.classes import spark_home
 from kiln.deploy.stack.java import find_java
@@ -85,7 +86,11 @@ def rows(result: JavaObject) -> list[Row]:
 
 @contextmanager
 def hive_gateway() -> Iterator[JavaGateway]:
-    """A JVM with the JDBC driver."""
+    """Start a JVM with the JDBC driver.
+
+    PySpark replaces py4j's `get_return_value` for the whole process with one that describes each Java exception by
+    Spark's JVM, where the id of this JVM's exception names another object. The original is put back meanwhile.
+    """
     port = launch_gateway(
         classpath=f"{spark_home()}/jars/*",
         die_on_exit=True,
@@ -94,8 +99,9 @@ def hive_gateway() -> Iterator[JavaGateway]:
     )
     gateway = JavaGateway(gateway_parameters=GatewayParameters(port=port, auto_convert=True))
     try:
-        gateway.jvm.java.lang.Class.forName("org.apache.hive.jdbc.HiveDriver")
-        yield gateway
+        with patch("py4j.java_gateway.get_return_value", get_return_value):
+            gateway.jvm.java.lang.Class.forName("org.apache.hive.jdbc.HiveDriver")
+            yield gateway
     finally:
         gateway.shutdown()
 
