@@ -35,7 +35,7 @@ def config_check(
 ) -> None:
     """Check a settings file, the environment and the suites of kiln quality, and name each fault with its place."""
     found = loaded(file or config, None)
-    from kiln.pipelines.quality.suites import read_all
+    from kiln.pipelines.quality.suites import read_all_suites
 
-    read_all(found.settings.quality.suites)
+    read_all_suites(found.settings.quality.suites)
     print(f"{found.file}: fine")

@@ -62,17 +62,17 @@ def quality(
     length = length_of(since, "--since") if since else None
     folder = docs or (settings.quality_dir / "docs" if open_docs else None)
     from kiln.pipelines.quality.check import check_lake
-    from kiln.pipelines.quality.suites import read_all
+    from kiln.pipelines.quality.suites import read_all_suites
 
-    every = read_all(settings.quality.suites)  # what is wrong in a suite is said before seconds of imports
+    every = read_all_suites(settings.quality.suites)  # faults of a suite are reported before the slow imports
     say = notes()
     from kiln.deploy.screens.quality import render_results
     from kiln.pipelines.quality.expectations import RowValidator
 
-    judge, lake = RowValidator(), lake_of(settings)
+    validator, lake = RowValidator(), lake_of(settings)
     while True:
         began = time.monotonic()
-        results = check_lake(settings, lake, every, judge, datetime.now(UTC), tables=table or (), since=length)
+        results = check_lake(settings, lake, every, validator, datetime.now(UTC), tables=table or (), since=length)
         if as_json:
             print(
                 json.dumps([each.as_json() for each in results], indent=2, ensure_ascii=False, default=str), flush=True

@@ -25,7 +25,7 @@ def render_results(results: Sequence[CheckResult]) -> RenderableType:
             continue
         lines.append(Text(f"{table}: {len(bad)} of {len(each)} expectations are not met", "bold"))
         for result in bad:
-            lines += _failed(result)
+            lines += _render_failure(result)
     errors = sum(result.is_error for result in results)
     warnings = sum(not result.success for result in results) - errors
     if not results:
@@ -37,7 +37,7 @@ def render_results(results: Sequence[CheckResult]) -> RenderableType:
     return Group(*lines, "", last)
 
 
-def _failed(result: CheckResult) -> list[RenderableType]:
+def _render_failure(result: CheckResult) -> list[RenderableType]:
     check = result.check
     style = "bold red" if check.level == "error" else "yellow"
     lines: list[RenderableType] = [Text(f"  {check.level:5} {check.name}: {printable(result.observed)}", style)]
@@ -46,7 +46,7 @@ def _failed(result: CheckResult) -> list[RenderableType]:
         lines.append(Text(f"        {printable(told)}" + (f": {printable(words)}" if words else "")))
     if result.count > _KEYS:
         lines.append(Text(f"        … and {result.count - _KEYS:,} more"))
-    lines.append(Text(f"        → {check.hint} ({check.owner}; {check.place})"))
+    lines.append(Text(f"        → {check.hint} ({check.owner}; {check.location})"))
     if result.sql:
         lines.append(Text(f'        kiln sql "{printable(result.sql)}"', "dim"))
     return lines

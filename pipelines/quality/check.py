@@ -1,8 +1,8 @@
-"""One check of a lake as `kiln quality` makes it: suites, state, results, and rows of `quality_results`."""
+"""One check of a lake, as `kiln quality` runs it: suites, state, results, and rows of `quality_results`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kiln.pipelines.quality.expectations import RowValidator
 
 _MAX_STATUS_AGE = timedelta(seconds=10)
-"""A bridge whose status is older does not run."""
+"""age of a status above which its bridge does not run"""
 
 
 def build_context(settings: Settings, now: datetime) -> CheckContext:
@@ -49,12 +49,11 @@ def check_lake(
     settings: Settings,
     lake: Lake,
     every: Sequence[SuiteCheck],
-    judge: RowValidator,
+    validator: RowValidator,
     now: datetime,
     *,
     tables: Sequence[str] = (),
     since: timedelta | None = None,
-    say: Callable[[str], None] = lambda _: None,
 ) -> list[CheckResult]:
     """Run the checks of the suites, and append the results to `quality_results`.
 
@@ -70,15 +69,15 @@ def check_lake(
     """
     checks = [check for check in every if not tables or check.table in tables]
     with locked(settings.state, "quality"):
-        memory = settings.quality_dir / "state.duckdb"
-        memory.parent.mkdir(parents=True, exist_ok=True)
+        state_file = settings.quality_dir / "state.duckdb"
+        state_file.parent.mkdir(parents=True, exist_ok=True)
         suite_run = SuiteRun(
-            lake, build_context(settings, now), judge, None if since else memory, now - since if since else None
+            lake, build_context(settings, now), validator, None if since else state_file, now - since if since else None
         )
         try:
             if not since:
-                suite_run.forget_all_but(every)
-            results = suite_run.run_checks(checks, say)
+                suite_run.delete_unknown_checks(every)
+            results = suite_run.run_checks(checks)
         finally:
             suite_run.close()
         if results:

@@ -1,7 +1,7 @@
-"""Data Docs: what became of the expectations as HTML, a page for each table, by Great Expectations' own renderers.
+"""Data Docs: results as HTML, one page for each table, by Great Expectations' own renderers.
 
-Great Expectations' pages would fetch styles and scripts from eleven servers. Here they fetch nothing: a style of Kiln's
-own is in each page, and the page forbids the browser to load anything.
+Great Expectations' pages would fetch styles and scripts from eleven servers. These pages fetch nothing: each has Kiln's
+own style inline, and its content security policy forbids the browser to load anything.
 """
 
 from __future__ import annotations
@@ -32,17 +32,20 @@ def write_docs(results: Sequence[CheckResult], folder: Path) -> Path:
     """Write `index.html` and a page for each table into a folder, and return the index."""
     folder.mkdir(parents=True, exist_ok=True)
     links: list[str] = []
-    for table, found in groupby(sorted(results, key=lambda each: each.check.table), key=lambda each: each.check.table):
-        each = list(found)
-        failed = sum(not result.success for result in each)
-        document = ValidationResultsPageRenderer().render(_suite(table, each))
+    for table, of_table in groupby(
+        sorted(results, key=lambda each: each.check.table), key=lambda each: each.check.table
+    ):
+        table_results = list(of_table)
+        failed = sum(not result.success for result in table_results)
+        document = ValidationResultsPageRenderer().render(_build_suite_result(table, table_results))
         html = DefaultJinjaPageView().render(document)  # type: ignore[no-untyped-call]  # the library has no types here
-        (folder / f"{table}.html").write_text(_alone(html), encoding="utf-8")
-        said = f"{failed} of {len(each)} expectations are not met" if failed else f"{len(each)} expectations are met"
-        links.append(f'<li><a href="{escape(table)}.html">{escape(table)}</a>: {said}</li>')
+        (folder / f"{table}.html").write_text(_make_self_contained(html), encoding="utf-8")
+        total = len(table_results)
+        summary = f"{failed} of {total} expectations are not met" if failed else f"{total} expectations are met"
+        links.append(f'<li><a href="{escape(table)}.html">{escape(table)}</a>: {summary}</li>')
     index = folder / "index.html"
     index.write_text(
-        _alone(
+        _make_self_contained(
             '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Kiln: data quality</title></head>'
             f"<body><h1>Data quality</h1><ul>{''.join(links)}</ul></body></html>"
         ),
@@ -51,17 +54,17 @@ def write_docs(results: Sequence[CheckResult], folder: Path) -> Path:
     return index
 
 
-def _alone(html: str) -> str:
-    """The page without what it would fetch or run, and with a style of its own."""
+def _make_self_contained(html: str) -> str:
+    """Remove all that a page would fetch or run, and insert the style."""
     style = f"{_POLICY}<style>{_STYLE.read_text(encoding='utf-8')}</style></head>"
     return _FETCHES.sub("", html).replace("</head>", style, 1)
 
 
-def _suite(table: str, results: Sequence[CheckResult]) -> ExpectationSuiteValidationResult:
+def _build_suite_result(table: str, results: Sequence[CheckResult]) -> ExpectationSuiteValidationResult:
     met = sum(each.success for each in results)
     return ExpectationSuiteValidationResult(
         success=met == len(results),
-        results=[_one(each) for each in results],
+        results=[_build_result(each) for each in results],
         suite_name=table,
         statistics={
             "evaluated_expectations": len(results),
@@ -73,17 +76,16 @@ def _suite(table: str, results: Sequence[CheckResult]) -> ExpectationSuiteValida
     )
 
 
-def _one(result: CheckResult) -> ExpectationValidationResult:
+def _build_result(result: CheckResult) -> ExpectationValidationResult:
     check = result.check
-    said = (
-        "" if result.success else escape(printable("; ".join(dict.fromkeys(result.words))))
-    )  # a page takes text as HTML
+    # The page takes the text as HTML.
+    faults = "" if result.success else escape(printable("; ".join(dict.fromkeys(result.words))))
     return ExpectationValidationResult(
         success=result.success,
         expectation_config=ExpectationConfiguration(
             type=check.expectation,
             kwargs=dict(check.arguments) if check.kind.rows else {},
-            description=f"{check.level}: {check.name}" + (f": {said}. {check.hint}" if said else ""),
+            description=f"{check.level}: {check.name}" + (f": {faults}. {check.hint}" if faults else ""),
         ),
         result={"observed_value": escape(printable(result.observed))},
         exception_info={"raised_exception": False, "exception_message": None, "exception_traceback": None},

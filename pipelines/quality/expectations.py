@@ -1,5 +1,5 @@
 """Kiln's expectations as classes of Great Expectations, which finds them by name once this module is imported, and the
-one way in which Kiln lets Great Expectations look at rows.
+validator that runs Great Expectations on rows.
 
 Great Expectations runs without telemetry, progress bars and files: in an ephemeral context, over pandas frames.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-# Great Expectations reads these when it is imported, and asks nobody: without them some of its versions report use.
+# Great Expectations reads these variables at import. Without them some of its versions send usage statistics.
 os.environ["GX_ANALYTICS_ENABLED"] = "False"
 os.environ["GX_CLOUD_MODE"] = "False"
 
@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 
 if "pyspark" not in sys.modules:
     # Great Expectations imports much of PySpark where it is installed, for an engine of which these checks have no use.
-    # With None in its place an import fails, until the imports below are done.
+    # With None as the module, an import of it fails. The entry goes away after the imports below.
     sys.modules["pyspark"] = None  # type: ignore[assignment]  # as the import system marks it
 
 import great_expectations as gx
@@ -58,6 +58,7 @@ from great_expectations.expectations.metrics.table_metric_provider import TableM
 from great_expectations.expectations.registry import get_expectation_impl
 
 from kiln.pipelines.quality.catalogue import EXPECTATIONS
+from kiln.pipelines.quality.results import FaultyKey
 from kiln.pipelines.quality.suites import SuiteCheck
 from kiln.schemas.wire.cid import USUAL_TEXT, CidError, block_cid, cid_bytes, cid_text, verify
 from kiln.schemas.wire.identity import PeerIdError, peer_bytes
@@ -68,7 +69,7 @@ if sys.modules["pyspark"] is None:
 
 _NODE_ID: Final = 40  # hex digits of a node id of the BitTorrent DHT
 
-# Great Expectations takes a digest of each frame up to this size, twice, and nobody reads it: a quarter of the time.
+# Great Expectations hashes each frame up to this size twice and never uses the hash: a quarter of the time.
 pandas_execution_engine.HASH_THRESHOLD = 0
 
 
@@ -109,16 +110,21 @@ def _is_of_block(cid: object, block: object) -> bool:
         return False
 
 
-def _each(values: pd.Series, good: Callable[[object], bool], usual: str = "") -> pd.Series:
-    """Return true if each value is good; each distinct value is looked at once. `usual`: a regular expression of texts
-    that are good; it saves the look at each where the values are strings in Arrow's memory."""
-    held = pa.Array.from_pandas(values)
-    if not usual or not isinstance(values.dtype, pd.ArrowDtype) or not pa.types.is_string(held.type):
-        return values.map({value: good(value) for value in values.unique()}).astype(bool)
-    found = pc.match_substring_regex(held, rf"\A(?:{usual})\z").to_numpy(zero_copy_only=False)
-    for at in (~found).nonzero()[0]:
-        found[at] = good(held[at].as_py())
-    return pd.Series(found, index=values.index)
+def _test_values(values: pd.Series, is_valid: Callable[[object], bool], usual: str = "") -> pd.Series:
+    """Test each value, and each distinct value once.
+
+    Args:
+        values: The values.
+        is_valid: The test.
+        usual: A regular expression of valid texts. For Arrow strings it saves a call for each value that matches.
+    """
+    array = pa.Array.from_pandas(values)
+    if not usual or not isinstance(values.dtype, pd.ArrowDtype) or not pa.types.is_string(array.type):
+        return values.map({value: is_valid(value) for value in values.unique()}).astype(bool)
+    mask = pc.match_substring_regex(array, rf"\A(?:{usual})\z").to_numpy(zero_copy_only=False)
+    for index in (~mask).nonzero()[0]:
+        mask[index] = is_valid(array[index].as_py())
+    return pd.Series(mask, index=values.index)
 
 
 class _Cids(ColumnMapMetricProvider):
@@ -126,7 +132,7 @@ class _Cids(ColumnMapMetricProvider):
 
     @column_condition_partial(engine=PandasExecutionEngine)
     def _pandas(self, column: pd.Series, **_: object) -> pd.Series:
-        return _each(column, _is_cid, USUAL_TEXT)
+        return _test_values(column, _is_cid, USUAL_TEXT)
 
 
 class _Streams(ColumnMapMetricProvider):
@@ -134,7 +140,7 @@ class _Streams(ColumnMapMetricProvider):
 
     @column_condition_partial(engine=PandasExecutionEngine)
     def _pandas(self, column: pd.Series, **_: object) -> pd.Series:
-        return _each(column, _is_stream)
+        return _test_values(column, _is_stream)
 
 
 class _Peers(ColumnMapMetricProvider):
@@ -142,7 +148,7 @@ class _Peers(ColumnMapMetricProvider):
 
     @column_condition_partial(engine=PandasExecutionEngine)
     def _pandas(self, column: pd.Series, **_: object) -> pd.Series:
-        return _each(column, _is_peer)
+        return _test_values(column, _is_peer)
 
 
 class _Blocks(ColumnPairMapMetricProvider):
@@ -160,8 +166,8 @@ class _Blocks(ColumnPairMapMetricProvider):
 
     @column_pair_condition_partial(engine=PandasExecutionEngine)  # type: ignore[untyped-decorator]  # it has no types
     def _pandas(self, column_A: pd.Series, column_B: pd.Series, **_: object) -> pd.Series:  # noqa: N803 - passed by name
-        good = [_is_of_block(cid, block) for cid, block in zip(column_A, column_B, strict=True)]
-        return pd.Series(good, index=column_A.index)
+        valid = [_is_of_block(cid, block) for cid, block in zip(column_A, column_B, strict=True)]
+        return pd.Series(valid, index=column_A.index)
 
 
 class ExpectColumnValuesToBeCids(ColumnMapExpectation):
@@ -197,7 +203,7 @@ class ExpectColumnPairCidToBeOfBlock(ColumnPairMapExpectation):
 class _FailedRowCounts(TableMetricProvider):
     """Row count of each check, by the column `id`."""
 
-    metric_name = "table.kiln_found"
+    metric_name = "table.kiln_failed_counts"
 
     @metric_value(engine=PandasExecutionEngine)
     def _pandas(
@@ -210,9 +216,9 @@ class _FailedRowCounts(TableMetricProvider):
         return {str(name): int(count) for name, count in frame["id"].value_counts().items()}
 
 
-class NothingFound(BatchExpectation):
-    """The batch has what finders found (`kiln.pipelines.quality.finders`), a row for each key at fault. The check of
-    this id found none."""
+class TableExpectation(BatchExpectation):
+    """The check of this id found no faulty key. The batch has a row for each key that finders
+    (`kiln.pipelines.quality.finders`) report."""
 
     of: str = ""
     metric_dependencies = (_FailedRowCounts.metric_name,)
@@ -225,28 +231,30 @@ class NothingFound(BatchExpectation):
         execution_engine: ExecutionEngine[object] | None = None,
     ) -> dict[str, object]:
         counts = metrics[_FailedRowCounts.metric_name]
-        found = counts.get(self.of, 0) if isinstance(counts, dict) else 0
-        return {"success": not found, "result": {"observed_value": found}}
+        failed = counts.get(self.of, 0) if isinstance(counts, dict) else 0
+        return {"success": not failed, "result": {"observed_value": failed}}
 
 
-def _spanning(name: str) -> type[NothingFound]:
-    """A class for an expectation on what spans rows. Great Expectations makes the name out of the name of the class."""
+def _build_table_expectation(name: str) -> type[TableExpectation]:
+    """Build the class of a table check. Great Expectations derives an expectation's name from the name of its class."""
     title = "".join(part.capitalize() for part in name.split("_"))
-    return type(title, (NothingFound,), {"__doc__": EXPECTATIONS[name].says, "__module__": __name__})
+    return type(title, (TableExpectation,), {"__doc__": EXPECTATIONS[name].description, "__module__": __name__})
 
 
-SPANNING: Final = {name: _spanning(name) for name, each in EXPECTATIONS.items() if not each.rows}
-"""Kiln's expectations on what spans rows, by name."""
+TABLE_EXPECTATIONS: Final = {
+    name: _build_table_expectation(name) for name, each in EXPECTATIONS.items() if not each.rows
+}
+"""Kiln's expectations on whole tables, by name."""
 
 
 @dataclass(frozen=True)
 class ExpectationOutcome:
-    """Outcome of one expectation on one chunk of rows. `failed`: rows that do not meet the
-    expectation; None: the expectation is on the chunk as a whole."""
+    """Outcome of one expectation on one chunk of rows."""
 
     success: bool
     rows: int
     failed: int | None
+    """number of rows that fail; `None` if the expectation is on the chunk as a whole"""
     keys: Sequence[Mapping[str, object]]
     values: Sequence[object]
     observed: object
@@ -254,7 +262,7 @@ class ExpectationOutcome:
 
 
 class RowValidator:
-    """Great Expectations, asked about frames of rows."""
+    """Great Expectations in an ephemeral context, over pandas frames."""
 
     def __init__(self) -> None:
         logging.getLogger("great_expectations").setLevel(logging.ERROR)
@@ -264,15 +272,18 @@ class RowValidator:
         asset = context.data_sources.add_pandas("kiln").add_dataframe_asset("rows")
         self._batch = asset.add_batch_definition_whole_dataframe("chunk")
 
-    def rows(self, checks: Sequence[SuiteCheck], rows: pd.DataFrame, key: Sequence[str]) -> list[ExpectationOutcome]:
+    def validate_rows(
+        self, checks: Sequence[SuiteCheck], rows: pd.DataFrame, key: Sequence[str]
+    ) -> list[ExpectationOutcome]:
         """Validate rows, and return the outcome of each check in order."""
         suite = ExpectationSuite(
             "rows",
             expectations=[
-                _impl(check.expectation)(meta={"at": at}, **check.arguments) for at, check in enumerate(checks)
+                _get_class(check.expectation)(meta={"index": index}, **check.arguments)
+                for index, check in enumerate(checks)
             ],
         )
-        told = self._batch.get_batch({"dataframe": rows}).validate(
+        validation = self._batch.get_batch({"dataframe": rows}).validate(
             suite,
             result_format={
                 "result_format": "COMPLETE",
@@ -281,47 +292,47 @@ class RowValidator:
             },
         )
         by_check: dict[int, ExpectationOutcome] = {}
-        for each in told.results:
-            result, raised = each.result, _raised(each.exception_info)
+        for each in validation.results:
+            result, error = each.result, _get_error(each.exception_info)
             failed = result.get("unexpected_count")
-            found = result.get("unexpected_index_list") or ()
-            by_check[_asked(each).meta["at"]] = ExpectationOutcome(
-                bool(each.success) and not raised,
+            failed_keys = result.get("unexpected_index_list") or ()
+            by_check[_get_configuration(each).meta["index"]] = ExpectationOutcome(
+                bool(each.success) and not error,
                 int(result.get("element_count") or len(rows)),
                 None if failed is None else int(failed),
-                [{name: one.get(name) for name in key} for one in found],
+                [{name: one.get(name) for name in key} for one in failed_keys],
                 list(result.get("partial_unexpected_list") or ()),
                 result.get("observed_value"),
-                raised,
+                error,
             )
-        return [by_check[at] for at in range(len(checks))]
+        return [by_check[index] for index in range(len(checks))]
 
-    def found(self, checks: Sequence[SuiteCheck], found: Iterable[tuple[str, str, str]]) -> dict[str, bool]:
-        """Whether each check on what spans rows is met, by id. `found`: id, key and words of all that was found."""
-        frame = pd.DataFrame(list(found), columns=["id", "key", "words"])
-        expectations: list[Expectation] = [SPANNING[check.expectation](of=check.id) for check in checks]
-        told = self._batch.get_batch({"dataframe": frame}).validate(
-            ExpectationSuite("found", expectations=expectations)
+    def validate_tables(self, checks: Sequence[SuiteCheck], faults: Iterable[FaultyKey]) -> dict[str, bool]:
+        """Validate table checks against the faulty keys that their finders report, and return each success by id."""
+        frame = pd.DataFrame(list(faults), columns=FaultyKey._fields)
+        expectations: list[Expectation] = [TABLE_EXPECTATIONS[check.expectation](of=check.id) for check in checks]
+        validation = self._batch.get_batch({"dataframe": frame}).validate(
+            ExpectationSuite("tables", expectations=expectations)
         )
-        for each in told.results:
-            if raised := _raised(each.exception_info):
-                raise RuntimeError(f"{_asked(each).type}: {raised}")
-        return {_asked(each).kwargs["of"]: bool(each.success) for each in told.results}
+        for each in validation.results:
+            if error := _get_error(each.exception_info):
+                raise RuntimeError(f"{_get_configuration(each).type}: {error}")
+        return {_get_configuration(each).kwargs["of"]: bool(each.success) for each in validation.results}
 
 
-def _asked(result: ExpectationValidationResult) -> ExpectationConfiguration:
-    """Return the check that a result belongs to."""
-    asked = result.expectation_config
-    assert asked is not None
-    return asked
+def _get_configuration(result: ExpectationValidationResult) -> ExpectationConfiguration:
+    """Return the configuration of the check that a result belongs to."""
+    configuration = result.expectation_config
+    assert configuration is not None
+    return configuration
 
 
-def _impl(name: str) -> Callable[..., Expectation]:
-    found: Callable[..., Expectation] = get_expectation_impl(name)
-    return found
+def _get_class(name: str) -> Callable[..., Expectation]:
+    implementation: Callable[..., Expectation] = get_expectation_impl(name)
+    return implementation
 
 
-def _raised(info: Mapping[str, object]) -> str:
+def _get_error(info: Mapping[str, object]) -> str:
     if "raised_exception" in info:
         info = {"": info}
     for each in info.values():

@@ -28,7 +28,7 @@ FINDERS: Final[Mapping[str, TableCheck]] = {
     "expect_sequences_without_gaps": TableCheck(table_checks.check_sequences, lambda _: ("frames",)),
     "expect_connections_to_be_closed": TableCheck(table_checks.check_connections_closed, lambda _: ("frames",)),
     "expect_offsets_without_holes": TableCheck(
-        table_checks.check_offsets, lambda _: ("frames", "quarantine", "dropped")
+        table_checks.check_offsets, lambda _: ("frames", "quarantine", "quarantine_dropped")
     ),
     "expect_rows_in_tables": TableCheck(table_checks.check_rows_in_tables, _read_own_and_named),
     "expect_batches_to_follow_from_updates": TableCheck(check_batches_follow, lambda _: ("batches", "updates")),

@@ -43,7 +43,7 @@ class ModelWindow(msgspec.Struct, array_like=True):
     opened_at: int
     log_time: int
     leaves: set[bytes]
-    made: bool = False
+    is_stored: bool = False
     """true if its batch is stored already: ticks close windows too, and `updates` has none"""
 
 
@@ -71,7 +71,7 @@ class UnmatchedBatch(NamedTuple):
     owner: str
     opened_at: int
     length: int
-    cid: str
+    batch_cid: str
     is_stored: bool
     excused: bool
 
@@ -99,90 +99,92 @@ def _filter_excused(run: list[UnmatchedBatch]) -> list[UnmatchedBatch]:
 
 def check_batches_follow(inputs: CheckInputs) -> str:
     """Find the faults of `expect_batches_to_follow_from_updates`."""
-    db, facts = inputs.db, inputs.facts
-    opened = inputs.create_state("open", "kept BLOB")
+    db, context = inputs.db, inputs.context
+    open_table = inputs.create_state("open", "kept BLOB")
     updates_table = inputs.create_state("have", "h UBIGINT, read_at TIMESTAMPTZ")
-    made = inputs.create_state("made", "h UBIGINT, read_at TIMESTAMPTZ")
-    pending = inputs.create_state("owes", "owner VARCHAR, opened_at BIGINT, cid VARCHAR, since TIMESTAMPTZ")
+    matched = inputs.create_state("made", "h UBIGINT, read_at TIMESTAMPTZ")
+    pending = inputs.create_state("owes", "owner VARCHAR, opened_at BIGINT, batch_cid VARCHAR, since TIMESTAMPTZ")
     unexplained = inputs.create_state(
-        "odd", "owner VARCHAR, opened_at BIGINT, length BIGINT, cid VARCHAR, block BLOB, since TIMESTAMPTZ"
+        "odd", "owner VARCHAR, opened_at BIGINT, length BIGINT, batch_cid VARCHAR, block BLOB, since TIMESTAMPTZ"
     )
 
-    saved = db.execute(f"SELECT kept FROM {opened}").fetchall()
+    saved = db.execute(f"SELECT kept FROM {open_table}").fetchall()
     windows = _decode_windows(saved[0][0]) if saved else {}
-    owed: list[ExpectedBatch] = []
-    for owner, window in close_windows(_read_new_updates(inputs), windows, facts.window, facts.grace):
-        if not window.made:
-            owed += _build_expected(owner, window, facts.block_limit)
+    closed: list[ExpectedBatch] = []
+    for owner, window in close_windows(_read_new_updates(inputs), windows, context.window, context.grace):
+        if not window.is_stored:
+            closed += _build_expected(owner, window, context.block_limit)
     open_now = [
-        (key, each)
-        for key, window in windows.items()
-        if not window.made
-        for each in _build_expected(key[1], window, facts.block_limit)
+        ((partition, owner), each)
+        for (partition, owner), window in windows.items()
+        if not window.is_stored
+        for each in _build_expected(owner, window, context.block_limit)
     ]
     _remember_updates(inputs, updates_table)
 
-    name, now = "hash(owner, opened_at, cid)", inputs.now
-    _load_expected(inputs, "owed", owed)
+    key, now = "hash(owner, opened_at, batch_cid)", inputs.now
+    _load_expected(inputs, "closed", closed)
     _load_expected(inputs, "open_now", [each for _, each in open_now])
-    # A batch that is there twice was right once: that it is there twice is for another expectation.
+    # Another expectation reports batches that are stored twice.
     db.execute(
         f"CREATE OR REPLACE TEMP TABLE fresh AS SELECT * FROM (SELECT DISTINCT {_OWNER_SQL} AS owner, "
-        f"epoch_us(opened_at) AS opened_at, cid FROM new_batches) WHERE {name} NOT IN (SELECT h FROM {made})"
+        f"epoch_us(opened_at) AS opened_at, batch_cid FROM new_batches) WHERE {key} NOT IN (SELECT h FROM {matched})"
     )
     for theirs in ("fresh", unexplained):
-        for ours in ("owed", pending, "open_now"):
+        for ours in ("closed", pending, "open_now"):
             db.execute(
-                f"INSERT INTO {made} SELECT DISTINCT {name}, {now} FROM {ours} "
-                f"SEMI JOIN {theirs} USING (owner, opened_at, cid)"
+                f"INSERT INTO {matched} SELECT DISTINCT {key}, {now} FROM {ours} "
+                f"SEMI JOIN {theirs} USING (owner, opened_at, batch_cid)"
             )
-    for (place,) in db.execute(
-        f"SELECT DISTINCT place FROM open_now WHERE {name} IN (SELECT h FROM {made} WHERE read_at = {now})"
+    for (index,) in db.execute(
+        f"SELECT DISTINCT index FROM open_now WHERE {key} IN (SELECT h FROM {matched} WHERE read_at = {now})"
     ).fetchall():
-        windows[open_now[place][0]].made = True
+        windows[open_now[index][0]].is_stored = True
     for table in (unexplained, pending):
-        db.execute(f"DELETE FROM {table} WHERE {name} IN (SELECT h FROM {made})")
+        db.execute(f"DELETE FROM {table} WHERE {key} IN (SELECT h FROM {matched})")
     if "updates" in inputs.committed:
         db.execute(
             f"INSERT INTO {pending} "
-            f"SELECT owner, opened_at, cid, {format_timestamp(inputs.committed['updates'])} FROM owed "
-            f"WHERE {name} NOT IN (SELECT h FROM {made})"
+            f"SELECT owner, opened_at, batch_cid, {format_timestamp(inputs.committed['updates'])} FROM closed "
+            f"WHERE {key} NOT IN (SELECT h FROM {matched})"
         )
-    db.execute(f"DELETE FROM fresh WHERE {name} IN (SELECT h FROM {made})")
+    db.execute(f"DELETE FROM fresh WHERE {key} IN (SELECT h FROM {matched})")
     if db.execute("SELECT 1 FROM fresh LIMIT 1").fetchone():
         db.execute(
             f"INSERT INTO {unexplained} "
             f"SELECT * FROM (SELECT DISTINCT {_OWNER_SQL} AS owner, epoch_us(opened_at) AS opened_at, "
-            "epoch_us(closed_at) - epoch_us(opened_at), cid, block, "
-            f"{format_timestamp(inputs.committed['batches'])} FROM new_batches WHERE cid IN (SELECT cid FROM fresh)) "
-            "SEMI JOIN fresh USING (owner, opened_at, cid)"
+            "epoch_us(closed_at) - epoch_us(opened_at), batch_cid, block, "
+            f"{format_timestamp(inputs.committed['batches'])} FROM new_batches "
+            "WHERE batch_cid IN (SELECT batch_cid FROM fresh)) SEMI JOIN fresh USING (owner, opened_at, batch_cid)"
         )
-    for table in (updates_table, made):
+    for table in (updates_table, matched):
         inputs.delete_old(table)
-    db.execute(f"DELETE FROM {opened}")
-    db.execute(f"INSERT INTO {opened} VALUES (?)", [_encode_windows(windows)])
+    db.execute(f"DELETE FROM {open_table}")
+    db.execute(f"INSERT INTO {open_table} VALUES (?)", [_encode_windows(windows)])
 
-    found = inputs.create_state("found", "key JSON, seen_at TIMESTAMPTZ, words VARCHAR")
-    db.execute(f"DELETE FROM {found}")
+    faults = inputs.create_state("found", "key JSON, seen_at TIMESTAMPTZ, words VARCHAR")
+    db.execute(f"DELETE FROM {faults}")
     due = f"since + {format_interval(inputs.duration('settle'))} <= {inputs.now}"
-    odds = db.execute(f"SELECT owner, opened_at, length, cid, block FROM {unexplained} WHERE {due}").fetchall()
+    overdue = db.execute(f"SELECT owner, opened_at, length, batch_cid, block FROM {unexplained} WHERE {due}").fetchall()
     unmatched = [
-        # Of tips that are no updates another expectation speaks, and a batch of another T is of other settings.
+        # Another expectation reports tips without an update, and a window of another length is of other settings.
         UnmatchedBatch(
             owner,
-            at,
+            opened_at,
             length,
             cid,
             True,
-            length != facts.window or not _has_all_updates(inputs, updates_table, owner, block),
+            length != context.window or not _has_all_updates(inputs, updates_table, owner, block),
         )
-        for owner, at, length, cid, block in odds
+        for owner, opened_at, length, cid, block in overdue
     ]
-    missing = db.execute(f"SELECT owner, opened_at, cid FROM {pending} WHERE {due}").fetchall()
-    unmatched += [UnmatchedBatch(owner, at, facts.window, cid, False, False) for owner, at, cid in missing]
+    missing = db.execute(f"SELECT owner, opened_at, batch_cid FROM {pending} WHERE {due}").fetchall()
+    unmatched += [
+        UnmatchedBatch(owner, opened_at, context.window, cid, False, False) for owner, opened_at, cid in missing
+    ]
     for each in select_faults(unmatched):
-        _report_fault(inputs, found, each)
-    return f"SELECT key, seen_at, words FROM {found}"
+        _report_fault(inputs, faults, each)
+    return f"SELECT key, seen_at, words FROM {faults}"
 
 
 def _read_new_updates(inputs: CheckInputs) -> Iterator[BatchedUpdate]:
@@ -191,17 +193,17 @@ def _read_new_updates(inputs: CheckInputs) -> Iterator[BatchedUpdate]:
     Run no other query between two rows: the connection is streaming the result.
     """
     owners: list[Owner] = inputs.db.execute(
-        "CREATE OR REPLACE TEMP TABLE owners AS SELECT row_number() OVER () - 1 AS place, * FROM (SELECT DISTINCT "
+        "CREATE OR REPLACE TEMP TABLE owners AS SELECT row_number() OVER () - 1 AS index, * FROM (SELECT DISTINCT "
         "network, origin, separator_key, separator_value FROM new_updates WHERE separator_key IS NOT NULL); "
-        "SELECT network, origin, separator_key, separator_value FROM owners ORDER BY place"
+        "SELECT network, origin, separator_key, separator_value FROM owners ORDER BY index"
     ).fetchall()
-    read = inputs.db.sql(
-        "SELECT log_partition, place, stream, tip, epoch_us(observed_at), epoch_us(updated_at) "
+    pages = inputs.db.sql(
+        "SELECT log_partition, o.index, stream, tip, epoch_us(observed_at), epoch_us(log_time) "
         f"FROM ({_build_query(inputs)}) u JOIN owners o ON u.network = o.network AND u.origin = o.origin AND "
         "u.separator_key = o.separator_key AND u.separator_value IS NOT DISTINCT FROM o.separator_value "
         "ORDER BY log_partition, log_offset"
     ).to_arrow_reader(_PAGE)
-    for page in read:
+    for page in pages:
         for partition, index, stream, tip, observed_at, log_time in zip(
             *(column.to_pylist() for column in page.columns), strict=True
         ):
@@ -214,26 +216,24 @@ def _read_new_updates(inputs: CheckInputs) -> Iterator[BatchedUpdate]:
 
 def _build_query(inputs: CheckInputs) -> str:
     """Build the query for the new updates that go into batches."""
-    facts = inputs.facts
-    authors = ", ".join("'" + each.replace("'", "''") + "'" for each in sorted(facts.authors or ())) or "NULL"
+    context = inputs.context
+    authors = ", ".join("'" + each.replace("'", "''") + "'" for each in sorted(context.authors or ())) or "NULL"
     return (
         "FROM new_updates WHERE separator_key IS NOT NULL"
-        + ("" if facts.authors is None else f" AND from_peer IN ({authors})")
-        + (" AND separator_source = 'genesis'" if facts.only_verified else "")
+        + ("" if context.authors is None else f" AND from_peer IN ({authors})")
+        + (" AND separator_source = 'genesis'" if context.only_verified else "")
     )
 
 
 def _remember_updates(inputs: CheckInputs, updates_table: str) -> None:
     """Add the new updates to the state, as hashes of owner, stream and tip in their usual texts."""
-    names = f"hash({_OWNER_SQL}, stream, tip)"
-    inputs.db.execute(
-        f"INSERT INTO {updates_table} SELECT DISTINCT {names}, {inputs.now} FROM ({_build_query(inputs)})"
-    )
-    rest = inputs.db.execute(
+    key = f"hash({_OWNER_SQL}, stream, tip)"
+    inputs.db.execute(f"INSERT INTO {updates_table} SELECT DISTINCT {key}, {inputs.now} FROM ({_build_query(inputs)})")
+    unusual = inputs.db.execute(
         f"SELECT DISTINCT {_OWNER_SQL}, stream, tip FROM ({_build_query(inputs)}) "
         f"WHERE NOT regexp_full_match(tip, '{USUAL_TEXT}')"
     ).fetchall()
-    for owner, stream, tip in rest:
+    for owner, stream, tip in unusual:
         with suppress(CidError):
             inputs.db.execute(
                 f"INSERT INTO {updates_table} SELECT hash(?, ?, ?), {inputs.now}",
@@ -246,7 +246,7 @@ class ExpectedBatch(NamedTuple):
 
     owner: str
     opened_at: int
-    cid: str
+    batch_cid: str
 
 
 def _build_expected(owner: Owner, window: ModelWindow, limit: int) -> list[ExpectedBatch]:
@@ -264,13 +264,13 @@ def _load_expected(inputs: CheckInputs, name: str, expected: list[ExpectedBatch]
         {
             "owner": pa.array(owners, pa.string()),
             "opened_at": pa.array(opened, pa.int64()),
-            "cid": pa.array(cids, pa.string()),
-            "place": pa.array(range(len(expected)), pa.int64()),
+            "batch_cid": pa.array(cids, pa.string()),
+            "index": pa.array(range(len(expected)), pa.int64()),
         }
     )
-    inputs.db.register("told", table)
-    inputs.db.execute(f"CREATE OR REPLACE TEMP TABLE {name} AS FROM told")
-    inputs.db.unregister("told")
+    inputs.db.register("expected", table)
+    inputs.db.execute(f"CREATE OR REPLACE TEMP TABLE {name} AS FROM expected")
+    inputs.db.unregister("expected")
 
 
 def _has_all_updates(inputs: CheckInputs, updates_table: str, owner: str, block: bytes) -> bool:
@@ -288,13 +288,13 @@ def _has_all_updates(inputs: CheckInputs, updates_table: str, owner: str, block:
     return row is not None and row[0] == len(pairs)
 
 
-def _report_fault(inputs: CheckInputs, found: str, each: UnmatchedBatch) -> None:
+def _report_fault(inputs: CheckInputs, table: str, each: UnmatchedBatch) -> None:
     network, origin, key, value = msgspec.json.decode(each.owner, type=Owner)
     words = "no window of the updates makes this batch" if each.is_stored else "the batch of this window is missing"
     inputs.db.execute(
-        f"INSERT INTO {found} SELECT json_object('network', ?, 'origin', ?, 'separator_key', ?, 'separator_value', ?, "
-        "'opened_at', strftime(make_timestamp(?), '%Y-%m-%dT%H:%M:%S.%fZ'), 'cid', ?), make_timestamptz(?), ?",
-        [network, origin, key, value, each.opened_at, each.cid, each.opened_at, words],
+        f"INSERT INTO {table} SELECT json_object('network', ?, 'origin', ?, 'separator_key', ?, 'separator_value', ?, "
+        "'opened_at', strftime(make_timestamp(?), '%Y-%m-%dT%H:%M:%S.%fZ'), 'batch_cid', ?), make_timestamptz(?), ?",
+        [network, origin, key, value, each.opened_at, each.batch_cid, each.opened_at, words],
     )
 
 
@@ -308,5 +308,5 @@ def _encode_windows(windows: OpenWindows) -> bytes:
 
 
 def _decode_windows(saved: bytes) -> OpenWindows:
-    found = msgspec.msgpack.decode(saved, type=list[tuple[int, Owner, ModelWindow]])
-    return {(partition, owner): window for partition, owner, window in found}
+    rows = msgspec.msgpack.decode(saved, type=list[tuple[int, Owner, ModelWindow]])
+    return {(partition, owner): window for partition, owner, window in rows}

@@ -1,5 +1,7 @@
-"""The lists in docs/quality.md: Kiln's expectations, and the suites. Write them anew:
-`python -m kiln.pipelines.quality.page docs/quality.md`."""
+"""Generator of the lists in docs/quality.md: Kiln's expectations, and the suites.
+
+Run `python -m kiln.pipelines.quality.page docs/quality.md` to rebuild them.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,10 @@ def render_lists() -> str:
     """Render the lists as Markdown."""
     lines = ["### Kiln's own expectations", "", "| expectation | arguments | what it says |", "| --- | --- | --- |"]
     for each in EXPECTATIONS.values():
-        if not each.stock:
-            arguments = ", ".join(f"`{name}`" if name in each.needs else f"[`{name}`]" for name in each.arguments)
-            lines.append(f"| `{each.name}` | {arguments or 'none'} | {_escape_cell(each.says)} |")
-    stock = ", ".join(f"`{each.name}`" for each in EXPECTATIONS.values() if each.stock)
+        if not each.is_stock:
+            arguments = ", ".join(f"`{name}`" if name in each.required else f"[`{name}`]" for name in each.arguments)
+            lines.append(f"| `{each.name}` | {arguments or 'none'} | {_escape_cell(each.description)} |")
+    stock = ", ".join(f"`{each.name}`" for each in EXPECTATIONS.values() if each.is_stock)
     lines += [
         "",
         "Of Great Expectations' own, a suite may name these, with the arguments that they have there:",
@@ -31,8 +33,8 @@ def render_lists() -> str:
     for table, checks in groupby(read_suites([FOLDER]), key=lambda check: check.table):
         lines += [f"#### {table}", "", "| expectation | level | owner | where it fails |", "| --- | --- | --- | --- |"]
         for check in checks:
-            said = ", ".join(f"{name}: {_format_value(value)}" for name, value in check.arguments.items())
-            name = f"`{check.expectation}`" + (f"<br>{_escape_cell(said)}" if said else "")
+            arguments = ", ".join(f"{name}: {_format_value(value)}" for name, value in check.arguments.items())
+            name = f"`{check.expectation}`" + (f"<br>{_escape_cell(arguments)}" if arguments else "")
             lines.append(f"| {name} | {check.level} | {check.owner} | {_escape_cell(check.hint)} |")
         lines.append("")
     return "\n".join(lines)
@@ -47,7 +49,7 @@ def insert_lists(page: str) -> str:
     before, begin, rest = page.partition(_BEGIN)
     _, end, after = rest.partition(_END)
     if not begin or not end:
-        raise ValueError(f"the page has no place for the lists, between {_BEGIN} and {_END}")
+        raise ValueError(f"the page lacks the markers of the lists. Add these two lines: {_BEGIN} and {_END}")
     return f"{before}{_BEGIN}\n\n{render_lists()}\n{_END}{after}"
 
 

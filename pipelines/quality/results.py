@@ -1,4 +1,4 @@
-"""Results of expectations: as JSON, as rows of the table `quality_results`, and the SQL that shows the keys."""
+"""Results of expectations: as JSON, as rows of the table `quality_results`, and as SQL that shows the faulty keys."""
 
 from __future__ import annotations
 
@@ -6,28 +6,40 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
+from typing import Final, NamedTuple
 
 from kiln.pipelines.quality.suites import SuiteCheck
 from kiln.pipelines.quality.table_checks import TIMES
 from kiln.schemas.delta.tables import TABLES
 
 SHOWN: Final = 20
-"""keys at most that a result names"""
+"""keys that a result names at most"""
 
 Key = Mapping[str, object]
 
 
+class FaultyKey(NamedTuple):
+    """A key that the finder of a table check reports."""
+
+    id: str
+    """of the check"""
+    key: str
+    words: str
+
+
 @dataclass(frozen=True)
 class CheckResult:
-    """`keys`: up to SHOWN keys at fault, `words` says of each what is wrong. `count`: how many there are."""
+    """Result of one check."""
 
     check: SuiteCheck
     success: bool
     observed: str
     count: int = 0
+    """number of faulty keys"""
     keys: Sequence[Key] = ()
+    """up to `SHOWN` faulty keys"""
     words: Sequence[str] = ()
+    """description of each key's fault"""
 
     @property
     def is_error(self) -> bool:
@@ -36,11 +48,11 @@ class CheckResult:
 
     @property
     def sql(self) -> str:
-        """A query for `kiln sql` that shows what is at fault; empty: there is none."""
-        return _sql(self.check, self.keys) if self.keys else ""
+        """Query for `kiln sql` that shows the faulty rows; empty if there are none."""
+        return _build_sql(self.check, self.keys) if self.keys else ""
 
     def as_json(self) -> dict[str, object]:
-        """Convert to the form of `kiln quality --json` prints the result (docs/design/contracts.md, Commands)."""
+        """Convert to an object as `kiln quality --json` prints it (docs/design/contracts.md, Commands)."""
         check = self.check
         return {
             "table": check.table,
@@ -54,13 +66,13 @@ class CheckResult:
             "words": list(self.words),
             "hint": check.hint,
             "owner": check.owner,
-            "suite": check.place,
+            "suite": check.location,
             "sql": self.sql,
         }
 
 
 def build_rows(results: Sequence[CheckResult], run: str, at: datetime) -> list[dict[str, object]]:
-    """Rows of the table `quality_results`."""
+    """Build rows of the table `quality_results`."""
     return [
         {
             "run_id": run,
@@ -77,12 +89,12 @@ def build_rows(results: Sequence[CheckResult], run: str, at: datetime) -> list[d
     ]
 
 
-def _sql(check: SuiteCheck, keys: Sequence[Key]) -> str:
+def _build_sql(check: SuiteCheck, keys: Sequence[Key]) -> str:
     table, first = check.table, keys[0]
     match check.expectation:
         case "expect_sequences_without_gaps":
             near = f"sequence BETWEEN {first['sequence']} - 2 AND {first['sequence']} + 2"
-            where = _where("frames", {name: first[name] for name in ("connection", "direction")})
+            where = _build_condition("frames", {name: first[name] for name in ("connection", "direction")})
             return f"SELECT sequence, observed_at, remote_peer FROM frames WHERE {where} AND {near} ORDER BY sequence"
         case "expect_offsets_without_holes":
             near = f"kafka_offset BETWEEN {first['kafka_offset']} - 2 AND {first['kafka_offset']} + 2"
@@ -90,31 +102,33 @@ def _sql(check: SuiteCheck, keys: Sequence[Key]) -> str:
         case "expect_old_messages_not_to_flood":
             return (
                 "SELECT remote_peer, count(*), min(observed_at), max(observed_at) FROM copies "
-                f"WHERE {_where('copies', first)} GROUP BY 1 ORDER BY 2 DESC"
+                f"WHERE {_build_condition('copies', first)} GROUP BY 1 ORDER BY 2 DESC"
             )
         case "expect_batches_to_follow_from_updates":
-            where = _where("updates", {name: first[name] for name in first if name not in ("opened_at", "cid")})
+            where = _build_condition(
+                "updates", {name: first[name] for name in first if name not in ("opened_at", "batch_cid")}
+            )
             opened = f"TIMESTAMPTZ '{first['opened_at']}'"
             return (
-                f"SELECT * FROM updates WHERE {where} AND least(observed_at, updated_at) BETWEEN {opened} - "
+                f"SELECT * FROM updates WHERE {where} AND least(observed_at, log_time) BETWEEN {opened} - "
                 f"INTERVAL 5 SECONDS AND {opened} + INTERVAL 5 SECONDS ORDER BY log_partition, log_offset"
             )
         case "expect_table_to_keep_up" | "expect_table_to_be_fresh":
             return f"SELECT max({TIMES.get(table, 'NULL')}) FROM {table}"
-    where = " OR ".join(f"({one})" for one in dict.fromkeys(_where(table, key) for key in keys[:5]) if one)
+    where = " OR ".join(f"({one})" for one in dict.fromkeys(_build_condition(table, key) for key in keys[:5]) if one)
     return f"SELECT * FROM {table} WHERE {where}" if where else ""
 
 
-def _where(table: str, key: Key) -> str:
+def _build_condition(table: str, key: Key) -> str:
     types = {column.name: column.type for column in TABLES[table].columns}
-    return " AND ".join(_is(name, value, types[name]) for name, value in key.items() if name in types)
+    return " AND ".join(_build_equality(name, value, types[name]) for name, value in key.items() if name in types)
 
 
-def _is(name: str, value: object, kind: str) -> str:
+def _build_equality(name: str, value: object, column_type: str) -> str:
     if value is None:
         return f"{name} IS NULL"
-    if kind in ("int", "bigint", "boolean"):
+    if column_type in ("int", "bigint", "boolean"):
         return f"{name} = {value}"
-    written = {"binary": "from_hex({})", "timestamp": "TIMESTAMPTZ {}"}.get(kind, "{}")
+    literal = {"binary": "from_hex({})", "timestamp": "TIMESTAMPTZ {}"}.get(column_type, "{}")
     text = "'" + str(value).replace("'", "''") + "'"
-    return f"{name} = {written.format(text)}"
+    return f"{name} = {literal.format(text)}"

@@ -29,7 +29,7 @@ from kiln.pipelines.delta.duckdb_tables import build_columns_query, quote_name, 
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.quality.finders import FINDERS
 from kiln.pipelines.quality.new_files import NewFiles, find_new_files
-from kiln.pipelines.quality.results import SHOWN, CheckResult, Key
+from kiln.pipelines.quality.results import SHOWN, CheckResult, FaultyKey, Key
 from kiln.pipelines.quality.suites import SuiteCheck
 from kiln.pipelines.quality.table_checks import (
     DUCKDB,
@@ -55,7 +55,7 @@ CHUNK_OF_VALUES: Final = 250_000
 
 _NESTED: Final = ")]"
 """Last characters of map and list types, whose values are not grouped."""
-_AT: Final = "kiln_at"
+_INDEX: Final = "kiln_index"
 _VALUE: Final = "kiln_value"
 
 _MAX_KEYS: Final = 1_000
@@ -82,31 +82,42 @@ class SuiteRun:
     def __init__(
         self,
         lake: Lake,
-        facts: CheckContext,
+        context: CheckContext,
         validator: RowValidator,
-        memory: Path | None,
+        state_file: Path | None,
         since: datetime | None = None,
     ) -> None:
-        """`memory`: the state of the checks; None: the checks read all rows, and nothing is kept. `since`: results are
-        of what was later, by the time of the row. LakeError: a table cannot be read."""
-        self._facts = facts
+        """Open the tables and the state.
+
+        Args:
+            lake: The lake to check.
+            context: Settings and time of the checks.
+            validator: Great Expectations.
+            state_file: State of the checks. Without it, the checks read all rows and store no state.
+            since: Report only rows from this time on, by the table's time column.
+
+        Raises:
+            LakeError: A table cannot be read.
+            QualityError: The state cannot be read.
+        """
+        self._context = context
         self._lake = lake
         self._validator = validator
         self._since = since
         self._tables: dict[str, DeltaTable] = {name: lake.open(name) for name in lake.tables()}
         try:
-            self._db = duckdb.connect(":memory:" if memory is None else str(memory))
+            self._db = duckdb.connect(":memory:" if state_file is None else str(state_file))
         except duckdb.Error as error:
             raise QualityError(
-                f"{memory}: the state of the checks cannot be read: {error}. Delete the file: the next "
-                "check reads all rows anew"
+                f"cannot read the state of the checks {state_file} ({error}). Delete the file: the next check reads "
+                "all rows again"
             ) from error
         register_store(self._db, lake)
         self._db.execute("SET TimeZone = 'UTC'")
         self._db.execute("SET enable_progress_bar = false")
-        self._forget_other_format()
+        self._delete_other_format()
 
-    def _forget_other_format(self) -> None:
+    def _delete_other_format(self) -> None:
         with self._transaction():
             self._db.execute(_STATE)
             if self._db.execute("SELECT version FROM format").fetchall() == [(_FORMAT,)]:
@@ -119,149 +130,147 @@ class SuiteRun:
     def close(self) -> None:
         self._db.close()
 
-    def run_checks(
-        self, checks: Sequence[SuiteCheck], say: Callable[[str], None] = lambda _: None
-    ) -> list[CheckResult]:
+    def run_checks(self, checks: Sequence[SuiteCheck]) -> list[CheckResult]:
         """Run the checks whose table exists, and return their results in order.
 
         Raises:
             QualityError: A check cannot run.
         """
-        there = [check for check in checks if check.table in self._tables]
-        found: dict[str, CheckResult] = {}
-        rows = sorted(
-            (check for check in there if check.kind.rows), key=lambda check: (check.table, self._read_version(check))
+        runnable = [check for check in checks if check.table in self._tables]
+        results: dict[str, CheckResult] = {}
+        row_checks = sorted(
+            (check for check in runnable if check.kind.rows), key=lambda check: (check.table, self._read_version(check))
         )
-        for (table, version), group in groupby(rows, key=lambda check: (check.table, self._read_version(check))):
-            say(f"{table}: rows")
+        for (table, version), group in groupby(row_checks, key=lambda check: (check.table, self._read_version(check))):
             for result in self._check_rows(table, None if version < 0 else version, list(group)):
-                found[result.check.id] = result
-        spanning = [check for check in there if not check.kind.rows]
-        for check in spanning:
-            say(f"{check.table}: {check.name}")
-            found[check.id] = self._check_table(check)
-        told = [
-            (check.id, str(key), words)
-            for check in spanning
-            for key, words in zip(found[check.id].keys, found[check.id].words, strict=True)
+                results[result.check.id] = result
+        table_checks = [check for check in runnable if not check.kind.rows]
+        for check in table_checks:
+            results[check.id] = self._check_table(check)
+        faults = [
+            FaultyKey(check.id, str(key), words)
+            for check in table_checks
+            for key, words in zip(results[check.id].keys, results[check.id].words, strict=True)
         ]
-        for name, success in self._validator.found(spanning, told).items():
-            found[name] = replace(found[name], success=success)
-        return [found[check.id] for check in there]
+        for check_id, success in self._validator.validate_tables(table_checks, faults).items():
+            results[check_id] = replace(results[check_id], success=success)
+        return [results[check.id] for check in runnable]
 
-    def forget_all_but(self, checks: Iterable[SuiteCheck]) -> None:
-        """Delete the state of checks that no suite has any more."""
+    def delete_unknown_checks(self, checks: Iterable[SuiteCheck]) -> None:
+        """Delete the state of all checks but these."""
         known = {check.id for check in checks}
         for (check_id,) in self._db.execute("SELECT DISTINCT id FROM checked").fetchall():
             if check_id not in known:
                 with self._transaction():
-                    self._forget(check_id)
+                    self._delete_check(check_id)
 
     # ---------------------------------------------------------------- rows
 
     def _check_rows(self, table: str, since: int | None, checks: list[SuiteCheck]) -> list[CheckResult]:
-        news = find_new_files(self._lake, table, self._tables[table], since)
+        new_files = find_new_files(self._lake, table, self._tables[table], since)
         with self._transaction():
             for check in checks:
-                if news.must_reread:
-                    self._forget(check.id)
+                if new_files.must_reread:
+                    self._delete_check(check.id)
                 self._save_versions(check, [table])
-            if news.files:
-                self._judge_new_rows(table, checks, news)
+            if new_files.files:
+                self._validate_new_rows(table, checks, new_files)
         return [self._read_row_result(check) for check in checks]
 
-    def _judge_new_rows(self, table: str, checks: list[SuiteCheck], news: NewFiles) -> None:
-        kinds = read_columns(self._tables[table]) or {}
+    def _validate_new_rows(self, table: str, checks: list[SuiteCheck], new_files: NewFiles) -> None:
+        types = read_columns(self._tables[table]) or {}
         time = TIMES.get(table)
-        late = f" WHERE {time} >= {format_timestamp(self._since)}" if time and self._since else ""
-        source = f"(FROM ({build_columns_query(kinds, news.files)}){late}) AS new"
-        of_values: dict[str, list[SuiteCheck]] = {}
-        of_rows: list[SuiteCheck] = []
+        since = f" WHERE {time} >= {format_timestamp(self._since)}" if time and self._since else ""
+        source = f"(FROM ({build_columns_query(types, new_files.files)}){since}) AS new"
+        value_checks: dict[str, list[SuiteCheck]] = {}
+        row_checks: list[SuiteCheck] = []
         for check in checks:
             column = str(check.arguments.get("column"))
-            simple = check.kind.values and kinds.get(column, _NESTED)[-1] not in _NESTED
-            (of_values.setdefault(column, []) if simple else of_rows).append(check)
+            by_value = check.kind.by_value and types.get(column, _NESTED)[-1] not in _NESTED
+            (value_checks.setdefault(column, []) if by_value else row_checks).append(check)
         cursor = self._db.cursor()
         cursor.execute("SET TimeZone = 'UTC'")
-        sums = {check.id: _RowTotals() for check in checks}
-        for column, some in of_values.items():
-            self._judge_values(cursor, source, column, some, identity_columns(table), sums)
-        if of_rows:
-            self._judge_rows(cursor, source, of_rows, identity_columns(table), sums)
+        totals = {check.id: _RowTotals() for check in checks}
+        for column, of_column in value_checks.items():
+            self._validate_values(cursor, source, column, of_column, identity_columns(table), totals)
+        if row_checks:
+            self._validate_rows(cursor, source, row_checks, identity_columns(table), totals)
         for check in checks:
-            sums[check.id].write(self._db, check)
+            totals[check.id].write(self._db, check)
 
-    def _judge_values(
+    def _validate_values(
         self,
         cursor: duckdb.DuckDBPyConnection,
         source: str,
         column: str,
         checks: list[SuiteCheck],
         key: Sequence[str],
-        sums: Mapping[str, _RowTotals],
+        totals: Mapping[str, _RowTotals],
     ) -> None:
         """Validate each value once, and count the result for each row that has it."""
-        import pandas as pd  # not at the top, as it takes a second: a wrong suite is named before
+        import pandas as pd  # slow to import: faults of a suite are reported before it
 
-        wrong: dict[str, list[pa.Array]] = {check.id: [] for check in checks}
-        # Strings stay in Arrow's memory where Kiln's own conditions look at them: an object for each costs more.
-        kept = pd.ArrowDtype if all(not check.kind.stock for check in checks) else None
+        faulty_values: dict[str, list[pa.Array]] = {check.id: [] for check in checks}
+        # Kiln's own conditions read Arrow strings, which is faster than a Python object for each string.
+        types_mapper = pd.ArrowDtype if all(not check.kind.is_stock for check in checks) else None
         counted = cursor.sql(f"SELECT {quote_name(column)}, count(*) FROM {source} GROUP BY ALL")
         for chunk in _rechunk(counted.to_arrow_reader(CHUNK_OF_VALUES), CHUNK_OF_VALUES):
             values, counts = chunk.column(0), chunk.column(1)
-            frame = chunk.select([column]).to_pandas(types_mapper=kept)
-            frame[_AT] = range(len(frame))
+            frame = chunk.select([column]).to_pandas(types_mapper=types_mapper)
+            frame[_INDEX] = range(len(frame))
             rows = pc.sum(counts).as_py()
-            for check, seen in self._run_expectations(checks, frame, [_AT]):
-                at = pa.array([one[_AT] for one in seen.keys], pa.int64())
-                failed = pc.sum(counts.take(at)).as_py() or 0
-                sums[check.id].count(rows, failed, not failed)
-                if sum(map(len, wrong[check.id])) < _MAX_KEYS:
-                    wrong[check.id] += values.take(at[:_MAX_KEYS]).chunks
+            for check, outcome in self._run_expectations(checks, frame, [_INDEX]):
+                indexes = pa.array([key[_INDEX] for key in outcome.keys], pa.int64())
+                failed = pc.sum(counts.take(indexes)).as_py() or 0
+                totals[check.id].count(rows, failed, not failed)
+                if sum(map(len, faulty_values[check.id])) < _MAX_KEYS:
+                    faulty_values[check.id] += values.take(indexes[:_MAX_KEYS]).chunks
         names = ", ".join(map(quote_name, key))
         for check in checks:
-            if sums[check.id].failed:
-                cursor.register("wrong", pa.table({_VALUE: pa.concat_arrays(wrong[check.id])}))
+            if totals[check.id].failed:
+                cursor.register("faulty", pa.table({_VALUE: pa.concat_arrays(faulty_values[check.id])}))
                 rows = cursor.sql(
-                    f"SELECT {names}, new.{quote_name(column)} AS {_VALUE} FROM {source} SEMI JOIN wrong "
-                    f"ON wrong.{_VALUE} IS NOT DISTINCT FROM new.{quote_name(column)} LIMIT {_MAX_KEYS}"
+                    f"SELECT {names}, new.{quote_name(column)} AS {_VALUE} FROM {source} SEMI JOIN faulty "
+                    f"ON faulty.{_VALUE} IS NOT DISTINCT FROM new.{quote_name(column)} LIMIT {_MAX_KEYS}"
                 ).to_arrow_table()
-                cursor.unregister("wrong")
-                sums[check.id].add_keys(({name: row[name] for name in key}, row[_VALUE]) for row in rows.to_pylist())
+                cursor.unregister("faulty")
+                totals[check.id].add_keys(({name: row[name] for name in key}, row[_VALUE]) for row in rows.to_pylist())
 
-    def _judge_rows(
+    def _validate_rows(
         self,
         cursor: duckdb.DuckDBPyConnection,
         source: str,
         checks: list[SuiteCheck],
         key: Sequence[str],
-        sums: Mapping[str, _RowTotals],
+        totals: Mapping[str, _RowTotals],
     ) -> None:
-        named = [
+        argument_columns = [
             str(check.arguments[name])
             for check in checks
             for name in ("column", "column_A", "column_B")
             if name in check.arguments
         ]
-        columns = ", ".join(map(quote_name, dict.fromkeys((*key, *named))))
+        columns = ", ".join(map(quote_name, dict.fromkeys((*key, *argument_columns))))
         for chunk in _rechunk(cursor.sql(f"SELECT {columns} FROM {source}").to_arrow_reader(CHUNK), CHUNK):
-            for check, seen in self._run_expectations(checks, chunk.to_pandas(), key):
-                sums[check.id].count(seen.rows, seen.failed, seen.success, seen.observed)
-                values = [*seen.values, *[""] * len(seen.keys)]
-                sums[check.id].add_keys(zip(seen.keys, values, strict=False))
+            for check, outcome in self._run_expectations(checks, chunk.to_pandas(), key):
+                totals[check.id].count(outcome.rows, outcome.failed, outcome.success, outcome.observed)
+                values = [*outcome.values, *[""] * len(outcome.keys)]
+                totals[check.id].add_keys(zip(outcome.keys, values, strict=False))
 
     def _run_expectations(
         self, checks: list[SuiteCheck], frame: pd.DataFrame, key: Sequence[str]
     ) -> Iterator[tuple[SuiteCheck, ExpectationOutcome]]:
         """Validate rows with Great Expectations, and yield the outcome of each check."""
-        for check, seen in zip(checks, self._validator.rows(checks, frame, key), strict=True):
-            if seen.error:
-                raise QualityError(f"{check.place}: {check.name}: {seen.error}")
-            yield check, seen
+        for check, outcome in zip(checks, self._validator.validate_rows(checks, frame, key), strict=True):
+            if outcome.error:
+                raise QualityError(f"{check.location}: {check.name}: {outcome.error}")
+            yield check, outcome
 
     def _read_row_result(self, check: SuiteCheck) -> CheckResult:
-        told = self._db.execute("SELECT rows, failed, success, observed FROM tally WHERE id = ?", [check.id]).fetchone()
-        rows, failed, success, observed = told or (0, 0, True, None)
+        tally = self._db.execute(
+            "SELECT rows, failed, success, observed FROM tally WHERE id = ?", [check.id]
+        ).fetchone()
+        rows, failed, success, observed = tally or (0, 0, True, None)
         keys = self._db.execute("SELECT key, words FROM failed WHERE id = ? LIMIT ?", [check.id, SHOWN]).fetchall()
         words = observed if observed is not None else f"{failed:,} of {rows:,} rows"
         return CheckResult(
@@ -283,35 +292,35 @@ class SuiteRun:
                 return self._run_check(check, find, tables)
         except CheckReset:
             with self._transaction():
-                self._forget(check.id)
+                self._delete_check(check.id)
                 return self._run_check(check, find, tables)
         except duckdb.Error as error:
-            raise QualityError(f"{check.place}: {check.name}: {error}") from error
+            raise QualityError(f"{check.location}: {check.name}: {error}") from error
 
     def _run_check(self, check: SuiteCheck, find: Callable[[CheckInputs], str], tables: list[str]) -> CheckResult:
-        news = {name: self._find_new_files(check, name) for name in tables if name in self._tables}
-        if any(each.must_reread for each in news.values()):
-            self._forget(check.id)
-            news = {name: find_new_files(self._lake, name, self._tables[name], None) for name in news}
+        new_files = {name: self._find_new_files(check, name) for name in tables if name in self._tables}
+        if any(each.must_reread for each in new_files.values()):
+            self._delete_check(check.id)
+            new_files = {name: find_new_files(self._lake, name, self._tables[name], None) for name in new_files}
         for name in tables:
-            kinds = read_columns(self._tables[name]) if name in self._tables else _empty_columns(name)
-            files = news[name].files if name in news else ()
-            self._db.execute(f"CREATE OR REPLACE TEMP VIEW new_{name} AS {build_columns_query(kinds or {}, files)}")
+            types = read_columns(self._tables[name]) if name in self._tables else _empty_columns(name)
+            files = new_files[name].files if name in new_files else ()
+            self._db.execute(f"CREATE OR REPLACE TEMP VIEW new_{name} AS {build_columns_query(types or {}, files)}")
         inputs = CheckInputs(
             self._db,
             f"m_{check.id}",
             check,
-            self._facts,
-            {name: each.committed for name, each in news.items() if each.committed is not None},
+            self._context,
+            {name: each.committed for name, each in new_files.items() if each.committed is not None},
             {name: read_columns(table) or {} for name, table in self._tables.items()},
             self._select_all,
         )
-        found = find(inputs)
-        late = f" WHERE seen_at IS NULL OR seen_at >= {format_timestamp(self._since)}" if self._since else ""
-        total = self._db.execute(f"SELECT count(*) FROM ({found}){late}").fetchone()
+        faults_query = find(inputs)
+        since = f" WHERE seen_at IS NULL OR seen_at >= {format_timestamp(self._since)}" if self._since else ""
+        total = self._db.execute(f"SELECT count(*) FROM ({faults_query}){since}").fetchone()
         count = total[0] if total else 0
         shown = self._db.execute(
-            f"SELECT key, seen_at, words FROM ({found}){late} ORDER BY seen_at, key LIMIT {SHOWN}"
+            f"SELECT key, seen_at, words FROM ({faults_query}){since} ORDER BY seen_at, key LIMIT {SHOWN}"
         ).fetchall()
         self._save_versions(check, tables)
         keys: list[Key] = [json.loads(key) for key, _, _ in shown]
@@ -345,11 +354,12 @@ class SuiteRun:
                 self._db.execute("DELETE FROM checked WHERE id = ? AND name = ?", [check.id, name])
                 self._db.execute("INSERT INTO checked VALUES (?, ?, ?)", [check.id, name, self._tables[name].version()])
 
-    def _forget(self, check: str) -> None:
+    def _delete_check(self, check_id: str) -> None:
         for table in ("checked", "tally", "failed"):
-            self._db.execute(f"DELETE FROM {table} WHERE id = ?", [check])
+            self._db.execute(f"DELETE FROM {table} WHERE id = ?", [check_id])
         for (name,) in self._db.execute(
-            "SELECT table_name FROM duckdb_tables() WHERE NOT temporary AND starts_with(table_name, ?)", [f"m_{check}_"]
+            "SELECT table_name FROM duckdb_tables() WHERE NOT temporary AND starts_with(table_name, ?)",
+            [f"m_{check_id}_"],
         ).fetchall():
             self._db.execute(f"DROP TABLE {name}")
 
@@ -374,7 +384,14 @@ class _RowTotals:
         self.keys: list[tuple[str, str]] = []
 
     def count(self, rows: int, failed: int | None, success: bool, observed: object = None) -> None:
-        """`failed`: rows that do not meet the expectation; None: the expectation is on the rows as a whole."""
+        """Add a chunk's outcome.
+
+        Args:
+            rows: Rows of the chunk.
+            failed: Rows that fail; `None` if the expectation is on the rows as a whole.
+            success: True if the chunk meets the expectation.
+            observed: Observed value of an expectation on the rows as a whole.
+        """
         self.rows += rows
         self.success = self.success and success
         if failed is None:
@@ -383,10 +400,10 @@ class _RowTotals:
             self.failed += failed
 
     def add_keys(self, rows: Iterable[tuple[Mapping[str, object], object]]) -> None:
-        """Add faulty keys and their values, up to the greatest number that is stored."""
+        """Add faulty keys and their values, up to `_MAX_KEYS`."""
         for key, value in islice(rows, _MAX_KEYS - len(self.keys)):
-            said = json.dumps({name: _to_json_value(each) for name, each in key.items()})
-            self.keys.append((said, str(value)[:200]))
+            key_json = json.dumps({name: _to_json_value(each) for name, each in key.items()})
+            self.keys.append((key_json, str(value)[:200]))
 
     def write(self, db: duckdb.DuckDBPyConnection, check: SuiteCheck) -> None:
         """Save the totals. An expectation with `mostly`, or on rows as a whole, covers only the newest rows."""
@@ -411,15 +428,15 @@ class _RowTotals:
 
 def _rechunk(batches: Iterable[pa.RecordBatch], least: int) -> Iterator[pa.Table]:
     """Combine record batches into tables of at least `least` rows: DuckDB ends a batch at each row group."""
-    held, rows = list[pa.RecordBatch](), 0
+    chunk, rows = list[pa.RecordBatch](), 0
     for batch in batches:
-        held.append(batch)
+        chunk.append(batch)
         rows += batch.num_rows
         if rows >= least:
-            yield pa.Table.from_batches(held)
-            held, rows = [], 0
-    if held:
-        yield pa.Table.from_batches(held)
+            yield pa.Table.from_batches(chunk)
+            chunk, rows = [], 0
+    if chunk:
+        yield pa.Table.from_batches(chunk)
 
 
 def _to_json_value(value: object) -> object:

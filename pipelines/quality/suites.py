@@ -1,4 +1,4 @@
-"""Suites in YAML, read and checked: one file for a table or a theme. What is wrong is named with file and line."""
+"""Suites in YAML, one file for each table or theme, and their validation. Errors name the file and the line."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ FOLDER: Final = Path(__file__).resolve().parents[2] / "conf" / "quality"
 
 Level = Literal["warn", "error"]
 LEVELS: Final = ("warn", "error")
-_SUITE: Final = ("table", "owner", "expectations")
-_OF_EACH: Final = ("expect", "level", "owner", "hint")
+_SUITE_KEYS: Final = ("table", "owner", "expectations")
+_EXPECTATION_KEYS: Final = ("expect", "level", "owner", "hint")
 
-_READ: Final = tuple(name for name in TABLES if name != "quality_results")
+_TABLES: Final = tuple(name for name in TABLES if name != "quality_results")
 
 
 @dataclass(frozen=True)
 class SuiteCheck:
-    """An expectation of a suite on a table. `arguments`: as the suite gives them."""
+    """An expectation of a suite on a table, with its arguments."""
 
     table: str
     expectation: str
@@ -40,7 +40,7 @@ class SuiteCheck:
     level: Level
     owner: str
     hint: str
-    place: str
+    location: str
     """file:line"""
 
     @property
@@ -50,57 +50,61 @@ class SuiteCheck:
 
     @property
     def id(self) -> str:
-        """Names what is checked, and not how grave a failure is: 12 hex digits."""
-        what = json.dumps([self.table, self.expectation, self.arguments], sort_keys=True, default=str)
-        return blake2b(what.encode(), digest_size=6).hexdigest()
+        """Hash of what is checked, without the level: 12 hex digits."""
+        identity = json.dumps([self.table, self.expectation, self.arguments], sort_keys=True, default=str)
+        return blake2b(identity.encode(), digest_size=6).hexdigest()
 
     @property
     def name(self) -> str:
-        """The expectation, and on what: `expect_keys_to_be_unique(network, message)`."""
-        told = [
+        """The expectation and its subject: `expect_keys_to_be_unique(network, message_id)`."""
+        values = [
             self.arguments[name]
             for name in ("column", "column_A", "column_B", "columns", "tables", "than", "rule")
             if name in self.arguments
         ]
-        words = [", ".join(map(str, each)) if isinstance(each, list) else str(each) for each in told]
-        return f"{self.expectation}({', '.join(words)})" if words else self.expectation
+        texts = [", ".join(map(str, each)) if isinstance(each, list) else str(each) for each in values]
+        return f"{self.expectation}({', '.join(texts)})" if texts else self.expectation
 
 
-def read_all(own: Iterable[str]) -> list[SuiteCheck]:
-    """Read the checks of Kiln's suites and of a user's own: files and folders. SettingsError names every fault."""
-    return read_suites([FOLDER, *map(Path, own)])
+def read_all_suites(user_paths: Iterable[str]) -> list[SuiteCheck]:
+    """Read the checks of Kiln's suites and of the user's files and folders, as `read_suites` does."""
+    return read_suites([FOLDER, *map(Path, user_paths)])
 
 
-def read_suites(places: Iterable[Path]) -> list[SuiteCheck]:
-    """Read the checks of all suites in these files, and in these folders' `*.yaml`. SettingsError names every fault."""
+def read_suites(paths: Iterable[Path]) -> list[SuiteCheck]:
+    """Read the checks of all suites in these files, and in the `*.yaml` of these folders.
+
+    Raises:
+        SettingsError: A suite is invalid. The error names every fault.
+    """
     checks: list[SuiteCheck] = []
     faults: list[str] = []
     seen: dict[str, str] = {}
-    for file in _files(places, faults):
-        for found in _read(file):
-            if isinstance(found, str):
-                faults.append(found)
-            elif found.id in seen:
-                faults.append(f"{found.place}: {found.name} is also in {seen[found.id]}")
+    for file in _list_files(paths, faults):
+        for check in _read_suite(file):
+            if isinstance(check, str):
+                faults.append(check)
+            elif check.id in seen:
+                faults.append(f"{check.location}: {check.name} is also in {seen[check.id]}")
             else:
-                seen[found.id] = found.place
-                checks.append(found)
+                seen[check.id] = check.location
+                checks.append(check)
     if faults:
         raise SettingsError(faults)
     return checks
 
 
-def _files(places: Iterable[Path], faults: list[str]) -> Iterator[Path]:
-    for place in places:
-        if place.is_dir():
-            yield from sorted(place.glob("*.yaml"))
-        elif place.is_file():
-            yield place
+def _list_files(paths: Iterable[Path], faults: list[str]) -> Iterator[Path]:
+    for path in paths:
+        if path.is_dir():
+            yield from sorted(path.glob("*.yaml"))
+        elif path.is_file():
+            yield path
         else:
-            faults.append(f"{place}: there is no such suite")
+            faults.append(f"{path}: there is no such suite")
 
 
-def _read(file: Path) -> Iterator[SuiteCheck | str]:
+def _read_suite(file: Path) -> Iterator[SuiteCheck | str]:
     """Read the checks of a file, or descriptions of its faults with their lines."""
     try:
         suite = YAML().load(file.read_text(encoding="utf-8"))
@@ -114,27 +118,27 @@ def _read(file: Path) -> Iterator[SuiteCheck | str]:
     if not isinstance(suite, CommentedMap):
         yield f"{file}:1: expected a mapping with table and expectations"
         return
-    wrong = [*_unknown(file, suite, _SUITE, "key of a suite")]
+    suite_faults = [*_find_unknown_keys(file, suite, _SUITE_KEYS, "key of a suite")]
     table = suite.get("table")
-    if table not in _READ:
-        wrong.append(
-            f"{file}:{_line(suite, 'table')}: table {table}: there is no such table{nearest(str(table), _READ)}"
+    if table not in _TABLES:
+        suite_faults.append(
+            f"{file}:{_get_line(suite, 'table')}: table {table}: there is no such table{nearest(str(table), _TABLES)}"
         )
-    each = suite.get("expectations")
-    if not isinstance(each, CommentedSeq) or not each:
-        wrong.append(f"{file}:{_line(suite, 'expectations')}: expectations: expected a list of expectations")
-    if wrong:
-        yield from wrong
+    expectations = suite.get("expectations")
+    if not isinstance(expectations, CommentedSeq) or not expectations:
+        suite_faults.append(f"{file}:{_get_line(suite, 'expectations')}: expectations: expected a list of expectations")
+    if suite_faults:
+        yield from suite_faults
         return
-    for number, item in enumerate(each):
-        line = each.lc.item(number)[0] + 1
+    for number, item in enumerate(expectations):
+        line = expectations.lc.item(number)[0] + 1
         if not isinstance(item, CommentedMap):
             yield f"{file}:{line}: expected a mapping with expect, level and hint"
             continue
-        faults = list(_faults(file, line, str(table), suite, item))
+        faults = list(_find_faults(file, line, str(table), suite, item))
         yield from faults
         if not faults:
-            arguments = {str(key): _plain(value) for key, value in item.items() if key not in _OF_EACH}
+            arguments = {str(key): _to_plain(value) for key, value in item.items() if key not in _EXPECTATION_KEYS}
             yield SuiteCheck(
                 str(table),
                 str(item["expect"]),
@@ -146,28 +150,28 @@ def _read(file: Path) -> Iterator[SuiteCheck | str]:
             )
 
 
-def _faults(file: Path, line: int, table: str, suite: CommentedMap, item: CommentedMap) -> Iterator[str]:
+def _find_faults(file: Path, line: int, table: str, suite: CommentedMap, item: CommentedMap) -> Iterator[str]:
     name = item.get("expect")
     kind = EXPECTATIONS.get(str(name))
     if kind is None:
-        yield f"{file}:{_line(item, 'expect', line)}: {name}: no such expectation{nearest(str(name), EXPECTATIONS)}"
+        yield f"{file}:{_get_line(item, 'expect', line)}: {name}: no such expectation{nearest(str(name), EXPECTATIONS)}"
         return
     if item.get("level") not in LEVELS:
-        yield f"{file}:{_line(item, 'level', line)}: level {item.get('level')}: expected warn or error"
-    for needed in ("hint",) if "owner" in suite or "owner" in item else ("hint", "owner"):
-        if not isinstance(item.get(needed), str):
-            yield f"{file}:{_line(item, needed, line)}: {name}: {needed} is missing"
-    yield from _unknown(file, item, (*_OF_EACH, *kind.arguments), f"argument of {name}")
-    for needed in sorted(kind.needs - item.keys()):
-        yield f"{file}:{line}: {name}: {needed} is missing"
+        yield f"{file}:{_get_line(item, 'level', line)}: level {item.get('level')}: expected warn or error"
+    for required in ("hint",) if "owner" in suite or "owner" in item else ("hint", "owner"):
+        if not isinstance(item.get(required), str):
+            yield f"{file}:{_get_line(item, required, line)}: {name}: {required} is missing"
+    yield from _find_unknown_keys(file, item, (*_EXPECTATION_KEYS, *kind.arguments), f"argument of {name}")
+    for required in sorted(kind.required - item.keys()):
+        yield f"{file}:{line}: {name}: {required} is missing"
     for argument, value in item.items():
         if argument in kind.arguments:
-            place = f"{file}:{_line(item, argument, line)}: {argument}"
-            for problem in _problems(kind.arguments[argument], _plain(value), table):
-                yield f"{place}: {problem}"
+            location = f"{file}:{_get_line(item, argument, line)}: {argument}"
+            for fault in _find_value_faults(kind.arguments[argument], _to_plain(value), table):
+                yield f"{location}: {fault}"
 
 
-def _problems(kind: Kind, value: object, table: str) -> Iterator[str]:
+def _find_value_faults(kind: Kind, value: object, table: str) -> Iterator[str]:
     """Describe the faults of an argument's value."""
     columns = [column.name for column in TABLES[table].columns]
     match kind:
@@ -178,15 +182,15 @@ def _problems(kind: Kind, value: object, table: str) -> Iterator[str]:
                 yield "expected a list of columns"
                 return
             for each in value:
-                yield from _problems("column", each, table)
-        case "table" if value not in _READ:
-            yield f"{value}: there is no such table{nearest(str(value), _READ)}"
+                yield from _find_value_faults("column", each, table)
+        case "table" if value not in _TABLES:
+            yield f"{value}: there is no such table{nearest(str(value), _TABLES)}"
         case "tables":
             if not isinstance(value, list) or not value:
                 yield "expected a list of tables"
                 return
             for each in value:
-                yield from _problems("table", each, table)
+                yield from _find_value_faults("table", each, table)
         case "number" if isinstance(value, bool) or not isinstance(value, int | float):
             yield f"{value}: expected a number"
         case "switch" if not isinstance(value, bool):
@@ -204,20 +208,20 @@ def _problems(kind: Kind, value: object, table: str) -> Iterator[str]:
             pass
 
 
-def _unknown(file: Path, mapping: CommentedMap, known: Sequence[str], what: str) -> Iterator[str]:
+def _find_unknown_keys(file: Path, mapping: CommentedMap, known: Sequence[str], description: str) -> Iterator[str]:
     for key in mapping:
         if key not in known:
-            yield f"{file}:{_line(mapping, key)}: {key}: no such {what}{nearest(str(key), known)}"
+            yield f"{file}:{_get_line(mapping, key)}: {key}: no such {description}{nearest(str(key), known)}"
 
 
-def _line(mapping: CommentedMap, key: object, otherwise: int = 1) -> int:
+def _get_line(mapping: CommentedMap, key: object, otherwise: int = 1) -> int:
     return int(mapping.lc.key(key)[0]) + 1 if key in mapping else otherwise
 
 
-def _plain(value: object) -> object:
-    """Without ruamel's classes, so that an id does not depend on how YAML is written."""
+def _to_plain(value: object) -> object:
+    """Convert from ruamel's classes, so that an id does not depend on the style of the YAML."""
     if isinstance(value, CommentedSeq):
-        return [_plain(each) for each in value]
+        return [_to_plain(each) for each in value]
     if isinstance(value, bool | int | float | str) or value is None:
         for plain in (bool, int, float, str):
             if isinstance(value, plain):

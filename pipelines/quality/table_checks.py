@@ -1,8 +1,8 @@
 """Checks of whole tables in DuckDB: each finder adds the new rows of its tables to its state, and reports faulty keys.
 
-The state of a check is tables whose names begin with `CheckInputs.memory`, so a finder reads each row of the lake once.
-A finder returns a query of three columns: `key` (a JSON object), `seen_at` (when the key was on the wire, or null) and
-`words` (a description).
+The state of a check is the tables whose names begin with `CheckInputs.state_prefix`. So a finder reads each row of the
+lake once. A finder returns a query of three columns: `key` (a JSON object), `seen_at` (when the key was on the
+wire, or null) and `words` (a description).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TIMES: Final[Mapping[str, str]] = {
     "batches": "emitted_at",
     "publications": "published_at",
     "bundles": "first_seen",
-    "dropped": "dropped_at",
+    "quarantine_dropped": "dropped_at",
 }
 """Time column of each table that has one."""
 
@@ -38,10 +38,10 @@ DUCKDB: Final[Mapping[str, str]] = {
     "map<string,string>": "MAP(VARCHAR, VARCHAR)",
     "array<string>": "VARCHAR[]",
 }
-"""DuckDB types of the types of `kiln.schemas.delta.tables`."""
+"""DuckDB types by type of `kiln.schemas.delta.tables`."""
 
 KEY_RETENTION: Final = timedelta(days=7)
-"""How long a check keeps a key, so that its state grows with the rows of a week, not with the tables."""
+"""retention of a key in the state, which so grows with the rows of a week, not with the tables"""
 
 _SETTLE: Final = timedelta(minutes=10)
 
@@ -65,9 +65,9 @@ class CheckInputs:
     """Inputs of a finder. In `db`, the view `new_TABLE` holds the new rows of each table that the finder names."""
 
     db: duckdb.DuckDBPyConnection
-    memory: str
+    state_prefix: str
     check: SuiteCheck
-    facts: CheckContext
+    context: CheckContext
     committed: Mapping[str, datetime]
     """commit time of the newest new row, by table; a table without new rows is absent"""
     schemas: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -77,12 +77,12 @@ class CheckInputs:
 
     def create_state(self, name: str, columns: str) -> str:
         """Create a table of the state if it is missing, and return its name."""
-        table = f"{self.memory}_{name}"
+        table = f"{self.state_prefix}_{name}"
         self.db.execute(f"CREATE TABLE IF NOT EXISTS {table} ({columns})")
         return table
 
     def delete_old(self, table: str) -> None:
-        """Delete the rows of a state table whose `read_at` is longer ago than REMEMBERED."""
+        """Delete the rows of a state table whose `read_at` is longer ago than `KEY_RETENTION`."""
         self.db.execute(f"DELETE FROM {table} WHERE read_at < {self.now} - {format_interval(KEY_RETENTION)}")
 
     def duration(self, name: str, otherwise: timedelta = _SETTLE) -> timedelta:
@@ -98,7 +98,7 @@ class CheckInputs:
 
     @property
     def now(self) -> str:
-        return format_timestamp(self.facts.now)
+        return format_timestamp(self.context.now)
 
 
 class CheckReset(Exception):  # noqa: N818 - no error: rows were added where the state has a gap
@@ -158,18 +158,15 @@ def check_rule(inputs: CheckInputs) -> str:
 
 
 def check_columns(inputs: CheckInputs) -> str:
-    wanted = {column.name: DUCKDB[column.type] for column in TABLES[inputs.check.table].columns}
+    expected = {column.name: DUCKDB[column.type] for column in TABLES[inputs.check.table].columns}
     actual = inputs.schemas[inputs.check.table]
-    wrong = [
-        (name, f"the type is {actual.get(name, 'none: the column is missing')}, and should be {kind}")
-        for name, kind in wanted.items()
-        if actual.get(name) != kind
-    ]
-    found = inputs.create_state("wrong", "key JSON, seen_at TIMESTAMPTZ, words VARCHAR")
-    inputs.db.execute(f"DELETE FROM {found}")
-    for name, words in wrong:
-        inputs.db.execute(f"INSERT INTO {found} VALUES (json_object('column', ?), NULL, ?)", [name, words])
-    return f"SELECT key, seen_at, words FROM {found}"
+    faults = inputs.create_state("wrong", "key JSON, seen_at TIMESTAMPTZ, words VARCHAR")
+    inputs.db.execute(f"DELETE FROM {faults}")
+    for name, column_type in expected.items():
+        if actual.get(name) != column_type:
+            words = f"the type is {actual.get(name, 'none: the column is missing')}, and should be {column_type}"
+            inputs.db.execute(f"INSERT INTO {faults} VALUES (json_object('column', ?), NULL, ?)", [name, words])
+    return f"SELECT key, seen_at, words FROM {faults}"
 
 
 def check_unique_keys(inputs: CheckInputs) -> str:
@@ -185,7 +182,7 @@ def check_unique_keys(inputs: CheckInputs) -> str:
         f"CREATE OR REPLACE TEMP TABLE hashes AS SELECT hash({names}) AS h, max({_time_column(table)}) AS seen_at, "
         f"count(*) AS n FROM new_{table} GROUP BY h"
     )
-    # Rows of one key have one hash, and nearly all hashes are there once: the keys themselves are read for the rest.
+    # Nearly all hashes occur once. The keys themselves are read only for the others.
     inputs.db.execute(
         "CREATE OR REPLACE TEMP TABLE again AS SELECT h FROM hashes WHERE n > 1 UNION "
         f"SELECT h FROM hashes SEMI JOIN {keys} USING (h)"
@@ -207,12 +204,12 @@ def check_unique_keys(inputs: CheckInputs) -> str:
         )
     inputs.db.execute(f"INSERT INTO {keys} SELECT h, seen_at, {inputs.now} FROM hashes")
     inputs.delete_old(keys)
-    for select_all in inputs.texts("parts_of"):
+    for other in inputs.texts("parts_of"):
         if inputs.db.execute(f"SELECT 1 FROM {twice} LIMIT 1").fetchone():
             by = inputs.texts("named_by")
             ours, theirs = ", ".join(f"key->>'{name}'" for name in by), ", ".join(map(quote_name, by))
             inputs.db.execute(
-                f"DELETE FROM {twice} WHERE ({ours}) IN (SELECT ({theirs}) FROM ({inputs.select_all(select_all)}) "
+                f"DELETE FROM {twice} WHERE ({ours}) IN (SELECT ({theirs}) FROM ({inputs.select_all(other)}) "
                 "GROUP BY ALL HAVING count(*) > 1)"
             )
     return f"SELECT DISTINCT key, seen_at, 'more than one row' AS words FROM {twice}"
@@ -257,7 +254,7 @@ def check_connections_closed(inputs: CheckInputs) -> str:
                   WHERE protocol <> 'bep50') GROUP BY ALL"""
     )
     inputs.db.execute(f"DELETE FROM {ends}")
-    # A connection that both directions have ended says nothing more.
+    # A connection that has ended in both directions needs no check.
     inputs.db.execute(
         f"INSERT INTO {ends} SELECT * FROM merged WHERE connection NOT IN "
         "(SELECT connection FROM merged GROUP BY connection HAVING count(*) = 2 AND bool_and(closed))"
@@ -274,9 +271,9 @@ def check_connections_closed(inputs: CheckInputs) -> str:
 def check_offsets(inputs: CheckInputs) -> str:
     ends = inputs.create_state("ends", "kafka_partition INTEGER, last BIGINT")
     holes = inputs.create_state("holes", "kafka_partition INTEGER, first BIGINT, last BIGINT, seen_at TIMESTAMPTZ")
-    refused = inputs.create_state("refused", "kafka_partition INTEGER, kafka_offset BIGINT, read_at TIMESTAMPTZ")
+    quarantined = inputs.create_state("refused", "kafka_partition INTEGER, kafka_offset BIGINT, read_at TIMESTAMPTZ")
     inputs.db.execute(
-        f"INSERT INTO {refused} SELECT DISTINCT kafka_partition, kafka_offset, {inputs.now} FROM "
+        f"INSERT INTO {quarantined} SELECT DISTINCT kafka_partition, kafka_offset, {inputs.now} FROM "
         "(FROM new_quarantine SELECT kafka_partition, kafka_offset, message_index UNION ALL "
         "FROM new_dropped SELECT kafka_partition, kafka_offset, message_index) "
         "WHERE kafka_offset IS NOT NULL AND message_index IS NULL"
@@ -295,13 +292,13 @@ def check_offsets(inputs: CheckInputs) -> str:
             FROM news LEFT JOIN {ends} ends USING (kafka_partition)) WHERE kafka_offset > before + 1"""
     )
     _upsert_greatest(inputs, ends, "kafka_partition", "max(kafka_offset)")
-    # whole frames in quarantine are no hole
+    # A whole frame in quarantine is no hole.
     inputs.db.execute(
-        f"""DELETE FROM {holes} h WHERE (SELECT count(DISTINCT kafka_offset) FROM {refused} r
+        f"""DELETE FROM {holes} h WHERE (SELECT count(DISTINCT kafka_offset) FROM {quarantined} r
             WHERE r.kafka_partition = h.kafka_partition AND r.kafka_offset BETWEEN h.first AND h.last)
             = h.last - h.first + 1"""
     )
-    inputs.delete_old(refused)
+    inputs.delete_old(quarantined)
     return (
         "SELECT json_object('kafka_partition', kafka_partition, 'kafka_offset', first) AS key, seen_at, "
         f"'offsets ' || first || ' to ' || last || ' have no row' AS words FROM {holes}"
@@ -309,7 +306,7 @@ def check_offsets(inputs: CheckInputs) -> str:
 
 
 def _upsert_greatest(inputs: CheckInputs, table: str, names: str, newest: str) -> None:
-    """Takes the newest of `news` into a table of `names` and `last`."""
+    """Update `last` of each `names` in a table by the new rows in `news`."""
     inputs.db.execute(
         f"CREATE OR REPLACE TEMP TABLE merged AS SELECT {names}, max(last) AS last FROM (SELECT * FROM {table} "
         f"UNION ALL SELECT {names}, {newest} FROM news GROUP BY ALL) GROUP BY ALL"
@@ -329,33 +326,37 @@ def _reset_if(inputs: CheckInputs, sql: str) -> None:
 def check_rows_in_tables(inputs: CheckInputs) -> str:
     table, columns = inputs.check.table, inputs.texts("columns")
     theirs = ", ".join(map(quote_name, inputs.texts("their_columns") or columns))
-    actual = inputs.create_state("have", "h UBIGINT, read_at TIMESTAMPTZ")
-    waits = inputs.create_state("waits", "h UBIGINT, key JSON, seen_at TIMESTAMPTZ, since TIMESTAMPTZ")
+    existing = inputs.create_state("have", "h UBIGINT, read_at TIMESTAMPTZ")
+    pending = inputs.create_state("waits", "h UBIGINT, key JSON, seen_at TIMESTAMPTZ, since TIMESTAMPTZ")
     for other in inputs.texts("tables"):
         inputs.db.execute(
-            f"INSERT INTO {actual} SELECT h, {inputs.now} FROM (SELECT DISTINCT hash({theirs}) AS h FROM new_{other}) "
-            f"ANTI JOIN {actual} USING (h)"
+            f"INSERT INTO {existing} "
+            f"SELECT h, {inputs.now} FROM (SELECT DISTINCT hash({theirs}) AS h FROM new_{other}) "
+            f"ANTI JOIN {existing} USING (h)"
         )
     if table in inputs.committed:
         names = ", ".join(map(quote_name, columns))
         since = format_timestamp(inputs.committed[table])
         where = inputs.check.arguments.get("where")
-        also = sorted({*columns, *identity_columns(table)}, key=[column.name for column in TABLES[table].columns].index)
-        inputs.db.execute(
-            f"INSERT INTO {waits} "
-            f"SELECT hash({names}) AS h, {build_key_expression(table, also)}, {_time_column(table)}, {since} "
-            f"FROM new_{table} WHERE {f'({where}) AND' if where else ''} hash({names}) NOT IN (SELECT h FROM {actual})"
+        key_columns = sorted(
+            {*columns, *identity_columns(table)}, key=[column.name for column in TABLES[table].columns].index
         )
-    inputs.db.execute(f"DELETE FROM {waits} WHERE h IN (SELECT h FROM {actual})")
-    inputs.delete_old(actual)
+        inputs.db.execute(
+            f"INSERT INTO {pending} "
+            f"SELECT hash({names}) AS h, {build_key_expression(table, key_columns)}, {_time_column(table)}, {since} "
+            f"FROM new_{table} WHERE {f'({where}) AND' if where else ''} "
+            f"hash({names}) NOT IN (SELECT h FROM {existing})"
+        )
+    inputs.db.execute(f"DELETE FROM {pending} WHERE h IN (SELECT h FROM {existing})")
+    inputs.delete_old(existing)
     due = f"since + {format_interval(inputs.duration('settle'))} <= {inputs.now}"
-    for other in inputs.texts("tables"):  # a row may refer to one that is forgotten
-        if inputs.db.execute(f"SELECT 1 FROM {waits} WHERE {due} LIMIT 1").fetchone():
+    for other in inputs.texts("tables"):  # a row may refer to one that is older than the state
+        if inputs.db.execute(f"SELECT 1 FROM {pending} WHERE {due} LIMIT 1").fetchone():
             inputs.db.execute(
-                f"DELETE FROM {waits} WHERE {due} AND h IN (SELECT hash({theirs}) FROM ({inputs.select_all(other)}))"
+                f"DELETE FROM {pending} WHERE {due} AND h IN (SELECT hash({theirs}) FROM ({inputs.select_all(other)}))"
             )
     where_to = " or ".join(inputs.texts("tables"))
-    return f"SELECT key, seen_at, 'there is no such row in {where_to}' AS words FROM {waits} WHERE {due}"
+    return f"SELECT key, seen_at, 'there is no such row in {where_to}' AS words FROM {pending} WHERE {due}"
 
 
 def check_claims(inputs: CheckInputs) -> str:
@@ -396,26 +397,26 @@ def check_claims(inputs: CheckInputs) -> str:
 def check_old_messages(inputs: CheckInputs) -> str:
     first = inputs.create_state("first", "h UBIGINT, seen_at TIMESTAMPTZ")
     again = inputs.create_state(
-        "again", "network VARCHAR, message VARCHAR, remote_peer VARCHAR, n BIGINT, seen_at TIMESTAMPTZ"
+        "again", "network VARCHAR, message_id VARCHAR, remote_peer VARCHAR, n BIGINT, seen_at TIMESTAMPTZ"
     )
     after = format_interval(inputs.duration("after", timedelta(minutes=5)))
-    h = "hash(network, message)"
+    h = "hash(network, message_id)"
     inputs.db.execute(
         f"INSERT INTO {first} SELECT h, seen_at FROM (SELECT {h} AS h, min(observed_at) AS seen_at FROM new_copies "
         f"GROUP BY h) ANTI JOIN {first} USING (h)"
     )
     inputs.db.execute(
-        f"INSERT INTO {again} SELECT network, message, remote_peer, count(*), max(observed_at) FROM new_copies "
+        f"INSERT INTO {again} SELECT network, message_id, remote_peer, count(*), max(observed_at) FROM new_copies "
         f"JOIN {first} f ON f.h = {h} WHERE observed_at > f.seen_at + {after} GROUP BY ALL"
     )
     day = "(SELECT max(seen_at) FROM {0}) - INTERVAL 24 HOURS"
     for table in (first, again):
         inputs.db.execute(f"DELETE FROM {table} WHERE seen_at < {day.format(table)}")
     return (
-        "SELECT json_object('network', network, 'message', message) AS key, max(seen_at) AS seen_at, sum(n)::BIGINT || "
-        "' late copies, most of them from ' || arg_max(remote_peer, n) AS words "
-        f"FROM (SELECT network, message, remote_peer, sum(n) AS n, max(seen_at) AS seen_at FROM {again} GROUP BY ALL) "
-        f"GROUP BY network, message HAVING sum(n) >= {inputs.number('most', 100)}"
+        "SELECT json_object('network', network, 'message_id', message_id) AS key, max(seen_at) AS seen_at, "
+        "sum(n)::BIGINT || ' late copies, most of them from ' || arg_max(remote_peer, n) AS words "
+        "FROM (SELECT network, message_id, remote_peer, sum(n) AS n, max(seen_at) AS seen_at "
+        f"FROM {again} GROUP BY ALL) GROUP BY network, message_id HAVING sum(n) >= {inputs.number('most', 100)}"
     )
 
 
@@ -441,12 +442,12 @@ def check_batch_lateness(inputs: CheckInputs) -> str:
     )
     inputs.db.execute(f"DELETE FROM {late} WHERE seen_at < (SELECT max(seen_at) FROM {late}) - INTERVAL 1 HOUR")
     most, minutes = micros(inputs.duration("most")), inputs.number("minutes", 5)
-    # A cold start, or a minute without Kafka, makes many batches late at once, and nobody has anything to do about it.
-    of_late = f"count(DISTINCT date_trunc('minute', seen_at)) FILTER (late > {most})"
+    # A cold start, or a minute without Kafka, makes many batches late at once, and needs no action.
+    late_minutes = f"count(DISTINCT date_trunc('minute', seen_at)) FILTER (late > {most})"
     return (
         "SELECT json_object('batches', count(*)) AS key, max(seen_at) AS seen_at, 'p99 ' || "
-        f"round(quantile_cont(late, 0.99) / 1e6, 1) || ' s late, in ' || {of_late} || ' minutes' AS words "
-        f"FROM {late} HAVING count(*) >= 100 AND quantile_cont(late, 0.99) > {most} AND {of_late} > {minutes}"
+        f"round(quantile_cont(late, 0.99) / 1e6, 1) || ' s late, in ' || {late_minutes} || ' minutes' AS words "
+        f"FROM {late} HAVING count(*) >= 100 AND quantile_cont(late, 0.99) > {most} AND {late_minutes} > {minutes}"
     )
 
 
@@ -458,7 +459,7 @@ def check_clocks(inputs: CheckInputs) -> str:
     )
     inputs.db.execute(f"DELETE FROM {minutes} WHERE minute < (SELECT max(minute) FROM {minutes}) - INTERVAL 10 MINUTES")
     within = micros(inputs.duration("within"))
-    # Frames that waited for Kafka are late and never early, so it is the quickest frame that tells the clocks apart.
+    # Frames that wait for Kafka are only ever late, so the quickest frame shows the difference of the clocks.
     return (
         "SELECT json_object('local_peer', peer) AS key, max(minute) AS seen_at, 'the clock of the bridge is ' || "
         "round(abs(min(least)) / 1e6)::BIGINT || ' s ' || if(min(least) > 0, 'behind', 'ahead of') || "
@@ -467,18 +468,18 @@ def check_clocks(inputs: CheckInputs) -> str:
 
 
 def check_table_lag(inputs: CheckInputs) -> str:
-    table, than = inputs.check.table, str(inputs.check.arguments["than"])
+    table, other = inputs.check.table, str(inputs.check.arguments["than"])
     newest = inputs.create_state("newest", "name VARCHAR, seen_at TIMESTAMPTZ")
-    for name in (table, than):
+    for name in (table, other):
         inputs.db.execute(f"INSERT INTO {newest} SELECT '{name}', max({_time_column(name)}) FROM new_{name}")
     _delete_older(inputs, newest)
     within = format_interval(inputs.duration("within"))
     return (
         f"SELECT json_object('table', '{table}') AS key, ahead.seen_at AS seen_at, coalesce('the newest row is of ' || "
         f"strftime(own.seen_at AT TIME ZONE 'UTC', '%Y-%m-%d %H:%M:%S'), 'there is no row') || "
-        f"', and that of {than} of ' || "
+        f"', and that of {other} of ' || "
         "strftime(ahead.seen_at AT TIME ZONE 'UTC', '%Y-%m-%d %H:%M:%S') AS words "
-        f"FROM (SELECT seen_at FROM {newest} WHERE name = '{than}') ahead "
+        f"FROM (SELECT seen_at FROM {newest} WHERE name = '{other}') ahead "
         f"LEFT JOIN (SELECT seen_at FROM {newest} WHERE name = '{table}') own ON true "
         f"WHERE ahead.seen_at IS NOT NULL AND (own.seen_at IS NULL OR own.seen_at < ahead.seen_at - {within})"
     )
@@ -494,7 +495,7 @@ def check_freshness(inputs: CheckInputs) -> str:
     return (
         f"SELECT json_object('table', name) AS key, seen_at, 'the newest LIVE row is of ' || "
         f"strftime(seen_at AT TIME ZONE 'UTC', '%Y-%m-%d %H:%M:%S') AS words FROM {newest} "
-        f"WHERE {str(inputs.facts.running).lower()} AND seen_at < {inputs.now} - {within}"
+        f"WHERE {str(inputs.context.running).lower()} AND seen_at < {inputs.now} - {within}"
     )
 
 

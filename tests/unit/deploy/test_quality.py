@@ -25,7 +25,7 @@ from kiln.pipelines.quality import suite_run as checking
 from kiln.pipelines.quality.catalogue import EXPECTATIONS, Expectation
 from kiln.pipelines.quality.check import check_lake
 from kiln.pipelines.quality.data_docs import write_docs
-from kiln.pipelines.quality.expectations import SPANNING, ExpectationOutcome, RowValidator
+from kiln.pipelines.quality.expectations import TABLE_EXPECTATIONS, ExpectationOutcome, RowValidator
 from kiln.pipelines.quality.finders import FINDERS
 from kiln.pipelines.quality.page import insert_lists
 from kiln.pipelines.quality.results import CheckResult
@@ -145,8 +145,8 @@ def test_a_wrong_command_line_is_named(arguments: list[str], words: str, capsys:
 def test_a_check_reads_new_rows_alone_and_speaks_to_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lake = lake_of(tmp_path)
     settings = Settings(state=tmp_path / "state")
-    judge, seen = RowValidator(), Counter[str]()
-    rows_of = judge.rows
+    validator, seen = RowValidator(), Counter[str]()
+    rows_of = validator.validate_rows
 
     def counted(checks: Sequence[SuiteCheck], rows: pd.DataFrame, key: Sequence[str]) -> list[ExpectationOutcome]:
         seen[checks[0].table] += len(rows)
@@ -155,7 +155,7 @@ def test_a_check_reads_new_rows_alone_and_speaks_to_nobody(tmp_path: Path, monke
     def refused(*_: object) -> None:
         raise AssertionError("a check has tried to reach somebody")
 
-    monkeypatch.setattr(judge, "rows", counted)
+    monkeypatch.setattr(validator, "validate_rows", counted)
     monkeypatch.setattr(socket.socket, "connect", refused)
     monkeypatch.setattr(socket, "getaddrinfo", refused)
     monkeypatch.chdir(tmp_path / "state" / "lake")
@@ -164,7 +164,7 @@ def test_a_check_reads_new_rows_alone_and_speaks_to_nobody(tmp_path: Path, monke
 
     def looked_at() -> set[tuple[str, str]]:
         """What is told of each check on rows."""
-        results = check_lake(settings, lake, CHECKS, judge, now, tables=looked)
+        results = check_lake(settings, lake, CHECKS, validator, now, tables=looked)
         return {(each.check.table, each.observed) for each in results if each.check.kind.rows}
 
     tables = {name: DeltaTable(lake.table(name)).to_pyarrow_table() for name in looked}
@@ -221,11 +221,11 @@ def test_since_looks_at_late_rows_alone_and_remembers_nothing(tmp_path: Path) ->
     lake = lake_of(tmp_path)
     row = DeltaTable(lake.table("copies")).to_pyarrow_table().to_pylist()[0]
     append(lake, "copies", [row | {"verdict": 9, "kafka_offset": 999_999}])
-    settings, judge = Settings(state=tmp_path / "state"), RowValidator()
+    settings, validator = Settings(state=tmp_path / "state"), RowValidator()
 
     def failed(since: timedelta) -> list[str]:
         results = check_lake(
-            settings, lake, CHECKS, judge, row["observed_at"] + timedelta(hours=2), tables=["copies"], since=since
+            settings, lake, CHECKS, validator, row["observed_at"] + timedelta(hours=2), tables=["copies"], since=since
         )
         return [each.check.expectation for each in results if not each.success]
 
@@ -236,12 +236,12 @@ def test_since_looks_at_late_rows_alone_and_remembers_nothing(tmp_path: Path) ->
 
 def test_each_expectation_of_the_catalogue_is_one_of_great_expectations() -> None:
     for name, each in EXPECTATIONS.items():
-        impl = SPANNING[name] if name in SPANNING else get_expectation_impl(name)
+        impl = TABLE_EXPECTATIONS[name] if name in TABLE_EXPECTATIONS else get_expectation_impl(name)
         if each.rows:
             fields: Mapping[str, object] = impl.__fields__
             assert each.arguments.keys() <= fields.keys(), name
-            assert each.says or not name.startswith("kiln")
-    assert FINDERS.keys() == SPANNING.keys()
+            assert each.description or not name.startswith("kiln")
+    assert FINDERS.keys() == TABLE_EXPECTATIONS.keys()
 
 
 def test_the_lists_in_the_documentation_are_those_of_the_suites() -> None:

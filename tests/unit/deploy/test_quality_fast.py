@@ -34,7 +34,7 @@ texts = st.lists(usual | near | st.text(max_size=70), min_size=1, max_size=20, u
 
 
 @pytest.fixture(scope="module")
-def judge() -> RowValidator:
+def validator() -> RowValidator:
     return RowValidator()
 
 
@@ -45,11 +45,11 @@ def check(name: str, **arguments: object) -> SuiteCheck:
 @settings(max_examples=40)
 @given(texts)
 @example([f"{CID}\n", f"\n{CID}", CID.upper(), CID, CID[:-1], f"{CID}a", ""])
-def test_cids_in_arrows_memory_are_judged_as_one_by_one(judge: RowValidator, values: list[str]) -> None:
+def test_cids_in_arrows_memory_are_judged_as_one_by_one(validator: RowValidator, values: list[str]) -> None:
     table = pa.table({"tip": pa.array(values), "at": range(len(values))})
     asked = [check("expect_column_values_to_be_cids", column="tip")]
     quick, each = (
-        judge.rows(asked, frame, ["at"])[0]
+        validator.validate_rows(asked, frame, ["at"])[0]
         for frame in (table.to_pandas(types_mapper=pd.ArrowDtype), table.to_pandas())
     )
     assert (quick.failed, list(quick.keys), list(quick.values)) == (each.failed, list(each.keys), list(each.values))
@@ -57,13 +57,13 @@ def test_cids_in_arrows_memory_are_judged_as_one_by_one(judge: RowValidator, val
 
 @given(st.binary(max_size=40), st.booleans())
 def test_a_block_is_judged_by_its_hash_however_its_cid_is_written(
-    judge: RowValidator, block: bytes, right: bool
+    validator: RowValidator, block: bytes, right: bool
 ) -> None:
     cid = cid_text(block_cid(block if right else block + b"x"))
     written = [cid, f"f{cid_bytes(cid).hex()}", cid.upper(), cid[:-1]]
     frame = pd.DataFrame({"cid": written, "block": [block] * 4, "at": range(4)})
     pair = check("expect_column_pair_cid_to_be_of_block", column_A="cid", column_B="block")
-    (seen,) = judge.rows([pair], frame, ["at"])
+    (seen,) = validator.validate_rows([pair], frame, ["at"])
     assert [one["at"] for one in seen.keys] == ([3] if right else [0, 1, 2, 3])
 
 

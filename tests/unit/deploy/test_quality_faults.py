@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 
 from kiln.conf.settings.durations import micros
 from kiln.deploy.demo.traffic.replay import replay
-from kiln.deploy.query.ask import ask
+from kiln.deploy.query.ask import query_lake
 from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.quality.expectations import RowValidator
@@ -39,19 +39,19 @@ LATER = timedelta(hours=1)
 
 
 class Town:
-    """A lake, and checks of it one after another with one memory."""
+    """A lake, and checks of it one after another with one state."""
 
     def __init__(
-        self, folder: Path, rows: dict[str, list[Row]], checks: Sequence[SuiteCheck], judge: RowValidator
+        self, folder: Path, rows: dict[str, list[Row]], checks: Sequence[SuiteCheck], validator: RowValidator
     ) -> None:
         self.lake = Lake(str(folder / "lake"))
         self.rows = rows
-        self._checks, self._judge = checks, judge
-        self.memory = folder / "state.duckdb"
+        self._checks, self._validator = checks, validator
+        self.state_file = folder / "state.duckdb"
 
     def check(self, now: datetime | None = None, *, running: bool = False) -> list[CheckResult]:
         checking = SuiteRun(
-            self.lake, CheckContext(now or datetime.now(UTC) + LATER, running=running), self._judge, self.memory
+            self.lake, CheckContext(now or datetime.now(UTC) + LATER, running=running), self._validator, self.state_file
         )
         try:
             return checking.run_checks(self._checks)
@@ -244,7 +244,7 @@ FAULTS = (
 
 
 @pytest.fixture(scope="module")
-def judge() -> RowValidator:
+def validator() -> RowValidator:
     return RowValidator()
 
 
@@ -254,12 +254,12 @@ def checks() -> list[SuiteCheck]:
 
 
 @pytest.fixture(scope="module")
-def clean(tmp_path_factory: pytest.TempPathFactory, checks: list[SuiteCheck], judge: RowValidator) -> Town:
+def clean(tmp_path_factory: pytest.TempPathFactory, checks: list[SuiteCheck], validator: RowValidator) -> Town:
     """A lake that was checked once, and found clean."""
     folder = tmp_path_factory.mktemp("clean")
     rows = made_up_rows(400)
     write_rows(Lake(str(folder / "lake")), rows)
-    town = Town(folder, rows, checks, judge)
+    town = Town(folder, rows, checks, validator)
     results = town.check()
     assert len(results) == len(checks)
     assert [each.as_json() for each in results if not each.success] == []
@@ -267,9 +267,9 @@ def clean(tmp_path_factory: pytest.TempPathFactory, checks: list[SuiteCheck], ju
 
 
 @pytest.fixture
-def town(clean: Town, tmp_path: Path, checks: list[SuiteCheck], judge: RowValidator) -> Town:
+def town(clean: Town, tmp_path: Path, checks: list[SuiteCheck], validator: RowValidator) -> Town:
     shutil.copytree(Path(clean.lake.path).parent, tmp_path / "town")
-    return Town(tmp_path / "town", clean.rows, checks, judge)
+    return Town(tmp_path / "town", clean.rows, checks, validator)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.words)
@@ -283,7 +283,7 @@ def test_a_fault_is_found_and_named_and_clears_after_the_repair(fault: Fault, to
     errors = [each.check.name for each in failed if each.is_error and each not in found]
     assert errors == []
     assert found[0].sql
-    list(ask(town.lake, found[0].sql).rows())  # the SQL can be asked
+    list(query_lake(town.lake, found[0].sql).rows())  # the SQL can be asked
 
     for name, version in before.items():
         if DeltaTable(town.lake.table(name)).version() != version:
@@ -333,13 +333,13 @@ def test_late_batches_are_a_fault_when_they_keep_coming(minutes: int, fails: boo
 
 
 def test_a_key_is_remembered_for_a_week_and_a_row_may_refer_to_a_forgotten_one(town: Town) -> None:
-    """So the memory of the checks does not grow with the tables."""
+    """So the state of the checks does not grow with the tables."""
     later = datetime.now(UTC) + timedelta(days=9)
     assert town.failed(now=later) == []
     receipt = town.row("publications") | {"published_at": later}
     town.append("publications", receipt)
     assert town.failed(now=later + LATER) == []
-    with duckdb.connect(str(town.memory), read_only=True) as db:
+    with duckdb.connect(str(town.state_file), read_only=True) as db:
         kept = "SELECT table_name FROM duckdb_tables() WHERE table_name ~ '_(keys|have|made)$'"
         sizes = {
             name: db.execute(f"SELECT count(*) FROM {name}").fetchall()[0][0] for (name,) in db.execute(kept).fetchall()
@@ -361,7 +361,7 @@ def test_a_tip_is_there_again_only_where_its_batch_is(town: Town) -> None:
 
 
 def test_state_of_another_format_is_forgotten(town: Town) -> None:
-    with duckdb.connect(str(town.memory)) as db:
+    with duckdb.connect(str(town.state_file)) as db:
         db.execute("UPDATE format SET version = 1")
     assert town.failed() == []
     town.append("batches", town.row("batches"))
@@ -371,7 +371,7 @@ def test_state_of_another_format_is_forgotten(town: Town) -> None:
 @pytest.mark.parametrize("age", [timedelta(), timedelta(days=1_200)])
 @pytest.mark.parametrize("name", ["go4nosign", "go4tt"])
 def test_captures_of_other_peoples_software_give_no_failure(
-    name: str, age: timedelta, shared: Path, tmp_path: Path, checks: list[SuiteCheck], judge: RowValidator
+    name: str, age: timedelta, shared: Path, tmp_path: Path, checks: list[SuiteCheck], validator: RowValidator
 ) -> None:
     """Replayed while a bridge runs, captures that were made long ago are neither late nor a clock's fault."""
     frames: list[Frame] = []
@@ -387,7 +387,7 @@ def test_captures_of_other_peoples_software_give_no_failure(
     how = DecodeConfig(bundles=BundleSet({"all": sorted(topics)}))
     rows = rows_of((frame.SerializeToString() for frame in frames), how, micros(age) + 20_000)
     write_rows(Lake(str(tmp_path / "lake")), rows)
-    town = Town(tmp_path, rows, checks, judge)
+    town = Town(tmp_path, rows, checks, validator)
     assert len(rows["messages"]) > 100
     assert [each.as_json() for each in town.failed(running=True)] == []
 
