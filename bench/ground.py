@@ -16,9 +16,9 @@ from pyspark.sql import SparkSession
 from bench.runs import Say
 from kafka import KafkaConsumer, TopicPartition
 from kiln.bridge.kafka.producers import FramesProducer, connect
-from kiln.conf.settings.model import Kafka, Settings
-from kiln.deploy.stack.kafka_broker import broker, make_topics
-from kiln.deploy.stack.ports import free_ports
+from kiln.conf.settings.model import Kafka, Network, Settings
+from kiln.deploy.stack.kafka_broker import make_topics, start_broker
+from kiln.deploy.stack.ports import find_free_ports
 from kiln.deploy.stack.spark import spark_session
 from kiln.pipelines.runtime.kafka import Broker
 
@@ -59,7 +59,7 @@ class Ground:
         if partitions is not None:
             kafka = kafka.model_copy(update={"frames_partitions": partitions, "updates_partitions": partitions})
         make_topics(kafka, kafka.servers)
-        return Settings(state=self.folder / name, network="local-bench", kafka=kafka)
+        return Settings(state=self.folder / name, network=Network(name="local-bench"), kafka=kafka)
 
     def broker(self, settings: Settings) -> Broker:
         return Broker(settings.kafka.servers, settings.kafka.prefix, settings.kafka.spark_options())
@@ -132,10 +132,10 @@ def prepared(folder: Path, say: Say) -> Iterator[Ground]:
 
     JavaError, JarsError, BrokerError, TopicsError: there is no broker to be had; the text says why and what to do.
     """
-    port, controller_port = free_ports()
+    port, controller_port = find_free_ports()
     kafka = Kafka(embedded_port=port, embedded_controller_port=controller_port)
     settings = Settings(state=folder / _GROUND, kafka=kafka)
-    with broker(settings, say, die_with_parent=True):
+    with start_broker(settings, say, die_with_parent=True):
         say("starting Spark")
         with spark_session(settings) as spark:
             yield Ground(spark, settings.broker, folder, say)

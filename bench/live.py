@@ -25,11 +25,11 @@ from bench.report import Aim, Finding, Note, Ratio, Series
 from bench.runs import BenchError, Extent, Say
 from kiln.conf.process.errors import KilnError
 from kiln.conf.settings.durations import micros
-from kiln.conf.settings.model import Settings
+from kiln.conf.settings.model import Network, Settings
 from kiln.deploy.demo.process import DemoNetwork
-from kiln.deploy.query.ask import ask
-from kiln.deploy.query.estimate import estimate, read_heard
-from kiln.deploy.stack.ports import free_ports
+from kiln.deploy.query.ask import query_lake
+from kiln.deploy.query.estimate import estimate_savings, read_received_updates
+from kiln.deploy.stack.ports import find_free_ports
 from kiln.pipelines.delta.lake import Lake
 
 LASTS, COUNTED = 240, 60  # s of a run, and of its end that is counted
@@ -142,7 +142,9 @@ def measure_an_hour(extent: Extent, say: Say) -> Finding:
                 before = run.taken[half].get(kind, 0.0)
                 notes[f"{kind}: cores, second half"] = round((spent - before) / 60 / minutes, 2)
         notes |= _on_disk(run.folder)
-        ((copies,),) = ask(run.lake, "SELECT (SELECT count(*) FROM copies) / (SELECT count(*) FROM messages)").rows()
+        ((copies,),) = query_lake(
+            run.lake, "SELECT (SELECT count(*) FROM copies) / (SELECT count(*) FROM messages)"
+        ).rows()
         notes["copies a message"] = round(float(str(copies)), 2)
     kinds = sorted(set().union(*run.memory))
     series = tuple(
@@ -161,7 +163,7 @@ def _in_words(run: Run) -> str:
 
 def _silent(folder: Path, seconds: int) -> Run:
     """The nodes of the demo network are there, and say nothing."""
-    demo = DemoNetwork(Settings(state=folder / "silent", network="local-demo"))
+    demo = DemoNetwork(Settings(state=folder / "silent", network=Network(name="local-demo")))
     demo.launch()
     try:
         peers = [part for address in demo.addresses() for part in ("--bootstrap", address)]
@@ -208,7 +210,7 @@ def _watched(
 def _kiln(
     state: Path, seconds: int, options: Sequence[str], settings: Mapping[str, str]
 ) -> Iterator[subprocess.Popen[bytes]]:
-    broker, controller = free_ports()
+    broker, controller = find_free_ports()
     environment = {name: value for name, value in os.environ.items() if not name.startswith("KILN_")} | {
         "KILN_STATE": str(state),
         "KILN_KAFKA__EMBEDDED_PORT": str(broker),
@@ -234,7 +236,7 @@ def _batches(run: Run) -> Batches:
         WHERE origin = 'LIVE' ORDER BY emitted_at"""
     found: list[tuple[datetime, datetime, datetime, float]] = []
     try:
-        for row in ask(run.lake, sql).rows():
+        for row in query_lake(run.lake, sql).rows():
             match row:
                 case (datetime() as opened, datetime() as closed, datetime() as emitted, float(seconds)):
                     found.append((opened, closed, emitted, seconds))
@@ -244,8 +246,8 @@ def _batches(run: Run) -> Batches:
         until = last - _END
         counted = last - timedelta(seconds=COUNTED)
         late = sorted(seconds for _, closed, _, seconds in found if closed > counted)
-        heard = (each for each in read_heard(run.lake) if each.heard_at < micros_of(until))
-        ideal = sum(saving.batches for saving in estimate(heard, [micros(Settings().batch.window)]))
+        heard = (each for each in read_received_updates(run.lake) if each.heard_at < micros_of(until))
+        ideal = sum(saving.batches for saving in estimate_savings(heard, [micros(Settings().batch.window)]))
     except KilnError as error:
         raise BenchError(str(error)) from error
     return Batches(late, sum(opened < until for opened, _, _, _ in found), ideal, found[0][2].timestamp() - run.started)

@@ -98,14 +98,14 @@ async def _update_every_second(parts: BridgeComponents, settings: Settings) -> N
     """Update topics, IPFS neighbours and the status file every second, and restart threads that an exception ended."""
     path = settings.bridge_dir / "status.json"
     problems = ProblemLog(_LOG)
-    say(_LOG, "bridge started", peer=peer_text(parts.node.peer), network=settings.network)
+    say(_LOG, "bridge started", peer=peer_text(parts.node.peer), network=settings.network.name)
     while True:
         view = parts.node.view()
         interests = parts.interests.read()
         peers = parts.node.router.peers
         parts.membership.set_interests(interests)
         parts.shares.set_bridges(parts.membership.bridges)
-        await _update_topics(parts, settings.network, interests, peers, view.topics)
+        await _update_topics(parts, settings.network.name, interests, peers, view.topics)
         parts.blocks.connect_gossip_peers(bitswap_peers(parts.node, peers))
         for thread in (parts.membership, *parts.threads):
             thread.revive()

@@ -28,7 +28,7 @@ def build_status(
         at=at,
         pid=os.getpid(),
         peer=view.peer,
-        network=settings.network,
+        network=settings.network.name,
         addresses=view.addresses,
         interests=interests,
         topics=view.topics,
@@ -82,7 +82,7 @@ def _errors(parts: BridgeComponents, settings: Settings, view: NodeView) -> Iter
         yield f"{refused} topics of peers are not joined: see bridge.max_topics and bridge.max_topics_of_peer"
     if parts.publisher is not None:
         topics = (peer.topics for peer in parts.node.router.peers.values())
-        if group := describe_unreached_peers(parts.publishing.publishing_scheme(), settings.network, topics):
+        if group := describe_unreached_peers(parts.publishing.publishing_scheme(), settings.network.name, topics):
             yield group
         if why := describe_hold(settings, parts.blocks.status()):
             yield f"batches are held back: {why}"

@@ -187,11 +187,11 @@ def _create_node(
     settings: Settings, key: Ed25519PrivateKey, seqno: Seqno, sink: FrameSink, topic_selector: TopicSelector
 ) -> Node:
     options = NodeOptions(
-        network=settings.network,
+        network=settings.network.name,
         listen=settings.bridge.listen,
         bootstrap=settings.bridge.bootstrap,
         gossip=RouterOptions(
-            policy=settings.policy.of(settings.network), rpc_limits=RpcLimits(settings.bridge.max_rpc_out)
+            policy=settings.policy.of(settings.network.name), rpc_limits=RpcLimits(settings.bridge.max_rpc_out)
         ),
         bundles=BundleSet(settings.topic_table.bundles),
         send_indices=settings.topic_table.send,
@@ -221,12 +221,12 @@ def _create_discovery(settings: Settings, node: Node) -> Discovery:
 def _create_carrier(settings: Settings, sink: FrameSink, quarantine: QuarantineWriter) -> Carrier:
     group, folder = settings.bep50, settings.bridge_dir
     options = CarrierOptions(
-        network=settings.network,
+        network=settings.network.name,
         listen=group.listen,
         bootstrap=group.bootstrap,
         contacts=group.contacts,
         follow=tuple(map(parse_source, group.follow)),
-        most_topics=group.topics,
+        max_topics=group.topics,
         batch_typ=settings.batch.typ,
     )
     return Carrier(options, publisher_key(folder), folder / "bep50", sink, quarantine=quarantine.put)
@@ -302,7 +302,7 @@ def _create_membership(settings: Settings, node: Node, interests: InterestsFile,
     member = Member(
         node.authors[0], socket.gethostname(), interests_digest(interests.read()), sum(duties), authors=node.authors
     )
-    return Membership(kafka.server_list(), kafka.security_options(), kafka.prefix, settings.network, member)
+    return Membership(kafka.server_list(), kafka.security_options(), kafka.prefix, settings.network.name, member)
 
 
 def _create_publisher(
@@ -325,7 +325,7 @@ def _create_publisher(
         settings.kafka.server_list(),
         settings.broker.security_options(),
         settings.kafka.prefix,
-        PublishingOptions(settings.network, micros(settings.publish.timeout), batch_typ=settings.batch.typ),
+        PublishingOptions(settings.network.name, micros(settings.publish.timeout), batch_typ=settings.batch.typ),
         publish,
         lambda: describe_hold(settings, blocks.status()),
         _create_pins(settings, blocks),
@@ -357,7 +357,7 @@ def _create_announcer(
             raise PublishError("the bridge is stopping") from error
 
     options = PublishingOptions(
-        settings.network,
+        settings.network.name,
         micros(settings.publish.timeout),
         retry_every=_ACKNOWLEDGEMENT_CHECK_EVERY,
         batch_typ=settings.batch.typ,
@@ -370,9 +370,9 @@ def _create_announcer(
         settings.kafka.prefix,
         options,
         announce,
-        lambda: carrier.stopped,
+        lambda: carrier.stop_reason,
         _create_pins(settings, blocks),
-        group=f"{settings.kafka.prefix}{TRANSPORT}.{settings.network}",
+        group=f"{settings.kafka.prefix}{TRANSPORT}.{settings.network.name}",
         ledger=_create_ledger(settings, TRANSPORT),
         leadership=membership,
         notes=locate_topic_notes(settings.bridge_dir, TRANSPORT),
@@ -388,7 +388,7 @@ def _create_fetcher(settings: Settings, blocks: BlockStore, membership: Membersh
     followed = settings.bep50.follow if settings.bep50.enabled else ()
     announced_interests = [separator_text(parse_source(text).separator) for text in followed]
     options = FetchingOptions(
-        settings.network,
+        settings.network.name,
         max_concurrent=settings.ipfs.at_most,
         timeout=micros(settings.ipfs.timeout),
         give_up_after=micros(settings.ipfs.give_up),

@@ -11,7 +11,16 @@ from pathlib import Path
 
 from pydantic_core import ErrorDetails
 
-from kiln.conf.settings.keys import CONFIG_VARIABLE, ENV_PREFIX, Keys, dotted, known_keys, nearest, variable
+from kiln.conf.settings.keys import (
+    CONFIG_VARIABLE,
+    ENV_PREFIX,
+    NETWORK_VARIABLE,
+    Keys,
+    dotted,
+    known_keys,
+    nearest,
+    variable,
+)
 from kiln.conf.settings.secrets import MASK, may_be_secret, without_secrets
 from kiln.conf.settings.service_links import is_service_link
 
@@ -57,6 +66,7 @@ def unreadable_tables(environ: Mapping[str, str]) -> Iterable[str]:
     """A line for each variable that gives a whole table and is not a JSON object."""
     known = known_keys()
     tables = {variable(key[:depth]) for key, free in known.items() for depth in range(1, len(key) + free)}
+    tables.discard(NETWORK_VARIABLE)
     for name in sorted(environ):
         if name.upper() not in tables:
             continue

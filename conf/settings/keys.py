@@ -11,6 +11,9 @@ from kiln.conf.settings.model import Settings
 
 ENV_PREFIX = "KILN_"
 CONFIG_VARIABLE = "KILN_CONFIG"
+NETWORK_VARIABLE = "KILN_NETWORK"
+"""The variable of `network.name`, short as the option `--network` is."""
+NETWORK_NAME = ("network", "name")
 
 Keys = tuple[str, ...]
 """A key as a path from the top: `("batch", "window")`."""
@@ -38,6 +41,8 @@ def value_at(model: BaseModel, keys: Keys) -> object:
 
 def variable(keys: Keys) -> str:
     """Name the environment variable that overrides a key: `KILN_BATCH__WINDOW`."""
+    if keys == NETWORK_NAME:
+        return NETWORK_VARIABLE
     return ENV_PREFIX + "__".join(keys).upper()
 
 

@@ -128,6 +128,12 @@ Switch = Annotated[bool | Literal["auto"], WrapValidator(_switch)]
 """On, off, or as other settings imply."""
 
 
+class Network(Section):
+    """The Ceramic network that the bridge joins."""
+
+    name: Annotated[str, _like(r"[^/\s]{1,256}", "a name without slash and space")] = "local-demo"
+
+
 class Kafka(Section):
     """Where the broker is and how Kiln's topics are made; with no `bootstrap`, Kiln runs a broker of its own."""
 
@@ -687,8 +693,8 @@ class Settings(Section):
     """All of Kiln's settings; `conf/kiln.toml` says what each is for."""
 
     state: Path = Path("state")
-    network: Annotated[str, _like(r"[^/\s]{1,256}", "a name without slash and space")] = "local-demo"
     durability: Literal["power", "process"] = "power"
+    network: Network = Network()
     kafka: Kafka = Kafka()
     batch: Batch = Batch()
     policy: SignaturePolicy = SignaturePolicy()

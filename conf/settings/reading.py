@@ -19,7 +19,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDic
 from kiln.conf.process.errors import SettingsError
 from kiln.conf.settings.durations import duration_text
 from kiln.conf.settings.faults import ValueSources, problem, service_links, unknown_variables, unreadable_tables
-from kiln.conf.settings.keys import CONFIG_VARIABLE, ENV_PREFIX, Keys, known_keys, value_at, variable
+from kiln.conf.settings.keys import CONFIG_VARIABLE, ENV_PREFIX, NETWORK_VARIABLE, Keys, known_keys, value_at, variable
 from kiln.conf.settings.model import Settings
 
 _LOG = logging.getLogger(__name__)
@@ -72,11 +72,15 @@ def load(config: Path | None = None, *, state: Path | None = None, network: str 
     _warn_of_links(links)
     variables = EnvSettingsSource(_Environment)
     # a Service may be named kiln-bridge--x
-    variables.env_vars = {name: value for name, value in variables.env_vars.items() if name.upper() not in links}
-    environment = variables()
-    command_line: dict[str, object] = {
-        name: value for name, value in (("state", state), ("network", network)) if value is not None
+    variables.env_vars = {
+        f"{name}__name" if name.upper() == NETWORK_VARIABLE else name: value
+        for name, value in variables.env_vars.items()
+        if name.upper() not in links
     }
+    environment = variables()
+    command_line: dict[str, object] = {} if state is None else {"state": state}
+    if network is not None:
+        command_line["network"] = {"name": network}
     merged = _merge(_merge(_merge(Settings().model_dump(), file), environment), command_line)
     try:
         settings = Settings.model_validate(merged)

@@ -87,13 +87,13 @@ def _run(
     *,
     maintain: bool = False,
 ) -> int:
-    from kiln.deploy.ops.summary import read_summary, row_counts
+    from kiln.deploy.ops.summary import read_row_counts, read_summary
     from kiln.deploy.run.application import run_application
     from kiln.deploy.screens.summary import render_summary
     from kiln.deploy.screens.views import open_view
 
     console = answers()
-    before = row_counts(lake_of(settings))
+    before = read_row_counts(lake_of(settings))
     with open_view(console) as view:
         outcome = run_application(
             settings, view, names=names, duration=length, catch_up=catch_up, source=source, maintain=maintain
@@ -143,12 +143,12 @@ def bridge(state: StateOption = None, config: ConfigOption = None) -> None:
     from kiln.bridge.app.main import run as run_bridge
     from kiln.conf.process.exporter import Exporter
     from kiln.deploy.ops.monitor.bridge import BridgeMonitor
-    from kiln.deploy.stack.kafka_broker import broker_in_time
+    from kiln.deploy.stack.kafka_broker import start_broker_eventually
 
     out = notes()
     told = settings.bridge_dir / "status.json"
-    alone = BridgeMonitor(told, settings.network, metadata.version("kiln"))
-    with broker_in_time(settings, note_once(out)), Exporter(settings.monitor.host_and_port, alone) as exporter:
+    alone = BridgeMonitor(told, settings.network.name, metadata.version("kiln"))
+    with start_broker_eventually(settings, note_once(out)), Exporter(settings.monitor.host_and_port, alone) as exporter:
         out.print(exporter.error or f"{told} says how the bridge does; Ctrl-C stops it", style="dim")
         run_bridge(settings)
 

@@ -11,7 +11,7 @@ import typer
 
 from kiln.conf.process.errors import KilnError
 from kiln.deploy.cli.exits import UsageError
-from kiln.deploy.cli.options import ConfigOption, StateOption, length_of, note_once, notes, settings_of
+from kiln.deploy.cli.options import ConfigOption, StateOption, length_of, loaded, note_once, notes, settings_of
 
 commands = typer.Typer()
 
@@ -55,10 +55,10 @@ def replay(
         except CaptureError as error:
             raise KilnError(f"{file}: {error}") from error
     from kiln.bridge.kafka.producers import FramesProducer, connect
-    from kiln.deploy.stack.kafka_broker import broker
+    from kiln.deploy.stack.kafka_broker import start_broker
 
     out = notes()
-    with broker(settings, note_once(out)) as servers:
+    with start_broker(settings, note_once(out)) as servers:
         topic = settings.kafka.topic("frames")
         for file, found in zip(files, surveys, strict=True):
             producing = FramesProducer(connect(servers.split(","), settings.broker.security_options()), topic)
@@ -74,7 +74,7 @@ def replay(
                         producer.send,
                         found=found,
                         network=network,
-                        fallback=settings.network,
+                        fallback=settings.network.name,
                         pace=pace,
                         now=time.monotonic,
                         sleep=time.sleep,
@@ -120,7 +120,7 @@ def generate(
     The same arguments and settings write the same bytes.
     """
     length = length_of(duration)
-    settings = settings_of(config, None, network)
+    settings = loaded(config, None, network).settings
     from dataclasses import replace
 
     from kiln.conf.settings.durations import micros

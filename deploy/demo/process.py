@@ -61,7 +61,7 @@ class DemoNetwork:
         (settings.state / "demo").mkdir(exist_ok=True)
         arguments = {
             "--folder": settings.state / "demo",
-            "--network": settings.network,
+            "--network": settings.network.name,
             "--rate": traffic.rate,
             "--seed": traffic.seed,
             "--separators": traffic.separators,

@@ -19,8 +19,8 @@ from kiln.conf.process.kafka_errors import describe_kafka_error
 from kiln.conf.process.kafka_topics import TopicIdentity, describe_replaced, describe_topics, replaced_topics
 from kiln.conf.process.location import Location
 from kiln.conf.settings.model import Kafka, Settings
-from kiln.deploy.ops.bridges import BridgeMember, live_bridges
-from kiln.deploy.ops.clocks import ClockStatus, trailing_clocks
+from kiln.deploy.ops.bridges import BridgeMember, list_live_bridges
+from kiln.deploy.ops.clocks import ClockStatus, find_trailing_clocks
 from kiln.pipelines.decode.breaker_state import BreakerState, read_breaker_state
 from kiln.pipelines.delta.lake import Lake, LakeError
 from kiln.pipelines.runtime.topics import read_noted
@@ -160,8 +160,8 @@ def parse_offsets(text: str) -> Offsets:
 
 def read_checkpoint(folder: Location) -> CheckpointProgress:
     """A query's progress. CheckpointError: a file cannot be understood; the message names it."""
-    done = _numbers(folder / "commits")
-    both = done.keys() & _numbers(folder / "offsets").keys()
+    done = _list_micro_batches(folder / "commits")
+    both = done.keys() & _list_micro_batches(folder / "offsets").keys()
     if not both:
         return CheckpointProgress(None, None, {})
     newest = max(both)
@@ -177,12 +177,12 @@ def read_checkpoint(folder: Location) -> CheckpointProgress:
     return CheckpointProgress(newest, datetime.fromtimestamp(committed / 1e6, UTC), offsets)
 
 
-def _numbers(folder: Location) -> dict[int, int]:
+def _list_micro_batches(folder: Location) -> dict[int, int]:
     """Micro-batches, and when Spark wrote the file of each, µs."""
     return {int(found.name): found.modified for found in folder.files() if found.name.isdigit()}
 
 
-def lag_of(committed: Offsets, topics: Mapping[str, TopicStatus]) -> int | None:
+def compute_lag(committed: Offsets, topics: Mapping[str, TopicStatus]) -> int | None:
     """Records between what was committed and the end of the topics; None where a topic is not known.
 
     A partition not yet read counts from its oldest record; records that retention removed are not counted.
@@ -197,7 +197,7 @@ def lag_of(committed: Offsets, topics: Mapping[str, TopicStatus]) -> int | None:
     )
 
 
-def query_status(name: str, folder: Location, topics: Mapping[str, TopicStatus]) -> QueryStatus:
+def read_query_status(name: str, folder: Location, topics: Mapping[str, TopicStatus]) -> QueryStatus:
     """One query's progress and lag."""
     try:
         checkpoint, noted = read_checkpoint(folder), read_noted(folder)
@@ -206,17 +206,17 @@ def query_status(name: str, folder: Location, topics: Mapping[str, TopicStatus])
     there = {topic: TopicIdentity(each.id, len(each.end)) for topic, each in topics.items()}
     replaced = replaced_topics(noted, there)
     problem = "; ".join(describe_replaced(topic, noted[topic], there[topic].id) for topic in replaced)
-    behind = None if problem else lag_of(checkpoint.offsets, topics)
+    behind = None if problem else compute_lag(checkpoint.offsets, topics)
     return QueryStatus(name, checkpoint.batch, checkpoint.committed_at, checkpoint.offsets, behind, problem)
 
 
 # ---------------------------------------------------------------- broker
 
 
-def broker_status(kafka: Kafka, patience: float = 3.0) -> BrokerStatus:
+def read_broker_status(kafka: Kafka, patience: float = 3.0) -> BrokerStatus:
     """Ask the broker for Kiln's topics; waits at most about `patience` seconds for it to answer."""
     # kafka-python goes on trying for long where nothing listens, so look first
-    if not any(listens(server, patience) for server in kafka.server_list()):
+    if not any(is_listening(server, patience) for server in kafka.server_list()):
         return BrokerStatus(kafka.servers, False, "nothing listens there", ())
     from kafka.errors import KafkaError
 
@@ -262,7 +262,7 @@ def broker_status(kafka: Kafka, patience: float = 3.0) -> BrokerStatus:
         consumer.close()
 
 
-def listens(server: str, patience: float) -> bool:
+def is_listening(server: str, patience: float) -> bool:
     """Whether something accepts connections at `host:port`."""
     host, _, port = server.rpartition(":")
     try:
@@ -275,7 +275,7 @@ def listens(server: str, patience: float) -> bool:
 # ---------------------------------------------------------------- tables
 
 
-def table_status(lake: Lake, name: str) -> TableStatus:
+def read_table_status(lake: Lake, name: str) -> TableStatus:
     """A table's size and newest commit, from its log; no data file is opened."""
     try:
         table = lake.open(name)
@@ -291,17 +291,17 @@ def table_status(lake: Lake, name: str) -> TableStatus:
     return TableStatus(name, rows, len(sizes), sum(sizes), table.version(), committed, "")
 
 
-def lake_status(lake: Lake) -> tuple[TableStatus, ...]:
+def read_lake_status(lake: Lake) -> tuple[TableStatus, ...]:
     """Every table of a lake, in the order docs/design names them."""
     order = {name: place for place, name in enumerate(TABLES)}
     names = sorted(lake.tables(), key=lambda name: (order.get(name, len(order)), name))
-    return tuple(table_status(lake, name) for name in names)
+    return tuple(read_table_status(lake, name) for name in names)
 
 
 # ---------------------------------------------------------------- topics by index
 
 
-def savings_of(bridge: BridgeStatus | None) -> TopicTableSavings | None:
+def summarize_savings(bridge: BridgeStatus | None) -> TopicTableSavings | None:
     """What a bridge's status says of topics by index."""
     if bridge is None or not bridge.savings:
         return None
@@ -328,19 +328,19 @@ def savings_of(bridge: BridgeStatus | None) -> TopicTableSavings | None:
 
 def read_status(settings: Settings, patience: float = 3.0) -> KilnStatus:
     """How Kiln stands now."""
-    broker = broker_status(settings.broker, patience)
+    broker = read_broker_status(settings.broker, patience)
     topics = {topic.name: topic for topic in broker.topics}
     checkpoints = settings.checkpoints_root
-    names = [*QUERIES, *_other_checkpoints(checkpoints)]
-    queries = tuple(query_status(name, checkpoints / name, topics) for name in names)
-    savings = savings_of(read_bridge_status(settings.bridge_dir / "status.json"))
+    names = [*QUERIES, *_list_other_checkpoints(checkpoints)]
+    queries = tuple(read_query_status(name, checkpoints / name, topics) for name in names)
+    savings = summarize_savings(read_bridge_status(settings.bridge_dir / "status.json"))
     updates = topics.get(settings.kafka.topic("updates"))
-    clocks = trailing_clocks(settings, updates.end if updates else ())
-    bridges = live_bridges(settings.broker, settings.network, patience) if broker.reachable else ()
-    tables = lake_status(Lake.from_location(settings.lake_root))
+    clocks = find_trailing_clocks(settings, updates.end if updates else ())
+    bridges = list_live_bridges(settings.broker, settings.network.name, patience) if broker.reachable else ()
+    tables = read_lake_status(Lake.from_location(settings.lake_root))
     trip = read_breaker_state(settings.state)
     return KilnStatus(str(settings.state), broker, queries, tables, savings, clocks, trip, bridges)
 
 
-def _other_checkpoints(folder: Location) -> Sequence[str]:
+def _list_other_checkpoints(folder: Location) -> Sequence[str]:
     return sorted(set(folder.folders()) - set(QUERIES))

@@ -18,18 +18,19 @@ from pyspark.sql import SparkSession
 
 from kiln.conf.process.locks import locked
 from kiln.conf.process.logs import ProblemLog, say
+from kiln.conf.process.state_version import claim_state_folder
 from kiln.conf.settings.model import JobName, Settings
 from kiln.deploy.ops.monitor.server import Monitor
-from kiln.deploy.ops.snapshot import QualityInRun, by_reason
-from kiln.deploy.ops.snapshots import Snapshots
+from kiln.deploy.ops.snapshot import QualityInRun, sum_by_reason
+from kiln.deploy.ops.snapshots import SnapshotBuilder
 from kiln.deploy.ops.watch import TopicWatch
 from kiln.deploy.run.maintenance import MaintenanceProcess
 from kiln.deploy.run.network import LiveNetwork, Source
 from kiln.deploy.run.quality import QualityChecks
 from kiln.deploy.screens.views import View
-from kiln.deploy.stack.kafka_broker import LaunchedBroker, launched_broker
+from kiln.deploy.stack.kafka_broker import LaunchedBroker, launch_broker
 from kiln.deploy.stack.periodic_process import PeriodicProcess
-from kiln.deploy.stack.spark import jvm_end, spark_session
+from kiln.deploy.stack.spark import check_jvm, spark_session
 from kiln.pipelines.app.supervisor import RestartsExhaustedError, Supervisor, build_damage_location
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.recovery import repair
@@ -82,11 +83,12 @@ def run_application(
     stop = threading.Event()
     with ExitStack() as stack:
         stack.enter_context(_signals(stop))
+        claim_state_folder(settings.state)
         for name in names or settings.jobs.run:
             stack.enter_context(locked(settings.state, name))
         for words in repair(build_damage_location(settings), names or settings.jobs.run):
             view.say(words)
-        broker = stack.enter_context(launched_broker(settings, view.say))
+        broker = stack.enter_context(launch_broker(settings, view.say))
         live = LiveNetwork(settings, source)
         stack.callback(live.stop)
         live.launch()
@@ -166,11 +168,11 @@ class _Run:
         open_for = settings.batch.window + settings.batch.grace
         self._watch = TopicWatch(kafka.client_options(), kafka.prefix, open_for.total_seconds())
         self._ends = TopicEnds(kafka.client_options(), map(kafka.topic, TOPICS))
-        self._snapshots = Snapshots(
+        self._snapshots = SnapshotBuilder(
             names,
             self._watch,
             kafka.topic,
-            network=settings.network,
+            network=settings.network.name,
             mode="catching up" if catch_up else _MODES[beside.live.source],
             window=settings.batch.window,
             duration=duration,
@@ -193,7 +195,7 @@ class _Run:
         except RestartsExhaustedError as gave_up:
             error = str(gave_up)
         except _NO_ANSWER:
-            ended = jvm_end(_DYING)
+            ended = check_jvm(_DYING)
             if ended is None:
                 raise
             error = str(ended)
@@ -202,7 +204,7 @@ class _Run:
             say(_LOG, "run stops")
             self._live.hush()
             self._beside.stop_children()
-            if jvm_end() is None:
+            if check_jvm() is None:
                 self._queries.stop()
             self._live.stop()  # last, so that what the queries gave out in the end is published
             self._watch.stop()
@@ -216,7 +218,7 @@ class _Run:
             batches=seen.batches,
             late_p50=seen.percentile(0.5),
             late_p99=seen.percentile(0.99),
-            quarantine=by_reason(dict(seen.quarantine)),
+            quarantine=sum_by_reason(dict(seen.quarantine)),
             error=error,
         )
 

@@ -294,7 +294,7 @@ def _read_inputs(settings: Settings, lake: Lake, terms: RunTerms, at_once: int) 
         return replace(inputs, kafka=offsets, topic_id=topic_id, lost=gone)
     if terms.source == "files":
         return replace(
-            inputs, files=[part for file in terms.files for part in _read_parts(file, terms, settings.network)]
+            inputs, files=[part for file in terms.files for part in _read_parts(file, terms, settings.network.name)]
         )
     return inputs
 

@@ -22,9 +22,8 @@ from prometheus_client.metrics_core import Metric
 
 from kiln.conf.process.errors import KilnError
 from kiln.conf.process.exporter import Exporter
-from kiln.conf.process.locks import keep_private
 from kiln.conf.process.logs import set_up_logs
-from kiln.conf.process.state_version import take_on
+from kiln.conf.process.state_version import claim_state_folder
 from kiln.conf.settings.model import JobName, Kafka
 from kiln.conf.settings.reading import load_settings
 from kiln.pipelines.app.supervisor import RestartsExhaustedError, Supervisor
@@ -95,8 +94,7 @@ def main(name: JobName) -> int:
     """
     try:
         settings = load_settings()
-        keep_private(settings.state)
-        take_on(settings.state)
+        claim_state_folder(settings.state)
         set_up_logs(settings.log.format, settings.log.level, settings.log.levels)
     except KilnError as error:
         print(printable_lines(str(error)), file=sys.stderr)
@@ -113,7 +111,7 @@ def main(name: JobName) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     supervisor = Supervisor(spark, settings, [name])
-    job = SubmittedQuery(name, settings.network)
+    job = SubmittedQuery(name, settings.network.name)
     try:
         with Exporter(settings.monitor.host_and_port, job) as exporter:
             if exporter.error:

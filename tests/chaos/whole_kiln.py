@@ -17,8 +17,8 @@ from chaos.feeding_peers import Entry, read_ledger
 from chaos.proxy import Proxy
 from conftest import free_ports
 from kiln.conf.process.bridge_status import BridgeStatus, read_status
-from kiln.conf.settings.model import Kafka, Settings
-from kiln.deploy.stack.embedded_broker import running
+from kiln.conf.settings.model import Kafka, Network, Settings
+from kiln.deploy.stack.embedded_broker import find_running_broker
 from kiln.schemas.queries import QUERIES
 from kit.awaiting import awaited
 from kit.kiln_process import Kiln
@@ -122,7 +122,7 @@ class Stack:
         )
         self.state = self.kiln.state
         kafka = Kafka(embedded_port=ports[0], embedded_controller_port=ports[1])
-        self.settings = Settings(state=self.state, kafka=kafka, network=network)
+        self.settings = Settings(state=self.state, kafka=kafka, network=Network(name=network))
         self.servers = kafka.servers
         self._peer_ports = ports[2:4]
         self._peers: subprocess.Popen[str] | None = None
@@ -166,7 +166,7 @@ class Stack:
             self.proxy.start()
         options = {
             "folder": self.folder / "peers",
-            "network": self.settings.network,
+            "network": self.settings.network.name,
             "host": host,
             "ports": ",".join(map(str, self._peer_ports)),
             "rate": self._rate,
@@ -288,7 +288,7 @@ class Stack:
         """Of "driver", "jvm", "worker", "bridge", "ipfs" or "broker"; 0: there is none."""
         if part == "broker":
             told = self.state / "broker" / "address.json"
-            return int(json.loads(told.read_bytes())["pid"]) if running(self.state) and told.exists() else 0
+            return int(json.loads(told.read_bytes())["pid"]) if find_running_broker(self.state) and told.exists() else 0
         driver = self.started()
         if part == "driver":
             return 0 if driver.poll() is not None else driver.pid

@@ -18,10 +18,10 @@ import pytest
 
 from conftest import ROOT, free_ports
 from kiln.conf.process.bridge_status import BridgeStatus
-from kiln.conf.settings.model import Bridge, Kafka, Settings
+from kiln.conf.settings.model import Bridge, Kafka, Network, Settings
 from kiln.deploy.stack.bridge_process import BridgeProcess
-from kiln.deploy.stack.embedded_broker import running
-from kiln.deploy.stack.kafka_broker import broker
+from kiln.deploy.stack.embedded_broker import find_running_broker
+from kiln.deploy.stack.kafka_broker import start_broker
 from kiln.schemas.kafka.frames import read_frame, read_rpc
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
@@ -134,7 +134,7 @@ class Place:
     def broker(self) -> int:
         """The broker's process; 0 while there is none."""
         told = self.settings.state / "broker" / "address.json"
-        if running(self.settings.state) is None or not told.exists():
+        if find_running_broker(self.settings.state) is None or not told.exists():
             return 0
         return int(json.loads(told.read_bytes())["pid"])
 
@@ -184,11 +184,11 @@ def place(broker_classpath: list[Path], tmp_path: Path) -> Iterator[Place]:
     port, controller_port, bridge_port = free_ports(3)
     settings = Settings(
         state=tmp_path / "state",
-        network=NETWORK,
+        network=Network(name=NETWORK),
         kafka=Kafka(embedded_port=port, embedded_controller_port=controller_port),
         bridge=Bridge(listen=(f"/ip4/127.0.0.1/tcp/{bridge_port}",)),
     )
-    with broker(settings, lambda words: None, die_with_parent=True) as servers:
+    with start_broker(settings, lambda words: None, die_with_parent=True) as servers:
         made = Place(settings, servers, tmp_path)
         try:
             yield made

@@ -23,7 +23,7 @@ WAYS = ("together", "pods", "spark-applications")
 
 VALUES = """
 settings:
-  network: testnet-clay
+  network: {name: testnet-clay}
   kafka: {bootstrap: "kafka-1:9093", security_protocol: SASL_SSL, sasl_username: k}
   lake: {uri: "s3://kiln/lake"}
   checkpoints: {uri: "s3://kiln/checkpoints"}
@@ -100,13 +100,24 @@ def test_helm_installs_the_chart_and_every_pod_comes_up(server: ApiServer, value
     assert {each["metadata"]["name"] for each in applications} == {f"kiln-{query}" for query in wanted}
     assert len(server.items(f"/apis/monitoring.coreos.com/v1/namespaces/{namespace}/servicemonitors")) == 1
 
-    helm(server, "upgrade", "kiln", CHART, *told, "--set", "settings.network=elsewhere", "--wait", "--timeout", "60s")
+    helm(
+        server,
+        "upgrade",
+        "kiln",
+        CHART,
+        *told,
+        "--set",
+        "settings.network.name=elsewhere",
+        "--wait",
+        "--timeout",
+        "60s",
+    )
     (settings,) = (
         each
         for each in server.items(f"/api/v1/namespaces/{namespace}/configmaps")
         if each["metadata"]["name"] == "kiln-settings"
     )
-    assert 'network = "elsewhere"' in settings["data"]["kiln.toml"]
+    assert 'name = "elsewhere"' in settings["data"]["kiln.toml"]
 
     helm(server, "uninstall", "kiln", "--namespace", namespace, "--wait")
     wait_until(lambda: server.items(f"/api/v1/namespaces/{namespace}/pods") == [], "the pods to go", 60)

@@ -16,7 +16,7 @@ import pytest
 from deltalake import write_deltalake
 from pyspark.sql import SparkSession
 
-from kiln.conf.settings.model import Backfill, Settings, Spark
+from kiln.conf.settings.model import Backfill, Network, Settings, Spark
 from kiln.deploy.demo.traffic import Traffic, TrafficOptions, write_traffic
 from kiln.deploy.demo.traffic.ledger import Ledger, MessageEntry
 from kiln.deploy.stack.spark import spark_session
@@ -83,7 +83,7 @@ def world(broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactory
     with gzip.open(file, "wb") as packed:
         write_traffic(cast(BinaryIO, packed), traffic.frames(duration_ns=10_000_000_000))
     assert traffic.ledger is not None
-    settings = Settings(state=folder / "state", network=OPTIONS.network, spark=Spark(master="local[2]"))
+    settings = Settings(state=folder / "state", network=Network(name=OPTIONS.network), spark=Spark(master="local[2]"))
     with spark_session(settings, "backfill") as spark:
         lake = Lake.from_location(settings.lake_root)
         world = World(spark, settings, file, traffic.ledger, lake)

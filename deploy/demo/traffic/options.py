@@ -157,8 +157,8 @@ def traffic_options(settings: Settings) -> TrafficOptions:
     traffic = settings.traffic
     return TrafficOptions(
         seed=traffic.seed,
-        network=settings.network,
-        signed=settings.policy.of(settings.network) != "none",
+        network=settings.network.name,
+        signed=settings.policy.of(settings.network.name) != "none",
         peers=traffic.peers,
         copies=traffic.copies,
         streams=traffic.streams,

@@ -46,7 +46,7 @@ def test_settings_load_with_them_and_one_warning_names_them(
     put(monkeypatch, LINKS | {"KILN_NETWORK": "testnet-clay", "KILN_BRIDGE__BAN": "3h"})
     with caplog.at_level(logging.WARNING):
         settings = [load_settings() for _ in range(3)]
-    assert {(each.network, each.bridge.ban.total_seconds()) for each in settings} == {("testnet-clay", 10_800.0)}
+    assert {(each.network.name, each.bridge.ban.total_seconds()) for each in settings} == {("testnet-clay", 10_800.0)}
     (line,) = caplog.messages
     assert all(name in line for name in LINKS)
     assert "enableServiceLinks: false" in line

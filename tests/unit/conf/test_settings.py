@@ -20,7 +20,7 @@ from kiln.conf.settings.faults import line_of
 from kiln.conf.settings.keys import known_keys, variable
 from kiln.conf.settings.model import Kafka, Settings
 from kiln.conf.settings.printing import shown
-from kiln.conf.settings.reading import DEFAULT_FILE, load, load_settings
+from kiln.conf.settings.reading import DEFAULT_FILE, environment, load, load_settings
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +78,7 @@ def test_kiln_toml_comments_every_key() -> None:
 def test_the_environment_weighs_more_than_the_file_and_the_command_line_more_than_both(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = write(tmp_path, 'state = "from-file"\nnetwork = "of-file"\n[batch]\nwindow = "2s"\ntick = "50ms"\n')
+    path = write(tmp_path, 'state = "from-file"\n[network]\nname = "of-file"\n[batch]\nwindow = "2s"\ntick = "50ms"\n')
     monkeypatch.setenv("KILN_BATCH__WINDOW", "3s")
     monkeypatch.setenv("KILN_STATE", "from-environment")
     settings = load_settings(path)
@@ -86,7 +86,7 @@ def test_the_environment_weighs_more_than_the_file_and_the_command_line_more_tha
     assert settings.batch.tick == timedelta(milliseconds=50)
     assert settings.batch.block_limit == 256_000
     assert settings.state == Path("from-environment").absolute()
-    assert settings.network == "of-file"
+    assert settings.network.name == "of-file"
     assert load_settings(path, state=tmp_path / "cli").lake_root.folder == tmp_path / "cli" / "lake"
 
 
@@ -173,17 +173,34 @@ def test_part_of_a_table_in_a_file_leaves_its_other_keys_at_their_defaults(tmp_p
 
 
 def test_kiln_config_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KILN_CONFIG", str(write(tmp_path, 'network = "mainnet"\n')))
-    assert load_settings().network == "mainnet"
-    assert load_settings(DEFAULT_FILE).network == "local-demo"
+    monkeypatch.setenv("KILN_CONFIG", str(write(tmp_path, '[network]\nname = "mainnet"\n')))
+    assert load_settings().network.name == "mainnet"
+    assert load_settings(DEFAULT_FILE).network.name == "local-demo"
+
+
+def test_the_name_of_the_network_has_a_short_variable_and_a_short_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path, '[network]\nname = "from-file"\n')
+    monkeypatch.setenv("KILN_NETWORK", "from-environment")
+    loaded = load(path)
+    assert loaded.settings.network.name == "from-environment"
+    assert loaded.source(("network", "name")) == "environment KILN_NETWORK"
+    assert environment(loaded.settings)["KILN_NETWORK"] == "from-environment"
+    loaded = load(path, network="from-option")
+    assert (loaded.settings.network.name, loaded.source(("network", "name"))) == ("from-option", "command line")
+    monkeypatch.setenv("KILN_NETWORK", "a/b")
+    assert problems(path) == 'environment KILN_NETWORK: network.name = "a/b": expected a name without slash and space'
+    monkeypatch.setenv("KILN_NETWORK__NAME", "mainnet")
+    assert "environment KILN_NETWORK__NAME: no such setting; did you mean KILN_NETWORK?" in problems(path)
 
 
 def test_settings_are_frozen_and_construct_without_reading_anything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KILN_NETWORK", "from-environment")
     settings = Settings()
-    assert settings.network == "local-demo"
+    assert settings.network.name == "local-demo"
     with pytest.raises(ValidationError):
-        settings.network = "other"
+        settings.network.name = "other"
 
 
 # ---------------------------------------------------------------- errors
@@ -254,7 +271,6 @@ def test_a_table_that_cannot_be_names_all_that_it_came_from(tmp_path: Path, monk
         ("KAFKA__EMBEDDED_HEAP", "2gb", 'a size as -Xmx takes it, such as "384m" or "2g"'),
         ("KAFKA__PREFIX", "kiln/", "at most 100 letters, digits, dots, - and _"),
         ("DISCOVERY__PREFIX", "ipfs", 'the start of a protocol\'s name, such as "/ipfs"'),
-        ("NETWORK", "a b", "a name without slash and space"),
         ("PUBLISH__ENABLED", "maybe", 'true, false or "auto"'),
         ("TRAFFIC__SEED", "many", "a valid integer"),
         ("TRAFFIC__ENABLED", "maybe", "a valid boolean"),
@@ -288,7 +304,8 @@ def test_json_that_is_none_names_its_variable(monkeypatch: pytest.MonkeyPatch) -
         ),
         ('[kafka]\nbootstrap = "a:1"\nsasl_password = "x"\nsasl_password_file = "y"\n', "choose one"),
         ("[jobs]\nrun = ['batch', 'batch']\n", "each query once"),
-        ('network = "a/b"\n', "network"),
+        ('[network]\nname = "a/b"\n', "network.name"),
+        ('network = "mainnet"\n', 'network = "mainnet": expected a table: [network]'),
         ("batch = 3\n", "a table: [batch]"),
         ("[topic_table]\nbundles = { a = [] }\n", "bundle 'a' must have at least one topic"),
         ('[topic_table]\nbundles = { a = ["x", ""] }\n', "bundle 'a' must have at least one topic, and no empty one"),

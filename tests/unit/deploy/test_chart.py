@@ -28,7 +28,7 @@ WAYS = ("together", "pods", "spark-applications")
 
 SETTINGS = """
 settings:
-  network: testnet-clay
+  network: {name: testnet-clay}
   kafka: {bootstrap: "kafka-1:9093,kafka-2:9093", security_protocol: SASL_SSL, sasl_username: k, frames_partitions: 8}
   bridge: {bootstrap: [], spool_bytes: 2147483648}
   traffic: {garbage: 0.02}
@@ -224,7 +224,7 @@ def test_a_pod_has_the_settings_that_were_given(
                 assert each["valueFrom"] == {"secretKeyRef": {"name": "kiln-kafka", "key": "password"}}
     for each in documents(rendered, "ConfigMap"):
         text = each["data"]["kiln.toml"]
-        assert tomllib.loads(text)["network"] == "testnet-clay"
+        assert tomllib.loads(text)["network"] == {"name": "testnet-clay"}
         file = tmp_path / "kiln.toml"
         file.write_text(text, encoding="utf-8")
         monkeypatch.setenv("KILN_KAFKA__SASL_PASSWORD", "x")
@@ -254,7 +254,7 @@ def test_settings_load_beside_the_variables_that_a_kubelet_sets_for_the_services
     file = tmp_path / "kiln.toml"
     file.write_text(settings["data"]["kiln.toml"], encoding="utf-8")
     monkeypatch.setenv("KILN_KAFKA__SASL_PASSWORD", "x")
-    assert load_settings(file).network == "testnet-clay"
+    assert load_settings(file).network.name == "testnet-clay"
 
 
 @pytest.mark.parametrize(

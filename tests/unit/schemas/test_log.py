@@ -31,13 +31,15 @@ def test_with_as_many_writers_as_there_can_be_each_one_s_repeat_is_known(restart
 
 def test_one_partition_too_many_is_refused_by_name_and_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "mine.toml"
-    file.write_text(f'network = "n"\n[kafka]\nother_partitions = {MAX_OTHER_PARTITIONS}\n', encoding="utf-8")
+    file.write_text(f'[network]\nname = "n"\n[kafka]\nother_partitions = {MAX_OTHER_PARTITIONS}\n', encoding="utf-8")
     assert load_settings(file).kafka.other_partitions == MAX_OTHER_PARTITIONS
-    file.write_text(f'network = "n"\n[kafka]\nother_partitions = {MAX_OTHER_PARTITIONS + 1}\n', encoding="utf-8")
+    file.write_text(
+        f'[network]\nname = "n"\n[kafka]\nother_partitions = {MAX_OTHER_PARTITIONS + 1}\n', encoding="utf-8"
+    )
     expected = f"kafka.other_partitions = {MAX_OTHER_PARTITIONS + 1}: expected less than or equal to"
     with pytest.raises(SettingsError) as caught:
         load_settings(file)
-    assert str(caught.value) == f"{file}:3: {expected} {MAX_OTHER_PARTITIONS}"
+    assert str(caught.value) == f"{file}:4: {expected} {MAX_OTHER_PARTITIONS}"
     monkeypatch.setenv("KILN_KAFKA__OTHER_PARTITIONS", str(MAX_OTHER_PARTITIONS + 1))
     with pytest.raises(SettingsError, match=r"^environment KILN_KAFKA__OTHER_PARTITIONS: kafka\.other_partitions"):
         load_settings()
