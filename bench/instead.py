@@ -20,7 +20,7 @@ from bench.ground import Ends, Ground
 from bench.peers.by_hand import TABLES
 from bench.report import Aim, Finding, Note, Ratio, Series, number
 from bench.runs import BenchError, Extent
-from kiln.deploy.stack.jars import spark_jars
+from kiln.deploy.stack.jars import list_spark_jars
 from kiln.deploy.stack.spawn import dies_with_parent
 from kiln.pipelines.delta.lake import Lake
 
@@ -120,7 +120,7 @@ def _program(name: str, field: _Field, warm: _Field) -> tuple[float, _Counts]:
     options = kafka.spark_options() if name == "naive PySpark" else kafka.security_options()
     if name == "naive PySpark":
         warm_lake.create(TABLES)
-        jars = ",".join(str(jar) for jar in spark_jars() if "bare-naked" not in jar.name)  # Kiln's own remedy
+        jars = ",".join(str(jar) for jar in list_spark_jars() if "bare-naked" not in jar.name)  # Kiln's own remedy
         paths = (lake.path, str(folder / "checkpoints"), jars, warm.topic, warm_lake.path)
         command = [sys.executable, "-m", "bench.peers.naive_spark", servers, field.topic, *paths]
     elif name == "quixstreams":

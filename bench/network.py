@@ -44,8 +44,8 @@ from kiln.bridge.libp2p.links import PeerLink, PubsubSession
 from kiln.bridge.libp2p.options import NodeOptions
 from kiln.bridge.libp2p.seqno import Seqno
 from kiln.conf.settings.model import Kafka, Settings
-from kiln.deploy.stack.kafka_broker import broker
-from kiln.deploy.stack.ports import free_ports
+from kiln.deploy.stack.kafka_broker import start_broker
+from kiln.deploy.stack.ports import find_free_ports
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
 from kiln.schemas.wire.identity import Judgement, Verdict, peer_of, peer_text
 
@@ -162,9 +162,9 @@ def _in_turn(binary: Path, kafka: Kafka, mesh: str, extent: Extent, say: Say) ->
 
 @contextmanager
 def _broker(folder: Path, say: Say) -> Iterator[Kafka]:
-    port, controller_port = free_ports()
+    port, controller_port = find_free_ports()
     settings = Settings(state=folder, kafka=Kafka(embedded_port=port, embedded_controller_port=controller_port))
-    with broker(settings, say, die_with_parent=True):
+    with start_broker(settings, say, die_with_parent=True):
         yield settings.broker
 
 

@@ -16,9 +16,9 @@ import pyarrow.compute as pc
 
 from bench.report import Finding
 from bench.runs import Extent, Say, in_turn
-from kiln.deploy.query.ask import ask
-from kiln.deploy.query.trace.follow import follow
-from kiln.deploy.query.trace.ids import read_id
+from kiln.deploy.query.ask import query_lake
+from kiln.deploy.query.trace.follow import trace_subject
+from kiln.deploy.query.trace.ids import parse_id
 from kiln.pipelines.delta.arrow_rows import build_arrow_schema
 from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
@@ -79,14 +79,14 @@ def measure(extent: Extent, say: Say) -> Finding:
 def seconds(lake: Lake, view: str, run: int) -> float:
     """How long all of a view takes."""
     started = time.perf_counter()
-    list(ask(lake, f"SELECT count(*), bit_xor(hash(v)) FROM {view} AS v").rows())
+    list(query_lake(lake, f"SELECT count(*), bit_xor(hash(v)) FROM {view} AS v").rows())
     return time.perf_counter() - started
 
 
 def seconds_of_trace(lake: Lake, text: str, run: int) -> float:
     """How long the whole way of a thing takes; `text`: its id."""
     started = time.perf_counter()
-    follow(lake, read_id(text))
+    trace_subject(lake, parse_id(text))
     return time.perf_counter() - started
 
 
@@ -99,7 +99,7 @@ def _traced(lake: Lake) -> dict[str, str]:
         ("message", "updates", "message"),
         ("batch", "batches", "cid"),
     ):
-        ((value,),) = ask(lake, f"SELECT max({column}) FROM {table}").rows()
+        ((value,),) = query_lake(lake, f"SELECT max({column}) FROM {table}").rows()
         found[kind] = str(value)
     return found
 

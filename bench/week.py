@@ -21,7 +21,7 @@ from msgspec import structs
 
 from bench.report import Finding, Note, Series
 from bench.runs import Extent, Say
-from kiln.deploy.query.ask import ask
+from kiln.deploy.query.ask import query_lake
 from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.files import DataFile, TableFiles
@@ -92,7 +92,7 @@ class _Arm:
         self._lake = Lake(str(self.folder))
         self._lake.create(_TABLES)
         self._writer = DeltaRsCommits(self._lake)
-        list(ask(self._lake, "SELECT count(*) FROM messages").rows())  # which imports what it needs
+        list(query_lake(self._lake, "SELECT count(*) FROM messages").rows())  # which imports what it needs
         self._took: list[float] = []
         self._at: list[int] = []
         chance = random.Random(1)
@@ -129,7 +129,7 @@ class _Arm:
         opened = self._lake.open("messages")
         taken = _since(started)
         started = time.process_time()
-        ((rows,),) = ask(self._lake, "SELECT count(*) FROM messages").rows()
+        ((rows,),) = query_lake(self._lake, "SELECT count(*) FROM messages").rows()
         counted = _since(started)
         assert rows == self.commits * _ROWS, "a row was lost, or came twice"
         took, self._took = self._took, []

@@ -226,7 +226,7 @@ def broker_classpath() -> list[Path]:
     except JavaError as error:
         pytest.skip(f"no Java: {error}")
     try:
-        return jars.broker_classpath()
+        return jars.list_broker_jars()
     except jars.JarsError as error:
         pytest.fail(str(error))
 

@@ -79,7 +79,7 @@ def run(
     import json
 
     from kiln.deploy.run.backfill import run_backfill
-    from kiln.deploy.screens.backfill_run import ProgressPrinter, as_object, told
+    from kiln.deploy.screens.backfill_run import ProgressFormatter, describe_outcome, encode_outcome
     from kiln.pipelines.app.backfill_run import BackfillRequest, parse_source, parse_time
     from kiln.pipelines.backfill.run import RunProgress
 
@@ -111,7 +111,7 @@ def run(
         as_of=None if as_of is None else time_of("--as-of", as_of),
         publish=publish,
     )
-    out, pace = notes(), ProgressPrinter()
+    out, pace = notes(), ProgressFormatter()
     with out.status("…") as shown:
 
         def report(progress: RunProgress) -> None:
@@ -122,21 +122,21 @@ def run(
 
         outcome = run_backfill(settings, request, note_once(out), report)
     if as_json:
-        print(json.dumps(as_object(outcome)))
+        print(json.dumps(encode_outcome(outcome)))
     else:
-        answers().print(told(outcome, publish), soft_wrap=True)
+        answers().print(describe_outcome(outcome, publish), soft_wrap=True)
 
 
 @commands.command("list")
 def backfill_list(as_json: JsonOption = False, state: StateOption = None, config: ConfigOption = None) -> None:
     """List the runs: range, source, state, rows by table, and when."""
     settings = settings_of(config, state)
-    from kiln.deploy.screens.backfill import render_runs, runs_json
+    from kiln.deploy.screens.backfill import encode_runs, render_runs
     from kiln.pipelines.backfill.runs import list_runs
 
     found = list_runs(lake_of(settings), settings.state)
     if as_json:
-        print(runs_json(found))
+        print(encode_runs(found))
     else:
         answers().print(render_runs(found), soft_wrap=True)
 
@@ -151,7 +151,7 @@ def backfill_diff(
     Java.
     """
     settings = settings_of(config, state)
-    from kiln.deploy.screens.backfill import diff_json, print_diff
+    from kiln.deploy.screens.backfill import encode_diff, print_diff
     from kiln.pipelines.backfill.run_diff import diff_run
     from kiln.pipelines.backfill.runs import get_run
 
@@ -161,7 +161,7 @@ def backfill_diff(
         out.print(f"run {name} is not done: what it has not reached counts as only live", style="yellow")
     found = diff_run(lake, run, lambda words: out.print(words, style="dim"))
     if as_json:
-        print(diff_json(found))
+        print(encode_diff(found))
     else:
         print_diff(found, answers())
     raise typer.Exit(OK if all(each.is_equal for each in found) else FAILED)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from kiln.conf.process.errors import KilnError
-from kiln.deploy.cli.options import ConfigOption, StateOption, settings_of
+from kiln.deploy.cli.options import ConfigOption, StateOption, loaded
 
 commands = typer.Typer(name="broker", no_args_is_help=True, help="Stop the embedded broker of a state folder.")
 
@@ -29,11 +29,11 @@ def broker_stop(
 
     A Kiln that runs stops its broker itself, so the command refuses then. The exit code is 0 also when no broker runs.
     """
-    folder = settings_of(config, state).state
+    folder = loaded(config, state).settings.state
     from kiln.deploy.stack.broker_owner import owner
-    from kiln.deploy.stack.embedded_broker import running, stop_running
+    from kiln.deploy.stack.embedded_broker import find_running_broker, stop_running
 
-    address = running(folder)
+    address = find_running_broker(folder)
     keeper = owner(folder)
     if address is None:
         print(f"no embedded broker runs in {folder}")

@@ -17,11 +17,11 @@ def status(as_json: JsonOption = False, state: StateOption = None, config: Confi
     """Show the broker's topics, how far each query has read, and the tables."""
     settings = settings_of(config, state)
     from kiln.deploy.ops.status import read_status
-    from kiln.deploy.screens.status import render_status, status_json
+    from kiln.deploy.screens.status import encode_status, render_status
 
     found = read_status(settings)
     if as_json:
-        print(status_json(found))
+        print(encode_status(found))
     else:
         answers().print(render_status(found, datetime.now(UTC)))
 
@@ -34,12 +34,12 @@ def doctor(as_json: JsonOption = False, state: StateOption = None, config: Confi
     code is 3 when something is in the way.
     """
     settings = settings_of(config, state)
-    from kiln.deploy.ops.doctor import examine, failed
-    from kiln.deploy.screens.doctor import doctor_json, render_checks
+    from kiln.deploy.ops.doctor import has_failures, run_checks
+    from kiln.deploy.screens.doctor import encode_checks, render_checks
 
-    checks = examine(settings)
+    checks = run_checks(settings)
     if as_json:
-        print(doctor_json(checks))
+        print(encode_checks(checks))
     else:
         answers().print(render_checks(checks))
-    raise typer.Exit(ENVIRONMENT if failed(checks) else OK)
+    raise typer.Exit(ENVIRONMENT if has_failures(checks) else OK)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from kiln.conf.process.errors import KilnError
-from kiln.conf.process.locks import keep_private
+from kiln.conf.process.state_version import claim_state_folder
 from kiln.deploy.cli.exits import UsageError
 from kiln.deploy.cli.options import ConfigOption, JsonOption, StateOption, settings_of
 
@@ -41,7 +41,7 @@ def interests(
         if unknown:
             raise UsageError(f"--remove {unknown[0]}: the bridge follows {', '.join(now) or 'nothing'}")
         now = [text for text in [*now, *(add or ())] if text not in (remove or ())]
-        keep_private(settings.state)
+        claim_state_folder(settings.state)
         try:
             file.write(now)
         except TopicError as error:

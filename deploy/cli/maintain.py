@@ -38,19 +38,19 @@ def maintain(
     if dry_run and watch:
         raise UsageError("--dry-run and --watch: choose one")
     settings = settings_of(config, state)
-    from kiln.deploy.ops.maintenance import Maintenance, foreseen
-    from kiln.deploy.screens.maintain import cared_json, cared_line, render_cared
+    from kiln.deploy.ops.maintenance import Maintenance, preview_maintenance
+    from kiln.deploy.screens.maintain import encode_maintenance, format_maintenance_line, render_maintenance
 
     def show(cared: Sequence[TableMaintenance], *, done: bool = True) -> None:
         if as_json:
-            print(cared_json(cared, as_lines=watch), flush=True)
+            print(encode_maintenance(cared, as_lines=watch), flush=True)
         elif watch:
-            answers().print(cared_line(cared), highlight=False)
+            answers().print(format_maintenance_line(cared), highlight=False)
         else:
-            answers().print(render_cared(cared, done=done))
+            answers().print(render_maintenance(cared, done=done))
 
     if dry_run:
-        show(cared := foreseen(settings), done=False)
+        show(cared := preview_maintenance(settings), done=False)
     else:
         out = notes()
         with Maintenance(settings, lambda words: out.print(words, style="dim", highlight=False)) as maintenance:

@@ -46,8 +46,17 @@ def loaded(config: Path | None, state: Path | None, network: str | None = None) 
 
 
 def settings_of(config: Path | None, state: Path | None, network: str | None = None) -> Settings:
-    """The settings in force. SettingsError."""
-    return loaded(config, state, network).settings
+    """Return the settings in force, once the state folder is known to be of this version.
+
+    Raises:
+        SettingsError: The settings cannot be used.
+        StateVersionError: An older or a newer Kiln wrote the state folder.
+    """
+    from kiln.conf.process.state_version import check_state_version
+
+    settings = loaded(config, state, network).settings
+    check_state_version(settings.state)
+    return settings
 
 
 def lake_of(settings: Settings) -> Lake:

@@ -68,12 +68,12 @@ def quarantine_list(
     settings = settings_of(config, state)
     wanted = _selection(stage, reason, since, until, author)
     from kiln.deploy.ops.quarantine.picking import QuarantineRows
-    from kiln.deploy.screens.quarantine import counts_json, render_counts
+    from kiln.deploy.screens.quarantine import encode_counts, render_counts
 
     with QuarantineRows(lake_of(settings), wanted, authors=by == "author") as picked:
         counts = picked.counts(by)
     if as_json:
-        print(counts_json(counts, by))
+        print(encode_counts(counts, by))
     else:
         _table_on().print(render_counts(counts, by))
 
@@ -99,11 +99,11 @@ def quarantine_show(
     settings = settings_of(config, state)
     wanted = _selection(stage, reason, since, until, author)
     from kiln.deploy.ops.quarantine.picking import QuarantineRows
-    from kiln.deploy.screens.quarantine import render_counts, render_row, rows_json
+    from kiln.deploy.screens.quarantine import encode_rows, render_counts, render_row
 
     with QuarantineRows(lake_of(settings), wanted, authors=True) as picked:
         if as_json:
-            print(rows_json(picked.rows(rows)))
+            print(encode_rows(picked.rows(rows)))
             return
         out = _table_on()
         out.print(render_counts(picked.counts(), "reason"), "")
@@ -113,7 +113,7 @@ def quarantine_show(
 
 @commands.command("drop")
 def quarantine_drop(
-    why: Annotated[str, typer.Option("--why", metavar="WORDS", help="Why, for the record in the table dropped.")],
+    why: Annotated[str, typer.Option("--why", metavar="WORDS", help="Why, for the record in quarantine_dropped.")],
     stage: StageOption = None,
     reason: ReasonOption = None,
     since: SinceOption = None,
@@ -127,8 +127,8 @@ def quarantine_drop(
 ) -> None:
     """Take rows out of quarantine for good.
 
-    Without --yes the command only counts. The table dropped keeps a record of each row: all but the bytes, their hash,
-    when, and WORDS. A dropped row cannot come back by kiln quarantine replay. The command works while Kiln runs.
+    Without --yes the command only counts. The table quarantine_dropped keeps a record of each row: all but the bytes,
+    their hash, when, and WORDS. A dropped row cannot come back by kiln quarantine replay. The command works while Kiln runs.
     """
     settings = settings_of(config, state)
     wanted = _selection(stage, reason, since, until, author)
@@ -137,30 +137,31 @@ def quarantine_drop(
     if not why.strip():
         raise UsageError("--why: expected words")
     from kiln.deploy.ops.quarantine.picking import QuarantineRows
-    from kiln.deploy.screens.quarantine import counts_json, dropped_json, render_counts
+    from kiln.deploy.screens.quarantine import encode_counts, encode_drop, render_counts
 
     lake, out = lake_of(settings), _table_on()
     if not yes:
         with QuarantineRows(lake, wanted) as picked:
             counts = picked.counts()
         if as_json:
-            print(counts_json(counts, "reason"))
+            print(encode_counts(counts, "reason"))
         else:
             out.print(render_counts(counts, "reason"))
             out.print("nothing is dropped: --yes drops these rows", style="dim")
         return
     from uuid import uuid4
 
-    from kiln.deploy.ops.quarantine.dropping import drop
+    from kiln.deploy.ops.quarantine.dropping import drop_rows
 
-    done = drop(lake, wanted, why.strip(), uuid4().hex[:16], datetime.now(UTC))
+    done = drop_rows(lake, wanted, why.strip(), uuid4().hex[:16], datetime.now(UTC))
     if as_json:
-        print(dropped_json(done))
+        print(encode_drop(done))
     elif done.rows:
         if done.known:
             out.print(f"{done.known:,} of the rows had been recorded by a command that did not come to its end")
         out.print(
-            f"{done.rows:,} rows dropped. kiln sql \"SELECT * FROM dropped WHERE drop_id = '{done.drop_id}'\"",
+            f"{done.rows:,} rows dropped. "
+            f"kiln sql \"SELECT * FROM quarantine_dropped WHERE drop_id = '{done.drop_id}'\"",
             soft_wrap=True,
             highlight=False,
         )
@@ -223,9 +224,9 @@ def quarantine_replay(
     """
     settings = settings_of(config, state)
     from kiln.bridge.kafka.producers import FramesProducer, connect
-    from kiln.deploy.ops.quarantine.replay import QuarantineReplay, in_words
-    from kiln.deploy.ops.quarantine.unfetched import unfetched
-    from kiln.deploy.stack.kafka_broker import broker
+    from kiln.deploy.ops.quarantine.replay import QuarantineReplay, describe_candidates
+    from kiln.deploy.ops.quarantine.unfetched import find_unfetched_blocks
+    from kiln.deploy.stack.kafka_broker import start_broker
     from kiln.pipelines.app.launch import decode_config
     from kiln.schemas.kafka.records import encode
     from kiln.schemas.wire.topic_table import BundleError
@@ -239,7 +240,7 @@ def quarantine_replay(
     @contextmanager
     def producing(topic: str) -> Iterator[FramesProducer]:
         with (
-            broker(settings, note_once(out)) as servers,
+            start_broker(settings, note_once(out)) as servers,
             FramesProducer(
                 connect(servers.split(","), settings.broker.security_options()), settings.kafka.topic(topic)
             ) as producer,
@@ -247,7 +248,7 @@ def quarantine_replay(
             yield producer
             producer.flush()
 
-    given_up = unfetched(lake_of(settings), reason)
+    given_up = find_unfetched_blocks(lake_of(settings), reason)
     if given_up is not None:
         missing, unreadable = given_up
         if missing:
@@ -266,7 +267,7 @@ def quarantine_replay(
         with producing("frames") as producer:
             for frame in replay.frames():
                 producer.send(frame)
-    out.print(f"{reason}: {in_words(found)}", soft_wrap=True)
+    out.print(f"{reason}: {describe_candidates(found)}", soft_wrap=True)
     if found.back:
         out.print(
             "next: kiln run --catch-up. Start a kiln run again that began before the settings changed", style="dim"

@@ -36,11 +36,11 @@ def serve_sql(
     machine, come through an SSH tunnel. The server runs beside kiln run, and sees what kiln run writes.
     """
     settings = settings_of(config, state)
-    from kiln.deploy.query.serve.server import SqlEndpoint, served
-    from kiln.deploy.query.serve.server import password_file as made
+    from kiln.deploy.query.serve.server import SqlEndpoint, start_server
+    from kiln.deploy.query.serve.server import ensure_password_file as made
 
     door = SqlEndpoint(port, user, password_file or made(settings.state))
     console = notes()
-    with served(settings, lake_of(settings), door, memory, note_once(console)) as server:
+    with start_server(settings, lake_of(settings), door, memory, note_once(console)) as server:
         console.print(f"{door.jdbc}  user {door.user}, password in {door.password_file}")
         server.wait_for_signal()

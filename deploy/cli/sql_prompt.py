@@ -20,7 +20,7 @@ from prompt_toolkit.output import Output
 
 from kiln.conf.process.errors import KilnError
 from kiln.deploy.cli.options import answers
-from kiln.deploy.query.ask import SqlError, view_columns
+from kiln.deploy.query.ask import SqlError, read_view_columns
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.delta.views import views
@@ -43,7 +43,7 @@ def converse(
 ) -> None:
     """Reads questions until the user leaves, and has `show` answer each. An error of a question is said, and the prompt
     comes again. `read` and `write`: a terminal other than that of this program."""
-    columns = {**{name: _columns(lake, name) for name in lake.tables()}, **view_columns()}
+    columns = {**{name: _columns(lake, name) for name in lake.tables()}, **read_view_columns()}
     session: PromptSession[str] = PromptSession(
         "kiln> ",
         multiline=True,

@@ -97,20 +97,20 @@ def _asking(
 ) -> Callable[[str], Answer]:
     """What answers questions: DuckDB, or a Spark session that ends with `stack`."""
     if not on_spark:
-        from kiln.deploy.query.ask import ask
+        from kiln.deploy.query.ask import query_lake
 
-        return lambda question: ask(lake, question, as_of)
-    from kiln.deploy.query.serve.classes import compiled
-    from kiln.deploy.query.spark import ask_spark
+        return lambda question: query_lake(lake, question, as_of)
+    from kiln.deploy.query.serve.classes import compile_classes
+    from kiln.deploy.query.spark import query_spark
     from kiln.deploy.stack.spark import spark_session
 
     # its logs and temporary files are its own: Kiln may be running
     scratch = Path(stack.enter_context(TemporaryDirectory(prefix="kiln-sql-")))
     apart = settings.model_copy(update={"state": scratch})
-    spark = stack.enter_context(spark_session(apart, classes=[compiled(note_once(notes()))]))
+    spark = stack.enter_context(spark_session(apart, classes=[compile_classes(note_once(notes()))]))
     rows = None if most is None else most + 1
     partitions = settings.spark.shuffle_partitions
-    return lambda question: ask_spark(spark, lake, question, as_of, most=rows, partitions=partitions)
+    return lambda question: query_spark(spark, lake, question, as_of, most=rows, partitions=partitions)
 
 
 def _show(answer: Answer, rows: int, *, as_json: bool, as_csv: bool) -> None:
@@ -151,15 +151,15 @@ def estimate(
     in all, and by separator. The command needs no Java.
     """
     settings = settings_of(config, state)
-    from kiln.deploy.query.estimate import estimate as savings_of
-    from kiln.deploy.query.estimate import parse_windows, print_estimate, read_heard, write_estimate
+    from kiln.deploy.query.estimate import estimate_savings as savings_of
+    from kiln.deploy.query.estimate import parse_windows, print_estimate, read_received_updates, write_estimate
 
     try:
         windows = parse_windows(window)
     except ValueError as error:
         raise UsageError(f"--window {window}: expected {error}") from None
     batch = settings.batch
-    savings = savings_of(read_heard(lake_of(settings)), windows, typ=batch.typ, limit=batch.block_limit)
+    savings = savings_of(read_received_updates(lake_of(settings)), windows, typ=batch.typ, limit=batch.block_limit)
     if as_json:
         write_estimate(savings, sys.stdout)
     else:

@@ -47,10 +47,10 @@ def trace(
     step is one question to the tables: --sql shows it, and kiln sql gives the same rows.
     """
     settings = settings_of(config, state)
-    from kiln.deploy.query.trace.follow import follow
-    from kiln.deploy.query.trace.ids import read_id
+    from kiln.deploy.query.trace.follow import trace_subject
+    from kiln.deploy.query.trace.ids import parse_id
 
-    found = follow(lake_of(settings), read_id(id_), messages)
+    found = trace_subject(lake_of(settings), parse_id(id_), messages)
     try:
         if as_json:
             from kiln.deploy.screens.trace import write_trace

@@ -22,7 +22,7 @@ class BridgeMember:
     duties: int
 
 
-def live_bridges(kafka: Kafka, network: str, patience: float = 3.0) -> tuple[BridgeMember, ...]:
+def list_live_bridges(kafka: Kafka, network: str, patience: float = 3.0) -> tuple[BridgeMember, ...]:
     """The bridges of a network, by peer id; none where the broker does not say. The broker must answer: look first."""
     from kafka.admin import KafkaAdminClient
     from kafka.errors import KafkaError
@@ -37,12 +37,12 @@ def live_bridges(kafka: Kafka, network: str, patience: float = 3.0) -> tuple[Bri
             described = admin.describe_groups([group])[group]
     except (KafkaError, OSError):
         return ()
-    return tuple(sorted(_members(described["members"]), key=lambda each: each.peer))
+    return tuple(sorted(_read_members(described["members"]), key=lambda each: each.peer))
 
 
-def _members(told: Sequence[Mapping[str, object]]) -> Iterator[BridgeMember]:
+def _read_members(told: Sequence[Mapping[str, object]]) -> Iterator[BridgeMember]:
     for each in told:
-        member, joined = _user_data(each["member_metadata"]), _user_data(each["member_assignment"])
+        member, joined = _read_user_data(each["member_metadata"]), _read_user_data(each["member_assignment"])
         try:
             said = read_member(member)
             round_ = read_round(joined) if joined else GroupView("", (), ())
@@ -52,7 +52,7 @@ def _members(told: Sequence[Mapping[str, object]]) -> Iterator[BridgeMember]:
         yield BridgeMember(said.peer, said.host, address, round_.leader == said.peer, said.duties)
 
 
-def _user_data(told: object) -> bytes:
+def _read_user_data(told: object) -> bytes:
     """Of a subscription or an assignment, as kafka-python tells it; empty while the group has none."""
     data = told.get("user_data") if isinstance(told, Mapping) else None
     return data.encode() if isinstance(data, str) else b""

@@ -27,15 +27,15 @@ class ClockStatus:
     """in words, with what to do"""
 
 
-def trailing_clocks(settings: Settings, partitions: Iterable[int]) -> tuple[ClockStatus, ...]:
+def find_trailing_clocks(settings: Settings, partitions: Iterable[int]) -> tuple[ClockStatus, ...]:
     """The clocks that trail now; none where all is well. `partitions`: of `updates`, as the broker has them."""
     now = time.time_ns() // 1000
     topic = settings.kafka.topic("updates")
-    kept = {name: _reckoned(settings, name) for name in ("archive", "updates", "sink")}
-    return of_clocks(settings, now, kept, topic, _log_clock(settings, topic, partitions))
+    kept = {name: _read_newest_time(settings, name) for name in ("archive", "updates", "sink")}
+    return compare_clocks(settings, now, kept, topic, _read_log_time(settings, topic, partitions))
 
 
-def of_clocks(
+def compare_clocks(
     settings: Settings, now: int, kept: Mapping[str, int], topic: str, log_clock: int
 ) -> tuple[ClockStatus, ...]:
     """`kept`: by query, the time that the query has reckoned with; `log_clock`: where the clock of the topic stands;
@@ -44,37 +44,39 @@ def of_clocks(
     late = [name for name, at in kept.items() if is_trailing(now, at)]
     if late:
         until = max(kept[name] for name in late)
-        since = _since(settings, late[0], kept[late[0]])
-        found.append(_status("watermark", now, until, since, describe_watermark_lag(late, now, until, since)))
+        since = _read_trailing_since(settings, late[0], kept[late[0]])
+        found.append(_build_status("watermark", now, until, since, describe_watermark_lag(late, now, until, since)))
     if is_trailing(now, log_clock):
-        since = _since(settings, "batch", log_clock)
-        found.append(_status("log", now, log_clock, since, describe_log_lag(topic, now, log_clock, since)))
+        since = _read_trailing_since(settings, "batch", log_clock)
+        found.append(_build_status("log", now, log_clock, since, describe_log_lag(topic, now, log_clock, since)))
     return tuple(found)
 
 
-def _status(name: str, now: int, until: int, since: int | None, problem: str) -> ClockStatus:
-    return ClockStatus(name, (until - now) / 1e6, None if since is None else _time(since), _time(until), problem)
+def _build_status(name: str, now: int, until: int, since: int | None, problem: str) -> ClockStatus:
+    return ClockStatus(
+        name, (until - now) / 1e6, None if since is None else _to_datetime(since), _to_datetime(until), problem
+    )
 
 
-def _time(at: int) -> datetime:
+def _to_datetime(at: int) -> datetime:
     return datetime.fromtimestamp(at // 1_000_000, UTC)
 
 
-def _reckoned(settings: Settings, query: str) -> int:
+def _read_newest_time(settings: Settings, query: str) -> int:
     try:
         return Checkpoint(settings.checkpoints_root / query).newest_time(micros(settings.dedupe.signed))
     except (OSError, ValueError, LookupError):  # what is wrong with a checkpoint, the query's own status says
         return 0
 
 
-def _since(settings: Settings, query: str, kept: int) -> int | None:
+def _read_trailing_since(settings: Settings, query: str, kept: int) -> int | None:
     try:
         return Checkpoint(settings.checkpoints_root / query).behind_since(kept)
     except (OSError, ValueError, LookupError):
         return None
 
 
-def _log_clock(settings: Settings, topic: str, partitions: Iterable[int]) -> int:
+def _read_log_time(settings: Settings, topic: str, partitions: Iterable[int]) -> int:
     if not partitions:
         return 0
     from kafka.errors import KafkaError

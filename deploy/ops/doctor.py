@@ -1,6 +1,6 @@
 """What `kiln doctor` looks at: whether this machine, these settings and this state folder will do, and what to do.
 
-A check is a pure function from what was found to a `DoctorCheck`; `examine` finds it.
+A check is a pure function from what was found to a `DoctorCheck`; `run_checks` finds it.
 """
 
 import shutil
@@ -20,15 +20,22 @@ from kiln.bridge.ipfs.blocks import BlockStoreUnavailableError
 from kiln.bridge.ipfs.helia import HeliaError, find_node, is_installed
 from kiln.bridge.ipfs.kubo import Kubo
 from kiln.conf.process.bridge_status import BridgeStatus, read_status
-from kiln.conf.process.locks import is_private
+from kiln.conf.process.state_version import is_private
 from kiln.conf.settings.model import Settings
-from kiln.deploy.ops.clocks import ClockStatus, trailing_clocks
-from kiln.deploy.ops.status import BrokerStatus, QueryStatus, TableStatus, broker_status, lake_status, query_status
-from kiln.deploy.ops.store import store_problem
+from kiln.deploy.ops.clocks import ClockStatus, find_trailing_clocks
+from kiln.deploy.ops.status import (
+    BrokerStatus,
+    QueryStatus,
+    TableStatus,
+    read_broker_status,
+    read_lake_status,
+    read_query_status,
+)
+from kiln.deploy.ops.store import probe_store
 from kiln.deploy.stack import jars
-from kiln.deploy.stack.embedded_broker import running
+from kiln.deploy.stack.embedded_broker import find_running_broker
 from kiln.deploy.stack.java import TRIED, Java, JavaError, find_java
-from kiln.deploy.stack.ports import PortHolder, port_holder, why_taken
+from kiln.deploy.stack.ports import PortHolder, check_port_free, find_port_holder
 from kiln.pipelines.delta.lake import Lake
 
 Level = Literal["ok", "warn", "fail"]
@@ -138,7 +145,7 @@ def check_disk(free: int) -> DoctorCheck:
     return DoctorCheck("disk", "ok", found)
 
 
-def memory_bytes(text: str) -> int:
+def parse_memory(text: str) -> int:
     """`512m`, `2g` in bytes."""
     return int(text[:-1]) * (1 << 30 if text.endswith("g") else 1 << 20)
 
@@ -162,10 +169,10 @@ def check_port(setting: str, port: int, free: bool, ours: bool, holder: PortHold
     if free:
         return DoctorCheck(name, "ok", "free")
     by = holder.in_words if holder is not None else "another program"
-    return DoctorCheck(name, "fail", f"in use by {by}", f"set {setting} to a free one ({_variable(setting)})")
+    return DoctorCheck(name, "fail", f"in use by {by}", f"set {setting} to a free one ({_name_variable(setting)})")
 
 
-def _variable(setting: str) -> str:
+def _name_variable(setting: str) -> str:
     return "KILN_" + setting.upper().replace(".", "__")
 
 
@@ -252,7 +259,7 @@ def check_bridge(status: BridgeStatus | None, now: float) -> DoctorCheck:
 
 
 def check_ipfs(api: str, found: str, problem: str, alone: bool = False) -> DoctorCheck:
-    """Where the blocks of batches are, by `ipfs.api`; `problem` is empty if that works. `alone`: see `helia_alone`."""
+    """Where the blocks of batches are, by `ipfs.api`; `problem` is empty if that works. `alone`: see `is_helia_isolated`."""
     if not api:
         found = f"no node: no peer can fetch the blocks of batches ({found}), and none is fetched from others"
         return DoctorCheck(
@@ -261,7 +268,7 @@ def check_ipfs(api: str, found: str, problem: str, alone: bool = False) -> Docto
     if problem:
         first = "" if api == "helia" else "start Kubo, or "
         return DoctorCheck(
-            "ipfs", "fail", problem, f"{first}set another ipfs.api ({_variable('ipfs.api')}): batches wait"
+            "ipfs", "fail", problem, f"{first}set another ipfs.api ({_name_variable('ipfs.api')}): batches wait"
         )
     if alone:
         found = f"{found}; with no ipfs.peers, batches go out only while a gossip peer speaks bitswap: none is known"
@@ -270,7 +277,7 @@ def check_ipfs(api: str, found: str, problem: str, alone: bool = False) -> Docto
     return DoctorCheck("ipfs", "ok", found)
 
 
-def helia_alone(settings: Settings, status: BridgeStatus | None, now: float) -> bool:
+def is_helia_isolated(settings: Settings, status: BridgeStatus | None, now: float) -> bool:
     """Whether nobody is known who could fetch blocks from Helia, so that the bridge holds batches back.
 
     `status`: of the bridge; `now`: unix seconds.
@@ -282,14 +289,14 @@ def helia_alone(settings: Settings, status: BridgeStatus | None, now: float) -> 
 # ---------------------------------------------------------------- finding out
 
 
-def examine(settings: Settings) -> list[DoctorCheck]:
+def run_checks(settings: Settings) -> list[DoctorCheck]:
     """Look at everything; takes a few seconds at most."""
     kafka = settings.kafka
-    runs = kafka.embedded and settings.state.is_dir() and running(settings.state) is not None
-    broker = broker_status(settings.broker)
+    runs = kafka.embedded and settings.state.is_dir() and find_running_broker(settings.state) is not None
+    broker = read_broker_status(settings.broker)
     updates = next((each.end for each in broker.topics if each.name == kafka.topic("updates")), {})
     wanted = (
-        memory_bytes(settings.spark.driver_memory) + (memory_bytes(kafka.embedded_heap) if kafka.embedded else 0) + _GB
+        parse_memory(settings.spark.driver_memory) + (parse_memory(kafka.embedded_heap) if kafka.embedded else 0) + _GB
     )
     ports = (
         ("kafka.embedded_port", kafka.embedded_port),
@@ -300,40 +307,44 @@ def examine(settings: Settings) -> list[DoctorCheck]:
     lake = Lake.from_location(settings.lake_root)
     return [
         check_python(sys.version_info[:2]),
-        check_packages(metadata.requires("kiln") or (), _installed()),
-        check_java(_java()),
-        check_jars(jars.complete(root), root),
-        *([check_s3_jars(jars.complete(jars.s3_root(root), jars.IVY_S3))] if settings.uses_store else []),
+        check_packages(metadata.requires("kiln") or (), _read_installed_versions()),
+        check_java(_find_java()),
+        check_jars(jars.is_complete(root), root),
+        *([check_s3_jars(jars.is_complete(jars.s3_root(root), jars.IVY_S3))] if settings.uses_store else []),
         check_state(
-            settings.state, _writing_problem(settings.state), not settings.state.exists() or is_private(settings.state)
+            settings.state, _probe_writing(settings.state), not settings.state.exists() or is_private(settings.state)
         ),
-        check_disk(shutil.disk_usage(_existing(settings.state)).free),
-        check_memory(_available_memory(), wanted),
-        *(_port(name, port, runs) for name, port in ports if kafka.embedded),
+        check_disk(shutil.disk_usage(_find_existing_parent(settings.state)).free),
+        check_memory(_read_available_memory(), wanted),
+        *(_check_port(name, port, runs) for name, port in ports if kafka.embedded),
         check_broker(broker, kafka.embedded, runs),
         check_updates_partitions(broker, kafka.topic("updates"), kafka.updates_partitions),
-        check_checkpoints([query_status(name, settings.checkpoints_root / name, {}) for name in settings.jobs.run]),
-        *([check_store(lake.path, store_problem(lake))] if lake.root.folder is None else []),
-        check_lake(lake_status(lake)),
-        check_clocks(trailing_clocks(settings, updates)),
+        check_checkpoints(
+            [read_query_status(name, settings.checkpoints_root / name, {}) for name in settings.jobs.run]
+        ),
+        *([check_store(lake.path, probe_store(lake))] if lake.root.folder is None else []),
+        check_lake(read_lake_status(lake)),
+        check_clocks(find_trailing_clocks(settings, updates)),
         check_bridge(bridge, time.time()),
-        check_ipfs(settings.ipfs.api, *_ipfs(settings), helia_alone(settings, bridge, time.time())),
+        check_ipfs(
+            settings.ipfs.api, *_describe_block_store(settings), is_helia_isolated(settings, bridge, time.time())
+        ),
     ]
 
 
-def _installed() -> dict[str, str]:
+def _read_installed_versions() -> dict[str, str]:
     names = ((each.metadata["Name"], each.version) for each in metadata.distributions())
     return {name.lower().replace("_", "-"): version for name, version in names if name}
 
 
-def _java() -> Java | JavaError:
+def _find_java() -> Java | JavaError:
     try:
         return find_java()
     except JavaError as error:
         return error
 
 
-def _ipfs(settings: Settings) -> tuple[str, str]:
+def _describe_block_store(settings: Settings) -> tuple[str, str]:
     """What stands for `ipfs.api`, and what is wrong with it."""
     api = settings.ipfs.api
     if not api:
@@ -354,14 +365,14 @@ def _ipfs(settings: Settings) -> tuple[str, str]:
         kubo.close()
 
 
-def _existing(folder: Path) -> Path:
+def _find_existing_parent(folder: Path) -> Path:
     """The folder, or the nearest one above it that exists."""
     return next(path for path in (folder, *folder.absolute().parents) if path.exists())
 
 
-def _writing_problem(folder: Path) -> str:
+def _probe_writing(folder: Path) -> str:
     """Why a file cannot be made there; empty if it can. The folder itself is not made."""
-    place = _existing(folder)
+    place = _find_existing_parent(folder)
     if not place.is_dir():
         return f"{place} is not a folder"
     try:
@@ -371,12 +382,12 @@ def _writing_problem(folder: Path) -> str:
         return f"cannot be written: {error.strerror}"
 
 
-def _port(setting: str, port: int, ours: bool) -> DoctorCheck:
-    free = why_taken(port) is None
-    return check_port(setting, port, free, ours, None if free or ours else port_holder(port))
+def _check_port(setting: str, port: int, ours: bool) -> DoctorCheck:
+    free = check_port_free(port) is None
+    return check_port(setting, port, free, ours, None if free or ours else find_port_holder(port))
 
 
-def _available_memory() -> int | None:
+def _read_available_memory() -> int | None:
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:
@@ -388,6 +399,6 @@ def _available_memory() -> int | None:
 # ---------------------------------------------------------------- output
 
 
-def failed(checks: Iterable[DoctorCheck]) -> bool:
+def has_failures(checks: Iterable[DoctorCheck]) -> bool:
     """Whether something is in the way."""
     return any(check.level == "fail" for check in checks)

@@ -9,7 +9,7 @@ from kiln.deploy.ops.snapshot import Snapshot
 from kiln.schemas.printable import printable
 
 
-def count(number: float | None) -> str:
+def format_count(number: float | None) -> str:
     """A number in at most six characters: `999`, `12,345`, `1.2 M`."""
     if number is None:
         return "-"
@@ -20,12 +20,12 @@ def count(number: float | None) -> str:
     return f"{number:,.0f}"
 
 
-def rate(number: float | None) -> str:
+def format_rate(number: float | None) -> str:
     """A rate: with a decimal when it is small."""
-    return "-" if number is None else f"{number:.1f}" if 0 < number < 10 else count(number)
+    return "-" if number is None else f"{number:.1f}" if 0 < number < 10 else format_count(number)
 
 
-def seconds(value: float | None) -> str:
+def format_seconds(value: float | None) -> str:
     """A length of time: `85 ms`, `1.25 s`, `3 min`."""
     if value is None:
         return "-"
@@ -34,14 +34,14 @@ def seconds(value: float | None) -> str:
     return f"{value:.2f} s" if abs(value) < 10 else f"{value:.0f} s" if abs(value) < 180 else f"{value / 60:.0f} min"
 
 
-def clock(value: timedelta) -> str:
+def format_clock(value: timedelta) -> str:
     """`0:37`, `1:02:03`."""
     minutes, second = divmod(int(value.total_seconds()), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
 
 
-def short(text: str, width: int) -> str:
+def shorten(text: str, width: int) -> str:
     """The beginning and the end: ids of one kind all begin alike, so most of the width goes to the end.
 
     As `printable` shows the text.
@@ -55,15 +55,15 @@ def short(text: str, width: int) -> str:
     return f"{text[:head]}…{text[len(text) - (width - 1 - head) :]}"
 
 
-def separator(key: str, value: str, width: int) -> str:
+def format_separator(key: str, value: str, width: int) -> str:
     """`key/value`, the key whole if it leaves the value eight characters."""
     key = printable(key)
     if len(key) + 9 > width:
-        key = short(key, max(3, width - 9))
-    return f"{key}/{short(value, max(3, width - len(key) - 1))}"
+        key = shorten(key, max(3, width - 9))
+    return f"{key}/{shorten(value, max(3, width - len(key) - 1))}"
 
 
-def top(counts: Mapping[str, int], rows: int) -> list[tuple[str, int]]:
+def take_top(counts: Mapping[str, int], rows: int) -> list[tuple[str, int]]:
     """The greatest counts, with the rest summed up in a last row when they do not all fit."""
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     if len(ordered) <= rows:
@@ -72,7 +72,7 @@ def top(counts: Mapping[str, int], rows: int) -> list[tuple[str, int]]:
     return [*ordered[: rows - 1], (f"{len(rest)} others", sum(number for _, number in rest))]
 
 
-def copies_per_message(snapshot: Snapshot) -> float | None:
+def compute_copies_per_message(snapshot: Snapshot) -> float | None:
     """How often a message was received, on average."""
     messages = sum(snapshot.messages.values())
     return snapshot.copies / messages if snapshot.copies is not None and messages else None

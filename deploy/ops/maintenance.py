@@ -55,9 +55,9 @@ class Maintenance:
     def once(self) -> list[TableMaintenance]:
         """Cares for each table. What goes wrong with one does not keep the others from care."""
         durable = self._settings.durability == "power"
-        return _each_table(
+        return _maintain_tables(
             self._settings,
-            lambda lake, name, rules: maintain_table(lake, name, rules, _now(), self._say, durable=durable),
+            lambda lake, name, rules: maintain_table(lake, name, rules, _read_clock(), self._say, durable=durable),
         )
 
     def wait(self) -> None:
@@ -65,12 +65,12 @@ class Maintenance:
         time.sleep(self._settings.maintain.every.total_seconds() or _USUAL_PAUSE)
 
 
-def foreseen(settings: Settings) -> list[TableMaintenance]:
+def preview_maintenance(settings: Settings) -> list[TableMaintenance]:
     """What care would do with each table. Changes nothing, and needs no lock."""
-    return _each_table(settings, lambda lake, name, rules: predict_result(lake, name, rules, _now()))
+    return _maintain_tables(settings, lambda lake, name, rules: predict_result(lake, name, rules, _read_clock()))
 
 
-def rules_of(settings: Settings, table: str, begun: Iterable[BackfillRun] = ()) -> MaintenancePolicy:
+def build_policy(settings: Settings, table: str, begun: Iterable[BackfillRun] = ()) -> MaintenancePolicy:
     """What the settings say of one table, and what runs need of it that have `begun`."""
     told, kept = settings.maintain, settings.lake.retention.get(table)
     pinned = min((run.live_versions[table] for run in begun if table in run.live_versions), default=None)
@@ -78,7 +78,7 @@ def rules_of(settings: Settings, table: str, begun: Iterable[BackfillRun] = ()) 
     return MaintenancePolicy(told.file_bytes, micros(told.keep), retention=retention, pinned=pinned)
 
 
-def _each_table(
+def _maintain_tables(
     settings: Settings, care: Callable[[Lake, str, MaintenancePolicy], MaintenanceResult]
 ) -> list[TableMaintenance]:
     lake = Lake.from_location(settings.lake_root)
@@ -95,11 +95,11 @@ def _each(
     for name in names:
         started = time.monotonic()
         try:
-            cared, error = care(lake, name, rules_of(settings, name, begun)), ""
+            cared, error = care(lake, name, build_policy(settings, name, begun)), ""
         except KilnError as failed:
             cared, error = MaintenanceResult(name), str(failed)
         yield TableMaintenance(cared, time.monotonic() - started, error)
 
 
-def _now() -> int:
+def _read_clock() -> int:
     return time.time_ns() // 1_000

@@ -17,8 +17,8 @@ from kiln.conf.process.locks import locked
 from kiln.conf.settings.durations import micros
 from kiln.conf.settings.model import Settings
 from kiln.deploy.ops.maintenance import LOCK as MAINTAIN
-from kiln.deploy.ops.status import BrokerStatus, broker_status
-from kiln.deploy.stack.kafka_broker import Say, broker
+from kiln.deploy.ops.status import BrokerStatus, read_broker_status
+from kiln.deploy.stack.kafka_broker import Say, start_broker
 from kiln.pipelines.app.supervisor import build_damage_location, has_progress_marker, read_progress_report, read_topics
 from kiln.pipelines.recovery import (
     Damage,
@@ -152,6 +152,6 @@ class Recovery:
     def _broker(self) -> BrokerStatus:
         """What the broker says, which runs from the first time on that this is asked."""
         if self._asked is None:
-            self._locks.enter_context(broker(self._settings, self._say, die_with_parent=True))
-            self._asked = broker_status(self._settings.kafka)
+            self._locks.enter_context(start_broker(self._settings, self._say, die_with_parent=True))
+            self._asked = read_broker_status(self._settings.kafka)
         return self._asked

@@ -42,7 +42,7 @@ class QualityInRun:
     found: Mapping[tuple[str, str], int]
 
 
-def by_reason(quarantined: Mapping[tuple[str, str], int]) -> dict[str, int]:
+def sum_by_reason(quarantined: Mapping[tuple[str, str], int]) -> dict[str, int]:
     """What went to quarantine by stage and reason, by reason alone."""
     found: dict[str, int] = {}
     for (_, reason), number in quarantined.items():

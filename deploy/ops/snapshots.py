@@ -15,7 +15,7 @@ from kiln.pipelines.runtime.topic_ends import Ends
 from kiln.schemas.queries import QUERIES
 
 
-class Snapshots:
+class SnapshotBuilder:
     """`count` takes what the queries report, from any thread; `take` makes a snapshot."""
 
     def __init__(

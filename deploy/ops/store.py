@@ -14,7 +14,7 @@ from kiln.pipelines.delta.lake import Lake
 _TABLE = "bundles"  # any
 
 
-def store_problem(lake: Lake) -> str:
+def probe_store(lake: Lake) -> str:
     """Why Kiln must not commit there; empty: the store refuses the second of two writes of one key, as each commit
     needs, and Kiln may write, list and remove."""
     probe = Lake.from_location(lake.root / f"doctor-{uuid4().hex}")

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from kiln.deploy.ops.status import lake_status
-from kiln.deploy.query.ask import ask
+from kiln.deploy.ops.status import read_lake_status
+from kiln.deploy.query.ask import query_lake
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.faults import CODE_IN_SQL
 
@@ -40,9 +40,9 @@ class RunSummary:
     errors: Sequence[str] = ()
 
 
-def row_counts(lake: Lake) -> dict[str, int]:
+def read_row_counts(lake: Lake) -> dict[str, int]:
     """Rows of each table, from the tables' logs: to be taken when a run begins."""
-    return {table.name: table.rows for table in lake_status(lake) if table.rows is not None}
+    return {table.name: table.rows for table in read_lake_status(lake) if table.rows is not None}
 
 
 def read_summary(
@@ -56,18 +56,20 @@ def read_summary(
     before: Mapping[str, int],
     errors: Sequence[str] = (),
 ) -> RunSummary:
-    """Read the lake for the summary; `before`: `row_counts` as the run began. SqlError, LakeError: it cannot."""
+    """Read the lake for the summary; `before`: `read_row_counts` as the run began. SqlError, LakeError: it cannot."""
     tables = [
         TableTotal(table.name, table.rows, None if table.rows is None else table.rows - before.get(table.name, 0))
-        for table in lake_status(lake)
+        for table in read_lake_status(lake)
     ]
-    quarantine = _quarantine(lake) if "quarantine" in lake.tables() else []
+    quarantine = _read_quarantine(lake) if "quarantine" in lake.tables() else []
     return RunSummary(lake, elapsed, first_batch, tables, batches, late_p50, late_p99, quarantine, errors)
 
 
-def _quarantine(lake: Lake) -> list[tuple[str, str, int]]:
+def _read_quarantine(lake: Lake) -> list[tuple[str, str, int]]:
     sql = (
         f"SELECT stage, {CODE_IN_SQL} AS reason, count(*) AS rows FROM quarantine "
         "GROUP BY ALL ORDER BY rows DESC, stage, reason"
     )
-    return [(str(stage), str(reason), rows) for stage, reason, rows in ask(lake, sql).rows() if isinstance(rows, int)]
+    return [
+        (str(stage), str(reason), rows) for stage, reason, rows in query_lake(lake, sql).rows() if isinstance(rows, int)
+    ]

@@ -52,7 +52,7 @@ class TopicCounts:
             self.late_sum += late
         separator, streams, count = batch.separator, len(tips), sum(map(len, tips.values()))
         self.tips += count
-        line = BatchLine(separator.key, separator.value, streams, count, batch.cid, late)
+        line = BatchLine(separator.key, separator.value, streams, count, batch.batch_cid, late)
         self.newest.appendleft(line)
 
     def percentile(self, share: float) -> float | None:

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kiln.conf.process.errors import KilnError
-from kiln.deploy.stack.jars import IVY_S3, IVY_XML, PROJECT, checksums_of, ensure, pinned, s3_root
+from kiln.deploy.stack.jars import IVY_S3, IVY_XML, PROJECT, checksums_path, ensure_jars, read_pinned_jars, s3_root
 
 RUNTIME_LOCK = PROJECT / "conf" / "runtime.lock"
 _VERSION = re.compile(r'^version = "([^"+]+)"$', re.MULTILINE)
@@ -96,21 +96,21 @@ def install(wheel: Path, folder: Path) -> None:
 
 def copy_jars(into: Path) -> None:
     """Puts the jars that Kiln adds to Spark's into `jars/`, and their checksums into `jars.txt`. JarsError."""
-    _copy_pinned(IVY_XML, ensure(), into / "jars")
+    _copy_pinned(IVY_XML, ensure_jars(), into / "jars")
 
 
 def copy_s3_jars(into: Path) -> None:
     """Puts the jars that Spark needs for an object store into `jars-s3/`, with `jars-s3.txt`. JarsError."""
-    _copy_pinned(IVY_S3, ensure(s3_root(), ivy_xml=IVY_S3), into / "jars-s3")
+    _copy_pinned(IVY_S3, ensure_jars(s3_root(), ivy_xml=IVY_S3), into / "jars-s3")
 
 
 def _copy_pinned(ivy_xml: Path, root: Path, into: Path) -> None:
-    names = pinned(ivy_xml.read_bytes())["spark"]
+    names = read_pinned_jars(ivy_xml.read_bytes())["spark"]
     shutil.rmtree(into, ignore_errors=True)
     into.mkdir(parents=True)
     for name in names:
         shutil.copyfile(root / "spark" / name, into / name)
-    lines = (line.split() for line in checksums_of(ivy_xml).read_text(encoding="ascii").splitlines())
+    lines = (line.split() for line in checksums_path(ivy_xml).read_text(encoding="ascii").splitlines())
     sums = {file: digest for digest, file in lines}
     listed = "".join(f"{sums[f'spark/{name}']}  {into.name}/{name}\n" for name in names)
     into.with_name(f"{into.name}.txt").write_text(listed, encoding="ascii")

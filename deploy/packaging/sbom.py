@@ -24,7 +24,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from kiln.bridge.ipfs.helia import SOURCE
-from kiln.deploy.stack.jars import IVY_S3, IVY_XML, PROJECT, checksums_of
+from kiln.deploy.stack.jars import IVY_S3, IVY_XML, PROJECT, checksums_path
 
 
 def bill(packages: Collection[str] | None = None, *, jars: bool = True) -> str:
@@ -49,7 +49,7 @@ def _packages() -> Iterator[Component]:
 
 
 def _jars(ivy_xml: Path) -> Iterator[Component]:
-    lines = (line.split() for line in checksums_of(ivy_xml).read_text(encoding="ascii").splitlines())
+    lines = (line.split() for line in checksums_path(ivy_xml).read_text(encoding="ascii").splitlines())
     checksums = {name: digest for digest, name in lines}
     for jar in ElementTree.parse(ivy_xml).iter("dependency"):
         group, name, version = jar.attrib["org"], jar.attrib["name"], jar.attrib["rev"]

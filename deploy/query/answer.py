@@ -11,17 +11,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from kiln.deploy.query.answer_json import json_value
+from kiln.deploy.query.answer_json import encode_value
 from kiln.deploy.query.ask import Answer, Row
 from kiln.schemas.printable import printable
 
 
-def cell(value: object) -> str:
+def format_cell(value: object) -> str:
     """A value as a cell of the table on screen shows it: on one line, with nothing in it that a terminal obeys."""
-    return printable(_text(value))
+    return printable(_format_value(value))
 
 
-def _text(value: object) -> str:
+def _format_value(value: object) -> str:
     match value:
         case None:
             return "-"
@@ -35,7 +35,7 @@ def _text(value: object) -> str:
         case bool():
             return "true" if value else "false"
         case dict() | list() | tuple():
-            shown = json_value(value)
+            shown = encode_value(value)
             return shown if isinstance(shown, str) else json.dumps(shown, ensure_ascii=False)
     return str(value)
 
@@ -52,14 +52,14 @@ def print_table(answer: Answer, console: Console, limit: int) -> None:
             more = True
             break
         rows.append(row)
-    cells = [[cell(value) for value in row] for row in rows]
+    cells = [[format_cell(value) for value in row] for row in rows]
     columns = tuple(map(printable, answer.columns))
     widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
     width = sum(widths) + 3 * (len(widths) - 1)
     if not console.is_terminal:
         console.width = max(console.width, width)
     if width <= console.width or not rows:
-        console.print(_table(columns, rows, cells))
+        console.print(_build_table(columns, rows, cells))
     else:
         _print_records(columns, cells, console)
     count = (
@@ -68,7 +68,7 @@ def print_table(answer: Answer, console: Console, limit: int) -> None:
     console.print(Text(f"({count})", style="dim"))
 
 
-def _table(columns: Sequence[str], rows: Sequence[Row], cells: Sequence[Sequence[str]]) -> Table:
+def _build_table(columns: Sequence[str], rows: Sequence[Row], cells: Sequence[Sequence[str]]) -> Table:
     table = Table(header_style="bold", pad_edge=False, show_edge=False)
     for number, name in enumerate(columns):
         right = bool(rows) and all(isinstance(row[number], int | float | Decimal | None) for row in rows)

@@ -11,7 +11,7 @@ import csv
 import json
 from typing import TextIO
 
-from kiln.deploy.query.answer_json import json_value
+from kiln.deploy.query.answer_json import encode_value
 from kiln.deploy.query.ask import Answer
 from kiln.schemas.printable import printable
 
@@ -21,11 +21,11 @@ def write_csv(answer: Answer, out: TextIO) -> None:
     writer = csv.writer(out, lineterminator="\r\n")
     writer.writerow(map(printable, answer.columns))
     for row in answer.rows():
-        writer.writerow([_cell(value) for value in row])
+        writer.writerow([_encode_cell(value) for value in row])
 
 
-def _cell(value: object) -> str | int | float | None:
-    match json_value(value):
+def _encode_cell(value: object) -> str | int | float | None:
+    match encode_value(value):
         case None:
             return None
         case bool(told):

@@ -26,7 +26,7 @@ class _Interval(Protocol):
     nanoseconds: int
 
 
-def json_value(value: object) -> object:
+def encode_value(value: object) -> object:
     """A value of a row in JSON's types, as the head of this file says."""
     match value:
         case None | bool() | int() | str():
@@ -43,17 +43,17 @@ def json_value(value: object) -> object:
         case date() | time():
             return value.isoformat()
         case _Interval():
-            return _iso_duration(value.months, value.days, value.nanoseconds)
+            return _format_duration(value.months, value.days, value.nanoseconds)
         case timedelta():
-            return _iso_duration(0, 0, value // timedelta(microseconds=1) * 1000)
+            return _format_duration(0, 0, value // timedelta(microseconds=1) * 1000)
         case Mapping():
-            return {str(key): json_value(item) for key, item in value.items()}
+            return {str(key): encode_value(item) for key, item in value.items()}
         case list() | tuple():
-            return [json_value(item) for item in value]
+            return [encode_value(item) for item in value]
     return str(value)
 
 
-def _iso_duration(months: int, days: int, nanoseconds: int) -> str:
+def _format_duration(months: int, days: int, nanoseconds: int) -> str:
     seconds = Decimal(nanoseconds).scaleb(-9).normalize()
     day_part = f"{f'{months}M' if months else ''}{f'{days}D' if days else ''}"
     return f"P{day_part}T{seconds:f}S"
@@ -61,16 +61,16 @@ def _iso_duration(months: int, days: int, nanoseconds: int) -> str:
 
 def write_json(answer: Answer, out: TextIO) -> None:
     """The answer as a JSON array of objects, a row a line, written as it is read."""
-    names = distinct(answer.columns)
+    names = make_distinct(answer.columns)
     before = "[\n"
     for row in answer.rows():
-        record = {name: json_value(value) for name, value in zip(names, row, strict=True)}
+        record = {name: encode_value(value) for name, value in zip(names, row, strict=True)}
         out.write(before + json.dumps(record))
         before = ",\n"
     out.write("[]\n" if before == "[\n" else "\n]\n")
 
 
-def distinct(names: Iterable[str]) -> tuple[str, ...]:
+def make_distinct(names: Iterable[str]) -> tuple[str, ...]:
     """The names, with `_2`, `_3` … put to those that come again: an object has each key once."""
     out: list[str] = []
     for name in names:

@@ -30,7 +30,7 @@ def parse_as_of(text: str) -> AsOf:
     return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
-def opened(lake: Lake, name: str, as_of: AsOf | None) -> DeltaTable | None:
+def open_table(lake: Lake, name: str, as_of: AsOf | None) -> DeltaTable | None:
     """A table as it is now, or as it was. None: at that time there was no such table.
 
     LakeError: the table cannot be read. NoSuchVersionError.

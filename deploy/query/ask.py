@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import duckdb
 
 from kiln.conf.process.errors import KilnError
-from kiln.deploy.query.as_of import AsOf, opened
+from kiln.deploy.query.as_of import AsOf, open_table
 from kiln.pipelines.delta.duckdb_tables import add_empty_tables, allow_only, show_tables
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.delta.tables import TABLES
@@ -68,7 +68,7 @@ class _Cursor(Answer):
             raise SqlError(str(error)) from error
 
 
-def ask(lake: Lake, sql: str, as_of: AsOf | None = None) -> Answer:
+def query_lake(lake: Lake, sql: str, as_of: AsOf | None = None) -> Answer:
     """Run one query over the tables of a lake, as they are or as they were.
 
     SqlError: it is not one reading query, or it names what is not there. LakeError, NoSuchVersionError.
@@ -76,15 +76,15 @@ def ask(lake: Lake, sql: str, as_of: AsOf | None = None) -> Answer:
     connection = duckdb.connect()
     connection.execute("SET TimeZone = 'UTC'")
     # where a question outgrows the memory: by default a folder `.tmp` where the user stands, without bounds
-    connection.execute(f"SET temp_directory = '{_quoted(tempfile.gettempdir())}/kiln-sql-{os.getpid()}'")
+    connection.execute(f"SET temp_directory = '{_quote(tempfile.gettempdir())}/kiln-sql-{os.getpid()}'")
     connection.execute(f"SET max_temp_directory_size = '{_MOST_SPILLED}'")
     _check_statement(connection, sql)
     there = lake.tables()
-    names, wanted = named_in(sql, there)
+    names, wanted = find_named_tables(sql, there)
     speaks_of_some = bool(names or wanted)
     if not speaks_of_some:
         names, wanted = there, tuple(views().values())
-    tables = {name: table for name in names if (table := opened(lake, name, as_of)) is not None}
+    tables = {name: table for name in names if (table := open_table(lake, name, as_of)) is not None}
     there = tuple(name for name in there if name in tables or name not in names)
     files = show_tables(connection, lake, tables, reads_rows=speaks_of_some)
     for view in wanted:
@@ -105,13 +105,13 @@ def ask(lake: Lake, sql: str, as_of: AsOf | None = None) -> Answer:
             connection.abort()
             return Answer(titles, connection.sql(sql).to_arrow_reader(_ROWS_AT_ONCE))
     except duckdb.CatalogException as error:
-        raise SqlError(_missing(str(error), lake, there)) from error
+        raise SqlError(_explain_missing_table(str(error), lake, there)) from error
     except duckdb.Error as error:
         raise SqlError(str(error)) from error
     return _Cursor(titles, connection)
 
 
-def _quoted(path: str) -> str:
+def _quote(path: str) -> str:
     return path.replace("'", "''")
 
 
@@ -126,7 +126,7 @@ def _check_statement(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
         raise SqlError(f"the lake is read only here: {statements[0].type.name} is not possible, only queries are")
 
 
-def named_in(sql: str, there: Sequence[str]) -> tuple[tuple[str, ...], tuple[View, ...]]:
+def find_named_tables(sql: str, there: Sequence[str]) -> tuple[tuple[str, ...], tuple[View, ...]]:
     """Of the tables that are there and of the views, those that a query may read: those it speaks of, and those that
     such views read. Each view stands after the views that it reads.
 
@@ -142,7 +142,7 @@ def named_in(sql: str, there: Sequence[str]) -> tuple[tuple[str, ...], tuple[Vie
     return tuple(name for name in there if name in named), chosen
 
 
-def view_columns() -> dict[str, tuple[str, ...]]:
+def read_view_columns() -> dict[str, tuple[str, ...]]:
     """The columns of each view."""
     with duckdb.connect() as connection:
         for view in views().values():
@@ -152,7 +152,7 @@ def view_columns() -> dict[str, tuple[str, ...]]:
         return {name: tuple(connection.table(name).columns) for name in views()}
 
 
-def _missing(message: str, lake: Lake, there: Sequence[str]) -> str:
+def _explain_missing_table(message: str, lake: Lake, there: Sequence[str]) -> str:
     found = re.search(r"Table with name (\S+) does not exist", message)
     if not found:
         return message

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from kiln.conf.settings.durations import micros, parse_duration
 from kiln.deploy.query.answer import print_table
-from kiln.deploy.query.ask import Answer, ask
+from kiln.deploy.query.ask import Answer, query_lake
 from kiln.pipelines.batch.windows import Window
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.kafka.records import Origin
@@ -54,17 +54,17 @@ class BatchSavings:
     other_bytes: int = 0
 
     @property
-    def if_stopped(self) -> tuple[int, int]:
+    def batched(self) -> tuple[int, int]:
         """Messages and bytes where no UPDATE is sent that was heard in a window."""
         return self.batches + self.others, self.batch_bytes + self.other_bytes
 
     @property
-    def if_kept(self) -> tuple[int, int]:
+    def both(self) -> tuple[int, int]:
         """Messages and bytes where UPDATEs go on beside the batches."""
         return self.updates + self.batches, self.update_bytes + self.batch_bytes
 
 
-def estimate(
+def estimate_savings(
     heard: Iterable[ReceivedUpdate], windows: Sequence[int], *, typ: int = BATCH_UPDATE, limit: int = MAX_BLOCK
 ) -> list[BatchSavings]:
     """What each T of `windows` (µs) makes of the updates that were heard, by network, origin and separator.
@@ -83,7 +83,7 @@ def estimate(
                 inside = update.heard_at < window.closes_at and bool(window.leaves)
                 if separator and update.new:
                     if not inside:
-                        _count(saving, separator, window, typ, limit)
+                        _add_window(saving, separator, window, typ, limit)
                         window = Window(update.heard_at, update.heard_at + saving.window)
                         open_[number] = saving, window
                     window.add(*update.new)
@@ -92,12 +92,12 @@ def estimate(
                     saving.other_bytes += update.size
         for saving, window in open_:
             if separator:
-                _count(saving, separator, window, typ, limit)
+                _add_window(saving, separator, window, typ, limit)
             found.append(saving)
     return found
 
 
-def _count(saving: BatchSavings, separator: Separator, window: Window, typ: int, limit: int) -> None:
+def _add_window(saving: BatchSavings, separator: Separator, window: Window, typ: int, limit: int) -> None:
     """Adds what the window comes to: nothing where it holds no tips."""
     for block in write_leaves(window.leaves, limit):
         saving.batches += 1
@@ -105,14 +105,14 @@ def _count(saving: BatchSavings, separator: Separator, window: Window, typ: int,
         saving.block_bytes += len(block.data)
 
 
-def read_heard(lake: Lake) -> Iterator[ReceivedUpdate]:
-    """The UPDATEs of the tables `updates` and `messages`, as `estimate` takes them. SqlError, LakeError: they cannot be
+def read_received_updates(lake: Lake) -> Iterator[ReceivedUpdate]:
+    """The UPDATEs of the tables `updates` and `messages`, as `estimate_savings` takes them. SqlError, LakeError: they cannot be
     read."""
     sql = """
         SELECT network, origin, separator_key, separator_value, epoch_us(heard_at), update_bytes, again, stream, tip
         FROM announcements
         ORDER BY network, origin, separator_key, separator_value, heard_at, again"""
-    for row in ask(lake, sql).rows():
+    for row in query_lake(lake, sql).rows():
         match row:
             case (
                 str(network),
@@ -145,12 +145,12 @@ def parse_windows(text: str) -> tuple[int, ...]:
 _COUNTS = (
     "batches",
     "block_bytes",
-    "messages_before",
-    "bytes_before",
-    "messages_if_stopped",
-    "bytes_if_stopped",
-    "messages_if_kept",
-    "bytes_if_kept",
+    "messages_unbatched",
+    "bytes_unbatched",
+    "messages_batched",
+    "bytes_batched",
+    "messages_both",
+    "bytes_both",
 )
 _PLACE = ("network", "origin")
 _SEPARATOR = ("separator_key", "separator_value")
@@ -158,7 +158,7 @@ _SEPARATOR = ("separator_key", "separator_value")
 Record = dict[str, str | int | float | None]
 
 
-def separator_records(savings: Iterable[BatchSavings]) -> list[Record]:
+def build_separator_records(savings: Iterable[BatchSavings]) -> list[Record]:
     """One for each network, origin, separator and T, those with the most updates first."""
     return [
         {
@@ -167,13 +167,13 @@ def separator_records(savings: Iterable[BatchSavings]) -> list[Record]:
             "separator_key": saving.separator.key if saving.separator else None,
             "separator_value": saving.separator.value if saving.separator else None,
             "window_seconds": saving.window / 1e6,
-            **_counts([saving]),
+            **_sum_counts([saving]),
         }
         for saving in sorted(savings, key=lambda saving: -saving.updates)
     ]
 
 
-def total_records(savings: Iterable[BatchSavings]) -> list[Record]:
+def build_total_records(savings: Iterable[BatchSavings]) -> list[Record]:
     """One for each network, origin and T: all its separators, and the updates without one."""
     together: dict[tuple[str, str, int], list[BatchSavings]] = {}
     for saving in savings:
@@ -184,37 +184,43 @@ def total_records(savings: Iterable[BatchSavings]) -> list[Record]:
             "origin": origin,
             "window_seconds": window / 1e6,
             "separators": sum(saving.separator is not None for saving in group),
-            **_counts(group),
+            **_sum_counts(group),
         }
         for (network, origin, window), group in together.items()
     ]
 
 
-def _counts(group: Sequence[BatchSavings]) -> dict[str, int]:
+def _sum_counts(group: Sequence[BatchSavings]) -> dict[str, int]:
     values = (
         sum(saving.batches for saving in group),
         sum(saving.block_bytes for saving in group),
         sum(saving.updates for saving in group),
         sum(saving.update_bytes for saving in group),
-        *(sum(saving.if_stopped[which] for saving in group) for which in (0, 1)),
-        *(sum(saving.if_kept[which] for saving in group) for which in (0, 1)),
+        *(sum(saving.batched[which] for saving in group) for which in (0, 1)),
+        *(sum(saving.both[which] for saving in group) for which in (0, 1)),
     )
     return dict(zip(_COUNTS, values, strict=True))
 
 
 def write_estimate(savings: Sequence[BatchSavings], out: TextIO) -> None:
     """As JSON: `{"totals": […], "separators": […]}`."""
-    found = {"totals": total_records(savings), "separators": separator_records(savings)}
+    found = {"totals": build_total_records(savings), "separators": build_separator_records(savings)}
     out.write(json.dumps(found, indent=1) + "\n")
 
 
 def print_estimate(savings: Sequence[BatchSavings], console: Console, limit: int) -> None:
     """The totals, then the first `limit` rows by separator."""
-    print_table(_answer(total_records(savings), (*_PLACE, "window_seconds", "separators", *_COUNTS)), console, 1_000)
+    print_table(
+        _build_answer(build_total_records(savings), (*_PLACE, "window_seconds", "separators", *_COUNTS)), console, 1_000
+    )
     console.print()
-    print_table(_answer(separator_records(savings), (*_PLACE, *_SEPARATOR, "window_seconds", *_COUNTS)), console, limit)
+    print_table(
+        _build_answer(build_separator_records(savings), (*_PLACE, *_SEPARATOR, "window_seconds", *_COUNTS)),
+        console,
+        limit,
+    )
 
 
-def _answer(records: Sequence[Record], columns: Sequence[str]) -> Answer:
+def _build_answer(records: Sequence[Record], columns: Sequence[str]) -> Answer:
     table = pa.table({name: [record[name] for record in records] for name in columns})
     return Answer(columns, table.to_batches())

@@ -13,8 +13,8 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from kiln.deploy.query.as_of import AsOf, opened
-from kiln.deploy.query.ask import Answer, SqlError, named_in
+from kiln.deploy.query.as_of import AsOf, open_table
+from kiln.deploy.query.ask import Answer, SqlError, find_named_tables
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.delta.views import views
@@ -27,7 +27,7 @@ _SETTINGS: Final = {
 }
 
 
-def ask_spark(
+def query_spark(
     spark: SparkSession,
     lake: Lake,
     sql: str,
@@ -44,11 +44,11 @@ def ask_spark(
     session = spark.newSession()
     for key, value in {**_SETTINGS, "spark.sql.shuffle.partitions": str(partitions)}.items():
         session.conf.set(key, value)
-    _check(session, sql)
-    names, wanted = named_in(sql, lake.tables())
+    _check_read_only(session, sql)
+    names, wanted = find_named_tables(sql, lake.tables())
     if not (names or wanted):
         names, wanted = lake.tables(), tuple(views().values())
-    there = {name for name in names if _show(session, lake, name, as_of)}
+    there = {name for name in names if _create_view(session, lake, name, as_of)}
     for name in {table for view in wanted for table in view.tables} - there:
         session.createDataFrame([], TABLES[name].ddl).createOrReplaceTempView(name)
     try:
@@ -61,9 +61,9 @@ def ask_spark(
     return Answer(table.column_names, table.to_batches())
 
 
-def _show(session: SparkSession, lake: Lake, name: str, as_of: AsOf | None) -> bool:
+def _create_view(session: SparkSession, lake: Lake, name: str, as_of: AsOf | None) -> bool:
     """Makes a view of a table; False: there was no such table then."""
-    table = opened(lake, name, as_of)
+    table = open_table(lake, name, as_of)
     if table is None:
         return False
     reader = session.read.format("delta")
@@ -74,7 +74,7 @@ def _show(session: SparkSession, lake: Lake, name: str, as_of: AsOf | None) -> b
     return True
 
 
-def _check(session: SparkSession, sql: str) -> None:
+def _check_read_only(session: SparkSession, sql: str) -> None:
     """SqlError: the text is not one query or listing that only reads the lake."""
     jvm = session._jvm
     assert jvm is not None  # a classic session has one

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 from kiln.conf.process.locks import locked
 from kiln.conf.settings.model import Settings
-from kiln.deploy.stack.kafka_broker import broker
+from kiln.deploy.stack.kafka_broker import start_broker
 from kiln.deploy.stack.spark import spark_session
 from kiln.pipelines.app.backfill_run import BackfillRequest, backfill, build_terms, stoppable
 from kiln.pipelines.backfill.run import RunOutcome, RunProgress, count_rows, find_matching_run
@@ -30,7 +30,7 @@ def run_backfill(
         if found is not None and found.is_done and (found.is_published or not request.publish):
             return RunOutcome(found.name, count_rows(found.chunks), 0, 0)
         if request.source == "kafka" or request.publish:
-            stack.enter_context(broker(settings, say))
+            stack.enter_context(start_broker(settings, say))
         say("starting Spark")
         spark = stack.enter_context(spark_session(settings, "backfill"))
         stopped = stack.enter_context(stoppable(spark))

@@ -11,7 +11,7 @@ import pyarrow as pa
 from kiln.conf.process.errors import KilnError
 from kiln.conf.settings.reading import load
 from kiln.deploy.ops.maintenance import Maintenance
-from kiln.deploy.screens.maintain import cared_json
+from kiln.deploy.screens.maintain import encode_maintenance
 
 _LOWEST_PRIORITY = 19
 
@@ -27,7 +27,7 @@ def main() -> int:
     except KilnError as error:
         print(error)
         return 1
-    print(cared_json(cared, as_lines=True))
+    print(encode_maintenance(cared, as_lines=True))
     errors = [each.error for each in cared if each.error]
     if errors:
         print(errors[-1])

@@ -40,7 +40,7 @@ class LiveNetwork:
         settings = self._settings
         if self._demo is not None:
             self._addresses = self._demo.addresses()
-            settings = on_the_demo_network(settings, self._addresses, self._demo.contacts, self._demo.follow)
+            settings = build_demo_settings(settings, self._addresses, self._demo.contacts, self._demo.follow)
         self._bridge = BridgeProcess(settings)
         self._bridge.start()
         self._going = False
@@ -86,7 +86,7 @@ class LiveNetwork:
             self._bridge.stop()
 
 
-def on_the_demo_network(
+def build_demo_settings(
     settings: Settings, addresses: tuple[str, ...], contacts: tuple[str, ...], follow: tuple[str, ...]
 ) -> Settings:
     """The settings of a bridge on the demo network, where the bridge publishes, since nobody else is there.

@@ -38,7 +38,7 @@ class QualityChecks:
         """`now`: monotonic s."""
         self._told = settings.quality_dir / "results.json"
         work = ChildCommand(
-            [*_yielding(), sys.executable, "-m", "kiln.deploy.cli", "quality", "--json"],
+            [*_find_low_priority(), sys.executable, "-m", "kiln.deploy.cli", "quality", "--json"],
             child_environment(settings),
             settings.logs / "quality.log",
             self._told,
@@ -68,7 +68,7 @@ class QualityChecks:
         ]
 
 
-def _yielding() -> list[str]:
+def _find_low_priority() -> list[str]:
     """Before a command: the command takes only what the queries leave of the processors, where the system can do so."""
     found = {name: shutil.which(name) for name in ("chrt", "nice")}
     if found["chrt"]:

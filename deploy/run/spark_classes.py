@@ -22,32 +22,32 @@ from kiln.deploy.demo.traffic import Traffic
 from kiln.deploy.demo.traffic.options import traffic_options
 from kiln.deploy.run.application import run_application
 from kiln.deploy.screens.views import LineView
-from kiln.deploy.stack.jars import ensure, spark_classes
-from kiln.deploy.stack.kafka_broker import broker
-from kiln.deploy.stack.ports import free_ports
+from kiln.deploy.stack.jars import ensure_jars, spark_archive_path
+from kiln.deploy.stack.kafka_broker import start_broker
+from kiln.deploy.stack.ports import find_free_ports
 
 _START_NS = 1_735_689_600_000_000_000  # 2025-01-01
 _TRAFFIC_NS = 3_000_000_000
 _PATIENCE = 120.0  # s to write the file
 
 
-def keep_classes(root: Path) -> None:
+def archive_spark_classes(root: Path) -> None:
     """Runs all queries once over some made-up traffic, in a scratch folder. `root`: the folder of jars.
 
     KilnError: the queries lack something, or the JVM wrote no file.
     """
-    kept = spark_classes(root)
+    kept = spark_archive_path(root)
     kept.unlink(missing_ok=True)  # a JVM cannot read such a file and write another
     with tempfile.TemporaryDirectory(prefix="kiln-") as scratch:
         fresh = Path(scratch) / "classes.jsa"
-        port, controller_port = free_ports()
+        port, controller_port = find_free_ports()
         options = f"{Spark().java_options} -XX:ArchiveClassesAtExit={fresh} -Xlog:cds*=off"
         settings = Settings(
             state=Path(scratch),
             kafka=Kafka(embedded_port=port, embedded_controller_port=controller_port),
             spark=Spark(java_options=options),
         )
-        _run(settings)
+        _run_queries(settings)
         _end_jvm()
         if not fresh.is_file():
             raise KilnError("the JVM kept no classes")
@@ -56,9 +56,9 @@ def keep_classes(root: Path) -> None:
         unfinished.replace(kept)
 
 
-def _run(settings: Settings) -> None:
+def _run_queries(settings: Settings) -> None:
     view = LineView(Console(quiet=True))
-    with broker(settings, view.say, die_with_parent=True) as servers:
+    with start_broker(settings, view.say, die_with_parent=True) as servers:
         with FramesProducer(
             connect([servers], settings.broker.security_options()), settings.kafka.topic("frames")
         ) as producer:
@@ -86,7 +86,7 @@ def main() -> int:
     """Keep Spark's classes for the jars of this checkout. Where that fails, print a note and return 0."""
     print("keeping what Spark's JVM loads, for quicker starts (a minute, once)")
     try:
-        keep_classes(ensure())
+        archive_spark_classes(ensure_jars())
     except KilnError as error:
         print(f"Spark's classes could not be kept, so it starts slower: {error}", file=sys.stderr)
     return 0

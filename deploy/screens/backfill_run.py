@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from kiln.pipelines.backfill.run import RunOutcome, RunProgress
 
 
-class ProgressPrinter:
+class ProgressFormatter:
     """Says how far a run is, how fast it goes, and how long the step that it is at will take."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
@@ -39,7 +39,7 @@ class ProgressPrinter:
         return ", ".join(words)
 
 
-def told(outcome: RunOutcome, publish: bool = False) -> str:
+def describe_outcome(outcome: RunOutcome, publish: bool = False) -> str:
     """The end of a run in words. `publish`: its batches were to be published."""
     tables = ", ".join(f"{rows:,} {table}" for table, rows in sorted(outcome.rows.items()))
     words = f"the run {outcome.name} is done: {tables or 'no rows'}"
@@ -52,7 +52,7 @@ def told(outcome: RunOutcome, publish: bool = False) -> str:
     return words
 
 
-def as_object(outcome: RunOutcome) -> dict[str, object]:
+def encode_outcome(outcome: RunOutcome) -> dict[str, object]:
     """The end of a run, for --json."""
     return {
         "run": outcome.name,

@@ -25,10 +25,10 @@ class PlainConsole(Console):
         """As of `Console`, which calls this method for each part of what it prints."""
         if isinstance(renderable, str):
             renderable = Text(renderable)
-        return super().render(harmless(renderable) if isinstance(renderable, Text) else renderable, options)
+        return super().render(escape_text(renderable) if isinstance(renderable, Text) else renderable, options)
 
 
-def harmless(text: Text) -> Text:
+def escape_text(text: Text) -> Text:
     """The text with its styles, unsafe characters escaped."""
     if printable_lines(text.plain) == text.plain:
         return text

@@ -14,7 +14,7 @@ from kiln.deploy.ops.doctor import DoctorCheck
 from kiln.schemas.printable import printable
 
 
-def doctor_json(checks: Sequence[DoctorCheck]) -> str:
+def encode_checks(checks: Sequence[DoctorCheck]) -> str:
     """As a JSON array of objects."""
     return json.dumps([asdict(check) for check in checks], indent=2)
 

@@ -14,15 +14,15 @@ from rich.text import Text
 from kiln.deploy.ops.maintenance import TableMaintenance
 
 
-def cared_json(cared: Sequence[TableMaintenance], *, as_lines: bool) -> str:
+def encode_maintenance(cared: Sequence[TableMaintenance], *, as_lines: bool) -> str:
     """As a JSON array of objects, one for each table, or as a line for each table."""
-    objects = [_object(each) for each in cared]
+    objects = [_encode_table(each) for each in cared]
     if as_lines:
         return "\n".join(json.dumps(each, ensure_ascii=False) for each in objects)
     return json.dumps(objects, indent=2, ensure_ascii=False)
 
 
-def _object(each: TableMaintenance) -> dict[str, object]:
+def _encode_table(each: TableMaintenance) -> dict[str, object]:
     pairs = asdict(each.cared)
     told: dict[str, object] = {"table": pairs["table"]}
     for name in ("files", "size", "entries"):
@@ -39,7 +39,7 @@ def _object(each: TableMaintenance) -> dict[str, object]:
     }
 
 
-def render_cared(cared: Sequence[TableMaintenance], *, done: bool) -> Group:
+def render_maintenance(cared: Sequence[TableMaintenance], *, done: bool) -> Group:
     """A line for each table, before → after; below, what went wrong. `done` False: what is to be done, with reasons."""
     shown = Table(box=None, pad_edge=False)
     for name in ("table", "files", "bytes", "log entries", "written anew", "old rows", "removed", "s"):
@@ -51,9 +51,9 @@ def render_cared(cared: Sequence[TableMaintenance], *, done: bool) -> Group:
             continue
         shown.add_row(
             it.table,
-            _change(*it.files),
-            _change(*map(decimal, it.size)),
-            _change(*it.entries),
+            _format_change(*it.files),
+            _format_change(*map(decimal, it.size)),
+            _format_change(*it.entries),
             decimal(it.rewritten) if it.rewritten else "",
             f"{it.expired_rows:,}" if it.expired_rows else "",
             f"{it.garbage[0]:,} files, {decimal(it.garbage[1])}" if it.garbage[0] else "",
@@ -72,7 +72,7 @@ def render_cared(cared: Sequence[TableMaintenance], *, done: bool) -> Group:
     return Group(*lines)
 
 
-def cared_line(cared: Sequence[TableMaintenance]) -> str:
+def format_maintenance_line(cared: Sequence[TableMaintenance]) -> str:
     """One line for one time: what changed."""
     parts = [
         f"{each.cared.table} {each.cared.files[0]:,} → {each.cared.files[1]:,} files"
@@ -83,6 +83,6 @@ def cared_line(cared: Sequence[TableMaintenance]) -> str:
     return "; ".join([*(parts or ["nothing to do"]), *errors])
 
 
-def _change(before: int | str, after: int | str) -> str:
+def _format_change(before: int | str, after: int | str) -> str:
     shown = [f"{each:,}" if isinstance(each, int) else each for each in (before, after)]
     return shown[0] if before == after else " → ".join(shown)

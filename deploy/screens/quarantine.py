@@ -16,8 +16,8 @@ from rich.text import Text
 
 from kiln.deploy.ops.quarantine.dropping import DropResult
 from kiln.deploy.ops.quarantine.picking import GROUPS, By, QuarantineRow, ReasonCount
-from kiln.deploy.query.answer import cell
-from kiln.deploy.query.answer_json import json_value
+from kiln.deploy.query.answer import format_cell
+from kiln.deploy.query.answer_json import encode_value
 from kiln.schemas.faults import FAULTS
 from kiln.schemas.printable import printable
 
@@ -40,13 +40,13 @@ def render_counts(counts: Sequence[ReasonCount], by: By) -> RenderableType:
     for name in ("oldest", "newest"):
         table.add_column(name)
     for each in counts:
-        table.add_row(*map(Text, map(cell, (*each.of, each.rows, each.oldest, each.newest))))
+        table.add_row(*map(Text, map(format_cell, (*each.of, each.rows, each.oldest, each.newest))))
     return Group(table, Text(f"({sum(each.rows for each in counts):,} rows)", style="dim"))
 
 
-def counts_json(counts: Iterable[ReasonCount], by: By) -> str:
+def encode_counts(counts: Iterable[ReasonCount], by: By) -> str:
     """The counts as a JSON array of objects."""
-    return _json(
+    return _encode_objects(
         dict(zip(GROUPS[by], each.of, strict=True)) | {"rows": each.rows, "oldest": each.oldest, "newest": each.newest}
         for each in counts
     )
@@ -58,19 +58,19 @@ def render_row(row: QuarantineRow, limit: int) -> RenderableType:
     lines = [Text(f"── {printable(row.stage)}: {printable(row.reason)}", "bold")]
     for name, value in zip(QuarantineRow._fields[2:-1], row[2:-1], strict=True):
         if value is not None:
-            lines.append(Text.assemble((f"{name:<15}", "dim"), "  ", cell(value)))
-    lines += [Text(line) for line in readable(row.data, limit)]
+            lines.append(Text.assemble((f"{name:<15}", "dim"), "  ", format_cell(value)))
+    lines += [Text(line) for line in format_data(row.data, limit)]
     if to_do := _TO_DO.get((row.stage, row.reason)):
         lines.append(Text(f"→ {to_do}", "dim"))
     return Group(*lines, "")
 
 
-def rows_json(rows: Iterable[QuarantineRow]) -> str:
+def encode_rows(rows: Iterable[QuarantineRow]) -> str:
     """Rows as a JSON array of objects, whole; the data is hex."""
-    return _json(row._asdict() for row in rows)
+    return _encode_objects(row._asdict() for row in rows)
 
 
-def readable(data: bytes, limit: int) -> Iterator[str]:
+def format_data(data: bytes, limit: int) -> Iterator[str]:
     """Bytes as lines: text where most of the bytes are text, else hex beside what of the bytes is ASCII."""
     shown = data[:limit] if limit else data
     more = f"… {len(data) - len(shown):,} more of {len(data):,} bytes; --bytes 0 shows all" if limit < len(data) else ""
@@ -78,7 +78,7 @@ def readable(data: bytes, limit: int) -> Iterator[str]:
     if shown and "�" not in text and sum(map(_is_plain, text)) >= _READABLE * len(text):
         yield printable(text)
     else:
-        yield from _hex(shown)
+        yield from _format_hex(shown)
     if limit and more:
         yield more
     if not data:
@@ -89,17 +89,17 @@ def _is_plain(character: str) -> bool:
     return character.isprintable() or character in "\n\t"
 
 
-def _hex(data: bytes) -> Iterator[str]:
+def _format_hex(data: bytes) -> Iterator[str]:
     for at in range(0, len(data), _LINE):
         line = data[at : at + _LINE]
         ascii_part = "".join(chr(each) if 0x20 <= each < 0x7F else "." for each in line)
         yield f"{at:08x}  {line.hex(' '):<{3 * _LINE - 1}}  {ascii_part}"
 
 
-def dropped_json(done: DropResult) -> str:
+def encode_drop(done: DropResult) -> str:
     """What a drop took out, as a JSON object."""
     return json.dumps(done._asdict())
 
 
-def _json(objects: Iterable[dict[str, object]]) -> str:
-    return json.dumps([{name: json_value(value) for name, value in each.items()} for each in objects], indent=1)
+def _encode_objects(objects: Iterable[dict[str, object]]) -> str:
+    return json.dumps([{name: encode_value(value) for name, value in each.items()} for each in objects], indent=1)

@@ -1,4 +1,4 @@
-"""What `kiln run` shows while it runs: `render` turns a `Snapshot` into a picture, `line` into one line of text."""
+"""What `kiln run` shows while it runs: `render_screen` turns a `Snapshot` into a picture, `format_line` into one line of text."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -12,8 +12,17 @@ from rich.table import Table
 from rich.text import Text
 
 from kiln.conf.process.bridge_status import BridgeStatus, FetcherStatus, OverlayStatus, PublisherStatus, SpoolStatus
-from kiln.deploy.ops.formatting import clock, copies_per_message, count, rate, seconds, separator, short, top
-from kiln.deploy.ops.snapshot import BridgeInRun, Snapshot, by_reason
+from kiln.deploy.ops.formatting import (
+    compute_copies_per_message,
+    format_clock,
+    format_count,
+    format_rate,
+    format_seconds,
+    format_separator,
+    shorten,
+    take_top,
+)
+from kiln.deploy.ops.snapshot import BridgeInRun, Snapshot, sum_by_reason
 from kiln.pipelines.runtime.query_status import QueryPhase
 from kiln.schemas.printable import printable
 
@@ -49,48 +58,48 @@ _SILENT = BridgeStatus(
 )
 
 
-def line(snapshot: Snapshot) -> str:
+def format_line(snapshot: Snapshot) -> str:
     """The snapshot in one line of plain text."""
-    behind = [f"{query.name} {count(query.lag)}" for query in snapshot.queries if query.lag]
+    behind = [f"{query.name} {format_count(query.lag)}" for query in snapshot.queries if query.lag]
     troubled = [f"{query.name} {query.phase}" for query in snapshot.queries if query.phase in ("restarting", "tripped")]
-    copies = copies_per_message(snapshot)
+    copies = compute_copies_per_message(snapshot)
     parts = [
-        clock(snapshot.elapsed),
-        f"frames {count(snapshot.frames)} ({rate(snapshot.frames_rate)}/s)",
-        f"messages {count(sum(snapshot.messages.values()))}" + (f" x{copies:.1f}" if copies else ""),
-        f"open {count(snapshot.open_separators)}",
-        f"batches {count(snapshot.batches)}",
-        f"late p50 {seconds(snapshot.late_p50)} p99 {seconds(snapshot.late_p99)}",
-        f"quarantine {count(sum(snapshot.quarantine.values()))}",
+        format_clock(snapshot.elapsed),
+        f"frames {format_count(snapshot.frames)} ({format_rate(snapshot.frames_rate)}/s)",
+        f"messages {format_count(sum(snapshot.messages.values()))}" + (f" x{copies:.1f}" if copies else ""),
+        f"open {format_count(snapshot.open_separators)}",
+        f"batches {format_count(snapshot.batches)}",
+        f"late p50 {format_seconds(snapshot.late_p50)} p99 {format_seconds(snapshot.late_p99)}",
+        f"quarantine {format_count(sum(snapshot.quarantine.values()))}",
         f"behind: {', '.join(behind) or 'none'}",
-        *_bridge_words(snapshot.bridge),
+        *_format_bridge(snapshot.bridge),
         *troubled,
         *(f"error: {error}" for error in snapshot.errors[-1:]),
     ]
     return " | ".join(" ".join(part.split()) for part in parts)
 
 
-def _bridge_words(bridge: BridgeInRun | None) -> list[str]:
+def _format_bridge(bridge: BridgeInRun | None) -> list[str]:
     if bridge is None:
         return []
     status = bridge.status or _SILENT
     heard = (
         f" (heard by {', '.join(f'{name} {number}' for name, number in bridge.heard.items())})" if bridge.heard else ""
     )
-    traffic = f"in {count(status.frames_in)} out {count(status.frames_out)}"
+    traffic = f"in {format_count(status.frames_in)} out {format_count(status.frames_out)}"
     words = [
         f"peers {len(status.peers)} topics {len(status.topics)} {traffic}",
-        f"published {count(status.publisher.published)}{heard}",
+        f"published {format_count(status.publisher.published)}{heard}",
     ]
     if status.bep50 is not None:
-        words.append(f"BEP 50 announced {count(status.bep50.publisher.published)}")
-    fetcher = _fetcher(status)
+        words.append(f"BEP 50 announced {format_count(status.bep50.publisher.published)}")
+    fetcher = _active_fetcher(status)
     if fetcher is not None:
-        words.append(f"wanted {count(fetcher.waiting)} blocks {count(fetcher.counts.get('blocks', 0))}")
+        words.append(f"wanted {format_count(fetcher.waiting)} blocks {format_count(fetcher.counts.get('blocks', 0))}")
     return words
 
 
-def _fetcher(status: BridgeStatus) -> FetcherStatus | None:
+def _active_fetcher(status: BridgeStatus) -> FetcherStatus | None:
     """The fetcher, where it is on."""
     return status.fetcher if status.fetcher is not None and status.fetcher.is_on else None
 
@@ -98,7 +107,7 @@ def _fetcher(status: BridgeStatus) -> FetcherStatus | None:
 # ---------------------------------------------------------------- the picture
 
 
-def render(snapshot: Snapshot) -> RenderableType:
+def render_screen(snapshot: Snapshot) -> RenderableType:
     """The snapshot as a picture that fills the terminal it is shown on; made for 80x24 and larger."""
     return _ScreenLayout(snapshot)
 
@@ -110,7 +119,7 @@ class _ScreenLayout:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width, height = options.max_width, options.height or console.height
         lines: list[list[Segment]] = []
-        for part in _parts(self.snapshot, width, height):
+        for part in _render_parts(self.snapshot, width, height):
             lines += console.render_lines(part, options.update(width=width, height=None), pad=True)
         # a picture higher than the terminal would scroll it away under itself
         for number, segments in enumerate(lines[:height]):
@@ -119,59 +128,59 @@ class _ScreenLayout:
             yield from segments
 
 
-def _parts(snapshot: Snapshot, width: int, height: int) -> list[RenderableType]:
+def _render_parts(snapshot: Snapshot, width: int, height: int) -> list[RenderableType]:
     roomy = height >= 28
     gap: list[RenderableType] = [Text("")] if roomy else []
-    errors = _error_lines(snapshot.errors, width, 4 if roomy else 2)
+    errors = _wrap_errors(snapshot.errors, width, 4 if roomy else 2)
     middle = 6 if roomy else 5
     queries = len(snapshot.queries)
-    network = _bridge(snapshot.bridge, width, 4 if roomy else 2)
+    network = _render_bridge(snapshot.bridge, width, 4 if roomy else 2)
     fixed = 1 + 2 + 1 + middle + 2 + 2 + queries + 4 * len(gap) + (len(errors) + 1 if errors else 0)
     fixed += len(network) + len(gap) if network else 0
     batches = max(2, min(8, height - fixed))
     return [
-        _header(snapshot, width),
+        _render_header(snapshot, width),
         *gap,
-        _figures(snapshot, width),
+        _render_figures(snapshot, width),
         *gap,
-        _counts(snapshot, width, middle),
+        _render_counts(snapshot, width, middle),
         *gap,
         *([*network, *gap] if network else []),
-        *_batches(snapshot, width, batches),
+        *_render_batches(snapshot, width, batches),
         *gap,
-        *_queries(snapshot, width),
-        *_errors(errors, width),
+        *_render_queries(snapshot, width),
+        *_render_errors(errors, width),
     ]
 
 
-def _title(text: str, width: int, note: str = "") -> Text:
+def _render_title(text: str, width: int, note: str = "") -> Text:
     title = Text.assemble((text, _TITLE), (f"  {note}" if note else "", _LABEL))
     title.append(" " + "─" * max(0, width - title.cell_len - 1), _LABEL)
     title.truncate(width)
     return title
 
 
-def _header(snapshot: Snapshot, width: int) -> Text:
-    until = f" of {clock(snapshot.duration)}" if snapshot.duration is not None else ""
+def _render_header(snapshot: Snapshot, width: int) -> Text:
+    until = f" of {format_clock(snapshot.duration)}" if snapshot.duration is not None else ""
     network = printable(snapshot.network)
     left = Text.assemble((" Kiln ", "bold reverse cyan"), f" {network}", (f" · {snapshot.mode}", _LABEL))
-    right = Text.assemble((clock(snapshot.elapsed), "bold"), until, ("  Ctrl-C stops ", _LABEL))
+    right = Text.assemble((format_clock(snapshot.elapsed), "bold"), until, ("  Ctrl-C stops ", _LABEL))
     left.truncate(max(0, width - right.cell_len - 1), overflow="ellipsis")
     left.append(" " * max(1, width - left.cell_len - right.cell_len))
     return left.append_text(right)
 
 
-def _figures(snapshot: Snapshot, width: int) -> Table:
-    copies = copies_per_message(snapshot)
-    late = f"{seconds(snapshot.late_p50)} / {seconds(snapshot.late_p99)}"
-    window = seconds(snapshot.window.total_seconds()).replace(".00", "")
+def _render_figures(snapshot: Snapshot, width: int) -> Table:
+    copies = compute_copies_per_message(snapshot)
+    late = f"{format_seconds(snapshot.late_p50)} / {format_seconds(snapshot.late_p99)}"
+    window = format_seconds(snapshot.window.total_seconds()).replace(".00", "")
     figures = (
-        ("frames/s", rate(snapshot.frames_rate)),
-        ("frames", count(snapshot.frames)),
-        ("messages", count(sum(snapshot.messages.values()))),
+        ("frames/s", format_rate(snapshot.frames_rate)),
+        ("frames", format_count(snapshot.frames)),
+        ("messages", format_count(sum(snapshot.messages.values()))),
         ("copies each", "-" if copies is None else f"{copies:.1f}"),
-        ("open windows", count(snapshot.open_separators)),
-        ("batches", count(snapshot.batches)),
+        ("open windows", format_count(snapshot.open_separators)),
+        ("batches", format_count(snapshot.batches)),
         (f"later than {window} after heard, p50/p99", late),
     )
     if width < 104:
@@ -184,7 +193,7 @@ def _figures(snapshot: Snapshot, width: int) -> Table:
     return table
 
 
-def _counts(snapshot: Snapshot, width: int, rows: int) -> Table:
+def _render_counts(snapshot: Snapshot, width: int, rows: int) -> Table:
     half = (width - 3) // 2
     table = Table.grid(padding=0)
     table.add_column(width=half)
@@ -192,16 +201,18 @@ def _counts(snapshot: Snapshot, width: int, rows: int) -> Table:
     table.add_column(width=half)
     refused = sum(snapshot.quarantine.values())
     table.add_row(
-        _title("messages by type", half), "", _title("quarantine by reason", half, count(refused) if refused else "")
+        _render_title("messages by type", half),
+        "",
+        _render_title("quarantine by reason", half, format_count(refused) if refused else ""),
     )
-    left = _bars(top(snapshot.messages, rows), half, "green", "none yet")
-    right = _bars(top(by_reason(snapshot.quarantine), rows), half, "yellow", "empty")
+    left = _render_bars(take_top(snapshot.messages, rows), half, "green", "none yet")
+    right = _render_bars(take_top(sum_by_reason(snapshot.quarantine), rows), half, "yellow", "empty")
     for number in range(rows):
         table.add_row(left[number] if number < len(left) else "", "", right[number] if number < len(right) else "")
     return table
 
 
-def _bars(items: Sequence[tuple[str, int]], width: int, colour: str, nothing: str) -> list[Text]:
+def _render_bars(items: Sequence[tuple[str, int]], width: int, colour: str, nothing: str) -> list[Text]:
     if not items:
         return [Text(nothing, _LABEL)]
     most = max(number for _, number in items) or 1
@@ -209,20 +220,20 @@ def _bars(items: Sequence[tuple[str, int]], width: int, colour: str, nothing: st
     room = width - names - 9
     rows = []
     for name, number in items:
-        row = Text(f"{short(name, names):<{names}} {count(number):>7} ")
+        row = Text(f"{shorten(name, names):<{names}} {format_count(number):>7} ")
         if room > 3:
-            row.append(_bar(number / most, room), colour)
+            row.append(_draw_bar(number / most, room), colour)
         rows.append(row)
     return rows
 
 
-def _bar(share: float, width: int) -> str:
+def _draw_bar(share: float, width: int) -> str:
     whole, eighths = divmod(round(share * width * 8), 8)
     bar = "█" * whole + (" ▏▎▍▌▋▊▉"[eighths] if eighths else "")
     return bar or ("▏" if share > 0 else "")
 
 
-def _grid(*columns: tuple[str, int, Literal["left", "right"]]) -> Table:
+def _build_grid(*columns: tuple[str, int, Literal["left", "right"]]) -> Table:
     table = Table.grid(padding=(0, 2, 0, 0))
     for _, size, justify in columns:
         table.add_column(width=size, no_wrap=True, justify=justify)
@@ -230,12 +241,12 @@ def _grid(*columns: tuple[str, int, Literal["left", "right"]]) -> Table:
     return table
 
 
-def _batches(snapshot: Snapshot, width: int, rows: int) -> list[RenderableType]:
+def _render_batches(snapshot: Snapshot, width: int, rows: int) -> list[RenderableType]:
     numbers = 7 + 5 + 8 + 2 * 4
     rest = width - numbers
     name = min(46, rest // 2)
     cid = min(59, rest - name)
-    table = _grid(
+    table = _build_grid(
         ("separator", name, "left"),
         ("streams", 7, "right"),
         ("tips", 5, "right"),
@@ -244,18 +255,18 @@ def _batches(snapshot: Snapshot, width: int, rows: int) -> list[RenderableType]:
     )
     for batch in list(snapshot.newest_batches)[:rows]:
         table.add_row(
-            Text(separator(batch.separator_key, batch.separator_value, name)),
-            count(batch.streams),
-            count(batch.tips),
-            seconds(batch.late),
-            Text(short(batch.cid, cid), _LABEL),
+            Text(format_separator(batch.separator_key, batch.separator_value, name)),
+            format_count(batch.streams),
+            format_count(batch.tips),
+            format_seconds(batch.late),
+            Text(shorten(batch.cid, cid), _LABEL),
         )
     shown = min(rows, len(snapshot.newest_batches))
     filler = [Text("" if shown or number else "none yet", _LABEL) for number in range(rows - shown)]
-    return [_title("batches", width, "newest first"), table, *filler]
+    return [_render_title("batches", width, "newest first"), table, *filler]
 
 
-def _bridge(bridge: BridgeInRun | None, width: int, peers: int) -> list[RenderableType]:
+def _render_bridge(bridge: BridgeInRun | None, width: int, peers: int) -> list[RenderableType]:
     """The title, a line of figures, one of BEP 50 and one of IPFS where they run, and a line for each peer."""
     if bridge is None:
         return []
@@ -267,85 +278,85 @@ def _bridge(bridge: BridgeInRun | None, width: int, peers: int) -> list[Renderab
         if status.spool.full
         else "listening"
     )
-    heard = ", ".join(f"{printable(name)} {count(number)}" for name, number in bridge.heard.items())
+    heard = ", ".join(f"{printable(name)} {format_count(number)}" for name, number in bridge.heard.items())
     figures = Text.assemble(
         ("in ", _LABEL),
-        count(status.frames_in),
+        format_count(status.frames_in),
         ("  out ", _LABEL),
-        count(status.frames_out),
+        format_count(status.frames_out),
         ("  topics ", _LABEL),
-        count(len(status.topics)),
+        format_count(len(status.topics)),
         ("  mesh ", _LABEL),
         f"{max(status.mesh.values(), default=0)}",
         ("  spool ", _LABEL),
         f"{status.spool.disk_bytes / 1e6:.1f} MB" if status.spool.disk_bytes else "empty",
         ("  published ", _LABEL),
-        count(status.publisher.published),
+        format_count(status.publisher.published),
         (f"  heard by {heard}" if heard else f"  {printable(status.publisher.state)}", _LABEL),
     )
     figures.truncate(width, overflow="ellipsis")
     address = printable(next(iter(status.addresses), ""))
-    lines: list[RenderableType] = [_title("network", width, f"{state} {address}".strip()), figures]
+    lines: list[RenderableType] = [_render_title("network", width, f"{state} {address}".strip()), figures]
     if status.bep50 is not None:
-        lines.append(_overlay(status.bep50, width))
+        lines.append(_render_overlay(status.bep50, width))
         peers -= 1
-    fetcher = _fetcher(status)
+    fetcher = _active_fetcher(status)
     if fetcher is not None:
-        lines.append(_fetch(fetcher, status.ipfs, width))
+        lines.append(_render_fetcher(fetcher, status.ipfs, width))
         peers -= 1
     for peer in status.peers[:peers]:
         arrow = "→" if peer.outbound else "←"
         line = Text.assemble(
-            f"{arrow} {short(peer.peer, 16)} ", (f"{printable(peer.protocol)} ", _LABEL), printable(peer.agent)
+            f"{arrow} {shorten(peer.peer, 16)} ", (f"{printable(peer.protocol)} ", _LABEL), printable(peer.agent)
         )
         line.truncate(width, overflow="ellipsis")
         lines.append(line)
     return [*lines, *(Text("") for _ in range(peers - len(status.peers)))]
 
 
-def _overlay(overlay: OverlayStatus, width: int) -> Text:
+def _render_overlay(overlay: OverlayStatus, width: int) -> Text:
     figures = Text.assemble(
         ("BEP 50  topics ", _LABEL),
-        count(overlay.joined),
+        format_count(overlay.joined),
         ("  contacts ", _LABEL),
-        count(overlay.contacts),
+        format_count(overlay.contacts),
         ("  items ", _LABEL),
-        count(overlay.items),
+        format_count(overlay.items),
         ("  dropped ", _LABEL),
-        count(sum(overlay.dropped.values())),
+        format_count(sum(overlay.dropped.values())),
         ("  announced ", _LABEL),
-        count(overlay.publisher.published),
+        format_count(overlay.publisher.published),
         (f"  {printable(overlay.publisher.state)}", _LABEL),
     )
     figures.truncate(width, overflow="ellipsis")
     return figures
 
 
-def _fetch(fetcher: FetcherStatus, node: str, width: int) -> Text:
+def _render_fetcher(fetcher: FetcherStatus, node: str, width: int) -> Text:
     counts = fetcher.counts
     figures = Text.assemble(
         ("IPFS  wanted ", _LABEL),
-        count(fetcher.waiting),
+        format_count(fetcher.waiting),
         ("  fetching ", _LABEL),
-        count(fetcher.fetching),
+        format_count(fetcher.fetching),
         ("  blocks ", _LABEL),
-        count(counts.get("blocks", 0)),
+        format_count(counts.get("blocks", 0)),
         ("  updates let go ", _LABEL),
-        count(counts.get("released", 0)),
+        format_count(counts.get("released", 0)),
         ("  given up ", _LABEL),
-        count(counts.get("quarantined", 0) - counts.get("contradicts_genesis", 0)),
+        format_count(counts.get("quarantined", 0) - counts.get("contradicts_genesis", 0)),
     )
     if fetcher.claimed:
-        figures.append("  claimed ", _LABEL).append(count(fetcher.claimed))
+        figures.append("  claimed ", _LABEL).append(format_count(fetcher.claimed))
     figures.append(f"  {printable(node)}", _LABEL)
     figures.truncate(width, overflow="ellipsis")
     return figures
 
 
-def _queries(snapshot: Snapshot, width: int) -> list[RenderableType]:
+def _render_queries(snapshot: Snapshot, width: int) -> list[RenderableType]:
     name = max([8, *(len(query.name) for query in snapshot.queries)])
     wide = width >= 96
-    table = _grid(
+    table = _build_grid(
         ("", 1, "left"),
         ("query", name, "left"),
         ("state", 10, "left"),
@@ -362,17 +373,17 @@ def _queries(snapshot: Snapshot, width: int) -> list[RenderableType]:
             Text(mark, colour),
             query.name,
             Text(query.phase, colour),
-            count(query.lag),
-            seconds(query.took),
-            rate(query.input_rate),
-            rate(query.process_rate),
-            *((count(query.batch),) if wide else ()),
+            format_count(query.lag),
+            format_seconds(query.took),
+            format_rate(query.input_rate),
+            format_rate(query.process_rate),
+            *((format_count(query.batch),) if wide else ()),
             Text(str(query.restarts) if query.restarts else "-", Style(color="yellow") if query.restarts else Style()),
         )
-    return [_title("queries", width, "records behind, time of the last micro-batch, rows in and done"), table]
+    return [_render_title("queries", width, "records behind, time of the last micro-batch, rows in and done"), table]
 
 
-def _error_lines(errors: Sequence[str], width: int, rows: int) -> list[str]:
+def _wrap_errors(errors: Sequence[str], width: int, rows: int) -> list[str]:
     """The newest errors, wrapped; as many as fit, the newest one cut where even it does not."""
     lines: list[str] = []
     for error in reversed(errors):
@@ -390,5 +401,5 @@ def _error_lines(errors: Sequence[str], width: int, rows: int) -> list[str]:
     return lines
 
 
-def _errors(lines: Sequence[str], width: int) -> list[RenderableType]:
-    return [_title("errors", width), *(Text(text, "red") for text in lines)] if lines else []
+def _render_errors(lines: Sequence[str], width: int) -> list[RenderableType]:
+    return [_render_title("errors", width), *(Text(text, "red") for text in lines)] if lines else []

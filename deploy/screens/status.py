@@ -15,12 +15,12 @@ from kiln.deploy.ops.status import KilnStatus
 from kiln.schemas.printable import printable
 
 
-def status_json(status: KilnStatus) -> str:
+def encode_status(status: KilnStatus) -> str:
     """As JSON: times ISO 8601 in UTC, offsets by partition."""
     return json.dumps(asdict(status), indent=2, default=lambda value: value.isoformat().replace("+00:00", "Z"))
 
 
-def ago(then: datetime | None, now: datetime) -> str:
+def format_age(then: datetime | None, now: datetime) -> str:
     """How long ago, in the unit that fits: `3 s ago`."""
     if then is None:
         return "-"
@@ -31,7 +31,7 @@ def ago(then: datetime | None, now: datetime) -> str:
     return f"{seconds} s ago"
 
 
-def megabytes(count: int) -> str:
+def format_megabytes(count: int) -> str:
     """A size as people read it."""
     return f"{count / 1e6:,.1f} MB" if count >= 100_000 else f"{count / 1e3:,.1f} kB"
 
@@ -45,26 +45,26 @@ def render_status(status: KilnStatus, now: datetime) -> RenderableType:
         broker.append(f"does not answer: {status.broker.problem}", "red")
     parts: list[RenderableType] = [broker, Text.assemble(("state   ", "bold"), status.state), ""]
     if status.broker.topics:
-        topics = _table("topic", "partitions", "records held", "end offsets")
+        topics = _build_table("topic", "partitions", "records held", "end offsets")
         for topic in status.broker.topics:
             ends = ", ".join(f"{end:,}" for end in topic.end.values())
             topics.add_row(printable(topic.name), str(len(topic.end)), f"{topic.records:,}", ends)
         parts += [topics, ""]
     if status.bridges:
-        bridges = _table("bridge", "machine", "address", "publishes and fetches")
+        bridges = _build_table("bridge", "machine", "address", "publishes and fetches")
         for bridge in status.bridges:
             leads = "yes" if bridge.leads else "stands by" if bridge.duties else "no"
             bridges.add_row(printable(bridge.peer), printable(bridge.host), printable(bridge.address), leads)
         parts += [bridges, ""]
-    queries = _table("query", "micro-batches", "last commit", "records behind")
+    queries = _build_table("query", "micro-batches", "last commit", "records behind")
     for query in status.queries:
         batches = "none yet" if query.batch is None else f"{query.batch + 1:,}"
         lag = "-" if query.lag is None else f"{query.lag:,}"
         queries.add_row(
             query.name,
             batches,
-            ago(query.committed_at, now),
-            Text(printable(query.problem) or lag, _red(query.problem)),
+            format_age(query.committed_at, now),
+            Text(printable(query.problem) or lag, _choose_style(query.problem)),
         )
     parts += [queries, ""]
     if status.trip is not None:
@@ -72,32 +72,34 @@ def render_status(status: KilnStatus, now: datetime) -> RenderableType:
     for clock in status.clocks:
         parts += [Text(clock.problem, "red"), ""]
     if status.tables:
-        tables = _table("table", "rows", "files", "size", "last commit")
+        tables = _build_table("table", "rows", "files", "size", "last commit")
         for table in status.tables:
             rows = "?" if table.rows is None else f"{table.rows:,}"
             if table.problem:
                 tables.add_row(table.name, Text(printable(table.problem), "red"))
                 continue
-            tables.add_row(table.name, rows, f"{table.files:,}", megabytes(table.bytes), ago(table.committed_at, now))
+            tables.add_row(
+                table.name, rows, f"{table.files:,}", format_megabytes(table.bytes), format_age(table.committed_at, now)
+            )
         parts.append(tables)
     else:
         parts.append(Text("no tables in the lake yet", "dim"))
     if status.savings is not None:
         for what, savings in (("topic", status.savings.by_topic), ("peer", status.savings.by_peer)):
-            by_index = _table(f"{what} by index", "way", "references", "as names", "as indices")
+            by_index = _build_table(f"{what} by index", "way", "references", "as names", "as indices")
             for each in savings:
-                sizes = megabytes(each.as_names), megabytes(each.as_indices)
+                sizes = format_megabytes(each.as_names), format_megabytes(each.as_indices)
                 by_index.add_row(printable(each.name), each.direction, f"{each.references:,}", *sizes)
             parts += ["", by_index]
-        parts.append(Text(f"as the bridge said {ago(status.savings.said_at, now)}", "dim"))
+        parts.append(Text(f"as the bridge said {format_age(status.savings.said_at, now)}", "dim"))
     return Group(Rule("kiln status", style="dim"), *parts)
 
 
-def _red(problem: str) -> str:
+def _choose_style(problem: str) -> str:
     return "red" if problem else ""
 
 
-def _table(first: str, *others: str) -> Table:
+def _build_table(first: str, *others: str) -> Table:
     table = Table(header_style="bold", show_edge=False, pad_edge=False)
     table.add_column(first)
     for name in others:

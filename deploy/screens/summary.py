@@ -7,7 +7,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from kiln.deploy.ops.formatting import clock, seconds
+from kiln.deploy.ops.formatting import format_clock, format_seconds
 from kiln.deploy.ops.summary import RunSummary
 from kiln.schemas.printable import printable
 
@@ -15,12 +15,13 @@ _LOOK = (
     (
         "batches",
         "the newest batches",
-        "SELECT separator_key, separator_value, streams, tips, cid FROM batches ORDER BY emitted_at DESC LIMIT 10",
+        "SELECT separator_key, separator_value, stream_count, tip_count, batch_cid FROM batches "
+        "ORDER BY emitted_at DESC LIMIT 10",
     ),
     (
         "batch_tips",
         "what is in the newest batch",
-        "SELECT stream, tip FROM batch_tips WHERE cid = (SELECT arg_max(cid, emitted_at) FROM batches)",
+        "SELECT stream, tip FROM batch_tips WHERE batch_cid = (SELECT arg_max(batch_cid, emitted_at) FROM batches)",
     ),
     (
         "messages",
@@ -30,7 +31,8 @@ _LOOK = (
     (
         "copies",
         "how often each message was received",
-        "SELECT n AS copies, count(*) AS messages FROM (SELECT count(*) AS n FROM copies GROUP BY message) GROUP BY n",
+        "SELECT n AS copies, count(*) AS messages FROM (SELECT count(*) AS n FROM copies GROUP BY message_id) "
+        "GROUP BY n",
     ),
     (
         "tips",
@@ -46,7 +48,7 @@ _LOOK = (
 _NEEDS = {"batch_tips": {"batches"}}
 
 
-def look_with(there: Sequence[str], command: str) -> list[tuple[str, str]]:
+def suggest_queries(there: Sequence[str], command: str) -> list[tuple[str, str]]:
     """(what it shows, a line to paste) for the tables there are. `command`: `kiln sql`, options included."""
     have = set(there)
     return [(what, f'{command} "{sql}"') for table, what, sql in _LOOK if {table, *_NEEDS.get(table, ())} <= have]
@@ -57,21 +59,21 @@ def render_summary(summary: RunSummary, command: str = "kiln sql") -> Renderable
     first = (
         "no batch"
         if summary.first_batch is None
-        else f"first batch after {seconds(summary.first_batch.total_seconds())}"
+        else f"first batch after {format_seconds(summary.first_batch.total_seconds())}"
     )
-    head = [f"ran {clock(summary.elapsed)}", first, f"{summary.batches:,} batches"]
+    head = [f"ran {format_clock(summary.elapsed)}", first, f"{summary.batches:,} batches"]
     if summary.late_p50 is not None:
-        late = f"{seconds(summary.late_p50)} (p50), {seconds(summary.late_p99)} (p99)"
+        late = f"{format_seconds(summary.late_p50)} (p50), {format_seconds(summary.late_p99)} (p99)"
         head.append(f"{late} later than T after the first update was heard")
     parts: list[RenderableType] = [Rule("summary", style="dim"), Text(" · ".join(head)), ""]
     if summary.tables:
-        table = _table(("table", False), ("rows", True), ("of this run", True))
+        table = _build_table(("table", False), ("rows", True), ("of this run", True))
         for total in summary.tables:
             added = "?" if total.added is None else f"{total.added:,}"
             table.add_row(total.name, "?" if total.rows is None else f"{total.rows:,}", added)
         parts += [table, ""]
     if summary.quarantine:
-        table = _table(("in quarantine", False), ("reason", False), ("rows", True))
+        table = _build_table(("in quarantine", False), ("reason", False), ("rows", True))
         for stage, reason, rows in summary.quarantine[:12]:
             table.add_row(printable(stage), printable(reason), f"{rows:,}")
         more = sum(rows for _, _, rows in summary.quarantine[12:])
@@ -79,7 +81,7 @@ def render_summary(summary: RunSummary, command: str = "kiln sql") -> Renderable
             table.add_row("…", f"{len(summary.quarantine) - 12} others", f"{more:,}")
         parts += [table, ""]
     parts += [Text(f"error: {' '.join(error.split())}", "red") for error in summary.errors]
-    lines = look_with([total.name for total in summary.tables], command)
+    lines = suggest_queries([total.name for total in summary.tables], command)
     if lines:
         parts += [Text(f"the lake is {summary.lake.path}; look at it with", "dim")]
         for what, line in lines:
@@ -88,7 +90,7 @@ def render_summary(summary: RunSummary, command: str = "kiln sql") -> Renderable
     return Group(*parts)
 
 
-def _table(*columns: tuple[str, bool]) -> Table:
+def _build_table(*columns: tuple[str, bool]) -> Table:
     table = Table(header_style="bold", show_edge=False, pad_edge=False)
     for name, right in columns:
         table.add_column(name, justify="right" if right else "left")

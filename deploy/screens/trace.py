@@ -11,8 +11,8 @@ from typing import TextIO
 from rich.console import Console
 from rich.text import Text
 
-from kiln.deploy.query.answer import cell, print_table
-from kiln.deploy.query.answer_json import json_value
+from kiln.deploy.query.answer import format_cell, print_table
+from kiln.deploy.query.answer_json import encode_value
 from kiln.deploy.query.ask import Answer, Row
 from kiln.deploy.query.trace.follow import StepAnswer, Trace
 
@@ -31,8 +31,8 @@ class _CompactAnswer(Answer):
     rows share, the day of their times too, is in `shared` and no column."""
 
     def __init__(self, answer: StepAnswer, *, whole_ids: bool) -> None:
-        rows = [_with_place(dict(zip(answer.columns, cells, strict=True))) for cells in answer.cells]
-        rows = [{name: value if whole_ids else _short(value) for name, value in row.items()} for row in rows]
+        rows = [_merge_position(dict(zip(answer.columns, cells, strict=True))) for cells in answer.cells]
+        rows = [{name: value if whole_ids else _shorten_ids(value) for name, value in row.items()} for row in rows]
         names = [name for name in rows[0] if name not in _OMITTED and any(row[name] is not None for row in rows)]
         common = {name for name in names if len(rows) > 1 and all(row[name] == rows[0][name] for row in rows)}
         super().__init__([name for name in names if name not in common], ())
@@ -40,7 +40,7 @@ class _CompactAnswer(Answer):
         days = {value.date() for row in rows for name in self.columns if isinstance(value := row[name], datetime)}
         if len(rows) > 1 and len(days) == 1:
             self.shared["day"] = days.pop()
-            rows = [{name: _time_of_day(value) for name, value in row.items()} for row in rows]
+            rows = [{name: _format_time_of_day(value) for name, value in row.items()} for row in rows]
         self._rows = [tuple(row[name] for name in self.columns) for row in rows]
 
     def rows(self) -> Iterator[Row]:
@@ -48,18 +48,18 @@ class _CompactAnswer(Answer):
         yield from self._rows
 
 
-def _with_place(row: dict[str, object]) -> dict[str, object]:
+def _merge_position(row: dict[str, object]) -> dict[str, object]:
     """The row with its place as one text, which `kiln trace` takes as an id."""
     parts = [row.pop(name) for name in _PLACE if name in row]
     place = "/".join(str(part) for part in parts if part is not None)
     return {**row, **({"place": place or None} if parts else {})}
 
 
-def _time_of_day(value: object) -> object:
+def _format_time_of_day(value: object) -> object:
     return value.strftime("%H:%M:%S.%f")[:-3] if isinstance(value, datetime) else value
 
 
-def _short(value: object) -> object:
+def _shorten_ids(value: object) -> object:
     match value:
         case str():
             return _LONG.sub(lambda found: f"{found[1][:8]}…{found[1][-5:]}", value)
@@ -81,11 +81,11 @@ def print_trace(trace: Trace, console: Console, limit: int, *, sql: bool, whole_
         if filled:
             brief = _CompactAnswer(answer, whole_ids=whole_ids)
             if brief.shared:
-                shared = "  ".join(f"{name} {cell(value)}" for name, value in brief.shared.items())
+                shared = "  ".join(f"{name} {format_cell(value)}" for name, value in brief.shared.items())
                 console.print(Text(f"all: {shared}", style="dim"), soft_wrap=True)
             print_table(brief, console, limit)
         if sql:
-            console.print(Text(_indented(answer.step.sql), style="dim"), soft_wrap=True)
+            console.print(Text(_indent(answer.step.sql), style="dim"), soft_wrap=True)
     if not sql:
         console.print()
         console.print(
@@ -93,17 +93,17 @@ def print_trace(trace: Trace, console: Console, limit: int, *, sql: bool, whole_
         )
 
 
-def _indented(sql: str) -> str:
+def _indent(sql: str) -> str:
     return "\n".join(f"   {line}" for line in sql.splitlines())
 
 
 def write_trace(trace: Trace, out: TextIO) -> None:
     """As JSON: `{"id": …, "kind": …, "steps": [{"step": …, "says": …, "sql": …, "rows": [{…}]}]}`."""
-    steps = [_step(answer) for answer in trace.steps]
+    steps = [_encode_step(answer) for answer in trace.steps]
     out.write(json.dumps({"id": trace.subject.text, "kind": trace.kind, "steps": steps}, indent=1) + "\n")
 
 
-def _step(answer: StepAnswer) -> dict[str, object]:
+def _encode_step(answer: StepAnswer) -> dict[str, object]:
     step = answer.step
-    rows = [dict(zip(answer.columns, map(json_value, cells), strict=True)) for cells in answer.cells]
+    rows = [dict(zip(answer.columns, map(encode_value, cells), strict=True)) for cells in answer.cells]
     return {"step": step.name, "says": step.says, "sql": step.sql, "rows": rows}

@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.text import Text
 
 from kiln.deploy.ops.snapshot import Snapshot
-from kiln.deploy.screens.screen import line, render
+from kiln.deploy.screens.screen import format_line, render_screen
 from kiln.schemas.printable import printable
 
 LINE_EVERY = timedelta(seconds=5)
@@ -41,7 +41,7 @@ class LiveView:
 
     def show(self, snapshot: Snapshot) -> None:
         """Draw the snapshot."""
-        self._live.update(render(snapshot), refresh=True)
+        self._live.update(render_screen(snapshot), refresh=True)
 
     def say(self, words: str) -> None:
         """Show the words alone on the screen."""
@@ -73,7 +73,7 @@ class LineView:
         self._told = tuple(snapshot.errors)
         if self._last is None or snapshot.elapsed - self._last >= LINE_EVERY:
             self._last = snapshot.elapsed
-            self.say(line(snapshot))
+            self.say(format_line(snapshot))
 
     def say(self, words: str) -> None:
         """Print the words as a line."""

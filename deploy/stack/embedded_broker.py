@@ -30,12 +30,13 @@ from types import TracebackType
 from typing import IO, Self
 
 from kiln.conf.process.errors import PrerequisiteError
+from kiln.conf.process.state_version import claim_state_folder
 from kiln.conf.settings.broker_password import ensure_password, private_file
 from kiln.conf.settings.model import EMBEDDED_USER, Kafka
 from kiln.deploy.stack.broker_owner import try_lock
-from kiln.deploy.stack.jars import PROJECT, JarsError, broker_classpath
+from kiln.deploy.stack.jars import PROJECT, JarsError, list_broker_jars
 from kiln.deploy.stack.java import JavaError, find_java
-from kiln.deploy.stack.ports import HOST, free_ports, port_holder, why_taken
+from kiln.deploy.stack.ports import HOST, check_port_free, find_free_ports, find_port_holder
 from kiln.deploy.stack.spawn import dies_with_parent
 
 PROPERTIES = PROJECT / "conf" / "broker.properties"
@@ -70,12 +71,12 @@ class BrokerRunningError(BrokerError):
         )
 
 
-def running(state: Path) -> str | None:
+def find_running_broker(state: Path) -> str | None:
     """`host:port` of the broker that runs on this state folder, whoever started the broker; None: no broker runs.
 
     A young broker does not answer yet: `await_broker` waits until the broker does.
     """
-    found = _running(state)
+    found = _read_running_broker(state)
     return found[0] if found else None
 
 
@@ -84,7 +85,7 @@ def stop_running(state: Path, timeout: float = 20.0) -> bool:
 
     BrokerError: the broker belongs to another user, or is still there after SIGKILL.
     """
-    found = _running(state)
+    found = _read_running_broker(state)
     if found is None:
         return False
     for signal_number in (signal.SIGTERM, signal.SIGKILL):
@@ -96,7 +97,7 @@ def stop_running(state: Path, timeout: float = 20.0) -> bool:
             raise BrokerError(f"the broker of {state} belongs to another user (process {found[1]})") from None
         # its own lock is the one sign of its end that no reused process number can fake
         deadline = time.monotonic() + timeout
-        while _running(state) == found:
+        while _read_running_broker(state) == found:
             if time.monotonic() > deadline:
                 break
             time.sleep(0.05)
@@ -155,9 +156,9 @@ def archive_classes(classpath: Iterable[Path]) -> Path:
     cannot be made.
     """
     jars = tuple(classpath)
-    archive = _archive(jars)
+    archive = _archive_path(jars)
     with tempfile.TemporaryDirectory(prefix="kiln-") as scratch:
-        port, controller_port = free_ports()
+        port, controller_port = find_free_ports()
         fresh = Path(scratch) / "classes.jsa"
         broker = EmbeddedBroker(Path(scratch), port, controller_port, jars, die_with_parent=True)
         broker.jvm_options = (f"-XX:ArchiveClassesAtExit={fresh}", "-Xlog:cds*=off")
@@ -177,7 +178,7 @@ class EmbeddedBroker:
     The broker listens on `port` and `controller_port` of 127.0.0.1 only. `classpath`: `jars.broker_classpath()`.
     `settings` are Kafka's own, and weigh more than `conf/broker.properties`. `die_with_parent` (Linux): the broker ends
     when the *thread* that started it ends, even by SIGKILL. Otherwise the broker outlives a killed parent, and
-    `running` finds it. `port_settings`: the settings of the two ports, for the error about a taken port.
+    `find_running_broker` finds it. `port_settings`: the settings of the two ports, for the error about a taken port.
     """
 
     def __init__(
@@ -200,7 +201,7 @@ class EmbeddedBroker:
         self.settings = dict(settings or {})
         self.die_with_parent = die_with_parent
         self.port_settings = port_settings
-        archive = _archive(self.classpath) if self.classpath else None
+        archive = _archive_path(self.classpath) if self.classpath else None
         # a JVM that the file does not fit goes on without it
         self.jvm_options: tuple[str, ...] = (
             (f"-XX:SharedArchiveFile={archive}",) if archive and archive.is_file() else ()
@@ -251,6 +252,7 @@ class EmbeddedBroker:
             return
         folder = self.state / "broker"
         try:
+            claim_state_folder(self.state)
             folder.mkdir(parents=True, exist_ok=True)
             (self.state / "logs").mkdir(exist_ok=True)
             lock = (folder / "lock").open("a")
@@ -258,7 +260,7 @@ class EmbeddedBroker:
             raise BrokerError(f"the state folder cannot be used: {error}") from None
         with lock, (self.state / "logs" / "broker.out").open("wb") as out:
             if not try_lock(lock):
-                raise BrokerRunningError(self.state, running(self.state))
+                raise BrokerRunningError(self.state, find_running_broker(self.state))
             address = folder / "address.json"
             address.unlink(missing_ok=True)
             for port, setting in zip((self.port, self.controller_port), self.port_settings, strict=True):
@@ -282,7 +284,7 @@ class EmbeddedBroker:
                 # a lock lasts as long as a process has its file open: so the broker holds the lock when we are gone
                 pass_fds=(lock.fileno(),),
             )
-            _write_whole(address, json.dumps({"bootstrap": self.address, "pid": self._process.pid}))
+            _replace_file(address, json.dumps({"bootstrap": self.address, "pid": self._process.pid}))
 
     def stop(self, timeout: float = 20.0) -> None:
         """End the broker, if it runs: SIGTERM, and SIGKILL if the end takes longer than `timeout` seconds."""
@@ -338,14 +340,22 @@ class EmbeddedBroker:
             # relative to the folder where the broker runs: no path to escape, and the state folder can be moved
             "log.dirs": "data",
         }
-        lines = [f"{key}={_escaped(value)}" for key, value in {**self.settings, **own}.items()]
+        lines = [f"{key}={_escape_property(value)}" for key, value in {**self.settings, **own}.items()]
         # of a key given twice, Java takes the last
         return "\n".join([PROPERTIES.read_text(encoding="utf-8"), "# added at start", *lines, ""])
 
     def _format(self, folder: Path, out: IO[bytes]) -> None:
         """Lay the empty storage. Kafka writes `meta.properties` last, so an interrupted storage is laid again."""
         java = self._java(f"-Dlog4j2.configurationFile={LOG4J.as_uri()}")
-        command = [*java, "kafka.tools.StorageTool", "format", "-t", _cluster_id(folder), "-c", "server.properties"]
+        command = [
+            *java,
+            "kafka.tools.StorageTool",
+            "format",
+            "-t",
+            _read_cluster_id(folder),
+            "-c",
+            "server.properties",
+        ]
         run = subprocess.run(command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, check=False)
         out.write(run.stdout + run.stderr)
         out.flush()
@@ -360,11 +370,11 @@ class EmbeddedBroker:
         return "\n".join([f"The end of its log ({self.log}):", *(f"    {line}" for line in lines)])
 
 
-def _archive(classpath: tuple[Path, ...]) -> Path:
+def _archive_path(classpath: tuple[Path, ...]) -> Path:
     return classpath[0].parent / "classes.jsa"
 
 
-def _running(state: Path) -> tuple[str, int] | None:
+def _read_running_broker(state: Path) -> tuple[str, int] | None:
     folder = state / "broker"
     try:
         with (folder / "lock").open() as lock:
@@ -381,19 +391,19 @@ def _running(state: Path) -> tuple[str, int] | None:
 
 
 def _check_free(port: int, setting: str) -> None:
-    error = why_taken(port)
+    error = check_port_free(port)
     if error is None:
         return
     if error.errno != errno.EADDRINUSE:
         raise BrokerError(f"port {port} on {HOST} is not to be had ({error.strerror}): set {setting} to a free one")
-    holder = port_holder(port)
+    holder = find_port_holder(port)
     by = holder.in_words if holder is not None else "another program"
     state = holder.state if holder is not None else None
     stop = f"stop that Kiln, or type kiln broker stop --state {shlex.quote(str(state))}; or " if state else ""
     raise BrokerError(f"port {port} on {HOST} is in use by {by}: {stop}set {setting} to a free one")
 
 
-def _cluster_id(folder: Path) -> str:
+def _read_cluster_id(folder: Path) -> str:
     path = folder / "cluster.id"
     try:
         return path.read_text(encoding="ascii").strip()
@@ -401,25 +411,25 @@ def _cluster_id(folder: Path) -> str:
         name = "-"
         while name.startswith("-"):  # the tool would take the name for an option
             name = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        _write_whole(path, name)
+        _replace_file(path, name)
         return name
 
 
-def _write_whole(path: Path, text: str) -> None:
+def _replace_file(path: Path, text: str) -> None:
     fresh = path.with_name(path.name + ".new")
     fresh.write_text(text, encoding="utf-8")
     fresh.replace(path)
 
 
-def _escaped(value: str) -> str:
+def _escape_property(value: str) -> str:
     """A value as java.util.Properties reads it."""
     return "".join(
-        character if " " <= character <= "~" else "".join(f"\\u{unit:04x}" for unit in _utf16(character))
+        character if " " <= character <= "~" else "".join(f"\\u{unit:04x}" for unit in _encode_utf16(character))
         for character in value.replace("\\", "\\\\")
     )
 
 
-def _utf16(character: str) -> list[int]:
+def _encode_utf16(character: str) -> list[int]:
     raw = character.encode("utf-16-be")
     return [int.from_bytes(raw[at : at + 2]) for at in range(0, len(raw), 2)]
 
@@ -427,7 +437,7 @@ def _utf16(character: str) -> list[int]:
 def main() -> int:
     """Keep the broker's classes for the jars of this checkout. Where that fails, print a note and return 0."""
     try:
-        archive_classes(broker_classpath())
+        archive_classes(list_broker_jars())
     except (BrokerError, JarsError) as error:
         print(f"the broker's classes could not be kept, so it starts slower: {error}", file=sys.stderr)
     return 0

@@ -48,11 +48,11 @@ class JarsError(PrerequisiteError):
     """The jars are not there or could not be fetched; the text says why and what to do."""
 
 
-def _silent(_: str) -> None:
+def _ignore_progress(_: str) -> None:
     pass
 
 
-def pinned(ivy_xml: bytes) -> dict[str, tuple[str, ...]]:
+def read_pinned_jars(ivy_xml: bytes) -> dict[str, tuple[str, ...]]:
     """`conf -> file names` of an ivy.xml, in its order. JarsError where one is not pinned to one version."""
     tree = ElementTree.fromstring(ivy_xml)
     files: dict[str, list[str]] = {conf.get("name", ""): [] for conf in tree.iter("conf")}
@@ -67,21 +67,21 @@ def pinned(ivy_xml: bytes) -> dict[str, tuple[str, ...]]:
     return {conf: tuple(names) for conf, names in files.items()}
 
 
-def checksums_of(ivy_xml: Path) -> Path:
+def checksums_path(ivy_xml: Path) -> Path:
     """The file of checksums that goes with an ivy.xml, as sha256sum writes it: `<sha256>  <conf>/<file name>`."""
     return ivy_xml.with_name(ivy_xml.stem.replace("ivy", "jars") + ".sha256")
 
 
-def verify(root: Path, ivy_xml: Path = IVY_XML) -> None:
+def verify_checksums(root: Path, ivy_xml: Path = IVY_XML) -> None:
     """Compares each pinned jar with its checksum. JarsError names those that differ, or that have no checksum."""
-    place = checksums_of(ivy_xml)
+    place = checksums_path(ivy_xml)
     try:
         lines = [line.split() for line in place.read_text(encoding="ascii").splitlines()]
         expected = {name: digest for digest, name in lines}
     except (OSError, ValueError) as error:
         raise JarsError(f"{place}: cannot be read: {error}") from None
     wrong: list[str] = []
-    for name, found in _checksums(root, ivy_xml).items():
+    for name, found in _compute_checksums(root, ivy_xml).items():
         if name not in expected:
             wrong.append(f"{name}: no line in {place.name}. After a change of ivy.xml: make lock")
         elif found != expected[name]:
@@ -95,8 +95,8 @@ def verify(root: Path, ivy_xml: Path = IVY_XML) -> None:
         )
 
 
-def _checksums(root: Path, ivy_xml: Path) -> dict[str, str]:
-    files = [f"{conf}/{name}" for conf, names in pinned(ivy_xml.read_bytes()).items() for name in names]
+def _compute_checksums(root: Path, ivy_xml: Path) -> dict[str, str]:
+    files = [f"{conf}/{name}" for conf, names in read_pinned_jars(ivy_xml.read_bytes()).items() for name in names]
     return {file: hashlib.sha256((root / file).read_bytes()).hexdigest() for file in files}
 
 
@@ -109,17 +109,20 @@ def default_root() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kiln" / "jars"
 
 
-def complete(root: Path, ivy_xml: Path = IVY_XML) -> bool:
+def is_complete(root: Path, ivy_xml: Path = IVY_XML) -> bool:
     """Whether the folder holds all that this `ivy.xml` names, whole."""
     try:
         stamp = json.loads((root / STAMP).read_bytes())
-        return bool(stamp == _stamp(root, ivy_xml))
+        return bool(stamp == _build_stamp(root, ivy_xml))
     except (OSError, ValueError):
         return False
 
 
-def ensure(
-    root: Path | None = None, progress: Progress = _silent, ivy_xml: Path = IVY_XML, resolve: Resolve | None = None
+def ensure_jars(
+    root: Path | None = None,
+    progress: Progress = _ignore_progress,
+    ivy_xml: Path = IVY_XML,
+    resolve: Resolve | None = None,
 ) -> Path:
     """Fetch what is missing, if anything is, and return the folder. Safe to call from several processes at once.
 
@@ -127,12 +130,12 @@ def ensure(
     Ivy's own cache (`~/.ivy2`) already has.
     """
     root = default_root() if root is None else root
-    if complete(root, ivy_xml):
+    if is_complete(root, ivy_xml):
         return root
-    with _locked(root):
-        if complete(root, ivy_xml):  # another process did it while we waited
+    with _lock_folder(root):
+        if is_complete(root, ivy_xml):  # another process did it while we waited
             return root
-        files = pinned(ivy_xml.read_bytes())
+        files = read_pinned_jars(ivy_xml.read_bytes())
         for leftover in root.glob("fetching-*"):
             shutil.rmtree(leftover)
         fresh = Path(tempfile.mkdtemp(prefix="fetching-", dir=root))
@@ -141,7 +144,7 @@ def ensure(
             missing = [name for conf in files for name in files[conf] if not (fresh / conf / name).is_file()]
             if missing:
                 raise JarsError(f"Ivy ended well but without {', '.join(missing)}: check their lines in {ivy_xml}")
-            verify(fresh, ivy_xml)
+            verify_checksums(fresh, ivy_xml)
             (root / STAMP).unlink(missing_ok=True)
             for conf in files:
                 shutil.rmtree(root / conf, ignore_errors=True)
@@ -149,15 +152,15 @@ def ensure(
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
         unfinished = root / f"{STAMP}.new"
-        unfinished.write_text(json.dumps(_stamp(root, ivy_xml), indent=1), encoding="utf-8")
+        unfinished.write_text(json.dumps(_build_stamp(root, ivy_xml), indent=1), encoding="utf-8")
         unfinished.replace(root / STAMP)
     progress(f"jars complete: {root}")
     return root
 
 
-def spark_jars(root: Path | None = None) -> list[Path]:
+def list_spark_jars(root: Path | None = None) -> list[Path]:
     """The jars that Kiln adds to Spark's. JarsError when the folder is not complete."""
-    return _listed("spark", root)
+    return _list_jars("spark", root)
 
 
 def s3_root(root: Path | None = None) -> Path:
@@ -165,21 +168,21 @@ def s3_root(root: Path | None = None) -> Path:
     return (root or default_root()) / "s3"
 
 
-def jars_for(*, uses_store: bool, progress: Progress = _silent) -> list[Path]:
+def list_jars(*, uses_store: bool, progress: Progress = _ignore_progress) -> list[Path]:
     """The jars that Kiln adds to Spark's; with `uses_store`, those for an object store too. Fetches what is missing.
     JarsError."""
-    jars = spark_jars(ensure(progress=progress))
-    return [*jars, *_listed("spark", ensure(s3_root(), progress, IVY_S3), IVY_S3)] if uses_store else jars
+    jars = list_spark_jars(ensure_jars(progress=progress))
+    return [*jars, *_list_jars("spark", ensure_jars(s3_root(), progress, IVY_S3), IVY_S3)] if uses_store else jars
 
 
-def spark_classes(root: Path | None = None) -> Path:
+def spark_archive_path(root: Path | None = None) -> Path:
     """The file of Spark's classes, whether it is there or not (deploy/run/spark_classes.py)."""
     return (root or default_root()) / "spark" / "classes.jsa"
 
 
-def broker_classpath(root: Path | None = None) -> list[Path]:
+def list_broker_jars(root: Path | None = None) -> list[Path]:
     """The jars the embedded broker runs on. JarsError when the folder is not complete."""
-    return _listed("broker", root)
+    return _list_jars("broker", root)
 
 
 def run_ivy(ivy_xml: Path, into: Path, progress: Progress) -> None:
@@ -188,13 +191,13 @@ def run_ivy(ivy_xml: Path, into: Path, progress: Progress) -> None:
         java = find_java().executable
     except JavaError as error:
         raise JarsError(str(error)) from None
-    files = pinned(ivy_xml.read_bytes())
+    files = read_pinned_jars(ivy_xml.read_bytes())
     total = sum(map(len, files.values()))
     command = [
         str(java),
         "-XX:TieredStopAtLevel=1",
         "-cp",
-        str(_ivy_jar()),
+        str(_find_ivy_jar()),
         "org.apache.ivy.Main",
         "-ivy",
         str(ivy_xml),
@@ -218,10 +221,10 @@ def run_ivy(ivy_xml: Path, into: Path, progress: Progress) -> None:
                 fetched += 1
                 progress(f"jars: fetched {fetched} of {total}")
     if ivy.returncode != 0:
-        raise JarsError(explain(said, ivy.returncode))
+        raise JarsError(explain_ivy_failure(said, ivy.returncode))
 
 
-def explain(said: list[str], status: int) -> str:
+def explain_ivy_failure(said: list[str], status: int) -> str:
     """Words for a failed run out of what Ivy printed."""
     told = "\n".join(said)
     if re.search(
@@ -242,7 +245,7 @@ def explain(said: list[str], status: int) -> str:
     return "\n".join([cause, "What Ivy said:", *(f"    {line}" for line in (detail or said)[:5])])
 
 
-def _ivy_jar() -> Path:
+def _find_ivy_jar() -> Path:
     spec = find_spec("pyspark")
     folders = list(spec.submodule_search_locations or []) if spec else []
     for jar in (found for folder in folders for found in sorted(Path(folder, "jars").glob("ivy-*.jar"))):
@@ -250,41 +253,43 @@ def _ivy_jar() -> Path:
     raise JarsError("pyspark, whose Ivy fetches the jars, is not installed here: make setup")
 
 
-def _stamp(root: Path, ivy_xml: Path) -> dict[str, object]:
+def _build_stamp(root: Path, ivy_xml: Path) -> dict[str, object]:
     text = ivy_xml.read_bytes()
     sizes = {
-        f"{conf}/{name}": (root / conf / name).stat().st_size for conf, names in pinned(text).items() for name in names
+        f"{conf}/{name}": (root / conf / name).stat().st_size
+        for conf, names in read_pinned_jars(text).items()
+        for name in names
     }
     return {"ivy.xml": hashlib.sha256(text).hexdigest(), "files": sizes}
 
 
-def _listed(conf: str, root: Path | None, ivy_xml: Path = IVY_XML) -> list[Path]:
+def _list_jars(conf: str, root: Path | None, ivy_xml: Path = IVY_XML) -> list[Path]:
     root = default_root() if root is None else root
-    if not complete(root, ivy_xml):
+    if not is_complete(root, ivy_xml):
         raise JarsError(
             f"the jars in {root} are not complete: make jars (or python -m kiln.deploy.stack.jars) fetches them"
         )
-    return [root / conf / name for name in pinned(ivy_xml.read_bytes())[conf]]
+    return [root / conf / name for name in read_pinned_jars(ivy_xml.read_bytes())[conf]]
 
 
 @contextmanager
-def _locked(root: Path) -> Iterator[None]:
+def _lock_folder(root: Path) -> Iterator[None]:
     try:
         root.mkdir(parents=True, exist_ok=True)
-        lock = (root / "lock").open("a")
+        write_checksums = (root / "lock").open("a")
     except OSError as error:
         raise JarsError(f"no room for the jars: {error}") from None
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with write_checksums:
+        fcntl.flock(write_checksums, fcntl.LOCK_EX)
         yield
 
 
-def lock(ivy_xml: Path = IVY_XML, resolve: Resolve = run_ivy) -> None:
+def write_checksums(ivy_xml: Path = IVY_XML, resolve: Resolve = run_ivy) -> None:
     """Writes the checksums of the jars that the repository has now. Whoever commits them says that they are good."""
     with tempfile.TemporaryDirectory() as fresh:
-        resolve(ivy_xml, Path(fresh), _silent)
-        lines = [f"{digest}  {name}\n" for name, digest in _checksums(Path(fresh), ivy_xml).items()]
-    checksums_of(ivy_xml).write_text("".join(lines), encoding="ascii")
+        resolve(ivy_xml, Path(fresh), _ignore_progress)
+        lines = [f"{digest}  {name}\n" for name, digest in _compute_checksums(Path(fresh), ivy_xml).items()]
+    checksums_path(ivy_xml).write_text("".join(lines), encoding="ascii")
 
 
 def main() -> int:
@@ -305,12 +310,12 @@ def main() -> int:
 
     try:
         if options.lock:
-            lock(ivy_xml)
+            write_checksums(ivy_xml)
             return 0
-        if complete(root, ivy_xml):
-            verify(root, ivy_xml)
+        if is_complete(root, ivy_xml):
+            verify_checksums(root, ivy_xml)
             return 0
-        ensure(root, show, ivy_xml)
+        ensure_jars(root, show, ivy_xml)
     except JarsError as error:
         print(f"\n{error}", file=sys.stderr)
         return 1

@@ -35,7 +35,7 @@ class Java(NamedTuple):
     version: int
 
 
-def java_version(output: str) -> int | None:
+def parse_java_version(output: str) -> int | None:
     """The number of the version out of what `java -version` prints; `1.8.0_392` is 8. None if it says none."""
     found = _VERSION.search(output)
     if found is None:
@@ -44,7 +44,7 @@ def java_version(output: str) -> int | None:
     return int(second) if first == 1 and second is not None else first
 
 
-def what_to_type(system: str, os_release: str = "", root: bool = False) -> str:
+def install_command(system: str, os_release: str = "", root: bool = False) -> str:
     """How to install Java: `system` as `platform.system()` names it, `os_release` the text of /etc/os-release."""
     names = set(re.findall(r'^(?:ID|ID_LIKE)="?([^"\n]*)', os_release, re.MULTILINE))
     likes = {word for name in names for word in name.split()}
@@ -66,12 +66,12 @@ def what_to_type(system: str, os_release: str = "", root: bool = False) -> str:
     )
 
 
-def _advice() -> str:
+def _find_install_command() -> str:
     release = Path("/etc/os-release")
     # uname and not platform.system(), which runs programs on some systems
     system = os.uname().sysname
     text = release.read_text(encoding="utf-8", errors="replace") if release.is_file() else ""
-    return what_to_type(system, text, root=os.geteuid() == 0)
+    return install_command(system, text, root=os.geteuid() == 0)
 
 
 def find_java(environ: Mapping[str, str] | None = None) -> Java:
@@ -85,7 +85,7 @@ def find_java(environ: Mapping[str, str] | None = None) -> Java:
         place, remedy = f"JAVA_HOME={home}", "set JAVA_HOME to a Java of version 17 or 21, or unset it"
         found: str | None = str(Path(home) / "bin" / "java")
     else:
-        place, remedy = "the java on PATH", _advice()
+        place, remedy = "the java on PATH", _find_install_command()
         found = shutil.which("java", path=environ.get("PATH", ""))
     if found is None:
         raise JavaError(f"Java {OLDEST} or later is needed and there is no java on PATH. To install it:\n    {remedy}")
@@ -96,7 +96,7 @@ def find_java(environ: Mapping[str, str] | None = None) -> Java:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise JavaError(f"{place} does not run ({error}). What to do:\n    {remedy}") from None
-    version = java_version(run.stderr + run.stdout)
+    version = parse_java_version(run.stderr + run.stdout)
     if run.returncode != 0 or version is None:
         first = next(iter((run.stderr + run.stdout).strip().splitlines()), "it printed nothing")
         raise JavaError(f"{executable} is no working Java ({first}). What to do:\n    {remedy}")
@@ -109,7 +109,7 @@ def install() -> None:
     """Install Java with apt-get where that needs no asking: as root, on Debian and its kin. Else JavaError."""
     apt = shutil.which("apt-get")
     if apt is None or os.geteuid() != 0:
-        raise JavaError(f"Java {OLDEST} or later is needed. To install it:\n    {_advice()}")
+        raise JavaError(f"Java {OLDEST} or later is needed. To install it:\n    {_find_install_command()}")
     environ = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     # an old list of packages names versions that are gone, hence update first
     subprocess.run([apt, "update", "-q"], env=environ, stdin=subprocess.DEVNULL, check=False)
@@ -117,7 +117,7 @@ def install() -> None:
         command = [apt, "install", "-y", "-q", "--no-install-recommends", package]
         if subprocess.run(command, env=environ, stdin=subprocess.DEVNULL, check=False).returncode == 0:
             return
-    raise JavaError(f"apt-get could not install Java; what it said is above. By hand:\n    {_advice()}")
+    raise JavaError(f"apt-get could not install Java; what it said is above. By hand:\n    {_find_install_command()}")
 
 
 def main(arguments: list[str]) -> int:

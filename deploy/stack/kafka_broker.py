@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from kiln.conf.process.locks import keep_private
+from kiln.conf.process.state_version import claim_state_folder
 from kiln.conf.settings.broker_password import ensure_password
 from kiln.conf.settings.model import Kafka, Settings
 from kiln.deploy.stack import jars
@@ -16,7 +16,7 @@ from kiln.deploy.stack.embedded_broker import (
     BrokerRunningError,
     EmbeddedBroker,
     await_broker,
-    running,
+    find_running_broker,
     stop_running,
 )
 from kiln.deploy.stack.java import JavaError
@@ -73,20 +73,15 @@ class SupervisedBroker(LaunchedBroker):
         """Starts the broker if none runs, and returns at once. JavaError, JarsError, BrokerError."""
         servers = self._kafka.servers
         owned = self._take()
-        address = running(self._state)
+        address = find_running_broker(self._state)
         if address not in (None, servers):
             raise BrokerError(
                 f"the broker of {self._state} runs at {address}, the settings say {servers}: stop it (kiln broker "
                 f"stop), or set kafka.embedded_port = {str(address).rpartition(':')[2]}"
             )
-        if address is not None and not (self._state / "broker" / "password").is_file():
-            raise BrokerError(
-                f"the broker of {self._state} was started by a Kiln of before the broker had a password: stop that "
-                "Kiln, or type kiln broker stop, and start again"
-            )
         ensure_password(self._state / "broker")
         if address is None and owned:
-            classpath = jars.broker_classpath(jars.ensure(progress=self._say))
+            classpath = jars.list_broker_jars(jars.ensure_jars(progress=self._say))
             self._say("starting the broker")
             self._start(classpath)
         else:
@@ -119,7 +114,7 @@ class SupervisedBroker(LaunchedBroker):
 
     def _take(self) -> bool:
         try:
-            keep_private(self._state)
+            claim_state_folder(self._state)
             return self._ownership.take()
         except OSError as error:
             raise BrokerError(f"the state folder cannot be used: {error}") from None
@@ -144,19 +139,19 @@ class SupervisedBroker(LaunchedBroker):
                 self._ownership.take()  # the owner may have been killed
             if self._error:
                 self._restart()
-            elif running(self._state) is None:
+            elif find_running_broker(self._state) is None:
                 self._backoff.died()
                 self._error = "the broker has ended; it is started again"
 
     def _restart(self) -> None:
-        if running(self._state) is not None:
-            if _reachable(self._kafka.servers):
+        if find_running_broker(self._state) is not None:
+            if is_reachable(self._kafka.servers):
                 self._backoff.well()
                 self._error = ""
         elif self._ownership.held and self._backoff.due:
             self._backoff.died()  # unless it comes to answer
             try:
-                self._start(jars.broker_classpath())
+                self._start(jars.list_broker_jars())
             except BrokerRunningError:
                 return  # it has just been started otherwise
             except (JavaError, jars.JarsError, BrokerError) as error:
@@ -164,20 +159,20 @@ class SupervisedBroker(LaunchedBroker):
 
 
 @contextmanager
-def broker(settings: Settings, say: Say, *, die_with_parent: bool = False) -> Iterator[str]:
+def start_broker(settings: Settings, say: Say, *, die_with_parent: bool = False) -> Iterator[str]:
     """`host:port,…` of a broker that answers and has Kiln's topics, for as long as the context lasts.
 
     The embedded broker is started where it does not run, started again when it dies, and ended at the end, unless
     another Kiln that runs owns it (`SupervisedBroker`). `say` hears what is waited for. JavaError, JarsError,
     BrokerError, TopicsError: there is no broker to be had; the text says why and what to do.
     """
-    with launched_broker(settings, say, die_with_parent=die_with_parent) as launched:
+    with launch_broker(settings, say, die_with_parent=die_with_parent) as launched:
         yield launched.ready()
 
 
 @contextmanager
-def launched_broker(settings: Settings, say: Say, *, die_with_parent: bool = False) -> Iterator[LaunchedBroker]:
-    """As `broker`, but does not wait until the broker answers. `ready` does, so that others can start meanwhile."""
+def launch_broker(settings: Settings, say: Say, *, die_with_parent: bool = False) -> Iterator[LaunchedBroker]:
+    """As `start_broker`, but does not wait until the broker answers. `ready` does, so that others can start meanwhile."""
     if not settings.kafka.embedded:
         say(f"using the broker at {settings.kafka.servers}")
         yield LaunchedBroker(settings.broker)
@@ -191,20 +186,20 @@ def launched_broker(settings: Settings, say: Say, *, die_with_parent: bool = Fal
 
 
 @contextmanager
-def broker_in_time(settings: Settings, say: Say) -> Iterator[None]:
-    """As `broker`, but also while the brokers of the settings are away: for what can do without them for a while.
+def start_broker_eventually(settings: Settings, say: Say) -> Iterator[None]:
+    """As `start_broker`, but also while the brokers of the settings are away: for what can do without them for a while.
 
     The topics are then made, or checked, once the brokers answer. `say` hears why that cannot be done yet.
     """
-    with launched_broker(settings, say) as launched:
+    with launch_broker(settings, say) as launched:
         kafka = settings.kafka
-        if kafka.embedded or any(map(_reachable, kafka.server_list())):  # kafka-python tries for half a minute
+        if kafka.embedded or any(map(is_reachable, kafka.server_list())):  # kafka-python tries for half a minute
             launched.ready()
             yield
             return
         say(f"no broker at {kafka.servers}: what comes waits in {settings.bridge_dir / 'spool'} until one answers")
         over = threading.Event()
-        thread = threading.Thread(target=_await, args=(launched, say, over), name="broker", daemon=True)
+        thread = threading.Thread(target=_await_topics, args=(launched, say, over), name="broker", daemon=True)
         thread.start()
         try:
             yield
@@ -212,7 +207,7 @@ def broker_in_time(settings: Settings, say: Say) -> Iterator[None]:
             over.set()
 
 
-def _await(launched: LaunchedBroker, say: Say, over: threading.Event) -> None:
+def _await_topics(launched: LaunchedBroker, say: Say, over: threading.Event) -> None:
     while not over.wait(_ASK_EVERY):
         try:
             say(f"using the broker at {launched.ready()}")
@@ -223,7 +218,7 @@ def _await(launched: LaunchedBroker, say: Say, over: threading.Event) -> None:
             say(str(error))  # and again: what is wrong can be put right meanwhile
 
 
-def _reachable(server: str) -> bool:
+def is_reachable(server: str) -> bool:
     """Whether something listens at `host:port`."""
     host, _, port = server.rpartition(":")
     try:

@@ -18,7 +18,7 @@ class BrokerAwayError(TopicsError):
     """The broker could not be asked about topics."""
 
 
-def topic_settings(name: str, retention: timedelta | None, partition_bytes: int = 0) -> dict[str, str]:
+def build_topic_settings(name: str, retention: timedelta | None, partition_bytes: int = 0) -> dict[str, str]:
     """Kafka's settings of one of `TOPICS`; `retention` None keeps records for ever, `partition_bytes` 0 any number of
     them."""
     settings = {"message.timestamp.type": "LogAppendTime", "max.message.bytes": str(MAX_RECORD)}
@@ -31,7 +31,7 @@ def topic_settings(name: str, retention: timedelta | None, partition_bytes: int 
     return settings
 
 
-def wrong(
+def find_problems(
     topic: str, name: str, partitions: int, has_partitions: int, has: Mapping[str, str], bootstrap: str
 ) -> Iterable[str]:
     """What is wrong with an existing topic: lines that say what to type. `has`: its settings, defaults included."""
@@ -73,7 +73,7 @@ RIGHTS = ("DESCRIBE", "DESCRIBE_CONFIGS", "READ", "WRITE")
 """What Kiln's user must be allowed on each of Kiln's topics."""
 
 
-def lacks(topic: Mapping[str, object]) -> Iterable[str]:
+def find_missing_rights(topic: Mapping[str, object]) -> Iterable[str]:
     """The rights on a topic that are missing, as a line. `topic`: as kafka-python describes the topic. A broker that
     tells no rights is taken at its silence."""
     allowed = topic["authorized_operations"]
@@ -122,7 +122,7 @@ def ensure_topics(
                         topic: {
                             "num_partitions": partitions.get(names[topic], 1),
                             "replication_factor": replication,
-                            "configs": topic_settings(
+                            "configs": build_topic_settings(
                                 names[topic],
                                 retention.get(names[topic]),
                                 (retention_bytes or {}).get(names[topic], 0) // partitions.get(names[topic], 1),
@@ -145,7 +145,7 @@ def ensure_topics(
                     raise TopicsError("\n".join([f"{bootstrap} refused to make topics:", *refused]))
                 admin.wait_for_topics(missing)
             told_of = {topic["name"]: topic for topic in admin.describe_topics(list(names))}
-            lacking = [line for topic in told_of.values() for line in lacks(topic)]
+            lacking = [line for topic in told_of.values() for line in find_missing_rights(topic)]
             if lacking:
                 user = options.get("sasl_plain_username", "")
                 raise TopicsError("\n".join([f"{bootstrap}: kafka.sasl_username ({user}) lacks rights:", *lacking]))
@@ -160,7 +160,7 @@ def ensure_topics(
     problems = [
         line
         for topic, name in names.items()
-        for line in wrong(
+        for line in find_problems(
             topic,
             name,
             partitions.get(name, 1),

@@ -30,7 +30,7 @@ class PortHolder(NamedTuple):
         return f"process {self.pid} ({self.command})"
 
 
-def free_ports() -> tuple[int, int]:
+def find_free_ports() -> tuple[int, int]:
     """Two ports on which nobody listens now."""
     with socket.socket() as first, socket.socket() as second:
         for each in (first, second):
@@ -38,7 +38,7 @@ def free_ports() -> tuple[int, int]:
         return int(first.getsockname()[1]), int(second.getsockname()[1])
 
 
-def why_taken(port: int) -> OSError | None:
+def check_port_free(port: int) -> OSError | None:
     """Why nothing can listen on this port now; None: something can."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         # as Java does: connections of an earlier broker that linger in TIME_WAIT are no hindrance
@@ -50,12 +50,12 @@ def why_taken(port: int) -> OSError | None:
     return None
 
 
-def port_holder(port: int, proc: Path = Path("/proc")) -> PortHolder | None:
+def find_port_holder(port: int, proc: Path = Path("/proc")) -> PortHolder | None:
     """Who listens on a port; None where the system does not say, as of another user's processes."""
     sockets: set[str] = set()
     for table in ("tcp", "tcp6"):  # Java listens by IPv6, also on 127.0.0.1
         try:
-            sockets |= listening_sockets((proc / "net" / table).read_text(encoding="ascii"), port)
+            sockets |= find_listening_sockets((proc / "net" / table).read_text(encoding="ascii"), port)
         except OSError:
             continue
     wanted = {f"socket:[{inode}]" for inode in sockets}
@@ -63,11 +63,11 @@ def port_holder(port: int, proc: Path = Path("/proc")) -> PortHolder | None:
         return None
     for process in proc.iterdir():
         if process.name.isdigit() and _has_open(process, wanted):
-            return _holder(process)
+            return _read_holder(process)
     return None
 
 
-def listening_sockets(table: str, port: int) -> set[str]:
+def find_listening_sockets(table: str, port: int) -> set[str]:
     """The inodes of the sockets that listen on a port, out of /proc/net/tcp or tcp6.
 
     A line of it: number, local address:port in hex, remote address:port, state, three more columns, uid, timeout,
@@ -83,19 +83,19 @@ def listening_sockets(table: str, port: int) -> set[str]:
 
 def _has_open(process: Path, wanted: set[str]) -> bool:
     try:
-        return any(_target(descriptor) in wanted for descriptor in (process / "fd").iterdir())
+        return any(_read_link(descriptor) in wanted for descriptor in (process / "fd").iterdir())
     except OSError:  # another user's process, or one that has just ended
         return False
 
 
-def _target(link: Path) -> str:
+def _read_link(link: Path) -> str:
     try:
         return os.readlink(link)
     except OSError:  # closed meanwhile
         return ""
 
 
-def _holder(process: Path) -> PortHolder | None:
+def _read_holder(process: Path) -> PortHolder | None:
     try:
         words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
         folder = Path(os.readlink(process / "cwd"))

@@ -39,6 +39,6 @@ def _is_held(folder: Path) -> bool:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except FileNotFoundError:  # an earlier Kiln kept files of all processes beside each other, without locks
+    except FileNotFoundError:  # the process was killed before it made the lock
         return False
     return False

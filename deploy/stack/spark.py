@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from kiln.conf.process.errors import KilnError
 from kiln.conf.process.logs import LogFile, set_up_logs
 from kiln.conf.settings.model import Settings
-from kiln.deploy.stack.jars import PROJECT, jars_for, spark_classes
+from kiln.deploy.stack.jars import PROJECT, list_jars, spark_archive_path
 from kiln.deploy.stack.scratch import scratch
 from kiln.pipelines.runtime.s3a import build_s3a_settings
 from kiln.pipelines.runtime.session import create_session
@@ -30,7 +30,7 @@ class JvmEndedError(KilnError):
     """Spark's JVM has ended under a run."""
 
 
-def jvm_end(patience: float = 0.0) -> JvmEndedError | None:
+def check_jvm(patience: float = 0.0) -> JvmEndedError | None:
     """Why nothing can go on, where Spark's JVM has ended; None while it runs. Waits up to `patience` s for its end."""
     process = getattr(SparkContext._gateway, "proc", None)
     if not isinstance(process, subprocess.Popen):
@@ -54,13 +54,13 @@ def spark_session(settings: Settings, name: str = "kiln", classes: Sequence[Path
     # with traces of each call that a JVM does not answer, which py4j tells the root logger
     kept = LogFile(logs / "driver.log")
     set_up_logs(settings.log.format, settings.log.level, settings.log.levels, kept, logging.WARNING)
-    with said_to(logs / "spark.out"):
+    with redirect_output(logs / "spark.out"):
         spark = create_session(
             name,
             master=settings.spark.master,
             driver_memory=settings.spark.driver_memory,
-            java_options=f"{settings.spark.java_options} {_kept_classes()}",
-            jars=[*jars_for(uses_store=settings.uses_store), *classes],
+            java_options=f"{settings.spark.java_options} {_archive_option()}",
+            jars=[*list_jars(uses_store=settings.uses_store), *classes],
             log4j=PROJECT / "conf" / "log4j2-spark.properties",
             logs=logs,
             ui=settings.spark.ui,
@@ -80,9 +80,9 @@ def spark_session(settings: Settings, name: str = "kiln", classes: Sequence[Path
 def stop_session(spark: SparkSession) -> None:
     """Stops a session, and what is left of one whose JVM has ended, at whatever moment."""
     try:
-        (spark if jvm_end() is None else spark.sparkContext).stop()
+        (spark if check_jvm() is None else spark.sparkContext).stop()
     except (Py4JError, OSError):
-        if jvm_end(patience=1.0) is None:  # else the JVM was killed before or meanwhile
+        if check_jvm(patience=1.0) is None:  # else the JVM was killed before or meanwhile
             raise
 
 
@@ -91,14 +91,14 @@ def _log_lost_connection(request: object, client_address: object) -> None:
     _LOG.warning("the connection on which Spark sends accumulators is lost", exc_info=True)
 
 
-def _kept_classes() -> str:
-    classes = spark_classes()
+def _archive_option() -> str:
+    classes = spark_archive_path()
     # a JVM that the file does not fit goes on without it
     return f'"-XX:SharedArchiveFile={classes}"' if classes.is_file() else ""
 
 
 @contextmanager
-def said_to(path: Path) -> Iterator[None]:
+def redirect_output(path: Path) -> Iterator[None]:
     """A process that is started meanwhile writes its output to a file."""
     sys.stdout.flush()
     sys.stderr.flush()

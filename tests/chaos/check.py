@@ -13,7 +13,7 @@ from multiformats import CID
 from chaos.whole_kiln import PATIENCE, Stack, files_below
 from kafka import KafkaConsumer, TopicPartition
 from kiln.deploy.ops.status import read_status
-from kiln.deploy.query.ask import ask
+from kiln.deploy.query.ask import query_lake
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.kafka.frames import DIRECTIONS, read_frame, read_rpc
 from kiln.schemas.kafka.records import PublicationRecord, decode_publication, decode_wanted
@@ -88,7 +88,7 @@ class Log:
 
     def receipted(self) -> set[str]:
         """The CIDs that have a receipt."""
-        return {receipt.cid for receipt in _receipts(self)}
+        return {receipt.batch_cid for receipt in _receipts(self)}
 
     def of(self, name: str) -> Iterator[Record]:
         """All records of a topic."""
@@ -137,7 +137,7 @@ def check(stack: Stack, log: Log) -> list[Problem]:
 
 def unheard(stack: Stack) -> Iterator[Problem]:
     """What the peers said while Kiln was there, and the tables do not have."""
-    rows = ask(Lake(str(stack.kiln.lake)), "SELECT message FROM messages").rows()
+    rows = query_lake(Lake(str(stack.kiln.lake)), "SELECT message FROM messages").rows()
     held = {str(row[0]) for row in rows}
     for entry in stack.ledger():
         if entry.said and entry.there and entry.said not in held:
@@ -149,9 +149,9 @@ def _frames(log: Log, lake: Lake) -> Iterator[Problem]:
     for record in log.of("frames"):
         frame = _frame(record)
         logged.setdefault((frame.connection, DIRECTIONS[frame.direction], frame.sequence), record.stamp)
-    rows = Counter(ask(lake, "SELECT connection, direction, sequence FROM frames").rows())
+    rows = Counter(query_lake(lake, "SELECT connection, direction, sequence FROM frames").rows())
     yield from _once("frame", logged, rows)
-    copies = ask(lake, "SELECT kafka_partition, kafka_offset, message_index FROM copies").rows()
+    copies = query_lake(lake, "SELECT kafka_partition, kafka_offset, message_index FROM copies").rows()
     yield from (Problem("copy twice in copies", each, 0) for each, count in Counter(copies).items() if count > 1)
 
 
@@ -165,24 +165,26 @@ def _messages(log: Log, lake: Lake) -> Iterator[Problem]:
         for message in rpc.publish:
             if judge(message, "strict")[0] is Verdict.GOOD and isinstance(read_message(message.data), PubsubMessage):
                 good.setdefault((message_id(message),), record.stamp)
-    yield from _once("message", good, Counter(ask(lake, "SELECT message FROM messages").rows()))
+    yield from _once("message", good, Counter(query_lake(lake, "SELECT message FROM messages").rows()))
 
 
 def _updates(log: Log, lake: Lake) -> Iterator[Problem]:
     stamps = {update.message: record.stamp for record in log.of("updates") if (update := _update(record)) is not None}
     announced = "SELECT network, stream, tip FROM messages WHERE type = 'UPDATE'"
     waiting = _waiting(log)
-    for row in ask(lake, f"{announced} EXCEPT SELECT network, stream, tip FROM updates").rows():
+    for row in query_lake(lake, f"{announced} EXCEPT SELECT network, stream, tip FROM updates").rows():
         if row not in waiting:
             yield Problem("update announced and not in updates", row, 0)
     new = "network, origin, separator_key, separator_value, stream, tip"
-    for row in ask(lake, f"SELECT any_value(message), {new} FROM updates GROUP BY ALL HAVING count(*) > 1").rows():
+    for row in query_lake(
+        lake, f"SELECT any_value(message), {new} FROM updates GROUP BY ALL HAVING count(*) > 1"
+    ).rows():
         yield Problem("update twice in updates", row, stamps.get(str(row[0]), 0))
     missed = (
         "SELECT any_value(message), stream, tip FROM updates WHERE separator_key IS NOT NULL "
         "AND (stream, tip) NOT IN (SELECT (stream, tip) FROM batch_tips) GROUP BY ALL"
     )
-    for row in ask(lake, missed).rows():
+    for row in query_lake(lake, missed).rows():
         yield Problem("update in no batch", row, stamps.get(str(row[0]), 0))
 
 
@@ -203,7 +205,7 @@ def _batches(log: Log, lake: Lake) -> Iterator[Problem]:
     for each in emitted.keys() - expected.keys():
         yield Problem("batch that the log does not give", each, emitted[each])
     times: dict[Hashable, int] = {(*each.owner, each.cid): stamp for each, stamp in emitted.items()}
-    rows = ask(lake, "SELECT network, origin, separator_key, separator_value, cid FROM batches").rows()
+    rows = query_lake(lake, "SELECT network, origin, separator_key, separator_value, cid FROM batches").rows()
     yield from _once("batch", times, Counter(rows))
     within: Counter[tuple[object, ...]] = Counter()
     for window in (window for part in _parts(log) for window in windows_of(without_repeats(part), WINDOW)):
@@ -219,7 +221,7 @@ def _published(log: Log) -> Iterator[Problem]:
     values = {emitted_of(record.value).cid: record.value for record in log.of("batches")}
     receipts: dict[str, list[PublicationRecord]] = {}
     for receipt in _receipts(log):
-        receipts.setdefault(receipt.cid, []).append(receipt)
+        receipts.setdefault(receipt.batch_cid, []).append(receipt)
     for cid, stamp in batches.items():
         found = receipts.get(cid, [])
         if not found and cid in log.removed:
@@ -238,8 +240,8 @@ def _kept(stack: Stack, log: Log) -> Iterator[Problem]:
     folder = stack.state / ("helia/repo/blocks" if stack.helia else "blocks")
     kept = {hashlib.sha256(path.read_bytes()).digest() for path in files_below(folder)}
     for receipt in _receipts(log):
-        if receipt.error is None and CID.decode(receipt.cid).raw_digest not in kept:
-            yield Problem("published batch whose block nobody keeps", receipt.cid, receipt.published_at)
+        if receipt.error is None and CID.decode(receipt.batch_cid).raw_digest not in kept:
+            yield Problem("published batch whose block nobody keeps", receipt.batch_cid, receipt.published_at)
 
 
 def _once(thing: str, logged: dict[Hashable, int], rows: Counter[tuple[object, ...]]) -> Iterator[Problem]:

@@ -17,7 +17,7 @@ from chaos.check import Log, quiet, unheard
 from chaos.whole_kiln import ROOT, Stack
 from hostile.attack import Done
 from hostile.scene import MEMORY, MIB, on_disk
-from kiln.deploy.query.ask import ask
+from kiln.deploy.query.ask import query_lake
 from kiln.pipelines.delta.lake import Lake
 from kit.bridge_alone import memory_of
 
@@ -118,7 +118,9 @@ def whole(
         memory = memory_of(bridge)
         stack.speak("hush")
         never_done = quiet(stack, Log(stack), 180)
-        rows = ask(Lake(str(stack.kiln.lake)), "SELECT epoch_us(emitted_at), epoch_us(closed_at) FROM batches").rows()
+        rows = query_lake(
+            Lake(str(stack.kiln.lake)), "SELECT epoch_us(emitted_at), epoch_us(closed_at) FROM batches"
+        ).rows()
         came = [(int(str(emitted)) / 1e6, int(str(closed)) / 1e6) for emitted, closed in rows]
         return Whole(
             _lateness(came, began, turned),

@@ -26,7 +26,7 @@ from kiln.bridge.cluster.rendezvous import find_owner
 from kiln.bridge.libp2p.keys import load_or_create
 from kiln.conf.process.bridge_status import BridgeStatus
 from kiln.conf.settings.model import Kafka
-from kiln.deploy.ops.bridges import live_bridges
+from kiln.deploy.ops.bridges import list_live_bridges
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
 from kiln.deploy.stack.kafka_topics import ensure_topics
 from kiln.schemas.kafka.records import BatchRecord, PublicationRecord, SeparatorRecord, decode_publication, encode
@@ -197,7 +197,7 @@ def together(broker: EmbeddedBroker, prefix: str, tmp_path: Path) -> Iterator[To
         **variables(broker.address),
         "KILN_KAFKA__PREFIX": prefix,
         "KILN_PUBLISH__ENABLED": "true",
-        "KILN_BRIDGE__MIN_FREE": "0",
+        "KILN_BRIDGE__MIN_FREE_BYTES": "0",
     }
     ports = free_ports(2)
     one, other = (Bridge(tmp_path / name, port, settings) for name, port in zip("ab", ports, strict=True))
@@ -228,7 +228,7 @@ def test_they_split_the_topics_and_one_publishes_for_both(
         await trio.to_thread.run_sync(kill_leaders, stranger)
 
     def kill_leaders(stranger: Running) -> None:
-        members = live_bridges(kafka(broker.address, prefix), NETWORK)
+        members = list_live_bridges(kafka(broker.address, prefix), NETWORK)
         assert {member.peer for member in members} == {bridge.peer for bridge in together.bridges}
         assert [member.leads for member in members].count(True) == 1
         log.start()
@@ -237,7 +237,7 @@ def test_they_split_the_topics_and_one_publishes_for_both(
         for _ in range(STOPS):
             take_over(log, together, stop=True)
         log.stop()
-        wait_until(lambda: {r.cid for r in log.receipts()} >= log.written.keys(), together.in_words)
+        wait_until(lambda: {r.batch_cid for r in log.receipts()} >= log.written.keys(), together.in_words)
         wait_until(together.have_split, together.in_words)
         heard = b"\n".join(stranger.heard)
         assert all(cid.encode() in heard for cid in log.written)
@@ -247,10 +247,10 @@ def test_they_split_the_topics_and_one_publishes_for_both(
         code, said = bridge.stop()
         assert code == 0, said
     receipts = log.receipts()
-    assert {receipt.cid for receipt in receipts} == log.written.keys()
-    doubled = [each for each, count in Counter(receipt.cid for receipt in receipts).items() if count > 1]
+    assert {receipt.batch_cid for receipt in receipts} == log.written.keys()
+    doubled = [each for each, count in Counter(receipt.batch_cid for receipt in receipts).items() if count > 1]
     # who is stopped between its look at the lease and the write still writes when it wakes up (decision 28)
-    assert len(doubled) <= STOPS, [receipt for receipt in receipts if receipt.cid in doubled]
+    assert len(doubled) <= STOPS, [receipt for receipt in receipts if receipt.batch_cid in doubled]
     assert {receipt.error for receipt in receipts} == {None}
     check_frames([Frame.FromString(value) for value in log.read("frames")], {b.peer for b in together.bridges})
 
@@ -272,7 +272,7 @@ def take_over(log: Log, together: Together, *, stop: bool) -> None:
 
     def is_published() -> bool:
         later = {cid for cid, at in log.written.items() if at > ended}
-        return not later.isdisjoint(receipt.cid for receipt in log.receipts())
+        return not later.isdisjoint(receipt.batch_cid for receipt in log.receipts())
 
     wait_until(is_published, together.in_words)
     took = time.monotonic() - ended

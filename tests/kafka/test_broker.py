@@ -23,7 +23,7 @@ from kiln.deploy.stack.embedded_broker import (
     BrokerRunningError,
     EmbeddedBroker,
     await_broker,
-    running,
+    find_running_broker,
     stop_running,
 )
 from kiln.deploy.stack.kafka_topics import TopicsError, ensure_topics
@@ -141,7 +141,7 @@ def test_misspelt_topic_is_not_made(broker: EmbeddedBroker, prefix: str) -> None
 
 
 def test_second_kiln_on_the_same_folder(broker: EmbeddedBroker, new_broker: NewBroker) -> None:
-    assert running(broker.state) == broker.address
+    assert find_running_broker(broker.state) == broker.address
     with pytest.raises(BrokerRunningError, match=f"already running at {broker.address}") as caught:
         new_broker(broker.state).start()
     assert caught.value.address == broker.address
@@ -164,14 +164,14 @@ def test_listens_on_loopback_only(broker: EmbeddedBroker) -> None:
 def test_records_survive_kill_9_and_new_ports(tmp_path: Path, new_broker: NewBroker) -> None:
     state = tmp_path / "Zustand, neu é"  # a name that is no valid Kafka log.dirs
     first = new_broker(state)
-    assert running(state) is None
+    assert find_running_broker(state) is None
     first.start()
-    assert running(state) == first.address
+    assert find_running_broker(state) == first.address
     make_topics(first, "kiln.")
     write(first.address, "kiln.updates", b"before")
     assert first.pid is not None
     os.kill(first.pid, signal.SIGKILL)
-    assert awaited(lambda: running(state) is None)
+    assert awaited(lambda: find_running_broker(state) is None)
     assert awaited(lambda: first.pid is None)  # the lock is free a moment before the process can be waited for
 
     second = new_broker(state)
@@ -181,7 +181,7 @@ def test_records_survive_kill_9_and_new_ports(tmp_path: Path, new_broker: NewBro
     write(second.address, "kiln.updates", b"after")
     assert [value for value, _, _ in read(second.address, "kiln.updates", 2)] == [b"before", b"after"]
     second.stop()
-    assert running(state) is None
+    assert find_running_broker(state) is None
     assert (state / "logs" / "broker.log").is_file()
 
 
@@ -192,7 +192,7 @@ def test_taken_port_names_its_setting(tmp_path: Path, new_broker: NewBroker, tak
     setting = ("kafka.embedded_port", "kafka.embedded_controller_port")[which]
     with pytest.raises(BrokerError, match=rf"port {taken_port} on 127\.0\.0\.1 is in use .* set {setting} "):
         broker.start()
-    assert running(tmp_path) is None
+    assert find_running_broker(tmp_path) is None
 
 
 def test_taken_port_names_the_process_that_has_it(tmp_path: Path, new_broker: NewBroker, taken_port: int) -> None:
@@ -218,7 +218,7 @@ def test_broker_that_cannot_start_says_why(tmp_path: Path, new_broker: NewBroker
     broker.settings["log.retention.ms"] = "soon"
     with pytest.raises(BrokerError, match=r"(?s)log\.retention\.ms.*soon|soon.*log\.retention\.ms"):
         broker.start()
-    assert running(tmp_path) is None
+    assert find_running_broker(tmp_path) is None
 
 
 def test_class_archive_that_does_not_fit_is_ignored(tmp_path: Path, new_broker: NewBroker) -> None:
@@ -227,7 +227,7 @@ def test_class_archive_that_does_not_fit_is_ignored(tmp_path: Path, new_broker: 
     (tmp_path / "classes.jsa").write_bytes(b"of another JVM" * 1000)
     broker.jvm_options = (f"-XX:SharedArchiveFile={tmp_path / 'classes.jsa'}",)
     broker.start()
-    assert running(tmp_path) == broker.address
+    assert find_running_broker(tmp_path) == broker.address
 
 
 STARTER = """
@@ -254,13 +254,13 @@ def test_kill_9_of_the_application(tmp_path: Path, new_broker: NewBroker, tied: 
         application.kill()
     try:
         if tied:
-            assert awaited(lambda: running(tmp_path) is None)
+            assert awaited(lambda: find_running_broker(tmp_path) is None)
         else:
-            assert running(tmp_path) == broker.address
+            assert find_running_broker(tmp_path) == broker.address
             await_broker(broker.address, security(broker.address), timeout=10)
     finally:
         assert stop_running(tmp_path) is not tied
-    assert running(tmp_path) is None
+    assert find_running_broker(tmp_path) is None
     assert stop_running(tmp_path) is False
 
 

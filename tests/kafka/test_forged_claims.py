@@ -25,7 +25,7 @@ from conftest import ROOT
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kiln.bridge.fetcher.fetcher import Fetcher
 from kiln.bridge.fetcher.pending import FetchingOptions
-from kiln.deploy.query.ask import ask
+from kiln.deploy.query.ask import query_lake
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
 from kiln.deploy.stack.kafka_topics import ensure_topics
 from kiln.pipelines.batch.batching import batch_offset_ranges
@@ -337,7 +337,7 @@ def test_what_becomes_of_forged_claims_is_as_the_page_says(
         without.close()
 
     def rows(query: str) -> list[tuple[object, ...]]:
-        return list(ask(lake, query).rows())
+        return list(query_lake(lake, query).rows())
 
     view = rows("SELECT stream, tip, separator_value, true_value FROM false_claims")
     faults = rows("SELECT reason, regexp_extract(detail, '^claimed ([^;]+)', 1), data FROM quarantine")

@@ -17,8 +17,14 @@ from kafka import KafkaProducer
 from kiln.conf.settings.model import Kafka, Settings
 from kiln.deploy.cli.app import run_command
 from kiln.deploy.stack.broker_owner import owner
-from kiln.deploy.stack.embedded_broker import BrokerError, EmbeddedBroker, await_broker, running, stop_running
-from kiln.deploy.stack.kafka_broker import launched_broker
+from kiln.deploy.stack.embedded_broker import (
+    BrokerError,
+    EmbeddedBroker,
+    await_broker,
+    find_running_broker,
+    stop_running,
+)
+from kiln.deploy.stack.kafka_broker import launch_broker
 from kit.awaiting import wait_until
 from kit.broker_access import client, security
 from kit.kiln_process import Kiln
@@ -34,7 +40,7 @@ def test_a_broker_that_was_found_is_started_again_on_its_data(
         state=tmp_path, kafka=Kafka(embedded_port=found.port, embedded_controller_port=found.controller_port)
     )
     found.start()
-    with launched_broker(settings, lambda words: None, die_with_parent=True) as launched:
+    with launch_broker(settings, lambda words: None, die_with_parent=True) as launched:
         servers = launched.ready()
         producer = KafkaProducer(**client(servers), acks="all")
         first = producer.send("kiln.frames", value=b"before", partition=0).get(timeout=30)
@@ -49,7 +55,7 @@ def test_a_broker_that_was_found_is_started_again_on_its_data(
         second = producer.send("kiln.frames", value=b"after", partition=0).get(timeout=30)
         assert second.offset == first.offset + 1
         producer.close()
-    assert running(tmp_path) is None
+    assert find_running_broker(tmp_path) is None
 
 
 # ---------------------------------------------------------------- who ends it
@@ -69,7 +75,7 @@ def start_replay(kiln: Kiln) -> subprocess.Popen[str]:
     """A Kiln with a broker and without Spark, which takes ten minutes; returned when its broker answers."""
     process = kiln.start("replay", str(kiln.state.parent / "long.rpc.gz"), "--pace", "1")
     wait_until(lambda: owner(kiln.state) == process.pid, "the Kiln owns its broker")
-    wait_until(lambda: running(kiln.state) is not None, "the broker runs")
+    wait_until(lambda: find_running_broker(kiln.state) is not None, "the broker runs")
     await_broker(kiln.servers, _settings(kiln).broker.security_options())
     return process
 
@@ -85,7 +91,7 @@ def test_the_broker_of_a_killed_kiln_ends_with_the_kiln_that_adopts_it(kiln: Kil
     killed.wait()
     assert (owner(kiln.state), _pid(kiln.state)) == (None, broker)
     replay_shortly(kiln)
-    assert running(kiln.state) is None
+    assert find_running_broker(kiln.state) is None
 
 
 def test_a_kiln_beside_the_owner_leaves_the_broker_running(kiln: Kiln) -> None:
@@ -95,20 +101,20 @@ def test_a_kiln_beside_the_owner_leaves_the_broker_running(kiln: Kiln) -> None:
     assert (owner(kiln.state), _pid(kiln.state)) == (first.pid, broker)
     first.send_signal(signal.SIGINT)
     first.wait(timeout=60)
-    assert running(kiln.state) is None
+    assert find_running_broker(kiln.state) is None
 
 
 def test_a_kiln_that_uses_a_broker_owns_it_once_the_owner_is_killed(kiln: Kiln) -> None:
     first = start_replay(kiln)
     broker = _pid(kiln.state)
-    with launched_broker(_settings(kiln), lambda words: None) as launched:
+    with launch_broker(_settings(kiln), lambda words: None) as launched:
         launched.ready()
         assert owner(kiln.state) == first.pid
         first.kill()
         first.wait()
         wait_until(lambda: owner(kiln.state) == os.getpid(), "another owner")
         assert _pid(kiln.state) == broker
-    assert (owner(kiln.state), running(kiln.state)) == (None, None)
+    assert (owner(kiln.state), find_running_broker(kiln.state)) == (None, None)
 
 
 def test_a_broker_at_another_address_is_named_and_left(kiln: Kiln) -> None:
@@ -118,10 +124,10 @@ def test_a_broker_at_another_address_is_named_and_left(kiln: Kiln) -> None:
     elsewhere = Settings(state=kiln.state, kafka=Kafka(embedded_port=free_ports(1)[0]))
     with (
         pytest.raises(BrokerError, match=f"runs at {kiln.servers}, the settings say"),
-        launched_broker(elsewhere, print),
+        launch_broker(elsewhere, print),
     ):
         pass
-    assert running(kiln.state) == kiln.servers
+    assert find_running_broker(kiln.state) == kiln.servers
 
 
 Capture = pytest.CaptureFixture[str]
@@ -139,11 +145,11 @@ def test_kiln_broker_stop(kiln: Kiln, capsys: Capture) -> None:
     first.wait()
     assert run_command(stop) == 0
     assert capsys.readouterr().out == f"stopped the embedded broker of {kiln.state}, which was at {kiln.servers}\n"
-    assert running(kiln.state) is None
+    assert find_running_broker(kiln.state) is None
 
 
 def test_a_broker_stopped_by_force_is_started_again_by_its_kiln(kiln: Kiln, capsys: Capture) -> None:
-    with launched_broker(_settings(kiln), lambda words: None) as launched:
+    with launch_broker(_settings(kiln), lambda words: None) as launched:
         launched.ready()
         broker = _pid(kiln.state)
         assert run_command(("broker", "stop", "--state", str(kiln.state), "--force")) == 0
@@ -175,7 +181,7 @@ def _settings(kiln: Kiln) -> Settings:
 
 def _pid(state: Path) -> int:
     told = state / "broker" / "address.json"
-    return int(json.loads(told.read_bytes())["pid"]) if running(state) and told.exists() else 0
+    return int(json.loads(told.read_bytes())["pid"]) if find_running_broker(state) and told.exists() else 0
 
 
 def _another(state: Path, killed: int) -> bool:

@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from conftest import free_ports
 from kiln.conf.settings.durations import parse_duration
 from kiln.conf.settings.model import Settings
-from kiln.deploy.stack.kafka_broker import broker
+from kiln.deploy.stack.kafka_broker import start_broker
 from kiln.schemas.exposition import CHECKS, FAMILIES, FETCHES
 from kiln.schemas.wire.pubsub import write_batch_update
 from kiln.schemas.wire.topics import parse_topic
@@ -181,7 +181,9 @@ def test_the_batches_are_those_of_the_model_and_our_own_are_not_batched_again(ki
     settings = Settings(state=kiln.state)
     port = int(kiln.servers.rpartition(":")[2])
     kafka = settings.kafka.model_copy(update={"embedded_port": port, "embedded_controller_port": free_ports(1)[0]})
-    with broker(settings.model_copy(update={"kafka": kafka}), lambda words: None, die_with_parent=True) as servers:
+    with start_broker(
+        settings.model_copy(update={"kafka": kafka}), lambda words: None, die_with_parent=True
+    ) as servers:
         expected = expected_batches(read_log(servers, "kiln.updates"), 1_000_000)
         emitted = read_batches(servers, "kiln.batches")
     assert set(emitted) == expected

@@ -11,8 +11,8 @@ import pytest
 from conftest import free_ports
 from kiln.conf.process.location import location
 from kiln.conf.settings.model import Kafka, Settings
-from kiln.deploy.query.ask import ask
-from kiln.deploy.stack.kafka_broker import broker
+from kiln.deploy.query.ask import query_lake
+from kiln.deploy.stack.kafka_broker import start_broker
 from kiln.pipelines.delta.lake import Lake
 from kit.awaiting import wait_until
 from kit.kiln_process import Kiln, kill_all
@@ -39,7 +39,7 @@ def test_queries_fill_tables_and_keep_checkpoints_there_and_go_on_after_a_kill(
     lake = Lake(environment["KILN_LAKE__URI"], object_store.options)
 
     def sql(question: str) -> list[tuple[object, ...]]:
-        return list(ask(lake, question).rows())
+        return list(query_lake(lake, question).rows())
 
     captures = []
     for seed in ("1", "2"):
@@ -78,7 +78,7 @@ def test_queries_fill_tables_and_keep_checkpoints_there_and_go_on_after_a_kill(
 
     port = int(kiln.environment["KILN_KAFKA__EMBEDDED_PORT"])
     kafka = Kafka(embedded_port=port, embedded_controller_port=free_ports(1)[0])
-    with broker(Settings(state=kiln.state, kafka=kafka), lambda words: None, die_with_parent=True) as servers:
+    with start_broker(Settings(state=kiln.state, kafka=kafka), lambda words: None, die_with_parent=True) as servers:
         expected = expected_batches(read_log(servers, "kiln.updates"), WINDOW)
         status = json.loads(kiln.run("status", "--json").stdout)
     rows = sql("SELECT network, origin, separator_key, separator_value, cid FROM batches")

@@ -21,7 +21,7 @@ from kafka import KafkaConsumer, TopicPartition
 from kiln.bridge.capture.spool import FrameSink
 from kiln.bridge.capture.tap import ConnectionTap
 from kiln.bridge.kafka.librdkafka import LibrdkafkaProducer
-from kiln.deploy.stack.embedded_broker import EmbeddedBroker, running
+from kiln.deploy.stack.embedded_broker import EmbeddedBroker, find_running_broker
 from kiln.deploy.stack.kafka_topics import ensure_topics
 from kiln.schemas.kafka.frames import read_frame
 from kiln.schemas.kafka.topics import MAX_RECORD, TOPICS
@@ -150,7 +150,7 @@ def test_broker_is_killed_and_comes_back(tmp_path: Path, new_broker: NewBroker) 
         assert broker.pid is not None
         spooling = more_spooled(sink)
         os.kill(broker.pid, signal.SIGKILL)
-        assert awaited(lambda: running(tmp_path / "state") is None)
+        assert awaited(lambda: find_running_broker(tmp_path / "state") is None)
         assert awaited(spooling)
         again = new_broker(tmp_path / "state")
         again.port, again.controller_port = broker.port, broker.controller_port

@@ -13,8 +13,8 @@ from deltalake import DeltaTable
 
 from conftest import free_ports
 from kafka import KafkaAdminClient
-from kiln.deploy.stack.embedded_broker import running
-from kiln.deploy.stack.kafka_broker import broker, make_topics
+from kiln.deploy.stack.embedded_broker import find_running_broker
+from kiln.deploy.stack.kafka_broker import make_topics, start_broker
 from kiln.pipelines.runtime.topics import KafkaTopics
 from kiln.schemas.captures.capture_file import open_capture, read_capture
 from kiln.schemas.kafka.frames import CUT_PAYLOAD, MAX_RPC
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 def broker_of(kiln: Kiln) -> Iterator[KafkaAdminClient]:
     """The broker of a Kiln that is stopped."""
     with (
-        broker(kiln.settings(), lambda words: None, die_with_parent=True),
+        start_broker(kiln.settings(), lambda words: None, die_with_parent=True),
         KafkaAdminClient(**kiln.settings().broker.client_options()) as admin,
     ):
         yield admin
@@ -147,7 +147,7 @@ def test_a_topic_that_is_created_again_under_a_running_kiln_ends_the_run_in_word
     kiln.run("run", "--catch-up")
     process = kiln.start("run", "--no-network")
     try:
-        wait_until(lambda: running(kiln.state) is not None, "the broker runs")
+        wait_until(lambda: find_running_broker(kiln.state) is not None, "the broker runs")
         out = kiln.state / "started.out"
         wait_until(lambda: "| late p50" in out.read_text(), "the queries run", 120)
         kafka = kiln.settings().broker

@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 from kiln.conf.settings.model import EMBEDDED_USER, Kafka
-from kiln.deploy.stack.ports import port_holder
+from kiln.deploy.stack.ports import find_port_holder
 
 
 def client(address: str) -> dict[str, str | list[str]]:
@@ -32,7 +32,7 @@ def variables(address: str) -> dict[str, str]:
 
 @cache  # a test may ask while the broker is away
 def _broker_dir(address: str) -> Path:
-    holder = port_holder(int(address.rpartition(":")[2]))
+    holder = find_port_holder(int(address.rpartition(":")[2]))
     assert holder is not None, f"nothing listens at {address}"
     assert holder.state is not None, f"no embedded broker at {address}"
     return holder.state / "broker"

@@ -12,7 +12,7 @@ from unittest.mock import patch
 from py4j.java_gateway import GatewayParameters, JavaGateway, JavaObject, launch_gateway
 from py4j.protocol import Py4JJavaError, get_return_value
 
-from kiln.deploy.query.serve.classes import spark_home
+from kiln.deploy.query.serve.classes import find_spark_home
 from kiln.deploy.stack.java import find_java
 
 START, OK, BAD, COMPLETE = 1, 2, 3, 5
@@ -92,7 +92,7 @@ def hive_gateway() -> Iterator[JavaGateway]:
     Spark's JVM, where the id of this JVM's exception names another object. The original is put back meanwhile.
     """
     port = launch_gateway(
-        classpath=f"{spark_home()}/jars/*",
+        classpath=f"{find_spark_home()}/jars/*",
         die_on_exit=True,
         javaopts=["-XX:TieredStopAtLevel=1"],
         java_path=str(find_java().executable),

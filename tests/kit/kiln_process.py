@@ -15,7 +15,7 @@ from unittest import mock
 from kiln.conf.settings.model import Settings
 from kiln.conf.settings.reading import load_settings
 from kiln.deploy.query.answer_json import write_json
-from kiln.deploy.query.ask import ask
+from kiln.deploy.query.ask import query_lake
 from kiln.pipelines.delta.lake import Lake
 from kit.log_model import read_records
 
@@ -84,7 +84,7 @@ class Kiln:
     def sql(self, query: str) -> list[dict[str, object]]:
         """What `kiln sql --json` prints, without the second or two that a process takes to start."""
         printed = io.StringIO()
-        write_json(ask(Lake.from_location(self.settings().lake_root), query), printed)
+        write_json(query_lake(Lake.from_location(self.settings().lake_root), query), printed)
         answer = json.loads(printed.getvalue())
         assert isinstance(answer, list)
         return answer

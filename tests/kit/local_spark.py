@@ -12,12 +12,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from kiln.conf.settings.model import Settings
-from kiln.deploy.query.serve.classes import compiled
+from kiln.deploy.query.serve.classes import compile_classes
 from kiln.deploy.stack.spark import spark_session
 
 
 @pytest.fixture(scope="module")
 def spark(broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """One session for the tests of a module."""
-    with spark_session(Settings(state=tmp_path_factory.mktemp("spark")), classes=[compiled(print)]) as session:
+    with spark_session(Settings(state=tmp_path_factory.mktemp("spark")), classes=[compile_classes(print)]) as session:
         yield session

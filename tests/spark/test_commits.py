@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from kiln.deploy.query.ask import ask
+from kiln.deploy.query.ask import query_lake
 from kiln.pipelines.backfill.swap import FileSwap, SwapMarker
 from kiln.pipelines.delta.arrow_rows import build_arrow_schema
 from kiln.pipelines.delta.commits import Commits, SecondWriterError, WriteId
@@ -152,7 +152,7 @@ def test_an_append_goes_through_when_a_swap_takes_files_meanwhile(
     assert FileSwap(lake).has_step(TABLE, SwapMarker("run", TABLE, 1))
     assert held(lake) == ["b", "c", "new"]
     assert sorted(row.stream for row in read_table(spark, lake, TABLE).collect()) == ["b", "c", "new"]
-    assert set(ask(lake, f"SELECT stream FROM {TABLE}").rows()) == {("b",), ("c",), ("new",)}
+    assert set(query_lake(lake, f"SELECT stream FROM {TABLE}").rows()) == {("b",), ("c",), ("new",)}
 
 
 def test_either_goes_on_where_the_other_stopped(lake: Lake, writer: Opened, other: Opened) -> None:
@@ -322,7 +322,7 @@ def by_deltalake(lake: Lake, where: str) -> Rows:
 
 def by_duckdb(lake: Lake, where: str) -> Rows:
     columns = ", ".join("epoch_us(observed_at)" if name == "observed_at" else name for name in COLUMNS)
-    return sorted(ask(lake, f"SELECT {columns} FROM {TABLE} WHERE {where}").rows(), key=repr)
+    return sorted(query_lake(lake, f"SELECT {columns} FROM {TABLE} WHERE {where}").rows(), key=repr)
 
 
 def by_spark(spark: SparkSession, lake: Lake, where: str) -> Rows:

@@ -21,8 +21,8 @@ from deltalake import DeltaTable, write_deltalake
 from py4j.java_gateway import JavaObject
 
 from conftest import free_ports
-from kiln.deploy.query.ask import ask, view_columns
-from kiln.deploy.query.serve.sandbox import landlock_version
+from kiln.deploy.query.ask import query_lake, read_view_columns
+from kiln.deploy.query.serve.sandbox import read_landlock_version
 from kiln.deploy.stack.java import find_java
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.delta.tables import TABLES
@@ -299,7 +299,7 @@ def test_a_client_reads_every_table_and_view(server: Server) -> None:
     assert not errors(done), done.stderr
     counts = {row[0]: int(row[1]) for row in csv.reader(done.stdout.splitlines()) if len(row) == 2 and row[1].isdigit()}
     lake = Lake(str(server.kiln.lake))
-    assert counts == {name: next(ask(lake, f"SELECT count(*) FROM {name}").rows())[0] for name in names}
+    assert counts == {name: next(query_lake(lake, f"SELECT count(*) FROM {name}").rows())[0] for name in names}
     assert counts["messages"] > 0
     shown = {row[1] for row in csv.reader(done.stdout.splitlines()) if len(row) == 3 and row[0] == "default"}
     assert shown == set(names)
@@ -394,7 +394,7 @@ def test_a_query_sees_no_variable_of_the_environment_or_the_jvm(server: Server, 
     assert server.password not in " ".join(server.jvm().cmdline())
 
 
-@pytest.mark.skipif(not landlock_version(), reason="this kernel has no Landlock")
+@pytest.mark.skipif(not read_landlock_version(), reason="this kernel has no Landlock")
 def test_the_jvm_opens_no_file_outside_the_lake(server: Server, client: HiveClient) -> None:
     """A table's file that is a link out of the lake stands for whatever way around the lists there may be."""
     (relative, *_) = DeltaTable(str(server.kiln.lake / "publications")).file_uris()
@@ -485,7 +485,7 @@ def test_metadata_of_jdbc(connection: JavaObject) -> None:
     assert {row[2] for row in rows(about.getTables(None, "default", "%", None))} == {*TABLES, *views()}
     # of tables Spark says none: Delta keeps them out of the catalog
     columns = tuple(row[3] for row in rows(about.getColumns(None, "default", "latest_tips", "%")))
-    assert columns == view_columns()["latest_tips"]
+    assert columns == read_view_columns()["latest_tips"]
     assert ("default",) in [row[:1] for row in rows(about.getSchemas())]
     assert rows(about.getTableTypes())
     assert rows(about.getTypeInfo())

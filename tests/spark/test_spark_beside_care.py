@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from kiln.deploy.query.ask import ask
+from kiln.deploy.query.ask import query_lake
 from kiln.pipelines.delta.commits import Commits, WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.delta_spark import DeltaSparkCommits
@@ -48,7 +48,7 @@ def rows(spark: SparkSession, lake: Lake) -> list[str]:
     """As Spark, deltalake and DuckDB read them, which is the same."""
     of_spark = sorted(row.tip for row in read_table(spark, lake, TABLE).collect())
     assert sorted(lake.open(TABLE).to_pyarrow_table()["tip"].to_pylist()) == of_spark
-    assert [row[0] for row in ask(lake, f"SELECT tip FROM {TABLE} ORDER BY tip").rows()] == of_spark
+    assert [row[0] for row in query_lake(lake, f"SELECT tip FROM {TABLE} ORDER BY tip").rows()] == of_spark
     return of_spark
 
 

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from kiln.deploy.stack.jars import spark_classes
+from kiln.deploy.stack.jars import spark_archive_path
 
 pytestmark = pytest.mark.spark
 
 COUNT = """
 import sys
 from pathlib import Path
-from kiln.deploy.stack.jars import spark_jars
+from kiln.deploy.stack.jars import list_spark_jars
 from kiln.pipelines.runtime.session import create_session
 spark = create_session(
-    "classes", master="local[1]", driver_memory="512m", java_options=sys.argv[1], jars=spark_jars(),
+    "classes", master="local[1]", driver_memory="512m", java_options=sys.argv[1], jars=list_spark_jars(),
     scratch=Path(sys.argv[2]),
 )
 print(spark.range(7).repartition(2).count())
@@ -36,7 +36,7 @@ def count_with(classes: Path, tmp_path: Path) -> str:
 
 
 def test_what_was_kept_is_not_read_from_jars_again(tmp_path: Path) -> None:
-    assert count_with(spark_classes(), tmp_path) == "7"
+    assert count_with(spark_archive_path(), tmp_path) == "7"
     loaded = (tmp_path / "loaded").read_text().splitlines()
     kept = [line for line in loaded if "shared objects file (top)" in line]
     for name in ("org.apache.spark.SparkContext ", "org.apache.spark.sql.classic.SparkSession "):

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from kiln.deploy.query.ask import Answer, SqlError, ask
-from kiln.deploy.query.spark import ask_spark
+from kiln.deploy.query.ask import Answer, SqlError, query_lake
+from kiln.deploy.query.spark import query_spark
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.delta.views import views
 from kit.questions import QUESTIONS, Question
@@ -60,8 +60,8 @@ def in_any_order(rows: list[tuple[object, ...]]) -> list[tuple[object, ...]]:
 
 @pytest.mark.parametrize("view", views())
 def test_a_view_has_the_same_rows_on_both_engines(view: str, spark: SparkSession, lake: Lake) -> None:
-    here = ask(lake, f"SELECT * FROM {view}")
-    there = ask_spark(spark, lake, f"SELECT * FROM {view}")
+    here = query_lake(lake, f"SELECT * FROM {view}")
+    there = query_spark(spark, lake, f"SELECT * FROM {view}")
     assert here.columns == there.columns
     rows = in_any_order(rows_of(here))
     assert rows, "a view without rows says nothing of two engines"
@@ -75,7 +75,7 @@ def test_there_are_twenty_questions_for_both_engines() -> None:
 @pytest.mark.parametrize("question", [each for each in QUESTIONS if each.both], ids=lambda each: each.title)
 def test_a_question_has_the_same_answer_on_both_engines(question: Question, spark: SparkSession, lake: Lake) -> None:
     sql = LIMIT.sub("", question.sql)  # of rows that stand alike, a limit takes any
-    here, there = ask(lake, sql), ask_spark(spark, lake, sql)
+    here, there = query_lake(lake, sql), query_spark(spark, lake, sql)
     assert here.columns == there.columns
     rows = in_any_order(rows_of(here))
     assert rows, "an answer without rows says nothing of two engines"
@@ -114,28 +114,28 @@ def test_a_question_has_the_same_answer_on_both_engines(question: Question, spar
 )
 def test_spark_refuses_what_is_no_reading_query_of_the_lake(sql: str, spark: SparkSession, lake: Lake) -> None:
     with pytest.raises(SqlError):
-        list(ask_spark(spark, lake, sql).rows())
+        list(query_spark(spark, lake, sql).rows())
 
 
 def test_spark_puts_no_variable_of_the_environment_into_a_query(spark: SparkSession, lake: Lake) -> None:
-    assert list(ask_spark(spark, lake, "SELECT '${env:PATH}' AS path").rows()) == [("${env:PATH}",)]
+    assert list(query_spark(spark, lake, "SELECT '${env:PATH}' AS path").rows()) == [("${env:PATH}",)]
 
 
 @pytest.mark.parametrize("as_of", [0, 1, datetime(2020, 1, 1, tzinfo=UTC)])
 def test_both_engines_travel_in_time(as_of: int | datetime, spark: SparkSession, lake: Lake) -> None:
     sql = "SELECT count(*) AS n, count(tips) AS held FROM batch_times"
-    here = rows_of(ask(lake, sql, as_of))
-    assert here == rows_of(ask_spark(spark, lake, sql, as_of))
+    here = rows_of(query_lake(lake, sql, as_of))
+    assert here == rows_of(query_spark(spark, lake, sql, as_of))
     assert (here[0][0] == 0.0) == (as_of != 1)
 
 
 def test_spark_lists_tables_and_views(spark: SparkSession, lake: Lake) -> None:
-    listed = {row[1] for row in ask_spark(spark, lake, "SHOW TABLES").rows()}
+    listed = {row[1] for row in query_spark(spark, lake, "SHOW TABLES").rows()}
     assert listed == {*lake.tables(), *views()}
 
 
 def test_spark_takes_no_more_rows_than_are_shown(spark: SparkSession, lake: Lake) -> None:
-    assert len(rows_of(ask_spark(spark, lake, "SELECT * FROM messages ORDER BY message", most=3))) == 3
+    assert len(rows_of(query_spark(spark, lake, "SELECT * FROM messages ORDER BY message", most=3))) == 3
 
 
 def test_the_command_asks_spark(lake: Lake, tmp_path: Path, root: Path) -> None:
@@ -154,7 +154,7 @@ def test_the_command_asks_spark(lake: Lake, tmp_path: Path, root: Path) -> None:
         sql,
     ]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
-    (hour, data) = next(iter(ask(lake, sql).rows()))
+    (hour, data) = next(iter(query_lake(lake, sql).rows()))
     assert isinstance(hour, datetime)
     assert done.stdout.splitlines() == ["hour,hex", f"{hour:%Y-%m-%dT%H:%M:%S}.000000Z,{data}"]
     assert [path.name for path in (tmp_path / "state").iterdir()] == ["lake"]  # its logs are not those of Kiln

@@ -9,10 +9,10 @@ import pytest
 
 from kiln.deploy.cli.app import run_command
 from kiln.deploy.ops.doctor import check_store
-from kiln.deploy.ops.store import store_problem
-from kiln.deploy.query.ask import SqlError, ask
-from kiln.deploy.query.trace.follow import follow
-from kiln.deploy.query.trace.ids import read_id
+from kiln.deploy.ops.store import probe_store
+from kiln.deploy.query.ask import SqlError, query_lake
+from kiln.deploy.query.trace.follow import trace_subject
+from kiln.deploy.query.trace.ids import parse_id
 from kiln.pipelines.backfill.run_diff import diff_run
 from kiln.pipelines.backfill.run_log import find_run, read_events
 from kiln.pipelines.backfill.swap import FileSwap
@@ -66,9 +66,9 @@ def test_questions_are_answered_as_over_a_disk(lake: Lake, tmp_path: Path) -> No
         "SELECT * FROM batch_savings ORDER BY ALL",
         "SHOW TABLES",
     ):
-        assert list(ask(lake, question).rows()) == list(ask(local, question).rows()), question
-    cid = str(next(iter(ask(lake, "SELECT min(cid) FROM batches").rows()))[0])
-    traces = [follow(each, read_id(cid)) for each in (lake, local)]
+        assert list(query_lake(lake, question).rows()) == list(query_lake(local, question).rows()), question
+    cid = str(next(iter(query_lake(lake, "SELECT min(cid) FROM batches").rows()))[0])
+    traces = [trace_subject(each, parse_id(cid)) for each in (lake, local)]
     assert [step.cells for step in traces[0].steps] == [step.cells for step in traces[1].steps]
 
 
@@ -81,7 +81,7 @@ def test_a_question_reads_the_tables_alone(lake: Lake) -> None:
         "SELECT * FROM '/etc/passwd'",
     ):
         with pytest.raises(SqlError):
-            list(ask(lake, question).rows())
+            list(query_lake(lake, question).rows())
 
 
 def test_commands_work_with_credentials_of_the_environment(
@@ -99,10 +99,10 @@ def test_commands_work_with_credentials_of_the_environment(
     assert not any(each["error"] or each["left_alone"] for each in cared)
     checked = json.loads(said(capsys, "quality", "--json"))
     assert len(checked) > 20
-    before = len(list(ask(lake, "SELECT * FROM quality_results").rows()))
+    before = len(list(query_lake(lake, "SELECT * FROM quality_results").rows()))
     assert before == len(checked)
     said(capsys, "quality")  # from what it remembers on
-    assert len(list(ask(lake, "SELECT * FROM quality_results").rows())) > before
+    assert len(list(query_lake(lake, "SELECT * FROM quality_results").rows())) > before
     assert json.loads(said(capsys, "backfill", "list", "--json")) == []
 
 
@@ -134,11 +134,11 @@ def test_care_makes_one_file_of_many_shortens_the_log_and_removes_what_nobody_ne
     out = TableFiles(lake, "tips")
     out.add(tuple(tip(0, TO)[column.name] for column in TABLES["tips"].columns))
     (left,) = out.close()  # and no commit
-    rows = sorted(map(str, ask(lake, "SELECT * FROM tips").rows()))
+    rows = sorted(map(str, query_lake(lake, "SELECT * FROM tips").rows()))
     now = max(found.modified for found in lake.folder("tips").files()) + 13 * _HOUR
     done = maintain_table(lake, "tips", MaintenancePolicy(128 << 20, _HOUR, unnamed=_HOUR), now, lambda words: None)
     assert done.files == (130, 1)
-    assert sorted(map(str, ask(lake, "SELECT * FROM tips").rows())) == rows
+    assert sorted(map(str, query_lake(lake, "SELECT * FROM tips").rows())) == rows
     appended(range(130, 250))
     done = maintain_table(lake, "tips", MaintenancePolicy(128 << 20, _HOUR, unnamed=_HOUR), now, lambda words: None)
     assert done.garbage[0] >= 130
@@ -162,7 +162,7 @@ def test_a_run_is_listed_compared_swapped_in_and_dropped(
     swapped = find_run(lake, "r")
     assert swapped is not None
     assert all(each.is_equal for each in diff_run(lake, swapped, lambda words: None))
-    updates = [str(row[0]) for row in ask(lake, "SELECT message FROM updates").rows()]
+    updates = [str(row[0]) for row in query_lake(lake, "SELECT message FROM updates").rows()]
     assert sorted(updates) == sorted(f"m{number}" for number in range(5, 50))
     assert [each["state"] for each in json.loads(said(capsys, "backfill", "list", "--json"))] == ["swapped"]
     said(capsys, "backfill", "drop", "r")
@@ -171,9 +171,9 @@ def test_a_run_is_listed_compared_swapped_in_and_dropped(
 
 
 def test_doctor_tries_whether_the_store_refuses_a_second_write(lake: Lake) -> None:
-    assert check_store(lake.path, store_problem(lake)).level == "ok"
+    assert check_store(lake.path, probe_store(lake)).level == "ok"
     assert list(lake.root.folders()) == []
     nowhere = Lake("s3://no-such-bucket/lake", lake.options)
-    found = check_store(nowhere.path, store_problem(nowhere))
+    found = check_store(nowhere.path, probe_store(nowhere))
     assert found.level == "fail"
     assert "s3://no-such-bucket/lake" in found.found

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kiln.conf.settings.keys import known_keys, variable
-from kiln.deploy.query.ask import ask
+from kiln.deploy.query.ask import query_lake
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.delta.tables import TABLES, markdown
 from kiln.schemas.delta.views import markdown as views_table
@@ -63,7 +63,7 @@ def test_there_are_questions_to_try() -> None:
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda each: f"{each.page.name}: {each.title}")
 def test_the_tables_have_an_answer_to_every_question(question: Question, empty: Lake, lake: Lake) -> None:
-    nothing, something = ask(empty, question.sql), ask(lake, question.sql)
+    nothing, something = query_lake(empty, question.sql), query_lake(lake, question.sql)
     assert nothing.columns == something.columns
     list(nothing.rows())
     assert list(something.rows()), "the question finds no row in a lake with rows"

@@ -24,7 +24,7 @@ class SeparatorEntry(msgspec.Struct, frozen=True):
 class MessageEntry(msgspec.Struct, tag_field="entry", tag="message"):
     """One distinct gossip message, in all its copies. The copies of OUT frames do not count.
 
-    `message` is its id. The fields from `era` to `ts` are what its author says, ids in canonical spelling; all None
+    `message_id` is its id. The fields from `era` to `ts` are what its author says, ids in canonical spelling; all None
     where the data says nothing. `separator`: of an UPDATE, by the topic's name or the `model` field, and
     `separator_source` which of them.
     `outcome` "message": it ends in the table `messages`, once, if any copy was good; its forged copies end in
@@ -32,7 +32,7 @@ class MessageEntry(msgspec.Struct, tag_field="entry", tag="message"):
     `reason`.
     """
 
-    message: str
+    message_id: str
     network: str
     origin: str
     topic: str
@@ -103,7 +103,7 @@ class Ledger:
 
     def message(self, entry: MessageEntry) -> MessageEntry:
         """The entry under which this message is known; it is `entry` itself if the message is new."""
-        return self.messages.setdefault((entry.network, entry.message), entry)
+        return self.messages.setdefault((entry.network, entry.message_id), entry)
 
     def add(self, other: Iterable[Entry]) -> None:
         """Takes in entries, of another ledger for one; the copies of a message known already are added up."""

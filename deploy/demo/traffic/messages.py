@@ -412,7 +412,7 @@ class MessageFactory:
     ) -> MessageEntry:
         digest, separator = sha256(content.data).hexdigest(), content.separator
         return MessageEntry(
-            message=f"sha256/{digest}" if author is None else f"{author.text}/{seqno.hex()}",
+            message_id=f"sha256/{digest}" if author is None else f"{author.text}/{seqno.hex()}",
             network=content.network,
             origin=self._options.origin,
             topic=content.topic,

@@ -9,7 +9,7 @@ from pathlib import Path
 from prometheus_client.metrics_core import Metric
 
 from kiln.conf.process.bridge_status import BridgeStatus, read_status
-from kiln.deploy.ops.monitor.families import bridge_families
+from kiln.deploy.ops.monitor.families import build_bridge_families
 from kiln.schemas.families import build_family
 
 _FRESH = 10.0  # s; a status older than this is that of a bridge that hangs
@@ -30,7 +30,7 @@ class BridgeMonitor:
         yield build_family("kiln_info", [((self._version, self._network, "bridge"), 1)])
         yield build_family("kiln_run_seconds", [((), time.time() - self._started)])
         yield build_family("kiln_problems", [((), len(status.errors) if status is not None else 1)])
-        yield from bridge_families(status)
+        yield from build_bridge_families(status)
 
     def why_dead(self) -> list[str]:
         """A bridge that starts is alive."""

@@ -30,13 +30,13 @@ _LONGEST: Final = 40
 _OTHER: Final = "other"
 
 
-def families(facts: MonitorInputs) -> Iterator[Metric]:
+def build_families(facts: MonitorInputs) -> Iterator[Metric]:
     """All families of which the facts have something to say."""
     yield from _run(facts)
     yield from build_query_metrics(facts.snapshot.queries)
     if facts.snapshot.bridge is not None:
-        yield from bridge_families(facts.snapshot.bridge.status)
-    yield from _lake(facts.tables, facts.read_at)
+        yield from build_bridge_families(facts.snapshot.bridge.status)
+    yield from _build_table_families(facts.tables, facts.read_at)
     checked = facts.snapshot.quality
     if checked is not None:
         yield build_family("kiln_quality_expectations", checked.found.items())
@@ -67,24 +67,24 @@ def _lateness(seen: Snapshot) -> Metric:
     return HistogramMetricFamily(declared.name, declared.says, buckets=buckets, sum_value=seen.late_sum)
 
 
-def bridge_families(status: BridgeStatus | None) -> Iterator[Metric]:
+def build_bridge_families(status: BridgeStatus | None) -> Iterator[Metric]:
     """The families about a bridge. None: the bridge says nothing."""
     yield build_family("kiln_bridge_up", [((), float(status is not None))])
     if status is None:
         return
     spool = status.spool
-    yield build_family("kiln_bridge_peers", _by_agent(status.peers).items())
-    yield build_family("kiln_bridge_peer_scores", _by_score(status.peers).items())
+    yield build_family("kiln_bridge_peers", _count_by_agent(status.peers).items())
+    yield build_family("kiln_bridge_peer_scores", _count_by_score(status.peers).items())
     yield build_family("kiln_bridges", [((), len(status.sharing.bridges))])
     yield build_family("kiln_bridge_leads", [((), float(status.sharing.leads))])
     yield build_family("kiln_bridge_kept_out", [((), status.kept_out)])
     yield build_family("kiln_bridge_topics", [((), len(status.topics))])
     yield build_family("kiln_bridge_topics_left", [((), status.sharing.topics_left)])
     yield build_family("kiln_bridge_topics_refused", [((), status.topics_refused)])
-    yield build_family("kiln_bridge_meshes", _by_size(status.mesh.values()).items())
+    yield build_family("kiln_bridge_meshes", _count_by_mesh_size(status.mesh.values()).items())
     yield build_family("kiln_bridge_frames", [(("in",), status.frames_in), (("out",), status.frames_out)])
     yield build_family("kiln_bridge_bytes", [(("in",), status.bytes_in), (("out",), status.bytes_out)])
-    yield build_family("kiln_bridge_events", _declared("counters.", status.counters))
+    yield build_family("kiln_bridge_events", _select_declared("counters.", status.counters))
     yield build_family("kiln_bridge_spool_frames", [((), spool.waiting)])
     yield build_family("kiln_bridge_spool_memory_bytes", [((), spool.memory_bytes)])
     yield build_family("kiln_bridge_spool_disk_bytes", [((), spool.disk_bytes)])
@@ -92,20 +92,22 @@ def bridge_families(status: BridgeStatus | None) -> Iterator[Metric]:
     yield build_family("kiln_bridge_spool_full", [((), float(spool.full))])
     overlay = status.bep50
     transports = [("gossipsub", status.publisher), *([("bep50", overlay.publisher)] if overlay is not None else [])]
-    yield build_family("kiln_publications", [each for name, told in transports for each in _publications(name, told)])
+    yield build_family(
+        "kiln_publications", [each for name, told in transports for each in _count_publications(name, told)]
+    )
     fetcher, node = status.fetcher, status.ipfs_node
     if fetcher is not None and fetcher.is_on:
         yield build_family("kiln_fetcher_waiting", [((), fetcher.waiting)])
         yield build_family("kiln_fetcher_fetching", [((), fetcher.fetching)])
         yield build_family("kiln_fetcher_claims", [((), fetcher.claimed)])
-        yield build_family("kiln_fetcher_records", _declared("fetcher.counts.", fetcher.counts))
+        yield build_family("kiln_fetcher_records", _select_declared("fetcher.counts.", fetcher.counts))
         yield build_family("kiln_ipfs_connections", [((), node.connections)])
         yield build_family("kiln_ipfs_provided", [((), node.provided)])
     if overlay is not None:
-        yield from _overlay(overlay)
+        yield from _build_overlay_families(overlay)
 
 
-def _publications(transport: str, told: PublisherStatus) -> Values:
+def _count_publications(transport: str, told: PublisherStatus) -> Values:
     return [
         ((transport, "published"), told.published),
         ((transport, "failed"), told.failed),
@@ -113,20 +115,20 @@ def _publications(transport: str, told: PublisherStatus) -> Values:
     ]
 
 
-def _overlay(overlay: OverlayStatus) -> Iterator[Metric]:
+def _build_overlay_families(overlay: OverlayStatus) -> Iterator[Metric]:
     yield build_family("kiln_bep50_topics", [((), overlay.joined)])
     yield build_family("kiln_bep50_contacts", [((), overlay.contacts)])
     yield build_family("kiln_bep50_frames", [(("in",), overlay.frames_in), (("out",), overlay.frames_out)])
     yield build_family("kiln_bep50_gaps", [((), overlay.gaps)])
-    yield build_family("kiln_bep50_dropped", _declared("bep50.dropped.", overlay.dropped))
+    yield build_family("kiln_bep50_dropped", _select_declared("bep50.dropped.", overlay.dropped))
 
 
-def _declared(path: str, counts: Mapping[str, int]) -> Values:
+def _select_declared(path: str, counts: Mapping[str, int]) -> Values:
     """Counts whose names `kiln.schemas.metrics` lists, so that a label takes no other value."""
     return [((name,), number) for name, number in counts.items() if f"{path}{name}" in METRICS]
 
 
-def _lake(tables: Iterable[TableStatus], now: float) -> Iterator[Metric]:
+def _build_table_families(tables: Iterable[TableStatus], now: float) -> Iterator[Metric]:
     there = [table for table in tables if not table.problem]
     versions = [((table.name,), table.version) for table in there if table.version is not None]
     yield build_family("kiln_table_rows", [((table.name,), table.rows) for table in there if table.rows is not None])
@@ -139,11 +141,11 @@ def _lake(tables: Iterable[TableStatus], now: float) -> Iterator[Metric]:
     )
 
 
-def _by_agent(peers: Iterable[PeerStatus]) -> Mapping[tuple[str, str], int]:
+def _count_by_agent(peers: Iterable[PeerStatus]) -> Mapping[tuple[str, str], int]:
     """Count peers by agent and protocol, keeping the agents with most peers."""
     found: Counter[tuple[str, str]] = Counter()
     for (agent, protocol), number in Counter([(peer.agent, peer.protocol) for peer in peers]).items():
-        found[_agent(agent), _protocol(protocol)] += number
+        found[_shorten_agent(agent), _name_protocol(protocol)] += number
     by_name: Counter[str] = Counter()
     for (agent, _), number in found.items():
         by_name[agent] += number
@@ -154,16 +156,16 @@ def _by_agent(peers: Iterable[PeerStatus]) -> Mapping[tuple[str, str], int]:
     return named
 
 
-def _agent(text: str) -> str:
+def _shorten_agent(text: str) -> str:
     """The name without the version."""
     return printable(text.split("/")[0])[:_LONGEST] or _OTHER
 
 
-def _protocol(text: str) -> str:
+def _name_protocol(text: str) -> str:
     return text if text in VERSIONS else _OTHER
 
 
-def _by_score(peers: Iterable[PeerStatus]) -> Mapping[tuple[str, ...], int]:
+def _count_by_score(peers: Iterable[PeerStatus]) -> Mapping[tuple[str, ...], int]:
     least = ScoreOptions().graylist_threshold
     found: Counter[tuple[str, ...]] = Counter()
     for score, number in Counter([peer.score for peer in peers]).items():
@@ -172,7 +174,7 @@ def _by_score(peers: Iterable[PeerStatus]) -> Mapping[tuple[str, ...], int]:
     return found
 
 
-def _by_size(meshes: Iterable[int]) -> Mapping[tuple[str, ...], int]:
+def _count_by_mesh_size(meshes: Iterable[int]) -> Mapping[tuple[str, ...], int]:
     found: Counter[tuple[str, ...]] = Counter()
     for peers, number in Counter(meshes).items():
         found[(next((label for most, label in MESH_SIZES if peers <= most), "over 12"),)] += number

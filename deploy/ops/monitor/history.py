@@ -69,24 +69,24 @@ class RunHistory:
             (later.batches - earlier.batches) / (later.at - earlier.at) for earlier, later in pairwise(points)
         ]
         return [
-            plot("Frames", "/s", [each.frames_rate for each in points]),
-            plot("Batches", "/s", batches),
-            plot("Lateness, p50 and p99", "s", [p.late_p50 for p in points], [p.late_p99 for p in points]),
-            plot("Lag of the slowest query", "s", [each.lag_seconds for each in points]),
+            build_plot("Frames", "/s", [each.frames_rate for each in points]),
+            build_plot("Batches", "/s", batches),
+            build_plot("Lateness, p50 and p99", "s", [p.late_p50 for p in points], [p.late_p99 for p in points]),
+            build_plot("Lag of the slowest query", "s", [each.lag_seconds for each in points]),
         ]
 
 
-def plot(title: str, unit: str, *series: Sequence[float | None]) -> Plot:
+def build_plot(title: str, unit: str, *series: Sequence[float | None]) -> Plot:
     """Lines over one scale from 0 to the greatest value, the newest value at the right edge. Values come at the pace of
     the history."""
     most = max((value for values in series for value in values if value is not None), default=0.0)
     steps = max(_LEAST, len(series[0]) - 1)
-    lines = tuple(_line(values, most, steps) for values in series)
+    lines = tuple(_format_points(values, most, steps) for values in series)
     known = [value for value in series[0] if value is not None]
     return Plot(title, unit, lines, known[-1] if known else None, most, round(steps * _EVERY / 60))
 
 
-def _line(values: Sequence[float | None], most: float, steps: int) -> str:
+def _format_points(values: Sequence[float | None], most: float, steps: int) -> str:
     step = _WIDTH / steps
     first = _WIDTH - step * (len(values) - 1)
     scale = _HEIGHT / most if most > 0 else 0.0

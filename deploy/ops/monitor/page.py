@@ -8,10 +8,17 @@ from typing import Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from kiln.deploy.ops.formatting import clock, copies_per_message, count, rate, seconds, top
+from kiln.deploy.ops.formatting import (
+    compute_copies_per_message,
+    format_clock,
+    format_count,
+    format_rate,
+    format_seconds,
+    take_top,
+)
 from kiln.deploy.ops.monitor.facts import MonitorInputs, why_not_ready
 from kiln.deploy.ops.monitor.history import Plot
-from kiln.deploy.ops.snapshot import QualityInRun, by_reason
+from kiln.deploy.ops.snapshot import QualityInRun, sum_by_reason
 from kiln.schemas.exposition import QUALITY_RESULTS
 from kiln.schemas.printable import printable
 
@@ -37,28 +44,30 @@ def render_page(facts: MonitorInputs | None, plots: Sequence[Plot]) -> str:
         heard=snapshot.bridge.heard if snapshot.bridge is not None else {},
         peers=sorted(bridge.peers, key=lambda peer: -peer.frames_in)[:_PEERS] if bridge is not None else (),
         problems=[*dict.fromkeys([*snapshot.errors, *why_not_ready(facts)])],
-        elapsed=clock(snapshot.elapsed),
-        copies=copies_per_message(snapshot),
-        quarantine=top(by_reason(snapshot.quarantine), _REASONS),
+        elapsed=format_clock(snapshot.elapsed),
+        copies=compute_copies_per_message(snapshot),
+        quarantine=take_top(sum_by_reason(snapshot.quarantine), _REASONS),
         plots=plots,
-        quality=_quality(snapshot.quality),
-        checked=clock(timedelta(seconds=facts.read_at - snapshot.quality.at)) if snapshot.quality is not None else "",
+        quality=_group_by_table(snapshot.quality),
+        checked=format_clock(timedelta(seconds=facts.read_at - snapshot.quality.at))
+        if snapshot.quality is not None
+        else "",
         ages={
-            table.name: clock(timedelta(seconds=facts.read_at - table.committed_at.timestamp()))
+            table.name: format_clock(timedelta(seconds=facts.read_at - table.committed_at.timestamp()))
             for table in facts.tables
             if table.committed_at is not None
         },
     )
 
 
-def _quality(seen: QualityInRun | None) -> list[tuple[str, list[int]]]:
+def _group_by_table(seen: QualityInRun | None) -> list[tuple[str, list[int]]]:
     """By table: how many expectations were met, and how many of each level failed."""
     found = seen.found if seen is not None else {}
     tables = dict.fromkeys(table for table, _ in found)
     return [(table, [found.get((table, result), 0) for result in QUALITY_RESULTS]) for table in tables]
 
 
-def size(number: float) -> str:
+def format_size(number: float) -> str:
     """Bytes in few characters."""
     for unit in ("B", "kB", "MB", "GB"):
         if number < 1000:
@@ -67,4 +76,10 @@ def size(number: float) -> str:
     return f"{number:.1f} TB"
 
 
-_TEMPLATES.filters |= {"count": count, "rate": rate, "seconds": seconds, "printable": printable, "size": size}
+_TEMPLATES.filters |= {
+    "count": format_count,
+    "rate": format_rate,
+    "seconds": format_seconds,
+    "printable": printable,
+    "size": format_size,
+}

@@ -11,11 +11,11 @@ from prometheus_client.metrics_core import Metric
 
 from kiln.conf.process.exporter import Exporter
 from kiln.deploy.ops.monitor.facts import MonitorInputs, why_dead, why_not_ready
-from kiln.deploy.ops.monitor.families import families
+from kiln.deploy.ops.monitor.families import build_families
 from kiln.deploy.ops.monitor.history import RunHistory
 from kiln.deploy.ops.monitor.page import render_page
 from kiln.deploy.ops.snapshot import Snapshot
-from kiln.deploy.ops.status import TableStatus, lake_status
+from kiln.deploy.ops.status import TableStatus, read_lake_status
 from kiln.pipelines.delta.lake import Lake
 
 _TABLES_EVERY: Final = 15.0  # s
@@ -62,7 +62,7 @@ class Monitor:
     def metrics(self) -> Iterator[Metric]:
         """No family before the first snapshot."""
         facts = self._facts()
-        return families(facts) if facts is not None else iter(())
+        return build_families(facts) if facts is not None else iter(())
 
     def why_dead(self) -> list[str]:
         return why_dead(self._facts())
@@ -81,4 +81,4 @@ class Monitor:
 
     def _follow_tables(self) -> None:
         while not self._stop.wait(_TABLES_EVERY if self._tables else 1.0):
-            self._tables = lake_status(self._lake)
+            self._tables = read_lake_status(self._lake)

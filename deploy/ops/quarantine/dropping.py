@@ -1,4 +1,4 @@
-"""Rows taken out of the table `quarantine` for good, after what they were is in the table `dropped`.
+"""Rows taken out of the table `quarantine` for good, after what they were is in the table `quarantine_dropped`.
 
 The record comes first, and is on the disk before a row goes. A command that ended in between has recorded rows that
 are still there: the next drop of these rows takes them out, and records none of them twice.
@@ -33,9 +33,10 @@ _TRIES: Final = 20
 """times that somebody else may write the table's files anew meanwhile"""
 _ROWS_AT_ONCE: Final = 100
 """in memory, each of up to 5 MiB"""
+_RECORD: Final = "quarantine_dropped"
 _KEPT: Final = ("kafka_partition", "kafka_offset", "message_index", "cid", "stage", "reason", "detail")
 _SAME: Final = ("kafka_partition", "kafka_offset", "message_index", "cid", "stage", "reason", "sha256", "observed_at")
-"""By these columns a row of `dropped` is a row of `quarantine`."""
+"""By these columns a row of `quarantine_dropped` is a row of `quarantine`."""
 
 
 class DropResult(NamedTuple):
@@ -47,7 +48,7 @@ class DropResult(NamedTuple):
     known: int = 0
 
 
-def drop(lake: Lake, wanted: QuarantineFilter, why: str, drop_id: str, now: datetime) -> DropResult:
+def drop_rows(lake: Lake, wanted: QuarantineFilter, why: str, drop_id: str, now: datetime) -> DropResult:
     """Takes the rows of a selection out of the table. QuarantineError, LakeError, CareError."""
     for _ in range(_TRIES):
         with QuarantineRows(lake, wanted) as picked:
@@ -58,8 +59,8 @@ def drop(lake: Lake, wanted: QuarantineFilter, why: str, drop_id: str, now: date
             return DropResult(drop_id, 0)
         files = [file for file in list_files(table, "observed_at") if file.path in places]
         try:
-            known = _record(lake, files, places, {"drop_id": drop_id, "dropped_at": now, "why": why})
-            new = _without(lake, files, places)
+            known = _record_rows(lake, files, places, {"drop_id": drop_id, "dropped_at": now, "why": why})
+            new = _write_remaining_rows(lake, files, places)
             for each in new:
                 # A start after a power cut takes files for those of a commit that was lost by when they were written.
                 (lake.folder("quarantine") / each.name).touch()
@@ -73,37 +74,37 @@ def drop(lake: Lake, wanted: QuarantineFilter, why: str, drop_id: str, now: date
     raise QuarantineError("others write the table quarantine anew without pause: try again")
 
 
-def _record(
+def _record_rows(
     lake: Lake, files: Sequence[TableFile], places: Mapping[str, Sequence[int]], told: dict[str, object]
 ) -> int:
-    """Appends what goes to `dropped`, but for rows that are there. Returns how many are there."""
-    lake.create(["dropped"])
-    schema = build_arrow_schema(TABLES["dropped"].columns, strict=True)
+    """Appends what goes to `quarantine_dropped`, but for rows that are there. Returns how many are there."""
+    lake.create([_RECORD])
+    schema = build_arrow_schema(TABLES[_RECORD].columns, strict=True)
     rows = [
         {**told, **row, "came": file.modified}
         for file in files
-        for row in _rows_at(lake.folder("quarantine") / file.path, places[file.path])
+        for row in _read_rows(lake.folder("quarantine") / file.path, places[file.path])
     ]
     every = pa.Table.from_pylist(rows, schema=schema.append(pa.field("came", pa.int64())))
     with duckdb.connect() as connection:
         connection.execute("SET TimeZone = 'UTC'")
-        open_tables(connection, lake, ["dropped"])
+        open_tables(connection, lake, [_RECORD])
         connection.register("every", every)
         same = " AND ".join(f"d.{name} IS NOT DISTINCT FROM every.{name}" for name in _SAME)
         # A row that came after such a record is a new one, as after a backfill.
         new = connection.sql(
             f"SELECT * EXCLUDE (came) FROM every WHERE NOT EXISTS "
-            f"(SELECT 1 FROM dropped d WHERE {same} AND (d.drop_id = every.drop_id OR epoch_us(d.dropped_at) >= came))"
+            f"(SELECT 1 FROM {_RECORD} d WHERE {same} AND (d.drop_id = every.drop_id OR epoch_us(d.dropped_at) >= came))"
         ).to_arrow_table()
     if new.num_rows:
-        write_deltalake(lake.table("dropped"), new.cast(schema), mode="append", storage_options=lake.storage_options)
-        version = lake.open("dropped").version()
-        lake.sync_commits("dropped", version, version)
+        write_deltalake(lake.table(_RECORD), new.cast(schema), mode="append", storage_options=lake.storage_options)
+        version = lake.open(_RECORD).version()
+        lake.sync_commits(_RECORD, version, version)
     return int(every.num_rows - new.num_rows)
 
 
-def _rows_at(path: Location, numbers: Sequence[int]) -> Iterator[dict[str, object]]:
-    for batch, first in _batches(path):
+def _read_rows(path: Location, numbers: Sequence[int]) -> Iterator[dict[str, object]]:
+    for batch, first in _read_batches(path):
         mine = pa.array([number - first for number in numbers if first <= number < first + batch.num_rows], pa.int64())
         for row in batch.take(mine).to_pylist():
             data = row["data"]
@@ -115,14 +116,16 @@ def _rows_at(path: Location, numbers: Sequence[int]) -> Iterator[dict[str, objec
             }
 
 
-def _without(lake: Lake, files: Sequence[TableFile], places: Mapping[str, Sequence[int]]) -> list[DataFile]:
+def _write_remaining_rows(
+    lake: Lake, files: Sequence[TableFile], places: Mapping[str, Sequence[int]]
+) -> list[DataFile]:
     """The other rows of these files, in files that no commit names yet."""
     out = TableFiles(lake, "quarantine")
     schema = build_arrow_schema(TABLES["quarantine"].columns, strict=True)
     try:
         for file in files:
             gone = set(places[file.path])
-            for batch, first in _batches(lake.folder("quarantine") / file.path):
+            for batch, first in _read_batches(lake.folder("quarantine") / file.path):
                 stays = pa.array([number not in gone for number in range(first, first + batch.num_rows)])
                 left = batch.filter(stays)
                 if left.num_rows:
@@ -138,7 +141,7 @@ def _without(lake: Lake, files: Sequence[TableFile], places: Mapping[str, Sequen
     return out.close()
 
 
-def _batches(path: Location) -> Iterator[tuple[pa.RecordBatch, int]]:
+def _read_batches(path: Location) -> Iterator[tuple[pa.RecordBatch, int]]:
     """The rows of a file, and the number of the first of each batch."""
     first = 0
     with path.open() as opened, pq.ParquetFile(opened) as file:

@@ -19,7 +19,7 @@ COLUMNS: Final = (
     "network, connection, direction, local_peer, remote_peer, protocol, epoch_us(observed_at), sequence, payload, "
     "hello_in, hello_out, verdicts, remote_address, declared_length, kafka_partition, kafka_offset"
 )
-"""of the table `frames`, as `frame_of` takes them"""
+"""of the table `frames`, as `build_frame` takes them"""
 
 _ROWS_AT_ONCE: Final = 1_000
 
@@ -31,7 +31,7 @@ class FramePosition(NamedTuple):
     offset: int
 
 
-Places = dict[FramePosition, set[int | None]]
+MessagePositions = dict[FramePosition, set[int | None]]
 """Which messages of which frames, by position in the RPC; None: the frame as a whole."""
 
 
@@ -44,7 +44,7 @@ class DecodedFrame(NamedTuple):
     """how many messages are refused for the same reason"""
 
 
-def reread(frame: Frame, positions: Set[int | None], reason: str, how: DecodeConfig) -> DecodedFrame:
+def decode_again(frame: Frame, positions: Set[int | None], reason: str, how: DecodeConfig) -> DecodedFrame:
     """What of the messages at `positions` (None: all of them), refused for `reason` then, gets further now."""
     items: dict[int, DecodedMessage | RejectedMessage] = {}
     same: set[int | None] = set()
@@ -59,7 +59,7 @@ def reread(frame: Frame, positions: Set[int | None], reason: str, how: DecodeCon
     return DecodedFrame(items, len((same & positions) - {None}))
 
 
-def with_messages(frame: Frame, positions: Set[int]) -> Frame:
+def select_messages(frame: Frame, positions: Set[int]) -> Frame:
     """The frame with these messages of its RPC and nothing else; as it is, if these are all."""
     messages = gossip_messages(frame)
     if isinstance(messages, Rejected) or len(positions) == len(messages):
@@ -73,7 +73,7 @@ def with_messages(frame: Frame, positions: Set[int]) -> Frame:
     return copy
 
 
-def stored(
+def read_frames(
     connection: duckdb.DuckDBPyConnection, places: Collection[FramePosition]
 ) -> Iterator[tuple[FramePosition, Frame]]:
     """Those frames at `places` that the view `frames` of the connection has, in the order in which they came."""
@@ -101,10 +101,10 @@ def stored(
     )
     while rows := answer.fetchmany(_ROWS_AT_ONCE):
         for row in rows:
-            yield frame_of(row)
+            yield build_frame(row)
 
 
-def frame_of(row: tuple[object, ...]) -> tuple[FramePosition, Frame]:
+def build_frame(row: tuple[object, ...]) -> tuple[FramePosition, Frame]:
     """A row of the table `frames`, in the order of COLUMNS, as the Frame it was, but of origin REPLAY."""
     (network, connection, direction, local, remote, protocol, observed_at, sequence, payload) = row[:9]
     (hello_in, hello_out, verdicts, address, declared_length, partition, offset) = row[9:]

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from kiln.conf.process.errors import KilnError
 from kiln.conf.settings.keys import nearest
-from kiln.deploy.ops.quarantine.frames import FramePosition, Places, stored
+from kiln.deploy.ops.quarantine.frames import FramePosition, MessagePositions, read_frames
 from kiln.pipelines.delta.duckdb_tables import build_columns_query, open_tables, read_columns, register_store
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.faults import CODE_IN_SQL, extract_code
@@ -140,7 +140,7 @@ class QuarantineRows:
         )
 
     def _find_authors(self) -> None:
-        places: Places = {}
+        places: MessagePositions = {}
         for partition, offset, index in self._db.execute(
             "SELECT DISTINCT kafka_partition, kafka_offset, message_index FROM picked "
             "WHERE kafka_partition IS NOT NULL AND kafka_offset IS NOT NULL"
@@ -148,8 +148,8 @@ class QuarantineRows:
             places.setdefault(FramePosition(partition, offset), set()).add(index)
         told = [
             (at.partition, at.offset, index, author, sender)
-            for at, frame in stored(self._db, places)
-            for index, author, sender in _senders(frame, places[at])
+            for at, frame in read_frames(self._db, places)
+            for index, author, sender in _read_senders(frame, places[at])
         ]
         if not told:
             return
@@ -196,7 +196,7 @@ class QuarantineRows:
         return found
 
 
-def _senders(frame: Frame, positions: Set[int | None]) -> Iterator[tuple[int | None, str | None, str]]:
+def _read_senders(frame: Frame, positions: Set[int | None]) -> Iterator[tuple[int | None, str | None, str]]:
     """Of each of these messages of a frame (None: the frame as a whole), the author that it names, and the peer."""
     sender = frame.remote_peer.hex() if frame.protocol == BEP50 else peer_text(frame.remote_peer)
     messages = gossip_messages(frame)

@@ -20,7 +20,13 @@ import pyarrow as pa
 
 from kiln.conf.process.errors import KilnError
 from kiln.conf.settings.keys import nearest
-from kiln.deploy.ops.quarantine.frames import FramePosition, Places, reread, stored, with_messages
+from kiln.deploy.ops.quarantine.frames import (
+    FramePosition,
+    MessagePositions,
+    decode_again,
+    read_frames,
+    select_messages,
+)
 from kiln.pipelines.decode.decoder import (
     DecodeConfig,
     DecodedMessage,
@@ -32,7 +38,7 @@ from kiln.pipelines.delta.duckdb_tables import open_tables
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.faults import CODE_IN_SQL, extract_code
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
-from kiln.schemas.wire.identity import Verdict
+from kiln.schemas.wire.identity import VERDICT_NAMES, Verdict
 
 _ROWS_AT_ONCE = 1_000
 
@@ -59,7 +65,7 @@ class ReplayCandidates:
         )
 
 
-def in_words(found: ReplayCandidates) -> str:
+def describe_candidates(found: ReplayCandidates) -> str:
     """What was found, for people."""
     said = [f"{found.back:,} messages put into Kafka again" if found.back else "nothing to bring back"]
     if found.present:
@@ -80,7 +86,7 @@ class _Candidate(NamedTuple):
 
     at: FramePosition
     position: int
-    message: str
+    message_id: str
     digests: tuple[_Digest, ...]
 
 
@@ -102,13 +108,13 @@ class QuarantineReplay:
         self._places = self._quarantined(there)
         self._chosen: dict[FramePosition, set[int]] = {}
 
-    def _quarantined(self, there: tuple[str, ...]) -> Places:
+    def _quarantined(self, there: tuple[str, ...]) -> MessagePositions:
         missing = [name for name in ("quarantine", "frames") if name not in there]
         if missing:
             raise QuarantineReplayError(
                 f"nothing can be brought back: there is no table {' and no table '.join(missing)} yet"
             )
-        places: Places = {}
+        places: MessagePositions = {}
         stages: set[str] = set()
         refused: set[str] = set()
         rows = self._connection.execute(
@@ -145,11 +151,11 @@ class QuarantineReplay:
         """Reads all the frames again, and says what `frames` will give."""
         candidates: list[_Candidate] = []
         total = ReplayCandidates(missing=len(self._places))
-        for at, frame in stored(self._connection, self._places):
-            read = reread(frame, self._places[at], self._reason, self._how)
+        for at, frame in read_frames(self._connection, self._places):
+            read = decode_again(frame, self._places[at], self._reason, self._how)
             total += ReplayCandidates(refused=read.refused, missing=-1)
             candidates += [self._candidate(at, position, item) for position, item in read.items.items()]
-        seen = self._present({each.message for each in candidates if each.message})
+        seen = self._present({each.message_id for each in candidates if each.message_id})
         chosen: dict[FramePosition, set[int]] = {}
         for each in candidates:
             if not seen.isdisjoint(each.digests):
@@ -165,27 +171,27 @@ class QuarantineReplay:
         if isinstance(item, RejectedMessage):
             return _Candidate(at, position, "", ())  # the copy of nothing
         digests = enumerate(compute_identities(item, "", self._how.unsigned_horizon))
-        return _Candidate(at, position, item.message, tuple(digests))
+        return _Candidate(at, position, item.message_id, tuple(digests))
 
     def frames(self) -> Iterator[Frame]:
         """What `find` found, as it is to be sent: in the order in which it came into Kafka."""
-        for at, frame in stored(self._connection, self._chosen):
-            yield with_messages(frame, self._chosen[at])
+        for at, frame in read_frames(self._connection, self._chosen):
+            yield select_messages(frame, self._chosen[at])
 
     def _present(self, messages: set[str]) -> set[_Digest]:
         """The digests of those of these messages that are in the table `messages`."""
         if not self._messages or not messages:
             return set()
-        self._connection.register("asked", pa.table({"message": pa.array(sorted(messages), pa.string())}))
+        self._connection.register("asked", pa.table({"message_id": pa.array(sorted(messages), pa.string())}))
         answer = self._connection.execute(
-            "SELECT network, message, verdict, epoch_us(observed_at) FROM messages SEMI JOIN asked USING (message)"
+            "SELECT network, message_id, verdict, epoch_us(observed_at) FROM messages SEMI JOIN asked USING (message_id)"
         )
         present: set[_Digest] = set()
         while rows := answer.fetchmany(_ROWS_AT_ONCE):
-            for network, message, verdict, observed_at in rows:
-                signed = verdict == Verdict.GOOD
+            for network, message_id, verdict, observed_at in rows:
+                signed = verdict == VERDICT_NAMES[Verdict.GOOD]
                 digests = compute_column_identities(
-                    network, message, signed, observed_at, "", self._how.unsigned_horizon
+                    network, message_id, signed, observed_at, "", self._how.unsigned_horizon
                 )
                 present.update(enumerate(digests))
         return present

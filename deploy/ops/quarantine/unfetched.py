@@ -21,7 +21,7 @@ class UnfetchedBlocks(NamedTuple):
     """rows of the table `quarantine` whose data is no WantedRecord of this version; they stay there"""
 
 
-def unfetched(lake: Lake, reason: str) -> UnfetchedBlocks | None:
+def find_unfetched_blocks(lake: Lake, reason: str) -> UnfetchedBlocks | None:
     """What the fetcher gave up for a reason; None: the reason is none of the stage `fetch`.
 
     `reason`: in either spelling (`kiln.schemas.faults.extract_code`). An update that waits keeps its origin, LIVE or
@@ -44,18 +44,20 @@ def unfetched(lake: Lake, reason: str) -> UnfetchedBlocks | None:
                 records.append(decode_wanted(data))
             except UNREADABLE:
                 unreadable += 1
-        updates = _rows(connection, there, "updates", "SELECT network, message FROM updates")
-        batches = _rows(connection, there, "tips", "SELECT DISTINCT network, cid FROM tips WHERE source = 'batch'")
+        updates = _query_rows(connection, there, "updates", "SELECT network, message_id FROM updates")
+        batches = _query_rows(
+            connection, there, "tips", "SELECT DISTINCT network, batch_cid FROM tips WHERE source = 'batch'"
+        )
     missing = [
         each
         for each in sorted(records, key=lambda each: each.observed_at)
         if (each.network, each.cid) not in batches
-        and (each.update is None or (each.network, each.update.message) not in updates)
+        and (each.update is None or (each.network, each.update.message_id) not in updates)
     ]
     return UnfetchedBlocks(missing, unreadable)
 
 
-def _rows(
+def _query_rows(
     connection: duckdb.DuckDBPyConnection, there: tuple[str, ...], table: str, query: str
 ) -> set[tuple[object, ...]]:
     return {tuple(row) for row in connection.execute(query).fetchall()} if table in there else set()

@@ -86,9 +86,9 @@ def make_base() -> None:
 
 
 def _copy_jars(folder: Path) -> None:
-    root = jars.ensure()
-    jars.verify(root)
-    for conf, names in jars.pinned(jars.IVY_XML.read_bytes()).items():
+    root = jars.ensure_jars()
+    jars.verify_checksums(root)
+    for conf, names in jars.read_pinned_jars(jars.IVY_XML.read_bytes()).items():
         (folder / conf).mkdir(parents=True)
         for name in names:
             shutil.copyfile(root / conf / name, folder / conf / name)

@@ -27,12 +27,12 @@ class ClassesError(PrerequisiteError):
     """The classes cannot be made; the message has what the compiler said."""
 
 
-def compiled(progress: Callable[[str], None], root: Path | None = None) -> Path:
+def compile_classes(progress: Callable[[str], None], root: Path | None = None) -> Path:
     """The folder of the classes, which is made where it is missing. `root`: the folder of the jars.
 
     ClassesError, JavaError.
     """
-    jars = spark_home() / "jars"
+    jars = find_spark_home() / "jars"
     texts = b"".join(path.read_bytes() for path in (*SOURCES, FUNCTIONS))
     digest = hashlib.sha256(texts + str(sorted(jar.name for jar in jars.glob("spark-sql_*"))).encode())
     place = (default_root() if root is None else root) / "serve"
@@ -75,7 +75,7 @@ def _compile(jars: Path, into: Path) -> None:
         )
 
 
-def spark_home() -> Path:
+def find_spark_home() -> Path:
     """The folder of pyspark, which is a whole Spark. ClassesError."""
     spec = find_spec("pyspark")
     for folder in list(spec.submodule_search_locations or []) if spec else []:

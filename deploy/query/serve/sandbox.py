@@ -61,38 +61,38 @@ class Limits:
     connect: Sequence[int]
 
 
-def landlock_version() -> int:
+def read_landlock_version() -> int:
     """The version of Landlock's interface in this kernel; 0 if it has none, or it is switched off."""
     if sys.platform != "linux":
         return 0
     return max(0, int(_libc().syscall(_CREATE_RULESET, None, 0, 1)))
 
 
-def confined(command: Sequence[str], limits: Limits) -> list[str]:
+def build_confined_command(command: Sequence[str], limits: Limits) -> list[str]:
     """The command that runs `command` within `limits`."""
     return [sys.executable, "-I", __file__, json.dumps(asdict(limits)), *command]
 
 
 def _confine(limits: Limits) -> None:
     """OSError: the kernel refuses a rule."""
-    version = landlock_version()
+    version = read_landlock_version()
     rights = (1 << _RIGHTS_BY_ABI[min(version, 5)]) - 1
     ruleset = _Ruleset(rights, _CONNECT_TCP if version >= 4 else 0, _SCOPES if version >= 6 else 0)
     size = 24 if version >= 6 else 16 if version >= 4 else 8
     libc = _libc()
-    rules = _checked(libc.syscall(_CREATE_RULESET, ctypes.byref(ruleset), size, 0))
+    rules = _check_result(libc.syscall(_CREATE_RULESET, ctypes.byref(ruleset), size, 0))
     for paths, allowed in ((limits.read, _READ), (limits.write, rights)):
         for path in filter(os.path.exists, paths):
             _allow_path(rules, path, allowed & rights)
     if version >= 4:
         for port in limits.connect:
             rule = _PortRule(_CONNECT_TCP, port)
-            _checked(libc.syscall(_ADD_RULE, rules, 2, ctypes.byref(rule), 0))
+            _check_result(libc.syscall(_ADD_RULE, rules, 2, ctypes.byref(rule), 0))
     for capability in range(_CAPABILITIES):  # fails for those that the kernel does not know, and for users but root
         if capability not in _ROOTS_READING:
             libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
-    _checked(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
-    _checked(libc.syscall(_RESTRICT_SELF, rules, 0))
+    _check_result(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+    _check_result(libc.syscall(_RESTRICT_SELF, rules, 0))
     os.close(rules)
 
 
@@ -102,7 +102,7 @@ def _allow_path(rules: int, path: str, rights: int) -> None:
         if not stat.S_ISDIR(os.fstat(opened).st_mode):
             rights &= _OF_FILES
         rule = _PathRule(rights, opened)
-        _checked(_libc().syscall(_ADD_RULE, rules, 1, ctypes.byref(rule), 0))
+        _check_result(_libc().syscall(_ADD_RULE, rules, 1, ctypes.byref(rule), 0))
     finally:
         os.close(opened)
 
@@ -111,7 +111,7 @@ def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 
 
-def _checked(result: int) -> int:
+def _check_result(result: int) -> int:
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"Landlock: {os.strerror(number)}")
@@ -129,7 +129,7 @@ SYSTEM: Final = (
 which Spark removes its temporary files."""
 
 
-def system_paths(executable: Path) -> list[str]:
+def list_system_paths(executable: Path) -> list[str]:
     """SYSTEM, the installation of an executable (`/usr/lib/jvm/x` of its `bin/java`), and Debian's settings of it."""
     home = executable.resolve().parent.parent
     settings = {str(path.resolve().parent) for path in (home / "conf").glob("**/*") if path.is_symlink()}

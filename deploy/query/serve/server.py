@@ -24,13 +24,13 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from kiln.conf.process.errors import KilnError, PrerequisiteError
-from kiln.conf.process.locks import keep_private
+from kiln.conf.process.state_version import claim_state_folder
 from kiln.conf.settings.model import Settings
-from kiln.deploy.query.serve.classes import compiled, spark_home
-from kiln.deploy.query.serve.sandbox import Limits, confined, landlock_version, system_paths
-from kiln.deploy.stack.jars import PROJECT, jars_for
+from kiln.deploy.query.serve.classes import compile_classes, find_spark_home
+from kiln.deploy.query.serve.sandbox import Limits, build_confined_command, list_system_paths, read_landlock_version
+from kiln.deploy.stack.jars import PROJECT, list_jars
 from kiln.deploy.stack.java import find_java
-from kiln.deploy.stack.ports import HOST, free_ports, port_holder, why_taken
+from kiln.deploy.stack.ports import HOST, check_port_free, find_free_ports, find_port_holder
 from kiln.deploy.stack.scratch import scratch
 from kiln.deploy.stack.spark import JvmEndedError
 from kiln.pipelines.delta.lake import Lake
@@ -58,10 +58,10 @@ class SqlEndpoint:
         return f"jdbc:hive2://{HOST}:{self.port}/default"
 
 
-def password_file(state: Path) -> Path:
+def ensure_password_file(state: Path) -> Path:
     """The file of the password in a state folder, which only its user can read. Where it is missing, it is made with a
     random password."""
-    keep_private(state)
+    claim_state_folder(state)
     path = state / "sql-password"
     try:
         made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -138,19 +138,21 @@ class Server:
 
 
 @contextmanager
-def served(
+def start_server(
     settings: Settings, lake: Lake, door: SqlEndpoint, memory: str, progress: Callable[[str], None]
 ) -> Iterator[Server]:
     """The server, from when it takes clients until the context is left. KilnError says what is missing or taken."""
     _check_free(door.port)
     if not lake.tables():
         raise KilnError(f"there are no tables in {lake.path} yet: kiln run makes them when it starts")
-    jars = [*jars_for(uses_store=settings.uses_store, progress=progress), compiled(progress)]
+    for name in lake.tables():
+        lake.open(name)  # refuses a table of another version
+    jars = [*list_jars(uses_store=settings.uses_store, progress=progress), compile_classes(progress)]
     progress("starting Spark …")
     logs = settings.logs / "sql"
     logs.mkdir(parents=True, exist_ok=True)
     folder = scratch(settings.state)
-    ports = free_ports()
+    ports = find_free_ports()
     conf = build_session_settings(
         master="local[*]",
         driver_memory=memory,
@@ -159,28 +161,28 @@ def served(
         log4j=PROJECT / "conf" / "log4j2-spark.properties",
         logs=logs,
         scratch=folder,
-        extra=build_s3a_settings([settings.lake_root], os.environ) | _settings(door, folder, ports),
+        extra=build_s3a_settings([settings.lake_root], os.environ) | _build_settings(door, folder, ports),
     )
     limits = Limits(
         read=[
-            *system_paths(find_java().executable),
-            str(spark_home()),
-            *_folders(jars),
+            *list_system_paths(find_java().executable),
+            str(find_spark_home()),
+            *_list_folders(jars),
             str(PROJECT / "conf"),
-            *_lake(lake),
+            *_list_lake_folders(lake),
         ],
         write=[str(folder), str(logs), "/dev/null"],
-        connect=[*ports, *_store_ports(settings, conf)],
+        connect=[*ports, *_list_store_ports(settings, conf)],
     )
-    with _jvm(conf, door, limits, _environment(settings), folder, logs / "spark.out", progress) as server:
-        make_catalog(server, lake, progress)
+    with _start_jvm(conf, door, limits, _build_environment(settings), folder, logs / "spark.out", progress) as server:
+        create_catalog(server, lake, progress)
         server.send_password()
         server.call(serve="")
         yield server
 
 
 @contextmanager
-def _jvm(
+def _start_jvm(
     conf: Mapping[str, str],
     door: SqlEndpoint,
     limits: Limits,
@@ -193,9 +195,9 @@ def _jvm(
     with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".properties", encoding="ascii") as file:  # 0600
         file.write(format_properties(conf))
         file.flush()
-        command = _spark_submit(Path(file.name), door.user, environment)
-        if landlock_version():
-            command = confined(command, limits)
+        command = _build_spark_command(Path(file.name), door.user, environment)
+        if read_landlock_version():
+            command = build_confined_command(command, limits)
         else:
             progress("this kernel has no Landlock, so the server can open whatever your user can (docs/bi.md)")
         with out.open("ab") as errors:
@@ -219,10 +221,10 @@ def _jvm(
             process.communicate()
 
 
-def _spark_submit(properties: Path, user: str, environment: Mapping[str, str]) -> list[str]:
+def _build_spark_command(properties: Path, user: str, environment: Mapping[str, str]) -> list[str]:
     """The command of a JVM with Spark's own options, as Spark's script `spark-submit` would make it. KilnError."""
     java = str(find_java().executable)
-    launcher = [java, "-XX:TieredStopAtLevel=1", "-cp", f"{spark_home()}/jars/*", "org.apache.spark.launcher.Main"]
+    launcher = [java, "-XX:TieredStopAtLevel=1", "-cp", f"{find_spark_home()}/jars/*", "org.apache.spark.launcher.Main"]
     options = ["--properties-file", str(properties), "--load-spark-defaults", "--class", "kiln.Main"]
     command = [*launcher, "org.apache.spark.deploy.SparkSubmit", *options, "spark-internal", user]
     done = subprocess.run(
@@ -233,31 +235,31 @@ def _spark_submit(properties: Path, user: str, environment: Mapping[str, str]) -
     return [java, *done.stdout.lstrip("\0\n").rstrip("\0").split("\0")[1:]]
 
 
-def _environment(settings: Settings) -> dict[str, str]:
+def _build_environment(settings: Settings) -> dict[str, str]:
     """What the JVM has of the environment: none of Kiln's settings, of which some are secret."""
     names = [name for name in os.environ if name.startswith("AWS_")] if settings.uses_store else []
     kept = {name: os.environ[name] for name in (*_ENVIRONMENT, *names) if name in os.environ}
     # Spark's launcher looks for a version of Scala where there is none in a wheel, unless it is given one
-    return kept | {"SPARK_HOME": str(spark_home()), "SPARK_SCALA_VERSION": "2.13", "MALLOC_ARENA_MAX": "2"}
+    return kept | {"SPARK_HOME": str(find_spark_home()), "SPARK_SCALA_VERSION": "2.13", "MALLOC_ARENA_MAX": "2"}
 
 
-def _folders(jars: list[Path]) -> list[str]:
+def _list_folders(jars: list[Path]) -> list[str]:
     return sorted({str(jar if jar.is_dir() else jar.resolve().parent) for jar in jars})
 
 
-def _lake(lake: Lake) -> list[str]:
+def _list_lake_folders(lake: Lake) -> list[str]:
     folder = lake.root.folder
     return [] if folder is None else [str(folder.resolve())]
 
 
-def _store_ports(settings: Settings, conf: Mapping[str, str]) -> list[int]:
+def _list_store_ports(settings: Settings, conf: Mapping[str, str]) -> list[int]:
     if settings.lake_root.folder is not None:
         return []
     ports = (urlsplit(value).port for key, value in conf.items() if key.endswith(".endpoint"))
     return [*_WEB, *(port for port in ports if port is not None)]
 
 
-def _settings(door: SqlEndpoint, folder: Path, ports: tuple[int, int]) -> dict[str, str]:
+def _build_settings(door: SqlEndpoint, folder: Path, ports: tuple[int, int]) -> dict[str, str]:
     return {
         "spark.app.name": "kiln sql",
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension,kiln.ReadOnly",
@@ -282,35 +284,35 @@ def _settings(door: SqlEndpoint, folder: Path, ports: tuple[int, int]) -> dict[s
     }
 
 
-def make_catalog(server: Server, lake: Lake, progress: Callable[[str], None]) -> None:
+def create_catalog(server: Server, lake: Lake, progress: Callable[[str], None]) -> None:
     """Create the lake's tables in the server's catalog, and the views over them. A view over a table that is not there
     yet is left out, with a note. KilnError: Spark cannot take a table."""
     there = set(lake.tables())
     for name in sorted(there):
-        place = _escaped(lake.folder(name).spark_uri)
-        if failed := server.call(sql=f"CREATE TABLE {_quoted(name)} USING delta LOCATION '{place}'"):
+        place = _escape_string(lake.folder(name).spark_uri)
+        if failed := server.call(sql=f"CREATE TABLE {_quote_name(name)} USING delta LOCATION '{place}'"):
             raise KilnError(f"table {name} in {lake.path}: {failed}")
     for view in views().values():
         if missing := set(view.tables) - there:
             progress(f"no view {view.name}: {', '.join(sorted(missing))} is not there yet")
             continue
-        comment = _escaped(view.sentence)
+        comment = _escape_string(view.sentence)
         # a table may have other columns than Kiln's
-        if failed := server.call(sql=f"CREATE VIEW {_quoted(view.name)} COMMENT '{comment}' AS {view.spark_sql()}"):
+        if failed := server.call(sql=f"CREATE VIEW {_quote_name(view.name)} COMMENT '{comment}' AS {view.spark_sql()}"):
             progress(f"no view {view.name}: {failed}")
 
 
 def _check_free(port: int) -> None:
-    error = why_taken(port)
+    error = check_port_free(port)
     if error is not None:
-        holder = port_holder(port)
+        holder = find_port_holder(port)
         by = f" ({holder.in_words} listens there)" if holder else ""
         raise PrerequisiteError(f"port {port} of {HOST} is not to be had: {error.strerror}{by}. Name another: --port")
 
 
-def _quoted(name: str) -> str:
+def _quote_name(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def _escaped(text: str) -> str:
+def _escape_string(text: str) -> str:
     return text.replace("\\", "\\\\").replace("'", "\\'")

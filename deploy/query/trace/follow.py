@@ -11,7 +11,7 @@ from kiln.conf.process.errors import KilnError
 from kiln.deploy.query.ask import Answer
 from kiln.deploy.query.ask import Row as Cells
 from kiln.deploy.query.trace.ids import Id
-from kiln.deploy.query.trace.plan import MESSAGES, Row, TraceStep, kind_of, next_steps, shown
+from kiln.deploy.query.trace.plan import MESSAGES, Row, TraceStep, describe_kind, list_steps, next_steps
 from kiln.pipelines.delta.duckdb_tables import allow_only, show_tables
 from kiln.pipelines.delta.lake import Lake
 
@@ -48,14 +48,15 @@ class Trace:
     steps: tuple[StepAnswer, ...]
 
 
-def follow(
+def trace_subject(
     lake: Lake, subject: Id, most: int = MESSAGES, progress: Callable[[str], None] = lambda words: None
 ) -> Trace:
     """The whole way of a thing. TraceError: no table knows the id, or a table is missing. LakeError.
 
     `most`: of how many messages to show copies and frames. `progress` is told the step that is being asked.
     """
-    missing = set(TABLES) - set(lake.tables())
+    opened = {name: lake.open(name) for name in lake.tables() if name in TABLES}
+    missing = TABLES.keys() - opened.keys()
     if missing:
         raise TraceError(
             f"the tables in {lake.path} are not all there yet: {', '.join(sorted(missing))} "
@@ -66,20 +67,19 @@ def follow(
     with duckdb.connect() as connection:
         connection.execute("SET TimeZone = 'UTC'")
         connection.execute("SET parquet_metadata_cache = true")  # each step looks into the same files
-        opened = {name: lake.open(name) for name in TABLES}
         allow_only(connection, show_tables(connection, lake, opened))
         while steps := next_steps(subject, found, most):
             for step in steps:
                 if step.name not in found:  # two conditions may give one step
                     progress(step.says)
-                    answers[step.name] = answer = _ask(connection, step)
+                    answers[step.name] = answer = _run_step(connection, step)
                     found[step.name] = [dict(zip(answer.columns, cells, strict=True)) for cells in answer.cells]
     if not any(found.values()):
         raise TraceError(f"nothing in {lake.path} knows {subject.text}")
-    return Trace(subject, kind_of(subject, found), tuple(answers[name] for name in shown(subject, found)))
+    return Trace(subject, describe_kind(subject, found), tuple(answers[name] for name in list_steps(subject, found)))
 
 
-def _ask(connection: duckdb.DuckDBPyConnection, step: TraceStep) -> StepAnswer:
+def _run_step(connection: duckdb.DuckDBPyConnection, step: TraceStep) -> StepAnswer:
     try:
         connection.execute(step.sql)
         columns = tuple(str(column[0]) for column in connection.description or ())

@@ -65,7 +65,7 @@ class FrameRef:
 Id: TypeAlias = CidRef | StreamRef | MessageRef | FrameRef
 
 
-def read_id(text: str) -> Id:
+def parse_id(text: str) -> Id:
     """The id in the spelling of the tables. IdError says which forms there are."""
     text = text.strip()
     if place := _PLACE.fullmatch(text):
@@ -76,7 +76,7 @@ def read_id(text: str) -> Id:
         return StreamRef(stream_text(text))
     except StreamIdError:
         pass
-    if commit := _commit(text):
+    if commit := _parse_commit(text):
         raise IdError(f"{text} is the id of a commit: trace its stream {commit.stream.text}, or its tip")
     try:
         cid_bytes(text)
@@ -88,7 +88,7 @@ def read_id(text: str) -> Id:
     raise IdError(f"{text[:200]!r} is no id that Kiln knows. Kiln traces {FORMS}")
 
 
-def _commit(text: str) -> CommitID | None:
+def _parse_commit(text: str) -> CommitID | None:
     try:
         return CommitID.parse(text)
     except StreamIdError:

@@ -17,7 +17,7 @@ from kiln.schemas.wire.cid import cid_bytes, cid_text
 from kiln.schemas.wire.streamid import StreamID, StreamIdError
 
 Row: TypeAlias = Mapping[str, object]
-Found: TypeAlias = Mapping[str, Sequence[Row]]
+StepRows: TypeAlias = Mapping[str, Sequence[Row]]
 """Rows by the step that asked for them. A step that is not in it was not asked yet."""
 
 MESSAGES: Final = 25
@@ -54,7 +54,7 @@ _SAYS: Final = {
     ),
     "updates": ("The place of each update in the log", "no update of it is in the log"),
     "batches": ("The window and the batch of each update", "no batch holds it"),
-    "batch": ("The batch: its window in hearing time, and its block", "Kiln made no such batch"),
+    "batch": ("The batch: its window in event time, and its block", "Kiln made no such batch"),
     "block": ("The tips in the block", "the table batch_tips has no tips of it"),
     "publications": ("The attempts to publish the batch, with their receipts", "the bridge has not published it"),
     "sent": (
@@ -70,15 +70,15 @@ STEPS: Final = tuple(_SAYS)
 """The steps in the order of the way."""
 
 
-def next_steps(subject: Id, found: Found, most: int = MESSAGES) -> list[TraceStep]:
+def next_steps(subject: Id, found: StepRows, most: int = MESSAGES) -> list[TraceStep]:
     """The steps that `found` makes possible and that are not in `found` yet; none when the way is complete.
 
     `most`: of how many messages to show copies and frames, and of how many batches publications.
     """
-    return [step for step in _possible(subject, found, most) if step.name not in found]
+    return [step for step in _plan_steps(subject, found, most) if step.name not in found]
 
 
-def kind_of(subject: Id, found: Found) -> str:
+def describe_kind(subject: Id, found: StepRows) -> str:
     """What the id turned out to be, as a word."""
     match subject:
         case CidRef():
@@ -91,7 +91,7 @@ def kind_of(subject: Id, found: Found) -> str:
             return "frame" if subject.index is None else "message"
 
 
-def shown(subject: Id, found: Found) -> list[str]:
+def list_steps(subject: Id, found: StepRows) -> list[str]:
     """The steps of the way, in order. Of a CID that is a tip, not the question whether it is a batch."""
     hidden = {"batch"} if isinstance(subject, CidRef) and not _is_batch(found) else set()
     return [name for name in STEPS if name in found and name not in hidden]
@@ -100,7 +100,7 @@ def shown(subject: Id, found: Found) -> list[str]:
 # ---------------------------------------------------------------- which steps
 
 
-def _possible(subject: Id, found: Found, most: int) -> Iterator[TraceStep]:
+def _plan_steps(subject: Id, found: StepRows, most: int) -> Iterator[TraceStep]:
     match subject:
         case CidRef(cid):
             yield _batch(cid)
@@ -117,70 +117,71 @@ def _possible(subject: Id, found: Found, most: int) -> Iterator[TraceStep]:
             yield from _steps_of_updates(f"stream = {_text(stream)}", found)
             yield _messages(f"stream = {_text(stream)}", data=False)
             yield _tips(f"stream = {_text(stream)}")
-        case MessageRef(message):
-            yield from _steps_of_updates(f"message = {_text(message)}", found)
-            yield _messages(f"message = {_text(message)}")
-            yield _copies(f"message = {_text(message)}")
+        case MessageRef(message_id):
+            yield from _steps_of_updates(f"message_id = {_text(message_id)}", found)
+            yield _messages(f"message_id = {_text(message_id)}")
+            yield _copies(f"message_id = {_text(message_id)}")
         case FrameRef():
             here = _at(subject)
             if subject.index is not None:  # with the other copies of the message: quarantine may have the place of one
-                here += f"\n   OR (network, message) IN (SELECT (network, message) FROM copies WHERE {here})"
+                here += f"\n   OR (network, message_id) IN (SELECT (network, message_id) FROM copies WHERE {here})"
             yield _copies(here)
             if "copies" in found:
-                same = f"message IN (SELECT message FROM copies WHERE {_at(subject)})"
+                same = f"message_id IN (SELECT message_id FROM copies WHERE {_at(subject)})"
                 yield from _steps_of_updates(same, found)
                 yield _messages(same if found["copies"] else _at(subject))
     if "messages" in found:
         newest = _newest(found, most)
-        yield _copies(_in("message", _texts(newest, "message")))
+        yield _copies(_in("message_id", _texts(newest, "message_id")))
         yield from _steps_of_publications(subject, found, most)
         if "copies" in found:
             yield from _steps_of_places(subject, found, newest)
 
 
-def _is_batch(found: Found) -> bool:
+def _is_batch(found: StepRows) -> bool:
     return bool(found.get("batch") or found.get("announcements"))
 
 
-def _steps_of_a_batch(cid: str, found: Found) -> Iterator[TraceStep]:
-    yield _step("block", f"SELECT stream, tip\nFROM batch_tips\nWHERE cid = {_text(cid)}\nORDER BY stream, tip")
+def _steps_of_a_batch(cid: str, found: StepRows) -> Iterator[TraceStep]:
+    yield _step("block", f"SELECT stream, tip\nFROM batch_tips\nWHERE batch_cid = {_text(cid)}\nORDER BY stream, tip")
     if not found["batch"]:  # what Kiln reads out of a block of its own is no news
-        yield _tips(f"cid = {_text(cid)}")
+        yield _tips(f"batch_cid = {_text(cid)}")
     members = f"SELECT {_UPDATE}\nFROM updates AS u\nWHERE false"
     if found["batch"]:
-        # The log's clock at an update of the window is never before the window opened, nor after the broker had the
+        # Log time at an update of the window is never before the window opened, nor after the broker had the
         # batch. A tip heard in several windows is in this batch by what was heard last before this window closed.
         since, until = _span(found["batch"], "opened_at", "emitted_at", _CLOCKS)
         members = f"""SELECT {_UPDATE}
-FROM (FROM batch_tips WHERE cid = {_text(cid)}) AS t JOIN (FROM batches WHERE cid = {_text(cid)}) AS b USING (cid)
+FROM (FROM batch_tips WHERE batch_cid = {_text(cid)}) AS t
+     JOIN (FROM batches WHERE batch_cid = {_text(cid)}) AS b USING (batch_cid)
      JOIN updates AS u USING (network, origin, separator_key, separator_value, stream, tip)
-WHERE u.updated_at BETWEEN {_time(since)} AND {_time(until)} AND {_HEARD} < b.closed_at
+WHERE u.log_time BETWEEN {_time(since)} AND {_time(until)} AND {_HEARD} < b.closed_at
 QUALIFY {_HEARD} >= b.opened_at
      OR row_number() OVER (PARTITION BY network, origin, stream, tip, b.opened_at ORDER BY {_HEARD} DESC) = 1"""
-    yield _step("updates", f"{members}\nORDER BY heard_at, message")
+    yield _step("updates", f"{members}\nORDER BY heard_at, message_id")
     if "updates" in found:
         yield _separator(members)
         yield _messages(_messages_of(found["updates"], members), data=False)
 
 
-def _steps_of_updates(which: str, found: Found) -> Iterator[TraceStep]:
+def _steps_of_updates(which: str, found: StepRows) -> Iterator[TraceStep]:
     """`which`: a condition on the rows of the table `updates`."""
     chosen = f"SELECT {_UPDATE}\nFROM updates AS u\nWHERE {which}"
-    yield _step("updates", f"{chosen}\nORDER BY heard_at, message")
+    yield _step("updates", f"{chosen}\nORDER BY heard_at, message_id")
     if "updates" in found:
         if found["updates"]:  # known by now: DuckDB need not look into other files for them
-            since, until = _span(found["updates"], "updated_at", "updated_at")
-            chosen += f" AND updated_at BETWEEN {_time(since)} AND {_time(until)}{_at_offsets(found['updates'])}"
+            since, until = _span(found["updates"], "log_time", "log_time")
+            chosen += f" AND log_time BETWEEN {_time(since)} AND {_time(until)}{_at_offsets(found['updates'])}"
         yield _separator(chosen)
         # No batch that closed before an update was heard has the update.
         yield _step(
             "batches",
-            f"""SELECT heard_at, {_WINDOW}, stream, tip, message
+            f"""SELECT heard_at, {_WINDOW}, stream, tip, message_id
 FROM ({chosen}) AS u JOIN batch_tips AS t USING (stream, tip)
-     JOIN batches AS b USING (network, origin, separator_key, separator_value, cid)
+     JOIN batches AS b USING (network, origin, separator_key, separator_value, batch_cid)
 WHERE heard_at < closed_at
-QUALIFY row_number() OVER (PARTITION BY network, origin, message ORDER BY closed_at) = 1
-ORDER BY heard_at, message""",
+QUALIFY row_number() OVER (PARTITION BY network, origin, message_id ORDER BY closed_at) = 1
+ORDER BY heard_at, message_id""",
         )
 
 
@@ -195,39 +196,39 @@ def _messages_of(updates: Sequence[Row], members: str) -> str:
     if not updates:
         return "false"
     if len(updates) > _NAMED:
-        return f"(network, message) IN (SELECT (network, message) FROM ({members}))"
-    pairs = sorted({(str(row["network"]), str(row["message"])) for row in updates})
+        return f"(network, message_id) IN (SELECT (network, message_id) FROM ({members}))"
+    pairs = sorted({(str(row["network"]), str(row["message_id"])) for row in updates})
     # the ids alone first, as for frames
-    ids = _in("message", list(dict.fromkeys(message for _, message in pairs)))
-    return f"{ids}\n  AND (network, message) IN ({', '.join(f'({_text(a)}, {_text(b)})' for a, b in pairs)})"
+    ids = _in("message_id", list(dict.fromkeys(message_id for _, message_id in pairs)))
+    return f"{ids}\n  AND (network, message_id) IN ({', '.join(f'({_text(a)}, {_text(b)})' for a, b in pairs)})"
 
 
-def _steps_of_publications(subject: Id, found: Found, most: int) -> Iterator[TraceStep]:
+def _steps_of_publications(subject: Id, found: StepRows, most: int) -> Iterator[TraceStep]:
     """What became of the batch, or of the newest batches that hold it."""
-    heard = _texts(found["messages"], "batch")
+    heard = _texts(found["messages"], "batch_cid")
     if isinstance(subject, CidRef) and _is_batch(found):
         cids = [subject.text]
     elif "batches" in found:
-        cids = list(dict.fromkeys([*_texts(found["batches"], "cid")[-most:], *heard[-most:]]))
+        cids = list(dict.fromkeys([*_texts(found["batches"], "batch_cid")[-most:], *heard[-most:]]))
         yield _announcements(cids)
-        yield _tips(_in("cid", heard[-most:]))
+        yield _tips(_in("batch_cid", heard[-most:]))
     else:
         return
     yield _step(
         "publications",
-        f"""SELECT published_at, transport, topic, target, peers, error, cid
+        f"""SELECT published_at, transport, topic, target, peer_count, error, batch_cid
 FROM publications
-WHERE {_in("cid", cids)}
+WHERE {_in("batch_cid", cids)}
 ORDER BY published_at""",
     )
     if "publications" in found:
         yield _sent(found["publications"])
 
 
-def _steps_of_places(subject: Id, found: Found, newest: Sequence[Row]) -> Iterator[TraceStep]:
+def _steps_of_places(subject: Id, found: StepRows, newest: Sequence[Row]) -> Iterator[TraceStep]:
     """The frames, and what is in quarantine. What came over BEP 50 has no copies, and one place."""
-    copied = set(_texts(found["copies"], "message"))
-    rows = [*found["copies"], *(row for row in newest if row["message"] not in copied)]
+    copied = set(_texts(found["copies"], "message_id"))
+    rows = [*found["copies"], *(row for row in newest if row["message_id"] not in copied)]
     places = [place for row in rows if (place := _place(row))]
     if isinstance(subject, FrameRef):
         places.append(subject)
@@ -236,13 +237,13 @@ def _steps_of_places(subject: Id, found: Found, newest: Sequence[Row]) -> Iterat
         [subject.text] if isinstance(subject, StreamRef) else _texts([*newest, *found.get("updates", ())], "stream")
     )
     cids = [subject.text] if isinstance(subject, CidRef) else [cid for each in streams for cid in _genesis(each)]
-    yield _quarantine(places, list(dict.fromkeys([*cids, *_texts(newest, "batch")])))
+    yield _quarantine(places, list(dict.fromkeys([*cids, *_texts(newest, "batch_cid")])))
 
 
-def _newest(found: Found, most: int) -> list[Row]:
+def _newest(found: StepRows, most: int) -> list[Row]:
     """The newest messages and announcements, each once."""
     rows = [*found["messages"], *found.get("announcements", ())]
-    by_id = {row["message"]: row for row in rows}
+    by_id = {row["message_id"]: row for row in rows}
     return sorted(by_id.values(), key=lambda row: _span([row], "observed_at", "observed_at"), reverse=True)[:most]
 
 
@@ -256,15 +257,12 @@ def _genesis(stream: str) -> list[str]:
 
 # ---------------------------------------------------------------- the questions
 
-_HEARD: Final = "least(u.observed_at, u.updated_at)"
+_HEARD: Final = "least(u.observed_at, u.log_time)"
 _UPDATE: Final = f"""{_HEARD} AS heard_at, network, origin, stream, tip, separator_source, separator_key,
-       separator_value, log_partition, log_offset, u.updated_at, u.from_peer, u.message"""
+       separator_value, log_partition, log_offset, u.log_time, u.from_peer, u.message_id"""
 _WINDOW: Final = """network, origin, separator_key, separator_value, opened_at, closed_at, emitted_at,
-       round((epoch_us(emitted_at) - epoch_us(closed_at)) / 1000, 1) AS late_ms, streams, tips, bytes, cid"""
-_VERDICT: Final = (
-    "CASE verdict WHEN 0 THEN 'not checked' WHEN 1 THEN 'good signature' WHEN 2 THEN 'bad signature' "
-    "WHEN 3 THEN 'unsigned and allowed' WHEN 4 THEN 'against the policy' END AS verdict"
-)
+       round((epoch_us(emitted_at) - epoch_us(closed_at)) / 1000, 1) AS late_ms, stream_count, tip_count,
+       block_bytes, batch_cid"""
 _PLACE: Final = "kafka_partition, kafka_offset, message_index"
 
 
@@ -278,24 +276,24 @@ def _messages(which: str, *, data: bool = True) -> TraceStep:
     content = "octet_length(data) AS bytes, data" if data else "ver"
     return _step(
         "messages",
-        f"""SELECT observed_at, network, origin, type, from_peer, topic, topic_source, stream, tip, model, sep, batch,
-       {_VERDICT}, message, {_PLACE}, {content}
+        f"""SELECT observed_at, network, origin, type, from_peer, topic, topic_source, stream, tip, model, sep,
+       batch_cid, verdict, message_id, {_PLACE}, {content}
 FROM messages
 WHERE {which}
-ORDER BY observed_at, message""",
+ORDER BY observed_at, message_id""",
     )
 
 
 def _copies(which: str) -> TraceStep:
     return _step(
         "copies",
-        f"""SELECT observed_at, remote_peer, {_VERDICT},
+        f"""SELECT observed_at, remote_peer, verdict,
        count(*) OVER of_message AS copies, row_number() OVER (of_message ORDER BY observed_at, {_PLACE}) AS copy,
        round((epoch_us(observed_at) - min(epoch_us(observed_at)) OVER of_message) / 1000, 1) AS behind_ms,
-       network, message, {_PLACE}
+       network, message_id, {_PLACE}
 FROM copies
 WHERE {which}
-WINDOW of_message AS (PARTITION BY network, message)
+WINDOW of_message AS (PARTITION BY network, message_id)
 ORDER BY observed_at, {_PLACE}""",
     )
 
@@ -331,15 +329,15 @@ ORDER BY first_heard, network, stream""",
 
 def _batch(cid: str) -> TraceStep:
     return _step(
-        "batch", f"SELECT {_WINDOW}, block\nFROM batches\nWHERE cid = {_text(cid)}\nORDER BY opened_at, network"
+        "batch", f"SELECT {_WINDOW}, block\nFROM batches\nWHERE batch_cid = {_text(cid)}\nORDER BY opened_at, network"
     )
 
 
 def _sent(publications: Sequence[Row]) -> TraceStep:
     """Of the batch that was published last: to look for a CID in frames is dear, and a stream is in many batches."""
     left = "false"
-    if newest := _texts(publications[-1:], "cid"):
-        of_it = [row for row in publications if row["cid"] in newest]
+    if newest := _texts(publications[-1:], "batch_cid"):
+        of_it = [row for row in publications if row["batch_cid"] in newest]
         since, until = _span(of_it, "published_at", "published_at", _AFTER)
         # as text in a pubsub message, as bytes in an item of the DHT
         as_text, as_bytes = f"hex(encode({_text(newest[0])}))", f"'{cid_bytes(newest[0]).hex().upper()}'"
@@ -358,17 +356,18 @@ ORDER BY observed_at, kafka_partition, kafka_offset""",
 def _announcements(cids: Sequence[str]) -> TraceStep:
     return _step(
         "announcements",
-        f"""SELECT observed_at, network, origin, from_peer, {_VERDICT}, topic, sep, batch, message, {_PLACE}
+        f"""SELECT observed_at, network, origin, from_peer, verdict, topic, sep, batch_cid, message_id, {_PLACE}
 FROM messages
-WHERE type = 'BATCH_UPDATE' AND {_in("batch", cids)}
-ORDER BY observed_at, message""",
+WHERE type = 'BATCH_UPDATE' AND {_in("batch_cid", cids)}
+ORDER BY observed_at, message_id""",
     )
 
 
 def _tips(which: str) -> TraceStep:
     return _step(
         "tips",
-        f"SELECT observed_at, network, stream, tip, source, cid\nFROM tips\nWHERE {which}\nORDER BY observed_at, tip",
+        f"SELECT observed_at, network, stream, tip, source, batch_cid\nFROM tips\nWHERE {which}\n"
+        "ORDER BY observed_at, tip",
     )
 
 

@@ -14,7 +14,7 @@ from test_upgrade import COMPARED, REPLAYED, is_long, long_windows, rows, status
 
 from conftest import free_ports
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
-from kiln.deploy.stack.jars import broker_classpath
+from kiln.deploy.stack.jars import list_broker_jars
 from kit.log_model import read_log
 
 
@@ -23,7 +23,7 @@ def expected(gone_on: Path, undisturbed: Path) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as folder:
         kept = unpack(Path(folder))
         port, controller_port = free_ports(2)
-        with EmbeddedBroker(kept, port, controller_port, broker_classpath(), die_with_parent=True) as broker:
+        with EmbeddedBroker(kept, port, controller_port, list_broker_jars(), die_with_parent=True) as broker:
             log = read_log(broker.address, "kiln.updates")
     lake = gone_on / "lake"
     long_from = min(row["opened_at"] for row in rows(lake, "batches") if is_long(row))

@@ -21,7 +21,7 @@ from kiln.conf.process.bridge_status import (
 )
 from kiln.conf.settings.model import Kafka, Settings
 from kiln.deploy.ops.status import WireSavings, read_status
-from kiln.deploy.screens.status import render_status, status_json
+from kiln.deploy.screens.status import encode_status, render_status
 
 CLAY = "/ceramic/testnet-clay"
 
@@ -67,7 +67,7 @@ def test_kiln_status_tells_by_topic_and_by_peer(tmp_path: Path) -> None:
     status = read_status(kiln)
     assert status.savings is not None
     assert status.savings.by_peer == (WireSavings("12D3peer", "received", 1010, 23_180, 2_020),)
-    assert [each["name"] for each in json.loads(status_json(status))["savings"]["by_topic"]] == [
+    assert [each["name"] for each in json.loads(encode_status(status))["savings"]["by_topic"]] == [
         CLAY,
         "/ceramic/mainnet",
     ]

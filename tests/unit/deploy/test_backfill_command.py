@@ -9,7 +9,7 @@ import pytest
 
 from kiln.deploy.cli.app import run_command
 from kiln.deploy.cli.exits import USAGE
-from kiln.deploy.screens.backfill_run import ProgressPrinter, as_object, told
+from kiln.deploy.screens.backfill_run import ProgressFormatter, describe_outcome, encode_outcome
 from kiln.pipelines.backfill.run import RunOutcome, RunProgress
 
 RANGE = ("--from", "2026-11-01", "--to", "2026-11-03")
@@ -43,7 +43,7 @@ def test_a_name_that_no_run_can_have(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_the_pace_of_a_run_is_that_of_its_step() -> None:
     times = iter([100.0, 110.0, 120.0, 200.0])
-    pace = ProgressPrinter(lambda: next(times))
+    pace = ProgressFormatter(lambda: next(times))
     day = 1_793_491_200_000_000  # 2026-11-01
     assert pace.words(RunProgress("decoding", 0, 4, day)) == "decoding: 0 of 4, up to 2026-11-01 00:00:00"
     half = pace.words(RunProgress("decoding", 2, 4, day, frames=5_000, rows=7_000))
@@ -54,13 +54,16 @@ def test_the_pace_of_a_run_is_that_of_its_step() -> None:
 
 def test_the_end_of_a_run_in_words_and_as_json() -> None:
     outcome = RunOutcome("november", {"updates": 2_000, "batches": 7}, 2_007, 10)
-    assert told(outcome) == "the run november is done: 7 batches, 2,000 updates"
-    assert told(RunOutcome("november", outcome.rows, 0, 0)) == "the run november was done already: nothing is written"
+    assert describe_outcome(outcome) == "the run november is done: 7 batches, 2,000 updates"
+    assert (
+        describe_outcome(RunOutcome("november", outcome.rows, 0, 0))
+        == "the run november was done already: nothing is written"
+    )
     said = {"run": "november", "wrote": 2_007, "frames": 10, "rows": outcome.rows, "published": 0, "gone": []}
-    assert as_object(outcome) == said
+    assert encode_outcome(outcome) == said
     lacking = replace(outcome, published=3, lost=["kiln.frames, partition 0: all 9 records are gone"])
-    assert told(lacking, publish=True) == (
+    assert describe_outcome(lacking, publish=True) == (
         "the run november is done: 7 batches, 2,000 updates; when it began, its source lacked: kiln.frames, partition "
         "0: all 9 records are gone; 3 batches are handed to the bridge to be published"
     )
-    assert as_object(lacking) == {**said, "published": 3, "gone": list(lacking.lost)}
+    assert encode_outcome(lacking) == {**said, "published": 3, "gone": list(lacking.lost)}

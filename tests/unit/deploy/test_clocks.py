@@ -11,10 +11,10 @@ import pytest
 from rich.console import Console
 
 from kiln.conf.settings.model import Settings
-from kiln.deploy.ops.clocks import of_clocks, trailing_clocks
+from kiln.deploy.ops.clocks import compare_clocks, find_trailing_clocks
 from kiln.deploy.ops.doctor import check_clocks
 from kiln.deploy.ops.status import BrokerStatus, KilnStatus
-from kiln.deploy.screens.status import render_status, status_json
+from kiln.deploy.screens.status import encode_status, render_status
 from kiln.pipelines.runtime.dedup_store import FILE_NAME, DedupStore, DedupStoreConfig
 from kiln.schemas.kafka.records import Epoch
 
@@ -32,9 +32,9 @@ def begin(settings: Settings, query: str, batch: int, at: int, watermark: int = 
 
 def test_where_all_is_well_nothing_is_told(tmp_path: Path) -> None:
     settings = Settings(state=tmp_path)
-    assert trailing_clocks(settings, ()) == ()
+    assert find_trailing_clocks(settings, ()) == ()
     begin(settings, "archive", 0, NOW, watermark=NOW)
-    assert of_clocks(settings, NOW, {"archive": NOW + 500_000}, "kiln.updates", NOW) == ()
+    assert compare_clocks(settings, NOW, {"archive": NOW + 500_000}, "kiln.updates", NOW) == ()
     assert check_clocks(()).level == "ok"
 
 
@@ -43,7 +43,7 @@ def test_since_when_the_stamps_trail_the_log_its_query_s_checkpoint_says(tmp_pat
     ahead = NOW + 30 * MINUTE
     for batch, at in enumerate((ahead - MINUTE, ahead, NOW - 2 * MINUTE, NOW - MINUTE)):
         begin(settings, "batch", batch, at)
-    (found,) = of_clocks(settings, NOW, {}, "kiln.updates", ahead)
+    (found,) = compare_clocks(settings, NOW, {}, "kiln.updates", ahead)
     assert (found.name, found.behind) == ("log", 1_800)
     assert found.since == datetime(2027, 1, 15, 7, 58, tzinfo=UTC)
     assert found.until == datetime(2027, 1, 15, 8, 30, tzinfo=UTC)
@@ -69,10 +69,10 @@ def test_status_tells_of_a_watermark_ahead_of_the_clock(by_file: bool, tmp_path:
         path = settings.state / "checkpoints" / "sink" / FILE_NAME
         with DedupStore(DedupStoreConfig(str(path), remembered)) as file:
             file.mark(Epoch("sink", 0), ahead)
-    found = trailing_clocks(settings, ())
+    found = find_trailing_clocks(settings, ())
     assert [(each.name, each.since) for each in found] == [("watermark", now.replace(microsecond=0))]
     status = KilnStatus("state", BrokerStatus("a:1", False, "away", ()), (), (), clocks=found)
-    (told,) = json.loads(status_json(status))["clocks"]
+    (told,) = json.loads(encode_status(status))["clocks"]
     assert told["problem"].startswith("the clock of this machine trails the watermark of sink by 172,")
     console = Console(file=StringIO(), width=400)
     console.print(render_status(status, now))
@@ -84,6 +84,6 @@ def test_a_checkpoint_that_cannot_be_read_does_not_keep_status_from_telling_the_
     settings = Settings(state=tmp_path)
     begin(settings, "archive", 0, NOW)
     (settings.state / "checkpoints" / "archive" / "offsets" / "1").write_bytes(b"")
-    assert trailing_clocks(settings, ()) == ()
-    (found,) = of_clocks(settings, NOW, {"archive": NOW + MINUTE}, "kiln.updates", 0)
+    assert find_trailing_clocks(settings, ()) == ()
+    (found,) = compare_clocks(settings, NOW, {"archive": NOW + MINUTE}, "kiln.updates", 0)
     assert found.since is None

@@ -28,8 +28,8 @@ from kiln.deploy.cli.app import run_command
 from kiln.deploy.cli.options import answers
 from kiln.deploy.ops.snapshot import BatchLine, BridgeInRun, Snapshot
 from kiln.deploy.ops.summary import RunSummary
-from kiln.deploy.screens.console import PlainConsole, harmless
-from kiln.deploy.screens.screen import line
+from kiln.deploy.screens.console import PlainConsole, escape_text
+from kiln.deploy.screens.screen import format_line
 from kiln.deploy.screens.summary import render_summary
 from kiln.deploy.screens.views import LineView, LiveView
 from kiln.pipelines.delta.lake import Lake
@@ -240,14 +240,14 @@ def test_a_console_of_a_command_is_plain_also_for_text_that_nobody_thought_of(ca
 
 def test_styles_stay_where_they_were() -> None:
     text = Text.assemble(("a\x1bb", "red"), ("c", "bold"))
-    found = harmless(text)
+    found = escape_text(text)
     assert found.plain == r"a\u001bbc"
     console = PlainConsole()
     assert found.get_style_at_offset(console, 0).color is not None
     assert found.get_style_at_offset(console, 7).color is not None
     assert found.get_style_at_offset(console, 8).bold
-    assert harmless(Text("plain")).plain == "plain"
+    assert escape_text(Text("plain")).plain == "plain"
 
 
 def test_one_line_has_no_newline() -> None:
-    assert "\n" not in line(replace(snapshot(), errors=["one\ntwo"]))
+    assert "\n" not in format_line(replace(snapshot(), errors=["one\ntwo"]))

@@ -22,7 +22,7 @@ from conftest import free_ports
 from kiln.deploy.packaging import dist
 from kiln.deploy.packaging.dist import build_wheel, install
 from kiln.deploy.stack.embedded_broker import stop_running
-from kiln.deploy.stack.jars import IVY_S3, IVY_XML, pinned
+from kiln.deploy.stack.jars import IVY_S3, IVY_XML, read_pinned_jars
 
 PACKAGES = ("schemas", "pipelines", "bridge", "conf", "deploy")
 OF_THE_CHECKOUT = re.compile(
@@ -100,7 +100,7 @@ def test_the_command_runs_from_the_wheel_alone(
 def test_jars_come_with_their_checksums_and_those_of_a_store_apart(
     part: str, ivy_xml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = pinned(ivy_xml.read_bytes())["spark"]
+    names = read_pinned_jars(ivy_xml.read_bytes())["spark"]
     fetched, sums = tmp_path / "fetched", tmp_path / "sums"
     (fetched / "spark").mkdir(parents=True)
     digests = {name: hashlib.sha256(name.encode()).hexdigest() for name in names}
@@ -108,16 +108,16 @@ def test_jars_come_with_their_checksums_and_those_of_a_store_apart(
         (fetched / "spark" / name).write_text(name)
     sums.write_text("".join(f"{digest}  spark/{name}\n" for name, digest in digests.items()))
 
-    def ensure(root: Path | None = None, ivy_xml: Path = IVY_XML) -> Path:
+    def ensure_jars(root: Path | None = None, ivy_xml: Path = IVY_XML) -> Path:
         assert (root is None) == (ivy_xml == IVY_XML)
         return fetched
 
-    def checksums_of(asked: Path) -> Path:
+    def checksums_path(asked: Path) -> Path:
         assert asked == ivy_xml
         return sums
 
-    monkeypatch.setattr(dist, "ensure", ensure)
-    monkeypatch.setattr(dist, "checksums_of", checksums_of)
+    monkeypatch.setattr(dist, "ensure_jars", ensure_jars)
+    monkeypatch.setattr(dist, "checksums_path", checksums_path)
     into = tmp_path / "dist"
     assert dist.main([part, "--into", str(into)]) == 0
     assert {path.name for path in into.iterdir()} == {part, f"{part}.txt"}

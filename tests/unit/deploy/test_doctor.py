@@ -37,25 +37,25 @@ from kiln.deploy.ops.doctor import (
     check_python,
     check_state,
     check_updates_partitions,
-    examine,
-    failed,
-    helia_alone,
-    memory_bytes,
+    has_failures,
+    is_helia_isolated,
+    parse_memory,
+    run_checks,
 )
 from kiln.deploy.ops.status import (
     BrokerStatus,
     CheckpointError,
     TopicStatus,
-    broker_status,
-    lag_of,
-    lake_status,
+    compute_lag,
     parse_offsets,
-    query_status,
+    read_broker_status,
     read_checkpoint,
+    read_lake_status,
+    read_query_status,
     read_status,
 )
 from kiln.deploy.screens.doctor import render_checks
-from kiln.deploy.screens.status import ago, render_status, status_json
+from kiln.deploy.screens.status import encode_status, format_age, render_status
 from kiln.deploy.stack.java import Java, JavaError
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.runtime.topics import note_topics
@@ -132,23 +132,23 @@ def test_a_bad_checkpoint_is_named(tmp_path: Path) -> None:
 def test_lag_counts_what_is_held_and_not_committed() -> None:
     topics = {"kiln.frames": TopicStatus("kiln.frames", {0: 0, 1: 50, 2: 3}, {0: 110, 1: 60, 2: 9})}
     # 10 behind; older than what is held, so all 10 held; never read, so all 6 held
-    assert lag_of({"kiln.frames": {0: 100, 1: 20}}, topics) == 10 + 10 + 6
-    assert lag_of({"kiln.frames": {0: 110, 1: 60, 2: 9}}, topics) == 0
-    assert lag_of({"kiln.other": {0: 0}}, topics) is None
-    assert lag_of({}, topics) is None
+    assert compute_lag({"kiln.frames": {0: 100, 1: 20}}, topics) == 10 + 10 + 6
+    assert compute_lag({"kiln.frames": {0: 110, 1: 60, 2: 9}}, topics) == 0
+    assert compute_lag({"kiln.other": {0: 0}}, topics) is None
+    assert compute_lag({}, topics) is None
 
 
 def test_a_query_whose_topic_is_another_says_so_and_has_no_lag(tmp_path: Path) -> None:
     """Neither is its offset one of this topic."""
     write_checkpoint(tmp_path, batches=3, commits=3)
     topics = {"kiln.frames": TopicStatus("kiln.frames", {0: 0, 1: 0}, {0: 900, 1: 900}, "new")}
-    assert query_status("archive", location(tmp_path), topics).lag == 900 - 20 + 900 - 40
+    assert read_query_status("archive", location(tmp_path), topics).lag == 900 - 20 + 900 - 40
     note_topics(location(tmp_path), {"kiln.frames": "old"})
-    found = query_status("archive", location(tmp_path), topics)
+    found = read_query_status("archive", location(tmp_path), topics)
     assert (found.batch, found.lag) == (2, None)
     assert found.problem.startswith("kiln.frames is not the topic that was read before")
     assert is_bad(check_checkpoints([found]), "archive: kiln.frames is not the topic", "kiln recover")
-    away = query_status("archive", location(tmp_path), {})
+    away = read_query_status("archive", location(tmp_path), {})
     assert (away.problem, away.lag) == ("", None)
 
 
@@ -174,7 +174,7 @@ def state(tmp_path: Path) -> Settings:
 
 
 def test_the_status_of_a_stopped_kiln(state: Settings) -> None:
-    found = json.loads(status_json(read_status(state)))
+    found = json.loads(encode_status(read_status(state)))
     assert found["broker"]["reachable"] is False
     assert found["broker"]["problem"] == "nothing listens there"
     archive = next(query for query in found["queries"] if query["name"] == "archive")
@@ -201,7 +201,7 @@ def test_the_status_on_the_screen(state: Settings) -> None:
 def test_a_table_that_cannot_be_read_does_not_hide_the_others(state: Settings) -> None:
     for log in (state.state / "lake" / "tips" / "_delta_log").iterdir():
         log.write_text("rubbish", encoding="utf-8")
-    batches, tips = lake_status(Lake.from_location(state.lake_root))
+    batches, tips = read_lake_status(Lake.from_location(state.lake_root))
     assert batches.rows == 3
     assert "tips" in tips.problem
     assert check_lake([batches, tips]).level == "fail"
@@ -217,17 +217,17 @@ def deaf_server() -> Iterator[int]:
 
 
 def test_something_that_is_no_broker_is_given_up_in_time(deaf_server: int) -> None:
-    found = broker_status(Kafka(bootstrap=f"127.0.0.1:{deaf_server}"), patience=1.0)
+    found = read_broker_status(Kafka(bootstrap=f"127.0.0.1:{deaf_server}"), patience=1.0)
     assert not found.reachable
     assert found.problem
 
 
 def test_ago() -> None:
     now = datetime(2025, 1, 2, tzinfo=UTC)
-    assert ago(None, now) == "-"
-    assert ago(datetime(2025, 1, 1, 23, 59, 1, tzinfo=UTC), now) == "59 s ago"
-    assert ago(datetime(2025, 1, 1, 23, 30, tzinfo=UTC), now) == "30 min ago"
-    assert ago(datetime(2024, 12, 1, tzinfo=UTC), now) == "32 d ago"
+    assert format_age(None, now) == "-"
+    assert format_age(datetime(2025, 1, 1, 23, 59, 1, tzinfo=UTC), now) == "59 s ago"
+    assert format_age(datetime(2025, 1, 1, 23, 30, tzinfo=UTC), now) == "30 min ago"
+    assert format_age(datetime(2024, 12, 1, tzinfo=UTC), now) == "32 d ago"
 
 
 # ---------------------------------------------------------------- checks
@@ -262,8 +262,8 @@ def test_packages() -> None:
 def test_disk_and_memory() -> None:
     assert [check_disk(gigabytes * 10**9).level for gigabytes in (50, 3)] == ["ok", "warn"]
     assert is_bad(check_disk(10**8), "0.1 GB")
-    assert memory_bytes("2g") == 2 * 1024**3
-    assert memory_bytes("384m") == 384 * 1024**2
+    assert parse_memory("2g") == 2 * 1024**3
+    assert parse_memory("384m") == 384 * 1024**2
     assert check_memory(10**9, 3 * 10**9).level == "warn"
     assert check_memory(None, 3 * 10**9).level == "ok"
 
@@ -291,7 +291,7 @@ def test_the_partition_count_of_updates_is_for_life() -> None:
 
 def test_without_an_ipfs_node_it_says_that_no_peer_can_fetch_the_blocks(tmp_path: Path) -> None:
     check = ipfs_check(Settings(state=tmp_path, kafka=nowhere()))
-    assert (check.level, failed([check])) == ("warn", False)
+    assert (check.level, has_failures([check])) == ("warn", False)
     assert "no peer can fetch the blocks of batches" in check.found
     assert str(tmp_path / "blocks") in check.found
     assert "ipfs.api" in check.what_to_do
@@ -329,10 +329,10 @@ def test_a_helia_from_which_nobody_is_known_to_fetch_is_told_with_what_to_set(tm
     assert "ipfs.peers" in told.what_to_do
     assert "publish.enabled = true" in told.what_to_do
     near = structs.replace(BRIDGE, ipfs_node=IpfsStatus(gossip_peers=1))
-    assert not helia_alone(settings, near, 101.0)
-    assert helia_alone(settings, near, 200.0)
-    assert helia_alone(settings, BRIDGE, 101.0)
-    assert not helia_alone(settings.model_copy(update={"publish": Publish(enabled=True)}), BRIDGE, 101.0)
+    assert not is_helia_isolated(settings, near, 101.0)
+    assert is_helia_isolated(settings, near, 200.0)
+    assert is_helia_isolated(settings, BRIDGE, 101.0)
+    assert not is_helia_isolated(settings.model_copy(update={"publish": Publish(enabled=True)}), BRIDGE, 101.0)
 
 
 def nowhere() -> Kafka:
@@ -341,7 +341,7 @@ def nowhere() -> Kafka:
 
 
 def ipfs_check(settings: Settings) -> DoctorCheck:
-    return next(check for check in examine(settings) if check.name == "ipfs")
+    return next(check for check in run_checks(settings) if check.name == "ipfs")
 
 
 def test_a_checkpoint_of_another_spark(tmp_path: Path) -> None:
@@ -355,9 +355,9 @@ def test_a_state_folder_that_cannot_be_made_is_found_and_left_alone(tmp_path: Pa
     file = tmp_path / "file"
     file.write_text("x", encoding="utf-8")
     kafka = Kafka(embedded_port=closed_port(), embedded_controller_port=closed_port())
-    state = {check.name: check for check in examine(Settings(state=file / "state", kafka=kafka))}["state folder"]
+    state = {check.name: check for check in run_checks(Settings(state=file / "state", kafka=kafka))}["state folder"]
     assert is_bad(state, "is not a folder", "--state")
-    fine = {check.name: check for check in examine(Settings(state=tmp_path / "new", kafka=kafka))}["state folder"]
+    fine = {check.name: check for check in run_checks(Settings(state=tmp_path / "new", kafka=kafka))}["state folder"]
     assert fine.level == "ok"
     assert not (tmp_path / "new").exists()
     assert check_state(tmp_path, "").level == "ok"
@@ -367,14 +367,14 @@ def test_the_doctor_finds_no_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert shutil.which("java") is None
-    checks = examine(Settings(state=tmp_path, kafka=Kafka(embedded_port=closed_port())))
+    checks = run_checks(Settings(state=tmp_path, kafka=Kafka(embedded_port=closed_port())))
     java = next(check for check in checks if check.name == "java")
     assert is_bad(java, "no java on PATH")
-    assert failed(checks)
+    assert has_failures(checks)
 
 
 def test_a_port_in_use_is_found(tmp_path: Path, deaf_server: int) -> None:
-    checks = examine(Settings(state=tmp_path, kafka=Kafka(embedded_port=deaf_server)))
+    checks = run_checks(Settings(state=tmp_path, kafka=Kafka(embedded_port=deaf_server)))
     assert is_bad(next(check for check in checks if check.name == f"port {deaf_server}"), "in use")
 
 
@@ -386,7 +386,7 @@ def test_what_the_bridge_says_is_wrong_is_told_while_it_runs(tmp_path: Path) -> 
     assert check_bridge(status, 200.0).found == check_bridge(None, 0.0).found == "does not run"
     (tmp_path / "bridge").mkdir()
     write_status(tmp_path / "bridge" / "status.json", structs.replace(status, at=time.time()))
-    checks = examine(Settings(state=tmp_path, kafka=Kafka(embedded_port=closed_port())))
+    checks = run_checks(Settings(state=tmp_path, kafka=Kafka(embedded_port=closed_port())))
     (told,) = [check for check in checks if check.name == "bridge"]
     assert (told.level, told.found) == ("warn", "2 of 3 peers hear no batch")
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kiln.deploy.screens.backfill import diff_json, in_words
+from kiln.deploy.screens.backfill import describe_difference, encode_diff
 from kiln.pipelines.backfill.range_comparison import open_comparison
 from kiln.pipelines.backfill.run_diff import TableDiff, compare_table, diff_run
 from kiln.pipelines.backfill.run_log import BackfillRun
@@ -55,7 +55,7 @@ def test_a_run_with_live_s_rows_is_equal(lake: Lake) -> None:
     found = compared(lake, run)
     assert tuple(found) == RUN_TABLES
     assert all(each.is_equal and each.same for each in found.values())
-    assert json.loads(diff_json(list(found.values())))["batches"] == {
+    assert json.loads(encode_diff(list(found.values())))["batches"] == {
         "same": 3,
         "only_live": 0,
         "only_run": 0,
@@ -144,7 +144,7 @@ def test_a_row_that_differs_is_named_with_both_values(
     found = compared(lake, run)[table]
     assert counts(found) == (0, 1, 1, 1)
     (first,) = found.examples
-    assert in_words(first).endswith(words)
+    assert describe_difference(first).endswith(words)
 
 
 def test_a_batch_that_lacks_a_tip_differs_in_its_tips(lake: Lake) -> None:
@@ -155,7 +155,7 @@ def test_a_batch_that_lacks_a_tip_differs_in_its_tips(lake: Lake) -> None:
     assert counts(found["batches"]) == (1, 0, 0, 0)
     assert counts(found["batch_tips"]) == (1, 1, 0, 0)
     assert found["batch_tips"].groups[0][:2] == (found["batch_tips"].groups[0].day, "model/k1")
-    assert in_words(found["batch_tips"].examples[0]) == "cid c stream s2 tip t2: only live has it"
+    assert describe_difference(found["batch_tips"].examples[0]) == "cid c stream s2 tip t2: only live has it"
 
 
 def test_a_row_that_is_there_twice_is_found(lake: Lake) -> None:

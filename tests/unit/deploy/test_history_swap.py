@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from kiln.deploy.query.ask import ask
+from kiln.deploy.query.ask import query_lake
 from kiln.pipelines.backfill.run_diff import diff_run
 from kiln.pipelines.backfill.run_log import BackfillRun, append_event, find_run, read_events
 from kiln.pipelines.backfill.swap import FileSwap, SwapMarker
@@ -57,7 +57,7 @@ def column(lake: Lake, table: str, name: str) -> list[object]:
 
 def check_reader(lake: Lake) -> None:
     """Each batch has its tips, each tip of a batch and each tip has its update, and no row is there twice."""
-    bad = ask(
+    bad = query_lake(
         lake,
         """
         SELECT 'tips of a batch', cid FROM batches LEFT JOIN batch_tips AS t USING (cid)
@@ -232,7 +232,7 @@ def test_the_tables_open_in_deltalake_and_duckdb(lake: Lake) -> None:
         opened = DeltaTable(lake.table(table))
         assert opened.protocol().min_reader_version == 1
         by_deltalake = opened.to_pyarrow_table()
-        counted = list(ask(lake, f"SELECT count(*), count(DISTINCT COLUMNS(*)::VARCHAR) FROM {table}").rows())
+        counted = list(query_lake(lake, f"SELECT count(*), count(DISTINCT COLUMNS(*)::VARCHAR) FROM {table}").rows())
         assert counted[0][0] == by_deltalake.num_rows
         assert by_deltalake.column_names == [column.name for column in TABLES[table].columns]
         stated = pa.table(opened.get_add_actions(flatten=True))["num_records"].to_pylist()

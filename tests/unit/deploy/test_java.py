@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kiln.deploy.stack.java import Java, JavaError, find_java, java_version, what_to_type
+from kiln.deploy.stack.java import Java, JavaError, find_java, install_command, parse_java_version
 
 DEBIAN = 'PRETTY_NAME="Debian GNU/Linux 12 (bookworm)"\nID=debian\n'
 MINT = 'NAME="Linux Mint"\nID=linuxmint\nID_LIKE="ubuntu debian"\n'
@@ -26,16 +26,16 @@ FEDORA = "ID=fedora\nVERSION_ID=43\n"
     ],
 )
 def test_version_out_of_what_java_prints(output: str, version: int | None) -> None:
-    assert java_version(output) == version
+    assert parse_java_version(output) == version
 
 
 def test_what_to_type() -> None:
-    assert "sudo apt-get install -y openjdk-17-jre-headless" in what_to_type("Linux", DEBIAN)
-    assert "apt-get install" in what_to_type("Linux", MINT)
-    assert "sudo" not in what_to_type("Linux", DEBIAN, root=True)
-    assert "dnf install" in what_to_type("Linux", FEDORA)
-    assert "brew install openjdk@17" in what_to_type("Darwin")
-    assert "JAVA_HOME" in what_to_type("Linux", "ID=something-else\n")
+    assert "sudo apt-get install -y openjdk-17-jre-headless" in install_command("Linux", DEBIAN)
+    assert "apt-get install" in install_command("Linux", MINT)
+    assert "sudo" not in install_command("Linux", DEBIAN, root=True)
+    assert "dnf install" in install_command("Linux", FEDORA)
+    assert "brew install openjdk@17" in install_command("Darwin")
+    assert "JAVA_HOME" in install_command("Linux", "ID=something-else\n")
 
 
 def fake_java(folder: Path, says: str, status: int = 0) -> Path:

@@ -11,7 +11,7 @@ import pytest
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from kiln.deploy.stack.spark import jvm_end, stop_session
+from kiln.deploy.stack.spark import check_jvm, stop_session
 
 
 @pytest.fixture
@@ -24,19 +24,19 @@ def jvm(monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_nothing_is_said_of_a_jvm_that_runs(jvm: subprocess.Popen[bytes]) -> None:
-    assert jvm_end() is None
+    assert check_jvm() is None
 
 
 def test_the_words_for_a_killed_jvm_say_what_to_do(jvm: subprocess.Popen[bytes]) -> None:
     jvm.kill()
-    ended = jvm_end(patience=30)
+    ended = check_jvm(patience=30)
     assert "the JVM of Spark ended with -9" in str(ended)
     assert "spark.driver_memory" in str(ended)
 
 
 def test_a_jvm_that_somebody_else_started_is_not_ours_to_watch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SparkContext, "_gateway", None)
-    assert jvm_end() is None
+    assert check_jvm() is None
 
 
 class Unreachable:

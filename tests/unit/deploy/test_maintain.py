@@ -13,7 +13,7 @@ import pytest
 from kiln.conf.process.locks import locked
 from kiln.conf.settings.model import Maintain, Settings
 from kiln.deploy.cli.app import run_command
-from kiln.deploy.ops.maintenance import rules_of
+from kiln.deploy.ops.maintenance import build_policy
 from kiln.deploy.ops.recover import Recovery
 from kiln.deploy.run.maintenance import MaintenanceProcess
 from kiln.deploy.stack.periodic_process import PeriodicProcess
@@ -105,11 +105,11 @@ def test_what_a_run_has_begun_to_read_stays_until_the_run_is_done(state: Path) -
     append_event(
         lake, "later", "begun", 2, range_from=0, range_to=1, details={"inputs": {"live": {TABLE: 7, "frames": 0}}}
     )
-    assert rules_of(settings, TABLE, read_runs(lake)).pinned == 4
+    assert build_policy(settings, TABLE, read_runs(lake)).pinned == 4
     append_event(lake, "november", "done", 3)
-    assert rules_of(settings, TABLE, read_runs(lake)).pinned == 7
+    assert build_policy(settings, TABLE, read_runs(lake)).pinned == 7
     append_event(lake, "later", "dropped", 4)
-    assert rules_of(settings, TABLE, read_runs(lake)).pinned is None
+    assert build_policy(settings, TABLE, read_runs(lake)).pinned is None
 
 
 def test_two_at_once_are_refused_in_words(state: Path, capsys: Capture) -> None:

@@ -20,12 +20,12 @@ from test_screen import STATUS
 from kiln.conf.process.bridge_status import BridgeStatus, FetcherStatus, OverlayStatus, PeerStatus, PublisherStatus
 from kiln.conf.process.exporter import exposed
 from kiln.deploy.ops.monitor.facts import MonitorInputs
-from kiln.deploy.ops.monitor.families import families
-from kiln.deploy.ops.monitor.history import RunHistory, plot
+from kiln.deploy.ops.monitor.families import build_families
+from kiln.deploy.ops.monitor.history import RunHistory, build_plot
 from kiln.deploy.ops.monitor.page import render_page
 from kiln.deploy.ops.monitor.server import Monitor
 from kiln.deploy.ops.snapshot import BridgeInRun, QualityInRun, Snapshot
-from kiln.deploy.ops.status import lake_status
+from kiln.deploy.ops.status import read_lake_status
 from kiln.pipelines.decode.breaker_state import BreakerState
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.runtime.query_status import QueryBacklog, QueryState
@@ -92,11 +92,11 @@ def monitor(lake: Lake) -> Iterator[Monitor]:
 
 
 def facts_of(snapshot: Snapshot, lake: Lake) -> MonitorInputs:
-    return MonitorInputs(snapshot, 100.0, 101.0, "1.2.3", lake_status(lake))
+    return MonitorInputs(snapshot, 100.0, 101.0, "1.2.3", read_lake_status(lake))
 
 
 def exposed_of(facts: MonitorInputs) -> bytes:
-    return exposed(families(facts))
+    return exposed(build_families(facts))
 
 
 def samples(text: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -246,8 +246,8 @@ def test_how_long_the_oldest_unread_record_has_been_there() -> None:
 
 
 def test_a_plot_ends_at_the_right_edge_and_fits_its_height() -> None:
-    drawn = plot("Frames", "/s", [0.0, None, 5.0, 10.0])
+    drawn = build_plot("Frames", "/s", [0.0, None, 5.0, 10.0])
     points = [tuple(map(float, pair.split(","))) for pair in drawn.lines[0].split()]
     assert (len(points), points[-1], drawn.now, drawn.most) == (3, (300.0, 0.0), 10.0, 10.0)
     assert all(0 <= y <= 60 for _, y in points)
-    assert plot("Nothing", "s", []).now is None
+    assert build_plot("Nothing", "s", []).now is None

@@ -9,7 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from kiln.deploy.stack.ports import HOST, PortHolder, free_ports, listening_sockets, port_holder, why_taken
+from kiln.deploy.stack.ports import (
+    HOST,
+    PortHolder,
+    check_port_free,
+    find_free_ports,
+    find_listening_sockets,
+    find_port_holder,
+)
 
 TABLE = """\
   sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
@@ -24,9 +31,9 @@ TABLE6 = """\
 
 
 def test_only_sockets_that_listen_on_the_port_count() -> None:
-    assert listening_sockets(TABLE, 29092) == {"4711"}
-    assert listening_sockets(TABLE6, 29092) == {"4714"}
-    assert listening_sockets(TABLE, 80) == set()
+    assert find_listening_sockets(TABLE, 29092) == {"4711"}
+    assert find_listening_sockets(TABLE6, 29092) == {"4714"}
+    assert find_listening_sockets(TABLE, 80) == set()
 
 
 def process(proc: Path, number: int, inode: int, command: list[str], folder: Path) -> None:
@@ -45,15 +52,15 @@ def test_a_broker_is_named_by_its_state_folder(tmp_path: Path) -> None:
     (proc / "net" / "tcp").write_text(TABLE, encoding="ascii")
     process(proc, 10, 4713, ["python3", "-m", "http.server"], tmp_path)
     process(proc, 11, 4711, ["/usr/bin/java", "-Xmx384m", "kafka.Kafka", "server.properties"], folder)
-    assert port_holder(29093, proc) == PortHolder(10, "python3 -m http.server", None)
-    found = port_holder(29092, proc)
+    assert find_port_holder(29093, proc) == PortHolder(10, "python3 -m http.server", None)
+    found = find_port_holder(29092, proc)
     assert found is not None
     assert found.in_words == f"the embedded broker of the state folder {tmp_path / 'my state'} (process 11)"
 
 
 def test_where_the_system_does_not_say_nobody_is_named(tmp_path: Path) -> None:
-    assert port_holder(29092, tmp_path) is None
-    assert port_holder(free_ports()[0]) is None
+    assert find_port_holder(29092, tmp_path) is None
+    assert find_port_holder(find_free_ports()[0]) is None
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
@@ -62,9 +69,9 @@ def test_a_listener_of_this_process_is_found() -> None:
         listener.bind((HOST, 0))
         listener.listen()
         port = listener.getsockname()[1]
-        assert why_taken(port) is not None
-        found = port_holder(port)
+        assert check_port_free(port) is not None
+        found = find_port_holder(port)
     assert found is not None
     assert found.pid == os.getpid()
     assert found.state is None
-    assert why_taken(port) is None
+    assert check_port_free(port) is None

@@ -26,7 +26,7 @@ from test_screen import STATUS
 from kiln.conf.process.bridge_status import BridgeStatus, SpoolStatus
 from kiln.conf.process.exporter import exposed
 from kiln.deploy.ops.monitor.facts import MonitorInputs
-from kiln.deploy.ops.monitor.families import families
+from kiln.deploy.ops.monitor.families import build_families
 from kiln.deploy.ops.snapshot import BridgeInRun, Snapshot
 from kiln.deploy.ops.status import TableStatus
 from kiln.pipelines.runtime.query_status import QueryState
@@ -158,7 +158,7 @@ def series(moments: Iterable[Moment]) -> dict[str, list[float | None]]:
         if moment.snapshot is not None:
             committed = datetime.fromtimestamp(1e9 + STEP * moment.committed, UTC)
             tables = tuple(TableStatus(name, 1, 1, 1, 1, committed, "") for name in ("frames", "messages"))
-            values = _samples(exposed(families(MonitorInputs(moment.snapshot, now, now, "1", tables))).decode())
+            values = _samples(exposed(build_families(MonitorInputs(moment.snapshot, now, now, "1", tables))).decode())
         values = {'up{job="kiln", instance="k"}': float(moment.snapshot is not None), **values}
         for name in values.keys() - found.keys():
             found[name] = [None] * scrape

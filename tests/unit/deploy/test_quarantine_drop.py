@@ -18,8 +18,8 @@ from kiln.conf.process.errors import KilnError
 from kiln.deploy.cli.app import run_command
 from kiln.deploy.ops.quarantine import dropping
 from kiln.deploy.ops.quarantine.picking import QuarantineError, QuarantineFilter, QuarantineRows
-from kiln.deploy.query.ask import ask
-from kiln.deploy.screens.quarantine import readable
+from kiln.deploy.query.ask import query_lake
+from kiln.deploy.screens.quarantine import format_data
 from kiln.pipelines.archive.transform import FRAMES, build_frame_row
 from kiln.pipelines.decode.decoder import DecodeConfig, RejectedMessage, decode
 from kiln.pipelines.delta.files import DataFile
@@ -100,7 +100,9 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, 
 
 
 def left(lake: Lake) -> list[tuple[object, ...]]:
-    return sorted(ask(lake, "SELECT stage, reason, kafka_offset, message_index FROM quarantine").rows(), key=repr)
+    return sorted(
+        query_lake(lake, "SELECT stage, reason, kafka_offset, message_index FROM quarantine").rows(), key=repr
+    )
 
 
 def test_rows_are_counted_by_reason_by_hour_and_by_author(lake: Lake, capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,7 +160,7 @@ def test_a_row_is_shown_with_its_bytes_and_nothing_reaches_the_terminal(
 
 @given(st.binary(max_size=600), st.integers(0, 300))
 def test_no_bytes_move_a_cursor_and_a_limit_holds(data: bytes, limit: int) -> None:
-    lines = list(readable(data, limit))
+    lines = list(format_data(data, limit))
     assert lines
     assert all(printable(line) == line for line in lines)
     assert any("more of" in line for line in lines) == (0 < limit < len(data))
@@ -213,10 +215,10 @@ def test_a_drop_that_was_cut_short_is_finished_and_recorded_once(lake: Lake, mon
     before = left(lake)
     monkeypatch.setattr(dropping, "replace_files", killed)
     with pytest.raises(KeyboardInterrupt):
-        dropping.drop(lake, wanted, "why", "1", soon(1))
+        dropping.drop_rows(lake, wanted, "why", "1", soon(1))
     monkeypatch.undo()
     assert left(lake) == before
-    done = dropping.drop(lake, wanted, "why", "2", soon(2))
+    done = dropping.drop_rows(lake, wanted, "why", "2", soon(2))
     assert (done.rows, done.known) == (4, 4)
     assert len(DeltaTable(lake.table("dropped")).to_pyarrow_table()) == 4
     assert {row[0] for row in left(lake)} == {"rpc", "publisher"}
@@ -224,9 +226,9 @@ def test_a_drop_that_was_cut_short_is_finished_and_recorded_once(lake: Lake, mon
 
 def test_rows_that_come_back_are_dropped_and_recorded_anew(lake: Lake) -> None:
     rows = DeltaTable(lake.table("quarantine")).to_pyarrow_table().to_pylist()
-    dropping.drop(lake, QuarantineFilter(), "why", "1", soon(-1))
+    dropping.drop_rows(lake, QuarantineFilter(), "why", "1", soon(-1))
     append(lake, "quarantine", rows)
-    done = dropping.drop(lake, QuarantineFilter(), "why", "2", soon(1))
+    done = dropping.drop_rows(lake, QuarantineFilter(), "why", "2", soon(1))
     assert (done.rows, done.known) == (len(rows), 0)
     assert len(DeltaTable(lake.table("dropped")).to_pyarrow_table()) == 2 * len(rows)
 
@@ -256,7 +258,7 @@ def test_what_others_write_meanwhile_stays(meanwhile: str, lake: Lake, monkeypat
         return replace_files(lake, table, opened, old, new, what, rows_go=rows_go)
 
     monkeypatch.setattr(dropping, "replace_files", with_others)
-    dropped = dropping.drop(lake, QuarantineFilter(stage="message"), "why", "1", soon())
+    dropped = dropping.drop_rows(lake, QuarantineFilter(stage="message"), "why", "1", soon())
     assert dropped.rows == 4
     assert len(DeltaTable(lake.table("dropped")).to_pyarrow_table()) == 4
     kept = [row[:2] for row in left(lake)]

@@ -15,10 +15,15 @@ from deltalake import DeltaTable, write_deltalake
 
 from kiln.deploy.cli.app import run_command
 from kiln.deploy.demo.traffic.replay import replay
-from kiln.deploy.ops.quarantine.frames import FramePosition, frame_of, reread, with_messages
-from kiln.deploy.ops.quarantine.replay import QuarantineReplay, QuarantineReplayError, ReplayCandidates, in_words
-from kiln.deploy.ops.quarantine.unfetched import unfetched
-from kiln.deploy.query.ask import ask
+from kiln.deploy.ops.quarantine.frames import FramePosition, build_frame, decode_again, select_messages
+from kiln.deploy.ops.quarantine.replay import (
+    QuarantineReplay,
+    QuarantineReplayError,
+    ReplayCandidates,
+    describe_candidates,
+)
+from kiln.deploy.ops.quarantine.unfetched import find_unfetched_blocks
+from kiln.deploy.query.ask import query_lake
 from kiln.pipelines.archive.transform import FRAMES, MESSAGES, build_frame_row, build_message_row
 from kiln.pipelines.decode.decoder import DecodeConfig, RejectedMessage, compute_identities, decode
 from kiln.pipelines.delta.arrow_rows import RowBuffer, build_arrow_schema, select_columns
@@ -106,7 +111,7 @@ class World:
         self._known.clear()
 
     def rows(self, sql: str) -> list[tuple[object, ...]]:
-        return list(ask(Lake(str(self.lake)), sql).rows())
+        return list(query_lake(Lake(str(self.lake)), sql).rows())
 
     def messages(self) -> list[tuple[object, ...]]:
         """All but stamps and coordinates."""
@@ -199,9 +204,9 @@ def test_a_forged_message_does_not_come_back(world: World) -> None:
 
 def test_verdicts_stay_with_their_messages() -> None:
     whole = frame(1, *map(message, range(3)), verdicts=bytes([Verdict.GOOD, Verdict.NOT_CHECKED, Verdict.BAD]))
-    part = with_messages(whole, {0, 2})
+    part = select_messages(whole, {0, 2})
     assert part.verdicts == bytes([Verdict.GOOD, Verdict.BAD])
-    assert with_messages(whole, {0, 1, 2}) == whole
+    assert select_messages(whole, {0, 1, 2}) == whole
 
 
 def test_an_unsigned_message_that_was_said_twice_comes_back_twice(world: World) -> None:
@@ -281,16 +286,16 @@ def test_a_frame_comes_out_of_its_row_as_it_went_in() -> None:
     original.remote_address, original.declared_length = b"\x04\x7f\0\0\1", 5
     row = list(build_frame_row(3, 4, 5, original))
     del row[12]  # origin
-    at, again = frame_of((*row[:14], 3, 4))
+    at, again = build_frame((*row[:14], 3, 4))
     original.origin = Frame.REPLAY
     assert (at, again) == (FramePosition(3, 4), original)
 
 
 def test_a_whole_frame_that_can_be_read_now_brings_all_its_messages() -> None:
-    assert set(reread(frame(1, message(1), message(2)), {None}, "rpc_malformed", AFTER).items) == {0, 1}
+    assert set(decode_again(frame(1, message(1), message(2)), {None}, "rpc_malformed", AFTER).items) == {0, 1}
     broken = frame(1, message(1))
     broken.payload = b"\xff\xff"
-    assert reread(broken, {None}, "rpc_malformed", AFTER) == ({}, 1)
+    assert decode_again(broken, {None}, "rpc_malformed", AFTER) == ({}, 1)
 
 
 @pytest.mark.skipif(not CAPTURE.exists(), reason="the shared captures are not here")
@@ -329,9 +334,9 @@ def test_a_capture_by_index(world: World, tmp_path: Path) -> None:
 
 
 def test_what_was_found_is_said() -> None:
-    assert in_words(ReplayCandidates()) == "nothing to bring back"
-    assert "1,000 messages" in in_words(ReplayCandidates(back=1000))
-    assert "3 would be refused" in in_words(ReplayCandidates(refused=3))
+    assert describe_candidates(ReplayCandidates()) == "nothing to bring back"
+    assert "1,000 messages" in describe_candidates(ReplayCandidates(back=1000))
+    assert "3 would be refused" in describe_candidates(ReplayCandidates(refused=3))
 
 
 # ---------------------------------------------------------------- the command
@@ -365,7 +370,7 @@ def test_the_command(
         yield "127.0.0.1:1"
 
     taken = Taken()
-    monkeypatch.setattr("kiln.deploy.stack.kafka_broker.broker", broker)
+    monkeypatch.setattr("kiln.deploy.stack.kafka_broker.start_broker", broker)
     monkeypatch.setattr("kiln.bridge.kafka.producers.connect", lambda *_: taken)
     monkeypatch.setenv("KILN_STATE", str(tmp_path))
     (tmp_path / "broker").mkdir()
@@ -409,12 +414,12 @@ def waiting(message: str, cid: str = "bafygenesis") -> WantedRecord:
         stream="kstream",
         tip="bafytip",
         from_=None,
-        message=message,
+        message_id=message,
         epoch=Epoch("q", 1),
         frame=Coordinates(0, 1, 0),
         observed_at=len(message),
     )
-    return WantedRecord("mainnet", cid, "genesis", len(message), message=message, update=update)
+    return WantedRecord("mainnet", cid, "genesis", len(message), message_id=message, update=update)
 
 
 def give_up(world: World, *records: WantedRecord | bytes) -> None:
@@ -429,7 +434,10 @@ def give_up(world: World, *records: WantedRecord | bytes) -> None:
 
 def test_what_could_not_be_fetched_is_asked_for_again_in_its_order(world: World) -> None:
     give_up(world, waiting("second"), waiting("1st"), waiting("1st"))
-    assert unfetched(Lake(str(world.lake)), "genesis_unavailable") == ([waiting("1st"), waiting("second")], 0)
+    assert find_unfetched_blocks(Lake(str(world.lake)), "genesis_unavailable") == (
+        [waiting("1st"), waiting("second")],
+        0,
+    )
 
 
 def test_what_has_come_since_is_not_asked_for(world: World) -> None:
@@ -442,19 +450,19 @@ def test_what_has_come_since_is_not_asked_for(world: World) -> None:
         buffer = RowBuffer(build_arrow_schema(select_columns(TABLES[table])))
         buffer.add(row)
         write_deltalake(str(world.lake / table), pa.Table.from_batches(list(buffer.drain())), mode="append")
-    assert unfetched(Lake(str(world.lake)), "genesis_unavailable") == ([waiting("second")], 0)
+    assert find_unfetched_blocks(Lake(str(world.lake)), "genesis_unavailable") == ([waiting("second")], 0)
 
 
 def test_what_another_version_gave_up_is_counted_and_stops_nothing(world: World) -> None:
     other = encode(waiting("2nd")).replace(b'"update":', b'"waits":')
     give_up(world, waiting("1st"), other)
-    assert unfetched(Lake(str(world.lake)), "genesis_unavailable") == ([waiting("1st")], 1)
+    assert find_unfetched_blocks(Lake(str(world.lake)), "genesis_unavailable") == ([waiting("1st")], 1)
 
 
 def test_a_reason_of_fetching_may_be_given_with_spaces(world: World) -> None:
     give_up(world, waiting("1st"))
-    assert unfetched(Lake(str(world.lake)), "genesis unavailable") == ([waiting("1st")], 0)
+    assert find_unfetched_blocks(Lake(str(world.lake)), "genesis unavailable") == ([waiting("1st")], 0)
 
 
 def test_another_reason_is_none_of_fetching(world: World) -> None:
-    assert unfetched(Lake(str(world.lake)), UNKNOWN_BUNDLE) is None
+    assert find_unfetched_blocks(Lake(str(world.lake)), UNKNOWN_BUNDLE) is None

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from kiln.deploy.query.serve.sandbox import SYSTEM, Limits, confined, landlock_version
+from kiln.deploy.query.serve.sandbox import SYSTEM, Limits, build_confined_command, read_landlock_version
 
-pytestmark = pytest.mark.skipif(not landlock_version(), reason="this kernel has no Landlock")
+pytestmark = pytest.mark.skipif(not read_landlock_version(), reason="this kernel has no Landlock")
 
 TRY = """
 import json, os, pathlib, signal, socket, sys
@@ -58,11 +58,11 @@ def test_a_program_opens_what_its_limits_name_and_nothing_else(tmp_path: Path) -
         ports = [each.getsockname()[1] for each in (named, other)]
         limits = Limits([*SYSTEM, *python, str(tmp_path / "read")], [str(tmp_path / "write")], ports[:1])
         arguments = [str(tmp_path), str(os.getpid()), *map(str, ports)]
-        command = confined([sys.executable, "-I", "-c", TRY, *arguments], limits)
+        command = build_confined_command([sys.executable, "-I", "-c", TRY, *arguments], limits)
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     allowed = {"read", "list", "write", "remove", "connect"}
-    version = landlock_version()
+    version = read_landlock_version()
     later = {"connect elsewhere": 4, "signal the parent": 6}  # what older kernels cannot refuse
     outcomes = json.loads(done.stdout)
     assert allowed < outcomes.keys()

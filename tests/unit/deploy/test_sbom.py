@@ -11,7 +11,7 @@ from cyclonedx.validation.json import JsonStrictValidator
 
 from kiln.bridge.ipfs.helia import SOURCE
 from kiln.deploy.packaging.sbom import bill
-from kiln.deploy.stack.jars import IVY_S3, IVY_XML, PROJECT, pinned
+from kiln.deploy.stack.jars import IVY_S3, IVY_XML, PROJECT, read_pinned_jars
 
 
 def test_the_bill_is_valid_and_names_all_that_is_installed() -> None:
@@ -24,7 +24,7 @@ def test_the_bill_is_valid_and_names_all_that_is_installed() -> None:
     assert len(packages) > 140
     assert {purl for purl in purls if purl.startswith("pkg:pypi/")} == {f"pkg:pypi/{n}@{quote(v)}" for n, v in packages}
     jars = {f"{each['name']}-{each['version']}.jar": each for each in found if each["purl"].startswith("pkg:maven/")}
-    lists = [pinned(path.read_bytes()) for path in (IVY_XML, IVY_S3)]
+    lists = [read_pinned_jars(path.read_bytes()) for path in (IVY_XML, IVY_S3)]
     assert set(jars) == {name for each in lists for names in each.values() for name in names}
     assert "pkg:maven/org.apache.kafka/kafka_2.13@4.1.2" in purls
     assert all(len(jar["hashes"][0]["content"]) == 64 for jar in jars.values())

@@ -24,12 +24,21 @@ from kiln.conf.process.bridge_status import (
     PublisherStatus,
     SpoolStatus,
 )
-from kiln.deploy.ops.formatting import clock, copies_per_message, count, rate, seconds, separator, short, top
+from kiln.deploy.ops.formatting import (
+    compute_copies_per_message,
+    format_clock,
+    format_count,
+    format_rate,
+    format_seconds,
+    format_separator,
+    shorten,
+    take_top,
+)
 from kiln.deploy.ops.snapshot import BatchLine, BridgeInRun, Snapshot
-from kiln.deploy.ops.summary import read_summary, row_counts
-from kiln.deploy.query.ask import ask
-from kiln.deploy.screens.screen import line, render
-from kiln.deploy.screens.summary import look_with, render_summary
+from kiln.deploy.ops.summary import read_row_counts, read_summary
+from kiln.deploy.query.ask import query_lake
+from kiln.deploy.screens.screen import format_line, render_screen
+from kiln.deploy.screens.summary import render_summary, suggest_queries
 from kiln.deploy.screens.views import LineView, LiveView, open_view
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.runtime.query_status import QueryPhase, QueryState
@@ -101,7 +110,7 @@ OVERLAY = OverlayStatus(
 
 def picture(snapshot: Snapshot, width: int, height: int) -> list[str]:
     console = Console(width=width, height=height, file=io.StringIO(), force_terminal=True, color_system=None)
-    console.print(render(snapshot), end="")
+    console.print(render_screen(snapshot), end="")
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue().split("\n")
 
@@ -164,7 +173,7 @@ def test_bep_50_has_a_line_where_it_runs() -> None:
     without = BridgeInRun(STATUS)
     assert len(picture(replace(FULL, bridge=without), 80, 24)) == len(lines)
     assert "BEP 50" not in "".join(picture(replace(FULL, bridge=without), 80, 24))
-    assert "BEP 50 announced 211" in line(replace(FULL, bridge=bridge))
+    assert "BEP 50 announced 211" in format_line(replace(FULL, bridge=bridge))
 
 
 def test_what_is_fetched_out_of_ipfs_has_a_line_where_there_is_a_node() -> None:
@@ -173,7 +182,7 @@ def test_what_is_fetched_out_of_ipfs_has_a_line_where_there_is_a_node() -> None:
     bridge = BridgeInRun(msgspec.structs.replace(STATUS, fetcher=fetcher, ipfs=node))
     (shown,) = [text for text in picture(replace(FULL, bridge=bridge), 120, 24) if "IPFS" in text]
     assert "wanted 12  fetching 3  blocks 40  updates let go 7  given up 1  kubo 0.43.0" in shown
-    assert "wanted 12 blocks 40" in line(replace(FULL, bridge=bridge))
+    assert "wanted 12 blocks 40" in format_line(replace(FULL, bridge=bridge))
     counts = {"quarantined": 9, "contradicts_genesis": 8}
     bridge = BridgeInRun(msgspec.structs.replace(STATUS, fetcher=FetcherStatus("fetching", 0, 0, counts, claimed=5)))
     (shown,) = [text for text in picture(replace(FULL, bridge=bridge), 120, 24) if "IPFS" in text]
@@ -197,7 +206,7 @@ def test_a_bridge_that_has_said_nothing_is_starting() -> None:
     text = "\n".join(picture(replace(FULL, bridge=BridgeInRun()), 100, 30))
     assert "network  starting" in text
     assert "in 0  out 0  topics 0  mesh 0  spool empty  published 0" in text
-    assert "peers 0 topics 0 in 0 out 0 | published 0" in line(replace(FULL, bridge=BridgeInRun()))
+    assert "peers 0 topics 0 in 0 out 0 | published 0" in format_line(replace(FULL, bridge=BridgeInRun()))
 
 
 def test_more_room_shows_more_batches() -> None:
@@ -217,7 +226,7 @@ def test_nothing_known_yet_is_shown_as_such() -> None:
 
 
 def test_the_line_has_it_all_in_one_line() -> None:
-    text = line(FULL)
+    text = format_line(FULL)
     assert "\n" not in text
     for expected in (
         "0:37",
@@ -231,7 +240,7 @@ def test_the_line_has_it_all_in_one_line() -> None:
         "error: sink: disk is full",
     ):
         assert expected in text
-    assert "behind: none" in line(replace(FULL, queries=[QueryState("batch", "idle", lag=0)]))
+    assert "behind: none" in format_line(replace(FULL, queries=[QueryState("batch", "idle", lag=0)]))
 
 
 def test_without_a_terminal_there_is_a_line_every_five_seconds_and_each_error_at_once() -> None:
@@ -268,11 +277,11 @@ def test_the_live_screen_leaves_the_terminal_as_it_was() -> None:
 
 @given(st.floats(0, 1e12))
 def test_a_count_fits_its_column(number: float) -> None:
-    assert len(count(number)) <= 7
+    assert len(format_count(number)) <= 7
 
 
 def test_numbers_in_words() -> None:
-    assert [count(number) for number in (None, 0, 999, 12_345, 123_456, 1_234_567, 2.5e9)] == [
+    assert [format_count(number) for number in (None, 0, 999, 12_345, 123_456, 1_234_567, 2.5e9)] == [
         "-",
         "0",
         "999",
@@ -281,15 +290,21 @@ def test_numbers_in_words() -> None:
         "1.2 M",
         "2.5 G",
     ]
-    assert [rate(number) for number in (None, 0, 0.25, 604.2)] == ["-", "0", "0.2", "604"]
-    assert [seconds(value) for value in (None, 0.0849, 1.254, 42.1, 600)] == ["-", "85 ms", "1.25 s", "42 s", "10 min"]
-    assert [clock(timedelta(seconds=value)) for value in (0, 61, 3_723)] == ["0:00", "1:01", "1:02:03"]
-    assert copies_per_message(replace(FULL, messages={})) is None
+    assert [format_rate(number) for number in (None, 0, 0.25, 604.2)] == ["-", "0", "0.2", "604"]
+    assert [format_seconds(value) for value in (None, 0.0849, 1.254, 42.1, 600)] == [
+        "-",
+        "85 ms",
+        "1.25 s",
+        "42 s",
+        "10 min",
+    ]
+    assert [format_clock(timedelta(seconds=value)) for value in (0, 61, 3_723)] == ["0:00", "1:01", "1:02:03"]
+    assert compute_copies_per_message(replace(FULL, messages={})) is None
 
 
 @given(st.text(st.characters(codec="ascii", categories=["L", "N"]), max_size=90), st.integers(1, 90))
 def test_a_shortened_id_fits_and_keeps_its_end(text: str, width: int) -> None:
-    out = short(text, width)
+    out = shorten(text, width)
     assert len(out) <= width
     if len(text) <= width:
         assert out == text
@@ -299,12 +314,12 @@ def test_a_shortened_id_fits_and_keeps_its_end(text: str, width: int) -> None:
 
 @given(st.text(min_size=1, max_size=60), st.integers(20, 60))
 def test_a_shortened_separator_fits(key: str, width: int) -> None:
-    assert len(separator(key, VALUE, width)) <= width
+    assert len(format_separator(key, VALUE, width)) <= width
 
 
 @given(st.dictionaries(st.text(max_size=3), st.integers(0, 9), max_size=12), st.integers(1, 8))
 def test_what_does_not_fit_is_summed_up(counts: dict[str, int], rows: int) -> None:
-    shown = top(counts, rows)
+    shown = take_top(counts, rows)
     assert len(shown) <= rows
     assert sum(number for _, number in shown) == sum(counts.values())
 
@@ -358,7 +373,7 @@ def test_the_summary_tells_totals_what_came_in_this_run_and_how_late_batches_wer
     assert "400 ms (p50), 800 ms (p99) later than T after the first update was heard" in text
     assert [row.split() for row in text.splitlines() if row.startswith("batches ")] == [["batches", "│", "3", "│", "2"]]
     assert "error: sink: disk is full" in text
-    assert row_counts(Lake(str(lake)))["quarantine"] == 3
+    assert read_row_counts(Lake(str(lake)))["quarantine"] == 3
 
 
 def test_every_line_of_sql_in_the_summary_can_be_asked(lake: Path) -> None:
@@ -368,11 +383,11 @@ def test_every_line_of_sql_in_the_summary_can_be_asked(lake: Path) -> None:
         sql = text.removeprefix('kiln sql "').removesuffix('"')
         assert '"' not in sql
         assert "$" not in sql
-        assert list(ask(Lake(str(lake)), sql).rows()), sql
+        assert list(query_lake(Lake(str(lake)), sql).rows()), sql
 
 
 def test_only_tables_that_are_there_are_asked_about() -> None:
-    assert [what for what, _ in look_with(["batch_tips", "quarantine"], "kiln sql")] == [
+    assert [what for what, _ in suggest_queries(["batch_tips", "quarantine"], "kiln sql")] == [
         "what could not be used, and why"
     ]
 

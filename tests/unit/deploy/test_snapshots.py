@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from kiln.conf.settings.model import JobName, Settings
 from kiln.deploy.ops.snapshot import BridgeInRun
-from kiln.deploy.ops.snapshots import Snapshots
+from kiln.deploy.ops.snapshots import SnapshotBuilder
 from kiln.deploy.ops.watch import TopicWatch
 from kiln.pipelines.app.supervisor import Supervisor
 from kiln.pipelines.runtime.progress import QueryProgress
@@ -20,8 +20,8 @@ NAMES: tuple[JobName, ...] = ("archive", "batch")
 ENDS = {"kiln.frames": {0: 10, 1: 5}}
 
 
-def made() -> tuple[Snapshots, Supervisor]:
-    snapshots = Snapshots(
+def made() -> tuple[SnapshotBuilder, Supervisor]:
+    snapshots = SnapshotBuilder(
         NAMES,
         TopicWatch({}, "kiln.", 1.0),
         lambda name: f"kiln.{name}",

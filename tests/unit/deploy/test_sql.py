@@ -14,9 +14,9 @@ from deltalake import write_deltalake
 from rich.console import Console
 
 from kiln.deploy.cli.app import run_command
-from kiln.deploy.query.answer import cell, print_table
-from kiln.deploy.query.answer_json import distinct, json_value, write_json
-from kiln.deploy.query.ask import SqlError, ask
+from kiln.deploy.query.answer import format_cell, print_table
+from kiln.deploy.query.answer_json import encode_value, make_distinct, write_json
+from kiln.deploy.query.ask import SqlError, query_lake
 from kiln.pipelines.delta.lake import Lake, LakeError
 from kiln.schemas.delta.views import views
 
@@ -48,7 +48,7 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def as_json(lake: Path, sql: str) -> list[dict[str, object]]:
     out = io.StringIO()
-    write_json(ask(Lake(str(lake)), sql), out)
+    write_json(query_lake(Lake(str(lake)), sql), out)
     rows: list[dict[str, object]] = json.loads(out.getvalue())
     return rows
 
@@ -80,14 +80,14 @@ def test_no_rows_are_an_empty_array(lake: Path) -> None:
 
 def test_columns_of_one_name_are_all_kept(lake: Path) -> None:
     assert as_json(lake, "SELECT 1 AS a, 2 AS a") == [{"a": 1, "a_2": 2}]
-    assert distinct(["a", "a", "a_2"]) == ("a", "a_2", "a_2_2")
+    assert make_distinct(["a", "a", "a_2"]) == ("a", "a_2", "a_2_2")
 
 
 def test_values_outside_json_have_a_form() -> None:
-    assert json_value(float("nan")) is None
-    assert json_value(Decimal(2**100)) == 2**100
-    assert json_value(Decimal("1.25")) == 1.25
-    assert json_value([b"\x00", {"a": AT}]) == ["00", {"a": "2025-03-01T12:00:00.000250Z"}]
+    assert encode_value(float("nan")) is None
+    assert encode_value(Decimal(2**100)) == 2**100
+    assert encode_value(Decimal("1.25")) == 1.25
+    assert encode_value([b"\x00", {"a": AT}]) == ["00", {"a": "2025-03-01T12:00:00.000250Z"}]
 
 
 def test_intervals_are_iso_durations(lake: Path) -> None:
@@ -110,22 +110,22 @@ def test_rows_written_later_are_seen_by_the_next_question(tmp_path: Path) -> Non
 
 def test_a_table_that_is_not_written_yet_is_named_with_those_there_are(lake: Path) -> None:
     with pytest.raises(SqlError, match=r"table batches is not there yet.*; there are: messages, updates"):
-        ask(Lake(str(lake)), "SELECT * FROM batches")
+        query_lake(Lake(str(lake)), "SELECT * FROM batches")
 
 
 def test_a_table_that_will_never_be_is_told_apart(lake: Path) -> None:
     with pytest.raises(SqlError, match=r"there is no table mesages .*there are: messages, updates"):
-        ask(Lake(str(lake)), "SELECT * FROM mesages")
+        query_lake(Lake(str(lake)), "SELECT * FROM mesages")
 
 
 def test_an_empty_lake_says_so(tmp_path: Path) -> None:
     with pytest.raises(SqlError, match="no tables in it yet"):
-        ask(Lake(str(tmp_path / "lake")), "SELECT * FROM frames")
+        query_lake(Lake(str(tmp_path / "lake")), "SELECT * FROM frames")
 
 
 def test_a_view_over_a_table_of_other_columns_says_so(lake: Path) -> None:
     with pytest.raises(SqlError, match=r"latest_tips, over tips and updates: .*column \"network\" not found"):
-        ask(Lake(str(lake)), "SELECT * FROM latest_tips")
+        query_lake(Lake(str(lake)), "SELECT * FROM latest_tips")
 
 
 def test_all_tables_are_listed(lake: Path) -> None:
@@ -148,12 +148,12 @@ def test_all_tables_are_listed(lake: Path) -> None:
 )
 def test_what_is_no_reading_query_of_the_lake_is_refused(sql: str, expected: str, lake: Path) -> None:
     with pytest.raises(SqlError, match=expected):
-        ask(Lake(str(lake)), sql)
+        query_lake(Lake(str(lake)), sql)
 
 
 def test_a_query_that_fails_while_it_runs_says_why(lake: Path) -> None:
     with pytest.raises(SqlError, match="Could not convert string"):
-        list(ask(Lake(str(lake)), "SELECT CAST(message AS INTEGER) FROM messages").rows())
+        list(query_lake(Lake(str(lake)), "SELECT CAST(message AS INTEGER) FROM messages").rows())
 
 
 def test_a_broken_table_is_named(tmp_path: Path) -> None:
@@ -161,12 +161,12 @@ def test_a_broken_table_is_named(tmp_path: Path) -> None:
     for log in (lake / "messages" / "_delta_log").iterdir():
         log.write_text("rubbish", encoding="utf-8")
     with pytest.raises(LakeError, match=r"table messages in .* cannot be read"):
-        ask(Lake(str(lake)), "SELECT * FROM messages")
+        query_lake(Lake(str(lake)), "SELECT * FROM messages")
 
 
 def printed(lake: Path, sql: str, width: int, limit: int = 100) -> str:
     console = Console(width=width, file=io.StringIO(), force_terminal=True, color_system=None)
-    print_table(ask(Lake(str(lake)), sql), console, limit)
+    print_table(query_lake(Lake(str(lake)), sql), console, limit)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -187,11 +187,11 @@ def test_a_row_too_wide_for_the_terminal_is_printed_column_by_column(lake: Path)
 
 
 def test_cells() -> None:
-    assert cell(None) == "-"
-    assert cell(AT) == "2025-03-01 12:00:00.000"
-    assert cell(b"\x00" * 40) == "00" * 16 + "… (40 B)"
-    assert cell(0.5) == "0.5"
-    assert cell([1, b"\xff"]) == '[1, "ff"]'
+    assert format_cell(None) == "-"
+    assert format_cell(AT) == "2025-03-01 12:00:00.000"
+    assert format_cell(b"\x00" * 40) == "00" * 16 + "… (40 B)"
+    assert format_cell(0.5) == "0.5"
+    assert format_cell([1, b"\xff"]) == '[1, "ff"]'
 
 
 # ---------------------------------------------------------------- as they were, CSV, stdin

@@ -12,7 +12,7 @@ from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
 from kiln.deploy.cli.sql_prompt import SqlNames, converse, is_whole
-from kiln.deploy.query.ask import SqlError, ask, view_columns
+from kiln.deploy.query.ask import SqlError, query_lake, read_view_columns
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.delta.views import views
 from kit.small_lake import append
@@ -33,7 +33,7 @@ def typed(lake: Lake, keys: str, history: Path) -> list[str]:
 
     def show(question: str) -> None:
         asked.append(question)
-        list(ask(lake, question).rows())
+        list(query_lake(lake, question).rows())
 
     with create_pipe_input() as terminal:
         terminal.send_text(keys + LEAVE)
@@ -74,7 +74,7 @@ def test_history_is_kept_for_its_user_alone(tmp_path: Path) -> None:
 
 
 def completed(text: str, cursor: int | None = None) -> list[str]:
-    names = SqlNames({"tips": ("stream", "tip"), "batches": ("cid", "streams"), **view_columns()})
+    names = SqlNames({"tips": ("stream", "tip"), "batches": ("cid", "streams"), **read_view_columns()})
     document = Document(text, len(text) if cursor is None else cursor)
     return [each.text for each in names.get_completions(document, CompleteEvent())]
 
@@ -90,6 +90,6 @@ def test_tables_views_and_columns_are_completed() -> None:
 
 def test_the_columns_of_views_are_those_of_their_answers(tmp_path: Path) -> None:
     lake = lake_in(tmp_path)
-    assert {name: ask(lake, f"SELECT * FROM {name}").columns for name in views()} == view_columns()
+    assert {name: query_lake(lake, f"SELECT * FROM {name}").columns for name in views()} == read_view_columns()
     with pytest.raises(SqlError):
-        ask(lake, "SELECT * FROM no_view")
+        query_lake(lake, "SELECT * FROM no_view")

@@ -14,8 +14,8 @@ from deltalake import DeltaTable, Field, write_deltalake
 from deltalake.fs import DeltaStorageHandler
 from deltalake.schema import PrimitiveType
 
-from kiln.deploy.query.answer_json import json_value
-from kiln.deploy.query.ask import SqlError, ask
+from kiln.deploy.query.answer_json import encode_value
+from kiln.deploy.query.ask import SqlError, query_lake
 from kiln.pipelines.delta.duckdb_tables import duckdb_type
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.delta.tables import TABLES
@@ -42,7 +42,7 @@ ALL_TYPES = pa.table(
 
 
 def rows(folder: Path, sql: str) -> list[dict[str, object]]:
-    answer = ask(Lake(str(folder)), sql)
+    answer = query_lake(Lake(str(folder)), sql)
     return [dict(zip(answer.columns, row, strict=True)) for row in answer.rows()]
 
 
@@ -155,12 +155,12 @@ def test_a_query_reaches_the_files_of_the_lake_alone(sql: str, tmp_path: Path) -
     write_deltalake(str(lake / "t"), pa.table({"a": [1]}))
     (file,) = (lake / "t").glob("*.parquet")
     with pytest.raises(SqlError, match=r"disabled|there is no table"):
-        list(ask(Lake(str(lake)), sql.format(outside=outside, lake=lake, file=file)).rows())
+        list(query_lake(Lake(str(lake)), sql.format(outside=outside, lake=lake, file=file)).rows())
 
 
 def test_intervals_are_whole_wherever_they_stand(tmp_path: Path) -> None:
     (row,) = rows(tmp_path, "SELECT [INTERVAL '1 month 2 days'] AS d, 1 AS n")
-    assert json_value(row) == {"d": ["P1M2DT0S"], "n": 1}
+    assert encode_value(row) == {"d": ["P1M2DT0S"], "n": 1}
 
 
 def test_times_beyond_what_python_knows_are_text(tmp_path: Path) -> None:

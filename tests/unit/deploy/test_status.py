@@ -12,7 +12,7 @@ from rich.console import Console
 from conftest import free_ports
 from kiln.conf.settings.model import Settings
 from kiln.deploy.ops.status import read_status
-from kiln.deploy.screens.status import render_status, status_json
+from kiln.deploy.screens.status import encode_status, render_status
 from kiln.pipelines.decode.breaker_state import BreakerState, clear_breaker_state, save_breaker_state
 
 AT = datetime(2026, 11, 23, 5, 7, tzinfo=UTC)
@@ -29,7 +29,7 @@ def test_status_says_that_the_breaker_tripped_why_and_how_to_go_on(tmp_path: Pat
     shown = console.file.getvalue()
     assert "archive: the breaker tripped at 2026-11-23 05:07 UTC: 9 of 12 authors stopped. Mend the build" in shown
     assert "start Kiln again" in shown
-    told = json.loads(status_json(found))["trip"]
+    told = json.loads(encode_status(found))["trip"]
     assert told == {"query": "archive", "why": "9 of 12 authors stopped", "at": "2026-11-23T05:07:00Z"}
     clear_breaker_state(tmp_path, "sink")
     assert read_status(settings).trip is not None

@@ -17,7 +17,7 @@ from kiln.deploy.ops.monitor.facts import MonitorInputs
 from kiln.deploy.ops.monitor.history import RunHistory
 from kiln.deploy.ops.monitor.page import render_page
 from kiln.deploy.ops.snapshot import QualityInRun
-from kiln.deploy.ops.status import lake_status
+from kiln.deploy.ops.status import read_lake_status
 from kiln.pipelines.delta.lake import Lake
 
 pytestmark = pytest.mark.skipif(
@@ -46,7 +46,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
         history.see(replace(SNAPSHOT, batches=number, frames_rate=float(number % 7)), number * 5.0)
     now = time.time()
     seen = replace(SNAPSHOT, errors=["x" * 300], quality=QualityInRun(now - 70, {("messages", "passed"): 9}))
-    return render_page(MonitorInputs(seen, now, now, "1.2.3", lake_status(lake)), history.plots())
+    return render_page(MonitorInputs(seen, now, now, "1.2.3", read_lake_status(lake)), history.plots())
 
 
 @pytest.mark.parametrize(("width", "columns"), [(1200, range(5, 9)), (375, range(1, 4))])

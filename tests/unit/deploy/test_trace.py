@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from kiln.deploy.cli.app import run_command
-from kiln.deploy.query.ask import ask
+from kiln.deploy.query.ask import query_lake
 from kiln.deploy.query.trace import plan
-from kiln.deploy.query.trace.follow import Trace, TraceError, follow
-from kiln.deploy.query.trace.ids import CidRef, FrameRef, IdError, MessageRef, StreamRef, read_id
+from kiln.deploy.query.trace.follow import Trace, TraceError, trace_subject
+from kiln.deploy.query.trace.ids import CidRef, FrameRef, IdError, MessageRef, StreamRef, parse_id
 from kiln.deploy.screens.trace import print_trace, write_trace
 from kiln.pipelines.delta.lake import Lake
 from kit.traced_lake import BATCH, FALSE, OTHERS_BATCH, PEERS, TRUE, after, cid, make_lake, message, stream
@@ -26,9 +26,9 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Lake:
 
 def way(lake: Lake, text: str) -> dict[str, list[dict[str, object]]]:
     """Rows by step, after each step's question was asked again by itself."""
-    found = follow(lake, read_id(text))
+    found = trace_subject(lake, parse_id(text))
     for step in found.steps:
-        again = ask(lake, step.step.sql)
+        again = query_lake(lake, step.step.sql)
         assert (again.columns, list(again.rows())) == (step.columns, step.cells), step.step.name
     return {
         step.step.name: [dict(zip(step.columns, cells, strict=True)) for cells in step.cells] for step in found.steps
@@ -99,7 +99,7 @@ def test_a_stream_of_which_only_quarantine_knows(lake: Lake) -> None:
 
 
 def test_the_way_of_a_tip(lake: Lake) -> None:
-    found = follow(lake, read_id(cid("tip 1")))
+    found = trace_subject(lake, parse_id(cid("tip 1")))
     assert found.kind == "tip"
     assert "batch" not in [step.step.name for step in found.steps]  # a tip is no batch
     steps = way(lake, cid("tip 1"))
@@ -142,7 +142,7 @@ def test_the_way_of_a_batch_of_another_node(lake: Lake) -> None:
         assert column(steps["tips"], "tip") == [cid("theirs")]
         assert column(steps["quarantine"], "reason") == ["cid_hash_unsupported"]
         assert len(steps["frames"]) == 2
-    assert follow(lake, read_id(OTHERS_BATCH)).kind == "batch"
+    assert trace_subject(lake, parse_id(OTHERS_BATCH)).kind == "batch"
 
 
 def test_what_came_over_the_dht_has_a_frame_and_no_copies(lake: Lake) -> None:
@@ -152,7 +152,7 @@ def test_what_came_over_the_dht_has_a_frame_and_no_copies(lake: Lake) -> None:
 
 
 def test_copies_are_those_of_the_newest_messages(lake: Lake) -> None:
-    found = follow(lake, read_id(stream("claimed")), most=1)
+    found = trace_subject(lake, parse_id(stream("claimed")), most=1)
     copies = next(step for step in found.steps if step.step.name == "copies")
     assert {cells[copies.columns.index("message")] for cells in copies.cells} == {message(2)}
 
@@ -170,13 +170,13 @@ def test_copies_are_those_of_the_newest_messages(lake: Lake) -> None:
     ],
 )
 def test_an_id_is_known_by_its_form(text: str, kind: object) -> None:
-    assert read_id(text) == kind
+    assert parse_id(text) == kind
 
 
 @pytest.mark.parametrize("text", ["", "hello", "0/", "9999999999/1", f"{stream('x')}?commit=0", "x'; DROP/ab"])
 def test_other_texts_are_no_ids(text: str) -> None:
     with pytest.raises(IdError):
-        read_id(text)
+        parse_id(text)
 
 
 def test_an_id_that_nothing_knows_is_an_error_in_words(lake: Lake, capsys: pytest.CaptureFixture[str]) -> None:
@@ -190,7 +190,7 @@ def test_an_id_that_nothing_knows_is_an_error_in_words(lake: Lake, capsys: pytes
 
 def test_tables_that_are_not_there_yet_are_named(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"batch_tips, .* are missing"):
-        follow(Lake(str(tmp_path)), read_id(cid("x")))
+        trace_subject(Lake(str(tmp_path)), parse_id(cid("x")))
 
 
 def printed(found: Trace, *, sql: bool = False) -> str:
@@ -204,13 +204,13 @@ def printed(found: Trace, *, sql: bool = False) -> str:
 
 
 def test_the_screen_names_each_step_and_obeys_nothing_of_the_network(lake: Lake) -> None:
-    shown = printed(follow(lake, read_id(message(4))))
+    shown = printed(trace_subject(lake, parse_id(message(4))))
     assert r"\u001b[2Jno JSON" in shown
     assert "\x1b" not in shown
     assert "What is in quarantine about it" in shown
     assert "no good message is known" in shown
     assert "WHERE" not in shown
-    assert f"WHERE message = '{message(4)}'" in printed(follow(lake, read_id(message(4))), sql=True)
+    assert f"WHERE message = '{message(4)}'" in printed(trace_subject(lake, parse_id(message(4))), sql=True)
 
 
 def test_json_has_the_steps_with_questions_and_rows(lake: Lake, capsys: pytest.CaptureFixture[str]) -> None:
@@ -221,5 +221,5 @@ def test_json_has_the_steps_with_questions_and_rows(lake: Lake, capsys: pytest.C
     assert [row["cid"] for row in steps["batch"]["rows"]] == [BATCH]
     assert steps["frames"]["rows"][0]["payload"] == b"rpc".hex()
     out = io.StringIO()
-    write_trace(follow(lake, read_id(BATCH)), out)
+    write_trace(trace_subject(lake, parse_id(BATCH)), out)
     assert json.loads(out.getvalue()) == told

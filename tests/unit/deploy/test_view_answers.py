@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import orjson
 import pytest
 
-from kiln.deploy.query.ask import ask
+from kiln.deploy.query.ask import query_lake
 from kiln.pipelines.delta.lake import Lake
 from kit.small_lake import AT, small_lake
 
@@ -21,7 +21,7 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Lake:
 
 
 def rows_of(lake: Lake, sql: str) -> list[Row]:
-    answer = ask(lake, sql)
+    answer = query_lake(lake, sql)
     return [dict(zip(answer.columns, row, strict=True)) for row in answer.rows()]
 
 

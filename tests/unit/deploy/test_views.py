@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kiln.deploy.cli.app import run_command
-from kiln.deploy.query.ask import SqlError, ask
-from kiln.deploy.query.estimate import ReceivedUpdate, estimate, parse_windows, read_heard
+from kiln.deploy.query.ask import SqlError, query_lake
+from kiln.deploy.query.estimate import ReceivedUpdate, estimate_savings, parse_windows, read_received_updates
 from kiln.pipelines.batch.windows import PartitionWindows
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.delta.tables import TABLES
@@ -74,7 +74,7 @@ def fill(lake: Path, name: str, rows: Iterable[Row]) -> None:
 
 
 def rows_of(lake: Path, sql: str) -> list[dict[str, object]]:
-    answer = ask(Lake(str(lake)), sql)
+    answer = query_lake(Lake(str(lake)), sql)
     return [dict(zip(answer.columns, row, strict=True)) for row in answer.rows()]
 
 
@@ -89,9 +89,9 @@ def test_a_view_over_no_tables_has_no_rows(view: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("view", VIEWS)
 def test_a_view_over_empty_tables_has_the_same_columns(view: str, tmp_path: Path) -> None:
     lake = tmp_path / "lake"
-    missing = ask(Lake(str(lake)), f"SELECT * FROM {view}")
+    missing = query_lake(Lake(str(lake)), f"SELECT * FROM {view}")
     Lake(str(lake)).create(TABLES)
-    empty = ask(Lake(str(lake)), f"SELECT * FROM {view}")
+    empty = query_lake(Lake(str(lake)), f"SELECT * FROM {view}")
     assert empty.columns == missing.columns
     assert list(empty.rows()) == list(missing.rows()) == []
 
@@ -111,7 +111,7 @@ def test_views_are_listed_and_join_with_tables(tmp_path: Path) -> None:
     assert {row["name"] for row in rows_of(lake, "SHOW TABLES")} == {"tips", *VIEWS}
     assert rows_of(lake, "SELECT count(*) AS n FROM LATEST_TIPS JOIN tips USING (network, stream, tip)") == [{"n": 1}]
     with pytest.raises(SqlError, match=f"there are: tips, {', '.join(VIEWS)}"):
-        ask(Lake(str(lake)), "SELECT * FROM latest")
+        query_lake(Lake(str(lake)), "SELECT * FROM latest")
 
 
 # ---------------------------------------------------------------- latest_tips
@@ -384,7 +384,7 @@ def said_at(heard: float, separator: Separator | None, of: int, number: int, aga
 
 
 def as_heard(records: Iterable[Logged]) -> list[ReceivedUpdate]:
-    """As `read_heard` gives them."""
+    """As `read_received_updates` gives them."""
     ordered = sorted(records, key=lambda each: (each.separator or ("~", ""), each.heard, each.again))
     return [
         ReceivedUpdate(
@@ -434,7 +434,7 @@ heard_updates = st.lists(
 
 @given(heard_updates, st.sampled_from([1, SECOND // 2, SECOND, 3 * SECOND]))
 def test_an_estimate_is_what_windows_in_hearing_time_make(records: list[Logged], window: int) -> None:
-    found = {saving.separator: saving for saving in estimate(as_heard(records), [window])}
+    found = {saving.separator: saving for saving in estimate_savings(as_heard(records), [window])}
     assert found.keys() == {each.separator for each in records}
     for separator, saving in found.items():
         of = [each for each in records if each.separator == separator]
@@ -444,14 +444,14 @@ def test_an_estimate_is_what_windows_in_hearing_time_make(records: list[Logged],
         assert (saving.updates, saving.update_bytes) == before
         assert (saving.batches, saving.batch_bytes) == batches
         assert saving.block_bytes == sum(len(block_of(each)) for each in tips)
-        assert saving.if_kept == (before[0] + batches[0], before[1] + batches[1])
-        assert saving.if_stopped == (batches[0] + len(outside), batches[1] + sum(each.size for each in outside))
+        assert saving.both == (before[0] + batches[0], before[1] + batches[1])
+        assert saving.batched == (batches[0] + len(outside), batches[1] + sum(each.size for each in outside))
 
 
 def test_every_window_has_its_own_estimate() -> None:
     records = [said_at(at, MODEL, 1, number) for number, at in enumerate((0, 1, 5))]
     records += [said_at(2, OTHER, 2, 1), said_at(2, None, 3, 1)]
-    found = estimate(as_heard(records), [SECOND, 5 * SECOND, 60 * SECOND])
+    found = estimate_savings(as_heard(records), [SECOND, 5 * SECOND, 60 * SECOND])
     assert {(each.separator, each.window // SECOND): each.batches for each in found} == {
         (MODEL, 1): 3,
         (MODEL, 5): 2,
@@ -467,8 +467,8 @@ def test_every_window_has_its_own_estimate() -> None:
 
 def test_blocks_that_are_cut_are_messages_each() -> None:
     records = [said_at(0, MODEL, number, number) for number in range(40)]
-    (whole,) = estimate(as_heard(records), [SECOND])
-    (cut,) = estimate(as_heard(records), [SECOND], limit=1_000)
+    (whole,) = estimate_savings(as_heard(records), [SECOND])
+    (cut,) = estimate_savings(as_heard(records), [SECOND], limit=1_000)
     assert whole.batches == 1
     assert cut.batches >= whole.block_bytes // 1_000
     assert cut.batch_bytes == cut.batches * whole.batch_bytes
@@ -490,7 +490,7 @@ def log_of(records: Iterable[Logged], origin: Origin = "LIVE") -> list[LogRecord
                     stream=stream(each.of),
                     tip=tip(each.number),
                     from_=None,
-                    message=f"m{offset}",
+                    message_id=f"m{offset}",
                     epoch=Epoch("q", 1),
                     frame=Coordinates(0, offset, 0),
                     observed_at=each.heard,
@@ -528,7 +528,7 @@ def test_batches_are_those_of_the_estimate_unless_the_clock_of_the_log_ends_a_wi
 ) -> None:
     clocks = dict(zip(records, accumulate((each.stamp for each in records), max), strict=True))
     made = batches_of([*log_of(records), END], window)
-    for saving in estimate(as_heard(records), [window]):
+    for saving in estimate_savings(as_heard(records), [window]):
         blocks = [len(each.block) for each in made if each.separator.value == (saving.separator or MODEL).value]
         opened = ended = -window
         in_time = True
@@ -565,7 +565,7 @@ def run_of(
         tips = read_block(made.block)
         rows["batches"].append(
             {
-                "cid": made.cid,
+                "cid": made.batch_cid,
                 "origin": made.origin,
                 "separator_key": made.separator.key,
                 "separator_value": made.separator.value,
@@ -576,7 +576,7 @@ def run_of(
             }
         )
         rows["batch_tips"] += [
-            {"cid": made.cid, "stream": of, "tip": each} for of, links in tips.items() for each in links
+            {"cid": made.batch_cid, "stream": of, "tip": each} for of, links in tips.items() for each in links
         ]
     return rows
 
@@ -613,8 +613,8 @@ def test_savings_of_the_batches_that_were_made_are_those_of_the_estimate(tmp_pat
     end = said_at(90, Separator("end", "k1"), 1, 999)  # whose window stays open
     fill_all(tmp_path, run_of([*records, end], SECOND // 2))
     found = by_separator(rows_of(tmp_path, "SELECT * FROM batch_savings"))
-    savings = estimate(read_heard(Lake(str(tmp_path))), [SECOND // 2])
-    expected = estimate(as_heard([*records, end]), [SECOND // 2])
+    savings = estimate_savings(read_received_updates(Lake(str(tmp_path))), [SECOND // 2])
+    expected = estimate_savings(as_heard([*records, end]), [SECOND // 2])
     assert {each.separator: each for each in savings} == {each.separator: each for each in expected}
     for saving in savings:
         if saving.separator == end.separator:
@@ -628,8 +628,8 @@ def test_savings_of_the_batches_that_were_made_are_those_of_the_estimate(tmp_pat
         assert other["messages_before"] == (saving.others if saving.separator else 0)
         assert (total("messages_before"), total("bytes_before")) == (saving.updates, saving.update_bytes)
         assert (total("batches"), total("block_bytes")) == (saving.batches, saving.block_bytes)
-        assert (total("messages_if_stopped"), total("bytes_if_stopped")) == saving.if_stopped
-        assert (total("messages_if_kept"), total("bytes_if_kept")) == saving.if_kept
+        assert (total("messages_if_stopped"), total("bytes_if_stopped")) == saving.batched
+        assert (total("messages_if_kept"), total("bytes_if_kept")) == saving.both
     assert found == {}
 
 
@@ -665,7 +665,7 @@ def test_a_capture_of_years_ago_is_estimated_by_when_it_was_heard(tmp_path: Path
     live = [Logged((10**9 + at) * SECOND, (10**9 + at) * SECOND, MODEL, 1, at) for at in (1, 60)]
     fill_all(tmp_path, run_of([*ago, Logged(0, 2 * 10**9 * SECOND, None, 1, 1)], 5 * SECOND, "REPLAY", "r"))
     fill_all(tmp_path, run_of(live, 5 * SECOND))
-    savings = estimate(read_heard(Lake(str(tmp_path))), [5 * SECOND])
+    savings = estimate_savings(read_received_updates(Lake(str(tmp_path))), [5 * SECOND])
     assert {(each.origin, each.separator): (each.updates, each.batches) for each in savings} == {
         ("LIVE", MODEL): (2, 2),
         ("REPLAY", MODEL): (4, 2),
@@ -677,12 +677,12 @@ def test_a_capture_of_years_ago_is_estimated_by_when_it_was_heard(tmp_path: Path
 
 def test_an_update_never_counts_as_heard_in_the_future_of_the_broker(tmp_path: Path) -> None:
     fill_all(tmp_path, run_of([Logged(99 * SECOND, SECOND, MODEL, 1, 1), Logged(SECOND, SECOND, MODEL, 1, 2)], SECOND))
-    assert [each.heard_at for each in read_heard(Lake(str(tmp_path)))] == [SECOND, SECOND]
+    assert [each.heard_at for each in read_received_updates(Lake(str(tmp_path)))] == [SECOND, SECOND]
 
 
 def heard_by_separator(lake: Path) -> list[tuple[str | None, int]]:
     """Separator key and updates, of the LIVE ones."""
-    savings = estimate(read_heard(Lake(str(lake))), [SECOND])
+    savings = estimate_savings(read_received_updates(Lake(str(lake))), [SECOND])
     return [(each.separator and each.separator.key, each.updates) for each in savings if each.origin == "LIVE"]
 
 
@@ -806,7 +806,7 @@ def test_an_update_whose_message_is_not_there_yet_counts_by_its_newest_form(tmp_
     fill_all(tmp_path, {**rows, "messages": []})
     size = len(write_update(stream(1), tip(1)))
     assert rows_of(tmp_path, "SELECT bytes_before FROM batch_savings") == [{"bytes_before": size}]
-    assert [each.size for each in read_heard(Lake(str(tmp_path)))] == [size, size]
+    assert [each.size for each in read_received_updates(Lake(str(tmp_path)))] == [size, size]
 
 
 def test_windows_of_the_command_line() -> None:

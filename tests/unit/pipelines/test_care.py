@@ -24,7 +24,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kiln.conf.process.errors import KilnError
-from kiln.deploy.query.ask import ask
+from kiln.deploy.query.ask import query_lake
 from kiln.pipelines.delta.commits import SecondWriterError, WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.files import TableFiles
@@ -128,7 +128,7 @@ def rows(lake: Lake, version: int | None = None) -> list[tuple[object, ...]]:
 
 
 def rows_of_duckdb(lake: Lake) -> list[tuple[object, ...]]:
-    return sorted(ask(lake, f"SELECT {', '.join(NAMES)} FROM {TABLE}").rows(), key=repr)
+    return sorted(query_lake(lake, f"SELECT {', '.join(NAMES)} FROM {TABLE}").rows(), key=repr)
 
 
 def number_of_files(lake: Lake) -> int:
