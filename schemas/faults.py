@@ -125,7 +125,7 @@ FAULTS: Final = (
     Fault(
         "rpc",
         "rpc_oversized",
-        "The RPC was over `bridge.max_rpc` (4 MiB), so the bridge kept only the RPC's first 64 KiB. `declared_length` "
+        "The RPC was over `bridge.max_rpc_bytes` (4 MiB), so the bridge kept only the RPC's first 64 KiB. `declared_length` "
         "in the table `frames` has the true length.",
         _NOTHING,
     ),
@@ -148,7 +148,8 @@ FAULTS: Final = (
         "rpc_too_costly",
         "Checking the first messages of the RPC cost all the CPU that one RPC may cost. The other messages that the "
         "bridge had not checked were not read. This one row stands for all of them; the table `frames` has their "
-        "bytes.",
+        "bytes. Or the RPC has more than 50,000 messages, subscriptions and ids, and nothing of it was read: `data` is "
+        "the RPC.",
         "Nothing if one peer sends them: find the peer. Ordinary signatures do not cost so much.",
     ),
     # ---- topics
@@ -421,14 +422,14 @@ FAULTS: Final = (
     Fault(
         "fetch",
         "genesis_unavailable",
-        "Nobody gave the genesis of an update's stream within `ipfs.give_up`. The update is in no batch.",
+        "Nobody gave the genesis of an update's stream within `ipfs.give_up_after`. The update is in no batch.",
         "See [Updates wait, blocks do not come](#updates-wait-blocks-do-not-come). Once peers have the block, run "
         "`kiln quarantine replay --reason genesis_unavailable`.",
     ),
     Fault(
         "fetch",
         "block_unavailable",
-        "Nobody gave the block of another node's batch within `ipfs.give_up`. The record on `kiln.blocks` has the "
+        "Nobody gave the block of another node's batch within `ipfs.give_up_after`. The record on `kiln.blocks` has the "
         "reason too.",
         "The node that announced the batch must serve the block. Once the node does, run "
         "`kiln quarantine replay --reason block_unavailable`.",

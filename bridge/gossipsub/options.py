@@ -41,7 +41,9 @@ class RouterOptions:
     seen_cap: int = 400_000  # ids
 
     max_ihave_messages: int = 10  # RPCs with IHAVE of a heartbeat
-    max_ihave_length: int = 5000  # ids in one IHAVE, and ids asked for of a heartbeat
+    max_ihave_length: int = 5000  # ids in one IHAVE
+    # Some peers answer an IWANT in one RPC, of which no more messages are checked (MAX_RPC_COST).
+    max_requested_ids: int = 2000  # of a heartbeat
     iwant_followup: float = 3.0  # an id asked for and not brought until then is a broken promise
     gossip_retransmission: int = 3  # times one id is sent to one peer for its IWANT
     max_iwant_length: int = 5000  # ids answered of a heartbeat

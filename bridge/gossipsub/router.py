@@ -257,7 +257,7 @@ class Router:
         if not self._options.rpc_limits.accept(len(data), len(message.data)):
             raise MessageTooLargeError(
                 f"a message of {len(data)} bytes does not fit in an RPC of {self._options.rpc_limits.size}. "
-                "Raise bridge.max_rpc_out if every peer of the network accepts more."
+                "Raise bridge.max_rpc_bytes_out if every peer of the network accepts more."
             )
         verdict = Verdict.GOOD if message.HasField("signature") else Verdict.UNSIGNED
         self._seen.add(key, copy_number(data, verdict), now)
@@ -646,7 +646,7 @@ class Router:
             self._counters["ihave_flood"] += 1
             return
         wanted: dict[bytes, bytes] = {}
-        room = options.max_ihave_length - state.requested_ids
+        room = options.max_requested_ids - state.requested_ids
         for item in control.ihave[: self._over_control_limit(state, len(control.ihave))]:
             topic = self._topic_of(state, item)
             if topic is None or topic not in self._mesh:

@@ -6,8 +6,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from kiln.schemas.kafka.frames import MAX_MESSAGES
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, ControlIHave
+
+MAX_MESSAGES: Final = 2000
+"""Messages of one RPC: a Kiln checks so many ed25519 signatures of it (`MAX_RPC_COST`)."""
 
 _FIELD: Final = 6  # bytes; tag and length of a field of up to 4 GiB
 

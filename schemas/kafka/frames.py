@@ -15,6 +15,7 @@ from kiln.schemas.kafka.topics import MAX_TOPIC
 from kiln.schemas.proto.gossipsub import rpc_pb2
 from kiln.schemas.proto.kiln import frame_pb2
 from kiln.schemas.reject import Rejected
+from kiln.schemas.wire.rpc_items import MAX_ITEMS, has_too_many_items
 
 FRAME_MALFORMED: Final = "frame_malformed"
 FRAME_INVALID: Final = "frame_invalid"
@@ -132,7 +133,14 @@ def _wrong_long_field(frame: frame_pb2.Frame) -> str | None:
 
 
 def read_rpc(payload: bytes) -> rpc_pb2.RPC | Rejected:
-    """The gossipsub RPC in a frame's payload; rpc_malformed if the bytes are not one."""
+    """Read the gossipsub RPC in a frame's payload.
+
+    Returns:
+        The RPC, or why it is refused. rpc_malformed: the bytes are not one. rpc_too_costly: it has more items than
+        any honest peer sends.
+    """
+    if has_too_many_items(payload):
+        return Rejected(RPC_TOO_COSTLY, f"{len(payload)} bytes hold more than {MAX_ITEMS} items")
     try:
         return rpc_pb2.RPC.FromString(payload)
     except DecodeError:

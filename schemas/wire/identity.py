@@ -73,7 +73,7 @@ _NO_KEY: Final = Rejected(BAD_KEY, "no key of the author")
 _MESSAGE_COST: Final = 12
 
 MAX_RPC_COST: Final = 200_000
-"""Nominal µs of CPU that the messages of one RPC may cost. 1 MiB of ordinary messages signed by ed25519 costs less."""
+"""Nominal µs of CPU that the messages of one RPC may cost: 2,000 messages signed by ed25519."""
 
 
 class Verdict(IntEnum):
@@ -85,6 +85,11 @@ class Verdict(IntEnum):
     UNSIGNED = 3
     AGAINST_POLICY = 4
     UNVERIFIABLE = 5
+
+
+_VERDICT_NAMES: Final = ("not_checked", "valid", "invalid", "unsigned", "against_policy", "unverifiable")
+VERDICT_NAMES: Final = _VERDICT_NAMES + (256 - len(_VERDICT_NAMES)) * ("not_checked",)
+"""Name of each verdict byte in the column `verdict` of the tables. An unknown byte counts as not checked."""
 
 
 UNVERIFIED: Final = "unverified/"

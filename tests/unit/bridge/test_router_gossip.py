@@ -61,10 +61,10 @@ def test_an_ihave_flood_is_bounded_per_heartbeat() -> None:
     for _ in range(50):
         rpc = ihave([b"%020d" % next(ids) for _ in range(2000)])
         wanted += len(asked(router.receive(peer(0), rpc, 1.0)[0]))
-    assert wanted == options.max_ihave_length
+    assert wanted == options.max_requested_ids
     assert router.counters["ihave_flood"] == 40
-    assert router.counters["ihave_over_limit"] == 10 * 2000 - 5000
-    assert router.sizes["promises"] == 5000
+    assert router.counters["ihave_over_limit"] == 10 * 2000 - 2000
+    assert router.sizes["promises"] == 2000
     # another peer is heard all the same, and the next heartbeat begins anew
     assert len(asked(router.receive(peer(1), ihave([b"other"]), 1.0)[0])) == 1
     router.heartbeat(2.0)

@@ -9,6 +9,7 @@ from random import Random
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from kiln.bridge.gossipsub import rpc_parts
 from kiln.bridge.gossipsub.cache import gossip_id
 from kiln.bridge.gossipsub.effects import Deliver
 from kiln.bridge.gossipsub.options import RouterOptions
@@ -141,17 +142,17 @@ def test_of_an_rpc_that_is_expensive_to_check_the_rest_is_neither_checked_nor_re
         assert len(router.receive(peer(1), rpc, 2.0)[1]) == 10
 
 
-def test_a_mebibyte_of_ordinary_messages_is_relayed_whole() -> None:
+def test_as_many_ordinary_messages_as_kiln_requests_and_sends_at_once_are_relayed_whole() -> None:
     key = Ed25519PrivateKey.from_private_bytes(bytes(32))
-    messages = [Message(data=bytes(250), seqno=number.to_bytes(8), topic=T) for number in range(3000)]
+    most = max(RouterOptions().max_requested_ids, rpc_parts.MAX_MESSAGES)
+    messages = [Message(data=bytes(250), seqno=number.to_bytes(8), topic=T) for number in range(most)]
     for each in messages:
         sign(each, key)
     rpc = rpc_of(*messages)
-    assert rpc.ByteSize() > 1 << 20
     router = Router(OWN, RouterOptions(), Random(1), verifier("strict"))
     router.join(T, 0.0)
     with_peers(router, 3)
-    assert len(router.receive(peer(0), rpc, 1.0)[1]) == 3000
+    assert len(router.receive(peer(0), rpc, 1.0)[1]) == most
     assert router.peers[peer(0)].score >= 0
 
 
@@ -197,7 +198,8 @@ def test_good_messages_over_the_limit_of_one_rpc_are_left_and_what_goes_on_keeps
         assert all(send.rpc.ByteSize() <= 1 << 20 for send in sends)
     assert router.peers[peer(0)].score >= 0
     both = rpc_of(*(message(number) for number in range(8000, 8000 + MAX_MESSAGES + 1)))
-    assert [len(part.publish) for part in split(both, RpcLimits(1 << 30, 1 << 30)).rpcs] == [MAX_MESSAGES, 1]
+    parts = split(both, RpcLimits(1 << 30, 1 << 30)).rpcs
+    assert [len(part.publish) for part in parts] == [2000, 2000, 1001]
     _, delivered, verdicts = router.receive(peer(1), both, 1.0)
     assert (len(delivered), verdicts) == (MAX_MESSAGES, b"\1" * MAX_MESSAGES)
 

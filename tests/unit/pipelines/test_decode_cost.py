@@ -80,13 +80,12 @@ def test_a_decoder_that_knows_the_messages_stops_at_the_same_one() -> None:
     assert list(decoder.decode(record, 0, 7, 0)) == list(decode(record, 0, 7, 0, DecodeConfig()))
 
 
-def test_a_mebibyte_of_ordinary_messages_is_decoded_whole() -> None:
+def test_as_many_ordinary_messages_as_the_bridge_checks_of_an_rpc_are_decoded() -> None:
     messages = []
-    for number in range(3000):
+    for number in range(2000):
         message = Message(data=write_keepalive(1).ljust(250), seqno=number.to_bytes(8), topic=TOPIC)
         sign(message, QUICK)
         messages.append(message)
     record = frame(messages)
-    assert len(record) > 1 << 20
     items = list(decode(record, 0, 0, 0, DecodeConfig()))
-    assert Counter(type(item) for item in items) == {DecodedMessage: 3000}
+    assert Counter(type(item) for item in items) == {DecodedMessage: 2000}
