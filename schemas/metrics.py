@@ -370,7 +370,7 @@ GROUPS: Final = (
                 "Streams that the node ended because unfinished RPCs of all peers took too much memory.",
             ),
             _counter("rpc_empty", "RPCs", "RPCs of no bytes. The node makes no frame of an empty RPC."),
-            _counter("rpc_oversized", "RPCs", "RPCs over `bridge.max_rpc`. The frame keeps the first 64 KiB."),
+            _counter("rpc_oversized", "RPCs", "RPCs over `bridge.max_rpc_bytes`. The frame keeps the first 64 KiB."),
             _counter("rpc_malformed", "RPCs", "RPCs that are no protobuf message. The frame keeps the bytes."),
             _counter("dropped", "RPCs", "RPCs that the node dropped, because too much waited for the peer."),
             _counter("peer_stuck", "peers", "Peers that took nothing for 30 s. The node hung up."),
@@ -414,11 +414,11 @@ GROUPS: Final = (
             _counter(
                 "message_too_large",
                 "messages",
-                "Messages that fit in no RPC of `bridge.max_rpc_out`. The router relays none, and their sender's score "
+                "Messages that fit in no RPC of `bridge.max_rpc_bytes_out`. The router relays none, and their sender's score "
                 "falls.",
             ),
             _counter(
-                "left_out", "items", "Control items that fit in no RPC of `bridge.max_rpc_out`, and were not sent."
+                "left_out", "items", "Control items that fit in no RPC of `bridge.max_rpc_bytes_out`, and were not sent."
             ),
             _counter(
                 "graylisted",

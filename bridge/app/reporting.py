@@ -79,7 +79,7 @@ def _errors(parts: BridgeComponents, settings: Settings, view: NodeView) -> Iter
         if each.error and not each.connected:
             yield f"{each.addresses[0]}: {each.error}"
     if refused := parts.topic_selector.refused:
-        yield f"{refused} topics of peers are not joined: see bridge.max_topics and bridge.max_topics_of_peer"
+        yield f"{refused} topics of peers are not joined: see bridge.max_topics and bridge.max_topics_per_peer"
     if parts.publisher is not None:
         topics = (peer.topics for peer in parts.node.router.peers.values())
         if group := describe_unreached_peers(parts.publishing.publishing_scheme(), settings.network.name, topics):
@@ -89,9 +89,9 @@ def _errors(parts: BridgeComponents, settings: Settings, view: NodeView) -> Iter
     for peer in sorted(parts.shares.others - {peer.peer for peer in view.peers}):
         yield f"bridge {peer} is no gossip peer of this one, so both hear everything: name it in bridge.bootstrap"
     if slow := sum(peer.held_back for peer in view.peers):
-        yield f"{slow} peers send more than bridge.peer_bytes or bridge.all_bytes allow; they are read slowly"
+        yield f"{slow} peers send more than bridge.max_peer_bytes_per_hour or bridge.max_bytes_per_hour allow; they are read slowly"
     if slow := sum(peer.sent_slowly for peer in view.peers):
-        yield f"{slow} peers are sent more than bridge.peer_bytes_out or bridge.all_bytes_out allow; they are slowed"
+        yield f"{slow} peers are sent more than bridge.max_peer_bytes_per_hour_out or bridge.max_bytes_per_hour_out allow; they are slowed"
     errors = [parts.sink.status().error, parts.interests.error, parts.publishing.error]
     errors += [part.error for part in (parts.membership, parts.publisher, parts.fetcher) if part is not None]
     yield from filter(None, errors)

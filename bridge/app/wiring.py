@@ -96,7 +96,7 @@ def build_bridge(settings: Settings, stack: ExitStack, token: trio.lowlevel.Trio
     seqno = stack.enter_context(Seqno(settings.bridge_dir / "seqno", time.time_ns))
     key = load_or_create(settings.bridge_dir / "key")
     shares = TopicShares(peer_text(peer_of(key)))
-    topic_selector = TopicSelector(settings.bridge.max_topics, settings.bridge.max_topics_of_peer, shares)
+    topic_selector = TopicSelector(settings.bridge.max_topics, settings.bridge.max_topics_per_peer, shares)
     node = _create_node(settings, key, seqno, sink, topic_selector)
     quarantine = _create_quarantine(settings)
     quarantine.start()
@@ -191,16 +191,16 @@ def _create_node(
         listen=settings.bridge.listen,
         bootstrap=settings.bridge.bootstrap,
         gossip=RouterOptions(
-            policy=settings.policy.of(settings.network.name), rpc_limits=RpcLimits(settings.bridge.max_rpc_out)
+            policy=settings.policy.of(settings.network.name), rpc_limits=RpcLimits(settings.bridge.max_rpc_bytes_out)
         ),
         bundles=BundleSet(settings.topic_table.bundles),
         send_indices=settings.topic_table.send,
         agent="kiln/0.1.0",
-        max_rpc=settings.bridge.max_rpc,
-        peer_bytes=settings.bridge.peer_bytes,
-        all_bytes=settings.bridge.all_bytes,
-        peer_bytes_out=settings.bridge.peer_bytes_out,
-        all_bytes_out=settings.bridge.all_bytes_out,
+        max_rpc=settings.bridge.max_rpc_bytes,
+        peer_bytes=settings.bridge.max_peer_bytes_per_hour,
+        all_bytes=settings.bridge.max_bytes_per_hour,
+        peer_bytes_out=settings.bridge.max_peer_bytes_per_hour_out,
+        all_bytes_out=settings.bridge.max_bytes_per_hour_out,
         ban=settings.bridge.ban.total_seconds(),
     )
     return Node(options, key, seqno, sink, topic_selector.record_message, authors=settings.publish.keys)
@@ -251,7 +251,7 @@ def _open_sink(settings: Settings) -> Iterator[FrameSink]:
         settings.bridge.spool_bytes,
         settings.bridge.memory_bytes,
         durable=settings.durability == "power",
-        floor=settings.bridge.min_free,
+        floor=settings.bridge.min_free_bytes,
     )
     try:
         yield sink
@@ -280,7 +280,7 @@ def _open_block_store(settings: Settings) -> Iterator[BlockStore]:
         auth=ipfs.api_auth.get_secret_value(),
         listen=ipfs.listen,
         peers=ipfs.peers,
-        at_most=ipfs.at_most,
+        at_most=ipfs.max_concurrent_fetches,
     )
     try:
         yield blocks
@@ -290,7 +290,7 @@ def _open_block_store(settings: Settings) -> Iterator[BlockStore]:
 
 def _create_pins(settings: Settings, blocks: BlockStore) -> BlockPins:
     """For one thread, as SQLite's connections are."""
-    return BlockPins(blocks, settings.bridge_dir / "pins.sqlite", micros(settings.ipfs.pin_for))
+    return BlockPins(blocks, settings.bridge_dir / "pins.sqlite", micros(settings.ipfs.pin_duration))
 
 
 # ---------------------------------------------------------------- threads
@@ -389,12 +389,12 @@ def _create_fetcher(settings: Settings, blocks: BlockStore, membership: Membersh
     announced_interests = [separator_text(parse_source(text).separator) for text in followed]
     options = FetchingOptions(
         settings.network.name,
-        max_concurrent=settings.ipfs.at_most,
+        max_concurrent=settings.ipfs.max_concurrent_fetches,
         timeout=micros(settings.ipfs.timeout),
-        give_up_after=micros(settings.ipfs.give_up),
-        retry_after=micros(settings.ipfs.forget),
+        give_up_after=micros(settings.ipfs.give_up_after),
+        retry_after=micros(settings.ipfs.retry_after),
         check_genesis=settings.receive.check_genesis,
-        genesis_timeout=micros(settings.receive.check_for),
+        genesis_timeout=micros(settings.receive.genesis_timeout),
         implied_separator=settings.receive.implied_separator or None,
         authors=lambda: membership.authors,
     )

@@ -521,7 +521,7 @@ class FrameSink:
         if self._disk_is_low:
             full = (
                 f"{self._free_bytes} bytes are free on the disk of {self._folder}, and {self._floor} must stay free "
-                "(bridge.min_free): nothing is read from peers until there is room"
+                "(bridge.min_free_bytes): nothing is read from peers until there is room"
             )
         threads = [each.name for each in (self._sender, self._keeper) if not each.is_alive() and not self._ended]
         fault = f"the thread {threads[0]} has ended by a fault" if threads else None

@@ -20,7 +20,7 @@ MOST: Final = 64
 """Neighbours at most. Kubo trims its connections to 32 from 96 on by default, and the user's own need room."""
 MOST_ANNOUNCERS: Final = 16  # as many as blocks are fetched at one time by default
 AT_ONCE: Final = 8  # dialled at one time
-_ANNOUNCED_FOR: Final = 600.0  # s that an announcer stays a neighbour; `ipfs.forget` is as long
+_ANNOUNCED_FOR: Final = 600.0  # s that an announcer stays a neighbour; `ipfs.retry_after` is as long
 _FIRST_PAUSE: Final = 5.0  # s after the first failed dial
 _LONGEST_PAUSE: Final = 300.0  # s
 

@@ -514,15 +514,15 @@ class Bridge(Section):
     interests: Names = ("*",)
     spool_bytes: int = Field(default=1 << 30, ge=1 << 20)
     memory_bytes: int = Field(default=64 << 20, ge=1 << 20)
-    max_rpc: int = Field(default=4 << 20, ge=64 << 10, le=4 << 20)
-    max_rpc_out: int = Field(default=1 << 20, ge=64 << 10, le=4 << 20)
-    min_free: int = Field(default=512 << 20, ge=0)
-    peer_bytes: int = Field(default=1 << 30, ge=1 << 20)
-    all_bytes: int = Field(default=4 << 30, ge=1 << 20)
-    peer_bytes_out: int = Field(default=1 << 30, ge=1 << 20)
-    all_bytes_out: int = Field(default=4 << 30, ge=1 << 20)
+    max_rpc_bytes: int = Field(default=4 << 20, ge=64 << 10, le=4 << 20)
+    max_rpc_bytes_out: int = Field(default=1 << 20, ge=64 << 10, le=4 << 20)
+    min_free_bytes: int = Field(default=512 << 20, ge=0)
+    max_peer_bytes_per_hour: int = Field(default=1 << 30, ge=1 << 20)
+    max_bytes_per_hour: int = Field(default=4 << 30, ge=1 << 20)
+    max_peer_bytes_per_hour_out: int = Field(default=1 << 30, ge=1 << 20)
+    max_bytes_per_hour_out: int = Field(default=4 << 30, ge=1 << 20)
     max_topics: int = Field(default=2000, ge=1)
-    max_topics_of_peer: int = Field(default=500, ge=1)
+    max_topics_per_peer: int = Field(default=500, ge=1)
     ban: Duration = Field(default=timedelta(hours=1), ge=timedelta())
 
     @field_validator("listen", "bootstrap", "interests")
@@ -614,7 +614,7 @@ class Receive(Section):
     """What is made of what others publish."""
 
     check_genesis: bool = True
-    check_for: Duration = Field(default=timedelta(seconds=10), gt=timedelta())
+    genesis_timeout: Duration = Field(default=timedelta(seconds=10), gt=timedelta())
     implied_separator: Literal["", "model"] = ""
 
 
@@ -626,10 +626,10 @@ class Ipfs(Section):
     listen: str = "/ip4/127.0.0.1/tcp/4812"
     peers: Names = ()
     timeout: Duration = Field(default=timedelta(seconds=30), gt=timedelta())
-    at_most: int = Field(default=16, ge=1)
-    give_up: Duration = Field(default=timedelta(hours=1), gt=timedelta())
-    forget: Duration = Field(default=timedelta(minutes=10), gt=timedelta())
-    pin_for: Duration = Field(default=timedelta(hours=24), gt=timedelta())
+    max_concurrent_fetches: int = Field(default=16, ge=1)
+    give_up_after: Duration = Field(default=timedelta(hours=1), gt=timedelta())
+    retry_after: Duration = Field(default=timedelta(minutes=10), gt=timedelta())
+    pin_duration: Duration = Field(default=timedelta(hours=24), gt=timedelta())
 
     @field_validator("listen")
     @classmethod

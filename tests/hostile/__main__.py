@@ -28,8 +28,8 @@ _TOPICS = Bridge().max_topics
 def _flood(args: argparse.Namespace, folder: Path) -> list[str]:
     bridge = BridgeAlone(
         folder / "state",
-        KILN_BRIDGE__PEER_BYTES=str(args.peer_mib * MIB),
-        KILN_BRIDGE__ALL_BYTES=str(args.all_mib * MIB),
+        KILN_BRIDGE__MAX_PEER_BYTES_PER_HOUR=str(args.peer_mib * MIB),
+        KILN_BRIDGE__MAX_BYTES_PER_HOUR=str(args.all_mib * MIB),
         KILN_BRIDGE__SPOOL_BYTES=str(1 << 40),
     )
     try:
@@ -42,8 +42,8 @@ def _flood(args: argparse.Namespace, folder: Path) -> list[str]:
 
 def _batches(args: argparse.Namespace, folder: Path) -> list[str]:
     settings = {
-        "KILN_BRIDGE__PEER_BYTES": str(args.peer_mib * MIB),
-        "KILN_BRIDGE__ALL_BYTES": str(args.all_mib * MIB),
+        "KILN_BRIDGE__MAX_PEER_BYTES_PER_HOUR": str(args.peer_mib * MIB),
+        "KILN_BRIDGE__MAX_BYTES_PER_HOUR": str(args.all_mib * MIB),
     }
     came = whole(folder, args.quiet, args.seconds, args.seed, settings, ("--flood", "--crowd", args.crowd))
     print(came)
@@ -106,8 +106,8 @@ def main() -> int:
         one.add_argument("--quiet", type=float, default=before, help="seconds without an attack, to compare with")
         one.add_argument("--crowd", type=int, default=500, help="peers that come and go")
         one.add_argument("--seed", type=int, default=1)
-        one.add_argument("--peer-mib", type=int, default=256, help="bridge.peer_bytes, in MiB")
-        one.add_argument("--all-mib", type=int, default=1024, help="bridge.all_bytes, in MiB")
+        one.add_argument("--peer-mib", type=int, default=256, help="bridge.max_peer_bytes_per_hour, in MiB")
+        one.add_argument("--all-mib", type=int, default=1024, help="bridge.max_bytes_per_hour, in MiB")
         one.set_defaults(run=run)
     giants = kinds.add_parser("giants")
     giants.add_argument("--seconds", type=float, default=120)

@@ -105,8 +105,8 @@ def rows(kiln: Kiln, table: str) -> list[dict[str, object]]:
 
 
 def all_published(kiln: Kiln) -> bool:
-    sent = {row["cid"] for row in rows(kiln, "publications") if row["error"] is None}
-    made = {row["cid"] for row in rows(kiln, "batches")}
+    sent = {row["batch_cid"] for row in rows(kiln, "publications") if row["error"] is None}
+    made = {row["batch_cid"] for row in rows(kiln, "batches")}
     wanted = tips_in(rows(kiln, "updates")).difference(OTHERS)
     return bool(made) and made == sent and tips_in(rows(kiln, "batch_tips")) == wanted
 
@@ -162,7 +162,7 @@ class Town:
             "KILN_IPFS__LISTEN": f"/ip4/127.0.0.1/tcp/{port}",
             "KILN_IPFS__PEERS": ipfs_peer,
             "KILN_IPFS__TIMEOUT": "3s",
-            "KILN_IPFS__FORGET": "1s",
+            "KILN_IPFS__RETRY_AFTER": "1s",
         }
         return Kiln(state, free_ports(2), environment | more)
 
@@ -239,7 +239,7 @@ def test_what_one_kiln_batches_the_other_has(town: Town, js_peer: NewPeer, broke
     town.run(first, "bridge")
     wait_until(lambda: bool(ipfs_address(first)), "the first Kiln's IPFS node is back", PATIENCE)
     second.run("run", "--catch-up")
-    wanted = {row["cid"] for row in of_followed(first, "batches")}
+    wanted = {row["batch_cid"] for row in of_followed(first, "batches")}
 
     def fetched() -> int:
         status = told(second)
@@ -259,7 +259,7 @@ def test_what_one_kiln_batches_the_other_has(town: Town, js_peer: NewPeer, broke
     assert tips_in(rows(second, "updates")) >= set(OTHERS)
     assert tips_in(rows(second, "updates")) & ours
     assert tips_in(rows(second, "batch_tips")) == set(OTHERS)
-    assert {row["cid"] for row in received} <= wanted
+    assert {row["batch_cid"] for row in received} <= wanted
     assert not [row for row in rows(second, "quarantine") if row["stage"] == "fetch"]
     for row in rows(first, "batches"):
         assert isinstance(row["block"], bytes)

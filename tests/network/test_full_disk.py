@@ -34,7 +34,7 @@ def small_disk(tmp_path: Path) -> list[str]:
 
 @pytest.fixture
 def bridge(tmp_path: Path, small_disk: list[str]) -> Iterator[BridgeAlone]:
-    alone = BridgeAlone(tmp_path, small_disk, KILN_BRIDGE__MIN_FREE=str(FLOOR))
+    alone = BridgeAlone(tmp_path, small_disk, KILN_BRIDGE__MIN_FREE_BYTES=str(FLOOR))
     yield alone
     alone.kill()
 
@@ -73,7 +73,7 @@ def test_a_full_disk_stops_the_reading_and_nothing_else(bridge: BridgeAlone) -> 
                 fill(ballast, leave)
                 told = await trio.to_thread.run_sync(bridge.until, lambda status: status.spool.full, "it is full")
                 before = told.frames_in
-                assert any("free on the disk" in error and "bridge.min_free" in error for error in told.errors), (
+                assert any("free on the disk" in error and "bridge.min_free_bytes" in error for error in told.errors), (
                     told.errors
                 )
                 for number in range(100 * (leave + 2), 100 * (leave + 2) + 20):
@@ -102,7 +102,7 @@ def test_a_full_disk_stops_the_reading_and_nothing_else(bridge: BridgeAlone) -> 
 def test_frames_that_find_no_room_at_the_end_are_counted_and_the_bridge_fails(
     tmp_path: Path, small_disk: list[str]
 ) -> None:
-    bridge = BridgeAlone(tmp_path, small_disk, KILN_BRIDGE__MIN_FREE="0")
+    bridge = BridgeAlone(tmp_path, small_disk, KILN_BRIDGE__MIN_FREE_BYTES="0")
     address = bridge.until(lambda status: bool(status.addresses), "the bridge listens").addresses[0]
     fill(bridge.files / "ballast")
 

@@ -37,7 +37,14 @@ def start(tmp_path: Path) -> Iterator[Callable[..., BridgeAlone]]:
 def test_what_honest_peers_say_is_captured_whatever_others_do(
     start: Callable[..., BridgeAlone], tmp_path: Path
 ) -> None:
-    came = flood(start(peer_bytes=PEER_BYTES, all_bytes=ALL_BYTES), tmp_path, quiet=0.5, seconds=4, crowd=10, seed=1)
+    came = flood(
+        start(max_peer_bytes_per_hour=PEER_BYTES, max_bytes_per_hour=ALL_BYTES),
+        tmp_path,
+        quiet=0.5,
+        seconds=4,
+        crowd=10,
+        seed=1,
+    )
     print(came)
     assert wrong(came, PEER_BYTES, ALL_BYTES) == []
     assert came.said == 2 * 90
@@ -47,7 +54,7 @@ def test_peers_that_are_on_thousands_of_topics_do_not_crowd_out_one_that_is_on_f
     start: Callable[..., BridgeAlone], tmp_path: Path
 ) -> None:
     """The real loop that joins: 6 peers, each alone on 600 topics, and then one that is on 5."""
-    bridge = start(max_topics=MOST, max_topics_of_peer=80, ban="0s")
+    bridge = start(max_topics=MOST, max_topics_per_peer=80, ban="0s")
     came = names(bridge, tmp_path, quiet=0.5, seconds=1, peers=STRANGERS, topics=TOPICS, at_once=TOPICS)
     print(came)
     assert came.few_kept

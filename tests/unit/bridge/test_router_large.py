@@ -160,7 +160,7 @@ def test_an_unsigned_message_that_a_stranger_padded_stands_in_nobodys_way() -> N
 def test_an_own_message_that_no_rpc_carries_is_refused_before_anything_is_remembered() -> None:
     router = with_peers(node(), 3)
     own = large(1)
-    with pytest.raises(MessageTooLargeError, match=r"bridge\.max_rpc_out"):
+    with pytest.raises(MessageTooLargeError, match=r"bridge\.max_rpc_bytes_out"):
         router.publish(own, 1.0)
     assert router.sizes["seen"] == router.sizes["mcache"] == 0
     assert not [each for send in router.heartbeat(2.0) for each in send.rpc.control.ihave]

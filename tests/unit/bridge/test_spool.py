@@ -467,7 +467,7 @@ def test_below_the_floor_of_free_space_it_is_full_and_goes_on_by_itself(kafka: K
     free[0] = 999
     assert awaited(lambda: sink.full)
     assert "999 bytes are free" in (sink.error or "")
-    assert "bridge.min_free" in (sink.error or "")
+    assert "bridge.min_free_bytes" in (sink.error or "")
     assert sink.status().free_bytes == 999
     put(sink, frames(5, start=5))  # what is under way
     assert awaited(lambda: all_there(sink))
