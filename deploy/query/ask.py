@@ -16,7 +16,7 @@ import duckdb
 
 from kiln.conf.process.errors import KilnError
 from kiln.deploy.query.as_of import AsOf, open_table
-from kiln.pipelines.delta.duckdb_tables import add_empty_tables, allow_only, show_tables
+from kiln.pipelines.delta.duckdb_tables import add_empty_tables, allow_only, create_views
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.delta.views import View, views
@@ -86,7 +86,7 @@ def query_lake(lake: Lake, sql: str, as_of: AsOf | None = None) -> Answer:
         names, wanted = there, tuple(views().values())
     tables = {name: table for name in names if (table := open_table(lake, name, as_of)) is not None}
     there = tuple(name for name in there if name in tables or name not in names)
-    files = show_tables(connection, lake, tables, reads_rows=speaks_of_some)
+    files = create_views(connection, lake, tables, reads_rows=speaks_of_some)
     for view in wanted:
         try:
             connection.execute(

@@ -54,7 +54,7 @@ from kiln.schemas.kafka.frames import BEP50, DIRECTIONS, ORIGINS, read_frame
 from kiln.schemas.kafka.records import MAX_QUARANTINED, QuarantineRecord, encode, quarantine_key, quarantine_records
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.reject import Rejected
-from kiln.schemas.wire.identity import Verdict, peer_text, raw_peer
+from kiln.schemas.wire.identity import VERDICT_NAMES, Verdict, peer_text, raw_peer
 
 _Batches = Iterator[pa.RecordBatch]
 _Row = tuple[object, ...]
@@ -66,6 +66,7 @@ _TYPE, _AUTHOR, _TIPS, _VERDICT = (
     next(index for index, column in enumerate(MESSAGES) if column.name == name)
     for name in ("type", "from_peer", "tips", "verdict")
 )
+_VALID = VERDICT_NAMES[Verdict.GOOD]
 
 IDENTITIES = ("early", "late")
 """Columns of the digests that identify copies of a message (decision 5)."""
@@ -199,20 +200,20 @@ def decode_records(
                     continue
                 valid_copies += 1
                 is_signed = item.verdict is Verdict.GOOD
-                signed = (item.network, item.message) if is_signed else None
+                signed = (item.network, item.message_id) if is_signed else None
                 if signed in emitted and not every_copy:
                     continue
                 identities = compute_identities(item, "", config.unsigned_horizon)
                 if every_copy or identities not in emitted:
                     emitted.add(signed or identities)  # the digests of a signed message cover all that is signed
-                    digests = identities[:1] if is_lasting(item.message, is_signed) else identities
+                    digests = identities[:1] if is_lasting(item.message_id, is_signed) else identities
                     yield PackedRow("messages", digests, item.ref.text, item, size + _ROW_OVERHEAD)
                     size = 0
     files = frames.close(), copies.close()
     for fault in rejected:
         yield from _pack_faults(fault)
     if spans:
-        result = msgspec.msgpack.encode(DecodeResult(spans, frame_filter.taken, *files, valid_copies))
+        result = msgspec.msgpack.encode(DecodeResult(spans, frame_filter.accepted, *files, valid_copies))
         yield PackedRow(DECODE_RESULT, (task,), task.hex(), (result,), len(result))
 
 
@@ -284,7 +285,7 @@ def build_message_rows(items: Iterable[PackedRow]) -> Iterator[PackedRow]:
             data = message.envelope.SerializeToString()
             yield from _pack_faults(reject_failed("archive", error, message.ref, data, message.observed_at))
             continue
-        size = len(message.envelope.data) + len(message.message) + len(message.topic) + _ROW_OVERHEAD
+        size = len(message.envelope.data) + len(message.message_id) + len(message.topic) + _ROW_OVERHEAD
         yield PackedRow(item.kind, item.identities, item.position, row, size)
 
 
@@ -380,8 +381,8 @@ def build_copy_row(item: DecodedMessage | RejectedMessage, frame: Frame) -> _Row
     if item.copy is None:
         raise ValueError("a fault of a whole frame, or an announcement in the DHT, is no copy of a message")
     remote = item.remote_peer if isinstance(item, DecodedMessage) else peer_text(frame.remote_peer)
-    network, message, verdict = item.copy
-    return network, message, remote, item.observed_at, verdict, *item.ref
+    network, message_id, verdict = item.copy
+    return network, message_id, remote, item.observed_at, verdict, *item.ref
 
 
 def _format_peer(raw: bytes, protocol: str) -> str:
@@ -398,7 +399,7 @@ def build_message_row(item: DecodedMessage) -> _Row:
     content, envelope = item.content, item.envelope
     signer = get_signer(item)
     return (
-        item.message,
+        item.message_id,
         item.network,
         item.origin,
         item.topic,
@@ -417,7 +418,7 @@ def build_message_row(item: DecodedMessage) -> _Row:
         content.ver,
         content.ipfs_ver,
         envelope.data,
-        int(item.verdict),
+        VERDICT_NAMES[item.verdict],
         item.remote_peer,
         item.observed_at,
         *item.ref,
@@ -451,7 +452,7 @@ def write_rows(rows: Iterable[UniqueRow], lake: Lake) -> _Batches:
         if kind == "messages":
             files.add(restore_tip_pairs(row), size)
             counts[str(row[_TYPE])] += 1
-            if row[_VERDICT] == Verdict.GOOD:
+            if row[_VERDICT] == _VALID:
                 good[str(row[_AUTHOR])] += 1
         elif kind == FAULT:
             reason, by, key, value = row

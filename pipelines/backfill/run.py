@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from kiln.conf.process.errors import KilnError
-from kiln.conf.process.kafka_topics import describe_replaced
+from kiln.conf.process.kafka_topics import describe_replaced_topic
 from kiln.pipelines.backfill import batches, frames, messages, publishing, updates
 from kiln.pipelines.backfill.chunks import UPDATES_PER_STEP, TimeRange, compute_margin, count_pieces, split_range
 from kiln.pipelines.backfill.frames import FilePart, FrameFilter
@@ -143,7 +143,7 @@ def run(terms: RunTerms, resources: RunResources, inputs: Callable[[], RunInputs
         StoppedError: The run was stopped.
     """
     lake = resources.lake
-    lake.create(("runs", *LIVE_TABLES))
+    lake.create(("backfill_runs", *LIVE_TABLES))
     backfill_run = find_matching_run(terms, lake)
     if backfill_run is None:
         saved = msgspec.to_builtins(_SavedInputs.from_inputs(inputs(), terms))
@@ -375,7 +375,7 @@ class _ChunkRunner:
         current_id = self._resources.topic_id() if saved_id else ""
         if current_id and current_id != saved_id:
             name = self._terms.name
-            words = describe_replaced(self._resources.broker.topic("frames"), saved_id, current_id)
+            words = describe_replaced_topic(self._resources.broker.topic("frames"), saved_id, current_id)
             raise RunError(
                 f"{words}. The run {name} cannot read on: remove it (kiln backfill drop {name}) and begin another one, "
                 "with --source frames for what the table keeps"
@@ -444,7 +444,7 @@ class _ChunkRunner:
         live_messages = self._read_live("messages", near.low, near.high)
         if self._terms.source == "files":
             within = TimeBounds("observed_at", self._terms.span.low, self._terms.span.high)
-            live_messages = live_messages.where(~within.holds)
+            live_messages = live_messages.where(~within.condition)
         return live_messages
 
     def _write_updates(

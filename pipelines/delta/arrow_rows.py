@@ -1,4 +1,4 @@
-"""Arrow schemas of Delta tables, and row tuples collected into record batches."""
+"""Arrow schemas of Delta tables, and a buffer that turns row tuples into record batches."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ _ARROW = {
     "array<string>": pa.list_(pa.string()),
 }
 
-# RowBuffer asks for a drain at these sizes, so that a frame of 100,000 messages never makes a batch of 100,000 rows.
+# RowBuffer must be drained at these sizes, so that a frame of 100,000 messages never makes a batch of 100,000 rows.
 _ROWS = 5_000
 _BYTES = 16 << 20
 
 
 _CONVERSION_ERRORS = (*PROCESSING_ERRORS, pa.ArrowCapacityError)
-"""Errors of Arrow on values that a column cannot hold. They are a fault of the rows alone: nothing here does I/O."""
+"""errors of Arrow on values that a column cannot store. The rows alone cause them: nothing here does I/O."""
 
 RejectRow = Callable[[Sequence[object], Exception], None]
-"""Takes a row that no record batch can hold, and the error."""
+"""Receives a row that no record batch can store, and the error."""
 
 
 def build_arrow_schema(columns: Iterable[Column], *, strict: bool = False) -> pa.Schema:
-    """Build the Arrow schema of table columns. `strict`: a column that must have a value is not nullable."""
+    """Build the Arrow schema of table columns. `strict`: make required columns not nullable."""
     return pa.schema(
         [
             pa.field(column.name, _ARROW[column.type.lower().replace(" ", "")], column.nullable or not strict)
@@ -60,8 +60,13 @@ class RowBuffer:
     """Buffer of rows (tuples in the schema's order) for record batches of bounded size."""
 
     def __init__(self, schema: pa.Schema, rows: int = _ROWS, refuse: RejectRow | None = None) -> None:
-        """Make an empty buffer. `rows`: limit of rows per batch. `refuse`: takes each row that cannot be converted; by
-        default `drain` raises."""
+        """Create an empty buffer.
+
+        Args:
+            schema: Schema of the batches.
+            rows: Maximum number of rows in a batch.
+            refuse: Called with each row that cannot be converted; by default `drain` raises.
+        """
         self._schema = schema
         self._max_rows = rows
         self._refuse = refuse
@@ -69,7 +74,7 @@ class RowBuffer:
         self._bytes = 0
 
     def add(self, row: Sequence[object], size: int = 0) -> bool:
-        """Add a row of about `size` bytes of payload. Returns True when it is time to `drain()`."""
+        """Add a row of about `size` bytes, and return true if the buffer must be drained."""
         self._rows.append(row)
         self._bytes += size
         return len(self._rows) >= self._max_rows or self._bytes >= _BYTES
@@ -77,12 +82,12 @@ class RowBuffer:
     def drain(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows since the last `drain` as one batch, or none if there are no rows.
 
-        If the rows cannot be converted together, each half is tried alone, down to the row.
+        If the rows cannot be converted together, each half is converted alone, down to single rows.
         """
         rows, self._rows, self._bytes = self._rows, [], 0
-        yield from self._batches(rows)
+        yield from self._convert(rows)
 
-    def _batches(self, rows: list[Sequence[object]]) -> Iterator[pa.RecordBatch]:
+    def _convert(self, rows: list[Sequence[object]]) -> Iterator[pa.RecordBatch]:
         if not rows:
             return
         try:
@@ -91,11 +96,11 @@ class RowBuffer:
                 for values, field in zip(zip(*rows, strict=True), self._schema, strict=True)
             ]
             batch = pa.RecordBatch.from_arrays(columns, schema=self._schema)
-        except _CONVERSION_ERRORS as error:  # of these values, or of too many bytes in one column
+        except _CONVERSION_ERRORS as error:  # a value, or too many bytes in one column
             if len(rows) > 1:
                 half = len(rows) // 2
-                yield from self._batches(rows[:half])
-                yield from self._batches(rows[half:])
+                yield from self._convert(rows[:half])
+                yield from self._convert(rows[half:])
             elif self._refuse is None:
                 raise
             else:

@@ -1,6 +1,6 @@
-"""The table `bundles`: topic bundles once known stay known, though they leave the settings (docs/design/contracts.md).
+"""The table `bundles`: known topic bundles, including those that have left the settings (docs/design/contracts.md).
 
-By delta-rs alone, so that it needs no Spark.
+It uses delta-rs alone, without Spark.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ BUNDLES = select_columns(TABLES["bundles"])
 
 
 def read_bundles(lake: Lake) -> BundleSet:
-    """The bundles in the table, the longest known first. No bundles where there is no table.
+    """Read the bundles in the table, oldest first; none if the table does not exist.
 
-    BundleError: the rows contradict each other.
+    Raises:
+        BundleError: The rows contradict each other.
     """
     if not lake.has("bundles"):
         return BundleSet()
@@ -35,12 +36,13 @@ def read_bundles(lake: Lake) -> BundleSet:
 
 
 def save_bundles(lake: Lake, given: BundleSet, now: datetime) -> BundleSet:
-    """Adds the bundles of `given` that the table does not have. Returns all bundles, `given` first.
+    """Add the bundles that the table lacks, and return all bundles, `given` first.
 
-    BundleError: a given bundle has the hash of a known bundle and other topics. Nothing is added then.
+    Raises:
+        BundleError: A given bundle has the hash of a known bundle and other topics. Nothing is added.
     """
     known = read_bundles(lake)
-    all_of_them = given.joined(known)
+    merged = given.joined(known)
     rows = [(each.hex(), given.name(each), list(topics), now) for each, topics in given.items() if each not in known]
     if rows:
         schema = build_arrow_schema(BUNDLES)
@@ -54,4 +56,4 @@ def save_bundles(lake: Lake, given: BundleSet, now: datetime) -> BundleSet:
         lake.sync_files("bundles")
         newest = lake.open("bundles").version()
         lake.sync_commits("bundles", newest, newest)
-    return all_of_them
+    return merged

@@ -1,4 +1,4 @@
-"""Commits of files to a table: once per write of each micro-batch (decisions 7 and 18). Two back-ends, `delta_rs` and
+"""Commits of files to a table, once per write of each micro-batch (decisions 7 and 18). Two back-ends, `delta_rs` and
 `delta_spark`, implement `Commits`."""
 
 from __future__ import annotations
@@ -50,6 +50,6 @@ class Commits(Protocol):
 def build_second_writer_error(table: str, write: WriteId) -> SecondWriterError:
     """Build the error."""
     return SecondWriterError(
-        f"another driver runs the query {write.query_id} and has just written to the table {table}: two of them would "
-        "write rows twice. Stop one of the two. This one has stopped, and its rows of this micro-batch are in no table"
+        f"cannot commit to table {table}: another driver runs the query {write.query_id} and has just written to it. "
+        "This one has stopped, and the rows of its micro-batch are in no table. Stop one of the two drivers"
     )

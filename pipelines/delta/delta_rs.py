@@ -26,15 +26,15 @@ AFTER_COMMIT = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_
 
 
 class DeltaRsCommits:
-    """`Commits` by delta-rs. Each table is read once, and from then on its log is followed."""
+    """`Commits` by delta-rs. It reads each table once, and then follows its log."""
 
     def __init__(self, lake: Lake, *, durable: bool = False) -> None:
-        """`durable`: a commit is on the disk before `commit` returns."""
+        """Create the committer. `durable`: sync each commit to disk before `commit` returns."""
         self._lake = lake
         self._durable = durable
         self._tables: dict[str, DeltaTable] = {}
         self._newest: dict[str, int | None] = {}
-        """by application id: the newest transaction that this driver has seen or made"""
+        """newest transaction that this driver has seen or made, by application id"""
 
     def commit(self, table: str, files: Sequence[DataFile], write: WriteId) -> bool:
         """Append files to a table, as `Commits.commit`."""
@@ -64,8 +64,8 @@ class DeltaRsCommits:
                 opened.update_incremental()
                 folder, since = self._lake.folder(table), range(known + 1, opened.version() + 1)
                 if any(adds_any(read_commit(folder, version), files) for version in since):
-                    break  # the commit came through, and the store's answer did not
-                if _FILES_REMOVED in str(error):  # an append has read none of them
+                    break  # the commit was applied, and only the store's response was lost
+                if _FILES_REMOVED in str(error):  # an append reads no files
                     if opened.transaction_version(app_id) == newest:
                         continue
                     raise build_second_writer_error(table, write) from error
@@ -80,8 +80,7 @@ class DeltaRsCommits:
         return True
 
     def _open(self, table: str, write: WriteId) -> DeltaTable:
-        """Return the table as this driver has followed it. If newer commits were cleaned up from the log
-        (`kiln.pipelines.maintenance`), the table is opened again.
+        """Return the table as this driver follows it, or open it again if maintenance has removed its version's commit.
 
         Raises:
             SecondWriterError: Another driver has committed under the same query meanwhile.

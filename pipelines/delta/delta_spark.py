@@ -19,7 +19,7 @@ class DeltaSparkCommits:
     """`Commits` by delta-spark. Its Python API has no such commit, so this class calls the JVM's."""
 
     def __init__(self, lake: Lake, spark: SparkSession, *, durable: bool = False) -> None:
-        """`durable`: a commit is on the disk before `commit` returns."""
+        """Create the committer. `durable`: sync each commit to disk before `commit` returns."""
         self._lake = lake
         self._durable = durable
         self._spark = spark
@@ -38,7 +38,7 @@ class DeltaSparkCommits:
             self._lake.folder(table).sync()  # the files are named before a commit names them
         now = log.clock().getTimeMillis()
         actions = jvm.java.util.ArrayList()
-        for action in (*(_add(each, now) for each in files), _mark(app_id, write.batch_id, now)):
+        for action in (*(_build_add(each, now) for each in files), _build_txn(app_id, write.batch_id, now)):
             actions.add(delta.actions.Action.fromJson(json.dumps(action)))
         append = getattr(delta, "DeltaOperations$Write")(jvm.org.apache.spark.sql.SaveMode.Append, *[nothing] * 8)
         try:
@@ -50,19 +50,20 @@ class DeltaSparkCommits:
         return True
 
 
-def _add(file: DataFile, now: int) -> dict[str, object]:
-    """PROTOCOL.md, Add File."""
-    add = {
-        "path": file.name,
-        "partitionValues": {},
-        "size": file.size,
-        "modificationTime": now,
-        "dataChange": True,
-        "stats": file.stats,
+def _build_add(file: DataFile, now: int) -> dict[str, object]:
+    """Build an add action (PROTOCOL.md, Add File)."""
+    return {
+        "add": {
+            "path": file.name,
+            "partitionValues": {},
+            "size": file.size,
+            "modificationTime": now,
+            "dataChange": True,
+            "stats": file.stats,
+        }
     }
-    return {"add": add}
 
 
-def _mark(app_id: str, version: int, now: int) -> dict[str, object]:
-    """PROTOCOL.md, Transaction Identifiers."""
+def _build_txn(app_id: str, version: int, now: int) -> dict[str, object]:
+    """Build a txn action (PROTOCOL.md, Transaction Identifiers)."""
     return {"txn": {"appId": app_id, "version": version, "lastUpdated": now}}

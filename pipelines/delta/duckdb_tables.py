@@ -1,9 +1,8 @@
-"""The lake's tables as DuckDB reads them: each Delta table is a view over the Parquet files of one version.
+"""Tables of the lake in DuckDB: each Delta table is a view over the Parquet files of one version.
 
-delta-rs says which files those are, and DuckDB reads the files itself. The other way, a dataset of pyarrow, costs more
-than a second of imports, and 1.5 ms for each file. That way is left for the tables that need it: tables with partition
-columns, with columns of types beyond `duckdb_type`, or with features of Delta beyond reader version 1. Kiln writes no
-such table.
+delta-rs lists the files, and DuckDB reads them. A pyarrow dataset would cost more than a second of imports and 1.5 ms
+for each file. It is used only for tables with partition columns, with types that `to_duckdb_type` does not convert, or
+with Delta features beyond reader version 1. Kiln writes no such table.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from kiln.schemas.delta.tables import TABLES
 if TYPE_CHECKING:
     from pyarrow.fs import SubTreeFileSystem
 
-# Delta's names of types (PROTOCOL.md, Primitive Types) in DuckDB
+# DuckDB types by Delta type (PROTOCOL.md, Primitive Types)
 _TYPES: Final = {
     "string": "VARCHAR",
     "long": "BIGINT",
@@ -39,7 +38,7 @@ _TYPES: Final = {
     "date": "DATE",
     "timestamp": "TIMESTAMPTZ",
 }
-# names of Spark's DDL types in DuckDB, where they differ
+# DuckDB types by Spark DDL type, where they differ
 _DDL_TYPES: Final = {
     "string": "VARCHAR",
     "binary": "BLOB",
@@ -52,28 +51,33 @@ _GLOB: Final = re.compile(r"[*?\[]")
 
 
 def register_store(connection: duckdb.DuckDBPyConnection, lake: Lake) -> None:
-    """From now on the connection can read the files of a lake in an object store."""
+    """Let a connection read the files of a lake in an object store."""
     root = lake.root
     if root.folder is None:
-        from kiln.pipelines.delta.duckdb_files import (
-            StoreFiles,  # not at the top: its imports would slow questions to a lake on a disk
-        )
+        from kiln.pipelines.delta.duckdb_files import StoreFiles  # slow, and a lake on a disk does not need it
 
         connection.register_filesystem(StoreFiles(root))
 
 
-def open_tables(connection: duckdb.DuckDBPyConnection, lake: Lake, names: Iterable[str]) -> None:
-    """Make a view of each named table, at its newest version."""
-    show_tables(connection, lake, {name: lake.open(name) for name in names})
+def create_newest_views(connection: duckdb.DuckDBPyConnection, lake: Lake, names: Iterable[str]) -> None:
+    """Create a view of each named table, at its newest version."""
+    create_views(connection, lake, {name: lake.open(name) for name in names})
 
 
-def show_tables(
+def create_views(
     connection: duckdb.DuckDBPyConnection, lake: Lake, tables: Mapping[str, DeltaTable], *, reads_rows: bool = True
 ) -> list[str]:
-    """Make a view of each table, at the version that is open, and return the files that the views read.
+    """Create a view of each open table, and return the files that the views read.
 
-    `reads_rows` False: the views are for listings of tables and columns. DuckDB then looks into one file of each table.
-    A query that does read rows from a table with files of several schemas fails. LakeError.
+    Args:
+        connection: The DuckDB connection.
+        lake: The lake.
+        tables: Open tables by name.
+        reads_rows: If false, the views only list tables and columns. DuckDB then opens one file of each table, and a
+            query of rows fails on a table whose files have several schemas.
+
+    Raises:
+        LakeError: A table cannot be read.
     """
     register_store(connection, lake)
     files: list[str] = []
@@ -81,7 +85,7 @@ def show_tables(
         columns = read_columns(table)
         paths = None if columns is None else _list_files(lake.table(name), table)
         if columns is None or paths is None:
-            connection.register(name, table.to_pyarrow_dataset(filesystem=_arrows_own(lake.folder(name))))
+            connection.register(name, table.to_pyarrow_dataset(filesystem=_build_local_file_system(lake.folder(name))))
             continue
         connection.execute(
             f"CREATE TEMP VIEW {quote_name(name)} AS {build_columns_query(columns, paths, union_by_name=reads_rows)}"
@@ -90,25 +94,34 @@ def show_tables(
     return files
 
 
-def _arrows_own(place: Location) -> SubTreeFileSystem | None:
-    """With it, Arrow reads a folder without Python (`kiln.pipelines.delta.rows` says why). None: the place is in a
-    store."""
+def _build_local_file_system(location: Location) -> SubTreeFileSystem | None:
+    """Build a file system by which Arrow reads a folder without Python (reason: `kiln.pipelines.delta.rows`).
+
+    Returns:
+        None for a location in an object store.
+    """
     from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
-    return None if place.folder is None else SubTreeFileSystem(str(place.folder), LocalFileSystem())
+    return None if location.folder is None else SubTreeFileSystem(str(location.folder), LocalFileSystem())
 
 
 def build_files_query(table: DeltaTable, paths: Sequence[str]) -> str:
-    """A SELECT of a table's columns over these of its files. LakeError: the table takes more than reading its files."""
+    """Build a SELECT of a table's columns over some of its files.
+
+    Raises:
+        LakeError: The table needs more than a read of its files.
+    """
     columns = read_columns(table)
     if columns is None:
-        raise LakeError(f"the table at {table.table_uri} was not made by Kiln: its files do not say all of its rows")
+        raise LakeError(
+            f"cannot read the table {table.table_uri}: it has partitions or newer Delta features, and is not Kiln's own"
+        )
     return build_columns_query(columns, paths)
 
 
-def add_empty_tables(select: str, tables: Iterable[str], there: Collection[str]) -> str:
-    """The SELECT over `tables` (kiln.schemas.delta.tables), those that are not `there` being empty."""
-    empty = [f"{name} AS ({_build_empty_query(name)})" for name in tables if name not in there]
+def add_empty_tables(select: str, tables: Iterable[str], existing: Collection[str]) -> str:
+    """Extend a SELECT over `tables` (`kiln.schemas.delta.tables`) with empty tables for those that do not exist."""
+    empty = [f"{name} AS ({_build_empty_query(name)})" for name in tables if name not in existing]
     return f"WITH {', '.join(empty)} SELECT * FROM ({select})" if empty else select
 
 
@@ -118,78 +131,80 @@ def _build_empty_query(name: str) -> str:
 
 
 def allow_only(connection: duckdb.DuckDBPyConnection, files: Sequence[str]) -> None:
-    """From now on the connection reads these files and no other, and no variable of this program. Nothing undoes it."""
+    """Restrict a connection for good to these files: it reads no other file, and no variable of this program."""
     connection.execute("SET python_enable_replacements = false")
     connection.execute(f"SET allowed_paths = {_format_list(files)}")
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")
 
 
-def duckdb_type(told: object) -> str | None:
-    """A type of a Delta schema (PROTOCOL.md, Schema Serialization Format) in DuckDB; None: there is none here."""
-    match told:
+def to_duckdb_type(delta_type: object) -> str | None:
+    """Convert a type of a Delta schema (PROTOCOL.md, Schema Serialization Format) to DuckDB's.
+
+    Returns:
+        None if the type is not supported.
+    """
+    match delta_type:
         case str():
-            decimal = _DECIMAL.fullmatch(told)
-            return f"DECIMAL({decimal[1]}, {decimal[2]})" if decimal else _TYPES.get(told)
+            decimal = _DECIMAL.fullmatch(delta_type)
+            return f"DECIMAL({decimal[1]}, {decimal[2]})" if decimal else _TYPES.get(delta_type)
         case {"type": "array", "elementType": element}:
-            of = duckdb_type(element)
-            return of and f"{of}[]"
+            element_type = to_duckdb_type(element)
+            return element_type and f"{element_type}[]"
         case {"type": "map", "keyType": key, "valueType": value}:
-            parts = duckdb_type(key), duckdb_type(value)
-            return f"MAP({parts[0]}, {parts[1]})" if all(parts) else None
+            key_type, value_type = to_duckdb_type(key), to_duckdb_type(value)
+            return f"MAP({key_type}, {value_type})" if key_type and value_type else None
     return None
 
 
 def quote_name(name: str) -> str:
-    """A name of a table or column in SQL."""
+    """Quote a name of a table or column for SQL."""
     escaped = name.replace('"', '""')
     return f'"{escaped}"'
 
 
 def read_columns(table: DeltaTable) -> dict[str, str] | None:
-    """Columns and their types; None: the table takes more than reading its files."""
+    """Read the columns of a table and their DuckDB types.
+
+    Returns:
+        None if the table needs more than a read of its files.
+    """
     if table.protocol().min_reader_version > 1 or table.metadata().partition_columns:
         return None
     columns: dict[str, str] = {}
     for field in json.loads(table.schema().to_json())["fields"]:
-        kind = duckdb_type(field["type"])
-        if kind is None:
+        column_type = to_duckdb_type(field["type"])
+        if column_type is None:
             return None
-        columns[field["name"]] = kind
+        columns[field["name"]] = column_type
     return columns
 
 
 def _list_files(folder: str, table: DeltaTable) -> list[str] | None:
-    """The files of the newest version, as paths; None: they are not all in the folder, or DuckDB would take one for a
-    pattern. Delta's log has them as URIs, relative to the folder (PROTOCOL.md, Add File)."""
+    """List the paths of a table's files. The log has URIs relative to the folder (PROTOCOL.md, Add File).
+
+    Returns:
+        None if a file is outside the folder, or DuckDB would read its path as a pattern.
+    """
     relative = [unquote(str(path)) for path in table.get_add_actions(flatten=False)["path"].to_pylist()]
     paths = [f"{folder}/{path}" for path in relative]
     elsewhere = any("://" in path or PurePosixPath(path).is_absolute() for path in relative)
     return None if elsewhere or any(map(_GLOB.search, paths)) else paths
 
 
-ROW_POSITION: Final[Mapping[str, str]] = {"filename": "VARCHAR", "file_row_number": "BIGINT"}
-"""Where a row is, as DuckDB names it, in `select_columns(…, places=True)`."""
-
-
-def build_columns_query(
-    columns: Mapping[str, str], files: Sequence[str], *, union_by_name: bool = True, places: bool = False
-) -> str:
-    """The columns of the table, whichever of them a file has: a file that is older than a column has none of it.
-
-    `places`: with the columns of ROW_PLACE.
-    """
-    columns = {**columns, **ROW_POSITION} if places else columns
-    nothing = f"SELECT {', '.join(f'NULL::{kind} AS {quote_name(name)}' for name, kind in columns.items())} WHERE false"
+def build_columns_query(columns: Mapping[str, str], files: Sequence[str], *, union_by_name: bool = True) -> str:
+    """Build a SELECT of columns over files. A column that is newer than a file is null there."""
+    quoted = {quote_name(name): column_type for name, column_type in columns.items()}
+    nulls = ", ".join(f"NULL::{column_type} AS {name}" for name, column_type in quoted.items())
+    empty = f"SELECT {nulls} WHERE false"
     if not files:
-        return nothing
-    options = "".join(f", {name} = true" for name in ROW_POSITION) if places else ""
+        return empty
     scan = (
         f"SELECT * FROM read_parquet({_format_list(files)}, union_by_name = {str(union_by_name).lower()}, "
-        f"hive_partitioning = false{options})"
+        "hive_partitioning = false)"
     )
-    wanted = ", ".join(f"{quote_name(name)}::{kind} AS {quote_name(name)}" for name, kind in columns.items())
-    return f"SELECT {wanted} FROM ({nothing} UNION ALL BY NAME {scan})"
+    casts = ", ".join(f"{name}::{column_type} AS {name}" for name, column_type in quoted.items())
+    return f"SELECT {casts} FROM ({empty} UNION ALL BY NAME {scan})"
 
 
 def _format_list(texts: Iterable[str]) -> str:

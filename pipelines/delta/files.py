@@ -1,4 +1,4 @@
-"""Parquet files of a table, written by the task that has the rows. A file is no part of the table until a commit names
+"""Parquet files of a table, written by the task that has the rows. A file becomes part of the table when a commit names
 it (decision 18)."""
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ FILE_BYTES = 128 << 20
 _REPEATED = frozenset(
     (
         *("network", "direction", "origin", "local_peer", "remote_peer", "protocol", "topic", "topic_source", "type"),
-        *("from_peer", "separator_key", "separator_value", "separator_source", "source", "cid", "transport"),
-        *("stage", "reason"),
+        *("from_peer", "separator_key", "separator_value", "separator_source", "source", "batch_cid"),
+        *("verdict", "transport", "stage", "reason"),
     )
 )
-"""Columns whose values repeat over the messages of a frame or the tips of a batch. Arrow holds each value once."""
+"""Columns whose values repeat over the messages of a frame or the tips of a batch. Arrow stores each value once."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FIRST, _LAST = -62_135_596_800_000_000, 253_402_300_799_999_999  # years 1 to 9999
@@ -55,8 +55,8 @@ class TableFiles:
         Args:
             lake: The lake of the table.
             table: Its name.
-            file_bytes: `FILE_BYTES` of this table.
-            refuse: Takes each row that the table cannot hold; by default `add` or `close` raises.
+            file_bytes: Size at which a file is closed, bytes; `FILE_BYTES` by default.
+            refuse: Called with each row that the table cannot store; by default `add` or `close` raises.
         """
         self._file_bytes = FILE_BYTES if file_bytes is None else file_bytes
         self._folder = lake.folder(table)
@@ -144,7 +144,7 @@ class _OpenFile:
 
 
 class _Range:
-    """The least and the greatest value of a column, and how many rows have none."""
+    """Least and greatest value of a column, and its number of nulls."""
 
     def __init__(self) -> None:
         self.least: object = None
@@ -166,15 +166,15 @@ class _Range:
 
 
 def _build_stats(rows: int, ranges: dict[str, _Range]) -> str:
-    known = {name: found for name, found in ranges.items() if found.least is not None}
-    least = {name: _format_stat(found.least, found.times) for name, found in known.items()}
-    greatest = {name: _format_stat(found.greatest, found.times) for name, found in known.items()}
+    known = {name: each for name, each in ranges.items() if each.least is not None}
+    least = {name: _format_stat(each.least, each.times) for name, each in known.items()}
+    greatest = {name: _format_stat(each.greatest, each.times) for name, each in known.items()}
     return json.dumps(
         {
             "numRecords": rows,
             "minValues": {name: value for name, value in least.items() if value is not None},
             "maxValues": {name: value for name, value in greatest.items() if value is not None},
-            "nullCount": {name: found.nulls for name, found in ranges.items()},
+            "nullCount": {name: each.nulls for name, each in ranges.items()},
         },
         ensure_ascii=False,
     )
@@ -201,7 +201,7 @@ def delete_files(lake: Lake, files: Iterable[DataFile]) -> None:
 
 
 def rewrite_file(lake: Lake, file: DataFile, keep: Callable[[pa.Table], pa.ChunkedArray | pa.Array]) -> list[DataFile]:
-    """Rewrite a file with the rows that the mask `keep` selects; no file if no row is kept. The old file is deleted."""
+    """Rewrite a file with the rows that the mask `keep` selects, and delete the old file. No row makes no file."""
     with (lake.folder(file.table) / file.name).open() as opened:
         table = pq.read_table(opened)
     files = TableFiles(lake, file.table)

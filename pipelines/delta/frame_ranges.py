@@ -45,11 +45,11 @@ def contains(ranges: Ranges, sequence: int) -> bool:
 
 
 class FrameRangeFilter:
-    """Accepts each frame once, unless it is in `stored`. `taken`: the accepted frames."""
+    """Filter that accepts each frame once, unless it is in `stored`."""
 
     def __init__(self, stored: Mapping[bytes, Ranges]) -> None:
         self._stored = stored
-        self.taken: FrameRanges = {}
+        self.accepted: FrameRanges = {}
 
     def accept(self, connection: bytes, direction: int, sequence: int) -> bool:
         """Accept a frame. A second call for the same frame returns False."""
@@ -57,25 +57,25 @@ class FrameRangeFilter:
         stored = self._stored.get(key)
         if stored is not None and contains(stored, sequence):
             return False
-        taken = self.taken.get(key)
-        if taken is None:
-            taken = self.taken[key] = []
-        return insert(taken, sequence, sequence)
+        accepted = self.accepted.get(key)
+        if accepted is None:
+            accepted = self.accepted[key] = []
+        return insert(accepted, sequence, sequence)
 
 
-def merge(into: FrameRanges, taken: Mapping[bytes, Iterable[tuple[int, int]]]) -> FrameRanges:
-    """Add `taken` to `into`, in place."""
-    for key, ranges in taken.items():
+def merge(into: FrameRanges, added: Mapping[bytes, Iterable[tuple[int, int]]]) -> FrameRanges:
+    """Add ranges to `into`, which is changed and returned."""
+    for key, ranges in added.items():
         merged = into.setdefault(key, [])
         for low, high in ranges:
             insert(merged, low, high)
     return into
 
 
-def overlap(stored: Mapping[bytes, Ranges], taken: Mapping[bytes, Iterable[tuple[int, int]]]) -> bool:
-    """Report if a frame of `taken` is in `stored`."""
+def overlap(stored: Mapping[bytes, Ranges], frames: Mapping[bytes, Iterable[tuple[int, int]]]) -> bool:
+    """Report if one of the frames is stored."""
     return any(
-        _overlaps(stored[key], low, high) for key, ranges in taken.items() if key in stored for low, high in ranges
+        _overlaps(stored[key], low, high) for key, ranges in frames.items() if key in stored for low, high in ranges
     )
 
 

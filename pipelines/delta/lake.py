@@ -1,4 +1,4 @@
-"""The lake: the only class that knows where the Delta tables are, and how a table is opened and made.
+"""The lake: the only class that knows where the Delta tables are, and how to open and create one.
 
 Everything here goes through delta-rs, so that no caller needs Java or Spark.
 """
@@ -20,20 +20,22 @@ from kiln.schemas.delta.tables import TABLES, TABLES_VERSION, Column, Table
 
 _LOG = "_delta_log"
 _VERSION = "kiln.version"
-"""A property in the metadata of each table, which Delta readers ignore."""
+"""property in the metadata of each table, which Delta readers ignore"""
+_COMMIT_ATTEMPTS = 5
 
 
 class LakeError(KilnError):
-    """A table of the lake cannot be read, or what is known of one cannot be kept; the message says which, and where."""
+    """A table of the lake cannot be read, or the index of its frames cannot be stored."""
 
 
 @dataclass(frozen=True)
 class Lake:
-    """The folder of the Delta tables, one folder a table, on a disk or in an object store. `path`: a path or a URI;
-    `options`: delta-rs's storage options, which may hold secrets."""
+    """The folder of the Delta tables, one folder a table, on a disk or in an object store."""
 
     path: str
+    """path or URI"""
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """delta-rs's storage options, which may contain secrets"""
 
     @classmethod
     def from_location(cls, root: Location) -> Lake:
@@ -70,40 +72,54 @@ class Lake:
         try:
             return DeltaTable.is_deltatable(self.table(name), self.storage_options)
         except (DeltaError, OSError) as error:
-            raise LakeError(f"whether table {name} is in {self.path} is not known: {words_of(error)}") from error
+            raise LakeError(f"cannot check if table {name} is in {self.path}: {words_of(error)}") from error
 
     def open(self, name: str, version: int | None = None) -> DeltaTable:
         """Open a version of a table, by default the newest.
 
         Raises:
-            LakeError: The table cannot be read.
+            LakeError: The table cannot be read, or it is one of Kiln's and an older or a newer Kiln wrote it.
         """
         try:
-            return DeltaTable(self.table(name), version=version, storage_options=self.storage_options)
+            table = DeltaTable(self.table(name), version=version, storage_options=self.storage_options)
         except (DeltaError, OSError) as error:
-            raise LakeError(f"table {name} in {self.path} cannot be read: {words_of(error)}") from error
+            raise LakeError(f"cannot read table {name} in {self.path}: {words_of(error)}") from error
+        if name in TABLES:
+            self._check_version(name, table)
+        return table
+
+    def _check_version(self, name: str, table: DeltaTable) -> None:
+        version = table.metadata().configuration.get(_VERSION, "")
+        if version == str(TABLES_VERSION):
+            return
+        newer = version.isdigit() and int(version) > TABLES_VERSION
+        raise LakeError(
+            f"table {name} in {self.path} has {f'version {version}' if version else 'no version'}, and this Kiln reads "
+            f"version {TABLES_VERSION}. Use the {'newer' if newer else 'older'} Kiln that wrote the lake, or set "
+            "another folder (lake.uri, or --state)"
+        )
 
     def has_rows(self, name: str) -> bool:
-        """Report if a table exists and holds a row."""
+        """Report if a table exists and has a row."""
         return self.has(name) and bool(self.open(name).file_uris())
 
     def create(self, names: Iterable[str]) -> None:
-        """Create those of the named tables (`kiln.schemas.delta.tables`) that are missing, with column comments.
+        """Create those of the named tables (`kiln.schemas.delta.tables`) that are missing, with column comments, and
+        add missing columns to the others.
 
         delta-rs creates a table in milliseconds, Spark in a second. Either writes the base reader and writer protocol.
 
         Raises:
-            LakeError: An existing table has a newer version than this Kiln knows, or cannot be read.
+            LakeError: An existing table cannot be read, or an older or a newer Kiln wrote it.
         """
         for name in names:
             if self.has(name):
-                self._note_version(name)
+                self._add_columns(name)
                 continue
             table = TABLES[name]
-            fields = [_build_field(column) for column in table.columns]
             DeltaTable.create(
                 self.table(name),
-                deltalake.Schema.from_json(json.dumps({"type": "struct", "fields": fields})),
+                _build_schema([_build_field(column) for column in table.columns]),
                 mode="ignore",
                 name=name,
                 description=table.comment,
@@ -120,20 +136,20 @@ class Lake:
             for folder in (self.folder(name), self.root):
                 folder.sync()
 
-    def _note_version(self, name: str) -> None:
-        """Notes the version in a table of an earlier Kiln. LakeError: a newer Kiln has written the table."""
-        table = self.open(name)
-        version = table.metadata().configuration.get(_VERSION, "0")
-        if version.isdigit() and int(version) > TABLES_VERSION:
-            raise LakeError(
-                f"table {name} in {self.path} is of version {version}, and this Kiln knows up to version "
-                f"{TABLES_VERSION}: a newer Kiln has written it. Use that Kiln, or give this one another folder"
-            )
-        if version != str(TABLES_VERSION):
-            with suppress(CommitFailedError):  # the Kiln of another query does the same now, or the next start does
-                table.alter.set_table_properties({_VERSION: str(TABLES_VERSION)}, raise_if_not_exists=False)
-            newest = self.open(name).version()
-            self.sync_commits(name, newest, newest)
+    def _add_columns(self, name: str) -> None:
+        """Add the columns that an existing table lacks. They are nullable: other changes raise the version."""
+        for _ in range(_COMMIT_ATTEMPTS):
+            table = self.open(name)
+            existing = {column.name for column in table.schema().fields}
+            missing = [_build_field(column) for column in TABLES[name].columns if column.name not in existing]
+            if not missing:
+                return
+            with suppress(CommitFailedError):  # a query appends to the table, or another Kiln adds the columns
+                table.alter.add_columns(_build_schema(missing).fields)
+                newest = self.open(name).version()
+                self.sync_commits(name, newest, newest)
+                return
+        raise LakeError(f"columns cannot be added to table {name} in {self.path}: others commit to it. Start again")
 
     def sync_commits(self, name: str, first: int, last: int) -> None:
         """Sync the commits `first` to `last` of a table to disk.
@@ -146,17 +162,17 @@ class Lake:
         (table / _LOG).sync()
 
     def sync_files(self, name: str) -> None:
-        """Sync the files of a table to disk, whoever wrote them."""
+        """Sync all files of a table to disk."""
         folder = self.folder(name)
         if folder.folder is None:
             return
-        for found in folder.files():
-            (folder / found.name).sync()
+        for file in folder.files():
+            (folder / file.name).sync()
         folder.sync()
 
     @property
     def storage_options(self) -> dict[str, str] | None:
-        """The options in the form of delta-rs."""
+        """The options in the form that delta-rs takes."""
         return dict(self.root.options) or None
 
 
@@ -184,13 +200,17 @@ def list_stats_columns(table: Table) -> list[str]:
 
     Users filter by these columns. Delta's default, the first 32 columns, costs a third of the write of wide text rows.
     """
-    filtered = {"network", "type", "stream", "cid", "separator_value"}
+    filtered = {"network", "type", "stream", "cid", "batch_cid", "separator_value"}
     return [each.name for each in table.columns if each.name in filtered or each.type in ("timestamp", "int", "bigint")]
 
 
 def list_delta_fields(table: Table) -> list[tuple[str, object]]:
     """List the columns of a table as names and types of the Delta protocol."""
     return [(column.name, _DELTA_TYPES.get(column.type, column.type)) for column in table.columns]
+
+
+def _build_schema(fields: list[dict[str, object]]) -> deltalake.Schema:
+    return deltalake.Schema.from_json(json.dumps({"type": "struct", "fields": fields}))
 
 
 def _build_field(column: Column) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Commits of a table that a power cut left empty or truncated, or whose files it lost. Only `restore_version`
+"""Detection of commits that a power cut left empty or truncated, or whose files it lost. Only `restore_version`
 writes."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kiln.pipelines.delta.files import DataFile
 from kiln.pipelines.delta.lake import Lake, locate_commit
 
 _INSPECTED_COMMITS = 50
-"""commits, the newest ones: what is older is on the disk long since"""
+"""newest commits that are inspected: older ones are on the disk for sure"""
 
 
 @dataclass
@@ -26,41 +26,40 @@ class TableLog:
 
     newest: int = -1
     torn: list[int] = field(default_factory=list)
-    """the newest commits, as far as they cannot be read, or name files that are not there; the newest first"""
+    """the newest commits, newest first, if they cannot be read or name missing files"""
     torn_since: float | None = None
-    """unix s: when the first torn commit was made, or the first file was written that it may name. A micro-batch writes
-    its files after the one before it was noted as done, and is noted as done after its commits. None: no commit is
-    torn"""
+    """unix s: when the first torn commit was made, or the first file that it may name was written. `None` if no commit
+    is torn. Spark notes a micro-batch as done after its commits and before the next one writes files."""
     within: list[int] = field(default_factory=list)
-    """such commits that others follow, which are whole"""
+    """torn commits that whole commits follow"""
     checkpoints: list[Path] = field(default_factory=list)
-    """summaries of the log that cannot be read, of which the log itself says all"""
+    """unreadable checkpoints of the log that the log itself can replace"""
 
 
 def inspect_log(lake: Lake, table: str) -> TableLog:
-    """Find damage in the newest commits of a table: none in a store, whose objects are complete or absent."""
-    place = lake.folder(table)
-    folder = place.folder
+    """Find damage in the newest commits of a table. An object store has none: its objects are complete or absent."""
+    location = lake.folder(table)
+    folder = location.folder
     if folder is None:
         return TableLog(lake.open(table).version())
     versions = sorted(int(path.stem) for path in (folder / "_delta_log").glob("*.json") if path.stem.isdigit())
     log = TableLog(max(versions, default=-1))
     removed: set[str] = set()
-    whole = False
+    whole_follows = False
     for version in reversed(versions[-_INSPECTED_COMMITS:]):
-        actions = read_commit(place, version)
-        good = bool(actions) and all(
-            _is_there(folder, add) for add in _select_actions(actions, "add") if add["path"] not in removed
+        actions = read_commit(location, version)
+        is_good = bool(actions) and all(
+            _is_intact(folder, add) for add in _select_actions(actions, "add") if add["path"] not in removed
         )
         removed |= {str(remove["path"]) for remove in _select_actions(actions, "remove")}
-        if not good:
-            (log.within if whole else log.torn).append(version)
-        whole = whole or good
+        if not is_good:
+            (log.within if whole_follows else log.torn).append(version)
+        whole_follows = whole_follows or is_good
     if log.torn:
-        said = [at for version in log.torn if (at := _committed_at(read_commit(place, version))) is not None]
-        # the time of a file that was torn or put back says nothing
-        log.torn_since = min([_written_since(place, folder, log.newest - len(log.torn)), *said])
-    log.checkpoints = _torn_checkpoints(folder / "_delta_log", versions)
+        stated = [at for version in log.torn if (at := _read_commit_time(read_commit(location, version))) is not None]
+        # The modification time of a torn or restored file means nothing.
+        log.torn_since = min([_find_first_write(location, folder, log.newest - len(log.torn)), *stated])
+    log.checkpoints = _list_torn_checkpoints(folder / "_delta_log", versions)
     return log
 
 
@@ -81,13 +80,13 @@ def adds_any(actions: Sequence[Mapping[str, Mapping[str, object]]], files: Seque
 
 def find_newest_write(lake: Lake, table: str, query_id: str, log: TableLog) -> int:
     """Find the newest micro-batch of a query in the undamaged commits of a table; -1 if there is none."""
-    place = lake.folder(table)
-    if place.folder is not None:  # what is torn cannot be opened
+    location = lake.folder(table)
+    if location.folder is not None:  # delta-rs cannot open a torn log
         last = log.newest - len(log.torn)
         for version in range(last, max(-1, last - _INSPECTED_COMMITS), -1):
-            found = _list_batches(read_commit(place, version), query_id, table)
-            if found:
-                return max(found)
+            batches = _list_batches(read_commit(location, version), query_id, table)
+            if batches:
+                return max(batches)
         if log.torn or last < _INSPECTED_COMMITS:
             return -1
     opened = lake.open(table)
@@ -106,25 +105,25 @@ def find_version_before(lake: Lake, table: str, query_id: str, batch: int) -> in
     Returns:
         None if the log does not go back so far, or another writer has committed in between.
     """
-    place, newest = lake.folder(table), lake.open(table).version()
-    later: list[int] = []  # commits of these micro-batches, the newest first
-    apart: list[int] = []  # other commits of rows
+    location, newest = lake.folder(table), lake.open(table).version()
+    to_undo: list[int] = []  # commits of these micro-batches, newest first
+    others: list[int] = []  # other commits of rows
     oldest = newest + 1
     for version in range(newest, -1, -1):
-        actions = read_commit(place, version)
+        actions = read_commit(location, version)
         if not actions:
-            break  # `kiln.pipelines.maintenance` or Delta has cleaned up what is older
+            break  # `kiln.pipelines.maintenance` or Delta has removed the older commits
         oldest = version
-        if any(wrote >= batch for wrote in _list_batches(actions, query_id, table)):
-            later.append(version)
+        if any(each >= batch for each in _list_batches(actions, query_id, table)):
+            to_undo.append(version)
         elif _get_operation(actions) == "SET TBLPROPERTIES" or _is_maintenance(actions):
             continue  # adds no row
-        elif later or _get_operation(actions) != "RESTORE":  # such a one at the end is of a recovery that was cut short
-            apart.append(version)
-    if not later:
+        elif to_undo or _get_operation(actions) != "RESTORE":  # a RESTORE at the end is of an interrupted recovery
+            others.append(version)
+    if not to_undo:
         return newest
-    base = later[-1] - 1
-    return base if base >= oldest and not any(version > base for version in apart) else None
+    base = to_undo[-1] - 1
+    return base if base >= oldest and not any(version > base for version in others) else None
 
 
 def restore_version(lake: Lake, table: str, version: int) -> None:
@@ -137,8 +136,8 @@ def restore_version(lake: Lake, table: str, version: int) -> None:
     lake.sync_commits(table, newest, newest)
 
 
-def _written_since(table: Location, folder: Path, version: int) -> float:
-    """When the first data file after a commit was written; when the commit was, where there is none."""
+def _find_first_write(table: Location, folder: Path, version: int) -> float:
+    """Return when the first data file after a commit was written, or the commit if there is none, unix s."""
     entry = Path(locate_commit(table, version).uri)
     committed = entry.stat().st_mtime if entry.exists() else 0.0
     return min((at for path in folder.glob("*.parquet") if (at := path.stat().st_mtime) > committed), default=committed)
@@ -152,8 +151,8 @@ def _get_operation(actions: list[dict[str, dict[str, object]]]) -> object:
     return next((info.get("operation") for info in _select_actions(actions, "commitInfo")), None)
 
 
-def _committed_at(actions: list[dict[str, dict[str, object]]]) -> float | None:
-    """When a commit that can be read was made, unix s, as it says."""
+def _read_commit_time(actions: list[dict[str, dict[str, object]]]) -> float | None:
+    """Read the time that a commit states, unix s."""
     times = [info["timestamp"] for info in _select_actions(actions, "commitInfo")]
     return next((at / 1_000 for at in times if isinstance(at, int)), None)
 
@@ -165,32 +164,32 @@ def _is_maintenance(actions: list[dict[str, dict[str, object]]]) -> bool:
     )
 
 
-def _is_there(folder: Path, add: dict[str, object]) -> bool:
+def _is_intact(folder: Path, add: dict[str, object]) -> bool:
     path = folder / str(add["path"])
     return path.is_file() and path.stat().st_size == add["size"]
 
 
-def _torn_checkpoints(log: Path, versions: list[int]) -> list[Path]:
-    """Summaries that cannot be read, where the log tells all without them: from the first commit on, or from an older
-    summary on that can be read."""
-    found = [path for path in log.glob("*.checkpoint*.parquet") if not _is_readable(path)]
-    if not _is_complete(versions, [path for path in log.glob("*.checkpoint.parquet") if path not in found]):
+def _list_torn_checkpoints(log: Path, versions: list[int]) -> list[Path]:
+    """List the unreadable checkpoints of a log that is complete without them: from the first commit on, or from an
+    older checkpoint that can be read."""
+    torn = [path for path in log.glob("*.checkpoint*.parquet") if not _is_readable(path)]
+    if not _is_complete(versions, [path for path in log.glob("*.checkpoint.parquet") if path not in torn]):
         return []
-    last = log / "_last_checkpoint"
+    pointer = log / "_last_checkpoint"
     try:
-        said = json.loads(last.read_bytes())
-        named = bool(said) and not any(path.name.startswith(f"{said['version']:020}.") for path in found)
+        last = json.loads(pointer.read_bytes())
+        is_valid = bool(last) and not any(path.name.startswith(f"{last['version']:020}.") for path in torn)
     except FileNotFoundError:
-        return found
+        return torn
     except ValueError:
-        named = False
-    return found if named else [*found, last]
+        is_valid = False
+    return torn if is_valid else [*torn, pointer]
 
 
-def _is_complete(versions: list[int], summaries: list[Path]) -> bool:
+def _is_complete(versions: list[int], checkpoints: list[Path]) -> bool:
     if not versions or versions[-1] - versions[0] >= len(versions):
         return False
-    return versions[0] == 0 or any(int(path.name.partition(".")[0]) >= versions[0] - 1 for path in summaries)
+    return versions[0] == 0 or any(int(path.name.partition(".")[0]) >= versions[0] - 1 for path in checkpoints)
 
 
 def _is_readable(path: Path) -> bool:

@@ -1,7 +1,7 @@
 """Rows of a table, read by delta-rs alone.
 
-`DeltaTable.to_pyarrow_table` reads through Python on Arrow's threads. Where Python ends while such a thread still lets
-go of a file, the process ends in SIGABRT ("terminate called without an active exception"), with all its work done.
+`DeltaTable.to_pyarrow_table` reads through Python on Arrow's threads. If Python exits while such a thread still closes
+a file, the process ends in SIGABRT ("terminate called without an active exception"), although all its work is done.
 """
 
 from __future__ import annotations
@@ -16,15 +16,18 @@ from deltalake.exceptions import DeltaError
 from kiln.conf.process.location import words_of
 from kiln.pipelines.delta.lake import LakeError
 
-_AT_ONCE: Final = 65_536  # rows
+_BATCH_ROWS: Final = 65_536
 
 
 def read_rows(table: DeltaTable, columns: Sequence[str], where: str = "true") -> Iterator[pa.RecordBatch]:
-    """Columns of the rows for which `where`, an expression of SQL, holds, at the version that is open. Text comes as
-    string_view. LakeError: a file cannot be read."""
-    query = QueryBuilder({"datafusion.execution.batch_size": str(_AT_ONCE)}).register("t", table)
+    """Read columns of the rows that match an SQL condition, at the open version. Text has type string_view.
+
+    Raises:
+        LakeError: A file cannot be read.
+    """
+    query = QueryBuilder({"datafusion.execution.batch_size": str(_BATCH_ROWS)}).register("t", table)
     names = ", ".join(f'"{name}"' for name in columns)
     try:
         yield from pa.RecordBatchReader.from_stream(query.execute(f"SELECT {names} FROM t WHERE {where}"))
     except (DeltaError, OSError, pa.ArrowInvalid) as error:
-        raise LakeError(f"the table in {table.table_uri} cannot be read: {words_of(error)}") from error
+        raise LakeError(f"cannot read the table {table.table_uri}: {words_of(error)}") from error

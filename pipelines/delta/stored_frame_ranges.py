@@ -21,30 +21,30 @@ _LAST = 2**63 - 1  # the greatest sequence, and the greatest number of SQLite
 
 
 class StoredFrameRanges:
-    """The ranges of all connections that the lake has frames of, in a temporary database on this machine's disk. Memory
-    and time depend on the ranges that are looked up, and not on how many are stored.
+    """Frame ranges of all connections in the lake, in a temporary SQLite database on this machine's disk.
 
-    SQLite removes the file when the process ends, however it ends. Every method raises `LakeError` if the disk is full.
+    Memory use and lookup time depend on the ranges of the lookup, not on the number of stored ranges. SQLite removes
+    the file when the process ends. Every method raises `LakeError` if the disk is full.
     """
 
     def __init__(self) -> None:
-        """Make the database in the folder that SQLITE_TMPDIR or TMPDIR names, or in /var/tmp."""
+        """Create the database in the folder that SQLITE_TMPDIR or TMPDIR names, or in /var/tmp."""
         # Spark calls from more than one thread, one after another.
         self._file = sqlite3.connect("", isolation_level=None, check_same_thread=False)
-        self._file.execute("PRAGMA journal_mode = OFF")  # the next process makes a new file
+        self._file.execute("PRAGMA journal_mode = OFF")  # each process has a new file
         self._file.execute(
-            "CREATE TABLE held (side BLOB, low INTEGER, high INTEGER, PRIMARY KEY (side, low)) WITHOUT ROWID"
+            "CREATE TABLE ranges (side BLOB, low INTEGER, high INTEGER, PRIMARY KEY (side, low)) WITHOUT ROWID"
         )
 
     def find_near(self, frame_ranges: Mapping[bytes, Iterable[tuple[int, int]]]) -> FrameRanges:
         """Return the ranges that overlap a range of `frame_ranges`, or are adjacent to one."""
-        found: FrameRanges = {}
+        all_near: FrameRanges = {}
         with _wrap_errors():
             for key, ranges in frame_ranges.items():
                 near = {row for low, high in ranges for row in self._select_near(key, low, high)}
                 if near:
-                    found[key] = sorted(near)
-        return found
+                    all_near[key] = sorted(near)
+        return all_near
 
     def _select_near(self, key: bytes, low: int, high: int) -> Iterable[tuple[int, int]]:
         return self._file.execute(_NEAR, (key, low - 1, min(high + 1, _LAST)))
@@ -56,14 +56,14 @@ class StoredFrameRanges:
         merged = merge(near, frame_ranges)
         rows = [(key, low, high) for key, ranges in merged.items() for low, high in ranges]
         with _wrap_errors():
-            self._file.executemany("DELETE FROM held WHERE side = ? AND low = ?", replaced)
-            self._file.executemany("INSERT INTO held VALUES (?, ?, ?)", rows)
+            self._file.executemany("DELETE FROM ranges WHERE side = ? AND low = ?", replaced)
+            self._file.executemany("INSERT INTO ranges VALUES (?, ?, ?)", rows)
 
 
 # From the last range that begins at `low` or before, to the last one that begins at `high` or before.
 _NEAR = """
-SELECT low, high FROM held WHERE side = ?1 AND low <= ?3 AND high >= ?2
-AND low >= ifnull((SELECT max(low) FROM held WHERE side = ?1 AND low <= ?2), ?2)
+SELECT low, high FROM ranges WHERE side = ?1 AND low <= ?3 AND high >= ?2
+AND low >= ifnull((SELECT max(low) FROM ranges WHERE side = ?1 AND low <= ?2), ?2)
 """
 
 
@@ -73,8 +73,8 @@ def _wrap_errors() -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         raise LakeError(
-            f"which frames the lake holds cannot be kept in the temporary folder: {error}. Make room in /var/tmp, or "
-            "name a folder with room in SQLITE_TMPDIR"
+            f"cannot store the index of the lake's frames in the temporary folder ({error}). Free space in /var/tmp, "
+            "or set SQLITE_TMPDIR to a folder with free space"
         ) from error
 
 
@@ -94,7 +94,7 @@ def read_frame_ranges(lake: Lake, excluded: Iterable[Span] = ()) -> StoredFrameR
 
 
 def _build_ranges(rows: pa.Table) -> FrameRanges:
-    found: FrameRanges = {}
+    frame_ranges: FrameRanges = {}
     sides = rows.group_by(_SIDE).aggregate(
         [("sequence", "min"), ("sequence", "max"), ("sequence", "count_distinct"), ("sequence", "list")]
     )
@@ -107,5 +107,5 @@ def _build_ranges(rows: pa.Table) -> FrameRanges:
             ranges = []
             for sequence in sorted(sides["sequence_list"][index].as_py()):
                 insert(ranges, sequence, sequence)
-        found[build_range_key(connection, DIRECTIONS.index(direction))] = ranges
-    return found
+        frame_ranges[build_range_key(connection, DIRECTIONS.index(direction))] = ranges
+    return frame_ranges

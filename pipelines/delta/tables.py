@@ -23,54 +23,56 @@ Per-file Statistics)."""
 
 
 class TimeBounds(NamedTuple):
-    """A range of a column of times: from `low` up to before `high`, µs; None: no bound."""
+    """Half-open range [low, high) of a timestamp column, µs; `None` is no bound."""
 
     column: str = "observed_at"
     low: int | None = None
     high: int | None = None
 
     @property
-    def holds(self) -> Column:
+    def condition(self) -> Column:
         """Condition that a row is in the range."""
-        at, found = F.col(self.column), F.lit(True)
+        time, condition = F.col(self.column), F.lit(True)
         if self.low is not None:
-            found &= at >= F.timestamp_micros(F.lit(self.low))
+            condition &= time >= F.timestamp_micros(F.lit(self.low))
         if self.high is not None:
-            found &= at < F.timestamp_micros(F.lit(self.high))
-        return found
+            condition &= time < F.timestamp_micros(F.lit(self.high))
+        return condition
 
-    def may_hold(self, files: pa.Table) -> pa.ChunkedArray:
-        """Select the files, as delta-rs lists them, that may have a row in the range: a file that does not state its
-        least and greatest value may."""
+    def select_files(self, files: pa.Table) -> pa.ChunkedArray:
+        """Build a mask of the files, as delta-rs lists them, that may have a row in the range.
+
+        A file without statistics may.
+        """
         least, greatest = (_read_statistic(files, f"{of}.{self.column}") for of in ("min", "max"))
-        found = pa.chunked_array([pa.repeat(pa.scalar(True), files.num_rows)])
+        mask = pa.chunked_array([pa.repeat(pa.scalar(True), files.num_rows)])
         if self.low is not None:
-            found = pc.and_(found, pc.fill_null(pc.greater_equal(greatest, self.low - _STATISTICS_ROUNDING), True))
+            mask = pc.and_(mask, pc.fill_null(pc.greater_equal(greatest, self.low - _STATISTICS_ROUNDING), True))
         if self.high is not None:
-            found = pc.and_(found, pc.fill_null(pc.less(least, self.high), True))
-        return found
+            mask = pc.and_(mask, pc.fill_null(pc.less(least, self.high), True))
+        return mask
 
 
 _UNBOUNDED = TimeBounds()
 
 
 def _read_statistic(files: pa.Table, name: str) -> pa.ChunkedArray:
-    if name not in files.column_names:  # not one of the files states any
+    if name not in files.column_names:  # no file has this statistic
         return pa.chunked_array([pa.nulls(files.num_rows, pa.int64())])
     return pc.cast(files[name], pa.int64())
 
 
 def create_empty(spark: SparkSession, table: str) -> DataFrame:
-    """The columns of a table."""
+    """Create an empty DataFrame with the columns of a table."""
     return spark.createDataFrame([], build_ddl(TABLES[table].columns))
 
 
 def read_table(spark: SparkSession, lake: Lake, table: str, version: int | None = None) -> DataFrame:
-    """A version of a table by Delta's connector, which reads every kind of table; None: the newest."""
-    place = lake.folder(table).spark_uri
+    """Read a version of a table, by default the newest, by Delta's connector, which reads every kind of table."""
+    path = lake.folder(table).spark_uri
     if version is not None:
-        return spark.read.format("delta").option("versionAsOf", str(version)).load(place)
-    newest: DataFrame = DeltaTable.forPath(spark, place).toDF()
+        return spark.read.format("delta").option("versionAsOf", str(version)).load(path)
+    newest: DataFrame = DeltaTable.forPath(spark, path).toDF()
     return newest
 
 
@@ -79,30 +81,29 @@ def read_rows(
 ) -> DataFrame:
     """Read the rows of a table in a range of times.
 
-    delta-rs says which files there are, and Spark reads those that may have such rows: Delta's connector takes a second
-    or two for each table. The connector reads a table where a row of a file may be gone, or a column have another name.
+    delta-rs lists the files, and Spark reads those that may have such rows: Delta's connector takes a second or two for
+    each table. The connector is used for tables with deletion vectors or column mapping.
     """
     opened = lake.open(table, version)
-    found = pa.table(opened.get_add_actions(flatten=True))
-    paths = found.filter(times.may_hold(found))["path"].to_pylist()
+    files = pa.table(opened.get_add_actions(flatten=True))
+    paths = files.filter(times.select_files(files))["path"].to_pylist()
     if not paths:
         return create_empty(spark, table)
-    place = lake.folder(table).spark_uri
-    if opened.protocol().min_reader_version > 1 or _PATTERN & set(place) or any(_NO_NAME & set(path) for path in paths):
-        return read_table(spark, lake, table, version).where(times.holds)
+    folder = lake.folder(table).spark_uri
+    if opened.protocol().min_reader_version > 1 or _GLOB & set(folder) or any(_NO_NAME & set(path) for path in paths):
+        return read_table(spark, lake, table, version).where(times.condition)
     columns = build_ddl(TABLES[table].columns)
-    return spark.read.schema(columns).parquet(*(f"{place}/{path}" for path in paths)).where(times.holds)
+    return spark.read.schema(columns).parquet(*(f"{folder}/{path}" for path in paths)).where(times.condition)
 
 
-_PATTERN: Final = frozenset("*?[]{}\\")
-"""What Spark would take for a pattern of names."""
-_NO_NAME: Final = _PATTERN | frozenset("%:")
-"""What the log writes otherwise than Spark, or what makes more of a path than a name in the table's folder."""
+_GLOB: Final = frozenset("*?[]{}\\")
+"""characters of Spark's glob patterns"""
+_NO_NAME: Final = _GLOB | frozenset("%:")
+"""characters that the log escapes, or by which a path is more than a name in the table's folder"""
 
 
 def write_files(rows: DataFrame, lake: Lake, table: str) -> list[DataFile]:
-    """Write rows, in the table's columns, into files where they are computed. A commit makes them part of the
-    table."""
+    """Write rows, in the table's columns, into files on the executors. A commit makes them part of the table."""
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         files = TableFiles(lake, table)
@@ -110,8 +111,8 @@ def write_files(rows: DataFrame, lake: Lake, table: str) -> list[DataFile]:
             files.add_batch(batch)
         yield pa.RecordBatch.from_pydict({"file": [msgspec.msgpack.encode(each) for each in files.close()]}, _FILE)
 
-    wrote = rows.select(*(column.name for column in TABLES[table].columns)).mapInArrow(write, "file binary").collect()
-    return [msgspec.msgpack.decode(bytes(row.file), type=DataFile) for row in wrote]
+    written = rows.select(*(column.name for column in TABLES[table].columns)).mapInArrow(write, "file binary").collect()
+    return [msgspec.msgpack.decode(bytes(row.file), type=DataFile) for row in written]
 
 
 _FILE = pa.schema([("file", pa.binary())])

@@ -68,7 +68,7 @@ def test_rows_of_a_version_and_a_range_out_of_the_files_that_may_have_them(
     rows = read_rows(spark, lake, TABLE, version, times)
     assert hours(rows) == list(expected)
     assert len(rows.inputFiles()) == files
-    of_connector = read_table(spark, lake, TABLE, version).where(times.holds)
+    of_connector = read_table(spark, lake, TABLE, version).where(times.condition)
     assert rows.columns == of_connector.columns
     assert sorted(rows.collect()) == sorted(of_connector.collect())
 

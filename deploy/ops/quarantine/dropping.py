@@ -20,7 +20,7 @@ from deltalake import write_deltalake
 from kiln.conf.process.location import Location
 from kiln.deploy.ops.quarantine.picking import QuarantineError, QuarantineFilter, QuarantineRows
 from kiln.pipelines.delta.arrow_rows import build_arrow_schema
-from kiln.pipelines.delta.duckdb_tables import open_tables
+from kiln.pipelines.delta.duckdb_tables import create_newest_views
 from kiln.pipelines.delta.files import DataFile, TableFiles, delete_files
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.maintenance.plan import TableFile
@@ -88,7 +88,7 @@ def _record_rows(
     every = pa.Table.from_pylist(rows, schema=schema.append(pa.field("came", pa.int64())))
     with duckdb.connect() as connection:
         connection.execute("SET TimeZone = 'UTC'")
-        open_tables(connection, lake, [_RECORD])
+        create_newest_views(connection, lake, [_RECORD])
         connection.register("every", every)
         same = " AND ".join(f"d.{name} IS NOT DISTINCT FROM every.{name}" for name in _SAME)
         # A row that came after such a record is a new one, as after a backfill.

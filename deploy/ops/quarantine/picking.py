@@ -14,7 +14,7 @@ import pyarrow as pa
 from kiln.conf.process.errors import KilnError
 from kiln.conf.settings.keys import nearest
 from kiln.deploy.ops.quarantine.frames import FramePosition, MessagePositions, read_frames
-from kiln.pipelines.delta.duckdb_tables import build_columns_query, open_tables, read_columns, register_store
+from kiln.pipelines.delta.duckdb_tables import build_columns_query, create_newest_views, read_columns, register_store
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.faults import CODE_IN_SQL, extract_code
 from kiln.schemas.kafka.frames import BEP50, gossip_messages
@@ -105,7 +105,7 @@ class QuarantineRows:
         self._refuse_unknown("reason", CODE_IN_SQL, wanted.reason and extract_code(wanted.reason))
         self._pick(wanted)
         if (authors or wanted.author) and "frames" in there:
-            open_tables(self._db, lake, ["frames"])
+            create_newest_views(self._db, lake, ["frames"])
             self._find_authors()
         if wanted.author:
             self._db.execute("DELETE FROM picked WHERE author IS DISTINCT FROM ?", [wanted.author])

@@ -34,7 +34,7 @@ from kiln.pipelines.decode.decoder import (
     compute_column_identities,
     compute_identities,
 )
-from kiln.pipelines.delta.duckdb_tables import open_tables
+from kiln.pipelines.delta.duckdb_tables import create_newest_views
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.faults import CODE_IN_SQL, extract_code
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
@@ -103,7 +103,7 @@ class QuarantineReplay:
         self._connection = duckdb.connect()
         self._connection.execute("SET TimeZone = 'UTC'")
         there = lake.tables()
-        open_tables(self._connection, lake, [name for name in ("quarantine", "frames", "messages") if name in there])
+        create_newest_views(self._connection, lake, [name for name in ("quarantine", "frames", "messages") if name in there])
         self._messages = "messages" in there
         self._places = self._quarantined(there)
         self._chosen: dict[FramePosition, set[int]] = {}

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import duckdb
 
-from kiln.pipelines.delta.duckdb_tables import open_tables
+from kiln.pipelines.delta.duckdb_tables import create_newest_views
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.faults import CODE_IN_SQL, extract_code
 from kiln.schemas.kafka.records import UNREADABLE, WantedRecord, decode_wanted
@@ -31,7 +31,7 @@ def find_unfetched_blocks(lake: Lake, reason: str) -> UnfetchedBlocks | None:
     if "quarantine" not in there:
         return None
     with duckdb.connect() as connection:
-        open_tables(connection, lake, [name for name in ("quarantine", "updates", "tips") if name in there])
+        create_newest_views(connection, lake, [name for name in ("quarantine", "updates", "tips") if name in there])
         rows = connection.execute(
             f"SELECT DISTINCT data FROM quarantine WHERE stage = 'fetch' AND {CODE_IN_SQL} = ?", [extract_code(reason)]
         ).fetchall()

@@ -12,7 +12,7 @@ from kiln.deploy.query.ask import Answer
 from kiln.deploy.query.ask import Row as Cells
 from kiln.deploy.query.trace.ids import Id
 from kiln.deploy.query.trace.plan import MESSAGES, Row, TraceStep, describe_kind, list_steps, next_steps
-from kiln.pipelines.delta.duckdb_tables import allow_only, show_tables
+from kiln.pipelines.delta.duckdb_tables import allow_only, create_views
 from kiln.pipelines.delta.lake import Lake
 
 TABLES = (
@@ -67,7 +67,7 @@ def trace_subject(
     with duckdb.connect() as connection:
         connection.execute("SET TimeZone = 'UTC'")
         connection.execute("SET parquet_metadata_cache = true")  # each step looks into the same files
-        allow_only(connection, show_tables(connection, lake, opened))
+        allow_only(connection, create_views(connection, lake, opened))
         while steps := next_steps(subject, found, most):
             for step in steps:
                 if step.name not in found:  # two conditions may give one step

@@ -27,7 +27,7 @@ def make_lake(folder: Path) -> Path:
     lake = folder / "lake"
     messages = pa.table(
         {
-            "message": [f"m{number}" for number in range(10)],
+            "message_id": [f"m{number}" for number in range(10)],
             "data": [bytes([number, 0xFF]) for number in range(10)],
             "observed_at": pa.array(
                 [AT + timedelta(seconds=number) for number in range(10)], pa.timestamp("us", tz="UTC")
@@ -37,7 +37,7 @@ def make_lake(folder: Path) -> Path:
         }
     )
     write_deltalake(str(lake / "messages"), messages)
-    write_deltalake(str(lake / "updates"), pa.table({"stream": ["s1", "s2"], "message": ["m1", "m2"]}))
+    write_deltalake(str(lake / "updates"), pa.table({"stream": ["s1", "s2"], "message_id": ["m1", "m2"]}))
     return lake
 
 
@@ -54,9 +54,9 @@ def as_json(lake: Path, sql: str) -> list[dict[str, object]]:
 
 
 def test_json_has_times_in_utc_binary_as_hex_and_maps_as_objects(lake: Path) -> None:
-    assert as_json(lake, "SELECT * FROM messages WHERE message = 'm3'") == [
+    assert as_json(lake, "SELECT * FROM messages WHERE message_id = 'm3'") == [
         {
-            "message": "m3",
+            "message_id": "m3",
             "data": "03ff",
             "observed_at": "2025-03-01T12:00:03.000250Z",
             "tips": {"k1": "b1"},
@@ -66,11 +66,11 @@ def test_json_has_times_in_utc_binary_as_hex_and_maps_as_objects(lake: Path) -> 
 
 
 def test_hex_reads_back_in_a_query(lake: Path) -> None:
-    assert as_json(lake, "SELECT message FROM messages WHERE data = unhex('07ff')") == [{"message": "m7"}]
+    assert as_json(lake, "SELECT message_id FROM messages WHERE data = unhex('07ff')") == [{"message_id": "m7"}]
 
 
 def test_tables_join_and_add_up(lake: Path) -> None:
-    rows = as_json(lake, "SELECT sum(size) AS size, count(*) AS n FROM messages JOIN updates USING (message)")
+    rows = as_json(lake, "SELECT sum(size) AS size, count(*) AS n FROM messages JOIN updates USING (message_id)")
     assert rows == [{"size": 3, "n": 2}]
 
 
@@ -96,7 +96,7 @@ def test_intervals_are_iso_durations(lake: Path) -> None:
 
 
 def test_columns_and_filters_are_pushed_into_the_scan(lake: Path) -> None:
-    plan = as_json(lake, "EXPLAIN SELECT message FROM messages WHERE size > 7")[0]["explain_value"]
+    plan = as_json(lake, "EXPLAIN SELECT message_id FROM messages WHERE size > 7")[0]["explain_value"]
     assert isinstance(plan, str)
     assert "size" in plan.split("Filters")[1]
     assert "data" not in plan
@@ -104,7 +104,7 @@ def test_columns_and_filters_are_pushed_into_the_scan(lake: Path) -> None:
 
 def test_rows_written_later_are_seen_by_the_next_question(tmp_path: Path) -> None:
     lake = make_lake(tmp_path)
-    write_deltalake(str(lake / "updates"), pa.table({"stream": ["s3"], "message": ["m3"]}), mode="append")
+    write_deltalake(str(lake / "updates"), pa.table({"stream": ["s3"], "message_id": ["m3"]}), mode="append")
     assert as_json(lake, "SELECT count(*) AS n FROM updates") == [{"n": 3}]
 
 
@@ -153,14 +153,14 @@ def test_what_is_no_reading_query_of_the_lake_is_refused(sql: str, expected: str
 
 def test_a_query_that_fails_while_it_runs_says_why(lake: Path) -> None:
     with pytest.raises(SqlError, match="Could not convert string"):
-        list(query_lake(Lake(str(lake)), "SELECT CAST(message AS INTEGER) FROM messages").rows())
+        list(query_lake(Lake(str(lake)), "SELECT CAST(message_id AS INTEGER) FROM messages").rows())
 
 
 def test_a_broken_table_is_named(tmp_path: Path) -> None:
     lake = make_lake(tmp_path)
     for log in (lake / "messages" / "_delta_log").iterdir():
         log.write_text("rubbish", encoding="utf-8")
-    with pytest.raises(LakeError, match=r"table messages in .* cannot be read"):
+    with pytest.raises(LakeError, match=r"cannot read table messages in"):
         query_lake(Lake(str(lake)), "SELECT * FROM messages")
 
 
@@ -172,15 +172,15 @@ def printed(lake: Path, sql: str, width: int, limit: int = 100) -> str:
 
 
 def test_the_table_shows_rows_and_says_when_there_are_more(lake: Path) -> None:
-    text = printed(lake, "SELECT message, size FROM messages ORDER BY size", 80, limit=3)
+    text = printed(lake, "SELECT message_id, size FROM messages ORDER BY size", 80, limit=3)
     assert "m2" in text
     assert "m3" not in text
     assert "first 3 rows; --json prints all" in text
-    assert "(10 rows)" in printed(lake, "SELECT message FROM messages", 80)
+    assert "(10 rows)" in printed(lake, "SELECT message_id FROM messages", 80)
 
 
 def test_a_row_too_wide_for_the_terminal_is_printed_column_by_column(lake: Path) -> None:
-    text = printed(lake, f"SELECT '{'x' * 59}' AS cid, '{'y' * 63}' AS stream", 80)
+    text = printed(lake, f"SELECT '{'x' * 59}' AS batch_cid, '{'y' * 63}' AS stream", 80)
     assert "x" * 59 in text
     assert "y" * 63 in text
     assert max(map(len, text.splitlines())) <= 80
@@ -200,11 +200,11 @@ def test_cells() -> None:
 def state_of(folder: Path) -> tuple[Path, datetime]:
     """A state folder whose table `updates` has three versions; a time between the second and the third."""
     lake = make_lake(folder)
-    write_deltalake(str(lake / "updates"), pa.table({"stream": ["s3"], "message": ["m3"]}), mode="append")
+    write_deltalake(str(lake / "updates"), pa.table({"stream": ["s3"], "message_id": ["m3"]}), mode="append")
     between = datetime.now(UTC)
     while datetime.now(UTC) - between < timedelta(milliseconds=2):  # Delta's times are whole milliseconds
         pass
-    write_deltalake(str(lake / "updates"), pa.table({"stream": ["s4"], "message": ["m4"]}), mode="append")
+    write_deltalake(str(lake / "updates"), pa.table({"stream": ["s4"], "message_id": ["m4"]}), mode="append")
     return folder, between
 
 
@@ -244,7 +244,7 @@ def test_csv_has_a_header_times_in_utc_and_nothing_that_a_terminal_obeys(
 ) -> None:
     make_lake(tmp_path)
     sql = (
-        'SELECT message, data, observed_at, tips, \'a, "b"\n\' || chr(27) AS "te,xt", NULL AS none, 0.5::DOUBLE AS half'
+        'SELECT message_id, data, observed_at, tips, \'a, "b"\n\' || chr(27) AS "te,xt", NULL AS none, 0.5::DOUBLE AS half'
     )
     out = run(capsys, tmp_path, "--csv", f"{sql} FROM messages WHERE size = 3")
     header, row, end = out.split("\r\n")

@@ -16,7 +16,7 @@ from deltalake.schema import PrimitiveType
 
 from kiln.deploy.query.answer_json import encode_value
 from kiln.deploy.query.ask import SqlError, query_lake
-from kiln.pipelines.delta.duckdb_tables import duckdb_type
+from kiln.pipelines.delta.duckdb_tables import to_duckdb_type
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.delta.tables import TABLES
 
@@ -72,7 +72,7 @@ def test_every_table_of_kiln_is_read_by_duckdb_itself(table: object, tmp_path: P
     columns = [column.name for column in TABLES[name].columns]
     assert [row["column_name"] for row in rows(tmp_path, f"DESCRIBE {name}")] == columns
     for field in DeltaTable(str(tmp_path / name)).schema().fields:
-        assert duckdb_type(json.loads(field.type.to_json())) is not None
+        assert to_duckdb_type(json.loads(field.type.to_json())) is not None
 
 
 def test_files_older_than_a_column_have_nulls_in_it(tmp_path: Path) -> None:

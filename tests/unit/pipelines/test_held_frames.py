@@ -66,7 +66,7 @@ def test_nothing_is_new_in_a_range_that_is_held(low: int) -> None:
 def test_a_connection_without_loss_is_one_range() -> None:
     sieve = FrameRangeFilter({})
     assert all(sieve.accept(A, 0, sequence) for sequence in range(1, 1_001))
-    assert sieve.taken == {build_range_key(A, 0): [(1, 1_000)]}
+    assert sieve.accepted == {build_range_key(A, 0): [(1, 1_000)]}
 
 
 @given(
@@ -83,7 +83,7 @@ def test_a_frame_passes_if_not_held_and_once(
         assert sieve.accept(*frame) == (frame not in seen)
         taken |= {frame} - seen
         seen.add(frame)
-    assert {(key, number) for key, ranges in sieve.taken.items() for number in numbers_in(ranges)} == {
+    assert {(key, number) for key, ranges in sieve.accepted.items() for number in numbers_in(ranges)} == {
         (build_range_key(connection, direction), number) for connection, direction, number in taken
     }
 
@@ -92,7 +92,7 @@ def test_the_largest_sequence_passes_once() -> None:
     sieve = FrameRangeFilter({})
     assert sieve.accept(A, 0, 2**63 - 1)
     assert not sieve.accept(A, 0, 2**63 - 1)
-    assert not FrameRangeFilter(sieve.taken).accept(A, 0, 2**63 - 1)
+    assert not FrameRangeFilter(sieve.accepted).accept(A, 0, 2**63 - 1)
 
 
 held = st.dictionaries(
