@@ -375,15 +375,7 @@ def _describe_lost_state(location: DamageLocation, name: str, checkpoint: Checkp
         if ended.query == checkpoint.query_id and ended.batch < done:
             return f"{path} ends with the micro-batch {ended.batch}, and the checkpoint with {done}"
         return ""
-    if has_dedup_state(folder):
-        return ""
-    if name == "archive":
-        log = _read_table_logs(location.lake, name).get(
-            "messages"
-        )  # the query of 0.1 wrote none, and remembered nothing
-        if log is None or find_newest_write(location.lake, "messages", checkpoint.query_id, log) < 0:
-            return ""
-    return f"{path} is gone"
+    return "" if has_dedup_state(folder) else f"{path} is gone"
 
 
 def _examine(location: DamageLocation, name: str) -> Damage | None:
@@ -397,9 +389,6 @@ def _examine(location: DamageLocation, name: str) -> Damage | None:
         return Damage(name, words, _RESTORE_OR_RESTART, tuple(within))
     if not checkpoint.path.exists():
         return _examine_missing_checkpoint(name, torn, summaries)
-    messages = location.checkpoints / "messages"
-    if torn and name == "archive" and messages.exists():  # of 0.1: two queries wrote these tables
-        return Damage(name, _describe_torn(torn), _RESTORE_OR_RESTART, tuple(torn))
     folder = checkpoint.path.folder
     if folder is None:
         return _examine_stored(name, checkpoint, lake, logs)

@@ -1,42 +1,87 @@
-"""The version of a state folder: how its files are laid out, and what checkpoints and tables in it are like.
+"""The state folder: its format version, and its permissions.
 
 Every room may import this file.
 """
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 from typing import Final
+from uuid import uuid4
 
 from kiln.conf.process.disk import to_disk
 from kiln.conf.process.errors import KilnError
 
-STATE_VERSION: Final = 2
-"""To be raised with a change after which an earlier Kiln would do harm in the folder. Folders of 0.1.0 name none."""
+STATE_VERSION: Final = 3
+"""Version of the files, checkpoints and tables in a state folder. Raise it with an incompatible change only."""
 
 _FILE = "version"
+_CONTENT = ("bridge", "broker", "checkpoints", "lake", "locks")
+"""Folders of which each state folder in use has at least one. Other files in it may be the user's."""
+
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
-class NewerStateError(KilnError):
-    """A newer Kiln has written the folder."""
+class StateVersionError(KilnError):
+    """A Kiln of another version wrote the state folder."""
 
 
-def take_on(state: Path) -> None:
-    """Notes in a state folder that this Kiln works in it. NewerStateError, with nothing changed; OSError.
+def check_state_version(state: Path) -> None:
+    """Check that this version of Kiln can read a state folder, which need not exist. Nothing is changed.
 
-    A folder of an earlier version is taken on: whoever reads what has changed since knows the earlier form too.
+    Raises:
+        StateVersionError: An older or a newer Kiln wrote the folder.
+        OSError: The folder cannot be read.
     """
+    _read_version(state)
+
+
+def claim_state_folder(state: Path) -> None:
+    """Create a state folder readable by its user alone, as it has keys and network data, and write its version.
+
+    Call it before anything else is written to the folder. The permissions of another user's folder, and of one that is
+    meant for all (/tmp), stay as they are: `kiln doctor` reports them.
+
+    Raises:
+        StateVersionError: An older or a newer Kiln wrote the folder. Nothing is changed.
+        OSError: The folder cannot be written.
+    """
+    version = _read_version(state)
+    state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = state.stat()
+    if status.st_mode & _OTHERS and status.st_uid == os.geteuid() and not status.st_mode & stat.S_ISVTX:
+        state.chmod(stat.S_IMODE(status.st_mode) & ~_OTHERS)
+    if version == STATE_VERSION:
+        return
+    fresh = state / f".version-{uuid4().hex}"  # other processes may claim the folder at the same time
+    fresh.write_text(f"{STATE_VERSION}\n", encoding="ascii")
+    to_disk(fresh)
+    fresh.replace(state / _FILE)
+    to_disk(state)
+
+
+def is_private(state: Path) -> bool:
+    """Return true if the folder is accessible to its user alone."""
+    return not state.stat().st_mode & _OTHERS
+
+
+def _read_version(state: Path) -> int | None:
+    """Read the version of a state folder; `None` if it has no state yet."""
     path = state / _FILE
     text = path.read_text(encoding="ascii", errors="replace").strip() if path.exists() else ""
     if text == str(STATE_VERSION):
-        return
+        return STATE_VERSION
     if text.isdigit() and int(text) > STATE_VERSION:
-        raise NewerStateError(
-            f"the state folder {state} is of version {text}, and this Kiln knows up to version {STATE_VERSION}: a "
-            "newer Kiln has written it. Use that Kiln, or give this one another folder with --state"
+        raise StateVersionError(
+            f"the state folder {state} has version {text}, and this Kiln reads version {STATE_VERSION}. Use the newer "
+            "Kiln that wrote it, or pass another folder with --state"
         )
-    fresh = path.with_suffix(".new")
-    fresh.write_text(f"{STATE_VERSION}\n", encoding="ascii")
-    to_disk(fresh)
-    fresh.replace(path)
-    to_disk(state)
+    if text or any((state / name).exists() for name in _CONTENT):
+        raise StateVersionError(
+            f"the state folder {state} has {f'version {text[:20]}' if text else 'no version'}, and this Kiln reads "
+            f"version {STATE_VERSION}. Keep it for the older Kiln that wrote it and pass another folder with --state; "
+            "frames that are still in Kafka or in captures can be processed again there"
+        )
+    return None

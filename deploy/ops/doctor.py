@@ -1,6 +1,6 @@
-"""What `kiln doctor` looks at: whether this machine, these settings and this state folder will do, and what to do.
+"""Checks of `kiln doctor`: can Kiln run on this machine, with these settings and this state folder?
 
-A check is a pure function from what was found to a `DoctorCheck`; `run_checks` finds it.
+A check is a pure function from measured values to a `DoctorCheck`; `run_checks` measures them.
 """
 
 import shutil
@@ -34,19 +34,19 @@ from kiln.deploy.ops.status import (
 from kiln.deploy.ops.store import probe_store
 from kiln.deploy.stack import jars
 from kiln.deploy.stack.embedded_broker import find_running_broker
-from kiln.deploy.stack.java import TRIED, Java, JavaError, find_java
+from kiln.deploy.stack.java import TESTED_VERSIONS, Java, JavaError, find_java
 from kiln.deploy.stack.ports import PortHolder, check_port_free, find_port_holder
 from kiln.pipelines.delta.lake import Lake
 
 Level = Literal["ok", "warn", "fail"]
 _GB = 1_000_000_000
-_KUBO = 3.0  # s that Kubo gets to answer
-_SILENT = 10.0  # s without a status after which a bridge does not run
+_KUBO = 3.0  # s, timeout of a request to Kubo
+_SILENT = 10.0  # s, age of a status after which its bridge counts as stopped
 
 
 @dataclass(frozen=True)
 class DoctorCheck:
-    """One thing that was looked at. `what_to_do` is empty where nothing is to be done."""
+    """Result of one check; `what_to_do` is empty if nothing needs to be done."""
 
     name: str
     level: Level
@@ -58,45 +58,50 @@ class DoctorCheck:
 
 
 def check_python(version: tuple[int, int]) -> DoctorCheck:
-    """Kiln is tried on Python 3.11 to 3.13 (pyproject.toml, requires-python)."""
-    found = ".".join(map(str, version))
+    """Check for Python 3.11 to 3.13 (pyproject.toml, requires-python)."""
+    text = ".".join(map(str, version))
     if (3, 11) <= version <= (3, 13):
-        return DoctorCheck("python", "ok", found)
-    return DoctorCheck("python", "fail", found, "make a new .venv with Python 3.11, 3.12 or 3.13: make setup")
+        return DoctorCheck("python", "ok", text)
+    return DoctorCheck("python", "fail", text, "create a new .venv with Python 3.11, 3.12 or 3.13: make setup")
 
 
 def check_java(java: Java | JavaError) -> DoctorCheck:
-    """Java 17 or 21, as a system package (docs/design, Versions that work together)."""
+    """Check for Java 17 or 21 as a system package (docs/design, Versions that work together)."""
     if isinstance(java, JavaError):
-        found, _, remedy = str(java).partition("\n")
-        return DoctorCheck("java", "fail", found, " ".join(remedy.split()) or "install Java 17")
-    found = f"{java.version} ({java.executable})"
-    if java.version not in TRIED:
-        tried = " and ".join(map(str, TRIED))
+        problem, _, remedy = str(java).partition("\n")
+        return DoctorCheck("java", "fail", problem, " ".join(remedy.split()) or "install Java 17")
+    text = f"{java.version} ({java.executable})"
+    if java.version not in TESTED_VERSIONS:
+        tested = " and ".join(map(str, TESTED_VERSIONS))
         return DoctorCheck(
-            "java", "warn", found, f"Kiln is tried with {tried}: if something is odd, set JAVA_HOME to one of them"
+            "java", "warn", text, f"Kiln is tested with {tested}: if something fails, set JAVA_HOME to one of them"
         )
-    return DoctorCheck("java", "ok", found)
+    return DoctorCheck("java", "ok", text)
 
 
 def check_jars(complete: bool, root: Path) -> DoctorCheck:
-    """The jars of Spark's connectors and of the broker, pinned in `conf/ivy.xml`."""
+    """Check the jars of Spark's connectors and of the broker, pinned in `conf/ivy.xml`."""
     if complete:
         return DoctorCheck("jars", "ok", str(root))
     return DoctorCheck(
-        "jars", "warn", f"not complete in {root}", "make jars (kiln run fetches them too, when it needs them)"
+        "jars", "warn", f"incomplete in {root}", "make jars (or let kiln run fetch them when it needs them)"
     )
 
 
 def check_s3_jars(complete: bool) -> DoctorCheck:
-    """The jars of Spark for an object store, pinned in `conf/ivy-s3.xml`."""
+    """Check Spark's jars for an object store, pinned in `conf/ivy-s3.xml`."""
     if complete:
         return DoctorCheck("jars for the store", "ok", "complete")
-    return DoctorCheck("jars for the store", "warn", "not complete", "make jars-s3 (kiln run fetches them too)")
+    return DoctorCheck("jars for the store", "warn", "incomplete", "make jars-s3 (or let kiln run fetch them)")
 
 
 def check_packages(required: Iterable[str], installed: Mapping[str, str]) -> DoctorCheck:
-    """Installed versions against what the project asks for; `required` as in package metadata, extras left out."""
+    """Compare installed versions with the project's requirements.
+
+    Args:
+        required: Requirements as in package metadata; those of extras are skipped.
+        installed: Versions by normalized package name.
+    """
     wrong: list[str] = []
     number = 0
     for line in required:
@@ -113,63 +118,84 @@ def check_packages(required: Iterable[str], installed: Mapping[str, str]) -> Doc
             wrong.append(f"{requirement.name} is missing")
             continue
         try:
-            fits = requirement.specifier.contains(version, prereleases=True)
+            is_satisfied = requirement.specifier.contains(version, prereleases=True)
         except InvalidVersion:
-            fits = False
-        if not fits:
+            is_satisfied = False
+        if not is_satisfied:
             wrong.append(f"{requirement.name} is {version}, not {requirement.specifier}")
     if wrong:
         return DoctorCheck("packages", "fail", "; ".join(wrong), "make setup")
-    return DoctorCheck("packages", "ok", f"{number} as required")
+    return DoctorCheck("packages", "ok", f"all {number} requirements are satisfied")
 
 
 def check_state(folder: Path, problem: str, private: bool = True) -> DoctorCheck:
-    """Whether the state folder can be written to; `problem` is empty if so. `private`: no other user may enter it."""
+    """Check that the state folder is writable and private.
+
+    Args:
+        folder: The state folder.
+        problem: Why no file can be written there; empty if one can.
+        private: True if no other user can enter the folder.
+    """
     if problem:
-        return DoctorCheck("state folder", "fail", f"{folder}: {problem}", "name another with --state or KILN_STATE")
+        return DoctorCheck(
+            "state folder", "fail", f"{folder}: {problem}", "set another folder with --state or KILN_STATE"
+        )
     if not private:
         advice = (
-            f"chmod 700 {folder}, as its owner: the folder has keys (a folder of its user's own is closed at a start)"
+            f"the folder holds keys: run chmod 700 {folder} as its owner (Kiln does so at startup if it runs as the "
+            "owner)"
         )
         return DoctorCheck("state folder", "warn", f"{folder}: other users of this machine can enter it", advice)
     return DoctorCheck("state folder", "ok", str(folder))
 
 
 def check_disk(free: int) -> DoctorCheck:
-    """Room for broker data and lake, bytes."""
-    found = f"{free / _GB:,.1f} GB free"
+    """Check the free space for broker data and lake, in bytes."""
+    text = f"{free / _GB:,.1f} GB free"
     if free < _GB:
-        return DoctorCheck("disk", "fail", found, "free some: the broker stops when the disk is full")
+        return DoctorCheck("disk", "fail", text, "free some space: the broker stops when the disk is full")
     if free < 5 * _GB:
-        return DoctorCheck("disk", "warn", found, "enough to try; mainnet traffic fills some GB a day")
-    return DoctorCheck("disk", "ok", found)
+        return DoctorCheck("disk", "warn", text, "enough for a trial; mainnet traffic takes several GB a day")
+    return DoctorCheck("disk", "ok", text)
 
 
 def parse_memory(text: str) -> int:
-    """`512m`, `2g` in bytes."""
+    """Convert `512m` or `2g` to bytes."""
     return int(text[:-1]) * (1 << 30 if text.endswith("g") else 1 << 20)
 
 
 def check_memory(available: int | None, wanted: int) -> DoctorCheck:
-    """Memory for Spark, its Python workers and the broker, bytes; None: the system does not say."""
+    """Compare available memory with the needs of Spark, its Python workers and the broker.
+
+    Args:
+        available: Bytes; `None` if the system does not report it.
+        wanted: Bytes.
+    """
     if available is None:
-        return DoctorCheck("memory", "ok", "not known on this system")
-    found = f"{available / _GB:,.1f} GB available, about {wanted / _GB:,.1f} GB wanted"
+        return DoctorCheck("memory", "ok", "unknown on this system")
+    text = f"{available / _GB:,.1f} GB available, about {wanted / _GB:,.1f} GB needed"
     if available < wanted:
-        return DoctorCheck("memory", "warn", found, "lower spark.driver_memory, or close something")
-    return DoctorCheck("memory", "ok", found)
+        return DoctorCheck("memory", "warn", text, "lower spark.driver_memory, or stop other programs")
+    return DoctorCheck("memory", "ok", text)
 
 
 def check_port(setting: str, port: int, free: bool, ours: bool, holder: PortHolder | None = None) -> DoctorCheck:
-    """A port of the embedded broker. `ours`: the broker of this state folder runs, and so has the port. `holder`: who
-    has the port, where that is known."""
+    """Check a port of the embedded broker.
+
+    Args:
+        setting: Key of the setting that has the port.
+        port: The port.
+        free: True if nothing listens on it.
+        ours: True if the broker of this state folder runs, and so listens on it.
+        holder: The process that listens on it, if known.
+    """
     name = f"port {port}"
     if ours:
-        return DoctorCheck(name, "ok", "held by this folder's broker")
+        return DoctorCheck(name, "ok", "in use by this state folder's broker")
     if free:
         return DoctorCheck(name, "ok", "free")
-    by = holder.in_words if holder is not None else "another program"
-    return DoctorCheck(name, "fail", f"in use by {by}", f"set {setting} to a free one ({_name_variable(setting)})")
+    by = holder.description if holder is not None else "another program"
+    return DoctorCheck(name, "fail", f"in use by {by}", f"set {setting} ({_name_variable(setting)}) to a free port")
 
 
 def _name_variable(setting: str) -> str:
@@ -177,120 +203,129 @@ def _name_variable(setting: str) -> str:
 
 
 def check_broker(broker: BrokerStatus, embedded: bool, runs: bool) -> DoctorCheck:
-    """Whether the broker answers. The embedded one need not run: `kiln run` and `kiln replay` start it."""
+    """Check that the broker answers. An embedded broker may be stopped: `kiln run` and `kiln replay` start it."""
     if broker.reachable:
-        return DoctorCheck("broker", "ok", f"{broker.servers} answers, {len(broker.topics)} topics of Kiln's")
+        return DoctorCheck("broker", "ok", f"{broker.servers} answers, with {len(broker.topics)} Kiln topics")
     if embedded and not runs:
-        return DoctorCheck("broker", "ok", "the embedded one, not running; kiln run starts it")
+        return DoctorCheck("broker", "ok", "embedded, not running; kiln run starts it")
     if embedded:
         return DoctorCheck("broker", "fail", f"runs, but {broker.problem}", "see logs/broker.log in the state folder")
     return DoctorCheck(
-        "broker", "fail", f"{broker.servers}: {broker.problem}", "see kafka.bootstrap, and the TLS and SASL keys"
+        "broker",
+        "fail",
+        f"{broker.servers}: {broker.problem}",
+        "check kafka.bootstrap and the TLS and SASL settings",
     )
 
 
 def check_updates_partitions(broker: BrokerStatus, topic: str, wanted: int) -> DoctorCheck:
-    """The partition count of `updates` is for life (docs/design, Kafka topics)."""
+    """Compare the partition count of `updates`, which never changes, with the settings (docs/design, Kafka topics)."""
     name = "partitions of updates"
-    found = next((len(status.end) for status in broker.topics if status.name == topic), None)
-    if found is None:
-        what = "not made yet" if broker.reachable else "the broker does not run"
-        return DoctorCheck(name, "ok", f"{what}; {wanted} by the settings")
-    if found != wanted:
-        advice = f"set kafka.updates_partitions = {found}, or another kafka.prefix to start anew"
-        return DoctorCheck(name, "fail", f"{topic} has {found}, the settings say {wanted}", advice)
-    return DoctorCheck(name, "ok", str(found))
+    count = next((len(status.end) for status in broker.topics if status.name == topic), None)
+    if count is None:
+        reason = "not created yet" if broker.reachable else "the broker does not run"
+        return DoctorCheck(name, "ok", f"{reason}; {wanted} in the settings")
+    if count != wanted:
+        advice = f"set kafka.updates_partitions = {count}, or start over with another kafka.prefix"
+        return DoctorCheck(name, "fail", f"{topic} has {count}, but the settings have {wanted}", advice)
+    return DoctorCheck(name, "ok", str(count))
 
 
 def check_lake(tables: Sequence[TableStatus]) -> DoctorCheck:
-    """Whether each table of the lake can be opened."""
-    bad = [table for table in tables if table.problem]
-    if bad:
-        problem = "; ".join(table.problem for table in bad)
-        advice = "type kiln recover, which says what can be done"
-        return DoctorCheck("lake", "fail", problem, advice)
+    """Check that each table of the lake can be opened."""
+    problems = [table.problem for table in tables if table.problem]
+    if problems:
+        return DoctorCheck("lake", "fail", "; ".join(problems), "run kiln recover, which shows the possible repairs")
     return DoctorCheck("lake", "ok", f"{len(tables)} tables" if tables else "no tables yet")
 
 
 def check_store(uri: str, problem: str) -> DoctorCheck:
-    """Whether commits are safe in the object store of the lake; `problem` is empty if so."""
+    """Check that commits are safe in the object store of the lake; `problem` is empty if they are."""
     if problem:
-        advice = "see docs/object-store.md: lake.uri and lake.options, the store's rights, and which stores will do"
+        advice = "see docs/object-store.md: lake.uri and lake.storage_options, permissions, and supported stores"
         return DoctorCheck("object store", "fail", f"{uri}: {problem}", advice)
-    found = (
-        f"{uri}: refuses a second write of one key. Kiln commits by delta-rs; let nothing else write these tables by "
-        "Delta's own log store for S3 (Spark, delta-spark), which loses commits"
+    text = (
+        f"{uri}: supports conditional writes. Kiln commits with delta-rs; never write these tables with Delta's own "
+        "log store for S3 (Spark, delta-spark), which loses commits"
     )
-    return DoctorCheck("object store", "ok", found)
+    return DoctorCheck("object store", "ok", text)
 
 
 def check_checkpoints(queries: Sequence[QueryStatus]) -> DoctorCheck:
     """Check that each checkpoint is readable and belongs to the topics that Kafka has."""
-    others = [query for query in queries if query.problem and query.batch is not None]
-    if others:
-        problem = "; ".join(f"{query.name}: {query.problem}" for query in others)
-        return DoctorCheck("checkpoints", "fail", problem, "type kiln recover, which says what can be done")
-    bad = [query for query in queries if query.problem]
-    if bad:
-        problem = "; ".join(f"{query.name}: {query.problem}" for query in bad)
-        return DoctorCheck(
-            "checkpoints", "fail", problem, "written by another Spark? use the versions in requirements.lock"
+    failing = [query for query in queries if query.problem]
+    with_other_topics = [query for query in failing if query.batch is not None]
+    if failing:
+        problem = "; ".join(f"{query.name}: {query.problem}" for query in with_other_topics or failing)
+        advice = (
+            "run kiln recover, which shows the possible repairs"
+            if with_other_topics
+            else "if another version of Spark wrote them, use the versions in requirements.lock"
         )
-    begun = [query.name for query in queries if query.batch is not None]
-    return DoctorCheck("checkpoints", "ok", ", ".join(begun) or "none yet")
-
-
-def check_clocks(trailing: Sequence[ClockStatus]) -> DoctorCheck:
-    """Whether a clock trails what Kiln has kept."""
-    if not trailing:
-        return DoctorCheck("clocks", "ok", "none trails")
+        return DoctorCheck("checkpoints", "fail", problem, advice)
     return DoctorCheck(
-        "clocks", "warn", "; ".join(clock.problem for clock in trailing), "set a clock right that is wrong"
+        "checkpoints", "ok", ", ".join(query.name for query in queries if query.batch is not None) or "none yet"
     )
 
 
+def check_clocks(trailing: Sequence[ClockStatus]) -> DoctorCheck:
+    """Check that no clock is behind the times that Kiln has stored."""
+    if not trailing:
+        return DoctorCheck("clocks", "ok", "none is behind")
+    return DoctorCheck("clocks", "warn", "; ".join(clock.problem for clock in trailing), "correct the wrong clock")
+
+
 def check_bridge(status: BridgeStatus | None, now: float) -> DoctorCheck:
-    """What the bridge says is wrong; `now`: unix seconds."""
+    """Show the errors that the bridge reports; `now` in Unix seconds."""
     if status is None or now - status.at > _SILENT:
-        return DoctorCheck("bridge", "ok", "does not run")
+        return DoctorCheck("bridge", "ok", "not running")
     if status.errors:
         return DoctorCheck("bridge", "warn", "; ".join(status.errors), "see the runbook, The bridge")
     return DoctorCheck("bridge", "ok", f"{len(status.peers)} peers, {len(status.topics)} topics")
 
 
-def check_ipfs(api: str, found: str, problem: str, alone: bool = False) -> DoctorCheck:
-    """Where the blocks of batches are, by `ipfs.api`; `problem` is empty if that works. `alone`: see `is_helia_isolated`."""
+def check_ipfs(api: str, store: str, problem: str, isolated: bool = False) -> DoctorCheck:
+    """Check the store of batch blocks.
+
+    Args:
+        api: The setting `ipfs.api`.
+        store: Description of the store.
+        problem: Why the store does not work; empty if it does.
+        isolated: Result of `is_helia_isolated`.
+    """
     if not api:
-        found = f"no node: no peer can fetch the blocks of batches ({found}), and none is fetched from others"
+        text = f"no node: peers cannot fetch the blocks of batches ({store}), and Kiln fetches no blocks of others"
         return DoctorCheck(
-            "ipfs", "warn", found, 'set ipfs.api: the URL of Kubo\'s RPC, or "helia" for a node of our own'
+            "ipfs", "warn", text, 'set ipfs.api to the URL of Kubo\'s RPC, or to "helia" for a built-in node'
         )
     if problem:
-        first = "" if api == "helia" else "start Kubo, or "
-        return DoctorCheck(
-            "ipfs", "fail", problem, f"{first}set another ipfs.api ({_name_variable('ipfs.api')}): batches wait"
-        )
-    if alone:
-        found = f"{found}; with no ipfs.peers, batches go out only while a gossip peer speaks bitswap: none is known"
-        advice = "set ipfs.peers, or publish.enabled = true for batches to go out in any case"
-        return DoctorCheck("ipfs", "warn", found, advice)
-    return DoctorCheck("ipfs", "ok", found)
+        start = "" if api == "helia" else "start Kubo, or "
+        advice = f"batches are held until the node works: {start}set another ipfs.api ({_name_variable('ipfs.api')})"
+        return DoctorCheck("ipfs", "fail", problem, advice)
+    if isolated:
+        text = f"{store}; without ipfs.peers, batches are published only while a gossip peer speaks bitswap: none does"
+        advice = "set ipfs.peers, or publish.enabled = true to publish batches in any case"
+        return DoctorCheck("ipfs", "warn", text, advice)
+    return DoctorCheck("ipfs", "ok", store)
 
 
 def is_helia_isolated(settings: Settings, status: BridgeStatus | None, now: float) -> bool:
-    """Whether nobody is known who could fetch blocks from Helia, so that the bridge holds batches back.
+    """Return true if no known peer can fetch blocks from Helia, so that the bridge holds batches back.
 
-    `status`: of the bridge; `now`: unix seconds.
+    Args:
+        settings: The settings.
+        status: Newest status of the bridge.
+        now: Unix seconds.
     """
     node = None if status is None or now - status.at > _SILENT else status.ipfs_node
     return settings.needs_neighbours and (node is None or not (node.gossip_peers or node.connections))
 
 
-# ---------------------------------------------------------------- finding out
+# ---------------------------------------------------------------- measurements
 
 
 def run_checks(settings: Settings) -> list[DoctorCheck]:
-    """Look at everything; takes a few seconds at most."""
+    """Run all checks, in a few seconds at most."""
     kafka = settings.kafka
     runs = kafka.embedded and settings.state.is_dir() and find_running_broker(settings.state) is not None
     broker = read_broker_status(settings.broker)
@@ -320,7 +355,7 @@ def run_checks(settings: Settings) -> list[DoctorCheck]:
         check_broker(broker, kafka.embedded, runs),
         check_updates_partitions(broker, kafka.topic("updates"), kafka.updates_partitions),
         check_checkpoints(
-            [read_query_status(name, settings.checkpoints_root / name, {}) for name in settings.jobs.run]
+            [read_query_status(name, settings.checkpoints_root / name, {}) for name in settings.jobs.queries]
         ),
         *([check_store(lake.path, probe_store(lake))] if lake.root.folder is None else []),
         check_lake(read_lake_status(lake)),
@@ -345,7 +380,7 @@ def _find_java() -> Java | JavaError:
 
 
 def _describe_block_store(settings: Settings) -> tuple[str, str]:
-    """What stands for `ipfs.api`, and what is wrong with it."""
+    """Return a description of the store that `ipfs.api` selects, and its problem, empty if there is none."""
     api = settings.ipfs.api
     if not api:
         return str(settings.state / "blocks"), ""
@@ -355,7 +390,7 @@ def _describe_block_store(settings: Settings) -> tuple[str, str]:
         except HeliaError as error:
             return "", str(error)
         installed = is_installed(settings.state / "helia" / "app")
-        return f"helia, {'installed' if installed else 'installed by npm when it starts first'} ({node})", ""
+        return f"helia, {'installed' if installed else 'to be installed by npm at the first start'} ({node})", ""
     kubo = Kubo(api, settings.ipfs.api_auth.get_secret_value())
     try:
         return f"{kubo.identity(_KUBO).name} at {api}", ""
@@ -366,20 +401,20 @@ def _describe_block_store(settings: Settings) -> tuple[str, str]:
 
 
 def _find_existing_parent(folder: Path) -> Path:
-    """The folder, or the nearest one above it that exists."""
+    """Return the folder itself, or its nearest parent that exists."""
     return next(path for path in (folder, *folder.absolute().parents) if path.exists())
 
 
 def _probe_writing(folder: Path) -> str:
-    """Why a file cannot be made there; empty if it can. The folder itself is not made."""
-    place = _find_existing_parent(folder)
-    if not place.is_dir():
-        return f"{place} is not a folder"
+    """Return why no file can be created there, empty if one can. Does not create the folder."""
+    parent = _find_existing_parent(folder)
+    if not parent.is_dir():
+        return f"{parent} is not a folder"
     try:
-        with tempfile.TemporaryFile(dir=place):
+        with tempfile.TemporaryFile(dir=parent):
             return ""
     except OSError as error:
-        return f"cannot be written: {error.strerror}"
+        return f"cannot be written ({error.strerror})"
 
 
 def _check_port(setting: str, port: int, ours: bool) -> DoctorCheck:
@@ -392,13 +427,13 @@ def _read_available_memory() -> int | None:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:
         return None
-    found = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), None)
-    return None if found is None else int(found) * 1024
+    kibibytes = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), None)
+    return None if kibibytes is None else int(kibibytes) * 1024
 
 
 # ---------------------------------------------------------------- output
 
 
 def has_failures(checks: Iterable[DoctorCheck]) -> bool:
-    """Whether something is in the way."""
+    """Return true if a check failed."""
     return any(check.level == "fail" for check in checks)

@@ -84,9 +84,9 @@ def run_application(
     with ExitStack() as stack:
         stack.enter_context(_signals(stop))
         claim_state_folder(settings.state)
-        for name in names or settings.jobs.run:
+        for name in names or settings.jobs.queries:
             stack.enter_context(locked(settings.state, name))
-        for words in repair(build_damage_location(settings), names or settings.jobs.run):
+        for words in repair(build_damage_location(settings), names or settings.jobs.queries):
             view.say(words)
         broker = stack.enter_context(launch_broker(settings, view.say))
         live = LiveNetwork(settings, source)
@@ -101,7 +101,7 @@ def run_application(
         monitor = stack.enter_context(Monitor(settings.monitor.host_and_port, lake, metadata.version("kiln")))
         care = MaintenanceProcess(settings) if maintain else None
         quality = QualityChecks(settings) if maintain else None
-        names = names or settings.jobs.run
+        names = names or settings.jobs.queries
         beside = _Companions(broker, live, monitor, care, quality)
         run = _Run(settings, view, spark, names, duration, catch_up, beside, started)
         return run.go(stop)

@@ -11,7 +11,6 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from kiln.conf.settings.durations import micros, spark_interval
 from kiln.conf.settings.model import JobName, Settings
-from kiln.pipelines.app.taking_over import take_over, take_over_remembered
 from kiln.pipelines.archive import query as archive
 from kiln.pipelines.batch import query as batch
 from kiln.pipelines.batch.batching import BatchConfig
@@ -49,17 +48,13 @@ def launch(
     match name:
         case "archive":
             decoding = decode_config(settings, remember=True)
-            take_over(context, decoding)
-            take_over_remembered(context, name)
-            breaker = DecodeBreaker(settings.breaker.authors, settings.breaker.streak)
+            breaker = DecodeBreaker(settings.breaker.min_authors, settings.breaker.consecutive_failures)
             return archive.start(context, decoding, breaker)
         case "updates":
-            take_over_remembered(context, name)
             return updates.start(context, decode_config(settings), separator_config(settings))
         case "batch":
             return batch.start(context, batch_config(settings))
         case "sink":
-            take_over_remembered(context, name)
             return sink.start(context)
     raise ValueError(f"no such query: {name}")
 
@@ -87,7 +82,7 @@ def query_context(
         trigger=spark_interval(job.trigger),
         max_records=job.max_offsets_per_trigger,
         state_partitions=settings.spark.shuffle_partitions,
-        dedup_retention=micros(settings.dedupe.signed),
+        dedup_retention=micros(settings.dedupe.signed_ttl),
         now=lambda: time.time_ns() // 1000,
         uptime=lambda: time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000,
         durable=durable,
@@ -129,7 +124,7 @@ def decode_config(settings: Settings, *, remember: bool = False) -> DecodeConfig
         default_policy=settings.policy.default,
         policies=settings.policy.networks,
         batch_typ=settings.batch.typ,
-        unsigned_horizon=micros(settings.dedupe.unsigned),
+        unsigned_horizon=micros(settings.dedupe.unsigned_ttl),
         bundles=bundles,
     )
 

@@ -24,7 +24,7 @@ OUTPUT = "topic string, key binary, value binary"
 """Rows for Kafka: `topic` is a name without prefix."""
 
 _STATE = StructType([StructField("state", BinaryType())])
-_SHARD = StructType([StructField("part", IntegerType())])
+_SHARD = StructType([StructField("shard", IntegerType())])
 _MAX_OUTPUTS = 2_000  # rows of one DataFrame
 
 
@@ -37,7 +37,7 @@ class _StateShards:
     def __getitem__(self, shard: int) -> bytes:
         row = self._state.getValue((shard,))
         if row is None:
-            raise RuntimeError(f"part {shard} of the open windows is not in the checkpoint of the query batch")
+            raise RuntimeError(f"shard {shard} of the open windows is not in the checkpoint of the query batch")
         return bytes(row[0])
 
     def __setitem__(self, shard: int, data: bytes) -> None:
@@ -56,7 +56,7 @@ class BatchProcessor(StatefulProcessor):
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._state = handle.getValueState("windows", _STATE)
-        self._shards = _StateShards(handle.getMapState("parts", _SHARD, _STATE))
+        self._shards = _StateShards(handle.getMapState("shards", _SHARD, _STATE))
 
     def handleInputRows(
         self,

@@ -44,19 +44,12 @@ class Window(msgspec.Struct, gc=False):
     """t0 + T"""
     leaves: set[bytes] = msgspec.field(default_factory=set)
     """the tips of streams (kiln.schemas.wire.batch_block)"""
-    ends_at: int = 0
-    """c0 + T + G: log time that ends the window. 0: log time alone counts, from opened_at to closes_at (a window that
-    was saved without event time)."""
+    due: int = 0
+    """c0 + T + G: log time that ends the window"""
     accepts_until: int = 0
-    """The window accepts updates with an earlier event time: closes_at, forever where log time alone counts, or never
-    once the window has ended."""
+    """The window accepts updates with an earlier event time: closes_at, or never once the window has ended."""
     rank: int = 0
     """number of windows of the partition that were opened before"""
-
-    @property
-    def due(self) -> int:
-        """Log time that ends the window."""
-        return self.ends_at or self.closes_at
 
     @property
     def tips(self) -> dict[str, set[bytes]]:
@@ -78,11 +71,8 @@ class _SavedWindow(msgspec.Struct, array_like=True, gc=False):
 
     opened_at: int
     closes_at: int
-    tips: dict[str, set[bytes]] | None
-    """StreamID text -> CID bytes, in a state without leaves; else None, so that code which reads `tips` alone refuses
-    the state"""
-    ends_at: int = 0
-    leaves: list[bytes] = []
+    due: int
+    leaves: list[bytes]
     """sorted"""
 
 
@@ -90,11 +80,10 @@ class _WindowsHead(msgspec.Struct, array_like=True):
     """Head of a state: msgpack of these fields in this order."""
 
     log_time: int = 0
-    windows: list[tuple[WindowKey, _SavedWindow]] | None = []
-    """in order of opening; None if they are in shards"""
-    epoch: tuple[str, int] | None = None
-    digests: list[bytes] = []
-    other_epochs: list[tuple[str, int, list[bytes]]] = []
+    windows: list[tuple[WindowKey, _SavedWindow]] = []
+    """in order of opening; empty if they are in shards"""
+    epochs: list[tuple[str, int, list[bytes]]] = []
+    """by writer, the one that wrote last at the end: number, and digests of the messages"""
     dues: bytes = b""
     """least `due` of the windows of each shard: 8 bytes each, little-endian, µs"""
     count: int = 0
@@ -175,10 +164,7 @@ class PartitionWindows:
         self._length = length
         self._grace = grace
         self.log_time = head.log_time
-        # by writer, the one that wrote last at the end
-        self._epochs = {query: _WriterEpoch(batch, digests) for query, batch, digests in head.other_epochs}
-        if head.epoch is not None:
-            self._epochs[head.epoch[0]] = _WriterEpoch(head.epoch[1], head.digests)
+        self._epochs = {query: _WriterEpoch(batch, digests) for query, batch, digests in head.epochs}
         self._open: dict[WindowKey, Window] = {}  # of the head, or loaded from shards
         # The rank, which tells the order of opening, makes the order of closing total.
         self._dues: list[tuple[int, int, WindowKey]] = []  # of the same windows
@@ -186,12 +172,12 @@ class PartitionWindows:
         self._shards = shards
         self._shard_dues = array("q", head.dues)
         if self._shard_dues and shards is None:
-            raise ValueError(f"{head.count} open windows are in {len(self._shard_dues)} parts, which are not here")
+            raise ValueError(f"{head.count} open windows are in {len(self._shard_dues)} shards, which are not given")
         self._packed: dict[int, dict[bytes, _ShardWindow]] = {}  # by shard that was read, windows not in `_open`
         self._changed_shards: set[int] = set()
         self._packed_count = head.count  # windows that are not in `_open`
         self._packed_due = min(self._shard_dues, default=_FOREVER)  # lower bound of their due times
-        for key, window in head.windows or []:
+        for key, window in head.windows:
             self._open_window(key, _restore_window(window))
 
     def __len__(self) -> int:
@@ -280,16 +266,14 @@ class PartitionWindows:
         """Write the shards that have changed, and return the head. Equal histories give equal bytes."""
         self._resize_shards()
         epochs = [(query, epoch.number, epoch.dump()) for query, epoch in self._epochs.items()]
-        query, batch, digests = epochs.pop() if epochs else ("", 0, [])
-        epoch = (query, batch) if self._epochs else None
         if self._shard_dues:
             self._write_shards()
             dues = self._shard_dues.tobytes()
-            head = _WindowsHead(self.log_time, None, epoch, digests, epochs, dues, len(self), self._rank)
+            head = _WindowsHead(self.log_time, [], epochs, dues, len(self), self._rank)
         else:
             in_order = sorted(self._open.items(), key=lambda opened: opened[1].rank)
             windows = [(key, _save_window(window)) for key, window in in_order]
-            head = _WindowsHead(self.log_time, windows, epoch, digests, epochs)
+            head = _WindowsHead(self.log_time, windows, epochs)
         return _encoder.encode(head)
 
     def _resize_shards(self) -> None:
@@ -385,8 +369,8 @@ class PartitionWindows:
             return []
         closed = [] if window is None else [self._close_window(key)]
         closes_at = event_time + self._length
-        ends_at = self.log_time + self._length + self._grace
-        self._open_window(key, Window(event_time, closes_at, {leaf}, ends_at, closes_at))
+        due = self.log_time + self._length + self._grace
+        self._open_window(key, Window(event_time, closes_at, {leaf}, due, closes_at))
         return closed
 
     def _open_window(self, key: WindowKey, window: Window) -> None:
@@ -417,14 +401,11 @@ class PartitionWindows:
 
 
 def _save_window(window: Window) -> _SavedWindow:
-    return _SavedWindow(window.opened_at, window.closes_at, None, window.ends_at, sorted(window.leaves))
+    return _SavedWindow(window.opened_at, window.closes_at, window.due, sorted(window.leaves))
 
 
 def _restore_window(saved: _SavedWindow) -> Window:
-    by_stream = (saved.tips or {}).items()
-    leaves = {*saved.leaves, *(stream_key(stream) + tip for stream, tips in by_stream for tip in tips)}
-    accepts_until = saved.closes_at if saved.ends_at else _FOREVER
-    return Window(saved.opened_at, saved.closes_at, leaves, saved.ends_at, accepts_until)
+    return Window(saved.opened_at, saved.closes_at, set(saved.leaves), saved.due, saved.closes_at)
 
 
 def _key_digest(key: WindowKey) -> bytes:

@@ -23,11 +23,11 @@ from kiln.pipelines.quality.results import CheckResult
 from kiln.pipelines.quality.suites import read_all_suites
 from kiln.schemas.printable import printable_lines
 
-_DEFAULT_PAUSE = 600.0  # s, if `quality.every` is 0
+_DEFAULT_PAUSE = 600.0  # s, if `quality.interval` is 0
 
 
 def main() -> int:
-    """Check the tables every `quality.every` until SIGTERM or SIGINT.
+    """Check the tables every `quality.interval` until SIGTERM or SIGINT.
 
     Each check prints a line of JSON with the number of expectations and those that failed.
 
@@ -48,7 +48,7 @@ def main() -> int:
             began = time.monotonic()
             results = check_lake(settings, lake, every, validator, datetime.now(UTC))
             print(json.dumps(_build_report(results, time.monotonic() - began), default=str), flush=True)
-            stop.wait(settings.quality.every.total_seconds() or _DEFAULT_PAUSE)
+            stop.wait(settings.quality.interval.total_seconds() or _DEFAULT_PAUSE)
     except KilnError as error:
         print(printable_lines(str(error)), file=sys.stderr)
         return error.exit_code

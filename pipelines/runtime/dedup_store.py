@@ -21,7 +21,7 @@ from kiln.conf.process.errors import KilnError
 from kiln.conf.process.location import Location
 from kiln.schemas.kafka.records import Epoch
 
-FILE_NAME: Final = "remembered.sqlite"
+FILE_NAME: Final = "dedup.sqlite"
 
 _PATIENCE_S: Final = 60.0  # until another task has put its rows into the file
 _SWEPT_PER_ROW: Final = (
@@ -55,17 +55,22 @@ def find_dedup_store(checkpoint: Location, master: str, span: int, *, durable: b
         None if the deduplication state is in Spark's state, because tasks may run on machines without the file.
 
     Raises:
-        KilnError: There is a file, and now tasks may run elsewhere.
+        KilnError: The query has its deduplication state in the other form.
     """
     if checkpoint.folder is None:
         return None
-    path = checkpoint.folder / FILE_NAME
+    path, state = checkpoint.folder / FILE_NAME, checkpoint.folder / "state"
     if master.startswith("local"):
+        if state.exists():
+            raise KilnError(
+                f"the deduplication state of the query is in {state}, as Spark's executors keep it, and {master} does "
+                "not read it. Run the query on the cluster, or restart it (RUNBOOK, State)"
+            )
         return DedupStoreConfig(str(path), span, durable)
     if path.exists():
         raise KilnError(
-            f"{path} has what the query has let through, and executors of {master} do not have the file. Run the query "
-            "with spark.master = local[*], or begin it anew (RUNBOOK, State)"
+            f"the deduplication state of the query is in {path}, and executors of {master} do not have the file. Run "
+            "the query with spark.master = local[*], or restart it (RUNBOOK, State)"
         )
     return None
 
@@ -141,36 +146,30 @@ class DedupStore:
     def mark(self, epoch: Epoch, now: int) -> None:
         """Note that the file has all copies of a micro-batch that one of its tasks read. `now`: as in `filter_new`."""
         with self._transaction():
-            self._file.execute(_MARK, (epoch.query, epoch.batch, now))
-
-    def add_known(self, digests: Iterable[tuple[bytes, int]], turn: int = 0) -> None:
-        """Add digests that passed at some time (µs), by an unknown copy. `turn`: index of the digest in a copy."""
-        with self._transaction():
-            added = self._file.executemany(_KNOW, ((_key(digest, turn), at) for digest, at in digests)).rowcount
-            self._file.execute(_COUNT, (added,))
+            self._file.execute(_MARK_EPOCH, (epoch.query, epoch.batch, now))
 
     def _passes(self, copy: DedupCopy, now: int) -> bool:
         """Check each digest in turn, as two operators in a row would: a copy that the second drops was new to the
         first."""
         for turn, digest in enumerate(copy.identities):
             key = _key(digest, turn)
-            holder = self._file.execute(_HOLDER, (key,)).fetchone()
-            if holder is None or holder[1] <= now - self._span:
-                self._file.execute(_TAKE, (key, copy.position, now))
-                self._added += holder is None
-            elif holder[0] != copy.position:
+            stored = self._file.execute(_SELECT_COPY, (key,)).fetchone()
+            if stored is None or stored[1] <= now - self._span:
+                self._file.execute(_PUT_COPY, (key, copy.position, now))
+                self._added += stored is None
+            elif stored[0] != copy.position:
                 return False
         return True
 
     def _forget(self, now: int) -> None:
         """Check some of the digests, in turn, and delete those that have expired."""
-        (first,) = self._file.execute(_SWEPT_UP_TO).fetchone()
-        last = self._file.execute(_LAST, (first, _SWEPT_PER_ROW * self._added + _MIN_SWEPT)).fetchone()
+        (first,) = self._file.execute(_SELECT_SWEPT).fetchone()
+        last = self._file.execute(_SELECT_LAST, (first, _SWEPT_PER_ROW * self._added + _MIN_SWEPT)).fetchone()
         if last is None:  # fewer are left, up to the last of all
-            forgotten = self._file.execute(_FORGET_REST, (first, now - self._span)).rowcount
+            forgotten = self._file.execute(_DELETE_REST, (first, now - self._span)).rowcount
         else:
-            forgotten = self._file.execute(_FORGET, (first, *last, now - self._span)).rowcount
-        self._file.execute(_SWEEP, (b"" if last is None else last[0], self._added - forgotten))
+            forgotten = self._file.execute(_DELETE_EXPIRED, (first, *last, now - self._span)).rowcount
+        self._file.execute(_MARK_SWEPT, (b"" if last is None else last[0], self._added - forgotten))
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -193,23 +192,21 @@ class DedupStore:
 
 
 _TABLES = """
-CREATE TABLE IF NOT EXISTS remembered (digest BLOB PRIMARY KEY, place TEXT, at INTEGER) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS head
-  (one INTEGER PRIMARY KEY, swept BLOB, held INTEGER, query TEXT, batch INTEGER, at INTEGER);
-INSERT OR IGNORE INTO head VALUES (1, x'', 0, '', -1, 0);
+CREATE TABLE IF NOT EXISTS digests (digest BLOB PRIMARY KEY, position TEXT, passed_at INTEGER) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS progress
+  (id INTEGER PRIMARY KEY, swept_to BLOB, digest_count INTEGER, query_id TEXT, batch_id INTEGER, newest_time INTEGER);
+INSERT OR IGNORE INTO progress VALUES (1, x'', 0, '', -1, 0);
 """
-_HOLDER = "SELECT place, at FROM remembered WHERE digest = ?"
-_TAKE = "INSERT OR REPLACE INTO remembered VALUES (?, ?, ?)"
-_KNOW = "INSERT OR IGNORE INTO remembered VALUES (?, '', ?)"
-_SWEPT_UP_TO = "SELECT swept FROM head"
-_SWEEP = "UPDATE head SET swept = ?, held = held + ?"
-_COUNT = "UPDATE head SET held = held + ?"
-_HELD = "SELECT held, at FROM head"
-_MARK = "UPDATE head SET query = ?, batch = ?, at = max(at, ?)"
-_MARKED = "SELECT query, batch FROM head"
-_LAST = "SELECT digest FROM remembered WHERE digest > ? ORDER BY digest LIMIT 1 OFFSET ?"
-_FORGET = "DELETE FROM remembered WHERE digest > ? AND digest <= ? AND at <= ?"
-_FORGET_REST = "DELETE FROM remembered WHERE digest > ? AND at <= ?"
+_SELECT_COPY = "SELECT position, passed_at FROM digests WHERE digest = ?"
+_PUT_COPY = "INSERT OR REPLACE INTO digests VALUES (?, ?, ?)"
+_SELECT_SWEPT = "SELECT swept_to FROM progress"
+_MARK_SWEPT = "UPDATE progress SET swept_to = ?, digest_count = digest_count + ?"
+_SELECT_SIZE = "SELECT digest_count, newest_time FROM progress"
+_MARK_EPOCH = "UPDATE progress SET query_id = ?, batch_id = ?, newest_time = max(newest_time, ?)"
+_SELECT_EPOCH = "SELECT query_id, batch_id FROM progress"
+_SELECT_LAST = "SELECT digest FROM digests WHERE digest > ? ORDER BY digest LIMIT 1 OFFSET ?"
+_DELETE_EXPIRED = "DELETE FROM digests WHERE digest > ? AND digest <= ? AND passed_at <= ?"
+_DELETE_REST = "DELETE FROM digests WHERE digest > ? AND passed_at <= ?"
 
 
 def _key(digest: bytes, turn: int) -> bytes:
@@ -256,7 +253,7 @@ def read_dedup_state(checkpoint: Path | None) -> DedupStoreState:
         return DedupStoreState()
     path = checkpoint / FILE_NAME
     with suppress(sqlite3.Error, OSError), closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as file:
-        rows, at = file.execute(_HELD).fetchone()
+        rows, at = file.execute(_SELECT_SIZE).fetchone()
         (pages,), (page,) = (file.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "page_size"))
         return DedupStoreState(int(rows), int(pages * page), int(at))
     return DedupStoreState()
@@ -272,7 +269,7 @@ def read_marked_epoch(checkpoint: Path) -> Epoch:
     path = checkpoint / FILE_NAME
     try:
         with closing(sqlite3.connect(path)) as file:
-            query, batch = file.execute(_MARKED).fetchone()
+            query, batch = file.execute(_SELECT_EPOCH).fetchone()
     except sqlite3.Error as error:
         raise DedupStoreError(f"{path}: {error}") from error
     return Epoch(str(query), int(batch))
@@ -281,12 +278,15 @@ def read_marked_epoch(checkpoint: Path) -> Epoch:
 def release_positions(checkpoint: Path, is_of_topic: Callable[[str], bool], is_lost: Callable[[str], bool]) -> None:
     """Forget where copies passed: their topic is gone, and another record is at the same offset of the new one.
 
-    A digest stays known, so a copy that comes again does not pass. DedupStoreError.
+    A digest stays known, so a copy that comes again does not pass.
 
     Args:
         checkpoint: The folder with the file; nothing happens if there is none.
-        is_of_topic: Tells whether a place is in the topic.
-        is_lost: Tells whether what passed at a place never got further. Its digest is forgotten.
+        is_of_topic: Returns true for a position in the topic.
+        is_lost: Returns true for a position whose copy passed and reached no table. Its digest is forgotten.
+
+    Raises:
+        DedupStoreError: The file cannot be read or written.
     """
     path = checkpoint / FILE_NAME
     if not path.exists():
@@ -295,8 +295,8 @@ def release_positions(checkpoint: Path, is_of_topic: Callable[[str], bool], is_l
         with closing(sqlite3.connect(path)) as file, file:
             file.create_function("is_of_topic", 1, is_of_topic)
             file.create_function("is_lost", 1, is_lost)
-            forgotten = file.execute("DELETE FROM remembered WHERE place != '' AND is_lost(place)").rowcount
-            file.execute("UPDATE remembered SET place = '' WHERE place != '' AND is_of_topic(place)")
-            file.execute("UPDATE head SET held = held - ?", (forgotten,))
+            forgotten = file.execute("DELETE FROM digests WHERE position != '' AND is_lost(position)").rowcount
+            file.execute("UPDATE digests SET position = '' WHERE position != '' AND is_of_topic(position)")
+            file.execute("UPDATE progress SET digest_count = digest_count - ?", (forgotten,))
     except sqlite3.Error as error:
         raise DedupStoreError(f"{path}: {error}") from error

@@ -56,7 +56,7 @@ def trace_subject(
     `most`: of how many messages to show copies and frames. `progress` is told the step that is being asked.
     """
     opened = {name: lake.open(name) for name in lake.tables() if name in TABLES}
-    missing = TABLES.keys() - opened.keys()
+    missing = set(TABLES) - set(opened)
     if missing:
         raise TraceError(
             f"the tables in {lake.path} are not all there yet: {', '.join(sorted(missing))} "

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kiln.conf.process.locks import StateInUseError, is_private, keep_private, locked
+from kiln.conf.process.locks import StateInUseError, locked
+from kiln.conf.process.state_version import claim_state_folder, is_private
 from kiln.deploy.cli.app import run_command
 from kiln.deploy.ops.doctor import check_state
 
@@ -17,13 +18,12 @@ def mode(path: Path) -> int:
 
 
 def test_a_new_state_folder_is_closed(tmp_path: Path) -> None:
-    keep_private(tmp_path / "a" / "state")
+    claim_state_folder(tmp_path / "a" / "state")
     assert mode(tmp_path / "a" / "state") == 0o700
 
 
-def test_a_folder_of_an_earlier_kiln_is_closed_at_the_start(tmp_path: Path) -> None:
+def test_an_open_folder_is_closed_at_the_start(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
-    (tmp_path / "locks").mkdir()
     with locked(tmp_path, "bridge"):
         assert mode(tmp_path) == 0o700
         assert is_private(tmp_path)
@@ -39,7 +39,7 @@ def test_a_command_that_writes_into_the_folder_closes_it(tmp_path: Path, monkeyp
 
 def test_a_folder_for_all_stays_one(tmp_path: Path) -> None:
     tmp_path.chmod(0o1777)
-    keep_private(tmp_path)
+    claim_state_folder(tmp_path)
     assert mode(tmp_path) == 0o1777
     found = check_state(tmp_path, "", is_private(tmp_path))
     assert (found.level, "chmod 700" in found.what_to_do) == ("warn", True)

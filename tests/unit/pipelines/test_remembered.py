@@ -149,7 +149,7 @@ def test_each_digest_passes_once_however_micro_batches_are_cut_and_repeated(data
 def count(folder: Path) -> int:
     """Digests in the file, as the file says and as they are."""
     with closing(sqlite3.connect(folder / FILE_NAME)) as file:
-        (found,) = file.execute("SELECT count(*) FROM remembered").fetchone()
+        (found,) = file.execute("SELECT count(*) FROM digests").fetchone()
     said = read_dedup_state(folder)
     assert said.rows == found
     assert 4_096 <= said.size <= 40_000 + 150 * found
@@ -171,14 +171,9 @@ def test_what_is_forgotten_takes_no_room(tmp_path: Path) -> None:
     assert min(counts[-50:]) >= most
 
 
-def test_what_others_remembered_is_known_for_the_rest_of_its_time(tmp_path: Path) -> None:
+def test_a_digest_of_another_turn_is_another_digest(tmp_path: Path) -> None:
     with DedupStore(DedupStoreConfig(str(tmp_path / FILE_NAME), SPAN)) as file:
-        for _ in range(2):
-            file.add_known([((1).to_bytes(16), 0), ((2).to_bytes(16), 500)])
-        assert count(tmp_path) == 2
-        assert file.filter_new([copy(0, 1), copy(1, 2)], SPAN) == [copy(0, 1)]
-        file.add_known([((7).to_bytes(16), SPAN)], 1)
-        assert file.filter_new([copy(2, 6, 7), copy(3, 7)], SPAN) == [copy(3, 7)], "of the second digests"
+        assert file.filter_new([copy(0, 6, 7), copy(1, 7), copy(2, 5, 7)], 0) == [copy(0, 6, 7), copy(1, 7)]
     assert read_dedup_state(tmp_path / "elsewhere") == read_dedup_state(None) == DedupStoreState()
 
 
@@ -298,8 +293,13 @@ def test_where_tasks_may_run_elsewhere_spark_remembers(tmp_path: Path) -> None:
     assert find_dedup_store(checkpoint, "spark://a:7077", SPAN, durable=True) is None
     assert find_dedup_store(location("s3://bucket/updates"), "local[4]", SPAN, durable=True) is None
     (tmp_path / FILE_NAME).touch()
-    with pytest.raises(KilnError, match=rf"{FILE_NAME} .* executors of spark://a:7077 do not have the file"):
+    with pytest.raises(KilnError, match=rf"{FILE_NAME}, and executors of spark://a:7077 do not have the file"):
         find_dedup_store(checkpoint, "spark://a:7077", SPAN, durable=True)
+    (tmp_path / FILE_NAME).unlink()
+    (tmp_path / "state").mkdir()
+    assert find_dedup_store(checkpoint, "spark://a:7077", SPAN, durable=True) is None
+    with pytest.raises(KilnError, match=rf"is in {tmp_path}/state, .* and local\[4\] does not read it"):
+        find_dedup_store(checkpoint, "local[4]", SPAN, durable=True)
 
 
 def test_a_file_that_is_none_is_named(tmp_path: Path) -> None:

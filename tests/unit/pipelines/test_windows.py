@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from hashlib import blake2b
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 from unittest.mock import patch
 
-import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -262,30 +260,6 @@ def test_a_stamp_that_goes_back_does_not_move_the_clock() -> None:
     assert closed.window.opened_at == 40
 
 
-def test_a_window_of_a_state_from_before_hearing_time_runs_by_the_clock_alone() -> None:
-    old = msgspec.msgpack.encode([100, [[list(KEYS[0]), [95, 105, {"s1": [b"t1"]}]]], None, [], []])
-    windows = PartitionWindows(T, old, G)
-    windows.advance(104)
-    assert windows.add(KEYS[0], "s1", b"t2", 1) == []
-    assert windows.add(KEYS[0], "s1", b"t3", 9_999) == []
-    windows = PartitionWindows(T, windows.dump(), G)
-    (closed,) = windows.advance(105)
-    assert (closed.window.opened_at, closed.window.closes_at) == (95, 105)
-    assert closed.window.tips == {"s1": {b"t1", b"t2", b"t3"}}
-
-
-def test_a_window_of_a_state_from_before_leaves_goes_on() -> None:
-    old = msgspec.msgpack.encode(
-        [100, [[list(KEYS[0]), [95, 105, {"s1": [b"t1", b"t2"], "s2": [b"t1"]}, 114]]], None, [], []]
-    )
-    windows = PartitionWindows(T, old, G)
-    assert windows.add(KEYS[0], "s2", b"t3", 104) == []
-    windows = PartitionWindows(T, windows.dump(), G)
-    (closed,) = windows.add(KEYS[0], "s1", b"t1", 105)
-    assert (closed.window.opened_at, closed.window.closes_at) == (95, 105)
-    assert closed.window.tips == {"s1": {b"t1", b"t2"}, "s2": {b"t1", b"t3"}}
-
-
 # ---------------------------------------------------------------- in parts
 
 MANY = tuple(WindowKey("mainnet", "LIVE", "model", f"k{number}") for number in range(30))
@@ -371,18 +345,20 @@ def test_what_a_micro_batch_reads_and_writes_goes_by_what_it_touches() -> None:
     assert sum(each.window.tips == {"s1": {b"t1"}, "s2": {b"t2"}} for each in closed) == 10
 
 
-def test_a_state_from_before_there_were_parts_goes_on_in_parts() -> None:
+def test_windows_of_a_head_without_shards_move_into_shards() -> None:
     keys = [WindowKey("mainnet", "LIVE", "model", f"k{number}") for number in range(2_000)]
-    old = msgspec.msgpack.encode(
-        [100, [[list(key), [95, 105, None, 114, [b"\x62s1t%d" % n]]] for n, key in enumerate(keys)], None, [], []]
-    )
+    first = new()
+    first.advance(94)
+    for n, key in enumerate(keys):
+        first.add(key, "s1", b"t%d" % n, 94)
     parts = Parts()
-    state = PartitionWindows(T, old, G, parts).dump()
+    state = PartitionWindows(T, first.dump(), G, parts).dump()
     assert len(parts) > 100
     assert len(state) < 2_000
     windows = PartitionWindows(T, state, G, parts)
-    assert windows.add(keys[7], "s1", b"t", 104) == []
-    closed = PartitionWindows(T, windows.dump(), G, parts).advance(114)
+    windows.advance(100)
+    assert windows.add(keys[7], "s1", b"t", 94 + T - 1) == []
+    closed = PartitionWindows(T, windows.dump(), G, parts).advance(94 + T + G)
     assert [each.key for each in closed] == keys
     assert closed[7].window.tips == {"s1": {b"t7", b"t"}}
     assert closed[8].window.tips == {"s1": {b"t8"}}
@@ -390,20 +366,8 @@ def test_a_state_from_before_there_were_parts_goes_on_in_parts() -> None:
 
 def test_a_state_whose_parts_are_not_there_is_refused() -> None:
     state, _ = with_windows(500)
-    with pytest.raises(ValueError, match="500 open windows are in 32 parts, which are not here"):
+    with pytest.raises(ValueError, match="500 open windows are in 32 shards, which are not given"):
         PartitionWindows(T, state)
-
-
-def test_code_from_before_there_were_parts_refuses_a_state_in_parts() -> None:
-    """It would take the windows for none."""
-
-    class State(msgspec.Struct, array_like=True):
-        clock: int = 0
-        windows: list[object] = []
-
-    state, _ = with_windows(500)
-    with pytest.raises(msgspec.ValidationError):
-        msgspec.msgpack.decode(state, type=State)
 
 
 def test_ticks_flush_separators_that_fell_silent() -> None:
@@ -471,13 +435,6 @@ def test_repeats(before: list[tuple[str, int, str]], arrival: tuple[str, int, st
     for earlier in before:
         windows.is_duplicate(*earlier)
     assert windows.is_duplicate(*arrival) is expected
-
-
-def test_a_state_of_one_writer_is_read_as_it_was_before_there_were_more() -> None:
-    old = msgspec.msgpack.encode([7, [], ["q", 5], [blake2b(b"m", digest_size=16).digest()]])
-    windows = PartitionWindows(T, old)
-    assert windows.log_time == 7
-    assert windows.is_duplicate("q", 5, "m")
 
 
 def test_ids_of_past_epochs_are_not_kept() -> None:
