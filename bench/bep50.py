@@ -117,7 +117,7 @@ def simulate(case: Case, seed: int, updates: int) -> CaseResult:
     for number, place in enumerate(places):
         contacts = [places[network.random.randrange(number)]] if number else []
         overlay = network.add(place, settings)
-        network.carry(place, overlay.subscribe(public, _SALT, network.now, contacts=contacts))
+        network.apply(place, overlay.subscribe(public, _SALT, network.now, contacts=contacts))
     network.run(_JOINING)
     sizes = [len(each.topics[topic].contacts) for each in network.overlays.values()]
     for events in network.events.values():
@@ -127,7 +127,7 @@ def simulate(case: Case, seed: int, updates: int) -> CaseResult:
     for sequence in range(1, updates + 1):
         item = sign(_KEY, _SALT, sequence, bencode.encode(b"v%d" % sequence))
         began = network.now
-        network.carry(places[0], network.overlays[places[0]].publish(item, network.now))
+        network.apply(places[0], network.overlays[places[0]].publish(item, network.now))
         lacking = case.nodes
         while lacking and network.now - began <= _PATIENCE:
             network.run(_STEP)

@@ -203,17 +203,17 @@ def _create_node(
         all_bytes_out=settings.bridge.max_bytes_per_hour_out,
         ban=settings.bridge.ban.total_seconds(),
     )
-    return Node(options, key, seqno, sink, topic_selector.record_message, authors=settings.publish.keys)
+    return Node(options, key, seqno, sink, topic_selector.record_message, authors=settings.publish.author_keys)
 
 
 def _create_discovery(settings: Settings, node: Node) -> Discovery:
     group = settings.discovery
     options = DiscoveryOptions(
-        prefix=group.prefix,
-        serve=group.serve,
+        prefix=group.protocol_prefix,
+        serve=group.server_mode,
         announce=group.announce,
-        renew=group.renew.total_seconds(),
-        every=group.every.total_seconds(),
+        renew=group.reprovide_interval.total_seconds(),
+        every=group.lookup_interval.total_seconds(),
     )
     return Discovery(node, options, random.Random(), RouterOptions().D)
 
@@ -226,7 +226,7 @@ def _create_carrier(settings: Settings, sink: FrameSink, quarantine: QuarantineW
         bootstrap=group.bootstrap,
         contacts=group.contacts,
         follow=tuple(map(parse_source, group.follow)),
-        max_topics=group.topics,
+        max_topics=group.max_topics,
         batch_typ=settings.batch.typ,
     )
     return Carrier(options, publisher_key(folder), folder / "bep50", sink, quarantine=quarantine.put)
@@ -313,7 +313,7 @@ def _create_publisher(
     membership: Membership,
     token: trio.lowlevel.TrioToken,
 ) -> Publisher:
-    pace = AuthorPacer(micros(settings.publish.gap), settings.publish.keys)
+    pace = AuthorPacer(micros(settings.publish.min_interval), settings.publish.author_keys)
 
     def publish(topic: str, data: bytes) -> int:
         try:

@@ -1,14 +1,14 @@
-"""The overlay as a part of the bridge: what it listens to, what it captures, what it announces, what it keeps.
+"""The BEP 50 overlay as a part of the bridge: capture of followed topics, announcements, persistence.
 
 A topic belongs to one publisher's key and one separator (kiln.schemas.dht.announcement). The carrier follows the topics
 of the settings. It joins a topic under its own key when a batch of that separator is to be announced, and leaves the
-topic again when too many other topics have had a batch since.
+topic when too many other topics have had a batch since.
 
-An item leaves a gap if it does not name the batch that the item before it announced: nobody can tell any more what was
-announced between the two. The gap goes to quarantine, and only then does the carrier keep the newer item, so that a
-crash loses no gap.
+An item leaves a gap if it does not name the batch that the item before it announced: the batches announced between the
+two are unknown. The carrier writes the gap to quarantine before it saves the newer item, so that a crash loses no gap.
 
-Layout of its folder: `node.id`; `<target>.item`, the newest item of a topic and contacts; `stopped`, see `stopped`.
+Layout of its folder: `node.id`; `<target>.item`, the newest item of a topic and its contacts; `stopped`, the text of
+`Carrier.stop_reason`.
 """
 
 from __future__ import annotations
@@ -62,39 +62,39 @@ from kiln.schemas.wire.topics import TopicError, parse_topic, separator_text
 TRANSPORT: Final = "bep50"
 GAP: Final = "gap"
 
-_KEEP_AFTER: Final = 2.0
-"""Seconds from an item to its file. By then its frame is with Kafka or in the spool; were the file first, a crash
-between them would lose the frame, since others are only asked for what is newer than the file."""
-_EVERY: Final = 1.0
-_ASK_AGAIN: Final = 60.0  # s between two tries to find the address of a name
-_FULL: Final = 0.1  # s between two looks whether the sink has room
-_MOST_TOLD: Final = 50  # topics in the status
-_MOST_GAPS: Final = 1_000  # that wait for Kafka before nothing more is read
+_SAVE_DELAY: Final = 2.0
+"""Seconds from an item to its file. By then its frame is in Kafka or in the spool. If the file came first, a crash
+between the two would lose the frame, since the node only requests items newer than its file."""
+_SAVE_INTERVAL: Final = 1.0
+_RESOLVE_INTERVAL: Final = 60.0  # s between attempts to resolve a host name
+_ROOM_POLL: Final = 0.1  # s between checks for room in the sink
+_MAX_STATUS_TOPICS: Final = 50
+_MAX_WAITING_GAPS: Final = 1_000  # gaps waiting for Kafka at which reading pauses
 
 
 class CarrierError(Exception):
-    """The overlay cannot run; the text says why, and what to do."""
+    """The overlay cannot run; the message says why, and what to do."""
 
 
 @dataclass(frozen=True)
 class CarrierOptions:
-    """Places are texts, ``host:port``."""
+    """Options of the carrier. Addresses are ``host:port`` texts."""
 
     network: str
     listen: Sequence[str]
-    """IP addresses, one of a family; port 0: any that is free"""
+    """IP addresses, one for each family; port 0 is any free port"""
     bootstrap: Sequence[str] = ()
     """nodes of the plain DHT"""
     contacts: Sequence[str] = ()
     """nodes that are tried for every topic, as IP addresses"""
     follow: Sequence[PublisherKey] = ()
-    most_topics: int = 500
-    """of our own key, joined at a time"""
+    max_topics: int = 500
+    """topics of our own key joined at a time"""
     batch_typ: int = BATCH_UPDATE
 
 
 class Carrier:
-    """The overlay on its sockets. All but `stopped` is for the trio thread."""
+    """The overlay on its sockets. Only `stop_reason` may be read outside the trio thread."""
 
     def __init__(
         self,
@@ -106,8 +106,15 @@ class Carrier:
         on_item: Callable[[Item], None] | None = None,
         quarantine: Callable[[bytes, QuarantineRecord], threading.Event] | None = None,
     ) -> None:
-        """``on_item`` is told each new item of others. ``quarantine`` takes a record and its key, and sets the event
-        once nothing can lose it any more. Raises CarrierError."""
+        """Open the topic store.
+
+        Args:
+            on_item: Called with each new item of another publisher.
+            quarantine: Takes a record's key and the record; the event is set once the record is durable.
+
+        Raises:
+            CarrierError: The folder cannot be used.
+        """
         self.public = key.verify_key.encode()
         self._options = options
         self._key = key
@@ -118,42 +125,48 @@ class Carrier:
         self._stop_file = folder / "stopped"
         try:
             self._store = TopicStore(folder)
-            self.stopped: str | None = self._stop_file.read_text() if self._stop_file.exists() else None
-            """Why nothing may be published under our key, in words. Kept in a file that the user removes: who starts
-            again and goes on would fight with the other publisher for ever."""
+            self.stop_reason: str | None = self._stop_file.read_text() if self._stop_file.exists() else None
+            """Why publishing under our key has stopped. It is stored in a file that the user removes: two publishers
+            of one key that each resumed after a restart would never end their conflict."""
         except OSError as error:
-            raise CarrierError(f"the folder {folder} cannot be used: {error}") from error
+            raise CarrierError(
+                f"cannot use the BEP 50 folder {folder} ({error}). Check its permissions and the disk."
+            ) from error
         self._sources: dict[bytes, PublisherKey] = {}
-        self._ours: OrderedDict[bytes, None] = OrderedDict()  # joined to announce, the last used last
+        self._own_topics: OrderedDict[bytes, None] = OrderedDict()  # joined to announce, least recently used first
         self._unsaved: dict[bytes, float] = {}
         self._gaps: dict[bytes, list[threading.Event]] = {}  # by target, those not known to be written
-        self._unknown: dict[str, str] = {}  # names of no address, and why
+        self._unresolved: dict[str, str] = {}  # host names that do not resolve, and the error
         self._counts: Counter[str] = Counter()
-        self._troubles: dict[bytes, str] = {}
-        self._disk: str | None = None
+        self._conflicts: dict[bytes, str] = {}
+        self._save_error: str | None = None
         self.addresses: tuple[DhtAddress, ...] = ()
-        """Where it listens."""
+        """Listen addresses."""
 
     # ---------------------------------------------------------------- running
 
     async def run(self, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve until cancelled; started when all that is followed is joined. Raises CarrierError."""
+        """Serve until cancelled; started when every followed topic is joined.
+
+        Raises:
+            CarrierError: A socket cannot be bound, or a stored file is damaged.
+        """
         options = self._options
         try:
             sockets = [await bind(*host_and_port(text)) for text in options.listen]
             random = SystemRandom()
             self.addresses = tuple(DhtAddress.parse(*each.getsockname()[:2]) for each in sockets)
             local: dict[Family, DhtAddress] = {each.family: each for each in self.addresses}
-            node = self._store.node_id(_new_id(self.addresses[0].ip, random.randbytes(ID_SIZE)))
+            node = self._store.load_node_id(_new_id(self.addresses[0].ip, random.randbytes(ID_SIZE)))
         except (OSError, TopicStoreError) as error:
             raise CarrierError(str(error)) from error
-        at_home = all(ipaddress.ip_address(each.ip).is_loopback for each in self.addresses)
+        only_loopback = all(ipaddress.ip_address(each.ip).is_loopback for each in self.addresses)
         self._overlay = Overlay(
             node,
             self.addresses[0].port,
             random,
             trio.current_time(),
-            OverlaySettings(per_ip=0) if at_home else OverlaySettings(),  # on loopback all have one IP
+            OverlaySettings(per_ip=0) if only_loopback else OverlaySettings(),  # on loopback all nodes have one IP
             filter(None, map(_address, options.bootstrap)),
         )
         self._tap = ItemTap(options.network, node, local, self._sink.put)
@@ -164,7 +177,7 @@ class Carrier:
                 nursery.start_soon(self._run_saves)
                 for source in options.follow:
                     await self._join(source)
-                nursery.start_soon(self._find_names)
+                nursery.start_soon(self._resolve_names)
                 task_status.started()
         except* TopicStoreError as group:
             raise CarrierError(str(group.exceptions[0])) from group
@@ -174,40 +187,50 @@ class Carrier:
             self._tap.close(self._clock_ns())
 
     async def _has_room(self) -> None:
-        while self._sink.full or sum(map(len, self._gaps.values())) > _MOST_GAPS:
-            await trio.sleep(_FULL)
+        while self._sink.full or sum(map(len, self._gaps.values())) > _MAX_WAITING_GAPS:
+            await trio.sleep(_ROOM_POLL)
 
     async def _run_saves(self) -> None:
         while True:
-            await trio.sleep(_EVERY)
+            await trio.sleep(_SAVE_INTERVAL)
             now = trio.current_time()
             for target in [target for target, due in self._unsaved.items() if due <= now]:
                 self._save(target)
 
-    async def _find_names(self) -> None:
-        """Look up the addresses of bootstrap nodes that are given by name, until all are known."""
+    async def _resolve_names(self) -> None:
+        """Resolve the host names among the bootstrap nodes, until all are resolved."""
         names = [text for text in self._options.bootstrap if _address(text) is None]
         while names:
             for text in names:
-                await self._find_name(text)
-            names = list(self._unknown)
-            await trio.sleep(_ASK_AGAIN)
+                await self._resolve_name(text)
+            names = list(self._unresolved)
+            await trio.sleep(_RESOLVE_INTERVAL)
 
-    async def _find_name(self, text: str) -> None:
+    async def _resolve_name(self, text: str) -> None:
         try:
-            found = await trio.socket.getaddrinfo(*host_and_port(text), type=trio.socket.SOCK_DGRAM)
+            results = await trio.socket.getaddrinfo(*host_and_port(text), type=trio.socket.SOCK_DGRAM)
         except OSError as error:
-            self._unknown[text] = f"{TRANSPORT}: {text}: {error.strerror or error}"
+            self._unresolved[text] = (
+                f"{TRANSPORT}: cannot resolve {text} ({error.strerror or error}). Check bep50.bootstrap and the DNS."
+            )
             return
-        self._unknown.pop(text, None)
-        known, families = self._overlay.plain.bootstrap, {each.family for each in self.addresses}
-        places = [DhtAddress.parse(str(place[0]).partition("%")[0], int(place[1])) for *_, place in found]
-        known += [each for each in places if each.family in families and each not in known]
+        self._unresolved.pop(text, None)
+        bootstrap, families = self._overlay.plain.bootstrap, {each.family for each in self.addresses}
+        resolved = [DhtAddress.parse(str(address[0]).partition("%")[0], int(address[1])) for *_, address in results]
+        bootstrap += [each for each in resolved if each.family in families and each not in bootstrap]
 
     # ---------------------------------------------------------------- topics
 
     async def _join(self, source: PublisherKey) -> bytes:
-        """The target of a source's topic, which is joined. Raises StoreError, TopicError."""
+        """Join a publisher's topic, unless it is joined already.
+
+        Returns:
+            The topic's target.
+
+        Raises:
+            TopicStoreError: The stored topic is damaged.
+            TopicError: The separator has no topic name.
+        """
         salt = topic_salt(self._options.network, source.separator)
         target = target_of(source.key, salt)
         if target not in self._overlay.topics:
@@ -220,10 +243,10 @@ class Carrier:
     async def _join_own(self, source: PublisherKey) -> bytes:
         target = await self._join(source)
         if source not in self._options.follow:
-            self._ours[target] = None
-            self._ours.move_to_end(target)
-            if len(self._ours) > self._options.most_topics:
-                oldest, _ = self._ours.popitem(last=False)
+            self._own_topics[target] = None
+            self._own_topics.move_to_end(target)
+            if len(self._own_topics) > self._options.max_topics:
+                oldest, _ = self._own_topics.popitem(last=False)
                 self._save(oldest)
                 await self._endpoint.unsubscribe(oldest)
                 del self._sources[oldest]
@@ -235,16 +258,16 @@ class Carrier:
         if topic is None:
             return
         if not all(written.is_set() for written in self._gaps.get(target, ())):
-            self._unsaved[target] = trio.current_time() + _EVERY
+            self._unsaved[target] = trio.current_time() + _SAVE_INTERVAL
             return
         self._gaps.pop(target, None)
         try:
             self._store.save(target, topic.item, addresses(topic.contacts))
         except OSError as error:
-            self._disk = f"{TRANSPORT}: what is needed after a restart cannot be kept: {error}"
-            self._unsaved[target] = trio.current_time() + _EVERY
+            self._save_error = f"{TRANSPORT}: cannot save topic {target.hex()} ({error}). Check the disk."
+            self._unsaved[target] = trio.current_time() + _SAVE_INTERVAL
         else:
-            self._disk = None
+            self._save_error = None
             self._unsaved.pop(target, None)
 
     def _handle_events(self, events: Sequence[Event]) -> None:
@@ -261,20 +284,20 @@ class Carrier:
 
     def _handle_update(self, event: ItemUpdate) -> None:
         self._counts["items"] += 1
-        if event.via == "publish":  # now: the next one's number and `prev` come from it
+        if event.via == "publish":  # at once: the next item's sequence number and `prev` come from it
             self._save(event.target)
             return
-        self._unsaved.setdefault(event.target, trio.current_time() + _KEEP_AFTER)
+        self._unsaved.setdefault(event.target, trio.current_time() + _SAVE_DELAY)
         self._check_gap(event)
         if self._on_item is not None:
             self._on_item(event.item)
 
     def _check_gap(self, event: ItemUpdate) -> None:
         source = self._sources[event.target]
-        if event.kept is None or source.key == self.public:
+        if event.stored is None or source.key == self.public:
             return
-        last, new = self._read(event.kept), self._read(event.item)
-        # what is no announcement the pipeline quarantines, as it has its frame
+        last, new = self._read(event.stored), self._read(event.item)
+        # the pipeline quarantines an item that is no announcement, since it gets the item's frame
         if isinstance(last, Rejected) or isinstance(new, Rejected) or not find_missed(new, last.batch).gap:
             return
         self._counts["gaps"] += 1
@@ -284,7 +307,7 @@ class Carrier:
         record = QuarantineRecord(
             stage=TRANSPORT,
             reason=GAP,
-            # the same whenever it is found: so it is one row, however often it is written
+            # the text does not depend on when the gap is detected, so that it is one row, however often it is written
             detail=f"{source.key.hex()} for {separator_text(source.separator)}: the item of {cid} does not name "
             f"{cid_text(last.batch)}, the newest known before it",
             data=event.item.value,
@@ -294,43 +317,53 @@ class Carrier:
 
     def _handle_conflict(self, event: ItemConflict) -> None:
         source = self._sources[event.target]
-        signed = _signature_text(event.kept)
-        of = f"for {separator_text(source.separator)}: sequence {event.kept.sequence}, signed {signed}"
-        other = f"sequence {event.other.sequence}, signed {_signature_text(event.other)}"
-        where = f" (from {event.source.text})" if event.source else ""
-        if not event.ours:
-            self._troubles[event.target] = (
-                f"{TRANSPORT}: the publisher {source.key.hex()} has signed two values {of}, kept, and {other}{where}"
+        signed = _signature_text(event.stored)
+        separator = separator_text(source.separator)
+        stored = f"sequence {event.stored.sequence} signed {signed}"
+        other = f"sequence {event.other.sequence} signed {_signature_text(event.other)}"
+        origin = f" from {event.source.text}" if event.source else ""
+        if not event.is_own:
+            self._conflicts[event.target] = (
+                f"{TRANSPORT}: publisher {source.key.hex()} signed two values for {separator}: {stored}, which is "
+                f"stored, and {other}{origin}. Ask the publisher to use its key in one place only."
             )
-        elif self.stopped is None:
-            self.stopped = (
-                f"{TRANSPORT}: nothing is announced any more: somebody else publishes under our key. We wrote, {of}; "
-                f"they {other}{where}. Leave one that has the key of {self.public.hex()[:16]}…, then remove "
-                f"{self._stop_file} and start again"
+        elif self.stop_reason is None:
+            self.stop_reason = (
+                f"{TRANSPORT}: announcing has stopped: another publisher uses our key for {separator} (ours: {stored}; "
+                f"theirs: {other}{origin}). Stop all publishers but one with the key {self.public.hex()[:16]}…, "
+                f"remove {self._stop_file}, and restart."
             )
-            with suppress(OSError):  # if it cannot be kept, it is noticed anew
-                self._stop_file.write_text(self.stopped)
+            with suppress(OSError):  # if it cannot be written, the next conflict is detected again
+                self._stop_file.write_text(self.stop_reason)
 
     # ---------------------------------------------------------------- announcing
 
     async def announce(self, topic: str, data: bytes) -> int:
-        """Announce the batch of a BATCH_UPDATE for a topic: to how many contacts it is known to have come so far.
+        """Announce the batch of a BATCH_UPDATE on a topic.
 
-        The answers to the first call's puts come later: call again until there are some. A batch that the topic's item
-        already names is not announced again. Raises kiln.bridge.publisher.publisher.PublishError.
+        A batch that the topic's item already names is not announced again.
+
+        Returns:
+            The number of contacts that are known to have the item. The responses to the first call's puts arrive
+            later: call again until the number is above zero.
+
+        Raises:
+            PublishError: The batch cannot be announced.
         """
-        if self.stopped is not None:
-            raise PublishError(self.stopped)
+        if self.stop_reason is not None:
+            raise PublishError(self.stop_reason)
         name, update = parse_topic(topic), read_message(data, self._options.batch_typ)
         if name is None or name.separator is None or isinstance(update, Rejected) or update.batch is None:
-            raise PublishError(f"{topic} is no topic of a separator, or its message no BATCH_UPDATE")
+            raise PublishError(
+                f"cannot announce on {topic}: it is no topic of a separator, or the message no BATCH_UPDATE"
+            )
         separator = name.separator
         try:
             joined = self._overlay.topics[await self._join_own(PublisherKey(self.public, separator))]
-            cid, named = cid_bytes(update.batch), self._describe_topic(joined)
-            if cid not in named:
+            cid, batches = cid_bytes(update.batch), self._read_batches(joined)
+            if cid not in batches:
                 now = self._clock_ns() // 1_000_000
-                value = write_announcement(Announcement(separator, cid, now, named), self._options.batch_typ)
+                value = write_announcement(Announcement(separator, cid, now, batches), self._options.batch_typ)
                 last = joined.item.sequence if joined.item is not None else None
                 await self._endpoint.publish(sign(self._key, joined.salt, next_sequence(now, last), value))
         except (OverlayError, TopicStoreError, TopicError, CidError, ValueError, OSError) as error:
@@ -339,34 +372,34 @@ class Carrier:
         return sum(each.sequence >= joined.item.sequence for each in joined.contacts)
 
     def target(self, topic: str) -> str:
-        """Under which target the batches of a pubsub topic are announced, hex. Pure, so for any thread."""
+        """The target, in hex, under which the batches of a pubsub topic are announced. Safe in any thread."""
         name = parse_topic(topic)
         assert name is not None
         assert name.separator is not None
         return target_of(self.public, topic_salt(name.network, name.separator)).hex()
 
-    def _describe_topic(self, topic: TopicNode) -> tuple[bytes, ...]:
-        """The batches that the topic's item names, newest first. So they survive a restart with the item."""
+    def _read_batches(self, topic: TopicNode) -> tuple[bytes, ...]:
+        """The batches that the topic's item names, newest first."""
         if topic.item is None:
             return ()
-        found = self._read(topic.item)
-        return () if isinstance(found, Rejected) else (found.batch, *found.previous)
+        announcement = self._read(topic.item)
+        return () if isinstance(announcement, Rejected) else (announcement.batch, *announcement.previous)
 
     def _read(self, item: Item) -> Announcement | Rejected:
         return read_announcement(item.value, self._options.network, item.salt, self._options.batch_typ)
 
-    # ---------------------------------------------------------------- telling
+    # ---------------------------------------------------------------- status
 
     @property
     def errors(self) -> tuple[str, ...]:
-        """What is wrong, in words."""
-        texts = (self.stopped, self._disk, *self._unknown.values(), *self._troubles.values())
+        """Messages of the errors that persist."""
+        texts = (self.stop_reason, self._save_error, *self._unresolved.values(), *self._conflicts.values())
         return tuple(text for text in texts if text is not None)
 
     def status(self, publisher: PublisherStatus) -> OverlayStatus:
-        """How it goes, with what its publisher says of itself."""
+        """Status of the overlay, for the bridge's status file."""
         joined = self._overlay.topics.values()
-        topics = nlargest(_MOST_TOLD, joined, key=lambda each: len(each.contacts))
+        topics = nlargest(_MAX_STATUS_TOPICS, joined, key=lambda each: len(each.contacts))
         return OverlayStatus(
             key=self.public.hex(),
             node=self._overlay.node_id.hex(),
@@ -395,12 +428,16 @@ class Carrier:
 
 
 def publisher_key(folder: Path) -> SigningKey:
-    """The key under which batches are announced: that in `bep50.key`, a new one where there is none. KeyFileError."""
+    """Load the key under which batches are announced from `bep50.key`, or create it.
+
+    Raises:
+        KeyFileError: The file cannot be used.
+    """
     return SigningKey(load_or_create(folder / "bep50.key").private_bytes_raw())
 
 
 def _address(text: str) -> DhtAddress | None:
-    """None: the host is a name."""
+    """Parse an address; `None` if its host is a name."""
     try:
         return DhtAddress.from_text(text)
     except ValueError:

@@ -1,8 +1,7 @@
-"""What the nodes on one UDP port share: an id, settings, chance, timers, and what there is to send and to tell.
+"""State shared by the nodes on one UDP port: id, settings, random source, timers, datagrams to send, and events.
 
-Nothing here reads a clock or touches a socket: whoever drives the machine says what time it is (seconds of any
-monotonic clock) and carries away the output. The same calls at the same times, with the same seed, give the same
-datagrams.
+No clock and no socket: the caller passes the time (seconds of any monotonic clock) and sends the datagrams. The same
+calls at the same times, with the same seed, give the same datagrams.
 """
 
 from __future__ import annotations
@@ -20,33 +19,33 @@ from kiln.schemas.dht.krpc import DhtAddress, KrpcError, KrpcQuery, KrpcResponse
 
 
 class OverlaySettings(Struct, frozen=True):
-    """How an overlay behaves. Times in seconds."""
+    """Settings of an overlay. Times in seconds."""
 
     timeout: float = 2.0
-    """A query without an answer after this time is lost."""
+    """Time after which a query without a response counts as lost."""
     refresh: float = 45.0
-    """How often each contact is asked for the item. It renews write tokens, heals losses, and keeps the mapping of a
-    NAT open, which may close after 60 s without traffic."""
+    """Interval of the gets sent to each contact. They renew write tokens, heal losses, and keep the mapping of a NAT
+    open, which may close after 60 s without traffic."""
     token_use: float = 240.0
-    """For how long another node's write token is used. BEP 5: it is taken for 5 minutes at least."""
+    """Time for which another node's write token is used. It is valid for at least 5 minutes (BEP 5)."""
     announce: float = 900.0
-    """How often peers are looked up in the plain DHT, and we are announced there."""
+    """Interval of the lookups of peers in the plain DHT, and of our announcements there."""
     plain_put: float = 3600.0
-    """How often a publisher's item is put into the plain DHT (BEP 44: once an hour)."""
-    silence: float = 30.0
-    """For how long an address that did not answer is not probed again, unless it asks us something."""
+    """Interval at which a publisher's item is put into the plain DHT (BEP 44: once an hour)."""
+    probe_pause: float = 30.0
+    """Time for which an address that did not respond is not probed again, unless it sends a query."""
     nodes: int = 8
-    """How many nodes a response names at most. BEP 50's K = 1 can be read as one; with more a node joins sooner."""
+    """Most nodes that a response names. BEP 50's K = 1 can be read as one; with more a node joins sooner."""
     probes: int = 16
-    """How many addresses of a topic are probed at a time."""
+    """Most addresses of a topic that are probed at a time."""
     per_ip: int = 2
-    """How many contacts of one IP a routing table takes; 0: any number."""
+    """Most contacts with one IP in a routing table; 0 is no limit."""
     bound_ids: bool = False
-    """Whether contacts must have an id that BEP 42 allows their IP. Behind a NAT a node may not know its IP, and so not
-    have one."""
+    """If true, a contact needs an id that BEP 42 allows for its IP. A node behind a NAT may not know its IP, and so
+    lack such an id."""
     rate: float = 200.0
-    """Queries a second answered to one IPv4 address, or one /64 of IPv6; it also bounds what a host is sent under whose
-    address others ask."""
+    """Queries a second answered to one IPv4 address, or one /64 of IPv6. It also bounds the traffic to a host whose
+    address others spoof."""
     burst: float = 400.0
     """Queries answered to it at once."""
 
@@ -55,38 +54,38 @@ Via = Literal["put", "get", "plain", "publish"]
 
 
 class ItemTransfer(NamedTuple):
-    """A datagram that carries an item of a topic went in or out; nothing in it was checked yet."""
+    """A datagram with an item of a topic, received or sent; its contents are not yet checked."""
 
     target: bytes
     direction: Literal["in", "out"]
     datagram: bytes
     address: DhtAddress
     node: bytes
-    """The other node's id; empty where it is not known."""
+    """The other node's id; empty if unknown."""
 
 
 class ItemUpdate(NamedTuple):
-    """A topic has a new item, verified: keep it (BEP 50, Subscribing to topics), before the output is sent."""
+    """A new, verified item of a topic. Store it before the datagrams are sent (BEP 50, Subscribing to topics)."""
 
     target: bytes
     item: Item
     via: Via
     source: DhtAddress | None
-    kept: Item | None
-    """The one that it replaces."""
+    stored: Item | None
+    """The item that it replaces."""
 
 
 class ItemConflict(NamedTuple):
-    """An item, well signed, that should not be there.
+    """A correctly signed item that conflicts with the stored one.
 
-    Another value under the sequence number of the kept item, which stays. Or, with ``ours``, any newer item where we
-    publish under that key: somebody else does too, and our publishing has stopped.
+    It has another value with the sequence number of the stored item, which stays. Or, with ``is_own``, it is any newer
+    item under a key that we publish under: another publisher uses the key, and our publishing has stopped.
     """
 
     target: bytes
-    kept: Item
+    stored: Item
     other: Item
-    ours: bool
+    is_own: bool
     source: DhtAddress | None
 
 
@@ -99,7 +98,7 @@ class ItemAcknowledgement(NamedTuple):
 
 
 class PlainStoreResult(NamedTuple):
-    """So many nodes of the plain DHT took our item."""
+    """The number of nodes of the plain DHT that stored our item."""
 
     target: bytes
     sequence: int
@@ -107,7 +106,7 @@ class PlainStoreResult(NamedTuple):
 
 
 class ConnectivityChange(NamedTuple):
-    """A topic has its first contact, or has lost its last one."""
+    """A topic got its first contact, or lost its last one."""
 
     target: bytes
     connected: bool
@@ -126,14 +125,14 @@ class Datagram(NamedTuple):
 
 
 class OverlayEffects(NamedTuple):
-    """What a call resulted in: tell the events first, then send the datagrams."""
+    """Output of a call: handle the events first, then send the datagrams."""
 
     datagrams: list[Datagram]
     events: list[Event]
 
 
 class OverlayCore:
-    """Time, chance, timers and output of one UDP port."""
+    """Time, random source, timers and output of one UDP port."""
 
     def __init__(self, node_id: bytes, port: int, random: Random, settings: OverlaySettings, now: float) -> None:
         self.id = node_id
@@ -143,7 +142,7 @@ class OverlayCore:
         self.settings = settings
         self.now = now
         self.datagram = b""
-        """The datagram that is being taken in, as it came."""
+        """The datagram that is being received, unparsed."""
         self.dropped: Counter[str] = Counter()
         """Datagrams that changed nothing, by reason."""
         self._datagrams: list[Datagram] = []
@@ -152,7 +151,12 @@ class OverlayCore:
         self._count = 0
 
     def send(self, message: Message, address: DhtAddress, node: bytes = b"", target: bytes | None = None) -> None:
-        """Send a message. ``target`` is that of an item in it, where its topic does not say: in the plain DHT."""
+        """Send a message.
+
+        Args:
+            node: The receiver's id, if known.
+            target: The target of the message's item, needed in the plain DHT, where the message has no topic.
+        """
         data = write_message(message)
         target = message.topic or target
         self._datagrams.append(Datagram(data, address))
@@ -175,16 +179,16 @@ class OverlayCore:
         heapq.heappush(self._timers, (self.now + delay, self._count, action))
 
     def jitter(self, delay: float) -> float:
-        """The delay, up to a tenth more or less: nodes started together shall not act together for ever."""
+        """The delay, up to a tenth more or less, so that nodes that start together do not act in step."""
         return delay * self.random.uniform(0.9, 1.1)
 
     @property
     def deadline(self) -> float | None:
-        """When the next timer is due."""
+        """Time of the next timer."""
         return self._timers[0][0] if self._timers else None
 
     def advance(self, now: float) -> None:
-        """Let time pass: run every timer that is due, each at its own time. Time never goes back."""
+        """Advance the time and run each timer that is due, at its own time. Time never goes back."""
         while self._timers and self._timers[0][0] <= now:
             due, _, action = heapq.heappop(self._timers)
             self.now = max(self.now, due)
@@ -192,7 +196,7 @@ class OverlayCore:
         self.now = max(self.now, now)
 
     def pop_effects(self) -> OverlayEffects:
-        """Take the output that has gathered."""
+        """Return the output since the last call, and clear it."""
         output = OverlayEffects(self._datagrams, self._events)
         self._datagrams, self._events = [], []
         return output

@@ -1,13 +1,13 @@
 """BEP 50, publish/subscribe over the BitTorrent DHT, as a state machine: datagrams and the time go in, datagrams and
-events come out. No clock, no socket: `kiln.bridge.bep50.socket` has both.
+events come out. `kiln.bridge.bep50.socket` has the clock and the sockets.
 
-BEP 50 modifies the DHT's protocol so that a mutable item (BEP 44) is pushed to whoever follows it. Those who follow one
+BEP 50 modifies the DHT protocol so that a mutable item (BEP 44) is pushed to its subscribers. The subscribers of one
 item, a topic, form an overlay of their own, found through the plain DHT. All nodes on one UDP port share an id; the key
-``c`` of a message says whose it is:
+``c`` of a message selects the node:
 
-    c absent            the plain DHT's                              kiln.bridge.bep50.plain
-    c = target          the topic's with this target                 kiln.bridge.bep50.topic
-    c = another         nobody's here: a query is refused, an answer dropped
+    c absent            the node in the plain DHT                    kiln.bridge.bep50.plain
+    c = target          the node of the topic with this target       kiln.bridge.bep50.topic
+    c = another         none: a query is refused, a response dropped
 """
 
 from __future__ import annotations
@@ -35,9 +35,12 @@ from kiln.schemas.dht.krpc import (
 class Overlay:
     """All nodes of one UDP port.
 
-    ``now`` is the caller's monotonic clock, in seconds. ``random`` draws transactions and secrets: `SystemRandom` in
-    earnest, a seeded `Random` in a test. ``port`` is announced. ``bootstrap`` are nodes of the plain DHT; with none the
-    plain DHT is not used, and topics are joined by their contacts alone.
+    Args:
+        port: The port to announce.
+        random: Draws transactions and secrets: `SystemRandom` in production, a seeded `Random` in a test.
+        now: The caller's monotonic clock, in seconds.
+        bootstrap: Nodes of the plain DHT. Without any the plain DHT is not used, and topics are joined through their
+            contacts alone.
     """
 
     def __init__(
@@ -65,7 +68,7 @@ class Overlay:
 
     @property
     def deadline(self) -> float | None:
-        """When `advance` must be called at the latest; None: only a call or a datagram can change anything."""
+        """Latest time for the next call of `advance`; `None` if no timer is set."""
         return self._core.deadline
 
     def subscribe(
@@ -77,11 +80,15 @@ class Overlay:
         contacts: Sequence[DhtAddress] = (),
         publishing: bool = False,
     ) -> OverlayEffects:
-        """Join the topic of a key and a salt; nothing happens if it is joined already.
+        """Join the topic of a key and a salt, unless it is joined already.
 
-        ``stored`` is the newest item of an earlier run, which is served at once; ``contacts`` are addresses to begin
-        with: those of an earlier run, or some given in the settings. ``publishing``: the topic is ours, and ``stored``
-        the last item that we have published in it. Raises ValueError if ``stored`` is another topic's.
+        Args:
+            stored: The newest item of an earlier run, which is served at once.
+            contacts: Addresses to begin with, from an earlier run or from the settings.
+            publishing: True if the topic is ours, and ``stored`` the last item that we published in it.
+
+        Raises:
+            ValueError: ``stored`` belongs to another topic.
         """
         if stored is not None and (stored.key, stored.salt) != (key, salt):
             raise ValueError(f"the stored item is of {stored.target.hex()}, not of {target_of(key, salt).hex()}")
@@ -102,8 +109,9 @@ class Overlay:
     def publish(self, item: Item, now: float) -> OverlayEffects:
         """Publish an item in its topic (BEP 50: a publisher "SHOULD also subscribe to the topic").
 
-        Raises PublishError if the topic is not joined, if the item is not newer than the topic's or not well signed, or
-        if another publisher of its key was seen.
+        Raises:
+            ItemPublishError: The topic is not joined, the item is not newer than the topic's or not correctly signed,
+                or another publisher uses its key.
         """
         self._core.advance(now)
         topic = self.topics.get(item.target)
@@ -113,12 +121,12 @@ class Overlay:
         return self._core.pop_effects()
 
     def advance(self, now: float) -> OverlayEffects:
-        """Let time pass."""
+        """Advance the time and run due timers."""
         self._core.advance(now)
         return self._core.pop_effects()
 
     def receive(self, datagram: bytes, source: DhtAddress, now: float) -> OverlayEffects:
-        """Take in a datagram. Raises nothing, whatever is in it."""
+        """Process a datagram. It never raises, whatever the datagram contains."""
         self._core.advance(now)
         self._core.datagram = datagram
         message = read_message(datagram)
@@ -127,10 +135,10 @@ class Overlay:
         elif isinstance(message, MalformedDatagram):
             self._refuse_malformed(message, source)
         elif not isinstance(message, KrpcQuery):
-            taker = self.plain if message.topic is None else self.topics.get(message.topic)
-            if taker is None or not taker.handle_response(message, source):
+            node = self.plain if message.topic is None else self.topics.get(message.topic)
+            if node is None or not node.handle_response(message, source):
                 self.dropped["not_asked_for"] += 1
-        elif not self._rates.allows(source.ip, self._core.now):  # answers are bounded by what we ask
+        elif not self._rates.allows(source.ip, self._core.now):  # responses are bounded by our queries
             self.dropped["too_many_queries"] += 1
         elif message.topic is None:
             self.plain.handle_query(message, source)

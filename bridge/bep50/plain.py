@@ -1,8 +1,8 @@
-"""Our node in the plain DHT (BEP 5, BEP 44): by it topics are found, and items kept for those who are in no overlay.
+"""Our node in the plain DHT (BEP 5, BEP 44), which finds topics and stores our items for nodes in no overlay.
 
-It asks much and keeps nothing: it answers ping, find_node, get_peers and get, but gives out no write token, so that
-nobody stores here. To answer at all matters: libtorrent enters in its table whoever has announced to it, even one that
-says it is read-only (BEP 43), and each of its lookups then waits for it.
+It stores nothing: it answers ping, find_node, get_peers and get, but issues no write token. It has to answer, because
+libtorrent adds each node that announces to its table, even one that declares itself read-only (BEP 43), and each of its
+lookups then waits for that node.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from kiln.bridge.bep50.core import OverlayCore
-from kiln.bridge.bep50.table import GONE, RoutingTable
+from kiln.bridge.bep50.table import MAX_FAILURES, RoutingTable
 from kiln.bridge.bep50.transactions import Answer, Transactions
 from kiln.schemas.dht.bencode import Value
 from kiln.schemas.dht.items import Item, item_fields, put_fields
@@ -35,16 +35,16 @@ from kiln.schemas.dht.node_id import distance
 
 K: Final = 8
 ALPHA: Final = 4
-"""Queries of one lookup at a time."""
+"""Concurrent queries of one lookup."""
 MAX_QUERIES: Final = 64
-"""Queries of one lookup altogether."""
+"""Total queries of one lookup."""
 
 LookupMethod = Literal[b"get_peers", b"get"]
 
 
 @dataclass
 class WritableNode:
-    """A node that answered a lookup, and the write token it gave us."""
+    """A node that answered a lookup, and the write token from its response."""
 
     node: DhtNode
     token: bytes
@@ -52,8 +52,10 @@ class WritableNode:
 
 @dataclass
 class Lookup:
-    """An iterative lookup in one address family: the nearest known that was not asked is asked next, until the K
-    nearest have answered."""
+    """An iterative lookup in one address family.
+
+    The nearest known node that was not queried is queried next, until the K nearest have answered.
+    """
 
     method: LookupMethod
     target: bytes
@@ -62,10 +64,10 @@ class Lookup:
     on_end: Callable[[list[WritableNode]], None]
     candidates: list[DhtNode] = field(default_factory=list)
     unnamed: list[DhtAddress] = field(default_factory=list)
-    """Where to begin when there is nobody: addresses without a node id."""
+    """Bootstrap addresses, whose node ids are unknown; used while there are no candidates."""
     queried: set[DhtAddress] = field(default_factory=set)
     answered: dict[bytes, WritableNode | None] = field(default_factory=dict)
-    """By node id; None without a token."""
+    """Nodes that answered, by id; `None` for a node that gave no token."""
     waiting: int = 0
     ended: bool = False
 
@@ -75,7 +77,7 @@ class Lookup:
         self.candidates = sorted(known.values(), key=lambda each: distance(each.id, self.target))[:MAX_QUERIES]
 
     def next_node(self) -> DhtNode | None:
-        """Whom to ask now: one of the K nearest that have not failed us."""
+        """The node to query next: one of the K nearest that have not failed."""
         if len(self.queried) >= MAX_QUERIES:
             return None
         nearest = [n for n in self.candidates if n.address not in self.queried or n.id in self.answered][:K]
@@ -94,22 +96,27 @@ class Lookup:
 
 
 class PlainNode:
-    """Lookups in the plain DHT, and answers to it. ``bootstrap``: addresses to begin with; none is built in."""
+    """Lookups in the plain DHT, and responses to its queries.
+
+    Args:
+        bootstrap: Addresses to begin with; none is built in.
+        find_item: Returns the item of a target, if we have it.
+    """
 
     def __init__(
-        self, machine: OverlayCore, bootstrap: Iterable[DhtAddress], items: Callable[[bytes], Item | None]
+        self, core: OverlayCore, bootstrap: Iterable[DhtAddress], find_item: Callable[[bytes], Item | None]
     ) -> None:
-        self._core = machine
+        self._core = core
         self.bootstrap = list(bootstrap)
-        """Where to begin; more may be added."""
-        self._items = items
-        self._transactions = Transactions(machine, topic=None)
+        """Addresses to begin with; callers may add more."""
+        self._find_item = find_item
+        self._transactions = Transactions(core, topic=None)
         self.tables: dict[Family, RoutingTable] = {
-            4: RoutingTable(machine.id, far=K, per_ip=machine.settings.per_ip),
-            6: RoutingTable(machine.id, far=K, per_ip=machine.settings.per_ip),
+            4: RoutingTable(core.id, far=K, per_ip=core.settings.per_ip),
+            6: RoutingTable(core.id, far=K, per_ip=core.settings.per_ip),
         }
 
-    # ---------------------------------------------------------------- asking
+    # ---------------------------------------------------------------- queries sent
 
     def look_up(
         self,
@@ -118,7 +125,7 @@ class PlainNode:
         on_response: Callable[[KrpcResponse, DhtAddress], None],
         on_end: Callable[[list[WritableNode]], None],
     ) -> None:
-        """Ask the nodes near ``target``, in each family in which we know any; ``on_end`` is called once for each."""
+        """Query the nodes near ``target`` in each address family; ``on_end`` is called once for each family."""
         for family, table in self.tables.items():
             unnamed = [each for each in self.bootstrap if each.family == family]
             lookup = Lookup(method, target, family, on_response, on_end, unnamed=unnamed)
@@ -126,9 +133,9 @@ class PlainNode:
             self._continue(lookup)
 
     def announce(self, target: bytes, nodes: Iterable[WritableNode]) -> None:
-        """Say at these nodes that we have the topic (BEP 50: "with the port they are listening for DHT messages on").
+        """Announce our port for the topic (BEP 50: "with the port they are listening for DHT messages on").
 
-        One socket carries everything, so ``implied_port`` names the same port also behind a NAT that has changed it.
+        One socket carries everything, so ``implied_port`` names the right port also behind a NAT that changes it.
         """
         for each in nodes:
             arguments: dict[bytes, Value] = {
@@ -139,26 +146,25 @@ class PlainNode:
             }
             self._transactions.send_query(each.node.address, b"announce_peer", arguments, lambda _: None)
 
-    def put(self, item: Item, nodes: Iterable[WritableNode], done: Callable[[int], None]) -> None:
-        """Store an item at these nodes; ``done`` is told how many took it."""
+    def put(self, item: Item, nodes: Iterable[WritableNode], on_end: Callable[[int], None]) -> None:
+        """Store an item at these nodes; ``on_end`` is called with the number of nodes that stored it."""
         nodes = list(nodes)
         outcomes: list[bool] = []
 
-        def answered(answer: Answer) -> None:
+        def handle_answer(answer: Answer) -> None:
             outcomes.append(isinstance(answer, KrpcResponse))
             if len(outcomes) == len(nodes):
-                done(sum(outcomes))
+                on_end(sum(outcomes))
 
         for each in nodes:
             arguments = {**put_fields(item), b"token": each.token}
-            self._transactions.send_query(each.node.address, b"put", arguments, answered, each.node.id, item.target)
+            self._transactions.send_query(
+                each.node.address, b"put", arguments, handle_answer, each.node.id, item.target
+            )
 
     def handle_response(self, message: KrpcResponse | KrpcError, source: DhtAddress) -> bool:
-        """Take an answer; False if nobody had asked."""
-        done = self._transactions.pop(message, source)
-        if done is not None:
-            done(message)
-        return done is not None
+        """Process a response; False if it belongs to no pending query."""
+        return self._transactions.handle_response(message, source)
 
     def _continue(self, lookup: Lookup) -> None:
         while lookup.waiting < ALPHA and (node := lookup.next_node()) is not None:
@@ -168,14 +174,14 @@ class PlainNode:
             lookup.on_end(lookup.nearest)
 
     def _query(self, lookup: Lookup, node: DhtNode) -> None:
-        def done(answer: Answer) -> None:
+        def handle_answer(answer: Answer) -> None:
             lookup.waiting -= 1
             self._record_node(node.address, answer)
             if isinstance(answer, KrpcResponse):
                 token = answer.values.get(b"token")
-                who = DhtNode(answer.sender, node.address)
+                sender = DhtNode(answer.sender, node.address)
                 if answer.sender != self._core.id and answer.sender not in lookup.answered:
-                    lookup.answered[answer.sender] = WritableNode(who, token) if isinstance(token, bytes) else None
+                    lookup.answered[answer.sender] = WritableNode(sender, token) if isinstance(token, bytes) else None
                 lookup.add_nodes(read_nodes(answer.values)[: 2 * K])
                 lookup.on_response(answer, node.address)
             self._continue(lookup)
@@ -183,7 +189,7 @@ class PlainNode:
         lookup.queried.add(node.address)
         lookup.waiting += 1
         name = b"info_hash" if lookup.method == b"get_peers" else b"target"
-        self._transactions.send_query(node.address, lookup.method, {name: lookup.target}, done)
+        self._transactions.send_query(node.address, lookup.method, {name: lookup.target}, handle_answer)
 
     def _record_node(self, address: DhtAddress, answer: Answer) -> None:
         table = self.tables[address.family]
@@ -194,13 +200,13 @@ class PlainNode:
                     table.remove(contact)
                 table.insert(DhtNode(answer.sender, address), self._core.now)
             else:
-                contact.answered, contact.failures = self._core.now, 0
+                contact.last_answered, contact.failures = self._core.now, 0
         elif contact is not None:
             contact.failures += 1
-            if contact.failures >= GONE:
+            if contact.failures >= MAX_FAILURES:
                 table.remove(contact)
 
-    # ---------------------------------------------------------------- answering
+    # ---------------------------------------------------------------- queries received
 
     def handle_query(self, query: KrpcQuery, source: DhtAddress) -> None:
         """Answer a query."""
@@ -217,15 +223,15 @@ class PlainNode:
         if method == b"ping":
             return {}
         if method in (b"announce_peer", b"put"):
-            return BAD_TOKEN  # there is no good one
+            return BAD_TOKEN  # we issue none
         if method not in (b"find_node", b"get_peers", b"get"):
             return UNKNOWN_METHOD
         target = query.arguments.get(b"info_hash" if method == b"get_peers" else b"target")
         if not isinstance(target, bytes) or len(target) != ID_SIZE:
             return BAD_ARGUMENTS
         values = write_nodes(self.tables[source.family].closest(target, K))
-        item = self._items(target) if method == b"get" else None
-        if item is not None:  # it is signed: whoever has it may show it
+        item = self._find_item(target) if method == b"get" else None
+        if item is not None:  # it is signed, so any node may serve it
             known = query.arguments.get(b"seq")
             if isinstance(known, int) and known >= item.sequence:
                 values[b"seq"] = item.sequence

@@ -1,4 +1,4 @@
-"""The overlay on real sockets: UDP, by trio. All that is decided is decided in `kiln.bridge.bep50.overlay`."""
+"""The overlay on UDP sockets, with trio. The protocol is in `kiln.bridge.bep50.overlay`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,15 @@ from kiln.schemas.dht.krpc import MAX_DATAGRAM, DhtAddress, Family
 
 
 async def bind(host: str, port: int) -> trio.socket.SocketType:
-    """A UDP socket on an IP address (no name); port 0: any that is free. Raises OSError, which names the address."""
+    """Bind a UDP socket.
+
+    Args:
+        host: An IP address, no host name.
+        port: The port; 0 is any free one.
+
+    Raises:
+        OSError: The address cannot be bound; the message names it.
+    """
     address = DhtAddress.parse(host, port)
     family = trio.socket.AF_INET if address.family == 4 else trio.socket.AF_INET6
     sock = trio.socket.socket(family, trio.socket.SOCK_DGRAM)
@@ -30,10 +38,12 @@ async def bind(host: str, port: int) -> trio.socket.SocketType:
 
 
 class Endpoint:
-    """Carries datagrams between an overlay and its sockets, one for each address family, and tells it the time.
+    """Runs an overlay on its sockets, one for each address family, and on trio's clock.
 
-    ``handle`` is given the events of each step *before* the datagrams of that step are sent: an item that it has kept
-    by then is one that no restart can take back. It is a plain function, called in the trio thread.
+    Args:
+        handle: Called in the trio thread with the events of each step, *before* the datagrams of that step are sent.
+            An item that it stores by then survives a restart.
+        wait_for_room: Awaited before each datagram is read. While it waits, the node looks unresponsive to others.
     """
 
     def __init__(
@@ -41,18 +51,17 @@ class Endpoint:
         overlay: Overlay,
         sockets: Sequence[trio.socket.SocketType],
         handle: Callable[[Sequence[Event]], None],
-        room: Callable[[], Awaitable[None]] | None = None,
+        wait_for_room: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """``room`` is awaited before each datagram is read: where it waits, others find us silent."""
         self._overlay = overlay
         self._sockets: dict[Family, trio.socket.SocketType] = {
             4 if each.family == trio.socket.AF_INET else 6: each for each in sockets
         }
         self._handle = handle
-        self._room = room
+        self._wait_for_room = wait_for_room
         self._changed = trio.Event()
         self.unsent: Counter[str] = Counter()
-        """Datagrams that the system did not take, by the name of the error. UDP may lose any."""
+        """Datagrams that the operating system did not accept, by the name of the error."""
 
     async def run(self) -> None:
         """Serve until cancelled; the sockets are closed then."""
@@ -60,7 +69,7 @@ class Endpoint:
             async with trio.open_nursery() as nursery:
                 for family, sock in self._sockets.items():
                     nursery.start_soon(self._receive, family, sock)
-                nursery.start_soon(self._keep_time)
+                nursery.start_soon(self._run_timers)
         finally:
             for sock in self._sockets.values():
                 sock.close()
@@ -74,33 +83,33 @@ class Endpoint:
         publishing: bool = False,
     ) -> None:
         """See `Overlay.subscribe`."""
-        await self._carry(self._overlay.subscribe(key, salt, trio.current_time(), stored, contacts, publishing))
+        await self._apply(self._overlay.subscribe(key, salt, trio.current_time(), stored, contacts, publishing))
 
     async def unsubscribe(self, target: bytes) -> None:
         """See `Overlay.unsubscribe`."""
-        await self._carry(self._overlay.unsubscribe(target, trio.current_time()))
+        await self._apply(self._overlay.unsubscribe(target, trio.current_time()))
 
     async def publish(self, item: Item) -> None:
         """See `Overlay.publish`."""
-        await self._carry(self._overlay.publish(item, trio.current_time()))
+        await self._apply(self._overlay.publish(item, trio.current_time()))
 
     async def _receive(self, family: Family, sock: trio.socket.SocketType) -> None:
         while True:
-            if self._room is not None:
-                await self._room()
+            if self._wait_for_room is not None:
+                await self._wait_for_room()
             data, (host, port, *_) = await sock.recvfrom(MAX_DATAGRAM + 1)
             source = DhtAddress(trio.socket.inet_pton(sock.family, host.partition("%")[0]), port)
-            await self._carry(self._overlay.receive(data, source, trio.current_time()))
+            await self._apply(self._overlay.receive(data, source, trio.current_time()))
 
-    async def _keep_time(self) -> None:
+    async def _run_timers(self) -> None:
         while True:
             deadline = self._overlay.deadline
             self._changed = trio.Event()
             with trio.move_on_at(math.inf if deadline is None else deadline):
                 await self._changed.wait()
-            await self._carry(self._overlay.advance(trio.current_time()))
+            await self._apply(self._overlay.advance(trio.current_time()))
 
-    async def _carry(self, output: OverlayEffects) -> None:
+    async def _apply(self, output: OverlayEffects) -> None:
         if output.events:
             self._handle(output.events)
         self._changed.set()
@@ -115,5 +124,5 @@ class Endpoint:
             return
         try:
             await sock.sendto(datagram.data, (address.host, address.port))
-        except OSError as error:  # as if it were lost on its way
+        except OSError as error:  # like a datagram lost on the network
             self.unsent[type(error).__name__] += 1

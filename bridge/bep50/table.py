@@ -4,8 +4,8 @@ BEP 50: "The value of K is set to one. The routing table's home bucket and its s
 least 8 nodes each. When the home bucket is split the sibling of the previous home bucket (now an uncle of the new home
 bucket) SHOULD be resized to one node per the setting of K=1."
 
-Bucket *i* holds nodes whose ids share exactly *i* leading bits with ours; the last one, the home bucket, all that share
-as many or more. So its sibling is the bucket before it, and those before the sibling are uncles::
+Bucket *i* holds nodes whose ids share exactly *i* leading bits with ours; the last one, the home bucket, holds all that
+share as many or more. So its sibling is the bucket before it, and those before the sibling are uncles::
 
     id bits shared    0    1    2    3    4 and more
     capacity          1    1    1    8    8
@@ -24,31 +24,31 @@ from kiln.schemas.dht.node_id import distance, is_bound, shared_bits
 
 NEAR: Final = 8
 """Capacity of the home bucket and its sibling."""
-GONE: Final = 3
-"""A contact that left so many queries in a row unanswered is removed."""
+MAX_FAILURES: Final = 3
+"""Consecutive unanswered queries after which a contact is removed."""
 
 
 @dataclass(eq=False)
 class OverlayContact:
-    """A node that has answered us."""
+    """A node that has answered a query."""
 
     id: bytes
     address: DhtAddress
-    since: float
-    """When it first answered: what was good for longest is kept longest (BEP 5, Routing Table)."""
-    answered: float
+    first_answered: float
+    """Time of its first response: the contact that has been good for longest is retained (BEP 5, Routing Table)."""
+    last_answered: float
     failures: int = 0
-    """Queries unanswered since the last answer."""
+    """Unanswered queries since the last response."""
     sequence: int = -1
-    """The newest item that it is known to have."""
+    """Sequence number of the newest item that it is known to have."""
     token: bytes | None = None
     token_at: float = 0.0
-    asking: bool = False
-    """A get is on its way to it."""
-    putting: bool = False
-    """A put is on its way to it. There is one at most: of a burst of items it gets the first and the newest."""
-    refused: int = 0
-    """How often it refused our newest item."""
+    get_pending: bool = False
+    """A get to it waits for its response."""
+    put_pending: bool = False
+    """A put to it waits for its response. At most one does: of a burst of items it gets the first and the newest."""
+    refusals: int = 0
+    """Number of times it refused our newest item."""
 
     @property
     def node(self) -> DhtNode:
@@ -56,10 +56,13 @@ class OverlayContact:
 
 
 class RoutingTable:
-    """Contacts by distance from our id. ``far`` is the capacity of an uncle: BEP 50's K; 8 makes BEP 5's table.
+    """Contacts by distance from our id.
 
-    ``per_ip`` bounds the contacts of one IP, if it is not 0: ids cost nothing, addresses do. ``bound_ids``: only ids
-    that BEP 42 allows.
+    Args:
+        far: Capacity of an uncle: BEP 50's K; 8 makes BEP 5's table.
+        near: Capacity of the home bucket and its sibling.
+        per_ip: Most contacts of one IP, since ids cost nothing and addresses do; 0 is no limit.
+        bound_ids: If true, accept only ids that BEP 42 allows.
     """
 
     def __init__(self, own_id: bytes, far: int = 1, near: int = NEAR, per_ip: int = 0, bound_ids: bool = False) -> None:
@@ -69,43 +72,43 @@ class RoutingTable:
         self._per_ip = per_ip
         self._bound_ids = bound_ids
         self._buckets: list[list[OverlayContact]] = [[]]
-        self._at: dict[DhtAddress, OverlayContact] = {}
+        self._by_address: dict[DhtAddress, OverlayContact] = {}
 
     def __len__(self) -> int:
-        return len(self._at)
+        return len(self._by_address)
 
     def __iter__(self) -> Iterator[OverlayContact]:
-        return iter(list(self._at.values()))
+        return iter(list(self._by_address.values()))
 
     @property
     def sizes(self) -> list[int]:
-        """How many contacts each bucket has, the farthest first, the home bucket last."""
+        """Number of contacts in each bucket, the farthest first, the home bucket last."""
         return [len(bucket) for bucket in self._buckets]
 
     def find(self, address: DhtAddress) -> OverlayContact | None:
         """The contact at an address."""
-        return self._at.get(address)
+        return self._by_address.get(address)
 
     def has_room(self, node: DhtNode) -> bool:
-        """Whether a node would be taken in if it answered."""
-        if node.id == self._own_id or node.address in self._at:
+        """True if a node that answered would be inserted."""
+        if node.id == self._own_id or node.address in self._by_address:
             return False
         if self._bound_ids and not is_bound(node.id, node.address.ip):
             return False
-        if self._per_ip and sum(each.ip == node.address.ip for each in self._at) >= self._per_ip:
+        if self._per_ip and sum(each.ip == node.address.ip for each in self._by_address) >= self._per_ip:
             return False
         index = self._index(node.id)
         bucket = self._buckets[index]
         same = next((each for each in bucket if each.id == node.id), None)
-        if same is not None:  # a node has moved, or another has taken its id: the one that answers is right
+        if same is not None:  # a node has moved, or another uses its id: the one that answers is right
             return same.failures > 0
         return len(bucket) < self._capacity(index) or self._is_home(index) or any(each.failures for each in bucket)
 
     def insert(self, node: DhtNode, now: float) -> OverlayContact | None:
-        """Take in a node that has just answered; None if there is no room for it."""
+        """Insert a node that has just answered; returns `None` if there is no room for it."""
         if not self.has_room(node):
             return None
-        contact = OverlayContact(node.id, node.address, since=now, answered=now)
+        contact = OverlayContact(node.id, node.address, first_answered=now, last_answered=now)
         while True:
             index = self._index(node.id)
             bucket = self._buckets[index]
@@ -122,18 +125,18 @@ class RoutingTable:
                 else:
                     return None
             bucket.append(contact)
-            self._at[node.address] = contact
+            self._by_address[node.address] = contact
             return contact
 
     def remove(self, contact: OverlayContact) -> None:
-        """Take a contact out, if it is in."""
-        if self._at.get(contact.address) is contact:
-            del self._at[contact.address]
+        """Remove a contact, if it is in the table."""
+        if self._by_address.get(contact.address) is contact:
+            del self._by_address[contact.address]
             self._buckets[self._index(contact.id)].remove(contact)
 
     def closest(self, target: bytes, count: int) -> list[DhtNode]:
-        """Up to ``count`` contacts, those nearest to ``target`` first; none whose last query failed."""
-        good = [contact for contact in self._at.values() if not contact.failures]
+        """Up to ``count`` contacts without failures, those nearest to ``target`` first."""
+        good = [contact for contact in self._by_address.values() if not contact.failures]
         good.sort(key=lambda each: distance(each.id, target))
         return [contact.node for contact in good[:count]]
 
@@ -141,7 +144,7 @@ class RoutingTable:
         return min(shared_bits(self._own_id, node_id), len(self._buckets) - 1)
 
     def _is_home(self, index: int) -> bool:
-        """Whether it is the home bucket, and can still be split."""
+        """True for the home bucket, if it can still be split."""
         return index == len(self._buckets) - 1 < ID_SIZE * 8 - 1
 
     def _capacity(self, index: int) -> int:
@@ -154,8 +157,8 @@ class RoutingTable:
         for contact in home:
             self._buckets[self._index(contact.id)].append(contact)
         if depth:
-            # The old sibling is an uncle now. Which of its nodes is kept the text does not say: the longest good one.
+            # The old sibling is an uncle now. BEP 50 does not specify which node stays: here, the longest good one.
             uncle = self._buckets[depth - 1]
-            uncle.sort(key=lambda each: (each.failures, each.since))
+            uncle.sort(key=lambda each: (each.failures, each.first_answered))
             for contact in uncle[self._far :]:
                 self.remove(contact)

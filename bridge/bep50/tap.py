@@ -1,4 +1,4 @@
-"""Datagrams that carry an item, to Frames (docs/design/contracts.md, Frame). No clock and no socket."""
+"""Frames of datagrams that carry an item (docs/design/contracts.md, Frame). No clock and no socket."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from kiln.schemas.dht.krpc import DhtAddress, Family
 from kiln.schemas.kafka.frames import BEP50, CONNECTION_BYTES
 
 MAX_OPEN: Final = 1024
-"""Connections at a time: strangers can have as many as they can have addresses. The one silent longest is closed."""
+"""Most open connections: a stranger can have as many as addresses. The least recently used one is closed."""
 
 
 class ItemTap:
-    """Numbers datagrams by connection: what one node and we say about one topic.
+    """Numbers datagrams by connection: the traffic between another node and us about one topic.
 
-    UDP has no connections, so one begins with its first datagram, and has a new id each time, also after a restart: a
-    frame is known by connection, direction and number.
+    UDP has no connections, so one begins with its first datagram. It has a new id each time, also after a restart,
+    since connection, direction and number identify a frame.
 
-    ``local``: where we listen. ``put``: takes a connection's id and a serialized Frame.
+    Args:
+        local: Our listen addresses.
+        put: Takes a connection's id and a serialized Frame.
     """
 
     def __init__(
@@ -33,20 +35,24 @@ class ItemTap:
         self._local = local
         self._put = put
         self._open: OrderedDict[tuple[bytes, DhtAddress, bytes], ConnectionTap] = OrderedDict()
-        self._begun = 0
+        self._last_start = 0
         self.frames_in = 0
         self.frames_out = 0
 
     def record(self, transfer: ItemTransfer, now: int) -> None:
-        """Put the datagram's frame. ``now``: unix ns."""
-        if transfer.address.family not in self._local:  # an item for a node that we have no way to: it is not sent
+        """Put the datagram's frame.
+
+        Args:
+            now: Unix time in ns.
+        """
+        if transfer.address.family not in self._local:  # no socket reaches the node, so the item is not sent
             return
         key = (transfer.target, transfer.address, transfer.node)
         connection = self._open.get(key)
         if connection is None:
             if len(self._open) >= MAX_OPEN:
                 self._close(self._open.popitem(last=False)[1], now)
-            connection = self._open[key] = self._begin(*key, now)
+            connection = self._open[key] = self._open_connection(*key, now)
         self._open.move_to_end(key)
         if transfer.direction == "in":
             self.frames_in += 1
@@ -60,10 +66,10 @@ class ItemTap:
         while self._open:
             self._close(self._open.popitem(last=False)[1], now)
 
-    def _begin(self, target: bytes, remote: DhtAddress, node: bytes, now: int) -> ConnectionTap:
-        self._begun = max(now, self._begun + 1)
+    def _open_connection(self, target: bytes, remote: DhtAddress, node: bytes, now: int) -> ConnectionTap:
+        self._last_start = max(now, self._last_start + 1)
         local = self._local[remote.family]
-        name = local.compact + remote.compact + target + self._begun.to_bytes(8, "big")
+        name = local.compact + remote.compact + target + self._last_start.to_bytes(8, "big")
         connection = hashlib.sha256(name).digest()[:CONNECTION_BYTES]
         return ConnectionTap(self._network, connection, self._node, node, BEP50, remote.compact)
 

@@ -1,7 +1,7 @@
-"""Queries that wait for their answer.
+"""Queries that wait for their response.
 
-Each topic has its own (BEP 50: "its own routing table and transaction state"), and the plain DHT has. An answer is
-taken from the address that was asked, for the transaction that was asked, in the topic that was asked, and once.
+Each topic has its own (BEP 50: "its own routing table and transaction state"), and so has the plain DHT. A response
+counts only once, and only with the address, the transaction and the topic of its query.
 """
 
 from __future__ import annotations
@@ -14,50 +14,57 @@ from kiln.schemas.dht.bencode import Value
 from kiln.schemas.dht.krpc import DhtAddress, KrpcError, KrpcQuery, KrpcResponse
 
 Answer: TypeAlias = KrpcResponse | KrpcError | None
-"""None: nothing came in time."""
+"""A response, an error, or `None` after a timeout."""
 
 
 class Transactions:
-    """The unanswered queries of one topic; ``topic`` None: of the plain DHT."""
+    """The unanswered queries of one topic; those of the plain DHT if ``topic`` is `None`."""
 
     def __init__(self, core: OverlayCore, topic: bytes | None) -> None:
         self._core = core
         self._topic = topic
-        self._waiting: dict[tuple[DhtAddress, bytes], Callable[[Answer], None]] = {}
+        self._pending: dict[tuple[DhtAddress, bytes], Callable[[Answer], None]] = {}
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._pending)
 
     def send_query(
         self,
         address: DhtAddress,
         method: bytes,
         arguments: dict[bytes, Value],
-        done: Callable[[Answer], None],
+        on_answer: Callable[[Answer], None],
         node: bytes = b"",
         target: bytes | None = None,
     ) -> None:
-        """Send a query; ``done`` is called once, with the answer or with None after the timeout. ``node`` and
-        ``target``: see `Machine.send`."""
+        """Send a query.
+
+        Args:
+            on_answer: Called once, with the response, or with `None` after the timeout.
+            node: See `OverlayCore.send`, as for ``target``.
+        """
         core = self._core
-        # Four bytes, of chance: the crate mainline answers no others, and nobody off the path shall guess them.
+        # Four random bytes: the crate mainline answers no other size, and a node off the path cannot guess them.
         transaction = core.random.randbytes(4)
-        while (address, transaction) in self._waiting:
+        while (address, transaction) in self._pending:
             transaction = core.random.randbytes(4)
-        waiting = (address, transaction)
-        self._waiting[waiting] = done
-        core.schedule(core.settings.timeout, lambda: self._expire(waiting, done))
+        key = (address, transaction)
+        self._pending[key] = on_answer
+        core.schedule(core.settings.timeout, lambda: self._expire(key, on_answer))
         core.send(KrpcQuery(transaction, method, core.id, arguments, self._topic), address, node, target)
 
-    def pop(self, message: KrpcResponse | KrpcError, source: DhtAddress) -> Callable[[Answer], None] | None:
-        """Whoever waits for this answer, or None if nobody asked."""
-        return self._waiting.pop((source, message.transaction), None)
+    def handle_response(self, message: KrpcResponse | KrpcError, source: DhtAddress) -> bool:
+        """Pass a response on to the callback of its query; False if no pending query matches."""
+        on_answer = self._pending.pop((source, message.transaction), None)
+        if on_answer is not None:
+            on_answer(message)
+        return on_answer is not None
 
-    def forget(self) -> None:
-        """Wait for nothing any more."""
-        self._waiting.clear()
+    def clear(self) -> None:
+        """Drop all pending queries without calling their callbacks."""
+        self._pending.clear()
 
-    def _expire(self, waiting: tuple[DhtAddress, bytes], done: Callable[[Answer], None]) -> None:
-        if self._waiting.get(waiting) is done:
-            del self._waiting[waiting]
-            done(None)
+    def _expire(self, key: tuple[DhtAddress, bytes], on_answer: Callable[[Answer], None]) -> None:
+        if self._pending.get(key) is on_answer:
+            del self._pending[key]
+            on_answer(None)

@@ -9,7 +9,7 @@ from itertools import islice
 from random import Random
 from typing import Final
 
-from kiln.bridge.bep50.store import read_stored
+from kiln.bridge.bep50.store import decode_topic
 from kiln.bridge.capture import segments
 from kiln.bridge.gossipsub.options import RouterOptions
 from kiln.bridge.gossipsub.router import Router
@@ -192,7 +192,7 @@ def datagram(data: bytes) -> None:
 def stored(data: bytes) -> None:
     """The file of a topic of BEP 50."""
     with suppress(ValueError):
-        read_stored(data)
+        decode_topic(data)
 
 
 # ---------------------------------------------------------------- files and the log
@@ -368,7 +368,7 @@ def _update(number: int, heard: int) -> bytes:
             stream=_STREAMS[number & 3],
             tip=_TIPS[number >> 1 & 3],
             from_="author",
-            message=f"m{number}",
+            message_id=f"m{number}",
             epoch=records.Epoch("query", number & 1),
             frame=records.Coordinates(0, 0, 0),
             observed_at=heard,

@@ -149,11 +149,11 @@ async def kiln(
     contacts: Sequence[str] = (),
     listen: Sequence[str] = ANYWHERE,
     clock_ns: Callable[[], int] = time.time_ns,
-    most_topics: int = 500,
+    max_topics: int = 500,
     quarantine: Records | None = None,
 ) -> AsyncIterator[Kiln]:
     tape = Tape()
-    options = CarrierOptions(NETWORK, listen, bootstrap, contacts, follow, most_topics)
+    options = CarrierOptions(NETWORK, listen, bootstrap, contacts, follow, max_topics)
     carrier = Carrier(options, key, folder, tape, clock_ns, quarantine=quarantine.put if quarantine else None)
     async with trio.open_nursery() as nursery:
         await nursery.start(carrier.run)
@@ -488,17 +488,17 @@ def test_another_publisher_under_our_key_stops_ours_for_good(tmp_path: Path) -> 
         ):
             await one.announce(1)
             await two.announce(2)
-            await until(lambda: one.carrier.stopped is not None, "the end of the one")
-            with pytest.raises(PublishError, match="somebody else publishes under our key"):
+            await until(lambda: one.carrier.stop_reason is not None, "the end of the one")
+            with pytest.raises(PublishError, match="another publisher uses our key"):
                 await one.announce(3)
-            assert one.carrier.stopped in one.carrier.errors
+            assert one.carrier.stop_reason in one.carrier.errors
             assert records.taken == []  # nothing of ours is lost
             assert b.status.gaps == 1
             for each in b.tape.announced():
-                assert str(each.item.sequence) in str(one.carrier.stopped)  # theirs, and ours
+                assert str(each.item.sequence) in str(one.carrier.stop_reason)  # theirs, and ours
             await two.announce(4)  # the other one goes on, and is not answered
             await b.hears(1, 2, 4)
-            assert two.carrier.stopped is None
+            assert two.carrier.stop_reason is None
         async with kiln(tmp_path / "one", KEY) as one:  # also after a restart
             with pytest.raises(PublishError, match=str(tmp_path / "one" / "stopped")):
                 await one.announce(3)
@@ -522,7 +522,7 @@ def test_a_copied_state_folder_is_noticed_by_the_copy(tmp_path: Path) -> None:
         async with kiln(tmp_path / "one", KEY) as one:
             await one.announce(2, peers=0)
             async with kiln(tmp_path / "copy", KEY, follow=[SOURCE], contacts=[one.place]) as copy:
-                await until(lambda: copy.carrier.stopped is not None, "the end of the copy")
+                await until(lambda: copy.carrier.stop_reason is not None, "the end of the copy")
                 with pytest.raises(PublishError):
                     await copy.announce(3)
 
@@ -537,7 +537,7 @@ def test_topics_of_our_own_are_left_when_there_are_too_many(tmp_path: Path) -> N
         async with kiln(tmp_path / "a", KEY, follow=[PublisherKey(OTHER_KEY.verify_key.encode(), SEPARATOR)]) as a:
             pass
         async with kiln(
-            tmp_path / "a", KEY, follow=[PublisherKey(OTHER_KEY.verify_key.encode(), SEPARATOR)], most_topics=2
+            tmp_path / "a", KEY, follow=[PublisherKey(OTHER_KEY.verify_key.encode(), SEPARATOR)], max_topics=2
         ) as a:
             separators = [Separator("model", separator_value(bytes([1, number]))) for number in range(4)]
             for separator in separators:
@@ -598,7 +598,10 @@ def test_names_of_nodes_are_looked_up_and_those_without_an_address_told(
             await a.announce(1)
             await b.hears(1)
             (error,) = a.carrier.errors
-            assert error == "bep50: nowhere.example:6881: Name or service not known"
+            assert error == (
+                "bep50: cannot resolve nowhere.example:6881 (Name or service not known). "
+                "Check bep50.bootstrap and the DNS."
+            )
 
     trio.run(main)
 

@@ -21,7 +21,7 @@ from kiln.bridge.bep50 import (
     OverlaySettings,
 )
 from kiln.bridge.bep50.simulation import Network
-from kiln.bridge.bep50.store import StoredTopic, TopicStore, TopicStoreError, read_stored, write_stored
+from kiln.bridge.bep50.store import StoredTopic, TopicStore, TopicStoreError, decode_topic, encode_topic
 from kiln.schemas.dht import bencode
 from kiln.schemas.dht.bencode import Value
 from kiln.schemas.dht.items import Item, item_fields, put_fields, sign, target
@@ -58,12 +58,12 @@ def joined(network: Network, places: list[DhtAddress]) -> list[DhtAddress]:
     """Start a node at each place; each but the first knows one, any one, of those before it."""
     for number, each in enumerate(places):
         contacts = [places[network.random.randrange(number)]] if number else []
-        network.carry(each, network.add(each).subscribe(PUBLIC, SALT, network.now, contacts=contacts))
+        network.apply(each, network.add(each).subscribe(PUBLIC, SALT, network.now, contacts=contacts))
     return places
 
 
 def publish(network: Network, publisher: DhtAddress, new: Item) -> None:
-    network.carry(publisher, network.overlays[publisher].publish(new, network.now))
+    network.apply(publisher, network.overlays[publisher].publish(new, network.now))
 
 
 def holders(network: Network, new: Item) -> int:
@@ -111,7 +111,7 @@ def test_nodes_that_come_and_go_do_not_break_the_overlay() -> None:
     for gone in places[20:]:
         network.stop(gone)
     for number in range(100, 110):
-        network.carry(
+        network.apply(
             place(number), network.add(place(number)).subscribe(PUBLIC, SALT, network.now, contacts=places[:3])
         )
     network.run(60.0)
@@ -132,7 +132,7 @@ def test_a_node_cut_off_catches_up_when_it_is_back() -> None:
     publish(network, places[0], item(1))
     network.run(20.0)
     network.overlays[places[4]] = cut
-    network.carry(places[4], cut.advance(network.now))
+    network.apply(places[4], cut.advance(network.now))
     network.run(60.0)
     assert holders(network, item(1)) == 5
 
@@ -151,7 +151,7 @@ def test_a_subscriber_comes_back_with_what_it_had(tmp_path: Path) -> None:
     kept = store.load(TOPIC)
     assert kept.item == item(1)
     again = network.add(places[4])
-    network.carry(places[4], again.subscribe(PUBLIC, SALT, network.now, kept.item, kept.contacts))
+    network.apply(places[4], again.subscribe(PUBLIC, SALT, network.now, kept.item, kept.contacts))
     assert again.topics[TOPIC].item == item(1)
     network.run(1.0)
     assert again.topics[TOPIC].item == item(2)
@@ -165,7 +165,7 @@ def test_being_alone_and_in_company_is_told() -> None:
     network.run(120.0)
     told = [event.connected for event in network.events[one] if isinstance(event, ConnectivityChange)]
     assert told == [True, False]
-    network.carry(other, network.add(other).subscribe(PUBLIC, SALT, network.now, contacts=[one]))
+    network.apply(other, network.add(other).subscribe(PUBLIC, SALT, network.now, contacts=[one]))
     network.run(5.0)
     told = [event.connected for event in network.events[one] if isinstance(event, ConnectivityChange)]
     assert told == [True, False, True]
@@ -201,7 +201,7 @@ def test_an_item_crosses_where_a_node_is_in_both_families() -> None:
     network = Network(9)
     both, four, six = Overlay(b"\x0b" * 20, 6881, Random(1), 0.0), place(1), place6(1)
     for each in (four, six):
-        network.carry(each, network.add(each).subscribe(PUBLIC, SALT, network.now))
+        network.apply(each, network.add(each).subscribe(PUBLIC, SALT, network.now))
     # The simulated network knows a node by one address; this one is carried by hand.
     sent = both.subscribe(PUBLIC, SALT, 0.0, contacts=[four, six]).datagrams
     mine = {4: place(2), 6: place6(2)}
@@ -236,7 +236,7 @@ def test_ids_that_bep42_does_not_allow_can_be_kept_out() -> None:
         entropy = network.random.randbytes(20)
         node_id = entropy if number == 3 else bound_id(each.ip, entropy)
         node = network.add(each, settings, node_id=node_id)
-        network.carry(each, node.subscribe(PUBLIC, SALT, network.now, contacts=outside[:1]))
+        network.apply(each, node.subscribe(PUBLIC, SALT, network.now, contacts=outside[:1]))
     network.run(10.0)
     known = {contact.address for contact in network.overlays[outside[0]].topics[TOPIC].contacts}
     assert known == set(outside[1:3])
@@ -457,10 +457,10 @@ def test_what_was_published_in_an_earlier_run_is_ours_from_the_start() -> None:
     (one,) = joined(network, [place(1)])
     publish(network, one, item(5))
     other = network.add(place(2))
-    network.carry(place(2), other.subscribe(PUBLIC, SALT, network.now, item(3), [one], publishing=True))
+    network.apply(place(2), other.subscribe(PUBLIC, SALT, network.now, item(3), [one], publishing=True))
     network.run(2.0)
     (conflict,) = [event for event in network.events[place(2)] if isinstance(event, ItemConflict)]
-    assert (conflict.kept, conflict.other, conflict.ours) == (item(3), item(5), True)
+    assert (conflict.stored, conflict.other, conflict.is_own) == (item(3), item(5), True)
     with pytest.raises(ItemPublishError, match="another publisher"):
         publish(network, place(2), item(6))
 
@@ -471,13 +471,13 @@ def test_files_of_topics_are_replaced_whole_and_checked(tmp_path: Path) -> None:
     store.save(TOPIC, item(1), [place(1), place6(1)])
     store.save(TOPIC, item(2), [place(1), place6(1)])
     assert store.load(TOPIC) == StoredTopic(item(2), [place(1), place6(1)])
-    assert read_stored(write_stored(StoredTopic(None, [place(1)]))) == StoredTopic(None, [place(1)])
-    assert store.node_id(b"\x01" * 20) == store.node_id(b"\x02" * 20) == b"\x01" * 20
+    assert decode_topic(encode_topic(StoredTopic(None, [place(1)]))) == StoredTopic(None, [place(1)])
+    assert store.load_node_id(b"\x01" * 20) == store.load_node_id(b"\x02" * 20) == b"\x01" * 20
     (path,) = (tmp_path / "dht").glob("*.item")
     good = path.read_bytes()
-    for bad in (good[:-1], b"", b"le", good.replace(b"v2", b"v3"), write_stored(StoredTopic(None, [])) + b"e"):
+    for bad in (good[:-1], b"", b"le", good.replace(b"v2", b"v3"), encode_topic(StoredTopic(None, [])) + b"e"):
         path.write_bytes(bad)
-        with pytest.raises(TopicStoreError, match=f"{path.name} is damaged.*delete it"):
+        with pytest.raises(TopicStoreError, match=f"cannot read .*{path.name}.*Delete the file"):
             store.load(TOPIC)
     path.rename(path.with_name("00" * 20 + ".item"))
     path.with_name("00" * 20 + ".item").write_bytes(good)
@@ -494,7 +494,7 @@ def test_two_publishers_of_one_key_notice_each_other() -> None:
     publish(network, other, item(2))
     network.run(1.0)
     conflicts = [event for event in network.events[one] if isinstance(event, ItemConflict)]
-    assert [(event.kept, event.other, event.ours) for event in conflicts] == [(item(1), item(2), True)]
+    assert [(event.stored, event.other, event.is_own) for event in conflicts] == [(item(1), item(2), True)]
     with pytest.raises(ItemPublishError, match="another publisher"):
         publish(network, one, item(3))
     publish(network, other, item(3))  # only one of them goes on

@@ -629,11 +629,11 @@ PLAIN = DhtAddress.parse("10.9.0.1", 6881)
 
 def network_with_plain_dht(count: int) -> tuple[Network, PlainDht, list[DhtAddress]]:
     network, plain = Network(seed=1), PlainDht()
-    network.others[PLAIN] = plain
+    network.responders[PLAIN] = plain
     places = [DhtAddress.parse(f"10.0.0.{number + 1}", 6000 + number) for number in range(count)]
     for place in places:
         joining = network.add(place, bootstrap=[PLAIN])
-        network.carry(place, joining.subscribe(PUBLIC, SALT, network.now))
+        network.apply(place, joining.subscribe(PUBLIC, SALT, network.now))
     return network, plain, places
 
 
@@ -689,15 +689,15 @@ def test_r10_plain_queries_are_answered_and_nothing_is_stored(node: Overlay) -> 
 def test_r10_an_item_is_also_kept_in_the_plain_dht_for_those_in_no_overlay() -> None:
     network, plain, (publisher, *_) = network_with_plain_dht(2)
     network.run(10.0)
-    network.carry(publisher, network.overlays[publisher].publish(item(1), network.now))
+    network.apply(publisher, network.overlays[publisher].publish(item(1), network.now))
     network.run(1.0)
     assert plain.items[TOPIC][b"v"] == b"v1"
-    network.carry(publisher, network.overlays[publisher].publish(item(2), network.now))
+    network.apply(publisher, network.overlays[publisher].publish(item(2), network.now))
     network.run(3700.0)
     assert plain.items[TOPIC][b"v"] == b"v2"  # hourly, not each time
     assert sum(each.method == b"put" for each in plain.queries) == 2
     late = DhtAddress.parse("10.0.7.1", 6000)
-    network.carry(late, network.add(late, bootstrap=[PLAIN]).subscribe(PUBLIC, SALT, network.now))
+    network.apply(late, network.add(late, bootstrap=[PLAIN]).subscribe(PUBLIC, SALT, network.now))
     network.run(0.5)
     assert network.overlays[late].topics[TOPIC].item == item(2)
 
@@ -705,7 +705,7 @@ def test_r10_an_item_is_also_kept_in_the_plain_dht_for_those_in_no_overlay() -> 
 def test_r10_a_rival_that_writes_to_the_plain_dht_alone_is_noticed() -> None:
     network, plain, (publisher, *_) = network_with_plain_dht(1)
     network.run(10.0)
-    network.carry(publisher, network.overlays[publisher].publish(item(1), network.now))
+    network.apply(publisher, network.overlays[publisher].publish(item(1), network.now))
     network.run(1.0)
     plain.items[TOPIC] = item_fields(item(2))
     network.run(1000.0)
@@ -778,7 +778,7 @@ def test_r14_only_a_topic_that_is_joined_can_be_published_in(node: Overlay) -> N
     assert held(node) == item(1)
     with pytest.raises(ItemPublishError, match="not joined"):
         node.publish(item(1, salt=b"other"), 0.0)
-    with pytest.raises(ItemPublishError, match="not above 1"):
+    with pytest.raises(ItemPublishError, match="not above the topic's 1"):
         node.publish(item(1), 0.0)
     with pytest.raises(ItemPublishError, match="signature"):
         node.publish(Item(PUBLIC, SALT, 2, b"i1e", b"\x00" * 64), 0.0)
@@ -816,12 +816,12 @@ def test_r15_a_publisher_does_not_reach_for_everybody() -> None:
     places = [DhtAddress.parse(f"10.0.0.{number + 1}", 6881) for number in range(40)]
     for number, place in enumerate(places):
         joining = network.add(place)
-        network.carry(place, joining.subscribe(PUBLIC, SALT, network.now, contacts=places[:number][-1:]))
+        network.apply(place, joining.subscribe(PUBLIC, SALT, network.now, contacts=places[:number][-1:]))
     network.run(30.0)
     publisher = network.overlays[places[0]]
     known = len(publisher.topics[TOPIC].contacts)
     output = publisher.publish(item(1), network.now)
     assert len(puts(output)) <= known < 39
-    network.carry(places[0], output)
+    network.apply(places[0], output)
     network.run(1.0)
     assert all(each.topics[TOPIC].item == item(1) for each in network.overlays.values())
