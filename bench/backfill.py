@@ -112,7 +112,7 @@ def measure_growth(ground: Ground, extent: Extent) -> Finding:
     memory[min(sizes)].clear()
     least, *larger = found = in_turn(sides, extent.runs, "µs/frame", ground.say)
     settings.lake_root.remove_all()
-    notes: dict[str, Note] = {"master": settings.spark.master, "frames a chunk": settings.backfill.chunk}
+    notes: dict[str, Note] = {"master": settings.spark.master, "frames a chunk": settings.backfill.frames_per_chunk}
     for size, kinds in memory.items():
         notes |= {f"{kind}, {size:,} frames, MB": f"{min(mb):.0f} to {max(mb):.0f}" for kind, mb in kinds.items()}
     last = memory[max(sizes)]

@@ -61,7 +61,7 @@ class Load:
     bridge: float = _told(400, "µs of a bridge's CPU for a message, in so many frames (docs/performance.md)")
     network_topic: float = _told(0, "share of the messages on the topic of the network, which every bridge hears")
     busiest: float = _told(0.02, "share of the messages on the busiest topic of a separator")
-    remembered: float = _told(24, "hours for which a message is known (dedupe.signed)")
+    remembered: float = _told(24, "hours for which a message is known (dedupe.signed_ttl)")
     kafka_days: float = _told(7, "days that Kafka keeps frames and updates (kafka.retention)")
     lake_days: float = _told(30, "days that the tables keep rows (lake.retention)")
     fast: float = _told(1, "s between two micro-batches of updates and of batch")

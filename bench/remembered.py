@@ -1,4 +1,4 @@
-"""What a micro-batch of `updates` takes beside few updates that the query remembers (`dedupe.signed`), and beside
+"""What a micro-batch of `updates` takes beside few updates that the query remembers (`dedupe.signed_ttl`), and beside
 many."""
 
 from __future__ import annotations

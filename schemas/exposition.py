@@ -33,7 +33,7 @@ _RUN: Final = "since this run began"
 _BRIDGE: Final = "where the run has a bridge"
 _BEP50: Final = "where `bep50.enabled`"
 FETCHES: Final = "where `ipfs.api` is set"
-CHECKS: Final = "once the run has checked its tables, as `quality.every` says"
+CHECKS: Final = "once the run has checked its tables, as `quality.interval` says"
 
 LATENESS_BUCKETS: Final = (0.25, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 5.0, 10.0, 30.0, 60.0)
 """Upper bounds, seconds."""

@@ -125,8 +125,8 @@ FAULTS: Final = (
     Fault(
         "rpc",
         "rpc_oversized",
-        "The RPC was over `bridge.max_rpc_bytes` (4 MiB), so the bridge kept only the RPC's first 64 KiB. `declared_length` "
-        "in the table `frames` has the true length.",
+        "The RPC was over `bridge.max_rpc_bytes` (4 MiB), so the bridge kept only the RPC's first 64 KiB. "
+        "`declared_length` in the table `frames` has the true length.",
         _NOTHING,
     ),
     Fault(
@@ -429,8 +429,8 @@ FAULTS: Final = (
     Fault(
         "fetch",
         "block_unavailable",
-        "Nobody gave the block of another node's batch within `ipfs.give_up_after`. The record on `kiln.blocks` has the "
-        "reason too.",
+        "Nobody gave the block of another node's batch within `ipfs.give_up_after`. The record on `kiln.blocks` has "
+        "the reason too.",
         "The node that announced the batch must serve the block. Once the node does, run "
         "`kiln quarantine replay --reason block_unavailable`.",
     ),
@@ -505,20 +505,8 @@ FAULTS: Final = (
 )
 """Every (stage, reason) that any part of Kiln writes, in the order in which a message passes the stages."""
 
-CODE_IN_SQL: Final = "replace(reason, ' ', '_')"
-"""`extract_code` as SQL, over the column `reason` of the table `quarantine`."""
-
 BEGIN: Final = "<!-- made from schemas/faults.py -->"
 END: Final = "<!-- end of what is made from schemas/faults.py -->"
-
-
-def extract_code(reason: str) -> str:
-    """Return the reason in snake_case.
-
-    Earlier Kilns wrote `no table agreed`, `index out of range` and `unknown bundle hash`, with spaces. The rows that
-    they wrote stay as they are, so a reader of the table compares reasons in this form.
-    """
-    return reason.replace(" ", "_")
 
 
 def markdown() -> str:

@@ -414,11 +414,13 @@ GROUPS: Final = (
             _counter(
                 "message_too_large",
                 "messages",
-                "Messages that fit in no RPC of `bridge.max_rpc_bytes_out`. The router relays none, and their sender's score "
-                "falls.",
+                "Messages that fit in no RPC of `bridge.max_rpc_bytes_out`. The router relays none, and their sender's "
+                "score falls.",
             ),
             _counter(
-                "left_out", "items", "Control items that fit in no RPC of `bridge.max_rpc_bytes_out`, and were not sent."
+                "left_out",
+                "items",
+                "Control items that fit in no RPC of `bridge.max_rpc_bytes_out`, and were not sent.",
             ),
             _counter(
                 "graylisted",

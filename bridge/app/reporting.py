@@ -89,9 +89,11 @@ def _errors(parts: BridgeComponents, settings: Settings, view: NodeView) -> Iter
     for peer in sorted(parts.shares.others - {peer.peer for peer in view.peers}):
         yield f"bridge {peer} is no gossip peer of this one, so both hear everything: name it in bridge.bootstrap"
     if slow := sum(peer.held_back for peer in view.peers):
-        yield f"{slow} peers send more than bridge.max_peer_bytes_per_hour or bridge.max_bytes_per_hour allow; they are read slowly"
+        limits = "bridge.max_peer_bytes_per_hour or bridge.max_bytes_per_hour"
+        yield f"{slow} peers send more than {limits} allow; they are read slowly"
     if slow := sum(peer.sent_slowly for peer in view.peers):
-        yield f"{slow} peers are sent more than bridge.max_peer_bytes_per_hour_out or bridge.max_bytes_per_hour_out allow; they are slowed"
+        limits = "bridge.max_peer_bytes_per_hour_out or bridge.max_bytes_per_hour_out"
+        yield f"{slow} peers are sent more than {limits} allow; they are slowed"
     errors = [parts.sink.status().error, parts.interests.error, parts.publishing.error]
     errors += [part.error for part in (parts.membership, parts.publisher, parts.fetcher) if part is not None]
     yield from filter(None, errors)

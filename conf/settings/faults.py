@@ -16,32 +16,22 @@ from kiln.conf.settings.keys import (
     ENV_PREFIX,
     NETWORK_VARIABLE,
     Keys,
-    dotted,
-    known_keys,
-    nearest,
+    join_key,
+    list_keys,
+    suggest_nearest,
     variable,
 )
 from kiln.conf.settings.secrets import MASK, may_be_secret, without_secrets
 from kiln.conf.settings.service_links import is_service_link
 
-_MESSAGES = "the query archive writes messages now"
-_GONE: Mapping[Keys, str] = {
-    ("jobs", "messages"): f"{_MESSAGES}: take this section out",
-    ("jobs", "run", "messages"): f"{_MESSAGES}: name archive in its place, once",
-}
-"""Settings, and queries in `jobs.run`, that an earlier Kiln had; and what to do."""
-
 
 def unknown_variables(environ: Mapping[str, str]) -> Iterable[str]:
     """A line for each variable that has Kiln's prefix, names no setting, and is no service link."""
-    names = [*map(variable, known_keys()), CONFIG_VARIABLE]
+    names = [*map(variable, list_keys()), CONFIG_VARIABLE]
     for name in _nameless(environ):
         if is_service_link(name, environ[name]):
             continue
-        upper = name.upper()
-        gone = next((why for keys, why in _GONE.items() if f"{upper}__".startswith(f"{variable(keys)}__")), None)
-        hint = f": {gone}" if gone else nearest(upper, names)
-        yield f"environment {name}: no such setting{hint}"
+        yield f"environment {name}: no such setting{suggest_nearest(name.upper(), names)}"
 
 
 def service_links(environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -51,7 +41,7 @@ def service_links(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 def _nameless(environ: Mapping[str, str]) -> Iterator[str]:
     """Variables that have Kiln's prefix and name no setting, by name."""
-    known = known_keys()
+    known = list_keys()
     names = {variable(key): free for key, free in known.items()}
     tables = {variable(key[:depth]) for key in known for depth in range(1, len(key))}
     for name in sorted(environ):
@@ -64,7 +54,7 @@ def _nameless(environ: Mapping[str, str]) -> Iterator[str]:
 
 def unreadable_tables(environ: Mapping[str, str]) -> Iterable[str]:
     """A line for each variable that gives a whole table and is not a JSON object."""
-    known = known_keys()
+    known = list_keys()
     tables = {variable(key[:depth]) for key, free in known.items() for depth in range(1, len(key) + free)}
     tables.discard(NETWORK_VARIABLE)
     for name in sorted(environ):
@@ -106,27 +96,22 @@ def problem(details: ErrorDetails, places: ValueSources) -> str:
     """One line for one of pydantic's errors: the place, the key, the value, what is expected."""
     loc = details["loc"]
     keys = tuple(str(key) for key in loc if isinstance(key, str) and key not in ("[key]",))
-    known = known_keys()
+    known = list_keys()
     message = _PARSING.sub("", details["msg"].removeprefix("Value error, ").removeprefix("Input should be "))
     match details["type"]:
-        case "extra_forbidden" if keys in _GONE:
-            return f"{places.name(keys)}: {dotted(keys)}: no such setting: {_GONE[keys]}"
         case "extra_forbidden":
-            return f"{places.name(keys)}: {dotted(keys)}: no such setting{_nearest_key(keys, known)}"
-        case "literal_error" if (*keys, str(details["input"])) in _GONE:
-            gone = _GONE[*keys, str(details["input"])]
-            return f"{places.name(keys)}: {dotted(keys)} = {json.dumps(details['input'])}: no such query: {gone}"
+            return f"{places.name(keys)}: {join_key(keys)}: no such setting{_nearest_key(keys, known)}"
         case "missing":
-            return f"{places.name(keys[:-1])}: {dotted(keys)}: missing, and it has no default"
+            return f"{places.name(keys[:-1])}: {join_key(keys)}: missing, and it has no default"
         case "model_type":
-            message = f"a table: [{dotted(keys)}]"
+            message = f"a table: [{join_key(keys)}]"
         case "item":  # an item of a list
-            return f"{places.name(keys)}: {dotted(keys)}: {message}"
+            return f"{places.name(keys)}: {join_key(keys)}: {message}"
         case "value_error" if not isinstance(details["input"], str | int | float):  # a table or a list as a whole
-            return f"{places.name(keys)}: {dotted(keys)}: {message}" if keys else message
+            return f"{places.name(keys)}: {join_key(keys)}: {message}" if keys else message
     secret = may_be_secret(".".join(keys)) or keys[-1] == "rpc_url" or known.get(keys)
     shown = MASK if secret else without_secrets(json.dumps(details["input"], default=str, ensure_ascii=False))
-    return f"{places.name(keys)}: {dotted(keys)} = {shown}: expected {message.removeprefix('expected ')}"
+    return f"{places.name(keys)}: {join_key(keys)} = {shown}: expected {message.removeprefix('expected ')}"
 
 
 # what pydantic adds for text that it could not parse
@@ -139,7 +124,7 @@ def _nearest_key(keys: Keys, known: Iterable[Keys]) -> str:
     for candidates, cutoff in ((beside, 0.6), (set(known), 1.0), (set(known), 0.75)):
         match = difflib.get_close_matches(keys[-1], sorted({key[-1] for key in candidates}), n=1, cutoff=cutoff)
         if match:
-            return f"; did you mean {dotted(min(key for key in candidates if key[-1] == match[0]))}?"
+            return f"; did you mean {join_key(min(key for key in candidates if key[-1] == match[0]))}?"
     return ""
 
 

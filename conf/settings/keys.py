@@ -19,13 +19,13 @@ Keys = tuple[str, ...]
 """A key as a path from the top: `("batch", "window")`."""
 
 
-def known_keys(model: type[BaseModel] = Settings, above: Keys = ()) -> dict[Keys, bool]:
+def list_keys(model: type[BaseModel] = Settings, above: Keys = ()) -> dict[Keys, bool]:
     """Every key as a path from the top (`("batch", "window")`), and whether it is a free table (any key goes below)."""
     found: dict[Keys, bool] = {}
     for name, field in model.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
-            found |= known_keys(kind, (*above, name))
+            found |= list_keys(kind, (*above, name))
         else:
             found[(*above, name)] = str(kind).startswith("dict[")
     return found
@@ -46,12 +46,12 @@ def variable(keys: Keys) -> str:
     return ENV_PREFIX + "__".join(keys).upper()
 
 
-def dotted(keys: Iterable[object]) -> str:
+def join_key(keys: Iterable[object]) -> str:
     """Format a key as text: `batch.window`."""
     return ".".join(str(key) for key in keys)
 
 
-def nearest(wrong: str, known: Iterable[str]) -> str:
+def suggest_nearest(wrong: str, known: Iterable[str]) -> str:
     """`; did you mean X?` for the known name nearest to the wrong one, or nothing when none is near."""
     match = difflib.get_close_matches(wrong, list(known), n=1, cutoff=0.6)
     return f"; did you mean {match[0]}?" if match else ""

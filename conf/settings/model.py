@@ -31,7 +31,7 @@ from pydantic_core import PydanticCustomError
 from pydantic_settings import NoDecode
 
 from kiln.conf.process.errors import SettingsError
-from kiln.conf.process.location import STORE, Location, location
+from kiln.conf.process.location import STORE, Location, parse_location
 from kiln.conf.process.logs import Format, Level
 from kiln.conf.settings.addresses import (
     check_author,
@@ -146,9 +146,9 @@ class Kafka(Section):
     updates_partitions: int = Field(default=2, ge=1)
     other_partitions: int = Field(default=1, ge=1, le=MAX_OTHER_PARTITIONS)
     retention: Duration = timedelta(days=7)
-    frames_bytes: int = Field(default=32 << 30, ge=0)
-    updates_bytes: int = Field(default=8 << 30, ge=0)
-    other_bytes: int = Field(default=8 << 30, ge=0)
+    frames_retention_bytes: int = Field(default=32 << 30, ge=0)
+    updates_retention_bytes: int = Field(default=8 << 30, ge=0)
+    other_retention_bytes: int = Field(default=8 << 30, ge=0)
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
     sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
     sasl_username: str = ""
@@ -197,11 +197,11 @@ class Kafka(Section):
         """How many bytes of a topic of a kind the broker keeps, all its partitions together; 0: all bytes."""
         match of:
             case "frames":
-                return self.frames_bytes
+                return self.frames_retention_bytes
             case "updates":
-                return self.updates_bytes
+                return self.updates_retention_bytes
             case "other":
-                return self.other_bytes
+                return self.other_retention_bytes
 
     @property
     def embedded(self) -> bool:
@@ -287,7 +287,7 @@ class Batch(Section):
     window: Duration = Field(default=timedelta(seconds=1), gt=timedelta())
     grace: Duration = Field(default=timedelta(), ge=timedelta())
     tick: Duration = Field(default=timedelta(milliseconds=100), gt=timedelta())
-    block_limit: int = Field(default=256_000, ge=1_000)
+    max_block_bytes: int = Field(default=256_000, ge=1_000)
     typ: int = Field(default=3, ge=3)
     authors: Names = ("*",)
     only_verified: bool = False
@@ -313,8 +313,8 @@ class SignaturePolicy(Section):
 class Dedupe(Section):
     """For how long a message that comes again counts as a copy."""
 
-    signed: Duration = Field(default=timedelta(hours=24), gt=timedelta())
-    unsigned: Duration = Field(default=timedelta(minutes=2), gt=timedelta())
+    signed_ttl: Duration = Field(default=timedelta(hours=24), gt=timedelta())
+    unsigned_ttl: Duration = Field(default=timedelta(minutes=2), gt=timedelta())
 
 
 class TopicTable(Section):
@@ -365,7 +365,7 @@ class Lake(Section):
     """The Delta tables. `retention`: by table, after what time a row goes; a table that is not named keeps its rows."""
 
     uri: Place = ""
-    options: dict[str, str] = {}
+    storage_options: dict[str, str] = {}
     writer: Literal["delta-rs", "delta-spark"] = "delta-rs"
     retention: dict[str, Duration] = {}
 
@@ -395,12 +395,12 @@ class Checkpoints(Section):
     uri: Place = ""
 
 
-class Maintain(Section):
+class Maintenance(Section):
     """The care of the Delta tables."""
 
-    every: Duration = Field(default=timedelta(minutes=10), ge=timedelta())
-    keep: Duration = Field(default=timedelta(hours=12), ge=timedelta(hours=1))
-    file_bytes: int = Field(default=128 << 20, ge=1 << 20, le=1 << 30)
+    interval: Duration = Field(default=timedelta(minutes=10), ge=timedelta())
+    history_retention: Duration = Field(default=timedelta(hours=12), ge=timedelta(hours=1))
+    target_file_bytes: int = Field(default=128 << 20, ge=1 << 20, le=1 << 30)
 
 
 class Monitor(Section):
@@ -429,7 +429,7 @@ class Log(Section):
 class Quality(Section):
     """Whether the tables are as expected, and how often that is looked at."""
 
-    every: Duration = timedelta(minutes=10)
+    interval: Duration = timedelta(minutes=10)
     suites: Names = ()
 
 
@@ -443,10 +443,10 @@ class Job(Section):
 class _Jobs(Section):
     """Which queries `kiln run` starts, and, under the name of each query, the pace of that query."""
 
-    run: Annotated[tuple[JobName, ...], NoDecode, BeforeValidator(_items)] = tuple(QUERIES)
-    restarts: int = Field(default=5, ge=0)
+    queries: Annotated[tuple[JobName, ...], NoDecode, BeforeValidator(_items)] = tuple(QUERIES)
+    max_restarts: int = Field(default=5, ge=0)
 
-    @field_validator("run")
+    @field_validator("queries")
     @classmethod
     def _once_each(cls, value: tuple[JobName, ...]) -> tuple[JobName, ...]:
         if len(set(value)) < len(value):
@@ -476,14 +476,14 @@ else:  # a section for each query that `kiln.schemas.queries` declares
 class Breaker(Section):
     """When decoding counts as broken on our side (decision 6)."""
 
-    authors: int = Field(default=3, ge=1)
-    streak: int = Field(default=100, ge=1)
+    min_authors: int = Field(default=3, ge=1)
+    consecutive_failures: int = Field(default=100, ge=1)
 
 
 class Backfill(Section):
     """Backfill runs."""
 
-    chunk: int = Field(default=1_000_000, ge=1)
+    frames_per_chunk: int = Field(default=1_000_000, ge=1)
 
 
 class Traffic(Section):
@@ -537,11 +537,11 @@ class Discovery(Section):
     """Finding peers through the libp2p DHT (CIP-120, Peer discovery)."""
 
     enabled: bool = True
-    serve: bool = True
-    prefix: Annotated[str, _like(r"(/[^/\s]+)+", 'the start of a protocol\'s name, such as "/ipfs"')] = "/ipfs"
+    server_mode: bool = True
+    protocol_prefix: Annotated[str, _like(r"(/[^/\s]+)+", 'the start of a protocol\'s name, such as "/ipfs"')] = "/ipfs"
     announce: Names = ()
-    renew: Duration = Field(default=timedelta(hours=12), ge=timedelta(minutes=1))
-    every: Duration = Field(default=timedelta(minutes=5), ge=timedelta(seconds=1))
+    reprovide_interval: Duration = Field(default=timedelta(hours=12), ge=timedelta(minutes=1))
+    lookup_interval: Duration = Field(default=timedelta(minutes=5), ge=timedelta(seconds=1))
 
     @field_validator("announce")
     @classmethod
@@ -555,8 +555,8 @@ class Publish(Section):
 
     enabled: Switch = "auto"
     timeout: Duration = Field(default=timedelta(minutes=1), gt=timedelta())
-    gap: Duration = Field(default=timedelta(milliseconds=100), ge=timedelta())
-    keys: int = Field(default=64, ge=1, le=1024)
+    min_interval: Duration = Field(default=timedelta(milliseconds=100), ge=timedelta())
+    author_keys: int = Field(default=64, ge=1, le=1024)
 
 
 class Transition(Section):
@@ -670,7 +670,7 @@ class Bep50(Section):
     contacts: Names = ()
     follow: Names = ()
     publish: Switch = "auto"
-    topics: int = Field(default=500, ge=1)
+    max_topics: int = Field(default=500, ge=1)
 
     @field_validator("listen", "bootstrap", "contacts", "follow")
     @classmethod
@@ -703,7 +703,7 @@ class Settings(Section):
     spark: Spark = Spark()
     lake: Lake = Lake()
     checkpoints: Checkpoints = Checkpoints()
-    maintain: Maintain = Maintain()
+    maintenance: Maintenance = Maintenance()
     jobs: Jobs = Jobs()
     breaker: Breaker = Breaker()
     monitor: Monitor = Monitor()
@@ -771,8 +771,8 @@ class Settings(Section):
 
     def _place(self, place: str | Path) -> Location:
         if str(place).startswith(STORE):
-            return location(str(place), self.lake.options)
-        return location(Path(place).expanduser().absolute())
+            return parse_location(str(place), self.lake.storage_options)
+        return parse_location(Path(place).expanduser().absolute())
 
     @property
     def logs(self) -> Path:

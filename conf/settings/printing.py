@@ -9,22 +9,22 @@ from datetime import timedelta
 from pydantic import SecretStr
 
 from kiln.conf.settings.durations import duration_text
-from kiln.conf.settings.keys import Keys, dotted, known_keys, value_at
+from kiln.conf.settings.keys import Keys, join_key, list_keys, value_at
 from kiln.conf.settings.model import Settings
 from kiln.conf.settings.reading import LoadedSettings
 from kiln.conf.settings.secrets import MASK, may_be_secret, without_secrets
 
 
-def shown(loaded: LoadedSettings) -> str:
+def format_settings(loaded: LoadedSettings) -> str:
     """Render the settings as TOML, with secrets masked and the source of each value that is not a default."""
     said = f"# settings file: {loaded.file}; where a value is not the default, its place is named"
-    return _toml(said, known_keys(), loaded, lambda keys, _: f"  # {loaded.source(keys)}")
+    return _toml(said, list_keys(), loaded, lambda keys, _: f"  # {loaded.source(keys)}")
 
 
-def changed(loaded: LoadedSettings) -> str:
-    """As `shown`, only the values that are not defaults, each with the default too."""
+def find_changed(loaded: LoadedSettings) -> str:
+    """As `format_settings`, only the values that are not defaults, each with the default too."""
     defaults = _defaults()
-    keys = [each for each in known_keys() if value_at(loaded.settings, each) != value_at(defaults, each)]
+    keys = [each for each in list_keys() if value_at(loaded.settings, each) != value_at(defaults, each)]
     said = f"# settings file: {loaded.file}; what is not the default" if keys else "# every value is the default"
     return _toml(said, keys, loaded, lambda keys, default: f"  # {loaded.source(keys)}; default: {default}")
 
@@ -36,7 +36,7 @@ def _toml(said: str, wanted: Iterable[Keys], loaded: LoadedSettings, remark: Cal
     for keys in wanted:
         if keys[:-1] != table:
             table = keys[:-1]
-            lines += ["", f"[{dotted(table)}]"]
+            lines += ["", f"[{join_key(table)}]"]
         value, default = value_at(loaded.settings, keys), value_at(defaults, keys)
         # a file that repeats a default says nothing new
         lines.append(

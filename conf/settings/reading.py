@@ -19,7 +19,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDic
 from kiln.conf.process.errors import SettingsError
 from kiln.conf.settings.durations import duration_text
 from kiln.conf.settings.faults import ValueSources, problem, service_links, unknown_variables, unreadable_tables
-from kiln.conf.settings.keys import CONFIG_VARIABLE, ENV_PREFIX, NETWORK_VARIABLE, Keys, known_keys, value_at, variable
+from kiln.conf.settings.keys import CONFIG_VARIABLE, ENV_PREFIX, NETWORK_VARIABLE, Keys, list_keys, value_at, variable
 from kiln.conf.settings.model import Settings
 
 _LOG = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ def load_settings(config: Path | None = None, *, state: Path | None = None, netw
 
 def environment(settings: Settings) -> dict[str, str]:
     """Build the variables that give another process these settings. Holds passwords in clear: never print it."""
-    return {variable(keys): _variable_text(value_at(settings, keys)) for keys in known_keys()}
+    return {variable(keys): _variable_text(value_at(settings, keys)) for keys in list_keys()}
 
 
 def _variable_text(value: object) -> str:

@@ -31,8 +31,8 @@ def may_be_secret(key: str) -> bool:
 
 def without_secrets(text: str) -> str:
     """A value as text, without what it names a password, and without user and password in a URL."""
-    return _ASSIGNED.sub(_masked, _USER_INFO.sub(MASK, text))
+    return _ASSIGNED.sub(_mask, _USER_INFO.sub(MASK, text))
 
 
-def _masked(found: re.Match[str]) -> str:
+def _mask(found: re.Match[str]) -> str:
     return f"{found['name']}{found['equals']}{MASK}" if may_be_secret(found["name"]) else found[0]

@@ -23,7 +23,7 @@ def maintain(
         bool, typer.Option("--dry-run", help="Say what the command would do, and change nothing.")
     ] = False,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Do it again and again, every maintain.every, until Ctrl-C.")
+        bool, typer.Option("--watch", help="Do it again and again, every maintenance.interval, until Ctrl-C.")
     ] = False,
     as_json: JsonOption = False,
     state: StateOption = None,
@@ -41,22 +41,22 @@ def maintain(
     from kiln.deploy.ops.maintenance import Maintenance, preview_maintenance
     from kiln.deploy.screens.maintain import encode_maintenance, format_maintenance_line, render_maintenance
 
-    def show(cared: Sequence[TableMaintenance], *, done: bool = True) -> None:
+    def show(tables: Sequence[TableMaintenance], *, done: bool = True) -> None:
         if as_json:
-            print(encode_maintenance(cared, as_lines=watch), flush=True)
+            print(encode_maintenance(tables, as_lines=watch), flush=True)
         elif watch:
-            answers().print(format_maintenance_line(cared), highlight=False)
+            answers().print(format_maintenance_line(tables), highlight=False)
         else:
-            answers().print(render_maintenance(cared, done=done))
+            answers().print(render_maintenance(tables, done=done))
 
     if dry_run:
-        show(cared := preview_maintenance(settings), done=False)
+        show(tables := preview_maintenance(settings), done=False)
     else:
         out = notes()
         with Maintenance(settings, lambda words: out.print(words, style="dim", highlight=False)) as maintenance:
-            show(cared := maintenance.once())
+            show(tables := maintenance.run())
             with suppress(KeyboardInterrupt):  # who watches is done when the user says so
                 while watch:
                     maintenance.wait()
-                    show(cared := maintenance.once())
-    raise typer.Exit(FAILED if any(each.error for each in cared) else OK)
+                    show(tables := maintenance.run())
+    raise typer.Exit(FAILED if any(each.error for each in tables) else OK)

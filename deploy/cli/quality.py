@@ -38,7 +38,7 @@ def quality(
         str | None,
         typer.Option("--since", metavar="TIME", help="Look at rows of this last time alone, such as 1h."),
     ] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Check again every quality.every, until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Check again every quality.interval, until Ctrl-C.")] = False,
     docs: Annotated[
         Path | None, typer.Option("--docs", metavar="DIR", help="Write Data Docs (HTML) into this folder.")
     ] = None,
@@ -53,12 +53,12 @@ def quality(
     command works while Kiln runs, and needs no Java. The exit code is 1 if an expectation of level error fails.
     """
     settings = settings_of(config, state)
-    from kiln.conf.settings.keys import nearest
+    from kiln.conf.settings.keys import suggest_nearest
     from kiln.schemas.delta.tables import TABLES
 
     for name in table or ():
         if name not in TABLES:
-            raise UsageError(f"--table {name}: there is no such table{nearest(name, TABLES)}")
+            raise UsageError(f"--table {name}: there is no such table{suggest_nearest(name, TABLES)}")
     length = length_of(since, "--since") if since else None
     folder = docs or (settings.quality_dir / "docs" if open_docs else None)
     from kiln.pipelines.quality.check import check_lake
@@ -83,7 +83,7 @@ def quality(
             _write_docs(results, folder, open_docs)
         if not watch:
             break
-        pause = max(settings.quality.every.total_seconds() or 600.0, 1.0)
+        pause = max(settings.quality.interval.total_seconds() or 600.0, 1.0)
         say.print(f"checked in {time.monotonic() - began:.1f} s; the next check is in {pause:.0f} s", style="dim")
         time.sleep(pause)
     raise typer.Exit(FAILED if any(each.is_error for each in results) else OK)

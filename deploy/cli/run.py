@@ -75,7 +75,7 @@ def run(
     elsewhere = settings.bridge.bootstrap or settings.bep50.enabled
     source: Source = "network" if elsewhere else "demo" if settings.traffic.enabled else "none"
     source = "none" if no_network or catch_up else source
-    raise typer.Exit(_run(settings, settings.jobs.run, length, catch_up, source, maintain=True))
+    raise typer.Exit(_run(settings, settings.jobs.queries, length, catch_up, source, maintain=True))
 
 
 def _run(
@@ -124,13 +124,13 @@ def job(
 
 
 def _job_name(name: str) -> JobName:
-    from kiln.conf.settings.keys import nearest
+    from kiln.conf.settings.keys import suggest_nearest
     from kiln.schemas.queries import QUERIES
 
     for query in QUERIES:
         if query == name:
             return query
-    raise UsageError(f"there is no query {name}{nearest(name, QUERIES)}; there are {', '.join(QUERIES)}")
+    raise UsageError(f"there is no query {name}{suggest_nearest(name, QUERIES)}; there are {', '.join(QUERIES)}")
 
 
 @commands.command()

@@ -159,7 +159,7 @@ def estimate(
     except ValueError as error:
         raise UsageError(f"--window {window}: expected {error}") from None
     batch = settings.batch
-    savings = savings_of(read_received_updates(lake_of(settings)), windows, typ=batch.typ, limit=batch.block_limit)
+    savings = savings_of(read_received_updates(lake_of(settings)), windows, typ=batch.typ, limit=batch.max_block_bytes)
     if as_json:
         write_estimate(savings, sys.stdout)
     else:

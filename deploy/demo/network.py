@@ -46,7 +46,7 @@ from kiln.bridge.libp2p.host import Node
 from kiln.bridge.libp2p.keys import KeyFileError, load_or_create
 from kiln.bridge.libp2p.options import NodeOptions
 from kiln.bridge.libp2p.seqno import Seqno, SeqnoError
-from kiln.conf.process.locks import StateInUseError, locked
+from kiln.conf.process.locks import StateInUseError, lock_state
 from kiln.deploy.demo.events import EventCounts, Events, in_thread
 from kiln.deploy.demo.kubo_node import KUBO, KuboProcess
 from kiln.deploy.demo.kubo_peer import CATCH_UP, KuboError
@@ -61,7 +61,7 @@ MOST_SEPARATORS: Final = 500  # with a topic: Kubo has to be asked for the messa
 
 _KUBO_SHARE: Final = 0.3
 _KUBO_MOST: Final = 100.0  # messages a second: it takes one command at a time
-_GAP: Final = 0.1  # s between two messages of one author (`publish.gap`)
+_GAP: Final = 0.1  # s between two messages of one author (`publish.min_interval`)
 _READ: Final = 1 << 16
 
 
@@ -319,7 +319,7 @@ def main() -> None:
         # what libraries print is not for who reads our events
         fd = os.dup(sys.stdout.fileno())
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-        with locked(folder, "network"):
+        with lock_state(folder, "network"):
             try:
                 trio.run(_run, folder, world, arguments.rate, arguments.publisher, fd)
             except* (NodeError, KeyFileError, SeqnoError, CarrierError) as group:

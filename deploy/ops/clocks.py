@@ -1,4 +1,4 @@
-"""Clocks that trail what Kiln has kept, found out without Spark: from checkpoints, and from what the broker holds."""
+"""Clocks that are behind stored times, detected without Spark from checkpoints and the broker's log."""
 
 from __future__ import annotations
 
@@ -15,41 +15,57 @@ from kiln.pipelines.runtime.trailing_clock import describe_log_lag, describe_wat
 
 @dataclass(frozen=True)
 class ClockStatus:
-    """A clock that trails. `since`: when a query was first seen to begin a micro-batch by such a clock, as far back as
-    its checkpoint says. `until`: what the clock must pass."""
+    """A clock that is behind a stored time.
+
+    Attributes:
+        behind: Seconds.
+        since: Start of the first micro-batch under such a clock, as far as the checkpoint goes back.
+        until: Stored time, which the clock must pass.
+        problem: Description with a remedy.
+    """
 
     name: str
     behind: float
-    """s"""
     since: datetime | None
     until: datetime
     problem: str
-    """in words, with what to do"""
 
 
 def find_trailing_clocks(settings: Settings, partitions: Iterable[int]) -> tuple[ClockStatus, ...]:
-    """The clocks that trail now; none where all is well. `partitions`: of `updates`, as the broker has them."""
+    """Find the clocks that are behind now.
+
+    Args:
+        settings: The settings.
+        partitions: Partitions of `updates` on the broker.
+    """
     now = time.time_ns() // 1000
     topic = settings.kafka.topic("updates")
-    kept = {name: _read_newest_time(settings, name) for name in ("archive", "updates", "sink")}
-    return compare_clocks(settings, now, kept, topic, _read_log_time(settings, topic, partitions))
+    stored = {name: _read_newest_time(settings, name) for name in ("archive", "updates", "sink")}
+    return compare_clocks(settings, now, stored, topic, _read_log_time(settings, topic, partitions))
 
 
 def compare_clocks(
-    settings: Settings, now: int, kept: Mapping[str, int], topic: str, log_clock: int
+    settings: Settings, now: int, stored: Mapping[str, int], topic: str, log_time: int
 ) -> tuple[ClockStatus, ...]:
-    """`kept`: by query, the time that the query has reckoned with; `log_clock`: where the clock of the topic stands;
-    0: not known. µs."""
-    found = []
-    late = [name for name, at in kept.items() if is_trailing(now, at)]
+    """Compare the clock with stored times.
+
+    Args:
+        settings: The settings.
+        now: Current time, µs.
+        stored: Newest time in the checkpoint of each query, µs; 0 if not known.
+        topic: Full name of the topic `updates`.
+        log_time: Log time of that topic, µs; 0 if not known.
+    """
+    clocks = []
+    late = [name for name, at in stored.items() if is_trailing(now, at)]
     if late:
-        until = max(kept[name] for name in late)
-        since = _read_trailing_since(settings, late[0], kept[late[0]])
-        found.append(_build_status("watermark", now, until, since, describe_watermark_lag(late, now, until, since)))
-    if is_trailing(now, log_clock):
-        since = _read_trailing_since(settings, "batch", log_clock)
-        found.append(_build_status("log", now, log_clock, since, describe_log_lag(topic, now, log_clock, since)))
-    return tuple(found)
+        until = max(stored[name] for name in late)
+        since = _read_trailing_since(settings, late[0], stored[late[0]])
+        clocks.append(_build_status("watermark", now, until, since, describe_watermark_lag(late, now, until, since)))
+    if is_trailing(now, log_time):
+        since = _read_trailing_since(settings, "batch", log_time)
+        clocks.append(_build_status("log", now, log_time, since, describe_log_lag(topic, now, log_time, since)))
+    return tuple(clocks)
 
 
 def _build_status(name: str, now: int, until: int, since: int | None, problem: str) -> ClockStatus:
@@ -64,14 +80,14 @@ def _to_datetime(at: int) -> datetime:
 
 def _read_newest_time(settings: Settings, query: str) -> int:
     try:
-        return Checkpoint(settings.checkpoints_root / query).newest_time(micros(settings.dedupe.signed))
-    except (OSError, ValueError, LookupError):  # what is wrong with a checkpoint, the query's own status says
+        return Checkpoint(settings.checkpoints_root / query).newest_time(micros(settings.dedupe.signed_ttl))
+    except (OSError, ValueError, LookupError):  # the query's own status reports what is wrong with its checkpoint
         return 0
 
 
-def _read_trailing_since(settings: Settings, query: str, kept: int) -> int | None:
+def _read_trailing_since(settings: Settings, query: str, stored: int) -> int | None:
     try:
-        return Checkpoint(settings.checkpoints_root / query).behind_since(kept)
+        return Checkpoint(settings.checkpoints_root / query).behind_since(stored)
     except (OSError, ValueError, LookupError):
         return None
 
@@ -86,6 +102,6 @@ def _read_log_time(settings: Settings, topic: str, partitions: Iterable[int]) ->
 
     try:
         stamps = read_log_times(settings.broker.client_options(), [TopicPartition(topic, part) for part in partitions])
-    except (KafkaError, OSError):  # the broker went away since it was asked for its topics
+    except (KafkaError, OSError):  # the broker went away after its topics were read
         return 0
     return max(stamps.values(), default=0) * 1000

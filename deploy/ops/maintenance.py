@@ -1,4 +1,4 @@
-"""Cares for each table of the lake as the settings say, one process of a state folder at a time."""
+"""Maintenance of the lake's tables by the settings, in one process per state folder at a time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from kiln.conf.process.errors import KilnError
-from kiln.conf.process.locks import locked
+from kiln.conf.process.locks import lock_state
 from kiln.conf.settings.durations import micros
 from kiln.conf.settings.model import Settings
 from kiln.pipelines.backfill.run_log import BackfillRun, read_runs
@@ -19,31 +19,34 @@ from kiln.pipelines.maintenance.plan import MaintenancePolicy
 from kiln.pipelines.maintenance.steps import MaintenanceResult, Say, maintain_table, predict_result
 
 LOCK = "maintain"
-_USUAL_PAUSE = 600.0  # s, where `kiln run` does not care for tables
+_USUAL_PAUSE = 600.0  # s, if the settings turn maintenance by `kiln run` off
 
 
 @dataclass(frozen=True)
 class TableMaintenance:
-    """How it went with one table."""
+    """Result of the maintenance of one table; `error` is empty if it completed."""
 
-    cared: MaintenanceResult
+    result: MaintenanceResult
     seconds: float
     error: str = ""
-    """why care did not come to its end; empty: it did"""
 
 
 class Maintenance:
-    """A context manager that keeps others from caring for the same lake. StateInUseError: somebody does."""
+    """A context manager that holds the maintenance lock of a state folder.
+
+    Raises:
+        StateInUseError: Another process holds the lock.
+    """
 
     def __init__(self, settings: Settings, say: Say) -> None:
-        """`say` hears each step as it begins."""
+        """Create the context manager; `say` is called with a description of each step as it begins."""
         self._settings = settings
         self._say = say
         self._lock = ExitStack()
 
     def __enter__(self) -> Self:
         with ExitStack() as lock:
-            lock.enter_context(locked(self._settings.state, LOCK))
+            lock.enter_context(lock_state(self._settings.state, LOCK))
             self._lock = lock.pop_all()
         return self
 
@@ -52,8 +55,8 @@ class Maintenance:
     ) -> None:
         self._lock.close()
 
-    def once(self) -> list[TableMaintenance]:
-        """Cares for each table. What goes wrong with one does not keep the others from care."""
+    def run(self) -> list[TableMaintenance]:
+        """Maintain each table. An error with one table does not stop the others."""
         durable = self._settings.durability == "power"
         return _maintain_tables(
             self._settings,
@@ -61,44 +64,39 @@ class Maintenance:
         )
 
     def wait(self) -> None:
-        """Until it is time again."""
-        time.sleep(self._settings.maintain.every.total_seconds() or _USUAL_PAUSE)
+        """Sleep until the next run."""
+        time.sleep(self._settings.maintenance.interval.total_seconds() or _USUAL_PAUSE)
 
 
 def preview_maintenance(settings: Settings) -> list[TableMaintenance]:
-    """What care would do with each table. Changes nothing, and needs no lock."""
+    """Predict the maintenance of each table, without changes and without the lock."""
     return _maintain_tables(settings, lambda lake, name, rules: predict_result(lake, name, rules, _read_clock()))
 
 
-def build_policy(settings: Settings, table: str, begun: Iterable[BackfillRun] = ()) -> MaintenancePolicy:
-    """What the settings say of one table, and what runs need of it that have `begun`."""
-    told, kept = settings.maintain, settings.lake.retention.get(table)
-    pinned = min((run.live_versions[table] for run in begun if table in run.live_versions), default=None)
-    retention = None if kept is None else micros(kept)
-    return MaintenancePolicy(told.file_bytes, micros(told.keep), retention=retention, pinned=pinned)
+def build_policy(settings: Settings, table: str, runs: Iterable[BackfillRun] = ()) -> MaintenancePolicy:
+    """Build the policy of a table from the settings and from the versions that unfinished backfill runs need."""
+    options, retention = settings.maintenance, settings.lake.retention.get(table)
+    pinned = min((run.live_versions[table] for run in runs if table in run.live_versions), default=None)
+    retention_micros = None if retention is None else micros(retention)
+    return MaintenancePolicy(
+        options.target_file_bytes, micros(options.history_retention), retention=retention_micros, pinned=pinned
+    )
 
 
 def _maintain_tables(
-    settings: Settings, care: Callable[[Lake, str, MaintenancePolicy], MaintenanceResult]
+    settings: Settings, maintain: Callable[[Lake, str, MaintenancePolicy], MaintenanceResult]
 ) -> list[TableMaintenance]:
     lake = Lake.from_location(settings.lake_root)
-    return list(_each(settings, lake, lake.tables(), care))
-
-
-def _each(
-    settings: Settings,
-    lake: Lake,
-    names: Iterable[str],
-    care: Callable[[Lake, str, MaintenancePolicy], MaintenanceResult],
-) -> Iterable[TableMaintenance]:
-    begun = read_runs(lake)
-    for name in names:
+    runs = read_runs(lake)
+    results = []
+    for name in lake.tables():
         started = time.monotonic()
         try:
-            cared, error = care(lake, name, build_policy(settings, name, begun)), ""
-        except KilnError as failed:
-            cared, error = MaintenanceResult(name), str(failed)
-        yield TableMaintenance(cared, time.monotonic() - started, error)
+            result, problem = maintain(lake, name, build_policy(settings, name, runs)), ""
+        except KilnError as error:
+            result, problem = MaintenanceResult(name), str(error)
+        results.append(TableMaintenance(result, time.monotonic() - started, problem))
+    return results
 
 
 def _read_clock() -> int:

@@ -12,8 +12,8 @@ from kafka.errors import KafkaError
 
 from kiln.bridge.kafka.topic_notes import NotedTopic, TopicNotes, list_topic_notes
 from kiln.conf.process.errors import PrerequisiteError
-from kiln.conf.process.kafka_topics import describe_replaced, replaced_topics
-from kiln.conf.process.locks import locked
+from kiln.conf.process.kafka_topics import describe_replaced_topic, find_replaced_topics
+from kiln.conf.process.locks import lock_state
 from kiln.conf.settings.durations import micros
 from kiln.conf.settings.model import Settings
 from kiln.deploy.ops.maintenance import LOCK as MAINTAIN
@@ -53,7 +53,7 @@ class Recovery:
     def __enter__(self) -> Self:
         with ExitStack() as locks:
             for name in (*QUERIES, MAINTAIN):
-                locks.enter_context(locked(self._settings.state, name))
+                locks.enter_context(lock_state(self._settings.state, name))
             self._locks = locks.pop_all()
         return self
 
@@ -88,12 +88,12 @@ class Recovery:
         for notes in list_topic_notes(self._settings.bridge_dir):
             noted = {topic: each.id for topic, each in notes.read().items()}
             there = kafka.identities(noted) if noted else {}
-            replaced = replaced_topics(noted, there)
+            replaced = find_replaced_topics(noted, there)
             if not replaced:
                 continue
             name = f"bridge, {notes.group}"
             self._notes[name] = notes
-            words = "; ".join(describe_replaced(topic, noted[topic], there[topic].id) for topic in replaced)
+            words = "; ".join(describe_replaced_topic(topic, noted[topic], there[topic].id) for topic in replaced)
             remedy = (
                 f"It reads {', '.join(replaced)} from the beginning, and passes over what has a receipt or is known"
             )
@@ -103,7 +103,7 @@ class Recovery:
 
     def _read_anew_by_bridge(self, damage: Damage) -> None:
         notes = self._notes[damage.query]
-        with locked(self._settings.state, "bridge"):
+        with lock_state(self._settings.state, "bridge"):
             notes.write(
                 notes.read() | {topic: NotedTopic(each.id, True) for topic, each in damage.adopted_topics.items()}
             )
@@ -145,7 +145,7 @@ class Recovery:
         self._broker()
         try:
             with ProgressMarker(kafka.client_options(), kafka.topic("updates")) as marker:
-                return marker.find_offsets_since(ends, (now - micros(self._settings.dedupe.signed)) // 1_000)
+                return marker.find_offsets_since(ends, (now - micros(self._settings.dedupe.signed_ttl)) // 1_000)
         except KafkaError as error:
             raise DamageError(f"the broker at {kafka.servers} does not say where to begin: {error}") from error
 

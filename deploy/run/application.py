@@ -16,8 +16,8 @@ from types import FrameType
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
-from kiln.conf.process.locks import locked
-from kiln.conf.process.logs import ProblemLog, say
+from kiln.conf.process.locks import lock_state
+from kiln.conf.process.logs import ProblemLog, log_event
 from kiln.conf.process.state_version import claim_state_folder
 from kiln.conf.settings.model import JobName, Settings
 from kiln.deploy.ops.monitor.server import Monitor
@@ -85,7 +85,7 @@ def run_application(
         stack.enter_context(_signals(stop))
         claim_state_folder(settings.state)
         for name in names or settings.jobs.queries:
-            stack.enter_context(locked(settings.state, name))
+            stack.enter_context(lock_state(settings.state, name))
         for words in repair(build_damage_location(settings), names or settings.jobs.queries):
             view.say(words)
         broker = stack.enter_context(launch_broker(settings, view.say))
@@ -186,7 +186,7 @@ class _Run:
         """Until `stop` is set, the time is over, all is caught up, or a query gives up."""
         self._watch.start()
         self._view.say("starting the queries")
-        say(_LOG, "run started")
+        log_event(_LOG, "run started")
         error = ""
         try:
             self._queries.start()
@@ -201,7 +201,7 @@ class _Run:
             error = str(ended)
         finally:
             self._view.say("stopping")
-            say(_LOG, "run stops")
+            log_event(_LOG, "run stops")
             self._live.hush()
             self._beside.stop_children()
             if check_jvm() is None:

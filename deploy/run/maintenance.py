@@ -1,5 +1,8 @@
-"""The care of the tables as a child process now and then: it takes no memory in between, and has the lowest priority,
-so that no query waits for it (docs/design/24-table-care.md)."""
+"""Table maintenance as a periodic child process.
+
+It takes no memory between runs, and has the lowest priority, so that no query waits for it
+(docs/design/24-table-care.md).
+"""
 
 from __future__ import annotations
 
@@ -12,20 +15,22 @@ from kiln.deploy.stack.bridge_process import child_environment
 from kiln.deploy.stack.periodic_process import ChildCommand, PeriodicProcess
 
 _SMALL = {"TOKIO_WORKER_THREADS": "1", "ARROW_DEFAULT_MEMORY_POOL": "system"}
-"""One thread for delta-rs, and memory of Arrow that goes back at once."""
+"""One thread for delta-rs, and an Arrow allocator that returns memory to the system at once."""
 
 
 class MaintenanceProcess:
-    """`child.check()` now and then, then `child.stop()`. What each child says is in `logs/maintain.log`."""
+    """Runs table maintenance in a child process, whose output goes to `logs/maintain.log`.
+
+    Call `child.check()` periodically, and `child.stop()` at the end.
+    """
 
     def __init__(self, settings: Settings, now: Callable[[], float] = time.monotonic) -> None:
-        """`now`: monotonic s."""
-        work = ChildCommand(
+        command = ChildCommand(
             [sys.executable, "-m", "kiln.deploy.run.maintenance_job"],
             {**child_environment(settings), **_SMALL},
             settings.logs / "maintain.log",
         )
-        self.child = PeriodicProcess(work, settings.maintain.every, self._ended, now)
+        self.child = PeriodicProcess(work, settings.maintenance.interval, self._ended, now)
         self.error = ""
         """in words why the last child did not do its work; empty: it did"""
 

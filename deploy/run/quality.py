@@ -43,7 +43,7 @@ class QualityChecks:
             settings.logs / "quality.log",
             self._told,
         )
-        self.child = PeriodicProcess(work, settings.quality.every, self._ended, now)
+        self.child = PeriodicProcess(work, settings.quality.interval, self._ended, now)
         self.errors: list[str] = []
         """the errors that the last check found, in words; warnings are in `quality_results`"""
         self.seen: QualityInRun | None = None

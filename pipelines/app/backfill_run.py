@@ -26,7 +26,7 @@ from pyspark.sql import SparkSession
 from kafka import KafkaConsumer, TopicPartition
 from kiln.conf.process.errors import KilnError
 from kiln.conf.process.kafka_clients import open_client
-from kiln.conf.process.locks import locked
+from kiln.conf.process.locks import lock_state
 from kiln.conf.settings.durations import micros, parse_duration
 from kiln.conf.settings.model import Settings
 from kiln.conf.settings.reading import load_settings
@@ -108,8 +108,8 @@ def build_terms(settings: Settings, request: BackfillRequest) -> RunTerms:
         block_limit=batches.block_limit,
         update_filter=batches.update_filter,
         fetch=bool(settings.ipfs.api),
-        signed_horizon=micros(settings.dedupe.signed),
-        chunk=settings.backfill.chunk,
+        signed_horizon=micros(settings.dedupe.signed_ttl),
+        chunk=settings.backfill.frames_per_chunk,
     )
 
 
@@ -228,7 +228,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             as_of=None if options.as_of is None else parse_time(options.as_of),
             publish=options.publish,
         )
-        with locked(settings.state, f"backfill-{check_name(request.name)}"):
+        with lock_state(settings.state, f"backfill-{check_name(request.name)}"):
             outcome = _run_submitted(settings, request)
     except (KilnError, ValueError) as error:
         print(printable_lines(str(error)), file=sys.stderr)

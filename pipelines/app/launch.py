@@ -98,7 +98,7 @@ def batch_config(settings: Settings) -> BatchConfig:
     return BatchConfig(
         micros(options.window),
         micros(options.grace),
-        options.block_limit,
+        options.max_block_bytes,
         UpdateFilter(authors, options.only_verified),
     )
 

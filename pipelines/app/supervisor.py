@@ -15,8 +15,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from kiln.conf.process.backoff import pause_after
 from kiln.conf.process.errors import KilnError
-from kiln.conf.process.kafka_topics import CHECK_EVERY, TopicIdentity, describe_replaced, replaced_topics
-from kiln.conf.process.logs import say
+from kiln.conf.process.kafka_topics import CHECK_EVERY, TopicIdentity, describe_replaced_topic, find_replaced_topics
+from kiln.conf.process.logs import log_event
 from kiln.conf.settings.durations import micros
 from kiln.conf.settings.model import JobName, Settings
 from kiln.pipelines.app.launch import launch
@@ -140,7 +140,7 @@ class Supervisor:
         self._now = now
         self._clock = clock
         self._trailing = TrailingClock()
-        self._dedup_retention = micros(settings.dedupe.signed)
+        self._dedup_retention = micros(settings.dedupe.signed_ttl)
         # Spark writes the results of `batch` itself, so no code of Kiln runs in its micro-batches.
         folder = (settings.checkpoints_root / "batch").folder
         self._batch_checkpoint = (
@@ -210,7 +210,7 @@ class Supervisor:
             clear_breaker_state(self._settings.state, name)
 
     def _start(self, name: JobName) -> StreamingQuery:
-        say(_LOG, "query starts", query=name)
+        log_event(_LOG, "query starts", query=name)
         try:
             self._note_topics(name)
             query = launch(name, self._spark, self._settings, self._listener, self._report)
@@ -238,8 +238,8 @@ class Supervisor:
         except (KafkaError, OSError):  # the queries fail too, or wait
             return
         self._missing = sorted(self._ids.keys() - found.keys())
-        for topic in replaced_topics({topic: each.id for topic, each in self._ids.items()}, found):
-            words = describe_replaced(topic, self._ids[topic].id, found[topic].id)
+        for topic in find_replaced_topics({topic: each.id for topic, each in self._ids.items()}, found):
+            words = describe_replaced_topic(topic, self._ids[topic].id, found[topic].id)
             raise RestartsExhaustedError(
                 f"the queries stopped: {words}. Type kiln recover, which says what can be done"
             )
@@ -266,7 +266,7 @@ class Supervisor:
         If a query reports that decoding is broken, all queries that decode are held.
 
         Raises:
-            RestartsExhaustedError: A query failed more than `jobs.restarts` times with no finished micro-batch in
+            RestartsExhaustedError: A query failed more than `jobs.max_restarts` times with no finished micro-batch in
                 between, or another driver runs it, or all queries are held.
         """
         try:
@@ -303,9 +303,9 @@ class Supervisor:
         if _BREAKER_ERROR in run.error:
             self._trip(name, run.error)
             return
-        if _FATAL_ERROR in run.error or run.failures > self._settings.jobs.restarts:
+        if _FATAL_ERROR in run.error or run.failures > self._settings.jobs.max_restarts:
             raise RestartsExhaustedError(f"{name} stopped: {run.error}")
-        say(_LOG, "query failed", logging.WARNING, query=name, why=run.error, in_a_row=run.failures)
+        log_event(_LOG, "query failed", logging.WARNING, query=name, why=run.error, in_a_row=run.failures)
         run.restart_at = self._now() + pause_after(run.failures, _SHORTEST_PAUSE, _LONGEST_PAUSE)
 
     def _trip(self, name: JobName, error: str) -> None:
@@ -319,7 +319,7 @@ class Supervisor:
             name, error.partition(f"{_BREAKER_ERROR}: ")[2] or error, datetime.fromtimestamp(self._clock() / 1e6, UTC)
         )
         save_breaker_state(self._settings.state, trip)
-        say(_LOG, "breaker tripped", logging.ERROR, query=name, why=trip.why)
+        log_event(_LOG, "breaker tripped", logging.ERROR, query=name, why=trip.why)
         for other, run in self._runs.items():
             if _FRAMES_TOPIC in QUERIES[other].reads:
                 run.held, run.restart_at = True, None

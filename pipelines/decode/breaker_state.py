@@ -24,9 +24,9 @@ class BreakerState:
     def description(self) -> str:
         """The cause and what to do."""
         return (
-            f"the breaker tripped at {self.at:%Y-%m-%d %H:%M} UTC: {self.why}. Mend the build, or raise breaker.streak "
-            f"if Kiln is to refuse that format, and start Kiln again: {self.query} goes on from its checkpoint. "
-            "docs/RUNBOOK.md, The breaker tripped, says more"
+            f"the breaker tripped at {self.at:%Y-%m-%d %H:%M} UTC: {self.why}. Fix the build, or raise "
+            "breaker.consecutive_failures if Kiln is to refuse that format, and start Kiln again: "
+            f"{self.query} continues from its checkpoint. See docs/RUNBOOK.md, The breaker tripped"
         )
 
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 from deltalake import write_deltalake
 
 from kiln.conf.process.bridge_status import read_status
-from kiln.conf.process.locks import locked
+from kiln.conf.process.locks import lock_state
 from kiln.conf.settings.durations import micros
 from kiln.conf.settings.model import Settings
 from kiln.pipelines.delta.arrow_rows import build_arrow_schema
@@ -39,7 +39,7 @@ def build_context(settings: Settings, now: datetime) -> CheckContext:
         running=status is not None and now.timestamp() - status.at < _MAX_STATUS_AGE.total_seconds(),
         window=micros(batch.window),
         grace=micros(batch.grace),
-        block_limit=batch.block_limit,
+        block_limit=batch.max_block_bytes,
         authors=None if "*" in batch.authors else frozenset(peer_text(peer_bytes(text)) for text in batch.authors),
         only_verified=batch.only_verified,
     )
@@ -68,7 +68,7 @@ def check_lake(
         QualityError: A check failed to run.
     """
     checks = [check for check in every if not tables or check.table in tables]
-    with locked(settings.state, "quality"):
+    with lock_state(settings.state, "quality"):
         state_file = settings.quality_dir / "state.duckdb"
         state_file.parent.mkdir(parents=True, exist_ok=True)
         suite_run = SuiteRun(

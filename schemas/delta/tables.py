@@ -69,21 +69,21 @@ _NETWORK: Final = _must("network", "string", "Ceramic network, e.g. testnet-clay
 _ORIGIN: Final = _must(
     "origin",
     "string",
-    "LIVE: the bridge heard the frame. REPLAY: the frame came from a capture file or from kiln quarantine replay. "
-    "Batches never mix the two",
+    "LIVE: captured by the bridge. REPLAY: from a capture file or from kiln quarantine replay. A batch never mixes "
+    "them",
     "LIVE",
 )
 _MESSAGE: Final = _must(
-    "message",
+    "message_id",
     "string",
     "Message id. Signed: author/seqno in hex. Unsigned: sha256/hash of the data in hex. "
-    "Over BEP 50: bep50/target/sequence in hex. Told by the log of another node: unverified/author/seqno in hex",
+    "Over BEP 50: bep50/target/sequence in hex. From the log of another node: unverified/author/seqno in hex",
     f"{_AN_AUTHOR}/18ea84e3da4699c6",
 )
 _OBSERVED: Final = _must(
     "observed_at",
     "timestamp",
-    "When the frame was on the wire, by the clock of the node that captured the frame (UTC)",
+    "Capture time: when the frame was on the wire, by the clock of the node that captured it (UTC)",
     "2026-11-01 12:00:00.123456",
 )
 _SEPARATOR_KEY: Final = _may("separator_key", "string", "Separator key, e.g. model; null: no separator", "model")
@@ -93,15 +93,15 @@ _SEPARATOR_VALUE: Final = _may(
 _PARTITION: Final = _must("kafka_partition", "int", "Partition of the frame in kiln.frames", "5")
 _OFFSET: Final = _must("kafka_offset", "bigint", "Offset of the frame in kiln.frames", "481516")
 _INDEX: Final = _must("message_index", "int", "Position of the message in the RPC of the frame, from 0", "0")
-_VERDICT: Final = (
-    "0 not checked, 1 good signature, 2 bad signature, 3 unsigned and allowed, 4 against the policy of the network, "
-    "5 told by the log of another node, without a signature that could be checked"
+_VERDICT_VALUES: Final = (
+    "valid (good signature), invalid (bad signature), unsigned (and allowed), against_policy (of the network), "
+    "not_checked, or unverifiable (from the log of another node, which has no signatures)"
 )
 
 _ALL: Final = (
     Table(
         "frames",
-        "Every frame exactly as the frame was on the wire, in both directions",
+        "Every frame in both directions, exactly as it was on the wire",
         (
             _must(
                 "network",
@@ -132,48 +132,51 @@ _ALL: Final = (
             _must(
                 "hello_in",
                 "binary",
-                "ExtTopicTable bytes of the hello of the remote peer. Empty: there was no hello, or our node refused "
-                "the hello",
+                "ExtTopicTable bytes of the hello of the remote peer. Empty: no hello, or one that our node refused",
                 "0x0a042cfd3499",
             ),
             _must("hello_out", "binary", "ExtTopicTable bytes of the hello of our node", "0x0a042cfd3499"),
             _must(
                 "verdicts",
                 "binary",
-                f"What our node found when the frame came, one byte for each message in the payload: {_VERDICT}. "
-                "Empty: nobody checked",
+                "Verdicts of our node at capture, one byte per message in the payload: 0 not_checked, 1 valid, "
+                "2 invalid, 3 unsigned, 4 against_policy, 5 unverifiable. Empty: not checked",
                 "0x01",
             ),
             _ORIGIN,
             _must(
                 "remote_address",
                 "binary",
-                "Address of the other side: multiaddr or compact socket. Empty: not known",
+                "Address of the other side: multiaddr or compact socket address. Empty: not known",
                 "0x04cb007107060fa1",
             ),
             _must(
                 "declared_length",
                 "bigint",
-                "Length in bytes of an RPC that was too long, of which the payload has only the beginning. "
-                "0: the payload is whole",
+                "Length in bytes of an RPC that was too long; the payload has its beginning only. 0: the payload is "
+                "whole",
                 "0",
             ),
             _PARTITION,
             _OFFSET,
-            _must("kafka_timestamp", "timestamp", "When the broker took the frame (UTC)", "2026-11-01 12:00:00.125"),
+            _must(
+                "kafka_timestamp",
+                "timestamp",
+                "LogAppendTime of the frame in kiln.frames (UTC)",
+                "2026-11-01 12:00:00.125",
+            ),
         ),
         ("connection", "direction", "sequence"),
     ),
     Table(
         "copies",
-        "Every received copy of every gossip message: which peer sent the copy, and when. Also copies of "
-        "what turned out to be no good message",
+        "Every received copy of every gossip message, rejected copies included: which peer sent it, and when",
         (
             _NETWORK,
             _MESSAGE,
             _must("remote_peer", "string", "Peer id of the peer that sent this copy", _A_PEER),
             _OBSERVED,
-            _must("verdict", "int", f"What our node found of this copy: {_VERDICT}", "1"),
+            _must("verdict", "string", f"Verdict on this copy: {_VERDICT_VALUES}", "valid"),
             _PARTITION,
             _OFFSET,
             _INDEX,
@@ -182,7 +185,7 @@ _ALL: Final = (
     ),
     Table(
         "messages",
-        "One row for each message, from one good copy of the message. Which good copy is not defined",
+        "One row per message, from one of its valid copies. Which valid copy is not defined",
         (
             _MESSAGE,
             _NETWORK,
@@ -191,7 +194,7 @@ _ALL: Final = (
             _may(
                 "topic_source",
                 "string",
-                "name: the topic was on the wire. index: Kiln resolved an index through the topic table",
+                "name: the topic was on the wire. index: resolved from an index through the topic table",
                 "name",
             ),
             _must("type", "string", "UPDATE, QUERY, RESPONSE, KEEPALIVE or BATCH_UPDATE", "UPDATE"),
@@ -199,14 +202,14 @@ _ALL: Final = (
             _may(
                 "seqno",
                 "binary",
-                "Sequence number that the author gave the message; null: unsigned",
+                "Sequence number of the message by its author; null: unsigned",
                 "0x18ea84e3da4699c6",
             ),
             _may("stream", "string", "StreamID, base36 (UPDATE, QUERY)", _A_STREAM),
             _may("tip", "string", "CID of the new tip (UPDATE)", _A_TIP),
             _may("model", "string", "StreamID of the stream's model, as the author claims (UPDATE)", _A_MODEL),
             _may("sep", "string", "Separator as key/value, as announced (BATCH_UPDATE)", f"model/{_A_MODEL}"),
-            _may("batch", "string", "CID of the batch block (BATCH_UPDATE)", _A_BATCH),
+            _may("batch_cid", "string", "CID of the batch block (BATCH_UPDATE)", _A_BATCH),
             _may(
                 "query_id",
                 "string",
@@ -220,15 +223,14 @@ _ALL: Final = (
             _must(
                 "data",
                 "binary",
-                "The bytes of the message as published. Out of a log of js-ceramic: made anew from the fields in "
-                "the log",
+                "The bytes of the message as published. From a log of js-ceramic: rebuilt from the fields in the log",
                 "0x7b22747970223a332c227473223a313634363932353936383037377d",
             ),
-            _must("verdict", "int", f"Verdict on the copy that was kept: {_VERDICT}", "1"),
+            _must("verdict", "string", f"Verdict on the selected copy: {_VERDICT_VALUES}", "valid"),
             _must(
                 "remote_peer",
                 "string",
-                "Peer id of the peer that sent the copy that was kept (bep50: node id in hex)",
+                "Peer id of the peer that sent the selected copy (bep50: node id in hex)",
                 _A_PEER,
             ),
             _OBSERVED,
@@ -236,12 +238,12 @@ _ALL: Final = (
             _OFFSET,
             _INDEX,
         ),
-        ("network", "message"),
+        ("network", "message_id"),
     ),
     Table(
         "updates",
-        "Every new update of a stream that Kiln heard, with the separator of the update and its place in the log that "
-        "decides the batches. An update announced again is in messages and copies, and not here",
+        "Every new update of a stream, with its separator and its offset in kiln.updates, from which the batches are "
+        "made. An update that is announced again is in messages and copies only",
         (
             _NETWORK,
             _ORIGIN,
@@ -252,30 +254,29 @@ _ALL: Final = (
             _may(
                 "separator_source",
                 "string",
-                "Where Kiln knows the separator from: genesis (which may name no separator), topic or model. "
-                "Null: nothing told Kiln",
+                "Source of the separator: genesis (which may name no separator), topic or model. Null: not known",
                 "genesis",
             ),
             _must("stream", "string", "StreamID, base36", _A_STREAM),
             _must("tip", "string", "CID of the new tip", _A_TIP),
             _OBSERVED,
             _must(
-                "updated_at",
+                "log_time",
                 "timestamp",
-                "Clock of the log at this record: the greatest stamp of the broker in the partition so far (UTC). The "
-                "update was heard at observed_at, or at updated_at where that is earlier",
+                "Log time at this record: the greatest LogAppendTime so far in the partition (UTC). The event time of "
+                "the update is the earlier of observed_at and log_time",
                 "2026-11-01 12:00:00.141",
             ),
             _must("log_partition", "int", "Partition in kiln.updates", "3"),
             _must("log_offset", "bigint", "Offset in kiln.updates", "90214"),
         ),
-        ("network", "origin", "message"),
+        ("network", "origin", "message_id"),
     ),
     Table(
         "batches",
-        "Every CIP-123 block that Kiln made: the tips of one window of one separator",
+        "Every CIP-123 batch block that Kiln made: the tips of one window of one separator",
         (
-            _must("cid", "string", "CID of the block", _A_BATCH),
+            _must("batch_cid", "string", "CID of the batch block", _A_BATCH),
             _NETWORK,
             _ORIGIN,
             _must("separator_key", "string", "Separator key, e.g. model", "model"),
@@ -283,37 +284,37 @@ _ALL: Final = (
             _must(
                 "opened_at",
                 "timestamp",
-                "t0, in hearing time: when the first update of the window was heard (UTC)",
+                "t0: event time of the first update of the window (UTC)",
                 "2026-11-01 12:00:00.123456",
             ),
-            _must("closed_at", "timestamp", "t0 + T, in hearing time (UTC)", "2026-11-01 12:00:01.123456"),
+            _must("closed_at", "timestamp", "t0 + T, in event time (UTC)", "2026-11-01 12:00:01.123456"),
             _must(
                 "emitted_at",
                 "timestamp",
-                "When the broker took the batch into kiln.batches (UTC)",
+                "LogAppendTime of the batch in kiln.batches (UTC)",
                 "2026-11-01 12:00:01.530",
             ),
-            _must("streams", "int", "How many streams the block has tips of", "1"),
-            _must("tips", "int", "How many tips the block has", "1"),
-            _must("bytes", "int", "Length of the block in bytes", "114"),
+            _must("stream_count", "int", "Number of streams with tips in the block", "1"),
+            _must("tip_count", "int", "Number of tips in the block", "1"),
+            _must("block_bytes", "int", "Length of the block in bytes", "114"),
             _must("block", "binary", "The block, DAG-CBOR", "0xa16474697073a1783f6b6a7a6c366b63796d3777…"),
         ),
-        ("network", "origin", "separator_key", "separator_value", "opened_at", "cid"),
+        ("network", "origin", "separator_key", "separator_value", "opened_at", "batch_cid"),
     ),
     Table(
         "batch_tips",
-        "The tips in each batch, one row for each tip. When Kiln makes a batch of the same tips again, longer after "
-        "than dedupe.signed, its rows are there again",
+        "The tips of each batch, one row per tip. A batch of the same tips that is made again after more than "
+        "dedupe.signed_ttl has its rows twice",
         (
-            _must("cid", "string", "CID of the batch block", _A_BATCH),
+            _must("batch_cid", "string", "CID of the batch block", _A_BATCH),
             _must("stream", "string", "StreamID, base36", _A_STREAM),
             _must("tip", "string", "CID of the tip", _A_TIP),
         ),
-        ("cid", "stream", "tip"),
+        ("batch_cid", "stream", "tip"),
     ),
     Table(
         "tips",
-        "Every tip of a stream that Kiln learned of, and how Kiln learned of the tip",
+        "Every known tip of a stream, and its source",
         (
             _NETWORK,
             _must("stream", "string", "StreamID, base36", _A_STREAM),
@@ -321,15 +322,15 @@ _ALL: Final = (
             _must(
                 "source",
                 "string",
-                "update: Kiln heard the tip in an UPDATE. batch: Kiln read the tip out of the batch of another node",
+                "update: from an UPDATE. batch: from the batch of another node",
                 "update",
             ),
-            _may("cid", "string", "CID of the batch that the tip came out of; null for an update", _A_BATCH),
+            _may("batch_cid", "string", "CID of the batch with the tip; null for an update", _A_BATCH),
             _must(
                 "observed_at",
                 "timestamp",
-                "update: when the frame was on the wire, by the clock of the node that captured the frame. "
-                "batch: when the bridge had the block (UTC)",
+                "update: capture time of the frame, by the clock of the node that captured it. batch: when the bridge "
+                "had fetched the block (UTC)",
                 "2026-11-01 12:00:00.123456",
             ),
         ),
@@ -337,7 +338,7 @@ _ALL: Final = (
     ),
     Table(
         "streams",
-        "Every stream whose genesis the bridge fetched and verified, with the separator that the genesis names",
+        "Every stream whose genesis the bridge has fetched and verified, with the separator in the genesis",
         (
             _NETWORK,
             _must("stream", "string", "StreamID, base36", _A_STREAM),
@@ -346,7 +347,7 @@ _ALL: Final = (
             _must(
                 "source",
                 "string",
-                "How Kiln knows the separator: genesis (verified). A claim has no row here",
+                "Source of the separator: genesis (verified). Claimed separators have no row here",
                 "genesis",
             ),
         ),
@@ -356,8 +357,8 @@ _ALL: Final = (
         "publications",
         "Every attempt to publish a batch: a receipt or an error",
         (
-            _must("cid", "string", "CID of the batch block", _A_BATCH),
-            _must("transport", "string", "How the bridge published the batch: gossipsub or bep50", "gossipsub"),
+            _must("batch_cid", "string", "CID of the batch block", _A_BATCH),
+            _must("transport", "string", "Transport: gossipsub or bep50", "gossipsub"),
             _may("topic", "string", "Pubsub topic on which the batch was published", _A_TOPIC),
             _may(
                 "target",
@@ -366,181 +367,178 @@ _ALL: Final = (
                 "4a533d47ec9c7d95b1ad75f576cffc641853b750",
             ),
             _may(
-                "peers",
+                "peer_count",
                 "bigint",
-                "How many peers the batch went to (bep50: how many contacts are known to have the batch)",
+                "Number of peers that the batch was sent to (bep50: number of contacts known to have it)",
                 "8",
             ),
-            _must("published_at", "timestamp", "When the bridge tried (UTC)", "2026-11-01 12:00:01.561"),
-            _may("error", "string", "Why the attempt failed; null: the attempt did not fail", "no peer on the topic"),
+            _must("published_at", "timestamp", "Time of the attempt (UTC)", "2026-11-01 12:00:01.561"),
+            _may("error", "string", "Why the attempt failed; null: it succeeded", "no peer on the topic"),
         ),
-        ("cid", "transport", "topic", "published_at"),
+        ("batch_cid", "transport", "topic", "published_at"),
     ),
     Table(
         "bundles",
-        "Topic bundles: which topics the hashes in the hellos of peers stand for. Kiln never forgets a known bundle",
+        "Topic bundles: the topics behind each hash in the hellos of peers. A known bundle is never removed",
         (
             _must("hash", "string", "Last 4 bytes of the sha256 of the sorted and joined topics, hex", "2cfd3499"),
-            _may("name", "string", "Name for people, where the settings gave a name", "clay"),
+            _may("name", "string", "Name from the settings, if they give one", "clay"),
             _must(
                 "topics",
                 "array<string>",
                 "Topics of the bundle, in bytewise order",
                 f'["/ceramic/testnet-clay", "{_A_TOPIC}"]',
             ),
-            _must("first_seen", "timestamp", "When Kiln first knew the bundle (UTC)", "2026-11-01 11:58:20.004"),
+            _must("first_seen", "timestamp", "When the bundle first became known (UTC)", "2026-11-01 11:58:20.004"),
         ),
         ("hash",),
     ),
     Table(
         "quarantine",
-        "Everything that Kiln could not use: the bytes, where the bytes came from, and why. Kiln drops nothing "
-        "silently",
+        "All input that Kiln rejected: the bytes, their origin, and the reason. Nothing is dropped silently",
         (
             _may(
                 "kafka_partition",
                 "int",
-                "Partition of the frame in kiln.frames; null: the bytes came from no frame",
+                "Partition of the frame in kiln.frames; null: not from a frame",
                 "5",
             ),
             _may(
                 "kafka_offset",
                 "bigint",
-                "Offset of the frame in kiln.frames; null: the bytes came from no frame",
+                "Offset of the frame in kiln.frames; null: not from a frame",
                 "481516",
             ),
             _may(
                 "message_index",
                 "int",
-                "Position of the message in the RPC of the frame; null: the row is of a whole frame",
+                "Position of the message in the RPC of the frame; null: the row is about a whole frame",
                 "0",
             ),
             _may(
-                "cid", "string", "CID of the block that the row is about, where the bytes came from no frame", _A_BATCH
+                "cid", "string", "CID of the block that the row is about, if the bytes are not from a frame", _A_BATCH
             ),
             _must(
                 "stage",
                 "string",
-                "Step that refused the bytes; docs/RUNBOOK.md explains every stage and reason",
+                "Step that rejected the bytes; docs/RUNBOOK.md explains every stage and reason",
                 "message",
             ),
             _must(
                 "reason",
                 "string",
-                "Why, in snake_case. Rows of earlier Kilns have three reasons with spaces: compare "
-                "replace(reason, ' ', '_')",
+                "Reason, in snake_case",
                 "bad_tip",
             ),
             _may(
                 "detail",
                 "string",
-                "The reason in words, for people. Where data holds a part, which part",
+                "Human-readable reason. If data holds a part only, which part",
                 "the tip is no CID",
             ),
             _must(
                 "data",
                 "binary",
-                "The refused bytes. More than 5 MiB are split over several rows",
+                "The rejected bytes. More than 5 MiB are split over several rows",
                 "0x7b22747970223a332c227473223a313634363932353936383037377d",
             ),
             _must(
                 "observed_at",
                 "timestamp",
-                "When the frame was on the wire, by the clock of the node that captured the frame. Without a frame: "
-                "when the broker took the record, or when the bridge found the fault (UTC)",
+                "Capture time of the frame, by the clock of the node that captured it. Without a frame: LogAppendTime "
+                "of the record, or when the bridge detected the fault (UTC)",
                 "2026-11-01 12:00:00.123456",
             ),
         ),
         (),
     ),
     Table(
-        "dropped",
-        "Rows that kiln quarantine drop took out of the table quarantine: all but their bytes, and when and why",
+        "quarantine_dropped",
+        "Rows that kiln quarantine drop removed from quarantine: everything but their bytes, and when and why",
         (
-            _must("drop_id", "string", "Id of the drop: the rows that one command took out", "1f0c9a7e5b3d4c21"),
+            _must("drop_id", "string", "Id of the drop: the rows that one command removed", "1f0c9a7e5b3d4c21"),
             _must("dropped_at", "timestamp", "When the command ran (UTC)", "2026-11-03 09:00:00"),
-            _must("why", "string", "The words that the user gave", "garbage of one client, looked at on 2 November"),
-            _may("kafka_partition", "int", "As in the table quarantine", "5"),
-            _may("kafka_offset", "bigint", "As in the table quarantine", "481516"),
-            _may("message_index", "int", "As in the table quarantine", "0"),
-            _may("cid", "string", "As in the table quarantine", _A_BATCH),
-            _must("stage", "string", "As in the table quarantine", "message"),
-            _must("reason", "string", "As in the table quarantine, in snake_case", "bad_tip"),
-            _may("detail", "string", "As in the table quarantine", "the tip is no CID"),
-            _must("bytes", "bigint", "How many bytes the row held", "28"),
+            _must("why", "string", "Why, in the words of the user", "garbage of one client, looked at on 2 November"),
+            _may("kafka_partition", "int", "As in quarantine", "5"),
+            _may("kafka_offset", "bigint", "As in quarantine", "481516"),
+            _may("message_index", "int", "As in quarantine", "0"),
+            _may("cid", "string", "As in quarantine", _A_BATCH),
+            _must("stage", "string", "As in quarantine", "message"),
+            _must("reason", "string", "As in quarantine", "bad_tip"),
+            _may("detail", "string", "As in quarantine", "the tip is no CID"),
+            _must("bytes", "bigint", "Number of bytes that the row held", "28"),
             _must(
                 "sha256",
                 "string",
-                "SHA-256 of these bytes in hex. Where the row came from a frame, the table frames still has the bytes",
+                "SHA-256 of these bytes in hex. If the row came from a frame, the table frames still has the bytes",
                 "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
             ),
-            _must("observed_at", "timestamp", "As in the table quarantine", "2026-11-01 12:00:00.123456"),
+            _must("observed_at", "timestamp", "As in quarantine", "2026-11-01 12:00:00.123456"),
         ),
         (),
     ),
     Table(
         "quality_results",
-        "Results of the quality expectations on the other tables, one row for each expectation and run",
+        "Results of the quality expectations on the other tables, one row per expectation and run",
         (
             _must("run_id", "string", "Id of the quality run", "2026-11-01T12:00"),
             _must("run_at", "timestamp", "When the run began (UTC)", "2026-11-01 12:00:00"),
-            _must("table_name", "string", "Table that the run looked at", "messages"),
+            _must("table_name", "string", "Table that was checked", "messages"),
             _must("expectation", "string", "Type of the expectation", "expect_column_values_to_not_be_null"),
             _may(
                 "column_name",
                 "string",
-                "Columns, tables or rule that the expectation is about; null: the whole table",
+                "Columns, tables or rule of the expectation; null: the whole table",
                 "observed_at",
             ),
-            _must("success", "boolean", "Whether the table met the expectation", "true"),
-            _may("observed_value", "string", "What the run found", "0"),
-            _may("unexpected_count", "bigint", "How many rows did not meet the expectation", "0"),
+            _must("success", "boolean", "True if the table met the expectation", "true"),
+            _may("observed_value", "string", "Observed value", "0"),
+            _may("unexpected_count", "bigint", "Number of rows that did not meet the expectation", "0"),
             _may("details", "string", "The full result as JSON", '{"success": true}'),
         ),
         ("run_id", "table_name", "expectation", "column_name"),
     ),
     Table(
-        "runs",
-        "What became of each backfill run: one row for each event. Nothing is ever changed or removed here, also where "
-        "a run is",
+        "backfill_runs",
+        "History of each backfill run, one row per event. Rows are never changed or removed, even if a run is",
         (
             _must(
                 "run",
                 "string",
-                "Name of the run. The run's tables are in the folder backfill/NAME of the lake",
+                "Name of the run. Its tables are in the folder backfill/NAME of the lake",
                 "november",
             ),
             _must(
                 "event",
                 "string",
-                "begun, chunk (a part of the run is in the run's tables), done, published (the bridge is to publish "
-                "its batches), swapping, swapped, dropping or dropped",
+                "begun, chunk (a chunk is in the run's tables), done, published (its batches are queued for the "
+                "bridge), swapping, swapped, dropping or dropped",
                 "chunk",
             ),
             _must(
                 "happened_at",
                 "timestamp",
-                "When, by the clock of the machine that the run ran on (UTC)",
+                "Time of the event, by the clock of the machine of the run (UTC)",
                 "2026-11-05 09:30:00.5",
             ),
             _may(
                 "range_from",
                 "timestamp",
-                "Beginning of the range of the run, or of the chunk (UTC)",
+                "Start of the range of the run or chunk, inclusive (UTC)",
                 "2026-11-01 00:00:00",
             ),
             _may(
                 "range_to",
                 "timestamp",
-                "End of the range of the run, or of the chunk; not in the range (UTC)",
+                "End of the range of the run or chunk, exclusive (UTC)",
                 "2026-11-03 00:00:00",
             ),
-            _may("rows", "bigint", "Rows that the chunk wrote, all tables together", "2318000"),
+            _may("rows", "bigint", "Rows that the chunk wrote, over all tables", "2318000"),
             _must(
                 "details",
                 "string",
-                "JSON. begun: where the run reads, and all settings that its results depend on. chunk: rows by table. "
-                "swapping and swapped: tables and their versions",
+                "JSON. begun: the input and all settings that the results depend on. chunk: rows by table. "
+                "swapping, swapped: tables and their versions",
                 '{"step": "decoding", "number": 0, "rows": {"updates": 190000}}',
             ),
         ),
@@ -548,8 +546,8 @@ _ALL: Final = (
     ),
 )
 
-TABLES_VERSION: Final = 1
-"""To be raised with a change of tables after which an earlier Kiln would do harm in them. Tables of 0.1.0 name none."""
+TABLES_VERSION: Final = 2
+"""Raise it with an incompatible change only: new tables and nullable columns are added to existing lakes."""
 
 TABLES: Final[dict[str, Table]] = {table.name: table for table in _ALL}
 

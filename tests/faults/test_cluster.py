@@ -127,7 +127,7 @@ def jobs(
         store: ObjectStore = request.getfixturevalue("object_store")
         bucket, credentials = store.bucket(), store.credentials
         settings |= {"KILN_LAKE__URI": f"{bucket}/lake", "KILN_CHECKPOINTS__URI": f"{bucket}/checkpoints"}
-        settings |= {f"KILN_LAKE__OPTIONS__{key.upper()}": value for key, value in store.address.items()}
+        settings |= {f"KILN_LAKE__STORAGE_OPTIONS__{key.upper()}": value for key, value in store.address.items()}
     with pytest.MonkeyPatch.context() as environment:
         for name, value in (credentials or {}).items():
             environment.setenv(name, value)
@@ -179,7 +179,7 @@ def test_the_batches_are_those_of_the_model_over_the_log(batches: tuple[set[Emit
 
 
 def test_nothing_is_lost_and_nothing_is_twice(jobs: Jobs, batches: tuple[set[Emitted], list[Emitted]]) -> None:
-    rows = jobs.kiln.sql("select network, origin, separator_key, separator_value, cid from batches")
+    rows = jobs.kiln.sql("select network, origin, separator_key, separator_value, batch_cid from batches")
     assert Counter(tuple(row.values()) for row in rows) == Counter((*each.owner, each.cid) for each in batches[0])
     jobs.kiln.check_tables_hold_each_thing_once()
     jobs.kiln.check_no_frame_or_tip_is_lost(jobs.address, jobs.prefix)
@@ -201,7 +201,7 @@ def test_one_machine_gives_the_same_cids(
     kill(jobs.running["batch"])
     count = str(PARTITIONS)
     settings = {"KILN_KAFKA__FRAMES_PARTITIONS": count, "KILN_KAFKA__UPDATES_PARTITIONS": count}
-    settings["KILN_JOBS__RUN"] = '["batch"]'
+    settings["KILN_JOBS__QUERIES"] = '["batch"]'
     alone = kiln_beside(jobs.address, jobs.prefix, tmp_path, settings, partitions=PARTITIONS)
     before = len(read_batches(jobs.address, f"{jobs.prefix}batches"))
     alone.run("run", "--catch-up")

@@ -66,7 +66,7 @@ def test_the_batches_are_those_of_the_model_over_the_log(run: Run) -> None:
 
 
 def test_the_tables_hold_each_thing_once(run: Run) -> None:
-    rows = run.kiln.sql("select network, origin, separator_key, separator_value, cid from batches")
+    rows = run.kiln.sql("select network, origin, separator_key, separator_value, batch_cid from batches")
     assert Counter(tuple(row.values()) for row in rows) == Counter((*each.owner, each.cid) for each in run.expected)
     run.kiln.check_tables_hold_each_thing_once()
 
@@ -88,7 +88,7 @@ def test_no_window_is_left_in_state(run: Run, tmp_path: Path) -> None:
 
 
 def test_a_fresh_checkpoint_over_the_same_log_gives_the_same_cids(run: Run, tmp_path: Path) -> None:
-    second = kiln_beside(run.servers, PREFIX, tmp_path, {"KILN_JOBS__RUN": '["batch"]'})
+    second = kiln_beside(run.servers, PREFIX, tmp_path, {"KILN_JOBS__QUERIES": '["batch"]'})
     before = len(read_batches(run.servers, f"{PREFIX}batches"))
     second.run("run", "--catch-up")
     again = read_batches(run.servers, f"{PREFIX}batches")[before:]

@@ -44,7 +44,7 @@ EQUAL = {
         "network, message, origin, type, from_peer, seqno, stream, tip, model, sep, batch, data",
         "observed_at",
     ),
-    "updates": ("*", "least(observed_at, updated_at)"),
+    "updates": ("*", "least(observed_at, log_time)"),
     "batches": ("*", "opened_at"),
 }
 """What is to be equal of each table, and the time that says whether a row is of the range."""
@@ -68,7 +68,7 @@ def kiln(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> Ki
     feed.stop()
     assert feed.error is None
     kiln.run("run", "--catch-up", timeout=1_800)
-    kiln.environment["KILN_BACKFILL__CHUNK"] = str(kiln.count("frames") // (1 + INTERRUPTIONS))
+    kiln.environment["KILN_BACKFILL__FRAMES_PER_CHUNK"] = str(kiln.count("frames") // (1 + INTERRUPTIONS))
     return kiln
 
 

@@ -50,8 +50,8 @@ def bridge(later: EmbeddedBroker, tmp_path: Path) -> Iterator[BridgeAlone]:
         KILN_KAFKA__SASL_MECHANISM="PLAIN",
         KILN_KAFKA__SASL_USERNAME=EMBEDDED_USER,
         KILN_KAFKA__SASL_PASSWORD=ensure_password(later.state / "broker"),
-        KILN_KAFKA__FRAMES_BYTES="1000000",
-        KILN_KAFKA__OTHER_BYTES="0",
+        KILN_KAFKA__FRAMES_RETENTION_BYTES="1000000",
+        KILN_KAFKA__OTHER_RETENTION_BYTES="0",
         **SERVICE_LINKS,
     )
     yield alone

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from conftest import free_ports
-from kiln.conf.process.location import location
+from kiln.conf.process.location import parse_location
 from kiln.conf.settings.model import Kafka, Settings
 from kiln.deploy.query.ask import query_lake
 from kiln.deploy.stack.kafka_broker import start_broker
@@ -32,7 +32,7 @@ def test_queries_fill_tables_and_keep_checkpoints_there_and_go_on_after_a_kill(
     environment = {
         "KILN_LAKE__URI": f"{bucket}/kiln/lake",
         "KILN_CHECKPOINTS__URI": f"{bucket}/kiln/checkpoints",
-        **{f"KILN_LAKE__OPTIONS__{key.upper()}": value for key, value in object_store.address.items()},
+        **{f"KILN_LAKE__STORAGE_OPTIONS__{key.upper()}": value for key, value in object_store.address.items()},
         **object_store.credentials,
     }
     kiln = Kiln(tmp_path / "state", free_ports(2), environment)
@@ -52,7 +52,7 @@ def test_queries_fill_tables_and_keep_checkpoints_there_and_go_on_after_a_kill(
         wait_until(lambda: "messages" in lake.tables() and lake.has_rows("messages"), kiln.log, 200)
     finally:
         kill_all(running)
-    first = sql("SELECT count(*), count(DISTINCT message) FROM messages")[0]
+    first = sql("SELECT count(*), count(DISTINCT message_id) FROM messages")[0]
     assert first[0] == first[1]
     kiln.run("replay", *captures)  # the first once more: its frames are held
     kiln.run("run", "--catch-up")
@@ -67,7 +67,7 @@ def test_queries_fill_tables_and_keep_checkpoints_there_and_go_on_after_a_kill(
         assert sql(f"SELECT {key} FROM {table} GROUP BY ALL HAVING count(*) > 1") == [], table
     announced = "SELECT network, stream, tip FROM messages WHERE type = 'UPDATE'"
     assert sql(f"{announced} EXCEPT SELECT network, stream, tip FROM updates") == []
-    kept = location(environment["KILN_CHECKPOINTS__URI"], object_store.options)
+    kept = parse_location(environment["KILN_CHECKPOINTS__URI"], object_store.options)
     assert sorted(kept.folders()) == ["archive", "batch", "sink", "updates"]
     assert not (kiln.state / "lake").exists()
     assert not (kiln.state / "checkpoints").exists()
@@ -81,7 +81,7 @@ def test_queries_fill_tables_and_keep_checkpoints_there_and_go_on_after_a_kill(
     with start_broker(Settings(state=kiln.state, kafka=kafka), lambda words: None, die_with_parent=True) as servers:
         expected = expected_batches(read_log(servers, "kiln.updates"), WINDOW)
         status = json.loads(kiln.run("status", "--json").stdout)
-    rows = sql("SELECT network, origin, separator_key, separator_value, cid FROM batches")
+    rows = sql("SELECT network, origin, separator_key, separator_value, batch_cid FROM batches")
     assert Counter(rows) == Counter((*each.owner, each.cid) for each in expected)
     assert {query["name"]: query["lag"] for query in status["queries"]} == dict.fromkeys(kept.folders(), 0)
     assert not leaked(kiln, object_store)

@@ -15,7 +15,7 @@ from kiln.bridge.kafka.producers import FramesProducerError, connect
 from kiln.conf.process.kafka_errors import describe_kafka_error
 from kiln.conf.settings.model import Kafka
 from kiln.deploy.cli.app import run_command
-from kiln.deploy.ops.status import broker_status
+from kiln.deploy.ops.status import read_broker_status
 from kiln.deploy.stack.kafka_broker import make_topics
 from kiln.deploy.stack.kafka_topics import TopicsError
 from kit.kiln_process import Kiln
@@ -85,7 +85,7 @@ def test_topics_records_and_places(broker: SecuredBroker) -> None:
     consumer.commit({part: OffsetAndMetadata(1, "")})
     assert consumer.committed(part) == 1
     consumer.close()
-    status = broker_status(kafka)
+    status = read_broker_status(kafka)
     assert (status.reachable, len(status.topics) > 5) == (True, True)
 
 
@@ -152,7 +152,9 @@ def test_missing_rights_are_listed(broker: SecuredBroker) -> None:
 
 @pytest.mark.spark
 def test_spark_reads_and_writes(broker: SecuredBroker, tmp_path: Path) -> None:
-    kiln = Kiln(tmp_path / "state", free_ports(2), {**variables(settings(broker)), "KILN_JOBS__RUN": "updates,sink"})
+    kiln = Kiln(
+        tmp_path / "state", free_ports(2), {**variables(settings(broker)), "KILN_JOBS__QUERIES": "updates,sink"}
+    )
     capture = str(tmp_path / "traffic.rpc.gz")
     kiln.run("generate", capture, "--for", "5s")
     kiln.run("replay", capture)

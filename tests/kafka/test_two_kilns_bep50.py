@@ -253,7 +253,7 @@ def sides(peers: ExitStack, broker: EmbeddedBroker, prefix: str, tmp_path: Path)
             "KILN_IPFS__LISTEN": f"/ip4/127.0.0.1/tcp/{blocks}",
             "KILN_BEP50__LISTEN": f"127.0.0.1:{first}",
             "KILN_BEP50__CONTACTS": f"127.0.0.1:{second}",
-            "KILN_JOBS__RUN": "updates,batch,sink",
+            "KILN_JOBS__QUERIES": "updates,batch,sink",
         },
     )
     follow = [f"{one.key.hex()}/{separator_text(each)}" for each in FOLLOWED]
@@ -264,7 +264,7 @@ def sides(peers: ExitStack, broker: EmbeddedBroker, prefix: str, tmp_path: Path)
             "KILN_BEP50__CONTACTS": f"127.0.0.1:{first}",
             "KILN_BEP50__FOLLOW": ",".join(follow),
             "KILN_BEP50__PUBLISH": "false",
-            "KILN_JOBS__RUN": "updates,sink",
+            "KILN_JOBS__QUERIES": "updates,sink",
         },
     )
     return one, other
@@ -293,8 +293,8 @@ def what_one_batches_the_other_has(one: Side, other: Side, address: str) -> None
     updates = len(SEPARATORS) * STREAMS_EACH * TIPS_EACH
 
     def all_announced() -> bool:
-        receipts = {row["cid"] for row in rows(one.kiln, "publications") if row["transport"] == "bep50"}
-        tips = {row["tip"]: row["cid"] for row in rows(one.kiln, "batch_tips")}
+        receipts = {row["batch_cid"] for row in rows(one.kiln, "publications") if row["transport"] == "bep50"}
+        tips = {row["tip"]: row["batch_cid"] for row in rows(one.kiln, "batch_tips")}
         return len(tips) == updates and set(tips.values()) == receipts
 
     one.wait_until(all_announced, "the first Kiln's batches are announced", 180)

@@ -37,7 +37,7 @@ WINDOW, LONG_WINDOW = 1_000_000, 300_000_000  # µs: by default, and of the wind
 ENVIRONMENT = {
     # what is in there grows old: the records, and what the queries remember
     "KILN_KAFKA__RETENTION": "36500d",
-    "KILN_DEDUPE__SIGNED": "3650d",
+    "KILN_DEDUPE__SIGNED_TTL": "3650d",
     "KILN_BRIDGE__LISTEN": '["/ip4/127.0.0.1/tcp/0"]',
     # each batch that has no receipt is tried, and no peer is there
     "KILN_PUBLISH__ENABLED": "true",
@@ -50,12 +50,12 @@ ENVIRONMENT = {
 COMPARED = {
     "frames": "network connection direction local_peer remote_peer protocol observed_at sequence payload hello_in "
     "hello_out verdicts origin remote_address declared_length",
-    "copies": "network message remote_peer observed_at verdict message_index",
-    "messages": "message network origin topic type from_peer seqno stream tip model sep batch query_id ts ver ipfs_ver "
-    "data",
-    "updates": "network origin message from_peer separator_key separator_value separator_source stream tip",
-    "tips": "network stream tip source cid",
-    "publications": "cid transport topic target",
+    "copies": "network message_id remote_peer observed_at verdict message_index",
+    "messages": "message_id network origin topic type from_peer seqno stream tip model sep batch_cid "
+    "query_id ts ver ipfs_ver data",
+    "updates": "network origin message_id from_peer separator_key separator_value separator_source stream tip",
+    "tips": "network stream tip source batch_cid",
+    "publications": "batch_cid transport topic target",
     "quarantine": "message_index stage reason data observed_at",
     "streams": "network stream separator_key separator_value source",
     "bundles": "hash topics",
@@ -92,8 +92,8 @@ def summary(lake: Path, table: str, origin: str = "") -> dict[str, object]:
 
 def long_windows(lake: Path) -> list[str]:
     """The CIDs of the batches whose windows were open."""
-    columns = ("cid", "opened_at", "closed_at")
-    return sorted(row["cid"] for row in rows(lake, "batches", columns) if is_long(row))
+    columns = ("batch_cid", "opened_at", "closed_at")
+    return sorted(row["batch_cid"] for row in rows(lake, "batches", columns) if is_long(row))
 
 
 def is_long(batch: Row) -> bool:
@@ -320,7 +320,7 @@ def test_the_batches_are_those_of_the_model_over_the_log(upgraded: Upgraded, exp
         model |= expected_batches(parts, length)
     assert len(upgraded.emitted) == len(set(upgraded.emitted))
     assert set(upgraded.emitted) == model
-    batches = upgraded.kiln.sql("select network, origin, separator_key, separator_value, cid from batches")
+    batches = upgraded.kiln.sql("select network, origin, separator_key, separator_value, batch_cid from batches")
     assert Counter(tuple(row.values()) for row in batches) == Counter((*each.owner, each.cid) for each in model)
 
 
@@ -349,10 +349,10 @@ def test_frames_that_waited_on_disk_came_to_kafka(upgraded: Upgraded, expected: 
 
 
 def test_publishing_goes_on_at_the_batch_where_it_was(upgraded: Upgraded) -> None:
-    receipts = rows(upgraded.kiln.lake, "publications", ("cid", "transport", "error"))
-    live = [row["cid"] for row in upgraded.before.batches if row["origin"] == "LIVE"]
+    receipts = rows(upgraded.kiln.lake, "publications", ("batch_cid", "transport", "error"))
+    live = [row["batch_cid"] for row in upgraded.before.batches if row["origin"] == "LIVE"]
     wanted = Counter((cid, transport) for cid in live for transport in ("gossipsub", "bep50"))
-    assert Counter((row["cid"], row["transport"]) for row in receipts) == wanted
+    assert Counter((row["batch_cid"], row["transport"]) for row in receipts) == wanted
     # a bridge that had lost its place would call them so
     assert not [row for row in receipts if row["error"] == "too old"]
     made_today = [row for row in receipts if row["error"] is not None]

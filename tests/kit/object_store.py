@@ -16,8 +16,8 @@ from shutil import which
 import pytest
 
 from conftest import free_ports
-from kiln.conf.process.location import Location, location
-from kiln.deploy.ops.status import listens
+from kiln.conf.process.location import Location, parse_location
+from kiln.deploy.ops.status import is_listening
 from kiln.pipelines.delta.lake import Lake
 from kit.awaiting import wait_until
 from kit.foreign_peer import BUILT, ROOT, built_with_go
@@ -37,7 +37,7 @@ class ObjectStore:
 
     @property
     def options(self) -> dict[str, str]:
-        """As `lake.options`."""
+        """As `lake.storage_options`."""
         return {**self.address, "aws_access_key_id": self.key, "aws_secret_access_key": self.secret}
 
     @property
@@ -58,7 +58,7 @@ class ObjectStore:
 
     def place(self) -> Location:
         """A place in a bucket of its own."""
-        return location(f"{self.bucket()}/some/prefix", self.options)
+        return parse_location(f"{self.bucket()}/some/prefix", self.options)
 
     def lake(self) -> Lake:
         """A lake with a bucket of its own."""
@@ -98,7 +98,7 @@ def running(versitygw: Path, folder: Path) -> Iterator[ObjectStore]:
         )
         try:
             wait_until(
-                lambda: process.poll() is not None or listens(f"127.0.0.1:{port}", 1.0), "the object store's port"
+                lambda: process.poll() is not None or is_listening(f"127.0.0.1:{port}", 1.0), "the object store's port"
             )
             assert process.poll() is None, Path(log.name).read_text()
             yield store

@@ -31,8 +31,8 @@ pytestmark = [pytest.mark.network, pytest.mark.timeout(600)]
 
 COUNT = int(os.environ.get("KILN_TEST_PACE_MESSAGES", "200"))
 TOPICS = [f"/ceramic/local-test/sep/model/k{number}" for number in range(50)]
-AUTHORS = Publish().keys
-GAP = micros(Publish().gap)
+AUTHORS = Publish().author_keys
+GAP = micros(Publish().min_interval)
 
 Heard = dict[str, list[bytes]]
 
@@ -160,6 +160,6 @@ def test_an_old_kubo_hears_all_too(go_peer: NewPeer, tmp_path: Path) -> None:
 
 
 def test_without_the_pace_kubo_ignores_some(near_and_far: tuple[Daemon, Daemon], tmp_path: Path) -> None:
-    """This is why there is a pace; the day it fails, `publish.gap` may be 0."""
+    """This is why there is a pace; the day it fails, `publish.min_interval` may be 0."""
     _, (near, _) = heard_over(tmp_path, near_and_far, AuthorPacer(0, 1), 10)
     assert sum(map(len, near.values())) < COUNT

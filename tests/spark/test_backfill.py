@@ -59,7 +59,7 @@ class World:
     def make(
         self, asked: BackfillRequest, stopped: Callable[[], bool] = lambda: False, chunk: int = 1_000_000
     ) -> RunOutcome:
-        settings = self.settings.model_copy(update={"backfill": Backfill(chunk=chunk)})
+        settings = self.settings.model_copy(update={"backfill": Backfill(frames_per_chunk=chunk)})
         return backfill(self.spark, settings, build_terms(settings, asked), stopped, lambda _: None)
 
     def rows(self, run: str | None, table: str) -> Rows:
@@ -182,15 +182,21 @@ def test_a_run_hands_over_the_live_batches_that_nobody_publishes(world: World) -
         "published by a run": ("LIVE", closed, [None]),
         "replayed": ("REPLAY", closed, []),
     }
-    common: dict[str, object] = {"network": "n", "separator_key": "model", "streams": 1, "tips": 1, "bytes": 1}
+    common: dict[str, object] = {
+        "network": "n",
+        "separator_key": "model",
+        "stream_count": 1,
+        "tip_count": 1,
+        "block_bytes": 1,
+    }
     times = {"opened_at": datetime_of(START), "closed_at": datetime_of(closed)}
     rows = [
-        {**common, **times, "separator_value": f"k{number}", "cid": cid, "origin": origin}
+        {**common, **times, "separator_value": f"k{number}", "batch_cid": cid, "origin": origin}
         | {"emitted_at": datetime_of(emitted), "block": cid.encode()}
         for number, (cid, (origin, emitted, _)) in enumerate(batches.items())
     ]
     receipts = [
-        {"cid": cid, "transport": "gossipsub", "published_at": datetime_of(stamped), "error": error}
+        {"batch_cid": cid, "transport": "gossipsub", "published_at": datetime_of(stamped), "error": error}
         for cid, (_, _, errors) in batches.items()
         for error in errors
     ]

@@ -44,7 +44,7 @@ def kiln(object_store: ObjectStore, lake: Lake, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("KILN_STATE", str(tmp_path / "state"))
     monkeypatch.setenv("KILN_LAKE__URI", lake.path)
     for key, value in object_store.address.items():
-        monkeypatch.setenv(f"KILN_LAKE__OPTIONS__{key.upper()}", value)
+        monkeypatch.setenv(f"KILN_LAKE__STORAGE_OPTIONS__{key.upper()}", value)
     for key, value in object_store.credentials.items():
         monkeypatch.setenv(key, value)
     return monkeypatch
@@ -67,7 +67,7 @@ def test_questions_are_answered_as_over_a_disk(lake: Lake, tmp_path: Path) -> No
         "SHOW TABLES",
     ):
         assert list(query_lake(lake, question).rows()) == list(query_lake(local, question).rows()), question
-    cid = str(next(iter(query_lake(lake, "SELECT min(cid) FROM batches").rows()))[0])
+    cid = str(next(iter(query_lake(lake, "SELECT min(batch_cid) FROM batches").rows()))[0])
     traces = [trace_subject(each, parse_id(cid)) for each in (lake, local)]
     assert [step.cells for step in traces[0].steps] == [step.cells for step in traces[1].steps]
 
@@ -109,8 +109,8 @@ def test_commands_work_with_credentials_of_the_environment(
 def test_neither_settings_nor_errors_show_credentials(
     object_store: ObjectStore, lake: Lake, kiln: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    kiln.setenv("KILN_LAKE__OPTIONS__AWS_ACCESS_KEY_ID", object_store.key)
-    kiln.setenv("KILN_LAKE__OPTIONS__AWS_SECRET_ACCESS_KEY", "a wrong one that nobody may see")
+    kiln.setenv("KILN_LAKE__STORAGE_OPTIONS__AWS_ACCESS_KEY_ID", object_store.key)
+    kiln.setenv("KILN_LAKE__STORAGE_OPTIONS__AWS_SECRET_ACCESS_KEY", "a wrong one that nobody may see")
     shown = said(capsys, "config", "show")
     assert object_store.endpoint in shown
     assert run_command(["status", "--json"]) != 0
@@ -162,7 +162,7 @@ def test_a_run_is_listed_compared_swapped_in_and_dropped(
     swapped = find_run(lake, "r")
     assert swapped is not None
     assert all(each.is_equal for each in diff_run(lake, swapped, lambda words: None))
-    updates = [str(row[0]) for row in query_lake(lake, "SELECT message FROM updates").rows()]
+    updates = [str(row[0]) for row in query_lake(lake, "SELECT message_id FROM updates").rows()]
     assert sorted(updates) == sorted(f"m{number}" for number in range(5, 50))
     assert [each["state"] for each in json.loads(said(capsys, "backfill", "list", "--json"))] == ["swapped"]
     said(capsys, "backfill", "drop", "r")

@@ -17,9 +17,9 @@ from pydantic import ValidationError
 from kiln.conf.process.errors import SettingsError
 from kiln.conf.settings.durations import duration_text, micros, parse_duration, spark_interval
 from kiln.conf.settings.faults import line_of
-from kiln.conf.settings.keys import known_keys, variable
+from kiln.conf.settings.keys import list_keys, variable
 from kiln.conf.settings.model import Kafka, Settings
-from kiln.conf.settings.printing import shown
+from kiln.conf.settings.printing import format_settings
 from kiln.conf.settings.reading import DEFAULT_FILE, environment, load, load_settings
 
 
@@ -58,7 +58,7 @@ def leaves(tree: dict[str, object], above: tuple[str, ...] = ()) -> dict[tuple[s
 
 def test_kiln_toml_lists_every_key_and_nothing_else() -> None:
     listed = leaves(tomllib.loads(DEFAULT_FILE.read_text(encoding="utf-8")))
-    assert set(listed) == set(known_keys())
+    assert set(listed) == set(list_keys())
 
 
 def test_kiln_toml_has_the_defaults() -> None:
@@ -84,13 +84,13 @@ def test_the_environment_weighs_more_than_the_file_and_the_command_line_more_tha
     settings = load_settings(path)
     assert settings.batch.window == timedelta(seconds=3)
     assert settings.batch.tick == timedelta(milliseconds=50)
-    assert settings.batch.block_limit == 256_000
+    assert settings.batch.max_block_bytes == 256_000
     assert settings.state == Path("from-environment").absolute()
     assert settings.network.name == "of-file"
     assert load_settings(path, state=tmp_path / "cli").lake_root.folder == tmp_path / "cli" / "lake"
 
 
-@pytest.mark.parametrize("keys", sorted(known_keys()))
+@pytest.mark.parametrize("keys", sorted(list_keys()))
 def test_every_key_can_be_set_by_environment(keys: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     values = {
         "networks": '{"testnet-clay": "none"}',
@@ -98,7 +98,7 @@ def test_every_key_can_be_set_by_environment(keys: tuple[str, ...], monkeypatch:
         "bundles": '{"clay": ["/ceramic/testnet-clay"]}',
         "send": "eager",
         "writer": "delta-spark",
-        "run": "archive,batch",
+        "queries": "archive,batch",
         "default": "either",
         "bootstrap": "broker:9092",
         "security_protocol": "SSL",
@@ -124,7 +124,7 @@ def test_every_key_can_be_set_by_environment(keys: tuple[str, ...], monkeypatch:
     if keys[0] in ("bridge", "ipfs"):
         values |= {"listen": "/ip4/127.0.0.1/tcp/77", "bootstrap": peer, "peers": peer if keys[0] == "ipfs" else "77"}
     if keys[0] == "discovery":
-        values |= {"serve": "false", "prefix": "/kiln", "announce": "/ip4/192.0.2.1/tcp/4811"}
+        values |= {"server_mode": "false", "protocol_prefix": "/kiln", "announce": "/ip4/192.0.2.1/tcp/4811"}
     values |= {"api": "helia", "api_auth": "bearer:token"}
     if keys[0] == "transition":
         values |= {"mode": "duplicate", "at": "2027-01-31T12:00:00Z", "rpc_url": "http://127.0.0.1:8545"}
@@ -134,8 +134,12 @@ def test_every_key_can_be_set_by_environment(keys: tuple[str, ...], monkeypatch:
             monkeypatch.setenv("KILN_TRANSITION__AT", values["at"])
     if keys[0] == "batch":
         values |= {"authors": peer.rpartition("/")[2], "only_verified": "true"}
-    if keys[0] in ("lake", "maintain"):
-        values |= {"retention": '{"frames": "30d"}', "keep": "2h", "options": '{"aws_region": "us-east-1"}'}
+    if keys[0] in ("lake", "maintenance"):
+        values |= {
+            "retention": '{"frames": "30d"}',
+            "history_retention": "2h",
+            "storage_options": '{"aws_region": "us-east-1"}',
+        }
     if keys[0] == "log":
         values |= {"format": "json", "level": "debug", "levels": '{"kiln.bridge.libp2p": "error"}'}
     values["durability"] = "process"
@@ -216,7 +220,7 @@ def test_an_unknown_table_and_a_key_in_the_wrong_table(tmp_path: Path) -> None:
     lines = set(problems(path).splitlines())
     assert f"{path}:1: bach: no such setting; did you mean batch?" in lines
     assert f"{path}:4: kafka.like_nothing_else: no such setting" in lines
-    assert f"{path}:5: kafka.restarts: no such setting; did you mean jobs.restarts?" in lines
+    assert f"{path}:5: kafka.restarts: no such setting; did you mean jobs.max_restarts?" in lines
 
 
 def test_an_unknown_variable_is_an_error_that_names_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,32 +235,14 @@ def test_an_unknown_variable_is_an_error_that_names_the_nearest(monkeypatch: pyt
 def test_a_wrong_value_is_named_with_its_place_and_what_is_expected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = write(tmp_path, "[batch]\nwindow = 1\n[jobs]\nrun = ['archive', 'bach']\n")
+    path = write(tmp_path, "[batch]\nwindow = 1\n[jobs]\nqueries = ['archive', 'bach']\n")
     monkeypatch.setenv("KILN_KAFKA__FRAMES_PARTITIONS", "many")
     text = problems(path)
     assert f'{path}:2: batch.window = 1: expected a duration such as "100ms"' in text
-    assert f"{path}:4: jobs.run = \"bach\": expected 'archive', 'updates', 'batch' or 'sink'" in text
+    assert f"{path}:4: jobs.queries = \"bach\": expected 'archive', 'updates', 'batch' or 'sink'" in text
     assert (
         'environment KILN_KAFKA__FRAMES_PARTITIONS: kafka.frames_partitions = "many": expected a valid integer' in text
     )
-
-
-def test_a_settings_file_from_when_messages_was_a_query_says_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = write(tmp_path, '[jobs]\nrun = ["archive", "messages", "sink"]\n[jobs.messages]\ntrigger = "2s"\n')
-    gone = "the query archive writes messages now"
-    assert sorted(problems(path).splitlines()) == [
-        f'{path}:2: jobs.run = "messages": no such query: {gone}: name archive in its place, once',
-        f"{path}:3: jobs.messages: no such setting: {gone}: take this section out",
-    ]
-    monkeypatch.setenv("KILN_JOBS__RUN", "archive,messages")
-    assert problems() == (
-        f'environment KILN_JOBS__RUN: jobs.run = "messages": no such query: {gone}: name archive in its place, once'
-    )
-    for name, value in (("KILN_JOBS__MESSAGES", "{}"), ("KILN_JOBS__MESSAGES__TRIGGER", "2s")):
-        monkeypatch.setenv(name, value)
-        assert f"environment {name}: no such setting: {gone}: take this section out" in problems().splitlines()
 
 
 def test_a_table_that_cannot_be_names_all_that_it_came_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,7 +256,7 @@ def test_a_table_that_cannot_be_names_all_that_it_came_from(tmp_path: Path, monk
     [
         ("KAFKA__EMBEDDED_HEAP", "2gb", 'a size as -Xmx takes it, such as "384m" or "2g"'),
         ("KAFKA__PREFIX", "kiln/", "at most 100 letters, digits, dots, - and _"),
-        ("DISCOVERY__PREFIX", "ipfs", 'the start of a protocol\'s name, such as "/ipfs"'),
+        ("DISCOVERY__PROTOCOL_PREFIX", "ipfs", 'the start of a protocol\'s name, such as "/ipfs"'),
         ("PUBLISH__ENABLED", "maybe", 'true, false or "auto"'),
         ("TRAFFIC__SEED", "many", "a valid integer"),
         ("TRAFFIC__ENABLED", "maybe", "a valid boolean"),
@@ -303,7 +289,7 @@ def test_json_that_is_none_names_its_variable(monkeypatch: pytest.MonkeyPatch) -
             "needs sasl_username, and sasl_password or sasl_password_file",
         ),
         ('[kafka]\nbootstrap = "a:1"\nsasl_password = "x"\nsasl_password_file = "y"\n', "choose one"),
-        ("[jobs]\nrun = ['batch', 'batch']\n", "each query once"),
+        ("[jobs]\nqueries = ['batch', 'batch']\n", "each query once"),
         ('[network]\nname = "a/b"\n', "network.name"),
         ('network = "mainnet"\n', 'network = "mainnet": expected a table: [network]'),
         ("batch = 3\n", "a table: [batch]"),
@@ -442,8 +428,8 @@ def test_a_password_is_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     for key, value in {**SASL, "sasl_password": "hunter2"}.items():
         monkeypatch.setenv(variable(("kafka", key)), str(value))
     loaded = load()
-    assert 'sasl_password = "**********"' in shown(loaded)
-    assert "hunter2" not in f"{shown(loaded)} {loaded!r} {loaded.settings.model_dump_json()}"
+    assert 'sasl_password = "**********"' in format_settings(loaded)
+    assert "hunter2" not in f"{format_settings(loaded)} {loaded!r} {loaded.settings.model_dump_json()}"
     monkeypatch.setenv("KILN_KAFKA__SASL_USERNAME", "")
     assert "hunter2" not in problems()
 
@@ -452,7 +438,7 @@ def test_what_kubo_asks_for_is_never_shown(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("KILN_IPFS__API_AUTH", "bearer:hunter2")
     loaded = load()
     assert loaded.settings.ipfs.api_auth.get_secret_value() == "bearer:hunter2"
-    assert "hunter2" not in f"{shown(loaded)} {loaded!r} {loaded.settings.model_dump_json()}"
+    assert "hunter2" not in f"{format_settings(loaded)} {loaded!r} {loaded.settings.model_dump_json()}"
     monkeypatch.setenv("KILN_IPFS__API_AUTH", "hunter2")
     assert "hunter2" not in problems()
     assert 'expected "bearer:TOKEN" or "basic:USER:PASSWORD"' in problems()
@@ -509,7 +495,7 @@ KEY = "ab" * 32
         ('contacts = ["kiln.example:4813"]', "'kiln.example' does not appear to be"),
         ('follow = ["model/k2t6"]', "does not begin with a public key"),
         (f'follow = ["{KEY}/model"]', "has no slash between key and value"),
-        ("topics = 0", "greater than or equal to 1"),
+        ("max_topics = 0", "greater than or equal to 1"),
     ],
 )
 def test_an_overlay_that_cannot_be(text: str, says: str, tmp_path: Path) -> None:
@@ -539,7 +525,7 @@ def test_shown_is_toml_that_reads_back_and_says_where_values_came_from(
     monkeypatch.setenv("KILN_BATCH__WINDOW", "1500ms")
     path = write(tmp_path, '[policy]\nnetworks = { "testnet-clay" = "none" }\n')
     loaded = load(path, state=tmp_path)
-    text = shown(loaded)
+    text = format_settings(loaded)
     assert 'window = "1s500ms"  # environment KILN_BATCH__WINDOW' in text
     assert f'networks = {{ "testnet-clay" = "none" }}  # {path}' in text
     assert f'state = "{tmp_path}"  # command line' in text

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from kiln.conf.settings.model import Checkpoints, Lake, Settings
 from kiln.conf.settings.reading import load
 
-STORE = Lake(uri="s3://kiln/lake", options={"aws_region": "us-east-1"})
+STORE = Lake(uri="s3://kiln/lake", storage_options={"aws_region": "us-east-1"})
 ROOT = Path(__file__).resolve().parents[3]
 
 

@@ -62,7 +62,7 @@ def test_status_tells_of_a_watermark_ahead_of_the_clock(by_file: bool, tmp_path:
     now = datetime.now(UTC)
     put_right = int(now.timestamp()) * 1_000_000
     ahead = put_right + 2 * 86_400_000_000
-    remembered = int(settings.dedupe.signed / timedelta(microseconds=1))
+    remembered = int(settings.dedupe.signed_ttl / timedelta(microseconds=1))
     begin(settings, "sink", 0, ahead)
     begin(settings, "sink", 1, put_right, 0 if by_file else ahead - remembered)
     if by_file:

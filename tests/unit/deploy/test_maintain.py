@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kiln.conf.process.locks import locked
-from kiln.conf.settings.model import Maintain, Settings
+from kiln.conf.process.locks import lock_state
+from kiln.conf.settings.model import Maintenance, Settings
 from kiln.deploy.cli.app import run_command
 from kiln.deploy.ops.maintenance import build_policy
 from kiln.deploy.ops.recover import Recovery
@@ -114,7 +114,7 @@ def test_what_a_run_has_begun_to_read_stays_until_the_run_is_done(state: Path) -
 
 def test_two_at_once_are_refused_in_words(state: Path, capsys: Capture) -> None:
     lake = fill(state)
-    with locked(state, "maintain"):
+    with lock_state(state, "maintain"):
         assert run_command(["maintain"]) == 1
         said = capsys.readouterr().err
         assert f"maintain of {state} runs in another Kiln (process {os.getpid()})" in said
@@ -153,7 +153,7 @@ def test_kiln_run_cares_for_the_tables_in_a_child_process(state: Path) -> None:
     care.child.check()
     ended(care.child)
     assert (care.error, files(lake), count(lake)) == ("", 1, 10)
-    with locked(state, "maintain"):
+    with lock_state(state, "maintain"):
         clock[0] += 600
         care.child.check()
         ended(care.child)
@@ -167,7 +167,7 @@ def test_kiln_run_cares_for_the_tables_in_a_child_process(state: Path) -> None:
 def test_nobody_cares_where_the_settings_say_never(state: Path) -> None:
     fill(state)
     clock = [0.0]
-    care = MaintenanceProcess(Settings(state=state, maintain=Maintain(every=timedelta())), lambda: clock[0])
+    care = MaintenanceProcess(Settings(state=state, maintenance=Maintenance(interval=timedelta())), lambda: clock[0])
     clock[0] += 1e9
     care.child.check()
     assert not care.child.running

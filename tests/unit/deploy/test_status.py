@@ -27,7 +27,7 @@ def test_status_says_that_the_breaker_tripped_why_and_how_to_go_on(tmp_path: Pat
     console.print(render_status(found, AT))
     assert isinstance(console.file, StringIO)
     shown = console.file.getvalue()
-    assert "archive: the breaker tripped at 2026-11-23 05:07 UTC: 9 of 12 authors stopped. Mend the build" in shown
+    assert "archive: the breaker tripped at 2026-11-23 05:07 UTC: 9 of 12 authors stopped. Fix the build" in shown
     assert "start Kiln again" in shown
     told = json.loads(encode_status(found))["trip"]
     assert told == {"query": "archive", "why": "9 of 12 authors stopped", "at": "2026-11-23T05:07:00Z"}

@@ -123,14 +123,14 @@ def heard(number: int, seconds: float, source: str = "update", of: int = 1, netw
         "stream": stream(of),
         "tip": tip(number),
         "source": source,
-        "cid": "b" if source == "batch" else None,
+        "batch_cid": "b" if source == "batch" else None,
         "observed_at": after(seconds),
     }
 
 
 def said(author: str | None, number: int, seconds: float) -> Row:
     return {
-        "message": f"{author}/{number}/{seconds}",
+        "message_id": f"{author}/{number}/{seconds}",
         "from_peer": author,
         "stream": stream(1),
         "tip": tip(number),
@@ -206,12 +206,18 @@ def test_an_update_is_in_the_first_batch_that_closed_after_it_was_heard(tmp_path
         tmp_path,
         "batches",
         [
-            {**separator, "cid": cid, "opened_at": after(at), "closed_at": after(at + 1), "emitted_at": after(at + 2)}
+            {
+                **separator,
+                "batch_cid": cid,
+                "opened_at": after(at),
+                "closed_at": after(at + 1),
+                "emitted_at": after(at + 2),
+            }
             for cid, at in made
         ],
     )
     held = [("first", 1), ("second", 1), ("same", 2)]
-    fill(tmp_path, "batch_tips", [{"cid": cid, "stream": stream(of), "tip": tip(of)} for cid, of in held])
+    fill(tmp_path, "batch_tips", [{"batch_cid": cid, "stream": stream(of), "tip": tip(of)} for cid, of in held])
     heard_at = [(1, 0.5), (1, 5.5), (1, 6), (2, 10.5), (2, 20.5), (2, 30)]
     fill(
         tmp_path,
@@ -219,30 +225,30 @@ def test_an_update_is_in_the_first_batch_that_closed_after_it_was_heard(tmp_path
         [
             {
                 **separator,
-                "message": f"{at}",
+                "message_id": f"{at}",
                 "stream": stream(of),
                 "tip": tip(of),
                 "observed_at": after(at),
-                "updated_at": after(at + 1),
+                "log_time": after(at + 1),
             }
             for of, at in heard_at
         ],
     )
-    found = rows_of(tmp_path, "SELECT cid, opened_at FROM batched_updates ORDER BY heard_at")
+    found = rows_of(tmp_path, "SELECT batch_cid, opened_at FROM batched_updates ORDER BY heard_at")
     expected = [*made[:2], None, *made[2:], None]
-    assert [(row["cid"], row["opened_at"]) for row in found] == [
+    assert [(row["batch_cid"], row["opened_at"]) for row in found] == [
         (None, None) if each is None else (each[0], after(each[1])) for each in expected
     ]
 
 
 def test_a_tip_is_held_by_its_first_batch_also_where_the_batch_was_made_again_days_later(tmp_path: Path) -> None:
-    """`sink` forgets after `dedupe.signed` that the rows of `batch_tips` are there."""
+    """`sink` forgets after `dedupe.signed_ttl` that the rows of `batch_tips` are there."""
     separator = {"separator_key": MODEL.key, "separator_value": MODEL.value}
     times = [
         {"opened_at": after(at), "closed_at": after(at + 1), "emitted_at": after(at + 2)} for at in (0, 3 * 86_400)
     ]
-    fill(tmp_path, "batches", [{**separator, "cid": "same", **each} for each in times])
-    fill(tmp_path, "batch_tips", 2 * [{"cid": "same", "stream": stream(1), "tip": tip(1)}])
+    fill(tmp_path, "batches", [{**separator, "batch_cid": "same", **each} for each in times])
+    fill(tmp_path, "batch_tips", 2 * [{"batch_cid": "same", "stream": stream(1), "tip": tip(1)}])
     found = rows_of(tmp_path, "SELECT opened_at, earlier_closed_at FROM held_again")
     assert [tuple(row.values()) for row in found] == [(after(3 * 86_400), after(1))]
 
@@ -251,7 +257,7 @@ def test_a_tip_is_held_by_its_first_batch_also_where_the_batch_was_made_again_da
 
 
 def on(topic: str, kind: str, message: str, **columns: object) -> Row:
-    return {"message": message, "topic": topic, "type": kind, "observed_at": AT, **columns}
+    return {"message_id": message, "topic": topic, "type": kind, "observed_at": AT, **columns}
 
 
 def test_misplaced_are_messages_on_the_topic_of_another_separator(tmp_path: Path) -> None:
@@ -299,10 +305,10 @@ def test_misplaced_are_messages_on_the_topic_of_another_separator(tmp_path: Path
             on("", "UPDATE", "no topic", stream=stream(1)),
         ],
     )
-    found = rows_of(tmp_path, "SELECT * EXCLUDE (observed_at, network, origin) FROM misplaced ORDER BY message")
+    found = rows_of(tmp_path, "SELECT * EXCLUDE (observed_at, network, origin) FROM misplaced ORDER BY message_id")
     assert found == [
         {
-            "message": message,
+            "message_id": message,
             "type": kind,
             "topic": topic,
             "topic_key": place.key,
@@ -328,7 +334,7 @@ def test_misplaced_are_messages_on_the_topic_of_another_separator(tmp_path: Path
 def test_false_claims_are_tips_in_batches_of_another_separator_than_the_genesis_names(tmp_path: Path) -> None:
     def batch(cid: str, separator: Separator, network: str = "clay") -> Row:
         named = {"separator_key": separator.key, "separator_value": separator.value}
-        return {"cid": cid, "network": network, "closed_at": after(1), "opened_at": AT, **named}
+        return {"batch_cid": cid, "network": network, "closed_at": after(1), "opened_at": AT, **named}
 
     def known(of: int, separator: Separator | None, source: str = "genesis") -> Row:
         named = {} if separator is None else {"separator_key": separator.key, "separator_value": separator.value}
@@ -337,7 +343,7 @@ def test_false_claims_are_tips_in_batches_of_another_separator_than_the_genesis_
     one_cid = [batch("both", MODEL), batch("both", OTHER)]  # the same tips under two separators are the same block
     fill(tmp_path, "batches", [batch("mixed", MODEL), *one_cid, batch("elsewhere", OTHER, "mainnet")])
     held = [("mixed", 1), ("mixed", 2), ("mixed", 3), ("mixed", 4), ("mixed", 5), ("both", 1), ("elsewhere", 1)]
-    fill(tmp_path, "batch_tips", [{"cid": cid, "stream": stream(of), "tip": tip(of)} for cid, of in held])
+    fill(tmp_path, "batch_tips", [{"batch_cid": cid, "stream": stream(of), "tip": tip(of)} for cid, of in held])
     # 3: no separator; 4: claimed alone; 5: not known
     fill(tmp_path, "streams", [known(1, MODEL), known(2, OTHER), known(3, None), known(4, OTHER, "model")])
     heard = [(1, "topic", 5), (1, "genesis", 9), (1, "genesis", 7), (2, "topic", 3)]
@@ -345,14 +351,14 @@ def test_false_claims_are_tips_in_batches_of_another_separator_than_the_genesis_
         tmp_path,
         "updates",
         [
-            {"message": f"{at}", "stream": stream(of), "separator_source": source, "updated_at": after(at)}
+            {"message_id": f"{at}", "stream": stream(of), "separator_source": source, "log_time": after(at)}
             for of, source, at in heard
         ],
     )
     found = rows_of(
         tmp_path,
-        "SELECT network, separator_value, cid, stream, tip, true_key, true_value, known_since FROM false_claims "
-        "ORDER BY cid",
+        "SELECT network, separator_value, batch_cid, stream, tip, true_key, true_value, known_since FROM false_claims "
+        "ORDER BY batch_cid",
     )
     assert [tuple(row.values()) for row in found] == [
         ("clay", OTHER.value, "both", stream(1), tip(1), *MODEL, after(7)),
@@ -553,30 +559,30 @@ def run_of(
     clock = 0
     for offset, each in enumerate(records):
         key, value = each.separator or (None, None)
-        said: dict[str, object] = {"message": f"{name}{offset}", "stream": stream(each.of), "tip": tip(each.number)}
+        said: dict[str, object] = {"message_id": f"{name}{offset}", "stream": stream(each.of), "tip": tip(each.number)}
         said |= {"origin": origin, "observed_at": time_of(each.heard)}
         data = write_update(stream(each.of), tip(each.number))
         rows["messages"].append({**said, "type": "UPDATE", "data": data})
         if not each.again:
             clock = max(clock, each.stamp)
             place = {"separator_key": key, "separator_value": value, "log_offset": offset}
-            rows["updates"].append({**said, **place, "updated_at": time_of(clock)})
+            rows["updates"].append({**said, **place, "log_time": time_of(clock)})
     for made in batches_of(log_of(records, origin), window):
         tips = read_block(made.block)
         rows["batches"].append(
             {
-                "cid": made.batch_cid,
+                "batch_cid": made.batch_cid,
                 "origin": made.origin,
                 "separator_key": made.separator.key,
                 "separator_value": made.separator.value,
                 "opened_at": time_of(made.opened_at),
                 "closed_at": time_of(made.closed_at),
-                "streams": len(tips),
-                "bytes": len(made.block),
+                "stream_count": len(tips),
+                "block_bytes": len(made.block),
             }
         )
         rows["batch_tips"] += [
-            {"cid": made.batch_cid, "stream": of, "tip": each} for of, links in tips.items() for each in links
+            {"batch_cid": made.batch_cid, "stream": of, "tip": each} for of, links in tips.items() for each in links
         ]
     return rows
 
@@ -625,11 +631,11 @@ def test_savings_of_the_batches_that_were_made_are_those_of_the_estimate(tmp_pat
         def total(name: str, of: tuple[Mapping[str, object], ...] = (row, other)) -> int:
             return sum(number for each in of if isinstance(number := each[name], int))
 
-        assert other["messages_before"] == (saving.others if saving.separator else 0)
-        assert (total("messages_before"), total("bytes_before")) == (saving.updates, saving.update_bytes)
+        assert other["messages_unbatched"] == (saving.others if saving.separator else 0)
+        assert (total("messages_unbatched"), total("bytes_unbatched")) == (saving.updates, saving.update_bytes)
         assert (total("batches"), total("block_bytes")) == (saving.batches, saving.block_bytes)
-        assert (total("messages_if_stopped"), total("bytes_if_stopped")) == saving.batched
-        assert (total("messages_if_kept"), total("bytes_if_kept")) == saving.both
+        assert (total("messages_batched"), total("bytes_batched")) == saving.batched
+        assert (total("messages_both"), total("bytes_both")) == saving.both
     assert found == {}
 
 
@@ -642,8 +648,8 @@ def test_savings_count_each_update_of_a_batch_however_late_the_log_had_it(seed: 
     for separator in (MODEL, OTHER):
         made = rows_of(tmp_path, f"SELECT count(*) AS n FROM batches WHERE separator_key = '{separator.key}'")
         row = found[separator.key, 1.0]
-        assert row["messages_before"] == sum(each.separator == separator for each in records)
-        assert row["batches"] == row["messages_if_stopped"] == made[0]["n"]
+        assert row["messages_unbatched"] == sum(each.separator == separator for each in records)
+        assert row["batches"] == row["messages_batched"] == made[0]["n"]
 
 
 def test_savings_are_told_apart_by_the_window_that_was_in_force(tmp_path: Path) -> None:
@@ -653,7 +659,7 @@ def test_savings_are_told_apart_by_the_window_that_was_in_force(tmp_path: Path) 
     for records, window, name in ((early, SECOND, "a"), (late, 5 * SECOND, "b")):
         fill_all(tmp_path, {**run_of(records, window, name=name), "messages": []})
     found = by_separator(rows_of(tmp_path, "SELECT * FROM batch_savings"))
-    assert {place: (row["messages_before"], row["messages_if_stopped"]) for place, row in found.items()} == {
+    assert {place: (row["messages_unbatched"], row["messages_batched"]) for place, row in found.items()} == {
         ("model", 1.0): (2, 1),
         ("model", 5.0): (2, 1),
     }
@@ -671,8 +677,10 @@ def test_a_capture_of_years_ago_is_estimated_by_when_it_was_heard(tmp_path: Path
         ("REPLAY", MODEL): (4, 2),
         ("REPLAY", None): (1, 0),
     }
-    found = rows_of(tmp_path, "SELECT messages_before, batches FROM batch_savings WHERE origin = 'REPLAY' ORDER BY ALL")
-    assert found == [{"messages_before": 1, "batches": 0}, {"messages_before": 4, "batches": 2}]
+    found = rows_of(
+        tmp_path, "SELECT messages_unbatched, batches FROM batch_savings WHERE origin = 'REPLAY' ORDER BY ALL"
+    )
+    assert found == [{"messages_unbatched": 1, "batches": 0}, {"messages_unbatched": 4, "batches": 2}]
 
 
 def test_an_update_never_counts_as_heard_in_the_future_of_the_broker(tmp_path: Path) -> None:
@@ -687,34 +695,36 @@ def heard_by_separator(lake: Path) -> list[tuple[str | None, int]]:
 
 
 def test_what_was_announced_again_was_sent_before_under_the_separator_of_what_it_repeats(tmp_path: Path) -> None:
-    first = {"stream": stream(1), "tip": tip(1), "observed_at": AT, "updated_at": AT}
+    first = {"stream": stream(1), "tip": tip(1), "observed_at": AT, "log_time": AT}
     claimed = {"separator_key": OTHER.key, "separator_value": OTHER.value, "separator_source": "topic"}
     verified = {"separator_key": MODEL.key, "separator_value": MODEL.value, "separator_source": "genesis"}
     fill(
         tmp_path,
         "updates",
         [
-            {**first, **claimed, "message": "false", "log_offset": 1},
-            {**first, **verified, "message": "true", "log_offset": 2},
-            {**first, **verified, "message": "true", "origin": "REPLAY", "log_offset": 3},
-            {**first, **verified, "message": "elsewhere", "network": "mainnet", "log_offset": 4},
+            {**first, **claimed, "message_id": "false", "log_offset": 1},
+            {**first, **verified, "message_id": "true", "log_offset": 2},
+            {**first, **verified, "message_id": "true", "origin": "REPLAY", "log_offset": 3},
+            {**first, **verified, "message_id": "elsewhere", "network": "mainnet", "log_offset": 4},
             {
                 **first,
                 **claimed,
-                "message": "again",
+                "message_id": "again",
                 "origin": "REPLAY",
                 "log_offset": 5,
             },  # heard live, and no news there
         ],
     )
     update = {"type": "UPDATE", "stream": stream(1), "tip": tip(1), "observed_at": AT, "data": b"x" * 50}
-    fill(tmp_path, "messages", [{**update, "message": message} for message in ("false", "true", "again", "once more")])
-    fill(tmp_path, "messages", [{**update, "message": "unknown", "tip": tip(2)}])
-    fill(tmp_path, "messages", [{**update, "message": "no update", "type": "QUERY"}])
+    fill(
+        tmp_path, "messages", [{**update, "message_id": message} for message in ("false", "true", "again", "once more")]
+    )
+    fill(tmp_path, "messages", [{**update, "message_id": "unknown", "tip": tip(2)}])
+    fill(tmp_path, "messages", [{**update, "message_id": "no update", "type": "QUERY"}])
     # each message once, however many separators its tip has; of what nothing is known the separator is not known
     assert heard_by_separator(tmp_path) == [(OTHER.key, 2), (MODEL.key, 2), (None, 1), (MODEL.key, 1)]
     found = rows_of(tmp_path, "SELECT * FROM batch_savings ORDER BY separator_key NULLS LAST")
-    assert [(row["network"], row["origin"], row["separator_key"], row["bytes_before"]) for row in found] == [
+    assert [(row["network"], row["origin"], row["separator_key"], row["bytes_unbatched"]) for row in found] == [
         ("clay", "LIVE", key, 50) for key in (OTHER.key, MODEL.key, None)
     ]  # those in no window; no window has ended
 
@@ -723,7 +733,7 @@ def test_an_announcement_again_is_replaced_by_the_batch_of_the_window_in_which_i
     records = [said_at(10, MODEL, 1, 1), said_at(10.5, MODEL, 1, 1, again=True), said_at(12, MODEL, 1, 1, again=True)]
     fill_all(tmp_path, run_of([*records, said_at(13, MODEL, 1, 2)], SECOND))
     found = by_separator(rows_of(tmp_path, "SELECT * FROM batch_savings"))
-    assert {place: (row["messages_before"], row["messages_if_stopped"]) for place, row in found.items()} == {
+    assert {place: (row["messages_unbatched"], row["messages_batched"]) for place, row in found.items()} == {
         ("model", 1.0): (2, 1),
         ("model", None): (1, 1),
     }
@@ -732,16 +742,16 @@ def test_an_announcement_again_is_replaced_by_the_batch_of_the_window_in_which_i
 def test_windows_of_two_lengths_that_overlap_each_count_what_they_hold(tmp_path: Path) -> None:
     def batch(cid: str, separator: Separator, length: float) -> Row:
         named = {"separator_key": separator.key, "separator_value": separator.value}
-        return {**named, "cid": cid, "opened_at": AT, "closed_at": after(length), "emitted_at": after(length)}
+        return {**named, "batch_cid": cid, "opened_at": AT, "closed_at": after(length), "emitted_at": after(length)}
 
     def update(message: str, separator: Separator, of: int, at: float) -> Row:
         named = {"separator_key": separator.key, "separator_value": separator.value}
-        said = {"message": message, "stream": stream(of), "tip": tip(of)}
-        return {**named, **said, "observed_at": after(at), "updated_at": after(at)}
+        said = {"message_id": message, "stream": stream(of), "tip": tip(of)}
+        return {**named, **said, "observed_at": after(at), "log_time": after(at)}
 
     fill(tmp_path, "batches", [batch("long", MODEL, 5), batch("short", MODEL, 2), batch("other", OTHER, 1)])
     held = [("long", 1), ("short", 1), ("other", 2)]
-    fill(tmp_path, "batch_tips", [{"cid": cid, "stream": stream(of), "tip": tip(of)} for cid, of in held])
+    fill(tmp_path, "batch_tips", [{"batch_cid": cid, "stream": stream(of), "tip": tip(of)} for cid, of in held])
     # the tip of OTHER comes once more when its window is over, and no later batch holds the tip
     new = [("a", MODEL, 1, 0.5), ("b", MODEL, 1, 3), ("c", OTHER, 2, 0.5), ("d", OTHER, 2, 9)]
     fill(tmp_path, "updates", [update(*each) for each in new])
@@ -749,13 +759,13 @@ def test_windows_of_two_lengths_that_overlap_each_count_what_they_hold(tmp_path:
         tmp_path,
         "messages",
         [
-            {"message": f"{at}", "type": "UPDATE", "stream": stream(1), "tip": tip(1), "observed_at": after(at)}
+            {"message_id": f"{at}", "type": "UPDATE", "stream": stream(1), "tip": tip(1), "observed_at": after(at)}
             for at in (1, 4, 6)
         ],
     )
     found = by_separator(rows_of(tmp_path, "SELECT * FROM batch_savings"))
     # an announcement again has the longest of the windows that were open
-    assert {place: row["messages_before"] for place, row in found.items()} == {
+    assert {place: row["messages_unbatched"] for place, row in found.items()} == {
         (MODEL.key, 2.0): 1,
         (MODEL.key, 5.0): 1 + 2,
         (MODEL.key, None): 1,
@@ -770,8 +780,8 @@ def test_batches_from_before_hearing_time_keep_their_updates(tmp_path: Path) -> 
     fill_all(
         tmp_path, {**rows, "batches": [{**batch, "opened_at": time_of(5 * SECOND), "closed_at": time_of(6 * SECOND)}]}
     )
-    found = rows_of(tmp_path, "SELECT messages_before, batches FROM batch_savings")
-    assert found == [{"messages_before": 1, "batches": 1}]
+    found = rows_of(tmp_path, "SELECT messages_unbatched, batches FROM batch_savings")
+    assert found == [{"messages_unbatched": 1, "batches": 1}]
 
 
 def question(title: str) -> str:
@@ -797,7 +807,7 @@ def test_the_questions_of_the_page_find_each_window_and_update_in_a_batch(late: 
     fill_all(tmp_path / "less", rows)
     (window,) = (row for row in rows_of(tmp_path / "less", windows) if row["opened_at"] != time_of(90 * SECOND))
     assert (window["separator_key"], window["opened_at"]) == (gone["separator_key"], gone["opened_at"])
-    tips = {row["tip"] for row in rows["batch_tips"] if row["cid"] == gone["cid"]}
+    tips = {row["tip"] for row in rows["batch_tips"] if row["batch_cid"] == gone["batch_cid"]}
     assert {row["tip"] for row in rows_of(tmp_path / "less", updates)} == tips | {tip(999)}
 
 
@@ -805,7 +815,7 @@ def test_an_update_whose_message_is_not_there_yet_counts_by_its_newest_form(tmp_
     rows = run_of([said_at(0, MODEL, 1, 1), said_at(5, MODEL, 1, 2)], SECOND)
     fill_all(tmp_path, {**rows, "messages": []})
     size = len(write_update(stream(1), tip(1)))
-    assert rows_of(tmp_path, "SELECT bytes_before FROM batch_savings") == [{"bytes_before": size}]
+    assert rows_of(tmp_path, "SELECT bytes_unbatched FROM batch_savings") == [{"bytes_unbatched": size}]
     assert [each.size for each in read_received_updates(Lake(str(tmp_path)))] == [size, size]
 
 
@@ -827,7 +837,7 @@ def test_estimate_on_the_command_line(
     assert Lake(str(tmp_path / "lake")).tables() == ("updates",)
     assert run_command(["estimate", "--json", "--window", "1s,5s"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert [(row["window_seconds"], row["separators"], row["messages_if_stopped"]) for row in found["totals"]] == [
+    assert [(row["window_seconds"], row["separators"], row["messages_batched"]) for row in found["totals"]] == [
         (1.0, 1, 3),
         (5.0, 1, 2),
     ]

@@ -14,7 +14,7 @@ from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
 from kiln.conf.process.kafka_topics import TopicIdentity
-from kiln.conf.process.location import location
+from kiln.conf.process.location import parse_location
 from kiln.conf.settings.model import JobName, Settings
 from kiln.pipelines.app import supervisor
 from kiln.pipelines.app.supervisor import RestartsExhaustedError, Supervisor, describe_failure
@@ -125,7 +125,7 @@ class World:
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    settings = Settings.model_validate({"state": tmp_path, "jobs": {"restarts": 3}})
+    settings = Settings.model_validate({"state": tmp_path, "jobs": {"max_restarts": 3}})
     made = World(settings, monkeypatch)
     made.supervisor.start()
     return made
@@ -182,7 +182,7 @@ def test_a_trip_holds_what_decodes_and_nothing_else_and_is_known_until_the_next_
     trip = read_breaker_state(tmp_path)
     assert trip is not None
     assert world.supervisor.errors["archive"] == trip.description
-    assert "their format is new. Mend the build" in trip.description
+    assert "their format is new. Fix the build" in trip.description
     World(settings, monkeypatch, ("sink",)).supervisor.start()
     assert read_breaker_state(tmp_path) == trip  # its query has not started
     World(settings, monkeypatch, names).supervisor.start()
@@ -243,7 +243,7 @@ def test_a_checkpoint_from_before_its_tables_is_refused(
 
 
 def test_a_clock_that_trails_the_watermark_is_an_error_until_the_clock_has_passed_it(world: World) -> None:
-    """The query reckons with the watermark and `dedupe.signed`, a day."""
+    """The query reckons with the watermark and `dedupe.signed_ttl`, a day."""
     report = {
         "id": "0b0ccb4a-0b0c-4b0c-8b0c-0b0ccb4a0b0c",
         "runId": "0b0ccb4a-0b0c-4b0c-8b0c-0b0ccb4a0b0c",
@@ -315,7 +315,7 @@ def test_a_checkpoint_that_has_noted_no_topic_notes_one_to_which_its_offsets_bel
     settings = Settings(state=tmp_path)
     checkpoint = read_up_to(settings, 100)
     World(settings, monkeypatch).supervisor.start()
-    assert read_noted(location(checkpoint)) == {"kiln.frames": "one"}
+    assert read_noted(parse_location(checkpoint)) == {"kiln.frames": "one"}
 
 
 def test_a_checkpoint_that_has_noted_no_topic_and_has_read_more_than_there_is_is_refused(
@@ -351,7 +351,7 @@ def test_a_broker_that_tells_no_ids_is_taken_at_its_silence(tmp_path: Path, monk
         world = World(settings, monkeypatch)
         world.topics.found["kiln.frames"] = (known, 100)
         world.supervisor.start()
-    assert read_noted(location(checkpoint)) == {"kiln.frames": "one"}
+    assert read_noted(parse_location(checkpoint)) == {"kiln.frames": "one"}
 
 
 @pytest.mark.parametrize("topic", ["frames", "streams"], ids=["read", "looked up"])
