@@ -30,9 +30,9 @@ class MaintenanceProcess:
             {**child_environment(settings), **_SMALL},
             settings.logs / "maintain.log",
         )
-        self.child = PeriodicProcess(work, settings.maintenance.interval, self._ended, now)
+        self.child = PeriodicProcess(command, settings.maintenance.interval, self._record_exit, now)
         self.error = ""
         """in words why the last child did not do its work; empty: it did"""
 
-    def _ended(self, code: int) -> None:
-        self.error = f"the care of the tables ended with {code}: {self.child.last_words()}" if code else ""
+    def _record_exit(self, code: int) -> None:
+        self.error = f"the care of the tables ended with {code}: {self.child.read_last_line()}" if code else ""
