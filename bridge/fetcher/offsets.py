@@ -20,21 +20,21 @@ from kiln.schemas.kafka.records import UNREADABLE
 from kiln.schemas.wire.cid import read_varint, write_varint
 
 
-class CommittedPosition(msgspec.Struct, frozen=True):
+class CommittedPosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """JSON that is committed with the offset of the first unfinished record.
 
-    `generation` is that of the records being released, `read` the offset up to which records were read, `open` the
-    unfinished ones before it, and `going` the indexes, from 0, of those being released to `kiln.updates`.
+    `generation` is that of the records being released, `read` the offset up to which records were read, `unfinished`
+    the unfinished ones before it, and `releasing` the indexes, from 0, of those being released to `kiln.updates`.
 
-    `open` and `going` are sets of numbers from a base, which is the committed offset or 0: "" for none, else base85 of
-    a bitmap ("b…": bit i % 8, lowest first, of byte i // 8 is base + i) or of varints ("g…": the step from the base to
-    the first, then from each to the next).
+    Both are sets of numbers from a base, which is the committed offset or 0: "" for none, else base85 of a bitmap
+    ("b…": bit i % 8, lowest first, of byte i // 8 is base + i) or of varints ("g…": the step from the base to the
+    first, then from each to the next).
     """
 
     generation: int
     read: int
-    open: str = ""
-    going: str = ""
+    unfinished: str = ""
+    releasing: str = ""
 
 
 _POSITION: Final = msgspec.json.Decoder(CommittedPosition)
@@ -44,7 +44,7 @@ MAX_METADATA: Final = 3_500
 MAX_RELEASING: Final = 300
 """Most records released at a time: two bytes each, so that they fit into the metadata with any other open ones."""
 
-_MAX_OPEN_BYTES: Final = 2_100  # of `open` before base85
+_MAX_OPEN_BYTES: Final = 2_100  # of `unfinished` before base85
 _MAX_SPAN: Final = 8 * (_MAX_OPEN_BYTES - 1)  # offsets that a bitmap can span
 _MAX_STEP_BYTES: Final = 4  # of one varint: 268 million finished records between two open ones
 
@@ -65,14 +65,14 @@ class DoneOffsets:
             fresh_generation: used if the metadata has none; greater than any before.
         """
         saved = _read_metadata(offset, metadata)
-        position, offsets, going = saved or (CommittedPosition(fresh_generation, offset), [], set[int]())
+        position, offsets, releasing = saved or (CommittedPosition(fresh_generation, offset), [], set[int]())
         self._generation = position.generation
         self.read = position.read
         """the offset up to which records were read, by an earlier run too"""
         self._open = dict.fromkeys(offsets)  # in order
         self._reread = deque(offsets)  # left open by an earlier run, and not read again yet
         self._next_offset = offset
-        self._releasing = going  # possibly released by an earlier run
+        self._releasing = releasing  # possibly released by an earlier run
         self.changed = False
         """true if a finished record is not committed"""
 
@@ -164,13 +164,13 @@ class DoneOffsets:
         """The offset to resume from after a crash."""
         return next(iter(self._open), self.read)
 
-    def metadata(self, going: Collection[int] = ()) -> str:
+    def metadata(self, releasing: Collection[int] = ()) -> str:
         """Return the metadata to commit with `resume_offset`.
 
         Args:
-            going: the offsets to release next, under `generation`.
+            releasing: the offsets to release next, under `generation`.
         """
-        numbers = [number for number, offset in enumerate(self._open) if offset in going] if going else []
+        numbers = [number for number, offset in enumerate(self._open) if offset in releasing] if releasing else []
         position = CommittedPosition(
             self.generation, self.read, _encode_numbers(self._open, self.resume_offset), _encode_numbers(numbers, 0)
         )
@@ -225,9 +225,10 @@ def _read_metadata(offset: int, metadata: str) -> tuple[CommittedPosition, list[
     """Return the committed position, its unfinished offsets, and those being released; `None` if unreadable."""
     try:
         position = _POSITION.decode(metadata)
-        offsets = _decode_numbers(position.open, offset)
-        going = {offsets[number] for number in _decode_numbers(position.going, 0)}
+        offsets = _decode_numbers(position.unfinished, offset)
+        releasing = {offsets[number] for number in _decode_numbers(position.releasing, 0)}
     except (*UNREADABLE, ValueError, IndexError):
         return None
     in_order = all(before < after for before, after in pairwise([*offsets, position.read]))
-    return (position, offsets, going) if in_order and position.generation >= 0 and position.read >= offset else None
+    is_valid = in_order and position.generation >= 0 and position.read >= offset
+    return (position, offsets, releasing) if is_valid else None

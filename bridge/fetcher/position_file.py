@@ -26,7 +26,7 @@ class _PositionJson(msgspec.Struct, frozen=True):
     """JSON in the file."""
 
     topic: str
-    places: dict[int, FilePosition]
+    positions: dict[int, FilePosition]
 
 
 _DECODER = msgspec.json.Decoder(_PositionJson)
@@ -51,16 +51,16 @@ class PositionFile:
             content = _DECODER.decode(self._path.read_bytes())
         except (FileNotFoundError, *UNREADABLE):
             return None
-        return content.places if content.topic == topic else None
+        return content.positions if content.topic == topic else None
 
-    def write(self, topic: str, places: Mapping[int, FilePosition]) -> None:
+    def write(self, topic: str, positions: Mapping[int, FilePosition]) -> None:
         """Replace the file atomically.
 
         Raises:
             OSError: the file cannot be written.
         """
         partial = self._path.with_suffix(".new")
-        partial.write_bytes(msgspec.json.encode(_PositionJson(topic, dict(places))))
+        partial.write_bytes(msgspec.json.encode(_PositionJson(topic, dict(positions))))
         partial.replace(self._path)
 
     def remove(self) -> None:

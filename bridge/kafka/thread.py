@@ -24,9 +24,9 @@ from kiln.conf.process.kafka_errors import describe_kafka_error
 from kiln.conf.process.kafka_topics import (
     CHECK_EVERY,
     TopicIdentity,
-    describe_replaced,
+    describe_replaced_topic,
     describe_topics,
-    replaced_topics,
+    find_replaced_topics,
 )
 
 RENEW_EVERY: Final = 3_600_000_000
@@ -333,7 +333,7 @@ class LeaderThread(KafkaThread):
         self._check_at = time.monotonic() + CHECK_EVERY
         noted = {} if self._notes is None else self._notes.read()
         self._check_replaced({topic: each.id for topic, each in noted.items() if topic in topics}, self._watched)
-        return {topic for topic in topics if topic in noted and noted[topic].anew}
+        return {topic for topic in topics if topic in noted and noted[topic].from_beginning}
 
     def _save_topics(self) -> None:
         """Save the watched topics, once the committed offsets belong to them.
@@ -347,9 +347,9 @@ class LeaderThread(KafkaThread):
                 self._notes.write(current)
 
     def _check_replaced(self, noted: Mapping[str, str], now: Mapping[str, TopicIdentity]) -> None:
-        for topic in replaced_topics(noted, now):
+        for topic in find_replaced_topics(noted, now):
             raise TopicReplacedError(
-                f"{describe_replaced(topic, noted[topic], now[topic].id)}. Stop Kiln and type kiln recover: then the "
+                f"{describe_replaced_topic(topic, noted[topic], now[topic].id)}. Stop Kiln and type kiln recover: then the "
                 "topic is read from its beginning, and what is done already is not done again"
             )
 

@@ -15,10 +15,10 @@ from kiln.schemas.kafka.records import UNREADABLE
 
 
 class NotedTopic(msgspec.Struct, frozen=True):
-    """The id of a topic. With `anew`, its offsets are ignored and it is read from its beginning (`kiln recover`)."""
+    """The id of a topic. With `from_beginning`, committed offsets are ignored (`kiln recover`)."""
 
     id: str
-    anew: bool = False
+    from_beginning: bool = False
 
 
 _NOTES = msgspec.json.Decoder(dict[str, NotedTopic])

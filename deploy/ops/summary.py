@@ -9,7 +9,6 @@ from datetime import timedelta
 from kiln.deploy.ops.status import read_lake_status
 from kiln.deploy.query.ask import query_lake
 from kiln.pipelines.delta.lake import Lake
-from kiln.schemas.faults import CODE_IN_SQL
 
 
 @dataclass(frozen=True)
@@ -66,10 +65,7 @@ def read_summary(
 
 
 def _read_quarantine(lake: Lake) -> list[tuple[str, str, int]]:
-    sql = (
-        f"SELECT stage, {CODE_IN_SQL} AS reason, count(*) AS rows FROM quarantine "
-        "GROUP BY ALL ORDER BY rows DESC, stage, reason"
-    )
+    sql = "SELECT stage, reason, count(*) AS rows FROM quarantine GROUP BY ALL ORDER BY rows DESC, stage, reason"
     return [
         (str(stage), str(reason), rows) for stage, reason, rows in query_lake(lake, sql).rows() if isinstance(rows, int)
     ]

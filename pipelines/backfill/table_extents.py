@@ -11,7 +11,6 @@ from typing import Final
 
 from kiln.pipelines.backfill.run_log import BackfillRun
 from kiln.schemas.delta.tables import TABLES
-from kiln.schemas.faults import CODE_IN_SQL
 
 FRAME_STAGES: Final = ("hello", "rpc", "topic", "signature", "message", "bep50")
 """Stages of quarantine that decoding the table `frames` reproduces. `separator` is not one of them: the bridge writes
@@ -71,17 +70,17 @@ def build_extents(run: BackfillRun) -> dict[str, TableExtent]:
         TableExtent(
             "copies",
             ("observed_at",),
-            ("network", "message", "remote_peer", "observed_at", "message_index"),
+            ("network", "message_id", "remote_peer", "observed_at", "message_index"),
             ("verdict", *position),
         ),
         TableExtent(
             "messages",
             ("observed_at",),
-            ("network", "message"),
+            ("network", "message_id"),
             # columns of the copy that was kept, not of the message
             _content_columns(
                 "messages",
-                *("network", "message", "origin", "topic_source", "verdict", "remote_peer", "observed_at"),
+                *("network", "message_id", "origin", "topic_source", "verdict", "remote_peer", "observed_at"),
                 *("kafka_partition", "kafka_offset", "message_index"),
             ),
             # unsigned, equal data on two topics is one message; a signature covers the topic
@@ -91,25 +90,25 @@ def build_extents(run: BackfillRun) -> dict[str, TableExtent]:
         ),
         TableExtent(
             "updates",
-            ("observed_at", "updated_at"),
-            ("network", "origin", "message"),
-            _content_columns("updates", "network", "origin", "message"),
+            ("observed_at", "log_time"),
+            ("network", "origin", "message_id"),
+            _content_columns("updates", "network", "origin", "message_id"),
             separator=separator,
         ),
         TableExtent(
             "batches",
             ("opened_at",),
             ("network", "origin", "separator_key", "separator_value", "opened_at"),
-            ("cid", "closed_at", "streams", "tips", "bytes", "block"),
+            ("batch_cid", "closed_at", "stream_count", "tip_count", "block_bytes", "block"),
             separator=separator,
         ),
-        TableExtent("batch_tips", ("opened_at",), ("cid", "stream", "tip"), separator=separator),
+        TableExtent("batch_tips", ("opened_at",), ("batch_cid", "stream", "tip"), separator=separator),
         TableExtent("tips", ("observed_at",), ("network", "stream", "tip", "source"), condition="source = 'update'"),
         TableExtent(
             "quarantine",
             ("observed_at",),
             ("stage", "reason", "data"),
-            terms={"reason": CODE_IN_SQL, "data": "sha256(data)"},
+            terms={"data": "sha256(data)"},
             condition=f"stage IN ({', '.join(map(repr, _list_stages(source)))}) AND reason <> 'gap'",
         ),
     )

@@ -534,7 +534,7 @@ def check_volume(inputs: CheckInputs) -> str:
 def check_quarantine_share(inputs: CheckInputs) -> str:
     hours = inputs.create_state("hours", "reason VARCHAR, hour TIMESTAMPTZ, n BIGINT")
     inputs.db.execute(
-        f"INSERT INTO {hours} SELECT stage || ': ' || replace(reason, ' ', '_'), date_trunc('hour', observed_at), "
+        f"INSERT INTO {hours} SELECT stage || ': ' || reason, date_trunc('hour', observed_at), "
         "count(*) FROM new_quarantine GROUP BY ALL UNION ALL "
         "SELECT '', date_trunc('hour', observed_at), count(*) FROM new_copies GROUP BY ALL"
     )

@@ -54,18 +54,18 @@ class StreamsFile:
 
     def read_offsets(self) -> dict[int, int]:
         """By partition of the topic, the offset after the last record that is in the file."""
-        return dict(self._file.execute("SELECT part, place FROM places"))
+        return dict(self._file.execute("SELECT partition, next_offset FROM offsets"))
 
-    def add(self, values: Iterable[bytes | None], places: Mapping[int, int]) -> None:
+    def add(self, values: Iterable[bytes | None], offsets: Mapping[int, int]) -> None:
         """Add records of the topic, in the order of their offsets, and the offsets after them: all or nothing.
 
         The rows are sorted on disk first: put in one by one, each would rewrite a page of its own.
         """
         with self._transaction():
-            self._file.executemany("INSERT INTO temp.new VALUES (?, ?)", self._rows(values))
-            self._file.execute("INSERT OR REPLACE INTO streams SELECT * FROM temp.new ORDER BY digest, rowid")
-            self._file.execute("DELETE FROM temp.new")
-            self._file.executemany("INSERT OR REPLACE INTO places VALUES (?, ?)", places.items())
+            self._file.executemany("INSERT INTO temp.new_streams VALUES (?, ?)", self._rows(values))
+            self._file.execute("INSERT OR REPLACE INTO streams SELECT * FROM temp.new_streams ORDER BY digest, rowid")
+            self._file.execute("DELETE FROM temp.new_streams")
+            self._file.executemany("INSERT OR REPLACE INTO offsets VALUES (?, ?)", offsets.items())
 
     def get(self, stream: tuple[str, str], default: SeparatorRecord | None, /) -> SeparatorRecord | None:
         """Return the separator that the genesis of a stream names, by network and StreamID; `default`: the stream is
@@ -87,7 +87,7 @@ class StreamsFile:
                 continue  # the sink puts it into quarantine
             if stream.waited:  # few, so they are not sorted first
                 waited = ((_digest_tip((stream.network, stream.stream), tip),) for tip in stream.waited)
-                self._file.executemany("INSERT OR IGNORE INTO waited VALUES (?)", waited)
+                self._file.executemany("INSERT OR IGNORE INTO waited_tips VALUES (?)", waited)
             separator = stream.separator
             number = None if separator is None else self._number(separator.key, separator.value)
             yield _digest(stream.network, stream.stream), number
@@ -112,12 +112,12 @@ class StreamsFile:
 _TABLES = """
 CREATE TABLE IF NOT EXISTS separators (number INTEGER PRIMARY KEY, key TEXT, value TEXT, UNIQUE (key, value));
 CREATE TABLE IF NOT EXISTS streams (digest BLOB PRIMARY KEY, separator INTEGER) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS waited (digest BLOB PRIMARY KEY) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS places (part INTEGER PRIMARY KEY, place INTEGER);
-CREATE TEMP TABLE new (digest BLOB, separator INTEGER);
+CREATE TABLE IF NOT EXISTS waited_tips (digest BLOB PRIMARY KEY) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS offsets (partition INTEGER PRIMARY KEY, next_offset INTEGER);
+CREATE TEMP TABLE new_streams (digest BLOB, separator INTEGER);
 """
 _LOOK_UP = "SELECT key, value FROM streams LEFT JOIN separators ON number = separator WHERE digest = ?"
-_HAS_WAITED = "SELECT 1 FROM waited WHERE digest = ?"
+_HAS_WAITED = "SELECT 1 FROM waited_tips WHERE digest = ?"
 
 
 def _digest(*parts: str) -> bytes:
@@ -150,7 +150,7 @@ class KnownStreams:
         self._consumer = consumer
         self._file = file
         self._parts = sorted(consumer.assignment())
-        self._places: dict[int, int] = {}  # when the answers were remembered
+        self._offsets: dict[int, int] = {}  # when the answers were remembered
         self._answers: dict[tuple[str, str], tuple[SeparatorRecord | None, bool]] = {}
 
     def get(self, stream: tuple[str, str], default: SeparatorRecord | None, /) -> SeparatorRecord | None:
@@ -173,30 +173,30 @@ class KnownStreams:
     def refresh(self) -> None:
         """Read up to the current end of the topic, unless another worker of this machine has done so."""
         ends = self._consumer.end_offsets(self._parts) if self._parts else {}
-        places = self._file.read_offsets()
-        if _is_behind(places, ends):
+        offsets = self._file.read_offsets()
+        if _is_behind(offsets, ends):
             with _lock_file(self._file.path):
-                places = self._file.read_offsets()
-                if _is_behind(places, ends):
-                    values = self._read(places, ends)
-                    places = {part.partition: end for part, end in ends.items()}
-                    self._file.add(values, places)
-        if places != self._places:
-            self._places = places
+                offsets = self._file.read_offsets()
+                if _is_behind(offsets, ends):
+                    values = self._read(offsets, ends)
+                    offsets = {part.partition: end for part, end in ends.items()}
+                    self._file.add(values, offsets)
+        if offsets != self._offsets:
+            self._offsets = offsets
             self._answers.clear()
 
-    def _read(self, places: Mapping[int, int], ends: Mapping[TopicPartition, int]) -> Iterator[bytes | None]:
+    def _read(self, offsets: Mapping[int, int], ends: Mapping[TopicPartition, int]) -> Iterator[bytes | None]:
         for part, end in ends.items():
-            place = places.get(part.partition, 0)
-            self._consumer.seek(part, place if place <= end else 0)  # a topic that was created again starts at 0
+            offset = offsets.get(part.partition, 0)
+            self._consumer.seek(part, offset if offset <= end else 0)  # a topic that was created again starts at 0
         while any(self._consumer.position(part) < end for part, end in ends.items()):
             for records in self._consumer.poll(timeout_ms=_POLL_MS).values():
                 for record in records:
                     yield record.value
 
 
-def _is_behind(places: Mapping[int, int], ends: Mapping[TopicPartition, int]) -> bool:
-    return any(places.get(part.partition, 0) != end for part, end in ends.items())
+def _is_behind(offsets: Mapping[int, int], ends: Mapping[TopicPartition, int]) -> bool:
+    return any(offsets.get(part.partition, 0) != end for part, end in ends.items())
 
 
 @contextmanager

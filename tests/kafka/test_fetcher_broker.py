@@ -125,7 +125,9 @@ class Kiln:
     def kept(self) -> list[str]:
         """Messages as the batcher keeps them."""
         windows = PartitionWindows(S)
-        return [u.message for u in self.updates() if not windows.is_duplicate(u.epoch.query, u.epoch.batch, u.message)]
+        return [
+            u.message_id for u in self.updates() if not windows.is_duplicate(u.epoch.query, u.epoch.batch, u.message_id)
+        ]
 
     def start(
         self,
@@ -197,7 +199,7 @@ def test_with_ipfs_away_updates_wait_and_flow_after_it_is_back(kiln: Kiln) -> No
     assert awaited(lambda: fetcher.counts["released"] == 60)
     updates = kiln.updates()
     for number in range(3):
-        own = [update.message for update in updates if update.stream == stream(number)]
+        own = [update.message_id for update in updates if update.stream == stream(number)]
         assert own == [f"message {message}" for message in range(60) if message % 3 == number]
     assert {(update.separator, update.separator_source) for update in updates} == {(MODEL, "genesis")}
     known = {record.stream: record.separator for record in map(decode_stream, kiln.read("streams"))}
@@ -217,7 +219,7 @@ def test_streams_that_are_known_are_not_fetched_again_after_a_restart(kiln: Kiln
     kiln.write(wanted(1, 1))
     again = kiln.start()
     assert awaited(lambda: again.counts["released"] == 1)
-    assert [update.message for update in kiln.updates()] == ["message 0", "message 1"]
+    assert [update.message_id for update in kiln.updates()] == ["message 0", "message 1"]
     assert kiln.ipfs.asked[cid] == 1
     assert len(kiln.read("streams")) == 1
 
@@ -245,16 +247,16 @@ def test_blocks_of_batches(kiln: Kiln) -> None:
     kiln.ipfs.fault = faulty
     other = SeparatorRecord("tenant", MODEL.value)
     kiln.write(
-        WantedRecord("local-test", good.cid, "batch", 1, separator=MODEL, message="m1"),
-        WantedRecord("local-test", good.cid, "batch", 1, separator=MODEL, message="m2"),
-        WantedRecord("local-test", good.cid, "batch", 1, separator=other, message="m3"),
-        WantedRecord("local-test", bad, "batch", 1, separator=MODEL, message="m4"),
-        WantedRecord("local-test", faulty, "batch", 1, separator=MODEL, message="m5"),
+        WantedRecord("local-test", good.cid, "batch", 1, separator=MODEL, message_id="m1"),
+        WantedRecord("local-test", good.cid, "batch", 1, separator=MODEL, message_id="m2"),
+        WantedRecord("local-test", good.cid, "batch", 1, separator=other, message_id="m3"),
+        WantedRecord("local-test", bad, "batch", 1, separator=MODEL, message_id="m4"),
+        WantedRecord("local-test", faulty, "batch", 1, separator=MODEL, message_id="m5"),
         b"{",
     )
     fetcher = kiln.start()
     assert awaited(lambda: kiln.place() == 6)
-    blocks = {block.cid: block for block in map(decode_block, kiln.read("blocks"))}
+    blocks = {block.batch_cid: block for block in map(decode_block, kiln.read("blocks"))}
     assert (blocks[good.cid].block, blocks[good.cid].separator, blocks[good.cid].reason) == (good.data, MODEL, None)
     assert (blocks[bad].block, blocks[bad].reason) == (None, "block_malformed")
     assert (blocks[faulty].block, blocks[faulty].reason) == (None, "fetch_fault")
@@ -352,7 +354,7 @@ def test_a_place_that_kafka_lost_is_taken_from_the_file(
     assert awaited(lambda: again.counts["released"] == 2)
     assert (again.places_lost, again.status().places_lost) == (1, 1)
     assert "Kafka has lost the place" in caplog.text
-    assert sorted(update.message for update in kiln.updates()) == [f"message {message}" for message in range(4)]
+    assert sorted(update.message_id for update in kiln.updates()) == [f"message {message}" for message in range(4)]
 
 
 def test_of_two_fetchers_the_one_that_leads_fetches_and_has_the_file(kiln: Kiln, tmp_path: Path) -> None:
@@ -374,7 +376,7 @@ def test_of_two_fetchers_the_one_that_leads_fetches_and_has_the_file(kiln: Kiln,
 
     for number, name in enumerate("aba"):
         turn(name, number)
-    assert [update.message for update in kiln.updates()] == [f"message {number}" for number in range(3)]
+    assert [update.message_id for update in kiln.updates()] == [f"message {number}" for number in range(3)]
 
 
 def test_without_place_and_file_nothing_is_guessed(kiln: Kiln, tmp_path: Path) -> None:
@@ -393,12 +395,12 @@ def test_without_place_and_file_nothing_is_guessed(kiln: Kiln, tmp_path: Path) -
     assert f"the place of {kiln.prefix}fetcher.local-test in {kiln.prefix}wanted, partition 0, is lost" in said
     assert "--reset-offsets" in said
     again.stop()
-    assert [update.message for update in kiln.updates()] == ["message 0"]
+    assert [update.message_id for update in kiln.updates()] == ["message 0"]
 
 
 def test_the_place_of_a_topic_that_was_made_anew_is_none(kiln: Kiln, tmp_path: Path) -> None:
     kiln.position_file = tmp_path / "fetcher.json"
-    kiln.position_file.write_text('{"topic": "another", "places": {"0": {"offset": 1, "metadata": ""}}}')
+    kiln.position_file.write_text('{"topic": "another", "positions": {"0": {"offset": 1, "metadata": ""}}}')
     kiln.ipfs.add(genesis(1))
     kiln.write(wanted(1, 0), wanted(1, 1))
     fetcher = kiln.start()

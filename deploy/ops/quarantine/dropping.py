@@ -27,7 +27,6 @@ from kiln.pipelines.maintenance.plan import TableFile
 from kiln.pipelines.maintenance.state import describe_unsupported, list_files
 from kiln.pipelines.maintenance.steps import replace_files
 from kiln.schemas.delta.tables import TABLES
-from kiln.schemas.faults import extract_code
 
 _TRIES: Final = 20
 """times that somebody else may write the table's files anew meanwhile"""
@@ -94,7 +93,8 @@ def _record_rows(
         # A row that came after such a record is a new one, as after a backfill.
         new = connection.sql(
             f"SELECT * EXCLUDE (came) FROM every WHERE NOT EXISTS "
-            f"(SELECT 1 FROM {_RECORD} d WHERE {same} AND (d.drop_id = every.drop_id OR epoch_us(d.dropped_at) >= came))"
+            f"(SELECT 1 FROM {_RECORD} d "
+            f"WHERE {same} AND (d.drop_id = every.drop_id OR epoch_us(d.dropped_at) >= came))"
         ).to_arrow_table()
     if new.num_rows:
         write_deltalake(lake.table(_RECORD), new.cast(schema), mode="append", storage_options=lake.storage_options)
@@ -109,7 +109,7 @@ def _read_rows(path: Location, numbers: Sequence[int]) -> Iterator[dict[str, obj
         for row in batch.take(mine).to_pylist():
             data = row["data"]
             yield {name: row.get(name) for name in _KEPT} | {
-                "reason": extract_code(row["reason"]),
+                "reason": row["reason"],
                 "bytes": len(data),
                 "sha256": sha256(data).hexdigest(),
                 "observed_at": row["observed_at"],

@@ -12,11 +12,10 @@ import duckdb
 import pyarrow as pa
 
 from kiln.conf.process.errors import KilnError
-from kiln.conf.settings.keys import nearest
+from kiln.conf.settings.keys import suggest_nearest
 from kiln.deploy.ops.quarantine.frames import FramePosition, MessagePositions, read_frames
 from kiln.pipelines.delta.duckdb_tables import build_columns_query, create_newest_views, read_columns, register_store
 from kiln.pipelines.delta.lake import Lake
-from kiln.schemas.faults import CODE_IN_SQL, extract_code
 from kiln.schemas.kafka.frames import BEP50, gossip_messages
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.reject import Rejected
@@ -101,8 +100,8 @@ class QuarantineRows:
         register_store(self._db, lake)
         self._db.execute("SET TimeZone = 'UTC'")
         self._db.execute(f"CREATE TEMP VIEW every AS {build_columns_query(columns, list(self._paths), places=True)}")
-        self._refuse_unknown("stage", "stage", wanted.stage)
-        self._refuse_unknown("reason", CODE_IN_SQL, wanted.reason and extract_code(wanted.reason))
+        self._refuse_unknown("stage", wanted.stage)
+        self._refuse_unknown("reason", wanted.reason)
         self._pick(wanted)
         if (authors or wanted.author) and "frames" in there:
             create_newest_views(self._db, lake, ["frames"])
@@ -116,25 +115,27 @@ class QuarantineRows:
     def __exit__(self, *_: object) -> None:
         self._db.close()
 
-    def _refuse_unknown(self, what: str, column: str, value: str | None) -> None:
+    def _refuse_unknown(self, column: str, value: str | None) -> None:
         if value is None:
             return
         known = [row[0] for row in self._db.execute(f"SELECT DISTINCT {column} FROM every ORDER BY 1").fetchall()]
         if value not in known:
             have = f"there are: {', '.join(known)}" if known else "it is empty"
-            raise QuarantineError(f"nothing is in quarantine with {what} {value!r}{nearest(value, known)}; {have}")
+            raise QuarantineError(
+                f"nothing is in quarantine with {column} {value!r}{suggest_nearest(value, known)}; {have}"
+            )
 
     def _pick(self, wanted: QuarantineFilter) -> None:
         tests = {
             "stage = ?": wanted.stage,
-            f"{CODE_IN_SQL} = ?": wanted.reason and extract_code(wanted.reason),
+            "reason = ?": wanted.reason,
             "observed_at >= ?": wanted.since,
             "observed_at < ?": wanted.until,
         }
         said = {test: value for test, value in tests.items() if value is not None}
         self._db.execute(
             "CREATE TEMP TABLE picked AS SELECT filename, file_row_number, kafka_partition, kafka_offset, "
-            f"message_index, stage, {CODE_IN_SQL} AS reason, observed_at, date_trunc('hour', observed_at) AS hour, "
+            f"message_index, stage, reason, observed_at, date_trunc('hour', observed_at) AS hour, "
             f"NULL::VARCHAR AS author, NULL::VARCHAR AS remote_peer FROM every WHERE {' AND '.join(said) or 'true'}",
             list(said.values()),
         )

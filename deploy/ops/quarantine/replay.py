@@ -19,7 +19,7 @@ import duckdb
 import pyarrow as pa
 
 from kiln.conf.process.errors import KilnError
-from kiln.conf.settings.keys import nearest
+from kiln.conf.settings.keys import suggest_nearest
 from kiln.deploy.ops.quarantine.frames import (
     FramePosition,
     MessagePositions,
@@ -36,7 +36,6 @@ from kiln.pipelines.decode.decoder import (
 )
 from kiln.pipelines.delta.duckdb_tables import create_newest_views
 from kiln.pipelines.delta.lake import Lake
-from kiln.schemas.faults import CODE_IN_SQL, extract_code
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.wire.identity import VERDICT_NAMES, Verdict
 
@@ -94,16 +93,17 @@ class QuarantineReplay:
     """Reads a lake; `find()`, then `frames()`."""
 
     def __init__(self, lake: Lake, reason: str, how: DecodeConfig) -> None:
-        """`reason`: as Kiln writes the reason now, or as earlier versions did (`kiln.schemas.faults.extract_code`).
-
-        QuarantineReplayError: nothing is in quarantine for that reason, or what is there came from no frame. LakeError.
+        """QuarantineReplayError: nothing is in quarantine for that reason, or what is there came from no frame.
+        LakeError.
         """
-        self._reason = extract_code(reason)
+        self._reason = reason
         self._how = how
         self._connection = duckdb.connect()
         self._connection.execute("SET TimeZone = 'UTC'")
         there = lake.tables()
-        create_newest_views(self._connection, lake, [name for name in ("quarantine", "frames", "messages") if name in there])
+        create_newest_views(
+            self._connection, lake, [name for name in ("quarantine", "frames", "messages") if name in there]
+        )
         self._messages = "messages" in there
         self._places = self._quarantined(there)
         self._chosen: dict[FramePosition, set[int]] = {}
@@ -118,8 +118,7 @@ class QuarantineReplay:
         stages: set[str] = set()
         refused: set[str] = set()
         rows = self._connection.execute(
-            "SELECT DISTINCT stage, kafka_partition, kafka_offset, message_index FROM quarantine "
-            f"WHERE {CODE_IN_SQL} = ?",
+            "SELECT DISTINCT stage, kafka_partition, kafka_offset, message_index FROM quarantine WHERE reason = ?",
             [self._reason],
         ).fetchall()
         for stage, partition, offset, position in rows:
@@ -132,13 +131,11 @@ class QuarantineReplay:
         if not rows:
             known = [
                 row[0]
-                for row in self._connection.execute(
-                    f"SELECT DISTINCT {CODE_IN_SQL} FROM quarantine ORDER BY 1"
-                ).fetchall()
+                for row in self._connection.execute("SELECT DISTINCT reason FROM quarantine ORDER BY 1").fetchall()
             ]
             have = f"there are: {', '.join(known)}" if known else "it is empty"
             raise QuarantineReplayError(
-                f"nothing is in quarantine for {self._reason!r}{nearest(self._reason, known)}; {have}"
+                f"nothing is in quarantine for {self._reason!r}{suggest_nearest(self._reason, known)}; {have}"
             )
         if not places:
             raise QuarantineReplayError(
@@ -184,7 +181,8 @@ class QuarantineReplay:
             return set()
         self._connection.register("asked", pa.table({"message_id": pa.array(sorted(messages), pa.string())}))
         answer = self._connection.execute(
-            "SELECT network, message_id, verdict, epoch_us(observed_at) FROM messages SEMI JOIN asked USING (message_id)"
+            "SELECT network, message_id, verdict, epoch_us(observed_at) "
+            "FROM messages SEMI JOIN asked USING (message_id)"
         )
         present: set[_Digest] = set()
         while rows := answer.fetchmany(_ROWS_AT_ONCE):

@@ -8,7 +8,6 @@ import duckdb
 
 from kiln.pipelines.delta.duckdb_tables import create_newest_views
 from kiln.pipelines.delta.lake import Lake
-from kiln.schemas.faults import CODE_IN_SQL, extract_code
 from kiln.schemas.kafka.records import UNREADABLE, WantedRecord, decode_wanted
 
 
@@ -22,10 +21,15 @@ class UnfetchedBlocks(NamedTuple):
 
 
 def find_unfetched_blocks(lake: Lake, reason: str) -> UnfetchedBlocks | None:
-    """What the fetcher gave up for a reason; None: the reason is none of the stage `fetch`.
+    """Find the blocks that the fetcher gave up for a reason.
 
-    `reason`: in either spelling (`kiln.schemas.faults.extract_code`). An update that waits keeps its origin, LIVE or
-    REPLAY, because no topic has had the update yet. LakeError.
+    A waiting update keeps its origin, LIVE or REPLAY, because no topic has had the update yet.
+
+    Returns:
+        The blocks, or `None` if the stage `fetch` has no row with this reason.
+
+    Raises:
+        LakeError: A table cannot be read.
     """
     there = lake.tables()
     if "quarantine" not in there:
@@ -33,7 +37,7 @@ def find_unfetched_blocks(lake: Lake, reason: str) -> UnfetchedBlocks | None:
     with duckdb.connect() as connection:
         create_newest_views(connection, lake, [name for name in ("quarantine", "updates", "tips") if name in there])
         rows = connection.execute(
-            f"SELECT DISTINCT data FROM quarantine WHERE stage = 'fetch' AND {CODE_IN_SQL} = ?", [extract_code(reason)]
+            "SELECT DISTINCT data FROM quarantine WHERE stage = 'fetch' AND reason = ?", [reason]
         ).fetchall()
         if not rows:
             return None

@@ -78,7 +78,7 @@ def test_updates_of_a_stream_share_a_fetch_and_go_on_in_their_order_before_the_a
     assert due.releasing == {0: {0, 1, 2}}
     first, streams, blocks = due.stages
     released = [decode_update(output.value) for output in first]
-    assert [update.message for update in released] == ["message 0", "message 1", "message 2"]
+    assert [update.message_id for update in released] == ["message 0", "message 1", "message 2"]
     assert {(update.separator, update.separator_source) for update in released} == {(MODEL, "genesis")}
     assert {output.key for output in first} == {f"{NETWORK}/model/{MODEL.value}".encode()}
     (stream,) = streams
@@ -115,7 +115,7 @@ def test_stream_that_is_known_waits_for_nothing_and_is_not_told_again() -> None:
     run.take(wanted_update(1, 1))
     assert run.next() == []
     (output,) = run.round()
-    assert (output.topic, decode_update(output.value).message) == ("updates", "message 1")
+    assert (output.topic, decode_update(output.value).message_id) == ("updates", "message 1")
     assert len(run.streams()) == 1
 
 
@@ -126,7 +126,7 @@ def test_answer_and_a_later_update_in_one_round_keep_their_order() -> None:
     run.pending.add_answer(ask, GenesisAnswer(MODEL, None), run.now)
     run.take(wanted_update(1, 2))
     run.round()
-    assert [update.message for update in run.updates()] == ["message 0", "message 1", "message 2"]
+    assert [update.message_id for update in run.updates()] == ["message 0", "message 1", "message 2"]
 
 
 def test_stream_without_a_separator_goes_on_without_one_and_is_counted_by_kind() -> None:
@@ -148,7 +148,7 @@ def test_one_that_does_not_come_holds_up_no_other() -> None:
         for ask in run.next():
             failed = ask.cid == genesis_cid(0)
             run.answer(ask, UNAVAILABLE if failed else GenesisAnswer(MODEL, None))
-    assert [update.message for update in run.updates()] == [f"message {number}" for number in range(1, 6)]
+    assert [update.message_id for update in run.updates()] == [f"message {number}" for number in range(1, 6)]
     assert run.done_offsets.resume_offset == 0
 
 
@@ -193,7 +193,7 @@ def test_what_could_not_be_had_is_not_asked_for_again_until_it_is_forgotten() ->
     run.take(wanted_update(1, 2))
     (ask,) = run.next()
     run.answer(ask, GenesisAnswer(MODEL, None))
-    assert [update.message for update in run.updates()] == ["message 2"]
+    assert [update.message_id for update in run.updates()] == ["message 2"]
 
 
 def test_what_can_never_be_had_is_not_tried_again() -> None:
@@ -256,7 +256,7 @@ def without(record: WantedRecord, field: str) -> bytes:
         encode(wanted_update(1, 0)).replace(stream_of(1).encode(), b"kabc"),
         without(wanted_batch(genesis_cid(1)), "separator"),
         encode(wanted_batch("x")).replace(b'"x"', b'"\\ud800"'),
-        encode(wanted_batch("x")).replace(b'"message":', b'"massage":'),
+        encode(wanted_batch("x")).replace(b'"message_id":', b'"massage":'),
     ],
     ids=[
         "not_json",
@@ -335,7 +335,7 @@ def test_stream_of_a_batch_that_an_update_waits_for_too_is_still_asked_for_after
     run.round()
     (again,) = run.next()
     run.answer(again, GenesisAnswer(MODEL, None))
-    assert [update.message for update in run.updates()] == ["message 0"]
+    assert [update.message_id for update in run.updates()] == ["message 0"]
 
 
 def test_without_the_check_the_block_goes_on_at_once() -> None:
@@ -518,8 +518,9 @@ def test_other_event_than_an_init_is_no_genesis() -> None:
         '{"generation":1}',
         '{"generation":1,"read":1}',
         '{"generation":-1,"read":9}',
-        '{"generation":1,"read":9,"open":"b!!"}',
-        '{"generation":1,"read":9,"open":"g00","going":"g~~~~~"}',
+        '{"generation":1,"read":9,"unfinished":"b!!"}',
+        '{"generation":1,"read":9,"open":"b!"}',
+        '{"generation":1,"read":9,"unfinished":"g00","releasing":"g~~~~~"}',
     ],
 )
 def test_metadata_that_cannot_be_read_is_taken_as_none(text: str) -> None:
@@ -660,7 +661,7 @@ class Log:
 
     def write(self, value: bytes) -> None:
         update = decode_update(value)
-        if self.windows.is_duplicate(update.epoch.query, update.epoch.batch, update.message):
+        if self.windows.is_duplicate(update.epoch.query, update.epoch.batch, update.message_id):
             self.repeats += 1
         else:
             self.kept.append(update)
@@ -755,9 +756,9 @@ def test_whatever_crashes_each_update_is_released_once_in_its_order(
     assert committed[0] == len(wanted)
     waiting = [number for number in range(len(streams)) if number not in claims]
     come = [number for number in waiting if streams[number] not in never]
-    assert Counter(update.message for update in log.kept) == Counter(f"message {number}" for number in come)
+    assert Counter(update.message_id for update in log.kept) == Counter(f"message {number}" for number in come)
     for stream in sorted({0, 1, 2, 3} - never):
-        order = [update.message for update in log.kept if update.stream == stream_of(stream)]
+        order = [update.message_id for update in log.kept if update.stream == stream_of(stream)]
         assert order == [f"message {number}" for number in come if streams[number] == stream]
     assert {decode_wanted(value).cid for value in quarantine} == {
         genesis_cid(streams[number]) for number in waiting if streams[number] in never
@@ -784,7 +785,7 @@ def test_what_was_going_at_a_crash_goes_again_first_and_alone() -> None:
     assert run.answer(asks[0], GenesisAnswer(MODEL, None)) == []
     assert run.done_offsets.is_repeating
     again = [decode_update(output.value) for output in run.answer(asks[1], GenesisAnswer(MODEL, None))[:2]]
-    assert [(update.message, update.epoch.batch) for update in again] == [
+    assert [(update.message_id, update.epoch.batch) for update in again] == [
         ("message 1", generation),
         ("message 2", generation),
     ]
@@ -805,4 +806,4 @@ def test_many_that_wait_for_one_genesis_go_on_in_parts_and_the_answer_after_the_
     while run.pending.is_busy:
         topics.append([output.topic for output in run.round()])
     assert topics == [["updates"] * 300, ["updates"] * 300, ["updates"] * 101 + ["streams"]]
-    assert [update.message for update in run.updates()] == [f"message {number}" for number in range(701)]
+    assert [update.message_id for update in run.updates()] == [f"message {number}" for number in range(701)]

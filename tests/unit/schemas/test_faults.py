@@ -19,7 +19,7 @@ from kiln.pipelines.decode.processing_errors import PROCESSING_FAILED
 from kiln.pipelines.sink.transform import OTHER_SEPARATOR
 from kiln.schemas.captures import items
 from kiln.schemas.dht import announcement
-from kiln.schemas.faults import BEGIN, END, FAULTS, extract_code, insert_table, markdown
+from kiln.schemas.faults import BEGIN, END, FAULTS, insert_table, markdown
 from kiln.schemas.kafka import frames
 from kiln.schemas.wire import cid, genesis, identity, pubsub, topic_table
 from kiln.schemas.wire.claims import CONTRADICTS
@@ -92,20 +92,6 @@ def test_each_fault_is_there_once_and_said_in_full() -> None:
             assert re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name)
         for sentence in (fault.meaning, fault.what_to_do):
             assert re.fullmatch(r"[A-Z`][^|\n]+\.", sentence), fault
-
-
-@pytest.mark.parametrize(
-    ("stored", "code"),
-    [
-        ("no table agreed", topic_table.NO_TABLE),
-        ("index out of range", topic_table.INDEX_OUT_OF_RANGE),
-        ("unknown bundle hash", topic_table.UNKNOWN_BUNDLE),
-        ("bad_tip", "bad_tip"),
-    ],
-)
-def test_the_spelling_of_earlier_kilns(stored: str, code: str) -> None:
-    assert extract_code(stored) == code
-    assert any(fault.reason == code for fault in FAULTS)
 
 
 # ---------------------------------------------------------------- the code
