@@ -21,7 +21,7 @@ from bench.peers.by_hand import TABLES
 from bench.report import Aim, Finding, Note, Ratio, Series, number
 from bench.runs import BenchError, Extent
 from kiln.deploy.stack.jars import list_spark_jars
-from kiln.deploy.stack.spawn import dies_with_parent
+from kiln.deploy.stack.spawn import bind_to_parent
 from kiln.pipelines.delta.lake import Lake
 
 FRAMES = 150_000
@@ -158,7 +158,7 @@ def run_within(limit: float, command: Sequence[str], folder: Path, variables: Ma
     out, errors = folder / "out", folder / "errors"  # files, as a pipe stays open for as long as any child lives
     with out.open("wb") as printed, errors.open("wb") as said:
         process = subprocess.Popen(
-            dies_with_parent(command), env=environment, cwd=folder, stdout=printed, stderr=said, start_new_session=True
+            bind_to_parent(command), env=environment, cwd=folder, stdout=printed, stderr=said, start_new_session=True
         )
     try:
         process.wait(limit)

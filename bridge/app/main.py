@@ -28,8 +28,8 @@ from kiln.bridge.libp2p.keys import KeyFileError
 from kiln.bridge.libp2p.seqno import SeqnoError
 from kiln.conf.process.bridge_status import write_status
 from kiln.conf.process.errors import KilnError, PrerequisiteError
-from kiln.conf.process.locks import locked
-from kiln.conf.process.logs import Level, ProblemLog, say, set_up_logs
+from kiln.conf.process.locks import lock_state
+from kiln.conf.process.logs import Level, ProblemLog, log_event, configure_logs
 from kiln.conf.settings.broker_password import ensure_password
 from kiln.conf.settings.model import Settings
 from kiln.conf.settings.reading import load_settings
@@ -52,7 +52,7 @@ def run(settings: Settings) -> None:
         BridgeError, StateInUseError: it cannot run.
         FramesLostError: frames were lost at its end.
     """
-    with locked(settings.state, "bridge"):
+    with lock_state(settings.state, "bridge"):
         settings.bridge_dir.mkdir(parents=True, exist_ok=True)
         if settings.kafka.embedded:
             ensure_password(settings.broker_dir)  # the broker may come later
@@ -73,7 +73,7 @@ async def _run(settings: Settings) -> None:
     with ExitStack() as stack:
         # a peer that cannot be dialled is an error to libp2p; the status says once that the broker is away
         quiet: dict[str, Level] = {"libp2p": "critical", "kafka": "critical"}
-        set_up_logs(settings.log.format, settings.log.level, quiet | settings.log.levels)
+        configure_logs(settings.log.format, settings.log.level, quiet | settings.log.levels)
         parts = build_bridge(settings, stack, trio.lowlevel.current_trio_token())
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             async with trio.open_nursery() as nursery:
@@ -87,7 +87,7 @@ async def _run(settings: Settings) -> None:
                     thread.start()
                 async for _ in signals:
                     break
-                say(_LOG, "bridge stops")
+                log_event(_LOG, "bridge stops")
                 for thread in parts.threads:
                     # in one more thread: a publisher waits for this one while it publishes
                     await trio.to_thread.run_sync(thread.stop)
@@ -98,7 +98,7 @@ async def _update_every_second(parts: BridgeComponents, settings: Settings) -> N
     """Update topics, IPFS neighbours and the status file every second, and restart threads that an exception ended."""
     path = settings.bridge_dir / "status.json"
     problems = ProblemLog(_LOG)
-    say(_LOG, "bridge started", peer=peer_text(parts.node.peer), network=settings.network.name)
+    log_event(_LOG, "bridge started", peer=peer_text(parts.node.peer), network=settings.network.name)
     while True:
         view = parts.node.view()
         interests = parts.interests.read()

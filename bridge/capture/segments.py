@@ -1,12 +1,12 @@
 """The spool's files: numbered frames in segments, appended at one end and removed at the other.
 
 Layout of `<number of its first frame, 20 digits>.spool`: the 8 bytes MAGIC, then for each frame u32 BE length of the
-frame, u32 BE crc32 of connection and frame, the connection (16 bytes), the frame. A segment is written by one process
-only: the next one starts a new segment, so a record that a crash cut off stays at a segment's end, where it ends the
-reading and is counted.
+frame, u32 BE crc32 of connection and frame, the connection (16 bytes), the frame. Only one process writes a segment:
+the next process starts a new one, so a record that a crash cut off is at a segment's end, where reading stops and
+counts it.
 
-What is written survives the end of the process, however it ends. It survives a power cut where the segments are
-`durable`: then `append` returns when the frames are on the disk.
+Written frames survive the end of the process, however it ends. They survive a power cut if the segments are `durable`:
+then `append` returns after fsync.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from kiln.schemas.kafka.frames import CONNECTION_BYTES
 
 MAGIC: Final = b"KILNSPL1"
 SUFFIX: Final = ".spool"
-DAMAGED: Final = ".damaged"  # a segment with a wrong checksum in it is kept under this suffix
+DAMAGED_SUFFIX: Final = ".damaged"  # of a segment with a wrong checksum, which is renamed, not removed
 
 _HEAD: Final = struct.Struct(">II")
-_MAX_FRAME: Final = 64 * 1024 * 1024  # a length above it is no length
+_MAX_FRAME: Final = 64 * 1024 * 1024  # a greater length means a damaged record
 
 
 class SpooledFrame(NamedTuple):
@@ -40,15 +40,15 @@ class SpooledFrame(NamedTuple):
     frame: bytes
 
 
-def encode(connection: bytes, frame: bytes) -> bytes:
-    """One record. `connection`: 16 bytes."""
+def encode_record(connection: bytes, frame: bytes) -> bytes:
+    """Encode a record; `connection` has 16 bytes."""
     return _HEAD.pack(len(frame), crc32(frame, crc32(connection))) + connection + frame
 
 
-def decode(stream: BinaryIO) -> Iterator[tuple[bytes, bytes]]:
-    """(connection, frame) of the good records from here to the first that is not, or to the end.
+def decode_records(stream: BinaryIO) -> Iterator[tuple[bytes, bytes]]:
+    """Yield (connection, frame) of the records up to the first damaged one, or to the end.
 
-    The stream is then behind the last good one.
+    The stream is then positioned after the last good record.
     """
     while True:
         start = stream.tell()
@@ -66,7 +66,7 @@ def decode(stream: BinaryIO) -> Iterator[tuple[bytes, bytes]]:
 
 
 class _Segment:
-    """One file. `end` is the number after its last good record."""
+    """A segment file. `end` is the number after its last good record."""
 
     def __init__(self, path: Path, first: int, end: int, size: int) -> None:
         self.path = path
@@ -77,15 +77,22 @@ class _Segment:
 
 
 class Segments:
-    """The segments of one folder. One thread appends and releases, one reads; any may ask for numbers and sizes.
+    """The segments of one folder.
 
-    Numbers rise, with gaps where frames needed no spool. Two processes must not use a folder at the same time.
+    One thread appends and releases, and one reads; the properties may be used in any thread. Numbers rise, with gaps
+    where frames were not spooled. Two processes must not use a folder at the same time.
     """
 
     def __init__(self, folder: Path, limit: int, segment_bytes: int | None = None, *, durable: bool = False) -> None:
-        """Takes over what is in the folder, which is made if need be. OSError.
+        """Open the folder with its segments, or create it.
 
-        `limit`: bytes of all segments together.
+        Args:
+            limit: Bytes of all segments together.
+            segment_bytes: Size of a segment.
+            durable: If true, written frames survive a power cut.
+
+        Raises:
+            OSError: The folder cannot be used.
         """
         folder.mkdir(parents=True, exist_ok=True)
         self._durable = durable
@@ -96,14 +103,14 @@ class Segments:
         self._segment_bytes = segment_bytes or max(1, min(16 * 1024 * 1024, limit // 8))
         self._lock = threading.Lock()
         self._segments: list[_Segment] = []
-        self._active: int | None = None  # file descriptor of the last segment, if it is ours
+        self._active: int | None = None  # file descriptor of the last segment, if this process wrote it
         self._reader: BinaryIO | None = None
         self._reading: _Segment | None = None
         self._position = 0  # number of the record that the reader is at
         self.torn_bytes = 0
-        """bytes that could not be read back"""
-        self.torn: str | None = None
-        """in words: where, and what of it is lost; of the last such place"""
+        """Bytes that could not be read back."""
+        self.loss: str | None = None
+        """Description of the last damage: file, position, lost bytes."""
         self._load_folder()
 
     @property
@@ -114,46 +121,49 @@ class Segments:
 
     @property
     def first(self) -> int | None:
-        """Number of the first frame held; None: there is none."""
+        """Number of the first frame; `None` if there is none."""
         with self._lock:
             return self._segments[0].first if self._segments else None
 
     @property
     def end(self) -> int:
-        """The number after the last frame held; 0 if there is none."""
+        """The number after the last frame; 0 if there is none."""
         with self._lock:
             return self._segments[-1].end if self._segments else 0
 
     def has(self, number: int) -> bool:
-        """Whether there are frames to read from this number on."""
+        """True if there are frames to read from this number on."""
         with self._lock:
             return any(segment.end > number for segment in self._segments)
 
     def append(self, first: int, frames: Sequence[tuple[bytes, bytes]]) -> int:
-        """Write (connection, frame) number `first`, `first` + 1, …; how many had room.
+        """Write (connection, frame) pairs as numbers `first`, `first` + 1, …
 
-        OSError: none could be written.
+        Returns:
+            The number of frames that had room.
+
+        Raises:
+            OSError: No frame could be written.
         """
         written = 0
         while written < len(frames):
             try:
-                more = self._append(first + written, frames[written:])
+                count = self._append_to_segment(first + written, frames[written:])
             except OSError:
                 if written:
                     return written
                 raise
-            if not more:
+            if not count:
                 break
-            written += more
+            written += count
         return written
 
-    def _append(self, first: int, frames: Sequence[tuple[bytes, bytes]]) -> int:
-        """As append, into one segment."""
+    def _append_to_segment(self, first: int, frames: Sequence[tuple[bytes, bytes]]) -> int:
         room = self._limit - self.size
         records: list[bytes] = []
-        total = len(MAGIC)  # there may be a new segment
+        total = len(MAGIC)  # a new segment may be needed
         for connection, frame in frames:
-            record = encode(connection, frame)
+            record = encode_record(connection, frame)
             if total + len(record) > room or (records and total + len(record) > self._segment_bytes):
                 break
             total += len(record)
@@ -161,7 +171,7 @@ class Segments:
         if not records:
             return 0
         data = b"".join(records)
-        segment = self._segment_for(first, len(data))
+        segment = self._open_segment(first, len(data))
         assert self._active is not None
         try:
             _write(self._active, data)
@@ -176,30 +186,37 @@ class Segments:
         return len(records)
 
     def read(self, number: int, max_bytes: int) -> list[SpooledFrame]:
-        """Some of the frames from `number` on, at least one if there is any. They may start at a later number.
+        """Read frames from `number` on, at least one if there is any. They may start at a later number.
 
-        A segment's bytes from a bad record on are skipped and counted. OSError.
+        A segment's bytes from a damaged record on are skipped and counted.
+
+        Raises:
+            OSError: A segment cannot be read.
         """
         while True:
             segment = self._find_segment(number)
             if segment is None:
                 return []
             number = max(number, segment.first)
-            end = segment.end  # what is behind it may be half written
-            found: list[SpooledFrame] = []
+            end = segment.end  # later bytes may be half written
+            frames: list[SpooledFrame] = []
             size = 0
-            for connection, frame in self._records(segment, number):
-                found.append(SpooledFrame(self._position, connection, frame))
+            for connection, frame in self._read_records(segment, number):
+                frames.append(SpooledFrame(self._position, connection, frame))
                 self._position += 1
                 size += len(frame)
                 if self._position >= end or size >= max_bytes:
-                    return found
-            self._end_early(segment)
-            if found:
-                return found
+                    return frames
+            self._end_segment(segment)
+            if frames:
+                return frames
 
     def release(self, number: int) -> None:
-        """Remove the segments that hold only frames below this number. OSError."""
+        """Remove the segments that contain only frames below this number.
+
+        Raises:
+            OSError: A segment cannot be removed.
+        """
         while True:
             with self._lock:
                 if not self._segments or self._segments[0].end > number:
@@ -222,7 +239,7 @@ class Segments:
         firsts = [int(path.stem) for path in paths]
         for path, first, end in zip(paths, firsts, [*firsts, -1][1:], strict=True):
             segment = _Segment(path, first, end, path.stat().st_size)
-            if end < 0:  # only the last one does not tell by the next one's name
+            if end < 0:  # the last segment's end does not follow from the name of a next one
                 self._count_frames(segment)
             if segment.end > segment.first:
                 self._segments.append(segment)
@@ -233,13 +250,13 @@ class Segments:
         good = position = 0
         with segment.path.open("rb") as stream:
             if stream.read(len(MAGIC)) == MAGIC:
-                good = sum(1 for _ in decode(stream))
+                good = sum(1 for _ in decode_records(stream))
                 position = stream.tell()
         segment.end = segment.first + good
         if position < segment.size or not segment.size:
             self._report_damage(segment, position)
 
-    def _segment_for(self, first: int, size: int) -> _Segment:
+    def _open_segment(self, first: int, size: int) -> _Segment:
         with self._lock:
             segment = self._segments[-1] if self._segments else None
         follows = self._active is not None and segment is not None and segment.end == first
@@ -263,9 +280,9 @@ class Segments:
         return segment
 
     def _drop_tail(self, segment: _Segment) -> None:
-        """After a failed write: gives the space back and never writes to this segment again."""
+        """Truncate the segment after a failed write, and never write to it again."""
         assert self._active is not None
-        # what cannot be cut off is behind the segment's end, where nobody reads
+        # bytes that cannot be truncated are after the segment's end, where nothing reads
         with suppress(OSError):
             os.truncate(self._active, segment.size)
         self._close_active()
@@ -284,8 +301,8 @@ class Segments:
         with self._lock:
             return next((segment for segment in self._segments if segment.end > number), None)
 
-    def _records(self, segment: _Segment, number: int) -> Iterator[tuple[bytes, bytes]]:
-        """The records of a segment from `number` on; the reader stays where the last one ended."""
+    def _read_records(self, segment: _Segment, number: int) -> Iterator[tuple[bytes, bytes]]:
+        """Yield the records of a segment from `number` on; the reader stays after the last one."""
         if self._reader is None or self._reading is not segment or self._position != number:
             if self._reader is not None:
                 self._reader.close()
@@ -296,13 +313,13 @@ class Segments:
                 self._reader.seek(0)
                 return
             while self._position < number:
-                if next(decode(self._reader), None) is None:
+                if next(decode_records(self._reader), None) is None:
                     return
                 self._position += 1
-        yield from decode(self._reader)
+        yield from decode_records(self._reader)
 
-    def _end_early(self, segment: _Segment) -> None:
-        """No good record is left before the end that was expected."""
+    def _end_segment(self, segment: _Segment) -> None:
+        """Set a segment's end to the reader's position: no good record is left before the expected end."""
         assert self._reader is not None
         segment.end = self._position
         if self._reader.tell() < segment.size or not segment.size:
@@ -321,14 +338,14 @@ class Segments:
         self.torn_bytes += lost
         if not cut_off:
             segment.damaged = True
-            self.torn = (
-                f"spool: {segment.path} is damaged at byte {position}; its last {lost} bytes are not sent; it will be "
-                f"kept as *{DAMAGED}"
+            self.loss = (
+                f"spool: {segment.path} is damaged at byte {position}; its last {lost} bytes cannot be sent. Check the "
+                f"disk; the file will be renamed to *{DAMAGED_SUFFIX}"
             )
         elif not segment.size:
-            self.torn = f"spool: {segment.path} is empty, as a power cut leaves files; what was in it is lost"
+            self.loss = f"spool: {segment.path} is empty, as after a power cut; its frames are lost"
         else:
-            self.torn = f"spool: {segment.path} ended in {lost} bytes of a frame that was cut off; it is lost"
+            self.loss = f"spool: {segment.path} ends in {lost} bytes of an incomplete frame, which is lost"
 
 
 def _write(file: int, data: bytes) -> None:
@@ -336,13 +353,13 @@ def _write(file: int, data: bytes) -> None:
     while view:
         written = os.write(file, view)
         if not written:
-            raise OSError(errno.EIO, "wrote nothing")
+            raise OSError(errno.EIO, "the write stored no bytes")
         view = view[written:]
 
 
 def _remove(segment: _Segment) -> None:
     if segment.damaged:
-        # numbers start again once the spool was empty
-        segment.path.rename(segment.path.with_suffix(f".{segment.path.stat().st_mtime_ns}{DAMAGED}"))
+        # a name with a time, since numbers start again once the spool is empty
+        segment.path.rename(segment.path.with_suffix(f".{segment.path.stat().st_mtime_ns}{DAMAGED_SUFFIX}"))
     else:
         segment.path.unlink(missing_ok=True)

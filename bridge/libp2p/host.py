@@ -41,7 +41,7 @@ from kiln.bridge.capture.tap import ConnectionTap
 from kiln.bridge.gossipsub.effects import Deliver, PeerID, Send
 from kiln.bridge.gossipsub.protocols import VERSIONS
 from kiln.bridge.gossipsub.router import Router
-from kiln.bridge.gossipsub.signatures import verifier
+from kiln.bridge.gossipsub.signatures import make_verifier
 from kiln.bridge.gossipsub.table_agreements import TableAgreements
 from kiln.bridge.gossipsub.wire import OversizedRpc, RpcSplitter, WireError, encode
 from kiln.bridge.libp2p.addresses import (
@@ -63,7 +63,7 @@ from kiln.bridge.libp2p.streams import AGENT, GossipStream, make_host, swarm_of
 from kiln.bridge.libp2p.view import BootstrapState, NodeView, peer_name
 from kiln.conf.process.backoff import pause_after
 from kiln.conf.process.bridge_status import PeerStatus, SavingStatus
-from kiln.conf.process.logs import say
+from kiln.conf.process.logs import log_event
 from kiln.schemas.kafka.frames import CONNECTION_BYTES, CUT_PAYLOAD, read_rpc
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from kiln.schemas.reject import Rejected
@@ -133,7 +133,7 @@ class Node:
         self.bootstrap_peers = bootstrap_peers(options.bootstrap, self.peer)
         table = TableAgreements(options.bundles, options.send_indices)
         gossip = replace(options.gossip, authors=frozenset(map(peer_of, self._author_keys)))
-        self.router = router or Router(self.peer, gossip, random.Random(), verifier(gossip.policy), table)
+        self.router = router or Router(self.peer, gossip, random.Random(), make_verifier(gossip.policy), table)
         self._links: dict[bytes, PeerLink] = {}
         self._sink_room = trio.Event()
         self._scope = trio.CancelScope()
@@ -401,7 +401,7 @@ class Node:
                 target.attempts += 1
                 before, target.error = target.error, await self._dial(target)
                 if target.error and target.error != before:
-                    say(_LOG, "bootstrap peer not reached", logging.WARNING, why=target.error)
+                    log_event(_LOG, "bootstrap peer not reached", logging.WARNING, why=target.error)
             link = self._links.get(target.id.to_bytes())
             if link is not None:
                 await link.disconnected.wait()
@@ -528,7 +528,7 @@ class Node:
         return False
 
     def _log_connect(self, link: PeerLink, session: PubsubSession) -> None:
-        say(
+        log_event(
             _LOG,
             "peer came",
             peer=peer_name(link.peer),
@@ -538,7 +538,7 @@ class Node:
         )
 
     def _log_disconnect(self, link: PeerLink, session: PubsubSession) -> None:
-        say(
+        log_event(
             _LOG,
             "peer went",
             peer=peer_name(link.peer),
@@ -629,7 +629,7 @@ class Node:
                     count += 1
                     if session.cpu >= _CPU_TURN or not count % _FRAMES_BETWEEN_CHECKPOINTS:
                         await self._yield_cpu(link, session)
-                largest = self._unfinished.set_size(session, splitter.held)
+                largest = self._unfinished.set_size(session, splitter.buffered)
                 if largest is not None:
                     self.counters["unfinished_dropped"] += 1
                     largest.end("unfinished RPCs took too much memory")

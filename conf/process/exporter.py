@@ -70,7 +70,7 @@ class Exporter:
         return "" if self._server is None else "{}:{}".format(*self._server.server_address[:2])
 
 
-def exposed(families: Iterable[Metric]) -> bytes:
+def render_metrics(families: Iterable[Metric]) -> bytes:
     """Render the text of `/metrics`."""
     registry = CollectorRegistry()
     registry.register(_Families(families))
@@ -109,7 +109,7 @@ class _Handler(BaseHTTPRequestHandler):
         process = cast(_Server, self.server).process
         match self.path.partition("?")[0]:
             case "/metrics":
-                self._answer(HTTPStatus.OK, CONTENT_TYPE_LATEST, exposed(process.metrics()))
+                self._answer(HTTPStatus.OK, CONTENT_TYPE_LATEST, render_metrics(process.metrics()))
             case "/health":
                 self._verdict(process.why_dead())
             case "/ready":

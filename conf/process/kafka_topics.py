@@ -39,7 +39,7 @@ def describe_topics(admin: KafkaAdminClient, topics: Iterable[str]) -> dict[str,
     }
 
 
-def replaced_topics(noted: Mapping[str, str], found: Mapping[str, TopicIdentity]) -> list[str]:
+def find_replaced_topics(noted: Mapping[str, str], found: Mapping[str, TopicIdentity]) -> list[str]:
     """Compare noted ids with what the broker has.
 
     Returns:
@@ -49,7 +49,7 @@ def replaced_topics(noted: Mapping[str, str], found: Mapping[str, TopicIdentity]
     return [topic for topic, known in noted.items() if known and topic in found and found[topic].id not in ("", known)]
 
 
-def describe_replaced(topic: str, noted: str, found: str) -> str:
+def describe_replaced_topic(topic: str, noted: str, found: str) -> str:
     """Explain that a topic has another id than the one noted."""
     return (
         f"{topic} is not the topic that was read before: its id in Kafka is {found}, and the id noted with the offsets "

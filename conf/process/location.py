@@ -46,7 +46,7 @@ class StoreError(KilnError, OSError):
     """The store does not answer, or refuses. The message names the place."""
 
 
-def words_of(error: Exception) -> str:
+def shorten_error(error: Exception) -> str:
     """Shorten an error of delta-rs to one line, without XML of the store and without trace."""
     parts = [part for part in _PIECE.split(str(error)) if not part.startswith("<")]
     return ": ".join(part.split("\n")[0] for part in parts)[:_MOST]
@@ -133,15 +133,15 @@ class Location(ABC):
         """The file counts as written now, where a start after a power cut asks for that."""
 
 
-def location(place: str | Path, options: Mapping[str, str] | None = None) -> Location:
+def parse_location(place: str | Path, options: Mapping[str, str] | None = None) -> Location:
     """Parse a path or a URI."""
     uri = str(place)
     if uri.startswith(STORE):
-        return StorePrefix(uri.rstrip("/"), _reachable(options or {}))
+        return StorePrefix(uri.rstrip("/"), _allow_http(options or {}))
     return LocalFolder(uri)
 
 
-def _reachable(options: Mapping[str, str]) -> dict[str, str]:
+def _allow_http(options: Mapping[str, str]) -> dict[str, str]:
     """An endpoint that is written as http:// is meant so: delta-rs wants to be told once more."""
     plain = any("endpoint" in key.lower() and value.startswith("http://") for key, value in options.items())
     return ({"aws_allow_http": "true"} if plain else {}) | dict(options)
@@ -297,7 +297,7 @@ class StorePrefix(Location):
         except FileNotFoundError:
             raise FileNotFoundError(f"{self.uri}: there is no such object") from None
         except OSError as error:
-            raise StoreError(f"{self.uri}: {words_of(error)}") from None
+            raise StoreError(f"{self.uri}: {shorten_error(error)}") from None
 
     @property
     def _key(self) -> str:

@@ -17,7 +17,7 @@ class StateInUseError(KilnError):
 
 
 @contextmanager
-def locked(state: Path, name: str) -> Iterator[None]:
+def lock_state(state: Path, name: str) -> Iterator[None]:
     """Hold the lock `locks/NAME` of a state folder for this process, and claim the folder.
 
     Raises:

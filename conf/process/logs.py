@@ -1,6 +1,6 @@
 """Logging: one line for what is worth reading, as text (logfmt) or as JSON, and not too many of a kind.
 
-Every room may import this file. A part of Kiln logs under the name of its package (`kiln.bridge.libp2p`), by `say`.
+Every room may import this file. A part of Kiln logs under the name of its package (`kiln.bridge.libp2p`), by `log_event`.
 Values may come from strangers: both forms write them as JSON does, in ASCII, so that a terminal obeys nothing in them.
 """
 
@@ -24,7 +24,7 @@ _KINDS: Final = 1_000  # remembered
 _FILE_BYTES: Final = 20_000_000
 
 
-def say(log: logging.Logger, event: str, level: int = logging.INFO, **fields: Value) -> None:
+def log_event(log: logging.Logger, event: str, level: int = logging.INFO, **fields: Value) -> None:
     """Logs an event, in words that are always the same, with what differs as fields."""
     log.log(level, event, extra={"fields": fields})
 
@@ -40,13 +40,13 @@ class ProblemLog:
         """`problems`: all there are, in words."""
         now = dict.fromkeys(problems)
         for words in now.keys() - self._known.keys():
-            say(self._log, "problem", logging.WARNING, words=words)
+            log_event(self._log, "problem", logging.WARNING, words=words)
         for words in self._known.keys() - now.keys():
-            say(self._log, "problem is over", words=words)
+            log_event(self._log, "problem is over", words=words)
         self._known = now
 
 
-def set_up_logs(
+def configure_logs(
     form: Format,
     level: Level,
     levels: Mapping[str, Level],
@@ -76,7 +76,7 @@ class LogFile(RotatingFileHandler):
     def emit(self, record: logging.LogRecord) -> None:
         lost = self._lost
         if lost:
-            _add(record, lines_lost=lost)
+            _add_fields(record, lines_lost=lost)
         super().emit(record)
         if self._lost == lost:
             self._lost = 0
@@ -99,12 +99,12 @@ class RateLimitFilter:
         began, came = self._kinds.get(kind, (record.created, 0))
         if record.created - began >= _SPAN:
             if came > _AT_ONCE:
-                _add(record, left_out=int(came) - _AT_ONCE)
+                _add_fields(record, left_out=int(came) - _AT_ONCE)
             began, came = record.created, 0
         came += 1
         self._kinds[kind] = [began, came]
         if came == _AT_ONCE:
-            _add(record, more_of_it="left out for a minute")
+            _add_fields(record, more_of_it="left out for a minute")
         return came <= _AT_ONCE
 
 
@@ -116,12 +116,12 @@ def is_news(line: str) -> bool:
 class _TextLine(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         fields = _fields(record)
-        return " ".join(f"{name}={value if name in _BARE else _escaped(value)}" for name, value in fields.items())
+        return " ".join(f"{name}={value if name in _BARE else _encode(value)}" for name, value in fields.items())
 
 
 class _JsonLine(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        return _escaped(_fields(record))
+        return _encode(_fields(record))
 
 
 _BARE: Final = ("at", "level", "part")
@@ -141,9 +141,9 @@ def _fields(record: logging.LogRecord) -> dict[str, Value]:
     return found
 
 
-def _add(record: logging.LogRecord, **fields: Value) -> None:
+def _add_fields(record: logging.LogRecord, **fields: Value) -> None:
     record.__dict__["fields"] = {**getattr(record, "fields", {}), **fields}
 
 
-def _escaped(value: object) -> str:
+def _encode(value: object) -> str:
     return json.dumps(value).replace("\x7f", "\\u007f")

@@ -115,7 +115,7 @@ def run(
     with out.status("…") as shown:
 
         def report(progress: RunProgress) -> None:
-            words = pace.words(progress)
+            words = pace.format(progress)
             shown.update(words)
             if not out.is_terminal:
                 out.print(words, soft_wrap=True)

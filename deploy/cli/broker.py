@@ -30,11 +30,11 @@ def broker_stop(
     A Kiln that runs stops its broker itself, so the command refuses then. The exit code is 0 also when no broker runs.
     """
     folder = loaded(config, state).settings.state
-    from kiln.deploy.stack.broker_owner import owner
+    from kiln.deploy.stack.broker_owner import read_owner
     from kiln.deploy.stack.embedded_broker import find_running_broker, stop_running
 
     address = find_running_broker(folder)
-    keeper = owner(folder)
+    keeper = read_owner(folder)
     if address is None:
         print(f"no embedded broker runs in {folder}")
         return

@@ -19,11 +19,11 @@ def config_show(
     diff: Annotated[bool, typer.Option("--diff", help="Print only what is not the default, with the default.")] = False,
 ) -> None:
     """Print the settings in force as TOML, and say where each comes from that is not the default."""
-    from kiln.conf.settings.printing import changed, shown
+    from kiln.conf.settings.printing import find_changed, format_settings
     from kiln.schemas.printable import printable_lines
 
     found = loaded(config, state)
-    print(printable_lines(changed(found) if diff else shown(found)), end="")
+    print(printable_lines(find_changed(found) if diff else format_settings(found)), end="")
 
 
 @commands.command("check")

@@ -128,7 +128,8 @@ def quarantine_drop(
     """Take rows out of quarantine for good.
 
     Without --yes the command only counts. The table quarantine_dropped keeps a record of each row: all but the bytes,
-    their hash, when, and WORDS. A dropped row cannot come back by kiln quarantine replay. The command works while Kiln runs.
+    their hash, when, and WORDS. A dropped row cannot come back by kiln quarantine replay. The command works while
+    Kiln runs.
     """
     settings = settings_of(config, state)
     wanted = _selection(stage, reason, since, until, author)

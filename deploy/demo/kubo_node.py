@@ -17,7 +17,7 @@ import trio
 from kiln.deploy.demo.events import EventCounts, Events, event_line
 from kiln.deploy.demo.kubo_peer import KuboError, library_path
 from kiln.deploy.demo.traffic.content import TopicData
-from kiln.deploy.stack.spawn import dies_with_parent
+from kiln.deploy.stack.spawn import bind_to_parent
 
 KUBO: Final = "kubo"
 
@@ -54,7 +54,7 @@ class KuboProcess:
             with (self._folder / "stderr.log").open("wb") as log:
                 # here, not in a thread as trio does: the process dies with the thread that starts it
                 self._process = subprocess.Popen(
-                    dies_with_parent(command),
+                    bind_to_parent(command),
                     stdin=commands,
                     stdout=events,
                     stderr=log,
@@ -82,7 +82,7 @@ class KuboProcess:
             self._tally.error(f"Kubo told what cannot be read: {error}")
             if self._process is not None:
                 self._process.kill()
-        self._tally.error(f"Kubo has ended{self._last_words()}; the network goes on without it")
+        self._tally.error(f"Kubo has ended{self._read_last_line()}; the network goes on without it")
         self.running = False
         self._told.set()
         self._answered.set()
@@ -92,7 +92,7 @@ class KuboProcess:
         with trio.move_on_after(_KUBO_PATIENCE):
             await self._told.wait()
             return self.running
-        self._tally.error(f"Kubo did not listen within {_KUBO_PATIENCE:g} s{self._last_words()}")
+        self._tally.error(f"Kubo did not listen within {_KUBO_PATIENCE:g} s{self._read_last_line()}")
         return False
 
     async def join(self, names: tuple[str, ...]) -> None:
@@ -156,7 +156,7 @@ class KuboProcess:
                 }
             )
 
-    def _last_words(self) -> str:
+    def _read_last_line(self) -> str:
         log = self._folder / "stderr.log"
         with suppress(OSError):
             lines = log.read_text(errors="replace").split("\n")

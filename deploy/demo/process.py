@@ -16,9 +16,9 @@ from kiln.bridge.libp2p.keys import KeyFileError
 from kiln.conf.process.errors import PrerequisiteError
 from kiln.conf.settings.model import Settings
 from kiln.deploy.stack.bridge_process import child_environment
-from kiln.deploy.stack.child_logs import keep_small
+from kiln.deploy.stack.child_logs import rotate_log
 from kiln.deploy.stack.restart_backoff import Backoff
-from kiln.deploy.stack.spawn import dies_with_parent, end
+from kiln.deploy.stack.spawn import bind_to_parent, terminate_process
 
 _READY_IN = 60.0  # s
 _TRIES = 4
@@ -70,7 +70,7 @@ class DemoNetwork:
         }
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                dies_with_parent(
+                bind_to_parent(
                     [
                         sys.executable,
                         "-m",
@@ -96,12 +96,12 @@ class DemoNetwork:
         A network that was started again listens elsewhere, and waits for `go`.
         """
         if self._process is not None and self._process.poll() is not None:
-            self._backoff.died()
+            self._backoff.record_death()
             self.errors = (f"the demo network ended with {self._process.returncode}; it is started again",)
             self._process = None
-        if self._process is None and self._backoff.due:
+        if self._process is None and self._backoff.is_due:
             self.launch()
-        keep_small(self._log)
+        rotate_log(self._log)
 
     @property
     def listens(self) -> bool:
@@ -122,9 +122,9 @@ class DemoNetwork:
         """Lets the network publish."""
         self._tell("go")
 
-    def hush(self) -> None:
+    def mute(self) -> None:
         """Lets the network publish no more. The nodes stay, and listen."""
-        self._tell("hush")
+        self._tell("mute")
 
     def _tell(self, command: str) -> None:
         if self._process is None or self._process.stdin is None:
@@ -137,7 +137,7 @@ class DemoNetwork:
         """Ends the network with all its nodes."""
         process, self._process = self._process, None
         if process is not None:
-            end(process, patience)
+            terminate_process(process, patience)
 
     @property
     def _log(self) -> Path:
@@ -154,7 +154,7 @@ class DemoNetwork:
                         self._addresses = tuple(event["addresses"])
                         self.contacts = tuple(event["overlay"]["contacts"])
                         self.follow = tuple(event["overlay"]["follow"])
-                        self._backoff.well()
+                        self._backoff.reset()
                         ready.set()
                     case "status":
                         self.heard = event["heard_batches"]

@@ -1,4 +1,4 @@
-"""The bridges of a network that live, asked of Kafka: the members of the group that bridges join."""
+"""Live bridges of a network: the members of the Kafka group that bridges join."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ from kiln.conf.settings.model import Kafka
 
 @dataclass(frozen=True)
 class BridgeMember:
-    """A bridge that lives. `address`: of its machine, as the broker sees it; `leads`: publishes and fetches for all."""
+    """A live bridge.
+
+    Attributes:
+        address: Address of its machine, as the broker sees it.
+        leads: True if it publishes and fetches for all bridges.
+        duties: Number of its topics...
+    """
 
     peer: str
     host: str
@@ -23,7 +29,13 @@ class BridgeMember:
 
 
 def list_live_bridges(kafka: Kafka, network: str, patience: float = 3.0) -> tuple[BridgeMember, ...]:
-    """The bridges of a network, by peer id; none where the broker does not say. The broker must answer: look first."""
+    """List the bridges of a network, ordered by peer id.
+
+    The broker must be reachable.
+
+    Returns:
+        The bridges; none if the broker does not describe the group.
+    """
     from kafka.admin import KafkaAdminClient
     from kafka.errors import KafkaError
 
@@ -40,19 +52,20 @@ def list_live_bridges(kafka: Kafka, network: str, patience: float = 3.0) -> tupl
     return tuple(sorted(_read_members(described["members"]), key=lambda each: each.peer))
 
 
-def _read_members(told: Sequence[Mapping[str, object]]) -> Iterator[BridgeMember]:
-    for each in told:
-        member, joined = _read_user_data(each["member_metadata"]), _read_user_data(each["member_assignment"])
+def _read_members(descriptions: Sequence[Mapping[str, object]]) -> Iterator[BridgeMember]:
+    for description in descriptions:
+        metadata = _read_user_data(description["member_metadata"])
+        assignment = _read_user_data(description["member_assignment"])
         try:
-            said = read_member(member)
-            round_ = read_round(joined) if joined else GroupView("", (), ())
+            member = read_member(metadata)
+            view = read_round(assignment) if assignment else GroupView("", (), ())
         except msgspec.DecodeError:
             continue  # a member that is no bridge, or one of another version
-        address = str(each["client_host"]).lstrip("/")
-        yield BridgeMember(said.peer, said.host, address, round_.leader == said.peer, said.duties)
+        address = str(description["client_host"]).lstrip("/")
+        yield BridgeMember(member.peer, member.host, address, view.leader == member.peer, member.duties)
 
 
-def _read_user_data(told: object) -> bytes:
-    """Of a subscription or an assignment, as kafka-python tells it; empty while the group has none."""
-    data = told.get("user_data") if isinstance(told, Mapping) else None
+def _read_user_data(protocol: object) -> bytes:
+    """Read the user data of kafka-python's subscription or assignment; empty if the group has none."""
+    data = protocol.get("user_data") if isinstance(protocol, Mapping) else None
     return data.encode() if isinstance(data, str) else b""

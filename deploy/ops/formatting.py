@@ -1,4 +1,4 @@
-"""Numbers, times, ids and separators as the screen shows them: in few characters."""
+"""Short forms of numbers, times, ids and separators for the screen."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kiln.schemas.printable import printable
 
 
 def format_count(number: float | None) -> str:
-    """A number in at most six characters: `999`, `12,345`, `1.2 M`."""
+    """Format a number in at most six characters: `999`, `12,345`, `1.2 M`."""
     if number is None:
         return "-"
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e5, "k")):
@@ -21,12 +21,12 @@ def format_count(number: float | None) -> str:
 
 
 def format_rate(number: float | None) -> str:
-    """A rate: with a decimal when it is small."""
+    """Format a rate, with a decimal if it is small."""
     return "-" if number is None else f"{number:.1f}" if 0 < number < 10 else format_count(number)
 
 
 def format_seconds(value: float | None) -> str:
-    """A length of time: `85 ms`, `1.25 s`, `3 min`."""
+    """Format a duration: `85 ms`, `1.25 s`, `3 min`."""
     if value is None:
         return "-"
     if abs(value) < 1:
@@ -35,16 +35,16 @@ def format_seconds(value: float | None) -> str:
 
 
 def format_clock(value: timedelta) -> str:
-    """`0:37`, `1:02:03`."""
+    """Format a duration as on a clock: `0:37`, `1:02:03`."""
     minutes, second = divmod(int(value.total_seconds()), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
 
 
 def shorten(text: str, width: int) -> str:
-    """The beginning and the end: ids of one kind all begin alike, so most of the width goes to the end.
+    """Shorten a text to its beginning and end, with control characters escaped.
 
-    As `printable` shows the text.
+    Ids of one kind have the same beginning, so most of the width goes to the end.
     """
     text = printable(text)
     if len(text) <= width:
@@ -56,7 +56,7 @@ def shorten(text: str, width: int) -> str:
 
 
 def format_separator(key: str, value: str, width: int) -> str:
-    """`key/value`, the key whole if it leaves the value eight characters."""
+    """Format a separator as `key/value`. The key is whole if that leaves eight characters for the value."""
     key = printable(key)
     if len(key) + 9 > width:
         key = shorten(key, max(3, width - 9))
@@ -64,7 +64,7 @@ def format_separator(key: str, value: str, width: int) -> str:
 
 
 def take_top(counts: Mapping[str, int], rows: int) -> list[tuple[str, int]]:
-    """The greatest counts, with the rest summed up in a last row when they do not all fit."""
+    """Take the greatest counts; the last row sums up the rest if they do not all fit."""
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     if len(ordered) <= rows:
         return ordered
@@ -73,6 +73,6 @@ def take_top(counts: Mapping[str, int], rows: int) -> list[tuple[str, int]]:
 
 
 def compute_copies_per_message(snapshot: Snapshot) -> float | None:
-    """How often a message was received, on average."""
+    """Compute how often a message was received, on average."""
     messages = sum(snapshot.messages.values())
     return snapshot.copies / messages if snapshot.copies is not None and messages else None

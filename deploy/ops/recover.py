@@ -87,7 +87,7 @@ class Recovery:
         found: list[Damage] = []
         for notes in list_topic_notes(self._settings.bridge_dir):
             noted = {topic: each.id for topic, each in notes.read().items()}
-            there = kafka.identities(noted) if noted else {}
+            there = kafka.read_identities(noted) if noted else {}
             replaced = find_replaced_topics(noted, there)
             if not replaced:
                 continue

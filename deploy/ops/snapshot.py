@@ -17,9 +17,9 @@ class BatchLine:
 
     separator_key: str
     separator_value: str
-    streams: int
-    tips: int
-    cid: str
+    stream_count: int
+    tip_count: int
+    batch_cid: str
     late: float | None = None
 
 
@@ -75,7 +75,7 @@ class Snapshot:
     """seconds later than T after the first update was heard, of live batches"""
     late_p99: float | None = None
     late_by_bucket: Sequence[int] = ()
-    """live batches by lateness: as many numbers as `kiln.schemas.exposition.LATENESS_BUCKETS` has bounds, and one"""
+    """live batches by lateness: as many numbers as `kiln.schemas.exposition.BATCH_DELAY_BUCKETS` has bounds, and one"""
     late_sum: float = 0.0
     tips: int = 0
     """in all batches"""

@@ -64,7 +64,7 @@ class SnapshotBuilder:
         with self._counting:
             return dict(self._messages)
 
-    def take(
+    def build(
         self,
         now: float,
         ends: Ends,

@@ -1,7 +1,7 @@
-"""How Kiln stands, found out without Spark: the broker's topics, the queries' checkpoints, the lake's tables.
+"""Status of Kiln without Spark: the broker's topics, the queries' checkpoints, the lake's tables.
 
-A query's progress is read from the checkpoint that Spark keeps: `offsets/N` says up to where micro-batch N reads,
-`commits/N` that it was done. So it is right while Kiln runs, and after it stopped or crashed.
+The progress of a query comes from its checkpoint: `offsets/N` holds the end offsets of micro-batch N, and `commits/N`
+exists once that micro-batch is done. So it is also right after Kiln stopped or crashed.
 """
 
 import json
@@ -16,14 +16,14 @@ from kiln.conf.process.bridge_status import BridgeStatus
 from kiln.conf.process.bridge_status import read_status as read_bridge_status
 from kiln.conf.process.errors import SettingsError
 from kiln.conf.process.kafka_errors import describe_kafka_error
-from kiln.conf.process.kafka_topics import TopicIdentity, describe_replaced, describe_topics, replaced_topics
+from kiln.conf.process.kafka_topics import TopicIdentity, describe_replaced_topic, describe_topics, find_replaced_topics
 from kiln.conf.process.location import Location
 from kiln.conf.settings.model import Kafka, Settings
 from kiln.deploy.ops.bridges import BridgeMember, list_live_bridges
 from kiln.deploy.ops.clocks import ClockStatus, find_trailing_clocks
 from kiln.pipelines.decode.breaker_state import BreakerState, read_breaker_state
 from kiln.pipelines.delta.lake import Lake, LakeError
-from kiln.pipelines.runtime.topics import read_noted
+from kiln.pipelines.runtime.topics import read_topic_ids
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.kafka.topics import lag
 from kiln.schemas.queries import QUERIES
@@ -34,7 +34,7 @@ Offsets = dict[str, dict[int, int]]
 
 @dataclass(frozen=True)
 class CheckpointProgress:
-    """Where a query is: its newest finished micro-batch (None: none yet) and the offsets up to which that one read."""
+    """Newest finished micro-batch of a query, `None` before the first, and the offsets where that micro-batch ends."""
 
     batch: int | None
     committed_at: datetime | None
@@ -43,23 +43,23 @@ class CheckpointProgress:
 
 @dataclass(frozen=True)
 class TopicStatus:
-    """A topic's offsets by partition: the oldest record still held, and the next one to come."""
+    """Offsets of a topic by partition: of the oldest record that the broker holds, and of the next record."""
 
     name: str
     begin: dict[int, int]
     end: dict[int, int]
     id: str = ""
-    """Kafka's; empty if the broker does not tell"""
+    """Kafka's topic id; empty if the broker does not report one"""
 
     @property
     def records(self) -> int:
-        """How many offsets lie between the two."""
+        """Number of offsets between beginning and end."""
         return sum(end - self.begin.get(partition, 0) for partition, end in self.end.items())
 
 
 @dataclass(frozen=True)
 class BrokerStatus:
-    """Whether the broker answers, and what it has; `problem` says why not."""
+    """State and topics of the broker; `problem` is empty if it answers."""
 
     servers: str
     reachable: bool
@@ -69,7 +69,7 @@ class BrokerStatus:
 
 @dataclass(frozen=True)
 class QueryStatus:
-    """A query: `lag` is how many records it is behind (None: the broker does not say, or nothing was committed)."""
+    """Progress of a query; `lag` in records, `None` if the broker does not answer or nothing was committed."""
 
     name: str
     batch: int | None
@@ -81,7 +81,7 @@ class QueryStatus:
 
 @dataclass(frozen=True)
 class TableStatus:
-    """A Delta table, from its log alone. `rows` is None where a file has no count of its rows."""
+    """State of a Delta table, from its log alone; `rows` is `None` if a file has no row count."""
 
     name: str
     rows: int | None
@@ -94,7 +94,7 @@ class TableStatus:
 
 @dataclass(frozen=True)
 class WireSavings:
-    """What topics by index took on the wire one way, and what their names would have, in bytes."""
+    """Bytes on the wire of topic references in one direction, as indices and as the names that they replace."""
 
     name: str
     """a topic, or a peer id"""
@@ -106,7 +106,7 @@ class WireSavings:
 
 @dataclass(frozen=True)
 class TopicTableSavings:
-    """What the bridge said last of its topic tables; `by_peer`: of the peers that are connected, over all topics."""
+    """Savings by topic tables from the bridge's newest status; `by_peer` sums the topics of each connected peer."""
 
     said_at: datetime
     by_topic: tuple[WireSavings, ...]
@@ -115,9 +115,14 @@ class TopicTableSavings:
 
 @dataclass(frozen=True)
 class KilnStatus:
-    """All of it; `savings` is None where no topic went by index, `clocks` has those that trail, `trip` is None where
-    the breaker has not tripped, or its query has started since. `bridges`: those of the network that live, on whatever
-    machine."""
+    """Status of Kiln.
+
+    Attributes:
+        savings: `None` if no topic was referenced by index.
+        clocks: Clocks that are behind stored times.
+        trip: `None` if the breaker has not tripped, or its query has started since.
+        bridges: Live bridges of the network, on any machine.
+    """
 
     state: str
     broker: BrokerStatus
@@ -133,17 +138,18 @@ class KilnStatus:
 
 
 class CheckpointError(ValueError):
-    """A checkpoint file is not what Spark writes; the message names it."""
+    """A checkpoint file is not what Spark writes; the message names the file."""
 
 
 def parse_offsets(text: str) -> Offsets:
-    """Offsets out of a file of Spark's offset log, version 1: header, metadata, then one line a source ("-": nothing).
+    """Parse a file of Spark's offset log, version 1: header, metadata, then one line per source ("-": no offsets).
 
-    CheckpointError: another version, or not JSON.
+    Raises:
+        CheckpointError: The file has another version, or is not JSON.
     """
     header, *lines = text.splitlines() or [""]
     if header != "v1":
-        raise CheckpointError(f"version {header!r} of Spark's offset log is not known here, only 'v1' is")
+        raise CheckpointError(f"version {header!r} of Spark's offset log is not supported, only 'v1' is")
     merged: Offsets = {}
     for line in lines[1:]:
         if line.strip() in ("", "-"):
@@ -151,41 +157,46 @@ def parse_offsets(text: str) -> Offsets:
         try:
             source = json.loads(line)
             for topic, partitions in source.items():
-                into = merged.setdefault(topic, {})
-                into |= {int(partition): int(offset) for partition, offset in partitions.items()}
+                merged.setdefault(topic, {}).update({int(part): int(offset) for part, offset in partitions.items()})
         except (ValueError, TypeError, AttributeError) as error:
             raise CheckpointError(f"not Kafka offsets: {line[:80]}") from error
     return merged
 
 
 def read_checkpoint(folder: Location) -> CheckpointProgress:
-    """A query's progress. CheckpointError: a file cannot be understood; the message names it."""
-    done = _list_micro_batches(folder / "commits")
-    both = done.keys() & _list_micro_batches(folder / "offsets").keys()
-    if not both:
+    """Read the progress of a query.
+
+    Raises:
+        CheckpointError: A file cannot be parsed; the message names it.
+    """
+    commits = _list_micro_batches(folder / "commits")
+    finished = commits.keys() & _list_micro_batches(folder / "offsets").keys()
+    if not finished:
         return CheckpointProgress(None, None, {})
-    newest = max(both)
+    newest = max(finished)
     path = folder / "offsets" / str(newest)
     try:
         offsets = parse_offsets(path.read().decode())
-        committed = done[newest]
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from error
     except FileNotFoundError:
-        # Spark removes old ones while it runs: what is newest now is newer than what was listed
+        # Spark removes old files while it runs, so a newer one exists by now
         return read_checkpoint(folder)
-    return CheckpointProgress(newest, datetime.fromtimestamp(committed / 1e6, UTC), offsets)
+    return CheckpointProgress(newest, datetime.fromtimestamp(commits[newest] / 1e6, UTC), offsets)
 
 
 def _list_micro_batches(folder: Location) -> dict[int, int]:
-    """Micro-batches, and when Spark wrote the file of each, µs."""
-    return {int(found.name): found.modified for found in folder.files() if found.name.isdigit()}
+    """List micro-batches with the time when Spark wrote the file of each, µs."""
+    return {int(file.name): file.modified for file in folder.files() if file.name.isdigit()}
 
 
 def compute_lag(committed: Offsets, topics: Mapping[str, TopicStatus]) -> int | None:
-    """Records between what was committed and the end of the topics; None where a topic is not known.
+    """Count the records between the committed offsets and the end of the topics.
 
     A partition not yet read counts from its oldest record; records that retention removed are not counted.
+
+    Returns:
+        The number of records, or `None` if a topic is not known.
     """
     if not committed or not committed.keys() <= topics.keys():
         return None
@@ -198,24 +209,29 @@ def compute_lag(committed: Offsets, topics: Mapping[str, TopicStatus]) -> int | 
 
 
 def read_query_status(name: str, folder: Location, topics: Mapping[str, TopicStatus]) -> QueryStatus:
-    """One query's progress and lag."""
+    """Read the progress of a query and compute its lag."""
     try:
-        checkpoint, noted = read_checkpoint(folder), read_noted(folder)
+        checkpoint, noted = read_checkpoint(folder), read_topic_ids(folder)
     except (CheckpointError, OSError, msgspec.DecodeError) as error:
         return QueryStatus(name, None, None, {}, None, str(error))
-    there = {topic: TopicIdentity(each.id, len(each.end)) for topic, each in topics.items()}
-    replaced = replaced_topics(noted, there)
-    problem = "; ".join(describe_replaced(topic, noted[topic], there[topic].id) for topic in replaced)
-    behind = None if problem else compute_lag(checkpoint.offsets, topics)
-    return QueryStatus(name, checkpoint.batch, checkpoint.committed_at, checkpoint.offsets, behind, problem)
+    identities = {topic: TopicIdentity(each.id, len(each.end)) for topic, each in topics.items()}
+    replaced = find_replaced_topics(noted, identities)
+    problem = "; ".join(describe_replaced_topic(topic, noted[topic], identities[topic].id) for topic in replaced)
+    topic_lag = None if problem else compute_lag(checkpoint.offsets, topics)
+    return QueryStatus(name, checkpoint.batch, checkpoint.committed_at, checkpoint.offsets, topic_lag, problem)
 
 
 # ---------------------------------------------------------------- broker
 
 
 def read_broker_status(kafka: Kafka, patience: float = 3.0) -> BrokerStatus:
-    """Ask the broker for Kiln's topics; waits at most about `patience` seconds for it to answer."""
-    # kafka-python goes on trying for long where nothing listens, so look first
+    """Read Kiln's topics from the broker.
+
+    Args:
+        kafka: Settings of the broker.
+        patience: Seconds to wait for an answer, approximately.
+    """
+    # kafka-python keeps retrying a closed port for long
     if not any(is_listening(server, patience) for server in kafka.server_list()):
         return BrokerStatus(kafka.servers, False, "nothing listens there", ())
     from kafka.errors import KafkaError
@@ -226,7 +242,7 @@ def read_broker_status(kafka: Kafka, patience: float = 3.0) -> BrokerStatus:
     millis = int(patience * 1000)
     try:
         options = kafka.client_options()
-    except SettingsError as error:  # the broker runs, and the user may not read the password
+    except SettingsError as error:  # the broker runs, and this user cannot read the password
         return BrokerStatus(kafka.servers, False, str(error), ())
     try:
         consumer = open_client(
@@ -250,8 +266,8 @@ def read_broker_status(kafka: Kafka, patience: float = 3.0) -> BrokerStatus:
             topics.append(
                 TopicStatus(
                     name,
-                    {place.partition: offset for place, offset in sorted(begin.items())},
-                    {place.partition: offset for place, offset in sorted(end.items())},
+                    {partition.partition: offset for partition, offset in sorted(begin.items())},
+                    {partition.partition: offset for partition, offset in sorted(end.items())},
                     identities[name].id if name in identities else "",
                 )
             )
@@ -263,7 +279,7 @@ def read_broker_status(kafka: Kafka, patience: float = 3.0) -> BrokerStatus:
 
 
 def is_listening(server: str, patience: float) -> bool:
-    """Whether something accepts connections at `host:port`."""
+    """Return true if `host:port` accepts connections."""
     host, _, port = server.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=patience):
@@ -276,7 +292,7 @@ def is_listening(server: str, patience: float) -> bool:
 
 
 def read_table_status(lake: Lake, name: str) -> TableStatus:
-    """A table's size and newest commit, from its log; no data file is opened."""
+    """Read a table's size and newest commit from its log, without opening a data file."""
     try:
         table = lake.open(name)
         adds = table.get_add_actions(flatten=True)
@@ -292,8 +308,8 @@ def read_table_status(lake: Lake, name: str) -> TableStatus:
 
 
 def read_lake_status(lake: Lake) -> tuple[TableStatus, ...]:
-    """Every table of a lake, in the order docs/design names them."""
-    order = {name: place for place, name in enumerate(TABLES)}
+    """Read the status of every table of a lake, in the order of `TABLES`."""
+    order = {name: number for number, name in enumerate(TABLES)}
     names = sorted(lake.tables(), key=lambda name: (order.get(name, len(order)), name))
     return tuple(read_table_status(lake, name) for name in names)
 
@@ -302,7 +318,7 @@ def read_lake_status(lake: Lake) -> tuple[TableStatus, ...]:
 
 
 def summarize_savings(bridge: BridgeStatus | None) -> TopicTableSavings | None:
-    """What a bridge's status says of topics by index."""
+    """Sum up the savings by topic tables in a bridge's status."""
     if bridge is None or not bridge.savings:
         return None
     by_topic = tuple(
@@ -327,7 +343,7 @@ def summarize_savings(bridge: BridgeStatus | None) -> TopicTableSavings | None:
 
 
 def read_status(settings: Settings, patience: float = 3.0) -> KilnStatus:
-    """How Kiln stands now."""
+    """Read the status of Kiln."""
     broker = read_broker_status(settings.broker, patience)
     topics = {topic.name: topic for topic in broker.topics}
     checkpoints = settings.checkpoints_root

@@ -1,4 +1,4 @@
-"""Whether an object store will do for a lake: tried, in a table that is made and removed."""
+"""Probe of an object store: can it hold a lake? Tests it with a temporary table."""
 
 from __future__ import annotations
 
@@ -8,33 +8,38 @@ from deltalake import CommitProperties
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from kiln.conf.process.errors import KilnError
-from kiln.conf.process.location import words_of
+from kiln.conf.process.location import shorten_error
 from kiln.pipelines.delta.lake import Lake
 
 _TABLE = "bundles"  # any
 
 
 def probe_store(lake: Lake) -> str:
-    """Why Kiln must not commit there; empty: the store refuses the second of two writes of one key, as each commit
-    needs, and Kiln may write, list and remove."""
+    """Test with a temporary table whether a lake's store supports safe commits.
+
+    A commit needs a store that rejects the second of two writes of one key, and permission to write, list and remove.
+
+    Returns:
+        Why Kiln must not commit there; empty if it can.
+    """
     probe = Lake.from_location(lake.root / f"doctor-{uuid4().hex}")
     try:
         probe.create((_TABLE,))
-        for refused in (False, True):
-            opened = probe.open(_TABLE)
-            if refused:
-                opened.load_as_version(0)  # as one who was not told of the first commit
+        for is_conflict in (False, True):
+            table = probe.open(_TABLE)
+            if is_conflict:
+                table.load_as_version(0)  # like a writer that has not read the first commit
             try:
-                opened.create_write_transaction(
-                    [], "append", opened.schema(), commit_properties=CommitProperties(max_commit_retries=0)
+                table.create_write_transaction(
+                    [], "append", table.schema(), commit_properties=CommitProperties(max_commit_retries=0)
                 )
             except CommitFailedError:
-                if not refused:
+                if not is_conflict:
                     raise
             else:
-                if refused:
-                    return "the store lets a second writer overwrite a commit: commits would be lost"
+                if is_conflict:
+                    return "the store lets a second writer overwrite a commit, so commits would be lost"
         probe.root.remove_all()
     except (DeltaError, KilnError, OSError) as error:
-        return words_of(error)
+        return shorten_error(error)
     return ""

@@ -14,7 +14,7 @@ from kafka.errors import KafkaError
 from kafka import KafkaConsumer, TopicPartition
 from kiln.conf.process.kafka_clients import open_client
 from kiln.deploy.ops.snapshot import BatchLine
-from kiln.schemas.exposition import LATENESS_BUCKETS
+from kiln.schemas.exposition import BATCH_DELAY_BUCKETS
 from kiln.schemas.kafka.records import UNREADABLE, decode_batch, decode_quarantine
 from kiln.schemas.wire.batch_block import BlockError, read_block
 
@@ -33,7 +33,7 @@ class TopicCounts:
     batches: int = 0
     newest: deque[BatchLine] = field(default_factory=lambda: deque(maxlen=_KEPT))
     late: deque[float] = field(default_factory=lambda: deque(maxlen=_LATENESS))
-    late_by_bucket: list[int] = field(default_factory=lambda: [0] * (len(LATENESS_BUCKETS) + 1))
+    late_by_bucket: list[int] = field(default_factory=lambda: [0] * (len(BATCH_DELAY_BUCKETS) + 1))
     """how many were as late as each of LATENESS_BUCKETS at most and later than the one before; at the end, the rest"""
     late_sum: float = 0.0
     tips: int = 0
@@ -48,7 +48,7 @@ class TopicCounts:
         self.batches += 1
         if late is not None:
             self.late.append(late)
-            self.late_by_bucket[bisect_left(LATENESS_BUCKETS, late)] += 1
+            self.late_by_bucket[bisect_left(BATCH_DELAY_BUCKETS, late)] += 1
             self.late_sum += late
         separator, streams, count = batch.separator, len(tips), sum(map(len, tips.values()))
         self.tips += count
@@ -63,7 +63,7 @@ class TopicCounts:
 
 class OpenWindows:
     """How many windows are open, counted anew from the log without reading its values: one for each key, from an update
-    that finds none until T + G after it by the broker's stamps, when the log's clock ends the window (decision 1)."""
+    that finds none until T + G after it by the broker's stamps, when log time ends the window (decision 1)."""
 
     def __init__(self, window: float) -> None:
         """`window`: T + G in s."""

@@ -69,9 +69,9 @@ def estimate_savings(
 ) -> list[BatchSavings]:
     """What each T of `windows` (µs) makes of the updates that were heard, by network, origin and separator.
 
-    `heard`: separator by separator, each in the order of hearing; of those heard at once, the new ones first. A window
+    `heard`: separator by separator, each in the order of event time; of those heard at once, the new ones first. A window
     takes all that was heard within T of its first update, however late the log had it: `kiln.batches` has the same
-    windows where the log's clock ended none of them early, and more where it did.
+    windows where log time ended none of them early, and more where it did.
     """
     found: list[BatchSavings] = []
     for (network, origin, separator), updates in groupby(heard, key=itemgetter(0, 1, 2)):

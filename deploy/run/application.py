@@ -94,7 +94,7 @@ def run_application(
         live.launch()
         view.say("starting Spark")
         spark = stack.enter_context(spark_session(settings))
-        broker.ready()
+        broker.await_ready()
         lake = Lake.from_location(settings.lake_root)
         lake.create(TABLES)
         live.start()
@@ -202,7 +202,7 @@ class _Run:
         finally:
             self._view.say("stopping")
             log_event(_LOG, "run stops")
-            self._live.hush()
+            self._live.mute()
             self._beside.stop_children()
             if check_jvm() is None:
                 self._queries.stop()
@@ -243,7 +243,7 @@ class _Run:
                 return
             if self._catch_up and not self._ends.error and before == ends and self._queries.caught_up(ends):
                 return
-            snapshot = self._snapshots.take(
+            snapshot = self._snapshots.build(
                 *(now, ends, self._queries, self._live.seen, self._errors(), self._ends.error, self._beside.checked)
             )
             self._beside.monitor.see(snapshot)

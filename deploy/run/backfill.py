@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from kiln.conf.process.locks import locked
+from kiln.conf.process.locks import lock_state
 from kiln.conf.settings.model import Settings
 from kiln.deploy.stack.kafka_broker import start_broker
 from kiln.deploy.stack.spark import spark_session
@@ -24,7 +24,7 @@ def run_backfill(
     KilnError: something that a user can mend, or a signal that asked for the end.
     """
     with ExitStack() as stack:
-        stack.enter_context(locked(settings.state, lock_name(check_name(request.name))))
+        stack.enter_context(lock_state(settings.state, lock_name(check_name(request.name))))
         terms = build_terms(settings, request)
         found = find_matching_run(terms, Lake.from_location(settings.lake_root))
         if found is not None and found.is_done and (found.is_published or not request.publish):

@@ -1,5 +1,7 @@
-"""`python -m kiln.deploy.run.maintenance_job`: cares for the tables once, beside the queries of `kiln run`, and says in
-a line of JSON for each table what was done. The settings come from the environment."""
+"""`python -m kiln.deploy.run.maintenance_job`: maintains the tables once, while the queries of `kiln run` run.
+
+Prints a line of JSON per table. The settings come from the environment.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +19,22 @@ _LOWEST_PRIORITY = 19
 
 
 def main() -> int:
-    """The exit code: 0 all went well; 1 a table could not be cared for, and the last line says why."""
+    """Maintain all tables.
+
+    Returns:
+        The exit code: 1 if the maintenance of a table failed, which the last line explains, else 0.
+    """
     os.nice(_LOWEST_PRIORITY)
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
     try:
         with Maintenance(load().settings, lambda _: None) as maintenance:
-            cared = maintenance.once()
+            tables = maintenance.run()
     except KilnError as error:
         print(error)
         return 1
-    print(encode_maintenance(cared, as_lines=True))
-    errors = [each.error for each in cared if each.error]
+    print(encode_maintenance(tables, as_lines=True))
+    errors = [each.error for each in tables if each.error]
     if errors:
         print(errors[-1])
     return 1 if errors else 0

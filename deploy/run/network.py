@@ -16,7 +16,7 @@ Source = Literal["demo", "network", "none"]
 
 
 class LiveNetwork:
-    """`launch()`, `start()` once the broker is there, `check()` now and then, `hush()`, `stop()`."""
+    """`launch()`, `start()` once the broker is there, `check()` now and then, `mute()`, `stop()`."""
 
     def __init__(self, settings: Settings, source: Source) -> None:
         self._settings = settings
@@ -73,10 +73,10 @@ class LiveNetwork:
         bridge = (self._bridge.error,) if self._bridge is not None and self._bridge.error else ()
         return (*bridge, *(self.status.errors if self.status else ()), *(self._demo.errors if self._demo else ()))
 
-    def hush(self) -> None:
+    def mute(self) -> None:
         """Silences the demo network, which still listens."""
         if self._demo is not None:
-            self._demo.hush()
+            self._demo.mute()
 
     def stop(self) -> None:
         """Ends the demo network first, so that the bridge hears the network to its end, and then the bridge."""

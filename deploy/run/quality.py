@@ -43,22 +43,22 @@ class QualityChecks:
             settings.logs / "quality.log",
             self._told,
         )
-        self.child = PeriodicProcess(work, settings.quality.interval, self._ended, now)
+        self.child = PeriodicProcess(work, settings.quality.interval, self._record_exit, now)
         self.errors: list[str] = []
         """the errors that the last check found, in words; warnings are in `quality_results`"""
         self.seen: QualityInRun | None = None
         """the last check that was made; None: none yet"""
 
-    def _ended(self, code: int) -> None:
+    def _record_exit(self, code: int) -> None:
         self.errors = self._found(code)
 
     def _found(self, code: int) -> list[str]:
         if code not in _KNOWN:
-            return [f"quality: the check ended with {code}: {self.child.last_words()}"]
+            return [f"quality: the check ended with {code}: {self.child.read_last_line()}"]
         try:
             results = msgspec.json.decode(self._told.read_bytes(), type=list[QualityReport])
         except (OSError, msgspec.DecodeError):
-            return [f"quality: the check said nothing: {self.child.last_words()}"]
+            return [f"quality: the check said nothing: {self.child.read_last_line()}"]
         outcomes = Counter((each.table, "passed" if each.success else each.level) for each in results)
         self.seen = QualityInRun(time.time(), outcomes)
         return [

@@ -1,1 +1,1 @@
-"""Terminal output of the commands."""
+"""Terminal output of the commands, and their JSON."""

@@ -17,8 +17,8 @@ from kiln.pipelines.backfill.runs import RunSummary
 from kiln.schemas.printable import printable
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_PLACES = 20
-"""Days and separators of a table that are shown."""
+_MAX_GROUPS = 20
+"""Number of days and separators of a table that are shown."""
 
 _COLORS: Mapping[str, str] = {
     "running": "cyan",
@@ -35,7 +35,7 @@ _COLORS: Mapping[str, str] = {
 
 
 def encode_runs(runs: Sequence[RunSummary]) -> str:
-    """As a JSON array of objects."""
+    """Encode runs as a JSON array of objects."""
     return json.dumps(
         [
             {
@@ -55,15 +55,15 @@ def encode_runs(runs: Sequence[RunSummary]) -> str:
 
 
 def render_runs(runs: Sequence[RunSummary]) -> Text:
-    """For the screen."""
+    """Render runs for the screen."""
     if not runs:
-        return Text("no run yet. To begin one, type kiln backfill run --from T --to T --run NAME")
+        return Text("no runs yet. To start one: kiln backfill run --from T --to T --run NAME")
     text = Text()
     for run in runs:
         rows = ", ".join(f"{name} {count:,}" for name, count in run.rows.items() if count)
         text.append(run.name, "bold").append("  ").append(run.state, _COLORS[run.state])
         text.append(f"  {_format_time(run.range_from)} to {_format_time(run.range_to)}, from {run.source}\n")
-        text.append(f"  begun {_format_time(run.begun_at)}, last told of {_format_time(run.last_at)}\n", "dim")
+        text.append(f"  started {_format_time(run.begun_at)}, last progress {_format_time(run.last_at)}\n", "dim")
         if run.state != "dropped":
             text.append(f"  {rows or 'no rows'}\n", "dim")
     text.rstrip()
@@ -73,8 +73,8 @@ def render_runs(runs: Sequence[RunSummary]) -> Text:
 # ---------------------------------------------------------------- diff
 
 
-def encode_diff(found: Sequence[TableDiff]) -> str:
-    """As a JSON object with an entry for each table (docs/design/contracts.md, Commands)."""
+def encode_diff(diffs: Sequence[TableDiff]) -> str:
+    """Encode diffs as a JSON object with an entry for each table (docs/design/contracts.md, Commands)."""
     return json.dumps(
         {
             each.table: {
@@ -90,49 +90,46 @@ def encode_diff(found: Sequence[TableDiff]) -> str:
                     for one in each.examples
                 ],
             }
-            for each in found
+            for each in diffs
         },
         indent=1,
     )
 
 
-def print_diff(found: Sequence[TableDiff], console: Console) -> None:
-    """For the screen: a line for each table; then, of each that differs, where, and the first differences."""
+def print_diff(diffs: Sequence[TableDiff], console: Console) -> None:
+    """Print a line for each table; for each table that differs, then print the days and the first differences."""
     table = Table(header_style="bold", pad_edge=False, show_edge=False)
     table.add_column("table")
     for name in ("same", "only live", "only run", "differ"):
         table.add_column(name, justify="right")
-    for each in found:
+    for each in diffs:
         counts = (each.same, each.only_live, each.only_run, each.differ)
         table.add_row(each.table, *(f"{count:,}" for count in counts), style="" if each.is_equal else "yellow")
     console.print(table)
-    for each in found:
+    for each in diffs:
         if not each.is_equal:
             console.print(_render_table_diff(each), soft_wrap=True)
-    if all(each.is_equal for each in found):
-        console.print(Text("the run equals live", "green"))
+    if all(each.is_equal for each in diffs):
+        console.print(Text("the run equals the live tables", "green"))
 
 
-def _render_table_diff(found: TableDiff) -> RenderableType:
-    lines = [Text(f"\n{found.table}", "bold")]
-    for place in found.groups[:_PLACES]:
-        name = "" if place.separator is None else f" {printable(place.separator)}"
-        lines.append(
-            Text(
-                f"  {place.day}{name}: {place.only_live:,} only live, {place.only_run:,} only run, {place.same:,} same"
-            )
-        )
-    if len(found.groups) > _PLACES:
-        lines.append(Text(f"  and {len(found.groups) - _PLACES:,} more; --json has all", "dim"))
-    lines += [Text(f"  · {describe_difference(each)}") for each in found.examples]
-    shown = sum((each.live is not None) + (each.run is not None) for each in found.examples)
-    if shown < found.only_live + found.only_run:
+def _render_table_diff(diff: TableDiff) -> RenderableType:
+    lines = [Text(f"\n{diff.table}", "bold")]
+    for group in diff.groups[:_MAX_GROUPS]:
+        name = "" if group.separator is None else f" {printable(group.separator)}"
+        counts = f"{group.only_live:,} only live, {group.only_run:,} only run, {group.same:,} same"
+        lines.append(Text(f"  {group.day}{name}: {counts}"))
+    if len(diff.groups) > _MAX_GROUPS:
+        lines.append(Text(f"  and {len(diff.groups) - _MAX_GROUPS:,} more; --json has all", "dim"))
+    lines += [Text(f"  · {describe_difference(each)}") for each in diff.examples]
+    shown = sum((each.live is not None) + (each.run is not None) for each in diff.examples)
+    if shown < diff.only_live + diff.only_run:
         lines.append(Text(f"  these are the first {MAX_EXAMPLES}", "dim"))
     return Group(*lines)
 
 
 def describe_difference(found: RowDifference) -> str:
-    """One difference in words: the key, and who has the row, or which columns differ."""
+    """Describe a difference: the key, and the side that has the row, or the columns that differ."""
     key = " ".join(f"{name} {format_cell(value)}" for name, value in found.key.items())
     if found.live is not None and found.run is not None:
         columns = "; ".join(

@@ -1,4 +1,4 @@
-"""The console of every command: what a peer said reaches the terminal as text, never as something to obey."""
+"""Console of every command. Text from peers cannot control the terminal."""
 
 from __future__ import annotations
 
@@ -12,24 +12,23 @@ from kiln.schemas.printable import printable_lines
 
 
 class PlainConsole(Console):
-    """A console that escapes what a terminal obeys in all text, and takes no text for markup.
+    """A console that escapes control characters in all text, and does not interpret markup.
 
-    Kiln's own newlines stay. What stands in a table or in one line of the screen has no newline: `printable` makes it
-    so where such text is put together.
+    Newlines are kept. Text for a table cell or a single line must be passed through `printable` first.
     """
 
     def __init__(self, *, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, highlight=False, markup=False, emoji=False)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """As of `Console`, which calls this method for each part of what it prints."""
+        """Render as `Console`, which calls this method for each part of its output, with text escaped."""
         if isinstance(renderable, str):
             renderable = Text(renderable)
         return super().render(escape_text(renderable) if isinstance(renderable, Text) else renderable, options)
 
 
 def escape_text(text: Text) -> Text:
-    """The text with its styles, unsafe characters escaped."""
+    """Escape unsafe characters of a text, and keep its styles."""
     if printable_lines(text.plain) == text.plain:
         return text
     parts = text.divide(range(1, len(text.plain)))

@@ -1,4 +1,4 @@
-"""What `kiln quality` found, on the screen: the tables, and of what failed the keys, the hint and the SQL."""
+"""Results of `kiln quality` on the screen: the tables, and for failed expectations the keys, the hint and the SQL."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ _KEYS = 5
 
 
 def render_results(results: Sequence[CheckResult]) -> RenderableType:
-    """The results by table, and a last line that says how it stands."""
+    """Render the results by table, with the totals in the last line."""
     lines: list[RenderableType] = []
-    for table, found in groupby(sorted(results, key=lambda each: each.check.table), key=lambda each: each.check.table):
-        each = list(found)
-        bad = [result for result in each if not result.success]
-        if not bad:
-            lines.append(Text(f"ok    {table}: {len(each)} expectations", "green"))
+    for table, group in groupby(sorted(results, key=lambda each: each.check.table), key=lambda each: each.check.table):
+        table_results = list(group)
+        failures = [result for result in table_results if not result.success]
+        if not failures:
+            lines.append(Text(f"ok    {table}: {len(table_results)} expectations", "green"))
             continue
-        lines.append(Text(f"{table}: {len(bad)} of {len(each)} expectations are not met", "bold"))
-        for result in bad:
+        lines.append(Text(f"{table}: {len(failures)} of {len(table_results)} expectations failed", "bold"))
+        for result in failures:
             lines += _render_failure(result)
     errors = sum(result.is_error for result in results)
     warnings = sum(not result.success for result in results) - errors
     if not results:
-        last = Text("there are no tables to check yet", "yellow")
+        last = Text("no tables to check yet", "yellow")
     elif errors or warnings:
         last = Text(f"{errors} errors, {warnings} warnings", "bold red" if errors else "yellow")
     else:
-        last = Text(f"all {len(results)} expectations are met", "green")
+        last = Text(f"all {len(results)} expectations passed", "green")
     return Group(*lines, "", last)
 
 
@@ -42,8 +42,8 @@ def _render_failure(result: CheckResult) -> list[RenderableType]:
     style = "bold red" if check.level == "error" else "yellow"
     lines: list[RenderableType] = [Text(f"  {check.level:5} {check.name}: {printable(result.observed)}", style)]
     for key, words in zip(result.keys[:_KEYS], [*result.words, *[""] * _KEYS], strict=False):
-        told = ", ".join(f"{name}={value}" for name, value in key.items())
-        lines.append(Text(f"        {printable(told)}" + (f": {printable(words)}" if words else "")))
+        key_text = ", ".join(f"{name}={value}" for name, value in key.items())
+        lines.append(Text(f"        {printable(key_text)}" + (f": {printable(words)}" if words else "")))
     if result.count > _KEYS:
         lines.append(Text(f"        … and {result.count - _KEYS:,} more"))
     lines.append(Text(f"        → {check.hint} ({check.owner}; {check.location})"))

@@ -256,10 +256,10 @@ def _render_batches(snapshot: Snapshot, width: int, rows: int) -> list[Renderabl
     for batch in list(snapshot.newest_batches)[:rows]:
         table.add_row(
             Text(format_separator(batch.separator_key, batch.separator_value, name)),
-            format_count(batch.streams),
-            format_count(batch.tips),
+            format_count(batch.stream_count),
+            format_count(batch.tip_count),
             format_seconds(batch.late),
-            Text(shorten(batch.cid, cid), _LABEL),
+            Text(shorten(batch.batch_cid, cid), _LABEL),
         )
     shown = min(rows, len(snapshot.newest_batches))
     filler = [Text("" if shown or number else "none yet", _LABEL) for number in range(rows - shown)]

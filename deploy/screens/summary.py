@@ -15,8 +15,10 @@ _LOOK = (
     (
         "batches",
         "the newest batches",
-        "SELECT separator_key, separator_value, stream_count, tip_count, batch_cid FROM batches "
-        "ORDER BY emitted_at DESC LIMIT 10",
+        (
+            "SELECT separator_key, separator_value, stream_count, tip_count, batch_cid FROM batches "
+            "ORDER BY emitted_at DESC LIMIT 10"
+        ),
     ),
     (
         "batch_tips",
@@ -31,8 +33,7 @@ _LOOK = (
     (
         "copies",
         "how often each message was received",
-        "SELECT n AS copies, count(*) AS messages FROM (SELECT count(*) AS n FROM copies GROUP BY message_id) "
-        "GROUP BY n",
+        "SELECT copies, count(*) AS messages FROM message_copies GROUP BY copies",
     ),
     (
         "tips",

@@ -14,9 +14,9 @@ from kiln.conf.process.logs import is_news
 from kiln.conf.settings.keys import ENV_PREFIX
 from kiln.conf.settings.model import Settings
 from kiln.conf.settings.reading import environment
-from kiln.deploy.stack.child_logs import keep_small
+from kiln.deploy.stack.child_logs import rotate_log
 from kiln.deploy.stack.restart_backoff import Backoff
-from kiln.deploy.stack.spawn import dies_with_parent, end
+from kiln.deploy.stack.spawn import bind_to_parent, terminate_process
 
 _FRESH = 10.0  # s; a status older than this is that of a bridge that hangs
 
@@ -38,7 +38,7 @@ class BridgeProcess:
         self._told.unlink(missing_ok=True)
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                dies_with_parent([sys.executable, "-m", "kiln.bridge.app.main"]),
+                bind_to_parent([sys.executable, "-m", "kiln.bridge.app.main"]),
                 env=child_environment(self._settings),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -49,13 +49,13 @@ class BridgeProcess:
     def check(self) -> None:
         """Starts the bridge again when it has died, after a pause that doubles. Keeps the log small."""
         if self._process is not None and self._process.poll() is not None:
-            self._backoff.died()
-            self._error = f"the bridge ended with {self._process.returncode}: {self._last_words()}"
+            self._backoff.record_death()
+            self._error = f"the bridge ended with {self._process.returncode}: {self._read_last_line()}"
             self._process = None
             self._told.unlink(missing_ok=True)  # fresh as the status may be, it is of a dead bridge
-        if self._process is None and self._backoff.due:
+        if self._process is None and self._backoff.is_due:
             self.start()
-        keep_small(self._log)
+        rotate_log(self._log)
 
     def status(self, wall: float) -> BridgeStatus | None:
         """What the bridge said last. None: nothing yet, or nothing for 10 s. `wall`: unix seconds now."""
@@ -63,7 +63,7 @@ class BridgeProcess:
         if status is None or wall - status.at > _FRESH:
             return None
         self._error = ""
-        self._backoff.well()
+        self._backoff.reset()
         return status
 
     @property
@@ -75,9 +75,9 @@ class BridgeProcess:
         """Sends SIGTERM, and SIGKILL when the bridge takes longer than `patience` s to end."""
         process, self._process = self._process, None
         if process is not None:
-            end(process, patience)
+            terminate_process(process, patience)
 
-    def _last_words(self) -> str:
+    def _read_last_line(self) -> str:
         lines = (line.strip(" |+-") for line in reversed(self._log.read_text(errors="replace").splitlines()))
         return next((line for line in lines if line and not is_news(line)), "it said nothing")
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO
 
 
-class Ownership:
+class BrokerOwnership:
     """The place of the owner of one state folder's broker, for this process to take and to release."""
 
     def __init__(self, state: Path) -> None:
@@ -23,11 +23,11 @@ class Ownership:
         self._lock: IO[str] | None = None
 
     @property
-    def held(self) -> bool:
+    def is_held(self) -> bool:
         """Whether this process owns the broker."""
         return self._lock is not None
 
-    def take(self) -> bool:
+    def claim(self) -> bool:
         """Takes the place if it is free, and returns whether this process owns the broker now. OSError."""
         if self._lock is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -48,7 +48,7 @@ class Ownership:
             lock.close()
 
 
-def owner(state: Path) -> int | None:
+def read_owner(state: Path) -> int | None:
     """The process number of the live Kiln that owns this state folder's broker; None: there is no owner."""
     try:
         with (state / "broker" / "owner").open(encoding="ascii") as lock:

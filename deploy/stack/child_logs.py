@@ -11,7 +11,7 @@ LIMIT: Final = 8 << 20
 """bytes; log and copy together have at most twice as much, and what a process writes between two looks"""
 
 
-def keep_small(path: Path, limit: int = LIMIT) -> None:
+def rotate_log(path: Path, limit: int = LIMIT) -> None:
     """Copies a log of more than `limit` bytes to `NAME.1`, over an older copy, and empties the log.
 
     The log stays the same file, because a process may have it open for appending. What a process writes between the

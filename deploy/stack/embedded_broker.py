@@ -37,7 +37,7 @@ from kiln.deploy.stack.broker_owner import try_lock
 from kiln.deploy.stack.jars import PROJECT, JarsError, list_broker_jars
 from kiln.deploy.stack.java import JavaError, find_java
 from kiln.deploy.stack.ports import HOST, check_port_free, find_free_ports, find_port_holder
-from kiln.deploy.stack.spawn import dies_with_parent
+from kiln.deploy.stack.spawn import bind_to_parent
 
 PROPERTIES = PROJECT / "conf" / "broker.properties"
 LOG4J = PROJECT / "conf" / "log4j2-broker.properties"
@@ -241,7 +241,7 @@ class EmbeddedBroker:
                 await_broker(self.address, self.client_options, timeout, self._process)
             except BrokerError as error:
                 self.stop()  # first, that its last words are all there
-                raise BrokerError(f"{error}\n{self._last_words()}") from None
+                raise BrokerError(f"{error}\n{self._read_log_tail()}") from None
             failed.pop_all()
         return self.address
 
@@ -272,7 +272,7 @@ class EmbeddedBroker:
             java = self._java("-Xmx" + self.heap, f"-Dlog4j2.configurationFile={LOG4J.as_uri()}", *self.jvm_options)
             command = [*java, "kafka.Kafka", properties.name]
             if self.die_with_parent:
-                command = dies_with_parent(command)
+                command = bind_to_parent(command)
             self._process = subprocess.Popen(
                 command,
                 cwd=folder,
@@ -360,9 +360,9 @@ class EmbeddedBroker:
         out.write(run.stdout + run.stderr)
         out.flush()
         if run.returncode != 0:
-            raise BrokerError(f"Kafka could not lay its storage in {folder / 'data'}\n{self._last_words()}")
+            raise BrokerError(f"Kafka could not lay its storage in {folder / 'data'}\n{self._read_log_tail()}")
 
-    def _last_words(self) -> str:
+    def _read_log_tail(self) -> str:
         lines: list[str] = []
         for path in (self.log, self.state / "logs" / "broker.out"):
             if path.is_file():
@@ -397,7 +397,7 @@ def _check_free(port: int, setting: str) -> None:
     if error.errno != errno.EADDRINUSE:
         raise BrokerError(f"port {port} on {HOST} is not to be had ({error.strerror}): set {setting} to a free one")
     holder = find_port_holder(port)
-    by = holder.in_words if holder is not None else "another program"
+    by = holder.description if holder is not None else "another program"
     state = holder.state if holder is not None else None
     stop = f"stop that Kiln, or type kiln broker stop --state {shlex.quote(str(state))}; or " if state else ""
     raise BrokerError(f"port {port} on {HOST} is in use by {by}: {stop}set {setting} to a free one")

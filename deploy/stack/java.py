@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 from kiln.conf.process.errors import PrerequisiteError
 
-OLDEST = 17
-TRIED = (17, 21)
+OLDEST_VERSION = 17
+TESTED_VERSIONS = (17, 21)
 _VERSION = re.compile(r'version "(\d+)(?:\.(\d+))?')
 _DEBIAN_PACKAGES = ("openjdk-17-jre-headless", "openjdk-21-jre-headless")
 
@@ -88,7 +88,9 @@ def find_java(environ: Mapping[str, str] | None = None) -> Java:
         place, remedy = "the java on PATH", _find_install_command()
         found = shutil.which("java", path=environ.get("PATH", ""))
     if found is None:
-        raise JavaError(f"Java {OLDEST} or later is needed and there is no java on PATH. To install it:\n    {remedy}")
+        raise JavaError(
+            f"Java {OLDEST_VERSION} or later is needed and there is no java on PATH. To install it:\n    {remedy}"
+        )
     executable = Path(found)
     try:
         run = subprocess.run(
@@ -100,8 +102,10 @@ def find_java(environ: Mapping[str, str] | None = None) -> Java:
     if run.returncode != 0 or version is None:
         first = next(iter((run.stderr + run.stdout).strip().splitlines()), "it printed nothing")
         raise JavaError(f"{executable} is no working Java ({first}). What to do:\n    {remedy}")
-    if version < OLDEST:
-        raise JavaError(f"{place} is Java {version}, and {OLDEST} or later is needed. What to do:\n    {remedy}")
+    if version < OLDEST_VERSION:
+        raise JavaError(
+            f"{place} is Java {version}, and {OLDEST_VERSION} or later is needed. What to do:\n    {remedy}"
+        )
     return Java(executable, version)
 
 
@@ -109,7 +113,7 @@ def install() -> None:
     """Install Java with apt-get where that needs no asking: as root, on Debian and its kin. Else JavaError."""
     apt = shutil.which("apt-get")
     if apt is None or os.geteuid() != 0:
-        raise JavaError(f"Java {OLDEST} or later is needed. To install it:\n    {_find_install_command()}")
+        raise JavaError(f"Java {OLDEST_VERSION} or later is needed. To install it:\n    {_find_install_command()}")
     environ = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     # an old list of packages names versions that are gone, hence update first
     subprocess.run([apt, "update", "-q"], env=environ, stdin=subprocess.DEVNULL, check=False)
@@ -133,7 +137,11 @@ def main(arguments: list[str]) -> int:
     except JavaError as error:
         print(error, file=sys.stderr)
         return 1
-    untried = "" if java.version in TRIED else f" (not tried with Kiln; {TRIED[0]} and {TRIED[1]} are)"
+    untried = (
+        ""
+        if java.version in TESTED_VERSIONS
+        else f" (not tried with Kiln; {TESTED_VERSIONS[0]} and {TESTED_VERSIONS[1]} are)"
+    )
     print(f"Java {java.version}{untried}: {java.executable}")
     return 0
 

@@ -10,7 +10,7 @@ from kiln.conf.process.state_version import claim_state_folder
 from kiln.conf.settings.broker_password import ensure_password
 from kiln.conf.settings.model import Kafka, Settings
 from kiln.deploy.stack import jars
-from kiln.deploy.stack.broker_owner import Ownership
+from kiln.deploy.stack.broker_owner import BrokerOwnership
 from kiln.deploy.stack.embedded_broker import (
     BrokerError,
     BrokerRunningError,
@@ -36,7 +36,7 @@ class LaunchedBroker:
     def __init__(self, kafka: Kafka) -> None:
         self._kafka = kafka
 
-    def ready(self) -> str:
+    def await_ready(self) -> str:
         """`host:port,…` of the broker, once it answers and has Kiln's topics. BrokerError, TopicsError."""
         make_topics(self._kafka, self._kafka.servers)
         return self._kafka.servers
@@ -50,7 +50,7 @@ class LaunchedBroker:
 class SupervisedBroker(LaunchedBroker):
     """The embedded broker of a state folder: started where none runs, and started again whenever it has died.
 
-    One Kiln at a time owns the broker (`Ownership`). The owner starts it, and ends it at the owner's own end. A broker
+    One Kiln at a time owns the broker (`BrokerOwnership`). The owner starts it, and ends it at the owner's own end. A broker
     whose owner is gone is owned by the next Kiln that looks, whether that Kiln is just starting or uses the broker
     already. A Kiln beside the owner uses the broker and leaves it running.
     """
@@ -61,18 +61,18 @@ class SupervisedBroker(LaunchedBroker):
         self._say = say
         self._die_with_parent = die_with_parent
         self._durable = settings.durability == "power"
-        self._ownership = Ownership(settings.state)
+        self._ownership = BrokerOwnership(settings.state)
         self._launched = False
         self._embedded: EmbeddedBroker | None = None  # a child of this process
         self._backoff = Backoff()
         self._error = ""
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._keep, name="broker", daemon=True)
+        self._thread = threading.Thread(target=self._supervise, name="broker", daemon=True)
 
     def launch(self) -> None:
         """Starts the broker if none runs, and returns at once. JavaError, JarsError, BrokerError."""
         servers = self._kafka.servers
-        owned = self._take()
+        owned = self._claim()
         address = find_running_broker(self._state)
         if address not in (None, servers):
             raise BrokerError(
@@ -89,13 +89,13 @@ class SupervisedBroker(LaunchedBroker):
             self._thread.start()
         self._launched = True
 
-    def ready(self) -> str:
+    def await_ready(self) -> str:
         """As of any broker. From then on at the latest, the broker is started again when it dies."""
         if self._embedded is not None and not self._thread.is_alive():
             self._embedded.start()  # should it not come up at all, this says why
             self._thread.start()
         await_broker(self._kafka.servers, self._kafka.client_options())
-        return super().ready()
+        return super().await_ready()
 
     @property
     def error(self) -> str:
@@ -108,14 +108,14 @@ class SupervisedBroker(LaunchedBroker):
             self._thread.join()
         if self._embedded is not None:
             self._embedded.stop()
-        if self._launched and self._take():
+        if self._launched and self._claim():
             stop_running(self._state)
         self._ownership.release()
 
-    def _take(self) -> bool:
+    def _claim(self) -> bool:
         try:
             claim_state_folder(self._state)
-            return self._ownership.take()
+            return self._ownership.claim()
         except OSError as error:
             raise BrokerError(f"the state folder cannot be used: {error}") from None
 
@@ -133,23 +133,23 @@ class SupervisedBroker(LaunchedBroker):
         embedded.launch()
         self._embedded = embedded
 
-    def _keep(self) -> None:
+    def _supervise(self) -> None:
         while not self._stop.wait(_LOOK_EVERY):
             with suppress(OSError):
-                self._ownership.take()  # the owner may have been killed
+                self._ownership.claim()  # the owner may have been killed
             if self._error:
                 self._restart()
             elif find_running_broker(self._state) is None:
-                self._backoff.died()
+                self._backoff.record_death()
                 self._error = "the broker has ended; it is started again"
 
     def _restart(self) -> None:
         if find_running_broker(self._state) is not None:
             if is_reachable(self._kafka.servers):
-                self._backoff.well()
+                self._backoff.reset()
                 self._error = ""
-        elif self._ownership.held and self._backoff.due:
-            self._backoff.died()  # unless it comes to answer
+        elif self._ownership.is_held and self._backoff.is_due:
+            self._backoff.record_death()  # unless it comes to answer
             try:
                 self._start(jars.list_broker_jars())
             except BrokerRunningError:
@@ -167,22 +167,22 @@ def start_broker(settings: Settings, say: Say, *, die_with_parent: bool = False)
     BrokerError, TopicsError: there is no broker to be had; the text says why and what to do.
     """
     with launch_broker(settings, say, die_with_parent=die_with_parent) as launched:
-        yield launched.ready()
+        yield launched.await_ready()
 
 
 @contextmanager
 def launch_broker(settings: Settings, say: Say, *, die_with_parent: bool = False) -> Iterator[LaunchedBroker]:
-    """As `start_broker`, but does not wait until the broker answers. `ready` does, so that others can start meanwhile."""
+    """As `start_broker`, but does not wait until the broker answers. `await_ready` does, so that others can start meanwhile."""
     if not settings.kafka.embedded:
         say(f"using the broker at {settings.kafka.servers}")
         yield LaunchedBroker(settings.broker)
         return
-    kept = SupervisedBroker(settings, say, die_with_parent=die_with_parent)
+    supervised = SupervisedBroker(settings, say, die_with_parent=die_with_parent)
     try:
-        kept.launch()
-        yield kept
+        supervised.launch()
+        yield supervised
     finally:
-        kept.stop()
+        supervised.stop()
 
 
 @contextmanager
@@ -194,7 +194,7 @@ def start_broker_eventually(settings: Settings, say: Say) -> Iterator[None]:
     with launch_broker(settings, say) as launched:
         kafka = settings.kafka
         if kafka.embedded or any(map(is_reachable, kafka.server_list())):  # kafka-python tries for half a minute
-            launched.ready()
+            launched.await_ready()
             yield
             return
         say(f"no broker at {kafka.servers}: what comes waits in {settings.bridge_dir / 'spool'} until one answers")
@@ -210,7 +210,7 @@ def start_broker_eventually(settings: Settings, say: Say) -> Iterator[None]:
 def _await_topics(launched: LaunchedBroker, say: Say, over: threading.Event) -> None:
     while not over.wait(_ASK_EVERY):
         try:
-            say(f"using the broker at {launched.ready()}")
+            say(f"using the broker at {launched.await_ready()}")
             return
         except BrokerAwayError:
             continue

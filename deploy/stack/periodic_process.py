@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from kiln.deploy.stack.child_logs import keep_small
-from kiln.deploy.stack.spawn import dies_with_parent, end
+from kiln.deploy.stack.child_logs import rotate_log
+from kiln.deploy.stack.spawn import bind_to_parent, terminate_process
 
 _PATIENCE = 5.0  # s that a child has to end
 
@@ -50,7 +50,7 @@ class PeriodicProcess:
             code, self._process = self._process.returncode, None
             self._due = self._now() + self._every
             self._ended(code)
-            keep_small(self._work.log)
+            rotate_log(self._work.log)
         if self._every and self._process is None and self._now() >= self._due:
             self._start()
 
@@ -58,9 +58,9 @@ class PeriodicProcess:
         """Ends a child. What it had still to do, a later one does."""
         process, self._process = self._process, None
         if process is not None:
-            end(process, _PATIENCE)
+            terminate_process(process, _PATIENCE)
 
-    def last_words(self) -> str:
+    def read_last_line(self) -> str:
         """The last line of the log."""
         log = self._work.log
         lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
@@ -72,7 +72,7 @@ class PeriodicProcess:
             path.parent.mkdir(parents=True, exist_ok=True)
         with work.log.open("ab") as log, (work.told or work.log).open("wb" if work.told else "ab") as told:
             self._process = subprocess.Popen(
-                dies_with_parent(work.command),
+                bind_to_parent(work.command),
                 env=work.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=told,

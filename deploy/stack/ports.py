@@ -24,7 +24,7 @@ class PortHolder(NamedTuple):
     """the state folder, where the process is the embedded broker of a Kiln"""
 
     @property
-    def in_words(self) -> str:
+    def description(self) -> str:
         if self.state is not None:
             return f"the embedded broker of the state folder {self.state} (process {self.pid})"
         return f"process {self.pid} ({self.command})"

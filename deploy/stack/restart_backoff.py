@@ -22,16 +22,16 @@ class Backoff:
         """deaths since the process was well"""
         self._at = 0.0
 
-    def died(self) -> None:
-        """The process has died: `due` is false until the pause is over."""
+    def record_death(self) -> None:
+        """The process has died: `is_due` is false until the pause is over."""
         self.deaths += 1
         self._at = self._now() + pause_after(self.deaths, _SHORTEST_PAUSE, _LONGEST_PAUSE)
 
-    def well(self) -> None:
+    def reset(self) -> None:
         """The process does its work: the next pause is the shortest again."""
         self.deaths = 0
 
     @property
-    def due(self) -> bool:
+    def is_due(self) -> bool:
         """Whether the process may be started now."""
         return self._now() >= self._at

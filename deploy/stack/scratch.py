@@ -16,7 +16,7 @@ _held: list[IO[str]] = []
 """until the end of this process: a JVM uses its first folder for all its sessions"""
 
 
-def scratch(state: Path) -> Path:
+def create_scratch_folder(state: Path) -> Path:
     """A folder of this process in `STATE/scratch`. What others left there that were killed goes first: 38 MB each."""
     place = state / "scratch"
     place.mkdir(parents=True, exist_ok=True)

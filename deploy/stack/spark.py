@@ -16,10 +16,10 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from kiln.conf.process.errors import KilnError
-from kiln.conf.process.logs import LogFile, set_up_logs
+from kiln.conf.process.logs import LogFile, configure_logs
 from kiln.conf.settings.model import Settings
 from kiln.deploy.stack.jars import PROJECT, list_jars, spark_archive_path
-from kiln.deploy.stack.scratch import scratch
+from kiln.deploy.stack.scratch import create_scratch_folder
 from kiln.pipelines.runtime.s3a import build_s3a_settings
 from kiln.pipelines.runtime.session import create_session
 
@@ -53,7 +53,7 @@ def spark_session(settings: Settings, name: str = "kiln", classes: Sequence[Path
     logs.mkdir(parents=True, exist_ok=True)
     # with traces of each call that a JVM does not answer, which py4j tells the root logger
     kept = LogFile(logs / "driver.log")
-    set_up_logs(settings.log.format, settings.log.level, settings.log.levels, kept, logging.WARNING)
+    configure_logs(settings.log.format, settings.log.level, settings.log.levels, kept, logging.WARNING)
     with redirect_output(logs / "spark.out"):
         spark = create_session(
             name,
@@ -64,7 +64,7 @@ def spark_session(settings: Settings, name: str = "kiln", classes: Sequence[Path
             log4j=PROJECT / "conf" / "log4j2-spark.properties",
             logs=logs,
             ui=settings.spark.ui,
-            scratch=scratch(settings.state),
+            scratch=create_scratch_folder(settings.state),
             extra=build_s3a_settings(settings.places, os.environ) | settings.spark.conf,
         )
     server = spark.sparkContext._accumulatorServer

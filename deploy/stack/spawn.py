@@ -17,7 +17,7 @@ if os.getppid() == int(sys.argv[1]):
 """
 
 
-def dies_with_parent(command: Sequence[str]) -> list[str]:
+def bind_to_parent(command: Sequence[str]) -> list[str]:
     """The command, changed so that its process gets SIGTERM when the thread that starts the process ends.
 
     `command` begins with a full path. On other systems than Linux, the command is unchanged.
@@ -27,7 +27,7 @@ def dies_with_parent(command: Sequence[str]) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *command]
 
 
-def end(process: subprocess.Popen[bytes] | subprocess.Popen[str], patience: float) -> None:
+def terminate_process(process: subprocess.Popen[bytes] | subprocess.Popen[str], patience: float) -> None:
     """Sends SIGTERM, and SIGKILL when the process takes longer than `patience` s to end."""
     process.terminate()
     try:

@@ -22,7 +22,7 @@ from prometheus_client.metrics_core import Metric
 
 from kiln.conf.process.errors import KilnError
 from kiln.conf.process.exporter import Exporter
-from kiln.conf.process.logs import set_up_logs
+from kiln.conf.process.logs import configure_logs
 from kiln.conf.process.state_version import claim_state_folder
 from kiln.conf.settings.model import JobName, Kafka
 from kiln.conf.settings.reading import load_settings
@@ -64,7 +64,7 @@ class SubmittedQuery:
     def metrics(self) -> Iterator[Metric]:
         version = metadata.version("kiln")
         yield build_family("kiln_info", [((version, self._network, f"job {self._name}"), 1)])
-        yield build_family("kiln_run_seconds", [((), time.monotonic() - self._started)])
+        yield build_family("kiln_uptime_seconds", [((), time.monotonic() - self._started)])
         seen = self._newest
         if seen is not None:
             yield build_family("kiln_problems", [((), len(seen.problems))])
@@ -95,7 +95,7 @@ def main(name: JobName) -> int:
     try:
         settings = load_settings()
         claim_state_folder(settings.state)
-        set_up_logs(settings.log.format, settings.log.level, settings.log.levels)
+        configure_logs(settings.log.format, settings.log.level, settings.log.levels)
     except KilnError as error:
         print(printable_lines(str(error)), file=sys.stderr)
         return error.exit_code

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kiln.conf.process.errors import KilnError
-from kiln.conf.process.locks import StateInUseError, locked
+from kiln.conf.process.locks import StateInUseError, lock_state
 from kiln.pipelines.backfill.run_log import (
     BackfillRun,
     RunEvent,
@@ -115,9 +115,9 @@ def lock_run(state: Path, name: str, *, swap: bool = False) -> Iterator[None]:
     Raises:
         StateInUseError: Another process has the lock.
     """
-    with locked(state, lock_name(name)):
+    with lock_state(state, lock_name(name)):
         if swap:
-            with locked(state, _SWAP):
+            with lock_state(state, _SWAP):
                 yield
         else:
             yield
@@ -189,7 +189,7 @@ def _derive_state(state: Path, name: str, events: set[str]) -> State:
 
 def _is_locked(state: Path, name: str) -> bool:
     try:
-        with locked(state, lock_name(name)):
+        with lock_state(state, lock_name(name)):
             return False
     except StateInUseError:
         return True

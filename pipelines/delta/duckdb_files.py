@@ -12,7 +12,7 @@ from typing import IO
 
 from fsspec.spec import AbstractFileSystem
 
-from kiln.conf.process.location import STORE, Location, location
+from kiln.conf.process.location import STORE, Location, parse_location
 
 
 class SharedFile:
@@ -86,4 +86,4 @@ class StoreFiles(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no typ
         return [path]
 
     def _locate(self, path: str) -> Location:
-        return location(STORE + path.removeprefix(STORE), self._options)
+        return parse_location(STORE + path.removeprefix(STORE), self._options)

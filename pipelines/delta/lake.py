@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from kiln.conf.process.errors import KilnError
-from kiln.conf.process.location import Location, location, words_of
+from kiln.conf.process.location import Location, parse_location, shorten_error
 from kiln.schemas.delta.tables import TABLES, TABLES_VERSION, Column, Table
 
 _LOG = "_delta_log"
@@ -45,7 +45,7 @@ class Lake:
     @property
     def root(self) -> Location:
         """The folder."""
-        return location(self.path, self.options)
+        return parse_location(self.path, self.options)
 
     def folder(self, name: str) -> Location:
         """Return the folder of a table."""
@@ -72,7 +72,7 @@ class Lake:
         try:
             return DeltaTable.is_deltatable(self.table(name), self.storage_options)
         except (DeltaError, OSError) as error:
-            raise LakeError(f"cannot check if table {name} is in {self.path}: {words_of(error)}") from error
+            raise LakeError(f"cannot check if table {name} is in {self.path}: {shorten_error(error)}") from error
 
     def open(self, name: str, version: int | None = None) -> DeltaTable:
         """Open a version of a table, by default the newest.
@@ -83,7 +83,7 @@ class Lake:
         try:
             table = DeltaTable(self.table(name), version=version, storage_options=self.storage_options)
         except (DeltaError, OSError) as error:
-            raise LakeError(f"cannot read table {name} in {self.path}: {words_of(error)}") from error
+            raise LakeError(f"cannot read table {name} in {self.path}: {shorten_error(error)}") from error
         if name in TABLES:
             self._check_version(name, table)
         return table

@@ -13,7 +13,7 @@ import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaError
 
-from kiln.conf.process.location import words_of
+from kiln.conf.process.location import shorten_error
 from kiln.pipelines.delta.lake import LakeError
 
 _BATCH_ROWS: Final = 65_536
@@ -30,4 +30,4 @@ def read_rows(table: DeltaTable, columns: Sequence[str], where: str = "true") ->
     try:
         yield from pa.RecordBatchReader.from_stream(query.execute(f"SELECT {names} FROM t WHERE {where}"))
     except (DeltaError, OSError, pa.ArrowInvalid) as error:
-        raise LakeError(f"cannot read the table {table.table_uri}: {words_of(error)}") from error
+        raise LakeError(f"cannot read the table {table.table_uri}: {shorten_error(error)}") from error

@@ -16,7 +16,7 @@ from conftest import free_ports
 from kafka import KafkaProducer
 from kiln.conf.settings.model import Kafka, Settings
 from kiln.deploy.cli.app import run_command
-from kiln.deploy.stack.broker_owner import owner
+from kiln.deploy.stack.broker_owner import read_owner
 from kiln.deploy.stack.embedded_broker import (
     BrokerError,
     EmbeddedBroker,
@@ -41,7 +41,7 @@ def test_a_broker_that_was_found_is_started_again_on_its_data(
     )
     found.start()
     with launch_broker(settings, lambda words: None, die_with_parent=True) as launched:
-        servers = launched.ready()
+        servers = launched.await_ready()
         producer = KafkaProducer(**client(servers), acks="all")
         first = producer.send("kiln.frames", value=b"before", partition=0).get(timeout=30)
         for _ in range(2):
@@ -74,7 +74,7 @@ def kiln(tmp_path: Path, broker_classpath: list[Path]) -> Iterator[Kiln]:
 def start_replay(kiln: Kiln) -> subprocess.Popen[str]:
     """A Kiln with a broker and without Spark, which takes ten minutes; returned when its broker answers."""
     process = kiln.start("replay", str(kiln.state.parent / "long.rpc.gz"), "--pace", "1")
-    wait_until(lambda: owner(kiln.state) == process.pid, "the Kiln owns its broker")
+    wait_until(lambda: read_owner(kiln.state) == process.pid, "the Kiln owns its broker")
     wait_until(lambda: find_running_broker(kiln.state) is not None, "the broker runs")
     await_broker(kiln.servers, _settings(kiln).broker.security_options())
     return process
@@ -89,7 +89,7 @@ def test_the_broker_of_a_killed_kiln_ends_with_the_kiln_that_adopts_it(kiln: Kil
     broker = _pid(kiln.state)
     killed.kill()
     killed.wait()
-    assert (owner(kiln.state), _pid(kiln.state)) == (None, broker)
+    assert (read_owner(kiln.state), _pid(kiln.state)) == (None, broker)
     replay_shortly(kiln)
     assert find_running_broker(kiln.state) is None
 
@@ -98,7 +98,7 @@ def test_a_kiln_beside_the_owner_leaves_the_broker_running(kiln: Kiln) -> None:
     first = start_replay(kiln)
     broker = _pid(kiln.state)
     replay_shortly(kiln)
-    assert (owner(kiln.state), _pid(kiln.state)) == (first.pid, broker)
+    assert (read_owner(kiln.state), _pid(kiln.state)) == (first.pid, broker)
     first.send_signal(signal.SIGINT)
     first.wait(timeout=60)
     assert find_running_broker(kiln.state) is None
@@ -108,13 +108,13 @@ def test_a_kiln_that_uses_a_broker_owns_it_once_the_owner_is_killed(kiln: Kiln) 
     first = start_replay(kiln)
     broker = _pid(kiln.state)
     with launch_broker(_settings(kiln), lambda words: None) as launched:
-        launched.ready()
-        assert owner(kiln.state) == first.pid
+        launched.await_ready()
+        assert read_owner(kiln.state) == first.pid
         first.kill()
         first.wait()
-        wait_until(lambda: owner(kiln.state) == os.getpid(), "another owner")
+        wait_until(lambda: read_owner(kiln.state) == os.getpid(), "another owner")
         assert _pid(kiln.state) == broker
-    assert (owner(kiln.state), find_running_broker(kiln.state)) == (None, None)
+    assert (read_owner(kiln.state), find_running_broker(kiln.state)) == (None, None)
 
 
 def test_a_broker_at_another_address_is_named_and_left(kiln: Kiln) -> None:
@@ -150,7 +150,7 @@ def test_kiln_broker_stop(kiln: Kiln, capsys: Capture) -> None:
 
 def test_a_broker_stopped_by_force_is_started_again_by_its_kiln(kiln: Kiln, capsys: Capture) -> None:
     with launch_broker(_settings(kiln), lambda words: None) as launched:
-        launched.ready()
+        launched.await_ready()
         broker = _pid(kiln.state)
         assert run_command(("broker", "stop", "--state", str(kiln.state), "--force")) == 0
         assert f"the Kiln that runs (process {os.getpid()}) starts it again" in capsys.readouterr().out

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from kiln.conf.process.location import location
+from kiln.conf.process.location import parse_location
 from kiln.pipelines.runtime.checkpoint import Checkpoint
 from kiln.pipelines.runtime.micro_batch_clock import MicroBatchClock
 from kiln.pipelines.runtime.query_context import write_micro_batches
@@ -47,7 +47,7 @@ def put(folder: Path, number: int) -> None:
 def run(spark: SparkSession, folder: Path, times: Sequence[int], uptimes: Sequence[int] = ()) -> list[list[str]]:
     """The streams of each micro-batch. `times`: what the clock says in each, µs; `uptimes`: how long the machine runs
     (as long as the clock says)."""
-    source, checkpoint = folder / "records", Checkpoint(location(folder / "checkpoint"))
+    source, checkpoint = folder / "records", Checkpoint(parse_location(folder / "checkpoint"))
     clock = MicroBatchClock(iter(times).__next__, iter(uptimes or times).__next__, checkpoint.watermark + REMEMBERED)
     found: list[list[str]] = []
 
@@ -78,7 +78,7 @@ def test_no_row_is_dropped_when_the_clock_is_put_back(spark: SparkSession, tmp_p
     assert run(spark, tmp_path, times) == [["all", "s0"], ["s1"], ["s2"], ["s3"]]
     for number in range(4, 6):  # started again, with the clock still behind
         put(tmp_path / "records", number)
-    assert Checkpoint(location(tmp_path / "checkpoint")).watermark > START - 2 * HOUR
+    assert Checkpoint(parse_location(tmp_path / "checkpoint")).watermark > START - 2 * HOUR
     assert run(spark, tmp_path, [START - 2 * DAY, START - 2 * DAY]) == [["s4"], ["s5"]]
 
 

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from kiln.conf.process.location import location
+from kiln.conf.process.location import parse_location
 from kiln.deploy.demo.traffic import Traffic, TrafficOptions
 from kiln.pipelines.archive.transform import (
     ARCHIVE_OUTPUT,
@@ -76,7 +76,7 @@ def micro_batches(
 ) -> None:
     """Runs a query over the files, each a micro-batch. `take` is given what the micro-batch made."""
     begun, ended = ways
-    clock = MicroBatchClock(lambda: NOW, lambda: 0, Checkpoint(location(checkpoint)).watermark + SPAN)
+    clock = MicroBatchClock(lambda: NOW, lambda: 0, Checkpoint(parse_location(checkpoint)).watermark + SPAN)
 
     def write(rows: DataFrame, batch_id: int, query_id: str) -> None:
         clock.set_time(rows.sparkSession.sparkContext)

@@ -28,7 +28,7 @@ class BridgeMonitor:
     def metrics(self) -> Iterator[Metric]:
         status = self._status()
         yield build_family("kiln_info", [((self._version, self._network, "bridge"), 1)])
-        yield build_family("kiln_run_seconds", [((), time.time() - self._started)])
+        yield build_family("kiln_uptime_seconds", [((), time.time() - self._started)])
         yield build_family("kiln_problems", [((), len(status.errors) if status is not None else 1)])
         yield from build_bridge_families(status)
 

@@ -16,7 +16,7 @@ from kiln.conf.process.bridge_status import BridgeStatus, OverlayStatus, PeerSta
 from kiln.deploy.ops.monitor.facts import MonitorInputs
 from kiln.deploy.ops.snapshot import Snapshot
 from kiln.pipelines.runtime.query_status import build_query_metrics
-from kiln.schemas.exposition import FAMILIES, LATENESS_BUCKETS, MESH_SIZES
+from kiln.schemas.exposition import FAMILIES, BATCH_DELAY_BUCKETS, MESH_SIZES
 from kiln.schemas.families import Values, build_family
 from kiln.schemas.metrics import METRICS
 from kiln.schemas.printable import printable
@@ -40,29 +40,29 @@ def build_families(facts: MonitorInputs) -> Iterator[Metric]:
     checked = facts.snapshot.quality
     if checked is not None:
         yield build_family("kiln_quality_expectations", checked.found.items())
-        yield build_family("kiln_quality_age_seconds", [((), facts.read_at - checked.at)])
+        yield build_family("kiln_quality_check_age_seconds", [((), facts.read_at - checked.at)])
 
 
 def _run(facts: MonitorInputs) -> Iterator[Metric]:
     seen = facts.snapshot
     yield build_family("kiln_info", [((facts.version, seen.network, seen.mode), 1)])
-    yield build_family("kiln_run_seconds", [((), seen.elapsed.total_seconds())])
+    yield build_family("kiln_uptime_seconds", [((), seen.elapsed.total_seconds())])
     yield build_family("kiln_problems", [((), len(seen.errors))])
     yield build_family("kiln_broker_up", [((), float(not seen.broker))])
     yield build_family("kiln_frames", [((), seen.frames)])
     yield build_family("kiln_messages", [((kind,), number) for kind, number in seen.messages.items()])
     yield build_family("kiln_copies", [((), seen.copies or 0)])
-    yield build_family("kiln_quarantined", seen.quarantine.items())
-    yield build_family("kiln_windows_open", [((), seen.open_separators or 0)])
+    yield build_family("kiln_quarantined_records", seen.quarantine.items())
+    yield build_family("kiln_open_windows", [((), seen.open_separators or 0)])
     yield build_family("kiln_batches", [((), seen.batches)])
     yield build_family("kiln_batch_tips", [((), seen.tips)])
     yield _lateness(seen)
 
 
 def _lateness(seen: Snapshot) -> Metric:
-    declared = FAMILIES["kiln_batch_lateness_seconds"]
-    counts = list(accumulate(seen.late_by_bucket)) or [0] * (len(LATENESS_BUCKETS) + 1)
-    bounds = [*map(str, LATENESS_BUCKETS), "+Inf"]
+    declared = FAMILIES["kiln_batch_delay_seconds"]
+    counts = list(accumulate(seen.late_by_bucket)) or [0] * (len(BATCH_DELAY_BUCKETS) + 1)
+    bounds = [*map(str, BATCH_DELAY_BUCKETS), "+Inf"]
     buckets = [(bound, float(count)) for bound, count in zip(bounds, counts, strict=True)]
     return HistogramMetricFamily(declared.name, declared.says, buckets=buckets, sum_value=seen.late_sum)
 
@@ -76,11 +76,11 @@ def build_bridge_families(status: BridgeStatus | None) -> Iterator[Metric]:
     yield build_family("kiln_bridge_peers", _count_by_agent(status.peers).items())
     yield build_family("kiln_bridge_peer_scores", _count_by_score(status.peers).items())
     yield build_family("kiln_bridges", [((), len(status.sharing.bridges))])
-    yield build_family("kiln_bridge_leads", [((), float(status.sharing.leads))])
-    yield build_family("kiln_bridge_kept_out", [((), status.kept_out)])
+    yield build_family("kiln_bridge_leader", [((), float(status.sharing.leads))])
+    yield build_family("kiln_bridge_banned_peers", [((), status.kept_out)])
     yield build_family("kiln_bridge_topics", [((), len(status.topics))])
-    yield build_family("kiln_bridge_topics_left", [((), status.sharing.topics_left)])
-    yield build_family("kiln_bridge_topics_refused", [((), status.topics_refused)])
+    yield build_family("kiln_bridge_topics_on_other_bridges", [((), status.sharing.topics_left)])
+    yield build_family("kiln_bridge_topics_over_limit", [((), status.topics_refused)])
     yield build_family("kiln_bridge_meshes", _count_by_mesh_size(status.mesh.values()).items())
     yield build_family("kiln_bridge_frames", [(("in",), status.frames_in), (("out",), status.frames_out)])
     yield build_family("kiln_bridge_bytes", [(("in",), status.bytes_in), (("out",), status.bytes_out)])
@@ -88,7 +88,7 @@ def build_bridge_families(status: BridgeStatus | None) -> Iterator[Metric]:
     yield build_family("kiln_bridge_spool_frames", [((), spool.waiting)])
     yield build_family("kiln_bridge_spool_memory_bytes", [((), spool.memory_bytes)])
     yield build_family("kiln_bridge_spool_disk_bytes", [((), spool.disk_bytes)])
-    yield build_family("kiln_bridge_spool_free_bytes", [((), spool.free_bytes)])
+    yield build_family("kiln_bridge_spool_disk_free_bytes", [((), spool.free_bytes)])
     yield build_family("kiln_bridge_spool_full", [((), float(spool.full))])
     overlay = status.bep50
     transports = [("gossipsub", status.publisher), *([("bep50", overlay.publisher)] if overlay is not None else [])]
@@ -97,12 +97,12 @@ def build_bridge_families(status: BridgeStatus | None) -> Iterator[Metric]:
     )
     fetcher, node = status.fetcher, status.ipfs_node
     if fetcher is not None and fetcher.is_on:
-        yield build_family("kiln_fetcher_waiting", [((), fetcher.waiting)])
-        yield build_family("kiln_fetcher_fetching", [((), fetcher.fetching)])
-        yield build_family("kiln_fetcher_claims", [((), fetcher.claimed)])
+        yield build_family("kiln_fetcher_waiting_records", [((), fetcher.waiting)])
+        yield build_family("kiln_fetcher_fetches_in_flight", [((), fetcher.fetching)])
+        yield build_family("kiln_fetcher_pending_claim_checks", [((), fetcher.claimed)])
         yield build_family("kiln_fetcher_records", _select_declared("fetcher.counts.", fetcher.counts))
-        yield build_family("kiln_ipfs_connections", [((), node.connections)])
-        yield build_family("kiln_ipfs_provided", [((), node.provided)])
+        yield build_family("kiln_ipfs_connected_peers", [((), node.connections)])
+        yield build_family("kiln_ipfs_provided_blocks", [((), node.provided)])
     if overlay is not None:
         yield from _build_overlay_families(overlay)
 
@@ -120,7 +120,7 @@ def _build_overlay_families(overlay: OverlayStatus) -> Iterator[Metric]:
     yield build_family("kiln_bep50_contacts", [((), overlay.contacts)])
     yield build_family("kiln_bep50_frames", [(("in",), overlay.frames_in), (("out",), overlay.frames_out)])
     yield build_family("kiln_bep50_gaps", [((), overlay.gaps)])
-    yield build_family("kiln_bep50_dropped", _select_declared("bep50.dropped.", overlay.dropped))
+    yield build_family("kiln_bep50_dropped_datagrams", _select_declared("bep50.dropped.", overlay.dropped))
 
 
 def _select_declared(path: str, counts: Mapping[str, int]) -> Values:
@@ -136,7 +136,7 @@ def _build_table_families(tables: Iterable[TableStatus], now: float) -> Iterator
     yield build_family("kiln_table_bytes", [((table.name,), table.bytes) for table in there])
     yield build_family("kiln_table_version", versions)
     yield build_family(
-        "kiln_table_age_seconds",
+        "kiln_table_commit_age_seconds",
         [((table.name,), now - table.committed_at.timestamp()) for table in there if table.committed_at is not None],
     )
 

@@ -55,7 +55,7 @@ def _sum(expression: str, by: str = "") -> str:
 
 
 def _lateness(quantile: float) -> str:
-    buckets = _sum(per_second("kiln_batch_lateness_seconds", suffix="bucket"), "le")
+    buckets = _sum(per_second("kiln_batch_delay_seconds", suffix="bucket"), "le")
     return f"histogram_quantile({quantile}, {buckets})"
 
 
@@ -72,7 +72,7 @@ _LAG: Final = Panel(
     "s",
     [PanelQuery(gauge("kiln_query_lag_seconds"), "{{query}}")],
 )
-_BAD: Final = f"({_sum(per_second('kiln_quarantined'))} or vector(0))"
+_BAD: Final = f"({_sum(per_second('kiln_quarantined_records'))} or vector(0))"
 _GOOD: Final = _sum(per_second("kiln_messages"))
 _QUARANTINE_SHARE: Final = f"{_BAD} / ({_BAD} + {_GOOD})"
 _EXPECTATIONS: Final = _sum(gauge("kiln_quality_expectations"))
@@ -156,7 +156,7 @@ OVERVIEW: Final = (
                 "Runs",
                 "How long each run has lasted. A fall is a start.",
                 "s",
-                [PanelQuery(gauge("kiln_run_seconds"), "{{instance}}")],
+                [PanelQuery(gauge("kiln_uptime_seconds"), "{{instance}}")],
             ),
             Panel(
                 "Versions",
@@ -199,7 +199,7 @@ BRIDGE: Final = (
                 "none",
                 [
                     PanelQuery(_sum(gauge("kiln_bridge_peer_scores"), "score"), "{{score}}"),
-                    PanelQuery(_sum(gauge("kiln_bridge_kept_out")), "kept out"),
+                    PanelQuery(_sum(gauge("kiln_bridge_banned_peers")), "kept out"),
                 ],
             ),
         ),
@@ -236,7 +236,7 @@ BRIDGE: Final = (
                 "none",
                 [
                     PanelQuery(f"max({gauge('kiln_bridges')})", "live"),
-                    PanelQuery(_sum(gauge("kiln_bridge_leads")), "leading"),
+                    PanelQuery(_sum(gauge("kiln_bridge_leader")), "leading"),
                 ],
             ),
             Panel(
@@ -245,8 +245,8 @@ BRIDGE: Final = (
                 "none",
                 [
                     PanelQuery(_sum(gauge("kiln_bridge_topics")), "joined"),
-                    PanelQuery(_sum(gauge("kiln_bridge_topics_left")), "left to other bridges"),
-                    PanelQuery(_sum(gauge("kiln_bridge_topics_refused")), "refused"),
+                    PanelQuery(_sum(gauge("kiln_bridge_topics_on_other_bridges")), "left to other bridges"),
+                    PanelQuery(_sum(gauge("kiln_bridge_topics_over_limit")), "refused"),
                 ],
             ),
             Panel(
@@ -284,7 +284,7 @@ BRIDGE: Final = (
                 "Room left",
                 "On the disk of the state folder.",
                 "bytes",
-                [PanelQuery(f"min({gauge('kiln_bridge_spool_free_bytes')})", "free")],
+                [PanelQuery(f"min({gauge('kiln_bridge_spool_disk_free_bytes')})", "free")],
             ),
         ),
     ),
@@ -312,7 +312,7 @@ BRIDGE: Final = (
                 "cps",
                 [
                     PanelQuery(_sum(per_second("kiln_bep50_frames"), "direction"), "{{direction}}"),
-                    PanelQuery(_sum(per_second("kiln_bep50_dropped"), "reason"), "dropped: {{reason}}"),
+                    PanelQuery(_sum(per_second("kiln_bep50_dropped_datagrams"), "reason"), "dropped: {{reason}}"),
                     PanelQuery(_sum(per_second("kiln_bep50_gaps")), "missed"),
                 ],
             ),
@@ -326,9 +326,9 @@ BRIDGE: Final = (
                 "Records that wait for a block, blocks asked for, and geneses to be held against claims.",
                 "none",
                 [
-                    PanelQuery(_sum(gauge("kiln_fetcher_waiting")), "waiting"),
-                    PanelQuery(_sum(gauge("kiln_fetcher_fetching")), "fetching"),
-                    PanelQuery(_sum(gauge("kiln_fetcher_claims")), "claims"),
+                    PanelQuery(_sum(gauge("kiln_fetcher_waiting_records")), "waiting"),
+                    PanelQuery(_sum(gauge("kiln_fetcher_fetches_in_flight")), "fetching"),
+                    PanelQuery(_sum(gauge("kiln_fetcher_pending_claim_checks")), "claims"),
                 ],
             ),
             Panel(
@@ -342,8 +342,8 @@ BRIDGE: Final = (
                 "Its connections, and the blocks that the routing was told of.",
                 "none",
                 [
-                    PanelQuery(_sum(gauge("kiln_ipfs_connections")), "connections"),
-                    PanelQuery(_sum(gauge("kiln_ipfs_provided_total")), "provided"),
+                    PanelQuery(_sum(gauge("kiln_ipfs_connected_peers")), "connections"),
+                    PanelQuery(_sum(gauge("kiln_ipfs_provided_blocks_total")), "provided"),
                 ],
             ),
         ),
@@ -364,7 +364,7 @@ STREAMS: Final = (
                 "Held by the breaker",
                 "1: most authors' messages no longer decode, and the query waits for a start of Kiln.",
                 "none",
-                [PanelQuery(gauge("kiln_query_tripped"), "{{query}}")],
+                [PanelQuery(gauge("kiln_query_breaker_tripped"), "{{query}}")],
             ),
             Panel(
                 "Restarts in half an hour",
@@ -399,20 +399,20 @@ STREAMS: Final = (
                 "How long they take",
                 "The newest micro-batch of each query.",
                 "s",
-                [PanelQuery(gauge("kiln_query_phase_seconds", 'phase="triggerExecution"'), "{{query}}")],
+                [PanelQuery(gauge("kiln_query_phase_duration_seconds", 'phase="triggerExecution"'), "{{query}}")],
             ),
             Panel(
                 "By phase",
                 "The phases of the newest micro-batch, by Spark's names.",
                 "s",
-                [PanelQuery(gauge("kiln_query_phase_seconds", 'phase!="triggerExecution"'), "{{query}} {{phase}}")],
+                [PanelQuery(gauge("kiln_query_phase_duration_seconds", 'phase!="triggerExecution"'), "{{query}} {{phase}}")],
                 stacked=True,
             ),
             Panel(
                 "How many",
                 "Micro-batches a second.",
                 "cps",
-                [PanelQuery(f"deriv({gauge('kiln_query_batch')}[5m])", "{{query}}")],
+                [PanelQuery(f"deriv({gauge('kiln_query_micro_batch_id')}[5m])", "{{query}}")],
             ),
         ),
     ),
@@ -424,7 +424,7 @@ STREAMS: Final = (
                 "Open windows",
                 "Separators with an open window.",
                 "none",
-                [PanelQuery(_sum(gauge("kiln_windows_open")), "open")],
+                [PanelQuery(_sum(gauge("kiln_open_windows")), "open")],
             ),
             Panel(
                 "Tips of a batch",
@@ -448,7 +448,7 @@ STREAMS: Final = (
     ),
 )
 
-_SELDOM: Final = "bundles|dropped|quality_results|runs|streams"
+_SELDOM: Final = "backfill_runs|bundles|quality_results|quarantine_dropped|streams"
 LAKE: Final = (
     PanelRow(
         "Fresh",
@@ -458,7 +458,7 @@ LAKE: Final = (
                 "Every ten seconds where rows come.",
                 "s",
                 # others have a commit when somebody asks for one, and would hide these
-                [PanelQuery(gauge("kiln_table_age_seconds", f'table!~"{_SELDOM}"'), "{{table}}")],
+                [PanelQuery(gauge("kiln_table_commit_age_seconds", f'table!~"{_SELDOM}"'), "{{table}}")],
             ),
             Panel(
                 "Commits",
@@ -516,7 +516,7 @@ QUALITY: Final = (
                 "Last check",
                 "Time since the last check of this run.",
                 "s",
-                [PanelQuery(f"max({gauge('kiln_quality_age_seconds')})")],
+                [PanelQuery(f"max({gauge('kiln_quality_check_age_seconds')})")],
                 figure=True,
             ),
             Panel(
@@ -541,7 +541,7 @@ QUALITY: Final = (
                 "By reason",
                 "docs/RUNBOOK.md, Quarantine, says of each what to do.",
                 "cps",
-                [PanelQuery(_sum(per_second("kiln_quarantined"), "stage, reason"), "{{stage}}: {{reason}}")],
+                [PanelQuery(_sum(per_second("kiln_quarantined_records"), "stage, reason"), "{{stage}}: {{reason}}")],
                 stacked=True,
             ),
             Panel(
@@ -578,7 +578,7 @@ QUALITY: Final = (
                 "Age of the tables",
                 "Time since the newest commit.",
                 "s",
-                [PanelQuery(gauge("kiln_table_age_seconds", 'table=~"frames|messages|updates|batches"'), "{{table}}")],
+                [PanelQuery(gauge("kiln_table_commit_age_seconds", 'table=~"frames|messages|updates|batches"'), "{{table}}")],
             ),
         ),
     ),

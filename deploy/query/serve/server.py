@@ -31,7 +31,7 @@ from kiln.deploy.query.serve.sandbox import Limits, build_confined_command, list
 from kiln.deploy.stack.jars import PROJECT, list_jars
 from kiln.deploy.stack.java import find_java
 from kiln.deploy.stack.ports import HOST, check_port_free, find_free_ports, find_port_holder
-from kiln.deploy.stack.scratch import scratch
+from kiln.deploy.stack.scratch import create_scratch_folder
 from kiln.deploy.stack.spark import JvmEndedError
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.runtime.s3a import build_s3a_settings
@@ -151,7 +151,7 @@ def start_server(
     progress("starting Spark …")
     logs = settings.logs / "sql"
     logs.mkdir(parents=True, exist_ok=True)
-    folder = scratch(settings.state)
+    folder = create_scratch_folder(settings.state)
     ports = find_free_ports()
     conf = build_session_settings(
         master="local[*]",
@@ -306,7 +306,7 @@ def _check_free(port: int) -> None:
     error = check_port_free(port)
     if error is not None:
         holder = find_port_holder(port)
-        by = f" ({holder.in_words} listens there)" if holder else ""
+        by = f" ({holder.description} listens there)" if holder else ""
         raise PrerequisiteError(f"port {port} of {HOST} is not to be had: {error.strerror}{by}. Name another: --port")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kiln.conf.process.locks import StateInUseError, locked
+from kiln.conf.process.locks import StateInUseError, lock_state
 from kiln.conf.process.state_version import claim_state_folder, is_private
 from kiln.deploy.cli.app import run_command
 from kiln.deploy.ops.doctor import check_state
@@ -24,10 +24,10 @@ def test_a_new_state_folder_is_closed(tmp_path: Path) -> None:
 
 def test_an_open_folder_is_closed_at_the_start(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
-    with locked(tmp_path, "bridge"):
+    with lock_state(tmp_path, "bridge"):
         assert mode(tmp_path) == 0o700
         assert is_private(tmp_path)
-        with pytest.raises(StateInUseError), locked(tmp_path, "bridge"):
+        with pytest.raises(StateInUseError), lock_state(tmp_path, "bridge"):
             pass
 
 

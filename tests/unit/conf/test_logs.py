@@ -11,7 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from kiln.conf.process.logs import Format, Level, LogFile, ProblemLog, RateLimitFilter, is_news, say, set_up_logs
+from kiln.conf.process.logs import (
+    Format,
+    Level,
+    LogFile,
+    ProblemLog,
+    RateLimitFilter,
+    configure_logs,
+    is_news,
+    log_event,
+)
 
 LOG = logging.getLogger("kiln.bridge.libp2p")
 
@@ -32,14 +41,14 @@ def _as_before() -> Iterator[None]:
 def logged(form: Format, level: Level = "info", levels: dict[str, Level] | None = None) -> StringIO:
     out = StringIO()
     logging.getLogger().handlers.clear()  # those of pytest
-    set_up_logs(form, level, levels or {}, logging.StreamHandler(out))
+    configure_logs(form, level, levels or {}, logging.StreamHandler(out))
     return out
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_an_event_is_one_line_that_a_terminal_obeys_nothing_of(form: Format) -> None:
     out = logged(form)
-    say(LOG, "peer came", peer="12D3", agent="kubo\n\x1b[2J\x7f\u202e", dialled=True)
+    log_event(LOG, "peer came", peer="12D3", agent="kubo\n\x1b[2J\x7f\u202e", dialled=True)
     line = out.getvalue()
     assert line.isascii()
     assert line.rstrip("\n").isprintable()
@@ -67,8 +76,8 @@ def test_a_trace_is_part_of_its_line() -> None:
 
 def test_levels_of_parts_and_of_libraries() -> None:
     out = logged("text", "warning", {"kiln.bridge.libp2p": "debug"})
-    say(LOG, "heard", logging.DEBUG)
-    say(logging.getLogger("kiln.bridge.app"), "unheard")
+    log_event(LOG, "heard", logging.DEBUG)
+    log_event(logging.getLogger("kiln.bridge.app"), "unheard")
     logging.getLogger("somebody").warning("unheard")
     logging.getLogger("somebody").error("an error of a library")
     assert [line.split(" event=")[1] for line in out.getvalue().splitlines()] == [
@@ -112,14 +121,14 @@ def test_lines_that_a_full_disk_takes_no_more_are_counted_and_not_told_on_the_sc
     (tmp_path / "driver.log").symlink_to("/dev/full")
     logging.getLogger().handlers.clear()
     kept = LogFile(tmp_path / "driver.log")
-    set_up_logs("json", "info", {}, kept)
+    configure_logs("json", "info", {}, kept)
     for number in range(3):
-        say(LOG, "peer came", number=number)
+        log_event(LOG, "peer came", number=number)
     with suppress(OSError):  # what waits cannot be written now either
         kept.close()
     (tmp_path / "driver.log").unlink()  # there is room again
-    say(LOG, "peer came", number=3)
-    say(LOG, "peer came", number=4)
+    log_event(LOG, "peer came", number=3)
+    log_event(LOG, "peer came", number=4)
     kept.close()
     told = [json.loads(line) for line in (tmp_path / "driver.log").read_text().splitlines()]
     assert [(line["number"], line.get("lines_lost")) for line in told] == [(3, 3), (4, None)]

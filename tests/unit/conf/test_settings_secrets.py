@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from kiln.conf.settings.keys import dotted, known_keys, value_at
+from kiln.conf.settings.keys import join_key, list_keys, value_at
 from kiln.conf.settings.model import Settings
 from kiln.conf.settings.secrets import MASK, may_be_secret, without_secrets
 from kiln.deploy.cli.app import run_command
@@ -65,7 +65,7 @@ def test_other_keys_are_shown(key: str) -> None:
 
 def test_each_setting_with_the_name_of_a_secret_is_one() -> None:
     # the path of a file is none
-    named = [keys for keys in known_keys() if may_be_secret(dotted(keys)) and not keys[-1].endswith("_file")]
+    named = [keys for keys in list_keys() if may_be_secret(join_key(keys)) and not keys[-1].endswith("_file")]
     assert ("kafka", "sasl_password") in named
     for keys in named:
         value = value_at(Settings(), keys)

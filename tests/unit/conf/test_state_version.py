@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from kiln.conf.process.locks import locked
+from kiln.conf.process.locks import lock_state
 from kiln.conf.process.state_version import STATE_VERSION, StateVersionError, check_state_version, claim_state_folder
 from kiln.deploy.cli.app import run_command
 from kiln.pipelines.delta.lake import Lake, LakeError
@@ -35,7 +35,7 @@ def test_a_new_folder_and_one_of_this_version_are_claimed(tmp_path: Path, before
     if before is not None:
         (tmp_path / "version").write_text(before)
     check_state_version(tmp_path)
-    with locked(tmp_path, "archive"), locked(tmp_path, "bridge"):
+    with lock_state(tmp_path, "archive"), lock_state(tmp_path, "bridge"):
         assert (tmp_path / "version").read_text() == f"{STATE_VERSION}\n"
     check_state_version(tmp_path)
 
@@ -80,7 +80,7 @@ def test_a_folder_of_another_version_is_refused_and_left_alone(
     sentence = words.format(state=re.escape(str(tmp_path)), what=what)
     with pytest.raises(StateVersionError, match=sentence):
         check_state_version(tmp_path)
-    with pytest.raises(StateVersionError, match=sentence), locked(tmp_path, "archive"):
+    with pytest.raises(StateVersionError, match=sentence), lock_state(tmp_path, "archive"):
         pytest.fail("locked")
     assert files(tmp_path) == before
 

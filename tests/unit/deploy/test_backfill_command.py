@@ -45,25 +45,25 @@ def test_the_pace_of_a_run_is_that_of_its_step() -> None:
     times = iter([100.0, 110.0, 120.0, 200.0])
     pace = ProgressFormatter(lambda: next(times))
     day = 1_793_491_200_000_000  # 2026-11-01
-    assert pace.words(RunProgress("decoding", 0, 4, day)) == "decoding: 0 of 4, up to 2026-11-01 00:00:00"
-    half = pace.words(RunProgress("decoding", 2, 4, day, frames=5_000, rows=7_000))
+    assert pace.format(RunProgress("decoding", 0, 4, day)) == "decoding: 0 of 4, up to 2026-11-01 00:00:00"
+    half = pace.format(RunProgress("decoding", 2, 4, day, frames=5_000, rows=7_000))
     assert half == "decoding: 2 of 4, up to 2026-11-01 00:00:00, 7,000 rows, 500 frames/s, 0:00:10 left in this step"
-    assert pace.words(RunProgress("decoding", 4, 4, frames=10_000, rows=9_000)).endswith("9,000 rows, 500 frames/s")
-    assert pace.words(RunProgress("batching", 0, 1, frames=10_000, rows=9_000)) == "batching: 0 of 1, 9,000 rows"
+    assert pace.format(RunProgress("decoding", 4, 4, frames=10_000, rows=9_000)).endswith("9,000 rows, 500 frames/s")
+    assert pace.format(RunProgress("batching", 0, 1, frames=10_000, rows=9_000)) == "batching: 0 of 1, 9,000 rows"
 
 
 def test_the_end_of_a_run_in_words_and_as_json() -> None:
     outcome = RunOutcome("november", {"updates": 2_000, "batches": 7}, 2_007, 10)
-    assert describe_outcome(outcome) == "the run november is done: 7 batches, 2,000 updates"
+    assert describe_outcome(outcome) == "run november is done: 7 batches, 2,000 updates"
     assert (
         describe_outcome(RunOutcome("november", outcome.rows, 0, 0))
-        == "the run november was done already: nothing is written"
+        == "run november was already done: nothing was written"
     )
     said = {"run": "november", "wrote": 2_007, "frames": 10, "rows": outcome.rows, "published": 0, "gone": []}
     assert encode_outcome(outcome) == said
     lacking = replace(outcome, published=3, lost=["kiln.frames, partition 0: all 9 records are gone"])
     assert describe_outcome(lacking, publish=True) == (
-        "the run november is done: 7 batches, 2,000 updates; when it began, its source lacked: kiln.frames, partition "
-        "0: all 9 records are gone; 3 batches are handed to the bridge to be published"
+        "run november is done: 7 batches, 2,000 updates; its source lacked at the start: kiln.frames, partition "
+        "0: all 9 records are gone; 3 batches were sent to the bridge for publication"
     )
     assert encode_outcome(lacking) == {**said, "published": 3, "gone": list(lacking.lost)}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kiln.conf.process.locks import locked
+from kiln.conf.process.locks import lock_state
 from kiln.deploy.cli.app import run_command
 from kiln.pipelines.backfill.run_log import append_event, read_events
 from kiln.pipelines.backfill.runs import list_runs, lock_name
@@ -43,7 +43,7 @@ def test_diff_swap_and_diff_again(lake: Lake, capsys: pytest.CaptureFixture[str]
     assert "2026-01-01 model/k1: 10 only live, 0 only run, 20 same" in capsys.readouterr().out
     assert run_command(["backfill", "swap", "r"]) == 0
     assert run_command(["backfill", "diff", "r"]) == 0
-    assert "the run equals live" in capsys.readouterr().out
+    assert "the run equals the live tables" in capsys.readouterr().out
     assert run_command(["backfill", "swap", "r"]) == 0
     assert "swapped in already: nothing to do" in capsys.readouterr().err
 
@@ -55,7 +55,7 @@ def test_list_shows_every_state(lake: Lake, state: Path, capsys: pytest.CaptureF
     for number, event in enumerate(("swapping", "swapped")):
         append_event(lake, "in", event, TO + 5 + number)  # type: ignore[arg-type]  # both are events
     append_event(lake, "gone", "dropped", TO + 5)
-    with locked(state, lock_name("going")):
+    with lock_state(state, lock_name("going")):
         assert run_command(["backfill", "list", "--json"]) == 0
     found = {each["name"]: each for each in json.loads(capsys.readouterr().out)}
     assert {name: each["state"] for name, each in found.items()} == {
@@ -94,11 +94,11 @@ def test_drop_removes_the_tables_and_keeps_the_account(
 def test_a_run_that_somebody_works_on_is_not_dropped_or_swapped(
     lake: Lake, state: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with locked(state, lock_name("r")):
+    with lock_state(state, lock_name("r")):
         for command in ("drop", "swap"):
             assert run_command(["backfill", command, "r"]) == 1
             assert "backfill-r" in capsys.readouterr().err
-    with locked(state, "swap"):
+    with lock_state(state, "swap"):
         assert run_command(["backfill", "swap", "r"]) == 1
     append_event(lake, "r", "swapping", TO + 5)
     capsys.readouterr()

@@ -53,7 +53,7 @@ Capture = pytest.CaptureFixture[str]
 def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A state folder in which every text is what a peer chose."""
     state = tmp_path_factory.mktemp("hostile") / "state"
-    place: dict[str, list[object]] = {"network": [EVIL], "origin": ["LIVE"], "message": [EVIL], "observed_at": [AT]}
+    place: dict[str, list[object]] = {"network": [EVIL], "origin": ["LIVE"], "message_id": [EVIL], "observed_at": [AT]}
     stream, tip = StreamID(3, block_cid(b"a")).text, cid_text(block_cid(b"tip", 0x85))
     update: dict[str, list[object]] = {"stream": [stream], "tip": [tip]}
     tables: dict[str, dict[str, list[object]]] = {
@@ -75,7 +75,7 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "separator_source": ["topic"],
             "log_partition": [0],
             "log_offset": [0],
-            "updated_at": [AT],
+            "log_time": [AT],
         },
     }
     for name, columns in tables.items():
@@ -158,8 +158,8 @@ def safe(text: str) -> str:
     ("arguments", "shows"),
     [
         (("sql", "SELECT * FROM messages"), SHOWN),
-        (("sql", f'SELECT message AS "{EVIL}" FROM messages'), SHOWN),
-        (("sql", "SELECT message, repeat(type, 9) FROM messages"), SHOWN),  # too wide: a row is a list
+        (("sql", f'SELECT message_id AS "{EVIL}" FROM messages'), SHOWN),
+        (("sql", "SELECT message_id, repeat(type, 9) FROM messages"), SHOWN),  # too wide: a row is a list
         (("sql", f"SELECT error('{EVIL}')"), r"\u001b]0;owned"),
         (("sql", f'SELECT * FROM "{EVIL}"'), r"\u001b]0;owned"),
         (("estimate",), SHOWN),
@@ -194,7 +194,7 @@ def test_json_stays_json_and_has_nothing_to_obey(arguments: tuple[str, ...], cap
     said = capsys.readouterr().out
     found = json.loads(safe(said))
     if arguments[0] == "sql":
-        assert found[0]["message"] == EVIL
+        assert found[0]["message_id"] == EVIL
 
 
 # ---------------------------------------------------------------- the screen

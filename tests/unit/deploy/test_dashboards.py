@@ -48,7 +48,7 @@ def test_every_expression_gives_data_in_a_real_prometheus(tmp_path: Path) -> Non
     with Monitor(("127.0.0.1", 0), lake, "1.2.3") as monitor:
         monitor.see(replace(SNAPSHOT, batches=4, tips=20))
         with Prometheus(tmp_path, free_ports(1)[0], monitor.address, every="500ms") as prometheus:
-            wait_until(lambda: len(prometheus.ask("kiln_table_age_seconds")) == 2, "the lake is scraped")
+            wait_until(lambda: len(prometheus.ask("kiln_table_commit_age_seconds")) == 2, "the lake is scraped")
             monitor.see(replace(SNAPSHOT, frames=2_000, copies=300, batches=9, tips=40))
             wait_until(lambda: bool(prometheus.ask("rate(kiln_frames_total[1m]) > 0")), "frames are seen to come")
             questions = dashboard_questions() + rule_questions()

@@ -20,7 +20,7 @@ from msgspec import structs
 from rich.console import Console
 
 from kiln.conf.process.bridge_status import BridgeStatus, IpfsStatus, PublisherStatus, SpoolStatus, write_status
-from kiln.conf.process.location import location
+from kiln.conf.process.location import parse_location
 from kiln.conf.settings.model import Ipfs, Kafka, Publish, Settings
 from kiln.deploy.ops.doctor import (
     DoctorCheck,
@@ -58,7 +58,7 @@ from kiln.deploy.screens.doctor import render_checks
 from kiln.deploy.screens.status import encode_status, format_age, render_status
 from kiln.deploy.stack.java import Java, JavaError
 from kiln.pipelines.delta.lake import Lake
-from kiln.pipelines.runtime.topics import note_topics
+from kiln.pipelines.runtime.topics import save_topic_ids
 
 OFFSETS = 'v1\n{{"batchWatermarkMs":0,"batchTimestampMs":1}}\n{{"kiln.frames":{{"0":{zero},"1":{one}}}}}'
 
@@ -99,16 +99,16 @@ def write_checkpoint(folder: Path, batches: int, commits: int) -> None:
 
 def test_progress_is_that_of_the_newest_finished_micro_batch(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, batches=12, commits=11)  # the last one was planned and not done
-    found = read_checkpoint(location(tmp_path))
+    found = read_checkpoint(parse_location(tmp_path))
     assert found.batch == 10
     assert found.offsets == {"kiln.frames": {0: 100, 1: 200}}
     assert found.committed_at == datetime.fromtimestamp(1_700_000_010, UTC)
 
 
 def test_a_query_that_never_ran_or_never_committed_has_no_progress(tmp_path: Path) -> None:
-    assert read_checkpoint(location(tmp_path / "none")).batch is None
+    assert read_checkpoint(parse_location(tmp_path / "none")).batch is None
     write_checkpoint(tmp_path, batches=1, commits=0)
-    assert read_checkpoint(location(tmp_path)).batch is None
+    assert read_checkpoint(parse_location(tmp_path)).batch is None
 
 
 def test_sources_are_taken_together_and_an_empty_one_is_skipped() -> None:
@@ -126,7 +126,7 @@ def test_a_bad_checkpoint_is_named(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, batches=1, commits=1)
     (tmp_path / "offsets" / "0").write_text("v7\n")
     with pytest.raises(CheckpointError, match="offsets/0: version 'v7'"):
-        read_checkpoint(location(tmp_path))
+        read_checkpoint(parse_location(tmp_path))
 
 
 def test_lag_counts_what_is_held_and_not_committed() -> None:
@@ -142,13 +142,13 @@ def test_a_query_whose_topic_is_another_says_so_and_has_no_lag(tmp_path: Path) -
     """Neither is its offset one of this topic."""
     write_checkpoint(tmp_path, batches=3, commits=3)
     topics = {"kiln.frames": TopicStatus("kiln.frames", {0: 0, 1: 0}, {0: 900, 1: 900}, "new")}
-    assert read_query_status("archive", location(tmp_path), topics).lag == 900 - 20 + 900 - 40
-    note_topics(location(tmp_path), {"kiln.frames": "old"})
-    found = read_query_status("archive", location(tmp_path), topics)
+    assert read_query_status("archive", parse_location(tmp_path), topics).lag == 900 - 20 + 900 - 40
+    save_topic_ids(parse_location(tmp_path), {"kiln.frames": "old"})
+    found = read_query_status("archive", parse_location(tmp_path), topics)
     assert (found.batch, found.lag) == (2, None)
     assert found.problem.startswith("kiln.frames is not the topic that was read before")
     assert is_bad(check_checkpoints([found]), "archive: kiln.frames is not the topic", "kiln recover")
-    away = read_query_status("archive", location(tmp_path), {})
+    away = read_query_status("archive", parse_location(tmp_path), {})
     assert (away.problem, away.lag) == ("", None)
 
 
@@ -169,7 +169,7 @@ def state(tmp_path: Path) -> Settings:
     for number in range(2):
         rows = pa.table({"stream": [f"s{number}", "s"]})
         write_deltalake(str(lake / "tips"), rows, mode="append")
-    write_deltalake(str(lake / "batches"), pa.table({"cid": ["a", "b", "c"]}))
+    write_deltalake(str(lake / "batches"), pa.table({"batch_cid": ["a", "b", "c"]}))
     return Settings(state=tmp_path, kafka=Kafka(embedded_port=closed_port()))
 
 
@@ -254,7 +254,7 @@ def test_java() -> None:
 def test_packages() -> None:
     required = ["pyspark==4.2.0", "pandas<3", "Delta_Spark>=4", 'pytest; extra == "dev"']
     good = {"pyspark": "4.2.0", "pandas": "2.3.3", "delta-spark": "4.4.0"}
-    assert check_packages(required, good) == DoctorCheck("packages", "ok", "3 as required")
+    assert check_packages(required, good) == DoctorCheck("packages", "ok", "all 3 requirements are satisfied")
     assert is_bad(check_packages(required, {**good, "pyspark": "4.1.0"}), "pyspark is 4.1.0, not ==4.2.0", "make setup")
     assert is_bad(check_packages(required, {"pyspark": "4.2.0", "pandas": "2.3.3"}), "Delta_Spark is missing")
 
@@ -383,7 +383,7 @@ def test_what_the_bridge_says_is_wrong_is_told_while_it_runs(tmp_path: Path) -> 
     assert check_bridge(status, 101.0).level == "warn"
     assert "2 of 3 peers" in check_bridge(status, 101.0).found
     assert check_bridge(structs.replace(status, errors=()), 101.0).level == "ok"
-    assert check_bridge(status, 200.0).found == check_bridge(None, 0.0).found == "does not run"
+    assert check_bridge(status, 200.0).found == check_bridge(None, 0.0).found == "not running"
     (tmp_path / "bridge").mkdir()
     write_status(tmp_path / "bridge" / "status.json", structs.replace(status, at=time.time()))
     checks = run_checks(Settings(state=tmp_path, kafka=Kafka(embedded_port=closed_port())))
@@ -399,4 +399,4 @@ def test_the_screen_says_what_to_do_and_how_it_stands() -> None:
     assert isinstance(console.file, StringIO)
     text = console.file.getvalue()
     assert "→ install it" in text
-    assert "1 in the way" in text
+    assert "1 problem" in text

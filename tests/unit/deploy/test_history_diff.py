@@ -77,16 +77,16 @@ def test_rows_outside_the_range_do_not_count(lake: Lake) -> None:
     fill(lake, history(range(100, 120), at=TO - 100_000_000))  # from the first µs after the range on
     fill(lake, history(range(200, 220), at=FROM - 300_000_000, name="old"))
     # heard by the bridge's clock after the range, and by the log's within it
-    append(lake, "updates", [update(300, TO + 5, updated_at=TO - 1), update(301, TO, updated_at=TO)])
+    append(lake, "updates", [update(300, TO + 5, log_time=TO - 1), update(301, TO, log_time=TO)])
     fill(lake.locate_run("r"), history(range(30)))
-    append(lake.locate_run("r"), "updates", [update(300, TO + 5, updated_at=TO - 1)])
+    append(lake.locate_run("r"), "updates", [update(300, TO + 5, log_time=TO - 1)])
     assert all(each.is_equal for each in compared(lake, run).values())
 
 
 COPY_KEPT: Mapping[str, object] = {
     "origin": "REPLAY",
     "topic_source": "index",
-    "verdict": 1,
+    "verdict": "valid",
     "remote_peer": "other",
     "kafka_partition": 3,
     "kafka_offset": 77,
@@ -169,7 +169,7 @@ def test_a_row_that_is_there_twice_is_found(lake: Lake) -> None:
 
 def test_others_rows_of_tips_and_quarantine_do_not_count(lake: Lake) -> None:
     run = begin(lake)
-    append(lake, "tips", [tip(1, FROM), tip(2, FROM, source="batch", cid="c")])
+    append(lake, "tips", [tip(1, FROM), tip(2, FROM, source="batch", batch_cid="c")])
     append(lake.locate_run("r"), "tips", [tip(1, FROM)])
     stages = ("message", "fetch", "publisher", "receive", "separator", "frame")
     append(lake, "quarantine", [row("quarantine", stage=stage, reason="bad_tip", data=b"d") for stage in stages])
@@ -219,7 +219,7 @@ some = st.lists(st.tuples(st.integers(0, 4), st.integers(-1, 2), st.sampled_from
 
 def drawn_update(drawn: Drawn) -> Row:
     number, at, tip_ = drawn
-    return update(number, FROM + at, tip=tip_, updated_at=FROM + at, log_offset=0)
+    return update(number, FROM + at, tip=tip_, log_time=FROM + at, log_offset=0)
 
 
 def drawn_message(drawn: Drawn) -> Row:
@@ -256,6 +256,8 @@ def test_the_counts_are_those_of_multisets(
         (per_key[0] & per_key[1]).total(),
     )
     # all differences fit among the first, and each is told once
-    told = Counter(each.key["message"] for each in found.examples for side in (each.live, each.run) if side is not None)
+    told = Counter(
+        each.key["message_id"] for each in found.examples for side in (each.live, each.run) if side is not None
+    )
     if (only_live + only_run).total() <= 10:
         assert told == Counter({f"m{number}": count for number, count in (per_key[0] + per_key[1]).items()})

@@ -60,17 +60,17 @@ def check_reader(lake: Lake) -> None:
     bad = query_lake(
         lake,
         """
-        SELECT 'tips of a batch', cid FROM batches LEFT JOIN batch_tips AS t USING (cid)
-        GROUP BY cid, batches.tips HAVING count(t.tip) <> batches.tips
-        UNION ALL SELECT 'update of a batch', tip FROM batches JOIN batch_tips USING (cid)
+        SELECT 'tips of a batch', batch_cid FROM batches LEFT JOIN batch_tips AS t USING (batch_cid)
+        GROUP BY batch_cid, batches.tip_count HAVING count(t.tip) <> batches.tip_count
+        UNION ALL SELECT 'update of a batch', tip FROM batches JOIN batch_tips USING (batch_cid)
                   ANTI JOIN updates USING (stream, tip)
         UNION ALL SELECT 'update of a tip', tip FROM tips ANTI JOIN updates USING (network, stream, tip)
                   WHERE source = 'update'
-        UNION ALL SELECT 'twice', message FROM messages GROUP BY network, message HAVING count(*) > 1
-        UNION ALL SELECT 'twice', message FROM updates GROUP BY network, origin, message HAVING count(*) > 1
-        UNION ALL SELECT 'twice', cid FROM batches
-                  GROUP BY network, origin, separator_key, separator_value, opened_at, cid HAVING count(*) > 1
-        UNION ALL SELECT 'twice', cid FROM batch_tips GROUP BY cid, stream, tip HAVING count(*) > 1""",
+        UNION ALL SELECT 'twice', message_id FROM messages GROUP BY network, message_id HAVING count(*) > 1
+        UNION ALL SELECT 'twice', message_id FROM updates GROUP BY network, origin, message_id HAVING count(*) > 1
+        UNION ALL SELECT 'twice', batch_cid FROM batches
+                  GROUP BY network, origin, separator_key, separator_value, opened_at, batch_cid HAVING count(*) > 1
+        UNION ALL SELECT 'twice', batch_cid FROM batch_tips GROUP BY batch_cid, stream, tip HAVING count(*) > 1""",
     )
     assert list(bad.rows()) == []
 
@@ -91,7 +91,7 @@ def other_history(lake: Lake) -> BackfillRun:
 
 def test_live_has_the_run_s_rows_in_the_range_and_its_own_beyond(lake: Lake) -> None:
     other_history(lake)
-    append(lake, "tips", [tip(900, FROM, source="batch", cid="c")])
+    append(lake, "tips", [tip(900, FROM, source="batch", batch_cid="c")])
     theirs = [
         row("quarantine", stage=stage, reason="r", data=stage.encode()) for stage in ("fetch", "separator", "frame")
     ]
@@ -104,13 +104,13 @@ def test_live_has_the_run_s_rows_in_the_range_and_its_own_beyond(lake: Lake) -> 
     check_reader(lake)
     messages = {f"m{number}" for number in (*range(5, 50), *OUTSIDE)}
     for table in ("copies", "messages", "updates"):
-        assert sorted(map(str, column(lake, table, "message"))) == sorted(messages), table
+        assert sorted(map(str, column(lake, table, "message_id"))) == sorted(messages), table
     assert "t900" in column(lake, "tips", "tip")
     assert {"fetch", "separator", "frame"} <= set(column(lake, "quarantine", "stage"))
-    assert column(lake, "publications", "cid") == ["b0-9-10"]
+    assert column(lake, "publications", "batch_cid") == ["b0-9-10"]
     # what a batch of old held stays known: the batch may have been published
-    assert "b0-9-10" in column(lake, "batch_tips", "cid")
-    assert "b0-9-10" not in column(lake, "batches", "cid")
+    assert "b0-9-10" in column(lake, "batch_tips", "batch_cid")
+    assert "b0-9-10" not in column(lake, "batches", "batch_cid")
 
 
 def test_each_table_changes_by_one_commit_and_updates_by_two(lake: Lake) -> None:
@@ -166,7 +166,7 @@ def test_what_live_alone_heard_is_not_swapped_away_unless_asked_for(lake: Lake, 
     with pytest.raises(SwapError, match=f"^live has 4 messages and 4 copies of the range .* what {words}, and"):
         swapped(lake)
     assert [each.event for each in read_events(lake)] == ["begun", "done"]
-    assert len(column(lake, "messages", "message")) == 10
+    assert len(column(lake, "messages", "message_id")) == 10
     assert swap_run(lake, run, FileSwap(lake), lambda: TO + 10, lambda words: None, replace=True)
     assert equal(lake)
     begin(lake, "more", source=source)
@@ -306,7 +306,7 @@ def test_rows_that_come_into_the_range_while_a_swap_goes_on_stay(lake: Lake) -> 
         },
     )
     swapped(lake, exchange)
-    messages = column(lake, "messages", "message")
+    messages = column(lake, "messages", "message_id")
     assert sorted(map(str, messages)) == sorted(f"m{number}" for number in (*range(5, 50), *OUTSIDE, 700, 701))
     assert not list(_orphans(lake, "messages"))
 
@@ -356,4 +356,4 @@ def test_a_stream_appends_all_the_time_and_loses_nothing(lake: Lake) -> None:
     assert not failed
     expected = sorted([*wrote, *(f"m{number}" for number in range(3, 43))])
     for table in ("messages", "updates"):
-        assert sorted(map(str, column(lake, table, "message"))) == expected, table
+        assert sorted(map(str, column(lake, table, "message_id"))) == expected, table

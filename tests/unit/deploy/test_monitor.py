@@ -18,7 +18,7 @@ from test_console import EVIL
 from test_screen import STATUS
 
 from kiln.conf.process.bridge_status import BridgeStatus, FetcherStatus, OverlayStatus, PeerStatus, PublisherStatus
-from kiln.conf.process.exporter import exposed
+from kiln.conf.process.exporter import render_metrics
 from kiln.deploy.ops.monitor.facts import MonitorInputs
 from kiln.deploy.ops.monitor.families import build_families
 from kiln.deploy.ops.monitor.history import RunHistory, build_plot
@@ -30,10 +30,10 @@ from kiln.pipelines.decode.breaker_state import BreakerState
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.runtime.query_status import QueryBacklog, QueryState
 from kiln.schemas.delta.tables import TABLES
-from kiln.schemas.exposition import FAMILIES, LATENESS_BUCKETS
+from kiln.schemas.exposition import FAMILIES, BATCH_DELAY_BUCKETS
 from kiln.schemas.faults import FAULTS
 
-LATE = [0] * (len(LATENESS_BUCKETS) + 1)
+LATE = [0] * (len(BATCH_DELAY_BUCKETS) + 1)
 LATE[3], LATE[-1] = 2, 1
 OVERLAY = OverlayStatus("k", "n", (), 3, 4, (), PublisherStatus("on", 5), 6, 7, 8, 9, {"not_asked_for": 2}, {}, 1)
 
@@ -96,7 +96,7 @@ def facts_of(snapshot: Snapshot, lake: Lake) -> MonitorInputs:
 
 
 def exposed_of(facts: MonitorInputs) -> bytes:
-    return exposed(build_families(facts))
+    return render_metrics(build_families(facts))
 
 
 def samples(text: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -115,13 +115,13 @@ def test_every_declared_family_is_there_and_no_other(lake: Lake) -> None:
 def test_the_values_are_those_of_the_snapshot(lake: Lake) -> None:
     seen = samples(exposed_of(facts_of(SNAPSHOT, lake)))
     assert seen["kiln_messages_total", (("type", "UPDATE"),)] == 40
-    assert seen["kiln_quarantined_total", (("reason", "invalid_json"), ("stage", "message"))] == 5
+    assert seen["kiln_quarantined_records_total", (("reason", "invalid_json"), ("stage", "message"))] == 5
     assert seen["kiln_query_lag_seconds", (("query", "archive"),)] == 2.5
     assert seen["kiln_query_up", (("query", "batch"),)] == 0
-    assert seen["kiln_query_phase_seconds", (("phase", "addBatch"), ("query", "archive"))] == 0.4
-    assert seen["kiln_batch_lateness_seconds_bucket", (("le", "1.5"),)] == 2
-    assert seen["kiln_batch_lateness_seconds_bucket", (("le", "60.0"),)] == 2
-    assert seen["kiln_batch_lateness_seconds_count", ()] == 3
+    assert seen["kiln_query_phase_duration_seconds", (("phase", "addBatch"), ("query", "archive"))] == 0.4
+    assert seen["kiln_batch_delay_seconds_bucket", (("le", "1.5"),)] == 2
+    assert seen["kiln_batch_delay_seconds_bucket", (("le", "60.0"),)] == 2
+    assert seen["kiln_batch_delay_seconds_count", ()] == 3
     assert seen["kiln_publications_total", (("result", "published"), ("transport", "bep50"))] == 5
     assert seen["kiln_bridge_meshes", (("peers", "0"),)] == 1
     assert seen["kiln_bridge_meshes", (("peers", "6-12"),)] == 1
@@ -129,7 +129,7 @@ def test_the_values_are_those_of_the_snapshot(lake: Lake) -> None:
     assert seen["kiln_bridge_events_total", (("event", "rpc_malformed"),)] == 7
     assert ("kiln_bridge_events_total", (("event", "of no list"),)) not in seen
     assert seen["kiln_quality_expectations", (("result", "warn"), ("table", "messages"))] == 1
-    assert seen["kiln_quality_age_seconds", ()] == 31
+    assert seen["kiln_quality_check_age_seconds", ()] == 31
 
 
 def test_labels_stay_few_with_ten_thousand_peers_and_a_hundred_thousand_separators(lake: Lake) -> None:

@@ -55,7 +55,7 @@ def test_a_broker_is_named_by_its_state_folder(tmp_path: Path) -> None:
     assert find_port_holder(29093, proc) == PortHolder(10, "python3 -m http.server", None)
     found = find_port_holder(29092, proc)
     assert found is not None
-    assert found.in_words == f"the embedded broker of the state folder {tmp_path / 'my state'} (process 11)"
+    assert found.description == f"the embedded broker of the state folder {tmp_path / 'my state'} (process 11)"
 
 
 def test_where_the_system_does_not_say_nobody_is_named(tmp_path: Path) -> None:

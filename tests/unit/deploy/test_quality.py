@@ -192,7 +192,9 @@ def test_what_is_at_fault_is_the_same_by_value_as_by_row(tmp_path: Path, monkeyp
     row = DeltaTable(lake.table("copies")).to_pyarrow_table().to_pylist()[0]
     wrong = [
         row | {"verdict": verdict, "remote_peer": peer, "kafka_offset": 900_000 + number}
-        for number, (verdict, peer) in enumerate([(9, "nobody"), (9, row["remote_peer"]), (7, "nobody"), (8, "none")])
+        for number, (verdict, peer) in enumerate(
+            [("good", "nobody"), ("good", row["remote_peer"]), ("bad", "nobody"), ("1", "none")]
+        )
     ]
     append(lake, "copies", wrong)
     now = row["observed_at"] + timedelta(hours=1)
@@ -213,14 +215,14 @@ def test_what_is_at_fault_is_the_same_by_value_as_by_row(tmp_path: Path, monkeyp
     monkeypatch.setattr(Expectation, "values", False)
     assert found("by row") == by_value
     counts = {name: count for name, count, _ in by_value}
-    assert counts["expect_column_values_to_be_between(verdict)"] == 4
+    assert counts["expect_column_values_to_be_in_set(verdict)"] == 4
     assert counts["expect_column_values_to_be_peer_ids(remote_peer)"] == 3
 
 
 def test_since_looks_at_late_rows_alone_and_remembers_nothing(tmp_path: Path) -> None:
     lake = lake_of(tmp_path)
     row = DeltaTable(lake.table("copies")).to_pyarrow_table().to_pylist()[0]
-    append(lake, "copies", [row | {"verdict": 9, "kafka_offset": 999_999}])
+    append(lake, "copies", [row | {"verdict": "good", "kafka_offset": 999_999}])
     settings, validator = Settings(state=tmp_path / "state"), RowValidator()
 
     def failed(since: timedelta) -> list[str]:
@@ -229,7 +231,7 @@ def test_since_looks_at_late_rows_alone_and_remembers_nothing(tmp_path: Path) ->
         )
         return [each.check.expectation for each in results if not each.success]
 
-    assert failed(timedelta(hours=3)) == ["expect_column_values_to_be_between"]
+    assert failed(timedelta(hours=3)) == ["expect_column_values_to_be_in_set"]
     assert failed(timedelta(hours=1)) == []
     assert not (settings.quality_dir / "state.duckdb").exists()
 
@@ -252,7 +254,7 @@ def test_the_lists_in_the_documentation_are_those_of_the_suites() -> None:
 def test_a_run_checks_when_the_pause_is_over_and_tells_what_is_not_met(tmp_path: Path) -> None:
     lake = lake_of(tmp_path)
     row = DeltaTable(lake.table("copies")).to_pyarrow_table().to_pylist()[0]
-    append(lake, "copies", [row | {"verdict": 9, "kafka_offset": 999_999}])
+    append(lake, "copies", [row | {"verdict": "good", "kafka_offset": 999_999}])
     clock = [0.0]
     checks = QualityChecks(Settings(state=tmp_path / "state"), lambda: clock[0])
     checks.child.check()
@@ -273,7 +275,9 @@ def test_a_run_checks_when_the_pause_is_over_and_tells_what_is_not_met(tmp_path:
 
 
 def test_data_docs_name_what_failed_and_fetch_nothing(tmp_path: Path) -> None:
-    results = [CheckResult(check, check.level == "warn", "<i>", 3, [{"message": "m"}], ["it <b>"]) for check in CHECKS]
+    results = [
+        CheckResult(check, check.level == "warn", "<i>", 3, [{"message_id": "m"}], ["it <b>"]) for check in CHECKS
+    ]
     pages = {page.stem: page.read_text() for page in write_docs(results, tmp_path).parent.glob("*.html")}
     assert pages.keys() == {"index", *(check.table for check in CHECKS)}
     for page in pages.values():

@@ -24,13 +24,13 @@ from ruamel.yaml import YAML
 from test_screen import STATUS
 
 from kiln.conf.process.bridge_status import BridgeStatus, SpoolStatus
-from kiln.conf.process.exporter import exposed
+from kiln.conf.process.exporter import render_metrics
 from kiln.deploy.ops.monitor.facts import MonitorInputs
 from kiln.deploy.ops.monitor.families import build_families
 from kiln.deploy.ops.snapshot import BridgeInRun, Snapshot
 from kiln.deploy.ops.status import TableStatus
 from kiln.pipelines.runtime.query_status import QueryState
-from kiln.schemas.exposition import LATENESS_BUCKETS
+from kiln.schemas.exposition import BATCH_DELAY_BUCKETS
 from kiln.schemas.queries import QUERIES
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -62,7 +62,7 @@ def well(scrape: int) -> Moment:
         frames=frames,
         messages={"UPDATE": frames // 2},
         quarantine={("message", "invalid_json"): scrape},
-        late_by_bucket=[0, 0, 0, 0, frames // 50, *[0] * (len(LATENESS_BUCKETS) - 4)],
+        late_by_bucket=[0, 0, 0, 0, frames // 50, *[0] * (len(BATCH_DELAY_BUCKETS) - 4)],
         queries=[QueryState(name, "running", scrape, 5, lag_seconds=1.0) for name in QUERIES],
         bridge=BridgeInRun(bridge),
     )
@@ -158,7 +158,9 @@ def series(moments: Iterable[Moment]) -> dict[str, list[float | None]]:
         if moment.snapshot is not None:
             committed = datetime.fromtimestamp(1e9 + STEP * moment.committed, UTC)
             tables = tuple(TableStatus(name, 1, 1, 1, 1, committed, "") for name in ("frames", "messages"))
-            values = _samples(exposed(build_families(MonitorInputs(moment.snapshot, now, now, "1", tables))).decode())
+            values = _samples(
+                render_metrics(build_families(MonitorInputs(moment.snapshot, now, now, "1", tables))).decode()
+            )
         values = {'up{job="kiln", instance="k"}': float(moment.snapshot is not None), **values}
         for name in values.keys() - found.keys():
             found[name] = [None] * scrape

@@ -102,16 +102,16 @@ def _frame_twice(town: Town) -> str:
 def _batch_twice(town: Town) -> str:
     row = town.row("batches")
     town.append("batches", row)
-    return str(row["cid"])
+    return str(row["batch_cid"])
 
 
 def _block_changed(town: Town) -> str:
     row = town.row("batches")
-    town.delete("batches", f"cid = '{row['cid']}'")
+    town.delete("batches", f"batch_cid = '{row['batch_cid']}'")
     block = row["block"]
     assert isinstance(block, bytes)
     town.append("batches", row | {"block": block[:-1] + bytes([block[-1] ^ 1])})
-    return str(row["cid"])
+    return str(row["batch_cid"])
 
 
 def _own_window(town: Town) -> str:
@@ -126,7 +126,7 @@ def _own_window(town: Town) -> str:
     for name, each in made.items():
         if each:
             town.append(name, *each)
-    return str(made["batches"][0]["cid"])
+    return str(made["batches"][0]["batch_cid"])
 
 
 def _owner(row: Row) -> Owner:
@@ -134,9 +134,9 @@ def _owner(row: Row) -> Owner:
 
 
 def _update_lost(town: Town) -> str:
-    models = {row["message"] for row in town.rows["messages"] if row["model"]}
-    row = town.row("updates", lambda row: row["separator_key"] and row["message"] in models)
-    town.delete("updates", f"message = '{row['message']}'")
+    models = {row["message_id"] for row in town.rows["messages"] if row["model"]}
+    row = town.row("updates", lambda row: row["separator_key"] and row["message_id"] in models)
+    town.delete("updates", f"message_id = '{row['message_id']}'")
     return str(row["tip"])
 
 
@@ -149,8 +149,8 @@ def _tip_of_nobody(town: Town) -> str:
 def _batch_lost(town: Town) -> str:
     row = town.row("publications")
     missing = town.row("messages", lambda row: row["type"] == "BATCH_UPDATE")
-    town.append("publications", row | {"cid": missing["batch"]})
-    return str(missing["batch"])
+    town.append("publications", row | {"batch_cid": missing["batch_cid"]})
+    return str(missing["batch_cid"])
 
 
 def _not_fresh(town: Town) -> str:
@@ -162,7 +162,7 @@ def _not_fresh(town: Town) -> str:
     town.append(
         "updates",
         update
-        | {"message": "later", "observed_at": late, "updated_at": late, "separator_key": None, "tip": update["tip"]}
+        | {"message_id": "later", "observed_at": late, "log_time": late, "separator_key": None, "tip": update["tip"]}
         | {"separator_value": None, "separator_source": None, "log_offset": 10_000_000},
     )
     return "the newest row is of 2026-05-04 12:00"
@@ -202,7 +202,7 @@ def _flood(town: Town) -> str:
     row = town.row("copies")
     late = int(START.timestamp() * 1e6) + 400_000_000
     town.append("copies", *(row | {"observed_at": late + n, "kafka_offset": 1_000_000 + n} for n in range(150)))
-    return str(row["message"])
+    return str(row["message_id"])
 
 
 def _garbage(town: Town) -> str:
@@ -345,14 +345,14 @@ def test_a_key_is_remembered_for_a_week_and_a_row_may_refer_to_a_forgotten_one(t
             name: db.execute(f"SELECT count(*) FROM {name}").fetchall()[0][0] for (name,) in db.execute(kept).fetchall()
         }
     assert sum(sizes.values()) == 1  # the receipt's own key
-    town.append("publications", receipt | {"published_at": later + LATER, "cid": town.row("tips")["tip"]})
+    town.append("publications", receipt | {"published_at": later + LATER, "batch_cid": town.row("tips")["tip"]})
     assert [each.check.expectation for each in town.failed(now=later + 2 * LATER)] == ["expect_rows_in_tables"]
 
 
 def test_a_tip_is_there_again_only_where_its_batch_is(town: Town) -> None:
     assert town.failed() == []
     batch = town.row("batches")
-    town.append("batch_tips", next(row for row in town.rows["batch_tips"] if row["cid"] == batch["cid"]))
+    town.append("batch_tips", next(row for row in town.rows["batch_tips"] if row["batch_cid"] == batch["batch_cid"]))
     both = {name: value + timedelta(days=2) for name, value in batch.items() if isinstance(value, datetime)}
     (failed,) = town.failed()
     assert (failed.check.table, failed.check.expectation) == ("batch_tips", "expect_keys_to_be_unique")
@@ -403,7 +403,7 @@ def test_a_late_row_fills_a_gap(town: Town) -> None:
 def test_what_has_just_come_may_still_be_awaited(town: Town) -> None:
     row = town.row("publications")
     missing = town.row("messages", lambda row: row["type"] == "BATCH_UPDATE")
-    town.append("publications", row | {"cid": missing["batch"]})
+    town.append("publications", row | {"batch_cid": missing["batch_cid"]})
     assert town.failed(now=datetime.now(UTC)) == []
     assert [each.check.table for each in town.failed()] == ["publications"]
 

@@ -192,7 +192,7 @@ def test_what_is_dropped_is_gone_and_recorded(lake: Lake, capsys: pytest.Capture
     (done,) = told(capsys, *what, "--yes")
     assert (done["rows"], done["known"]) == (2, 0)
     assert left(lake) == [row for row in before if row[1] != "unknown_typ"]
-    rows = DeltaTable(lake.table("dropped")).to_pyarrow_table().to_pylist()
+    rows = DeltaTable(lake.table("quarantine_dropped")).to_pyarrow_table().to_pylist()
     assert {row["drop_id"] for row in rows} == {done["drop_id"]}
     assert {row["why"] for row in rows} == {"one client's garbage"}
     assert sorted((row["kafka_offset"], row["message_index"], row["reason"]) for row in rows) == [
@@ -201,7 +201,7 @@ def test_what_is_dropped_is_gone_and_recorded(lake: Lake, capsys: pytest.Capture
     ]
     assert {(row["bytes"], row["sha256"]) for row in rows} == {(10, sha256(b'{"typ":99}').hexdigest())}
     assert run_command(["quarantine", *what, "--yes"]) == 1  # there is no such reason any more
-    assert len(DeltaTable(lake.table("dropped")).to_pyarrow_table()) == 2
+    assert len(DeltaTable(lake.table("quarantine_dropped")).to_pyarrow_table()) == 2
     assert run_command(["quarantine", "drop", "--all", "--why", "all", "--yes"]) == 0
     assert left(lake) == []
 
@@ -220,7 +220,7 @@ def test_a_drop_that_was_cut_short_is_finished_and_recorded_once(lake: Lake, mon
     assert left(lake) == before
     done = dropping.drop_rows(lake, wanted, "why", "2", soon(2))
     assert (done.rows, done.known) == (4, 4)
-    assert len(DeltaTable(lake.table("dropped")).to_pyarrow_table()) == 4
+    assert len(DeltaTable(lake.table("quarantine_dropped")).to_pyarrow_table()) == 4
     assert {row[0] for row in left(lake)} == {"rpc", "publisher"}
 
 
@@ -230,7 +230,7 @@ def test_rows_that_come_back_are_dropped_and_recorded_anew(lake: Lake) -> None:
     append(lake, "quarantine", rows)
     done = dropping.drop_rows(lake, QuarantineFilter(), "why", "2", soon(1))
     assert (done.rows, done.known) == (len(rows), 0)
-    assert len(DeltaTable(lake.table("dropped")).to_pyarrow_table()) == 2 * len(rows)
+    assert len(DeltaTable(lake.table("quarantine_dropped")).to_pyarrow_table()) == 2 * len(rows)
 
 
 @pytest.mark.parametrize("meanwhile", ["append", "compact"])
@@ -260,7 +260,7 @@ def test_what_others_write_meanwhile_stays(meanwhile: str, lake: Lake, monkeypat
     monkeypatch.setattr(dropping, "replace_files", with_others)
     dropped = dropping.drop_rows(lake, QuarantineFilter(stage="message"), "why", "1", soon())
     assert dropped.rows == 4
-    assert len(DeltaTable(lake.table("dropped")).to_pyarrow_table()) == 4
+    assert len(DeltaTable(lake.table("quarantine_dropped")).to_pyarrow_table()) == 4
     kept = [row[:2] for row in left(lake)]
     assert kept == [("message", "bad_tip")] * (meanwhile == "append") + [
         ("publisher", "batches_gone"),

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from kiln.deploy.stack.scratch import scratch
+from kiln.deploy.stack.scratch import create_scratch_folder
 
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = """
@@ -26,10 +26,10 @@ def test_what_a_killed_process_left_goes_and_what_lives_stays(tmp_path: Path) ->
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
         theirs = Path(other.stdout.readline().strip())
-        ours = scratch(tmp_path)
+        ours = create_scratch_folder(tmp_path)
         assert ours != theirs
         assert (theirs / "blocks").stat().st_size == 1000
         other.kill()
         other.wait()
-    again = scratch(tmp_path)
+    again = create_scratch_folder(tmp_path)
     assert {each for each in (tmp_path / "scratch").iterdir() if each.is_dir()} == {ours, again}

@@ -154,7 +154,7 @@ def test_everything_a_user_asks_for_is_in_the_picture(width: int, height: int) -
         assert expected in text, expected
 
 
-def test_lateness_is_said_to_be_from_hearing_where_there_is_room() -> None:
+def test_lateness_is_said_to_be_from_event_time_where_there_is_room() -> None:
     assert "later than 1 s after heard, p50/p99" in "".join(picture(FULL, 120, 30))
 
 

@@ -36,27 +36,27 @@ def made() -> tuple[SnapshotBuilder, Supervisor]:
 
 def test_frames_count_from_the_first_snapshot_and_the_rate_from_the_one_before() -> None:
     snapshots, queries = made()
-    first = snapshots.take(101.0, ENDS, queries, None, ())
+    first = snapshots.build(101.0, ENDS, queries, None, ())
     assert (first.frames, first.frames_rate, first.elapsed) == (0, None, timedelta(seconds=1))
-    second = snapshots.take(103.0, {"kiln.frames": {0: 30, 1: 15}}, queries, None, ())
+    second = snapshots.build(103.0, {"kiln.frames": {0: 30, 1: 15}}, queries, None, ())
     assert (second.frames, second.frames_rate) == (30, 15.0)
     assert snapshots.frames == 30
 
 
 def test_messages_are_counted_by_type_and_reasons_are_not() -> None:
     snapshots, queries = made()
-    assert snapshots.take(101.0, {}, queries, None, ()).copies is None
+    assert snapshots.build(101.0, {}, queries, None, ()).copies is None
     snapshots.count("archive", {"UPDATE": 3, "bad_tip": 7, "copies": 9})
     snapshots.count("archive", {"UPDATE": 2, "QUERY": 1, "copies": 4})
     snapshots.count("updates", {"UPDATE": 100, "copies": 100})
-    taken = snapshots.take(101.0, {}, queries, None, ())
+    taken = snapshots.build(101.0, {}, queries, None, ())
     assert (taken.messages, taken.copies) == ({"UPDATE": 5, "QUERY": 1}, 13)
 
 
 def test_bridge_and_errors_are_passed_on() -> None:
     snapshots, queries = made()
     bridge = BridgeInRun(None, {"kubo": 1})
-    snapshot = snapshots.take(101.0, {}, queries, bridge, ["the broker does not answer"])
+    snapshot = snapshots.build(101.0, {}, queries, bridge, ["the broker does not answer"])
     assert snapshot.bridge is bridge
     assert snapshot.errors == ["the broker does not answer"]
     assert [query.phase for query in snapshot.queries] == ["starting", "starting"]

@@ -243,12 +243,11 @@ def test_csv_has_a_header_times_in_utc_and_nothing_that_a_terminal_obeys(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_lake(tmp_path)
-    sql = (
-        'SELECT message_id, data, observed_at, tips, \'a, "b"\n\' || chr(27) AS "te,xt", NULL AS none, 0.5::DOUBLE AS half'
-    )
+    text = '\'a, "b"\n\' || chr(27) AS "te,xt"'
+    sql = f"SELECT message_id, data, observed_at, tips, {text}, NULL AS none, 0.5::DOUBLE AS half"
     out = run(capsys, tmp_path, "--csv", f"{sql} FROM messages WHERE size = 3")
     header, row, end = out.split("\r\n")
-    assert header == 'message,data,observed_at,tips,"te,xt",none,half'
+    assert header == 'message_id,data,observed_at,tips,"te,xt",none,half'
     assert row == 'm3,03ff,2025-03-01T12:00:03.000250Z,"{""k1"": ""b1""}","a, ""b""\\n\\u001b",,0.5'
     assert end == ""
 

@@ -74,7 +74,7 @@ def test_history_is_kept_for_its_user_alone(tmp_path: Path) -> None:
 
 
 def completed(text: str, cursor: int | None = None) -> list[str]:
-    names = SqlNames({"tips": ("stream", "tip"), "batches": ("cid", "streams"), **read_view_columns()})
+    names = SqlNames({"tips": ("stream", "tip"), "batches": ("batch_cid", "stream_count"), **read_view_columns()})
     document = Document(text, len(text) if cursor is None else cursor)
     return [each.text for each in names.get_completions(document, CompleteEvent())]
 
@@ -83,7 +83,7 @@ def test_tables_views_and_columns_are_completed() -> None:
     assert "latest_tips" in completed("SELECT * FROM lat")
     assert completed("SELECT  FROM tips", 7)[:2] == ["stream", "tip"]
     assert completed("SELECT * FROM batches AS b WHERE b.st") == ["streams"]
-    assert completed("SELECT batches.c") == ["cid"]
+    assert completed("SELECT batches.c") == ["batch_cid"]
     assert "late_p50_seconds" in completed("SELECT late_p")
     assert completed("sel") == ["SELECT"]
 

@@ -45,13 +45,13 @@ def filled(steps: Mapping[str, Sequence[object]]) -> set[str]:
 
 def test_the_way_of_a_batch(lake: Lake) -> None:
     steps = way(lake, BATCH)
-    assert column(steps["updates"], "message") == [message(1), message(2)]
+    assert column(steps["updates"], "message_id") == [message(1), message(2)]
     assert column(steps["updates"], "log_offset") == [1, 2]
-    assert column(steps["messages"], "message") == [message(1), message(2)]
+    assert column(steps["messages"], "message_id") == [message(1), message(2)]
     assert [
-        (row["message"], row["remote_peer"], row["copy"], row["copies"], row["behind_ms"]) for row in steps["copies"]
+        (row["message_id"], row["remote_peer"], row["copy"], row["copies"], row["behind_ms"]) for row in steps["copies"]
     ] == [(message(n), PEERS[c], c + 1, 2, 250.0 * c) for n in (1, 2) for c in (0, 1)]
-    assert column(steps["copies"], "verdict") == ["good signature"] * 4
+    assert column(steps["copies"], "verdict") == ["valid"] * 4
     assert {(row["kafka_partition"], row["kafka_offset"], row["payload"]) for row in steps["frames"]} == {
         (c, 100 + n, b"rpc") for n in (1, 2) for c in (0, 1)
     }
@@ -74,7 +74,10 @@ def test_the_way_of_a_stream_whose_claim_was_false(lake: Lake) -> None:
     assert column(steps["quarantine"], "reason") == ["contradicts_genesis"]
     assert column(steps["quarantine"], "detail") == [f"claimed model/{FALSE}; the genesis says model/{TRUE}"]
     # each update in the batch of its own window, though a later batch holds one of the tips again
-    assert [(row["message"], row["cid"]) for row in steps["batches"]] == [(message(1), BATCH), (message(2), BATCH)]
+    assert [(row["message_id"], row["batch_cid"]) for row in steps["batches"]] == [
+        (message(1), BATCH),
+        (message(2), BATCH),
+    ]
     assert filled(steps) == set(steps) - {"announcements"}
 
 
@@ -103,8 +106,8 @@ def test_the_way_of_a_tip(lake: Lake) -> None:
     assert found.kind == "tip"
     assert "batch" not in [step.step.name for step in found.steps]  # a tip is no batch
     steps = way(lake, cid("tip 1"))
-    assert column(steps["messages"], "message") == [message(1)]
-    assert column(steps["batches"], "cid") == [BATCH]
+    assert column(steps["messages"], "message_id") == [message(1)]
+    assert column(steps["batches"], "batch_cid") == [BATCH]
     assert column(steps["tips"], "source") == ["update"]
     assert len(steps["copies"]) == len(steps["frames"]) == 2
 
@@ -112,7 +115,7 @@ def test_the_way_of_a_tip(lake: Lake) -> None:
 def test_the_way_of_a_message(lake: Lake) -> None:
     steps = way(lake, message(3))
     assert column(steps["updates"], "tip") == [cid("tip 3")]
-    assert column(steps["batches"], "cid") == [cid("third")]
+    assert column(steps["batches"], "batch_cid") == [cid("third")]
     assert column(steps["messages"], "data") == [b"{}"]
     assert not steps["publications"]
     assert column(steps["quarantine"], "reason") == ["hello_repeats"]  # of the frame that brought it
@@ -138,7 +141,7 @@ def test_a_place_without_an_index_is_the_whole_frame(lake: Lake) -> None:
 def test_the_way_of_a_batch_of_another_node(lake: Lake) -> None:
     for text in (OTHERS_BATCH, message(5)):
         steps = way(lake, text)
-        assert column(steps["announcements"], "message") == [message(5)]
+        assert column(steps["announcements"], "message_id") == [message(5)]
         assert column(steps["tips"], "tip") == [cid("theirs")]
         assert column(steps["quarantine"], "reason") == ["cid_hash_unsupported"]
         assert len(steps["frames"]) == 2
@@ -210,7 +213,7 @@ def test_the_screen_names_each_step_and_obeys_nothing_of_the_network(lake: Lake)
     assert "What is in quarantine about it" in shown
     assert "no good message is known" in shown
     assert "WHERE" not in shown
-    assert f"WHERE message = '{message(4)}'" in printed(trace_subject(lake, parse_id(message(4))), sql=True)
+    assert f"WHERE message_id = '{message(4)}'" in printed(trace_subject(lake, parse_id(message(4))), sql=True)
 
 
 def test_json_has_the_steps_with_questions_and_rows(lake: Lake, capsys: pytest.CaptureFixture[str]) -> None:
@@ -218,7 +221,7 @@ def test_json_has_the_steps_with_questions_and_rows(lake: Lake, capsys: pytest.C
     told = json.loads(capsys.readouterr().out)
     assert (told["id"], told["kind"]) == (BATCH, "batch")
     steps = {step["step"]: step for step in told["steps"]}
-    assert [row["cid"] for row in steps["batch"]["rows"]] == [BATCH]
+    assert [row["batch_cid"] for row in steps["batch"]["rows"]] == [BATCH]
     assert steps["frames"]["rows"][0]["payload"] == b"rpc".hex()
     out = io.StringIO()
     write_trace(trace_subject(lake, parse_id(BATCH)), out)

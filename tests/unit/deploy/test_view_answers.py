@@ -30,33 +30,36 @@ def after(seconds: float) -> datetime:
 
 
 def test_an_update_is_in_the_first_batch_that_closed_after_it_was_heard(lake: Lake) -> None:
-    found = {row["message"]: row["cid"] for row in rows_of(lake, "SELECT * FROM batched_updates WHERE stream = 'kodd'")}
+    found = {
+        row["message_id"]: row["batch_cid"]
+        for row in rows_of(lake, "SELECT * FROM batched_updates WHERE stream = 'kodd'")
+    }
     # c0 closed before, c2 after c1; odd4 has no separator
     assert found == {"odd1": "c1", "odd3": "c3", "odd5": None, "odd6": None}
-    (whole,) = rows_of(lake, "SELECT count(*) AS n, count(DISTINCT message) AS messages FROM batched_updates")
+    (whole,) = rows_of(lake, "SELECT count(*) AS n, count(DISTINCT message_id) AS messages FROM batched_updates")
     (updates,) = rows_of(lake, "SELECT count(*) AS n FROM updates WHERE separator_key IS NOT NULL")
     assert whole == {"n": updates["n"], "messages": updates["n"]}
 
 
 def test_a_tip_that_a_batch_holds_again_knows_when_the_batch_before_closed(lake: Lake) -> None:
-    found = rows_of(lake, "SELECT cid, origin, tip, earlier_closed_at FROM held_again ORDER BY cid")
+    found = rows_of(lake, "SELECT batch_cid, origin, tip, earlier_closed_at FROM held_again ORDER BY batch_cid")
     common = {"origin": "LIVE", "tip": "b1"}
     # c0 is the first of LIVE, and c1 the first of REPLAY
     assert found == [
-        {"cid": "c1", **common, "earlier_closed_at": after(-8)},
-        {"cid": "c2", **common, "earlier_closed_at": after(1)},
+        {"batch_cid": "c1", **common, "earlier_closed_at": after(-8)},
+        {"batch_cid": "c2", **common, "earlier_closed_at": after(1)},
     ]
 
 
 def test_delays_end_with_the_first_announcement_that_did_not_fail(lake: Lake) -> None:
-    (row,) = rows_of(lake, "SELECT * FROM update_delays WHERE message = 'odd1'")
+    (row,) = rows_of(lake, "SELECT * FROM update_delays WHERE message_id = 'odd1'")
     assert (row["heard_at"], row["published_at"]) == (AT, after(2.5))
     assert [row[f"seconds_to_{end}"] for end in ("close", "batch", "publication")] == [1.0, 1.333333, 2.5]
 
 
 def test_a_query_is_unanswered_where_no_response_came_after_it(lake: Lake) -> None:
-    found = rows_of(lake, "SELECT message, answered_at FROM unanswered_queries WHERE query_id = 'q'")
-    assert found == [{"message": "ask2", "answered_at": None}]
+    found = rows_of(lake, "SELECT message_id, answered_at FROM unanswered_queries WHERE query_id = 'q'")
+    assert found == [{"message_id": "ask2", "answered_at": None}]
 
 
 def test_responses_conflict_by_stream_and_minute(lake: Lake) -> None:
@@ -66,10 +69,10 @@ def test_responses_conflict_by_stream_and_minute(lake: Lake) -> None:
 
 
 def test_copies_are_counted_and_the_first_relay_is_told(lake: Lake) -> None:
-    (copies,) = rows_of(lake, "SELECT * FROM message_copies WHERE message = 'odd1'")
+    (copies,) = rows_of(lake, "SELECT * FROM message_copies WHERE message_id = 'odd1'")
     assert copies == {
         "network": "clay",
-        "message": "odd1",
+        "message_id": "odd1",
         "copies": 4,
         "first_peer": "a",  # at once with b
         "first_at": AT,
@@ -97,10 +100,10 @@ def test_a_message_is_missed_by_the_vantage_points_that_were_there_and_did_not_h
         assert isinstance(row["observed_at"], datetime)
         there[row["local_peer"]].append(row["observed_at"])
     heard: dict[object, list[tuple[datetime, object]]] = defaultdict(list)
-    for row in rows_of(lake, "SELECT message, observed_at, kafka_partition, kafka_offset FROM copies"):
+    for row in rows_of(lake, "SELECT message_id, observed_at, kafka_partition, kafka_offset FROM copies"):
         assert isinstance(row["observed_at"], datetime)
         by = place.get((row["kafka_partition"], row["kafka_offset"]))
-        heard[row["message"]].append((row["observed_at"], by))
+        heard[row["message_id"]].append((row["observed_at"], by))
     expected = {
         (message, point)
         for message, copies in heard.items()
@@ -108,7 +111,7 @@ def test_a_message_is_missed_by_the_vantage_points_that_were_there_and_did_not_h
         if min(times) <= min(at for at, _ in copies) <= max(times) and point not in {by for _, by in copies}
     }
     assert expected
-    found = [(row["message"], row["missed_by"]) for row in rows_of(lake, "SELECT * FROM missed_messages")]
+    found = [(row["message_id"], row["missed_by"]) for row in rows_of(lake, "SELECT * FROM missed_messages")]
     assert sorted(found, key=str) == sorted(expected, key=str)
 
 
@@ -129,8 +132,8 @@ def test_an_index_saves_the_name_of_the_topic(lake: Lake) -> None:
 
 
 def test_the_announcement_of_a_batch_is_as_long_as_its_json(lake: Lake) -> None:
-    found = rows_of(lake, "SELECT separator_key, separator_value, cid, message_bytes FROM batch_times")
+    found = rows_of(lake, "SELECT separator_key, separator_value, batch_cid, message_bytes FROM batch_times")
     assert {row["separator_key"] for row in found} >= {"model", 'a/"ключ"\n\\'}
     for row in found:
         sep = f"{row['separator_key']}/{row['separator_value']}"
-        assert row["message_bytes"] == len(orjson.dumps({"typ": 3, "sep": sep, "batch": row["cid"]}))
+        assert row["message_bytes"] == len(orjson.dumps({"typ": 3, "sep": sep, "batch": row["batch_cid"]}))

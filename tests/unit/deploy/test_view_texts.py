@@ -48,19 +48,19 @@ def lakes(draw: st.DrawFn) -> dict[str, Rows]:
     updates: Columns = {
         "network": networks,
         "origin": origins,
-        "message": messages,
+        "message_id": messages,
         "separator_value": st.none() | values,
         "separator_source": st.sampled_from(["genesis", "topic", None]),
         "stream": streams,
         "tip": tips,
         "observed_at": seconds,
-        "updated_at": seconds,
+        "log_time": seconds,
         "log_offset": st.integers(0, 1000),
     }
     sent: Columns = {
         "network": networks,
         "origin": origins,
-        "message": messages,
+        "message_id": messages,
         "type": st.sampled_from(["UPDATE", "UPDATE", "QUERY"]),
         "stream": streams,
         "tip": tips,
@@ -68,20 +68,20 @@ def lakes(draw: st.DrawFn) -> dict[str, Rows]:
         "observed_at": seconds,
     }
     batches: Columns = {
-        "cid": cids,
+        "batch_cid": cids,
         "network": networks,
         "origin": origins,
         "separator_value": values,
         "opened_at": seconds,
         "closed_at": st.sampled_from(lengths),
-        "bytes": st.integers(50, 60),
+        "block_bytes": st.integers(50, 60),
     }
-    held: Columns = {"cid": cids, "stream": streams, "tip": tips}
+    held: Columns = {"batch_cid": cids, "stream": streams, "tip": tips}
     found = {
-        "updates": draw(few(updates, ("network", "origin", "message"), 10)),
-        "messages": draw(few(sent, ("network", "message"), 10)),
-        "batches": draw(few(batches, ("network", "origin", "separator_value", "opened_at", "cid"), 8)),
-        "batch_tips": draw(few(held, ("cid", "stream", "tip"), 10)),
+        "updates": draw(few(updates, ("network", "origin", "message_id"), 10)),
+        "messages": draw(few(sent, ("network", "message_id"), 10)),
+        "batches": draw(few(batches, ("network", "origin", "separator_value", "opened_at", "batch_cid"), 8)),
+        "batch_tips": draw(few(held, ("batch_cid", "stream", "tip"), 10)),
     }
     for row in found["updates"]:
         row["separator_key"] = row["separator_value"] and "model"

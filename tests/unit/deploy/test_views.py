@@ -410,7 +410,7 @@ Made = tuple[list[set[tuple[str, str]]], list[Logged]]
 
 
 def ideal(records: Iterable[Logged], window: int) -> Made:
-    """The windows of one separator in hearing time alone."""
+    """The windows of one separator in event time alone."""
     tips: list[set[tuple[str, str]]] = []
     outside: list[Logged] = []
     opened = -window
@@ -439,7 +439,7 @@ heard_updates = st.lists(
 
 
 @given(heard_updates, st.sampled_from([1, SECOND // 2, SECOND, 3 * SECOND]))
-def test_an_estimate_is_what_windows_in_hearing_time_make(records: list[Logged], window: int) -> None:
+def test_an_estimate_is_what_windows_in_event_time_make(records: list[Logged], window: int) -> None:
     found = {saving.separator: saving for saving in estimate_savings(as_heard(records), [window])}
     assert found.keys() == {each.separator for each in records}
     for separator, saving in found.items():
@@ -771,17 +771,6 @@ def test_windows_of_two_lengths_that_overlap_each_count_what_they_hold(tmp_path:
         (MODEL.key, None): 1,
         (OTHER.key, 1.0): 1,
     }
-
-
-def test_batches_from_before_hearing_time_keep_their_updates(tmp_path: Path) -> None:
-    # their windows are in the time of the log, in which the first update came after the broker stamped it
-    rows = run_of([Logged(SECOND, 5 * SECOND, MODEL, 1, 1), said_at(90, OTHER, 1, 2)], SECOND)
-    (batch,) = rows["batches"]
-    fill_all(
-        tmp_path, {**rows, "batches": [{**batch, "opened_at": time_of(5 * SECOND), "closed_at": time_of(6 * SECOND)}]}
-    )
-    found = rows_of(tmp_path, "SELECT messages_unbatched, batches FROM batch_savings")
-    assert found == [{"messages_unbatched": 1, "batches": 1}]
 
 
 def question(title: str) -> str:
