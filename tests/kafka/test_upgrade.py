@@ -1,6 +1,7 @@
-"""A state folder that the code of 0.1.0 wrote runs on: tables, checkpoints, the broker's log, what the bridge keeps.
+"""State that an earlier commit wrote goes on: tables, checkpoints, the broker's log, files of the bridge. State of
+another version is refused.
 
-`kept/README.md` says what is in the folder and how it was made. `kept/expected.json` has what the same code made of it.
+`kept/README.md` describes the state folder and how it was made. `kept/expected.json` has what the same code made of it.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import subprocess
 import tarfile
 import time
 from collections import Counter
@@ -26,11 +28,12 @@ from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.delta.tables import TABLES, TABLES_VERSION
 from kit.awaiting import wait_until
 from kit.kiln_process import Kiln, end
-from kit.log_model import Emitted, Update, expected_batches, heard_when_stamped, read_batches, read_log
+from kit.log_model import Emitted, Update, expected_batches, read_batches, read_log
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.timeout(900)]
 
 KEPT = Path(__file__).with_name("kept")
+STATE = KEPT / f"state_of_version_{STATE_VERSION}.tar.xz"
 QUERIES = {"archive", "updates", "batch", "sink"}
 WINDOW, LONG_WINDOW = 1_000_000, 300_000_000  # µs: by default, and of the windows that were open
 
@@ -75,8 +78,9 @@ def rows(lake: Path, table: str, columns: Iterable[str] | None = None) -> list[R
 
 
 def texts(found: Iterable[Row]) -> Counter[str]:
-    """Rows that can be counted."""
-    return Counter(json.dumps(row, sort_keys=True, default=_text) for row in found)
+    """Rows that can be counted. Nulls are left out, as in a column that was added later."""
+    values = ({name: value for name, value in row.items() if value is not None} for row in found)
+    return Counter(json.dumps(row, sort_keys=True, default=_text) for row in values)
 
 
 def _text(value: object) -> str:
@@ -109,7 +113,7 @@ def unpack(folder: Path) -> Path:
     Spark keeps the whole path of the schema of the state of `batch` in its checkpoint and looks for it there, so that
     a state folder cannot be moved. Here it is: the path is written anew.
     """
-    with tarfile.open(KEPT / "state_of_0.1.0.tar.xz") as packed:
+    with tarfile.open(STATE) as packed:
         packed.extractall(folder, filter="data")
     for path in (folder / "state" / "checkpoints" / "batch").glob("state/*/_metadata/v2/[0-9]*"):
         text = path.read_text()
@@ -197,12 +201,8 @@ def expected() -> Row:
     return found
 
 
-@pytest.fixture(scope="module")
-def upgraded(broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactory, expected: Row) -> Upgraded:
-    """Unpacked, and gone on with: the bridge for a moment, then the queries."""
-    due = (expected["gone_on_from"] + LONG_WINDOW) / 1e6
-    assert time.time() > due, f"the clock of this machine is behind that of the kept log, which ends at {due} s"
-    state = unpack(tmp_path_factory.mktemp("upgraded"))
+def go_on(state: Path, classpath: list[Path]) -> Upgraded:
+    """Run the bridge on the folder for a moment, then the queries."""
     lake = state / "lake"
     before = Before(
         checkpoints=checkpoints(state),
@@ -218,10 +218,44 @@ def upgraded(broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFact
     kiln.run("run", "--catch-up")
     found = Upgraded(kiln, before, after, interests)
     port, controller_port = free_ports(2)
-    with EmbeddedBroker(state, port, controller_port, broker_classpath, die_with_parent=True) as broker:
+    with EmbeddedBroker(state, port, controller_port, classpath, die_with_parent=True) as broker:
         found.log = read_log(broker.address, "kiln.updates")
         found.emitted = read_batches(broker.address, "kiln.batches")
     return found
+
+
+@pytest.fixture(scope="module")
+def upgraded(broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactory, expected: Row) -> Upgraded:
+    due = (expected["gone_on_from"] + LONG_WINDOW) / 1e6
+    assert time.time() > due, f"the clock of this machine is behind that of the kept log, which ends at {due} s"
+    return go_on(unpack(tmp_path_factory.mktemp("upgraded")), broker_classpath)
+
+
+# ---------------------------------------------------------------- another version
+
+
+def contents(folder: Path) -> dict[str, tuple[int, int, bytes]]:
+    return {
+        str(path): (path.stat().st_mode, path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else b"")
+        for path in (folder, *folder.rglob("*"))
+    }
+
+
+@pytest.mark.parametrize(("version", "found"), [("2\n", "version 2"), (None, "no version")])
+def test_state_of_an_older_version_is_refused_and_left_alone(tmp_path: Path, version: str | None, found: str) -> None:
+    state = unpack(tmp_path)
+    (state / "version").unlink()
+    if version is not None:
+        (state / "version").write_text(version)
+    before = contents(state)
+    kiln = Kiln(state, free_ports(2), ENVIRONMENT)
+    for command in (["run", "--catch-up"], ["bridge"], ["sql", "select count(*) from messages"]):
+        done = subprocess.run(
+            kiln.command(*command), env=kiln.environment, capture_output=True, text=True, timeout=120, check=False
+        )
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1), done.stderr
+        assert f"the state folder {state} has {found}, and this Kiln reads version {STATE_VERSION}. Keep" in done.stderr
+        assert contents(state) == before
 
 
 # ---------------------------------------------------------------- tables
@@ -271,21 +305,18 @@ def test_no_frame_is_missing_between_those_of_before_and_those_of_today(upgraded
 
 
 def test_each_query_goes_on_from_its_checkpoint(upgraded: Upgraded) -> None:
-    """`archive` has become one with `messages`, and goes on from the checkpoint of `messages`."""
     before, now = upgraded.before.checkpoints, checkpoints(upgraded.kiln.state)
-    assert before.keys() == {*QUERIES, "messages"}
-    assert now.keys() == {*QUERIES, "archive-of-0.1"}
-    assert now["archive-of-0.1"] == before["archive"]
+    assert now.keys() == before.keys() == QUERIES
     for name in QUERIES:
-        earlier = before["messages" if name == "archive" else name]
-        assert now[name].query_id == earlier.query_id, name
-        assert now[name].newest > earlier.newest, name
+        assert now[name].query_id == before[name].query_id, name
+        assert now[name].newest > before[name].newest, name
 
 
-def test_state_folder_and_tables_are_taken_on(upgraded: Upgraded) -> None:
+def test_state_folder_and_tables_keep_their_version(upgraded: Upgraded) -> None:
     assert (upgraded.kiln.state / "version").read_text() == f"{STATE_VERSION}\n"
-    for table in TABLES:
-        opened = DeltaTable(str(upgraded.kiln.lake / table))
+    for name, table in TABLES.items():
+        opened = DeltaTable(str(upgraded.kiln.lake / name))
+        assert {field.name for field in opened.schema().fields} == {column.name for column in table.columns}
         assert opened.metadata().configuration["kiln.version"] == str(TABLES_VERSION)
         assert (opened.protocol().min_reader_version, opened.protocol().min_writer_version) == (1, 2)
 
@@ -307,16 +338,14 @@ def test_a_window_that_was_open_closes_with_the_length_and_the_tips_it_had(upgra
 
 
 def test_the_batches_are_those_of_the_model_over_the_log(upgraded: Upgraded, expected: Row) -> None:
-    """One log, before and after; in between windows were long, and 0.1.0 knew no hearing time. None was open when
-    that changed."""
+    """One log, before and after; in between windows were long. None was open when that changed."""
     lines = (0, expected["long_from"], expected["gone_on_from"], 1 << 62)
     model: set[Emitted] = set()
     for since, until, length in zip(lines, lines[1:], (WINDOW, LONG_WINDOW, WINDOW), strict=False):
         parts = []
         for records in upgraded.log:
             part = [(stamp, update) for stamp, update in records if since <= stamp < until]
-            part += [(stamp, None) for stamp, _ in records if stamp >= until][:1]
-            parts.append(part if until == 1 << 62 else heard_when_stamped(part))
+            parts.append(part + [(stamp, None) for stamp, _ in records if stamp >= until][:1])
         model |= expected_batches(parts, length)
     assert len(upgraded.emitted) == len(set(upgraded.emitted))
     assert set(upgraded.emitted) == model

@@ -84,13 +84,6 @@ class Emitted(NamedTuple):
     cid: str
 
 
-def heard_when_stamped(log: Iterable[tuple[int, Update | None]]) -> list[tuple[int, Update | None]]:
-    """The log as Kiln read it before hearing time: an update counted from the log's clock."""
-    records = list(log)
-    clock = accumulate((stamp for stamp, _ in records), max)
-    return [(now, update and update._replace(heard=now)) for now, (_, update) in zip(clock, records, strict=True)]
-
-
 def expected_batches(logs: Iterable[list[tuple[int, Update | None]]], length: int) -> set[Emitted]:
     """What the partitions of a log must have been batched to; no window may pass the block limit. Times in µs."""
     return {
@@ -130,7 +123,7 @@ def update_of(value: bytes) -> Update | None:
         return None
     owner = (record["network"], record["origin"], record["separator"]["key"], record["separator"]["value"])
     epoch = (record["epoch"]["query"], record["epoch"]["batch"])
-    return Update(owner, record["stream"], record["tip"], record["observed_at"], epoch, record["message"])
+    return Update(owner, record["stream"], record["tip"], record["observed_at"], epoch, record["message_id"])
 
 
 def read_batches(servers: str, topic: str) -> list[Emitted]:
@@ -142,7 +135,7 @@ def emitted_of(value: bytes) -> Emitted:
     """A record of `kiln.batches`. AssertionError: its block is not that of its CID."""
     record = json.loads(value)
     block = base64.b64decode(record["block"])
-    assert cid_of(block) == record["cid"]
+    assert cid_of(block) == record["batch_cid"]
     assert dag_cbor.decode(block)
     owner = (record["network"], record["origin"], record["separator"]["key"], record["separator"]["value"])
-    return Emitted(owner, record["opened_at"], record["cid"])
+    return Emitted(owner, record["opened_at"], record["batch_cid"])

@@ -7,6 +7,7 @@ test ! -e "$folder"
 mkdir -p "$folder"
 cd "$checkout"
 export PYTHONPATH=$PWD KILN_STATE=$folder/state
+export KILN_MONITOR__LISTEN= # another Kiln may run on this machine
 export KILN_KAFKA__EMBEDDED_PORT=${KILN_KAFKA__EMBEDDED_PORT:-29392}
 export KILN_KAFKA__EMBEDDED_CONTROLLER_PORT=${KILN_KAFKA__EMBEDDED_CONTROLLER_PORT:-29393}
 export KILN_BRIDGE__LISTEN='["/ip4/127.0.0.1/tcp/0"]'
@@ -28,6 +29,7 @@ kiln replay "$folder/3.rpc.gz"
 kiln run --catch-up
 
 echo "== 3. another, whose windows are still open"
+date +%s%6N >"$folder/long_from" # log time, µs
 kiln replay "$folder/6.rpc.gz"
 KILN_BATCH__WINDOW=5m kiln run --no-network --for "${OPEN_FOR:-100s}"
 
@@ -41,8 +43,8 @@ import time
 from pathlib import Path
 
 from kiln.bridge.capture.spool import FrameSink
-from bridge.frames_producer import FramesProducerError
-from bridge.traffic import Traffic, TrafficOptions
+from kiln.bridge.kafka.producers import FramesProducerError
+from kiln.deploy.demo.traffic import Traffic, TrafficOptions
 
 
 def away():
@@ -68,3 +70,11 @@ grep -rlIF "$folder" state | while read -r file; do
 done
 tar --sort=name --owner=0 --group=0 --numeric-owner --sparse -cf - state | xz -9e >state.tar.xz
 ls -l state.tar.xz
+
+echo "== 7. the same captures without any stop, to compare with"
+cd "$checkout"
+export KILN_STATE=$folder/undisturbed
+for seconds in 3 6 9; do
+  kiln replay "$folder/$seconds.rpc.gz"
+done
+kiln run --catch-up
