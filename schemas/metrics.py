@@ -1,8 +1,8 @@
-"""Every counter and gauge that Kiln's bridge reports: its name, its unit, and a sentence.
+"""Counters and gauges that the bridge reports in its status: name, unit and description.
 
 The name is the path in `STATE/bridge/status.json`: `[]` stands for each entry of a list, `*` for any key. Counters
-count since the bridge started, if nothing else is said. A number that the bridge reports and this list lacks fails
-tests/unit/schemas/test_metrics.py. `markdown()` is docs/METRICS.md; write that file anew with
+start at 0 with the bridge unless a group says otherwise. tests/unit/schemas/test_metrics.py fails for a number that
+this list lacks. `markdown()` is docs/METRICS.md; regenerate it with
 `python -m kiln.schemas.metrics > docs/METRICS.md`.
 """
 
@@ -16,21 +16,21 @@ Kind = Literal["counter", "gauge"]
 
 
 class Metric(NamedTuple):
-    """A number that the bridge reports."""
+    """A metric that the bridge reports."""
 
     name: str
     kind: Kind
-    """counter: only grows while the bridge runs; gauge: as things are now"""
+    """`counter` only grows while the bridge runs; `gauge` is the current value"""
     unit: str
     says: str
 
 
 class MetricGroup(NamedTuple):
-    """Metrics that stand side by side in the status."""
+    """Metrics with the same path prefix."""
 
     title: str
     path: str
-    """what stands before each name in the status"""
+    """prefix of each name in the status"""
     note: str
     metrics: tuple[Metric, ...]
 
@@ -53,11 +53,9 @@ GROUPS: Final = (
             _counter("frames_out", "frames", "Frames that the node sent to peers."),
             _counter("bytes_in", "bytes", "Bytes of RPCs that peers sent, without length prefixes."),
             _counter("bytes_out", "bytes", "Bytes that the node wrote to peers, with length prefixes."),
-            _gauge(
-                "kept_out", "peers", "Peers that the node hung up on for their conduct, and keeps out for `bridge.ban`."
-            ),
-            _gauge("topics_refused", "topics", "Topics of the interests that lack room and are not joined."),
-            _counter("topic_refusals", "topics", "Topics that the node did not join, each as often as it came anew."),
+            _gauge("kept_out", "peers", "Peers disconnected for bad conduct and banned for `bridge.ban`."),
+            _gauge("topics_refused", "topics", "Topics of interest that are over a limit and not joined."),
+            _counter("topic_refusals", "topics", "Refusals to join a topic, once per subscription."),
             _gauge("mesh.*", "peers", "Peers in the mesh of a topic."),
         ),
     ),
@@ -66,28 +64,28 @@ GROUPS: Final = (
         "peers[].",
         "since the stream opened",
         (
-            _gauge("score", "points", "The score that the router gives the peer. Below 0 the peer enters no mesh."),
+            _gauge("score", "points", "Gossipsub score. Peers below 0 enter no mesh."),
             _counter("frames_in", "frames", "Frames that the peer sent."),
             _counter("frames_out", "frames", "Frames that the node sent to the peer."),
             _counter(
                 "dropped",
                 "RPCs",
-                "RPCs for the peer that the node dropped, because too much waited for the peer.",
+                "RPCs to the peer dropped because its send queue was full.",
             ),
-            _gauge("topics", "topics", "Topics of the peer that the router remembers."),
-            _gauge("queued", "bytes", "Bytes that wait to be sent to the peer."),
+            _gauge("topics", "topics", "Subscriptions of the peer that the router tracks."),
+            _gauge("queued", "bytes", "Bytes in the send queue of the peer."),
             _counter("bytes_in", "bytes", "Bytes of captured frames that the peer sent."),
             _counter("bytes_out", "bytes", "Bytes of captured frames that the node sent to the peer."),
         ),
     ),
     MetricGroup(
-        "A topic by index",
+        "Topics sent by index",
         "savings[].",
-        "over all peers that there were; the same stands in `peers[].savings[]` for one peer",
+        "over all peers of this run; `peers[].savings[]` has the same per peer",
         (
             _counter("references", "references", "References to a topic by index."),
-            _counter("as_names", "bytes", "Bytes that the references would have taken as names."),
-            _counter("as_indices", "bytes", "Bytes that the references took as indices."),
+            _counter("as_names", "bytes", "Bytes that the references would take as names."),
+            _counter("as_indices", "bytes", "Bytes that the references take as indices."),
         ),
     ),
     MetricGroup(
@@ -96,17 +94,17 @@ GROUPS: Final = (
         "",
         (
             _counter("put", "frames", "Frames that the bridge captured."),
-            _counter("acknowledged", "frames", "Frames that Kafka has, with those of an earlier run's spool."),
+            _counter("acknowledged", "frames", "Frames acknowledged by Kafka, including the spool of an earlier run."),
             _gauge(
                 "waiting",
                 "frames",
-                "Frames that Kafka does not have yet. Of a spool from an earlier run: at most.",
+                "Frames not yet acknowledged by Kafka; an upper bound for the spool of an earlier run.",
             ),
-            _gauge("memory_bytes", "bytes", "Bytes of memory that waiting frames take."),
-            _gauge("disk_bytes", "bytes", "Bytes of the spool's files."),
-            _counter("spooled", "frames", "Frames that the bridge wrote to the spool."),
-            _gauge("free_bytes", "bytes", "Bytes free on the disk of the spool."),
-            _counter("torn_bytes", "bytes", "Bytes of the spool that the bridge could not read back."),
+            _gauge("memory_bytes", "bytes", "Memory used by waiting frames."),
+            _gauge("disk_bytes", "bytes", "Size of the spool files."),
+            _counter("spooled", "frames", "Frames written to the spool."),
+            _gauge("free_bytes", "bytes", "Free space on the disk of the spool."),
+            _counter("torn_bytes", "bytes", "Bytes of the spool that could not be read back."),
         ),
     ),
     MetricGroup(
@@ -114,25 +112,31 @@ GROUPS: Final = (
         "sharing.",
         "",
         (
-            _gauge("round", "number", "Kafka's number of the round of bridges that live. Each change has a new round."),
-            _gauge("topics_left", "topics", "Topics of the interests that another bridge hears."),
+            _gauge(
+                "round",
+                "number",
+                "Generation of the Kafka consumer group of the bridges. Each change of membership starts a new one.",
+            ),
+            _gauge("topics_left", "topics", "Topics of interest that another bridge subscribes to."),
         ),
     ),
     MetricGroup(
         "The IPFS node",
         "ipfs_node.",
-        "where `ipfs.api` is set",
+        "if `ipfs.api` is set",
         (
-            _gauge("connections", "peers", "Peers that the IPFS node is connected to, whoever they are."),
+            _gauge("connections", "peers", "Peers that the IPFS node is connected to."),
             _gauge("gossip_peers", "peers", "Gossip peers in good standing that speak bitswap."),
-            _gauge("gossip_connected", "peers", "Of these, those that the IPFS node is connected to."),
-            _gauge("gossip_left_out", "peers", "Of these, those beyond the 64 that the IPFS node is connected to."),
-            _counter("provided", "blocks", "Blocks that the IPFS node told its routing of."),
+            _gauge(
+                "gossip_connected", "peers", "Gossip peers that speak bitswap and that the IPFS node is connected to."
+            ),
+            _gauge("gossip_left_out", "peers", "Gossip peers that speak bitswap beyond the limit of 64 connections."),
+            _counter("provided", "blocks", "Blocks provided to the routing."),
             _counter(
                 "unprovided",
                 "blocks",
-                "Blocks that the routing was not told of: too many waited, or the node could not. Connected peers can "
-                "fetch these blocks too.",
+                "Blocks not provided to the routing because the queue was full or the node failed. Connected peers can "
+                "still fetch them.",
             ),
         ),
     ),
@@ -141,10 +145,12 @@ GROUPS: Final = (
         "publisher.",
         "",
         (
-            _counter("published", "batches", "Receipts of publications that reached a peer."),
-            _counter("failed", "batches", "Receipts with an error: no peer in time, too old, refused by IPFS."),
-            _counter("lost", "records", "Records of `kiln.batches` that Kafka let go before the publisher read them."),
-            _counter("places_lost", "times", "How often Kafka had lost the publisher's place in a partition."),
+            _counter("published", "batches", "Publications that reached a peer."),
+            _counter("failed", "batches", "Publications that failed: no peer in time, too old, or refused by IPFS."),
+            _counter("lost", "records", "Records of `kiln.batches` that Kafka deleted before the publisher read them."),
+            _counter(
+                "places_lost", "times", "Times that Kafka lost the committed offset of the publisher for a partition."
+            ),
         ),
     ),
     MetricGroup(
@@ -152,122 +158,127 @@ GROUPS: Final = (
         "fetcher.",
         "",
         (
-            _gauge("waiting", "records", "Records of `kiln.wanted` that wait."),
-            _gauge("fetching", "blocks", "Blocks that the fetcher asks IPFS for now."),
-            _counter("places_lost", "times", "How often Kafka had lost the fetcher's place in a partition."),
-            _gauge("claimed", "geneses", "Geneses that are still to be held against what updates claim."),
+            _gauge("waiting", "records", "Records of `kiln.wanted` that wait for a block."),
+            _gauge("fetching", "blocks", "Block fetches in flight."),
+            _counter(
+                "places_lost", "times", "Times that Kafka lost the committed offset of the fetcher for a partition."
+            ),
+            _gauge("claimed", "geneses", "Claimed separators that are not yet verified by a genesis."),
         ),
     ),
     MetricGroup(
-        "What became of the fetcher's records",
+        "Outcomes of the fetcher",
         "fetcher.counts.",
         "",
         (
-            _counter("released", "updates", "Updates that went on to `kiln.updates` with what their genesis says."),
-            _counter("blocks", "batches", "Announced batches of which the block went on to `kiln.blocks`."),
-            _counter("streams", "streams", "Answers that the fetcher wrote to `kiln.streams`."),
-            _counter("quarantined", "records", "Records that the fetcher wrote to quarantine."),
-            _counter("own", "batches", "Batches of this bridge that came back."),
-            _counter("not_of_interest", "batches", "Announced batches of separators that no interest covers."),
-            _counter("again", "batches", "Announced batches that the fetcher has fetched of late."),
-            _counter("other_network", "records", "Records of another network than the bridge's."),
-            _counter("lost", "records", "Records that Kafka let go before the fetcher was done with them."),
-            _counter("claims", "updates", "Updates that went on under a separator that is only claimed."),
-            _counter("claims_checked", "geneses", "Geneses that came and were held against what updates claim."),
-            _counter("claims_unchecked", "geneses", "Geneses that claims gave up: malformed, or not had in six tries."),
+            _counter("released", "updates", "Updates written to `kiln.updates` with the separator of their genesis."),
+            _counter("blocks", "batches", "Announced batches whose block was written to `kiln.blocks`."),
+            _counter("streams", "streams", "Records written to `kiln.streams`."),
+            _counter("quarantined", "records", "Records written to quarantine."),
+            _counter("own", "batches", "Batches that this bridge published itself."),
+            _counter("not_of_interest", "batches", "Announced batches whose separator matches no interest."),
+            _counter("again", "batches", "Announced batches that were fetched recently."),
+            _counter("other_network", "records", "Records of another network."),
+            _counter("lost", "records", "Records that Kafka deleted before the fetcher finished them."),
+            _counter("claims", "updates", "Updates released under a claimed, unverified separator."),
+            _counter("claims_checked", "geneses", "Claimed separators that were verified against a genesis."),
+            _counter(
+                "claims_unchecked",
+                "geneses",
+                "Claimed separators given up: the genesis was malformed, or six fetches failed.",
+            ),
             _counter(
                 "claims_dropped",
                 "geneses",
-                "Geneses that gave way to others, as the fetcher remembers 10,000 that are claimed.",
+                "Claimed separators evicted because the fetcher tracks at most 10,000.",
             ),
             _counter(
                 "claims_untold",
                 "updates",
-                "Claims that quarantine will not tell if they are false, as four others of their genesis came first.",
+                "Claims that are not reported to quarantine if false, because four others of their genesis came first.",
             ),
             _counter(
                 "contradicts_genesis",
                 "updates",
-                "False claims that the fetcher wrote to quarantine: the first of each, and all that waited.",
+                "False claims written to quarantine: the first of each genesis, and all that waited.",
             ),
             _counter(
                 "claimed_already",
                 "updates",
-                "Updates that had waited, and that were in `kiln.updates` meanwhile under the same separator.",
+                "Waiting updates that were already in `kiln.updates` under the same separator.",
             ),
-            _counter("wanted_malformed", "records", "Records of `kiln.wanted` that ask for nothing that can be given."),
+            _counter("wanted_malformed", "records", "Records of `kiln.wanted` that are malformed."),
             _counter(
                 "genesis_unavailable",
                 "records",
-                "Updates given up, because no peer gave the block of the genesis in time.",
+                "Updates given up: the genesis block was not fetched in time.",
             ),
-            _counter("block_unavailable", "records", "Batches given up, because no peer gave the block in time."),
-            _counter("block_malformed", "records", "Batches given up, because the block is no batch."),
-            _counter("block_too_large", "records", "Records given up, because the block is larger than Kiln reads."),
+            _counter("block_unavailable", "records", "Batches given up: the block was not fetched in time."),
+            _counter("block_malformed", "records", "Batches given up: the block is not a batch."),
+            _counter("block_too_large", "records", "Records given up: the block is too large."),
             _counter(
                 "block_hash_mismatch",
                 "records",
-                "Records given up, because the bytes that came have another hash than the CID names.",
+                "Records given up: the hash of the block does not match its CID.",
             ),
             _counter(
                 "block_cid_mismatch",
                 "records",
-                "Records given up, because the IPFS node keeps the block under another CID.",
+                "Records given up: the IPFS node stores the block under another CID.",
             ),
-            _counter("cid_malformed", "records", "Records given up, because a CID is none."),
+            _counter("cid_malformed", "records", "Records given up: a CID is malformed."),
             _counter(
                 "cid_hash_unsupported",
                 "records",
-                "Records given up, because the CID names a hash other than sha2-256.",
+                "Records given up: the hash function of the CID is not sha2-256.",
             ),
             _counter(
                 "cid_codec_unsupported",
                 "records",
-                "Records given up, because the CID has a codec that no such block has.",
+                "Records given up: the codec of the CID is not supported.",
             ),
-            _counter("genesis_malformed", "records", "Updates given up, because the block is no event."),
+            _counter("genesis_malformed", "records", "Updates given up: the block is not an event."),
             _counter(
                 "genesis_not_init",
                 "records",
-                "Updates given up, because the block is an event, and not an init event.",
+                "Updates given up: the event is not an init event.",
             ),
             _counter(
                 "fetch_fault",
                 "records",
-                "Records given up, because reading the block went wrong in a way that Kiln does not know. The "
-                "log has the error.",
+                "Records given up: reading the block failed unexpectedly. The log has the error.",
             ),
             _counter("sep_missing", "streams", "Streams without a separator: the header of the genesis has no `sep`."),
-            _counter("sep_not_text", "streams", "Streams without a separator: `sep` is no text."),
+            _counter("sep_not_text", "streams", "Streams without a separator: `sep` is not a string."),
             _counter(
                 "value_missing",
                 "streams",
                 "Streams without a separator: the header lacks the field that `sep` names.",
             ),
-            _counter("value_not_bytes", "streams", "Streams without a separator: that field is no byte string."),
+            _counter("value_not_bytes", "streams", "Streams without a separator: that field is not a byte string."),
             _counter("value_empty", "streams", "Streams without a separator: that field is empty."),
             _counter(
                 "bad_separator",
                 "streams",
-                "Streams without a separator: no topic name can hold the key or the value.",
+                "Streams without a separator: the key or the value is not valid in a topic name.",
             ),
         ),
     ),
     MetricGroup(
         "BEP 50",
         "bep50.",
-        "where `bep50.enabled`",
+        "if `bep50.enabled`",
         (
-            _gauge("joined", "topics", "Topics of the overlay that the bridge is on."),
+            _gauge("joined", "topics", "Joined topics of the overlay."),
             _gauge("contacts", "contacts", "Contacts of all joined topics."),
             _counter("items", "items", "New items, the bridge's own included."),
-            _counter("stored", "nodes", "Nodes of the plain DHT that took an item of the bridge."),
-            _counter("frames_in", "frames", "Datagrams with an item that others sent."),
-            _counter("frames_out", "frames", "Datagrams with an item that the bridge sent."),
+            _counter("stored", "nodes", "Nodes of the BitTorrent DHT that stored an item of the bridge."),
+            _counter("frames_in", "frames", "Received datagrams with an item."),
+            _counter("frames_out", "frames", "Sent datagrams with an item."),
             _counter(
                 "gaps",
                 "items",
-                "Items that do not name the batch of the item before: announcements between the two are lost.",
+                "Items that do not link to the previous item: announcements in between are lost.",
             ),
         ),
     ),
@@ -277,7 +288,7 @@ GROUPS: Final = (
         "",
         (
             _gauge("contacts", "contacts", "Contacts of the topic."),
-            _gauge("sequence", "number", "Sequence number of the newest item."),
+            _gauge("sequence", "number", "Sequence number of the latest item."),
         ),
     ),
     MetricGroup(
@@ -285,62 +296,64 @@ GROUPS: Final = (
         "bep50.publisher.",
         "",
         (
-            _counter("published", "batches", "Receipts of publications that reached a peer."),
-            _counter("failed", "batches", "Receipts with an error: no peer in time, too old, refused by IPFS."),
-            _counter("lost", "records", "Records of `kiln.batches` that Kafka let go before the publisher read them."),
-            _counter("places_lost", "times", "How often Kafka had lost the publisher's place in a partition."),
+            _counter("published", "batches", "Publications that reached a peer."),
+            _counter("failed", "batches", "Publications that failed: no peer in time, too old, or refused by IPFS."),
+            _counter("lost", "records", "Records of `kiln.batches` that Kafka deleted before the publisher read them."),
+            _counter(
+                "places_lost", "times", "Times that Kafka lost the committed offset of the publisher for a partition."
+            ),
         ),
     ),
     MetricGroup(
-        "Datagrams that changed nothing",
+        "Dropped datagrams",
         "bep50.dropped.",
         "",
         (
-            _counter("unusable_source", "datagrams", "The source address is none that a datagram can be sent to."),
-            _counter("not_asked_for", "datagrams", "An answer to no query of the bridge."),
-            _counter("too_many_queries", "datagrams", "Queries of one address over its rate."),
-            _counter("bad_item", "datagrams", "An item whose signature, key or salt is not the topic's."),
-            _counter("too_big", "datagrams", "A datagram larger than Kiln reads."),
-            _counter("not_bencoded", "datagrams", "No canonical bencoded dictionary."),
-            _counter("bad_transaction", "datagrams", "`t` is absent, no string, or too long."),
-            _counter("bad_topic", "datagrams", "`c` is there and is not 20 bytes."),
-            _counter("bad_message", "datagrams", "`y` is unknown, or what it promises is absent."),
-            _counter("bad_id", "datagrams", "There is no node id of 20 bytes."),
+            _counter("unusable_source", "datagrams", "The source address is not usable."),
+            _counter("not_asked_for", "datagrams", "Response without a query."),
+            _counter("too_many_queries", "datagrams", "Queries over the rate limit of an address."),
+            _counter("bad_item", "datagrams", "The signature, key or salt of the item does not match the topic."),
+            _counter("too_big", "datagrams", "Datagram over the size limit."),
+            _counter("not_bencoded", "datagrams", "Not a canonical bencoded dictionary."),
+            _counter("bad_transaction", "datagrams", "`t` is missing, not a string, or too long."),
+            _counter("bad_topic", "datagrams", "`c` is not 20 bytes."),
+            _counter("bad_message", "datagrams", "`y` is unknown, or a field that it requires is missing."),
+            _counter("bad_id", "datagrams", "The node id is missing or not 20 bytes."),
             _counter(
                 "refused_203",
                 "datagrams",
-                "Queries that the bridge refused: malformed, bad token, unknown topic, another item.",
+                "Refused queries: malformed, bad token, unknown topic, another item.",
             ),
             _counter(
                 "refused_204",
                 "datagrams",
-                "Queries that the bridge refused: the method is unknown, or prohibited on a topic.",
+                "Refused queries: the method is unknown, or prohibited on a topic.",
             ),
-            _counter("refused_205", "datagrams", "Queries that the bridge refused: the value is too big."),
-            _counter("refused_206", "datagrams", "Queries that the bridge refused: the signature is invalid."),
-            _counter("refused_207", "datagrams", "Queries that the bridge refused: the salt is too big."),
+            _counter("refused_205", "datagrams", "Refused queries: the value is too big."),
+            _counter("refused_206", "datagrams", "Refused queries: the signature is invalid."),
+            _counter("refused_207", "datagrams", "Refused queries: the salt is too big."),
             _counter(
                 "refused_301",
                 "datagrams",
-                "Queries that the bridge refused: `cas` is not the sequence number of the item.",
+                "Refused queries: `cas` is not the sequence number of the item.",
             ),
             _counter(
                 "refused_302",
                 "datagrams",
-                "Queries that the bridge refused: the sequence number is less than the item's.",
+                "Refused queries: the sequence number is less than the item's.",
             ),
         ),
     ),
     MetricGroup(
-        "Datagrams that the system did not take",
+        "Unsent datagrams",
         "bep50.unsent.",
         "",
         (
-            _counter("no_socket", "datagrams", "The bridge listens on no address of that family."),
+            _counter("no_socket", "datagrams", "No listening socket of that address family."),
             _counter(
                 "*",
                 "datagrams",
-                "The operating system refused the datagram: the name of the error, such as `OSError`.",
+                "The operating system refused the datagram; the name is that of the error, such as `OSError`.",
             ),
         ),
     ),
@@ -353,199 +366,196 @@ GROUPS: Final = (
             _counter("frames_out", "frames", "As `frames_out` of the bridge."),
             _counter("bytes_in", "bytes", "As `bytes_in` of the bridge."),
             _counter("bytes_out", "bytes", "As `bytes_out` of the bridge."),
-            _counter("dialled", "dials", "Bootstrap peers that the node reached by dialling."),
-            _counter("dial_failed", "dials", "Addresses of bootstrap peers that did not answer."),
+            _counter("dialled", "dials", "Successful dials of bootstrap peers."),
+            _counter("dial_failed", "dials", "Failed dials of bootstrap peers."),
             _counter(
                 "stream_not_opened",
                 "streams",
-                "Pubsub streams that the node could not open to a connected peer.",
+                "Pubsub streams that could not be opened to a connected peer.",
             ),
-            _counter("stream_replaced", "streams", "Streams that a peer gave up for a new one."),
-            _counter("stream_ended", "streams", "Streams that a peer ended or that broke."),
+            _counter("stream_replaced", "streams", "Streams that a peer replaced by a new one."),
+            _counter("stream_ended", "streams", "Streams that were closed or reset."),
             _counter("stream_unreadable", "streams", "Streams on which the length of an RPC could not be read."),
-            _counter("stream_broken_off", "streams", "Streams that ended in the middle of an RPC."),
+            _counter("stream_broken_off", "streams", "Streams that ended within an RPC."),
             _counter(
                 "unfinished_dropped",
                 "streams",
-                "Streams that the node ended because unfinished RPCs of all peers took too much memory.",
+                "Streams reset because incomplete RPCs of all peers took too much memory.",
             ),
-            _counter("rpc_empty", "RPCs", "RPCs of no bytes. The node makes no frame of an empty RPC."),
+            _counter("rpc_empty", "RPCs", "Empty RPCs, which are not captured."),
             _counter("rpc_oversized", "RPCs", "RPCs over `bridge.max_rpc_bytes`. The frame keeps the first 64 KiB."),
-            _counter("rpc_malformed", "RPCs", "RPCs that are no protobuf message. The frame keeps the bytes."),
-            _counter("dropped", "RPCs", "RPCs that the node dropped, because too much waited for the peer."),
-            _counter("peer_stuck", "peers", "Peers that took nothing for 30 s. The node hung up."),
+            _counter("rpc_malformed", "RPCs", "RPCs that are not valid protobuf. The frame keeps the bytes."),
+            _counter("dropped", "RPCs", "RPCs dropped because the send queue of the peer was full."),
+            _counter("peer_stuck", "peers", "Peers disconnected because they read nothing for 30 s."),
             _counter(
                 "peer_control_overflow",
                 "peers",
-                "Peers for which too much mesh upkeep waited. The node hung up.",
+                "Peers disconnected because too many control messages were queued for them.",
             ),
-            _counter(
-                "over_budget", "times", "Times that the node did not read a peer for a while, because of a budget."
-            ),
+            _counter("over_budget", "times", "Times that reading from a peer was paused because of a budget."),
             _counter(
                 "over_budget_left",
                 "bytes",
-                "Bytes that waited of peers that hung up while they were over a budget. They are in no frame.",
+                "Unread bytes of peers that disconnected while over a budget. They are not captured.",
             ),
             _counter(
                 "over_budget_out",
                 "times",
-                "Times that the node sent nothing to a peer for a while, because of a budget of what it sends.",
+                "Times that sending to a peer was paused because of a budget.",
             ),
-            _counter("kept_out", "peers", "Peers that the node hung up on for their conduct."),
-            _counter("refused_kept_out", "connections", "Connections of such peers that the node refused."),
+            _counter("kept_out", "peers", "Peers disconnected and banned for bad conduct."),
+            _counter("refused_kept_out", "connections", "Refused connections of banned peers."),
             _counter(
-                "over_budget_cpu", "times", "Times that a peer was over its budget of CPU, and was read more slowly."
+                "over_budget_cpu", "times", "Times that reading from a peer was slowed because of its CPU budget."
             ),
-            _counter("paused", "times", "Times that a stream waited, because the spool was full."),
-            _counter("delivered", "messages", "First good copies of messages on a joined topic."),
-            _counter("duplicate", "messages", "Further good copies of a message."),
-            _counter("own_message", "messages", "Messages of the bridge's own that came back."),
+            _counter("paused", "times", "Times that reading from a stream was paused because the spool was full."),
+            _counter("delivered", "messages", "Valid messages on a joined topic, without duplicates."),
+            _counter("duplicate", "messages", "Duplicates of valid messages."),
+            _counter("own_message", "messages", "Own messages received from peers."),
             _counter("published", "messages", "Messages that the bridge published."),
-            _counter("forwarded", "messages", "Messages that the router passed on, once for each peer."),
+            _counter("forwarded", "messages", "Forwarded messages, counted per peer."),
             _counter(
                 "unknown_topic",
                 "messages",
-                "Messages on no joined topic, or of no topic. The router does not check such messages.",
+                "Messages without a topic or on a topic that is not joined. They are not validated.",
             ),
-            _counter("bad_signature", "messages", "Messages whose signature is not the author's."),
-            _counter("against_policy", "messages", "Messages that break the signature policy of the network."),
-            _counter("not_checked", "messages", "Messages on which there is no verdict."),
+            _counter("bad_signature", "messages", "Messages with an invalid signature."),
+            _counter("against_policy", "messages", "Messages that violate the signature policy of the network."),
+            _counter("not_checked", "messages", "Messages that were not validated."),
             _counter(
                 "message_too_large",
                 "messages",
-                "Messages that fit in no RPC of `bridge.max_rpc_bytes_out`. The router relays none, and their sender's "
-                "score falls.",
+                "Messages too large for an RPC of `bridge.max_rpc_bytes_out`. They are not forwarded, and lower the "
+                "score of their sender.",
             ),
             _counter(
                 "left_out",
                 "items",
-                "Control items that fit in no RPC of `bridge.max_rpc_bytes_out`, and were not sent.",
+                "Control items too large for an RPC of `bridge.max_rpc_bytes_out`. They are not sent.",
             ),
             _counter(
                 "graylisted",
                 "RPCs",
-                "RPCs of which the router left the rest unread, because the peer's score was very bad.",
+                "RPCs ignored in part because the sender is graylisted.",
             ),
-            _counter("unknown_peer", "RPCs", "RPCs of a peer that the router does not know."),
-            _counter("dropped_rpcs", "RPCs", "RPCs that a full queue did not take."),
-            _counter("dropped_messages", "messages", "Messages in RPCs that a full queue did not take."),
+            _counter("unknown_peer", "RPCs", "RPCs of an unknown peer."),
+            _counter("dropped_rpcs", "RPCs", "RPCs dropped by a full queue."),
+            _counter("dropped_messages", "messages", "Messages in RPCs dropped by a full queue."),
             _counter("subscriptions_over_limit", "subscriptions", "Subscriptions over the limit of one RPC."),
-            _counter("subscription_flood", "subscriptions", "Subscriptions for which their sender's score paid."),
+            _counter("subscription_flood", "subscriptions", "Subscriptions that lowered the score of their sender."),
             _counter(
                 "topics_over_limit",
                 "topics",
-                "Subscriptions to more topics than the router remembers of a peer.",
+                "Subscriptions over the number of topics tracked per peer.",
             ),
-            _counter("bad_topic", "subscriptions", "Subscriptions to no topic, or to one whose name is too long."),
+            _counter("bad_topic", "subscriptions", "Subscriptions whose topic is missing or too long."),
             _counter("extensions", "peers", "Hellos with extensions."),
             _counter(
                 "extensions_repeated",
                 "RPCs",
-                "Extensions in a later RPC than the first. The router ignores these.",
+                "Extensions after the first RPC, which are ignored.",
             ),
             _counter("control_from_floodsub", "RPCs", "Control messages of a peer that speaks floodsub."),
             _counter("control_over_limit", "items", "Control items over the limit of one RPC."),
-            _counter(
-                "messages_over_limit", "messages", "Messages over the limit of one RPC. The node reads no such message."
-            ),
+            _counter("messages_over_limit", "messages", "Messages over the limit of one RPC, which are not read."),
             _counter(
                 "messages_over_cost",
                 "messages",
-                "Messages of an RPC whose first messages were too expensive to check. The node relays no such message.",
+                "Messages over the validation cost of one RPC, which are not forwarded.",
             ),
             _counter(
-                "key_algorithm", "messages", "Messages whose key is made to be expensive. Their senders are banned."
+                "key_algorithm", "messages", "Messages whose key is crafted to be expensive. Their senders are banned."
             ),
-            _counter("id_too_long", "ids", "Message ids that are too long to be any."),
-            _counter("ihave_sent", "ids", "Ids that the router told to peers outside the mesh."),
+            _counter("id_too_long", "ids", "Message ids over the length limit."),
+            _counter("ihave_sent", "ids", "Message ids sent in IHAVE."),
             _counter("ihave_low_score", "RPCs", "IHAVE of a peer whose score is too low."),
             _counter("ihave_flood", "RPCs", "RPCs with IHAVE over the limit of a heartbeat."),
             _counter("ihave_over_limit", "ids", "Ids of IHAVE over the limits."),
-            _counter("ihave_unknown_topic", "items", "IHAVE for a topic that the node is not on."),
-            _counter("iwant_sent", "ids", "Ids that the router asked a peer for."),
-            _counter("iwant_answered", "messages", "Messages that the router sent for an IWANT."),
-            _counter("iwant_unknown", "ids", "Ids of IWANT that the router does not have."),
+            _counter("ihave_unknown_topic", "items", "IHAVE for a topic that is not joined."),
+            _counter("iwant_sent", "ids", "Message ids requested with IWANT."),
+            _counter("iwant_answered", "messages", "Messages sent in response to IWANT."),
+            _counter("iwant_unknown", "ids", "Message ids in IWANT that are not in the cache."),
             _counter("iwant_low_score", "RPCs", "IWANT of a peer whose score is too low."),
             _counter("iwant_over_limit", "ids", "Ids of IWANT over the limits."),
-            _counter("broken_promise", "ids", "Ids that a peer announced, and did not bring when asked."),
-            _counter("idontwant_sent", "ids", "Ids that the router told peers not to send."),
+            _counter(
+                "broken_promise", "ids", "Message ids that a peer announced with IHAVE and did not deliver on IWANT."
+            ),
+            _counter("idontwant_sent", "ids", "Message ids sent in IDONTWANT."),
             _counter(
                 "idontwant_honoured",
                 "messages",
-                "Messages that the router did not send, because the peer has them.",
+                "Messages not sent because of an IDONTWANT.",
             ),
             _counter("idontwant_over_limit", "ids", "Ids of IDONTWANT over the limit."),
-            _counter("idontwant_wrong_version", "RPCs", "IDONTWANT of a peer whose protocol does not have it."),
-            _counter("graft_unknown_topic", "items", "GRAFT for a topic that the node is not on."),
+            _counter("idontwant_wrong_version", "RPCs", "IDONTWANT of a peer whose protocol version lacks it."),
+            _counter("graft_unknown_topic", "items", "GRAFT for a topic that is not joined."),
             _counter("graft_backoff", "items", "GRAFT refused: the peer is in back-off."),
             _counter("graft_low_score", "items", "GRAFT refused: the peer's score is below 0."),
             _counter("graft_mesh_full", "items", "GRAFT refused: the mesh is full."),
             _counter(
                 "graft_discovered_full",
                 "items",
-                "GRAFT refused: half of the mesh are peers that strangers named.",
+                "GRAFT refused: peers found by discovery are half of the mesh.",
             ),
-            _counter("opportunistic_graft", "peers", "Peers that the router took into a poor mesh."),
-            _counter("prune_sent", "items", "PRUNE that the router sent."),
-            _counter("pruned_by_peer", "items", "PRUNE that peers sent."),
-            _counter("prune_unknown_topic", "items", "PRUNE for a topic that the node is not on."),
-            _counter("px_ignored", "items", "PRUNE that named other peers. The node does not dial these."),
-            _counter("backoff_evicted", "entries", "Back-offs that the router forgot early, for want of room."),
-            _counter("seen_evicted", "ids", "Message ids that the router forgot early, for want of room."),
-            _counter("mcache_evicted", "messages", "Messages that the router forgot early, for want of room."),
-            _counter("hello_taken", "hellos", "Hellos with a topic table that the node took."),
-            _counter("hello_again", "hellos", "A second topic table of a peer. The node ignores it."),
-            _counter("hello_late", "hellos", "A topic table in a later RPC than the first. The node ignores it."),
-            _counter("hello_unexpected", "hellos", "A topic table of a peer whose protocol has no extensions."),
-            _counter("hello_malformed", "hellos", "A topic table refused: no protobuf message."),
-            _counter("hello_too_many_bundles", "hellos", "A topic table refused: more than 256 bundles."),
-            _counter("hello_hash_length", "hellos", "A topic table refused: a bundle hash is not 4 bytes long."),
-            _counter("hello_repeats", "hellos", "A topic table refused: a bundle hash is there twice."),
-            _counter("index_resolved", "references", "Topic indices that the node read."),
-            _counter("index_written", "references", "Topic indices that the node wrote in place of names."),
+            _counter("opportunistic_graft", "peers", "Peers added by opportunistic grafting."),
+            _counter("prune_sent", "items", "Sent PRUNE."),
+            _counter("pruned_by_peer", "items", "Received PRUNE."),
+            _counter("prune_unknown_topic", "items", "PRUNE for a topic that is not joined."),
+            _counter("px_ignored", "items", "PRUNE with peer exchange, which is ignored."),
+            _counter("backoff_evicted", "entries", "Back-offs evicted early because the table was full."),
+            _counter("seen_evicted", "ids", "Message ids evicted early from the seen cache."),
+            _counter("mcache_evicted", "messages", "Messages evicted early from the message cache."),
+            _counter("hello_taken", "hellos", "Accepted topic tables."),
+            _counter("hello_again", "hellos", "Second topic table of a peer, which is ignored."),
+            _counter("hello_late", "hellos", "Topic table after the first RPC, which is ignored."),
+            _counter("hello_unexpected", "hellos", "Topic table of a peer whose protocol version lacks extensions."),
+            _counter("hello_malformed", "hellos", "Topic table refused: invalid protobuf."),
+            _counter("hello_too_many_bundles", "hellos", "Topic table refused: more than 256 bundles."),
+            _counter("hello_hash_length", "hellos", "Topic table refused: a bundle hash is not 4 bytes long."),
+            _counter("hello_repeats", "hellos", "Topic table refused: duplicate bundle hash."),
+            _counter("index_resolved", "references", "Topic indices read."),
+            _counter("index_written", "references", "Topic indices written instead of names."),
             _counter(
                 "index_left_out",
                 "references",
-                "Items that the node did not send, because they have an index and no name.",
+                "Items not forwarded because they have an index and no name.",
             ),
-            _counter("index_out_of_range", "references", "Topic indices that the table does not have."),
-            _counter("no_table_agreed", "references", "Topic indices of a peer with which no table is agreed."),
+            _counter("index_out_of_range", "references", "Topic indices outside the table."),
+            _counter("no_table_agreed", "references", "Topic indices of a peer without an agreed table."),
             _counter(
                 "unknown_bundle_hash",
                 "references",
-                "Topic indices in or after a bundle whose topics Kiln does not know.",
+                "Topic indices in or after an unknown bundle.",
             ),
-            _counter("name_and_index", "references", "Items with a name and an index. The name counts."),
+            _counter("name_and_index", "references", "Items with a name and an index. The name is used."),
             _counter("topic_not_utf8", "references", "Topic names that are not UTF-8."),
             _counter("topic_missing", "references", "Items with neither a name nor an index."),
-            _counter("discovery_looked_up", "look-ups", "Look-ups of a topic in the DHT."),
-            _counter("discovery_asked", "questions", "Questions that the node asked DHT servers."),
-            _counter("discovery_unanswered", "questions", "Questions that no answer came to."),
-            _counter("discovery_announced", "servers", "DHT servers that took an announcement of the node."),
+            _counter("discovery_looked_up", "lookups", "Lookups of a topic in the DHT."),
+            _counter("discovery_asked", "queries", "Queries sent to DHT servers."),
+            _counter("discovery_unanswered", "queries", "Queries without a response."),
+            _counter("discovery_announced", "servers", "DHT servers that accepted a provider record of the node."),
             _counter(
                 "discovery_unreachable",
                 "servers",
-                "DHT servers to which none of the node's addresses means anything. The node does not announce "
-                "itself there.",
+                "DHT servers that cannot reach any address of the node, so no provider record is sent to them.",
             ),
-            _counter("discovery_named", "peers", "Peers that DHT servers named for a topic."),
-            _counter("discovery_refused", "addresses", "Addresses, or peers without one, that the node does not dial."),
-            _counter("discovery_dialled", "dials", "Peers that the DHT named, reached by dialling."),
-            _counter("discovery_dial_failed", "dials", "Dials of such peers that failed."),
-            _counter("discovery_found", "peers", "Such peers that turned out to be on a topic of the node."),
+            _counter("discovery_named", "peers", "Providers of a topic returned by DHT servers."),
+            _counter("discovery_refused", "addresses", "Addresses, or peers without an address, that are not dialled."),
+            _counter("discovery_dialled", "dials", "Successful dials of peers found in the DHT."),
+            _counter("discovery_dial_failed", "dials", "Failed dials of peers found in the DHT."),
+            _counter("discovery_found", "peers", "Peers found in the DHT that share a topic with the node."),
             _counter(
                 "discovery_not_on_topic",
                 "peers",
-                "Such peers that were on no topic of the node within 10 s. The node hung up.",
+                "Peers found in the DHT that shared no topic within 10 s and were disconnected.",
             ),
-            _counter("discovery_answered", "questions", "Questions of others that the node answered."),
+            _counter("discovery_answered", "queries", "Answered queries of other nodes."),
             _counter(
                 "discovery_streams_refused",
                 "streams",
-                "DHT streams of others that the node refused, because too many were open.",
+                "Incoming DHT streams refused because too many were open.",
             ),
-            _counter("discovery_streams_broken", "streams", "DHT streams of others that broke."),
+            _counter("discovery_streams_broken", "streams", "Incoming DHT streams that broke."),
         ),
     ),
 )
@@ -563,20 +573,19 @@ def is_declared(path: str) -> bool:
 
 _HEAD: Final = f"""# Metrics
 
-Kiln shows numbers in two ways. `/metrics` is for Prometheus. `status.json` has all that the bridge counts. This page is
-made from `schemas/exposition.py` and `schemas/metrics.py`.
+Kiln exposes metrics at `/metrics` in the Prometheus text format. The bridge also writes its counters to `status.json`.
+This page is generated from `schemas/exposition.py` and `schemas/metrics.py`.
 
 ## /metrics
 
-`kiln run` serves these at `monitor.listen` (default: http://127.0.0.1:4814/metrics). [Watch Kiln](monitoring.md)
-says what other processes serve, and how to point Prometheus and Grafana at Kiln. A name that ends in
-`_seconds` or `_bytes` has that unit. A family with no value yet has its name and its sentence alone.
+`kiln run` serves these at `monitor.listen` (default: http://127.0.0.1:4814/metrics). See [monitoring.md](monitoring.md)
+for the endpoints of other processes and for the setup of Prometheus and Grafana. A name that ends in `_seconds` or
+`_bytes` has that unit. A family without a value has only its HELP and TYPE lines.
 {exposed()}
 ## status.json
 
-The numbers in `STATE/bridge/status.json`, which the bridge writes each second. A name is a path in that file: `[]`
-stands for each entry of a list, `*` for any key. Counters count since the bridge started. A counter that is absent
-is 0.
+The bridge writes `STATE/bridge/status.json` every second. A name is a path in that file: `[]` stands for each entry of
+a list, `*` for any key. Counters start at 0 with the bridge. A missing counter is 0.
 """
 
 
@@ -587,7 +596,7 @@ def markdown() -> str:
         note = f" ({group.note})" if group.note else ""
         path = f": `{group.path}…`" if group.path else ""
         parts.append(f"\n### {group.title}\n\n" + (f"Path{path}{note}\n\n" if path else ""))
-        parts.append("| name | kind | unit | what it says |\n| --- | --- | --- | --- |\n")
+        parts.append("| name | kind | unit | description |\n| --- | --- | --- | --- |\n")
         parts += [f"| `{m.name}` | {m.kind} | {m.unit} | {m.says} |\n" for m in group.metrics]
     return "".join(parts)
 

@@ -22,55 +22,71 @@ RUNS: frozenset[QueryPhase] = frozenset({"running", "idle"})
 
 @dataclass(frozen=True)
 class QueryState:
-    """A streaming query. Rates are rows a second. `took`: seconds of the last micro-batch. `lag`: records not read yet.
-
-    None: not known (yet). `error`: in words why the query failed last; empty if the query never failed.
-    """
+    """State of a streaming query. A value is `None` while it is unknown."""
 
     name: str
     phase: QueryPhase
     batch: int | None = None
     lag: int | None = None
+    """records not read yet"""
     took: float | None = None
+    """duration of the last micro-batch, s"""
     input_rate: float | None = None
+    """rows a second"""
     process_rate: float | None = None
+    """rows a second"""
     restarts: int = 0
     error: str = ""
+    """last failure; empty if the query never failed"""
     lag_seconds: float | None = None
-    """for how long the oldest record that the query has not read has been in Kafka"""
+    """age in Kafka of the oldest record that the query has not read"""
     records: int = 0
-    """read in this run"""
+    """records read in this run"""
     state_rows: int = 0
     state_bytes: int = 0
     phases: Mapping[str, int] = field(default_factory=dict)
-    """ms of the last micro-batch, by Spark's names"""
+    """durations of the last micro-batch, ms, by Spark's names"""
 
 
 class QueryBacklog:
-    """For how long the oldest record that a query has not read has been there, found from ends seen now and then."""
+    """Age of the oldest record that a query has not read, from samples of the end offset."""
 
-    _MOST = 4_000
+    _MAX_SAMPLES = 4_000
 
     def __init__(self) -> None:
-        self._seen: deque[tuple[float, int]] = deque()  # when first, and where the end was
+        self._samples: deque[tuple[float, int]] = deque()  # when an end offset was first seen, and the offset
 
     def observe(self, now: float, end: int, lag: int) -> float:
-        """`now`: monotonic s; `end`: of all partitions together; `lag`: records not read. Seconds."""
-        if not self._seen or end > self._seen[-1][1]:
-            self._seen.append((now, end))
+        """Add a sample, and return the age in s.
+
+        Args:
+            now: Monotonic clock, s.
+            end: Sum of the end offsets of all partitions.
+            lag: Records not read.
+        """
+        if not self._samples or end > self._samples[-1][1]:
+            self._samples.append((now, end))
         read = end - lag
-        while self._seen and self._seen[0][1] <= read:
-            self._seen.popleft()
-        if len(self._seen) > self._MOST:  # hours behind: to two looks then
-            self._seen = deque([each for number, each in enumerate(self._seen) if not number % 2])
-        return now - self._seen[0][0] if lag and self._seen else 0.0
+        while self._samples and self._samples[0][1] <= read:
+            self._samples.popleft()
+        if len(self._samples) > self._MAX_SAMPLES:  # hours behind: half the samples are enough
+            self._samples = deque([each for number, each in enumerate(self._samples) if not number % 2])
+        return now - self._samples[0][0] if lag and self._samples else 0.0
 
 
 def build_query_state(
     name: str, progress: QueryProgress | None, ends: Ends, *, restarts: int, error: str, tripped: bool = False
 ) -> QueryState:
-    """One query. `ends`: of the topics that the query reads; `error`: why the query failed last, while it is down;
-    `tripped`: whether the breaker holds the query."""
+    """Build the state of one query.
+
+    Args:
+        name: Name of the query.
+        progress: Newest progress; `None` before the first.
+        ends: End offsets of the topics that the query reads.
+        restarts: Number of restarts.
+        error: Last failure, while the query is down.
+        tripped: True if the breaker has stopped the query.
+    """
     down: QueryPhase = "tripped" if tripped else "restarting"
     if progress is None or not (progress.read or progress.idle):
         return QueryState(name, down if error else "starting", restarts=restarts, error=error)
@@ -96,7 +112,7 @@ class QueryWatch:
     """Tracks the status of one query of a run."""
 
     def __init__(self, name: str, topics: Iterable[str]) -> None:
-        """`topics`: full names of those that the query reads."""
+        """Create the watch. `topics`: full names of those that the query reads."""
         self._name = name
         self._topics = tuple(topics)
         self._backlog = QueryBacklog()
@@ -104,7 +120,7 @@ class QueryWatch:
     def build_state(
         self, now: float, ends: Ends, progress: QueryProgress | None, *, restarts: int, error: str, tripped: bool
     ) -> QueryState:
-        """Build the state of the query. `now`: monotonic s; `ends`: of at least its topics; the others: as
+        """Build the state of the query. `now`: monotonic clock, s. The other arguments are those of
         `build_query_state`."""
         read = {topic: ends.get(topic, {}) for topic in self._topics}
         line = build_query_state(self._name, progress, read, restarts=restarts, error=error, tripped=tripped)
@@ -122,15 +138,15 @@ def build_query_metrics(lines: Iterable[QueryState]) -> Iterator[Metric]:
         return build_family(name, [((query,), value) for query, value in values.items() if value is not None])
 
     yield each("kiln_query_up", {line.name: float(line.phase in RUNS) for line in lines})
-    yield each("kiln_query_tripped", {line.name: float(line.phase == "tripped") for line in lines})
+    yield each("kiln_query_breaker_tripped", {line.name: float(line.phase == "tripped") for line in lines})
     yield each("kiln_query_restarts", {line.name: line.restarts for line in lines})
-    yield each("kiln_query_batch", {line.name: line.batch for line in lines})
+    yield each("kiln_query_micro_batch_id", {line.name: line.batch for line in lines})
     yield each("kiln_query_records", {line.name: line.records for line in lines})
     yield each("kiln_query_lag_records", {line.name: line.lag for line in lines})
     yield each("kiln_query_lag_seconds", {line.name: line.lag_seconds for line in lines})
     yield each("kiln_query_state_rows", {line.name: line.state_rows for line in lines})
     yield each("kiln_query_state_bytes", {line.name: line.state_bytes for line in lines})
     yield build_family(
-        "kiln_query_phase_seconds",
+        "kiln_query_phase_duration_seconds",
         [((line.name, phase), took / 1000) for line in lines for phase, took in sorted(line.phases.items())],
     )

@@ -113,7 +113,7 @@ def test_the_monitor_shows_each_declared_family_and_the_run_was_ready(kiln: Kiln
         name: each.kind for name, each in FAMILIES.items() if each.where not in (FETCHES, CHECKS)
     }
     empty = {name for name, each in families.items() if not each.samples}
-    assert empty <= {"kiln_quarantined", "kiln_bep50_dropped"}, "what goes wrong may have no value"
+    assert empty <= {"kiln_quarantined_records", "kiln_bep50_dropped_datagrams"}, "what goes wrong may have no value"
     values = {each.name: sum(sample.value for sample in each.samples) for each in families.values()}
     for name in ("frames", "messages", "copies", "batches", "batch_tips", "table_rows", "bridge_peers", "publications"):
         assert values[f"kiln_{name}"] > 0, name
@@ -128,7 +128,7 @@ def test_metrics_come_in_less_than_fifty_milliseconds(kiln: Kiln) -> None:
 @needs_prometheus
 def test_every_expression_of_dashboards_and_rules_gave_data(kiln: Kiln) -> None:
     absent = {name for name, each in FAMILIES.items() if each.where in (FETCHES, CHECKS)}
-    may_be_silent = (*absent, "kiln_quarantined_total", "kiln_bep50_dropped_total")
+    may_be_silent = (*absent, "kiln_quarantined_records_total", "kiln_bep50_dropped_datagrams_total")
     assert [text for text in SILENT if not any(name in text for name in may_be_silent)] == []
 
 
@@ -157,11 +157,11 @@ def test_the_frames_of_every_connection_are_without_a_gap(kiln: Kiln) -> None:
 
 
 def test_each_batch_has_a_receipt_and_is_heard_by_the_foreign_node_as_written(kiln: Kiln) -> None:
-    receipts = kiln.sql("select cid, topic, error from publications where error is null")
-    sent = {(row["cid"], row["topic"]) for row in receipts}
+    receipts = kiln.sql("select batch_cid, topic, error from publications where error is null")
+    sent = {(row["batch_cid"], row["topic"]) for row in receipts}
     # the catch-up closes the last windows, and has no bridge
     unsent = kiln.sql(
-        "select cid, emitted_at from batches where cid not in (select cid from publications) "
+        "select batch_cid, emitted_at from batches where batch_cid not in (select batch_cid from publications) "
         "and emitted_at < (select max(published_at) - interval 1 second from publications)"
     )
     assert unsent == []
@@ -187,5 +187,5 @@ def test_the_batches_are_those_of_the_model_and_our_own_are_not_batched_again(ki
         expected = expected_batches(read_log(servers, "kiln.updates"), 1_000_000)
         emitted = read_batches(servers, "kiln.batches")
     assert set(emitted) == expected
-    rows = kiln.sql("select network, origin, separator_key, separator_value, cid from batches")
+    rows = kiln.sql("select network, origin, separator_key, separator_value, batch_cid from batches")
     assert Counter(tuple(row.values()) for row in rows) == Counter((*each.owner, each.cid) for each in expected)

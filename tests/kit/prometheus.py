@@ -102,7 +102,7 @@ class Prometheus:
 
     def silent(self, questions: Iterable[str]) -> list[str]:
         """Those expressions that give no data at the last scrape that came through; before the first, all."""
-        newest = self.ask("max_over_time(timestamp(kiln_run_seconds)[1h:1s])")
+        newest = self.ask("max_over_time(timestamp(kiln_uptime_seconds)[1h:1s])")
         return [text for text in questions if not newest or not self.ask(text, newest[0].value)]
 
     def fired(self) -> set[str]:

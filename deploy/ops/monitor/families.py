@@ -16,7 +16,7 @@ from kiln.conf.process.bridge_status import BridgeStatus, OverlayStatus, PeerSta
 from kiln.deploy.ops.monitor.facts import MonitorInputs
 from kiln.deploy.ops.snapshot import Snapshot
 from kiln.pipelines.runtime.query_status import build_query_metrics
-from kiln.schemas.exposition import FAMILIES, BATCH_DELAY_BUCKETS, MESH_SIZES
+from kiln.schemas.exposition import BATCH_DELAY_BUCKETS, FAMILIES, MESH_SIZES
 from kiln.schemas.families import Values, build_family
 from kiln.schemas.metrics import METRICS
 from kiln.schemas.printable import printable

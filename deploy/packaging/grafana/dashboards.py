@@ -1,7 +1,7 @@
-"""What the dashboards show: rows of panels, with their queries. `deploy/packaging/grafana/files.py` makes Grafana's
-JSON of it.
+"""Dashboards as rows of panels with their queries. `deploy/packaging/grafana/files.py` writes Grafana's JSON.
 
-`$instance` stands for the Kilns that a user chooses, `$__rate_interval` for what Grafana makes of the scrape interval.
+Grafana replaces `$instance` by the instances that a user selects, and `$__rate_interval` by a multiple of the scrape
+interval.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class PanelQuery(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """A plot, or the newest value in large figures. `unit`: an id of Grafana's."""
+    """A plot, or the latest value in large figures. `unit`: an id of Grafana's."""
 
     title: str
     says: str
@@ -41,12 +41,12 @@ class PanelRow(NamedTuple):
 
 
 def gauge(name: str, labels: str = "") -> str:
-    """The series of a gauge, of the chosen Kilns."""
+    """Select a gauge for the chosen instances."""
     return f"{name}{{{_KILN}{', ' if labels else ''}{labels}}}"
 
 
 def per_second(name: str, labels: str = "", *, suffix: str = "total") -> str:
-    """How much a counter grows a second."""
+    """Compute the rate of a counter."""
     return f"rate({gauge(f'{name}_{suffix}', labels)}{_RATE})"
 
 
@@ -54,21 +54,21 @@ def _sum(expression: str, by: str = "") -> str:
     return f"sum by ({by}) ({expression})" if by else f"sum({expression})"
 
 
-def _lateness(quantile: float) -> str:
+def _delay(quantile: float) -> str:
     buckets = _sum(per_second("kiln_batch_delay_seconds", suffix="bucket"), "le")
     return f"histogram_quantile({quantile}, {buckets})"
 
 
 _EVENTS: Final = per_second("kiln_bridge_events", 'event!~"bytes_.+"')
-_SPAN: Final = Panel(
-    "Lateness of batches",
-    "How much later than T after its first update was heard the broker had a batch.",
+_DELAY: Final = Panel(
+    "Batch delay",
+    "Time from the event time of the first update plus T until the broker has the batch.",
     "s",
-    [PanelQuery(_lateness(0.5), "p50"), PanelQuery(_lateness(0.99), "p99")],
+    [PanelQuery(_delay(0.5), "p50"), PanelQuery(_delay(0.99), "p99")],
 )
 _LAG: Final = Panel(
-    "Behind, in seconds",
-    "For how long the oldest record that a query has not read has been in Kafka.",
+    "Lag in seconds",
+    "Age of the oldest record in Kafka that a query has not read.",
     "s",
     [PanelQuery(gauge("kiln_query_lag_seconds"), "{{query}}")],
 )
@@ -80,19 +80,19 @@ _FAILED: Final = _sum(gauge("kiln_quality_expectations", 'result="error"'))
 
 OVERVIEW: Final = (
     PanelRow(
-        "Is all well?",
+        "Health",
         (
             Panel(
-                "Alerts that fire",
-                "docs/RUNBOOK.md, Alerts, says of each what to do.",
+                "Firing alerts",
+                "See docs/RUNBOOK.md, Alerts.",
                 "none",
                 [PanelQuery('count(ALERTS{alertname=~"Kiln.+", alertstate="firing"}) or vector(0)')],
                 figure=True,
                 bad_from=1,
             ),
             Panel(
-                "What is wrong",
-                "How many errors the screen and the status page say in words.",
+                "Problems",
+                "Problems that the screen and the status page list.",
                 "none",
                 [PanelQuery(_sum(gauge("kiln_problems")))],
                 figure=True,
@@ -100,7 +100,7 @@ OVERVIEW: Final = (
             ),
             Panel(
                 "Queries down",
-                "Queries that start, have failed or are held.",
+                "Queries that are starting, failed, or stopped by the breaker.",
                 "none",
                 [PanelQuery(f"count({gauge('kiln_query_up')}) - {_sum(gauge('kiln_query_up'))}")],
                 figure=True,
@@ -108,15 +108,15 @@ OVERVIEW: Final = (
             ),
             Panel(
                 "Peers",
-                "Peers that speak pubsub with the bridge.",
+                "Pubsub peers of the bridge.",
                 "none",
                 [PanelQuery(_sum(gauge("kiln_bridge_peers")))],
                 figure=True,
             ),
-            Panel("Late, p99", _SPAN.says, "s", [_SPAN.lines[1]], figure=True, bad_from=10),
+            Panel("Batch delay, p99", _DELAY.says, "s", [_DELAY.lines[1]], figure=True, bad_from=10),
             Panel(
-                "In quarantine",
-                "Share of what was decoded that went to quarantine.",
+                "Quarantine share",
+                "Quarantined records as a share of all decoded records.",
                 "percentunit",
                 [PanelQuery(_QUARANTINE_SHARE)],
                 figure=True,
@@ -125,14 +125,12 @@ OVERVIEW: Final = (
         ),
     ),
     PanelRow(
-        "The flow",
+        "Throughput",
         (
-            Panel(
-                "Frames", "Frames that came into Kafka.", "cps", [PanelQuery(_sum(per_second("kiln_frames")), "frames")]
-            ),
+            Panel("Frames", "Frames written to Kafka.", "cps", [PanelQuery(_sum(per_second("kiln_frames")), "frames")]),
             Panel(
                 "Messages by type",
-                "First good copies.",
+                "Valid messages, without duplicates.",
                 "cps",
                 [PanelQuery(_sum(per_second("kiln_messages"), "type"), "{{type}}")],
                 stacked=True,
@@ -148,19 +146,19 @@ OVERVIEW: Final = (
             ),
         ),
     ),
-    PanelRow("How late", (_SPAN, _LAG)),
+    PanelRow("Latency", (_DELAY, _LAG)),
     PanelRow(
-        "What runs",
+        "Processes",
         (
             Panel(
-                "Runs",
-                "How long each run has lasted. A fall is a start.",
+                "Uptime",
+                "Time since each run started. A drop is a restart.",
                 "s",
                 [PanelQuery(gauge("kiln_uptime_seconds"), "{{instance}}")],
             ),
             Panel(
                 "Versions",
-                "What runs where.",
+                "Version, network and mode of each process.",
                 "none",
                 [PanelQuery(gauge("kiln_info"), "{{version}} {{network}} {{mode}}")],
             ),
@@ -174,7 +172,7 @@ BRIDGE: Final = (
         (
             Panel(
                 "Up",
-                "0: the bridge says nothing.",
+                "0 if the bridge reports no status.",
                 "none",
                 [PanelQuery(gauge("kiln_bridge_up"), "{{instance}}")],
                 figure=True,
@@ -195,11 +193,11 @@ BRIDGE: Final = (
             ),
             Panel(
                 "Peers by score",
-                "What the router thinks of the peers, and how many are kept out for their conduct.",
+                "Connected peers by gossipsub score, and banned peers.",
                 "none",
                 [
                     PanelQuery(_sum(gauge("kiln_bridge_peer_scores"), "score"), "{{score}}"),
-                    PanelQuery(_sum(gauge("kiln_bridge_banned_peers")), "kept out"),
+                    PanelQuery(_sum(gauge("kiln_bridge_banned_peers")), "banned"),
                 ],
             ),
         ),
@@ -220,8 +218,8 @@ BRIDGE: Final = (
                 [PanelQuery(_sum(per_second("kiln_bridge_bytes"), "direction"), "{{direction}}")],
             ),
             Panel(
-                "What node and router count",
-                "The ten that grow fastest, without bytes. docs/METRICS.md has a sentence on each.",
+                "Node and router events",
+                "The ten fastest, without bytes. docs/METRICS.md describes each.",
                 "cps",
                 [PanelQuery(f"topk(10, {_sum(_EVENTS, 'event')})", "{{event}}")],
             ),
@@ -232,7 +230,7 @@ BRIDGE: Final = (
         (
             Panel(
                 "Bridges of the network",
-                "Bridges that live, as each one knows them, and those that publish and fetch: one, of all that run.",
+                "Live bridges as seen by each bridge, and leaders, of which there is one.",
                 "none",
                 [
                     PanelQuery(f"max({gauge('kiln_bridges')})", "live"),
@@ -241,17 +239,17 @@ BRIDGE: Final = (
             ),
             Panel(
                 "Topics",
-                "Topics joined, those that another bridge hears, and those of the interests that lack room.",
+                "Topics that are joined, subscribed to by another bridge, or over the limit.",
                 "none",
                 [
                     PanelQuery(_sum(gauge("kiln_bridge_topics")), "joined"),
-                    PanelQuery(_sum(gauge("kiln_bridge_topics_on_other_bridges")), "left to other bridges"),
-                    PanelQuery(_sum(gauge("kiln_bridge_topics_over_limit")), "refused"),
+                    PanelQuery(_sum(gauge("kiln_bridge_topics_on_other_bridges")), "on other bridges"),
+                    PanelQuery(_sum(gauge("kiln_bridge_topics_over_limit")), "over limit"),
                 ],
             ),
             Panel(
                 "Meshes by peers",
-                "How many peers the meshes have. gossipsub keeps 6 to 12 where there are that many.",
+                "Topic meshes by number of peers. gossipsub aims at 6 to 12.",
                 "none",
                 [PanelQuery(_sum(gauge("kiln_bridge_meshes"), "peers"), "{{peers}}")],
                 stacked=True,
@@ -263,7 +261,7 @@ BRIDGE: Final = (
         (
             Panel(
                 "Waiting frames",
-                "Frames that Kafka does not have yet. 1: the broker answers; the spool is full, and peers wait.",
+                "Frames not yet acknowledged by Kafka; 1 if the broker answers; 1 if the spool is full.",
                 "none",
                 [
                     PanelQuery(_sum(gauge("kiln_bridge_spool_frames")), "frames"),
@@ -272,8 +270,8 @@ BRIDGE: Final = (
                 ],
             ),
             Panel(
-                "Room they take",
-                "In memory, and in the spool on the disk.",
+                "Memory and disk",
+                "Size of waiting frames in memory and of the spool on disk.",
                 "bytes",
                 [
                     PanelQuery(_sum(gauge("kiln_bridge_spool_memory_bytes")), "memory"),
@@ -281,8 +279,8 @@ BRIDGE: Final = (
                 ],
             ),
             Panel(
-                "Room left",
-                "On the disk of the state folder.",
+                "Free disk",
+                "Free space on the disk of the state folder.",
                 "bytes",
                 [PanelQuery(f"min({gauge('kiln_bridge_spool_disk_free_bytes')})", "free")],
             ),
@@ -293,7 +291,7 @@ BRIDGE: Final = (
         (
             Panel(
                 "Publications",
-                "Batches published, failed, or lost by Kafka before.",
+                "Batches published, failed, or lost because Kafka deleted them first.",
                 "cps",
                 [PanelQuery(_sum(per_second("kiln_publications"), "transport, result"), "{{transport}} {{result}}")],
             ),
@@ -308,22 +306,22 @@ BRIDGE: Final = (
             ),
             Panel(
                 "BEP 50, datagrams",
-                "Captured, dropped, and batches of others that were missed.",
+                "Captured and dropped datagrams, and gaps in announcements.",
                 "cps",
                 [
                     PanelQuery(_sum(per_second("kiln_bep50_frames"), "direction"), "{{direction}}"),
                     PanelQuery(_sum(per_second("kiln_bep50_dropped_datagrams"), "reason"), "dropped: {{reason}}"),
-                    PanelQuery(_sum(per_second("kiln_bep50_gaps")), "missed"),
+                    PanelQuery(_sum(per_second("kiln_bep50_gaps")), "gaps"),
                 ],
             ),
         ),
     ),
     PanelRow(
-        "Fetching, where ipfs.api is set",
+        "Fetching, if ipfs.api is set",
         (
             Panel(
-                "Wanted",
-                "Records that wait for a block, blocks asked for, and geneses to be held against claims.",
+                "Fetcher queue",
+                "Records that wait for a block, fetches in flight, and pending claim checks.",
                 "none",
                 [
                     PanelQuery(_sum(gauge("kiln_fetcher_waiting_records")), "waiting"),
@@ -332,14 +330,14 @@ BRIDGE: Final = (
                 ],
             ),
             Panel(
-                "What became of them",
+                "Outcomes",
                 "By outcome.",
                 "cps",
                 [PanelQuery(_sum(per_second("kiln_fetcher_records"), "outcome"), "{{outcome}}")],
             ),
             Panel(
                 "IPFS node",
-                "Its connections, and the blocks that the routing was told of.",
+                "Connected peers, and blocks provided to the routing.",
                 "none",
                 [
                     PanelQuery(_sum(gauge("kiln_ipfs_connected_peers")), "connections"),
@@ -356,30 +354,30 @@ STREAMS: Final = (
         (
             Panel(
                 "Up",
-                "1: the query runs. 0: the query starts, has failed, or is held.",
+                "1 if the query is running; 0 while it starts, after it failed, or if the breaker stopped it.",
                 "none",
                 [PanelQuery(gauge("kiln_query_up"), "{{query}}")],
             ),
             Panel(
-                "Held by the breaker",
-                "1: most authors' messages no longer decode, and the query waits for a start of Kiln.",
+                "Breaker tripped",
+                "1 if the breaker stopped the query until the next start of Kiln.",
                 "none",
                 [PanelQuery(gauge("kiln_query_breaker_tripped"), "{{query}}")],
             ),
             Panel(
-                "Restarts in half an hour",
-                "Starts after a failure.",
+                "Restarts in 30 minutes",
+                "Restarts after a failure.",
                 "none",
                 [PanelQuery(f"increase({gauge('kiln_query_restarts_total')}[30m])", "{{query}}")],
             ),
         ),
     ),
     PanelRow(
-        "Behind",
+        "Lag",
         (
             _LAG,
             Panel(
-                "Behind, in records",
+                "Lag in records",
                 "Records that a query has not read yet.",
                 "none",
                 [PanelQuery(gauge("kiln_query_lag_records"), "{{query}}")],
@@ -396,21 +394,25 @@ STREAMS: Final = (
         "Micro-batches",
         (
             Panel(
-                "How long they take",
-                "The newest micro-batch of each query.",
+                "Duration",
+                "Duration of the latest micro-batch of each query.",
                 "s",
                 [PanelQuery(gauge("kiln_query_phase_duration_seconds", 'phase="triggerExecution"'), "{{query}}")],
             ),
             Panel(
                 "By phase",
-                "The phases of the newest micro-batch, by Spark's names.",
+                "Phases of the latest micro-batch, by Spark's names.",
                 "s",
-                [PanelQuery(gauge("kiln_query_phase_duration_seconds", 'phase!="triggerExecution"'), "{{query}} {{phase}}")],
+                [
+                    PanelQuery(
+                        gauge("kiln_query_phase_duration_seconds", 'phase!="triggerExecution"'), "{{query}} {{phase}}"
+                    )
+                ],
                 stacked=True,
             ),
             Panel(
-                "How many",
-                "Micro-batches a second.",
+                "Rate",
+                "Micro-batches per second.",
                 "cps",
                 [PanelQuery(f"deriv({gauge('kiln_query_micro_batch_id')}[5m])", "{{query}}")],
             ),
@@ -419,28 +421,28 @@ STREAMS: Final = (
     PanelRow(
         "Windows and state",
         (
-            _SPAN,
+            _DELAY,
             Panel(
                 "Open windows",
-                "Separators with an open window.",
+                "Open windows, at most one per separator.",
                 "none",
                 [PanelQuery(_sum(gauge("kiln_open_windows")), "open")],
             ),
             Panel(
-                "Tips of a batch",
+                "Tips per batch",
                 "On average.",
                 "none",
                 [PanelQuery(f"{_sum(per_second('kiln_batch_tips'))} / {_sum(per_second('kiln_batches'))}", "tips")],
             ),
             Panel(
                 "State rows",
-                "Windows, or digests of what a query has let through.",
+                "Open windows, or digests of emitted rows.",
                 "none",
                 [PanelQuery(gauge("kiln_query_state_rows"), "{{query}}")],
             ),
             Panel(
                 "State bytes",
-                "Of these rows.",
+                "Size of these rows.",
                 "bytes",
                 [PanelQuery(gauge("kiln_query_state_bytes"), "{{query}}")],
             ),
@@ -451,18 +453,18 @@ STREAMS: Final = (
 _SELDOM: Final = "backfill_runs|bundles|quality_results|quarantine_dropped|streams"
 LAKE: Final = (
     PanelRow(
-        "Fresh",
+        "Freshness",
         (
             Panel(
-                "Age of the newest commit",
-                "Every ten seconds where rows come.",
+                "Age of the latest commit",
+                "Under ten seconds or so while rows arrive.",
                 "s",
-                # others have a commit when somebody asks for one, and would hide these
+                # the others get rare commits, and would hide these
                 [PanelQuery(gauge("kiln_table_commit_age_seconds", f'table!~"{_SELDOM}"'), "{{table}}")],
             ),
             Panel(
                 "Commits",
-                "Versions a minute.",
+                "Commits per minute.",
                 "none",
                 [PanelQuery(f"60 * deriv({gauge('kiln_table_version')}[5m])", "{{table}}")],
             ),
@@ -474,25 +476,25 @@ LAKE: Final = (
             Panel("Rows", "Rows of each table.", "short", [PanelQuery(gauge("kiln_table_rows"), "{{table}}")]),
             Panel(
                 "Bytes",
-                "Size of the newest version's files.",
+                "Size of the data files in the latest version.",
                 "bytes",
                 [PanelQuery(gauge("kiln_table_bytes"), "{{table}}")],
             ),
             Panel(
                 "Files",
-                "Files of the newest version. Care for the tables makes few of many.",
+                "Data files in the latest version. Maintenance compacts them.",
                 "none",
                 [PanelQuery(gauge("kiln_table_files"), "{{table}}")],
             ),
             Panel(
-                "Bytes of a file",
+                "Average file size",
                 "On average.",
                 "bytes",
                 [PanelQuery(f"{gauge('kiln_table_bytes')} / clamp_min({gauge('kiln_table_files')}, 1)", "{{table}}")],
             ),
             Panel(
                 "New rows",
-                "Rows a second.",
+                "Rows per second.",
                 "cps",
                 [PanelQuery(f"deriv({gauge('kiln_table_rows')}[5m])", "{{table}}")],
             ),
@@ -506,7 +508,7 @@ QUALITY: Final = (
         (
             Panel(
                 "Failed, level error",
-                "kiln quality names the rows.",
+                "kiln quality lists the rows.",
                 "none",
                 [PanelQuery(f"{_FAILED} or 0 * {_EXPECTATIONS}")],
                 figure=True,
@@ -514,21 +516,21 @@ QUALITY: Final = (
             ),
             Panel(
                 "Last check",
-                "Time since the last check of this run.",
+                "Time since the last quality check of this run.",
                 "s",
                 [PanelQuery(f"max({gauge('kiln_quality_check_age_seconds')})")],
                 figure=True,
             ),
             Panel(
-                "By what became of them",
-                "A level is that of an expectation that failed.",
+                "By result",
+                "Passed, or the level of a failed expectation.",
                 "none",
                 [PanelQuery(_sum(gauge("kiln_quality_expectations"), "result"), "{{result}}")],
                 stacked=True,
             ),
             Panel(
                 "By table",
-                "Expectations that the last check held against a table.",
+                "Expectations of the last check, by table.",
                 "none",
                 [PanelQuery(_sum(gauge("kiln_quality_expectations"), "table, result"), "{{table}} {{result}}")],
             ),
@@ -539,31 +541,31 @@ QUALITY: Final = (
         (
             Panel(
                 "By reason",
-                "docs/RUNBOOK.md, Quarantine, says of each what to do.",
+                "See docs/RUNBOOK.md, Quarantine.",
                 "cps",
                 [PanelQuery(_sum(per_second("kiln_quarantined_records"), "stage, reason"), "{{stage}}: {{reason}}")],
                 stacked=True,
             ),
             Panel(
                 "Share",
-                "Of what was decoded.",
+                "Quarantined records as a share of all decoded records.",
                 "percentunit",
                 [PanelQuery(_QUARANTINE_SHARE, "share")],
             ),
         ),
     ),
     PanelRow(
-        "The traffic",
+        "Traffic",
         (
             Panel(
-                "Copies of a message",
-                "How often a good message comes, on average.",
+                "Copies per message",
+                "Average number of copies of a valid message.",
                 "none",
                 [PanelQuery(f"{_sum(per_second('kiln_copies'))} / {_sum(per_second('kiln_messages'))}", "copies")],
             ),
             Panel(
-                "Mix",
-                "Share of each type.",
+                "Message types",
+                "Share of each message type.",
                 "percentunit",
                 [
                     PanelQuery(
@@ -576,9 +578,13 @@ QUALITY: Final = (
             ),
             Panel(
                 "Age of the tables",
-                "Time since the newest commit.",
+                "Time since the latest commit.",
                 "s",
-                [PanelQuery(gauge("kiln_table_commit_age_seconds", 'table=~"frames|messages|updates|batches"'), "{{table}}")],
+                [
+                    PanelQuery(
+                        gauge("kiln_table_commit_age_seconds", 'table=~"frames|messages|updates|batches"'), "{{table}}"
+                    )
+                ],
             ),
         ),
     ),

@@ -30,7 +30,7 @@ from kiln.pipelines.decode.breaker_state import BreakerState
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.runtime.query_status import QueryBacklog, QueryState
 from kiln.schemas.delta.tables import TABLES
-from kiln.schemas.exposition import FAMILIES, BATCH_DELAY_BUCKETS
+from kiln.schemas.exposition import BATCH_DELAY_BUCKETS, FAMILIES
 from kiln.schemas.faults import FAULTS
 
 LATE = [0] * (len(BATCH_DELAY_BUCKETS) + 1)

@@ -139,13 +139,13 @@ class Fault(NamedTuple):
 
 
 FAULTS = (
-    Fault("a silent peer", "KilnNothingHeard", _silent, "No frame has come"),
-    Fault("a build that cannot decode", "KilnBreakerTripped", _cannot_decode, "The breaker holds the query archive"),
+    Fault("a silent peer", "KilnNoFramesReceived", _silent, "No frame was received"),
+    Fault("a build that cannot decode", "KilnBreakerTripped", _cannot_decode, "The breaker stopped the query archive"),
     Fault("Kiln killed", "KilnDown", _killed, "Kiln has stopped"),
-    Fault("a stuck query", "KilnQueryBehind", _stuck, "The query batch is"),
-    Fault("a full spool", "KilnSpoolFull", _full, "The bridge's spool is full"),
-    Fault("Kafka away for a minute", "KilnKafkaAway", _kafka_away, "The broker does not answer"),
-    Fault("a table without commits", "KilnTableNotFresh", _not_fresh, "The table frames has had no commit"),
+    Fault("a stuck query", "KilnQueryLagging", _stuck, "The query batch is"),
+    Fault("a full spool", "KilnSpoolFull", _full, "The spool of the bridge is full"),
+    Fault("Kafka away for a minute", "KilnKafkaDown", _kafka_away, "The broker does not answer"),
+    Fault("a table without commits", "KilnTableStale", _not_fresh, "The table frames had no commit"),
 )
 
 
