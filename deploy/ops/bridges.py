@@ -18,7 +18,7 @@ class BridgeMember:
     Attributes:
         address: Address of its machine, as the broker sees it.
         leads: True if it publishes and fetches for all bridges.
-        duties: Number of its topics...
+        duties: Number of the leader's tasks that its settings allow.
     """
 
     peer: str

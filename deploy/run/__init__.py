@@ -1,1 +1,1 @@
-"""What `kiln run` does: broker, network, queries, brought up, looked after and brought down."""
+"""`kiln run`: starts, supervises and stops broker, network and queries."""

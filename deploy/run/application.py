@@ -1,4 +1,4 @@
-"""What `kiln run` and `kiln job` do: bring up broker, topics, tables and queries, watch them, and bring them down."""
+"""The application of `kiln run` and `kiln job`: starts, supervises and stops broker, topics, tables and queries."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ from kiln.schemas.kafka.topics import TOPICS
 
 _MODES: Mapping[Source, str] = {"demo": "demo network", "network": "live", "none": "no network"}
 _LOG = logging.getLogger("kiln.deploy.run")
-_LOOK_EVERY = 0.25  # s
+_CHECK_EVERY = 0.25  # s
 _SHOW_EVERY = 1.0
-_NO_ANSWER = (Py4JError, ConnectionError)
-"""What calls raise that Spark's JVM does not answer."""
+_JVM_ERRORS = (Py4JError, ConnectionError)
+"""Errors of calls that Spark's JVM does not answer."""
 _DYING = 5.0
 """s that a JVM may take to end after it stopped answering"""
 
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """How a run went, for the summary at its end."""
+    """Outcome of a run, for its summary."""
 
     seconds: float = 0.0
     first_batch: float | None = None
@@ -74,15 +74,24 @@ def run_application(
     source: Source = "none",
     maintain: bool = False,
 ) -> RunOutcome:
-    """Runs the queries until `duration` is over, all is caught up, or Ctrl-C or SIGTERM asks for the end.
+    """Run the queries until `duration` is over, they have caught up, or a signal (Ctrl-C, SIGTERM) arrives.
 
-    `names`: the queries, by default those of the settings. `source`: where frames come from. `maintain`: also cares for
-    the tables and checks them, as the settings say. KilnError: something that a user can mend.
+    Args:
+        settings: The settings.
+        view: Shows the progress.
+        names: Queries to run, by default those of the settings.
+        duration: Duration of the run; `None` for no limit.
+        catch_up: True to stop once the queries have read all records.
+        source: Source of frames.
+        maintain: True to maintain and check the tables too, as the settings say.
+
+    Raises:
+        KilnError: A problem that the user can fix.
     """
     started = time.monotonic()
     stop = threading.Event()
     with ExitStack() as stack:
-        stack.enter_context(_signals(stop))
+        stack.enter_context(_handle_signals(stop))
         claim_state_folder(settings.state)
         for name in names or settings.jobs.queries:
             stack.enter_context(lock_state(settings.state, name))
@@ -99,26 +108,26 @@ def run_application(
         lake.create(TABLES)
         live.start()
         monitor = stack.enter_context(Monitor(settings.monitor.host_and_port, lake, metadata.version("kiln")))
-        care = MaintenanceProcess(settings) if maintain else None
+        maintenance = MaintenanceProcess(settings) if maintain else None
         quality = QualityChecks(settings) if maintain else None
         names = names or settings.jobs.queries
-        beside = _Companions(broker, live, monitor, care, quality)
-        run = _Run(settings, view, spark, names, duration, catch_up, beside, started)
-        return run.go(stop)
+        companions = _Companions(broker, live, monitor, maintenance, quality)
+        run = _Run(settings, view, spark, names, duration, catch_up, companions, started)
+        return run.execute(stop)
 
 
 @dataclass(frozen=True)
 class _Companions:
-    """What runs beside the queries."""
+    """Processes and threads that run next to the queries."""
 
     broker: LaunchedBroker
     live: LiveNetwork
     monitor: Monitor
-    care: MaintenanceProcess | None
+    maintenance: MaintenanceProcess | None
     quality: QualityChecks | None
 
     def check_children(self) -> None:
-        """To be called often."""
+        """Start children that are due. Call this often."""
         for each in self._children:
             each.check()
 
@@ -128,20 +137,20 @@ class _Companions:
 
     @property
     def _children(self) -> list[PeriodicProcess]:
-        return [each.child for each in (self.care, self.quality) if each is not None]
+        return [each.child for each in (self.maintenance, self.quality) if each is not None]
 
     @property
-    def checked(self) -> QualityInRun | None:
-        """The last check of the tables."""
-        return self.quality.seen if self.quality is not None else None
+    def last_check(self) -> QualityInRun | None:
+        """Last check of the tables."""
+        return self.quality.last_check if self.quality is not None else None
 
     @property
     def errors(self) -> list[str]:
-        """In words."""
-        care = self.care.error if self.care is not None else ""
+        """Current errors."""
+        maintenance = self.maintenance.error if self.maintenance is not None else ""
         quality = self.quality.errors if self.quality is not None else []
-        found = (self.broker.error, *self.live.errors, care, *quality, self.monitor.error)
-        return [text for text in found if text]
+        errors = (self.broker.error, *self.live.errors, maintenance, *quality, self.monitor.error)
+        return [text for text in errors if text]
 
 
 class _Run:
@@ -155,25 +164,25 @@ class _Run:
         names: Sequence[JobName],
         duration: timedelta | None,
         catch_up: bool,
-        beside: _Companions,
+        companions: _Companions,
         started: float,
     ) -> None:
         self._view = view
         self._duration = duration
         self._catch_up = catch_up
-        self._beside = beside
-        self._live = beside.live
+        self._companions = companions
+        self._live = companions.live
         self._started = started
         kafka = settings.broker
-        open_for = settings.batch.window + settings.batch.grace
-        self._watch = TopicWatch(kafka.client_options(), kafka.prefix, open_for.total_seconds())
+        open_time = settings.batch.window + settings.batch.grace
+        self._watch = TopicWatch(kafka.client_options(), kafka.prefix, open_time.total_seconds())
         self._ends = TopicEnds(kafka.client_options(), map(kafka.topic, TOPICS))
         self._snapshots = SnapshotBuilder(
             names,
             self._watch,
             kafka.topic,
             network=settings.network.name,
-            mode="catching up" if catch_up else _MODES[beside.live.source],
+            mode="catching up" if catch_up else _MODES[companions.live.source],
             window=settings.batch.window,
             duration=duration,
             started=started,
@@ -182,31 +191,31 @@ class _Run:
         self._problems = ProblemLog(_LOG)
         self._first_batch: float | None = None
 
-    def go(self, stop: threading.Event) -> RunOutcome:
-        """Until `stop` is set, the time is over, all is caught up, or a query gives up."""
+    def execute(self, stop: threading.Event) -> RunOutcome:
+        """Run until `stop` is set, the time is over, the queries have caught up, or a query gives up."""
         self._watch.start()
         self._view.say("starting the queries")
         log_event(_LOG, "run started")
         error = ""
         try:
             self._queries.start()
-            self._until_the_end(stop)
+            self._run_until_end(stop)
             error = " ".join(self._queries.errors[name] for name in sorted(self._queries.held_queries)[:1])
-        except RestartsExhaustedError as gave_up:
-            error = str(gave_up)
-        except _NO_ANSWER:
-            ended = check_jvm(_DYING)
-            if ended is None:
+        except RestartsExhaustedError as exhausted:
+            error = str(exhausted)
+        except _JVM_ERRORS:
+            jvm_error = check_jvm(_DYING)
+            if jvm_error is None:
                 raise
-            error = str(ended)
+            error = str(jvm_error)
         finally:
             self._view.say("stopping")
             log_event(_LOG, "run stops")
             self._live.mute()
-            self._beside.stop_children()
+            self._companions.stop_children()
             if check_jvm() is None:
                 self._queries.stop()
-            self._live.stop()  # last, so that what the queries gave out in the end is published
+            self._live.stop()  # after the queries, so that their last batches are published
             self._watch.stop()
             self._ends.close()
         seen = self._watch.seen
@@ -222,16 +231,16 @@ class _Run:
             error=error,
         )
 
-    def _until_the_end(self, stop: threading.Event) -> None:
+    def _run_until_end(self, stop: threading.Event) -> None:
         shown = 0.0
-        while not stop.wait(_LOOK_EVERY):
+        while not stop.wait(_CHECK_EVERY):
             now = time.monotonic()
             if self._first_batch is None and self._watch.first_batch.is_set():
                 self._first_batch = now - self._started
-            if not self._ends.error:  # else queries fail for no reason of their own, and would use up their restarts
+            if not self._ends.error:  # without a broker, the queries would use up their restarts
                 self._queries.check()
             self._live.check()
-            self._beside.check_children()
+            self._companions.check_children()
             if self._duration is not None and now - self._started >= self._duration.total_seconds():
                 return
             if now - shown < _SHOW_EVERY:
@@ -244,26 +253,32 @@ class _Run:
             if self._catch_up and not self._ends.error and before == ends and self._queries.caught_up(ends):
                 return
             snapshot = self._snapshots.build(
-                *(now, ends, self._queries, self._live.seen, self._errors(), self._ends.error, self._beside.checked)
+                now,
+                ends,
+                self._queries,
+                self._live.state,
+                self._errors(),
+                self._ends.error,
+                self._companions.last_check,
             )
-            self._beside.monitor.see(snapshot)
+            self._companions.monitor.see(snapshot)
             self._problems.see(snapshot.errors)
             self._view.show(snapshot)
 
     def _errors(self) -> list[str]:
-        return [*self._beside.errors, *([self._ends.error] if self._ends.error else [])]
+        return [*self._companions.errors, *([self._ends.error] if self._ends.error else [])]
 
 
 @contextmanager
-def _signals(stop: threading.Event) -> Iterator[None]:
-    """Ctrl-C and SIGTERM ask for the end; a second Ctrl-C does not wait for it."""
+def _handle_signals(stop: threading.Event) -> Iterator[None]:
+    """Set `stop` on Ctrl-C and SIGTERM; a second Ctrl-C raises KeyboardInterrupt."""
 
-    def asked(number: int, frame: FrameType | None) -> None:
+    def handle(number: int, frame: FrameType | None) -> None:
         if stop.is_set() and number == signal.SIGINT:
             raise KeyboardInterrupt
         stop.set()
 
-    before = {number: signal.signal(number, asked) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:

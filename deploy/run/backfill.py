@@ -1,4 +1,4 @@
-"""`kiln backfill run`: a run as a Spark application of its own, beside a running Kiln."""
+"""`kiln backfill run`: a backfill run as a Spark application of its own, next to a running Kiln."""
 
 from __future__ import annotations
 
@@ -19,16 +19,23 @@ from kiln.pipelines.delta.lake import Lake
 def run_backfill(
     settings: Settings, request: BackfillRequest, say: Callable[[str], None], report: Callable[[RunProgress], None]
 ) -> RunOutcome:
-    """Does a run, or what is left of the run of that name. One process at a time does so.
+    """Execute a run, or the rest of an interrupted run of that name, in one process at a time.
 
-    KilnError: something that a user can mend, or a signal that asked for the end.
+    Args:
+        settings: The settings.
+        request: The run.
+        say: Called with progress messages.
+        report: Called with the progress of the run.
+
+    Raises:
+        KilnError: A problem that the user can fix, or a signal.
     """
     with ExitStack() as stack:
         stack.enter_context(lock_state(settings.state, lock_name(check_name(request.name))))
         terms = build_terms(settings, request)
-        found = find_matching_run(terms, Lake.from_location(settings.lake_root))
-        if found is not None and found.is_done and (found.is_published or not request.publish):
-            return RunOutcome(found.name, count_rows(found.chunks), 0, 0)
+        run = find_matching_run(terms, Lake.from_location(settings.lake_root))
+        if run is not None and run.is_done and (run.is_published or not request.publish):
+            return RunOutcome(run.name, count_rows(run.chunks), 0, 0)
         if request.source == "kafka" or request.publish:
             stack.enter_context(start_broker(settings, say))
         say("starting Spark")

@@ -32,7 +32,7 @@ class MaintenanceProcess:
         )
         self.child = PeriodicProcess(command, settings.maintenance.interval, self._record_exit, now)
         self.error = ""
-        """in words why the last child did not do its work; empty: it did"""
+        """why the last child failed; empty if it succeeded"""
 
     def _record_exit(self, code: int) -> None:
-        self.error = f"the care of the tables ended with {code}: {self.child.read_last_line()}" if code else ""
+        self.error = f"table maintenance exited with code {code}: {self.child.read_last_line()}" if code else ""

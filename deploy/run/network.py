@@ -1,4 +1,4 @@
-"""The network side of a run: the bridge, and the demo network where there is no other."""
+"""The network side of a run: the bridge, and the demo network if the run uses one."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from kiln.deploy.ops.snapshot import BridgeInRun
 from kiln.deploy.stack.bridge_process import BridgeProcess
 
 Source = Literal["demo", "network", "none"]
-"""Where frames come from: a network made on this machine, the network of `bridge.bootstrap`, or Kafka alone."""
+"""Source of frames: the demo network on this machine, the network of `bridge.bootstrap`, or Kafka alone."""
 
 
 class LiveNetwork:
-    """`launch()`, `start()` once the broker is there, `check()` now and then, `mute()`, `stop()`."""
+    """Bridge and demo network of a run.
+
+    Call `launch`, `start` once the broker answers, `check` often, and `mute` and `stop` at the end.
+    """
 
     def __init__(self, settings: Settings, source: Source) -> None:
         self._settings = settings
@@ -24,17 +27,21 @@ class LiveNetwork:
         self._bridge: BridgeProcess | None = None
         self._addresses: tuple[str, ...] = ()  # of the demo network, as the bridge knows them
         self.source = source
-        self._going = False
+        self._traffic_started = False
         self.status: BridgeStatus | None = None
-        """What the bridge said last. None: nothing yet, or nothing for long."""
+        """newest status of the bridge, `None` if there is none or it is old"""
 
     def launch(self) -> None:
-        """Starts what needs no broker, and returns at once."""
+        """Start what needs no broker, and return at once."""
         if self._demo is not None:
             self._demo.launch()
 
     def start(self) -> None:
-        """Starts the bridge. DemoNetworkError."""
+        """Start the bridge.
+
+        Raises:
+            DemoNetworkError: The demo network does not start.
+        """
         if self.source == "none":
             return
         settings = self._settings
@@ -43,43 +50,43 @@ class LiveNetwork:
             settings = build_demo_settings(settings, self._addresses, self._demo.contacts, self._demo.follow)
         self._bridge = BridgeProcess(settings)
         self._bridge.start()
-        self._going = False
+        self._traffic_started = False
 
     def check(self) -> None:
-        """Starts again what has died. Lets the demo network speak once the bridge listens."""
+        """Restart dead processes. Start the demo network's traffic once the bridge has peers."""
         if self._bridge is None:
             return
         if self._demo is not None:
             self._demo.check()
             if self._demo.listens and self._demo.addresses() != self._addresses:
-                self._bridge.stop()  # the bridge dials where the dead network listened
+                self._bridge.stop()  # it dials the addresses of the dead network
                 self.start()
         self._bridge.check()
         self.status = self._bridge.status(time.time())
-        if self._demo is not None and not self._going and self.status is not None and self.status.peers:
+        if self._demo is not None and not self._traffic_started and self.status is not None and self.status.peers:
             self._demo.go()
-            self._going = True
+            self._traffic_started = True
 
     @property
-    def seen(self) -> BridgeInRun | None:
-        """What bridge and demo network told last; None: this run has no bridge."""
+    def state(self) -> BridgeInRun | None:
+        """Newest state of bridge and demo network, `None` if this run has no bridge."""
         if self.source == "none":
             return None
         return BridgeInRun(self.status, self._demo.heard if self._demo is not None else {})
 
     @property
     def errors(self) -> tuple[str, ...]:
-        """In words."""
+        """Current errors of the bridge and the demo network."""
         bridge = (self._bridge.error,) if self._bridge is not None and self._bridge.error else ()
         return (*bridge, *(self.status.errors if self.status else ()), *(self._demo.errors if self._demo else ()))
 
     def mute(self) -> None:
-        """Silences the demo network, which still listens."""
+        """Stop the traffic of the demo network, which keeps listening."""
         if self._demo is not None:
             self._demo.mute()
 
     def stop(self) -> None:
-        """Ends the demo network first, so that the bridge hears the network to its end, and then the bridge."""
+        """End the demo network, and then the bridge, so that the bridge receives all traffic."""
         if self._demo is not None:
             self._demo.stop()
         if self._bridge is not None:
@@ -89,9 +96,13 @@ class LiveNetwork:
 def build_demo_settings(
     settings: Settings, addresses: tuple[str, ...], contacts: tuple[str, ...], follow: tuple[str, ...]
 ) -> Settings:
-    """The settings of a bridge on the demo network, where the bridge publishes, since nobody else is there.
+    """Build the settings of a bridge on the demo network, where it always publishes.
 
-    `contacts`, `follow`: where the network's nodes of BEP 50 listen, and what they announce.
+    Args:
+        settings: Settings of the run.
+        addresses: Addresses of the network's nodes.
+        contacts: Addresses of the network's BEP 50 nodes.
+        follow: Topics that those nodes announce.
     """
     return settings.model_copy(
         update={

@@ -1,4 +1,4 @@
-"""`kiln quality` as a child process of a run, now and then, at the lowest priority."""
+"""`kiln quality` as a periodic child process of a run, at the lowest priority."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from kiln.deploy.ops.snapshot import QualityInRun
 from kiln.deploy.stack.bridge_process import child_environment
 from kiln.deploy.stack.periodic_process import ChildCommand, PeriodicProcess
 
-_KNOWN: Final = (0, 1)
-"""exit codes of a check that was made"""
+_COMPLETED: Final = (0, 1)
+"""exit codes of a check that completed"""
 
 
 class QualityReport(msgspec.Struct):
-    """What `kiln quality --json` prints, as far as a run tells it."""
+    """The fields of `kiln quality --json` that a run reads."""
 
     table: str
     expectation: str
@@ -31,46 +31,47 @@ class QualityReport(msgspec.Struct):
 
 
 class QualityChecks:
-    """`child.check()` now and then, then `child.stop()`. Each check's JSON is in `quality/results.json`, its words in
-    `logs/quality.log`."""
+    """Checks the tables in a child process, with its JSON in `quality/results.json` and its log in `logs/quality.log`.
+
+    Call `child.check()` periodically, and `child.stop()` at the end.
+    """
 
     def __init__(self, settings: Settings, now: Callable[[], float] = time.monotonic) -> None:
-        """`now`: monotonic s."""
-        self._told = settings.quality_dir / "results.json"
-        work = ChildCommand(
+        self._results_file = settings.quality_dir / "results.json"
+        command = ChildCommand(
             [*_find_low_priority(), sys.executable, "-m", "kiln.deploy.cli", "quality", "--json"],
             child_environment(settings),
             settings.logs / "quality.log",
-            self._told,
+            self._results_file,
         )
-        self.child = PeriodicProcess(work, settings.quality.interval, self._record_exit, now)
+        self.child = PeriodicProcess(command, settings.quality.interval, self._record_exit, now)
         self.errors: list[str] = []
-        """the errors that the last check found, in words; warnings are in `quality_results`"""
-        self.seen: QualityInRun | None = None
-        """the last check that was made; None: none yet"""
+        """errors of the last check; warnings are in `quality_results`"""
+        self.last_check: QualityInRun | None = None
+        """the last completed check, `None` before the first"""
 
     def _record_exit(self, code: int) -> None:
-        self.errors = self._found(code)
+        self.errors = self._read_errors(code)
 
-    def _found(self, code: int) -> list[str]:
-        if code not in _KNOWN:
-            return [f"quality: the check ended with {code}: {self.child.read_last_line()}"]
+    def _read_errors(self, code: int) -> list[str]:
+        if code not in _COMPLETED:
+            return [f"quality: the check exited with code {code}: {self.child.read_last_line()}"]
         try:
-            results = msgspec.json.decode(self._told.read_bytes(), type=list[QualityReport])
+            results = msgspec.json.decode(self._results_file.read_bytes(), type=list[QualityReport])
         except (OSError, msgspec.DecodeError):
-            return [f"quality: the check said nothing: {self.child.read_last_line()}"]
+            return [f"quality: the check wrote no results: {self.child.read_last_line()}"]
         outcomes = Counter((each.table, "passed" if each.success else each.level) for each in results)
-        self.seen = QualityInRun(time.time(), outcomes)
+        self.last_check = QualityInRun(time.time(), outcomes)
         return [
-            f"quality: {each.table}: {each.expectation}: {each.observed} (kiln quality says more)"
+            f"quality: {each.table}: {each.expectation}: {each.observed} (for details: kiln quality)"
             for each in results
             if not each.success and each.level == "error"
         ]
 
 
 def _find_low_priority() -> list[str]:
-    """Before a command: the command takes only what the queries leave of the processors, where the system can do so."""
-    found = {name: shutil.which(name) for name in ("chrt", "nice")}
-    if found["chrt"]:
-        return [found["chrt"], "--idle", "0"]
-    return [found["nice"], "-n", "19"] if found["nice"] else []
+    """Find a command prefix that runs a program at idle priority, so that it never delays the queries."""
+    if chrt := shutil.which("chrt"):
+        return [chrt, "--idle", "0"]
+    nice = shutil.which("nice")
+    return [nice, "-n", "19"] if nice else []

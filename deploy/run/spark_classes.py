@@ -1,6 +1,6 @@
-"""Keeps the classes that Spark's JVM loads, parsed, in a file beside the jars: loading them is a third of a start.
+"""Class data sharing for Spark's JVM: an archive of its classes next to the jars, which saves a third of startup.
 
-Class data sharing (JEP 350): the JVM writes the file when the JVM ends. A later JVM with the same jars maps the file.
+The JVM writes the archive when it ends. A later JVM with the same jars maps it (JEP 350).
 """
 
 from __future__ import annotations
@@ -32,12 +32,16 @@ _PATIENCE = 120.0  # s to write the file
 
 
 def archive_spark_classes(root: Path) -> None:
-    """Runs all queries once over some made-up traffic, in a scratch folder. `root`: the folder of jars.
+    """Create the archive: run all queries once over synthetic traffic, in a temporary folder.
 
-    KilnError: the queries lack something, or the JVM wrote no file.
+    Args:
+        root: Folder of the jars.
+
+    Raises:
+        KilnError: The queries do not run, or the JVM wrote no archive.
     """
-    kept = spark_archive_path(root)
-    kept.unlink(missing_ok=True)  # a JVM cannot read such a file and write another
+    archive = spark_archive_path(root)
+    archive.unlink(missing_ok=True)  # a JVM cannot read one archive and write another
     with tempfile.TemporaryDirectory(prefix="kiln-") as scratch:
         fresh = Path(scratch) / "classes.jsa"
         port, controller_port = find_free_ports()
@@ -50,10 +54,10 @@ def archive_spark_classes(root: Path) -> None:
         _run_queries(settings)
         _end_jvm()
         if not fresh.is_file():
-            raise KilnError("the JVM kept no classes")
-        unfinished = kept.with_name(f"{kept.name}.{os.getpid()}")
+            raise KilnError("the JVM wrote no archive of its classes")
+        unfinished = archive.with_name(f"{archive.name}.{os.getpid()}")
         shutil.copyfile(fresh, unfinished)
-        unfinished.replace(kept)
+        unfinished.replace(archive)
 
 
 def _run_queries(settings: Settings) -> None:
@@ -70,7 +74,7 @@ def _run_queries(settings: Settings) -> None:
 
 
 def _end_jvm() -> None:
-    """Ends the JVM, which goes on after its session until Python closes the JVM's stdin."""
+    """End the JVM, which outlives its session until its stdin is closed."""
     gateway = SparkContext._gateway
     assert gateway is not None
     jvm: subprocess.Popen[bytes] = gateway.proc
@@ -83,12 +87,12 @@ def _end_jvm() -> None:
 
 
 def main() -> int:
-    """Keep Spark's classes for the jars of this checkout. Where that fails, print a note and return 0."""
-    print("keeping what Spark's JVM loads, for quicker starts (a minute, once)")
+    """Archive Spark's classes for the jars of this checkout. If that fails, print a note and return 0."""
+    print("archiving Spark's classes for faster starts (takes a minute, once)")
     try:
         archive_spark_classes(ensure_jars())
     except KilnError as error:
-        print(f"Spark's classes could not be kept, so it starts slower: {error}", file=sys.stderr)
+        print(f"cannot archive Spark's classes, so Spark starts more slowly: {error}", file=sys.stderr)
     return 0
 
 

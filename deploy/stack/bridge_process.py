@@ -1,4 +1,4 @@
-"""The bridge as a child process: started, started again when it dies, known by the status file that it writes."""
+"""The bridge as a supervised child process, observed by the status file that it writes."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ from kiln.deploy.stack.child_logs import rotate_log
 from kiln.deploy.stack.restart_backoff import Backoff
 from kiln.deploy.stack.spawn import bind_to_parent, terminate_process
 
-_FRESH = 10.0  # s; a status older than this is that of a bridge that hangs
+_FRESH = 10.0  # s; an older status means that the bridge hangs
 
 
 class BridgeProcess:
-    """`start()`, then `check()` now and then, then `stop()`. What the bridge prints is in
-    `logs/bridge.log`."""
+    """Runs the bridge in a child process, whose output goes to `logs/bridge.log`.
+
+    Call `start`, then `check` often, and `stop` at the end.
+    """
 
     def __init__(self, settings: Settings, now: Callable[[], float] = time.monotonic) -> None:
         self._settings = settings
@@ -32,10 +34,10 @@ class BridgeProcess:
         self._error = ""
 
     def start(self) -> None:
-        """Starts the bridge, and returns at once."""
+        """Start the bridge, and return at once."""
         self._settings.logs.mkdir(parents=True, exist_ok=True)
         self._settings.bridge_dir.mkdir(parents=True, exist_ok=True)
-        self._told.unlink(missing_ok=True)
+        self._status_file.unlink(missing_ok=True)
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 bind_to_parent([sys.executable, "-m", "kiln.bridge.app.main"]),
@@ -47,19 +49,26 @@ class BridgeProcess:
             )
 
     def check(self) -> None:
-        """Starts the bridge again when it has died, after a pause that doubles. Keeps the log small."""
+        """Restart a dead bridge after an exponential back-off, and rotate its log."""
         if self._process is not None and self._process.poll() is not None:
             self._backoff.record_death()
-            self._error = f"the bridge ended with {self._process.returncode}: {self._read_last_line()}"
+            self._error = f"the bridge exited with code {self._process.returncode}: {self._read_last_line()}"
             self._process = None
-            self._told.unlink(missing_ok=True)  # fresh as the status may be, it is of a dead bridge
+            self._status_file.unlink(missing_ok=True)  # even a fresh status is that of a dead bridge now
         if self._process is None and self._backoff.is_due:
             self.start()
         rotate_log(self._log)
 
     def status(self, wall: float) -> BridgeStatus | None:
-        """What the bridge said last. None: nothing yet, or nothing for 10 s. `wall`: unix seconds now."""
-        status = read_status(self._told)
+        """Read the newest status of the bridge.
+
+        Args:
+            wall: Unix seconds now.
+
+        Returns:
+            The status, or `None` if there is none, or none of the last 10 s.
+        """
+        status = read_status(self._status_file)
         if status is None or wall - status.at > _FRESH:
             return None
         self._error = ""
@@ -68,21 +77,21 @@ class BridgeProcess:
 
     @property
     def error(self) -> str:
-        """In words why the bridge does not run; empty: the bridge runs."""
+        """Why the bridge does not run; empty if it runs."""
         return self._error
 
     def stop(self, patience: float = 15.0) -> None:
-        """Sends SIGTERM, and SIGKILL when the bridge takes longer than `patience` s to end."""
+        """Send SIGTERM, and SIGKILL if the bridge takes longer than `patience` s to end."""
         process, self._process = self._process, None
         if process is not None:
             terminate_process(process, patience)
 
     def _read_last_line(self) -> str:
         lines = (line.strip(" |+-") for line in reversed(self._log.read_text(errors="replace").splitlines()))
-        return next((line for line in lines if line and not is_news(line)), "it said nothing")
+        return next((line for line in lines if line and not is_news(line)), "it logged nothing")
 
     @property
-    def _told(self) -> Path:
+    def _status_file(self) -> Path:
         return self._settings.bridge_dir / "status.json"
 
     @property
@@ -91,5 +100,5 @@ class BridgeProcess:
 
 
 def child_environment(settings: Settings) -> Mapping[str, str]:
-    """The environment that gives a child process just these settings."""
+    """Build the environment that gives a child process exactly these settings."""
     return {name: value for name, value in environ.items() if not name.startswith(ENV_PREFIX)} | environment(settings)

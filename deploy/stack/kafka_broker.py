@@ -1,4 +1,4 @@
-"""The broker that the settings name, with Kiln's topics on it. The embedded one is started, and stopped after use."""
+"""The broker of the settings, with Kiln's topics on it. An embedded broker is started, and stopped after use."""
 
 import socket
 import threading
@@ -26,8 +26,8 @@ from kiln.schemas.kafka.topics import TOPICS
 
 Say = Callable[[str], None]
 
-_LOOK_EVERY = 0.25  # s
-_ASK_EVERY = 2.0
+_CHECK_EVERY = 0.25  # s
+_RETRY_EVERY = 2.0
 
 
 class LaunchedBroker:
@@ -37,22 +37,30 @@ class LaunchedBroker:
         self._kafka = kafka
 
     def await_ready(self) -> str:
-        """`host:port,…` of the broker, once it answers and has Kiln's topics. BrokerError, TopicsError."""
+        """Wait until the broker answers, and create Kiln's topics.
+
+        Returns:
+            The address of the broker, `host:port,…`.
+
+        Raises:
+            BrokerError: The broker does not start.
+            TopicsError: A topic cannot be created or used.
+        """
         make_topics(self._kafka, self._kafka.servers)
         return self._kafka.servers
 
     @property
     def error(self) -> str:
-        """In words why the broker is away, as far as that is known here; empty: it is there."""
+        """Why the broker is unavailable, as far as this process knows; empty if it is available."""
         return ""
 
 
 class SupervisedBroker(LaunchedBroker):
-    """The embedded broker of a state folder: started where none runs, and started again whenever it has died.
+    """The embedded broker of a state folder: started if none runs, and restarted after it died.
 
-    One Kiln at a time owns the broker (`BrokerOwnership`). The owner starts it, and ends it at the owner's own end. A broker
-    whose owner is gone is owned by the next Kiln that looks, whether that Kiln is just starting or uses the broker
-    already. A Kiln beside the owner uses the broker and leaves it running.
+    One Kiln process at a time owns the broker (`BrokerOwnership`). The owner starts it, and stops it when the owner
+    ends. If the owner is gone, the next Kiln process that checks takes over. Other processes use the broker and leave
+    it running.
     """
 
     def __init__(self, settings: Settings, say: Say, *, die_with_parent: bool) -> None:
@@ -70,13 +78,19 @@ class SupervisedBroker(LaunchedBroker):
         self._thread = threading.Thread(target=self._supervise, name="broker", daemon=True)
 
     def launch(self) -> None:
-        """Starts the broker if none runs, and returns at once. JavaError, JarsError, BrokerError."""
+        """Start the broker if none runs, and return at once.
+
+        Raises:
+            JavaError: There is no usable Java.
+            JarsError: The jars cannot be fetched.
+            BrokerError: The broker cannot be started, or runs with other settings.
+        """
         servers = self._kafka.servers
         owned = self._claim()
         address = find_running_broker(self._state)
         if address not in (None, servers):
             raise BrokerError(
-                f"the broker of {self._state} runs at {address}, the settings say {servers}: stop it (kiln broker "
+                f"the broker of {self._state} runs at {address}, but the settings have {servers}. Stop it (kiln broker "
                 f"stop), or set kafka.embedded_port = {str(address).rpartition(':')[2]}"
             )
         ensure_password(self._state / "broker")
@@ -85,14 +99,14 @@ class SupervisedBroker(LaunchedBroker):
             self._say("starting the broker")
             self._start(classpath)
         else:
-            self._say(f"using the broker that {'runs' if address else 'another Kiln starts'} at {servers}")
+            self._say(f"using the broker at {servers}, which {'runs' if address else 'another Kiln is starting'}")
             self._thread.start()
         self._launched = True
 
     def await_ready(self) -> str:
-        """As of any broker. From then on at the latest, the broker is started again when it dies."""
+        """Wait as `LaunchedBroker.await_ready`. From then on, the broker is restarted when it dies."""
         if self._embedded is not None and not self._thread.is_alive():
-            self._embedded.start()  # should it not come up at all, this says why
+            self._embedded.start()  # raises if the broker does not come up
             self._thread.start()
         await_broker(self._kafka.servers, self._kafka.client_options())
         return super().await_ready()
@@ -102,7 +116,7 @@ class SupervisedBroker(LaunchedBroker):
         return self._error
 
     def stop(self) -> None:
-        """Ends the broker, if this Kiln owns it or its owner is gone."""
+        """Stop the broker, if this process owns it or its owner is gone."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -117,7 +131,7 @@ class SupervisedBroker(LaunchedBroker):
             claim_state_folder(self._state)
             return self._ownership.claim()
         except OSError as error:
-            raise BrokerError(f"the state folder cannot be used: {error}") from None
+            raise BrokerError(f"cannot use the state folder: {error}") from None
 
     def _start(self, classpath: Iterable[Path]) -> None:
         kafka = self._kafka
@@ -134,14 +148,14 @@ class SupervisedBroker(LaunchedBroker):
         self._embedded = embedded
 
     def _supervise(self) -> None:
-        while not self._stop.wait(_LOOK_EVERY):
+        while not self._stop.wait(_CHECK_EVERY):
             with suppress(OSError):
                 self._ownership.claim()  # the owner may have been killed
             if self._error:
                 self._restart()
             elif find_running_broker(self._state) is None:
                 self._backoff.record_death()
-                self._error = "the broker has ended; it is started again"
+                self._error = "the broker has ended, and is being restarted"
 
     def _restart(self) -> None:
         if find_running_broker(self._state) is not None:
@@ -149,22 +163,35 @@ class SupervisedBroker(LaunchedBroker):
                 self._backoff.reset()
                 self._error = ""
         elif self._ownership.is_held and self._backoff.is_due:
-            self._backoff.record_death()  # unless it comes to answer
+            self._backoff.record_death()  # reset once it answers
             try:
                 self._start(jars.list_broker_jars())
             except BrokerRunningError:
-                return  # it has just been started otherwise
+                return  # another process has just started it
             except (JavaError, jars.JarsError, BrokerError) as error:
-                self._error = f"the broker has ended, and cannot be started again: {error}"
+                self._error = f"the broker has ended, and cannot be restarted: {error}"
 
 
 @contextmanager
 def start_broker(settings: Settings, say: Say, *, die_with_parent: bool = False) -> Iterator[str]:
-    """`host:port,…` of a broker that answers and has Kiln's topics, for as long as the context lasts.
+    """Provide a broker that answers and has Kiln's topics while the context is open.
 
-    The embedded broker is started where it does not run, started again when it dies, and ended at the end, unless
-    another Kiln that runs owns it (`SupervisedBroker`). `say` hears what is waited for. JavaError, JarsError,
-    BrokerError, TopicsError: there is no broker to be had; the text says why and what to do.
+    An embedded broker is started if it does not run, restarted when it dies, and stopped at the end, unless another
+    live Kiln process owns it (`SupervisedBroker`).
+
+    Args:
+        settings: The settings.
+        say: Called with progress messages.
+        die_with_parent: True to end the embedded broker with the thread that starts it.
+
+    Yields:
+        The address of the broker, `host:port,…`.
+
+    Raises:
+        JavaError: There is no usable Java.
+        JarsError: The jars cannot be fetched.
+        BrokerError: The broker does not start.
+        TopicsError: A topic cannot be created or used.
     """
     with launch_broker(settings, say, die_with_parent=die_with_parent) as launched:
         yield launched.await_ready()
@@ -187,9 +214,13 @@ def launch_broker(settings: Settings, say: Say, *, die_with_parent: bool = False
 
 @contextmanager
 def start_broker_eventually(settings: Settings, say: Say) -> Iterator[None]:
-    """As `start_broker`, but also while the brokers of the settings are away: for what can do without them for a while.
+    """Start a broker as `start_broker`, but do not wait for brokers that are down.
 
-    The topics are then made, or checked, once the brokers answer. `say` hears why that cannot be done yet.
+    For processes that can work without a broker for a while. The topics are created or checked once a broker answers.
+
+    Args:
+        settings: The settings.
+        say: Called with progress messages, and with the reason for waiting.
     """
     with launch_broker(settings, say) as launched:
         kafka = settings.kafka
@@ -197,29 +228,29 @@ def start_broker_eventually(settings: Settings, say: Say) -> Iterator[None]:
             launched.await_ready()
             yield
             return
-        say(f"no broker at {kafka.servers}: what comes waits in {settings.bridge_dir / 'spool'} until one answers")
-        over = threading.Event()
-        thread = threading.Thread(target=_await_topics, args=(launched, say, over), name="broker", daemon=True)
+        say(f"no broker at {kafka.servers}: records wait in {settings.bridge_dir / 'spool'} until one answers")
+        stop = threading.Event()
+        thread = threading.Thread(target=_await_topics, args=(launched, say, stop), name="broker", daemon=True)
         thread.start()
         try:
             yield
         finally:
-            over.set()
+            stop.set()
 
 
-def _await_topics(launched: LaunchedBroker, say: Say, over: threading.Event) -> None:
-    while not over.wait(_ASK_EVERY):
+def _await_topics(launched: LaunchedBroker, say: Say, stop: threading.Event) -> None:
+    while not stop.wait(_RETRY_EVERY):
         try:
             say(f"using the broker at {launched.await_ready()}")
             return
         except BrokerAwayError:
             continue
         except TopicsError as error:
-            say(str(error))  # and again: what is wrong can be put right meanwhile
+            say(str(error))  # retry: the user may fix the topics meanwhile
 
 
 def is_reachable(server: str) -> bool:
-    """Whether something listens at `host:port`."""
+    """Return true if `host:port` accepts connections."""
     host, _, port = server.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=2).close()
@@ -229,7 +260,11 @@ def is_reachable(server: str) -> bool:
 
 
 def make_topics(kafka: Kafka, servers: str) -> None:
-    """Make the topics that are missing and check the others. TopicsError: as `ensure_topics`."""
+    """Create the missing topics and check the others.
+
+    Raises:
+        TopicsError: See `ensure_topics`.
+    """
     ensure_topics(
         servers,
         kafka.prefix,

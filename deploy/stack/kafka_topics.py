@@ -1,4 +1,4 @@
-"""Kiln's topics, made on any broker, and checked where they exist (docs/design/contracts.md, Kafka topics)."""
+"""Creation and checks of Kiln's topics on a broker (docs/design/contracts.md, Kafka topics)."""
 
 from __future__ import annotations
 
@@ -11,16 +11,21 @@ from kiln.schemas.kafka.topics import MAX_RECORD, TOPICS
 
 
 class TopicsError(PrerequisiteError):
-    """Topics cannot be used or made as they must be; a line for each thing that is wrong, and what to do."""
+    """Topics cannot be used or created; the message has a line per problem, with a remedy."""
 
 
 class BrokerAwayError(TopicsError):
-    """The broker could not be asked about topics."""
+    """The broker does not answer a request about topics."""
 
 
 def build_topic_settings(name: str, retention: timedelta | None, partition_bytes: int = 0) -> dict[str, str]:
-    """Kafka's settings of one of `TOPICS`; `retention` None keeps records for ever, `partition_bytes` 0 any number of
-    them."""
+    """Build Kafka's configuration of a topic.
+
+    Args:
+        name: Name in `TOPICS`.
+        retention: Retention time; `None` keeps records forever.
+        partition_bytes: Maximum size of a partition; 0 for no limit.
+    """
     settings = {"message.timestamp.type": "LogAppendTime", "max.message.bytes": str(MAX_RECORD)}
     if TOPICS[name].compacted:
         settings["cleanup.policy"] = "compact"
@@ -32,50 +37,60 @@ def build_topic_settings(name: str, retention: timedelta | None, partition_bytes
 
 
 def find_problems(
-    topic: str, name: str, partitions: int, has_partitions: int, has: Mapping[str, str], bootstrap: str
+    topic: str, name: str, partitions: int, actual_partitions: int, config: Mapping[str, str], bootstrap: str
 ) -> Iterable[str]:
-    """What is wrong with an existing topic: lines that say what to type. `has`: its settings, defaults included."""
+    """Find the problems of an existing topic, each with a remedy.
+
+    Args:
+        topic: Full name.
+        name: Name in `TOPICS`.
+        partitions: Number of partitions by the settings.
+        actual_partitions: Number of partitions of the topic.
+        config: Kafka's configuration of the topic, with defaults.
+        bootstrap: Address for the commands in the remedies.
+    """
     entity = f"--entity-type topics --entity-name {topic}"
     alter = f"kafka-configs.sh --bootstrap-server {bootstrap} --alter {entity} --add-config "
-    if TOPICS[name].for_life and has_partitions != partitions:
+    if TOPICS[name].for_life and actual_partitions != partitions:
         yield (
-            f"{topic} has {has_partitions} partitions and the settings say {partitions}, but its count is for life "
-            f"(windows are kept by partition): set kafka.{name}_partitions = {has_partitions}, or another kafka.prefix "
-            "to start anew"
+            f"{topic} has {actual_partitions} partitions, but the settings have {partitions}. The number cannot change, "
+            f"because windows are stored by partition. Set kafka.{name}_partitions = {actual_partitions}, or start "
+            "over with another kafka.prefix"
         )
-    if has.get("message.timestamp.type") != "LogAppendTime":
+    if config.get("message.timestamp.type") != "LogAppendTime":
         yield (
-            f"{topic}: message.timestamp.type is {has.get('message.timestamp.type')}, and windows need the broker's "
-            f"own stamps. If it holds no records yet, type:\n    {alter}message.timestamp.type=LogAppendTime\n"
-            "If it does, their stamps stay wrong: set another kafka.prefix"
+            f"{topic}: message.timestamp.type is {config.get('message.timestamp.type')}, but windows need the broker's "
+            f"timestamps. If the topic has no records yet, run:\n    {alter}message.timestamp.type=LogAppendTime\n"
+            "If it has, their timestamps stay wrong: set another kafka.prefix"
         )
-    if int(has.get("max.message.bytes", "0")) < MAX_RECORD:
+    if int(config.get("max.message.bytes", "0")) < MAX_RECORD:
         yield (
-            f"{topic}: max.message.bytes is {has.get('max.message.bytes')}, and records can have {MAX_RECORD}. "
-            f"Type:\n    {alter}max.message.bytes={MAX_RECORD}"
+            f"{topic}: max.message.bytes is {config.get('max.message.bytes')}, but records can have {MAX_RECORD}. "
+            f"Run:\n    {alter}max.message.bytes={MAX_RECORD}"
         )
-    compacted = "compact" in has.get("cleanup.policy", "").split(",")
-    if compacted != (TOPICS[name].compacted):
+    compacted = "compact" in config.get("cleanup.policy", "").split(",")
+    if compacted != TOPICS[name].compacted:
         policy = "compact" if TOPICS[name].compacted else "delete"
-        what = (
-            "forgets streams as time passes"
-            if TOPICS[name].compacted
-            else "loses all but the newest record of each key"
-        )
+        effect = "expires streams" if TOPICS[name].compacted else "loses all but the newest record of each key"
         yield (
-            f"{topic}: cleanup.policy is {has.get('cleanup.policy')}, so it {what}. "
-            f"Type:\n    {alter}cleanup.policy={policy}"
+            f"{topic}: cleanup.policy is {config.get('cleanup.policy')}, so the topic {effect}. "
+            f"Run:\n    {alter}cleanup.policy={policy}"
         )
 
 
 _NO_RIGHT = 29  # TOPIC_AUTHORIZATION_FAILED
 RIGHTS = ("DESCRIBE", "DESCRIBE_CONFIGS", "READ", "WRITE")
-"""What Kiln's user must be allowed on each of Kiln's topics."""
+"""Rights that Kiln's user needs on each of Kiln's topics."""
 
 
 def find_missing_rights(topic: Mapping[str, object]) -> Iterable[str]:
-    """The rights on a topic that are missing, as a line. `topic`: as kafka-python describes the topic. A broker that
-    tells no rights is taken at its silence."""
+    """Find the missing rights on a topic, as a line.
+
+    A broker that reports no rights counts as one that grants all.
+
+    Args:
+        topic: Description by kafka-python.
+    """
     allowed = topic["authorized_operations"]
     if topic["error_code"] != _NO_RIGHT and not allowed:
         return
@@ -94,13 +109,23 @@ def ensure_topics(
     retention_bytes: Mapping[str, int] | None = None,
     client_options: Mapping[str, object] | None = None,
 ) -> list[str]:
-    """Make the topics that are missing, check the others, and return the full names of those made.
+    """Create the missing topics and check the others.
 
-    `partitions` (1 where not given) and `retention` (none: for ever) by name, as in `TOPICS`. `replication` -1: the
-    broker's default. `retention_bytes` (0: all) by name: of a topic, shared equally by its partitions.
-    `client_options`: kafka-python's, for TLS and SASL; `bootstrap` weighs more than a `bootstrap_servers` in there.
-    TopicsError: an existing topic is not as it must be, or the broker refuses to make one. BrokerAwayError: the broker
-    does not answer.
+    Args:
+        bootstrap: Address of the broker; overrides `bootstrap_servers` in `client_options`.
+        prefix: Prefix of the topic names.
+        partitions: Number of partitions by name in `TOPICS`; the default is 1.
+        retention: Retention time by name; the default is forever.
+        replication: Replication factor; -1 for the broker's default.
+        retention_bytes: Maximum size by name, shared equally by the partitions; 0 for no limit.
+        client_options: kafka-python's options for TLS and SASL.
+
+    Returns:
+        The full names of the created topics.
+
+    Raises:
+        TopicsError: An existing topic has wrong settings, or the broker rejects a new one.
+        BrokerAwayError: The broker does not answer.
     """
     from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
     from kafka.errors import AuthorizationError, KafkaError, TopicAlreadyExistsError, for_code
@@ -109,15 +134,15 @@ def ensure_topics(
 
     unknown = sorted({*partitions, *retention}.difference(TOPICS))
     if unknown:
-        raise TopicsError(f"no such topics: {', '.join(unknown)} (there are {', '.join(TOPICS)})")
+        raise TopicsError(f"unknown topics: {', '.join(unknown)}. Known topics: {', '.join(TOPICS)}")
     names = {f"{prefix}{name}": name for name in TOPICS}
     options = {**(client_options or {}), "bootstrap_servers": [server.strip() for server in bootstrap.split(",")]}
     try:
         with open_client(KafkaAdminClient, **options) as admin:
             missing = sorted(names.keys() - set(admin.list_topics()))
-            made: list[str] = []
+            created: list[str] = []
             if missing:
-                told = admin.create_topics(
+                response = admin.create_topics(
                     {
                         topic: {
                             "num_partitions": partitions.get(names[topic], 1),
@@ -132,30 +157,30 @@ def ensure_topics(
                     },
                     raise_errors=False,
                 )
-                refused = []
-                for answer in told["topics"]:
-                    error = for_code(answer["error_code"])
-                    if not answer["error_code"]:
-                        made.append(answer["name"])
-                    elif error is not TopicAlreadyExistsError:  # another Kiln made it just now: checked below
-                        right = "the right CREATE, or DESCRIBE where the topic is there, is missing: "
-                        lack = right if issubclass(error, AuthorizationError) else ""
-                        refused.append(f"{answer['name']}: {lack}{answer['error_message'] or error.__name__}")
-                if refused:
-                    raise TopicsError("\n".join([f"{bootstrap} refused to make topics:", *refused]))
+                failures = []
+                for topic in response["topics"]:
+                    error = for_code(topic["error_code"])
+                    if not topic["error_code"]:
+                        created.append(topic["name"])
+                    elif error is not TopicAlreadyExistsError:  # another Kiln has just created it: checked below
+                        right = "the right CREATE is missing, or DESCRIBE if the topic exists: "
+                        prefix_text = right if issubclass(error, AuthorizationError) else ""
+                        failures.append(f"{topic['name']}: {prefix_text}{topic['error_message'] or error.__name__}")
+                if failures:
+                    raise TopicsError("\n".join([f"{bootstrap} cannot create topics:", *failures]))
                 admin.wait_for_topics(missing)
-            told_of = {topic["name"]: topic for topic in admin.describe_topics(list(names))}
-            lacking = [line for topic in told_of.values() for line in find_missing_rights(topic)]
-            if lacking:
+            descriptions = {topic["name"]: topic for topic in admin.describe_topics(list(names))}
+            missing_rights = [line for topic in descriptions.values() for line in find_missing_rights(topic)]
+            if missing_rights:
                 user = options.get("sasl_plain_username", "")
-                raise TopicsError("\n".join([f"{bootstrap}: kafka.sasl_username ({user}) lacks rights:", *lacking]))
-            found = {name: len(topic["partitions"]) for name, topic in told_of.items()}
-            told = admin.describe_configs(
+                head = f"{bootstrap}: kafka.sasl_username ({user}) lacks rights:"
+                raise TopicsError("\n".join([head, *missing_rights]))
+            configs = admin.describe_configs(
                 [ConfigResource(ConfigResourceType.TOPIC, topic) for topic in names], config_filter="all"
             )["topic"]
     except (OSError, KafkaError) as error:
         raise BrokerAwayError(
-            f"the broker at {bootstrap} could not be asked about topics: {describe_kafka_error(error, options)}"
+            f"cannot read the topics of the broker at {bootstrap}: {describe_kafka_error(error, options)}"
         ) from error
     problems = [
         line
@@ -164,11 +189,11 @@ def ensure_topics(
             topic,
             name,
             partitions.get(name, 1),
-            found[topic],
-            {key: str(entry["value"]) for key, entry in told[topic].items()},
+            len(descriptions[topic]["partitions"]),
+            {key: str(entry["value"]) for key, entry in configs[topic].items()},
             bootstrap,
         )
     ]
     if problems:
         raise TopicsError("\n".join(problems))
-    return sorted(made)
+    return sorted(created)

@@ -1,4 +1,4 @@
-"""A child process that does its work and ends, now and then while a run goes on."""
+"""A child process that runs periodically during a run."""
 
 from __future__ import annotations
 
@@ -11,71 +11,83 @@ from pathlib import Path
 from kiln.deploy.stack.child_logs import rotate_log
 from kiln.deploy.stack.spawn import bind_to_parent, terminate_process
 
-_PATIENCE = 5.0  # s that a child has to end
+_PATIENCE = 5.0  # s until a child that does not end is killed
 
 
 @dataclass(frozen=True)
 class ChildCommand:
-    """What a child is started with. `told`: the file for what it prints; None: the log too."""
+    """Command line, environment and output files of a child; `output` is the file of its stdout, by default the log."""
 
     command: Sequence[str]
     environment: Mapping[str, str]
     log: Path
-    told: Path | None = None
+    output: Path | None = None
 
 
 class PeriodicProcess:
-    """`check()` now and then, then `stop()`. One child at a time; the pause begins when a child has ended."""
+    """Starts a child process periodically, one at a time.
+
+    The pause begins when a child has ended. Call `check` often, and `stop` at the end.
+    """
 
     def __init__(
-        self, work: ChildCommand, every: timedelta, ended: Callable[[int], None], now: Callable[[], float]
+        self, command: ChildCommand, every: timedelta, on_exit: Callable[[int], None], now: Callable[[], float]
     ) -> None:
-        """`every`: the pause, also before the first child, so that a short run has none; none: there never is one.
-        `ended` hears the exit code of each child. `now`: monotonic s."""
-        self._work = work
+        """Create the process.
+
+        Args:
+            command: What to run.
+            every: Pause between children, and before the first, so that a short run starts none; zero for no children.
+            on_exit: Called with the exit code of each child.
+            now: Monotonic clock, s.
+        """
+        self._command = command
         self._every = every.total_seconds()
-        self._ended = ended
+        self._on_exit = on_exit
         self._now = now
         self._due = now() + self._every
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def running(self) -> bool:
-        """Whether a child is at work, as far as `check` knows."""
+        """True if a child runs, as of the last `check`."""
         return self._process is not None
 
     def check(self) -> None:
-        """Starts a child when it is time, and hears how the last one did."""
+        """Start a child if one is due, and collect the exit code of the last one."""
         if self._process is not None and self._process.poll() is not None:
             code, self._process = self._process.returncode, None
             self._due = self._now() + self._every
-            self._ended(code)
-            rotate_log(self._work.log)
+            self._on_exit(code)
+            rotate_log(self._command.log)
         if self._every and self._process is None and self._now() >= self._due:
             self._start()
 
     def stop(self) -> None:
-        """Ends a child. What it had still to do, a later one does."""
+        """End the child, if one runs. A later child does the rest of its work."""
         process, self._process = self._process, None
         if process is not None:
             terminate_process(process, _PATIENCE)
 
     def read_last_line(self) -> str:
-        """The last line of the log."""
-        log = self._work.log
+        """Read the last line of the log."""
+        log = self._command.log
         lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
-        return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "it logged nothing")
 
     def _start(self) -> None:
-        work = self._work
-        for path in (work.log, work.told or work.log):
+        command = self._command
+        for path in (command.log, command.output or command.log):
             path.parent.mkdir(parents=True, exist_ok=True)
-        with work.log.open("ab") as log, (work.told or work.log).open("wb" if work.told else "ab") as told:
+        with (
+            command.log.open("ab") as log,
+            (command.output or command.log).open("wb" if command.output else "ab") as out,
+        ):
             self._process = subprocess.Popen(
-                bind_to_parent(work.command),
-                env=work.environment,
+                bind_to_parent(command.command),
+                env=command.environment,
                 stdin=subprocess.DEVNULL,
-                stdout=told,
+                stdout=out,
                 stderr=log,
                 start_new_session=True,  # Ctrl-C is for us
             )

@@ -38,7 +38,7 @@ def test_a_killed_demo_network_comes_back(broker_classpath: list[Path], tmp_path
         assert before is not None
         os.kill(int((kiln.state / "demo" / "locks" / "network").read_text()), signal.SIGKILL)
         wait_until(lambda: flows(before.pid), said, 120)  # the bridge dials where the new one listens
-        wait_until(lambda: "the demo network ended with -9" in said(), said)
+        wait_until(lambda: "the demo network exited with code -9" in said(), said)
         process.terminate()
         assert process.wait(timeout=90) == 0, said()
     finally:

@@ -48,7 +48,7 @@ def test_a_broker_that_was_found_is_started_again_on_its_data(
             assert not launched.error
             killed = _pid(tmp_path)
             os.kill(killed, signal.SIGKILL)
-            wait_until(lambda: launched.error == "the broker has ended; it is started again", "its end is told")
+            wait_until(lambda: launched.error == "the broker has ended, and is being restarted", "its end is told")
             wait_until(partial(_another, tmp_path, killed), "another broker")
             wait_until(lambda: not launched.error, lambda: f"no error, but {launched.error}")
         await_broker(servers, security(servers))
@@ -123,7 +123,7 @@ def test_a_broker_at_another_address_is_named_and_left(kiln: Kiln) -> None:
     first.wait()
     elsewhere = Settings(state=kiln.state, kafka=Kafka(embedded_port=free_ports(1)[0]))
     with (
-        pytest.raises(BrokerError, match=f"runs at {kiln.servers}, the settings say"),
+        pytest.raises(BrokerError, match=f"runs at {kiln.servers}, but the settings have"),
         launch_broker(elsewhere, print),
     ):
         pass
