@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 from uuid import uuid4
 
 import msgspec
@@ -50,7 +51,7 @@ from kiln.pipelines.runtime.dedup_store import (
     release_positions,
 )
 from kiln.pipelines.runtime.progress_marker import ProgressReport
-from kiln.pipelines.runtime.topics import TopicState, find_misfits, note_topics, read_noted
+from kiln.pipelines.runtime.topics import TopicState, find_mismatches, read_topic_ids, save_topic_ids
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.kafka import topics as log
 from kiln.schemas.kafka.records import Epoch
@@ -150,13 +151,13 @@ def repair(
     for damage in damages:
         if not damage.is_self_repairing:
             raise DamageError(
-                f"{damage.query} cannot start: {damage.problem}. Type kiln recover, which says what can be done"
+                f"{damage.query} cannot start: {damage.problem}. Run kiln recover, which lists the repairs"
             )
     return [set_files_aside(location, damage) for damage in damages]
 
 
 def set_files_aside(location: DamageLocation, damage: Damage) -> str:
-    """Move the blocking files away, and return a description."""
+    """Move the blocking files away, and describe what was done."""
     for path in damage.files_to_set_aside:
         _set_aside(location, path)
     return f"{damage.query}: {damage.problem}. {damage.remedy}"
@@ -168,25 +169,25 @@ def rewind_query(location: DamageLocation, damage: Damage, oldest: log.Offsets) 
     Args:
         location: Folders of the query.
         damage: Damage to repair.
-        oldest: First offsets that Kafka holds, by full topic name.
+        oldest: First offsets that Kafka has, by full topic name.
 
     Raises:
         DamageError: Rows would be lost. Nothing was changed.
     """
-    ending, lake = damage.rewind_to, location.lake
-    if ending is None:
+    end, lake = damage.rewind_to, location.lake
+    if end is None:
         raise DamageError(f"{damage.query}: {damage.remedy}")
     checkpoint = Checkpoint(location.checkpoints / damage.query)
-    _check_kafka_has(damage.query, _read_starts(checkpoint, ending.next), oldest)
+    _check_kafka_has(damage.query, _read_starts(checkpoint, end.next), oldest)
     logs = _read_table_logs(lake, damage.query)
     for table, each in logs.items():
         for version in each.torn:
             _set_aside(location, _log_entry_path(lake, table, version))
-    versions = {table: _find_base_version(lake, table, checkpoint.query_id, ending.next) for table in logs}
+    versions = {table: _find_base_version(lake, table, checkpoint.query_id, end.next) for table in logs}
     for table, version in versions.items():
         restore_version(lake, table, version)
     folder = Path(checkpoint.path.uri)
-    for path in list_files_after(folder, ending):
+    for path in list_files_after(folder, end):
         _set_aside(location, path)
     _replace_query_id(location, folder)
 
@@ -206,7 +207,7 @@ def advance_query(location: DamageLocation, damage: Damage, since: log.Offsets, 
     began = old.replaced_epoch or Epoch(old.query_id, 0)
     fresh = checkpoints / f"{damage.query}.new"
     shutil.rmtree(fresh, ignore_errors=True)
-    # as Spark leaves them that was stopped in its first micro-batch (OffsetSeq)
+    # the state of a query that was stopped in its first micro-batch (OffsetSeq)
     first = {"batchWatermarkMs": 0, "batchTimestampMs": now // 1_000, "conf": old.conf}
     files = {
         "metadata": json.dumps({"id": str(uuid4())}),
@@ -229,14 +230,14 @@ def advance_query(location: DamageLocation, damage: Damage, since: log.Offsets, 
 def adopt_topics(location: DamageLocation, damage: Damage) -> None:
     """Resume a query in the topics of `damage.adopted_topics`, at their offsets `begin`.
 
-    The newest finished micro-batch then ends there, so the next one reads on from there. A micro-batch that was begun
-    and not finished keeps its id, and reads nothing of these topics when Spark repeats it. Tables, state and memory
-    stay as they are. May be cut short, and then be done again.
+    The newest finished micro-batch then ends there, so the next one reads from there. A micro-batch that was begun and
+    not finished keeps its id, and reads nothing of these topics when Spark repeats it. Tables, state and deduplication
+    state stay as they are. An interrupted call can be repeated.
     """
     checkpoint = Checkpoint(location.checkpoints / damage.query)
     planned, done = checkpoint.planned, checkpoint.planned == checkpoint.committed
     if checkpoint.path.folder is not None:
-        _release_places(location, damage, checkpoint, () if done else damage.adopted_topics)
+        _release_positions(location, damage, checkpoint, () if done else damage.adopted_topics)
     begin = {topic: state.begin for topic, state in damage.adopted_topics.items()}
     for batch in (planned,) if done else (planned - 1, planned):
         if batch >= 0:
@@ -244,10 +245,10 @@ def adopt_topics(location: DamageLocation, damage: Damage) -> None:
     first = checkpoint.path / "sources" / "0" / "0"
     if checkpoint.committed < 0 and first.exists():
         _replace_offsets(location, checkpoint, first, begin)
-    note_topics(checkpoint.path, {topic: state.id for topic, state in damage.adopted_topics.items()})
+    save_topic_ids(checkpoint.path, {topic: state.id for topic, state in damage.adopted_topics.items()})
 
 
-def _release_places(
+def _release_positions(
     location: DamageLocation, damage: Damage, checkpoint: Checkpoint, unfinished: Iterable[str]
 ) -> None:
     """Release the deduplication state of an unfinished micro-batch, unless its rows are in the table.
@@ -259,7 +260,7 @@ def _release_places(
     lost: log.Offsets = {topic: ends.get(topic, {}) for topic in unfinished}
     starts = _read_starts(checkpoint, checkpoint.planned) if lost and checkpoint.planned >= 0 else {}
     logs = {table: each for table, each in _read_table_logs(location.lake, damage.query).items() if table == "messages"}
-    is_written = _find_newest_write(location.lake, checkpoint.query_id, logs)[0] >= checkpoint.planned
+    is_written = _find_newest_write(location.lake, checkpoint.query_id, logs).batch >= checkpoint.planned
     reads = QUERIES[damage.query].reads
     names = {read for read in reads for topic in damage.adopted_topics if topic.endswith(read)}
 
@@ -283,10 +284,10 @@ def _replace_offsets(location: DamageLocation, checkpoint: Checkpoint, path: Loc
     *head, last = old.decode().splitlines()
     source = json.loads(last)
     source |= {topic: {str(part): at for part, at in parts.items()} for topic, parts in offsets.items()}
-    kept = location.state / "set-aside" / str(time.time_ns()) / checkpoint.path.name / path.name
-    kept.parent.mkdir(parents=True)
-    kept.write_bytes(old)
-    if path.folder is not None:  # first: the new file does not go with the old check sums, as a torn one does not
+    backup = location.state / "set-aside" / str(time.time_ns()) / checkpoint.path.name / path.name
+    backup.parent.mkdir(parents=True)
+    backup.write_bytes(old)
+    if path.folder is not None:  # first: the old checksums do not match the new file
         path.folder.with_name(f".{path.name}.crc").unlink(missing_ok=True)
         to_disk(path.folder.parent)
     path.write(["\n".join([*head, json.dumps(source)]).encode()])
@@ -305,20 +306,21 @@ def _examine_topics(location: DamageLocation, name: str, topics: Mapping[str, To
         ends = checkpoint.ends(checkpoint.planned)
     except (OSError, ValueError, IndexError):  # torn, which `_examine` reports
         return None
-    misfits = find_misfits(read_noted(checkpoint.path), ends, topics)
-    if not misfits:
+    mismatches = find_mismatches(read_topic_ids(checkpoint.path), ends, topics)
+    if not mismatches:
         return None
     unfinished = checkpoint.planned if checkpoint.planned > checkpoint.committed else None
     lost = (
         ""
         if unfinished is None
-        else f". Its micro-batch {unfinished} was not finished: what it read there and is in no table is lost"
+        else f". Its micro-batch {unfinished} was not finished: its records that are in no table are lost"
     )
-    others = ", ".join(misfits)
-    words = f"{'; '.join(each.words for each in misfits.values())}. At its old offsets {name} would skip records"
-    remedy = f"{name} keeps its tables and what it remembers, and reads {others} from the oldest new record on{lost}"
-    adopted = {topic: topics[topic]._replace(begin=each.begin) for topic, each in misfits.items()}
-    return Damage(name, words, remedy, adopted_topics=adopted)
+    others = ", ".join(mismatches)
+    descriptions = "; ".join(each.description for each in mismatches.values())
+    problem = f"{descriptions}. At its old offsets {name} would skip records"
+    remedy = f"{name} keeps its tables and deduplication state, and reads {others} from the oldest new record on{lost}"
+    adopted = {topic: topics[topic]._replace(begin=each.begin) for topic, each in mismatches.items()}
+    return Damage(name, problem, remedy, adopted_topics=adopted)
 
 
 def _withdraw_remedies(damage: Damage | None, other: Damage | None) -> Damage | None:
@@ -343,39 +345,39 @@ def _examine_progress(location: DamageLocation, name: str, progress: ProgressRep
         progress = None
     if progress is not None and progress.batch > checkpoint.planned:
         problem = (
-            f"the checkpoint of {name} in {checkpoint.path} is older than what {name} wrote to Kafka: it ends with the "
-            f"micro-batch {checkpoint.planned}, and {name} had written the micro-batch {progress.batch}. The query "
-            "would announce once more what it announced in between"
+            f"the checkpoint of {name} in {checkpoint.path} is older than the query's output in Kafka: it ends with "
+            f"micro-batch {checkpoint.planned}, and {name} has written micro-batch {progress.batch}. The query would "
+            "repeat the output in between"
         )
     else:
         lost = _describe_lost_state(location, name, checkpoint)
         if not lost:
             return None
-        problem = f"{lost}: {name} remembers there what it has let through, and would take for new what comes again"
+        problem = f"{lost}: without this deduplication state, {name} would accept repeated records as new"
     if progress is None or checkpoint.path.folder is None or checkpoint.planned < 0:
         return Damage(name, problem, _RESTORE_OR_RESTART)
     remedy = (
-        f"{name} goes on behind the micro-batch {progress.batch}, with a checkpoint of its own. First {name} reads "
-        "again, in one micro-batch, the frames whose updates it is to remember"
+        f"{name} continues after micro-batch {progress.batch} with a new checkpoint. First it reads again, in one "
+        "micro-batch, the frames whose updates belong to its deduplication state"
     )
     return Damage(name, problem, remedy, advance_from=progress)
 
 
 def _describe_lost_state(location: DamageLocation, name: str, checkpoint: Checkpoint) -> str:
-    """Describe what is wrong with the deduplication state of a query; empty if nothing is."""
+    """Describe the damage of a query's deduplication state; empty if there is none."""
     folder, done = checkpoint.path.folder, checkpoint.committed
     if name == "batch" or folder is None or done < 0:
         return ""
     path = folder / FILE_NAME
     if path.exists():
         try:
-            ended = read_marked_epoch(folder)
+            marked = read_marked_epoch(folder)
         except DedupStoreError as error:
             return str(error)
-        if ended.query == checkpoint.query_id and ended.batch < done:
-            return f"{path} ends with the micro-batch {ended.batch}, and the checkpoint with {done}"
+        if marked.query == checkpoint.query_id and marked.batch < done:
+            return f"{path} ends with micro-batch {marked.batch}, and the checkpoint with {done}"
         return ""
-    return "" if has_dedup_state(folder) else f"{path} is gone"
+    return "" if has_dedup_state(folder) else f"{path} is missing"
 
 
 def _examine(location: DamageLocation, name: str) -> Damage | None:
@@ -383,12 +385,12 @@ def _examine(location: DamageLocation, name: str) -> Damage | None:
     logs = _read_table_logs(lake, name)
     within = [_log_entry_path(lake, table, version) for table, each in logs.items() for version in each.within]
     torn = [_log_entry_path(lake, table, version) for table, each in logs.items() for version in each.torn]
-    summaries = [path for each in logs.values() for path in each.checkpoints]
+    checkpoints = [path for each in logs.values() for path in each.checkpoints]
     if within:
-        words = f"{_list_names(within)} is damaged, or names a file that is gone, and later commits are whole"
-        return Damage(name, words, _RESTORE_OR_RESTART, tuple(within))
+        problem = f"{_list_names(within)} is damaged, or names a missing file, and later commits are intact"
+        return Damage(name, problem, _RESTORE_OR_RESTART, tuple(within))
     if not checkpoint.path.exists():
-        return _examine_missing_checkpoint(name, torn, summaries)
+        return _examine_missing_checkpoint(name, torn, checkpoints)
     folder = checkpoint.path.folder
     if folder is None:
         return _examine_stored(name, checkpoint, lake, logs)
@@ -396,37 +398,37 @@ def _examine(location: DamageLocation, name: str) -> Damage | None:
     if not is_whole(folder / "metadata"):
         return _examine_missing_metadata(name, folder, claimed)
     if sound is None:
-        bad = list_torn_files(folder, None)
+        damaged = list_torn_files(folder, None)
         return Damage(
             name,
-            f"no micro-batch of {checkpoint.path} is whole; torn: {_list_names(bad)}",
+            f"no micro-batch of {checkpoint.path} is intact. Damaged: {_list_names(damaged)}",
             _RESTORE_OR_RESTART,
-            tuple(bad),
+            tuple(damaged),
         )
-    wrote, by = _find_newest_write(lake, checkpoint.query_id, logs)
+    newest = _find_newest_write(lake, checkpoint.query_id, logs)
     extra = [] if sound == claimed else list_files_after(folder, sound)
-    files = [*torn, *summaries, *([] if sound == claimed else list_torn_files(folder, sound))]
-    if not files and not extra and wrote <= claimed.batch:
+    files = [*torn, *checkpoints, *([] if sound == claimed else list_torn_files(folder, sound))]
+    if not files and not extra and newest.batch <= claimed.batch:
         return None
-    words = (
-        _describe_older(name, checkpoint.path, claimed.batch, wrote, by)
-        if wrote > claimed.batch
+    problem = (
+        _describe_older(name, checkpoint.path, claimed.batch, newest)
+        if newest.batch > claimed.batch
         else _describe_torn(files or extra)
     )
     committed = read_newest_commit_time(folder, sound)
     since = min((each.torn_since for each in logs.values() if each.torn_since is not None), default=None)
-    newer = since is None or committed is None or since > committed
-    if newer and _can_continue(name, claimed, sound, wrote):
-        remedy = f"These files were set aside, and {name} goes on with the micro-batch {sound.next}"
-        return Damage(name, words, remedy, tuple(files), (*torn, *extra, *summaries))
-    back = sound if newer else find_sound_end(folder, since)
-    if not logs or back is None:
-        return Damage(name, words, _RESTORE_OR_RESTART, tuple(files))
+    torn_after_commit = since is None or committed is None or since > committed
+    if torn_after_commit and _can_continue(name, claimed, sound, newest.batch):
+        remedy = f"These files were set aside, and {name} continues with micro-batch {sound.next}"
+        return Damage(name, problem, remedy, tuple(files), (*torn, *extra, *checkpoints))
+    rewind_to = sound if torn_after_commit else find_sound_end(folder, since)
+    if not logs or rewind_to is None:
+        return Damage(name, problem, _RESTORE_OR_RESTART, tuple(files))
     remedy = (
-        f"The tables of {name} become what they were before its micro-batch {back.next}, and {name} does what came "
-        "since anew, from what Kafka holds"
+        f"The tables of {name} are restored to before its micro-batch {rewind_to.next}, and {name} repeats the rest "
+        "from Kafka"
     )
-    return Damage(name, words, remedy, tuple(files), rewind_to=back)
+    return Damage(name, problem, remedy, tuple(files), rewind_to=rewind_to)
 
 
 _UNQUERIED_TABLES = tuple(TABLES.keys() - {table for query in QUERIES.values() for table in query.tables})
@@ -445,48 +447,52 @@ def _examine_log_of(lake: Lake, table: str) -> Damage | None:
         return Damage(
             f"table {table}",
             _describe_torn(torn),
-            "The log was set aside, and Kiln makes the table anew",
+            "The log was set aside, and Kiln creates the table again",
             (),
             (Path(location.uri),),
         )
-    remedy = "These files were set aside, and the table is as it was before"
+    remedy = "These files were set aside, and the table has its previous version"
     return Damage(f"table {table}", _describe_torn(torn), remedy, tuple(torn), tuple(torn))
 
 
 def _examine_stored(name: str, checkpoint: Checkpoint, lake: Lake, logs: Mapping[str, TableLog]) -> Damage | None:
     """Examine a checkpoint in an object store: a power cut tears nothing there, but an older copy may be restored."""
-    wrote, by = _find_newest_write(lake, checkpoint.query_id, logs) if checkpoint.exists else (-1, "")
-    if wrote <= checkpoint.planned:
+    if not checkpoint.exists:
         return None
-    return Damage(name, _describe_older(name, checkpoint.path, checkpoint.planned, wrote, by), _RESTORE_OR_RESTART)
+    newest = _find_newest_write(lake, checkpoint.query_id, logs)
+    if newest.batch <= checkpoint.planned:
+        return None
+    return Damage(name, _describe_older(name, checkpoint.path, checkpoint.planned, newest), _RESTORE_OR_RESTART)
 
 
-_RESTORE_OR_RESTART = "Put the newest copy of checkpoint and tables back, or begin the query anew (RUNBOOK, State)"
+_RESTORE_OR_RESTART = (
+    "Restore the newest copy of checkpoint and tables, or restart the query from scratch (RUNBOOK, State)"
+)
 
 
-def _can_continue(name: str, claimed: LastGoodBatch, sound: LastGoodBatch, wrote: int) -> bool:
-    """Return true if a query that resumes at the sound ending loses and repeats nothing.
+def _can_continue(name: str, claimed: LastGoodBatch, sound: LastGoodBatch, newest_write: int) -> bool:
+    """Return true if a query that resumes at the sound end loses and repeats nothing.
 
-    A micro-batch whose offsets are whole reads the same records again, and a table knows it. One that is planned anew
-    may read others, so nothing of it may be in a table. `updates` knows repeats of its newest micro-batch alone
+    A micro-batch with intact offsets reads the same records again, and tables recognize it. One that is planned again
+    may read others, so nothing of it may be in a table. `updates` recognizes repeats of its newest micro-batch alone
     (decision 7). `batch` is a function of its log (decision 1).
     """
     if name == "batch":
         return True
     if name == "updates":
         return sound.next >= claimed.batch
-    return wrote < sound.next or (wrote == sound.next and not sound.done)
+    return newest_write < sound.next or (newest_write == sound.next and not sound.done)
 
 
-def _describe_older(name: str, checkpoint: Location, planned: int, wrote: int, table: str) -> str:
+def _describe_older(name: str, checkpoint: Location, planned: int, newest: TableWrite) -> str:
     return (
-        f"the checkpoint of {name} in {checkpoint} is older than the table {table}: it ends with the micro-batch "
-        f"{planned}, and the table has the micro-batch {wrote}. The query would skip what comes in between"
+        f"the checkpoint of {name} in {checkpoint} is older than the table {newest.table}: it ends with micro-batch "
+        f"{planned}, and the table has micro-batch {newest.batch}. The query would skip the records in between"
     )
 
 
 def _describe_torn(files: Sequence[Path]) -> str:
-    return f"{_list_names(files)} is empty or cut off, as a power cut leaves files, or does not go with what is"
+    return f"{_list_names(files)} is empty or truncated, as by a power cut, or does not match the other files"
 
 
 def _list_names(files: Sequence[Path]) -> str:
@@ -494,13 +500,14 @@ def _list_names(files: Sequence[Path]) -> str:
     return ", ".join(map(str, files[:3])) + more
 
 
-def _examine_missing_checkpoint(name: str, torn: Sequence[Path], summaries: Sequence[Path]) -> Damage | None:
+def _examine_missing_checkpoint(name: str, torn: Sequence[Path], checkpoints: Sequence[Path]) -> Damage | None:
     """Examine a query without checkpoint: it has not begun, or the checkpoint was moved (the supervisor checks)."""
-    if not torn and not summaries:
+    if not torn and not checkpoints:
         return None
-    made = all(int(path.stem) == 0 for path in torn)
-    remedy = "These files were set aside, and Kiln makes them anew" if made else _RESTORE_OR_RESTART
-    return Damage(name, _describe_torn([*torn, *summaries]), remedy, tuple(torn), (*torn, *summaries) if made else ())
+    is_new = all(int(path.stem) == 0 for path in torn)
+    remedy = "These files were set aside, and Kiln writes them again" if is_new else _RESTORE_OR_RESTART
+    to_set_aside = (*torn, *checkpoints) if is_new else ()
+    return Damage(name, _describe_torn([*torn, *checkpoints]), remedy, tuple(torn), to_set_aside)
 
 
 def _examine_missing_metadata(name: str, checkpoint: Path, claimed: LastGoodBatch) -> Damage | None:
@@ -510,7 +517,7 @@ def _examine_missing_metadata(name: str, checkpoint: Path, claimed: LastGoodBatc
         return Damage(name, _describe_torn([checkpoint / "metadata"]), _RESTORE_OR_RESTART, (checkpoint / "metadata",))
     if not files:
         return None
-    remedy = f"The checkpoint was set aside, and {name} begins"
+    remedy = f"The checkpoint was set aside, and {name} starts"
     return Damage(name, _describe_torn([checkpoint / "metadata"]), remedy, (checkpoint / "metadata",), (checkpoint,))
 
 
@@ -525,19 +532,24 @@ def _read_table_logs(lake: Lake, name: str) -> dict[str, TableLog]:
     return {table: inspect_log(lake, table) for table in existing}
 
 
-def _find_newest_write(lake: Lake, query_id: str, logs: Mapping[str, TableLog]) -> tuple[int, str]:
-    """Find the newest micro-batch in any table, and that table; -1 if there is none."""
-    return max(
-        ((find_newest_write(lake, table, query_id, each), table) for table, each in logs.items()), default=(-1, "")
-    )
+class TableWrite(NamedTuple):
+    """The newest micro-batch of a query in any table; -1 if there is none."""
+
+    batch: int = -1
+    table: str = ""
+
+
+def _find_newest_write(lake: Lake, query_id: str, logs: Mapping[str, TableLog]) -> TableWrite:
+    writes = (TableWrite(find_newest_write(lake, table, query_id, each), table) for table, each in logs.items())
+    return max(writes, default=TableWrite())
 
 
 def _find_base_version(lake: Lake, table: str, query_id: str, batch: int) -> int:
     version = find_version_before(lake, table, query_id, batch)
     if version is None:
         raise DamageError(
-            f"the log of the table {table} does not say how it was before the micro-batch {batch}, or somebody else "
-            f"has changed the table since. {_RESTORE_OR_RESTART}"
+            f"cannot restore table {table} to before micro-batch {batch}: its log does not go back so far, or another "
+            f"writer has changed the table since. {_RESTORE_OR_RESTART}"
         )
     return version
 
@@ -555,8 +567,8 @@ def _check_kafka_has(name: str, starts: log.Offsets, oldest: log.Offsets) -> Non
         for part, at in parts.items():
             if oldest.get(topic, {}).get(part, 0) > at:
                 raise DamageError(
-                    f"{name} would begin again at the record {at:,} of {topic}-{part}, and the oldest that Kafka holds "
-                    f"is {oldest[topic][part]:,}: the rows in between would be lost. {_RESTORE_OR_RESTART}"
+                    f"cannot restart {name} at the offset {at:,} of {topic}-{part}: the oldest record in Kafka has "
+                    f"{oldest[topic][part]:,}, and the rows in between would be lost. {_RESTORE_OR_RESTART}"
                 )
 
 

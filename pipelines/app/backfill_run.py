@@ -310,7 +310,7 @@ def frames_topic_id(settings: Settings) -> str:
     """Read Kafka's id of `kiln.frames`; empty if there is no such topic, or the broker does not tell. KafkaError."""
     topic, topics = settings.kafka.topic("frames"), KafkaTopics(settings.broker.client_options)
     try:
-        found = topics.identities([topic])
+        found = topics.read_identities([topic])
     finally:
         topics.close()
     return found[topic].id if topic in found else ""

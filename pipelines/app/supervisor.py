@@ -17,6 +17,7 @@ from kiln.conf.process.backoff import pause_after
 from kiln.conf.process.errors import KilnError
 from kiln.conf.process.kafka_topics import CHECK_EVERY, TopicIdentity, describe_replaced_topic, find_replaced_topics
 from kiln.conf.process.logs import log_event
+from kiln.conf.process.state_version import claim_state_folder
 from kiln.conf.settings.durations import micros
 from kiln.conf.settings.model import JobName, Settings
 from kiln.pipelines.app.launch import launch
@@ -33,7 +34,7 @@ from kiln.pipelines.runtime.durable_checkpoint import DurableCheckpoint
 from kiln.pipelines.runtime.progress import ProgressListener, QueryProgress
 from kiln.pipelines.runtime.progress_marker import ProgressMarker, ProgressReport
 from kiln.pipelines.runtime.query_context import Report, ignore_report
-from kiln.pipelines.runtime.topics import KafkaTopics, Topics, TopicState, note_topics
+from kiln.pipelines.runtime.topics import KafkaTopics, Topics, TopicState, save_topic_ids
 from kiln.pipelines.runtime.trailing_clock import TrailingClock, describe_watermark_lag, is_trailing
 from kiln.schemas.kafka.topics import TOPICS
 from kiln.schemas.queries import QUERIES
@@ -105,7 +106,7 @@ def read_progress_report(settings: Settings) -> ProgressReport | None:
 def read_topics(settings: Settings, topics: Topics, names: Iterable[str]) -> dict[str, dict[str, TopicState]]:
     """Read the states of the topics of each query, by query, as `kiln.pipelines.recovery.examine` takes them."""
     reads = {name: [settings.kafka.topic(topic) for topic in QUERIES[name].reads] for name in names}
-    found = topics.states({topic for each in reads.values() for topic in each})
+    found = topics.read_states({topic for each in reads.values() for topic in each})
     return {name: {topic: found[topic] for topic in each if topic in found} for name, each in reads.items()}
 
 
@@ -173,7 +174,9 @@ class Supervisor:
         Raises:
             RestartsExhaustedError: A query must not start.
             KafkaError: No broker answers.
+            StateVersionError: An older or a newer Kiln wrote the state folder.
         """
+        claim_state_folder(self._settings.state)
         try:
             with ThreadPoolExecutor(max(1, len(self._leases))) as threads:
                 for _ in threads.map(DriverLease.acquire, self._leases):
@@ -192,7 +195,7 @@ class Supervisor:
             raise RestartsExhaustedError(str(error)) from error
         self._reads = {name: reads[name] for name in self._names}
         watched = {topic for name in self._names for topic in (*QUERIES[name].reads, *QUERIES[name].looks_up)}
-        self._ids = dict(self._topics.identities(map(self._settings.kafka.topic, watched)))
+        self._ids = dict(self._topics.read_identities(map(self._settings.kafka.topic, watched)))
         self._topics_at = self._now() + CHECK_EVERY
         for name in self._names:
             _refuse_tables_without_checkpoint(name, self._settings)
@@ -212,18 +215,18 @@ class Supervisor:
     def _start(self, name: JobName) -> StreamingQuery:
         log_event(_LOG, "query starts", query=name)
         try:
-            self._note_topics(name)
+            self._save_topic_ids(name)
             query = launch(name, self._spark, self._settings, self._listener, self._report)
-            self._note_topics(name)
+            self._save_topic_ids(name)
         except (DecodingBrokenError, BundleError, KilnError) as error:
             raise RestartsExhaustedError(f"{name} stopped: {error}") from error
         return query
 
-    def _note_topics(self, name: JobName) -> None:
+    def _save_topic_ids(self, name: JobName) -> None:
         """Note the topic ids in the checkpoint, once Spark has made it."""
         checkpoint = Checkpoint(self._settings.checkpoints_root / name)
         if checkpoint.exists:
-            note_topics(checkpoint.path, {topic: state.id for topic, state in self._reads[name].items()})
+            save_topic_ids(checkpoint.path, {topic: state.id for topic, state in self._reads[name].items()})
 
     def _check_topics(self) -> None:
         """Compare the topics with those of the start: a query would continue in another topic of the same name. What
@@ -234,14 +237,14 @@ class Supervisor:
         """
         self._topics_at = self._now() + CHECK_EVERY
         try:
-            found = self._topics.identities(self._ids)
+            found = self._topics.read_identities(self._ids)
         except (KafkaError, OSError):  # the queries fail too, or wait
             return
         self._missing = sorted(self._ids.keys() - found.keys())
         for topic in find_replaced_topics({topic: each.id for topic, each in self._ids.items()}, found):
             words = describe_replaced_topic(topic, self._ids[topic].id, found[topic].id)
             raise RestartsExhaustedError(
-                f"the queries stopped: {words}. Type kiln recover, which says what can be done"
+                f"the queries stopped: {words}. Run kiln recover, which lists the repairs"
             )
         looked_up = {topic for name in self._names for topic in QUERIES[name].looks_up}
         for each in TOPICS.values():
@@ -341,7 +344,7 @@ class Supervisor:
     @property
     def errors(self) -> dict[str, str]:
         """The failure of each query that waits for its restart or is held; under "ticks" that of the ticks; under
-        "clock of the log" and "clock" the consequence of a clock that trails."""
+        "log time" and "clock" the consequence of a clock that trails."""
         found: dict[str, str] = {
             name: run.error for name, run in self._runs.items() if run.restart_at is not None or run.held
         }
@@ -350,7 +353,7 @@ class Supervisor:
         if self.ticker is not None and self.ticker.error:
             found["ticks"] = self.ticker.error
         if self.ticker is not None and self.ticker.clock_error:
-            found["clock of the log"] = self.ticker.clock_error
+            found["log time"] = self.ticker.clock_error
         if self._trailing.since is not None:
             at = self._trailing
             late = [name for name, kept in self._newest_times().items() if is_trailing(at.now, kept)]
@@ -361,7 +364,7 @@ class Supervisor:
         """Return the newest time that each query with deduplication state has used
         (`kiln.pipelines.runtime.micro_batch_clock`), µs."""
         found = {
-            name: max(at.reckoned, at.watermark and at.watermark + self._dedup_retention)
+            name: max(at.dedup_time, at.watermark and at.watermark + self._dedup_retention)
             for name, at in self.progress.items()
         }
         return {name: at for name, at in found.items() if at}

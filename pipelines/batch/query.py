@@ -7,7 +7,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from kiln.pipelines.batch.batching import BatchConfig
 from kiln.pipelines.batch.transform import batch_updates
-from kiln.pipelines.runtime.kafka import sink_options, stream_topics
+from kiln.pipelines.runtime.kafka import build_sink_options, stream_topics
 from kiln.pipelines.runtime.query_context import QueryContext, start_query
 from kiln.schemas.queries import QUERIES
 
@@ -20,4 +20,4 @@ def start(context: QueryContext, batching: BatchConfig) -> StreamingQuery:
     session.conf.set("spark.sql.shuffle.partitions", "1")
     records = stream_topics(session, context.broker, QUERIES["batch"].reads, context.max_records)
     rows = batch_updates(records, batching, context.broker.prefix)
-    return start_query("batch", context, rows.writeStream.format("kafka").options(**sink_options(context.broker)))
+    return start_query("batch", context, rows.writeStream.format("kafka").options(**build_sink_options(context.broker)))

@@ -39,10 +39,10 @@ def check_samples() -> None:
     for kind, text in SAMPLES:
         read = read_message(text.encode())
         if not isinstance(read, Rejected) and read.type != kind:
-            raise DecodingBrokenError(f"this build is broken: a good {kind} is taken for {read.type}")
+            raise DecodingBrokenError(f"this build is broken: it decodes a valid {kind} as {read.type}")
         if isinstance(read, Rejected):
             raise DecodingBrokenError(
-                f"a good {kind} does not decode ({read.reason}: {read.detail}): this build is broken"
+                f"this build is broken: it cannot decode a valid {kind} ({read.reason}: {read.detail})"
             )
 
 
@@ -91,6 +91,6 @@ class DecodeBreaker:
         stopped = [author for author, failures in self._failing.items() if failures >= self.streak]
         if len(stopped) >= self.authors and len(stopped) * 2 > len(self._failing):
             raise DecodingBrokenError(
-                f"{len(stopped)} of {len(self._failing)} authors whose messages used to decode sent {self.streak} and "
-                "more in a row that do not, all well signed: their format is new, or this build is broken"
+                f"{len(stopped)} of {len(self._failing)} authors whose messages used to decode sent {self.streak} or "
+                "more in a row that do not, with valid signatures: their format is new, or this build is broken"
             )

@@ -16,12 +16,12 @@ from kiln.schemas.kafka.records import Epoch
 _NONE = -1
 
 REPLACED_EPOCH_FILE = "stands-for"
-"""A file of Kiln's in a checkpoint: an epoch as JSON."""
+"""Kiln's file in a checkpoint: an epoch as JSON"""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A folder with `metadata`, `offsets/` and `commits/`, as Structured Streaming keeps them."""
+    """A folder with `metadata`, `offsets/` and `commits/`, as Structured Streaming writes them."""
 
     path: Location
 
@@ -37,17 +37,17 @@ class Checkpoint:
     @property
     def planned(self) -> int:
         """The newest micro-batch that was begun; -1 if none was."""
-        return self._newest("offsets")
+        return self._find_newest("offsets")
 
     @property
     def committed(self) -> int:
         """The newest micro-batch that was finished; -1 if none was."""
-        return self._newest("commits")
+        return self._find_newest("commits")
 
     @property
     def watermark(self) -> int:
         """Rows before this time are late, µs; 0 if none are."""
-        return int(self._metadata(self.planned)["batchWatermarkMs"]) * 1000 if self.planned != _NONE else 0
+        return int(self._read_metadata(self.planned)["batchWatermarkMs"]) * 1000 if self.planned != _NONE else 0
 
     def newest_time(self, retention: int) -> int:
         """Return the newest time that a query with this retention has used (`MicroBatchClock`), µs; 0 if none."""
@@ -56,14 +56,14 @@ class Checkpoint:
 
     @property
     def conf(self) -> dict[str, str]:
-        """The Spark settings that are fixed in the checkpoint, once a micro-batch was begun."""
-        values: dict[str, str] = json.loads(self._lines(self.planned)[1])["conf"]
+        """Spark settings that are fixed in the checkpoint, once a micro-batch was begun."""
+        values: dict[str, str] = json.loads(self._read_lines(self.planned)[1])["conf"]
         return values
 
     @property
     def replaced_epoch(self) -> Epoch | None:
         """The epoch that the first micro-batch replaces, if `kiln recover` made this checkpoint (decision 19). That
-        micro-batch writes nothing: what it reads was written under the older checkpoint."""
+        micro-batch writes nothing: the output of its records was written under the older checkpoint."""
         path = self.path / REPLACED_EPOCH_FILE
         return msgspec.json.decode(path.read(), type=Epoch) if path.exists() else None
 
@@ -75,8 +75,8 @@ class Checkpoint:
             if the newest one began later.
         """
         since = None
-        for batch in sorted(self._numbers("offsets"), reverse=True):
-            began = int(self._metadata(batch)["batchTimestampMs"]) * 1000
+        for batch in sorted(self._list_numbers("offsets"), reverse=True):
+            began = int(self._read_metadata(batch)["batchTimestampMs"]) * 1000
             if not is_trailing(began, time):
                 break
             since = began
@@ -87,7 +87,7 @@ class Checkpoint:
         first."""
         if batch == _NONE:
             return {}
-        sources = self._lines(batch)[2:]
+        sources = self._read_lines(batch)[2:]
         return {
             topic: {int(partition): int(end) for partition, end in ends.items()}
             for source in sources
@@ -100,15 +100,15 @@ class Checkpoint:
         ends = {(topic, part): at for topic, parts in self.ends(batch).items() for part, at in parts.items()}
         return sum(ends.values()) - sum(starts.values()) if ends.keys() == starts.keys() else None
 
-    def _metadata(self, batch: int) -> dict[str, int]:
-        values: dict[str, int] = json.loads(self._lines(batch)[1])
+    def _read_metadata(self, batch: int) -> dict[str, int]:
+        values: dict[str, int] = json.loads(self._read_lines(batch)[1])
         return values
 
-    def _lines(self, batch: int) -> list[str]:
+    def _read_lines(self, batch: int) -> list[str]:
         return (self.path / "offsets" / str(batch)).read().decode().splitlines()
 
-    def _newest(self, folder: str) -> int:
-        return max(self._numbers(folder), default=_NONE)
+    def _find_newest(self, folder: str) -> int:
+        return max(self._list_numbers(folder), default=_NONE)
 
-    def _numbers(self, folder: str) -> list[int]:
+    def _list_numbers(self, folder: str) -> list[int]:
         return [int(file.name) for file in (self.path / folder).files() if file.name.isdigit()]

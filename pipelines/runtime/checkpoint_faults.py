@@ -1,5 +1,7 @@
-"""Files of a checkpoint that a power cut left empty or cut off, and where the checkpoint still ends well. Nothing is
-written here."""
+"""Detection of checkpoint files that a power cut left empty or truncated, and of the last micro-batch that is intact.
+
+Nothing is written here.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _SST = re.compile(r'"dfsSstFileName":"([^"]+)"')
-_HEAD = struct.Struct(">4sI")  # of Hadoop's files of check sums: "crc\0", and of how many bytes each CRC-32 is
+_HEAD = struct.Struct(">4sI")  # header of Hadoop's checksum files: "crc\0", and the bytes in each CRC-32
 
 
 @dataclass(frozen=True, order=True)
 class LastGoodBatch:
-    """The newest micro-batch of a checkpoint; -1: none was begun. `done`: Spark has noted it as finished."""
+    """The newest intact micro-batch of a checkpoint."""
 
     batch: int
+    """-1 if none was begun"""
     done: bool
+    """true if Spark has noted it as done"""
 
     @property
     def next(self) -> int:
@@ -42,26 +46,31 @@ def is_whole(path: Path) -> bool:
     if len(sums) < _HEAD.size:
         return False
     _, size = _HEAD.unpack_from(sums)
-    parts = (data[place : place + size] for place in range(0, len(data), size or 1))
+    parts = (data[start : start + size] for start in range(0, len(data), size or 1))
     return bool(data) and size > 0 and sums[_HEAD.size :] == b"".join(zlib.crc32(part).to_bytes(4) for part in parts)
 
 
 def find_claimed_end(checkpoint: Path) -> LastGoodBatch:
-    """Where the checkpoint ends by the names of its files, which is where Spark would go on."""
-    newest = max(_numbers(checkpoint / "offsets"), default=-1)
-    return LastGoodBatch(newest, newest in _numbers(checkpoint / "commits"))
+    """Find the end of a checkpoint by its file names, which is where Spark would continue."""
+    newest = max(_list_numbers(checkpoint / "offsets"), default=-1)
+    return LastGoodBatch(newest, newest in _list_numbers(checkpoint / "commits"))
 
 
 def find_sound_end(checkpoint: Path, before: float | None = None) -> LastGoodBatch | None:
-    """Where the checkpoint ends by what is whole: the newest micro-batch that can be taken as done, or done again.
+    """Find the newest micro-batch with intact files, which counts as done or can be repeated.
 
-    None: there is none. `before`: of those alone that were noted as done before this time, unix s.
+    Args:
+        checkpoint: Folder of the checkpoint.
+        before: Consider only micro-batches noted as done before this time, unix s.
+
+    Returns:
+        None if there is none.
     """
-    batches = sorted(_numbers(checkpoint / "offsets"), reverse=True)
+    batches = sorted(_list_numbers(checkpoint / "offsets"), reverse=True)
     for batch in batches:
-        before_it = checkpoint / "commits" / str(batch - 1)
+        previous = checkpoint / "commits" / str(batch - 1)
         if not _offsets_are_whole(checkpoint / "offsets" / str(batch)) or (
-            before_it.exists() and not is_whole(before_it)
+            previous.exists() and not is_whole(previous)
         ):
             continue
         done = checkpoint / "commits" / str(batch)
@@ -73,33 +82,35 @@ def find_sound_end(checkpoint: Path, before: float | None = None) -> LastGoodBat
     return None if batches or before is not None else LastGoodBatch(-1, True)
 
 
-def list_torn_files(checkpoint: Path, ending: LastGoodBatch | None) -> list[Path]:
-    """List the damaged files of the newest micro-batches, for messages. `ending`: the sound one."""
-    least = -1 if ending is None else ending.batch
-    logs = [checkpoint / folder / str(n) for folder in ("offsets", "commits") for n in _numbers(checkpoint / folder)]
-    state = [path for path, version in _state_files(checkpoint) if version > least]
+def list_torn_files(checkpoint: Path, end: LastGoodBatch | None) -> list[Path]:
+    """List the damaged files of the newest micro-batches, for messages. `end`: the end by `find_sound_end`."""
+    least = -1 if end is None else end.batch
+    logs = [
+        checkpoint / folder / str(n) for folder in ("offsets", "commits") for n in _list_numbers(checkpoint / folder)
+    ]
+    state = [path for path, version in _list_state_files(checkpoint) if version > least]
     metadata = [checkpoint / "metadata"] if (checkpoint / "metadata").exists() else []
     return [path for path in (*metadata, *(p for p in logs if int(p.name) >= least), *state) if not is_whole(path)]
 
 
-def list_files_after(checkpoint: Path, ending: LastGoodBatch) -> list[Path]:
-    """The files of what comes after an ending: without them, Spark goes on there."""
-    keep = ending.batch + 1 if ending.done else ending.batch
-    found = [checkpoint / "offsets" / str(n) for n in _numbers(checkpoint / "offsets") if n > ending.batch]
-    found += [checkpoint / "commits" / str(n) for n in _numbers(checkpoint / "commits") if n >= ending.next]
-    found += [path for path, version in _state_files(checkpoint) if version > keep]
-    sums = [path.with_name(f".{path.name}.crc") for path in found]
-    return found + [path for path in sums if path.exists()]
+def list_files_after(checkpoint: Path, end: LastGoodBatch) -> list[Path]:
+    """List the files after an end: without them, Spark continues there."""
+    version_to_keep = end.batch + 1 if end.done else end.batch
+    files = [checkpoint / "offsets" / str(n) for n in _list_numbers(checkpoint / "offsets") if n > end.batch]
+    files += [checkpoint / "commits" / str(n) for n in _list_numbers(checkpoint / "commits") if n >= end.next]
+    files += [path for path, version in _list_state_files(checkpoint) if version > version_to_keep]
+    checksums = [path.with_name(f".{path.name}.crc") for path in files]
+    return files + [path for path in checksums if path.exists()]
 
 
-def read_newest_commit_time(checkpoint: Path, ending: LastGoodBatch) -> float | None:
-    """When the newest micro-batch that an ending leaves as done was noted as done, unix s; None: none is."""
-    done = [n for n in _numbers(checkpoint / "commits") if n < ending.next]
+def read_newest_commit_time(checkpoint: Path, end: LastGoodBatch) -> float | None:
+    """Return when the newest done micro-batch up to an end was noted as done, unix s; None if there is none."""
+    done = [n for n in _list_numbers(checkpoint / "commits") if n < end.next]
     return (checkpoint / "commits" / str(max(done))).stat().st_mtime if done else None
 
 
 def _offsets_are_whole(path: Path) -> bool:
-    """Version, metadata, and the offsets of the one source that each query has."""
+    """Report if a file of offsets is intact: version, metadata, and the offsets of the query's one source."""
     if not is_whole(path):
         return False
     try:
@@ -111,14 +122,14 @@ def _offsets_are_whole(path: Path) -> bool:
 
 def _state_is_whole(checkpoint: Path, version: int) -> bool:
     """Report if each partition of the state can be read as of a version: from a snapshot, and the changes since."""
-    return all(_partition_is_whole(folder, version) for folder in _partitions(checkpoint))
+    return all(_partition_is_whole(folder, version) for folder in _list_partitions(checkpoint))
 
 
 def _partition_is_whole(folder: Path, version: int) -> bool:
-    for at in range(version, 0, -1):
-        if (folder / f"{at}.zip").exists():
-            return _snapshot_is_whole(folder / f"{at}.zip")
-        if not is_whole(folder / f"{at}.changelog"):
+    for each in range(version, 0, -1):
+        if (folder / f"{each}.zip").exists():
+            return _snapshot_is_whole(folder / f"{each}.zip")
+        if not is_whole(folder / f"{each}.changelog"):
             return False
     return True
 
@@ -127,24 +138,24 @@ def _snapshot_is_whole(path: Path) -> bool:
     if not is_whole(path):
         return False
     try:
-        with zipfile.ZipFile(path) as packed:
-            names = _SST.findall(packed.read("metadata").decode())
+        with zipfile.ZipFile(path) as snapshot:
+            names = _SST.findall(snapshot.read("metadata").decode())
     except (zipfile.BadZipFile, KeyError, ValueError):
         return False
     tables = [path.parent / "SSTs" / name for name in names]
     return all(table.is_file() and table.stat().st_size for table in tables)
 
 
-def _state_files(checkpoint: Path) -> Iterator[tuple[Path, int]]:
-    for folder in _partitions(checkpoint):
+def _list_state_files(checkpoint: Path) -> Iterator[tuple[Path, int]]:
+    for folder in _list_partitions(checkpoint):
         for path in folder.glob("[0-9]*.*"):
             if path.suffix in (".changelog", ".zip", ".delta", ".snapshot") and path.name.split(".")[0].isdigit():
                 yield path, int(path.name.split(".")[0])
 
 
-def _partitions(checkpoint: Path) -> list[Path]:
+def _list_partitions(checkpoint: Path) -> list[Path]:
     return [path for path in sorted((checkpoint / "state").glob("[0-9]*/[0-9]*")) if path.is_dir()]
 
 
-def _numbers(folder: Path) -> set[int]:
+def _list_numbers(folder: Path) -> set[int]:
     return {int(path.name) for path in folder.glob("[0-9]*") if path.name.isdigit()}

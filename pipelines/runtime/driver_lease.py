@@ -1,5 +1,5 @@
-"""One driver for each query, whatever the machine: the driver is the one member of a consumer group of its own
-(decision 25). Kafka keeps the group, so this holds where no lock on a folder does."""
+"""Lease of a query's driver: the driver is the only member of the query's own consumer group (decision 25). Kafka keeps
+the group, so the lease works across machines, unlike a lock on a folder."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from kiln.conf.process.errors import KilnError
 from kiln.conf.process.kafka_clients import open_client
 
 SESSION = 10.0
-"""s after which Kafka takes a driver for dead of which Kafka hears nothing"""
-_PATIENCE = 2 * SESSION + 5  # s for a session to run out, and for a first join, which Kafka holds up by 3 s
-_EVERY = 1.0  # s between two checks
-_JOIN = 5.0  # s for a join: Kafka holds up the first one of a group by 3 s
+"""session timeout of a driver, s"""
+_PATIENCE = 2 * SESSION + 5  # s for a session to expire and a first join, which Kafka delays by 3 s
+_CHECK_INTERVAL = 1.0  # s
+_JOIN_TIMEOUT = 5.0  # s; Kafka delays the first join of a group by 3 s
 _INSTANCE = "driver"
-"""The group.instance.id (KIP-345) of every driver of a query: Kafka knows one at a time, and fences the one before."""
+"""group.instance.id (KIP-345) of every driver of a query: Kafka fences the previous driver when the next one joins"""
 
 
 class SecondDriverError(KilnError):
@@ -32,16 +32,23 @@ class SecondDriverError(KilnError):
 
 
 class DriverLease:
-    """This process as the driver of one query. For one thread.
+    """Lease by which this process is the driver of one query. For one thread.
 
-    The process that has taken the query keeps it while Kafka hears of the process. Another process takes it only where
-    Kafka has heard nothing for `SESSION`, or where the process before ran on the same machine and has ended.
+    The holder keeps the lease while Kafka receives its heartbeats. Another process takes the lease only if Kafka has
+    received none for `SESSION`, or if the holder ran on the same machine and has ended.
     """
 
     def __init__(
         self, client_options: Mapping[str, object], query: str, topic: str, now: Callable[[], float] = time.monotonic
     ) -> None:
-        """`query`, `topic`: full names; the topic must be there, and is not read. `now`: a monotonic clock in s."""
+        """Create the lease, which `acquire` takes.
+
+        Args:
+            client_options: kafka-python's options.
+            query: Full name of the query.
+            topic: Full name of a topic, which must exist and is not read.
+            now: Monotonic clock, s.
+        """
         self._options = client_options
         self._query = query
         self._group = f"{query}.driver"
@@ -60,9 +67,8 @@ class DriverLease:
         while (holder := self._find_holder(until)) is not None and not _has_ended(holder):
             if self._now() >= until:
                 raise SecondDriverError(
-                    f"{self._query} is run by another driver, {_describe(holder)}, and two of them would write the "
-                    "same things twice. Stop that one first. After its end this one may start at once on the same "
-                    f"machine, and {SESSION:.0f} s later on another"
+                    f"cannot run {self._query}: another driver runs it ({_describe(holder)}). Stop that one first. "
+                    f"This one can then start at once on the same machine, and {SESSION:.0f} s later on another"
                 )
             time.sleep(0.5)
         self._consumer = consumer = open_client(
@@ -77,7 +83,7 @@ class DriverLease:
             enable_auto_commit=False,
         )
         until = self._now() + patience
-        # A member that joins before it knows of the topic, which may be new, is given nothing.
+        # A member that joins before it knows of the topic, which may be new, is assigned nothing.
         while not consumer.partitions_for_topic(self._partition.topic):
             self._check_deadline(until)
             time.sleep(0.1)
@@ -90,12 +96,15 @@ class DriverLease:
             raise self._build_takeover_error() from None
 
     def check(self) -> None:
-        """To be called every second or so. SecondDriverError: another driver has taken the query.
+        """Check that this process still holds the lease. Call it about every second.
 
-        While no broker answers, this driver goes on: what it might write goes through that broker, or is fenced by the
-        transactions of the tables.
+        While no broker answers, the lease stays: all writes go through that broker, or are fenced by the transactions
+        of the tables.
+
+        Raises:
+            SecondDriverError: Another driver has taken over the query.
         """
-        if self._consumer is None or self._now() < self._checked_at + _EVERY:
+        if self._consumer is None or self._now() < self._checked_at + _CHECK_INTERVAL:
             return
         self._checked_at = self._now()
         try:
@@ -107,13 +116,13 @@ class DriverLease:
             return
 
     def _poll_group(self, consumer: KafkaConsumer) -> None:
-        """Joins, also anew where the session has run out. The group is for its membership alone, and reads nothing."""
-        until = self._now() + _JOIN
+        """Join the group, or rejoin it after the session has expired. The group exists for its membership alone."""
+        until = self._now() + _JOIN_TIMEOUT
         consumer.poll(timeout_ms=0, max_records=1)
-        # kafka-python 3.0.12 forgets how a join ended that ended between two polls, and joins again: a driver that only
-        # looked in now and then would never be in the group, and never hear that another has taken over
+        # kafka-python 3.0.12 drops the result of a join that ends between two polls, and joins again: with rare polls a
+        # driver would never be in the group, and never learn that another has taken over.
         while consumer.group_metadata().state is not MemberState.STABLE and self._now() < until:
-            # nor does it join again where what it took for a change of the topic was none: then it sends no heartbeat
+            # After a false alarm of changed topic metadata it does not rejoin, and sends no heartbeats.
             coordinator = consumer._coordinator
             if not coordinator.need_rejoin():
                 coordinator.request_rejoin()
@@ -123,24 +132,33 @@ class DriverLease:
 
     def _check_deadline(self, until: float) -> None:
         if self._now() >= until:
-            raise SecondDriverError(f"{self._query}: Kafka has not let this driver into the group {self._group}")
+            raise SecondDriverError(
+                f"cannot run {self._query}: joining the group {self._group} timed out. Start it again"
+            )
 
     def _build_takeover_error(self) -> SecondDriverError:
         holder = self._find_holder(self._now())
         return SecondDriverError(
             f"{self._query} has been taken over by another driver{', ' + _describe(holder) if holder else ''}: Kafka "
-            f"had heard nothing of this one for {SESSION:.0f} s, or both started at once. This one has stopped"
+            f"received no heartbeat of this one for {SESSION:.0f} s, or both started at once. This one has stopped"
         )
 
     def close(self) -> None:
-        """Lets Kafka hear nothing more of this process."""
+        """Close the consumer, which ends the heartbeats."""
         if self._consumer is not None:
             self._consumer.close(autocommit=False)
 
     def _find_holder(self, until: float) -> str | None:
-        """The `client_id` of the driver that Kafka knows; None: Kafka knows none. KafkaError.
+        """Find the `client_id` of the group's member.
 
-        `until`: how long to ask again where Kafka cannot tell yet, as before its first group.
+        Args:
+            until: Time up to which retriable errors are retried, as before the broker's first group.
+
+        Returns:
+            None if the group has no member.
+
+        Raises:
+            KafkaError: The broker does not answer.
         """
         admin = open_client(KafkaAdminClient, **self._options)
         try:
@@ -157,7 +175,7 @@ class DriverLease:
 
 
 def _build_process_id() -> str:
-    """This process, as others are told of it: `PID_MACHINE_HOST`."""
+    """Build the id of this process, which other drivers read: `PID_MACHINE_HOST`."""
     return f"{os.getpid()}_{_compute_machine_id()}_{socket.gethostname()}"
 
 
@@ -165,14 +183,14 @@ def _compute_machine_id() -> str:
     """Compute an id of the processes that see each other's process ids: the machine since its start, and the
     namespace."""
     try:
-        known = Path("/proc/sys/kernel/random/boot_id").read_text() + os.readlink("/proc/self/ns/pid")
+        identity = Path("/proc/sys/kernel/random/boot_id").read_text() + os.readlink("/proc/self/ns/pid")
     except OSError:
-        known = socket.gethostname()
-    return blake2b(known.encode(), digest_size=8).hexdigest()
+        identity = socket.gethostname()
+    return blake2b(identity.encode(), digest_size=8).hexdigest()
 
 
 def _has_ended(process: str) -> bool:
-    """Report if a driver ran here and has ended. A driver of this very process is one before this one."""
+    """Report if a driver ran on this machine and has ended. An earlier driver with this process's own id has."""
     pid, machine, _ = process.split("_", 2)
     if machine != _compute_machine_id():
         return False

@@ -17,6 +17,6 @@ def get_task_epoch() -> Epoch:
     """
     context = TaskContext.get()
     if context is None:
-        raise RuntimeError("only a task of a query has an epoch, and this is none")
+        raise RuntimeError("not in a Spark task, so there is no epoch")
     query, batch = context.getLocalProperty("sql.streaming.queryId"), context.getLocalProperty("streaming.sql.batchId")
     return Epoch(query or "batch", int(batch or 0))

@@ -15,68 +15,88 @@ from kiln.schemas.kafka.topics import MAX_RECORD
 
 @dataclass(frozen=True)
 class Broker:
-    """Where Kafka is. `prefix` stands before each topic's name; `options`: Spark's, `kafka.…`."""
+    """Address and options of Kafka."""
 
     servers: str
     prefix: str = "kiln."
+    """prefix of each topic's name"""
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Spark's options, `kafka.…`"""
 
     def topic(self, name: str) -> str:
         return self.prefix + name
 
 
-def stream_topics(spark: SparkSession, broker: Broker, topics: Sequence[str], at_most: int) -> DataFrame:
-    """A stream of all records since the log's beginning; `at_most` records a micro-batch, 0 for no bound.
+def stream_topics(spark: SparkSession, broker: Broker, topics: Sequence[str], max_records: int) -> DataFrame:
+    """Stream all records from the beginning of the log.
 
-    Out: topic (without prefix), partition int, offset bigint, stamp bigint (the broker's, µs), key, value binary.
-    A record that retention took before it was read stops the query: loss is never silent.
+    A record that Kafka's retention removed before it was read stops the query: loss is never silent.
+
+    Args:
+        spark: The session.
+        broker: The broker.
+        topics: Names without prefix.
+        max_records: Limit of records per micro-batch; 0 for none.
+
+    Returns:
+        Columns topic (without prefix), partition int, offset bigint, stamp bigint (the broker's, µs), key and value
+        binary.
     """
     reader = (
         spark.readStream.format("kafka")
-        .options(**_options(broker, topics))
+        .options(**_build_source_options(broker, topics))
         .option("startingOffsets", "earliest")
         .option("failOnDataLoss", "true")
     )
-    if at_most:
-        reader = reader.option("maxOffsetsPerTrigger", str(at_most))
-    return _records(reader.load(), broker)
+    if max_records:
+        reader = reader.option("maxOffsetsPerTrigger", str(max_records))
+    return _select_columns(reader.load(), broker)
 
 
 def read_topics(spark: SparkSession, broker: Broker, topics: Sequence[str]) -> DataFrame:
-    """The same columns as a batch: everything that the topics hold now."""
-    return _records(spark.read.format("kafka").options(**_options(broker, topics)).load(), broker)
+    """Read all records that the topics have now, with the columns of `stream_topics`."""
+    return _select_columns(spark.read.format("kafka").options(**_build_source_options(broker, topics)).load(), broker)
 
 
 def read_range(spark: SparkSession, broker: Broker, topic: str, first: log.Offsets, end: log.Offsets) -> DataFrame:
-    """The same columns as a batch: the records of a topic from `first` up to before `end`, both by full topic name and
-    with the same partitions. A record that retention took fails the read."""
+    """Read the records of a topic from `first` up to before `end`, with the columns of `stream_topics`.
+
+    A record that Kafka's retention has removed fails the read.
+
+    Args:
+        spark: The session.
+        broker: The broker.
+        topic: Name without prefix.
+        first: First offsets by full topic name and partition.
+        end: End offsets of the same partitions.
+    """
     reader = (
         spark.read.format("kafka")
-        .options(**_options(broker, [topic]))
-        .option("startingOffsets", _offsets(first))
-        .option("endingOffsets", _offsets(end))
+        .options(**_build_source_options(broker, [topic]))
+        .option("startingOffsets", _format_offsets(first))
+        .option("endingOffsets", _format_offsets(end))
     )
-    return _records(reader.load(), broker)
+    return _select_columns(reader.load(), broker)
 
 
-def _offsets(offsets: log.Offsets) -> str:
+def _format_offsets(offsets: log.Offsets) -> str:
     return json.dumps({topic: {str(part): at for part, at in parts.items()} for topic, parts in offsets.items()})
 
 
-def _options(broker: Broker, topics: Sequence[str]) -> dict[str, str]:
+def _build_source_options(broker: Broker, topics: Sequence[str]) -> dict[str, str]:
     return {
         "kafka.bootstrap.servers": broker.servers,
-        # A frame may be as large as the broker takes; the defaults fetch 1 MiB a partition.
+        # A frame may be as large as the broker accepts; by default Kafka fetches 1 MiB of each partition.
         "kafka.max.partition.fetch.bytes": str(16 << 20),
-        # After each poll Spark asks where the topic ends. The broker answers a consumer in turn, and so only when the
-        # fetch that the poll has begun for the next records is answered: by default half a second, where none come.
+        # After each poll Spark requests the end offsets. The broker answers a consumer's requests in order, so only
+        # after the fetch of the next records: by default half a second, if there are none.
         "kafka.fetch.max.wait.ms": "1",
         **broker.options,
         "subscribe": ",".join(broker.topic(name) for name in topics),
     }
 
 
-def _records(source: DataFrame, broker: Broker) -> DataFrame:
+def _select_columns(source: DataFrame, broker: Broker) -> DataFrame:
     return source.select(
         F.substring("topic", len(broker.prefix) + 1, 255).alias("topic"),
         "partition",
@@ -87,8 +107,8 @@ def _records(source: DataFrame, broker: Broker) -> DataFrame:
     )
 
 
-def sink_options(broker: Broker) -> dict[str, str]:
-    """Options of Spark's Kafka sink, streaming or batch."""
+def build_sink_options(broker: Broker) -> dict[str, str]:
+    """Build the options of Spark's Kafka sink, streaming or batch."""
     return {
         "kafka.bootstrap.servers": broker.servers,
         "kafka.max.request.size": str(MAX_RECORD),
@@ -98,13 +118,13 @@ def sink_options(broker: Broker) -> dict[str, str]:
 
 
 def write_records(records: DataFrame, broker: Broker) -> None:
-    """Appends key, value to the topic that each row names without prefix; at least once."""
+    """Append key and value to the topic that each row names without prefix, at least once."""
     topic = F.concat(F.lit(broker.prefix), "topic").alias("topic")
-    records.select(topic, "key", "value").write.format("kafka").options(**sink_options(broker)).save()
+    records.select(topic, "key", "value").write.format("kafka").options(**build_sink_options(broker)).save()
 
 
 def write_topic(records: DataFrame, broker: Broker, topic: str) -> None:
-    """Appends key, value to a topic; at least once."""
-    records.select("key", "value").write.format("kafka").options(**sink_options(broker)).option(
+    """Append key and value to a topic, at least once."""
+    records.select("key", "value").write.format("kafka").options(**build_sink_options(broker)).option(
         "topic", broker.topic(topic)
     ).save()

@@ -1,7 +1,9 @@
-"""Clock by which a query expires its deduplication state: the driver passes its time to the tasks of a micro-batch, and
-it never goes back (decision 10). After a wrong clock is set back, Spark's own `current_timestamp` would let the
-deduplicating operators silently drop every row as late. Nor does the clock advance by more than the time that has
-passed: a clock that is set ahead by days would make a query forget what came a second ago."""
+"""Clock by which a query expires its deduplication state (decision 10).
+
+The driver passes its time to the tasks of a micro-batch, and it never goes back: after a wrong clock is set back,
+Spark's own `current_timestamp` would let the deduplicating operators silently drop every row as late. It also never
+advances by more than the elapsed time: a clock set ahead by days would expire digests that are a second old.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +28,10 @@ class MicroBatchClock:
         """
         self._now, self._uptime = now, uptime
         self._at = least
-        self._set_at_uptime: int | None = None  # by `uptime`
+        self._set_at_uptime: int | None = None  # µs, by `uptime`
 
     def set_time(self, context: SparkContext) -> None:
-        """Set the time of a micro-batch, before its first job. The first one takes the time as the machine has it."""
+        """Set the time of a micro-batch, before its first job. The first one uses the machine's time."""
         now, uptime = self._now(), self._uptime()
         if self._set_at_uptime is not None:
             now = min(now, self._at + uptime - self._set_at_uptime)
@@ -46,10 +48,10 @@ def get_batch_time() -> int:
     context = TaskContext.get()
     text = context.getLocalProperty(_PROPERTY) if context is not None else None
     if text is None:
-        raise RuntimeError("the driver has not told this task the time of its micro-batch")
+        raise RuntimeError("the driver did not set the time of this micro-batch")
     return int(text)
 
 
 def with_dedup_watermark(rows: DataFrame, retention: int) -> DataFrame:
-    """Set the watermark on `seen_at`: operators after this forget rows `retention` µs later."""
+    """Set the watermark on `seen_at`: later operators expire rows after `retention` µs."""
     return rows.withWatermark("seen_at", f"{retention // 1000} milliseconds")

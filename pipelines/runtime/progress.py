@@ -31,7 +31,8 @@ Offsets = dict[str, dict[int, int]]
 
 @dataclass(frozen=True)
 class QueryProgress:
-    """A query's newest micro-batch, and its sums since the listener began. Times are ms, rates records a second."""
+    """A query's newest micro-batch, and its totals since the listener was created. Times are ms, rates records a
+    second."""
 
     name: str
     read: Offsets
@@ -42,28 +43,28 @@ class QueryProgress:
     state_rows: int = 0
     state_bytes: int = 0
     phases: Mapping[str, int] = field(default_factory=dict)
-    """of the newest micro-batch that read something, by Spark's names"""
+    """durations of the newest micro-batch that read records, by Spark's names"""
     watermark: int = 0
-    """before this time every row would be late, µs; 0: Spark forgets nothing by time"""
-    reckoned: int = 0
-    """the newest time that the query has reckoned with, where it forgets by time and not Spark, µs; else 0"""
+    """Spark's watermark, µs; 0 if there is none"""
+    dedup_time: int = 0
+    """newest time that the query's deduplication file has used, µs; 0 if there is no such file"""
     idle: bool = False
-    """the query found nothing to read last. A query that starts with nothing to read reports no offsets."""
+    """true if the last poll found no records. A query that starts without records reports no offsets."""
 
     @property
     def batch_ms(self) -> int:
         return self.phases.get("triggerExecution", 0)
 
     def lag(self, ends: log.Offsets) -> int:
-        """Records that this query has not read yet; `ends`: the end offsets of the topics that the query reads."""
+        """Count the records that this query has not read yet. `ends`: end offsets of the topics that it reads."""
         return 0 if self.idle and not self.read else log.lag(self.read, ends)
 
 
-class _ByOneCall(JStreamingQueryListener):
-    """Fetches what a micro-batch reports as one JSON text.
+class _JsonListener(JStreamingQueryListener):
+    """Fetches the progress of a micro-batch as one JSON text.
 
-    PySpark's own listener asks the JVM for each value by itself. With five queries these hundreds of calls took a fifth
-    of a core on either side.
+    PySpark's own listener calls the JVM for each value. With five queries, these hundreds of calls take a fifth of a
+    core on either side.
     """
 
     def onQueryProgress(self, jevent: JavaObject) -> None:
@@ -72,11 +73,11 @@ class _ByOneCall(JStreamingQueryListener):
 
 
 class ProgressListener(StreamingQueryListener):
-    """The newest progress of every named query; `snapshot()` may be called from any thread."""
+    """Listener for the newest progress of every named query. Call `snapshot()` from any thread."""
 
-    def __init__(self, held: Callable[[str], DedupStoreState] = lambda query: DedupStoreState()) -> None:
-        """`held`: what a query keeps beside Spark's state."""
-        self._held = held
+    def __init__(self, read_dedup_state: Callable[[str], DedupStoreState] = lambda query: DedupStoreState()) -> None:
+        """Create the listener. `read_dedup_state`: reads the state of a query's deduplication file."""
+        self._read_dedup_state = read_dedup_state
         self._registered: JavaObject | None = None
         self._lock = threading.Lock()
         self._queries: dict[str, QueryProgress] = {}
@@ -84,10 +85,10 @@ class ProgressListener(StreamingQueryListener):
 
     @property
     def _jlistener(self) -> JavaObject:
-        """The listener that Spark registers, and calls back. PySpark has no public name for it."""
+        """Java listener that Spark registers and calls. PySpark has no public name for it."""
         if self._registered is None:
             jvm = cast(JVMView, SparkContext._jvm)
-            self._registered = jvm.PythonStreamingQueryListenerWrapper(_ByOneCall(self))
+            self._registered = jvm.PythonStreamingQueryListenerWrapper(_JsonListener(self))
         return self._registered
 
     def snapshot(self) -> dict[str, QueryProgress]:
@@ -95,7 +96,7 @@ class ProgressListener(StreamingQueryListener):
             return dict(self._queries)
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Forgets what an earlier run of the query reported, except the sums."""
+        """Clear what an earlier run of the query reported, except the totals."""
         with self._lock:
             if event.name is not None:
                 self._names[event.runId] = event.name
@@ -105,53 +106,53 @@ class ProgressListener(StreamingQueryListener):
                 )
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        self.take(event.progress)
+        self.record(event.progress)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """Notes that there is nothing to read. The offsets of the last report still hold."""
+        """Mark the query as idle. The offsets of the last report remain valid."""
         with self._lock:
             name = self._names.get(event.runId)
             if name is not None:
                 self._queries[name] = replace(self._queries[name], idle=True, input_rate=0.0, processed_rate=0.0)
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """Nothing: the supervisor asks the query itself what ended it."""
+        """Do nothing: the supervisor reads the error from the query itself."""
 
-    def take(self, progress: StreamingQueryProgress) -> None:
+    def record(self, progress: StreamingQueryProgress) -> None:
         """Add the report of one micro-batch, or of a poll that found nothing to read."""
         if progress.name is None:
             return
-        held = self._held(progress.name)
+        dedup_state = self._read_dedup_state(progress.name)
         with self._lock:
             before = self._queries.get(progress.name, QueryProgress(progress.name, {}))
             self._queries[progress.name] = replace(
                 before,
-                read=_offsets([source.endOffset for source in progress.sources]) or before.read,
+                read=_merge_offsets([source.endOffset for source in progress.sources]) or before.read,
                 batch_id=progress.batchId,
                 phases=dict(progress.durationMs) if progress.numInputRows else before.phases,
-                input_rate=_rate(progress.inputRowsPerSecond),
-                processed_rate=_rate(progress.processedRowsPerSecond),
+                input_rate=_clean_rate(progress.inputRowsPerSecond),
+                processed_rate=_clean_rate(progress.processedRowsPerSecond),
                 records=before.records + progress.numInputRows,
-                state_rows=held.rows + sum(operator.numRowsTotal for operator in progress.stateOperators),
-                state_bytes=held.size + sum(operator.memoryUsedBytes for operator in progress.stateOperators),
-                reckoned=held.at,
-                watermark=_micros(progress.eventTime.get("watermark")) or before.watermark,
+                state_rows=dedup_state.rows + sum(operator.numRowsTotal for operator in progress.stateOperators),
+                state_bytes=dedup_state.size + sum(operator.memoryUsedBytes for operator in progress.stateOperators),
+                dedup_time=dedup_state.at,
+                watermark=_parse_time(progress.eventTime.get("watermark")) or before.watermark,
                 idle=progress.numInputRows == 0,
             )
 
 
-def _offsets(ends: list[str | None]) -> Offsets:
-    found: Offsets = {}
+def _merge_offsets(ends: list[str | None]) -> Offsets:
+    offsets: Offsets = {}
     for end in ends:
         for topic, partitions in (json.loads(end) if end else {}).items():
-            found[topic] = {int(partition): offset for partition, offset in partitions.items()}
-    return found
+            offsets[topic] = {int(partition): offset for partition, offset in partitions.items()}
+    return offsets
 
 
-def _micros(time: str | None) -> int:
+def _parse_time(time: str | None) -> int:
     return int(datetime.fromisoformat(time).timestamp() * 1000) * 1000 if time else 0
 
 
-def _rate(value: float | None) -> float:
-    """At the start Spark has no time to divide by, and reports no rate."""
+def _clean_rate(value: float | None) -> float:
+    """Return a rate, or 0 for none: at the start Spark has no duration to divide by."""
     return value or 0.0

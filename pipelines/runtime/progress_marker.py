@@ -1,5 +1,5 @@
 """Progress of a query, committed to Kafka as the offsets of a consumer group: for a query that writes no table with
-which an older checkpoint could be compared (decision 19). Tools that watch consumer groups show the query's lag."""
+which an older checkpoint could be compared (decision 19). Tools for consumer groups then show the query's lag."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ProgressReport(NamedTuple):
 
 
 class _Metadata(msgspec.Struct, frozen=True, array_like=True):
-    """Beside each offset: JSON of this."""
+    """Metadata of each committed offset, as JSON."""
 
     query_id: str
     batch: int
@@ -54,8 +54,8 @@ class ProgressMarker:
     def find_offsets_since(self, ends: log.Offsets, stamp: int) -> log.Offsets:
         """Find the offsets from which on the records before `ends` have this broker stamp (ms), or a later one."""
         parts = {TopicPartition(topic, part): end for topic, parts in ends.items() for part, end in parts.items()}
-        found = self._consumer.offsets_for_times(dict.fromkeys(parts, stamp))
-        firsts = {part: end if found[part] is None else min(found[part].offset, end) for part, end in parts.items()}
+        by_time = self._consumer.offsets_for_times(dict.fromkeys(parts, stamp))
+        firsts = {part: end if by_time[part] is None else min(by_time[part].offset, end) for part, end in parts.items()}
         return {topic: {part.partition: at for part, at in firsts.items() if part.topic == topic} for topic in ends}
 
     def read(self, topic: str) -> ProgressReport | None:
@@ -64,16 +64,17 @@ class ProgressMarker:
         Returns:
             None if nothing was committed, or Kafka has expired it, a week after the last commit.
         """
-        found: list[tuple[_Metadata, int, int]] = []
+        offsets: dict[int, int] = {}
+        newest: _Metadata | None = None
         for part in sorted(self._consumer.partitions_for_topic(topic) or ()):
             committed = self._consumer.committed(TopicPartition(topic, part), metadata=True)
             if committed is None:
                 continue
             try:
-                found.append((_METADATA.decode(committed.metadata), part, committed.offset))
+                metadata = _METADATA.decode(committed.metadata)
             except msgspec.DecodeError:
                 return None  # set by hand
-        if not found:
-            return None
-        newest = max((metadata for metadata, _, _ in found), key=lambda metadata: metadata.batch)
-        return ProgressReport(newest.query_id, newest.batch, {topic: {part: at for _, part, at in found}})
+            offsets[part] = committed.offset
+            if newest is None or metadata.batch > newest.batch:
+                newest = metadata
+        return None if newest is None else ProgressReport(newest.query_id, newest.batch, {topic: offsets})

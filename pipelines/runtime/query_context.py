@@ -21,7 +21,7 @@ from kiln.pipelines.runtime.kafka import Broker
 from kiln.pipelines.runtime.micro_batch_clock import MicroBatchClock
 
 Report = Callable[[str, Mapping[str, int]], None]
-"""Takes (query, counts by name) after each micro-batch of a query that counts its rows."""
+"""Receives (query, counts by name) after each micro-batch of a query that counts its rows."""
 
 
 def ignore_report(query: str, counts: Mapping[str, int]) -> None:
@@ -30,7 +30,7 @@ def ignore_report(query: str, counts: Mapping[str, int]) -> None:
 
 @dataclass(frozen=True)
 class QueryContext:
-    """All that every query needs, as plain values. What one query alone needs is a parameter of its `start`."""
+    """What every query needs to start. A parameter of one query alone belongs to its `start`."""
 
     spark: SparkSession
     broker: Broker
@@ -41,16 +41,16 @@ class QueryContext:
     checkpoints: Location
     """the folder in which each query has its checkpoint"""
     trigger: str
-    """the pause between the starts of two micro-batches, as a Spark interval"""
+    """interval between the starts of two micro-batches, as Spark writes intervals"""
     max_records: int
     """limit of records per micro-batch; 0 for none"""
     state_partitions: int
     dedup_retention: int
-    """for how long a query keeps the digests that identify copies, µs (decision 10)"""
+    """retention of the digests that identify copies, µs (decision 10)"""
     now: Callable[[], int]
-    """the time, µs"""
+    """returns the time, µs"""
     uptime: Callable[[], int]
-    """time since the machine's start, µs: this clock is never set"""
+    """returns the time since the machine's start, µs; this clock is never set"""
     durable: bool = False
     """sync all effects of a micro-batch to disk before Spark notes it as done"""
     report: Report = field(default=ignore_report)
@@ -64,8 +64,8 @@ class QueryContext:
     def find_dedup_store(self, query: str) -> DedupStoreConfig | None:
         """Return the deduplication file of a query, as `find_dedup_store` of `dedup_store` does.
 
-        Its retention is twice `dedup_retention`, as with Spark's operators: after Kiln stood still, records of that
-        time may be read as much later.
+        Its retention is twice `dedup_retention`, as with Spark's operators: after a downtime, records may be read that
+        much later.
         """
         checkpoint, master = self.checkpoints / query, self.spark.sparkContext.master or ""
         return find_dedup_store(checkpoint, master, 2 * self.dedup_retention, durable=self.durable)
@@ -90,13 +90,15 @@ class QueryContext:
 
 
 _INTERPRETED: Final = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
-"""Otherwise Spark makes and compiles classes for the expressions of each context. A query has few rows in a
-micro-batch, and does little with them in the JVM."""
+"""Settings against code generation: Spark would compile classes for each query, and a micro-batch has few rows, with
+little work in the JVM."""
 
 
 def coalesce_small(rows: DataFrame, records: int | None) -> DataFrame:
-    """Coalesce the rows of a small micro-batch into one partition, as each task costs its start and makes a file.
-    `records`: number that the micro-batch reads, if known."""
+    """Coalesce the rows of a small micro-batch into one partition, as each task has a startup cost and makes a file.
+
+    `records`: number of records that the micro-batch reads, if known.
+    """
     return rows.coalesce(1) if is_small(records, 20_000) else rows
 
 
@@ -124,8 +126,8 @@ def write_micro_batches(
 ) -> DataStreamWriter:
     """Call `write(rows, batch_id, query_id)` for each micro-batch. The two ids identify a repeated write.
 
-    `checkpoint` is synced before, so that what the micro-batch is to read is on the disk when its effects are, and
-    after, so that its state is on the disk when Spark notes the micro-batch as done (decision 19).
+    `checkpoint` is synced before the call, so that the micro-batch's offsets are on disk before its effects, and after
+    it, so that its state is on disk before Spark notes the micro-batch as done (decision 19).
     """
 
     def call(rows: DataFrame, batch_id: int) -> None:

@@ -1,6 +1,5 @@
-"""Rows on their way to deduplication: unchanged, to a file on the disk of the task's machine; or, to Spark's operator,
-packed into one binary column, so that the operator shuffles a digest and bytes, and not the columns of a table
-(decisions 10 and 18)."""
+"""Rows before deduplication. For Spark's operator they are packed into one binary column, so that it shuffles a digest
+and bytes instead of the columns of a table (decisions 10 and 18)."""
 
 from __future__ import annotations
 
@@ -17,18 +16,21 @@ _decoder = msgspec.msgpack.Decoder(list[object])
 
 
 class PackedRow(NamedTuple):
-    """A row. `kind`: a table's name, or a name that the stage after this knows. `identities`: digests that tell rows
-    apart, in turn; `position`: of what the row was made of; `size`: bytes of payload, about."""
+    """A row to deduplicate."""
 
     kind: str
+    """name of a table, or one that the next stage defines"""
     identities: tuple[bytes, ...]
+    """digests that identify the row, checked in turn"""
     position: str
+    """position of the source of the row"""
     row: Sequence[object]
     size: int
+    """approximate size of the payload, bytes"""
 
 
 class UniqueRow(NamedTuple):
-    """The rest of a `PackedRow` that has passed."""
+    """A row that deduplication has accepted."""
 
     kind: str
     row: Sequence[object]
@@ -46,13 +48,18 @@ def unpack(data: bytes) -> list[object]:
 
 
 def unwrap_rows(items: Iterable[PackedRow]) -> Iterator[UniqueRow]:
-    """Drop what only deduplication needs."""
+    """Drop the fields that only deduplication needs."""
     return (UniqueRow(item.kind, item.row, item.size) for item in items)
 
 
 def pack_rows(items: Iterable[PackedRow], identities: Sequence[str], seen_at: int) -> Iterator[pa.RecordBatch]:
-    """Pack rows for Spark's operators. `identities`: names of the digest columns; an item may have only one digest.
-    `seen_at`: µs."""
+    """Pack rows for Spark's operators.
+
+    Args:
+        items: Rows; each may have only one digest.
+        identities: Names of the digest columns.
+        seen_at: Time of the micro-batch, µs.
+    """
     names = [("kind", pa.string()), *((name, pa.binary()) for name in identities), ("data", pa.binary())]
     buffer = RowBuffer(pa.schema([*names, ("seen_at", pa.timestamp("us", tz="UTC"))]))
     for item in items:
@@ -64,7 +71,7 @@ def pack_rows(items: Iterable[PackedRow], identities: Sequence[str], seen_at: in
 
 
 def unpack_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[UniqueRow]:
-    """Unpack the rows that passed Spark's operator. Columns kind, data in."""
+    """Unpack the rows that Spark's operator has accepted, from the columns kind and data."""
     for batch in batches:
         for kind, data in zip(*(column.to_pylist() for column in batch.columns), strict=True):
             yield UniqueRow(kind, unpack(data), len(data))

@@ -1,4 +1,4 @@
-"""The Spark session of Kiln's jobs, and a session of its own for each query."""
+"""The Spark session of Kiln's jobs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
-# Set before a checkpoint's first run and frozen in it from then on.
+# A checkpoint's first run fixes these settings in it.
 _STATE = {
     "spark.sql.streaming.stateStore.providerClass": (
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -29,8 +29,8 @@ _DELTA = {
 }
 
 # Without its native library, Hadoop's local file system starts a process for each chmod and readlink: a quarter of a
-# second for every step of every micro-batch. This jar has a local file system that does both in Java. These settings
-# make all who rename files use it.
+# second for every step of every micro-batch. The file system in this jar does both in Java. These settings let Spark
+# and Delta use it.
 _LOCAL_FILES_JAR = "hadoop-bare-naked-local-fs"
 LOCAL_FILES = {
     "spark.hadoop.fs.file.impl": "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem",
@@ -43,24 +43,24 @@ LOCAL_FILES = {
 _STREAMING = {
     "spark.sql.streaming.noDataProgressEventInterval": "1000",
     "spark.sql.streaming.metricsEnabled": "true",
-    # Watermarks here follow processing time: an empty micro-batch after each would do nothing but cost.
+    # Watermarks follow processing time here: an empty micro-batch after each one would have no effect.
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
     "spark.sql.streaming.minBatchesToRetain": "20",
-    # An Arrow batch of the largest frames must not outgrow a Python worker.
+    # A record batch of the largest frames must fit into a Python worker.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "5000",
     "spark.sql.execution.arrow.maxBytesPerBatch": "33554432",
     # The same holds for rows that Spark caches between two writes (10,000 by default), and for Parquet's row groups.
     "spark.sql.inMemoryColumnarStorage.batchSize": "200",
     "spark.hadoop.parquet.block.size": "33554432",
     "spark.hadoop.parquet.page.size.row.check.max": "100",
-    # The queries together have more generated classes than the 100 that Spark keeps by default. With 100, each query
-    # would push out the classes of the others, and Spark would compile them again and again.
+    # The queries together have more generated classes than the 100 that Spark caches by default. With 100, each query
+    # would evict the classes of the others, and Spark would compile them again and again.
     "spark.sql.codegen.cache.maxEntries": "2000",
     "spark.scheduler.mode": "FAIR",
     "spark.python.daemon.module": "kiln.pipelines.app.worker_daemon",
     "spark.executorEnv.PYTHONSAFEPATH": "1",  # Python workers never import from the current folder
     "spark.sql.session.timeZone": "UTC",
-    # What Spark itself masks in its page, logs and plans: by default not the keys of Azure's and of Kafka's settings.
+    # What Spark masks in its UI, logs and plans. The default misses the keys of Azure's and Kafka's settings.
     "spark.redaction.regex": (
         "(?i)secret|password|token|credential|jaas|oauth|(access|account|session|encryption)[.]?key"
     ),
@@ -81,14 +81,14 @@ def create_session(
     scratch: Path | None = None,
     extra: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """A session with Delta, the Kafka connector and the settings that Kiln's checkpoints are made with.
+    """Create a session with Delta, the Kafka connector and the settings that Kiln's checkpoints need.
 
-    Takes the arguments of `build_session_settings`. Under `spark-submit`, its own options weigh more than `master` and
+    It takes the arguments of `build_session_settings`. The options of `spark-submit` override `master` and
     `driver_memory`.
     """
-    # Workers must run in the driver's interpreter: the system's has none of the packages.
+    # Workers must run in the driver's interpreter: the system's lacks the packages.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    # RocksDB's memory in glibc's arenas, of which each thread may have another, would grow by megabytes a minute.
+    # With one glibc arena for each thread, RocksDB's memory would grow by megabytes a minute.
     os.environ.setdefault("MALLOC_ARENA_MAX", "2")
     conf = build_session_settings(
         master=_get_submitted_master() or master,
@@ -101,7 +101,7 @@ def create_session(
         scratch=scratch,
         extra=extra,
     )
-    if "SPARK_ENV_LOADED" in os.environ:  # spark-submit sets the variable; then its own options count
+    if "SPARK_ENV_LOADED" in os.environ:  # set by spark-submit, whose own options count then
         for key in {"spark.master", "spark.driver.memory"} - (extra or {}).keys():
             del conf[key]
     _launch_jvm(conf)
@@ -123,10 +123,18 @@ def build_session_settings(
     scratch: Path | None = None,
     extra: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """The settings of a session.
+    """Build the settings of a session.
 
-    `jars`: the connector's and Delta's. `java_options`: of the driver. `log4j`: a log4j2 file that writes into `logs`.
-    `scratch`: where Spark keeps its temporary files. `extra` weighs more than all that is set here.
+    Args:
+        master: Spark's master.
+        driver_memory: Heap of the driver, as Spark writes sizes.
+        jars: Jars of the Kafka connector and of Delta.
+        java_options: JVM options of the driver.
+        log4j: A log4j2 file that writes into `logs`.
+        logs: Folder of the logs.
+        ui: If true, start Spark's UI.
+        scratch: Folder of Spark's temporary files.
+        extra: Settings that override all others.
     """
     options = [java_options] if java_options else []
     if log4j is not None:
@@ -138,12 +146,12 @@ def build_session_settings(
     conf["spark.ui.showConsoleProgress"] = "false"
     if not ui:
         conf["spark.ui.liveUpdate.period"] = "-1"
-    named = [str(jar) for jar in jars]
-    if named:  # the class path too: Spark reads local files before it has `spark.jars`, and can keep only its classes
-        conf["spark.driver.extraClassPath"] = os.pathsep.join(named)
+    jar_paths = [str(jar) for jar in jars]
+    if jar_paths:  # on the class path too: Spark opens local files before it loads `spark.jars`, and caches the class
+        conf["spark.driver.extraClassPath"] = os.pathsep.join(jar_paths)
         if not master.startswith("local"):
-            conf["spark.jars"] = ",".join(named)
-    if any(_LOCAL_FILES_JAR in jar for jar in named):
+            conf["spark.jars"] = ",".join(jar_paths)
+    if any(_LOCAL_FILES_JAR in jar for jar in jar_paths):
         conf |= LOCAL_FILES
     if options:
         conf["spark.driver.extraJavaOptions"] = " ".join(options)
@@ -153,16 +161,16 @@ def build_session_settings(
     if master.startswith("local"):
         conf["spark.driver.bindAddress"] = "127.0.0.1"
         conf["spark.driver.host"] = "127.0.0.1"
-        # Spark's RPC answers those alone who know a secret, which Spark makes anew at each start and keeps in memory.
+        # Spark's RPC then needs a secret, which Spark creates at each start and keeps in memory.
         conf["spark.authenticate"] = "true"
     return conf | dict(extra or {})
 
 
 def _get_submitted_master() -> str | None:
-    """The master that spark-submit was given, or its default; None: this process was not started by spark-submit."""
+    """Return the master of `spark-submit`, or None if it did not start this process."""
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         return None
-    SparkContext._ensure_initialized()  # the JVM, which has the options of spark-submit
+    SparkContext._ensure_initialized()  # connects to the JVM, which has the options of spark-submit
     return SparkConf().get("spark.master")
 
 
@@ -177,8 +185,8 @@ def _launch_jvm(conf: Mapping[str, str]) -> None:
     with tempfile.NamedTemporaryFile("w", prefix="kiln-", suffix=".properties", encoding="ascii") as file:  # 0600
         file.write(format_properties(conf))
         file.flush()
-        named = f"--properties-file {shlex.quote(file.name)} --load-spark-defaults"
-        os.environ["PYSPARK_SUBMIT_ARGS"] = f"{named} {before or 'pyspark-shell'}"
+        options = f"--properties-file {shlex.quote(file.name)} --load-spark-defaults"
+        os.environ["PYSPARK_SUBMIT_ARGS"] = f"{options} {before or 'pyspark-shell'}"
         try:
             SparkContext._ensure_initialized()  # returns when the JVM has read the file
         finally:
@@ -189,19 +197,19 @@ def _launch_jvm(conf: Mapping[str, str]) -> None:
 
 
 def format_properties(conf: Mapping[str, str]) -> str:
-    """`conf` as a file of Java's properties: ASCII, a line for each key."""
+    """Format settings as a Java properties file: ASCII, a line for each key."""
     return "".join(f"{_escape_property(key, ' =:#!')}={_escape_property(value, '')}\n" for key, value in conf.items())
 
 
 def _escape_property(text: str, special: str) -> str:
-    # units of UTF-16, as the escapes of a properties file are
+    # UTF-16 code units, as in the escapes of a properties file
     units = text.encode("utf-16-be")
     characters = (chr(int.from_bytes(units[at : at + 2])) for at in range(0, len(units), 2))
     return "".join(
         f"\\{character}"
         if character == "\\" or character in special
         else character
-        if "!" <= character <= "~" or (character == " " and at)  # a blank before a value would go
+        if "!" <= character <= "~" or (character == " " and at)  # a space before a value would be lost
         else f"\\u{ord(character):04x}"
         for at, character in enumerate(characters)
     )

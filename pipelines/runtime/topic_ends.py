@@ -16,7 +16,7 @@ from kiln.pipelines.runtime.topics import KafkaTopics
 Ends = Mapping[str, Mapping[int, int]]
 """topic -> partition -> offset after the last record"""
 
-_PATIENCE_MS = 1_000  # that the broker has to answer: the caller has a bridge and queries to look after
+_PATIENCE_MS = 1_000  # short, because the caller also watches the bridge and the queries
 
 
 class TopicEnds:
@@ -28,11 +28,20 @@ class TopicEnds:
     def __init__(
         self, client_options: Mapping[str, object], topics: Iterable[str], check_every: float = CHECK_EVERY
     ) -> None:
-        """`topics`: full names; `check_every`: s between two looks for partitions. KafkaError: there is no broker."""
+        """Read the partitions, and start the thread.
+
+        Args:
+            client_options: kafka-python's options.
+            topics: Full names.
+            check_every: Interval of the thread, s.
+
+        Raises:
+            KafkaError: No broker answers.
+        """
         self._options = client_options
         self._names = tuple(topics)
         self._topics = KafkaTopics(lambda: client_options)
-        self._found = _partitions(self._topics.identities(self._names))
+        self._known_parts = _list_partitions(self._topics.read_identities(self._names))
         self._parts: list[TopicPartition] = []
         self._consumer: KafkaConsumer | None = None
         self._check_every = check_every
@@ -40,30 +49,30 @@ class TopicEnds:
         self._thread = threading.Thread(target=self._watch_partitions, name="topics", daemon=True)
         self._thread.start()
         self.ends: Ends = {}
-        """as of the last answer"""
+        """as of the last response"""
         self.error = ""
 
     def read(self) -> Ends:
         """Read the end offsets, and wait at most a second."""
         try:
-            if self._consumer is None or self._parts != self._found:
+            if self._consumer is None or self._parts != self._known_parts:
                 self._connect()
             assert self._consumer is not None
-            found: dict[str, dict[int, int]] = {}
+            ends: dict[str, dict[int, int]] = {}
             for part, end in self._consumer.end_offsets(self._parts, timeout_ms=_PATIENCE_MS).items():
-                found.setdefault(part.topic, {})[part.partition] = end
-            self.ends = found
+                ends.setdefault(part.topic, {})[part.partition] = end
+            self.ends = ends
             self.error = ""
         except KafkaError as error:
             self.error = f"the broker does not answer: {error}"
         return self.ends
 
     def _connect(self) -> None:
-        """A consumer of kafka-python does not learn of partitions that were added since it has connected."""
+        """Connect again, because kafka-python's consumer does not learn of partitions added after it connected."""
         if self._consumer is not None:
             self._consumer.close()
             self._consumer = None
-        parts = self._found
+        parts = self._known_parts
         self._consumer = open_client(
             KafkaConsumer, **self._options, reconnect_backoff_max_ms=1_000, bootstrap_timeout_ms=_PATIENCE_MS
         )
@@ -71,8 +80,8 @@ class TopicEnds:
 
     def _watch_partitions(self) -> None:
         while not self._closed.wait(self._check_every):
-            with suppress(KafkaError, OSError):  # `read` says so
-                self._found = _partitions(self._topics.identities(self._names))
+            with suppress(KafkaError, OSError):  # `read` reports it
+                self._known_parts = _list_partitions(self._topics.read_identities(self._names))
         self._topics.close()
 
     def close(self) -> None:
@@ -81,5 +90,5 @@ class TopicEnds:
             self._consumer.close()
 
 
-def _partitions(topics: Mapping[str, TopicIdentity]) -> list[TopicPartition]:
+def _list_partitions(topics: Mapping[str, TopicIdentity]) -> list[TopicPartition]:
     return [TopicPartition(topic, part) for topic, each in topics.items() for part in range(each.partitions)]

@@ -1,6 +1,6 @@
-"""Clock that trails a time which Kiln has recorded: the clock was ahead before and was put back, or is wrong now.
+"""Detection of a clock that trails a recorded time: it was ahead and was set back, or is wrong now.
 
-Pure; times are µs since the epoch."""
+Times are µs since the epoch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 _TOLERANCE = 1_000_000
-"""Less than this is what clocks of one cluster differ by."""
+"""difference that clocks of one cluster may have, µs"""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -18,12 +18,12 @@ class TrailingClock:
     """Comparison of a clock with the newest time that was recorded."""
 
     since: int | None = None
-    """when the clock was first seen to trail, by itself; None: the clock does not trail"""
+    """when the clock was first seen to trail, by itself; `None` if it does not trail"""
     now: int = 0
     newest: int = 0
 
     def observe(self, now: int, newest: int) -> None:
-        """`newest`: what the clock has passed already."""
+        """Compare the clock with the newest time that was recorded."""
         self.now, self.newest = now, newest
         if not is_trailing(now, newest):
             self.since = None
@@ -32,35 +32,36 @@ class TrailingClock:
 
 
 def is_trailing(now: int, newest: int) -> bool:
-    """Report if a clock that says `now` trails `newest` by more than clocks differ."""
+    """Report if `now` trails `newest` by more than the tolerance."""
     return newest - now > _TOLERANCE
 
 
 def describe_log_lag(topic: str, now: int, newest: int, since: int | None) -> str:
     """Describe the consequence, and what to do, if the broker's stamps trail log time (decision 1)."""
     return (
-        f"the broker's clock trails the log {topic} by {_seconds(newest - now)}{_since(since)}: its stamps were ahead "
-        f"before. Windows wait for the log's clock, so batches come late until the broker's clock has passed "
-        f"{_time(newest)}. Nothing is lost. If the broker's clock is wrong, set it right; else wait"
+        f"the broker's clock trails the log {topic} by {_format_seconds(newest - now)}{_format_since(since)}: its "
+        f"stamps were ahead before. Windows wait for log time, so batches are late until the broker's clock has passed "
+        f"{_format_time(newest)}. Nothing is lost. If the broker's clock is wrong, correct it; else wait"
     )
 
 
 def describe_watermark_lag(queries: Iterable[str], now: int, newest: int, since: int | None) -> str:
-    """The same where the clock of a query's machine trails what the query has reckoned with (decision 5)."""
+    """Describe the consequence, and what to do, if this machine's clock trails the time a query has used (decision
+    5)."""
     return (
-        f"the clock of this machine trails the watermark of {', '.join(queries)} by {_seconds(newest - now)}"
-        f"{_since(since)}: it was ahead before. Nothing is lost: until it has passed {_time(newest)}, copies are "
-        "remembered for longer. If this clock is wrong, set it right; else wait"
+        f"the clock of this machine trails the watermark of {', '.join(queries)} by {_format_seconds(newest - now)}"
+        f"{_format_since(since)}: it was ahead before. Nothing is lost: until it has passed {_format_time(newest)}, "
+        "deduplication state is kept longer. If this clock is wrong, correct it; else wait"
     )
 
 
-def _seconds(length: int) -> str:
+def _format_seconds(length: int) -> str:
     return f"{length / 1_000_000:,.0f} s"
 
 
-def _since(at: int | None) -> str:
-    return "" if at is None else f" since {_time(at)}"
+def _format_since(at: int | None) -> str:
+    return "" if at is None else f" since {_format_time(at)}"
 
 
-def _time(at: int) -> str:
+def _format_time(at: int) -> str:
     return f"{_EPOCH + timedelta(microseconds=at):%Y-%m-%d %H:%M:%S} UTC"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from kiln.conf.process.location import location
+from kiln.conf.process.location import parse_location
 from kiln.conf.settings.model import JobName, Settings
 from kiln.conf.settings.reading import load_settings
 from kiln.deploy.cli.app import run_command
@@ -111,14 +111,14 @@ class Stack:
         """Every frame once, every copy and every message once, and no message without its frame."""
         (ends,) = self.log().values()
         assert self.places("frames") == Counter((part, at) for part, end in ends.items() for at in range(end))
-        for table, key in (("messages", ["network", "message"]), ("copies", ["kafka_partition", "kafka_offset"])):
+        for table, key in (("messages", ["network", "message_id"]), ("copies", ["kafka_partition", "kafka_offset"])):
             columns = [*key, "message_index"] if table == "copies" else key
             rows = self.lake.open(table).to_pyarrow_table(columns=columns)
             found = Counter(tuple(row.values()) for row in rows.to_pylist())
             assert found
             assert max(found.values()) == 1, table
-        copies = self.lake.open("copies").to_pyarrow_table(columns=["message"])["message"].to_pylist()
-        messages = self.lake.open("messages").to_pyarrow_table(columns=["message"])["message"].to_pylist()
+        copies = self.lake.open("copies").to_pyarrow_table(columns=["message_id"])["message_id"].to_pylist()
+        messages = self.lake.open("messages").to_pyarrow_table(columns=["message_id"])["message_id"].to_pylist()
         assert set(copies) == set(messages)
 
 
@@ -158,7 +158,7 @@ def test_a_checkpoint_that_is_older_than_its_tables(
     shutil.rmtree(stack.checkpoint)
     shutil.copytree(tmp_path / "copy", stack.checkpoint)
     with pytest.raises(
-        RestartsExhaustedError, match=r"is older than the table .* Type kiln recover, which says what can be done"
+        RestartsExhaustedError, match=r"is older than the table .* Run kiln recover, which lists the repairs"
     ):
         stack.run()
     assert run_command(["recover", "--json"]) == 1
@@ -205,8 +205,8 @@ def test_updates_that_has_lost_what_it_remembers(
     if older:
         for kept in (tmp_path / "copy").glob(f"{FILE_NAME}*"):
             shutil.copy(kept, stack.checkpoint)
-    words = "ends with the micro-batch" if older else "is gone"
-    with pytest.raises(RestartsExhaustedError, match=rf"{FILE_NAME} {words}.* Type kiln recover"):
+    words = "ends with micro-batch" if older else "is missing"
+    with pytest.raises(RestartsExhaustedError, match=rf"{FILE_NAME} {words}.* Run kiln recover"):
         stack.run()
     assert run_command(["recover", "--yes"]) == 0
     assert "Put right" in capsys.readouterr().out
@@ -221,10 +221,10 @@ def test_archive_that_has_lost_what_it_remembers_is_begun_anew(
 ) -> None:
     for left in stack.checkpoint.glob(f"{FILE_NAME}*"):
         left.unlink()
-    with pytest.raises(RestartsExhaustedError, match=rf"{FILE_NAME} is gone.* Type kiln recover"):
+    with pytest.raises(RestartsExhaustedError, match=rf"{FILE_NAME} is missing.* Run kiln recover"):
         stack.run()
     assert run_command(["recover", "--yes"]) == 1
-    assert "begin the query anew" in capsys.readouterr().out.replace("\n", " ")
+    assert "restart the query from scratch" in capsys.readouterr().out.replace("\n", " ")
     shutil.rmtree(stack.checkpoint)
     for table in ("frames", "copies", "messages"):
         shutil.rmtree(stack.lake.table(table))
@@ -242,14 +242,14 @@ def test_a_checkpoint_of_updates_that_is_older_than_its_records(
         stack.feed()
         stack.run()
     if killed:  # after the last micro-batch had written its records, and before it told Kafka
-        checkpoint = Checkpoint(location(stack.checkpoint))
+        checkpoint = Checkpoint(parse_location(stack.checkpoint))
         kafka, before = stack.settings.broker, checkpoint.committed - 1
         with ProgressMarker(kafka.client_options(), kafka.topic("updates")) as marker:
             marker.commit(checkpoint.query_id, before, checkpoint.ends(before))
     announced = stack.announced()
     shutil.rmtree(stack.checkpoint)
     shutil.copytree(tmp_path / "copy", stack.checkpoint)
-    with pytest.raises(RestartsExhaustedError, match=r"is older than what updates wrote to Kafka.* Type kiln recover"):
+    with pytest.raises(RestartsExhaustedError, match=r"is older than the query's output in Kafka.* Run kiln recover"):
         stack.run()
     assert run_command(["recover", "--json"]) == 1
     (told,) = json.loads(capsys.readouterr().out)

@@ -74,7 +74,7 @@ def sole(broker: EmbeddedBroker, prefix: str) -> Iterator[DriverLease]:
 def test_a_second_driver_is_refused_in_words(start: Callable[[], Driver], sole: DriverLease) -> None:
     first = start()
     assert says(first) == "taken\n"
-    with pytest.raises(SecondDriverError, match=rf"updates is run by another driver, process {first.pid} on "):
+    with pytest.raises(SecondDriverError, match=rf"updates: another driver runs it \(process {first.pid} on "):
         sole.acquire(patience=2)
     assert first.poll() is None
 
@@ -118,7 +118,7 @@ def test_a_driver_that_kafka_had_given_up_is_the_driver_again_and_is_told_of_the
         wait_until(lambda: state() == "Empty", "Kafka has given the driver up", 30)
         os.kill(first.pid, signal.SIGCONT)
         wait_until(lambda: state() == "Stable", "the driver has joined again", 30)
-    with pytest.raises(SecondDriverError, match=rf"updates is run by another driver, process {first.pid} on "):
+    with pytest.raises(SecondDriverError, match=rf"updates: another driver runs it \(process {first.pid} on "):
         sole.acquire(patience=2)
     os.kill(first.pid, signal.SIGSTOP)
     sole.acquire()
@@ -155,7 +155,7 @@ def test_a_driver_joins_again_whose_join_was_for_a_change_that_was_none(
 
     wait_until(joined, "the driver to join again", 30)
     second = start()
-    assert "updates is run by another driver" in says(second)
+    assert "updates: another driver runs it" in says(second)
     sole.check()
 
 

@@ -56,11 +56,11 @@ def test_a_topic_that_is_created_again_has_another_id(address: str, prefix: str)
     topic, topics = f"{prefix}frames", KafkaTopics(lambda: client(address))
     try:
         write(address, topic, 4)
-        (before,) = topics.states([topic, f"{prefix}none"]).values()
+        (before,) = topics.read_states([topic, f"{prefix}none"]).values()
         assert before == TopicState(before.id, {0: 0}, {0: 4})
-        assert topics.identities([topic])[topic].id == before.id
+        assert topics.read_identities([topic])[topic].id == before.id
         create_again(address, prefix, "frames")
-        (after,) = topics.states([topic]).values()
+        (after,) = topics.read_states([topic]).values()
         assert after == TopicState(after.id, {0: 0}, {0: 0})
         assert after.id not in ("", before.id)
     finally:

@@ -49,7 +49,7 @@ def end_offset(kiln: Kiln, topic: str) -> int:
     """The records of a topic of one partition, over all of its time."""
     with broker_of(kiln):
         topics = KafkaTopics(kiln.settings().broker.client_options)
-        states = topics.states([kiln.settings().kafka.topic(topic)])
+        states = topics.read_states([kiln.settings().kafka.topic(topic)])
         topics.close()
     return sum(sum(state.end.values()) for state in states.values())
 

@@ -292,16 +292,16 @@ def test_every_message_in_a_frame_has_a_row(lake: Lake) -> None:
     first, second, third = copies(lake, made)
     assert first == {
         "network": "testnet-clay",
-        "message": f"{peer_text(peer_of(ANNA))}/0001",
+        "message_id": f"{peer_text(peer_of(ANNA))}/0001",
         "remote_peer": peer_text(peer_of(BERT)),
         "observed_at": 1_700_000_000_123_456,
-        "verdict": 1,
+        "verdict": "valid",
         "kafka_partition": 3,
         "kafka_offset": 77,
         "message_index": 0,
     }
-    assert (second["message"], second["network"]) == ("sha256/" + hashlib.sha256(b"garbage").hexdigest(), "mainnet")
-    assert [row["verdict"] for row in (first, second, third)] == [1, 4, 0]
+    assert (second["message_id"], second["network"]) == ("sha256/" + hashlib.sha256(b"garbage").hexdigest(), "mainnet")
+    assert [row["verdict"] for row in (first, second, third)] == ["valid", "against_policy", "not_checked"]
     assert [row["message_index"] for row in (first, second, third)] == [0, 1, 2]
 
 
@@ -328,7 +328,7 @@ def test_the_network_of_an_indexed_topic_is_that_of_its_name(lake: Lake) -> None
     made = frame(payload=rpc(message), hello_in=hello_bytes(bundles), hello_out=hello_bytes(bundles))
     (found,), (unknown,) = copies(lake, made, bundles), copies(lake, made)
     assert (found["network"], unknown["network"]) == ("testnet-clay", "mainnet")
-    assert found["message"] == unknown["message"] == f"{peer_text(peer_of(ANNA))}/0001"
+    assert found["message_id"] == unknown["message_id"] == f"{peer_text(peer_of(ANNA))}/0001"
 
 
 @pytest.mark.parametrize(

@@ -85,10 +85,10 @@ def test_a_clock_that_is_set_changes_no_order(steps: list[tuple[int, int]], leas
 
 
 def test_a_task_that_was_told_nothing_does_not_guess(properties: Properties, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RuntimeError, match="has not told this task"):
+    with pytest.raises(RuntimeError, match="did not set the time"):
         get_batch_time()
     monkeypatch.setattr(TaskContext, "get", lambda: None)
-    with pytest.raises(RuntimeError, match="has not told this task"):
+    with pytest.raises(RuntimeError, match="did not set the time"):
         get_batch_time()
 
 

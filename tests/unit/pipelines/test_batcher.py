@@ -117,7 +117,7 @@ def test_a_window_becomes_a_batch() -> None:
     assert (batch.network, batch.origin, batch.separator) == ("mainnet", "LIVE", ANNA)
     assert (batch.opened_at, batch.closed_at) == (1_000_000, 2_000_000)
     assert tips_of(batch) == {STREAMS[0]: sorted((TIPS[0], TIPS[2]), key=cid_bytes), STREAMS[1]: [TIPS[1]]}
-    cid = CID.decode(batch.cid)
+    cid = CID.decode(batch.batch_cid)
     assert (cid.version, cid.codec.name, cid.hashfun.name, cid.base.name) == (1, "dag-cbor", "sha2-256", "base32")
     assert cid.raw_digest == hashlib.sha256(batch.block).digest()
 
@@ -355,7 +355,7 @@ def test_the_limit_splits_a_window_the_same_way_each_time(streams: int, tips: in
 
     batches = [decode_batch(output.value) for output in expected]
     assert all(len(batch.block) <= limit for batch in batches)
-    assert len({batch.cid for batch in batches}) == len(batches)
+    assert len({batch.batch_cid for batch in batches}) == len(batches)
     assert {(batch.opened_at, batch.closed_at) for batch in batches} == {(10, 20)}
     found = [(stream, tip) for batch in batches for stream, links in tips_of(batch).items() for tip in links]
     assert len(found) == len(set(found)) == streams * tips
@@ -379,7 +379,7 @@ class Step(NamedTuple):
     tip: int
     separator: SeparatorRecord | None
     kind: str  # update, tick or garbage
-    ago: int  # µs between hearing and stamp; less than nothing: of a clock that is ahead
+    ago: int  # µs between event time and stamp; less than nothing: of a clock that is ahead
 
 
 steps = st.lists(
@@ -545,7 +545,7 @@ def test_batches_are_those_of_the_model(taken: FreeLog) -> None:
     ]
     records, plain = as_records(ordered)
     batches, others = run(records)
-    found = sorted((batch.opened_at, batch.cid) for batch in batches)
+    found = sorted((batch.opened_at, batch.batch_cid) for batch in batches)
     windows = windows_of(without_repeats(plain), T)
     assert found == sorted((window.opened_at, cid_of(block_of(window.tips))) for window in windows)
     unread = [record for record, (_, said) in zip(records, plain, strict=True) if record.value and said is None]

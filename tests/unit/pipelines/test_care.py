@@ -209,7 +209,7 @@ def test_nobody_who_appends_in_a_loop_loses_a_row_or_fails(lake: Lake) -> None:
     expected = sorted(
         f"{query}-{batch}-{number}" for query, n in counts.items() for batch in range(n) for number in range(10)
     )
-    assert sorted(str(row[NAMES.index("message")]) for row in rows(lake)) == expected
+    assert sorted(str(row[NAMES.index("message_id")]) for row in rows(lake)) == expected
     for query, batches in counts.items():  # known still, and so not written twice
         assert not DeltaRsCommits(lake).commit(TABLE, [], WriteId(query, batches - 1))
 

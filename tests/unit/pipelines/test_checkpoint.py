@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kiln.conf.process.location import location
+from kiln.conf.process.location import parse_location
 from kiln.pipelines.runtime.checkpoint import Checkpoint
 
 QUERY = "0b0ccb4a-0b0c-4b0c-8b0c-0b0ccb4a0b0c"
@@ -25,7 +25,7 @@ def made(tmp_path: Path) -> Checkpoint:
     (tmp_path / "offsets").mkdir()
     (tmp_path / "commits").mkdir()
     (tmp_path / "metadata").write_text(json.dumps({"id": QUERY}))
-    return Checkpoint(location(tmp_path))
+    return Checkpoint(parse_location(tmp_path))
 
 
 def begin(checkpoint: Checkpoint, batch: int, text: str) -> None:
@@ -39,7 +39,7 @@ def finish(checkpoint: Checkpoint, batch: int) -> None:
 
 
 def test_no_folder_is_no_checkpoint(tmp_path: Path) -> None:
-    none = Checkpoint(location(tmp_path / "archive"))
+    none = Checkpoint(parse_location(tmp_path / "archive"))
     assert not none.exists
     assert (none.planned, none.committed, none.watermark, none.ends(-1)) == (-1, -1, 0, {})
 

@@ -130,7 +130,7 @@ def fault(made: Frame | bytes | None, how: DecodeConfig | None = None) -> Reject
 def test_a_message_and_what_is_known_of_it() -> None:
     item = good(frame(signed()))
     assert item.ref == MessageRef(3, 77, 0)
-    assert item.message == f"{peer_text(peer_of(ANNA))}/0001"
+    assert item.message_id == f"{peer_text(peer_of(ANNA))}/0001"
     assert (item.network, item.origin, item.topic, item.separator) == ("testnet-clay", "LIVE", CLAY, None)
     assert item.verdict is Verdict.GOOD
     assert item.remote_peer == peer_text(REMOTE)
@@ -184,7 +184,7 @@ def test_an_unsigned_message_has_no_author_whatever_it_claims() -> None:
     message = unsigned()
     setattr(message, "from", peer_of(ANNA))
     item = good(frame(message))
-    assert item.message == "sha256/" + hashlib.sha256(UPDATE).hexdigest()
+    assert item.message_id == "sha256/" + hashlib.sha256(UPDATE).hexdigest()
     assert get_signer(item) is None
 
 
@@ -238,8 +238,8 @@ def test_an_announcement_in_the_dht_is_a_batch_update() -> None:
 
 def test_an_item_is_one_message_however_it_came_and_a_newer_one_another() -> None:
     put, answer, newer = good(datagram()), good(datagram(answer=True)), good(datagram(sequence=8))
-    assert put.message == answer.message
-    assert put.message != newer.message
+    assert put.message_id == answer.message_id
+    assert put.message_id != newer.message_id
 
 
 @pytest.mark.parametrize(
@@ -482,7 +482,7 @@ def test_a_capture_of_the_reference_resolves_wholly() -> None:
     refused = [item for item in with_bundle if isinstance(item, RejectedMessage)]
     assert {(item.topic_source, item.verdict) for item in decoded} == {("index", Verdict.GOOD)}
     assert all(item.topic == published[hashlib.sha256(item.envelope.data).hexdigest()] for item in decoded)
-    assert len({item.message for item in decoded}) == 153
+    assert len({item.message_id for item in decoded}) == 153
     # one of the 154 messages is not JSON; it is signed well, over the name that its index stands for
     assert {(item.reason, item.author != "") for item in refused} == {("invalid_json", True)}
     assert len({item.data for item in refused}) == 1

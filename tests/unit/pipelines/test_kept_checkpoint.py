@@ -131,8 +131,8 @@ def test_what_the_spool_has_taken_is_on_the_disk(tmp_path: Path, disk: Disk, dur
     assert len(list(spool.iterdir())) > 2
 
 
-def test_an_empty_segment_is_told(tmp_path: Path) -> None:
+def test_an_empty_segment_is_reported(tmp_path: Path) -> None:
     (tmp_path / f"{5:020}.spool").write_bytes(b"")
     segments = Segments(tmp_path, 1 << 20)
-    assert segments.torn is not None
-    assert "is empty, as a power cut leaves files; what was in it is lost" in segments.torn
+    assert segments.loss is not None
+    assert "is empty, as after a power cut; its frames are lost" in segments.loss

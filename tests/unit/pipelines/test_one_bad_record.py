@@ -272,7 +272,7 @@ def update(number: int) -> bytes:
             stream=STREAMS[number],
             tip=TIPS[number],
             from_=None,
-            message=f"message {number}",
+            message_id=f"message {number}",
             epoch=Epoch("query", 3),
             frame=Coordinates(1, 2, number),
             observed_at=1_700_000_000_000_000,
@@ -333,7 +333,7 @@ def written_by_sink(rows: list[UniqueRow], lake: Lake) -> list[DataFile]:
 def test_a_row_that_its_table_cannot_hold_does_not_stop_sink(lake: Lake) -> None:
     receipts = [("cid", "gossipsub", "topic", None, peers, 1_000_000, None) for peers in (1, 2**70, 3)]
     files = written_by_sink([UniqueRow("publications", row, 0) for row in receipts], lake)
-    assert column(lake, files, "publications", "peers") == [1, 3]
+    assert column(lake, files, "publications", "peer_count") == [1, 3]
     (detail,) = column(lake, files, "quarantine", "detail")
     assert "publications" in str(detail)
     assert column(lake, files, "quarantine", "reason") == ["processing_failed"]

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from kiln.conf.process.location import location
+from kiln.conf.process.location import parse_location
 from kiln.deploy.screens.recovery import recovery_json, render_recovery
 from kiln.pipelines.backfill.run_log import append_event, read_runs
 from kiln.pipelines.delta.commits import WriteId
@@ -33,7 +33,7 @@ from kiln.pipelines.recovery import (
 from kiln.pipelines.runtime.checkpoint import Checkpoint
 from kiln.pipelines.runtime.checkpoint_faults import is_whole
 from kiln.pipelines.runtime.dedup_store import FILE_NAME, DedupStore, DedupStoreConfig
-from kiln.pipelines.runtime.topics import TopicState, note_topics, read_noted
+from kiln.pipelines.runtime.topics import TopicState, read_topic_ids, save_topic_ids
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.kafka.records import Epoch
 
@@ -46,7 +46,7 @@ class State:
     """The state folder of one query, whose micro-batch n reads ten records and appends a row to `tips`."""
 
     def __init__(self, folder: Path, name: str = "sink") -> None:
-        self.place = DamageLocation(folder, location(folder / "checkpoints"), Lake(str(folder / "lake")))
+        self.place = DamageLocation(folder, parse_location(folder / "checkpoints"), Lake(str(folder / "lake")))
         self.name = name
         self.lake = self.place.lake
         self.path = folder / "checkpoints" / name
@@ -110,12 +110,12 @@ class State:
 
     @property
     def rows(self) -> list[str]:
-        return sorted(self.lake.open(TABLE).to_pyarrow_table(columns=["cid"])["cid"].to_pylist())
+        return sorted(self.lake.open(TABLE).to_pyarrow_table(columns=["batch_cid"])["batch_cid"].to_pylist())
 
     @property
     def next(self) -> int:
         """The micro-batch with which Spark goes on, and its offsets must be there or be none."""
-        checkpoint = Checkpoint(location(self.path))
+        checkpoint = Checkpoint(parse_location(self.path))
         return checkpoint.planned + (checkpoint.planned == checkpoint.committed)
 
 
@@ -202,7 +202,7 @@ def test_a_commit_of_a_micro_batch_that_was_noted_as_done_is_not_thrown_away(tmp
     entry = state.commit(2)
     state.finish(2)
     damaged(entry if what == "entry" else state.data(entry), EMPTY)
-    with pytest.raises(DamageError, match=rf"^sink cannot start: {entry} is empty or cut off.* Type kiln recover"):
+    with pytest.raises(DamageError, match=rf"^sink cannot start: {entry} is empty or truncated.* Run kiln recover"):
         repair(state.place, ["sink"])
     (damage,) = examine(state.place, ["sink"])
     assert "before its micro-batch 2" in damage.remedy
@@ -225,17 +225,17 @@ def test_an_older_checkpoint_goes_on_where_it_ends_and_the_tables_with_it(tmp_pa
     state.run(3, 4)
     for path in [path for path in state.path.rglob("*") if path.is_file() and path not in older]:
         path.unlink()
-    with pytest.raises(DamageError, match=r"is older than the table tips: .* has the micro-batch 4\. "):
+    with pytest.raises(DamageError, match=r"is older than the table tips: .* has micro-batch 4\. "):
         repair(state.place, ["sink"])
     (damage,) = examine(state.place, ["sink"])
     assert json.loads(recovery_json([damage], [damage]))[0]["can"] is True
     assert "type kiln recover --yes" in render_recovery([damage], [damage]).plain
-    with pytest.raises(DamageError, match=r"begin again at the record 20 of kiln.updates-0, and the oldest .* is 21:"):
+    with pytest.raises(DamageError, match=r"cannot restart sink at the offset 20 of kiln.updates-0: the oldest .* has 21,"):
         rewind_query(state.place, damage, {"kiln.updates": {0: 21}})
     assert state.rows == [f"row {batch}" for batch in range(5)], "nothing was changed"
     rewind_query(state.place, damage, {"kiln.updates": {0: 20}})
     assert (state.next, state.rows) == (2, ["row 0", "row 1"])
-    assert Checkpoint(location(state.path)).query_id != QUERY
+    assert Checkpoint(parse_location(state.path)).query_id != QUERY
     assert is_whole(state.path / "metadata")
     assert repair(state.place, ["sink"]) == []
 
@@ -268,7 +268,7 @@ def test_a_table_that_somebody_else_has_changed_is_not_taken_back(tmp_path: Path
         for path in (state.path / folder).glob("[12]"):
             path.unlink()
     (damage,) = examine(state.place, ["sink"])
-    with pytest.raises(DamageError, match="somebody else has changed the table since"):
+    with pytest.raises(DamageError, match="another writer has changed the table since"):
         rewind_query(state.place, damage, {})
     assert state.rows == ["row 0", "row 1", "row 2"]
 
@@ -277,7 +277,7 @@ def test_commits_beneath_whole_ones_are_never_touched(tmp_path: Path) -> None:
     state = State(tmp_path)
     state.run(0, 1, 2)
     damaged(Path(locate_commit(state.lake.folder(TABLE), 2).uri), EMPTY)
-    with pytest.raises(DamageError, match=r"2\.json is damaged, or names a file that is gone, and later commits"):
+    with pytest.raises(DamageError, match=r"2\.json is damaged, or names a missing file, and later commits"):
         repair(state.place, ["sink"])
 
 
@@ -303,7 +303,7 @@ def test_updates_repeats_one_micro_batch_and_batch_any_number(tmp_path: Path, na
 def test_a_query_whose_first_file_is_torn_begins(tmp_path: Path) -> None:
     state = State(tmp_path)
     damaged(state.path / "metadata", EMPTY)
-    assert "sink begins" in repair(state.place, ["sink"])[0]
+    assert "sink starts" in repair(state.place, ["sink"])[0]
     assert not state.path.exists()
 
 
@@ -323,19 +323,19 @@ def test_a_torn_summary_of_a_log_is_set_aside(tmp_path: Path, name: str) -> None
 def test_a_torn_commit_of_a_table_that_no_query_writes_is_set_aside(tmp_path: Path, how: bytes | None) -> None:
     state = State(tmp_path)
     lake = state.lake
-    lake.create(("runs",))
+    lake.create(("backfill_runs",))
     append_event(lake, "one", "begun", 1, range_from=1, range_to=2)
     append_event(lake, "two", "begun", 2, range_from=1, range_to=2)
-    damaged(Path(locate_commit(lake.folder("runs"), 2).uri), how)
+    damaged(Path(locate_commit(lake.folder("backfill_runs"), 2).uri), how)
     (words,) = repair(state.place, ["sink"])
     assert "table runs" in words
     assert [run.name for run in read_runs(lake)] == ["one"]
 
-    damaged(Path(locate_commit(lake.folder("runs"), 1).uri), how)
-    damaged(Path(locate_commit(lake.folder("runs"), 0).uri), how)
-    assert "makes the table anew" in repair(state.place, ["sink"])[0]
-    assert "runs" not in lake.tables()
-    lake.create(("runs",))
+    damaged(Path(locate_commit(lake.folder("backfill_runs"), 1).uri), how)
+    damaged(Path(locate_commit(lake.folder("backfill_runs"), 0).uri), how)
+    assert "creates the table again" in repair(state.place, ["sink"])[0]
+    assert "backfill_runs" not in lake.tables()
+    lake.create(("backfill_runs",))
     assert read_runs(lake) == []
     assert repair(state.place, ["sink"]) == []
 
@@ -357,17 +357,17 @@ def test_another_topic_is_read_from_its_beginning_with_tables_state_and_id_as_th
     if begun:
         state.begin(3)
         state.commit(3)
-    where = location(state.path)
-    note_topics(where, {"kiln.updates": "old", "kiln.batches": "kept"})
+    where = parse_location(state.path)
+    save_topic_ids(where, {"kiln.updates": "old", "kiln.batches": "kept"})
     topics = {"sink": created_again()}
-    with pytest.raises(DamageError, match=r"^sink cannot start: kiln.updates is not the topic .* Type kiln"):
+    with pytest.raises(DamageError, match=r"^sink cannot start: kiln.updates is not the topic .* Run kiln"):
         repair(state.place, ["sink"], None, topics)
     (damage,) = examine(state.place, ["sink"], None, topics)
     assert "reads kiln.updates from the oldest new record on" in damage.remedy
     assert ("micro-batch 3 was not finished" in damage.remedy) is begun
     assert "type kiln recover --yes" in render_recovery([damage], [damage]).plain
     with monkeypatch.context() as patch:
-        patch.setattr("kiln.pipelines.recovery.note_topics", lambda *_: 1 / 0)
+        patch.setattr("kiln.pipelines.recovery.save_topic_ids", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             adopt_topics(state.place, damage)
     (damage,) = examine(state.place, ["sink"], None, topics)  # cut short, and done again
@@ -378,7 +378,7 @@ def test_another_topic_is_read_from_its_beginning_with_tables_state_and_id_as_th
     ]
     assert (checkpoint.query_id, state.next) == (QUERY, 3)
     assert state.rows == [f"row {batch}" for batch in range(3 + begun)]
-    assert read_noted(where) == {"kiln.updates": "new", "kiln.batches": "kept"}
+    assert read_topic_ids(where) == {"kiln.updates": "new", "kiln.batches": "kept"}
     assert is_whole(state.path / "offsets" / "2")
     assert len(list((tmp_path / "set-aside").rglob("sink/2"))) == 2
     assert examine(state.place, ["sink"], None, topics) == []
@@ -387,12 +387,12 @@ def test_another_topic_is_read_from_its_beginning_with_tables_state_and_id_as_th
 def test_a_query_that_was_stopped_in_its_first_micro_batch_begins_in_the_other_topic(tmp_path: Path) -> None:
     state = State(tmp_path)
     state.begin(0)
-    note_topics(location(state.path), {"kiln.updates": "old"})
+    save_topic_ids(parse_location(state.path), {"kiln.updates": "old"})
     (damage,) = examine(state.place, ["sink"], None, {"sink": created_again()})
     adopt_topics(state.place, damage)
     first = (state.path / "sources" / "0" / "0").read_text().splitlines()
     assert (first[0], json.loads(first[-1])) == ("v1", {"kiln.updates": {"0": 3, "1": 0}})
-    assert Checkpoint(location(state.path)).count_records(0) is None
+    assert Checkpoint(parse_location(state.path)).count_records(0) is None
     assert examine(state.place, ["sink"], None, {"sink": created_again()}) == []
 
 
@@ -400,12 +400,12 @@ def test_a_topic_that_lost_its_newest_records_is_read_on_from_its_end(tmp_path: 
     """As after a power cut that took records of the broker: the id is the same."""
     state = State(tmp_path)
     state.run(0, 1, 2)
-    note_topics(location(state.path), {"kiln.updates": "new"})
+    save_topic_ids(parse_location(state.path), {"kiln.updates": "new"})
     topics = {"sink": created_again(end=25)}
     (damage,) = examine(state.place, ["sink"], None, topics)
     assert damage.problem.startswith("kiln.updates-0 ends at the offset 25, and was read up to 30: ")
     adopt_topics(state.place, damage)
-    assert Checkpoint(location(state.path)).ends(2) == {"kiln.updates": {0: 25, 1: 0}}
+    assert Checkpoint(parse_location(state.path)).ends(2) == {"kiln.updates": {0: 25, 1: 0}}
 
 
 class MemoryCopy(NamedTuple):
@@ -426,7 +426,7 @@ def test_in_another_topic_what_passed_does_not_pass_again_unless_it_got_no_furth
         assert file.filter_new([kept, lost], 1) == [kept, lost]
         assert file.filter_new([kept], 1) == [kept], "a micro-batch that is repeated reads the same copy"
         file.mark(Epoch(QUERY, 2), 1)
-    note_topics(location(state.path), {"kiln.updates": "old"})
+    save_topic_ids(parse_location(state.path), {"kiln.updates": "old"})
     (damage,) = examine(state.place, [query], None, {query: created_again()})
     adopt_topics(state.place, damage)
     with DedupStore(remembered) as file:
@@ -440,7 +440,7 @@ def test_a_query_whose_topic_is_another_does_not_go_back(tmp_path: Path) -> None
     for batch in (2, 3):
         for folder in ("offsets", "commits"):
             (state.path / folder / str(batch)).unlink()
-    note_topics(location(state.path), {"kiln.updates": "old"})
+    save_topic_ids(parse_location(state.path), {"kiln.updates": "old"})
     (damage,) = examine(state.place, ["sink"], None, {"sink": created_again()})
     assert "is older than the table tips" in damage.problem
     assert "is not the topic that was read before" in damage.problem

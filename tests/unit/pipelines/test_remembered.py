@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from conftest import ROOT
 from kiln.conf.process.errors import KilnError
-from kiln.conf.process.location import location
+from kiln.conf.process.location import parse_location
 from kiln.pipelines.runtime.checkpoint import Checkpoint
 from kiln.pipelines.runtime.dedup_store import (
     FILE_NAME,
@@ -251,7 +251,7 @@ def test_the_newest_time_is_kept_and_does_not_go_back(tmp_path: Path) -> None:
             file.mark(BATCH, now)
             file.filter_new([copy(now, now)], now)
     assert (read_dedup_state(tmp_path).rows, read_dedup_state(tmp_path).at) == (3, 90)
-    assert Checkpoint(location(tmp_path)).newest_time(SPAN) == 90
+    assert Checkpoint(parse_location(tmp_path)).newest_time(SPAN) == 90
 
 
 def test_a_task_asks_the_file_that_is_there_now(tmp_path: Path) -> None:
@@ -286,12 +286,12 @@ def test_a_power_cut_leaves_what_was_synced_and_nothing_half_done(sizes: list[in
 
 
 def test_where_tasks_may_run_elsewhere_spark_remembers(tmp_path: Path) -> None:
-    checkpoint = location(tmp_path)
+    checkpoint = parse_location(tmp_path)
     assert find_dedup_store(checkpoint, "local[4]", SPAN, durable=True) == DedupStoreConfig(
         str(tmp_path / FILE_NAME), SPAN, True
     )
     assert find_dedup_store(checkpoint, "spark://a:7077", SPAN, durable=True) is None
-    assert find_dedup_store(location("s3://bucket/updates"), "local[4]", SPAN, durable=True) is None
+    assert find_dedup_store(parse_location("s3://bucket/updates"), "local[4]", SPAN, durable=True) is None
     (tmp_path / FILE_NAME).touch()
     with pytest.raises(KilnError, match=rf"{FILE_NAME}, and executors of spark://a:7077 do not have the file"):
         find_dedup_store(checkpoint, "spark://a:7077", SPAN, durable=True)

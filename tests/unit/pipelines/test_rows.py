@@ -44,8 +44,8 @@ def test_ddl_names_columns_and_types_in_order() -> None:
 
 
 def test_columns_by_name_come_in_the_order_named() -> None:
-    found = select_columns(TABLES["batches"], "tips", "cid")
-    assert [(column.name, column.type) for column in found] == [("tips", "int"), ("cid", "string")]
+    found = select_columns(TABLES["batches"], "tip_count", "batch_cid")
+    assert [(column.name, column.type) for column in found] == [("tip_count", "int"), ("batch_cid", "string")]
     assert select_columns(TABLES["batches"]) == TABLES["batches"].columns
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kiln.conf.process.location import location
+from kiln.conf.process.location import parse_location
 from kiln.pipelines.runtime.s3a import build_s3a_settings
 
 PLACE = "s3://kiln/lake"
@@ -15,12 +15,12 @@ USER = {"aws_access_key_id": "k", "aws_secret_access_key": "s"}
 
 
 def settings_of(options: dict[str, str], environ: dict[str, str] | None = None) -> dict[str, str]:
-    found = build_s3a_settings([location(PLACE, options), location(PLACE, options)], environ or {})
+    found = build_s3a_settings([parse_location(PLACE, options), parse_location(PLACE, options)], environ or {})
     return {key.removeprefix(AT): value for key, value in found.items()}
 
 
 def test_a_place_on_a_disk_needs_nothing(tmp_path: Path) -> None:
-    assert build_s3a_settings([location(tmp_path)], {"AWS_REGION": "eu-west-1"}) == {}
+    assert build_s3a_settings([parse_location(tmp_path)], {"AWS_REGION": "eu-west-1"}) == {}
 
 
 @pytest.mark.parametrize("key", ["aws_endpoint_url", "AWS_ENDPOINT_URL", "aws_endpoint", "endpoint", "endpoint_url"])
@@ -52,5 +52,5 @@ def test_credentials_are_given_or_looked_for_as_delta_rs_does() -> None:
 
 
 def test_http_is_allowed_where_the_endpoint_says_http() -> None:
-    assert location(PLACE, {"aws_endpoint_url": "http://127.0.0.1:7070"}).options["aws_allow_http"] == "true"
-    assert "aws_allow_http" not in location(PLACE, {"aws_endpoint_url": "https://store"}).options
+    assert parse_location(PLACE, {"aws_endpoint_url": "http://127.0.0.1:7070"}).options["aws_allow_http"] == "true"
+    assert "aws_allow_http" not in parse_location(PLACE, {"aws_endpoint_url": "https://store"}).options

@@ -67,7 +67,7 @@ def update(separator: SeparatorRecord | None = SEPARATOR, author: str | None = "
         stream=STREAMS[0],
         tip=cid_text(TIPS[0]),
         from_=author,
-        message="12D3author/0001",
+        message_id="12D3author/0001",
         epoch=Epoch("query", 3),
         frame=Coordinates(1, 2, 3),
         observed_at=1_700_000_000_000_001,
@@ -77,12 +77,12 @@ def update(separator: SeparatorRecord | None = SEPARATOR, author: str | None = "
 (BLOCK,) = write_blocks({STREAMS[0]: TIPS[:2], STREAMS[1]: TIPS[2:]})
 BATCH = BatchRecord("mainnet", "REPLAY", SEPARATOR, BLOCK.cid, BLOCK.data, 1_000_000, 2_000_000)
 RECEIPT = PublicationRecord(
-    cid=BLOCK.cid,
+    batch_cid=BLOCK.cid,
     transport="gossipsub",
     published_at=1_700_000_000_000_002,
     topic="/ceramic/mainnet",
     target=None,
-    peers=5,
+    peer_count=5,
     error=None,
 )
 FAULT = QuarantineRecord("rpc", "rpc_malformed", "3 bytes are not an RPC protobuf", b"\xff\0\1", 1_700_000_000_000_003)
@@ -121,7 +121,7 @@ def test_an_update() -> None:
             {
                 "network": "mainnet",
                 "origin": "LIVE",
-                "message": "12D3author/0001",
+                "message_id": "12D3author/0001",
                 "from_peer": "12D3author",
                 "separator_key": "model",
                 "separator_value": "ka",
@@ -129,7 +129,7 @@ def test_an_update() -> None:
                 "stream": STREAMS[0],
                 "tip": cid_text(TIPS[0]),
                 "observed_at": 1_700_000_000_000_001,
-                "updated_at": NOW,
+                "log_time": NOW,
                 "log_partition": 3,
                 "log_offset": 77,
             },
@@ -141,7 +141,7 @@ def test_an_update() -> None:
                 "stream": STREAMS[0],
                 "tip": cid_text(TIPS[0]),
                 "source": "update",
-                "cid": None,
+                "batch_cid": None,
                 "observed_at": 1_700_000_000_000_001,
             },
         ),
@@ -159,7 +159,7 @@ def test_a_batch_and_its_tips() -> None:
     (table, batch), *tips = rows("batches", BATCH)
     assert table == "batches"
     assert batch == {
-        "cid": BLOCK.cid,
+        "batch_cid": BLOCK.cid,
         "network": "mainnet",
         "origin": "REPLAY",
         "separator_key": "model",
@@ -167,15 +167,15 @@ def test_a_batch_and_its_tips() -> None:
         "opened_at": 1_000_000,
         "closed_at": 2_000_000,
         "emitted_at": NOW,
-        "streams": 2,
-        "tips": 3,
-        "bytes": len(BLOCK.data),
+        "stream_count": 2,
+        "tip_count": 3,
+        "block_bytes": len(BLOCK.data),
         "block": BLOCK.data,
     }
     assert tips == [
-        ("batch_tips", {"cid": BLOCK.cid, "stream": STREAMS[0], "tip": cid_text(TIPS[0])}),
-        ("batch_tips", {"cid": BLOCK.cid, "stream": STREAMS[0], "tip": cid_text(TIPS[1])}),
-        ("batch_tips", {"cid": BLOCK.cid, "stream": STREAMS[1], "tip": cid_text(TIPS[2])}),
+        ("batch_tips", {"batch_cid": BLOCK.cid, "stream": STREAMS[0], "tip": cid_text(TIPS[0])}),
+        ("batch_tips", {"batch_cid": BLOCK.cid, "stream": STREAMS[0], "tip": cid_text(TIPS[1])}),
+        ("batch_tips", {"batch_cid": BLOCK.cid, "stream": STREAMS[1], "tip": cid_text(TIPS[2])}),
     ]
 
 
@@ -184,11 +184,11 @@ def test_a_publication() -> None:
         (
             "publications",
             {
-                "cid": BLOCK.cid,
+                "batch_cid": BLOCK.cid,
                 "transport": "gossipsub",
                 "topic": "/ceramic/mainnet",
                 "target": None,
-                "peers": 5,
+                "peer_count": 5,
                 "published_at": 1_700_000_000_000_002,
                 "error": None,
             },
@@ -218,7 +218,7 @@ def test_a_block_of_somebody_elses_batch() -> None:
                 "network": "mainnet",
                 "stream": stream,
                 "tip": cid_text(tip),
-                "cid": BLOCK.cid,
+                "batch_cid": BLOCK.cid,
                 "observed_at": 1_700_000_000_000_005,
                 "separator_key": "model",
                 "separator_value": "ka",
@@ -281,7 +281,7 @@ GOOD: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("topic", TOPICS)
-@pytest.mark.parametrize("value", [b"garbage", b"\xff\xfe", b"[]", b"{}", b"{", b'{"cid": NaN}'])
+@pytest.mark.parametrize("value", [b"garbage", b"\xff\xfe", b"[]", b"{}", b"{", b'{"batch_cid": NaN}'])
 def test_a_record_that_cannot_be_read_is_quarantined_itself(topic: str, value: bytes) -> None:
     ((table, row),) = rows(topic, value, b"1/2/3")
     assert table == "quarantine"
@@ -377,7 +377,7 @@ def test_a_record_of_a_later_version_is_quarantined_and_the_detail_names_the_fie
         pytest.param(
             "publications",
             RECEIPT,
-            {"peers": 0},
+            {"peer_count": 0},
             "a publication has either peers or an error",
             id="a publication to nobody with no error",
         ),
@@ -454,7 +454,8 @@ def test_two_malformed_records_are_two_though_they_are_equal() -> None:
 def test_an_update_is_known_by_its_message_and_a_tip_by_itself() -> None:
     again = update()
     again = UpdateRecord(
-        **{name: getattr(again, name) for name in again.__struct_fields__ if name != "message"}, message="other/0001"
+        **{name: getattr(again, name) for name in again.__struct_fields__ if name != "message_id"},
+        message_id="other/0001",
     )
     (first, tip), (second, same) = identities("updates", update()), identities("updates", again)
     assert first != second
@@ -549,18 +550,18 @@ def test_an_empty_record_that_is_no_tick_is_quarantined(topic: str, value: bytes
     assert (found["reason"], found["data"]) == ("record_malformed", b"")
 
 
-UPDATED_AT = [column.name for column in TABLES["updates"].columns].index("updated_at")
+LOG_TIME_INDEX = [column.name for column in TABLES["updates"].columns].index("log_time")
 
 
-def updated_at(records: Sequence[Record6]) -> list[object]:
-    return [row.row[UPDATED_AT] for row in table_rows(records) if row.table == "updates"]
+def log_times(records: Sequence[Record6]) -> list[object]:
+    return [row.row[LOG_TIME_INDEX] for row in table_rows(records) if row.table == "updates"]
 
 
 def test_the_time_of_an_update_is_the_greatest_stamp_of_its_partition_so_far() -> None:
     value = GOOD["updates"]
     stamps = [(0, 20, value), (0, 30, TICK), (0, 10, value), (1, 10, value), (0, 40, value)]
     records = [("updates", partition, n, stamp, b"", each) for n, (partition, stamp, each) in enumerate(stamps)]
-    assert updated_at(records) == [20, 30, 10, 40]
+    assert log_times(records) == [20, 30, 10, 40]
 
 
 def test_the_clock_of_each_partition_is_told_ticks_included() -> None:
@@ -581,10 +582,10 @@ def test_the_clock_of_another_micro_batch_is_another_row() -> None:
 
 
 @pytest.mark.parametrize(("partition", "at", "found"), [(0, 10, 30), (0, 30, 30), (0, 40, 40), (1, 10, 10)])
-def test_updated_at_is_the_clock_over_micro_batches_and_never_before_it(partition: int, at: int, found: int) -> None:
+def test_log_time_spans_micro_batches_and_never_goes_back(partition: int, at: int, found: int) -> None:
     ((_, _, row), _) = _read_record("updates", partition, 77, at, b"", GOOD["updates"])
     moved = apply_log_time(row, {0: 30})
-    assert moved == (*row[:UPDATED_AT], found, *row[UPDATED_AT + 1 :])
+    assert moved == (*row[:LOG_TIME_INDEX], found, *row[LOG_TIME_INDEX + 1 :])
 
 
 # ---------------------------------------------------------------- packed rows in, files out
@@ -610,9 +611,9 @@ def test_rows_are_in_the_files_of_their_tables_and_the_rest_goes_on(tmp_path: Pa
         arrow = build_arrow_schema(TABLES[file.table].columns)
         found = pq.read_table(tmp_path / file.table / file.name).cast(arrow)
         expected = [row.row for row in rows if row.table == file.table]
-        if file.table == "updates":  # the log's clock stood later than the stamps of these records
+        if file.table == "updates":  # log time is later than the stamps of these records
             expected = [list(apply_log_time(row, {3: 900})) for row in expected]
-            assert [row[UPDATED_AT] for row in expected] == [900]
+            assert [row[LOG_TIME_INDEX] for row in expected] == [900]
         columns = [
             pa.array(column, field.type) for column, field in zip(zip(*expected, strict=True), arrow, strict=True)
         ]

@@ -24,7 +24,7 @@ from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.runtime.progress import ProgressListener, QueryProgress
-from kiln.pipelines.runtime.topics import TopicState, read_noted
+from kiln.pipelines.runtime.topics import TopicState, read_topic_ids
 
 NAME = "archive"
 
@@ -58,10 +58,10 @@ class FakeTopics:
         self.partitions = 1
         self.away = False
 
-    def states(self, topics: Iterable[str]) -> Mapping[str, TopicState]:
+    def read_states(self, topics: Iterable[str]) -> Mapping[str, TopicState]:
         return {name: TopicState(self.found[name][0], {0: 0}, {0: self.found[name][1]}) for name in self._there(topics)}
 
-    def identities(self, topics: Iterable[str]) -> Mapping[str, TopicIdentity]:
+    def read_identities(self, topics: Iterable[str]) -> Mapping[str, TopicIdentity]:
         return {name: TopicIdentity(self.found[name][0], self.partitions) for name in self._there(topics)}
 
     def _there(self, topics: Iterable[str]) -> list[str]:
@@ -235,8 +235,8 @@ def test_a_checkpoint_from_before_its_tables_is_refused(
             start()
         assert str(caught.value) == (
             f"archive cannot start: the checkpoint of archive in {checkpoint} is older than the table {table}: it ends "
-            f"with the micro-batch {begun}, and the table has the micro-batch 4. The query would skip what comes in "
-            "between. Type kiln recover, which says what can be done"
+            f"with micro-batch {begun}, and the table has micro-batch 4. The query would skip the records in "
+            "between. Run kiln recover, which lists the repairs"
         )
     (checkpoint / "offsets" / "4").write_text("v1\n{}\n{}")  # begun, and committed to this table before the crash
     start()
@@ -257,7 +257,7 @@ def test_a_clock_that_trails_the_watermark_is_an_error_until_the_clock_has_passe
         "sources": [],
         "sink": {"description": "", "numOutputRows": 0},
     }
-    world.listener.take(StreamingQueryProgress.fromJson(report))
+    world.listener.record(StreamingQueryProgress.fromJson(report))
     world.supervisor.check()
     assert world.supervisor.errors == {}  # the clock says 2027-01-15 08:00
     world.time -= 2 * 86_400_000_000
@@ -315,7 +315,7 @@ def test_a_checkpoint_that_has_noted_no_topic_notes_one_to_which_its_offsets_bel
     settings = Settings(state=tmp_path)
     checkpoint = read_up_to(settings, 100)
     World(settings, monkeypatch).supervisor.start()
-    assert read_noted(parse_location(checkpoint)) == {"kiln.frames": "one"}
+    assert read_topic_ids(parse_location(checkpoint)) == {"kiln.frames": "one"}
 
 
 def test_a_checkpoint_that_has_noted_no_topic_and_has_read_more_than_there_is_is_refused(
@@ -351,7 +351,7 @@ def test_a_broker_that_tells_no_ids_is_taken_at_its_silence(tmp_path: Path, monk
         world = World(settings, monkeypatch)
         world.topics.found["kiln.frames"] = (known, 100)
         world.supervisor.start()
-    assert read_noted(parse_location(checkpoint)) == {"kiln.frames": "one"}
+    assert read_topic_ids(parse_location(checkpoint)) == {"kiln.frames": "one"}
 
 
 @pytest.mark.parametrize("topic", ["frames", "streams"], ids=["read", "looked up"])

@@ -1,4 +1,4 @@
-"""kiln.pipelines.batch.tick_schedule: when the log's clock is moved on, over a log that is played (decision 1)."""
+"""kiln.pipelines.batch.tick_schedule: when log time is advanced, over a log that is played (decision 1)."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def test_no_window_is_open_at_rest_though_the_clock_of_the_broker_went_far_back(
 
 @pytest.mark.parametrize("ahead", [REST + T, 1_801_000])
 def test_no_window_is_open_at_rest_though_the_ticker_began_after_the_clock_of_the_broker_went_back(ahead: int) -> None:
-    """With what the log's clock says already. Else ticks would rest for as long as the clock was ahead."""
+    """With what log time says already. Else ticks would rest for as long as the clock was ahead."""
     before = Partition()
     before.append(tick=False)
     clock = before.now

@@ -361,7 +361,7 @@ def test_an_announcement_in_the_dht_wants_all_it_names() -> None:
     datagram.payload = write_message(query)
     found = rows(datagram.SerializeToString(), fetch=True)
     assert [row.key.decode() for row in found] == [cid_text(newest), cid_text(before)]
-    assert (decode_wanted(found[0].value).message or "").startswith("bep50/")
+    assert (decode_wanted(found[0].value).message_id or "").startswith("bep50/")
 
 
 def test_a_model_in_the_message_and_in_the_topic_is_one_separator() -> None:
@@ -394,7 +394,7 @@ def test_an_update() -> None:
         "stream": STREAM,
         "tip": TIP,
         "from": peer_text(peer_of(ANNA)),
-        "message": f"{peer_text(peer_of(ANNA))}/0001",
+        "message_id": f"{peer_text(peer_of(ANNA))}/0001",
         "epoch": {"query": "7d8e", "batch": 12},
         "frame": {"partition": 3, "offset": 77, "index": 0},
         "observed_at": 1_700_000_000_123_456,

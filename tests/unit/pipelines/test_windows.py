@@ -62,8 +62,8 @@ def model(log: Sequence[Entry]) -> set[Emitted]:
         while rest:
             (first, (_, _, _, t0)), length, grace = rest[0], log[rest[0][0]].length, log[rest[0][0]].grace
             by_clock = next((n for n, now in enumerate(clock) if now >= clock[first] + length + grace), len(log))
-            by_hearing = next((n for n, update in rest if update.heard >= t0 + length), len(log))
-            end = min(by_clock, by_hearing)
+            by_event_time = next((n for n, update in rest if update.heard >= t0 + length), len(log))
+            end = min(by_clock, by_event_time)
             tips = frozenset((update.stream, update.tip) for n, update in rest if n < end)
             rest = [(n, update) for n, update in rest if n >= end]
             if end < len(log):
@@ -203,7 +203,7 @@ def test_a_tip_counts_once_in_a_window_and_again_in_the_next() -> None:
 
 
 def test_all_that_comes_at_once_is_parted_by_when_it_was_heard() -> None:
-    """A catch-up: one stamp for all, and still the windows of hearing time, as soon as the next one begins."""
+    """A catch-up: one stamp for all, and still the windows of event time, as soon as the next one begins."""
     windows = PartitionWindows(T)
     windows.advance(1_000)
     ended = [windows.add(KEYS[0], "s1", b"t%d" % heard, heard) for heard in (103, 112, 113, 122, 123)]
