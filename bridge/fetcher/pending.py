@@ -347,11 +347,11 @@ class PendingFetches:
         if self._known.recent_failure(BlockRequest("genesis", record.cid), now) is None:
             self._claims.add(record)
             self.counts["claims_dropped"] = self._claims.evicted
-            self.counts["claims_untold"] = self._claims.unrecorded
+            self.counts["claims_unreported"] = self._claims.unrecorded
 
     def _add_batch(self, wanted: _WantedEntry, interests: Iterable[Interest], now: int) -> str | None:
         record = wanted.record
-        if (record.message or "").partition("/")[0] in self._options.authors():
+        if (record.message_id or "").partition("/")[0] in self._options.authors():
             self._finish(wanted.position, "own")
             return None
         announced = _get_separator(record)
@@ -361,14 +361,14 @@ class PendingFetches:
             return None
         request = BlockRequest("batch", record.cid)
         if (record.cid, record.separator) in self._known.blocks:
-            self._finish(wanted.position, "again")
+            self._finish(wanted.position, "already_fetched")
             return None
         check = self._checks.get(record.cid)
         if check is not None:
             check.waiting.append(wanted)
             return None
         self._get_fetch(request, now).waiting.append(wanted)
-        return author_of(record.message or "")
+        return author_of(record.message_id or "")
 
     def _get_fetch(self, request: BlockRequest, now: int) -> _Fetch:
         fetch = self._fetches.get(request)
@@ -537,7 +537,7 @@ class PendingFetches:
         wanted, update, separator, claimed = release
         self._check_claims(wanted.record, separator, now)
         if claimed is not None and claimed.includes(update, separator):
-            self._finish(wanted.position, "claimed_already")
+            self._finish(wanted.position, "already_released")
             return False
         partition = wanted.position.partition
         epoch = Epoch(f"genesis/{self._options.network}/{partition}", self._offsets[partition].generation)
@@ -593,7 +593,7 @@ class PendingFetches:
                 lost = BlockRecord(record.network, record.cid, now, _get_separator(record), reason=failed.reason)
                 self._stages[2].append(FetchOutput("blocks", record.cid.encode(), encode(lost)))
                 self._quarantine(record.cid.encode(), failed.reason, failed.detail, encode(record), now)
-            self._finish(wanted.position, failed.reason if first else "again")
+            self._finish(wanted.position, failed.reason if first else "already_fetched")
 
     def _give_up_update(self, wanted: _WantedEntry, failed: FetchFailure, now: int) -> None:
         update = wanted.record.update
@@ -609,7 +609,7 @@ class PendingFetches:
                 block = BlockRecord(record.network, record.cid, now, _get_separator(record), block=check.batch.block)
                 self._stages[2].append(FetchOutput("blocks", record.cid.encode(), encode(block)))
                 self._written_blocks.append(record)
-            self._finish(wanted.position, "blocks" if first else "again")
+            self._finish(wanted.position, "blocks" if first else "already_fetched")
 
     def _quarantine(self, key: bytes, reason: str, detail: str, data: bytes, now: int, stage: str = STAGE) -> None:
         for fault in quarantine_records(stage, reason, detail, data, now):

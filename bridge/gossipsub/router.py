@@ -75,7 +75,7 @@ class Router:
         self._fanout: dict[str, Fanout] = {}
         self._backoffs = Backoffs(options.max_backoffs)
         self._promises = Promises()
-        self._retained = RetainedScores(options.max_retained)
+        self._retained = RetainedScores(options.max_retained_scores)
         self._seen = SeenSet(options.seen_horizon, options.seen_cap)
         self._cache = MessageCache(options.mcache_len, options.mcache_gossip, options.mcache_bytes)
         self._counters: defaultdict[str, int] = defaultdict(int)
@@ -187,7 +187,7 @@ class Router:
     def is_graylisted(self, peer: PeerID) -> bool:
         """Return whether a connected peer is below the graylist threshold, without colocated peers (P6)."""
         state = self._peers.get(peer)
-        return state is not None and state.score.conduct < self._options.score.graylist_threshold
+        return state is not None and state.score.value_without_colocation < self._options.score.graylist_threshold
 
     def penalize(self, peer: PeerID) -> None:
         """Penalize a connected peer for breaking a rule outside the router (P7)."""
@@ -327,7 +327,7 @@ class Router:
             state.ihave_count = state.requested_ids = state.iwant_count = state.iwant_bytes = state.idontwant_count = (
                 state.graft_penalties
             ) = 0
-            state.subscriptions = max(0, state.subscriptions - options.subscriptions_more)
+            state.subscriptions = max(0, state.subscriptions - options.subscriptions_per_heartbeat)
             if state.unwanted:
                 state.unwanted = {key: until for key, until in state.unwanted.items() if until > self._heartbeats}
             state.score.tick(elapsed, state.meshes > 0)
@@ -363,7 +363,7 @@ class Router:
 
         A name takes precedence: an index next to it is ignored (SubOpts field 3 is also `requestsPartial`).
         """
-        return self._table.topic_of(peer.peer, item) or None
+        return self._table.resolve_topic(peer.peer, item) or None
 
     def _encode_for_peer(self, peer: PeerState, rpc: RPC) -> RPC:
         """Encode an RPC for a peer. `rpc` itself is never changed, as it may be sent to others."""
@@ -896,5 +896,5 @@ class Router:
 
     def _split(self, rpc: RPC) -> list[RPC]:
         parts = split(rpc, self._options.rpc_limits)
-        self._counters["left_out"] += parts.left_out
+        self._counters["control_too_large"] += parts.left_out
         return parts.rpcs

@@ -1,8 +1,7 @@
-"""The node's side of the topic tables that it shares with peers (Topic Table Extension; rules in
-kiln.schemas.wire.topic_table).
+"""The topic tables negotiated with peers (Topic Table Extension; rules in kiln.schemas.wire.topic_table).
 
-Pure state: no socket, no clock. The router asks here for the topic of what came in, and for the form in which an RPC
-goes out to a peer. Inside the router a topic is always a name; an index exists on one connection's wire only.
+State without socket or clock. It resolves the topics of received items, and encodes each RPC for its peer. Inside the
+router a topic is always a name; an index exists only on the wire of one connection.
 """
 
 from __future__ import annotations
@@ -40,8 +39,8 @@ AGENT: Final = "kiln/"
 
 # Counters beside the reasons of a refused hello (kiln.schemas.wire.topic_table.REASONS) and of an index that does not
 # resolve (INDEX_REASONS).
-HELLO_TAKEN: Final = "hello_taken"
-HELLO_AGAIN: Final = "hello_again"
+HELLO_ACCEPTED: Final = "hello_accepted"
+HELLO_REPEATED: Final = "hello_repeated"
 HELLO_LATE: Final = "hello_late"
 HELLO_UNEXPECTED: Final = "hello_unexpected"
 INDEX_RESOLVED: Final = "index_resolved"
@@ -57,114 +56,136 @@ Savings = dict[tuple[SavingDirection, str], SavingStatus]
 
 
 class _PeerTable:
-    __slots__ = ("greeted", "heard", "hello", "is_kiln", "savings", "speaks", "table", "writes_indices")
+    __slots__ = (
+        "has_extensions",
+        "hello",
+        "is_kiln",
+        "received_hello",
+        "received_rpc",
+        "savings",
+        "table",
+        "writes_indices",
+    )
 
-    def __init__(self, speaks: bool) -> None:
-        self.speaks = speaks  # the protocol has extensions
+    def __init__(self, has_extensions: bool) -> None:
+        self.has_extensions = has_extensions
         self.is_kiln = False
-        self.heard = False
-        self.greeted = False
+        self.received_rpc = False
+        self.received_hello = False
         self.hello = b""
         self.table: TopicTable | None = None
-        self.writes_indices = False  # it has sent one that resolved
+        self.writes_indices = False  # true once it has sent an index that resolved
         self.savings: Savings = {}
 
 
 class TableAgreements:
-    """The tables with all peers, each from its stream's opening to its end."""
+    """The tables negotiated with all connected peers."""
 
     def __init__(self, bundles: BundleSet, send: SendMode = "cautious") -> None:
-        """`send`: when the node writes an index. cautious: to a peer that has itself sent an index, or is a Kiln. Names
-        are always right (the draft, section "Protocol"), and one implementation agrees to a table of several bundles
-        and then cannot read the table. eager: wherever a table has the topic. off: never. The node reads indices in
-        every mode; without bundles it reads none.
+        """Set up the tables of no peers yet.
 
-        BundleError for more bundles than a hello may have.
+        Args:
+            bundles: The bundles in our hello; without any, no index is read or written.
+            send: When to write an index. `cautious`: to a peer that has itself sent an index, or is a Kiln, because
+                names are always right (the draft, section "Protocol"), and one implementation agrees to a table of
+                several bundles that it then cannot read. `eager`: wherever a table has the topic. `off`: never.
+                Indices are read in every mode.
+
+        Raises:
+            BundleError: There are more bundles than a hello may have.
         """
         self._bundles = bundles
         self._send = send
         self._hello = hello_bytes(bundles)
         self._peers: dict[bytes, _PeerTable] = {}
         self._counters: Counter[str] = Counter()
-        self._gone: Savings = {}
+        self._closed_savings: Savings = {}
         self._no_table = TopicTable((), bundles)
 
     # ------------------------------------------------------------ peers
 
     def add(self, peer: bytes, protocol: str = PROTOCOL) -> ControlExtensions | None:
-        """A stream to a peer has opened: what the first RPC must carry as control.extensions, or None for nothing.
+        """Add a peer whose stream has opened; a peer that reconnects starts without a table.
 
-        A peer that comes again begins anew, with no table.
+        Returns:
+            The control.extensions of the first RPC to the peer, or `None` to send none.
         """
         self.remove(peer)
         state = self._peers[peer] = _PeerTable(protocol == PROTOCOL)
-        return hello_extensions(self._bundles) if state.speaks and self._hello else None
+        return hello_extensions(self._bundles) if state.has_extensions and self._hello else None
 
     def remove(self, peer: bytes) -> None:
-        """The stream has ended."""
+        """Remove a peer whose stream has ended."""
         state = self._peers.pop(peer, None)
         if state is not None:
-            _add_savings(self._gone, state.savings)
+            _add_savings(self._closed_savings, state.savings)
 
     def set_agent(self, peer: bytes, version: str) -> None:
-        """What identify said the peer is; one whose agent version begins `kiln/` reads what we write."""
+        """Set a peer's agent version from identify; one that begins with `kiln/` reads our indices."""
         state = self._peers.get(peer)
         if state is not None:
             state.is_kiln = version.startswith(AGENT)
 
     def receive(self, peer: bytes, rpc: RPC) -> None:
-        """Each RPC of a peer's, before anything in it is asked for: the first one is its hello (gossipsub v1.3:
-        extensions in the first message of the stream, and at most once). A topic table in a later one is ignored."""
+        """Process the extensions of an RPC, before its topics are resolved.
+
+        A peer's first RPC is its hello (gossipsub v1.3: extensions are in the first message of the stream, and sent at
+        most once). A topic table in a later RPC is ignored.
+        """
         state = self._peers.get(peer)
-        first = state is not None and not state.heard
+        first = state is not None and not state.received_rpc
         if state is not None:
-            state.heard = True
+            state.received_rpc = True
         if not rpc.HasField("control") or not rpc.control.HasField("extensions"):
             return
-        if first or state is None or state.greeted:
-            self.hello(peer, rpc.control.extensions)
+        if first or state is None or state.received_hello:
+            self.receive_hello(peer, rpc.control.extensions)
         elif rpc.control.extensions.HasField("topicTableExtension"):
             self._counters[HELLO_LATE] += 1
 
-    def hello(self, peer: bytes, extensions: ControlExtensions) -> None:
-        """The extensions in a peer's hello. The first topic table counts, be it refused; another one is ignored.
+    def receive_hello(self, peer: bytes, extensions: ControlExtensions) -> None:
+        """Process the extensions of a peer's hello.
 
-        A refused one is counted by its reason, and there is no table then; nothing else changes for the peer.
+        Only the first topic table counts, even if it is refused. A refused one is counted by its reason, and the peer
+        then has no table.
         """
         hashes = read_hello(extensions)
         if hashes is None:
             return  # other extensions only
         state = self._peers.get(peer)
-        if state is None or not state.speaks:
+        if state is None or not state.has_extensions:
             self._counters[HELLO_UNEXPECTED] += 1
-        elif state.greeted:
-            self._counters[HELLO_AGAIN] += 1
+        elif state.received_hello:
+            self._counters[HELLO_REPEATED] += 1
         else:
-            state.greeted = True
+            state.received_hello = True
             if isinstance(hashes, Rejected):
                 self._counters[hashes.reason] += 1
                 return
-            self._counters[HELLO_TAKEN] += 1
-            # written anew: what else a stranger put beside the hashes is not kept
+            self._counters[HELLO_ACCEPTED] += 1
+            # encoded again, to drop whatever else the peer sent next to the hashes
             state.hello = hello_bytes(hashes)
             state.table = negotiate_table(state.hello, self._hello, self._bundles).table
 
     def get_hellos(self, peer: bytes) -> tuple[bytes, bytes]:
         """(theirs, ours) as Frame.hello_in and Frame.hello_out hold them: empty if none, refused, or not sent."""
         state = self._peers.get(peer)
-        return (b"", b"") if state is None else (state.hello, self._hello if state.speaks else b"")
+        return (b"", b"") if state is None else (state.hello, self._hello if state.has_extensions else b"")
 
     # ------------------------------------------------------------ in
 
-    def topic_of(self, peer: bytes, item: Item) -> str | None:
-        """The topic of something that came from a peer; None, and counted, if it does not say or cannot be told.
+    def resolve_topic(self, peer: bytes, item: Item) -> str | None:
+        """Resolve the topic of a received item.
 
-        A name on the wire wins over an index: SubOpts field 3 is `requestsPartial` in merged partial-messages, and
-        comes beside the name.
+        A name on the wire takes precedence over an index: SubOpts field 3 is `requestsPartial` in merged
+        partial-messages, and is sent together with the name.
+
+        Returns:
+            The topic's name, or `None`, which is counted, if the item has none or its index does not resolve.
         """
         name: str | bytes | None = _read_name(item)
         if name is not None:
-            if isinstance(name, bytes):  # upb hands out bytes where a string is not UTF-8
+            if isinstance(name, bytes):  # upb returns bytes for a string that is not UTF-8
                 self._counters[NAME_NOT_UTF8] += 1
                 return None
             if item.HasField("topicIndex") and not isinstance(item, RPC.SubOpts):
@@ -175,20 +196,20 @@ class TableAgreements:
             return None
         state, index = self._peers.get(peer), item.topicIndex
         table = state.table if state is not None else None
-        found = (self._no_table if table is None else table).resolve(index)
-        if isinstance(found, Rejected):
-            self._counters[found.reason] += 1
+        topic = (self._no_table if table is None else table).resolve(index)
+        if isinstance(topic, Rejected):
+            self._counters[topic.reason] += 1
             return None
         if state is not None:
             state.writes_indices = True
-            _count_savings(state, "received", found, index)
+            _count_savings(state, "received", topic, index)
         self._counters[INDEX_RESOLVED] += 1
-        return found
+        return topic
 
     def with_topic_name(self, message: Message, topic: str) -> Message:
-        """The message with its topic's name and no index: the form that is verified, kept and passed on.
+        """Return the message with its topic's name and no index: the form that is verified, cached and relayed.
 
-        `message` itself if it is that already, else a copy.
+        It is `message` itself if that has no index, else a copy.
         """
         if not message.HasField("topicIndex"):
             return message
@@ -201,25 +222,25 @@ class TableAgreements:
     # ------------------------------------------------------------ out
 
     def encode_for_peer(self, peer: bytes, rpc: RPC) -> RPC:
-        """The RPC in the form in which it goes to one peer: indices where they may be written, else names.
+        """Return the RPC in the form for one peer: indices where they may be written, else names.
 
-        `rpc` itself stays as it is, since it may be on its way to others too: what comes back is a copy, or `rpc` where
-        the peer gets just that. Subscriptions go by name (field 3 means something else to most peers). An index in
-        `rpc` is never passed on: it is of no table of this peer's. What has an index and no name is left out, and
-        counted: the router is to name what it takes in (`named`).
+        `rpc` is never changed, since it may go to other peers too: the result is a copy, or `rpc` itself if nothing
+        differs. Subscriptions are sent by name, since field 3 means something else to most peers. An index in `rpc` is
+        never passed on, because it belongs to another peer's table. An item with an index and no name is left out and
+        counted: the router resolves received items first (`with_topic_name`).
         """
         state = self._peers.get(peer)
         table = self._table_for(state)
         controls = rpc.HasField("control")
         if table is None or not (rpc.publish or controls):
-            if not _holds_index(rpc):
+            if not _has_index(rpc):
                 return rpc
             table = None
         copy = RPC()
         copy.CopyFrom(rpc)
         self._remove_unnamed(copy)
         for message in copy.publish:
-            index = self._index(table, state, message.topic)
+            index = self._find_index(table, state, message.topic)
             if index:
                 message.ClearField("topic")
                 message.topicIndex = index
@@ -229,7 +250,7 @@ class TableAgreements:
             control = copy.control
             for kind in (control.ihave, control.graft, control.prune):
                 for item in kind:
-                    index = self._index(table, state, item.topicID)
+                    index = self._find_index(table, state, item.topicID)
                     if index:
                         item.ClearField("topicID")
                         item.topicIndex = index
@@ -238,58 +259,58 @@ class TableAgreements:
         return copy
 
     def _table_for(self, state: _PeerTable | None) -> TopicTable | None:
-        """The table to write to a peer by; None: names."""
+        """The table to write indices with; `None` to write names."""
         if state is None or state.table is None or not len(state.table):
             return None
         eager = self._send == "eager" or (self._send == "cautious" and (state.writes_indices or state.is_kiln))
         return state.table if eager else None
 
-    def _index(self, table: TopicTable | None, state: _PeerTable | None, topic: str) -> int | None:
+    def _find_index(self, table: TopicTable | None, state: _PeerTable | None, topic: str) -> int | None:
         if table is None or state is None:
             return None
         index = table.index_of(topic)
-        if index is None or _index_field(index) > _name_field(topic):  # no RPC grows over what a peer accepts
+        if index is None or _index_size(index) > _name_size(topic):  # so that no RPC grows over the peer's limit
             return None
         self._counters[INDEX_WRITTEN] += 1
         _count_savings(state, "sent", topic, index)
         return index
 
     def _remove_unnamed(self, rpc: RPC) -> None:
-        if not _holds_index(rpc):
+        if not _has_index(rpc):
             return
         control = rpc.control
         for kind in (rpc.publish, rpc.subscriptions, control.ihave, control.graft, control.prune):
-            for at in range(len(kind) - 1, -1, -1):
-                if kind[at].HasField("topicIndex") and _read_name(kind[at]) is None:
-                    del kind[at]
+            for position in range(len(kind) - 1, -1, -1):
+                if kind[position].HasField("topicIndex") and _read_name(kind[position]) is None:
+                    del kind[position]
                     self._counters[INDEX_LEFT_OUT] += 1
 
-    # ------------------------------------------------------------ what happened
+    # ------------------------------------------------------------ status
 
     def table(self, peer: bytes) -> TopicTable | None:
-        """The table shared with a peer; None before its hello, or if that was refused. It may hold nothing."""
+        """The table shared with a peer, which may be empty; `None` before its hello, or if that was refused."""
         state = self._peers.get(peer)
         return state.table if state is not None else None
 
     def writes_indices_to(self, peer: bytes) -> bool:
-        """Whether `for_peer` gives this peer indices, as things are."""
+        """True if `encode_for_peer` now writes indices for this peer."""
         return self._table_for(self._peers.get(peer)) is not None
 
     @property
     def counters(self) -> Mapping[str, int]:
-        """By kind: hellos taken, refused (by reason), ignored; indices read, written, not resolved (by reason)."""
+        """Counts by kind: hellos accepted, refused (by reason), ignored; indices read, written, unresolved."""
         return MappingProxyType(self._counters)
 
     def savings(self) -> Savings:
-        """By direction and topic, over all peers there were."""
+        """Savings by direction and topic, over all peers since the start."""
         total: Savings = {}
-        _add_savings(total, self._gone)
+        _add_savings(total, self._closed_savings)
         for state in self._peers.values():
             _add_savings(total, state.savings)
         return total
 
     def peer_savings(self, peer: bytes) -> Mapping[tuple[SavingDirection, str], SavingStatus]:
-        """The same of one peer, since its stream opened; empty for one that is not there."""
+        """Savings of one peer since its stream opened; empty for a peer that is not connected."""
         state = self._peers.get(peer)
         return MappingProxyType(state.savings if state is not None else {})
 
@@ -300,8 +321,8 @@ def _count_savings(state: _PeerTable, direction: SavingDirection, topic: str, in
     if saving is None:
         saving = state.savings[key] = SavingStatus(topic, direction)
     saving.references += 1
-    saving.as_names += _name_field(topic)
-    saving.as_indices += _index_field(index)
+    saving.as_names += _name_size(topic)
+    saving.as_indices += _index_size(index)
 
 
 def _add_savings(total: Savings, more: Savings) -> None:
@@ -310,7 +331,7 @@ def _add_savings(total: Savings, more: Savings) -> None:
 
 
 def _read_name(item: Item) -> str | bytes | None:
-    """The topic's name as upb gives it; None where there is none on the wire. An empty name is one."""
+    """The topic's name as upb returns it, even if empty; `None` if the field is absent."""
     if isinstance(item, Message):
         return item.topic if item.HasField("topic") else None
     if isinstance(item, RPC.SubOpts):
@@ -318,8 +339,8 @@ def _read_name(item: Item) -> str | bytes | None:
     return item.topicID if item.HasField("topicID") else None
 
 
-def _holds_index(rpc: RPC) -> bool:
-    """Whether anything has an index that must not go out: any but one beside a subscription's name."""
+def _has_index(rpc: RPC) -> bool:
+    """True if any item has an index that must not be sent: any but one next to a subscription's name."""
     for message in rpc.publish:
         if message.HasField("topicIndex"):
             return True
@@ -333,15 +354,15 @@ def _holds_index(rpc: RPC) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _name_field(topic: str) -> int:
+def _name_size(topic: str) -> int:
     length = len(topic.encode())
-    return 1 + _varint(length) + length
+    return 1 + _varint_size(length) + length
 
 
-def _index_field(index: int) -> int:
-    return 1 + _varint(index)
+def _index_size(index: int) -> int:
+    return 1 + _varint_size(index)
 
 
-def _varint(value: int) -> int:
-    """Bytes that a number takes; every tag here is one byte."""
+def _varint_size(value: int) -> int:
+    """Size of a varint in bytes; every tag here has one byte."""
     return max(1, (value.bit_length() + 6) // 7)

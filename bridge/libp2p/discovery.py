@@ -291,7 +291,7 @@ class Discovery:
                 found = await self._look_up(state.key, Message.GET_PROVIDERS)
                 if self._needs_announce(state, trio.current_time()):
                     count = await self._announce(state.key, nearest_contacts(found.servers, state.key))
-                    self._counters["discovery_announced"] += count
+                    self._counters["discovery_provided"] += count
                     # jitter, so that topics joined together are not renewed together
                     wait = self._options.renew * self._rng.uniform(0.8, 1) if count else self._options.every
                     state.announce_at = trio.current_time() + wait
@@ -365,7 +365,7 @@ class Discovery:
             async with trio.open_nursery() as nursery:
                 for _ in range(options.parallel):
                     nursery.start_soon(worker)
-        self._counters["discovery_looked_up"] += 1
+        self._counters["discovery_lookups"] += 1
         servers = [contacts[peer] for peer in answered]
         for contact in servers:
             if contact.addresses:
@@ -393,7 +393,7 @@ class Discovery:
         if not await self._dial(contact):
             self._table.remove(peer)
             return None
-        self._counters["discovery_asked"] += 1
+        self._counters["discovery_queries"] += 1
         with self._mark_used(peer):
             try:
                 with trio.fail_after(self._options.ask):
@@ -404,7 +404,7 @@ class Discovery:
             except (*BROKEN, WireError, DecodeError):
                 answer = None
             if answer is None:
-                self._counters["discovery_unanswered"] += 1
+                self._counters["discovery_queries_unanswered"] += 1
                 self._failures.record_failure(peer, None, trio.current_time())
                 self._table.remove(peer)
                 return None
@@ -504,7 +504,7 @@ class Discovery:
 
     async def _dial_providers(self, topic: str, providers: list[DhtContact]) -> None:
         """Dial random providers of a topic until it has the peers it needs."""
-        self._counters["discovery_named"] += len(providers)
+        self._counters["discovery_providers"] += len(providers)
         self._rng.shuffle(providers)
         tries = self._options.tries
         trying = 0
@@ -605,7 +605,7 @@ class Discovery:
         )
         if answer is None:
             return None
-        self._counters["discovery_answered"] += 1
+        self._counters["discovery_queries_answered"] += 1
         return answer.SerializeToString()
 
     def _own_contact(self, peer: bytes) -> DhtContact:

@@ -47,19 +47,19 @@ from kiln.bridge.gossipsub.wire import OversizedRpc, RpcSplitter, WireError, enc
 from kiln.bridge.libp2p.addresses import (
     BootstrapPeer,
     NodeError,
-    bootstrap_peers,
-    free_to_listen,
+    parse_bootstrap_peers,
+    check_listen_address,
     socket_address,
-    tcp_address,
+    parse_tcp_address,
 )
 from kiln.bridge.libp2p.budget import BanList, CaptureBudget, UnfinishedRpcs
-from kiln.bridge.libp2p.closing import close_connection, reset, shielded
+from kiln.bridge.libp2p.closing import close_connection, reset_stream, shielded
 from kiln.bridge.libp2p.inflow import READ_BYTES
-from kiln.bridge.libp2p.keys import author_keys
+from kiln.bridge.libp2p.keys import derive_author_keys
 from kiln.bridge.libp2p.links import InboundStream, PeerLink, PubsubSession
 from kiln.bridge.libp2p.options import NodeOptions
 from kiln.bridge.libp2p.seqno import Seqno
-from kiln.bridge.libp2p.streams import AGENT, GossipStream, make_host, swarm_of
+from kiln.bridge.libp2p.streams import AGENT_KEY, GossipStream, make_host, get_swarm
 from kiln.bridge.libp2p.view import BootstrapState, NodeView, peer_name
 from kiln.conf.process.backoff import pause_after
 from kiln.conf.process.bridge_status import PeerStatus, SavingStatus
@@ -124,13 +124,13 @@ class Node:
         self.counters: Counter[str] = Counter()
         self._options = options
         self._key = key
-        self._author_keys = author_keys(key, authors)
+        self._author_keys = derive_author_keys(key, authors)
         self._seqno = seqno
         self._sink = sink
         self._on_message = on_message
         self._clock_ns = clock_ns
-        self._listen = [tcp_address(text, "listen") for text in options.listen]
-        self.bootstrap_peers = bootstrap_peers(options.bootstrap, self.peer)
+        self._listen = [parse_tcp_address(text, "listen") for text in options.listen]
+        self.bootstrap_peers = parse_bootstrap_peers(options.bootstrap, self.peer)
         table = TableAgreements(options.bundles, options.send_indices)
         gossip = replace(options.gossip, authors=frozenset(map(peer_of, self._author_keys)))
         self.router = router or Router(self.peer, gossip, random.Random(), make_verifier(gossip.policy), table)
@@ -159,9 +159,9 @@ class Node:
         Raises NodeError if it cannot listen on an address.
         """
         for address in self._listen:
-            free_to_listen(address)
+            check_listen_address(address)
         self._host = host = make_host(self._key, self._options.agent, self._options.max_connections)
-        self._swarm = swarm_of(host)
+        self._swarm = get_swarm(host)
         self._swarm.register_notifee(_Notifee(self))
         for protocol, handler in self._handlers.items():
             host.set_stream_handler(TProtocol(protocol), handler)
@@ -445,7 +445,7 @@ class Node:
         if self._closing:
             return
         if self._ban_left(stream.muxed_conn.peer_id.to_bytes()):
-            await reset(stream)
+            await reset_stream(stream)
             return
         link = self._add_link(stream.muxed_conn.peer_id.to_bytes())
         inbound = InboundStream(stream)
@@ -460,7 +460,7 @@ class Node:
         await inbound.done.wait()
 
     async def _drop_inbound(self, inbound: InboundStream) -> None:
-        await reset(inbound.stream)
+        await reset_stream(inbound.stream)
         inbound.done.set()
 
     # ------------------------------------------------------------------ one peer
@@ -522,7 +522,7 @@ class Node:
             self._count_colocated(session.ip)
             if not self._closing:
                 self._dispatch(sends)
-                await reset(outbound)
+                await reset_stream(outbound)
             if session.inbound is not None:
                 await self._drop_inbound(session.inbound)
         return False
@@ -562,7 +562,7 @@ class Node:
         stream = await conn.new_stream()
         assert isinstance(stream, NetStream)
         async with AsyncExitStack() as half_open:  # reset on failure and cancellation: it takes memory of the peer, too
-            half_open.push_async_callback(reset, stream)
+            half_open.push_async_callback(reset_stream, stream)
             protocol = await self._host.multiselect_client.select_one_of(
                 [TProtocol(p) for p in protocols], MultiselectCommunicator(stream), int(self._options.negotiate_timeout)
             )
@@ -644,10 +644,10 @@ class Node:
         finally:
             self._unfinished.set_size(session, 0)
             # a peer that disconnected has sent these bytes; awaits nothing, since this may be cancelled
-            unread = stream.unread() if isinstance(stream, GossipStream) else b""
+            unread = stream.take_unread() if isinstance(stream, GossipStream) else b""
             if session.held_back:
                 # over its budget: disconnecting must not get them captured
-                self.counters["over_budget_left"] += len(chunk) + len(unread)
+                self.counters["over_budget_unread"] += len(chunk) + len(unread)
                 self._spend_bytes(link, session, -len(chunk))
                 unread = b""
             else:
@@ -657,7 +657,7 @@ class Node:
             with suppress(WireError):
                 for payload in chain(payloads, splitter.feed(unread)):
                     if over:
-                        self.counters["over_budget_left"] += len(
+                        self.counters["over_budget_unread"] += len(
                             payload.head if isinstance(payload, OversizedRpc) else payload
                         )
                         continue
@@ -709,7 +709,7 @@ class Node:
         if not self._options.ban:
             return
         if not self._ban_left(link.peer):
-            self.counters["kept_out"] += 1
+            self.counters["peers_banned"] += 1
         self._banned.add(link.peer, trio.current_time())
         self._nursery.start_soon(self._disconnect, link.id)
         session.end("kept out for its conduct")
@@ -848,7 +848,7 @@ class Node:
                     self._ban(link, link.session)
 
     async def _wait_for_sink_room(self) -> None:
-        self.counters["paused"] += 1
+        self.counters["reads_paused"] += 1
         while self._sink.full:
             with trio.move_on_after(1):  # in case a call gets lost
                 await self._sink_room.wait()
@@ -861,7 +861,7 @@ class Node:
         """Pass the peer's agent version to the router once identify has completed."""
         if not session.agent:
             with suppress(PeerStoreError):  # not yet
-                session.agent = str(self._host.get_peerstore().get(link.id, AGENT))
+                session.agent = str(self._host.get_peerstore().get(link.id, AGENT_KEY))
                 self.router.set_agent(link.peer, session.agent)
 
 
@@ -876,7 +876,7 @@ class _Notifee(INotifee):
         if node._closing:
             return
         if node._ban_left(peer):
-            node.counters["refused_kept_out"] += 1
+            node.counters["banned_refused"] += 1
             node._nursery.start_soon(close_connection, conn)
         else:
             node._add_link(peer)

@@ -36,7 +36,10 @@ class HonestMessages:
     """the same that the bridge sent"""
 
     def __str__(self) -> str:
-        counters = {name: self.status.counters.get(name, 0) for name in ("message_too_large", "left_out", "kept_out")}
+        counters = {
+            name: self.status.counters.get(name, 0)
+            for name in ("message_too_large", "control_too_large", "peers_banned")
+        }
         return "\n".join(
             (
                 *(f"{name}: {count} of {self.sent} honest messages" for name, count in self.received.items()),
@@ -56,7 +59,7 @@ class HonestMessages:
                 ),
                 (f"{self.large_out} RPCs of more than 1 MiB were sent", self.large_out > 0),
                 ("no large message came", self.large_in == 0),
-                ("nobody was kept out", not self.status.counters.get("kept_out")),
+                ("nobody was kept out", not self.status.counters.get("peers_banned")),
             )
             if bad
         ]

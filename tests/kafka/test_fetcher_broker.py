@@ -262,7 +262,7 @@ def test_blocks_of_batches(kiln: Kiln) -> None:
     assert (blocks[faulty].block, blocks[faulty].reason) == (None, "fetch_fault")
     reasons = Counter(decode_quarantine(value).reason for value in kiln.read("quarantine"))
     assert reasons == {"block_malformed": 1, "fetch_fault": 1, "wanted_malformed": 1}
-    assert (fetcher.counts["not_of_interest"], fetcher.counts["again"]) == (1, 1)
+    assert (fetcher.counts["not_of_interest"], fetcher.counts["already_fetched"]) == (1, 1)
     # the third stream's genesis cannot be had in time, so it is not contradicted
     assert {decode_stream(value).stream for value in kiln.read("streams")} == {stream(0), stream(1)}
 

@@ -22,7 +22,7 @@ from kiln.bridge.libp2p.addresses import NodeError
 from kiln.bridge.libp2p.host import Node
 from kiln.bridge.libp2p.options import NodeOptions
 from kiln.bridge.libp2p.seqno import Seqno
-from kiln.bridge.libp2p.streams import GossipStream, swarm_of
+from kiln.bridge.libp2p.streams import GossipStream, get_swarm
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.wire.identity import Verdict, peer_of, peer_text
@@ -252,7 +252,9 @@ def test_a_full_sink_stops_the_reading_and_nothing_is_lost(tmp_path: Path) -> No
 
             nursery.start_soon(write)
             before = -1
-            while written[0] != before or not a.node.view().counters.get("paused"):  # the writer has come to a stop
+            while written[0] != before or not a.node.view().counters.get(
+                "reads_paused"
+            ):  # the writer has come to a stop
                 before = written[0]
                 await trio.testing.wait_all_tasks_blocked(0.005)
             assert written[0] < 300
@@ -346,7 +348,7 @@ def test_closing_takes_seconds_with_peers_that_read_and_one_that_does_not(tmp_pa
             began = trio.current_time()
             a.node.close()
             await town.bell.until(lambda: sum(not f.payload for f in a.tape.frames) == 4)
-            await town.bell.until(lambda: not swarm_of(a.node._host).manager.is_running)
+            await town.bell.until(lambda: not get_swarm(a.node._host).manager.is_running)
             assert trio.current_time() - began < 5
 
     in_town(tmp_path, test)

@@ -58,7 +58,7 @@ def on(one: Running, topics: Sequence[str], peers: int) -> bool:
 
 
 def agreed(*nodes: Running) -> bool:
-    return all(one.node.view().counters.get("hello_taken", 0) for one in nodes)
+    return all(one.node.view().counters.get("hello_accepted", 0) for one in nodes)
 
 
 def test_nodes_with_partly_shared_bundles_lose_nothing_and_write_indices_for_shared_topics(tmp_path: Path) -> None:
@@ -237,7 +237,7 @@ def test_second_hellos_and_impossible_indices_change_nothing(tmp_path: Path) -> 
             )
             await town.bell.until(lambda: len(a.heard) == 2)
             counters = a.node.view().counters
-            assert counters["hello_again"] == 1
+            assert counters["hello_repeated"] == 1
             assert counters["index_out_of_range"] == 3
             assert counters["topic_missing"] == 1
             assert counters["name_and_index"] == 1

@@ -392,7 +392,7 @@ def test_block_is_got_once_for_each_separator_it_is_announced_under() -> None:
     run.take(wanted_batch(cid))
     assert (run.next(), run.round()) == ([], [])
     assert [block.separator for block in run.blocks()] == [MODEL, OTHER]
-    assert run.pending.counts["again"] == 2
+    assert run.pending.counts["already_fetched"] == 2
     # who announces it first under a false one must not hide it from those who do so rightly
     run.take(wanted_batch(cid, SeparatorRecord("tenant", MODEL.value)))
     assert run.next() == [BlockRequest("batch", cid)]

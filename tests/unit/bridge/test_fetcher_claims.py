@@ -91,7 +91,7 @@ def test_claims_wait_while_ipfs_is_away_and_an_update_may_come_to_wait_for_the_s
     (ask,) = run.next()
     assert ask.cid == genesis_cid(1), "the one that something waits for"
     run.answer(ask, GenesisAnswer(MODEL, None))
-    assert [update.message for update in run.updates()] == ["message 2"]
+    assert [update.message_id for update in run.updates()] == ["message 2"]
     assert [fault.reason for fault in run.faults()] == ["contradicts_genesis"]
     assert run.pending.ipfs_error is None
     (ask,) = run.next()
@@ -141,8 +141,8 @@ def test_an_update_that_waited_is_not_released_where_its_claim_went_on_under_the
     run.take(claim(1, 0, MODEL), disagreeing(1, 0), disagreeing(1, 5))
     (ask,) = run.next()
     run.answer(ask, GenesisAnswer(MODEL, None))
-    assert [update.message for update in run.updates()] == ["message 5"]
-    assert run.pending.counts["claimed_already"] == 1
+    assert [update.message_id for update in run.updates()] == ["message 5"]
+    assert run.pending.counts["already_released"] == 1
     assert run.done_offsets.resume_offset == 3
     (stream,) = run.streams()
     assert len(stream.waited) == 2

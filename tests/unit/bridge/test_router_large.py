@@ -212,4 +212,4 @@ def test_whatever_the_router_sends_is_accepted_and_nothing_that_fits_is_missing(
     for name in names[:3]:
         sent += router.leave(name, 3.0)
     assert [send for send in sent if not is_accepted(send.rpc)] == []
-    assert router.counters["left_out"] == 0
+    assert router.counters["control_too_large"] == 0

@@ -44,7 +44,7 @@ def side(
     made = TableAgreements(BUNDLES, send)
     for peer in greeted:
         made.add(peer)
-        made.hello(peer, hello(*hashes))
+        made.receive_hello(peer, hello(*hashes))
     return made
 
 
@@ -63,7 +63,7 @@ def full_rpc() -> RPC:
 def topics_in(table_side: TableAgreements, peer: bytes, rpc: RPC) -> list[str | None]:
     control = rpc.control
     kinds: list[Iterable[Item]] = [rpc.subscriptions, rpc.publish, control.ihave, control.graft, control.prune]
-    return [table_side.topic_of(peer, item) for kind in kinds for item in kind]
+    return [table_side.resolve_topic(peer, item) for kind in kinds for item in kind]
 
 
 EVERY_KIND: list[Callable[[int], Item]] = [
@@ -89,20 +89,20 @@ def test_the_first_rpc_carries_our_bundles_in_order_of_preference() -> None:
 def test_older_protocols_have_no_extensions(protocol: str) -> None:
     made = TableAgreements(BUNDLES, "eager")
     assert made.add(ANNA, protocol) is None
-    made.hello(ANNA, hello(CLAY_HASH))
+    made.receive_hello(ANNA, hello(CLAY_HASH))
     assert made.counters == {"hello_unexpected": 1}
     assert made.get_hellos(ANNA) == (b"", b"")
-    assert made.topic_of(ANNA, Message(topicIndex=1)) is None
+    assert made.resolve_topic(ANNA, Message(topicIndex=1)) is None
     assert made.encode_for_peer(ANNA, full_rpc()) == full_rpc()
 
 
 def test_without_bundles_nothing_is_said_and_nothing_agreed() -> None:
     made = TableAgreements(BundleSet(), "eager")
     assert made.add(ANNA) is None
-    made.hello(ANNA, hello(CLAY_HASH))
-    assert made.topic_of(ANNA, Message(topicIndex=1)) is None
+    made.receive_hello(ANNA, hello(CLAY_HASH))
+    assert made.resolve_topic(ANNA, Message(topicIndex=1)) is None
     assert made.encode_for_peer(ANNA, full_rpc()) == full_rpc()
-    assert made.counters == {"hello_taken": 1, "no_table_agreed": 1}
+    assert made.counters == {"hello_accepted": 1, "no_table_agreed": 1}
 
 
 def test_more_bundles_than_a_hello_may_have() -> None:
@@ -126,34 +126,34 @@ def test_a_refused_hello_is_counted_by_kind_and_makes_no_table(extensions: Contr
     made = TableAgreements(BUNDLES, "eager")
     for peer in (ANNA, BERT):
         made.add(peer)
-    made.hello(BERT, hello(*BUNDLES))
-    made.hello(ANNA, extensions)
-    assert made.counters == {"hello_taken": 1, reason: 1}
+    made.receive_hello(BERT, hello(*BUNDLES))
+    made.receive_hello(ANNA, extensions)
+    assert made.counters == {"hello_accepted": 1, reason: 1}
     assert made.table(ANNA) is None
     assert made.get_hellos(ANNA) == (b"", hello_bytes(BUNDLES))
     # the peer is served on, by name
-    assert made.topic_of(ANNA, Message(topic=CLAY)) == CLAY
-    assert made.topic_of(ANNA, Message(topicIndex=1)) is None
+    assert made.resolve_topic(ANNA, Message(topic=CLAY)) == CLAY
+    assert made.resolve_topic(ANNA, Message(topicIndex=1)) is None
     assert made.encode_for_peer(ANNA, full_rpc()) == full_rpc()
     # a good one after it does not help: both would have to know which counts
-    made.hello(ANNA, hello(*BUNDLES))
+    made.receive_hello(ANNA, hello(*BUNDLES))
     assert made.table(ANNA) is None
-    assert made.counters["hello_again"] == 1
-    assert made.topic_of(BERT, Message(topicIndex=1)) == CLAY
+    assert made.counters["hello_repeated"] == 1
+    assert made.resolve_topic(BERT, Message(topicIndex=1)) == CLAY
 
 
 def test_256_entries_are_taken() -> None:
     made = side(hashes=[*(number.to_bytes(4, "big") for number in range(255)), CLAY_HASH])
-    assert made.topic_of(ANNA, Message(topicIndex=2)) == SEP
+    assert made.resolve_topic(ANNA, Message(topicIndex=2)) == SEP
 
 
 def test_a_second_hello_changes_nothing() -> None:
     made = side(hashes=[CLAY_HASH])
     for _ in range(3):
-        made.hello(ANNA, hello(MAIN_HASH))
-    assert made.counters == {"hello_taken": 1, "hello_again": 3}
+        made.receive_hello(ANNA, hello(MAIN_HASH))
+    assert made.counters == {"hello_accepted": 1, "hello_repeated": 3}
     assert made.get_hellos(ANNA)[0] == hello_bytes([CLAY_HASH])
-    assert made.topic_of(ANNA, Message(topicIndex=1)) == CLAY
+    assert made.resolve_topic(ANNA, Message(topicIndex=1)) == CLAY
 
 
 def test_only_the_first_rpc_of_a_stream_is_a_hello() -> None:
@@ -167,43 +167,43 @@ def test_only_the_first_rpc_of_a_stream_is_a_hello() -> None:
     for rpc in (plain, with_hello):
         made.receive(BERT, rpc)
     made.receive(CARL, with_hello)
-    assert made.counters == {"hello_taken": 1, "hello_again": 1, "hello_late": 1, "hello_unexpected": 1}
+    assert made.counters == {"hello_accepted": 1, "hello_repeated": 1, "hello_late": 1, "hello_unexpected": 1}
     assert (made.table(ANNA) is None, made.table(BERT) is None) == (False, True)
 
 
 def test_other_extensions_are_no_topic_table() -> None:
     made = TableAgreements(BUNDLES)
     made.add(ANNA)
-    made.hello(ANNA, ControlExtensions())
+    made.receive_hello(ANNA, ControlExtensions())
     assert made.counters == {}
-    made.hello(ANNA, hello(CLAY_HASH))
+    made.receive_hello(ANNA, hello(CLAY_HASH))
     assert made.table(ANNA) is not None
 
 
 def test_a_peer_that_comes_again_begins_anew() -> None:
     made = side("eager", hashes=[CLAY_HASH])
     made.add(ANNA)
-    assert made.topic_of(ANNA, Message(topicIndex=1)) is None
-    made.hello(ANNA, hello(MAIN_HASH))
-    assert made.topic_of(ANNA, Message(topicIndex=1)) == MAIN
+    assert made.resolve_topic(ANNA, Message(topicIndex=1)) is None
+    made.receive_hello(ANNA, hello(MAIN_HASH))
+    assert made.resolve_topic(ANNA, Message(topicIndex=1)) == MAIN
     made.remove(ANNA)
     made.remove(ANNA)
-    assert made.topic_of(ANNA, Message(topicIndex=1)) is None
+    assert made.resolve_topic(ANNA, Message(topicIndex=1)) is None
 
 
 def test_what_a_stranger_put_beside_the_hashes_is_not_kept() -> None:
     table = ExtTopicTable.FromString(hello_bytes([CLAY_HASH]) + b"\x7a\x80\x80\x40" + bytes(1 << 20))
     made = TableAgreements(BUNDLES)
     made.add(ANNA)
-    made.hello(ANNA, ControlExtensions(topicTableExtension=table))
+    made.receive_hello(ANNA, ControlExtensions(topicTableExtension=table))
     assert made.get_hellos(ANNA) == (hello_bytes([CLAY_HASH]), hello_bytes(BUNDLES))
 
 
 def test_hellos_that_share_nothing() -> None:
     made = side("eager", hashes=[b"????"])
-    assert made.counters == {"hello_taken": 1}
+    assert made.counters == {"hello_accepted": 1}
     assert parse_hello(made.get_hellos(ANNA)[0]) == [b"????"]  # frames tell it all the same
-    assert made.topic_of(ANNA, Message(topicIndex=1)) is None
+    assert made.resolve_topic(ANNA, Message(topicIndex=1)) is None
     assert made.counters["no_table_agreed"] == 1
     assert made.encode_for_peer(ANNA, full_rpc()) == full_rpc()
 
@@ -214,7 +214,7 @@ def test_hellos_that_share_nothing() -> None:
 @KINDS
 def test_every_kind_is_read_by_index(made: Callable[[int], Item]) -> None:
     table_side = side()
-    assert [table_side.topic_of(ANNA, made(index)) for index in (1, 2, 3)] == [CLAY, SEP, MAIN]
+    assert [table_side.resolve_topic(ANNA, made(index)) for index in (1, 2, 3)] == [CLAY, SEP, MAIN]
     assert table_side.counters["index_resolved"] == 3
 
 
@@ -222,8 +222,8 @@ def test_every_kind_is_read_by_index(made: Callable[[int], Item]) -> None:
 @pytest.mark.parametrize("index", [0, 4, LARGEST])
 def test_an_index_that_no_topic_has(made: Callable[[int], Item], index: int) -> None:
     table_side = side()
-    assert table_side.topic_of(ANNA, made(index)) is None
-    assert table_side.counters == {"hello_taken": 1, "index_out_of_range": 1}
+    assert table_side.resolve_topic(ANNA, made(index)) is None
+    assert table_side.counters == {"hello_accepted": 1, "index_out_of_range": 1}
     assert table_side.peer_savings(ANNA) == {}
 
 
@@ -232,18 +232,18 @@ def test_an_index_that_no_topic_has(made: Callable[[int], Item], index: int) -> 
 def test_an_index_without_a_table(made: Callable[[int], Item], index: int) -> None:
     table_side = TableAgreements(BUNDLES)
     table_side.add(ANNA)
-    assert table_side.topic_of(ANNA, made(index)) is None
-    assert table_side.topic_of(b"nobody", made(index)) is None
+    assert table_side.resolve_topic(ANNA, made(index)) is None
+    assert table_side.resolve_topic(b"nobody", made(index)) is None
     assert table_side.counters == {"no_table_agreed": 2}
 
 
 @pytest.mark.parametrize("index", [0, 1, 3, LARGEST])
 def test_the_name_wins_over_an_index(index: int) -> None:
     made = side()
-    assert made.topic_of(ANNA, Message(topic=ELSEWHERE, topicIndex=index)) == ELSEWHERE
-    assert made.topic_of(ANNA, Message(topic="", topicIndex=index)) == ""
-    assert made.topic_of(ANNA, ControlGraft(topicID=CLAY, topicIndex=index)) == CLAY
-    assert made.counters == {"hello_taken": 1, "name_and_index": 3}
+    assert made.resolve_topic(ANNA, Message(topic=ELSEWHERE, topicIndex=index)) == ELSEWHERE
+    assert made.resolve_topic(ANNA, Message(topic="", topicIndex=index)) == ""
+    assert made.resolve_topic(ANNA, ControlGraft(topicID=CLAY, topicIndex=index)) == CLAY
+    assert made.counters == {"hello_accepted": 1, "name_and_index": 3}
     assert not made.writes_indices_to(ANNA)
 
 
@@ -251,23 +251,23 @@ def test_field_3_of_a_subscription_means_partial_messages_to_most_peers() -> Non
     # go-libp2p-pubsub 0.16: requestsPartial and supportsSendingPartial beside every name
     option = RPC.SubOpts.FromString(bytes.fromhex("0801" + "1203" + b"abc".hex() + "1801" + "2000"))
     made = side()
-    assert made.topic_of(ANNA, option) == "abc"
-    assert made.counters == {"hello_taken": 1}
+    assert made.resolve_topic(ANNA, option) == "abc"
+    assert made.counters == {"hello_accepted": 1}
 
 
 @pytest.mark.parametrize("item", [Message(), RPC.SubOpts(), ControlIHave(), ControlGraft(), ControlPrune()])
 def test_neither_name_nor_index(item: Item) -> None:
     made = side()
-    assert made.topic_of(ANNA, item) is None
-    assert made.counters == {"hello_taken": 1, "topic_missing": 1}
+    assert made.resolve_topic(ANNA, item) is None
+    assert made.counters == {"hello_accepted": 1, "topic_missing": 1}
 
 
 def test_a_name_that_is_no_text() -> None:
     made = side()
     message = Message.FromString(Message(topic="???").SerializeToString().replace(b"???", b"a\xff\xfe"))
     message.topicIndex = 1
-    assert made.topic_of(ANNA, message) is None
-    assert made.counters == {"hello_taken": 1, "topic_not_utf8": 1}
+    assert made.resolve_topic(ANNA, message) is None
+    assert made.counters == {"hello_accepted": 1, "topic_not_utf8": 1}
 
 
 def test_a_message_is_named_in_a_copy() -> None:
@@ -304,7 +304,7 @@ def test_eager_writes_indices_wherever_the_table_has_the_topic() -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_what_others_get_is_not_altered(mode: SendMode) -> None:
     made = side(mode, [ANNA, BERT])
-    made.topic_of(ANNA, Message(topicIndex=1))
+    made.resolve_topic(ANNA, Message(topicIndex=1))
     made.add(CARL, "/meshsub/1.1.0")
     rpc = full_rpc()
     before = rpc.SerializeToString(deterministic=True)
@@ -321,9 +321,9 @@ def test_what_others_get_is_not_altered(mode: SendMode) -> None:
 def test_cautious_writes_indices_once_the_peer_has_sent_one_that_resolves() -> None:
     made = side()
     for item in (Message(topicIndex=99), Message(topic=CLAY, topicIndex=1), RPC.SubOpts(topicid=CLAY, topicIndex=1)):
-        made.topic_of(ANNA, item)
+        made.resolve_topic(ANNA, item)
         assert made.encode_for_peer(ANNA, full_rpc()) == full_rpc()
-    made.topic_of(ANNA, ControlGraft(topicIndex=1))
+    made.resolve_topic(ANNA, ControlGraft(topicIndex=1))
     assert made.encode_for_peer(ANNA, full_rpc()).publish[0].topicIndex == 1
 
 
@@ -339,7 +339,7 @@ def test_cautious_trusts_a_kiln(agent: str, indices: bool) -> None:
 def test_off_reads_indices_and_writes_none() -> None:
     made = side("off")
     made.set_agent(ANNA, "kiln/0.1.0")
-    assert made.topic_of(ANNA, Message(topicIndex=3)) == MAIN
+    assert made.resolve_topic(ANNA, Message(topicIndex=3)) == MAIN
     assert made.encode_for_peer(ANNA, full_rpc()) == full_rpc()
 
 
@@ -376,9 +376,9 @@ def test_what_one_writes_the_other_reads(
     here, there = TableAgreements(ours, "eager"), TableAgreements(theirs, "eager")
     to_there, to_here = here.add(BERT), there.add(ANNA)
     if to_there is not None:
-        there.hello(ANNA, to_there)
+        there.receive_hello(ANNA, to_there)
     if to_here is not None:
-        here.hello(BERT, to_here)
+        here.receive_hello(BERT, to_here)
     rpc = RPC(publish=[Message(topic=topic) for topic in published])
     for topic in control:
         rpc.control.graft.add(topicID=topic)
@@ -408,7 +408,7 @@ def test_what_peers_save_us_is_counted_by_topic_and_peer_and_outlives_them() -> 
     made = side(greeted=[ANNA, BERT])
     for peer, count in ((ANNA, 3), (BERT, 2)):
         for _ in range(count):
-            made.topic_of(peer, Message(topicIndex=2))
+            made.resolve_topic(peer, Message(topicIndex=2))
     assert made.peer_savings(ANNA)["received", SEP].references == 3
     made.remove(ANNA)
     total = made.savings()["received", SEP]
@@ -422,9 +422,9 @@ def test_an_index_above_127_takes_another_byte() -> None:
     many = BundleSet({"many": [f"/topic/{number:04}" for number in range(300)]})
     made = TableAgreements(many, "eager")
     made.add(ANNA)
-    made.hello(ANNA, hello(*many))
+    made.receive_hello(ANNA, hello(*many))
     for index in (127, 128):
-        topic = made.topic_of(ANNA, Message(topicIndex=index))
+        topic = made.resolve_topic(ANNA, Message(topicIndex=index))
         assert topic is not None
         assert made.peer_savings(ANNA)["received", topic].as_indices == Message(topicIndex=index).ByteSize()
 
