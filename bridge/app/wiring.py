@@ -31,7 +31,7 @@ from kiln.bridge.kafka.quarantine import QuarantineWriter
 from kiln.bridge.kafka.topic_notes import locate_topic_notes
 from kiln.bridge.libp2p.discovery import Discovery, DiscoveryOptions
 from kiln.bridge.libp2p.host import Node
-from kiln.bridge.libp2p.keys import load_or_create
+from kiln.bridge.libp2p.keys import load_or_create_key
 from kiln.bridge.libp2p.options import NodeOptions
 from kiln.bridge.libp2p.seqno import Seqno, SeqnoError
 from kiln.bridge.publisher.ledger import PublishLedger
@@ -94,7 +94,7 @@ def build_bridge(settings: Settings, stack: ExitStack, token: trio.lowlevel.Trio
     """
     sink = stack.enter_context(_open_sink(settings))
     seqno = stack.enter_context(Seqno(settings.bridge_dir / "seqno", time.time_ns))
-    key = load_or_create(settings.bridge_dir / "key")
+    key = load_or_create_key(settings.bridge_dir / "key")
     shares = TopicShares(peer_text(peer_of(key)))
     topic_selector = TopicSelector(settings.bridge.max_topics, settings.bridge.max_topics_per_peer, shares)
     node = _create_node(settings, key, seqno, sink, topic_selector)
@@ -372,7 +372,7 @@ def _create_announcer(
         announce,
         lambda: carrier.stop_reason,
         _create_pins(settings, blocks),
-        group=f"{settings.kafka.prefix}{TRANSPORT}.{settings.network.name}",
+        group=f"{settings.kafka.prefix}{TRANSPORT}-publisher.{settings.network.name}",
         ledger=_create_ledger(settings, TRANSPORT),
         leadership=membership,
         notes=locate_topic_notes(settings.bridge_dir, TRANSPORT),
