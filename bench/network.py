@@ -37,7 +37,7 @@ from kiln.bridge.capture.spool import FrameSink
 from kiln.bridge.gossipsub.effects import Deliver, PeerID, Send
 from kiln.bridge.gossipsub.options import RouterOptions
 from kiln.bridge.gossipsub.router import Router
-from kiln.bridge.gossipsub.signatures import verifier
+from kiln.bridge.gossipsub.signatures import make_verifier
 from kiln.bridge.kafka.librdkafka import LibrdkafkaProducer
 from kiln.bridge.libp2p.host import Node
 from kiln.bridge.libp2p.links import PeerLink, PubsubSession
@@ -322,7 +322,7 @@ def _node(pipe: Connection, side: str, by_message: bool, count: int, folder: str
     sink = _sink(side, counter, by_message, folder, kafka)
     key = Ed25519PrivateKey.generate()
     gossip = RouterOptions()
-    verify = verifier(gossip.policy) if verified else lambda message: Judgement(Verdict.GOOD)
+    verify = make_verifier(gossip.policy) if verified else lambda message: Judgement(Verdict.GOOD)
     router = router_type(peer_of(key), gossip, random.Random(0), verify)
 
     def hear(deliver: Deliver) -> None:

@@ -37,7 +37,7 @@ from kiln.bridge.bep50.tap import ItemTap
 from kiln.bridge.bep50.topic import ItemPublishError as OverlayError
 from kiln.bridge.bep50.topic import TopicNode, addresses
 from kiln.bridge.capture.sink import Sink
-from kiln.bridge.libp2p.keys import load_or_create
+from kiln.bridge.libp2p.keys import load_or_create_key
 from kiln.bridge.publisher.outbox import PublishError
 from kiln.conf.process.bridge_status import OverlayStatus, OverlayTopicStatus, PublisherStatus
 from kiln.schemas.dht.announcement import (
@@ -433,7 +433,7 @@ def publisher_key(folder: Path) -> SigningKey:
     Raises:
         KeyFileError: The file cannot be used.
     """
-    return SigningKey(load_or_create(folder / "bep50.key").private_bytes_raw())
+    return SigningKey(load_or_create_key(folder / "bep50.key").private_bytes_raw())
 
 
 def _address(text: str) -> DhtAddress | None:

@@ -1,1 +1,1 @@
-"""What was on the wire, into `kiln.frames` (docs/design, The bridge): frames made by the tap, kept by the spool."""
+"""Capture of the bytes on the wire into `kiln.frames` (docs/design/bridge.md): tap and spool."""

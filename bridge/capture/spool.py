@@ -1,19 +1,19 @@
-"""Frames on their way to Kafka: through memory while Kafka is well, through a spool on disk while it is not.
+"""Queue of frames for Kafka: in memory while Kafka acknowledges in time, otherwise in a spool on disk.
 
-All frames stand in one line, numbered in the order of `put`. Kafka gets the frames in this order, so in order on each
-connection (the connection's id is the key, so its frames share a partition). Kafka may get some frames twice. A frame
-is known by connection, direction and sequence, and the first copies are always in order: the sink stops a producer that
-fails before that producer could send what comes after the failure, and the next producer begins with the oldest frame
-that is not acknowledged.
+All frames form one queue, numbered in the order of `put`. Kafka gets them in this order, and so in order on each
+connection (the connection's id is the key, so its frames share a partition). Kafka may get some frames twice.
+Connection, direction and sequence identify a frame, and the first copies are always in order: the sink stops a producer
+that fails before it could send frames after the failure, and the next producer begins with the oldest unacknowledged
+frame.
 
-A killed process loses the frames that are neither acknowledged nor in the spool. While Kafka is well, these are the
-frames of LINGER or a round trip, whichever is longer, and of a round trip more. When an answer takes longer than
-`spool_after`, all frames go to the spool, those under way too, and further frames within TICK until the spool is
-empty again. So the loss is at most `spool_after` + TICK of frames; gaps in the sequences show the loss. The next
-start sends the spool first.
+A killed process loses the frames that are neither acknowledged nor in the spool. While Kafka is available, these are
+the frames of LINGER or a round trip, whichever is longer, and of one more round trip. When an acknowledgement takes
+longer than `spool_after`, all frames go to the spool, including those in flight, and further frames follow within TICK
+until the spool is empty again. So the loss is at most `spool_after` + TICK of frames; gaps in the sequences show it.
+The next start sends the spool first.
 
-The sink has two threads besides the producer's own: one sends, one keeps the spool. Neither waits for the other's disk
-or network.
+The sink has two threads besides the producer's own: one sends, and one writes the spool. Neither waits for the other's
+disk or network.
 """
 
 from __future__ import annotations
@@ -37,33 +37,31 @@ from kiln.schemas.kafka.frames import CONNECTION_BYTES
 from kiln.schemas.kafka.topics import MAX_RECORD
 
 TICK: Final = 0.1
-"""seconds: how often the spool's thread looks whether frames must go to disk"""
+"""Seconds between checks for frames that must go to disk."""
 LINGER: Final = 0.02
-"""seconds: how long a frame waits for others to gather. Waking the thread that sends for each frame costs more than
-sending the frame, and a request costs as much as many frames in it"""
+"""Seconds that a frame waits for others. Waking the sender thread for each frame costs more than sending the frame, and
+a request costs as much as many frames in it."""
 MAX_FRAME: Final = MAX_RECORD - 64 * 1024
-"""bytes: with key and headers it must fit in a request"""
+"""Bytes. With key and headers the frame must fit in a request."""
 
-_OVERHEAD: Final = 256  # bytes of Python objects around a frame, roughly
+_OVERHEAD: Final = 256  # bytes of Python objects for each frame, roughly
 _CHUNK: Final = 1024 * 1024  # bytes to disk at a time
-_BYTES_PER_CALLBACK: Final = (
-    256 * 1024
-)  # bytes of frames for which one answer is enough; a slow link is to be seen to move
+# Bytes of frames for which one acknowledgement is enough: small enough to show progress on a slow link.
+_BYTES_PER_CALLBACK: Final = 256 * 1024
 
-
-# what `connect` raises. SettingsError, a ValueError: the file of the password cannot be read, as where no descriptor is
-# free. RuntimeError: no thread can be started
+# Of `connect`. SettingsError, a ValueError: the password file cannot be read, as when no file descriptor is free.
+# RuntimeError: no thread can be started.
 _CONNECT_ERRORS: Final = (FramesProducerError, OSError, ValueError, RuntimeError)
-# what a producer's send raises, and what reading the spool does
+# Of a producer's send, and of reading the spool.
 _SEND_ERRORS: Final = (KafkaError, OSError)
 
 
 class SinkError(RuntimeError):
-    """An unusable spool folder."""
+    """The spool folder cannot be used."""
 
 
 class _PendingFrame:
-    """A frame in memory, or with the producer, that Kafka has not acknowledged."""
+    """A frame in memory, or passed to the producer, that Kafka has not acknowledged."""
 
     __slots__ = ("at", "connection", "done", "frame", "number", "size")
 
@@ -71,17 +69,17 @@ class _PendingFrame:
         self.number = number
         self.connection = connection
         self.frame = frame
-        """None: it is in the spool"""
+        """`None` if it is in the spool."""
         self.size = size
         self.at = at
         self.done = False
 
 
-_Outgoing = tuple[_PendingFrame, bytes]  # the frame once more: the spool may take it out of the item meanwhile
+_Outgoing = tuple[_PendingFrame, bytes]  # with the frame, since the spool thread may clear it in the item meanwhile
 
 
 class FrameSink:
-    """Takes frames for one Kafka topic; thread-safe. The sink works from its construction to `close`."""
+    """Queue of frames for one Kafka topic; thread-safe. It runs from its construction to `close`."""
 
     def __init__(
         self,
@@ -100,14 +98,22 @@ class FrameSink:
         floor: int = 0,
         free: Callable[[], int] | None = None,
     ) -> None:
-        """SinkError: the folder cannot be used.
+        """Open the spool and start the threads.
 
-        `connect`: a new producer, or FramesProducerError; called in a thread of the sink. `spool_limit`,
-        `memory_limit`, `portion` (handed to the producer at a time): bytes. `spool_after`: seconds without an answer
-        until frames go to disk. `segment_bytes`: size of the spool's files, removed one by one. `durable`:
-        what is in the spool survives a power cut. `floor`: how many bytes of the disk must stay free; with fewer the
-        sink is full, until a quarter more than that is free. `free`: how many are, by default of the folder's disk. It
-        may raise OSError.
+        Args:
+            connect: Makes a producer, or raises FramesProducerError; called in a thread of the sink.
+            spool_limit: Bytes of the spool.
+            memory_limit: Bytes in memory above which frames go to disk.
+            spool_after: Seconds without an acknowledgement after which frames go to disk.
+            portion: Bytes passed to the producer at a time.
+            retry_after: Seconds between attempts to connect.
+            segment_bytes: Size of the spool's files, which are removed one by one.
+            durable: If true, spooled frames survive a power cut.
+            floor: Bytes of the disk that must stay free. With fewer the sink is full, until a quarter more is free.
+            free: Returns the free bytes, by default of the folder's disk. It may raise OSError.
+
+        Raises:
+            SinkError: The folder cannot be used.
         """
         self._connect = connect
         self._topic = topic
@@ -120,20 +126,22 @@ class FrameSink:
         try:
             self._segments = Segments(folder, spool_limit, segment_bytes, durable=durable)
         except OSError as error:
-            raise SinkError(f"the folder {folder} cannot hold a spool: {error}") from error
+            raise SinkError(
+                f"cannot use the spool folder {folder} ({error}). Check its permissions and the disk."
+            ) from error
 
         lock = threading.Lock()
         self._lock = lock
         self._to_send = threading.Condition(lock)
-        self._to_keep = threading.Condition(lock)
-        self._settled = threading.Condition(lock)
+        self._to_spool = threading.Condition(lock)
+        self._all_acknowledged = threading.Condition(lock)
 
-        # The line: acknowledged … _acked … flying … _sent … in the spool … in _waiting … _next
+        # The queue: acknowledged … _acknowledged_until … in flight … _sent … spooled … _waiting … _next
         self._next = self._segments.end
         first = self._segments.first
         self._sent = self._acknowledged_until = self._next if first is None else first
         self._in_flight: deque[_PendingFrame] = deque()
-        self._waiting: deque[_PendingFrame] = deque()  # all in memory; its last one has number _next - 1
+        self._waiting: deque[_PendingFrame] = deque()  # all in memory; the last one has number _next - 1
         self._memory = 0
 
         self._put_count = 0
@@ -147,45 +155,54 @@ class FrameSink:
         self._floor = floor
         self._free = free or (lambda: shutil.disk_usage(folder).free)
         self._free_bytes = 0
-        self._disk_is_low = False  # fewer bytes are free than the floor
+        self._low_on_disk = False  # fewer bytes are free than the floor
         self._failure: BaseException | None = None
         self._producer: StoppableProducer | None = None
-        self._sender_waits = False
-        self._keeper_called = False
+        self._sender_waiting = False
+        self._spool_notified = False
         self._closing = False
         self._ended = False
-        self._listeners: list[Callable[[], None]] = []
+        self._callbacks: list[Callable[[], None]] = []
 
-        self._keeper = threading.Thread(target=self._run_spool, name="spool", daemon=True)
+        self._spooler = threading.Thread(target=self._run_spool, name="spool", daemon=True)
         self._sender = threading.Thread(target=self._run_sender, name="frames", daemon=True)
-        self._keeper.start()
+        self._spooler.start()
         self._sender.start()
 
     # ------------------------------------------------------------ for callers
 
     def put(self, connection: bytes, frame: bytes) -> None:
-        """Take one serialized Frame; `connection`: its key, 16 bytes.
+        """Add a serialized Frame to the queue.
 
-        Never waits for Kafka or disk, and takes it also when `full`: what is under way then stays in memory, so stop
-        reading. ValueError: a frame over MAX_FRAME, a key of another length, or the sink is closed.
+        It never waits for Kafka or the disk, and also accepts frames when `full`. These stay in memory, so stop
+        reading from peers then.
+
+        Args:
+            connection: The frame's key, 16 bytes.
+
+        Raises:
+            ValueError: The frame is over MAX_FRAME, the key has another length, or the sink is closed.
         """
         size = len(frame)
         if size > MAX_FRAME or len(connection) != CONNECTION_BYTES:
-            raise ValueError(f"frame of {size} bytes (at most {MAX_FRAME}) with a key of {len(connection)} (not 16)")
+            raise ValueError(
+                f"cannot queue a frame of {size} bytes (limit: {MAX_FRAME}) with a key of {len(connection)} bytes "
+                f"(required: {CONNECTION_BYTES})"
+            )
         at = self._clock()
         with self._lock:
             if self._closing:
-                raise ValueError("the sink is closed: it takes no more frames")
+                raise ValueError("cannot queue a frame: the sink is closed")
             self._waiting.append(_PendingFrame(self._next, connection, frame, size, at))
             self._next += 1
             self._put_count += 1
             self._memory += size + _OVERHEAD
-            if self._sender_waits and not self._in_flight:
-                self._sender_waits = False
+            if self._sender_waiting and not self._in_flight:
+                self._sender_waiting = False
                 self._to_send.notify()
-            if self._memory > self._memory_limit and not self._keeper_called:
-                self._keeper_called = True
-                self._to_keep.notify()
+            if self._memory > self._memory_limit and not self._spool_notified:
+                self._spool_notified = True
+                self._to_spool.notify()
 
     @property
     def full(self) -> bool:
@@ -193,18 +210,18 @@ class FrameSink:
         return self._full
 
     def subscribe(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called, in a thread of the sink, each time there is room again. It must not wait."""
+        """Call `callback`, which must not wait, in a thread of the sink each time there is room again."""
         with self._lock:
-            self._listeners.append(callback)
+            self._callbacks.append(callback)
 
     @property
     def error(self) -> str | None:
-        """A description of what fails now, if anything."""
+        """Description of the current errors, or `None`."""
         with self._lock:
             return self._describe_error()
 
     def status(self) -> SpoolStatus:
-        """All counters at once."""
+        """A consistent snapshot of all counters."""
         with self._lock:
             return SpoolStatus(
                 put=self._put_count,
@@ -220,9 +237,10 @@ class FrameSink:
             )
 
     def close(self, patience: float) -> int:
-        """Wait up to `patience` seconds for Kafka (not if it is away), put the rest into the spool, end.
+        """Wait up to `patience` seconds for Kafka, unless it is unavailable, spool the rest, and stop the threads.
 
-        Returns how many frames are lost because the spool was full; the others are sent on the next start.
+        Returns:
+            The number of frames that are lost because the spool is full. The next start sends the others.
         """
         with self._lock:
             self._closing = True
@@ -231,12 +249,12 @@ class FrameSink:
                 remaining = deadline - self._clock()
                 if remaining <= 0:
                     break
-                self._settled.wait(min(remaining, TICK))
+                self._all_acknowledged.wait(min(remaining, TICK))
             self._ended = True
             self._to_send.notify_all()
-            self._to_keep.notify_all()
-        self._keeper.join()
-        self._sender.join(timeout=2)  # it may be trying to connect; it is a daemon
+            self._to_spool.notify_all()
+        self._spooler.join()
+        self._sender.join(timeout=2)  # it may be connecting; it is a daemon thread
         if not self._sender.is_alive():
             self._segments.close()
         with self._lock:
@@ -260,7 +278,7 @@ class FrameSink:
                 while batch := self._next_batch():
                     self._send_batch(producer, batch)
             except _SEND_ERRORS as error:
-                self._fail(producer, error)
+                self._stop_producer(producer, error)
             with self._lock:
                 self._producer = None
                 failure = self._failure
@@ -271,67 +289,71 @@ class FrameSink:
                 self._record_error(failure)
 
     def _send_batch(self, producer: StoppableProducer, batch: list[_Outgoing]) -> None:
-        """All of `_REFUSED`."""
-        failed = partial(self._fail, producer)
-        lasts: dict[bytes, tuple[SendFuture, list[_PendingFrame]]] = {}
-        unasked = 0
+        """Pass a portion to the producer; raises one of `_SEND_ERRORS`."""
+        on_error = partial(self._stop_producer, producer)
+        futures: dict[bytes, SendFuture] = {}  # of each connection's last frame
+        groups: dict[bytes, list[_PendingFrame]] = {}
+        size = 0
         for item, frame in batch:
-            record = producer.send(self._topic, value=frame, key=item.connection)
-            record.add_errback(failed)
-            last = lasts.get(item.connection)
-            items = last[1] if last is not None else []
-            items.append(item)
-            lasts[item.connection] = (record, items)
-            unasked += item.size
-            if unasked >= _BYTES_PER_CALLBACK:
-                self._add_callbacks(producer, lasts)
-                lasts, unasked = {}, 0
-        self._add_callbacks(producer, lasts)
+            future = producer.send(self._topic, value=frame, key=item.connection)
+            future.add_errback(on_error)
+            futures[item.connection] = future
+            groups.setdefault(item.connection, []).append(item)
+            size += item.size
+            if size >= _BYTES_PER_CALLBACK:
+                self._add_callbacks(producer, futures, groups)
+                futures, groups, size = {}, {}, 0
+        self._add_callbacks(producer, futures, groups)
 
     def _add_callbacks(
-        self, producer: StoppableProducer, lasts: dict[bytes, tuple[SendFuture, list[_PendingFrame]]]
+        self, producer: StoppableProducer, futures: dict[bytes, SendFuture], groups: dict[bytes, list[_PendingFrame]]
     ) -> None:
-        """By connection: its last frame, and all that an answer to that one answers. The frames of a connection are
-        answered in order, and a failure among them is told before it."""
-        for record, items in lasts.values():
-            record.add_callback(partial(self._acknowledge, producer, items))
+        """Acknowledge each connection's frames with its last one.
+
+        The frames of a connection are acknowledged in order, and a failure among them is reported before the last one.
+        """
+        for connection, future in futures.items():
+            future.add_callback(partial(self._acknowledge, producer, groups[connection]))
 
     def _next_batch(self) -> list[_Outgoing]:
-        """The next portion, now flying; empty: this producer is done with. OSError: the spool cannot be read.
+        """Wait for the next portion, and move it in flight; empty if the producer has to be closed.
 
-        No portion flies beside another: where librdkafka has records that wait for the answer to a request, its thread
-        polls without a pause until the answer comes.
+        Only one portion is in flight at a time: while librdkafka has records that wait for the response to a request,
+        its thread polls without a pause.
+
+        Raises:
+            OSError: The spool cannot be read.
         """
         while True:
             with self._lock:
                 while not self._ended and self._failure is None:
                     if self._sent < self._next and not self._in_flight:
                         break
-                    self._sender_waits = True
+                    self._sender_waiting = True
                     self._to_send.wait()
-                    self._sender_waits = False
+                    self._sender_waiting = False
                 else:
                     return []
                 in_memory = self._next - len(self._waiting)
                 if self._sent >= in_memory or not self._segments.has(self._sent):
-                    self._sent = in_memory  # over what cannot be read back, if that was next
+                    self._sent = in_memory  # skips frames that cannot be read back
                     self._acknowledged_until = self._sent
                     if not self._waiting:
                         continue
-                    gathers = self._waiting[0].at + LINGER - self._clock()
-                    if gathers <= 0:
-                        return self._next_from_memory()
-                    self._to_send.wait(gathers)
+                    linger = self._waiting[0].at + LINGER - self._clock()
+                    if linger <= 0:
+                        return self._take_from_memory()
+                    self._to_send.wait(linger)
                     continue
                 number = self._sent
-            kept = self._segments.read(number, self._portion)
+            spooled = self._segments.read(number, self._portion)
             now = self._clock()
             with self._lock:
                 in_memory = self._next - len(self._waiting)
                 batch: list[_Outgoing] = []
-                for each in kept:
+                for each in spooled:
                     if each.number >= in_memory:
-                        break  # just written, and not yet taken out of memory
+                        break  # just written, and not yet removed from memory
                     item = _PendingFrame(each.number, each.connection, None, len(each.frame), now)
                     self._in_flight.append(item)
                     self._sent = item.number + 1
@@ -339,7 +361,7 @@ class FrameSink:
             if batch:
                 return batch
 
-    def _next_from_memory(self) -> list[_Outgoing]:
+    def _take_from_memory(self) -> list[_Outgoing]:
         batch: list[_Outgoing] = []
         waiting, in_flight, size = self._waiting, self._in_flight, 0
         while waiting and size < self._portion:
@@ -352,8 +374,10 @@ class FrameSink:
         return batch
 
     def _acknowledge(self, producer: StoppableProducer, items: list[_PendingFrame], _: object) -> None:
-        """In the producer's thread. Of a producer that failed or was given up it changes nothing: what it has sent goes
-        again."""
+        """Mark frames as acknowledged; called in the producer's thread.
+
+        Acknowledgements of a producer that failed are ignored: its frames are sent again.
+        """
         with self._lock:
             if self._producer is not producer or self._failure is not None:
                 return
@@ -361,7 +385,7 @@ class FrameSink:
                 item.done = True
             in_flight = self._in_flight
             if not in_flight or not in_flight[0].done:
-                return  # another partition's answer
+                return  # an acknowledgement by another partition
             while in_flight and in_flight[0].done:
                 head = in_flight.popleft()
                 self._acknowledged += 1
@@ -370,14 +394,14 @@ class FrameSink:
             self._acknowledged_until = in_flight[0].number if in_flight else self._sent
             self._progress_at = self._clock()
             self._kafka_error = None
-            if self._sender_waits and self._sent < self._next and not in_flight:
-                self._sender_waits = False
+            if self._sender_waiting and self._sent < self._next and not in_flight:
+                self._sender_waiting = False
                 self._to_send.notify()
             if self._closing and self._acknowledged_until == self._next:
-                self._settled.notify_all()
+                self._all_acknowledged.notify_all()
 
-    def _fail(self, producer: StoppableProducer, error: BaseException) -> None:
-        """A frame was refused: this producer must send nothing that comes after it."""
+    def _stop_producer(self, producer: StoppableProducer, error: BaseException) -> None:
+        """Abandon a producer whose send failed, so that it sends no later frame."""
         with self._lock:
             if self._producer is not producer or self._failure is not None:
                 return
@@ -386,21 +410,21 @@ class FrameSink:
         producer.abandon()
 
     def _rewind(self) -> None:
-        """All frames that are not acknowledged are to be sent again."""
+        """Mark all unacknowledged frames to be sent again."""
         if not self._in_flight:
             return
         self._sent = self._in_flight[0].number
         for item in reversed(self._in_flight):
-            if item.frame is not None:  # the newest ones; the others are in the spool
+            if item.frame is not None:  # the newest frames; the others are in the spool
                 item.done = False
                 self._waiting.appendleft(item)
         self._in_flight.clear()
 
     def _record_error(self, error: BaseException) -> None:
-        """Note it, and wait before the next try."""
+        """Record the error, and wait before the next attempt."""
         with self._lock:
             self._kafka_error = f"frames wait for Kafka, topic {self._topic}: {error!r}"
-            self._settled.notify_all()
+            self._all_acknowledged.notify_all()
             until = self._clock() + self._retry_after
             while not self._ended and (remaining := until - self._clock()) > 0:
                 self._to_send.wait(remaining)
@@ -412,12 +436,12 @@ class FrameSink:
         while not ended:
             with self._lock:
                 if not self._ended:
-                    self._to_keep.wait(TICK)
+                    self._to_spool.wait(TICK)
                 ended = self._ended
-                self._keeper_called = False
+                self._spool_notified = False
                 acked = self._acknowledged_until
             try:
-                self._check_free_space()
+                self._update_free_space()
                 self._segments.release(acked)
                 while self._spill(ended):
                     pass
@@ -425,17 +449,24 @@ class FrameSink:
                 self._record_disk_error(error)
             self._notify_room()
 
-    def _check_free_space(self) -> None:
-        """OSError: the disk does not say."""
+    def _update_free_space(self) -> None:
+        """Update the free bytes; raises OSError if they cannot be read."""
         free = self._free()
         with self._lock:
             self._free_bytes = free
-            self._disk_is_low = free < (self._floor + self._floor // 4 if self._disk_is_low else self._floor)
-            if self._disk_is_low:
+            self._low_on_disk = free < (self._floor + self._floor // 4 if self._low_on_disk else self._floor)
+            if self._low_on_disk:
                 self._full = True
 
     def _spill(self, ended: bool) -> bool:
-        """Write what must go to disk, a chunk of it; whether the chunk was full, so that there is more. OSError."""
+        """Write a chunk of the frames that must go to disk.
+
+        Returns:
+            True if the chunk was full, so that there is more to write.
+
+        Raises:
+            OSError: No frame could be written.
+        """
         with self._lock:
             if not self._needs_spill(ended):
                 self._disk_error = None
@@ -464,12 +495,12 @@ class FrameSink:
         if ended or self._memory > self._memory_limit:
             return True
         if self._sent < self._next - len(self._waiting):
-            return True  # older ones are in the spool
+            return True  # older frames are in the spool
         oldest = self._in_flight[0].at if self._in_flight else self._waiting[0].at if self._waiting else None
         return oldest is not None and self._clock() - oldest > self._spool_after
 
     def _list_unspooled(self) -> tuple[int, list[tuple[bytes, bytes]], int]:
-        """(number of the first, frames, their bytes) that are in memory only, oldest first: up to a chunk of them."""
+        """Return a chunk of the frames that are only in memory: (number of the first, frames, bytes), oldest first."""
         first = self._next - len(self._waiting)
         frames: list[tuple[bytes, bytes]] = []
         size = 0
@@ -490,40 +521,44 @@ class FrameSink:
 
     def _record_disk_error(self, error: OSError) -> None:
         with self._lock:
-            what = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "the spool cannot be used"
-            self._disk_error = f"{what}: {error}"
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            self._disk_error = (
+                f"cannot write the spool: the disk is full ({error}). Free some space."
+                if full
+                else f"cannot use the spool ({error}). Check the folder's permissions and the disk."
+            )
             self._full = True
 
     def _notify_room(self) -> None:
         with self._lock:
             room = self._segments.size <= self._spool_limit * 3 // 4 and self._memory <= self._memory_limit
-            if not self._full or not room or self._disk_is_low or self._disk_error is not None:
+            if not self._full or not room or self._low_on_disk or self._disk_error is not None:
                 return
             self._full = False
-            listeners = list(self._listeners)
-        for listener in listeners:
-            listener()
+            callbacks = list(self._callbacks)
+        for callback in callbacks:
+            callback()
 
-    # ------------------------------------------------------------ in words
+    # ------------------------------------------------------------ error texts
 
     def _describe_kafka_error(self) -> str | None:
         if self._kafka_error is not None:
             return self._kafka_error
         if not self._in_flight:
             return None
-        silent = self._clock() - max(self._progress_at, self._in_flight[0].at)
-        if silent <= self._spool_after:
+        elapsed = self._clock() - max(self._progress_at, self._in_flight[0].at)
+        if elapsed <= self._spool_after:
             return None
-        return f"frames wait for Kafka, topic {self._topic}: no answer for {silent:.0f} s"
+        return f"frames wait for Kafka, topic {self._topic}: no acknowledgement for {elapsed:.0f} s"
 
     def _describe_error(self) -> str | None:
-        full = f"the spool is full ({self._spool_limit} bytes): nothing is read from peers" if self._full else None
-        if self._disk_is_low:
+        full = f"reading from peers is paused: the spool is full ({self._spool_limit} bytes)" if self._full else None
+        if self._low_on_disk:
             full = (
-                f"{self._free_bytes} bytes are free on the disk of {self._folder}, and {self._floor} must stay free "
-                "(bridge.min_free_bytes): nothing is read from peers until there is room"
+                f"reading from peers is paused: the disk of {self._folder} has {self._free_bytes} bytes free, less "
+                f"than {self._floor} (bridge.min_free_bytes). Free some space."
             )
-        threads = [each.name for each in (self._sender, self._keeper) if not each.is_alive() and not self._ended]
-        fault = f"the thread {threads[0]} has ended by a fault" if threads else None
-        texts = (fault, self._describe_kafka_error(), self._disk_error or full, self._segments.torn)
+        threads = [each.name for each in (self._sender, self._spooler) if not each.is_alive() and not self._ended]
+        fault = f"the thread {threads[0]} has crashed. Restart the bridge." if threads else None
+        texts = (fault, self._describe_kafka_error(), self._disk_error or full, self._segments.loss)
         return "; ".join(text for text in texts if text is not None) or None

@@ -1,6 +1,6 @@
 """The tap: bytes on the wire to serialized Frames (docs/design/contracts.md, `kiln.frames`).
 
-Pure: no I/O and no clock. All bytes become a frame, whatever they are; the tap judges nothing.
+No I/O and no clock. All bytes become a frame, whatever they are: the tap validates nothing.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ Direction = Literal["IN", "OUT"]
 
 
 class ConnectionTap:
-    """One peer connection (a pair of pubsub streams): numbers its frames, and knows both hellos.
+    """One peer connection (a pair of pubsub streams): numbers its frames, and stores both hellos.
 
-    A hello is the first RPC of a direction. Its topic table part travels in that frame and all later ones, of both
-    directions. Not thread-safe: the frames of a direction are numbered in the order of the calls.
+    A hello is the first RPC of a direction. Its topic table is in that frame and all later ones of both directions.
+    Not thread-safe: the frames of a direction are numbered in the order of the calls.
     """
 
     def __init__(
@@ -31,13 +31,21 @@ class ConnectionTap:
         protocol: str,
         remote_address: bytes = b"",
     ) -> None:
-        """`connection`: 16 bytes, new for each connection; peers as multihash bytes. ValueError: a value is beyond its
-        bound in a Frame, so that no reader would take a frame of the connection."""
+        """Set the fields that all frames of the connection share.
+
+        Args:
+            connection: 16 bytes, new for each connection.
+            local_peer: Our peer id, as multihash bytes.
+            remote_peer: The other peer's id, as multihash bytes.
+
+        Raises:
+            ValueError: A value is beyond its limit in a Frame, so no reader would accept the connection's frames.
+        """
         self.id: Final = connection
         self.hello_in = b""
         self.hello_out = b""
         self.closed = False
-        same = Frame(
+        fields = Frame(
             network=network,
             connection=connection,
             local_peer=local_peer,
@@ -46,9 +54,9 @@ class ConnectionTap:
             remote_address=remote_address,
             origin=Frame.LIVE,
         )
-        self._same = same.SerializeToString()
-        same.sequence = 1
-        fault = frame_fault(same)
+        self._common_fields = fields.SerializeToString()
+        fields.sequence = 1
+        fault = frame_fault(fields)
         if fault is not None:
             raise ValueError(fault.detail)
         self._has_hellos = protocol != BEP50
@@ -63,35 +71,42 @@ class ConnectionTap:
         verdicts: bytes = b"",
         declared_length: int = 0,
     ) -> bytes:
-        """The next Frame of a direction, serialized.
+        """Make the next Frame of a direction, serialized.
 
-        `payload`: the RPC without its length prefix; `observed_at`: unix nanoseconds; `verdicts`: one byte a message.
-        Of an RPC over 4 MiB the frame keeps the first 64 KiB. Either the reader has cut the RPC already and gives its
-        `declared_length`, or the tap cuts it. ValueError: the connection is closed.
+        The frame of an RPC over 4 MiB contains its first 64 KiB. Either the reader has cut the RPC and passes its
+        `declared_length`, or the tap cuts it.
+
+        Args:
+            payload: The RPC without its length prefix.
+            observed_at: Unix time in ns.
+            verdicts: One byte for each message.
+
+        Raises:
+            ValueError: The connection is closed.
         """
         if self.closed:
-            raise ValueError(f"connection {self.id.hex()} is closed: its last frame of each direction is made")
+            raise ValueError(f"cannot make a frame of connection {self.id.hex()}: it is closed")
         if len(payload) > MAX_RPC and not declared_length:
             declared_length = len(payload)
         if declared_length and len(payload) > CUT_PAYLOAD:
             payload = payload[:CUT_PAYLOAD]
         if direction == "IN":
             if not self._sequence_in and self._has_hellos and not declared_length:
-                self.hello_in = _hello(payload)
-                self._same += Frame(hello_in=self.hello_in).SerializeToString()
+                self.hello_in = _read_hello(payload)
+                self._common_fields += Frame(hello_in=self.hello_in).SerializeToString()
             self._sequence_in = sequence = self._sequence_in + 1
         else:
             if not self._sequence_out and self._has_hellos and not declared_length:
-                self.hello_out = _hello(payload)
-                self._same += Frame(hello_out=self.hello_out).SerializeToString()
+                self.hello_out = _read_hello(payload)
+                self._common_fields += Frame(hello_out=self.hello_out).SerializeToString()
             self._sequence_out = sequence = self._sequence_out + 1
-        # A Frame is its encoded fields in any order, so fields that never change are encoded once. A new object each
-        # time: an object that is used again keeps the memory of its longest payload.
+        # A Frame is its encoded fields in any order, so the common fields are encoded once. The rest is a new object
+        # each time, because a reused object retains the memory of its longest payload.
         return (
-            self._same
+            self._common_fields
             + Frame(
                 direction=Frame.IN if direction == "IN" else Frame.OUT,
-                observed_at=max(observed_at, 0),  # a clock that stands before 1970
+                observed_at=max(observed_at, 0),  # the clock may be set before 1970
                 payload=payload,
                 sequence=sequence,
                 verdicts=verdicts[:MAX_MESSAGES],
@@ -100,7 +115,7 @@ class ConnectionTap:
         )
 
     def close(self, observed_at: int) -> list[bytes]:
-        """The closing frame of each direction, IN first; nothing when closed already."""
+        """Make the closing frame of each direction, IN first; none if the connection is closed already."""
         if self.closed:
             return []
         frames = [self.frame("IN", b"", observed_at), self.frame("OUT", b"", observed_at)]
@@ -108,6 +123,6 @@ class ConnectionTap:
         return frames
 
 
-def _hello(payload: bytes) -> bytes:
+def _read_hello(payload: bytes) -> bytes:
     rpc = read_rpc(payload)
     return b"" if isinstance(rpc, Rejected) else find_hello(rpc)

@@ -12,8 +12,10 @@ from kiln.schemas.wire.identity import Policy
 
 @dataclass(frozen=True, slots=True)
 class RouterOptions:
-    """Parameters by their names in the specifications. Times in seconds, sizes in bytes; "of a heartbeat" limits are
-    per peer."""
+    """Parameters by their names in the specifications.
+
+    Times are in seconds, sizes in bytes; limits per heartbeat are for each peer.
+    """
 
     D: int = 6
     D_low: int = 5
@@ -21,13 +23,13 @@ class RouterOptions:
     D_lazy: int = 6
     D_out: int = 2
     D_score: int = 4
-    heartbeat: float = 1.0  # how often the caller calls heartbeat()
+    heartbeat: float = 1.0  # interval of the caller's calls of heartbeat()
     prune_backoff: float = 60.0
     unsubscribe_backoff: float = 10.0
-    max_backoff: float = 86_400.0  # a peer's longer wish in PRUNE is kept this long
-    max_backoffs: int = 100_000  # peers and topics in back-off; the oldest entries go first
+    max_backoff: float = 86_400.0  # a longer back-off in a peer's PRUNE is cut to this
+    max_backoffs: int = 100_000  # peers and topics in back-off; the oldest entries are evicted first
     graft_flood: float = 10.0  # a GRAFT this soon after the PRUNE is penalised twice
-    max_graft_penalties: int = 10  # of a heartbeat: one confused burst is no storm
+    max_graft_penalties: int = 10  # per heartbeat, so that one faulty burst does not graylist a peer
     opportunistic_ticks: int = 60  # heartbeats
     opportunistic_peers: int = 2
     fanout_ttl: float = 60.0
@@ -40,37 +42,37 @@ class RouterOptions:
     seen_horizon: float = 120.0
     seen_cap: int = 400_000  # ids
 
-    max_ihave_messages: int = 10  # RPCs with IHAVE of a heartbeat
+    max_ihave_messages: int = 10  # RPCs with IHAVE per heartbeat
     max_ihave_length: int = 5000  # ids in one IHAVE
-    # Some peers answer an IWANT in one RPC, of which no more messages are checked (MAX_RPC_COST).
-    max_requested_ids: int = 2000  # of a heartbeat
-    iwant_followup: float = 3.0  # an id asked for and not brought until then is a broken promise
+    # Some peers answer an IWANT in one RPC, of which no more messages are verified (MAX_RPC_COST).
+    max_requested_ids: int = 2000  # per heartbeat
+    iwant_followup: float = 3.0  # a requested id that is not delivered by then is a broken promise
     gossip_retransmission: int = 3  # times one id is sent to one peer for its IWANT
-    max_iwant_length: int = 5000  # ids answered of a heartbeat
-    max_iwant_bytes: int = 8 << 20  # answered of a heartbeat
+    max_iwant_length: int = 5000  # ids answered per heartbeat
+    max_iwant_bytes: int = 8 << 20  # answered per heartbeat
     idontwant_threshold: int = 1024  # shortest data that IDONTWANT is sent for
-    max_idontwant_length: int = 5000  # ids taken of a heartbeat
+    max_idontwant_length: int = 5000  # ids accepted per heartbeat
     idontwant_ttl: int = 3  # heartbeats
     max_id_bytes: int = 1024
 
-    max_topics_per_peer: int = 2500  # beside those we are on
+    max_topics_per_peer: int = 2500  # in addition to those we are on
     max_topic_bytes: int = 1024
     max_subscriptions_per_rpc: int = 5000
     subscriptions: int = 2500  # that a peer may send at once, unsubscriptions included
-    subscriptions_more: int = 10  # of a heartbeat
-    subscription_penalty: float = 0.005  # P7, of each beyond that
+    subscriptions_per_heartbeat: int = 10  # allowed in addition to that
+    subscription_penalty: float = 0.005  # P7, for each beyond that
     max_control_per_rpc: int = 5000  # items of one kind
     max_messages_per_rpc: int = MAX_MESSAGES
-    max_ids_per_rpc: int = 20_000  # that are looked at
-    over_limit_penalty: float = 10.0  # P7, of an RPC with more messages or work, or control items of a kind
-    # P7, of a key of another algorithm than its type: made to cost much, so one is below the graylist threshold
+    max_ids_per_rpc: int = 20_000  # ids that are processed
+    over_limit_penalty: float = 10.0  # P7, for an RPC with more messages or work, or control items of a kind
+    # P7, for a key of another algorithm than its type: only made to be expensive, so one key graylists the peer
     key_algorithm_penalty: float = 25.0
     rpc_limits: RpcLimits = field(default_factory=RpcLimits)  # of the RPCs that the router sends
-    max_retained: int = 10_000  # bad scores kept of peers that went
+    max_retained_scores: int = 10_000  # bad scores retained of disconnected peers
     retain_score: float = 3600.0
 
-    policy: Policy = "strict"  # what `verifier` is to be made for; the router itself never asks
-    authors: frozenset[bytes] = frozenset()  # peer ids that own messages are from, beside the node's
+    policy: Policy = "strict"  # for `make_verifier`; the router itself does not use it
+    authors: frozenset[bytes] = frozenset()  # peer ids of our messages' authors, in addition to the node's
     score: ScoreOptions = field(default_factory=ScoreOptions)
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The pubsub protocols that the router speaks, the newest first, and what each gossipsub version brought."""
+"""The pubsub protocols that the router supports, the newest first, and the versions that introduced features."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ VERSIONS: Final[Mapping[str, int]] = MappingProxyType(
 """The gossipsub version of each protocol, times ten; 0 is floodsub."""
 
 BACKOFF_VERSION: Final = 11
-"""PRUNE carries seconds."""
+"""PRUNE has a back-off in seconds."""
 IDONTWANT_VERSION: Final = 12
 EXTENSIONS_VERSION: Final = 13

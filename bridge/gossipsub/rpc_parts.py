@@ -1,4 +1,4 @@
-"""RPCs of the size that peers accept."""
+"""Splitting of RPCs to the size that peers accept."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Final, NamedTuple
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, ControlIHave
 
 MAX_MESSAGES: Final = 2000
-"""Messages of one RPC: a Kiln checks so many ed25519 signatures of it (`MAX_RPC_COST`)."""
+"""Messages of one RPC: the number of ed25519 signatures that a Kiln verifies of it (`MAX_RPC_COST`)."""
 
 _FIELD: Final = 6  # bytes; tag and length of a field of up to 4 GiB
 
 
 class MessageTooLargeError(ValueError):
-    """A message to publish that no RPC can carry. The text names the setting."""
+    """A message to publish fits in no RPC. The message names the setting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,63 +37,63 @@ class RpcLimits:
             message: bytes of the encoded message.
             data: bytes of its data.
         """
-        alone = 1 + max(1, (message.bit_length() + 6) // 7) + message
-        return alone <= self.size and alone - data <= self.overhead
+        rpc = 1 + max(1, (message.bit_length() + 6) // 7) + message
+        return rpc <= self.size and rpc - data <= self.overhead
 
 
-class Parts(NamedTuple):
-    """The RPCs that an RPC was split into, and how many items of it no RPC can carry."""
+class RpcParts(NamedTuple):
+    """The RPCs that an RPC was split into, and the number of its items that fit in no RPC."""
 
     rpcs: list[RPC]
     left_out: int
 
 
-def split(rpc: RPC, limits: RpcLimits) -> Parts:
+def split(rpc: RPC, limits: RpcLimits) -> RpcParts:
     """Split an RPC into RPCs within the limits, of at most MAX_MESSAGES messages each, in order.
 
-    An RPC that is small enough is returned itself: a peer takes more RPCs than needed for a flood. The extensions are
-    in the first part, since their place is the first RPC of a stream.
+    An RPC that is small enough is returned itself, since a peer takes needless RPCs for a flood. The extensions are in
+    the first part, since they belong in the first RPC of a stream.
     """
     size = rpc.ByteSize()
     if len(rpc.publish) <= MAX_MESSAGES and (
         size <= limits.overhead
         or (size <= limits.size and size - sum(len(each.data) for each in rpc.publish) <= limits.overhead)
     ):
-        return Parts([rpc], 0)
+        return RpcParts([rpc], 0)
     packer = _Packer(limits)
     control = rpc.control
-    if control.HasField("extensions") and (part := packer.room(control.extensions.ByteSize())) is not None:
+    if control.HasField("extensions") and (part := packer.make_room(control.extensions.ByteSize())) is not None:
         part.control.extensions.CopyFrom(control.extensions)
     for subscription in rpc.subscriptions:
-        if (part := packer.room(subscription.ByteSize())) is not None:
+        if (part := packer.make_room(subscription.ByteSize())) is not None:
             part.subscriptions.append(subscription)
     for message in rpc.publish:
-        if (part := packer.room_for_message(message.ByteSize(), len(message.data))) is not None:
+        if (part := packer.make_room_for_message(message.ByteSize(), len(message.data))) is not None:
             part.publish.append(message)
     for graft in control.graft:
-        if (part := packer.room(graft.ByteSize())) is not None:
+        if (part := packer.make_room(graft.ByteSize())) is not None:
             part.control.graft.append(graft)
     for prune in control.prune:
-        if (part := packer.room(prune.ByteSize())) is not None:
+        if (part := packer.make_room(prune.ByteSize())) is not None:
             part.control.prune.append(prune)
     for ihave in control.ihave:
         topic = ControlIHave()
         topic.CopyFrom(ihave)
         topic.ClearField("messageIDs")
-        for ids in _slices(ihave.messageIDs, packer.overhead - topic.ByteSize()):
-            if (part := packer.room(topic.ByteSize() + _ids_size(ids), len(ids))) is not None:
+        for ids in _split_ids(ihave.messageIDs, packer.overhead - topic.ByteSize()):
+            if (part := packer.make_room(topic.ByteSize() + _ids_size(ids), len(ids))) is not None:
                 item = part.control.ihave.add()
                 item.CopyFrom(topic)
                 item.messageIDs.extend(ids)
     for iwant in control.iwant:
-        for ids in _slices(iwant.messageIDs, packer.overhead):
-            if (part := packer.room(_ids_size(ids), len(ids))) is not None:
+        for ids in _split_ids(iwant.messageIDs, packer.overhead):
+            if (part := packer.make_room(_ids_size(ids), len(ids))) is not None:
                 part.control.iwant.add(messageIDs=ids)
     for idontwant in control.idontwant:
-        for ids in _slices(idontwant.messageIDs, packer.overhead):
-            if (part := packer.room(_ids_size(ids), len(ids))) is not None:
+        for ids in _split_ids(idontwant.messageIDs, packer.overhead):
+            if (part := packer.make_room(_ids_size(ids), len(ids))) is not None:
                 part.control.idontwant.add(messageIDs=ids)
-    return Parts(packer.rpcs, packer.left_out)
+    return RpcParts(packer.rpcs, packer.left_out)
 
 
 class _Packer:
@@ -106,15 +106,15 @@ class _Packer:
         self._limits = limits
         self._size = self._overhead = self._messages = 0
 
-    def room(self, size: int, items: int = 1) -> RPC | None:
-        """The RPC to put a control item of this size into, or `None` if no RPC can carry it."""
+    def make_room(self, size: int, items: int = 1) -> RPC | None:
+        """Return the RPC to add a control item of this size to, or `None` if it fits in no RPC."""
         if size > self.overhead:
             self.left_out += items
             return None
         return self._next(size, 0, 0)
 
-    def room_for_message(self, size: int, data: int) -> RPC | None:
-        """The same of a message."""
+    def make_room_for_message(self, size: int, data: int) -> RPC | None:
+        """Return the RPC to add a message to, or `None` if it fits in no RPC."""
         if not self._limits.accept(size, data):
             self.left_out += 1
             return None
@@ -140,14 +140,14 @@ def _ids_size(ids: Iterable[bytes]) -> int:
     return sum(len(each) + _FIELD for each in ids)
 
 
-def _slices(ids: Iterable[bytes], limit: int) -> Iterator[list[bytes]]:
-    """Ids in lists that fit in half a part, so that parts fill well; one list at least."""
-    taken: list[bytes] = []
+def _split_ids(ids: Iterable[bytes], limit: int) -> Iterator[list[bytes]]:
+    """Split ids into lists that fit in half a part, so that parts fill well; yields at least one list."""
+    chunk: list[bytes] = []
     size = 0
     for each in ids:
-        if taken and size + len(each) + _FIELD > limit // 2:
-            yield taken
-            taken, size = [], 0
-        taken.append(each)
+        if chunk and size + len(each) + _FIELD > limit // 2:
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(each)
         size += len(each) + _FIELD
-    yield taken
+    yield chunk

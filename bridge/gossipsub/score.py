@@ -1,7 +1,7 @@
-"""The score a router gives its peers (libp2p specs, pubsub/gossipsub/gossipsub-v1.1.md, Peer Scoring).
+"""Peer scores (libp2p specs, pubsub/gossipsub/gossipsub-v1.1.md, Peer Scoring).
 
-One sum a peer, not one a topic: which of thousands of separator topics a peer serves says nothing about its conduct.
-There is no P3 (message delivery rate): most topics are silent most of the time, so it would punish honest peers.
+A peer has one sum, not one for each topic: which of thousands of separator topics a peer serves says nothing about its
+conduct. There is no P3 (message delivery rate): most topics are silent most of the time, so it would harm honest peers.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 
-def half_life(seconds: float) -> float:
-    """What a counter is multiplied with each second, for it to halve in that many seconds."""
-    value: float = 0.5 ** (1 / seconds)
-    return value
+def decay_for_half_life(seconds: float) -> float:
+    """The decay factor per second with which a counter halves in that many seconds."""
+    factor: float = 0.5 ** (1 / seconds)
+    return factor
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,22 +21,22 @@ class ScoreOptions:
 
     mesh_weight: float = 1 / 3600  # P1, per second in a mesh
     mesh_cap: float = 3600.0  # seconds
-    first_weight: float = 0.5  # P2, per message that this peer was the first to bring
+    first_weight: float = 0.5  # P2, per message that this peer delivered first
     first_cap: float = 100.0
-    first_decay: float = half_life(90)
+    first_decay: float = decay_for_half_life(90)
     invalid_weight: float = -10.0  # P4, per square of bad messages
-    invalid_decay: float = half_life(540)
+    invalid_decay: float = decay_for_half_life(540)
     colocation_weight: float = -100.0  # P6, per square of the peers above the threshold on one address
     colocation_threshold: int = 10
     behaviour_weight: float = -10.0  # P7, per square of penalties above the threshold
     behaviour_threshold: float = 6.0
-    behaviour_decay: float = half_life(540)
-    zero: float = 0.01  # a counter below it is 0
+    behaviour_decay: float = decay_for_half_life(540)
+    decay_to_zero: float = 0.01  # a counter below it becomes 0
 
     gossip_threshold: float = -500.0  # below: no IHAVE to it, its IHAVE and IWANT ignored
     publish_threshold: float = -1000.0  # below: our own messages are not flooded to it
     graylist_threshold: float = -2500.0  # below: its messages and control messages are ignored
-    opportunistic_threshold: float = 1.0  # median of a mesh below which better peers are taken in
+    opportunistic_threshold: float = 1.0  # median of a mesh below which better peers are grafted
 
     def __post_init__(self) -> None:
         if not self.graylist_threshold <= self.publish_threshold <= self.gossip_threshold <= 0:
@@ -47,7 +47,7 @@ class ScoreOptions:
 
 @dataclass(slots=True)
 class Score:
-    """One peer's counters. `value` is up to date after `tick` and after each method that lowers it."""
+    """Counters of one peer. `value` is current after `tick` and after each method that lowers it."""
 
     options: ScoreOptions
     mesh_seconds: float = 0.0
@@ -59,36 +59,36 @@ class Score:
     value: float = field(default=0.0, init=False)
 
     def deliver(self) -> None:
-        """P2: it was the first to bring a good message. Counts in `value` from the next tick on."""
+        """Count a valid message that the peer delivered first (P2). `value` includes it from the next tick on."""
         if self.first < self.options.first_cap:
             self.first += 1.0
 
     def reject(self) -> None:
-        """P4: it brought a message that is bad or against the policy."""
+        """Count a message that is invalid or against the policy (P4)."""
         self.invalid += 1.0
         self.compute()
 
     def penalize(self, count: float = 1.0) -> None:
-        """P7: it broke the rules of the protocol."""
+        """Count a breach of the protocol (P7)."""
         self.behaviour += count
         self.compute()
 
     def colocate(self, count: int) -> None:
-        """P6: so many peers are on its address."""
+        """Set the number of peers on its address (P6)."""
         self.colocated = count
         self.compute()
 
     def tick(self, seconds: float, in_mesh: bool) -> None:
-        """Time has passed: counters fade, time in the mesh grows, or starts afresh outside of it."""
+        """Advance the time: counters decay, and the time in the mesh grows, or is 0 outside of it."""
         options = self.options
         self.mesh_seconds = min(self.mesh_seconds + seconds, options.mesh_cap) if in_mesh else 0.0
-        self.first = self._fade(self.first, options.first_decay, seconds)
-        self.invalid = self._fade(self.invalid, options.invalid_decay, seconds)
-        self.behaviour = self._fade(self.behaviour, options.behaviour_decay, seconds)
+        self.first = self._decay(self.first, options.first_decay, seconds)
+        self.invalid = self._decay(self.invalid, options.invalid_decay, seconds)
+        self.behaviour = self._decay(self.behaviour, options.behaviour_decay, seconds)
         self.compute()
 
     def compute(self) -> float:
-        """The score, from the counters."""
+        """Compute `value` from the counters."""
         options = self.options
         value = self.mesh_seconds * options.mesh_weight + self.first * options.first_weight + self.app
         if self.invalid:
@@ -103,13 +103,13 @@ class Score:
         return value
 
     @property
-    def conduct(self) -> float:
-        """The score but for P6: what the peer itself answers for."""
+    def value_without_colocation(self) -> float:
+        """The score without P6: the part that the peer itself is responsible for."""
         surplus = self.colocated - self.options.colocation_threshold
         return self.value - (surplus * surplus * self.options.colocation_weight if surplus > 0 else 0.0)
 
-    def _fade(self, counter: float, decay: float, seconds: float) -> float:
+    def _decay(self, counter: float, decay: float, seconds: float) -> float:
         if not counter:
             return 0.0
-        left: float = counter * decay**seconds
-        return left if left >= self.options.zero else 0.0
+        decayed: float = counter * decay**seconds
+        return decayed if decayed >= self.options.decay_to_zero else 0.0

@@ -1,4 +1,4 @@
-"""How a router has signatures judged."""
+"""Signature verification for the router."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from kiln.schemas.wire.identity import Judgement, Policy, check
 Verify = Callable[[Message], Judgement]
 
 
-def verifier(policy: Policy) -> Verify:
-    """The usual `verify` of a Router: signatures judged under a network's policy."""
+def make_verifier(policy: Policy) -> Verify:
+    """Make a Router's `verify`: a function that checks signatures under a network's policy."""
 
     def verify(message: Message) -> Judgement:
         return check(message, policy)

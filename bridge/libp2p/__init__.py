@@ -1,1 +1,1 @@
-"""Our place on the network: identity, sequence numbers, connections and the pubsub streams on them."""
+"""The libp2p node: identity, sequence numbers, connections and the pubsub streams on them."""

@@ -1,4 +1,4 @@
-"""Addresses out of the settings: read, checked, and tried before libp2p gets them."""
+"""Parsing and checks of the addresses in the settings."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ ADDRESS_ERRORS: Final = (ValueError, StringParseError, BinaryParseError, Protoco
 
 
 class NodeError(Exception):
-    """The node cannot run with these options. The text says why, and what to do."""
+    """The node cannot run with these options; the message says why, and what to do."""
 
 
 class BootstrapPeer:
-    """A peer of `bridge.bootstrap`: its addresses, and how dialling it went."""
+    """A peer of `bridge.bootstrap`: its addresses, and the result of dialling it."""
 
     def __init__(self, peer: bytes) -> None:
         self.id = ID(peer)
@@ -27,41 +27,56 @@ class BootstrapPeer:
         self.error = ""
 
 
-def tcp_address(text: str, use: str) -> Multiaddr:
-    """A multiaddr of TCP. `use`: of what setting, for the error. NodeError: the text is no such address."""
+def parse_tcp_address(text: str, use: str) -> Multiaddr:
+    """Parse a TCP multiaddr.
+
+    Args:
+        use: The setting that the address belongs to, for the error.
+
+    Raises:
+        NodeError: The text is no TCP multiaddr.
+    """
     try:
         address = Multiaddr(text)
         names = [protocol.name for protocol in address.protocols()]
     except ADDRESS_ERRORS as error:
-        raise NodeError(f"{use} address {text!r}: not a multiaddr such as /ip4/127.0.0.1/tcp/4001: {error}") from error
+        raise NodeError(
+            f"cannot use {use} address {text!r} ({error}). Give a multiaddr such as /ip4/127.0.0.1/tcp/4001"
+        ) from error
     if names[1:2] != ["tcp"] or any(name not in ("tcp", "p2p") for name in names[1:]):
         raise NodeError(
-            f"{use} address {text!r}: only TCP is spoken, as in /ip4/127.0.0.1/tcp/4001, not QUIC or WebSocket"
+            f"cannot use {use} address {text!r}: only TCP is supported, not QUIC or WebSocket. Give a multiaddr such "
+            "as /ip4/127.0.0.1/tcp/4001"
         )
     return address
 
 
-def bootstrap_peers(bootstrap: Iterable[str], own: bytes) -> list[BootstrapPeer]:
-    """The bootstrap peers, each with all its addresses: the node tries these in turn until one answers.
+def parse_bootstrap_peers(bootstrap: Iterable[str], own: bytes) -> list[BootstrapPeer]:
+    """Parse the bootstrap peers, each with all its addresses, which the node tries in turn until one answers.
 
-    NodeError: an address is none, or names no peer.
+    Raises:
+        NodeError: An address is invalid, or names no peer.
     """
     targets: dict[str, BootstrapPeer] = {}
     for text in bootstrap:
-        address = tcp_address(text, "bootstrap")
+        address = parse_tcp_address(text, "bootstrap")
         try:
             peer = ID.from_base58(address.value_for_protocol("p2p"))
         except ADDRESS_ERRORS as error:
             raise NodeError(
-                f"bootstrap address {text!r}: must end in /p2p/<peer id>, so that the node knows who answers"
+                f"cannot use bootstrap address {text!r}: the peer's identity is missing. Append /p2p/<peer id>"
             ) from error
         if peer.to_bytes() != own:
             targets.setdefault(str(peer), BootstrapPeer(peer.to_bytes())).addresses.append(address)
     return list(targets.values())
 
 
-def free_to_listen(address: Multiaddr) -> None:
-    """NodeError if a process listens there. libp2p sets SO_REUSEPORT: two nodes would share a port and not notice."""
+def check_listen_address(address: Multiaddr) -> None:
+    """Check that no process listens on the address: with libp2p's SO_REUSEPORT two nodes would share a port unnoticed.
+
+    Raises:
+        NodeError: The address cannot be bound.
+    """
     host, port = host_port(address)
     if not port or host is None:
         return
@@ -71,17 +86,19 @@ def free_to_listen(address: Multiaddr) -> None:
         try:
             probe.bind((host, port))
         except OSError as error:
-            raise NodeError(f"cannot listen on {address}: {error.strerror}") from error
+            raise NodeError(
+                f"cannot listen on {address} ({error.strerror}). Stop the other program, or set bridge.listen."
+            ) from error
 
 
 def host_port(address: Multiaddr) -> tuple[str | None, int]:
-    """IP address and port; None for a host that is a name."""
+    """Return the IP address, or `None` for a host name, and the port."""
     values = {protocol.name: value for protocol, value in address.items()}
     return values.get("ip4") or values.get("ip6"), int(values["tcp"])
 
 
 def socket_address(remote: tuple[str, int] | None) -> Multiaddr | None:
-    """The multiaddr of the other end of a TCP connection."""
+    """Return the multiaddr of the other end of a TCP connection."""
     if remote is None:
         return None
     host, port = remote

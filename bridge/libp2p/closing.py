@@ -11,20 +11,13 @@ async def close_connection(conn: INetConn) -> None:
     """Close a connection, also one in which writes are stuck."""
     muxed = conn.muxed_conn
     if isinstance(muxed, Yamux):
-        with shielded(1):
+        with trio.move_on_after(1, shield=True):
             # the socket first, because yamux sends its GO_AWAY under the lock that a stuck write holds
             await muxed.secured_conn.close()
-    with shielded(1):
+    with trio.move_on_after(1, shield=True):
         await conn.close()
 
 
-async def reset(stream: INetStream) -> None:
-    with shielded(1):
+async def reset_stream(stream: INetStream) -> None:
+    with trio.move_on_after(1, shield=True):
         await stream.reset()
-
-
-def shielded(seconds: float) -> trio.CancelScope:
-    """Return a cancel scope for cleanup that is shielded from outside cancellation and ends after `seconds`."""
-    scope = trio.CancelScope(deadline=trio.current_time() + seconds)
-    scope.shield = True
-    return scope

@@ -47,19 +47,19 @@ from kiln.bridge.gossipsub.wire import OversizedRpc, RpcSplitter, WireError, enc
 from kiln.bridge.libp2p.addresses import (
     BootstrapPeer,
     NodeError,
-    parse_bootstrap_peers,
     check_listen_address,
-    socket_address,
+    parse_bootstrap_peers,
     parse_tcp_address,
+    socket_address,
 )
 from kiln.bridge.libp2p.budget import BanList, CaptureBudget, UnfinishedRpcs
-from kiln.bridge.libp2p.closing import close_connection, reset_stream, shielded
+from kiln.bridge.libp2p.closing import close_connection, reset_stream
 from kiln.bridge.libp2p.inflow import READ_BYTES
 from kiln.bridge.libp2p.keys import derive_author_keys
 from kiln.bridge.libp2p.links import InboundStream, PeerLink, PubsubSession
 from kiln.bridge.libp2p.options import NodeOptions
 from kiln.bridge.libp2p.seqno import Seqno
-from kiln.bridge.libp2p.streams import AGENT_KEY, GossipStream, make_host, get_swarm
+from kiln.bridge.libp2p.streams import AGENT_KEY, GossipStream, get_swarm, make_host
 from kiln.bridge.libp2p.view import BootstrapState, NodeView, peer_name
 from kiln.conf.process.backoff import pause_after
 from kiln.conf.process.bridge_status import PeerStatus, SavingStatus
@@ -188,7 +188,7 @@ class Node:
     async def _shut_down(self) -> None:
         """Stop listening and disconnect all peers at once, unlike libp2p, which leaves its listeners open."""
         self._closing = True
-        with shielded(2):
+        with trio.move_on_after(2, shield=True):
             async with trio.open_nursery() as nursery:
                 for listener in self._swarm.listeners.values():
                     nursery.start_soon(listener.close)

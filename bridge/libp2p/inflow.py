@@ -1,7 +1,7 @@
-"""The short way in: from TCP to the buffers of a connection's streams, for yamux frames that are data and nothing else.
+"""A fast path from TCP to the buffers of a connection's streams, for yamux frames that are plain data.
 
-Stock takes such a frame through twenty coroutines, four locks and as many formatted debug lines. CPU of a receiver for
-a signed 300-byte message alone in its frame is in docs/performance.md. All other yamux frames take the stock way.
+Stock passes such a frame through twenty coroutines, four locks and as many formatted debug lines. CPU of a receiver for
+a signed 300-byte message alone in its frame is in docs/performance.md. All other yamux frames take the stock path.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from libp2p.stream_muxer.yamux.yamux import DEFAULT_WINDOW_SIZE, HEADER_SIZE, Ya
 
 READ_BYTES: Final = 256 * 1024
 
-_BETWEEN_CHECKPOINTS: Final = 32  # yamux frames
-_PLAIN_DATA: Final = bytes(4)  # how the header begins: version 0, type data, no flags
+_CHECKPOINT_INTERVAL: Final = 32  # yamux frames
+_PLAIN_DATA: Final = bytes(4)  # start of the header: version 0, type data, no flags
 _STREAM_AND_LENGTH: Final = Struct(">4xII")
 
 
 class BufferedTCP(TrioTCPStream):
-    """A TCP stream that reads ahead: noise asks for 2 bytes, then for the rest, and each would be a system call."""
+    """A TCP stream that reads ahead: noise reads 2 bytes, then the rest, and each would be a system call."""
 
     _ahead = b""
     _at = 0
@@ -44,8 +44,8 @@ class BufferedTCP(TrioTCPStream):
         self._at = end
         return ahead[start:end]
 
-    def noise_message(self) -> bytes | None:
-        """The next noise message without its length, if all of it was read ahead."""
+    def next_noise_message(self) -> bytes | None:
+        """Return the next noise message without its length, or `None` if it was not read ahead completely."""
         ahead, start = self._ahead, self._at + 2
         if start > len(ahead):
             return None
@@ -57,16 +57,18 @@ class BufferedTCP(TrioTCPStream):
 
 
 class InflowSession(SecureSession):
-    """A noise session. Once it carries a yamux connection, `read` of a header gives only those of frames that are not
-    plain data of a known stream; plain data it has put into the stream's buffer before."""
+    """A noise session that puts plain data of an attached yamux connection directly into its stream buffers.
+
+    Reading a yamux header then returns only headers of frames that are not plain data of an open stream.
+    """
 
     _yamux: Yamux | None = None
     _tcp: BufferedTCP | None = None
     _plain = b""
-    _at = 0  # what is before is read
+    _at = 0  # read position in `_plain`
 
-    def carry(self, yamux: Yamux) -> None:
-        """From now on yamux frames come, of this connection."""
+    def attach(self, yamux: Yamux) -> None:
+        """Attach the yamux connection whose frames follow from now on."""
         self._yamux = yamux
         noise = self.conn
         raw = noise.read_writer.read_write_closer if isinstance(noise, NoiseTransportReadWriter) else None
@@ -74,55 +76,63 @@ class InflowSession(SecureSession):
         self._tcp = stream if isinstance(stream, BufferedTCP) else None
 
     async def read(self, n: int | None = None) -> bytes:
-        """As stock but for a yamux header, which is what is asked for in HEADER_SIZE bytes; its body: `read_body`."""
+        """Read like stock, except that a read of HEADER_SIZE bytes is a yamux header; `read_body` reads its body."""
         if n == HEADER_SIZE and self._yamux is not None:
-            return await self._header(self._yamux)
+            return await self._read_header(self._yamux)
         if n is None:
             rest, self._plain, self._at = self._plain[self._at :], b"", 0
-            return rest or await self._message()
+            return rest or await self._read_message()
         return await self.read_body(n)
 
     async def read_body(self, n: int) -> bytes:
-        """`n` bytes, or fewer where the connection ends in them. ConnectionClosedError: it ends before them."""
+        """Read `n` bytes, or fewer if the connection ends among them.
+
+        Raises:
+            ConnectionClosedError: The connection ends before the first byte.
+        """
         start = self._at
         end = start + n
         if end <= len(self._plain):
             self._at = end
             return self._plain[start:end]
         parts = [self._plain[start:]]
-        had = len(parts[0])
+        size = len(parts[0])
         self._plain, self._at = b"", 0
-        while had < n:
+        while size < n:
             try:
-                part = await self._message()
+                part = await self._read_message()
             except ConnectionClosedError:
-                if not had:
+                if not size:
                     raise
                 return b"".join(parts)
-            had += len(part)
+            size += len(part)
             parts.append(part)
-        surplus = had - n
+        surplus = size - n
         if surplus:
             self._plain = parts[-1]
             self._at = len(self._plain) - surplus
             parts[-1] = self._plain[: self._at]
         return b"".join(parts)
 
-    async def _message(self) -> bytes:
-        """One noise message, decrypted. ConnectionClosedError: it is empty, which stock takes for the end."""
+    async def _read_message(self) -> bytes:
+        """Read and decrypt a noise message.
+
+        Raises:
+            ConnectionClosedError: The message is empty, which stock treats as the end.
+        """
         noise, tcp = self.conn, self._tcp
-        whole = tcp.noise_message() if tcp is not None else None
-        if whole is not None and isinstance(noise, NoiseTransportReadWriter):
-            plain = noise.decrypt(whole)
+        encrypted = tcp.next_noise_message() if tcp is not None else None
+        if encrypted is not None and isinstance(noise, NoiseTransportReadWriter):
+            plain = noise.decrypt(encrypted)
         else:
             plain = await noise.read_msg()
         if not plain:
             raise ConnectionClosedError("Connection closed")
         return plain
 
-    async def _header(self, yamux: Yamux) -> bytes:
+    async def _read_header(self, yamux: Yamux) -> bytes:
         streams, buffers, events = yamux.streams, yamux.stream_buffers, yamux.stream_events
-        taken = 0
+        frames = 0
         while True:
             header = await self.read_body(HEADER_SIZE)
             if not header.startswith(_PLAIN_DATA) or len(header) != HEADER_SIZE:
@@ -136,31 +146,31 @@ class InflowSession(SecureSession):
                 raise IncompleteReadError(
                     "the connection ended inside a yamux frame", expected_bytes=length, received_bytes=len(data)
                 )
-            # no lock: nothing waits between here and the end of the turn, and the stream may have gone meanwhile
+            # no lock is needed without an await up to the end of the turn; the stream may have ended meanwhile
             buffer, event = buffers.get(number), events.get(number)
             if buffer is not None and event is not None:
                 buffer += data
                 stream.recv_window -= length
                 if len(buffer) > DEFAULT_WINDOW_SIZE:
-                    raise trio.TooSlowError  # over its window: stock only logs that; here it ends the connection
+                    raise trio.TooSlowError  # over its window, which stock only logs; here it ends the connection
                 event.set()
-            taken += 1
-            if not taken % _BETWEEN_CHECKPOINTS:
+            frames += 1
+            if not frames % _CHECKPOINT_INTERVAL:
                 await trio.lowlevel.checkpoint()
 
 
 class InflowNoise(NoiseTransport):
-    """Noise with sessions of this kind."""
+    """Noise transport with `InflowSession`s."""
 
     async def secure_inbound(self, conn: IRawConnection) -> ISecureConn:
-        return _inflow(await super().secure_inbound(conn))
+        return _as_inflow_session(await super().secure_inbound(conn))
 
     async def secure_outbound(self, conn: IRawConnection, peer_id: ID) -> ISecureConn:
-        return _inflow(await super().secure_outbound(conn, peer_id))
+        return _as_inflow_session(await super().secure_outbound(conn, peer_id))
 
 
-def _inflow(session: ISecureConn) -> ISecureConn:
-    # the stock class is written into the handshake; only methods differ, so the object can change its class
+def _as_inflow_session(session: ISecureConn) -> ISecureConn:
+    # the handshake constructs the stock class; only methods differ, so the object can change its class
     if type(session) is SecureSession:
         session.__class__ = InflowSession
     return session

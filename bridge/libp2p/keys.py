@@ -1,7 +1,7 @@
 """The node's identity: an Ed25519 key in a file that only its owner may read.
 
-The file holds a marshalled libp2p PrivateKey (libp2p specs, peer-ids/peer-ids.md, Keys), as other libp2p software
-writes it: Type Ed25519, Data = the 32-byte seed and the 32-byte public key.
+The file is a marshalled libp2p PrivateKey (libp2p specs, peer-ids/peer-ids.md, Keys), as other libp2p software writes
+it: Type Ed25519, Data = the 32-byte seed and the 32-byte public key.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ _FILE_BYTES: Final = len(_HEADER) + 64
 
 
 class KeyFileError(Exception):
-    """The identity key cannot be used as it is: says which file, why, and what to do."""
+    """The identity key cannot be used; the message names the file, the cause and the fix."""
 
 
-def load_or_create(path: Path) -> Ed25519PrivateKey:
-    """The key in `path`; a new one, written there with mode 0600, where there is no file.
+def load_or_create_key(path: Path) -> Ed25519PrivateKey:
+    """Load the key in `path`; if there is no file, create a key and write it there with mode 0600.
 
-    KeyFileError: it cannot be read or written, others may read or write it, or it holds no such key. The file is never
-    repaired or replaced: a key that others could read may be known to them, and a lost key is a lost identity.
+    The file is never repaired or replaced: others may know a key that was readable, and a lost key is a lost identity.
+
+    Raises:
+        KeyFileError: The file cannot be read or written, others may read or write it, or it is no such key.
     """
     try:
         return _load(path)
@@ -37,49 +39,60 @@ def load_or_create(path: Path) -> Ed25519PrivateKey:
     try:
         return _create(path)
     except FileExistsError:
-        return load_or_create(path)  # another process was faster
+        return load_or_create_key(path)  # another process was faster
     except OSError as error:
-        raise KeyFileError(f"{path}: the identity key cannot be written: {error.strerror}") from error
+        raise KeyFileError(
+            f"cannot write the identity key {path} ({error.strerror}). Check the folder's permissions and the disk."
+        ) from error
 
 
-def author_keys(identity: Ed25519PrivateKey, count: int) -> tuple[Ed25519PrivateKey, ...]:
-    """The keys that sign a node's own messages: its identity, and `count - 1` keys made from it (HKDF, RFC 5869).
+def derive_author_keys(identity: Ed25519PrivateKey, count: int) -> tuple[Ed25519PrivateKey, ...]:
+    """Derive the keys that sign a node's own messages: its identity, and `count - 1` others (HKDF, RFC 5869).
 
-    The same identity has the same authors after each start, so that peers know the sequence numbers of all of them.
+    An identity has the same authors after each start, so that peers know the sequence numbers of all of them.
     """
     seed = identity.private_bytes_raw()
-    made = (HKDF(SHA256(), 32, None, b"kiln author %d" % index).derive(seed) for index in range(1, count))
-    return (identity, *map(Ed25519PrivateKey.from_private_bytes, made))
+    derived = (HKDF(SHA256(), 32, None, b"kiln author %d" % index).derive(seed) for index in range(1, count))
+    return (identity, *map(Ed25519PrivateKey.from_private_bytes, derived))
 
 
 def _load(path: Path) -> Ed25519PrivateKey:
     try:
-        # not blocking: a FIFO in its place would wait for a writer
+        # non-blocking, because opening a FIFO of that name would wait for a writer
         with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
-                raise KeyFileError(f"{path}: not a file, so it cannot hold the identity key")
+                raise KeyFileError(f"cannot read the identity key {path}: it is no regular file. Move it away.")
             mode = stat.S_IMODE(status.st_mode)
             if mode & 0o077:
                 raise KeyFileError(
-                    f"{path}: the identity key has mode {mode:04o}, so others than its owner may use it; if nobody "
-                    f"did: chmod 600 {path}"
+                    f"cannot use the identity key {path}: it has mode {mode:04o}, so users other than its owner may "
+                    f"have read it. If none did, run chmod 600 {path}"
                 )
             raw = file.read(_FILE_BYTES + 1)
     except FileNotFoundError:
         if path.is_symlink():
-            raise KeyFileError(f"{path}: a symbolic link to a file that is not there") from None
+            raise KeyFileError(
+                f"cannot read the identity key {path}: it links to a file that does not exist. Restore that file, or "
+                "remove the link to get a new identity."
+            ) from None
         raise
     except OSError as error:
-        raise KeyFileError(f"{path}: the identity key cannot be read: {error.strerror}") from error
+        raise KeyFileError(
+            f"cannot read the identity key {path} ({error.strerror}). Check the file's owner and permissions."
+        ) from error
     if len(raw) != _FILE_BYTES or not raw.startswith(_HEADER):
         raise KeyFileError(
-            f"{path}: not a libp2p Ed25519 private key; put the right one back, or move this away for a new identity"
+            f"cannot read the identity key {path}: not a libp2p Ed25519 private key. Restore the right file, or move "
+            "this one away to get a new identity."
         )
     seed, public = raw[len(_HEADER) : len(_HEADER) + 32], raw[len(_HEADER) + 32 :]
     key = Ed25519PrivateKey.from_private_bytes(seed)
     if key.public_key().public_bytes_raw() != public:
-        raise KeyFileError(f"{path}: damaged: its private and public halves are not of one key")
+        raise KeyFileError(
+            f"cannot use the identity key {path}: it is damaged, its private and public halves do not match. Restore "
+            "the file, or move it away to get a new identity."
+        )
     return key
 
 
@@ -93,7 +106,7 @@ def _create(path: Path) -> Ed25519PrivateKey:
             file.write(_HEADER + key.private_bytes_raw() + key.public_key().public_bytes_raw())
             file.flush()
             os.fsync(file.fileno())
-        os.link(new, path)  # unlike a rename, this never replaces a key that came in between
+        os.link(new, path)  # unlike a rename, this never replaces a key created in between
     finally:
         new.unlink(missing_ok=True)
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)

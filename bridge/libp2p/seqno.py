@@ -1,7 +1,7 @@
-"""Sequence numbers of our own messages: never lower than any before, over restarts, crashes and clocks set back.
+"""Sequence numbers of our own messages, monotonic over restarts, crashes and clocks set back.
 
-A message's id is its author and its seqno, and some peers keep the highest one per author on disk and drop what is not
-above it (Kubo 0.40's BasicSeqnoValidator), so one step back makes a node mute.
+A message's id is its author and its seqno. Some peers store the highest one of each author and drop messages that are
+not above it (Kubo 0.40's BasicSeqnoValidator), so after one step back they ignore the node.
 """
 
 from __future__ import annotations
@@ -18,28 +18,37 @@ SEQNO_BYTES: Final = 8
 
 
 class SeqnoError(Exception):
-    """The file of the sequence numbers cannot be used: says which, why, and what to do."""
+    """The file of the sequence numbers cannot be used; the message names the file, the cause and the fix."""
 
 
 class Seqno:
-    """seqno = max(time in ns, last + 1), with a high-water mark in a file: no number above it was given out.
+    """seqno = max(time in ns, last + 1), with a high-water mark in a file: no number above it was used.
 
-    The mark is written `reserve` ahead, so a write comes once in that time and not with every message. After a crash
-    the numbers go on from the mark; after `close` from the last number, or from the mark where the disk took no write.
+    The mark is written `reserve` ahead, so there is one write in that time and not one for every message. After a crash
+    the numbers continue from the mark; after `close` from the last number, or from the mark if it could not be written.
     One owner at a time, one thread.
     """
 
     def __init__(self, path: Path, clock_ns: Callable[[], int], reserve: int = RESERVE) -> None:
-        """`clock_ns`: unix time in nanoseconds. SeqnoError if the file is there and unreadable."""
+        """Read the mark.
+
+        Args:
+            clock_ns: Returns Unix time in ns.
+            reserve: Distance of the mark, in ns.
+
+        Raises:
+            SeqnoError: The file exists and cannot be read.
+        """
         self._path = path
         self._clock_ns = clock_ns
         self._reserve = reserve
         self._last = self._mark = _read(path)
 
     def next(self) -> int:
-        """The next number, an unsigned 64-bit integer.
+        """Return the next number, an unsigned 64-bit integer.
 
-        SeqnoError if the mark cannot be written: no number is given out then.
+        Raises:
+            SeqnoError: The mark cannot be written.
         """
         number = max(self._clock_ns(), self._last + 1)
         if number > self._mark:
@@ -48,12 +57,15 @@ class Seqno:
         return number
 
     def next_bytes(self) -> bytes:
-        """The next number as it is on the wire: 8 bytes, big-endian."""
+        """Return the next number in its wire form: 8 bytes, big-endian."""
         return self.next().to_bytes(SEQNO_BYTES, "big")
 
     def close(self) -> None:
-        """Give back what was reserved and not used, if the disk takes the write: a mark that is too high does no harm,
-        and a bridge whose disk is full must end in peace."""
+        """Release the unused reserve.
+
+        A failed write is ignored: a mark that is too high does no harm, and a bridge with a full disk must be able to
+        stop.
+        """
         if self._last < self._mark:
             with suppress(SeqnoError):
                 self._write(self._last)
@@ -76,7 +88,9 @@ class Seqno:
                 os.fsync(file.fileno())
             os.replace(new, self._path)
         except OSError as error:
-            raise SeqnoError(f"{self._path}: cannot be written: {error.strerror}") from error
+            raise SeqnoError(
+                f"cannot write the sequence numbers to {self._path} ({error.strerror}). Check the disk."
+            ) from error
         self._mark = mark
 
 
@@ -86,12 +100,14 @@ def _read(path: Path) -> int:
     except FileNotFoundError:
         return 0
     except OSError as error:
-        raise SeqnoError(f"{path}: cannot be read: {error.strerror}") from error
+        raise SeqnoError(
+            f"cannot read the sequence numbers in {path} ({error.strerror}). Check the file's owner and permissions."
+        ) from error
     text = raw.strip()
-    # isdigit: int() would take signs, underscores and spaces
+    # isdigit, because int() would accept signs, underscores and spaces
     if not text.isdigit() or len(text) > 20 or int(text) >= 1 << 64:
         raise SeqnoError(
-            f"{path}: holds no sequence number but {raw[:40]!r}; without the file numbers start at the clock again, "
-            "which is right if this machine's clock was never set back"
+            f"cannot read the sequence numbers in {path}: {raw[:40]!r} is no number. Restore the file, or delete it if "
+            "this machine's clock was never set back: the numbers then start at the clock."
         )
     return int(text)

@@ -1,9 +1,9 @@
-"""What is changed in py-libp2p's transports: yamux credit and writes, who dials, what is offered; reads: inflow.py.
+"""Overrides of py-libp2p: yamux credit and writes, automatic dialling, offered protocols. Reads are in inflow.py.
 
-Every override names its reason; py-libp2p is pinned exactly, since these touch its internals (0.8.1). CPU of the
+Each override states its reason. py-libp2p is pinned exactly (0.8.1), since these depend on its internals. CPU of the
 receiver for a signed 300-byte message alone in its frame, on a busy machine: 372 µs with stock reads and credit, 284
-with batched credit, 236 with buffered reads, 230 with both, 200 without the timeout on frame bodies too. The short way
-in came later (docs/performance.md).
+with batched credit, 236 with buffered reads, 230 with both, 200 without the timeout on frame bodies too
+(docs/performance.md has the figures with inflow.py).
 """
 
 from __future__ import annotations
@@ -59,25 +59,25 @@ from kiln.bridge.libp2p.inflow import BufferedTCP, InflowNoise, InflowSession
 from kiln.schemas.reject import Rejected
 from kiln.schemas.wire.public_key import read_rsa
 
-CREDIT_BYTES: Final = 64 * 1024  # a window update is sent for this much that was read
-AGENT: Final = "kiln_agent"  # peerstore key of a peer's agent version
+CREDIT_BYTES: Final = 64 * 1024  # read bytes after which a window update is sent
+AGENT_KEY: Final = "kiln_agent"  # peerstore key of a peer's agent version
 MAX_STREAMS: Final = 256  # of one connection; go-libp2p allows a peer fewer
 
-_ZERO_WINDOW_WAIT: Final = 0.02  # s
-_TO_CLOSE: Final = 5.0  # s: from the end of a connection until its socket is closed in any case
+_WINDOW_POLL: Final = 0.02  # s
+_CLOSE_TIMEOUT: Final = 5.0  # s from the end of a connection until its socket is closed in any case
 _AGENT_CHARS: Final = 128
-_IDENTIFY_ITEMS: Final = 256  # addresses, and protocols
-_IDENTIFY_ITEM: Final = 512  # bytes of one
+_IDENTIFY_ITEMS: Final = 256  # most addresses, and most protocols
+_IDENTIFY_ITEM: Final = 512  # most bytes of one
 
 
 class _BufferedListener(TCPListener):
     def __init__(self, handler: THandler) -> None:
-        async def buffered(stream: ReadWriteCloser) -> None:
+        async def handle_buffered(stream: ReadWriteCloser) -> None:
             if type(stream) is TrioTCPStream:
                 stream = BufferedTCP(stream.stream)
             await handler(stream)
 
-        super().__init__(buffered)
+        super().__init__(handle_buffered)
 
 
 class BufferedTCPTransport(TCP):
@@ -96,32 +96,36 @@ class BufferedTCPTransport(TCP):
 class GossipStream(YamuxStream):
     """A yamux stream with exact, batched credit, no lock on reading, and writes that wait as long as the caller does.
 
-    What came before its connection ended can still be read. Stock throws that away; sends a window update for every
-    read; lets the receive window grow to 16 MiB, which a paused reader then holds for each peer; only logs that a peer
-    exceeds its window; gives up a write after 5 s without window in the middle of a message, which ends the stream of
-    any peer that pauses.
+    Bytes received before its connection ended can still be read. Stock discards them; sends a window update for every
+    read; lets the receive window grow to 16 MiB, which a paused reader then occupies for each peer; only logs that a
+    peer exceeds its window; aborts a write after 5 s without window in the middle of a message, which ends the stream
+    of any peer that pauses.
     """
 
-    _owed = 0  # bytes read and not given back as window yet
-    _left = b""  # what was not read when the connection ended
+    _unacknowledged = 0  # bytes read, for which no window update was sent
+    _unread = b""  # received bytes that were not read when the connection ended
 
-    def leave(self) -> None:
-        """The connection ends: keeps what it holds for this stream."""
+    def retain_unread(self) -> None:
+        """Retain the received bytes of this stream when its connection ends."""
         buffer = self.conn.stream_buffers.get(self.stream_id)
         if buffer:
-            self._left += bytes(buffer)
+            self._unread += bytes(buffer)
             buffer.clear()
 
-    def unread(self) -> bytes:
-        """What has come and was not read; read now, without waiting and without credit for more."""
-        self.leave()
-        left, self._left = self._left, b""
-        return left
+    def take_unread(self) -> bytes:
+        """Read all received bytes, without waiting and without a window update."""
+        self.retain_unread()
+        unread, self._unread = self._unread, b""
+        return unread
 
     async def read(self, n: int | None = -1) -> bytes:
-        """What is there, at most n bytes; waits for the first. MuxedStreamEOF or MuxedStreamReset at the end.
+        """Read at most n received bytes, and wait for the first one.
 
-        The last of a connection that has ended is given whole.
+        After the end of the connection, all remaining bytes are returned at once.
+
+        Raises:
+            MuxedStreamEOF: The stream has ended.
+            MuxedStreamReset: The stream was reset.
         """
         conn, number = self.conn, self.stream_id
         while True:
@@ -133,16 +137,16 @@ class GossipStream(YamuxStream):
                 else:
                     data = bytes(buffer[:n])
                     del buffer[:n]
-                self._owed += len(data)
+                self._unacknowledged += len(data)
                 if self.closed and not buffer:
                     await conn._finalize_stream(self, fully_closed=True)
-                elif self._owed >= CREDIT_BYTES and not self.recv_closed:
-                    credit, self._owed = self._owed, 0
+                elif self._unacknowledged >= CREDIT_BYTES and not self.recv_closed:
+                    credit, self._unacknowledged = self._unacknowledged, 0
                     self.recv_window += credit
                     await self.send_window_update(credit)
                 return data
-            if self._left:
-                return self.unread()
+            if self._unread:
+                return self.take_unread()
             event = conn.stream_events.get(number)
             if self.reset_received:
                 raise MuxedStreamReset("the stream was reset")
@@ -153,9 +157,9 @@ class GossipStream(YamuxStream):
                 conn.stream_events[number] = trio.Event()
 
     async def write(self, data: bytes) -> None:
-        """As the stock write, but it waits for window without limit: the caller's cancel scope is the limit.
+        """Write like stock, but wait for window without a timeout: the caller's cancel scope is the limit.
 
-        A write that was cancelled may have sent a part: the connection is of no more use.
+        A cancelled write may have sent a part, so the connection cannot be used any more.
         """
         view, sent, total = memoryview(data), 0, len(data)
         while sent < total:
@@ -163,7 +167,7 @@ class GossipStream(YamuxStream):
                 raise MuxedStreamError("the stream is closed")
             size = min(self.send_window, MAX_MESSAGE_SIZE - HEADER_SIZE, total - sent)
             if size <= 0:
-                await trio.sleep(_ZERO_WINDOW_WAIT)
+                await trio.sleep(_WINDOW_POLL)
                 continue
             self.send_window -= size
             header = struct.pack(YAMUX_HEADER_FORMAT, 0, TYPE_DATA, 0, self.stream_id, size)
@@ -172,42 +176,42 @@ class GossipStream(YamuxStream):
 
 
 class GossipYamux(Yamux):
-    """A yamux connection of GossipStreams, closed when its peer opens too many or overruns a window."""
+    """A yamux connection of GossipStreams, closed when its peer opens too many streams or exceeds a window."""
 
     async def open_stream(self) -> YamuxStream:
-        return _gossip_stream(await super().open_stream())
+        return _as_gossip_stream(await super().open_stream())
 
     async def accept_stream(self) -> IMuxedStream:
         stream = await super().accept_stream()
         if len(self.streams) > MAX_STREAMS:
             await self.secured_conn.close()
-        return _gossip_stream(stream) if isinstance(stream, YamuxStream) else stream
+        return _as_gossip_stream(stream) if isinstance(stream, YamuxStream) else stream
 
     async def close(self, error_code: int = GO_AWAY_NORMAL) -> None:
-        self._leave_streams()
+        self._retain_unread()
         await super().close(error_code)
 
     async def _cleanup_on_error(self) -> None:
-        self._leave_streams()
+        self._retain_unread()
         await super()._cleanup_on_error()
 
-    def _leave_streams(self) -> None:
+    def _retain_unread(self) -> None:
         for stream in self.streams.values():
             if isinstance(stream, GossipStream):
-                stream.leave()
+                stream.retain_unread()
 
     async def handle_incoming(self) -> None:
         if isinstance(self.secured_conn, InflowSession):
-            self.secured_conn.carry(self)
+            self.secured_conn.attach(self)
         await super().handle_incoming()
 
     async def _read_data_body(self, length: int) -> bytes:
-        # stock bounds one frame by 16 MiB, logs what is over the window, and keeps it
+        # stock limits a frame to 16 MiB, and logs and buffers bytes beyond the window
         if length > DEFAULT_WINDOW_SIZE or any(
             len(buffer) > DEFAULT_WINDOW_SIZE for buffer in self.stream_buffers.values()
         ):
-            raise trio.TooSlowError  # what the receive loop takes as the end of the connection
-        # stock has a timeout around each body, at a price; a peer that stops in one only stops its own connection
+            raise trio.TooSlowError  # the receive loop treats it as the end of the connection
+        # stock has a timeout around each body, which costs CPU; a peer that stalls only stalls its own connection
         secured = self.secured_conn
         data = await (secured.read_body(length) if isinstance(secured, InflowSession) else secured.read(length))
         if len(data) != length:
@@ -218,45 +222,55 @@ class GossipYamux(Yamux):
 
 
 class _Muxer(MuxerMultistream):
-    """Stock makes its own Yamux, whatever class it was given for that protocol."""
+    """Muxer selection that uses the registered class. Stock always makes its own Yamux."""
 
     async def new_conn(self, conn: ISecureConn, peer_id: ID) -> IMuxedConn:
         protocol, muxer = await self._selector.select(conn, conn.is_initiator, self.negotiate_timeout)
         return self._annotate_connection(muxer(conn, peer_id), conn, protocol)
 
 
-def _gossip_stream(stream: YamuxStream) -> YamuxStream:
-    # the stock class is written into the receive loop; only methods differ, so the object can change its class
+def _as_gossip_stream(stream: YamuxStream) -> YamuxStream:
+    # the receive loop constructs the stock class; only methods differ, so the object can change its class
     stream.__class__ = GossipStream
     return stream
 
 
 class _Swarm(Swarm):
-    """Stock keeps the place of each connection that came until the swarm ends, and its task: once as many as there are
-    places have come, in the whole life of the node, nobody else is let in."""
+    """A swarm that frees the slot of an inbound connection when the connection ends.
+
+    Stock frees slots and tasks only when the swarm ends, so it accepts no more than `max_connections` inbound
+    connections in the whole life of the node.
+    """
 
     async def upgrade_inbound_raw_conn(self, raw_conn: IRawConnection, maddr: Multiaddr) -> IMuxedConn:
-        """Returns never: stock would wait for the end of the swarm. SwarmException: the connection has ended."""
+        """Serve the connection until it ends, where stock would wait for the end of the swarm. It never returns.
+
+        Raises:
+            SwarmException: The connection has ended.
+        """
         muxed = await super().upgrade_inbound_raw_conn(raw_conn, maddr)
         if isinstance(muxed, Yamux):
             await muxed.event_shutting_down.wait()
-            with trio.move_on_after(_TO_CLOSE):
+            with trio.move_on_after(_CLOSE_TIMEOUT):
                 await muxed.event_closed.wait()
         raise SwarmException("the connection has ended")
 
 
 class _NoDialling(AutoConnector):
-    """Kiln dials whom it is told to. Stock dials what peers advertise until it has (low + high) / 2 connections."""
+    """An auto-connector that dials no peer. Stock dials advertised addresses up to (low + high) / 2 connections."""
 
     async def maybe_connect(self) -> None:
         return
 
 
 def _read_rsa_key(data: bytes) -> RSAPublicKey:
-    """An RSA key of a stranger, in a noise handshake, a peer id or an envelope. ValueError: it is none.
+    """Read the RSA key of a peer, from a noise handshake, a peer id or an envelope.
 
-    Stock gives the bytes to loaders of every kind of key, private keys and Diffie-Hellman groups included, which check
-    primes: one key can cost minutes.
+    Stock passes the bytes to loaders of every kind of key, including private keys and Diffie-Hellman groups, which
+    check primes: one key can cost minutes.
+
+    Raises:
+        ValueError: The bytes are no RSA key.
     """
     numbers = read_rsa(data)
     if isinstance(numbers, Rejected):
@@ -265,9 +279,10 @@ def _read_rsa_key(data: bytes) -> RSAPublicKey:
 
 
 async def _update_from_identify(peerstore: IPeerStore, peer_id: ID, message: Identify) -> None:
-    """Stock forgets what software a peer runs, and reads keys, signed records and lists of any length.
+    """Update the peerstore from identify, with the agent version and with limits.
 
-    The noise handshake has proved the key, and the addresses stand in `listen_addrs` as well.
+    Stock drops the agent version, and reads keys, signed records and lists of any length. The noise handshake has
+    proved the key, and `listen_addrs` has the addresses as well.
     """
     message.ClearField("public_key")
     message.ClearField("signedPeerRecord")
@@ -278,20 +293,20 @@ async def _update_from_identify(peerstore: IPeerStore, peer_id: ID, message: Ide
     message.listen_addrs.extend(addresses)
     message.protocols.extend(protocols)
     await update_peerstore_from_identify(peerstore, peer_id, message)
-    peerstore.put(peer_id, AGENT, message.agent_version[:_AGENT_CHARS])
+    peerstore.put(peer_id, AGENT_KEY, message.agent_version[:_AGENT_CHARS])
 
 
 def make_host(key: Ed25519PrivateKey, agent: str, max_connections: int) -> BasicHost:
-    """A host on TCP + noise + yamux that dials nobody by itself. Ping, identify and identify/push are answered.
+    """Make a host on TCP + noise + yamux that dials no peer by itself. It answers ping, identify and identify/push.
 
-    Not offered although stock would: plaintext and secio (no or old encryption), mplex (no flow control), TLS, mDNS,
-    UPnP, bootstrap lists. No resource manager: stock makes one when none is given, with silent limits.
+    It does not offer, although stock would: plaintext and secio (no or old encryption), mplex (no flow control), TLS,
+    mDNS, UPnP, bootstrap lists. It has no resource manager, because stock's default one has silent limits.
     """
-    # stock clears its handlers, so its warnings about any odd peer would reach stderr by logging's last resort
+    # stock clears its handlers, so its warnings about misbehaving peers would reach stderr through logging.lastResort
     libp2p_log = logging.getLogger("libp2p")
     if not libp2p_log.handlers:
         libp2p_log.addHandler(logging.NullHandler())
-    identify.AGENT_VERSION = agent  # of the whole process: it is a constant there
+    identify.AGENT_VERSION = agent  # for the whole process, since it is a module constant
     key_type_to_public_key_deserializer[KeyType.RSA.value] = _read_rsa_key
     setattr(RSAPublicKey, RSAPublicKey.from_bytes.__name__, staticmethod(_read_rsa_key))
     for module in (basic_host, identify_push):
@@ -308,8 +323,8 @@ def make_host(key: Ed25519PrivateKey, agent: str, max_connections: int) -> Basic
         disable_identify_address_discovery=True,
     )
     assert isinstance(host, BasicHost)
-    swarm = swarm_of(host)
-    swarm.__class__ = _Swarm  # stock writes the class into `new_host`; only a method differs
+    swarm = get_swarm(host)
+    swarm.__class__ = _Swarm  # `new_host` constructs the stock class; only a method differs
     swarm.upgrader.muxer_multistream = _Muxer({TProtocol(YAMUX): GossipYamux})
     swarm.set_resource_manager(None)
     swarm.retry_config = RetryConfig(max_retries=0)
@@ -317,8 +332,8 @@ def make_host(key: Ed25519PrivateKey, agent: str, max_connections: int) -> Basic
     return host
 
 
-def swarm_of(host: BasicHost) -> Swarm:
-    """The host's network, as the class it is."""
+def get_swarm(host: BasicHost) -> Swarm:
+    """The host's network, typed as a Swarm."""
     network = host.get_network()
     assert isinstance(network, Swarm)
     return network

@@ -43,7 +43,7 @@ from kiln.bridge.bep50.carrier import CarrierError
 from kiln.bridge.gossipsub.effects import Deliver
 from kiln.bridge.libp2p.addresses import NodeError
 from kiln.bridge.libp2p.host import Node
-from kiln.bridge.libp2p.keys import KeyFileError, load_or_create
+from kiln.bridge.libp2p.keys import KeyFileError, load_or_create_key
 from kiln.bridge.libp2p.options import NodeOptions
 from kiln.bridge.libp2p.seqno import Seqno, SeqnoError
 from kiln.conf.process.locks import StateInUseError, lock_state
@@ -136,7 +136,7 @@ class _Network:
                 known += self._kubo.addresses
                 peers[KUBO] = self._kubo.peer
         for name in OURS:
-            key = load_or_create(self._folder / f"{name}.key")
+            key = load_or_create_key(self._folder / f"{name}.key")
             seqno = seqnos.enter_context(Seqno(self._folder / f"{name}.seqno", time.time_ns))
             options = NodeOptions(
                 network=self._world.network,

@@ -26,9 +26,9 @@ import trio
 from kiln.bridge.gossipsub.effects import Deliver, Send
 from kiln.bridge.gossipsub.options import RouterOptions
 from kiln.bridge.gossipsub.router import Router
-from kiln.bridge.gossipsub.signatures import verifier
+from kiln.bridge.gossipsub.signatures import make_verifier
 from kiln.bridge.libp2p.host import Node
-from kiln.bridge.libp2p.keys import load_or_create
+from kiln.bridge.libp2p.keys import load_or_create_key
 from kiln.bridge.libp2p.options import NodeOptions
 from kiln.bridge.libp2p.seqno import Seqno
 from kiln.deploy.demo.traffic.content import contents, topics
@@ -81,7 +81,7 @@ class _NotingRouter(Router):
 
     def __init__(self, own: bytes, sibling: bytes, ledger: _Ledger) -> None:
         options = RouterOptions()
-        super().__init__(own, options, Random(), verifier(options.policy))
+        super().__init__(own, options, Random(), make_verifier(options.policy))
         self._sibling = sibling
         self._ledger = ledger
 
@@ -119,7 +119,7 @@ async def _obey(nursery: trio.Nursery, speak: Callable[[], Awaitable[None]]) -> 
 
 async def _run(folder: Path, world: TrafficOptions, host: str, ports: Iterable[int], rate: float) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    keys = [load_or_create(folder / f"{name}.key") for name in ("one", "two")]
+    keys = [load_or_create_key(folder / f"{name}.key") for name in ("one", "two")]
     peers = [peer_of(key) for key in keys]
     with ExitStack() as stack:
         ledger = _Ledger(stack.enter_context((folder / "ledger.jsonl").open("ab")))

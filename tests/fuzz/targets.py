@@ -248,7 +248,7 @@ def _history(name: str, data: bytes) -> None:
 @target
 def spool(data: bytes) -> None:
     """A segment of the spool."""
-    for _ in segments.decode(BytesIO(data)):
+    for _ in segments.decode_records(BytesIO(data)):
         pass
 
 
@@ -312,7 +312,7 @@ def router(data: bytes) -> None:
     assert sizes["topics"] <= 6 * (_NARROW.max_topics_per_peer + 1), sizes
 
 
-_NARROW: Final = RouterOptions(seen_cap=50, max_backoffs=20, max_topics_per_peer=8, max_retained=4)
+_NARROW: Final = RouterOptions(seen_cap=50, max_backoffs=20, max_topics_per_peer=8, max_retained_scores=4)
 
 
 def _steps(rest: BytesIO) -> Iterator[int]:

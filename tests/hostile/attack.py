@@ -28,7 +28,7 @@ from libp2p.abc import INetStream
 from hostile.giants import EVERY, GIANTS
 from hostile.keys import KEYS, shown_identities
 from kiln.bridge.gossipsub.wire import encode
-from kiln.bridge.libp2p.streams import swarm_of
+from kiln.bridge.libp2p.streams import get_swarm
 from kiln.schemas.kafka.frames import MAX_RPC
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
 from kit.large_messages import large_message, message_of_overhead
@@ -209,7 +209,7 @@ class _Attack:
                 self._arrive(name)
                 await stream.write(encode(subscription()))
                 await talk(stream)
-            for conn in swarm_of(host).get_connections():
+            for conn in get_swarm(host).get_connections():
                 with suppress(*ENDS):
                     await conn.close()
 

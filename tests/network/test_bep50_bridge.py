@@ -682,4 +682,4 @@ def test_a_second_bridge_of_one_state_folder_is_refused_and_the_first_named(tmp_
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
     assert publisher_key(tmp_path / "bridge").verify_key.encode().hex() == status.bep50.key
     key.chmod(0o644)
-    assert f"{key}: the identity key has mode 0644" in refused(tmp_path)
+    assert f"cannot use the identity key {key}: it has mode 0644" in refused(tmp_path)

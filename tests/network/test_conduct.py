@@ -23,7 +23,7 @@ from kiln.bridge.gossipsub.cache import gossip_id
 from kiln.bridge.gossipsub.options import RouterOptions
 from kiln.bridge.gossipsub.protocols import VERSIONS
 from kiln.bridge.gossipsub.wire import RpcSplitter, encode
-from kiln.bridge.libp2p.streams import swarm_of
+from kiln.bridge.libp2p.streams import get_swarm
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, ControlMessage
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.wire.identity import peer_text
@@ -91,7 +91,7 @@ async def odd(one: Running, bell: Bell, *, reads: bool = True) -> AsyncIterator[
         await peer.say(subscribe(TOPIC))
         await bell.until(lambda: TOPIC in topics_of(one, peer.peer))
         yield peer
-        for conn in swarm_of(host).get_connections():  # a host that is cancelled leaves them open
+        for conn in get_swarm(host).get_connections():  # a host that is cancelled leaves them open
             await conn.close()
 
 

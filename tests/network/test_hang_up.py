@@ -8,7 +8,7 @@ import pytest
 from libp2p.peer.id import ID
 
 from kiln.bridge.gossipsub.wire import encode
-from kiln.bridge.libp2p.streams import swarm_of
+from kiln.bridge.libp2p.streams import get_swarm
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.wire.identity import peer_of, peer_text
 from kit.chance import new_key
@@ -47,7 +47,7 @@ def test_all_that_was_said_before_a_peer_hung_up_is_captured(
                 case "connection":
                     await host.disconnect(peer)
                 case "socket":
-                    for conn in swarm_of(host).get_connections(peer):
+                    for conn in get_swarm(host).get_connections(peer):
                         await conn.muxed_conn.secured_conn.close()  # type: ignore[attr-defined]  # as yamux has it
             await town.bell.until(lambda: len(node.tape.payloads(Frame.IN)) == len(said), 10)
             assert node.tape.payloads(Frame.IN) == said

@@ -65,4 +65,4 @@ def test_a_kept_answer_of_kubo_is_a_file_of_history(near_and_far: tuple[Daemon, 
     assert {peer_text(getattr(message_of(frame), "from")) for frame in frames} == {author}
     heard = [decoded(frame) for frame in frames]
     assert sorted(each.content.ts or 0 for each in heard if isinstance(each, DecodedMessage)) == list(range(COUNT))
-    assert len({each.message for each in heard if isinstance(each, DecodedMessage)}) == COUNT
+    assert len({each.message_id for each in heard if isinstance(each, DecodedMessage)}) == COUNT

@@ -218,6 +218,6 @@ def test_what_came_before_the_end_can_be_read_after_it() -> None:
             # the last frame is cut off by the end
             await peer.write(Yamux(DATA, 0, 1, b"said").encoded() + Yamux(DATA, 0, 1, b"broken").encoded()[:-1])
             await there.aclose()
-        assert stream.unread() == b"said"
+        assert stream.take_unread() == b"said"
 
     trio.run(test)

@@ -74,7 +74,7 @@ def test_other_kilns_never_take_the_node_for_one_that_floods() -> None:
         for _, changes in told[first:]:
             level += changes
             assert level <= options.subscriptions
-            level = max(0.0, level - options.subscriptions_more)
+            level = max(0.0, level - options.subscriptions_per_heartbeat)
 
 
 def _fresh(number: int, stranger: int) -> int:

@@ -148,10 +148,10 @@ def test_batch_goes_out_on_its_topic_and_gets_a_receipt() -> None:
     (sent,) = run.node.sent
     assert sent == (
         topic_of(record),
-        f'{{"typ":3,"sep":"model/{record.separator.value}","batch":"{record.cid}"}}'.encode(),
+        f'{{"typ":3,"sep":"model/{record.separator.value}","batch":"{record.batch_cid}"}}'.encode(),
     )
-    assert receipt == PublicationRecord(record.cid, "gossipsub", START + 5, topic=topic_of(record), peers=2)
-    assert run.outputs[0].key == record.cid.encode()
+    assert receipt == PublicationRecord(record.batch_cid, "gossipsub", START + 5, topic=topic_of(record), peer_count=2)
+    assert run.outputs[0].key == record.batch_cid.encode()
     assert run.step(START + 100 * S) == []  # once
 
 
@@ -236,7 +236,7 @@ def test_without_a_peer_it_tries_again_until_one_is_there() -> None:
     assert run.place() == 0
     run.node.default = 1
     (receipt,) = run.step(START + 2 * S)
-    assert (receipt.peers, receipt.error) == (1, None)
+    assert (receipt.peer_count, receipt.error) == (1, None)
     assert run.node.asked == 3
     assert run.outbox.waiting_by_topic == {}
 
@@ -246,7 +246,7 @@ def test_without_a_peer_for_too_long_the_receipt_says_so() -> None:
     run.take(batch(1))
     receipts = [receipt for at in range(0, 20 * S, S) for receipt in run.step(START + at)]
     (receipt,) = receipts
-    assert (receipt.peers, receipt.error) == (0, "no peer on the topic for 10 s")
+    assert (receipt.peer_count, receipt.error) == (0, "no peer on the topic for 10 s")
     assert receipt.published_at == START + 10 * S
     assert (run.outbox.published, run.outbox.failed) == (0, 1)
 
@@ -259,11 +259,11 @@ def test_topic_without_peers_holds_up_no_other_and_keeps_its_order() -> None:
         run.take(one)
         run.take(other)
     run.step()
-    assert run.node.cids == [record.cid for record in busy]
+    assert run.node.cids == [record.batch_cid for record in busy]
     assert run.node.asked == 4  # of the lonely topic, one batch asks for all
     run.node.peers.clear()
     run.step(START + S)
-    assert run.node.cids[3:] == [record.cid for record in lonely]
+    assert run.node.cids[3:] == [record.batch_cid for record in lonely]
 
 
 def test_what_waits_behind_another_is_handed_over_before_it_is_given_up() -> None:
@@ -280,7 +280,9 @@ def test_what_waits_behind_another_is_handed_over_before_it_is_given_up() -> Non
     outputs = [output for at in range(0, 20 * S, S) for output in run.outbox.step(False, run.ipfs, publish, START + at)]
     assert len(outputs) == 3
     messages = [read_message(data) for data in dict.fromkeys(given)]
-    assert [each.batch for each in messages if isinstance(each, PubsubMessage)] == [batch(n).cid for n in range(3)]
+    assert [each.batch for each in messages if isinstance(each, PubsubMessage)] == [
+        batch(n).batch_cid for n in range(3)
+    ]
 
 
 def test_held_back_nothing_is_tried_and_no_time_runs_out() -> None:
@@ -312,10 +314,10 @@ def test_first_start_does_not_publish_what_is_too_old() -> None:
     run.take(old)
     run.take(young)
     (receipt,) = run.step()
-    assert run.node.cids == [young.cid]
-    assert receipt.cid == young.cid
+    assert run.node.cids == [young.batch_cid]
+    assert receipt.batch_cid == young.batch_cid
     first = decode_publication(run.outputs[0].value)
-    assert (first.cid, first.error, first.peers) == (old.cid, TOO_OLD, None)
+    assert (first.batch_cid, first.error, first.peer_count) == (old.batch_cid, TOO_OLD, None)
 
 
 NEWER = encode(batch(1))[:-1] + b',"since":"version 9"}'
@@ -324,7 +326,16 @@ BROKEN_SEPARATOR = encode(batch(1)).replace(b'"key":"model"', b'"key":"\\ud800"'
 
 @pytest.mark.parametrize(
     "value",
-    [b"{", b"", None, b"{}", b"\xff", encode(batch(1)).replace(b'"cid":"b', b'"cid":"?'), BROKEN_SEPARATOR, NEWER],
+    [
+        b"{",
+        b"",
+        None,
+        b"{}",
+        b"\xff",
+        encode(batch(1)).replace(b'"batch_cid":"b', b'"batch_cid":"?'),
+        BROKEN_SEPARATOR,
+        NEWER,
+    ],
     ids=["not_json", "empty", "none", "not_a_batch", "not_utf8", "cid", "separator", "unknown_field"],
 )
 def test_unreadable_batch_is_quarantined_and_the_next_goes_on(value: bytes | None) -> None:
@@ -332,7 +343,7 @@ def test_unreadable_batch_is_quarantined_and_the_next_goes_on(value: bytes | Non
     run.take(value)
     run.take(batch(2))
     run.step()
-    assert run.node.cids == [batch(2).cid]
+    assert run.node.cids == [batch(2).batch_cid]
     (output, _) = run.outputs
     assert (output.topic, output.key) == ("quarantine", b"batches/0/0")
     fault = decode_quarantine(output.value)
@@ -387,7 +398,7 @@ def test_whatever_happens_each_batch_has_a_receipt_before_its_place_is_passed(ev
         else:
             now += number * S
             run.step(now, held=True)
-        assert all(receipts[record.cid] for record in log[: run.place()])
+        assert all(receipts[record.batch_cid] for record in log[: run.place()])
     for _ in range(12):  # with or without peers, all come to an end
         now += S
         run.step(now)
@@ -406,11 +417,11 @@ def test_block_is_in_ipfs_before_its_cid_is_published() -> None:
     run.take(record)
 
     def publish(topic: str, data: bytes) -> int:
-        assert run.ipfs.kept == {record.cid: record.block}
+        assert run.ipfs.kept == {record.batch_cid: record.block}
         return 1
 
     (output,) = run.outbox.step(False, run.ipfs, publish, START)
-    assert decode_publication(output.value).peers == 1
+    assert decode_publication(output.value).peer_count == 1
 
 
 def test_while_ipfs_is_away_nothing_goes_out_and_all_wait_in_their_order() -> None:
@@ -466,9 +477,9 @@ def test_block_that_ipfs_refuses_is_not_published_and_holds_up_no_other() -> Non
     run.ipfs.error = None
     run.take(batch(2, closed=START + S))
     run.step()
-    assert run.node.cids == [good.cid]
+    assert run.node.cids == [good.batch_cid]
     first = decode_publication(run.outputs[0].value)
-    assert (first.cid, first.error) == (bad.cid, "IPFS does not take the block: kept under another CID")
+    assert (first.batch_cid, first.error) == (bad.batch_cid, "IPFS does not take the block: kept under another CID")
     assert run.outbox.block_bytes == 0
 
 
@@ -497,9 +508,9 @@ def test_duplicate_publishes_on_both_topics_with_a_receipt_of_each() -> None:
     receipts = run.step(on=BOTH)
     assert {topic for topic, _ in run.node.sent} == {topic_of(record), network_topic()}
     assert len({data for _, data in run.node.sent}) == 1
-    assert {(receipt.cid, receipt.topic) for receipt in receipts} == {
-        (record.cid, topic_of(record)),
-        (record.cid, network_topic()),
+    assert {(receipt.batch_cid, receipt.topic) for receipt in receipts} == {
+        (record.batch_cid, topic_of(record)),
+        (record.batch_cid, network_topic()),
     }
     run.outbox.acknowledge(KafkaPosition(0, 0))
     assert run.place() == 0  # one receipt is not there yet
@@ -518,10 +529,10 @@ def test_at_the_cutover_what_waits_goes_to_the_new_topic_in_its_order() -> None:
     for record in records[3:]:
         run.take(record)
     receipts = run.step(START + S // 2, on=BY_SEPARATOR)
-    assert [receipt.cid for receipt in receipts if receipt.topic == topic_of(records[0])] == [
-        record.cid for record in records if topic_of(record) == topic_of(records[0])
+    assert [receipt.batch_cid for receipt in receipts if receipt.topic == topic_of(records[0])] == [
+        record.batch_cid for record in records if topic_of(record) == topic_of(records[0])
     ]
-    assert sorted(run.node.cids) == sorted(record.cid for record in records)
+    assert sorted(run.node.cids) == sorted(record.batch_cid for record in records)
     for _ in receipts:
         run.outbox.acknowledge(run.outputs.pop(0).position)
     assert (run.place(), run.outbox.waiting_by_topic, run.outbox.block_bytes) == (5, {}, 0)
@@ -580,8 +591,8 @@ def test_whatever_topics_and_ipfs_do_no_batch_is_lost(events: list[tuple[str, in
         run.outbox.acknowledge(output.position)
     assert (run.place(), run.outbox.open_count, run.outbox.block_bytes) == (run.offset, 0, 0)
     receipts = [decode_publication(output.value) for output in run.outputs]
-    assert {receipt.cid for receipt in receipts} == {batch(number).cid for number in range(run.offset)}
-    assert len({(receipt.cid, receipt.topic) for receipt in receipts}) == len(receipts)
+    assert {receipt.batch_cid for receipt in receipts} == {batch(number).batch_cid for number in range(run.offset)}
+    assert len({(receipt.batch_cid, receipt.topic) for receipt in receipts}) == len(receipts)
 
 
 # ---------------------------------------------------------------- what Kafka forgot
@@ -591,13 +602,13 @@ def test_batches_with_a_receipt_are_passed_over_up_to_where_the_place_was_lost()
     run = Run(Node())
     done = batch(0)
     run.outbox.start(0, 0, 0, until=3)
-    run.outbox.set_receipted_topics({done.cid: {topic_of(done)}})
+    run.outbox.set_receipted_topics({done.batch_cid: {topic_of(done)}})
     for number in (0, 1, 2):
         run.take(batch(number))
     assert run.outbox.metadata(0) == "0 3"  # for a start after a crash now
     run.take(batch(0, closed=START + S))  # the same bytes again, after that time: another batch
     run.step()
-    assert run.node.cids == [batch(1).cid, batch(2).cid, done.cid]
+    assert run.node.cids == [batch(1).batch_cid, batch(2).batch_cid, done.batch_cid]
     for output in run.outputs:
         run.outbox.acknowledge(output.position)
     assert (run.place(), run.outbox.metadata(0)) == (4, "0")
@@ -608,12 +619,17 @@ def test_after_a_crash_only_the_topics_without_a_receipt_get_a_batch() -> None:
     run = Run(Node())
     run.outbox.start(0, 0, 0, end=3)
     network = f"/ceramic/{NETWORK}"
-    run.outbox.set_receipted_topics({both.cid: {network, topic_of(both)}, half.cid: {network}})
+    run.outbox.set_receipted_topics({both.batch_cid: {network, topic_of(both)}, half.batch_cid: {network}})
     again = batch(0, closed=START + S)  # the same bytes, after the start: another batch
     for record in (both, half, new, again):
         run.take(record)
     run.step(on=BOTH)
-    assert run.node.cids.count(both.cid) == run.node.cids.count(half.cid) == run.node.cids.count(new.cid) == 2
+    assert (
+        run.node.cids.count(both.batch_cid)
+        == run.node.cids.count(half.batch_cid)
+        == run.node.cids.count(new.batch_cid)
+        == 2
+    )
     for output in run.outputs:
         run.outbox.acknowledge(output.position)
     assert (run.place(), run.outbox.open_count, run.outbox.block_bytes) == (4, 0, 0)
@@ -647,7 +663,7 @@ def test_batches_of_a_micro_batch_that_is_written_again_go_out_once() -> None:
     for record in records:  # the query was stopped before all of them were written
         run.take(record)
     run.step()
-    assert run.node.cids == [record.cid for record in records]
+    assert run.node.cids == [record.batch_cid for record in records]
     for output in run.outputs:
         run.outbox.acknowledge(output.position)
     assert (run.place(), run.outbox.open_count, run.outbox.block_bytes) == (5, 0, 0)
@@ -669,7 +685,7 @@ def test_batches_before_the_place_are_remembered_and_not_published() -> None:
     run.take(batch(0))
     run.take(batch(1))
     run.step()
-    assert run.node.cids == [batch(1).cid]
+    assert run.node.cids == [batch(1).batch_cid]
     assert run.outbox.quarantined == 0
 
 
@@ -681,7 +697,7 @@ def test_memory_of_batches_is_bounded() -> None:
     run.take(batch(1))
     run.take(batch(0))  # further back than a micro-batch reaches
     run.step()
-    assert run.node.cids == [batch(0).cid]
+    assert run.node.cids == [batch(0).batch_cid]
 
 
 # ---------------------------------------------------------------- batches of backfill runs
@@ -718,7 +734,7 @@ class History:
                 self.take(part, offset)
 
     def went_out(self) -> dict[str, set[str]]:
-        return {each.cid: {each.topic or ""} for each in self.receipts if each.error is None}
+        return {each.batch_cid: {each.topic or ""} for each in self.receipts if each.error is None}
 
     def take(self, part: int, offset: int) -> None:
         assert self.outbox.add_record(KafkaPosition(part, offset), encode(self.log[part][offset]), self.now) is None
@@ -760,14 +776,14 @@ def test_batch_of_a_run_goes_out_however_old_it_is_and_never_again(tmp_path: Pat
     run.write(RUNS_PART, record)  # the run was killed before it had told the account
     run.step()
     run.acknowledge()
-    assert run.node.cids == [record.cid]
-    assert [(each.cid, each.peers, each.error) for each in run.receipts] == [(record.cid, 1, None)]
+    assert run.node.cids == [record.batch_cid]
+    assert [(each.batch_cid, each.peer_count, each.error) for each in run.receipts] == [(record.batch_cid, 1, None)]
     run.write(RUNS_PART, record)  # another run
     run.write(LIVE_PART, record)  # live has got so far
     run.step()
     run.crash()
     run.step()
-    assert (run.node.cids, run.outputs, run.outbox.open_count) == ([record.cid], [], 0)
+    assert (run.node.cids, run.outputs, run.outbox.open_count) == ([record.batch_cid], [], 0)
 
 
 def test_what_live_has_published_no_run_publishes(tmp_path: Path) -> None:
@@ -780,7 +796,7 @@ def test_what_live_has_published_no_run_publishes(tmp_path: Path) -> None:
     for record in records:
         run.write(RUNS_PART, record)
     run.step()
-    assert run.node.cids == [record.cid for record in records]
+    assert run.node.cids == [record.batch_cid for record in records]
 
 
 def test_batch_of_a_run_that_may_have_gone_out_does_not_go_out_again_and_its_receipt_says_so(tmp_path: Path) -> None:
@@ -790,8 +806,8 @@ def test_batch_of_a_run_that_may_have_gone_out_does_not_go_out_again_and_its_rec
     run.step()
     run.step()
     run.acknowledge()
-    assert run.node.cids == [batch(1).cid]
-    assert [(each.peers, each.error) for each in run.receipts] == [(None, IN_DOUBT)]
+    assert run.node.cids == [batch(1).batch_cid]
+    assert [(each.peer_count, each.error) for each in run.receipts] == [(None, IN_DOUBT)]
     assert run.places[RUNS_PART] == 1
 
 
@@ -802,7 +818,7 @@ def test_batch_of_a_run_waits_for_a_peer_over_a_crash(tmp_path: Path) -> None:
     run.crash()
     run.node.default = 1
     run.step()
-    assert run.node.cids == [batch(1).cid]
+    assert run.node.cids == [batch(1).batch_cid]
 
 
 def test_unreadable_batch_of_a_run_is_quarantined_by_its_own_topic(tmp_path: Path) -> None:
@@ -864,9 +880,9 @@ def test_whatever_happens_a_batch_of_runs_goes_out_once_at_most(
     run.acknowledge()
     assert run.outbox.open_count == 0
     sent = Counter(run.node.cids)
-    of_live = {record.cid for record in run.log[LIVE_PART]}
+    of_live = {record.batch_cid for record in run.log[LIVE_PART]}
     for record in run.log[RUNS_PART]:
-        assert sent[record.cid] <= 1 or record.cid in of_live
-        assert any(receipt.cid == record.cid for receipt in run.receipts)
+        assert sent[record.batch_cid] <= 1 or record.batch_cid in of_live
+        assert any(receipt.batch_cid == record.batch_cid for receipt in run.receipts)
         if not fell and run.log[LIVE_PART].count(record) <= 1:
-            assert sent[record.cid] <= 1
+            assert sent[record.batch_cid] <= 1

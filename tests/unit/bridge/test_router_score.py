@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kiln.bridge.gossipsub.score import Score, ScoreOptions, half_life
+from kiln.bridge.gossipsub.score import Score, ScoreOptions, decay_for_half_life
 
 
 def test_a_stranger_has_zero() -> None:
@@ -61,7 +61,7 @@ def test_many_peers_on_one_address_pay_for_it() -> None:
 
 
 def test_penalties_halve_with_their_half_life_and_end() -> None:
-    score = Score(ScoreOptions(behaviour_decay=half_life(100), behaviour_threshold=0))
+    score = Score(ScoreOptions(behaviour_decay=decay_for_half_life(100), behaviour_threshold=0))
     score.penalize(4)
     assert score.value == -160
     score.tick(100, in_mesh=False)

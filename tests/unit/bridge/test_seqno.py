@@ -79,7 +79,7 @@ def test_no_number_is_given_out_that_could_not_be_reserved(tmp_path: Path) -> No
     folder = tmp_path / "state"
     seqno = Seqno(folder / "seqno", Clock(1))
     folder.write_bytes(b"a file where the folder should be")
-    with pytest.raises(SeqnoError, match="cannot be written"):
+    with pytest.raises(SeqnoError, match="cannot write"):
         seqno.next()
 
 
