@@ -27,13 +27,13 @@ def recover(
     """
     settings = settings_of(config, state)
     from kiln.deploy.ops.recover import Recovery
-    from kiln.deploy.screens.recovery import recovery_json, render_recovery
+    from kiln.deploy.screens.recovery import encode_recovery, render_recovery
 
     with Recovery(settings, note_once(notes())) as recovery:
         found = recovery.find()
         left = recovery.put_right(found, time.time_ns() // 1_000) if yes else found
     if as_json:
-        print(recovery_json(found, left))
+        print(encode_recovery(found, left))
     else:
         answers().print(render_recovery(found, left), soft_wrap=True)
     raise typer.Exit(FAILED if left else OK)

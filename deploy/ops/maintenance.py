@@ -16,7 +16,7 @@ from kiln.conf.settings.model import Settings
 from kiln.pipelines.backfill.run_log import BackfillRun, read_runs
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.maintenance.plan import MaintenancePolicy
-from kiln.pipelines.maintenance.steps import MaintenanceResult, Say, maintain_table, predict_result
+from kiln.pipelines.maintenance.steps import MaintenanceResult, ReportStep, maintain_table, predict_result
 
 LOCK = "maintain"
 _USUAL_PAUSE = 600.0  # s, if the settings turn maintenance by `kiln run` off
@@ -38,7 +38,7 @@ class Maintenance:
         StateInUseError: Another process holds the lock.
     """
 
-    def __init__(self, settings: Settings, say: Say) -> None:
+    def __init__(self, settings: Settings, say: ReportStep) -> None:
         """Create the context manager; `say` is called with a description of each step as it begins."""
         self._settings = settings
         self._say = say

@@ -250,7 +250,7 @@ class _Run:
             ends = self._ends.read()
             if self._catch_up and self._queries.held_queries:
                 return
-            if self._catch_up and not self._ends.error and before == ends and self._queries.caught_up(ends):
+            if self._catch_up and not self._ends.error and before == ends and self._queries.has_caught_up(ends):
                 return
             snapshot = self._snapshots.build(
                 now,

@@ -9,7 +9,7 @@ from kiln.conf.process.locks import lock_state
 from kiln.conf.settings.model import Settings
 from kiln.deploy.stack.kafka_broker import start_broker
 from kiln.deploy.stack.spark import spark_session
-from kiln.pipelines.app.backfill_run import BackfillRequest, backfill, build_terms, stoppable
+from kiln.pipelines.app.backfill_run import BackfillRequest, backfill, build_terms, cancel_on_signal
 from kiln.pipelines.backfill.run import RunOutcome, RunProgress, count_rows, find_matching_run
 from kiln.pipelines.backfill.run_log import check_name
 from kiln.pipelines.backfill.runs import lock_name
@@ -40,5 +40,5 @@ def run_backfill(
             stack.enter_context(start_broker(settings, say))
         say("starting Spark")
         spark = stack.enter_context(spark_session(settings, "backfill"))
-        stopped = stack.enter_context(stoppable(spark))
+        stopped = stack.enter_context(cancel_on_signal(spark))
         return backfill(spark, settings, terms, stopped, report, request.publish)

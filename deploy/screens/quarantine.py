@@ -1,6 +1,6 @@
-"""What is in quarantine, on the screen and as JSON: counts, rows with their bytes, and what a drop took out.
+"""Quarantine on the screen and as JSON: counts, rows with their bytes, and the result of a drop.
 
-Nothing of a row reaches a terminal as it came: text is `printable`, and all else is hex.
+No byte of a row reaches a terminal unescaped: text is `printable`, and the rest is hex.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from kiln.schemas.faults import FAULTS
 from kiln.schemas.printable import printable
 
 _LINE: Final = 16
-"""bytes of a line in hex"""
+"""bytes per line of hex"""
 _READABLE: Final = 0.9
-"""of the characters of a text that is shown as text"""
+"""share of readable characters from which data is shown as text"""
 
-_TO_DO: Final = {(fault.stage, fault.reason): fault.what_to_do for fault in FAULTS}
+_REMEDIES: Final = {(fault.stage, fault.reason): fault.what_to_do for fault in FAULTS}
 
 
 def render_counts(counts: Sequence[ReasonCount], by: By) -> RenderableType:
-    """A table of counts."""
+    """Render counts as a table."""
     if not counts:
         return Text("no rows")
     table = Table(header_style="bold", pad_edge=False, show_edge=False)
@@ -45,7 +45,7 @@ def render_counts(counts: Sequence[ReasonCount], by: By) -> RenderableType:
 
 
 def encode_counts(counts: Iterable[ReasonCount], by: By) -> str:
-    """The counts as a JSON array of objects."""
+    """Encode counts as a JSON array of objects."""
     return _encode_objects(
         dict(zip(GROUPS[by], each.of, strict=True)) | {"rows": each.rows, "oldest": each.oldest, "newest": each.newest}
         for each in counts
@@ -53,25 +53,29 @@ def encode_counts(counts: Iterable[ReasonCount], by: By) -> str:
 
 
 def render_row(row: QuarantineRow, limit: int) -> RenderableType:
-    """A row, each value on a line of its own, with what to do about its reason. `limit`: bytes of the data that are
-    shown; 0: all."""
+    """Render a row with one value per line, and the remedy for its reason.
+
+    Args:
+        row: The row.
+        limit: Maximum number of data bytes shown; 0 for all.
+    """
     lines = [Text(f"── {printable(row.stage)}: {printable(row.reason)}", "bold")]
     for name, value in zip(QuarantineRow._fields[2:-1], row[2:-1], strict=True):
         if value is not None:
             lines.append(Text.assemble((f"{name:<15}", "dim"), "  ", format_cell(value)))
     lines += [Text(line) for line in format_data(row.data, limit)]
-    if to_do := _TO_DO.get((row.stage, row.reason)):
-        lines.append(Text(f"→ {to_do}", "dim"))
+    if remedy := _REMEDIES.get((row.stage, row.reason)):
+        lines.append(Text(f"→ {remedy}", "dim"))
     return Group(*lines, "")
 
 
 def encode_rows(rows: Iterable[QuarantineRow]) -> str:
-    """Rows as a JSON array of objects, whole; the data is hex."""
+    """Encode rows as a JSON array of objects, with all data as hex."""
     return _encode_objects(row._asdict() for row in rows)
 
 
 def format_data(data: bytes, limit: int) -> Iterator[str]:
-    """Bytes as lines: text where most of the bytes are text, else hex beside what of the bytes is ASCII."""
+    """Format bytes as lines of text if most of them are text, else as hex and ASCII."""
     shown = data[:limit] if limit else data
     more = f"… {len(data) - len(shown):,} more of {len(data):,} bytes; --bytes 0 shows all" if limit < len(data) else ""
     text = getincrementaldecoder("utf-8")("replace").decode(shown, final=len(shown) == len(data))
@@ -97,7 +101,7 @@ def _format_hex(data: bytes) -> Iterator[str]:
 
 
 def encode_drop(done: DropResult) -> str:
-    """What a drop took out, as a JSON object."""
+    """Encode the result of a drop as a JSON object."""
     return json.dumps(done._asdict())
 
 

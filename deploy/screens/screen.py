@@ -1,4 +1,4 @@
-"""What `kiln run` shows while it runs: `render_screen` turns a `Snapshot` into a picture, `format_line` into one line of text."""
+"""The screen of `kiln run`: `render_screen` renders a `Snapshot` for a terminal, `format_line` as one line of text."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -33,12 +33,12 @@ _PHASES: Mapping[QueryPhase, tuple[str, str]] = {
     "restarting": ("↻", "yellow"),
     "tripped": ("✕", "bold red"),
 }
-# Colours of the terminal's own theme, so that they fit a light one too.
+# Colours of the terminal's theme, which suit light themes too.
 _LABEL = "dim"
 _TITLE = "bold cyan"
 
-# A bridge that has said nothing yet.
-_SILENT = BridgeStatus(
+# Status of a bridge that has not reported yet.
+_EMPTY_STATUS = BridgeStatus(
     at=0,
     pid=0,
     peer="",
@@ -59,9 +59,9 @@ _SILENT = BridgeStatus(
 
 
 def format_line(snapshot: Snapshot) -> str:
-    """The snapshot in one line of plain text."""
-    behind = [f"{query.name} {format_count(query.lag)}" for query in snapshot.queries if query.lag]
-    troubled = [f"{query.name} {query.phase}" for query in snapshot.queries if query.phase in ("restarting", "tripped")]
+    """Format the snapshot as one line of plain text."""
+    lags = [f"{query.name} {format_count(query.lag)}" for query in snapshot.queries if query.lag]
+    failing = [f"{query.name} {query.phase}" for query in snapshot.queries if query.phase in ("restarting", "tripped")]
     copies = compute_copies_per_message(snapshot)
     parts = [
         format_clock(snapshot.elapsed),
@@ -69,11 +69,11 @@ def format_line(snapshot: Snapshot) -> str:
         f"messages {format_count(sum(snapshot.messages.values()))}" + (f" x{copies:.1f}" if copies else ""),
         f"open {format_count(snapshot.open_separators)}",
         f"batches {format_count(snapshot.batches)}",
-        f"late p50 {format_seconds(snapshot.late_p50)} p99 {format_seconds(snapshot.late_p99)}",
+        f"delay p50 {format_seconds(snapshot.late_p50)} p99 {format_seconds(snapshot.late_p99)}",
         f"quarantine {format_count(sum(snapshot.quarantine.values()))}",
-        f"behind: {', '.join(behind) or 'none'}",
+        f"lag: {', '.join(lags) or 'none'}",
         *_format_bridge(snapshot.bridge),
-        *troubled,
+        *failing,
         *(f"error: {error}" for error in snapshot.errors[-1:]),
     ]
     return " | ".join(" ".join(part.split()) for part in parts)
@@ -82,9 +82,11 @@ def format_line(snapshot: Snapshot) -> str:
 def _format_bridge(bridge: BridgeInRun | None) -> list[str]:
     if bridge is None:
         return []
-    status = bridge.status or _SILENT
+    status = bridge.status or _EMPTY_STATUS
     heard = (
-        f" (heard by {', '.join(f'{name} {number}' for name, number in bridge.heard.items())})" if bridge.heard else ""
+        f" (received by {', '.join(f'{name} {number}' for name, number in bridge.heard.items())})"
+        if bridge.heard
+        else ""
     )
     traffic = f"in {format_count(status.frames_in)} out {format_count(status.frames_out)}"
     words = [
@@ -100,15 +102,15 @@ def _format_bridge(bridge: BridgeInRun | None) -> list[str]:
 
 
 def _active_fetcher(status: BridgeStatus) -> FetcherStatus | None:
-    """The fetcher, where it is on."""
+    """Return the fetcher's status, or `None` if it is off."""
     return status.fetcher if status.fetcher is not None and status.fetcher.is_on else None
 
 
-# ---------------------------------------------------------------- the picture
+# ---------------------------------------------------------------- full screen
 
 
 def render_screen(snapshot: Snapshot) -> RenderableType:
-    """The snapshot as a picture that fills the terminal it is shown on; made for 80x24 and larger."""
+    """Render the snapshot so that it fills a terminal of at least 80x24."""
     return _ScreenLayout(snapshot)
 
 
@@ -121,7 +123,7 @@ class _ScreenLayout:
         lines: list[list[Segment]] = []
         for part in _render_parts(self.snapshot, width, height):
             lines += console.render_lines(part, options.update(width=width, height=None), pad=True)
-        # a picture higher than the terminal would scroll it away under itself
+        # more lines than the terminal has would make it scroll
         for number, segments in enumerate(lines[:height]):
             if number:
                 yield Segment.line()
@@ -173,7 +175,7 @@ def _render_header(snapshot: Snapshot, width: int) -> Text:
 def _render_figures(snapshot: Snapshot, width: int) -> Table:
     copies = compute_copies_per_message(snapshot)
     late = f"{format_seconds(snapshot.late_p50)} / {format_seconds(snapshot.late_p99)}"
-    window = format_seconds(snapshot.window.total_seconds()).replace(".00", "")
+
     figures = (
         ("frames/s", format_rate(snapshot.frames_rate)),
         ("frames", format_count(snapshot.frames)),
@@ -181,10 +183,8 @@ def _render_figures(snapshot: Snapshot, width: int) -> Table:
         ("copies each", "-" if copies is None else f"{copies:.1f}"),
         ("open windows", format_count(snapshot.open_separators)),
         ("batches", format_count(snapshot.batches)),
-        (f"later than {window} after heard, p50/p99", late),
+        ("batch delay, p50 / p99", late),
     )
-    if width < 104:
-        figures = (*figures[:-1], ("late p50/p99", late))
     table = Table.grid(padding=(0, 2, 0, 0), expand=True)
     for _ in figures:
         table.add_column(no_wrap=True)
@@ -199,11 +199,11 @@ def _render_counts(snapshot: Snapshot, width: int, rows: int) -> Table:
     table.add_column(width=half)
     table.add_column(width=width - 2 * half)
     table.add_column(width=half)
-    refused = sum(snapshot.quarantine.values())
+    quarantined = sum(snapshot.quarantine.values())
     table.add_row(
         _render_title("messages by type", half),
         "",
-        _render_title("quarantine by reason", half, format_count(refused) if refused else ""),
+        _render_title("quarantine by reason", half, format_count(quarantined) if quarantined else ""),
     )
     left = _render_bars(take_top(snapshot.messages, rows), half, "green", "none yet")
     right = _render_bars(take_top(sum_by_reason(snapshot.quarantine), rows), half, "yellow", "empty")
@@ -250,7 +250,7 @@ def _render_batches(snapshot: Snapshot, width: int, rows: int) -> list[Renderabl
         ("separator", name, "left"),
         ("streams", 7, "right"),
         ("tips", 5, "right"),
-        ("late", 8, "right"),
+        ("delay", 8, "right"),
         ("CID", cid, "left"),
     )
     for batch in list(snapshot.newest_batches)[:rows]:
@@ -267,16 +267,12 @@ def _render_batches(snapshot: Snapshot, width: int, rows: int) -> list[Renderabl
 
 
 def _render_bridge(bridge: BridgeInRun | None, width: int, peers: int) -> list[RenderableType]:
-    """The title, a line of figures, one of BEP 50 and one of IPFS where they run, and a line for each peer."""
+    """Render the title, a line of figures, lines for BEP 50 and IPFS if they are on, and a line per peer."""
     if bridge is None:
         return []
-    status = bridge.status or _SILENT
+    status = bridge.status or _EMPTY_STATUS
     state = (
-        "starting"
-        if bridge.status is None
-        else "reading has stopped: the spool is full"
-        if status.spool.full
-        else "listening"
+        "starting" if bridge.status is None else "not reading: the spool is full" if status.spool.full else "listening"
     )
     heard = ", ".join(f"{printable(name)} {format_count(number)}" for name, number in bridge.heard.items())
     figures = Text.assemble(
@@ -292,7 +288,7 @@ def _render_bridge(bridge: BridgeInRun | None, width: int, peers: int) -> list[R
         f"{status.spool.disk_bytes / 1e6:.1f} MB" if status.spool.disk_bytes else "empty",
         ("  published ", _LABEL),
         format_count(status.publisher.published),
-        (f"  heard by {heard}" if heard else f"  {printable(status.publisher.state)}", _LABEL),
+        (f"  received by {heard}" if heard else f"  {printable(status.publisher.state)}", _LABEL),
     )
     figures.truncate(width, overflow="ellipsis")
     address = printable(next(iter(status.addresses), ""))
@@ -341,7 +337,7 @@ def _render_fetcher(fetcher: FetcherStatus, node: str, width: int) -> Text:
         format_count(fetcher.fetching),
         ("  blocks ", _LABEL),
         format_count(counts.get("blocks", 0)),
-        ("  updates let go ", _LABEL),
+        ("  updates released ", _LABEL),
         format_count(counts.get("released", 0)),
         ("  given up ", _LABEL),
         format_count(counts.get("quarantined", 0) - counts.get("contradicts_genesis", 0)),
@@ -360,7 +356,7 @@ def _render_queries(snapshot: Snapshot, width: int) -> list[RenderableType]:
         ("", 1, "left"),
         ("query", name, "left"),
         ("state", 10, "left"),
-        ("behind", 8, "right"),
+        ("lag", 8, "right"),
         ("took", 8, "right"),
         ("in/s", 8, "right"),
         ("done/s", 8, "right"),
@@ -380,11 +376,14 @@ def _render_queries(snapshot: Snapshot, width: int) -> list[RenderableType]:
             *((format_count(query.batch),) if wide else ()),
             Text(str(query.restarts) if query.restarts else "-", Style(color="yellow") if query.restarts else Style()),
         )
-    return [_render_title("queries", width, "records behind, time of the last micro-batch, rows in and done"), table]
+    return [
+        _render_title("queries", width, "lag in records, time of the last micro-batch, input and processed rows"),
+        table,
+    ]
 
 
 def _wrap_errors(errors: Sequence[str], width: int, rows: int) -> list[str]:
-    """The newest errors, wrapped; as many as fit, the newest one cut where even it does not."""
+    """Wrap as many of the newest errors as fit, and truncate the newest if even that one does not."""
     lines: list[str] = []
     for error in reversed(errors):
         wrapped = textwrap.wrap(

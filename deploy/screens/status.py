@@ -16,12 +16,12 @@ from kiln.schemas.printable import printable
 
 
 def encode_status(status: KilnStatus) -> str:
-    """As JSON: times ISO 8601 in UTC, offsets by partition."""
+    """Encode the status as JSON, with times in ISO 8601 in UTC and offsets by partition."""
     return json.dumps(asdict(status), indent=2, default=lambda value: value.isoformat().replace("+00:00", "Z"))
 
 
 def format_age(then: datetime | None, now: datetime) -> str:
-    """How long ago, in the unit that fits: `3 s ago`."""
+    """Format an age in a suitable unit: `3 s ago`."""
     if then is None:
         return "-"
     seconds = max(0, int((now - then).total_seconds()))
@@ -32,12 +32,12 @@ def format_age(then: datetime | None, now: datetime) -> str:
 
 
 def format_megabytes(count: int) -> str:
-    """A size as people read it."""
+    """Format a size in MB or kB."""
     return f"{count / 1e6:,.1f} MB" if count >= 100_000 else f"{count / 1e3:,.1f} kB"
 
 
 def render_status(status: KilnStatus, now: datetime) -> RenderableType:
-    """The status for the screen."""
+    """Render the status for the screen."""
     broker = Text.assemble(("broker  ", "bold"), f"{status.broker.servers}  ")
     if status.broker.reachable:
         broker.append("answers", "green")
@@ -45,18 +45,18 @@ def render_status(status: KilnStatus, now: datetime) -> RenderableType:
         broker.append(f"does not answer: {status.broker.problem}", "red")
     parts: list[RenderableType] = [broker, Text.assemble(("state   ", "bold"), status.state), ""]
     if status.broker.topics:
-        topics = _build_table("topic", "partitions", "records held", "end offsets")
+        topics = _build_table("topic", "partitions", "records", "end offsets")
         for topic in status.broker.topics:
             ends = ", ".join(f"{end:,}" for end in topic.end.values())
             topics.add_row(printable(topic.name), str(len(topic.end)), f"{topic.records:,}", ends)
         parts += [topics, ""]
     if status.bridges:
-        bridges = _build_table("bridge", "machine", "address", "publishes and fetches")
+        bridges = _build_table("bridge", "machine", "address", "leads")
         for bridge in status.bridges:
-            leads = "yes" if bridge.leads else "stands by" if bridge.duties else "no"
+            leads = "yes" if bridge.leads else "standby" if bridge.duties else "no"
             bridges.add_row(printable(bridge.peer), printable(bridge.host), printable(bridge.address), leads)
         parts += [bridges, ""]
-    queries = _build_table("query", "micro-batches", "last commit", "records behind")
+    queries = _build_table("query", "micro-batches", "last commit", "lag")
     for query in status.queries:
         batches = "none yet" if query.batch is None else f"{query.batch + 1:,}"
         lag = "-" if query.lag is None else f"{query.lag:,}"
@@ -85,13 +85,13 @@ def render_status(status: KilnStatus, now: datetime) -> RenderableType:
     else:
         parts.append(Text("no tables in the lake yet", "dim"))
     if status.savings is not None:
-        for what, savings in (("topic", status.savings.by_topic), ("peer", status.savings.by_peer)):
-            by_index = _build_table(f"{what} by index", "way", "references", "as names", "as indices")
+        for title, savings in (("topic", status.savings.by_topic), ("peer", status.savings.by_peer)):
+            by_index = _build_table(f"{title} by index", "direction", "references", "as names", "as indices")
             for each in savings:
                 sizes = format_megabytes(each.as_names), format_megabytes(each.as_indices)
                 by_index.add_row(printable(each.name), each.direction, f"{each.references:,}", *sizes)
             parts += ["", by_index]
-        parts.append(Text(f"as the bridge said {format_age(status.savings.said_at, now)}", "dim"))
+        parts.append(Text(f"bridge status of {format_age(status.savings.said_at, now)}", "dim"))
     return Group(Rule("kiln status", style="dim"), *parts)
 
 

@@ -1,4 +1,4 @@
-"""What `kiln run` says when it ends: what is in the lake, what came in this run, and the SQL to look at it with."""
+"""Summary at the end of `kiln run`: rows in the lake, rows of this run, and queries to start with."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from kiln.deploy.ops.formatting import format_clock, format_seconds
 from kiln.deploy.ops.summary import RunSummary
 from kiln.schemas.printable import printable
 
-_LOOK = (
+_QUERIES = (
     (
         "batches",
         "the newest batches",
@@ -22,12 +22,12 @@ _LOOK = (
     ),
     (
         "batch_tips",
-        "what is in the newest batch",
+        "tips of the newest batch",
         "SELECT stream, tip FROM batch_tips WHERE batch_cid = (SELECT arg_max(batch_cid, emitted_at) FROM batches)",
     ),
     (
         "messages",
-        "messages by type, and when they were heard",
+        "messages by type, with their capture times",
         "SELECT network, type, count(*) AS messages, min(observed_at), max(observed_at) FROM messages GROUP BY ALL",
     ),
     (
@@ -42,21 +42,31 @@ _LOOK = (
     ),
     (
         "quarantine",
-        "what could not be used, and why",
+        "quarantined records by reason",
         "SELECT stage, reason, count(*) AS rows, min(detail) AS example FROM quarantine GROUP BY ALL ORDER BY 3 DESC",
     ),
 )
 _NEEDS = {"batch_tips": {"batches"}}
 
 
-def suggest_queries(there: Sequence[str], command: str) -> list[tuple[str, str]]:
-    """(what it shows, a line to paste) for the tables there are. `command`: `kiln sql`, options included."""
-    have = set(there)
-    return [(what, f'{command} "{sql}"') for table, what, sql in _LOOK if {table, *_NEEDS.get(table, ())} <= have]
+def suggest_queries(tables: Sequence[str], command: str) -> list[tuple[str, str]]:
+    """Suggest queries for existing tables.
+
+    Args:
+        tables: Names of the tables.
+        command: `kiln sql` with options.
+
+    Returns:
+        Titles and command lines.
+    """
+    existing = set(tables)
+    return [
+        (title, f'{command} "{sql}"') for table, title, sql in _QUERIES if {table, *_NEEDS.get(table, ())} <= existing
+    ]
 
 
 def render_summary(summary: RunSummary, command: str = "kiln sql") -> RenderableType:
-    """The summary for the end of the screen, or of a log."""
+    """Render the summary for the end of the screen, or of a log."""
     first = (
         "no batch"
         if summary.first_batch is None
@@ -65,7 +75,7 @@ def render_summary(summary: RunSummary, command: str = "kiln sql") -> Renderable
     head = [f"ran {format_clock(summary.elapsed)}", first, f"{summary.batches:,} batches"]
     if summary.late_p50 is not None:
         late = f"{format_seconds(summary.late_p50)} (p50), {format_seconds(summary.late_p99)} (p99)"
-        head.append(f"{late} later than T after the first update was heard")
+        head.append(f"batch delay {late}")
     parts: list[RenderableType] = [Rule("summary", style="dim"), Text(" · ".join(head)), ""]
     if summary.tables:
         table = _build_table(("table", False), ("rows", True), ("of this run", True))
@@ -84,10 +94,10 @@ def render_summary(summary: RunSummary, command: str = "kiln sql") -> Renderable
     parts += [Text(f"error: {' '.join(error.split())}", "red") for error in summary.errors]
     lines = suggest_queries([total.name for total in summary.tables], command)
     if lines:
-        parts += [Text(f"the lake is {summary.lake.path}; look at it with", "dim")]
-        for what, line in lines:
-            # on one line each, however long, so that they can be pasted
-            parts += [Text(f"# {what}", "dim"), Text(line, no_wrap=True, overflow="ignore")]
+        parts += [Text(f"the lake is {summary.lake.path}; query it with", "dim")]
+        for title, line in lines:
+            # on one line each, so that they can be pasted
+            parts += [Text(f"# {title}", "dim"), Text(line, no_wrap=True, overflow="ignore")]
     return Group(*parts)
 
 

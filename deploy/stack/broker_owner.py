@@ -1,8 +1,7 @@
-"""Which Kiln owns the embedded broker of a state folder: the Kiln that ends the broker when that Kiln ends.
+"""Ownership of a state folder's embedded broker: the owner is the Kiln process that stops the broker when it ends.
 
-The owner holds a lock on `STATE/broker/owner`, a file with the owner's process number. The kernel frees the lock when
-the owner ends, also by SIGKILL. So a broker that outlived its Kiln has no owner, and the next Kiln that takes the lock
-owns the broker.
+The owner locks `STATE/broker/owner`, a file with its process number. The kernel releases the lock when the owner ends,
+also after SIGKILL. So a broker that outlived its Kiln has no owner, and the next Kiln process to take the lock owns it.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import IO
 
 
 class BrokerOwnership:
-    """The place of the owner of one state folder's broker, for this process to take and to release."""
+    """Ownership of a state folder's broker, for this process to claim and release."""
 
     def __init__(self, state: Path) -> None:
         self._path = state / "broker" / "owner"
@@ -24,11 +23,18 @@ class BrokerOwnership:
 
     @property
     def is_held(self) -> bool:
-        """Whether this process owns the broker."""
+        """True if this process owns the broker."""
         return self._lock is not None
 
     def claim(self) -> bool:
-        """Takes the place if it is free, and returns whether this process owns the broker now. OSError."""
+        """Claim the broker if it has no owner.
+
+        Returns:
+            True if this process owns the broker now.
+
+        Raises:
+            OSError: The file cannot be created.
+        """
         if self._lock is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             lock = self._path.open("a+", encoding="ascii")
@@ -36,34 +42,34 @@ class BrokerOwnership:
                 lock.close()
                 return False
             self._lock = lock
-            with suppress(OSError):  # a full disk: the lock counts, and the number is only for people
+            with suppress(OSError):  # on a full disk: the number only informs users
                 os.ftruncate(lock.fileno(), 0)
                 os.pwrite(lock.fileno(), str(os.getpid()).encode(), 0)
         return True
 
     def release(self) -> None:
-        """The broker has no owner any more, if this process was the owner."""
+        """Give up the broker, if this process owns it."""
         lock, self._lock = self._lock, None
         if lock is not None:
             lock.close()
 
 
 def read_owner(state: Path) -> int | None:
-    """The process number of the live Kiln that owns this state folder's broker; None: there is no owner."""
+    """Read the process number of the Kiln that owns this state folder's broker; `None` if there is no owner."""
     try:
         with (state / "broker" / "owner").open(encoding="ascii") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                return int(lock.read() or 0)  # 0: the owner is so young that it has not written its number
+                return int(lock.read() or 0)  # 0 if the owner has not written its number yet
     except FileNotFoundError:
         return None
     return None
 
 
 def try_lock(lock: IO[str]) -> bool:
-    """Whether the file is locked for this process now."""
-    # a process that looks whether a lock is held locks the file for an instant, too: worth a second try
+    """Lock a file without waiting, and return true if that worked."""
+    # a process that checks the lock holds it for an instant, hence the retries
     for _ in range(20):
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

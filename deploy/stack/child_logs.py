@@ -1,4 +1,4 @@
-"""Logs of child processes, kept from growing without end."""
+"""Rotation of the logs of child processes."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Final
 
 LIMIT: Final = 8 << 20
-"""bytes; log and copy together have at most twice as much, and what a process writes between two looks"""
+"""bytes; log and copy together have at most twice as much, plus what a process writes between two checks"""
 
 
 def rotate_log(path: Path, limit: int = LIMIT) -> None:
-    """Copies a log of more than `limit` bytes to `NAME.1`, over an older copy, and empties the log.
+    """Copy a log of more than `limit` bytes to `NAME.1`, over an older copy, and truncate the log.
 
-    The log stays the same file, because a process may have it open for appending. What a process writes between the
-    copy and the emptying is lost. Where there is no log, and where a full disk has no room for the copy, nothing
-    happens: whoever looks after processes goes on.
+    The log stays the same file, because a process may have it open for appending. What a process writes between copy
+    and truncation is lost. Does nothing if there is no log, or no space for the copy.
     """
     try:
         if path.stat().st_size <= limit:
@@ -27,6 +26,6 @@ def rotate_log(path: Path, limit: int = LIMIT) -> None:
     try:
         shutil.copyfile(path, copy)
     except OSError:
-        copy.unlink(missing_ok=True)  # a part of it would take the room that others need
+        copy.unlink(missing_ok=True)  # a partial copy would take scarce space
         return
     os.truncate(path, 0)

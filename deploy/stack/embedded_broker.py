@@ -1,9 +1,9 @@
 """A real Kafka broker for one machine: one node in KRaft mode, on loopback, with its data in the state folder.
 
 Layout under the state folder: `broker/data` (the log), `broker/password` (what clients must know, 0600),
-`broker/server.properties` (written at each start, 0600), `broker/lock` (locked by the broker's process for as long as
-that process lives), `broker/address.json`, `broker/owner` (deploy/stack/broker_owner.py); `logs/broker.log` and
-`logs/broker.out` (what the JVM prints). The log's place is relative, so that the folder can be moved.
+`broker/server.properties` (written at each start, 0600), `broker/lock` (locked by the broker's process while it
+lives), `broker/address.json`, `broker/owner` (deploy/stack/broker_owner.py); `logs/broker.log` and `logs/broker.out`
+(output of the JVM). The path of the log is relative, so that the folder can be moved.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, NamedTuple, Self
 
 from kiln.conf.process.errors import PrerequisiteError
 from kiln.conf.process.state_version import claim_state_folder
@@ -37,14 +37,14 @@ from kiln.deploy.stack.broker_owner import try_lock
 from kiln.deploy.stack.jars import PROJECT, JarsError, list_broker_jars
 from kiln.deploy.stack.java import JavaError, find_java
 from kiln.deploy.stack.ports import HOST, check_port_free, find_free_ports, find_port_holder
-from kiln.deploy.stack.spawn import bind_to_parent
+from kiln.deploy.stack.spawn import bind_to_parent, terminate_process
 
 PROPERTIES = PROJECT / "conf" / "broker.properties"
 LOG4J = PROJECT / "conf" / "log4j2-broker.properties"
 
-# A start takes the JVM a second or two of CPU. The quick compiler and a collector without threads of its own take the
-# least, and leave the cores to Spark, which starts at the same time. Java begins with a heap of a 64th of the machine's
-# memory, and fills all of it with garbage before it looks for any.
+# JVM startup takes a second or two of CPU. The C1 compiler and the serial collector take the least, and leave the cores
+# to Spark, which starts at the same time. The default initial heap is a 64th of the machine's memory, which the JVM
+# fills with garbage before the first collection.
 _JVM = (
     "-XX:TieredStopAtLevel=1",
     "-XX:+UseSerialGC",
@@ -57,53 +57,60 @@ _JVM = (
 
 
 class BrokerError(PrerequisiteError):
-    """The broker cannot be started or did not start; the text says why and what to do."""
+    """The broker does not start; the message has the reason and a remedy."""
 
 
 class BrokerRunningError(BrokerError):
-    """Another process runs the broker of this state folder at `address`, or is just starting it (None)."""
+    """Another process runs the broker of this state folder, at `address`, or `None` while it starts."""
 
     def __init__(self, state: Path, address: str | None) -> None:
         self.address = address
         where = f" at {address}" if address else ", and still starting"
         super().__init__(
-            f"the broker of {state} is already running{where}: stop that Kiln, or give this one another state folder"
+            f"the broker of {state} is already running{where}. Stop that Kiln, or pass another folder with --state"
         )
 
 
 def find_running_broker(state: Path) -> str | None:
-    """`host:port` of the broker that runs on this state folder, whoever started the broker; None: no broker runs.
+    """Find the broker that runs on this state folder, started by any process.
 
-    A young broker does not answer yet: `await_broker` waits until the broker does.
+    A broker that is starting does not answer yet: `await_broker` waits for it.
+
+    Returns:
+        Its address, `host:port`, or `None` if no broker runs.
     """
-    found = _read_running_broker(state)
-    return found[0] if found else None
+    broker = _read_running_broker(state)
+    return broker.address if broker else None
 
 
 def stop_running(state: Path, timeout: float = 20.0) -> bool:
-    """End the broker of this state folder, whoever started the broker, and return whether there was one.
+    """Stop the broker of this state folder, started by any process.
 
-    BrokerError: the broker belongs to another user, or is still there after SIGKILL.
+    Returns:
+        True if there was one.
+
+    Raises:
+        BrokerError: The broker belongs to another user, or does not end on SIGKILL.
     """
-    found = _read_running_broker(state)
-    if found is None:
+    broker = _read_running_broker(state)
+    if broker is None:
         return False
     for signal_number in (signal.SIGTERM, signal.SIGKILL):
         try:
-            os.kill(found[1], signal_number)
+            os.kill(broker.pid, signal_number)
         except ProcessLookupError:
             pass
         except PermissionError:
-            raise BrokerError(f"the broker of {state} belongs to another user (process {found[1]})") from None
-        # its own lock is the one sign of its end that no reused process number can fake
+            raise BrokerError(f"the broker of {state} belongs to another user (process {broker.pid})") from None
+        # unlike a process number, its lock cannot be reused
         deadline = time.monotonic() + timeout
-        while _read_running_broker(state) == found:
+        while _read_running_broker(state) == broker:
             if time.monotonic() > deadline:
                 break
             time.sleep(0.05)
         else:
             return True
-    raise BrokerError(f"the broker of {state} (process {found[1]}) did not end")
+    raise BrokerError(f"the broker of {state} (process {broker.pid}) does not end")
 
 
 def await_broker(
@@ -112,10 +119,16 @@ def await_broker(
     timeout: float = 60.0,
     process: subprocess.Popen[bytes] | None = None,
 ) -> None:
-    """Return once the broker has a place in the cluster, so that topics can be created and records written.
+    """Wait until the broker has joined its cluster, so that topics can be created and records written.
 
-    `client_options`: kafka-python's, such as `EmbeddedBroker.client_options`. BrokerError after `timeout` seconds, or
-    as soon as `process` has ended, or where the broker does not take the password.
+    Args:
+        address: `host:port` of the broker.
+        client_options: kafka-python's options, such as `EmbeddedBroker.client_options`.
+        timeout: Seconds to wait.
+        process: The broker's process, if known.
+
+    Raises:
+        BrokerError: The timeout is over, `process` has ended, or the broker rejects the password.
     """
     # a slow import, made while the JVM starts
     from kafka.admin import KafkaAdminClient
@@ -132,7 +145,7 @@ def await_broker(
     try:
         while True:
             if process is not None and process.poll() is not None:
-                raise BrokerError(f"the broker ended while starting (status {process.returncode})")
+                raise BrokerError(f"the broker exited during startup (code {process.returncode})")
             if time.monotonic() > deadline:
                 raise BrokerError(f"the broker at {address} did not answer within {timeout:.0f} s")
             try:
@@ -150,10 +163,12 @@ def await_broker(
 
 
 def archive_classes(classpath: Iterable[Path]) -> Path:
-    """Start the broker once in a scratch folder, and keep the classes that it loads, parsed, in a file beside the jars.
+    """Start the broker once in a temporary folder, and archive its classes in a file next to the jars.
 
-    The file halves the time of later starts. A JVM that the file does not fit ignores the file. BrokerError: the file
-    cannot be made.
+    The archive halves the time of later starts. A JVM that does not match it ignores it.
+
+    Raises:
+        BrokerError: The archive cannot be created.
     """
     jars = tuple(classpath)
     archive = _archive_path(jars)
@@ -165,7 +180,7 @@ def archive_classes(classpath: Iterable[Path]) -> Path:
         broker.start()
         broker.stop(timeout=120)
         if not fresh.is_file():
-            raise BrokerError("the JVM kept no classes")
+            raise BrokerError("the JVM wrote no archive of its classes")
         unfinished = archive.with_name(f"{archive.name}.{os.getpid()}")
         shutil.copyfile(fresh, unfinished)
         unfinished.replace(archive)
@@ -173,12 +188,20 @@ def archive_classes(classpath: Iterable[Path]) -> Path:
 
 
 class EmbeddedBroker:
-    """The broker of one state folder; a context manager that starts and stops it.
+    """The broker of a state folder; a context manager that starts and stops it.
 
-    The broker listens on `port` and `controller_port` of 127.0.0.1 only. `classpath`: `jars.broker_classpath()`.
-    `settings` are Kafka's own, and weigh more than `conf/broker.properties`. `die_with_parent` (Linux): the broker ends
-    when the *thread* that started it ends, even by SIGKILL. Otherwise the broker outlives a killed parent, and
-    `find_running_broker` finds it. `port_settings`: the settings of the two ports, for the error about a taken port.
+    The broker listens on 127.0.0.1 only.
+
+    Args:
+        state: The state folder.
+        port: Port for clients.
+        controller_port: Port of the controller.
+        classpath: `jars.list_broker_jars()`.
+        heap: Maximum heap of the JVM.
+        settings: Settings of Kafka, which override `conf/broker.properties`.
+        die_with_parent: On Linux, true to end the broker when the *thread* that started it ends, even by SIGKILL.
+            Otherwise the broker outlives a killed parent, and `find_running_broker` finds it.
+        port_settings: Keys of the two ports' settings, for the error about a port in use.
     """
 
     def __init__(
@@ -202,7 +225,7 @@ class EmbeddedBroker:
         self.die_with_parent = die_with_parent
         self.port_settings = port_settings
         archive = _archive_path(self.classpath) if self.classpath else None
-        # a JVM that the file does not fit goes on without it
+        # a JVM that does not match the archive runs without it
         self.jvm_options: tuple[str, ...] = (
             (f"-XX:SharedArchiveFile={archive}",) if archive and archive.is_file() else ()
         )
@@ -215,7 +238,11 @@ class EmbeddedBroker:
 
     @property
     def client_options(self) -> Mapping[str, object]:
-        """kafka-python's, to connect as Kiln does. SettingsError: the broker has not run yet."""
+        """kafka-python's options to connect as Kiln does.
+
+        Raises:
+            SettingsError: The broker has not run yet.
+        """
         return Kafka(embedded_port=self.port).of_state(self.state / "broker").client_options()
 
     @property
@@ -225,29 +252,30 @@ class EmbeddedBroker:
 
     @property
     def pid(self) -> int | None:
-        """The broker's process number while the broker runs."""
+        """Process number of the broker while it runs, else `None`."""
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
     def start(self, timeout: float = 60.0) -> str:
         """Start the broker, wait until it takes requests, and return its address.
 
-        BrokerRunningError: this folder's broker runs already. BrokerError: a port is taken, Java or the disk fails, or
-        the broker does not come up within `timeout` seconds, and so was ended again.
+        Raises:
+            BrokerRunningError: This folder's broker already runs.
+            BrokerError: A port is in use, Java or the disk fails, or the broker does not come up within `timeout`
+                seconds; it is then stopped.
         """
         self.launch()
-        with ExitStack() as failed:  # or was interrupted: no broker is left behind
-            failed.callback(self.stop)
+        with ExitStack() as cleanup:  # also on an interrupt
+            cleanup.callback(self.stop)
             try:
                 await_broker(self.address, self.client_options, timeout, self._process)
             except BrokerError as error:
-                self.stop()  # first, that its last words are all there
+                self.stop()  # so that its log is complete
                 raise BrokerError(f"{error}\n{self._read_log_tail()}") from None
-            failed.pop_all()
+            cleanup.pop_all()
         return self.address
 
     def launch(self) -> None:
-        """Start the broker and return at once. `await_broker` and `start` wait. Errors as of
-        `start`."""
+        """Start the broker and return at once, with the errors of `start`; `await_broker` waits for it."""
         if self.pid is not None:
             return
         folder = self.state / "broker"
@@ -257,7 +285,7 @@ class EmbeddedBroker:
             (self.state / "logs").mkdir(exist_ok=True)
             lock = (folder / "lock").open("a")
         except OSError as error:
-            raise BrokerError(f"the state folder cannot be used: {error}") from None
+            raise BrokerError(f"cannot use the state folder: {error}") from None
         with lock, (self.state / "logs" / "broker.out").open("wb") as out:
             if not try_lock(lock):
                 raise BrokerRunningError(self.state, find_running_broker(self.state))
@@ -281,23 +309,16 @@ class EmbeddedBroker:
                 stderr=subprocess.STDOUT,
                 # Ctrl-C goes to every process of a session: the broker must outlive the queries that still write to it
                 start_new_session=True,
-                # a lock lasts as long as a process has its file open: so the broker holds the lock when we are gone
+                # a lock lasts while a process has its file open, so the broker keeps it when this process is gone
                 pass_fds=(lock.fileno(),),
             )
             _replace_file(address, json.dumps({"bootstrap": self.address, "pid": self._process.pid}))
 
     def stop(self, timeout: float = 20.0) -> None:
-        """End the broker, if it runs: SIGTERM, and SIGKILL if the end takes longer than `timeout` seconds."""
+        """Stop the broker, if it runs: send SIGTERM, and SIGKILL if it takes longer than `timeout` seconds to end."""
         process, self._process = self._process, None
-        if process is None:
-            return
-        if process.poll() is None:
-            process.terminate()
-            try:
-                process.wait(timeout)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        if process is not None:
+            terminate_process(process, timeout)
 
     def __enter__(self) -> Self:
         self.start()
@@ -310,7 +331,7 @@ class EmbeddedBroker:
 
     def _java(self, *options: str) -> list[str]:
         if not self.classpath:
-            raise BrokerError("no jars for the broker: make jars")
+            raise BrokerError("there are no jars for the broker. Run make jars")
         try:
             java = find_java().executable
         except JavaError as error:
@@ -318,7 +339,7 @@ class EmbeddedBroker:
         return [str(java), *_JVM, *options, "-cp", ":".join(map(str, self.classpath))]
 
     def _properties(self, password: str) -> str:
-        # to itself the broker is a client, too: on the port of the controller
+        # the broker connects to itself as a client, on the port of the controller
         jaas = (
             f'org.apache.kafka.common.security.plain.PlainLoginModule required username="{EMBEDDED_USER}" '
             f'password="{password}" user_{EMBEDDED_USER}="{password}";'
@@ -337,15 +358,15 @@ class EmbeddedBroker:
             "sasl.mechanism.controller.protocol": "PLAIN",
             "listener.name.kiln.plain.sasl.jaas.config": jaas,
             "listener.name.controller.plain.sasl.jaas.config": jaas,
-            # relative to the folder where the broker runs: no path to escape, and the state folder can be moved
+            # relative to the broker's working folder: no path to escape, and the state folder can be moved
             "log.dirs": "data",
         }
         lines = [f"{key}={_escape_property(value)}" for key, value in {**self.settings, **own}.items()]
-        # of a key given twice, Java takes the last
+        # Java takes the last of duplicate keys
         return "\n".join([PROPERTIES.read_text(encoding="utf-8"), "# added at start", *lines, ""])
 
     def _format(self, folder: Path, out: IO[bytes]) -> None:
-        """Lay the empty storage. Kafka writes `meta.properties` last, so an interrupted storage is laid again."""
+        """Format the empty storage. Kafka writes `meta.properties` last, so interrupted formatting is repeated."""
         java = self._java(f"-Dlog4j2.configurationFile={LOG4J.as_uri()}")
         command = [
             *java,
@@ -360,7 +381,7 @@ class EmbeddedBroker:
         out.write(run.stdout + run.stderr)
         out.flush()
         if run.returncode != 0:
-            raise BrokerError(f"Kafka could not lay its storage in {folder / 'data'}\n{self._read_log_tail()}")
+            raise BrokerError(f"Kafka cannot format its storage in {folder / 'data'}\n{self._read_log_tail()}")
 
     def _read_log_tail(self) -> str:
         lines: list[str] = []
@@ -374,7 +395,12 @@ def _archive_path(classpath: tuple[Path, ...]) -> Path:
     return classpath[0].parent / "classes.jsa"
 
 
-def _read_running_broker(state: Path) -> tuple[str, int] | None:
+class _RunningBroker(NamedTuple):
+    address: str
+    pid: int
+
+
+def _read_running_broker(state: Path) -> _RunningBroker | None:
     folder = state / "broker"
     try:
         with (folder / "lock").open() as lock:
@@ -383,10 +409,10 @@ def _read_running_broker(state: Path) -> tuple[str, int] | None:
         return None
     except BlockingIOError:
         try:
-            told = json.loads((folder / "address.json").read_bytes())
-            return str(told["bootstrap"]), int(told["pid"])
+            address = json.loads((folder / "address.json").read_bytes())
+            return _RunningBroker(str(address["bootstrap"]), int(address["pid"]))
         except (FileNotFoundError, ValueError, KeyError):
-            return None  # locked, and not launched yet
+            return None  # locked, but not launched yet
     return None
 
 
@@ -395,12 +421,12 @@ def _check_free(port: int, setting: str) -> None:
     if error is None:
         return
     if error.errno != errno.EADDRINUSE:
-        raise BrokerError(f"port {port} on {HOST} is not to be had ({error.strerror}): set {setting} to a free one")
+        raise BrokerError(f"cannot use port {port} on {HOST} ({error.strerror}). Set {setting} to a free port")
     holder = find_port_holder(port)
     by = holder.description if holder is not None else "another program"
     state = holder.state if holder is not None else None
-    stop = f"stop that Kiln, or type kiln broker stop --state {shlex.quote(str(state))}; or " if state else ""
-    raise BrokerError(f"port {port} on {HOST} is in use by {by}: {stop}set {setting} to a free one")
+    stop = f"stop that Kiln, or run kiln broker stop --state {shlex.quote(str(state))}; or " if state else ""
+    raise BrokerError(f"port {port} on {HOST} is in use by {by}: {stop}set {setting} to a free port")
 
 
 def _read_cluster_id(folder: Path) -> str:
@@ -409,7 +435,7 @@ def _read_cluster_id(folder: Path) -> str:
         return path.read_text(encoding="ascii").strip()
     except FileNotFoundError:
         name = "-"
-        while name.startswith("-"):  # the tool would take the name for an option
+        while name.startswith("-"):  # the tool would parse it as an option
             name = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         _replace_file(path, name)
         return name
@@ -422,7 +448,7 @@ def _replace_file(path: Path, text: str) -> None:
 
 
 def _escape_property(value: str) -> str:
-    """A value as java.util.Properties reads it."""
+    """Escape a value for java.util.Properties."""
     return "".join(
         character if " " <= character <= "~" else "".join(f"\\u{unit:04x}" for unit in _encode_utf16(character))
         for character in value.replace("\\", "\\\\")
@@ -435,11 +461,11 @@ def _encode_utf16(character: str) -> list[int]:
 
 
 def main() -> int:
-    """Keep the broker's classes for the jars of this checkout. Where that fails, print a note and return 0."""
+    """Archive the broker's classes for the jars of this checkout. If that fails, print a note and return 0."""
     try:
         archive_classes(list_broker_jars())
     except (BrokerError, JarsError) as error:
-        print(f"the broker's classes could not be kept, so it starts slower: {error}", file=sys.stderr)
+        print(f"cannot archive the broker's classes, so it starts more slowly: {error}", file=sys.stderr)
     return 0
 
 

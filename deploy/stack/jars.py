@@ -1,12 +1,13 @@
-"""Fetch the JVM jars pinned in `conf/ivy.xml` with the Apache Ivy that ships in pyspark: no Maven, no host named here.
+"""Download of the JVM jars pinned in `conf/ivy.xml`, with the Apache Ivy that ships in pyspark.
 
 Layout of a jars folder: `spark/*.jar` (added to Spark), `broker/*.jar` (class path of the embedded broker) and
-`complete`, a stamp that names the `ivy.xml` and the size of each file. The stamp is written last, so whatever was
-interrupted is done again, and a complete folder costs a few `stat` calls and no JVM. `conf/jars.sha256` has the
-checksum of each jar: what comes from a repository must be the very file that Kiln was tried with.
+`complete`, a stamp with a digest of the `ivy.xml` and the size of each file. The stamp is written last, so an
+interrupted download is repeated, and the check of a complete folder takes a few `stat` calls and no JVM.
+`conf/jars.sha256` has the checksum of each jar, so that a repository can only provide the files that Kiln was tested
+with.
 
-What Spark needs for an object store is pinned in `conf/ivy-s3.xml`, is in a jars folder of its own, `s3` in the other
-one, and is fetched only where the settings name a store.
+The jars for an object store are pinned in `conf/ivy-s3.xml`, are in the subfolder `s3`, and are fetched only if the
+settings name a store.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from kiln.deploy.stack.java import JavaError, find_java
 PROJECT = Path(__file__).resolve().parents[2]
 IVY_XML = PROJECT / "conf" / "ivy.xml"
 IVY_S3 = PROJECT / "conf" / "ivy-s3.xml"
-# Not read by Ivy's command line by itself; a user who needs a mirror of his own describes it there.
+# Ivy's command line does not read it by default; users describe their mirrors there.
 IVY_SETTINGS = Path.home() / ".ivy2" / "ivysettings.xml"
 
 STAMP = "complete"
@@ -45,7 +46,7 @@ _FETCHED = re.compile(r"^\s*\[SUCCESSFUL \]")
 
 
 class JarsError(PrerequisiteError):
-    """The jars are not there or could not be fetched; the text says why and what to do."""
+    """The jars are missing or cannot be fetched; the message has the reason and a remedy."""
 
 
 def _ignore_progress(_: str) -> None:
@@ -53,7 +54,14 @@ def _ignore_progress(_: str) -> None:
 
 
 def read_pinned_jars(ivy_xml: bytes) -> dict[str, tuple[str, ...]]:
-    """`conf -> file names` of an ivy.xml, in its order. JarsError where one is not pinned to one version."""
+    """Read the pinned jars of an ivy.xml.
+
+    Returns:
+        File names by conf, in the order of the file.
+
+    Raises:
+        JarsError: A dependency is not pinned to one version.
+    """
     tree = ElementTree.fromstring(ivy_xml)
     files: dict[str, list[str]] = {conf.get("name", ""): [] for conf in tree.iter("conf")}
     for dependency in tree.iter("dependency"):
@@ -68,29 +76,33 @@ def read_pinned_jars(ivy_xml: bytes) -> dict[str, tuple[str, ...]]:
 
 
 def checksums_path(ivy_xml: Path) -> Path:
-    """The file of checksums that goes with an ivy.xml, as sha256sum writes it: `<sha256>  <conf>/<file name>`."""
+    """Return the path of an ivy.xml's checksums, in the format of sha256sum: `<sha256>  <conf>/<file name>`."""
     return ivy_xml.with_name(ivy_xml.stem.replace("ivy", "jars") + ".sha256")
 
 
 def verify_checksums(root: Path, ivy_xml: Path = IVY_XML) -> None:
-    """Compares each pinned jar with its checksum. JarsError names those that differ, or that have no checksum."""
-    place = checksums_path(ivy_xml)
+    """Compare each pinned jar with its checksum.
+
+    Raises:
+        JarsError: A jar has another checksum, or none.
+    """
+    path = checksums_path(ivy_xml)
     try:
-        lines = [line.split() for line in place.read_text(encoding="ascii").splitlines()]
+        lines = [line.split() for line in path.read_text(encoding="ascii").splitlines()]
         expected = {name: digest for digest, name in lines}
     except (OSError, ValueError) as error:
-        raise JarsError(f"{place}: cannot be read: {error}") from None
-    wrong: list[str] = []
-    for name, found in _compute_checksums(root, ivy_xml).items():
+        raise JarsError(f"cannot read {path}: {error}") from None
+    problems: list[str] = []
+    for name, digest in _compute_checksums(root, ivy_xml).items():
         if name not in expected:
-            wrong.append(f"{name}: no line in {place.name}. After a change of ivy.xml: make lock")
-        elif found != expected[name]:
-            wrong.append(f"{name}: sha256 {found}, expected {expected[name]}")
-    if wrong:
-        listed = "".join(f"    {line}\n" for line in wrong)
+            problems.append(f"{name}: no line in {path.name}. After a change of ivy.xml: make lock")
+        elif digest != expected[name]:
+            problems.append(f"{name}: sha256 {digest}, expected {expected[name]}")
+    if problems:
+        lines_text = "".join(f"    {line}\n" for line in problems)
         raise JarsError(
-            f"refused: these jars are not the ones that {place} names:\n{listed}"
-            "A repository, a mirror or a cache gave other files. Remove the cache of Ivy (~/.ivy2) and the folder "
+            f"these jars do not match the checksums in {path}:\n{lines_text}"
+            "A repository, a mirror or a cache provided other files. Remove Ivy's cache (~/.ivy2) and the folder "
             ".jars, and run make jars again. If the jars differ again, do not use them."
         )
 
@@ -101,7 +113,7 @@ def _compute_checksums(root: Path, ivy_xml: Path) -> dict[str, str]:
 
 
 def default_root() -> Path:
-    """`.jars` in a checkout, else a folder of the user's cache."""
+    """Return the default jars folder: `.jars` in a checkout, else a folder in the user's cache."""
     if (PROJECT / "pyproject.toml").is_file():
         return PROJECT / ".jars"
     if sys.platform == "darwin":
@@ -110,7 +122,7 @@ def default_root() -> Path:
 
 
 def is_complete(root: Path, ivy_xml: Path = IVY_XML) -> bool:
-    """Whether the folder holds all that this `ivy.xml` names, whole."""
+    """Return true if the folder has all jars of this `ivy.xml`."""
     try:
         stamp = json.loads((root / STAMP).read_bytes())
         return bool(stamp == _build_stamp(root, ivy_xml))
@@ -124,16 +136,24 @@ def ensure_jars(
     ivy_xml: Path = IVY_XML,
     resolve: Resolve | None = None,
 ) -> Path:
-    """Fetch what is missing, if anything is, and return the folder. Safe to call from several processes at once.
+    """Fetch missing jars and return the folder. Several processes can call this at once.
 
-    `progress` is called with a line of text now and then. JarsError says why it failed; calling again goes on from what
-    Ivy's own cache (`~/.ivy2`) already has.
+    A retry continues with what Ivy's cache (`~/.ivy2`) already has.
+
+    Args:
+        root: Jars folder, by default `default_root`.
+        progress: Called with lines of text.
+        ivy_xml: The pinned jars.
+        resolve: Fetches the jars, by default `run_ivy`.
+
+    Raises:
+        JarsError: The jars cannot be fetched.
     """
     root = default_root() if root is None else root
     if is_complete(root, ivy_xml):
         return root
     with _lock_folder(root):
-        if is_complete(root, ivy_xml):  # another process did it while we waited
+        if is_complete(root, ivy_xml):  # another process fetched them meanwhile
             return root
         files = read_pinned_jars(ivy_xml.read_bytes())
         for leftover in root.glob("fetching-*"):
@@ -143,7 +163,7 @@ def ensure_jars(
             (resolve or run_ivy)(ivy_xml, fresh, progress)
             missing = [name for conf in files for name in files[conf] if not (fresh / conf / name).is_file()]
             if missing:
-                raise JarsError(f"Ivy ended well but without {', '.join(missing)}: check their lines in {ivy_xml}")
+                raise JarsError(f"Ivy did not fetch {', '.join(missing)}. Check their lines in {ivy_xml}")
             verify_checksums(fresh, ivy_xml)
             (root / STAMP).unlink(missing_ok=True)
             for conf in files:
@@ -159,34 +179,49 @@ def ensure_jars(
 
 
 def list_spark_jars(root: Path | None = None) -> list[Path]:
-    """The jars that Kiln adds to Spark's. JarsError when the folder is not complete."""
+    """List the jars that Kiln adds to Spark's.
+
+    Raises:
+        JarsError: The folder is incomplete.
+    """
     return _list_jars("spark", root)
 
 
 def s3_root(root: Path | None = None) -> Path:
-    """The folder of the jars for an object store, whether it is there or not."""
+    """Return the folder of the jars for an object store, which may not exist."""
     return (root or default_root()) / "s3"
 
 
 def list_jars(*, uses_store: bool, progress: Progress = _ignore_progress) -> list[Path]:
-    """The jars that Kiln adds to Spark's; with `uses_store`, those for an object store too. Fetches what is missing.
-    JarsError."""
+    """List the jars that Kiln adds to Spark's, and fetch missing ones.
+
+    Args:
+        uses_store: True to include the jars for an object store.
+        progress: Called with lines of text.
+
+    Raises:
+        JarsError: The jars cannot be fetched.
+    """
     jars = list_spark_jars(ensure_jars(progress=progress))
     return [*jars, *_list_jars("spark", ensure_jars(s3_root(), progress, IVY_S3), IVY_S3)] if uses_store else jars
 
 
 def spark_archive_path(root: Path | None = None) -> Path:
-    """The file of Spark's classes, whether it is there or not (deploy/run/spark_classes.py)."""
+    """Return the path of the archive of Spark's classes, which may not exist (deploy/run/spark_classes.py)."""
     return (root or default_root()) / "spark" / "classes.jsa"
 
 
 def list_broker_jars(root: Path | None = None) -> list[Path]:
-    """The jars the embedded broker runs on. JarsError when the folder is not complete."""
+    """List the class path of the embedded broker.
+
+    Raises:
+        JarsError: The folder is incomplete.
+    """
     return _list_jars("broker", root)
 
 
 def run_ivy(ivy_xml: Path, into: Path, progress: Progress) -> None:
-    """Have Ivy fill `into/<conf>/` with the jars of every conf, by its default chain of resolvers or the user's own."""
+    """Let Ivy fill `into/<conf>/` with the jars of every conf, from its default or the user's resolvers."""
     try:
         java = find_java().executable
     except JavaError as error:
@@ -205,7 +240,7 @@ def run_ivy(ivy_xml: Path, into: Path, progress: Progress) -> None:
     command += ["-settings", str(IVY_SETTINGS)] if IVY_SETTINGS.is_file() else []
     command += ["-confs", *files, "-types", "jar", "bundle"]
     command += ["-retrieve", f"{into}/[conf]/[artifact]-[revision].[ext]"]
-    said: list[str] = []
+    output: list[str] = []
     looked_up = fetched = 0
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
@@ -213,7 +248,7 @@ def run_ivy(ivy_xml: Path, into: Path, progress: Progress) -> None:
         if ivy.stdout is None:
             raise AssertionError("stdout is piped")
         for line in ivy.stdout:
-            said.append(line.rstrip())
+            output.append(line.rstrip())
             if _FOUND.match(line):
                 looked_up += 1
                 progress(f"jars: looked up {looked_up} of {total}")
@@ -221,36 +256,37 @@ def run_ivy(ivy_xml: Path, into: Path, progress: Progress) -> None:
                 fetched += 1
                 progress(f"jars: fetched {fetched} of {total}")
     if ivy.returncode != 0:
-        raise JarsError(explain_ivy_failure(said, ivy.returncode))
+        raise JarsError(explain_ivy_failure(output, ivy.returncode))
 
 
-def explain_ivy_failure(said: list[str], status: int) -> str:
-    """Words for a failed run out of what Ivy printed."""
-    told = "\n".join(said)
+def explain_ivy_failure(output: list[str], status: int) -> str:
+    """Explain a failed run of Ivy from the lines of its output."""
+    text = "\n".join(output)
     if re.search(
-        r"UnknownHost|Connection refused|timed? ?out|unreachable|Server access error|SSLHandshake", told, re.I
+        r"UnknownHost|Connection refused|timed? ?out|unreachable|Server access error|SSLHandshake", text, re.I
     ):
         cause = (
-            "the jars could not be downloaded: the repository did not answer. With a network, run it again: it goes on "
-            "where it stopped.\nBehind a proxy: JAVA_TOOL_OPTIONS='-Dhttps.proxyHost=… -Dhttps.proxyPort=…'. With a "
-            f"mirror of your own: an Ivy settings file at {IVY_SETTINGS}. With no network at all: copy the folder "
-            ".jars of a checkout that has it."
+            "cannot download the jars: the repository does not answer. Check the network and run this again: it "
+            "continues where it stopped.\nBehind a proxy: JAVA_TOOL_OPTIONS='-Dhttps.proxyHost=… "
+            f"-Dhttps.proxyPort=…'. With a mirror: an Ivy settings file at {IVY_SETTINGS}. Without a network: copy the "
+            "folder .jars of another checkout."
         )
-    elif "UNRESOLVED DEPENDENCIES" in told or "FAILED DOWNLOADS" in told:
-        cause = "some of the jars pinned in conf/ivy.xml are not in the repository, or did not pass their checksum"
+    elif "UNRESOLVED DEPENDENCIES" in text or "FAILED DOWNLOADS" in text:
+        cause = "some of the jars pinned in conf/ivy.xml are not in the repository, or have a wrong checksum"
     else:
-        cause = f"Ivy ended with status {status}"
-    wanted = ("::", "WARN", "ERROR", "problem", "not found", "Exception", "denied", "No space")
-    detail = [line.strip() for line in said if any(word in line for word in wanted) and line.strip(": \t")]
-    return "\n".join([cause, "What Ivy said:", *(f"    {line}" for line in (detail or said)[:5])])
+        cause = f"Ivy exited with code {status}"
+    signs = ("::", "WARN", "ERROR", "problem", "not found", "Exception", "denied", "No space")
+    details = [line.strip() for line in output if any(sign in line for sign in signs) and line.strip(": \t")]
+    return "\n".join([cause, "Output of Ivy:", *(f"    {line}" for line in (details or output)[:5])])
 
 
 def _find_ivy_jar() -> Path:
     spec = find_spec("pyspark")
     folders = list(spec.submodule_search_locations or []) if spec else []
-    for jar in (found for folder in folders for found in sorted(Path(folder, "jars").glob("ivy-*.jar"))):
-        return jar
-    raise JarsError("pyspark, whose Ivy fetches the jars, is not installed here: make setup")
+    for folder in folders:
+        for jar in sorted(Path(folder, "jars").glob("ivy-*.jar")):
+            return jar
+    raise JarsError("pyspark, whose Ivy fetches the jars, is not installed. Run make setup")
 
 
 def _build_stamp(root: Path, ivy_xml: Path) -> dict[str, object]:
@@ -267,7 +303,7 @@ def _list_jars(conf: str, root: Path | None, ivy_xml: Path = IVY_XML) -> list[Pa
     root = default_root() if root is None else root
     if not is_complete(root, ivy_xml):
         raise JarsError(
-            f"the jars in {root} are not complete: make jars (or python -m kiln.deploy.stack.jars) fetches them"
+            f"the jars in {root} are incomplete. Fetch them with make jars, or python -m kiln.deploy.stack.jars"
         )
     return [root / conf / name for name in read_pinned_jars(ivy_xml.read_bytes())[conf]]
 
@@ -278,14 +314,14 @@ def _lock_folder(root: Path) -> Iterator[None]:
         root.mkdir(parents=True, exist_ok=True)
         write_checksums = (root / "lock").open("a")
     except OSError as error:
-        raise JarsError(f"no room for the jars: {error}") from None
+        raise JarsError(f"cannot create the folder of the jars: {error}") from None
     with write_checksums:
         fcntl.flock(write_checksums, fcntl.LOCK_EX)
         yield
 
 
 def write_checksums(ivy_xml: Path = IVY_XML, resolve: Resolve = run_ivy) -> None:
-    """Writes the checksums of the jars that the repository has now. Whoever commits them says that they are good."""
+    """Write the checksums of the jars in the repository. To commit them is to trust those jars."""
     with tempfile.TemporaryDirectory() as fresh:
         resolve(ivy_xml, Path(fresh), _ignore_progress)
         lines = [f"{digest}  {name}\n" for name, digest in _compute_checksums(Path(fresh), ivy_xml).items()]
@@ -293,13 +329,12 @@ def write_checksums(ivy_xml: Path = IVY_XML, resolve: Resolve = run_ivy) -> None
 
 
 def main() -> int:
-    """Fetch the jars into the default folder, with a line of progress; 1 with the words why not. With --s3, those for
-    an object store.
+    """Fetch the jars into the default folder, or verify the checksums of complete jars. Return 1 on an error.
 
-    Where they are complete, only compares them with their checksums.
+    --s3 fetches the jars for an object store.
     """
     parser = argparse.ArgumentParser(description="Fetch the jars that conf/ivy.xml pins.")
-    parser.add_argument("--lock", action="store_true", help="write the checksums in conf anew")
+    parser.add_argument("--lock", action="store_true", help="rewrite the checksums in conf")
     parser.add_argument("--s3", action="store_true", help="the jars for an object store")
     options = parser.parse_args()
     ivy_xml, root = (IVY_S3, s3_root()) if options.s3 else (IVY_XML, default_root())

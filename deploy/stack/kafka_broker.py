@@ -199,7 +199,7 @@ def start_broker(settings: Settings, say: Say, *, die_with_parent: bool = False)
 
 @contextmanager
 def launch_broker(settings: Settings, say: Say, *, die_with_parent: bool = False) -> Iterator[LaunchedBroker]:
-    """As `start_broker`, but does not wait until the broker answers. `await_ready` does, so that others can start meanwhile."""
+    """Launch a broker as `start_broker`, without waiting for its answer: call `await_ready` for that."""
     if not settings.kafka.embedded:
         say(f"using the broker at {settings.kafka.servers}")
         yield LaunchedBroker(settings.broker)

@@ -53,9 +53,9 @@ def find_problems(
     alter = f"kafka-configs.sh --bootstrap-server {bootstrap} --alter {entity} --add-config "
     if TOPICS[name].for_life and actual_partitions != partitions:
         yield (
-            f"{topic} has {actual_partitions} partitions, but the settings have {partitions}. The number cannot change, "
-            f"because windows are stored by partition. Set kafka.{name}_partitions = {actual_partitions}, or start "
-            "over with another kafka.prefix"
+            f"{topic} has {actual_partitions} partitions, but the settings have {partitions}. The number cannot "
+            f"change, because windows are stored by partition. Set kafka.{name}_partitions = {actual_partitions}, or "
+            "start over with another kafka.prefix"
         )
     if config.get("message.timestamp.type") != "LogAppendTime":
         yield (

@@ -1,4 +1,4 @@
-"""Ports of 127.0.0.1: free ones, and who has one that is taken, as far as Linux tells (proc(5), /proc/net/tcp)."""
+"""Free ports of 127.0.0.1, and the processes that use ports, as far as Linux shows them (proc(5), /proc/net/tcp)."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class PortHolder(NamedTuple):
 
     pid: int
     command: str
-    """its command line, shortened"""
+    """command line, shortened"""
     state: Path | None
-    """the state folder, where the process is the embedded broker of a Kiln"""
+    """state folder, if the process is an embedded broker"""
 
     @property
     def description(self) -> str:
@@ -31,7 +31,7 @@ class PortHolder(NamedTuple):
 
 
 def find_free_ports() -> tuple[int, int]:
-    """Two ports on which nobody listens now."""
+    """Find two ports on which no process listens now."""
     with socket.socket() as first, socket.socket() as second:
         for each in (first, second):
             each.bind((HOST, 0))
@@ -39,9 +39,9 @@ def find_free_ports() -> tuple[int, int]:
 
 
 def check_port_free(port: int) -> OSError | None:
-    """Why nothing can listen on this port now; None: something can."""
+    """Return why no process can listen on this port now; `None` if one can."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        # as Java does: connections of an earlier broker that linger in TIME_WAIT are no hindrance
+        # as Java does: connections of an earlier broker in TIME_WAIT do not block the port
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
@@ -51,9 +51,9 @@ def check_port_free(port: int) -> OSError | None:
 
 
 def find_port_holder(port: int, proc: Path = Path("/proc")) -> PortHolder | None:
-    """Who listens on a port; None where the system does not say, as of another user's processes."""
+    """Find the process that listens on a port; `None` if unknown, as for other users' processes."""
     sockets: set[str] = set()
-    for table in ("tcp", "tcp6"):  # Java listens by IPv6, also on 127.0.0.1
+    for table in ("tcp", "tcp6"):  # Java listens over IPv6, also on 127.0.0.1
         try:
             sockets |= find_listening_sockets((proc / "net" / table).read_text(encoding="ascii"), port)
         except OSError:
@@ -68,17 +68,19 @@ def find_port_holder(port: int, proc: Path = Path("/proc")) -> PortHolder | None
 
 
 def find_listening_sockets(table: str, port: int) -> set[str]:
-    """The inodes of the sockets that listen on a port, out of /proc/net/tcp or tcp6.
+    """Find the inodes of the sockets that listen on a port.
 
-    A line of it: number, local address:port in hex, remote address:port, state, three more columns, uid, timeout,
-    inode.
+    Args:
+        table: Text of /proc/net/tcp or tcp6, with the columns number, local address:port in hex, remote address:port,
+            state, three more, uid, timeout, inode.
+        port: The port.
     """
-    found: set[str] = set()
+    inodes: set[str] = set()
     for line in table.splitlines()[1:]:
         columns = line.split()
         if len(columns) > 9 and columns[3] == _LISTENS and int(columns[1].rpartition(":")[2], 16) == port:
-            found.add(columns[9])
-    return found
+            inodes.add(columns[9])
+    return inodes
 
 
 def _has_open(process: Path, wanted: set[str]) -> bool:

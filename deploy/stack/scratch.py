@@ -1,4 +1,4 @@
-"""Where Spark keeps temporary files: a folder for each process. The next one removes what a killed process leaves."""
+"""Folders for Spark's temporary files, one per process. A later process removes those of killed ones."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from pathlib import Path
 from typing import IO, Final
 
 _LOCK: Final = "lock"
-"""A file in each folder, whose process holds it until it ends; and one beside the folders."""
+"""Name of a file in each folder, locked by its process until the process ends; and of one next to the folders."""
 
-_held: list[IO[str]] = []
-"""until the end of this process: a JVM uses its first folder for all its sessions"""
+_locks: list[IO[str]] = []
+"""Locks held until the end of this process, as a JVM uses its first folder for all its sessions."""
 
 
 def create_scratch_folder(state: Path) -> Path:
-    """A folder of this process in `STATE/scratch`. What others left there that were killed goes first: 38 MB each."""
-    place = state / "scratch"
-    place.mkdir(parents=True, exist_ok=True)
-    with (place / _LOCK).open("a") as of_all:
-        fcntl.flock(of_all, fcntl.LOCK_EX)  # else a folder is taken for one that is left, before its lock is held
-        for folder in place.iterdir():
-            if folder.is_dir() and not _is_held(folder):
+    """Create a folder for this process in `STATE/scratch`, and remove those of killed processes, of 38 MB each."""
+    root = state / "scratch"
+    root.mkdir(parents=True, exist_ok=True)
+    with (root / _LOCK).open("a") as root_lock:
+        fcntl.flock(root_lock, fcntl.LOCK_EX)  # a new folder is not locked at once, and must not look abandoned
+        for folder in root.iterdir():
+            if folder.is_dir() and not _is_locked(folder):
                 shutil.rmtree(folder, ignore_errors=True)
-        fresh = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=place))
+        fresh = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=root))
         lock = (fresh / _LOCK).open("a")
         fcntl.flock(lock, fcntl.LOCK_EX)
-        _held.append(lock)
+        _locks.append(lock)
     return fresh
 
 
-def _is_held(folder: Path) -> bool:
-    """Whether the process lives that uses the folder."""
+def _is_locked(folder: Path) -> bool:
+    """Return true if the process that uses the folder is alive."""
     try:
         with (folder / _LOCK).open() as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

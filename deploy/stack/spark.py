@@ -1,4 +1,4 @@
-"""The Spark session of `kiln run`, whose JVM writes into log files and not on the screen."""
+"""The Spark session of `kiln run`, whose JVM writes to log files and not to the screen."""
 
 from __future__ import annotations
 
@@ -27,33 +27,47 @@ _LOG = logging.getLogger(__name__)
 
 
 class JvmEndedError(KilnError):
-    """Spark's JVM has ended under a run."""
+    """Spark's JVM has ended during a run."""
 
 
 def check_jvm(patience: float = 0.0) -> JvmEndedError | None:
-    """Why nothing can go on, where Spark's JVM has ended; None while it runs. Waits up to `patience` s for its end."""
+    """Check that Spark's JVM runs.
+
+    Args:
+        patience: Seconds to wait for its end.
+
+    Returns:
+        The error if the JVM has ended, else `None`.
+    """
     process = getattr(SparkContext._gateway, "proc", None)
     if not isinstance(process, subprocess.Popen):
-        return None  # somebody else started the JVM: spark-submit
+        return None  # spark-submit started the JVM
     try:
         code = process.wait(patience)
     except subprocess.TimeoutExpired:
         return None
     return JvmEndedError(
-        f"the JVM of Spark ended with {code}. With -9 somebody killed the JVM, often the kernel for want of memory: "
-        "lower spark.driver_memory, or give the machine more. Nothing is lost: start Kiln again"
+        f"the JVM of Spark exited with code {code}. A code of -9 often means that the kernel killed it for lack of "
+        "memory: lower spark.driver_memory, or add memory. No data is lost: start Kiln again"
     )
 
 
 @contextmanager
 def spark_session(settings: Settings, name: str = "kiln", classes: Sequence[Path] = ()) -> Iterator[SparkSession]:
-    """A Spark session. Its JVM logs to `logs/spark.log`, and prints to `logs/spark.out` while it starts; that of an
-    application of another name does so in the folder `logs/NAME`. `classes`: folders that its class path has too."""
+    """Open a Spark session.
+
+    Its JVM logs to `logs/spark.log`, and prints to `logs/spark.out` during startup.
+
+    Args:
+        settings: The settings.
+        name: Name of the application; any but `kiln` logs to the folder `logs/NAME`.
+        classes: Additional folders for the class path.
+    """
     logs = settings.logs if name == "kiln" else settings.logs / name
     logs.mkdir(parents=True, exist_ok=True)
-    # with traces of each call that a JVM does not answer, which py4j tells the root logger
-    kept = LogFile(logs / "driver.log")
-    configure_logs(settings.log.format, settings.log.level, settings.log.levels, kept, logging.WARNING)
+    # py4j logs a trace of each unanswered call to the root logger
+    driver_log = LogFile(logs / "driver.log")
+    configure_logs(settings.log.format, settings.log.level, settings.log.levels, driver_log, logging.WARNING)
     with redirect_output(logs / "spark.out"):
         spark = create_session(
             name,
@@ -65,7 +79,7 @@ def spark_session(settings: Settings, name: str = "kiln", classes: Sequence[Path
             logs=logs,
             ui=settings.spark.ui,
             scratch=create_scratch_folder(settings.state),
-            extra=build_s3a_settings(settings.places, os.environ) | settings.spark.conf,
+            extra=build_s3a_settings(settings.locations, os.environ) | settings.spark.conf,
         )
     server = spark.sparkContext._accumulatorServer
     server.handle_error = _log_lost_connection  # type: ignore[method-assign]  # socketserver has no other way
@@ -73,42 +87,42 @@ def spark_session(settings: Settings, name: str = "kiln", classes: Sequence[Path
         yield spark
     finally:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # a JVM that has ended, which the caller tells
+            warnings.simplefilter("ignore", RuntimeWarning)  # the caller reports a JVM that has ended
             stop_session(spark)
 
 
 def stop_session(spark: SparkSession) -> None:
-    """Stops a session, and what is left of one whose JVM has ended, at whatever moment."""
+    """Stop a session, or the rest of a session whose JVM has ended."""
     try:
         (spark if check_jvm() is None else spark.sparkContext).stop()
     except (Py4JError, OSError):
-        if check_jvm(patience=1.0) is None:  # else the JVM was killed before or meanwhile
+        if check_jvm(patience=1.0) is None:
             raise
 
 
 def _log_lost_connection(request: object, client_address: object) -> None:
-    """In place of a trace on the screen when the JVM ends."""
-    _LOG.warning("the connection on which Spark sends accumulators is lost", exc_info=True)
+    """Log the end of the JVM, which socketserver would print as a trace."""
+    _LOG.warning("connection for Spark's accumulators lost", exc_info=True)
 
 
 def _archive_option() -> str:
     classes = spark_archive_path()
-    # a JVM that the file does not fit goes on without it
+    # a JVM that does not match the archive runs without it
     return f'"-XX:SharedArchiveFile={classes}"' if classes.is_file() else ""
 
 
 @contextmanager
 def redirect_output(path: Path) -> Iterator[None]:
-    """A process that is started meanwhile writes its output to a file."""
+    """Redirect the output of processes that are started in this context to a file."""
     sys.stdout.flush()
     sys.stderr.flush()
-    kept = os.dup(1), os.dup(2)
+    originals = os.dup(1), os.dup(2)
     with path.open("ab") as out:
         os.dup2(out.fileno(), 1)
         os.dup2(out.fileno(), 2)
     try:
         yield
     finally:
-        for number, copy in zip((1, 2), kept, strict=True):
+        for number, copy in zip((1, 2), originals, strict=True):
             os.dup2(copy, number)
             os.close(copy)

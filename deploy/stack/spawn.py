@@ -1,4 +1,4 @@
-"""Child processes: ended with their parent, also when the parent is killed, and ended on request."""
+"""Child processes that end with their parent, even if the parent is killed, and termination on request."""
 
 from __future__ import annotations
 
@@ -18,9 +18,12 @@ if os.getppid() == int(sys.argv[1]):
 
 
 def bind_to_parent(command: Sequence[str]) -> list[str]:
-    """The command, changed so that its process gets SIGTERM when the thread that starts the process ends.
+    """Wrap a command so that its process gets SIGTERM when the thread that starts it ends.
 
-    `command` begins with a full path. On other systems than Linux, the command is unchanged.
+    Does nothing on other systems than Linux.
+
+    Args:
+        command: A command line that begins with a full path.
     """
     if sys.platform != "linux":
         return list(command)
@@ -28,7 +31,7 @@ def bind_to_parent(command: Sequence[str]) -> list[str]:
 
 
 def terminate_process(process: subprocess.Popen[bytes] | subprocess.Popen[str], patience: float) -> None:
-    """Sends SIGTERM, and SIGKILL when the process takes longer than `patience` s to end."""
+    """Send SIGTERM, and SIGKILL if the process takes longer than `patience` s to end."""
     process.terminate()
     try:
         process.wait(patience)

@@ -65,7 +65,7 @@ class Stack:
 
             def done() -> bool:
                 queries.check()
-                return queries.caught_up(ends)
+                return queries.has_caught_up(ends)
 
             wait_until(done, lambda: f"{self.query} caught up; errors: {queries.errors}")
         finally:
@@ -166,7 +166,7 @@ def test_a_checkpoint_that_is_older_than_its_tables(
     assert (told["query"], told["can"], told["done"]) == ("archive", True, False)
     assert stack.places("frames") == before, "without --yes nothing changes"
     assert run_command(["recover", "--yes"]) == 0
-    assert "Put right" in capsys.readouterr().out
+    assert "Repaired" in capsys.readouterr().out
     assert len(stack.places("frames")) < len(before)
     assert run_command(["recover"]) == 0
     stack.feed()
@@ -209,7 +209,7 @@ def test_updates_that_has_lost_what_it_remembers(
     with pytest.raises(RestartsExhaustedError, match=rf"{FILE_NAME} {words}.* Run kiln recover"):
         stack.run()
     assert run_command(["recover", "--yes"]) == 0
-    assert "Put right" in capsys.readouterr().out
+    assert "Repaired" in capsys.readouterr().out
     stack.feed()
     assert stack.run() == []
     assert max(stack.announced().values()) == 1
@@ -255,7 +255,7 @@ def test_a_checkpoint_of_updates_that_is_older_than_its_records(
     (told,) = json.loads(capsys.readouterr().out)
     assert (told["query"], told["can"], told["done"]) == ("updates", True, False)
     assert run_command(["recover", "--yes"]) == 0
-    assert "Put right" in capsys.readouterr().out
+    assert "Repaired" in capsys.readouterr().out
     assert run_command(["recover"]) == 0
     stack.feed()
     assert stack.run() == []

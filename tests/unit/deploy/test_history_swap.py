@@ -96,7 +96,7 @@ def test_live_has_the_run_s_rows_in_the_range_and_its_own_beyond(lake: Lake) -> 
         row("quarantine", stage=stage, reason="r", data=stage.encode()) for stage in ("fetch", "separator", "frame")
     ]
     append(lake, "quarantine", theirs)
-    append(lake, "publications", [row("publications", cid="b0-9-10")])
+    append(lake, "publications", [row("publications", batch_cid="b0-9-10")])
     assert not equal(lake)
     after = swapped(lake)
     assert equal(lake)

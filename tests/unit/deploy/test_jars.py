@@ -96,7 +96,7 @@ def test_jar_that_the_repository_did_not_give(tmp_path: Path, ivy: Path) -> None
     def nothing(ivy_xml: Path, into: Path, progress: Progress) -> None:
         (into / "spark").mkdir()
 
-    with pytest.raises(JarsError, match=r"without one-1\.0\.jar, two_2\.13-2\.0-1\.jar"):
+    with pytest.raises(JarsError, match=r"did not fetch one-1\.0\.jar, two_2\.13-2\.0-1\.jar"):
         ensure_jars(tmp_path / "jars", ivy_xml=ivy, resolve=nothing)
     assert not is_complete(tmp_path / "jars", ivy)
 
@@ -109,7 +109,7 @@ def test_a_jar_that_differs_from_its_checksum_is_refused_and_never_used(tmp_path
         (into / "spark" / "one-1.0.jar").write_bytes(b"PK and something else")
 
     with pytest.raises(
-        JarsError, match=r"(?s)^refused: .*spark/one-1\.0\.jar: sha256 [0-9a-f]{64}, expected .*~/.ivy2"
+        JarsError, match=r"(?s)^these jars do not match .*spark/one-1\.0\.jar: sha256 [0-9a-f]{64}, expected .*~/.ivy2"
     ):
         ensure_jars(folder, ivy_xml=ivy, resolve=forged)
     assert not is_complete(folder, ivy)
@@ -142,7 +142,7 @@ def test_make_jars_says_in_words_that_a_jar_was_changed(
     assert jars.main() == 0
     (folder / "spark" / "one-1.0.jar").write_bytes(b"PK and something else")
     assert jars.main() == 1
-    assert "refused" in capsys.readouterr().err
+    assert "do not match the checksums" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("ivy_xml", [jars.IVY_XML, jars.IVY_S3], ids=lambda path: path.name)
@@ -176,5 +176,5 @@ def test_words_when_there_is_no_network() -> None:
         ":: problems summary ::",
         "Server access error at url … (java.net.UnknownHostException)",
     ]
-    assert "With a network, run it again" in explain_ivy_failure(said, 1)
+    assert "Check the network and run this again" in explain_ivy_failure(said, 1)
     assert "UnknownHostException" in explain_ivy_failure(said, 1)

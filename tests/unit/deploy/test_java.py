@@ -62,13 +62,13 @@ def test_java_home_goes_before_path(tmp_path: Path) -> None:
 
 
 def test_no_java(tmp_path: Path) -> None:
-    with pytest.raises(JavaError, match=r"(?s)Java 17 or later is needed and there is no java.*To install it:"):
+    with pytest.raises(JavaError, match=r"(?s)Java 17 or later is needed, but there is no java.*To install it:"):
         find_java({"PATH": str(tmp_path)})
 
 
 def test_too_old_java(tmp_path: Path) -> None:
     java = fake_java(tmp_path / "jre", 'openjdk version "11.0.21" 2023-10-17')
-    with pytest.raises(JavaError, match=r"is Java 11, and 17 or later is needed"):
+    with pytest.raises(JavaError, match=r"is Java 11, but 17 or later is needed"):
         find_java({"PATH": path_of(java)})
 
 
@@ -84,5 +84,5 @@ def test_bad_java_home_is_not_passed_over(tmp_path: Path) -> None:
 def test_stub_that_is_no_java(tmp_path: Path) -> None:
     """What macOS has in place of Java."""
     java = fake_java(tmp_path / "jre", "Unable to locate a Java Runtime.", status=1)
-    with pytest.raises(JavaError, match=r"no working Java \(Unable to locate a Java Runtime\.\)"):
+    with pytest.raises(JavaError, match=r"not a working Java \(Unable to locate a Java Runtime\.\)"):
         find_java({"PATH": path_of(java)})

@@ -63,7 +63,7 @@ def test_a_dry_run_says_what_would_be_done_and_the_command_does_it(state: Path, 
     assert run_command(["maintain", "--dry-run"]) == 0
     said = capsys.readouterr().out
     assert "10 → 1" in said
-    assert "tips: make one: 10 files" in said
+    assert "tips: compact: 10 files" in said
     assert files(lake) == 10
     assert run_command(["maintain"]) == 0
     assert "10 → 1" in capsys.readouterr().out

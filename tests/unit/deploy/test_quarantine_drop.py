@@ -247,7 +247,7 @@ def test_what_others_write_meanwhile_stays(meanwhile: str, lake: Lake, monkeypat
         new: Sequence[DataFile],
         what: str,
         *,
-        rows_go: bool,
+        removes_rows: bool,
     ) -> bool:
         if not done:
             done.append(meanwhile)
@@ -255,7 +255,7 @@ def test_what_others_write_meanwhile_stays(meanwhile: str, lake: Lake, monkeypat
                 append(lake, "quarantine", [late])
             else:
                 DeltaTable(lake.table("quarantine")).optimize.compact()
-        return replace_files(lake, table, opened, old, new, what, rows_go=rows_go)
+        return replace_files(lake, table, opened, old, new, what, removes_rows=removes_rows)
 
     monkeypatch.setattr(dropping, "replace_files", with_others)
     dropped = dropping.drop_rows(lake, QuarantineFilter(stage="message"), "why", "1", soon())

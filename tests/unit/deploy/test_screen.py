@@ -155,7 +155,7 @@ def test_everything_a_user_asks_for_is_in_the_picture(width: int, height: int) -
 
 
 def test_lateness_is_said_to_be_from_event_time_where_there_is_room() -> None:
-    assert "later than 1 s after heard, p50/p99" in "".join(picture(FULL, 120, 30))
+    assert "batch delay, p50 / p99" in "".join(picture(FULL, 120, 30))
 
 
 def test_a_batch_of_a_replayed_capture_is_not_late() -> None:
@@ -181,7 +181,7 @@ def test_what_is_fetched_out_of_ipfs_has_a_line_where_there_is_a_node() -> None:
     node = "kubo 0.43.0 at http://127.0.0.1:5001"
     bridge = BridgeInRun(msgspec.structs.replace(STATUS, fetcher=fetcher, ipfs=node))
     (shown,) = [text for text in picture(replace(FULL, bridge=bridge), 120, 24) if "IPFS" in text]
-    assert "wanted 12  fetching 3  blocks 40  updates let go 7  given up 1  kubo 0.43.0" in shown
+    assert "wanted 12  fetching 3  blocks 40  updates released 7  given up 1  kubo 0.43.0" in shown
     assert "wanted 12 blocks 40" in format_line(replace(FULL, bridge=bridge))
     counts = {"quarantined": 9, "contradicts_genesis": 8}
     bridge = BridgeInRun(msgspec.structs.replace(STATUS, fetcher=FetcherStatus("fetching", 0, 0, counts, claimed=5)))
@@ -192,11 +192,11 @@ def test_what_is_fetched_out_of_ipfs_has_a_line_where_there_is_a_node() -> None:
 def test_the_bridge_is_shown_as_it_tells_of_itself() -> None:
     text = "\n".join(picture(replace(FULL, bridge=BridgeInRun(STATUS, {"kubo": 40})), 100, 30))
     assert "listening /ip4/127.0.0.1/tcp/4001" in text
-    assert "in 12,345  out 678  topics 2  mesh 3  spool empty  published 211  heard by kubo 40" in text
+    assert "in 12,345  out 678  topics 2  mesh 3  spool empty  published 211  received by kubo 40" in text
     assert "→ 12D3KooW0 /meshsub/1.1.0 kubo" in text
     full = msgspec.structs.replace(STATUS, spool=SpoolStatus(0, 0, 0, 2_000_000, full=True))
     text = "\n".join(picture(replace(FULL, bridge=BridgeInRun(full)), 100, 30))
-    assert "reading has stopped: the spool is full" in text
+    assert "not reading: the spool is full" in text
     assert "spool 2.0 MB  published 211  waiting for batches" in text
     off = msgspec.structs.replace(STATUS, fetcher=FetcherStatus("off: no node"))
     assert "IPFS" not in "\n".join(picture(replace(FULL, bridge=BridgeInRun(off)), 100, 30))
@@ -240,7 +240,7 @@ def test_the_line_has_it_all_in_one_line() -> None:
         "error: sink: disk is full",
     ):
         assert expected in text
-    assert "behind: none" in format_line(replace(FULL, queries=[QueryState("batch", "idle", lag=0)]))
+    assert "lag: none" in format_line(replace(FULL, queries=[QueryState("batch", "idle", lag=0)]))
 
 
 def test_without_a_terminal_there_is_a_line_every_five_seconds_and_each_error_at_once() -> None:
@@ -370,7 +370,7 @@ def summary_text(lake: Path, before: dict[str, int], errors: list[str] | None = 
 def test_the_summary_tells_totals_what_came_in_this_run_and_how_late_batches_were(lake: Path) -> None:
     text = summary_text(lake, {"batches": 1}, ["sink: disk is full"])
     assert "first batch after 14 s" in text
-    assert "400 ms (p50), 800 ms (p99) later than T after the first update was heard" in text
+    assert "batch delay 400 ms (p50), 800 ms (p99)" in text
     assert [row.split() for row in text.splitlines() if row.startswith("batches ")] == [["batches", "│", "3", "│", "2"]]
     assert "error: sink: disk is full" in text
     assert read_row_counts(Lake(str(lake)))["quarantine"] == 3
@@ -388,7 +388,7 @@ def test_every_line_of_sql_in_the_summary_can_be_asked(lake: Path) -> None:
 
 def test_only_tables_that_are_there_are_asked_about() -> None:
     assert [what for what, _ in suggest_queries(["batch_tips", "quarantine"], "kiln sql")] == [
-        "what could not be used, and why"
+        "quarantined records by reason"
     ]
 
 

@@ -82,8 +82,8 @@ def completed(text: str, cursor: int | None = None) -> list[str]:
 def test_tables_views_and_columns_are_completed() -> None:
     assert "latest_tips" in completed("SELECT * FROM lat")
     assert completed("SELECT  FROM tips", 7)[:2] == ["stream", "tip"]
-    assert completed("SELECT * FROM batches AS b WHERE b.st") == ["streams"]
-    assert completed("SELECT batches.c") == ["batch_cid"]
+    assert completed("SELECT * FROM batches AS b WHERE b.st") == ["stream_count"]
+    assert completed("SELECT batches.ba") == ["batch_cid"]
     assert "late_p50_seconds" in completed("SELECT late_p")
     assert completed("sel") == ["SELECT"]
 

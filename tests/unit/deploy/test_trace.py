@@ -59,7 +59,7 @@ def test_the_way_of_a_batch(lake: Lake) -> None:
         (after(1), after(6), 400.0, b"\x82\x00\x00")
     ]
     assert column(steps["block"], "tip") == sorted((cid("tip 1"), cid("tip 2")))
-    assert [(row["transport"], row["peers"]) for row in steps["publications"]] == [("gossipsub", 3)]
+    assert [(row["transport"], row["peer_count"]) for row in steps["publications"]] == [("gossipsub", 3)]
     assert column(steps["sent"], "kafka_offset") == [900, 902]
     assert column(steps["quarantine"], "reason") == ["contradicts_genesis"]
     assert column(steps["separator"], "contradicted") == [True]
@@ -157,7 +157,7 @@ def test_what_came_over_the_dht_has_a_frame_and_no_copies(lake: Lake) -> None:
 def test_copies_are_those_of_the_newest_messages(lake: Lake) -> None:
     found = trace_subject(lake, parse_id(stream("claimed")), most=1)
     copies = next(step for step in found.steps if step.step.name == "copies")
-    assert {cells[copies.columns.index("message")] for cells in copies.cells} == {message(2)}
+    assert {cells[copies.columns.index("message_id")] for cells in copies.cells} == {message(2)}
 
 
 @pytest.mark.parametrize(
