@@ -1,8 +1,7 @@
-"""The settings of Kiln as a model: keys, types, defaults, and what values may be. `conf/kiln.toml` explains each key.
+"""Settings model: keys, types, defaults and constraints. `conf/kiln.toml` describes each key.
 
-To construct `Settings` reads nothing: `kiln.conf.settings.reading` reads the file, the environment and the command
-line. An unknown key is an error wherever it stands, because a misspelt setting that is silently ignored costs an
-afternoon.
+Constructing `Settings` reads nothing: `kiln.conf.settings.reading` reads the file, the environment and the command
+line. An unknown key is an error in any section, because a misspelt setting must not be ignored.
 """
 
 import json
@@ -55,19 +54,19 @@ else:
 Policy = Literal["strict", "none", "either"]
 
 EMBEDDED_USER = "kiln"
-"""The one user of the embedded broker."""
+"""User name of the embedded broker's only user."""
 
 
 class Section(BaseModel):
-    """A table of the settings file: frozen, and no key beside those named here."""
+    """Base of the sections of the settings file: frozen, without unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
     @classmethod
     def _check_each(cls, value: tuple[str, ...], info: ValidationInfo, check: Callable[[str], object]) -> None:
-        """Checks each item of a list, and names the item at fault. `check` raises ValueError.
+        """Check each item of a list, and name an invalid one. `check` raises ValueError.
 
-        The default is good, and not checked: what most checks import would slow every start.
+        The default is not checked: most checks import modules that would slow down every start.
         """
         if value == cls.model_fields[str(info.field_name)].default:
             return
@@ -80,7 +79,7 @@ class Section(BaseModel):
 
 
 def _items(value: object) -> object:
-    """An environment variable has no lists: "archive, batch" and '["archive", "batch"]' are the same."""
+    """Split the text of an environment variable into a list: "archive, batch" or '["archive", "batch"]'."""
     if isinstance(value, str):
         if value.startswith("["):
             try:
@@ -92,7 +91,7 @@ def _items(value: object) -> object:
 
 
 def _like(pattern: str, expected: str) -> AfterValidator:
-    """Text that matches a pattern as a whole; `expected` says in words what that is."""
+    """Validate that a text matches a pattern in full; `expected` describes the pattern."""
 
     def check(value: str) -> str:
         if not re.fullmatch(pattern, value):
@@ -113,19 +112,19 @@ Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_items)]
 """A list of names or addresses."""
 
 Memory = Annotated[str, _like(r"[0-9]+[mg]", 'a size as -Xmx takes it, such as "384m" or "2g"')]
-"""The heap of a JVM."""
+"""Heap size of a JVM."""
 
-Place = Annotated[
+StorageUri = Annotated[
     str,
     _like(
         r"(?!.*://).*|s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[\w.=@+-]+)*/?",
         'a path, or s3://BUCKET/PREFIX, such as "s3://kiln/lake"',
     ),
 ]
-"""A folder: of this machine, or in an object store."""
+"""Folder on this machine or in an object store."""
 
 Switch = Annotated[bool | Literal["auto"], WrapValidator(_switch)]
-"""On, off, or as other settings imply."""
+"""True, false, or derived from other settings."""
 
 
 class Network(Section):
@@ -135,7 +134,7 @@ class Network(Section):
 
 
 class Kafka(Section):
-    """Where the broker is and how Kiln's topics are made; with no `bootstrap`, Kiln runs a broker of its own."""
+    """Broker connection and topic configuration. Without `bootstrap`, Kiln runs an embedded broker."""
 
     bootstrap: str = ""
     prefix: Annotated[str, _like(r"[A-Za-z0-9._-]{0,100}", "at most 100 letters, digits, dots, - and _")] = "kiln."
@@ -176,15 +175,18 @@ class Kafka(Section):
         return self
 
     def of_state(self, broker_dir: Path) -> Self:
-        """These settings with the user and the password of the embedded broker, which keeps them in this folder.
-        Where `bootstrap` names brokers: these settings as they are."""
+        """Return these settings with the credentials of the embedded broker, if there is one.
+
+        Args:
+            broker_dir: Folder in which the embedded broker stores its password.
+        """
         if not self.embedded:
             return self
         how = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "PLAIN", "sasl_username": EMBEDDED_USER}
         return self.model_copy(update={**how, "sasl_password_file": str(broker_dir / "password")})
 
     def partitions(self, of: Partitions) -> int:
-        """How many partitions the topics of a kind have."""
+        """Return the number of partitions of the topics of a kind."""
         match of:
             case "frames":
                 return self.frames_partitions
@@ -194,7 +196,7 @@ class Kafka(Section):
                 return self.other_partitions
 
     def retention_bytes(self, of: Partitions) -> int:
-        """How many bytes of a topic of a kind the broker keeps, all its partitions together; 0: all bytes."""
+        """Return the retention size of a topic of a kind in bytes, over all partitions; 0 for no limit."""
         match of:
             case "frames":
                 return self.frames_retention_bytes
@@ -210,7 +212,7 @@ class Kafka(Section):
 
     @property
     def servers(self) -> str:
-        """`host:port,…` to connect to, the embedded broker's included."""
+        """Bootstrap servers as `host:port,…`, also of the embedded broker."""
         return self.bootstrap or f"127.0.0.1:{self.embedded_port}"
 
     def topic(self, name: str) -> str:
@@ -218,16 +220,23 @@ class Kafka(Section):
         return f"{self.prefix}{name}"
 
     def client_options(self) -> dict[str, str | list[str]]:
-        """Keyword arguments for every kafka-python client. Holds the password in clear: never print it. SettingsError:
-        there is no password to read."""
+        """Return keyword arguments for a kafka-python client. They contain the password: never print them.
+
+        Raises:
+            SettingsError: The password file cannot be read.
+        """
         return {"bootstrap_servers": self.server_list(), **self.security_options()}
 
     def server_list(self) -> list[str]:
-        """`servers`, one by one."""
+        """Return `servers` as a list."""
         return [server.strip() for server in self.servers.split(",") if server.strip()]
 
     def security_options(self) -> dict[str, str]:
-        """Those of `client_options` that say how to talk to the brokers, without who they are. SettingsError."""
+        """Return the security part of `client_options`.
+
+        Raises:
+            SettingsError: The password file cannot be read.
+        """
         options: dict[str, str] = {"security_protocol": self.security_protocol}
         if self.security_protocol.startswith("SASL"):
             options["sasl_mechanism"] = self.sasl_mechanism
@@ -239,8 +248,11 @@ class Kafka(Section):
         return options
 
     def spark_options(self) -> dict[str, str]:
-        """Options of Spark's Kafka source and sink (`kafka.…`). Holds the password in clear: never print it.
-        SettingsError."""
+        """Return options of Spark's Kafka source and sink (`kafka.…`). They contain the password: never print them.
+
+        Raises:
+            SettingsError: The password file cannot be read.
+        """
         options = {"kafka.bootstrap.servers": self.servers}
         if self.security_protocol != "PLAINTEXT":
             options["kafka.security.protocol"] = self.security_protocol
@@ -258,7 +270,7 @@ class Kafka(Section):
         return options
 
     def _password(self) -> str:
-        """Without the end of the line, where the password is in a file."""
+        """Return the password, read from the password file if one is set."""
         if not self.sasl_password_file:
             return self.sasl_password.get_secret_value()
         try:
@@ -282,7 +294,7 @@ def _jaas(text: str) -> str:
 
 
 class Batch(Section):
-    """How updates become CIP-123 batches."""
+    """Windows and blocks of CIP-123 batches."""
 
     window: Duration = Field(default=timedelta(seconds=1), gt=timedelta())
     grace: Duration = Field(default=timedelta(), ge=timedelta())
@@ -300,25 +312,25 @@ class Batch(Section):
 
 
 class SignaturePolicy(Section):
-    """Which signatures a network asks for (decision 5); replayed frames are always judged `either`."""
+    """Signature policy by network (decision 5). Replayed frames always use `either`."""
 
     default: Policy = "strict"
     networks: dict[str, Policy] = {}
 
     def of(self, network: str) -> Policy:
-        """The policy of one network."""
+        """Return the policy of a network."""
         return self.networks.get(network, self.default)
 
 
 class Dedupe(Section):
-    """For how long a message that comes again counts as a copy."""
+    """Retention of the deduplication state."""
 
     signed_ttl: Duration = Field(default=timedelta(hours=24), gt=timedelta())
     unsigned_ttl: Duration = Field(default=timedelta(minutes=2), gt=timedelta())
 
 
 class TopicTable(Section):
-    """Gossipsub's Topic Table Extension: topics by index (docs/design, The bridge)."""
+    """Topic Table Extension of gossipsub: topics by index (docs/design, The bridge)."""
 
     bundles: dict[str, list[str]] = {}
     send: Literal["cautious", "eager", "off"] = "cautious"
@@ -362,9 +374,9 @@ class Spark(Section):
 
 
 class Lake(Section):
-    """The Delta tables. `retention`: by table, after what time a row goes; a table that is not named keeps its rows."""
+    """Location, writer and row retention of the Delta tables."""
 
-    uri: Place = ""
+    uri: StorageUri = ""
     storage_options: dict[str, str] = {}
     writer: Literal["delta-rs", "delta-spark"] = "delta-rs"
     retention: dict[str, Duration] = {}
@@ -390,13 +402,13 @@ class Lake(Section):
 
 
 class Checkpoints(Section):
-    """Where the queries keep how far they are, and what they remember."""
+    """Location of the checkpoints, with offsets and deduplication state."""
 
-    uri: Place = ""
+    uri: StorageUri = ""
 
 
 class Maintenance(Section):
-    """The care of the Delta tables."""
+    """Maintenance of the Delta tables."""
 
     interval: Duration = Field(default=timedelta(minutes=10), ge=timedelta())
     history_retention: Duration = Field(default=timedelta(hours=12), ge=timedelta(hours=1))
@@ -404,7 +416,7 @@ class Maintenance(Section):
 
 
 class Monitor(Section):
-    """Where a run serves its metrics and its status page."""
+    """Endpoint of metrics and status page."""
 
     listen: Annotated[
         str, _like(r"([^\s:/]+|\[[0-9a-fA-F:]+\]):\d{1,5}|", 'host and port, such as "127.0.0.1:4814"')
@@ -412,14 +424,13 @@ class Monitor(Section):
 
     @property
     def host_and_port(self) -> tuple[str, int] | None:
-        """None: nowhere."""
+        """Host and port, or `None` if the endpoint is disabled."""
         host, _, port = self.listen.rpartition(":")
         return (host.strip("[]"), int(port)) if self.listen else None
 
 
 class Log(Section):
-    """What Kiln's own processes log, and how. `levels`: by part, such as `kiln.bridge.libp2p`, or by a library's
-    logger."""
+    """Log format and levels of Kiln's processes. `levels` is by logger, such as `kiln.bridge.libp2p`."""
 
     format: Format = "text"
     level: Level = "info"
@@ -427,21 +438,21 @@ class Log(Section):
 
 
 class Quality(Section):
-    """Whether the tables are as expected, and how often that is looked at."""
+    """Data quality checks of the tables."""
 
     interval: Duration = timedelta(minutes=10)
     suites: Names = ()
 
 
 class Job(Section):
-    """One streaming query: how often it runs and how much it takes at a time (0: all there is)."""
+    """Trigger and rate limit of one streaming query."""
 
     trigger: Duration
     max_offsets_per_trigger: int = Field(ge=0)
 
 
 class _Jobs(Section):
-    """Which queries `kiln run` starts, and, under the name of each query, the pace of that query."""
+    """Queries that `kiln run` starts, and a section for each query."""
 
     queries: Annotated[tuple[JobName, ...], NoDecode, BeforeValidator(_items)] = tuple(QUERIES)
     max_restarts: int = Field(default=5, ge=0)
@@ -454,7 +465,11 @@ class _Jobs(Section):
         return value
 
     def of(self, name: JobName) -> Job:
-        """The pace of one query. KeyError: there is no such query."""
+        """Return the settings of one query.
+
+        Raises:
+            KeyError: There is no such query.
+        """
         job = getattr(self, QUERIES[name].name)
         assert isinstance(job, Job)
         return job
@@ -474,7 +489,7 @@ else:  # a section for each query that `kiln.schemas.queries` declares
 
 
 class Breaker(Section):
-    """When decoding counts as broken on our side (decision 6)."""
+    """Thresholds of the decoding breaker (decision 6)."""
 
     min_authors: int = Field(default=3, ge=1)
     consecutive_failures: int = Field(default=100, ge=1)
@@ -487,7 +502,7 @@ class Backfill(Section):
 
 
 class Traffic(Section):
-    """The built-in generator: what the demo network says, and what `kiln generate` writes."""
+    """Synthetic traffic of the demo network and of `kiln generate`."""
 
     enabled: bool = True
     seed: int = Field(default=1, ge=0)
@@ -507,7 +522,7 @@ class Traffic(Section):
 
 
 class Bridge(Section):
-    """The gossipsub node: where it listens, whom it dials, which topics it is on."""
+    """Gossipsub node: addresses, bootstrap peers, interests and limits."""
 
     listen: Names = ("/ip4/127.0.0.1/tcp/4811",)
     bootstrap: Names = ()
@@ -534,7 +549,7 @@ class Bridge(Section):
 
 
 class Discovery(Section):
-    """Finding peers through the libp2p DHT (CIP-120, Peer discovery)."""
+    """Peer discovery through the libp2p DHT (CIP-120, Peer discovery)."""
 
     enabled: bool = True
     server_mode: bool = True
@@ -551,7 +566,7 @@ class Discovery(Section):
 
 
 class Publish(Section):
-    """Whether batches go out to the network, and for how long that is tried."""
+    """Publishing of batches over gossipsub."""
 
     enabled: Switch = "auto"
     timeout: Duration = Field(default=timedelta(minutes=1), gt=timedelta())
@@ -560,7 +575,7 @@ class Publish(Section):
 
 
 class Transition(Section):
-    """From the topic of the network to topics by separator (CIP-120, Transition): how, and when."""
+    """Transition from the network topic to separator topics (CIP-120, Transition)."""
 
     mode: Literal["cutover", "duplicate"] = "cutover"
     at: str = ""
@@ -590,28 +605,26 @@ class Transition(Section):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.height and self.at:
-            raise ValueError("either transition.at or transition.height says when, not both")
+            raise ValueError("transition.at and transition.height: choose one")
         if self.height and not self.rpc_url.get_secret_value():
-            raise ValueError(
-                "transition.height needs transition.rpc_url, which is asked for the height (eth_blockNumber)"
-            )
+            raise ValueError("transition.height needs transition.rpc_url, which serves the height (eth_blockNumber)")
         if self.phase_out and not (self.at or self.height):
             raise ValueError("transition.phase_out needs transition.at or transition.height, after which it begins")
         return self
 
     @property
     def under_way(self) -> bool:
-        """True if the same may be said on both topics."""
+        """True if a message may be published on both topics."""
         return self.mode == "duplicate" or bool(self.at or self.height)
 
     @property
     def at_us(self) -> int | None:
-        """`at` in µs since the epoch; None: not set."""
+        """`at` in µs since the epoch, or `None` if it is not set."""
         return round(datetime.fromisoformat(self.at).timestamp() * 1e6) if self.at else None
 
 
 class Receive(Section):
-    """What is made of what others publish."""
+    """Handling of batches that other nodes publish."""
 
     check_genesis: bool = True
     genesis_timeout: Duration = Field(default=timedelta(seconds=10), gt=timedelta())
@@ -619,7 +632,7 @@ class Receive(Section):
 
 
 class Ipfs(Section):
-    """Where the blocks of batches are kept for others, and others' blocks and genesis events are fetched from."""
+    """IPFS node that serves the blocks of batches and fetches blocks and genesis events."""
 
     api: str = ""
     api_auth: SecretStr = SecretStr("")
@@ -662,7 +675,7 @@ class Ipfs(Section):
 
 
 class Bep50(Section):
-    """Batches over the BitTorrent DHT: where the overlay listens, whom it knows, what it follows."""
+    """Batches over the BitTorrent DHT (BEP 50)."""
 
     enabled: bool = False
     listen: Names = ("127.0.0.1:4813",)
@@ -690,7 +703,7 @@ class Bep50(Section):
 
 
 class Settings(Section):
-    """All of Kiln's settings; `conf/kiln.toml` says what each is for."""
+    """All settings of Kiln. `conf/kiln.toml` describes each."""
 
     state: Path = Path("state")
     durability: Literal["power", "process"] = "power"
@@ -730,66 +743,66 @@ class Settings(Section):
 
     @property
     def broker(self) -> Kafka:
-        """`kafka` as clients need it: with the password of the embedded broker, where Kiln runs that broker."""
+        """`kafka` for clients, with the credentials of the embedded broker if there is one."""
         return self.kafka.of_state(self.broker_dir)
 
     @property
     def publishes(self) -> bool:
-        """True if batches go out over gossipsub."""
+        """True if batches are published over gossipsub."""
         return bool(self.ipfs.api) if self.publish.enabled == "auto" else self.publish.enabled
 
     @property
     def needs_neighbours(self) -> bool:
-        """True if batches go out only while somebody is known who can fetch blocks: Helia finds nobody by itself."""
+        """True if batches are published only while a peer is known that can fetch blocks: Helia discovers none."""
         return self.publish.enabled == "auto" and self.ipfs.api == "helia" and not self.ipfs.peers
 
     @property
     def announces(self) -> bool:
-        """True if batches go out over BEP 50."""
+        """True if batches are announced over BEP 50."""
         wanted = bool(self.ipfs.api) if self.bep50.publish == "auto" else self.bep50.publish
         return self.bep50.enabled and wanted
 
     @property
     def lake_root(self) -> Location:
-        """The folder of the Delta tables, one folder a table. Its options may be secret: never print them."""
-        return self._place(self.lake.uri or self.state / "lake")
+        """Folder of the Delta tables, one per table. Its options may contain credentials: never print them."""
+        return self._locate(self.lake.uri or self.state / "lake")
 
     @property
     def checkpoints_root(self) -> Location:
-        """The folder of the queries' checkpoints, one folder a query."""
-        return self._place(self.checkpoints.uri or self.state / "checkpoints")
+        """Folder of the checkpoints, one per query."""
+        return self._locate(self.checkpoints.uri or self.state / "checkpoints")
 
     @property
-    def places(self) -> tuple[Location, ...]:
-        """Where Spark reads and writes."""
+    def locations(self) -> tuple[Location, ...]:
+        """Locations that Spark reads and writes."""
         return self.lake_root, self.checkpoints_root
 
     @property
     def uses_store(self) -> bool:
-        """True if one of the places is in an object store."""
-        return any(place.folder is None for place in self.places)
+        """True if one of these locations is in an object store."""
+        return any(location.folder is None for location in self.locations)
 
-    def _place(self, place: str | Path) -> Location:
-        if str(place).startswith(STORE):
-            return parse_location(str(place), self.lake.storage_options)
-        return parse_location(Path(place).expanduser().absolute())
+    def _locate(self, uri: str | Path) -> Location:
+        if str(uri).startswith(STORE):
+            return parse_location(str(uri), self.lake.storage_options)
+        return parse_location(Path(uri).expanduser().absolute())
 
     @property
     def logs(self) -> Path:
-        """The folder of the logs of Spark and of the embedded broker."""
+        """Folder of the logs of Spark and of the embedded broker."""
         return self.state / "logs"
 
     @property
     def bridge_dir(self) -> Path:
-        """The folder of the bridge: its key, its seqno, its spool, its status."""
+        """Folder of the bridge: key, seqno, spool and status."""
         return self.state / "bridge"
 
     @property
     def quality_dir(self) -> Path:
-        """The folder of what the checks of `kiln quality` remember."""
+        """Folder of the state of `kiln quality`."""
         return self.state / "quality"
 
     @property
     def broker_dir(self) -> Path:
-        """The folder of the embedded broker's data."""
+        """Folder of the embedded broker's data."""
         return self.state / "broker"

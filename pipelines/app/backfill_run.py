@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -79,7 +79,7 @@ class BackfillRequest:
     source: Source = "frames"
     files: tuple[Path, ...] = ()
     window: timedelta | None = None
-    """by default that of the settings"""
+    """`batch.window` of the settings by default"""
     network: str | None = None
     as_of: int | None = None
     publish: bool = False
@@ -87,13 +87,17 @@ class BackfillRequest:
     def __post_init__(self) -> None:
         if self.publish and self.source == "files":
             raise RequestError(
-                "--publish: frames out of files are of origin REPLAY, and the bridge publishes LIVE batches only. Take "
+                "--publish: frames from files have origin REPLAY, and the bridge publishes only LIVE batches. Use "
                 "--source frames or kafka"
             )
 
 
 def build_terms(settings: Settings, request: BackfillRequest) -> RunTerms:
-    """The terms of a run. BundleError: the settings' topic bundles contradict those of the table `bundles`."""
+    """Build the terms of a run.
+
+    Raises:
+        BundleError: The topic bundles of the settings contradict those of the table `bundles`.
+    """
     batches = batch_config(settings)
     return RunTerms(
         name=request.name,
@@ -117,80 +121,100 @@ def backfill(
     spark: SparkSession,
     settings: Settings,
     terms: RunTerms,
-    stopped: Callable[[], bool],
+    is_stopped: Callable[[], bool],
     report: Callable[[RunProgress], None],
     publish: bool = False,
 ) -> RunOutcome:
-    """Does a run, or what is left of it. `publish`: its batches go to the bridge, too.
+    """Execute a run, or the rest of it.
 
-    RunError: there is a run of this name with other terms. StoppedError: `stopped` said so. InputError.
+    Args:
+        spark: The session.
+        settings: The settings.
+        terms: Terms of the run.
+        is_stopped: Returns true once the run is to stop.
+        report: Receives the progress.
+        publish: Also hand the batches to the bridge.
+
+    Raises:
+        RunError: There is a run of this name with other terms, or Spark failed.
+        StoppedError: The run was stopped.
+        InputError: An input cannot be read.
     """
-    # Spark's default of 200 costs more than the work of a chunk
-    parallel = spark.sparkContext.defaultParallelism
-    spark.conf.set("spark.sql.shuffle.partitions", str(2 * parallel))
+    # Spark's default of 200 partitions costs more than the work of a chunk.
+    parallelism = spark.sparkContext.defaultParallelism
+    spark.conf.set("spark.sql.shuffle.partitions", str(2 * parallelism))
     lake = Lake.from_location(settings.lake_root)
     kafka, durable = settings.broker, settings.durability == "power"
 
-    def commits(where: Lake) -> Commits:
+    def create_commits(target: Lake) -> Commits:
         if settings.lake.writer == "delta-rs":
-            return DeltaRsCommits(where, durable=durable)
-        return DeltaSparkCommits(where, spark, durable=durable)
+            return DeltaRsCommits(target, durable=durable)
+        return DeltaSparkCommits(target, spark, durable=durable)
 
-    live = RunResources(
+    resources = RunResources(
         spark=spark,
         lake=lake,
-        commits=commits,
+        commits=create_commits,
         broker=Broker(kafka.servers, kafka.prefix, kafka.spark_options() if terms.source == "kafka" or publish else {}),
         now=lambda: time.time_ns() // 1000,
-        version=_code_version(),
-        topic_id=(lambda: frames_topic_id(settings)) if terms.source == "kafka" else (lambda: ""),
-        is_stopped=stopped,
+        version=_get_code_version(),
+        topic_id=(lambda: read_frames_topic_id(settings)) if terms.source == "kafka" else (lambda: ""),
+        is_stopped=is_stopped,
         report=report,
     )
     try:
-        return run(terms, live, lambda: _read_inputs(settings, lake, terms, 2 * parallel), publish)
+        return run(terms, resources, lambda: _read_inputs(settings, lake, terms, 2 * parallelism), publish)
     except (Py4JError, PySparkException) as error:
-        if stopped():  # Spark was told to give up what it was at
+        if is_stopped():  # `cancel_on_signal` cancels Spark's jobs
             raise build_stopped_error(terms.name) from error
-        said = str(error).strip().split("\n")[0]  # below stands a trace
+        message = str(error).strip().split("\n")[0]  # a stack trace follows
         raise RunError(
-            f"Spark has given up: {said}. What is done of the run {terms.name} is kept: the same command goes on from "
-            f"there. {settings.logs / 'backfill'} says more"
+            f"run {terms.name} failed in Spark: {message}. Its finished chunks are stored. See "
+            f"{settings.logs / 'backfill'}, and type the same command to continue"
         ) from error
 
 
 @contextmanager
-def stoppable(spark: SparkSession) -> Iterator[Callable[[], bool]]:
-    """While this lasts, SIGTERM and Ctrl-C end what Spark is at; gives whether one came. A second Ctrl-C waits for
-    nothing."""
-    asked, over = threading.Event(), threading.Event()
+def cancel_on_signal(spark: SparkSession) -> Iterator[Callable[[], bool]]:
+    """Cancel Spark's jobs on SIGTERM or Ctrl-C, and yield a function that reports if one arrived.
 
-    def ask(number: int, frame: FrameType | None) -> None:
-        if asked.is_set() and number == signal.SIGINT:
+    A second Ctrl-C raises KeyboardInterrupt at once.
+    """
+    stop_requested, ended = threading.Event(), threading.Event()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if stop_requested.is_set() and number == signal.SIGINT:
             raise KeyboardInterrupt
-        asked.set()
+        stop_requested.set()
 
     def cancel() -> None:
-        asked.wait()
-        while not over.wait(_CANCEL_EVERY):  # the next job may just begin
+        stop_requested.wait()
+        while not ended.wait(_CANCEL_EVERY):  # repeated, as the next job may be about to start
             with suppress(Py4JError):
                 spark.sparkContext.cancelAllJobs()
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     watcher = threading.Thread(target=cancel, name="stop", daemon=True)
     watcher.start()
     try:
-        yield asked.is_set
+        yield stop_requested.is_set
     finally:
-        over.set()
-        asked.set()  # ends the thread
+        ended.set()
+        stop_requested.set()  # ends the thread
         watcher.join()
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)
 
 
 def parse_time(text: str) -> int:
-    """ISO 8601 as µs; without a zone, UTC. ValueError: it is no time."""
+    """Parse a time in ISO 8601, in UTC if it has no zone.
+
+    Returns:
+        µs since the epoch.
+
+    Raises:
+        ValueError: The text is no time.
+    """
     try:
         at = datetime.fromisoformat(text)
     except ValueError:
@@ -200,7 +224,11 @@ def parse_time(text: str) -> int:
 
 
 def parse_source(texts: Sequence[str]) -> tuple[Source, tuple[Path, ...]]:
-    """`frames`, `kafka` or files. ValueError: a mixture."""
+    """Parse `frames`, `kafka`, or paths of files.
+
+    Raises:
+        ValueError: The texts mix these.
+    """
     if list(texts) in ([], ["frames"]):
         return "frames", ()
     if list(texts) == ["kafka"]:
@@ -212,8 +240,12 @@ def parse_source(texts: Sequence[str]) -> tuple[Source, tuple[Path, ...]]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `pipelines/jobs/backfill.py` under `spark-submit`: print each step, and at the end rows by table, as lines of
-    JSON. Returns the exit status."""
-    options = _parser().parse_args(arguments)
+    JSON.
+
+    Returns:
+        The exit status.
+    """
+    options = _build_parser().parse_args(arguments)
     try:
         settings = load_settings()
         source, files = parse_source(options.source or ())
@@ -229,16 +261,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
             publish=options.publish,
         )
         with lock_state(settings.state, f"backfill-{check_name(request.name)}"):
-            outcome = _run_submitted(settings, request)
+            outcome = _execute(settings, request)
     except (KilnError, ValueError) as error:
         print(printable_lines(str(error)), file=sys.stderr)
         return error.exit_code if isinstance(error, KilnError) else 2
-    told = {"run": outcome.name, "wrote": outcome.rows_written, "frames": outcome.frames, "rows": dict(outcome.rows)}
-    print(json.dumps({**told, "published": outcome.published, "gone": list(outcome.lost)}))
+    summary = {
+        "run": outcome.name,
+        "wrote": outcome.rows_written,
+        "frames": outcome.frames,
+        "rows": dict(outcome.rows),
+        "published": outcome.published,
+        "gone": list(outcome.lost),
+    }
+    print(json.dumps(summary))
     return 0
 
 
-def _run_submitted(settings: Settings, request: BackfillRequest) -> RunOutcome:
+def _execute(settings: Settings, request: BackfillRequest) -> RunOutcome:
     terms = build_terms(settings, request)
     spark = create_session(
         "kiln-backfill",
@@ -246,20 +285,20 @@ def _run_submitted(settings: Settings, request: BackfillRequest) -> RunOutcome:
         driver_memory=settings.spark.driver_memory,
         java_options=settings.spark.java_options,
         jars=(),
-        extra=build_s3a_settings(settings.places, os.environ) | settings.spark.conf,
+        extra=build_s3a_settings(settings.locations, os.environ) | settings.spark.conf,
     )
 
     def report(progress: RunProgress) -> None:
         print(json.dumps({"step": progress.step, "done": progress.done, "of": progress.total}), flush=True)
 
     try:
-        with stoppable(spark) as stopped:
-            return backfill(spark, settings, terms, stopped, report, request.publish)
+        with cancel_on_signal(spark) as is_stopped:
+            return backfill(spark, settings, terms, is_stopped, report, request.publish)
     finally:
         spark.stop()
 
 
-def _parser() -> argparse.ArgumentParser:
+def _build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="A backfill run. docs/backfill.md explains the options.")
     parser.add_argument("--from", dest="low", required=True, metavar="TIME")
     parser.add_argument("--to", dest="high", required=True, metavar="TIME")
@@ -272,26 +311,26 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _code_version() -> str:
+def _get_code_version() -> str:
     try:
         return version("kiln")
     except PackageNotFoundError:
         return "unknown"
 
 
-def _read_inputs(settings: Settings, lake: Lake, terms: RunTerms, at_once: int) -> RunInputs:
+def _read_inputs(settings: Settings, lake: Lake, terms: RunTerms, parts_per_step: int) -> RunInputs:
     live = {name: lake.open(name).version() for name in LIVE_TABLES}
     if terms.as_of is not None:
-        known = _find_version_at(lake, "streams", terms.as_of)
-        if known is None:
+        version = _find_version_at(lake, "streams", terms.as_of)
+        if version is None:
             del live["streams"]
         else:
-            live["streams"] = known
-    inputs = RunInputs(live, at_once)
+            live["streams"] = version
+    inputs = RunInputs(live, parts_per_step)
     if terms.source == "kafka":
-        topic_id = frames_topic_id(settings)
-        offsets, gone = kafka_offsets(settings, terms)
-        return replace(inputs, kafka=offsets, topic_id=topic_id, lost=gone)
+        topic_id = read_frames_topic_id(settings)
+        offsets, lost = read_kafka_offsets(settings, terms)
+        return replace(inputs, kafka=offsets, topic_id=topic_id, lost=lost)
     if terms.source == "files":
         return replace(
             inputs, files=[part for file in terms.files for part in _read_parts(file, terms, settings.network.name)]
@@ -300,75 +339,90 @@ def _read_inputs(settings: Settings, lake: Lake, terms: RunTerms, at_once: int) 
 
 
 def _find_version_at(lake: Lake, table: str, at: int) -> int | None:
-    """The newest version of a table that was there at a time, µs; None: none was."""
+    """Find the newest version of a table as of a time, µs; None if the table did not exist."""
     commits = lake.open(table).history()
-    there = [int(str(each["version"])) for each in commits if int(str(each["timestamp"])) * 1000 <= at]
-    return max(there, default=None)
+    versions = (int(str(each["version"])) for each in commits if int(str(each["timestamp"])) * 1000 <= at)
+    return max(versions, default=None)
 
 
-def frames_topic_id(settings: Settings) -> str:
-    """Read Kafka's id of `kiln.frames`; empty if there is no such topic, or the broker does not tell. KafkaError."""
+def read_frames_topic_id(settings: Settings) -> str:
+    """Read Kafka's id of `kiln.frames`; empty if there is no such topic, or the broker reports none.
+
+    Raises:
+        KafkaError: No broker answers.
+    """
     topic, topics = settings.kafka.topic("frames"), KafkaTopics(settings.broker.client_options)
     try:
-        found = topics.read_identities([topic])
+        identities = topics.read_identities([topic])
     finally:
         topics.close()
-    return found[topic].id if topic in found else ""
+    return identities[topic].id if topic in identities else ""
 
 
-def kafka_offsets(settings: Settings, terms: RunTerms) -> tuple[dict[str, tuple[int, int]], list[str]]:
-    """By partition of `kiln.frames`, the offset of the first record that the broker stamped when the run's reading
-    begins, or later, and the end. A frame is stamped after it was heard, however late. And in words what of the range
-    Kafka has let go. InputError: all of it."""
+def read_kafka_offsets(settings: Settings, terms: RunTerms) -> tuple[dict[str, tuple[int, int]], list[str]]:
+    """Read the offsets of a run's records in `kiln.frames`, and describe what of its range Kafka has removed.
+
+    Frames are captured before the broker stamps them, so a run reads from the first stamp of its range to the end.
+
+    Returns:
+        First offset and end by partition, and the descriptions.
+
+    Raises:
+        InputError: There is no topic, or Kafka has removed the whole range.
+    """
     kafka = settings.broker
     consumer = open_client(KafkaConsumer, **kafka.client_options(), group_id=None, enable_auto_commit=False)
     try:
         topic = kafka.topic("frames")
         parts = [TopicPartition(topic, part) for part in sorted(consumer.partitions_for_topic(topic) or ())]
         if not parts:
-            raise InputError(f"the broker at {kafka.servers} has no topic {topic}")
+            raise InputError(
+                f"the broker at {kafka.servers} has no topic {topic}. Start Kiln first, or use --source frames"
+            )
         since = max(0, (terms.read_span.low) // 1000)
         ends = consumer.end_offsets(parts)
-        found = consumer.offsets_for_times(dict.fromkeys(parts, since))
+        by_time = consumer.offsets_for_times(dict.fromkeys(parts, since))
         offsets = {
-            str(part.partition): (ends[part] if found[part] is None else found[part].offset, ends[part])
+            str(part.partition): (ends[part] if by_time[part] is None else by_time[part].offset, ends[part])
             for part in parts
         }
         starts, oldest = consumer.beginning_offsets(parts), consumer.offsets_for_times(dict.fromkeys(parts, 0))
-        gone = {
-            part.partition: words
+        lost = {
+            part.partition: description
             for part in parts
             if (
-                words := _describe_lost_range(
+                description := _describe_lost_range(
                     starts[part], None if oldest[part] is None else oldest[part].timestamp, terms.span
                 )
             )
         }
-        if gone and all(first == end for first, end in offsets.values()):
+        gaps = [f"partition {partition}: {description}" for partition, description in lost.items()]
+        if lost and all(first == end for first, end in offsets.values()):
             raise InputError(
-                f"{topic} holds nothing of the range any more: {'; '.join(_format_gaps(gone))}. The table frames "
-                "keeps what Kafka lets go: take --source frames"
+                f"{topic} has no record of the range any more: {'; '.join(gaps)}. The table frames still has what "
+                "Kafka has removed: use --source frames"
             )
-        return offsets, [f"{topic}, {words}" for words in _format_gaps(gone)]
+        return offsets, [f"{topic}, {gap}" for gap in gaps]
     finally:
         consumer.close()
 
 
 def _describe_lost_range(start: int, oldest: int | None, span: TimeRange) -> str:
-    """What of a range a partition has let go, in words; empty: nothing. `start`: its first offset. `oldest`: when the
-    broker stamped the first record that is there, ms; None: there is none."""
+    """Describe the records of a range that a partition has removed; empty if it has removed none.
+
+    Args:
+        start: First offset of the partition.
+        oldest: The broker's stamp of its first record, ms; `None` if it has no records.
+        span: The range.
+    """
     if not start:
         return ""
     if oldest is None:
-        return f"all {start:,} records are gone"
+        return f"all {start:,} records were removed"
     if oldest * 1000 <= span.low:
         return ""
     at = datetime.fromtimestamp(oldest / 1000, UTC)
-    return f"{start:,} records from before {at:%Y-%m-%d %H:%M:%S} UTC are gone"
-
-
-def _format_gaps(gone: Mapping[int, str]) -> list[str]:
-    return [f"partition {partition}: {words}" for partition, words in gone.items()]
+    return f"{start:,} records from before {at:%Y-%m-%d %H:%M:%S} UTC were removed"
 
 
 def _read_parts(file: str, terms: RunTerms, fallback: str) -> list[FilePart]:
@@ -377,10 +431,10 @@ def _read_parts(file: str, terms: RunTerms, fallback: str) -> list[FilePart]:
         with path.open("rb") as opened:
             digest = hashlib.file_digest(opened, "sha256").digest()
             opened.seek(0)
-            found = detect_format(opened)
-        heard_at = path.stat().st_mtime_ns
-        if found is None:
-            raise InputError(f"{file} is of no format that Kiln reads: {', '.join(FORMATS)}")
-        return split_file(file, found.name, digest, terms.network or fallback, heard_at)
+            capture_format = detect_format(opened)
+        default_time = path.stat().st_mtime_ns
+        if capture_format is None:
+            raise InputError(f"cannot read {file}: its format is none of {', '.join(FORMATS)}")
+        return split_file(file, capture_format.name, digest, terms.network or fallback, default_time)
     except OSError as error:
-        raise InputError(f"{file} cannot be read: {error.strerror}") from error
+        raise InputError(f"cannot read {file}: {error.strerror}") from error

@@ -37,14 +37,15 @@ from kiln.schemas.queries import QUERIES
 
 _CHECK_EVERY = 1.0  # s
 _REPORT_EVERY = 10  # checks
-_HANG_TIMEOUT = 30.0  # s after which a driver that does not check its query is taken to hang
+_HANG_TIMEOUT = 30.0  # s after which a driver that does not check its query is considered hung
 
 
 @dataclass(frozen=True)
 class _Observation:
-    """A check of the query. `at`: monotonic s; `problems`: one sentence each."""
+    """A check of the query."""
 
     at: float
+    """monotonic clock, s"""
     line: QueryState
     problems: Sequence[str]
 
@@ -65,22 +66,22 @@ class SubmittedQuery:
         version = metadata.version("kiln")
         yield build_family("kiln_info", [((version, self._network, f"job {self._name}"), 1)])
         yield build_family("kiln_uptime_seconds", [((), time.monotonic() - self._started)])
-        seen = self._newest
-        if seen is not None:
-            yield build_family("kiln_problems", [((), len(seen.problems))])
-            yield from build_query_metrics([seen.line])
+        newest = self._newest
+        if newest is not None:
+            yield build_family("kiln_problems", [((), len(newest.problems))])
+            yield from build_query_metrics([newest.line])
 
     def why_dead(self) -> list[str]:
         """Return the problems of liveness. A driver that starts is alive."""
         silent = 0.0 if self._newest is None else time.monotonic() - self._newest.at
-        return [f"the driver has not looked after its query for {silent:.0f} s"] if silent > _HANG_TIMEOUT else []
+        return [f"the driver has not checked its query for {silent:.0f} s"] if silent > _HANG_TIMEOUT else []
 
     def why_not_ready(self) -> list[str]:
-        seen = self._newest
-        if seen is None:
+        newest = self._newest
+        if newest is None:
             return ["starting"]
-        down = [] if seen.line.phase in RUNS else [f"{seen.line.name} {seen.line.phase}"]
-        return [*self.why_dead(), *down, *seen.problems]
+        down = [] if newest.line.phase in RUNS else [f"{newest.line.name} {newest.line.phase}"]
+        return [*self.why_dead(), *down, *newest.problems]
 
     def page(self) -> None:
         """Return no page."""
@@ -105,7 +106,7 @@ def main(name: JobName) -> int:
         driver_memory=settings.spark.driver_memory,
         java_options=settings.spark.java_options,
         jars=(),
-        extra=build_s3a_settings(settings.places, os.environ) | settings.spark.conf,
+        extra=build_s3a_settings(settings.locations, os.environ) | settings.spark.conf,
     )
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -126,7 +127,7 @@ def main(name: JobName) -> int:
                 if stop.wait(_CHECK_EVERY):
                     break
                 supervisor.check()
-                ends = ends or _open_ends(settings.broker, topics)
+                ends = ends or _create_topic_ends(settings.broker, topics)
                 line = watch.build_state(
                     time.monotonic(),
                     ends.read() if ends is not None else {},
@@ -154,8 +155,8 @@ def main(name: JobName) -> int:
     return 0
 
 
-def _open_ends(kafka: Kafka, topics: Sequence[str]) -> TopicEnds | None:
-    """Open the end offsets; None if no broker answers."""
+def _create_topic_ends(kafka: Kafka, topics: Sequence[str]) -> TopicEnds | None:
+    """Create the reader of end offsets; None if no broker answers."""
     try:
         return TopicEnds(kafka.client_options(), topics)
     except KafkaError:

@@ -447,8 +447,8 @@ def test_what_kubo_asks_for_is_never_shown(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("height = 5", "transition.height needs transition.rpc_url, which is asked for the height (eth_blockNumber)"),
-        ('height = 5\nat = "2027-01-31T12:00:00Z"', "either transition.at or transition.height says when, not both"),
+        ("height = 5", "transition.height needs transition.rpc_url, which serves the height (eth_blockNumber)"),
+        ('height = 5\nat = "2027-01-31T12:00:00Z"', "transition.at and transition.height: choose one"),
         ('phase_out = "1h"', "transition.phase_out needs transition.at or transition.height"),
         ('at = "2027-01-31 12:00"', "expected a time with its zone as RFC 3339 writes it"),
         ('at = "soon"', "expected a time with its zone as RFC 3339 writes it"),
