@@ -145,7 +145,7 @@ def update_of(number: int, epoch: int, stream: int, separator: int) -> tuple[byt
         stream=_stream(MODEL_INSTANCE, stream),
         tip=cid_text(_DAG_CBOR + _digest("update", number)),
         from_="12D3KooWBench",
-        message=f"12D3KooWBench/{number:016x}",
+        message_id=f"12D3KooWBench/{number:016x}",
         epoch=Epoch("bench", epoch),
         frame=Coordinates(0, number, 0),
         observed_at=1_735_689_600_000_000 + number,

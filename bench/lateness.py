@@ -50,7 +50,7 @@ class Lateness:
 
 
 def lateness(batches: Sequence[LogRecord]) -> Lateness:
-    """From records of `kiln.batches`: the broker's stamp of each less the end of its window, by hearing. BenchError:
+    """From records of `kiln.batches`: the broker's stamp of each less the end of its window, in event time. BenchError:
     none."""
     if not batches:
         raise BenchError("no batch came while measuring")

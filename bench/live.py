@@ -46,8 +46,8 @@ _ENDS_IN = 180.0  # s
 
 @dataclass(frozen=True)
 class Batches:
-    """Of one run. Seconds beyond T after hearing in the counted time, ascending; batches of the run, and those that
-    windows over hearing time alone make; s from the start of the command to the first batch."""
+    """Of one run. Seconds between `closed_at` and the broker's stamp in the counted time, ascending; batches of the run, and those that
+    windows over event time alone make; s from the start of the command to the first batch."""
 
     late: Sequence[float]
     made: int
@@ -105,7 +105,7 @@ def measure(extent: Extent, say: Say) -> Finding:
             say(f"run {run} of {extent.runs}: {load}/s: {batches.in_words}; {_in_words(live)}")
     made = {load: Series(f"batches, {load} messages/s", "", tuple(each.made for each in found[load])) for load in LOADS}
     ideal = {
-        load: Series(f"batches by hearing time alone, {load} messages/s", "", tuple(each.ideal for each in found[load]))
+        load: Series(f"batches by event time alone, {load} messages/s", "", tuple(each.ideal for each in found[load]))
         for load in LOADS
     }
     late = [
@@ -120,7 +120,7 @@ def measure(extent: Extent, say: Say) -> Finding:
         "kiln run with the demo network on the same cores",
         (*taken_, *late, first, *made.values(), *ideal.values()),
         tuple(
-            Ratio(f"batches over those of hearing time, {load} messages/s", made[load], ideal[load], WINDOWS_AIM)
+            Ratio(f"batches over those of event time, {load} messages/s", made[load], ideal[load], WINDOWS_AIM)
             for load in LOADS
         ),
         {"s a run": seconds, "s counted": COUNTED},
@@ -133,7 +133,7 @@ def measure_an_hour(extent: Extent, say: Say) -> Finding:
     with tempfile.TemporaryDirectory(prefix="kiln-hour-") as folder:
         run = _loaded(Path(folder), min(LOADS), seconds, say)
         batches = _batches(run)
-        notes: dict[str, Note] = {"s": seconds, "batches": batches.made, "batches by hearing time alone": batches.ideal}
+        notes: dict[str, Note] = {"s": seconds, "batches": batches.made, "batches by event time alone": batches.ideal}
         notes["late p50, s, last minute"] = round(batches.percentile(50), 2)
         notes["late p99, s, last minute"] = round(batches.percentile(99), 2)
         half = len(run.taken) // 2

@@ -96,8 +96,8 @@ def _traced(lake: Lake) -> dict[str, str]:
     for kind, table, column in (
         ("stream", "updates", "stream"),
         ("tip", "updates", "tip"),
-        ("message", "updates", "message"),
-        ("batch", "batches", "cid"),
+        ("message", "updates", "message_id"),
+        ("batch", "batches", "batch_cid"),
     ):
         ((value,),) = query_lake(lake, f"SELECT max({column}) FROM {table}").rows()
         found[kind] = str(value)
@@ -173,10 +173,10 @@ def _tables(rng: np.random.Generator, count: int) -> Iterator[tuple[str, Columns
         "copies",
         {
             "network": first.take(pa.array(of)),
-            "message": ids.take(pa.array(of)),
+            "message_id": ids.take(pa.array(of)),
             "remote_peer": copier,
             "observed_at": _stamps(copied_at),
-            "verdict": pa.array(np.ones(len(of)), pa.int32()),
+            "verdict": pa.repeat("valid", len(of)),
             **log,
             "message_index": pa.array(np.zeros(len(of)), pa.int32()),
         },
@@ -216,7 +216,7 @@ def _tables(rng: np.random.Generator, count: int) -> Iterator[tuple[str, Columns
     yield (
         "messages",
         {
-            "message": ids,
+            "message_id": ids,
             "network": first,
             "origin": origin,
             "topic": topic_column,
@@ -231,7 +231,7 @@ def _tables(rng: np.random.Generator, count: int) -> Iterator[tuple[str, Columns
                 kinds == 4,
                 pa.array([f"model/{each}" for each in separator_texts.to_pylist()]).take(pa.array(separator)),
             ),
-            "batch": _where(kinds == 4, entries),
+            "batch_cid": _where(kinds == 4, entries),
             "query_id": _where((kinds == 1) | answered, query),
             "tips": pa.MapArray.from_arrays(
                 pa.array(np.concatenate(([0], np.cumsum(answered))), pa.int32()),
@@ -242,7 +242,7 @@ def _tables(rng: np.random.Generator, count: int) -> Iterator[tuple[str, Columns
             "ver": _where(kinds == 3, pa.array(["2.0.1", "3.1.0", "4.6.0"]).take(pa.array(author % 3))),
             "ipfs_ver": pa.nulls(count, pa.string()),
             "data": _bytes(rng, count, 230),
-            "verdict": pa.array(np.ones(count), pa.int32()),
+            "verdict": pa.repeat("valid", count),
             "remote_peer": copier.take(kept_copy),
             "observed_at": _stamps(times),
             **{name: column.take(kept_copy) for name, column in log.items()},
@@ -258,7 +258,7 @@ def _tables(rng: np.random.Generator, count: int) -> Iterator[tuple[str, Columns
         {
             "network": first.take(rows),
             "origin": origin.take(rows),
-            "message": ids.take(rows),
+            "message_id": ids.take(rows),
             "from_peer": authors.take(pa.array(author[new])),
             "separator_key": pa.repeat("model", fresh),
             "separator_value": separator_texts.take(pa.array(separator[new])),
@@ -266,7 +266,7 @@ def _tables(rng: np.random.Generator, count: int) -> Iterator[tuple[str, Columns
             "stream": stream_column.take(rows),
             "tip": tips.take(rows),
             "observed_at": _stamps(times[new]),
-            "updated_at": _stamps(times[new] + 50_000),
+            "log_time": _stamps(times[new] + 50_000),
             "log_partition": pa.array(place_in_log, pa.int32()),
             "log_offset": pa.array(np.arange(fresh)),
         },
@@ -278,7 +278,7 @@ def _tables(rng: np.random.Generator, count: int) -> Iterator[tuple[str, Columns
             "stream": stream_column.take(rows),
             "tip": tips.take(rows),
             "source": pa.repeat("update", fresh),
-            "cid": pa.nulls(fresh, pa.string()),
+            "batch_cid": pa.nulls(fresh, pa.string()),
             "observed_at": _stamps(times[new]),
         },
     )
@@ -290,7 +290,7 @@ def _tables(rng: np.random.Generator, count: int) -> Iterator[tuple[str, Columns
     emitted = opened + _WINDOW + rng.exponential(900_000, made).astype(np.int64)
     order = pa.array(np.argsort(emitted))
     batches = {
-        "cid": cids,
+        "batch_cid": cids,
         "network": pa.repeat("clay", made),
         "origin": pa.repeat("LIVE", made),
         "separator_key": pa.repeat("model", made),
@@ -298,24 +298,24 @@ def _tables(rng: np.random.Generator, count: int) -> Iterator[tuple[str, Columns
         "opened_at": _stamps(opened),
         "closed_at": _stamps(opened + _WINDOW),
         "emitted_at": _stamps(emitted),
-        "streams": pa.array(held, pa.int32()),
-        "tips": pa.array(held, pa.int32()),
-        "bytes": pa.array([len(block.data) for block in blocks], pa.int32()),
+        "stream_count": pa.array(held, pa.int32()),
+        "tip_count": pa.array(held, pa.int32()),
+        "block_bytes": pa.array([len(block.data) for block in blocks], pa.int32()),
         "block": pa.array([block.data for block in blocks], pa.binary()),
     }
     yield "batches", {name: column.take(order) for name, column in batches.items()}
     yield (
         "batch_tips",
-        {"cid": cids.take(pa.array(window)), "stream": stream_column.take(rows), "tip": tips.take(rows)},
+        {"batch_cid": cids.take(pa.array(window)), "stream": stream_column.take(rows), "tip": tips.take(rows)},
     )
     yield (
         "publications",
         {
-            "cid": cids.take(order),
+            "batch_cid": cids.take(order),
             "transport": pa.repeat("gossipsub", made),
             "topic": topics.take(pa.array(its_separator)).take(order),
             "target": pa.nulls(made, pa.string()),
-            "peers": pa.array(np.full(made, 6)),
+            "peer_count": pa.array(np.full(made, 6)),
             "published_at": _stamps(emitted + 30_000).take(order),
             "error": pa.nulls(made, pa.string()),
         },

@@ -32,7 +32,7 @@ class Tables:
                 write_deltalake(self._paths[name], pa.Table.from_pylist(rows[name], schema=schema), mode="append")
 
     def _first(self, row: Row) -> bool:
-        key = (row["network"], row["message"])
+        key = (row["network"], row["message_id"])
         if key in self._seen:
             return False
         self._seen.add(key)

@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError
 
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
+from kiln.schemas.wire.identity import VERDICT_NAMES
 
 TABLES = ("frames", "copies", "messages", "quarantine")
 
@@ -70,8 +71,8 @@ def read(value: bytes, partition: int, offset: int, stamp: datetime) -> Rows:
             **seen,
             "message_index": index,
             "network": topic[2] if message.topic.startswith("/ceramic/") else frame.network,
-            "message": _id(message),
-            "verdict": verdict,
+            "message_id": _id(message),
+            "verdict": VERDICT_NAMES[verdict],
         }
         rows["copies"].append(copy)
         try:
@@ -101,7 +102,8 @@ def _content(message: Mapping[str, object]) -> Row:
     """Columns of `messages`. An error where the message has no known type, or a field of another type."""
     kind = "BATCH_UPDATE" if "sep" in message else _TYPES[int(str(message["typ"]))]
     old = "doctype" in message and "doc" not in message and "stream" not in message  # the form of 2020
-    row: Row = {name: message.get(name) for name in ("model", "sep", "batch", "ver")}
+    row: Row = {name: message.get(name) for name in ("model", "sep", "ver")}
+    row["batch_cid"] = message.get("batch")
     row |= {"type": kind, "tip": message.get("cid" if old else "tip"), "ipfs_ver": message.get("ipfsVer")}
     row["stream"] = message.get("id") if old else message.get("stream") or message.get("doc")
     row["query_id"] = None if old else message.get("id")

@@ -58,7 +58,7 @@ def _rows(spark: SparkSession, records: DataFrame, lake: str, table: str) -> Dat
         # Of a time of its own, as Spark takes one column of event time, and a window of such a column is another.
         heard = rows.withColumn("heard", F.col("observed_at")).withWatermark("heard", "1 hour")
         hourly = heard.withColumn("hour", F.window("heard", "1 hour")).drop("heard")
-        rows = hourly.dropDuplicates(["network", "message", "hour"]).drop("hour")
+        rows = hourly.dropDuplicates(["network", "message_id", "hour"]).drop("hour")
     return rows
 
 

@@ -142,12 +142,12 @@ class PendingPublication:
             TopicError, CidError: no message can be made of it.
         """
         self.position = position
-        self.cid = batch.cid
+        self.batch_cid = batch.batch_cid
         self.block = batch.block
         self.network = batch.network
         self.separator = Separator(batch.separator.key, batch.separator.value)
         self.topic = BY_SEPARATOR.topics_of(batch.network, self.separator)[0]
-        self.data = write_batch_update(self.separator, batch.cid, batch_typ)
+        self.data = write_batch_update(self.separator, batch.batch_cid, batch_typ)
         self.deliveries: dict[str, TopicDelivery] = {}
         """deliveries without a receipt, by topic"""
         self.receipted_topics: set[str] = set()
@@ -159,7 +159,7 @@ class PendingPublication:
 
     def reject_receipt(self, reason: str, now: int) -> PublicationRecord:
         """Return the receipt of a batch that is not published at all."""
-        return PublicationRecord(self.cid, TRANSPORT, now, topic=self.topic, error=reason)
+        return PublicationRecord(self.batch_cid, TRANSPORT, now, topic=self.topic, error=reason)
 
 
 class TopicDelivery:
@@ -177,16 +177,16 @@ class TopicDelivery:
         Returns:
             The receipt, or `None` while the batch still waits.
         """
-        cid = self.publication.cid
+        cid = self.publication.batch_cid
         if peers:
-            return PublicationRecord(cid, TRANSPORT, now, topic=self.topic, peers=peers)
+            return PublicationRecord(cid, TRANSPORT, now, topic=self.topic, peer_count=peers)
         if self._attempted_at is not None:
             self._waited += max(0, now - self._attempted_at)
         self._attempted_at = now
         if self._waited < timeout:
             return None
         error = f"{reason} for {self._waited / 1e6:.0f} s"
-        return PublicationRecord(cid, TRANSPORT, now, topic=self.topic, peers=0, error=error)
+        return PublicationRecord(cid, TRANSPORT, now, topic=self.topic, peer_count=0, error=error)
 
     def is_last_try(self, now: int, timeout: int) -> bool:
         """Return whether the batch is given up unless the next attempt reaches a peer."""
@@ -338,7 +338,7 @@ class Outbox:
             return self._quarantine(position, MALFORMED, detail, value or b"", now)
         if self._is_repeat(batch, position.partition) or is_replay:
             return None
-        if position.offset < self._receipts_until[position.partition] and publication.cid in self._receipted:
+        if position.offset < self._receipts_until[position.partition] and publication.batch_cid in self._receipted:
             return None
         if self._is_from_other_source(publication):
             return None
@@ -434,7 +434,7 @@ class Outbox:
             for _ in range(min(len(self._unpinned), MAX_PINS_PER_STEP)):
                 publication = self._unpinned[0]
                 try:
-                    keeper.store_and_pin(publication.cid, publication.block, now)
+                    keeper.store_and_pin(publication.batch_cid, publication.block, now)
                 except BlockRefusedError as error:
                     reason = f"IPFS does not take the block: {error}"
                     outputs.append(self._write_receipt(publication.position, publication.reject_receipt(reason, now)))
@@ -445,7 +445,7 @@ class Outbox:
                 self._unpinned.popleft()
             if self._queues and (self._ipfs_answered_at is None or now - self._ipfs_answered_at >= _IPFS_CHECK_EVERY):
                 publication = next(iter(self._queues.values()))[0].publication
-                keeper.store_and_pin(publication.cid, publication.block, now)
+                keeper.store_and_pin(publication.batch_cid, publication.block, now)
                 self._ipfs_answered_at = now
         except (BlockStoreUnavailableError, BlockUnavailableError, PinsError) as error:
             self.ipfs_error = str(error)
@@ -457,7 +457,7 @@ class Outbox:
     def _enqueue_publication(self, publication: PendingPublication) -> None:
         topics = self._scheme.topics_of(publication.network, publication.separator)
         known = publication.position.offset < self._backlog_end[publication.position.partition]
-        if known and self._receipted.get(publication.cid, frozenset()) >= set(topics):
+        if known and self._receipted.get(publication.batch_cid, frozenset()) >= set(topics):
             self.block_bytes -= len(publication.block)
             self._settle_receipts(publication.position, 1)
             return
@@ -499,33 +499,35 @@ class Outbox:
 
     def _is_from_other_source(self, publication: PendingPublication) -> bool:
         """Return whether a live batch was published as one of a run, or the other way round."""
-        handed_over = publication.cid in self._ledger
+        handed_over = publication.batch_cid in self._ledger
         if not publication.is_history:
             return handed_over
         if self._published_topics is None:
             self._published_topics = {cid: set(topics) for cid, topics in self._receipts().items()}
-        return publication.cid in self._published_topics and not handed_over
+        return publication.batch_cid in self._published_topics and not handed_over
 
     def _is_published(self, delivery: TopicDelivery) -> bool:
         """Return whether the batch was published on this topic before, so that neither it nor a receipt is due."""
         publication = delivery.publication
         if self._is_from_other_source(publication):
             return True
-        return publication.is_history and delivery.topic in (self._published_topics or {}).get(publication.cid, ())
+        return publication.is_history and delivery.topic in (self._published_topics or {}).get(
+            publication.batch_cid, ()
+        )
 
     def _publish(self, delivery: TopicDelivery, publish: Callable[[str, bytes], int]) -> int:
         """Publish the batch and return the number of peers."""
         publication, topic = delivery.publication, delivery.topic
         if not publication.is_history:
             return publish(topic, publication.data)
-        self._ledger.add(publication.cid, topic)
+        self._ledger.add(publication.batch_cid, topic)
         try:
             peers = publish(topic, publication.data)
         except PublishError:
-            self._ledger.remove(publication.cid, topic)
+            self._ledger.remove(publication.batch_cid, topic)
             raise
         if not peers:
-            self._ledger.remove(publication.cid, topic)
+            self._ledger.remove(publication.batch_cid, topic)
         return peers
 
     def _dequeue(self, delivery: TopicDelivery) -> None:
@@ -552,10 +554,10 @@ class Outbox:
                 self._dequeue(delivery)
                 self._settle_receipts(publication.position, 1)
                 continue
-            if publication.is_history and (publication.cid, topic) in self._ledger:
+            if publication.is_history and (publication.batch_cid, topic) in self._ledger:
                 publication.receipted_topics.add(topic)
                 self._dequeue(delivery)
-                doubt = PublicationRecord(publication.cid, TRANSPORT, now, topic=topic, error=IN_DOUBT)
+                doubt = PublicationRecord(publication.batch_cid, TRANSPORT, now, topic=topic, error=IN_DOUBT)
                 outputs.append(self._write_receipt(publication.position, doubt))
                 continue
             if pace is not None and blocked is None and now < (ready := pace.ready_at(topic)):
@@ -582,14 +584,14 @@ class Outbox:
         if receipt.error is None:
             self.published += 1
             if self._published_topics is not None and receipt.topic:
-                self._published_topics.setdefault(receipt.cid, set()).add(receipt.topic)
+                self._published_topics.setdefault(receipt.batch_cid, set()).add(receipt.topic)
         else:
             self.failed += 1
         options = self._options
         target = options.target(receipt.topic) if options.target and receipt.topic else None
         error = receipt.error and receipt.error[:MAX_DETAIL]
         receipt = structs.replace(receipt, transport=options.transport, target=target, error=error)
-        return OutboxRecord(position, "publications", receipt.cid.encode(), encode(receipt))
+        return OutboxRecord(position, "publications", receipt.batch_cid.encode(), encode(receipt))
 
     def _quarantine(self, position: KafkaPosition, reason: str, detail: str, value: bytes, now: int) -> OutboxRecord:
         self.quarantined += 1
@@ -600,7 +602,7 @@ class Outbox:
 
 
 def _batch_closing(batch: BatchRecord) -> _Closing:
-    return batch.cid, batch.separator.key, batch.separator.value, batch.closed_at
+    return batch.batch_cid, batch.separator.key, batch.separator.value, batch.closed_at
 
 
 def _kafka_position(position: KafkaPosition) -> tuple[str, int, int]:

@@ -38,7 +38,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Final, NamedTuple
@@ -49,7 +49,7 @@ from kafka import KafkaConsumer, TopicPartition
 from kiln.bridge.ipfs import BlockStoreUnavailableError
 from kiln.bridge.kafka.position import KafkaPosition
 from kiln.bridge.kafka.producers import FramesProducerError, StoppableKafkaProducer
-from kiln.bridge.kafka.thread import RENEW_EVERY, Leadership, LeaderThread
+from kiln.bridge.kafka.thread import RENEW_EVERY, KafkaConfig, Leadership, LeaderThread, now_us
 from kiln.bridge.kafka.topic_notes import TopicNotes
 from kiln.bridge.publisher.ledger import PublishLedger
 from kiln.bridge.publisher.outbox import (
@@ -79,10 +79,6 @@ _COMMIT_EVERY: Final = 1_000_000
 beyond the offset show what was published."""
 
 
-def _now_us() -> int:
-    return time.time_ns() // 1_000
-
-
 class _PublishCounts(NamedTuple):
     published: int = 0
     failed: int = 0
@@ -91,22 +87,17 @@ class _PublishCounts(NamedTuple):
 
 
 class Publisher(LeaderThread):
-    """A thread that runs an `Outbox` between Kafka and the network, from `start()` to `stop()`.
-
-    While Kafka is unavailable it retries from its committed offset.
-    """
+    """A thread that runs an `Outbox` between Kafka and the network, from `start()` to `stop()`."""
 
     def __init__(
         self,
-        bootstrap_servers: str | Sequence[str],
-        client_options: Mapping[str, object],
-        prefix: str,
+        kafka: KafkaConfig,
         options: PublishingOptions,
         publish: Callable[[str, bytes], int],
         can_publish: Callable[[], str | None],
         keeper: BlockKeeper,
         topics: Callable[[], TopicScheme] = lambda: BY_SEPARATOR,
-        clock_us: Callable[[], int] = _now_us,
+        clock_us: Callable[[], int] = now_us,
         group: str | None = None,
         pace: AuthorPacer | None = None,
         ledger: PublishLedger | None = None,
@@ -116,28 +107,16 @@ class Publisher(LeaderThread):
         """Create the thread without starting it.
 
         Args:
-            client_options: options of the Kafka clients (security_protocol, sasl_…, ssl_…).
-            prefix: prefix of Kafka topics.
             publish: hands a message for a topic to the node and returns the number of peers; called in this thread, as
                 is `keeper`.
             can_publish: returns `None`, or the reason why publishing is held back now.
             topics: returns the topics on which batches are published now.
-            group: consumer group that holds the offset; by default one of the network.
+            group: consumer group of the offset; by default one of the network.
             pace: the gap between two messages of one author.
             ledger: batches of runs that were handed to the node by this transport; by default one in memory.
-            leadership: decides which of several bridges publishes.
-            notes: the topics to which the offsets belong.
         """
-        super().__init__(
-            "publisher",
-            "nothing is published",
-            bootstrap_servers,
-            client_options,
-            prefix,
-            group or f"{prefix}publisher.{options.network}",
-            leadership,
-            notes,
-        )
+        group = group or f"{kafka.prefix}publisher.{options.network}"
+        super().__init__("publisher", "nothing is published", kafka, group, leadership, notes)
         self._options = options
         self._publish = publish
         self._can_publish = can_publish
@@ -147,7 +126,6 @@ class Publisher(LeaderThread):
         self._pace = pace
         self._ledger = PublishLedger() if ledger is None else ledger
         self._counts = _PublishCounts()
-        self._places_lost = 0
 
     @property
     def published(self) -> int:
@@ -169,11 +147,6 @@ class Publisher(LeaderThread):
         """Records that Kafka deleted before they were read, since the start."""
         return self._counts.lost
 
-    @property
-    def places_lost(self) -> int:
-        """Number of partitions whose offset Kafka had lost, since the start."""
-        return self._places_lost
-
     def status(self) -> PublisherStatus:
         """Return the status of the publisher."""
         return PublisherStatus(self.state, self.published, self.failed, self.lost, self.places_lost)
@@ -182,7 +155,7 @@ class Publisher(LeaderThread):
         self._keeper.close()
         self._ledger.close()
 
-    def _work(self, consumer: KafkaConsumer, producer: StoppableKafkaProducer) -> None:
+    def _run_as_leader(self, consumer: KafkaConsumer, producer: StoppableKafkaProducer) -> None:
         outbox = Outbox(self._options, self._ledger, lambda: self._read_published_topics(producer))
         counts_before = self._counts
         committed, outputs = self._start_outbox(consumer, outbox)
@@ -249,7 +222,7 @@ class Publisher(LeaderThread):
                 position, error = acknowledgements.popleft()
                 unacknowledged -= 1
                 if error is not None:
-                    raise FramesProducerError(f"a receipt was refused: {error!r}") from error
+                    raise FramesProducerError(f"the broker refused a receipt: {error!r}") from error
                 outbox.acknowledge(position)
             offsets = outbox.resume_offsets()
             if ((offsets != committed and now >= commit_at) or now >= renew_at) and self._is_leader:
@@ -263,7 +236,7 @@ class Publisher(LeaderThread):
                 counts_before.lost + outbox.lost,
             )
             self._error = (
-                None if outbox.ipfs_error is None else f"nothing is published, IPFS is away: {outbox.ipfs_error}"
+                None if outbox.ipfs_error is None else f"nothing is published, IPFS is unavailable: {outbox.ipfs_error}"
             )
         if outbox.resume_offsets() != committed and self._is_leader:
             self._commit(consumer, outbox)
@@ -311,8 +284,8 @@ class Publisher(LeaderThread):
             The committed offsets, and the records to write at once.
         """
         topic, history = f"{self._prefix}batches", f"{self._prefix}history"
-        parts = self._partitions(topic)
-        history_parts = self._partitions(history)
+        parts = self._list_partitions(topic)
+        history_parts = self._list_partitions(history)
         replaced_topics = self._watch_topics(topic, history)
         consumer.assign([*parts, *history_parts])
         starts, ends = consumer.beginning_offsets([*parts, *history_parts]), consumer.end_offsets(parts)
@@ -338,7 +311,7 @@ class Publisher(LeaderThread):
                 if receipted:
                     self._places_lost += 1
                     _LOG.error(
-                        "Kafka has lost the place of %s in %s, partition %d: batches with a receipt are passed over",
+                        "Kafka has lost the committed offset of group %s for %s-%d: batches with a receipt are skipped",
                         *(self._group, topic, part.partition),
                     )
             if offset < until and receipted is None:
@@ -370,14 +343,14 @@ class Publisher(LeaderThread):
         if output is None:
             return []
         _LOG.error(
-            "Kafka let %d records of %s go before %s read them: partition %d, offsets %d to %d",
-            *(before - first, part.topic, self._group, part.partition, first, before - 1),
+            "Kafka deleted %d records of %s-%d before group %s had read them: offsets %d to %d",
+            *(before - first, part.topic, part.partition, self._group, first, before - 1),
         )
         return [output]
 
     def _read_log_time(self, part: TopicPartition, offset: int) -> int:
         """Return the LogAppendTime of a record in ms, or 0 if the record does not come."""
-        consumer = self._consumer(None)
+        consumer = self._open_consumer(None)
         try:
             consumer.assign([part])
             consumer.seek(part, offset)
@@ -395,15 +368,15 @@ class Publisher(LeaderThread):
         """
         topics_by_cid: dict[str, set[str]] = {}
         own = topic_name(self._options.network, None)
-        consumer = self._consumer(None)
+        consumer = self._open_consumer(None)
         try:
-            parts = self._partitions(f"{self._prefix}publications")
+            parts = self._list_partitions(f"{self._prefix}publications")
             consumer.assign(parts)
             ends = consumer.end_offsets(parts)
             for part, first in consumer.offsets_for_times(dict.fromkeys(parts, since)).items():
                 consumer.seek(part, ends[part] if first is None else first.offset)
             while not self._must_stop and any(consumer.position(part) < ends[part] for part in parts):
-                self._state = f"reading which batches have a receipt: {len(topics_by_cid)}"
+                self._state = f"reading the receipts of batches: {len(topics_by_cid)}"
                 for records in self._poll(consumer, 200).values():
                     for record in records:
                         with suppress(*UNREADABLE):  # `sink` quarantines it
@@ -412,7 +385,7 @@ class Publisher(LeaderThread):
                             if only_published and receipt.error is not None:
                                 continue
                             if receipt.transport == self._options.transport and f"{on}/".startswith(f"{own}/"):
-                                topics_by_cid.setdefault(receipt.cid, set()).add(on)
+                                topics_by_cid.setdefault(receipt.batch_cid, set()).add(on)
         finally:
             consumer.close()
         return topics_by_cid
@@ -442,7 +415,7 @@ def _describe_state(held_back: str | None, outbox: Outbox) -> str:
     if held_back is not None:
         return f"held back: {held_back}" + (f" (batches waiting: {count})" if count else "")
     if outbox.ipfs_error is not None:
-        return f"IPFS is away: {outbox.ipfs_error} (batches waiting: {count})"
+        return f"IPFS is unavailable: {outbox.ipfs_error} (batches waiting: {count})"
     if not waiting:
         return "waiting for batches"
     topic = next(iter(waiting))

@@ -39,7 +39,7 @@ def select_batchable(updates: DataFrame, update_filter: UpdateFilter) -> DataFra
         rows = rows.where(F.col("separator_source") == "genesis")
     return rows.select(
         *_SEPARATOR_COLUMNS,
-        F.unix_micros("updated_at").alias("at"),
+        F.unix_micros("log_time").alias("at"),
         F.lit(_UPDATE).alias("rank"),
         F.col("log_partition").alias("partition"),
         F.col("log_offset").alias("offset"),
@@ -62,7 +62,7 @@ def mark_live_batches(batches: DataFrame) -> DataFrame:
         F.unix_micros("emitted_at").alias("offset"),
         F.unix_micros("closed_at").alias("observed_at"),
         F.lit("").alias("stream"),
-        F.col("cid").alias("tip"),
+        F.col("batch_cid").alias("tip"),
     )
 
 
@@ -92,7 +92,7 @@ def _build_partition(batching: BatchConfig, span: TimeRange, lake: Lake) -> Call
             for closed in _close_windows(windows, group):
                 if closed.window.opened_at in span:
                     for record in build_batch_records(closed, batching.block_limit):
-                        emitted_at = windows.find_emitted_at(record.opened_at, record.cid)
+                        emitted_at = windows.find_emitted_at(record.opened_at, record.batch_cid)
                         for table, _, row in build_batch_rows(
                             record, record.closed_at if emitted_at is None else emitted_at
                         ):

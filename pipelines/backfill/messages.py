@@ -62,7 +62,7 @@ LIVE_MESSAGE = 2
 RUN_UPDATE = 3
 """Rank of an update that the run has."""
 LIVE_UPDATE = 4
-"""Rank of an update in live: partition and offset are those of `kiln.updates`, `data` is its `updated_at` as text."""
+"""Rank of an update in live: partition and offset are those of `kiln.updates`, `data` is its `log_time` as text."""
 COPY = 5
 """Rank of a copy: `data` is a packed row of `messages`."""
 
@@ -82,7 +82,7 @@ class LiveUpdate(msgspec.Struct, frozen=True, array_like=True):
     """Times and log position of an update in the live table. Times are µs."""
 
     observed_at: int
-    updated_at: int
+    log_time: int
     log_partition: int
     log_offset: int
 
@@ -92,7 +92,7 @@ class UpdateMessage(msgspec.Struct, frozen=True, array_like=True):
 
     network: str
     origin: Origin
-    message: str
+    message_id: str
     author: str | None
     topic: str
     model: str | None
@@ -162,7 +162,7 @@ def mark_run_updates(updates: DataFrame) -> DataFrame:
 def mark_live_updates(updates: DataFrame) -> DataFrame:
     """Convert live `updates` to MERGED_ROWS."""
     position = ("log_partition", "log_offset")
-    log_time = F.encode(F.unix_micros("updated_at").cast("string"), "UTF-8")
+    log_time = F.encode(F.unix_micros("log_time").cast("string"), "UTF-8")
     return updates.select(
         *_mark_columns(LIVE_UPDATE, F.unix_micros("observed_at"), *position, note=_origin_note(), data=log_time)
     )
@@ -221,7 +221,7 @@ def _merge_copy(item: DecodedMessage) -> MergedRow:
     note |= _REPLAY if item.origin == "REPLAY" else 0
     note |= _SIGNED if item.verdict is Verdict.GOOD else 0
     place = item.ref.partition, item.ref.offset, item.ref.position or 0
-    return MergedRow(item.network, item.message, COPY, item.observed_at, *place, note, pack(build_message_row(item)))
+    return MergedRow(item.network, item.message_id, COPY, item.observed_at, *place, note, pack(build_message_row(item)))
 
 
 def build_quarantine_row(item: RejectedMessage, record: QuarantineRecord) -> _Row:
@@ -322,7 +322,7 @@ class _MessageGroup:
             yield UpdateMessage(
                 network=copy.network,
                 origin=update.origin,
-                message=copy.name,
+                message_id=copy.name,
                 author=update.from_peer,
                 topic=update.topic,
                 model=update.model,
@@ -339,7 +339,7 @@ class _MessageGroup:
 class _UpdateMessageRow(msgspec.Struct, array_like=True):
     """The leading columns of a packed row of `messages` that holds an UPDATE."""
 
-    message: str
+    message_id: str
     network: str
     origin: Origin
     topic: str
@@ -351,7 +351,7 @@ class _UpdateMessageRow(msgspec.Struct, array_like=True):
     tip: str
     model: str | None
     sep: None
-    batch: None
+    batch_cid: None
     query_id: None
     tips: None
     ts: None
@@ -366,13 +366,13 @@ _UPDATE_DECODER = msgspec.msgpack.Decoder(_UpdateMessageRow)
 def _mark_columns(
     rank: int, at: Column, *log_position: str, note: Column | None = None, data: Column | None = None
 ) -> list[Column]:
-    """Build the columns of MERGED_ROWS for a table that has `network` and `message`."""
+    """Build the columns of MERGED_ROWS for a table that has `network` and `message_id`."""
     columns = [F.col(name) for name in log_position]
     columns += [F.lit(0)] * (3 - len(columns))
     partition, offset, position = columns
     return [
         F.col("network"),
-        F.col("message").alias("name"),
+        F.col("message_id").alias("name"),
         F.lit(rank).alias("rank"),
         at.alias("at"),
         partition.cast("int").alias("partition"),

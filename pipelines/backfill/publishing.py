@@ -23,9 +23,9 @@ def select_unpublished(batches: DataFrame, publications: DataFrame) -> DataFrame
     Live itself publishes a batch that it built and that has no receipt. Its `emitted_at` is the broker's timestamp,
     while that of any other batch equals `closed_at`.
     """
-    published = publications.groupBy("cid").agg(F.bool_or(F.col("error").isNull()).alias("is_published"))
+    published = publications.groupBy("batch_cid").agg(F.bool_or(F.col("error").isNull()).alias("is_published"))
     is_live = F.col("emitted_at") != F.col("closed_at")
-    left = batches.where(F.col("origin") == "LIVE").join(published, "cid", "left")
+    left = batches.where(F.col("origin") == "LIVE").join(published, "batch_cid", "left")
     return left.where(~F.coalesce("is_published", is_live)).select(batches.columns)
 
 
@@ -33,7 +33,7 @@ def build_records(batches: DataFrame) -> DataFrame:
     """Convert rows of `batches` to RECORD_COLUMNS; one task has all batches of a separator, in order."""
     columns = (
         *_SEPARATOR_COLUMNS,
-        "cid",
+        "batch_cid",
         "block",
         F.unix_micros("opened_at").alias("opened"),
         F.unix_micros("closed_at"),

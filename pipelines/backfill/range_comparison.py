@@ -137,11 +137,11 @@ class RangeComparison:
             rows = _empty_table(self.connection, "batch_tips") if snapshot is None else snapshot.rows
             self.connection.execute(f"""
                 CREATE OR REPLACE TEMP VIEW {name}_batch_tips AS
-                SELECT t.cid, t.stream, t.tip, b.opened_at, b.separator_key, b.separator_value
+                SELECT t.batch_cid, t.stream, t.tip, b.opened_at, b.separator_key, b.separator_value
                 FROM ({rows}) AS t JOIN (
-                    SELECT cid, min(opened_at) AS opened_at, arg_min(separator_key, opened_at) AS separator_key,
+                    SELECT batch_cid, min(opened_at) AS opened_at, arg_min(separator_key, opened_at) AS separator_key,
                            arg_min(separator_value, opened_at) AS separator_value
-                    FROM {name}_batches GROUP BY cid) AS b USING (cid)""")
+                    FROM {name}_batches GROUP BY batch_cid) AS b USING (batch_cid)""")
 
 
 @contextmanager

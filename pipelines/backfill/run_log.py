@@ -1,4 +1,4 @@
-"""Log of backfill runs: the table `runs` of the live lake, with a row for each event of a run. Uses only delta-rs."""
+"""Log of backfill runs: the table `backfill_runs` of the live lake, with a row per event. Uses only delta-rs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Event = Literal["begun", "chunk", "done", "swapping", "swapped", "published", "d
 RUN_TABLES: Final = ("frames", "copies", "messages", "updates", "batch_tips", "batches", "tips", "quarantine")
 """Tables of a run. `frames` has rows only if the run did not read the live table."""
 
-_RUNS = select_columns(TABLES["runs"])
+_RUNS = select_columns(TABLES["backfill_runs"])
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -111,7 +111,7 @@ def describe_unfinished_drop(name: str) -> str:
 
 def read_events(lake: Lake) -> list[RunEvent]:
     """Read all events of all runs, in order."""
-    return _read_events(lake.open("runs")) if lake.has("runs") else []
+    return _read_events(lake.open("backfill_runs")) if lake.has("backfill_runs") else []
 
 
 def _read_events(table: DeltaTable) -> list[RunEvent]:
@@ -171,17 +171,17 @@ def append_event(
     Raises:
         CommitFailedError: Another process claimed the swap since `claim` was read.
     """
-    lake.create(("runs",))
+    lake.create(("backfill_runs",))
     schema = build_arrow_schema(_RUNS)
     row = (run, event, happened_at, range_from, range_to, rows, json.dumps(details or {}, sort_keys=True))
     columns = [pa.array([value], each.type) for value, each in zip(row, schema, strict=True)]
-    opened = lake.open("runs") if claim is None else claim
+    opened = lake.open("backfill_runs") if claim is None else claim
     before = opened.version()
     number = (opened.transaction_version(_CLAIM_APP_ID) or 0) + 1
     properties = None if claim is None else CommitProperties(app_transactions=[Transaction(_CLAIM_APP_ID, number)])
     write_deltalake(opened, pa.table(columns, schema=schema), mode="append", commit_properties=properties)
-    lake.sync_files("runs")
-    lake.sync_commits("runs", before + 1, lake.open("runs").version())
+    lake.sync_files("backfill_runs")
+    lake.sync_commits("backfill_runs", before + 1, lake.open("backfill_runs").version())
 
 
 def claim_swap(
@@ -196,7 +196,7 @@ def claim_swap(
     Raises:
         SwapClaimedError: Another machine swaps a run of this lake.
     """
-    table = lake.open("runs")
+    table = lake.open("backfill_runs")
     claimants: dict[str, str] = {}  # by run that is being swapped
     for each in _read_events(table):
         if each.event == "swapping":

@@ -1,7 +1,7 @@
 """Windows of one separator over its rows of the table `updates`, in log order (decisions 1 and 21). Pure.
 
 The rows of a separator may be in several partitions: a false claim sends an update elsewhere, and history was never in
-`kiln.updates`. They are sorted by log time (`updated_at`), then by partition and offset. Log time never goes back
+`kiln.updates`. They are sorted by log time (`log_time`), then by partition and offset. Log time never goes back
 within a partition, so this is the order of each partition.
 """
 
@@ -20,7 +20,7 @@ _END: Final = 2**62
 class LiveBatch(NamedTuple):
     """A batch in the live tables. Times are µs."""
 
-    cid: str
+    batch_cid: str
     emitted_at: int
 
 
@@ -77,9 +77,9 @@ class SeparatorWindows:
         """Close the windows that are open, at the end of history."""
         yield from self._windows.advance(_END)
 
-    def find_emitted_at(self, opened_at: int, cid: str) -> int | None:
+    def find_emitted_at(self, opened_at: int, batch_cid: str) -> int | None:
         """Find when live emitted a batch, if live has it."""
-        return next((each.emitted_at for each in self._live.get(opened_at, ()) if each.cid == cid), None)
+        return next((each.emitted_at for each in self._live.get(opened_at, ()) if each.batch_cid == batch_cid), None)
 
     def forget(self, opened_at: int) -> None:
         """Forget the live batches of a window that is done."""

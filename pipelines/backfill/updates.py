@@ -48,7 +48,7 @@ class _SeparatedUpdate(msgspec.Struct, frozen=True, array_like=True):
 
     network: str
     origin: Origin
-    message: str
+    message_id: str
     author: str | None
     separator: tuple[str, str] | None
     source: SeparatorSource | None
@@ -71,14 +71,14 @@ class _SeparatedUpdate(msgspec.Struct, frozen=True, array_like=True):
         return (
             self.network,
             self.origin,
-            self.message,
+            self.message_id,
             self.author,
             *(self.separator or (None, None)),
             self.source,
             self.stream,
             self.tip,
             stamp.observed_at,
-            stamp.updated_at,
+            stamp.log_time,
             stamp.log_partition,
             stamp.log_offset,
         )
@@ -128,7 +128,7 @@ def _mark_columns(rank: int, key: Column, value: Column) -> list[Column]:
         F.col("network"),
         F.concat_ws("\n", "stream", "tip").alias("name"),
         F.lit(rank).alias("rank"),
-        F.unix_micros(F.least("observed_at", "updated_at")).alias("at"),
+        F.unix_micros(F.least("observed_at", "log_time")).alias("at"),
         F.lit(0).alias("partition"),
         F.lit(0).cast("bigint").alias("offset"),
         F.lit(0).alias("position"),
@@ -155,7 +155,7 @@ def _assign_partition(separating: SeparatorConfig) -> Callable[[_Batches], _Batc
                             update.network,
                             f"{update.stream}\n{update.tip}",
                             CANDIDATE_UPDATE,
-                            min(stamp.observed_at, stamp.updated_at),
+                            min(stamp.observed_at, stamp.log_time),
                             stamp.log_partition,
                             stamp.log_offset,
                             data=msgspec.msgpack.encode(update),
@@ -180,7 +180,7 @@ def _assign_separator(
     return _SeparatedUpdate(
         network=candidate.network,
         origin=candidate.origin,
-        message=candidate.message,
+        message_id=candidate.message_id,
         author=candidate.author,
         separator=None if result.separator is None else (result.separator.key, result.separator.value),
         source=result.source,
@@ -215,7 +215,7 @@ def _write_partition(signed_horizon: int, target: RunTarget) -> Callable[[_Batch
                         tip_times.append(row.at)
             for update in select_new_updates(known, announced, signed_horizon):
                 stamp = update.stamp
-                event_time = min(stamp.observed_at, stamp.updated_at)
+                event_time = min(stamp.observed_at, stamp.log_time)
                 (inside if event_time in target.span else outside).add(update.row)
                 if stamp.observed_at in target.span and not any(
                     abs(event_time - at) < signed_horizon for at in tip_times

@@ -67,7 +67,7 @@ def build_batch_records(closed: ClosedWindow, limit: int) -> Iterator[BatchRecor
             network=key.network,
             origin=key.origin,
             separator=separator,
-            cid=block.cid,
+            batch_cid=block.cid,
             block=block.data,
             opened_at=window.opened_at,
             closed_at=window.closes_at,

@@ -114,7 +114,7 @@ def read_offset_range(
                     key = network, origin, separator.key, separator.value, epoch.query, epoch.batch
                     owner = indexes.setdefault(key, len(indexes))
                     observed_at = update.observed_at
-                    message = f"{network}\n{origin}\n{update.message}"
+                    message = f"{network}\n{origin}\n{update.message_id}"
             except (*UNREADABLE, StreamIdError, CidError) as error:
                 owner, leaf, message = FAULT, value, str(error)[:MAX_DETAIL]
             except PROCESSING_ERRORS as error:  # reading is pure: the record alone has caused this

@@ -32,6 +32,7 @@ from kiln.schemas.wire.cid import cid_text
 from kiln.schemas.wire.identity import (
     MAX_RPC_COST,
     UNVERIFIED,
+    VERDICT_NAMES,
     Judgement,
     Policy,
     Verdict,
@@ -75,11 +76,11 @@ class MessageRef(NamedTuple):
 
 
 class MessageCopy(NamedTuple):
-    """A copy of a gossip message, valid or not. `verdict`: the bridge's, as the frame has it."""
+    """A copy of a gossip message, valid or not. `verdict`: the bridge's, as in the column of `copies`."""
 
     network: str
-    message: str
-    verdict: int
+    message_id: str
+    verdict: str
 
 
 class RejectedMessage(NamedTuple):
@@ -104,7 +105,7 @@ class DecodedMessage(NamedTuple):
     """A valid message. Times are µs."""
 
     ref: MessageRef
-    message: str
+    message_id: str
     network: str
     origin: Origin
     topic: str
@@ -254,7 +255,7 @@ class FrameDecoder:
             else:
                 yield DecodedMessage(
                     ref,
-                    judged.copy.message,
+                    judged.copy.message_id,
                     judged.copy.network,
                     origin,
                     judged.topic,
@@ -337,12 +338,17 @@ def _verify(
     cost = id_cost(message)
     if isinstance(name, Rejected):
         return _Verification(
-            "topic", name.reason, name.detail, "", MessageCopy(network, message_id_, bridge_verdict), cost=cost
+            "topic",
+            name.reason,
+            name.detail,
+            "",
+            MessageCopy(network, message_id_, VERDICT_NAMES[bridge_verdict]),
+            cost=cost,
         )
     topic = parse_topic(name)
     if topic is not None:
         network = topic.network
-    copy = MessageCopy(network, message_id_, bridge_verdict)
+    copy = MessageCopy(network, message_id_, VERDICT_NAMES[bridge_verdict])
     if unverifiable:
         verdict, reason = Verdict.UNVERIFIABLE, ""
     else:
@@ -449,15 +455,15 @@ def compute_identities(decoded: DecodedMessage, scope: str, horizon: int) -> tup
         horizon: Deduplication horizon of unsigned messages, µs.
     """
     signed = decoded.verdict is Verdict.GOOD
-    return compute_column_identities(decoded.network, decoded.message, signed, decoded.observed_at, scope, horizon)
+    return compute_column_identities(decoded.network, decoded.message_id, signed, decoded.observed_at, scope, horizon)
 
 
 def compute_column_identities(
-    network: str, message: str, signed: bool, observed_at: int, scope: str, horizon: int
+    network: str, message_id_: str, signed: bool, observed_at: int, scope: str, horizon: int
 ) -> tuple[bytes, bytes]:
     """Compute the digests of `compute_identities` from columns of the table `messages`. `observed_at`: µs."""
-    start = f"{scope}\n{network}\n{message}"
-    if is_lasting(message, signed):
+    start = f"{scope}\n{network}\n{message_id_}"
+    if is_lasting(message_id_, signed):
         digest = blake2b(start.encode(), digest_size=16).digest()
         return digest, digest
     early = observed_at // horizon
@@ -468,9 +474,9 @@ def compute_column_identities(
     )
 
 
-def is_lasting(message: str, signed: bool) -> bool:
+def is_lasting(message_id_: str, signed: bool) -> bool:
     """Report if copies of a message are identified for as long as digests are kept, and not within a horizon only."""
-    return signed or message.startswith(UNVERIFIED)
+    return signed or message_id_.startswith(UNVERIFIED)
 
 
 def compute_fault_identity(fault: RejectedMessage) -> bytes:

@@ -20,13 +20,11 @@ from kiln.pipelines.runtime.epoch import get_task_epoch
 from kiln.pipelines.runtime.micro_batch_clock import get_batch_time, with_dedup_watermark
 from kiln.pipelines.runtime.row_packing import (
     PackedRow,
-    UniqueRow,
     build_packed_ddl,
     pack,
     pack_rows,
     unpack,
     unpack_rows,
-    unwrap_rows,
 )
 from kiln.schemas.delta.tables import TABLES, Column
 from kiln.schemas.kafka.records import (
@@ -57,7 +55,7 @@ RECEIVED_COLUMNS = (
     Column("network", "string", "Ceramic network"),
     Column("stream", "string", "StreamID, base36"),
     Column("tip", "string", "CID of the tip"),
-    Column("cid", "string", "CID of the batch it is in"),
+    Column("batch_cid", "string", "CID of the batch it is in"),
     Column("observed_at", "timestamp", "when the block was had"),
     Column("separator_key", "string", "of the separator that the batch was announced under"),
     Column("separator_value", "string", "its value"),
@@ -70,7 +68,7 @@ IDENTITY = ("identity",)
 
 OUTPUT_DDL = "kind string, data binary"
 RECEIVED_ROWS = "received"
-LOG_TIME = "clock"
+LOG_TIME = "log_time"
 SINK_OUTPUT = "sink_output"
 """Kinds of rows in addition to those of tables: received tips; a partition of `kiln.updates` and its log time;
 `SinkOutput`."""
@@ -78,9 +76,9 @@ SINK_OUTPUT = "sink_output"
 _TASKS = 2
 _ROW_OVERHEAD = 500  # bytes, about, of a row in addition to its record's value
 
-_UPDATED_AT, _LOG_PARTITION = (
+_LOG_TIME, _LOG_PARTITION = (
     next(index for index, column in enumerate(TABLES["updates"].columns) if column.name == name)
-    for name in ("updated_at", "log_partition")
+    for name in ("log_time", "log_partition")
 )
 
 
@@ -105,7 +103,7 @@ def sink_records(records: DataFrame, lake: Lake, log_times: LogTimes, dedup: Ded
 
     def rows(batches: _Batches) -> _Batches:
         new = filter_new_copies(decode_records(batches), dedup, get_batch_time(), get_task_epoch())
-        return write_rows(unwrap_rows(new), lake, log_times)
+        return write_rows(new, lake, log_times)
 
     return _select_columns(records).mapInArrow(rows, OUTPUT_DDL)
 
@@ -143,13 +141,13 @@ def _select_columns(records: DataFrame) -> DataFrame:
 
 
 def apply_log_time(row: Sequence[object], log_times: LogTimes) -> Sequence[object]:
-    """Set `updated_at` of a row of the table `updates` to log time. A task knows only the stamps of its own records, so
-    `log_times` is log time at the start of the micro-batch."""
-    partition, at = row[_LOG_PARTITION], row[_UPDATED_AT]
+    """Set `log_time` of a row of the table `updates`. A task knows only the stamps of its own records, so `log_times`
+    is log time at the start of the micro-batch."""
+    partition, at = row[_LOG_PARTITION], row[_LOG_TIME]
     assert isinstance(partition, int)
     assert isinstance(at, int)
     log_time = log_times.get(partition, 0)
-    return row if at >= log_time else (*row[:_UPDATED_AT], log_time, *row[_UPDATED_AT + 1 :])
+    return row if at >= log_time else (*row[:_LOG_TIME], log_time, *row[_LOG_TIME + 1 :])
 
 
 def read_received_tips(rows: DataFrame) -> DataFrame:
@@ -170,8 +168,8 @@ def read_received_tips(rows: DataFrame) -> DataFrame:
 
 def exclude_own_batches(rows: DataFrame, publications: DataFrame) -> DataFrame:
     """RECEIVED in and out: without what we published ourselves, which comes back to us like anybody's."""
-    ours = publications.where(F.col("error").isNull()).select("cid").distinct()
-    return rows.join(ours, "cid", "left_anti").select(*(column.name for column in RECEIVED_COLUMNS))
+    ours = publications.where(F.col("error").isNull()).select("batch_cid").distinct()
+    return rows.join(ours, "batch_cid", "left_anti").select(*(column.name for column in RECEIVED_COLUMNS))
 
 
 def join_verified_separators(rows: DataFrame, streams: DataFrame) -> DataFrame:
@@ -195,7 +193,7 @@ def join_verified_separators(rows: DataFrame, streams: DataFrame) -> DataFrame:
 def select_received_tips(rows: DataFrame) -> DataFrame:
     """Select rows of the table `tips` from what `join_verified_separators` returned."""
     return rows.where(F.col("known").isNull()).select(
-        "network", "stream", "tip", F.lit("batch").alias("source"), "cid", "observed_at"
+        "network", "stream", "tip", F.lit("batch").alias("source"), "batch_cid", "observed_at"
     )
 
 
@@ -207,7 +205,7 @@ def quarantine_contradicted_tips(rows: DataFrame) -> DataFrame:
         none.cast("int").alias("kafka_partition"),
         none.cast("bigint").alias("kafka_offset"),
         none.cast("int").alias("message_index"),
-        "cid",
+        F.col("batch_cid").alias("cid"),
         F.lit("receive").alias("stage"),
         F.lit(OTHER_SEPARATOR).alias("reason"),
         F.concat(
@@ -224,14 +222,14 @@ def quarantine_contradicted_tips(rows: DataFrame) -> DataFrame:
 
 def decode_records(batches: _Batches) -> Iterator[PackedRow]:
     """Decode the records of a task into rows, and log time of each partition of `kiln.updates`."""
-    clock: dict[tuple[str, int], int] = {}
+    log_time: dict[tuple[str, int], int] = {}
     newest: dict[int, int] = {}
     for batch in batches:
         for topic, partition, offset, stamp, key, value in zip(
             *(column.to_pylist() for column in batch.columns), strict=True
         ):
             # Log time is the greatest stamp so far (decision 1).
-            at = clock[topic, partition] = max(stamp, clock.get((topic, partition), 0))
+            at = log_time[topic, partition] = max(stamp, log_time.get((topic, partition), 0))
             if topic == "updates":
                 newest[partition] = offset
                 if not key and not value:
@@ -246,11 +244,11 @@ def decode_records(batches: _Batches) -> Iterator[PackedRow]:
     for partition, offset in newest.items():
         position = f"{LOG_TIME}/{partition}/{offset}"
         yield PackedRow(
-            LOG_TIME, (_digest(LOG_TIME, partition, offset),), position, (partition, clock["updates", partition]), 0
+            LOG_TIME, (_digest(LOG_TIME, partition, offset),), position, (partition, log_time["updates", partition]), 0
         )
 
 
-def write_rows(rows: Iterable[UniqueRow], lake: Lake, log_times: LogTimes) -> _Batches:
+def write_rows(rows: Iterable[PackedRow], lake: Lake, log_times: LogTimes) -> _Batches:
     """Write rows of tables into files. Deduplicated rows in; OUTPUT_DDL out."""
     rejected: list[tuple[str, Sequence[object], Exception]] = []
 
@@ -259,7 +257,7 @@ def write_rows(rows: Iterable[UniqueRow], lake: Lake, log_times: LogTimes) -> _B
 
     files = {table: open_files(table) for table in OUTPUT_TABLES}
     out = RowBuffer(pa.schema([("kind", pa.string()), ("data", pa.binary())]))
-    for kind, row, size in rows:
+    for kind, _, _, row, size in rows:
         if kind in files:
             files[kind].add(apply_log_time(row, log_times) if kind == "updates" else row, size)
         elif out.add((kind, pack(row)), size):
@@ -312,11 +310,11 @@ def _read_update(partition: int, offset: int, now: int, key: bytes, value: bytes
     separator = (update.separator.key, update.separator.value) if update.separator else (None, None)
     yield (
         "updates",
-        (update.network, update.origin, update.message),
+        (update.network, update.origin, update.message_id),
         (
             update.network,
             update.origin,
-            update.message,
+            update.message_id,
             update.from_,
             *separator,
             update.separator_source,
@@ -346,9 +344,9 @@ def build_batch_rows(batch: BatchRecord, emitted_at: int) -> Iterator[tuple[str,
     owner = (batch.network, batch.origin, batch.separator.key, batch.separator.value)
     yield (
         "batches",
-        (*owner, batch.opened_at, batch.cid),
+        (*owner, batch.opened_at, batch.batch_cid),
         (
-            batch.cid,
+            batch.batch_cid,
             *owner,
             batch.opened_at,
             batch.closed_at,
@@ -361,7 +359,7 @@ def build_batch_rows(batch: BatchRecord, emitted_at: int) -> Iterator[tuple[str,
     )
     for stream, links in tips.items():
         for tip in links:
-            row = (batch.cid, stream, tip)
+            row = (batch.batch_cid, stream, tip)
             yield "batch_tips", row, row
 
 
@@ -371,13 +369,13 @@ def _read_publication(
     receipt = decode_publication(value)
     yield (
         "publications",
-        (receipt.cid, receipt.transport, receipt.topic, receipt.target, receipt.published_at),
+        (receipt.batch_cid, receipt.transport, receipt.topic, receipt.target, receipt.published_at),
         (
-            receipt.cid,
+            receipt.batch_cid,
             receipt.transport,
             receipt.topic,
             receipt.target,
-            receipt.peers,
+            receipt.peer_count,
             receipt.published_at,
             receipt.error,
         ),
@@ -409,9 +407,9 @@ def _read_block(partition: int, offset: int, now: int, key: bytes, value: bytes)
         for tip in links:
             known = (block.network, stream, tip)
             separator = (block.separator.key, block.separator.value)
-            yield RECEIVED_ROWS, known, (*known, block.cid, block.observed_at, *separator)
+            yield RECEIVED_ROWS, known, (*known, block.batch_cid, block.observed_at, *separator)
     for entry in read.bad:
-        detail = f"block {block.cid}: {entry.why}"
+        detail = f"block {block.batch_cid}: {entry.why}"
         row = (None, None, None, None, "sink", "entry_malformed", detail, entry.data, block.observed_at)
         yield "quarantine", (detail,), row
 

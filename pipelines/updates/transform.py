@@ -121,7 +121,7 @@ def select_first_updates(
                 yield from buffer.drain()
         yield from buffer.drain()
 
-    return _select_columns(records).mapInArrow(rows, _ROWS_DDL)
+    return records.select("partition", "offset", "stamp", "value").mapInArrow(rows, _ROWS_DDL)
 
 
 def decode_updates(
@@ -132,7 +132,7 @@ def decode_updates(
     def rows(batches: _Batches) -> _Batches:
         return write_copies(decode_records(batches, config, separating, _get_epoch(first_epoch)), get_batch_time())
 
-    return _select_columns(records).mapInArrow(rows, _COPIES_DDL)
+    return records.select("partition", "offset", "stamp", "value").mapInArrow(rows, _COPIES_DDL)
 
 
 def deduplicate_updates(rows: DataFrame, retention: int) -> DataFrame:
@@ -142,10 +142,6 @@ def deduplicate_updates(rows: DataFrame, retention: int) -> DataFrame:
     """
     new = with_dedup_watermark(rows, retention).dropDuplicatesWithinWatermark(["identity"])
     return new.select("topic", "key", "value", "observed_at")
-
-
-def _select_columns(records: DataFrame) -> DataFrame:
-    return records.select("partition", "offset", "stamp", "value")
 
 
 def sort_by_capture_time(rows: DataFrame) -> DataFrame:
@@ -310,7 +306,7 @@ def _build_update_rows(
         stream=stream,
         tip=tip,
         from_=get_signer(item),
-        message=item.message,
+        message_id=item.message_id,
         epoch=epoch,
         frame=Coordinates(item.ref.partition, item.ref.offset, item.ref.position or 0),
         observed_at=item.observed_at,
@@ -328,7 +324,7 @@ def _build_update_rows(
             genesis,
             "genesis" if is_waiting else "claim",
             item.observed_at,
-            message=item.message,
+            message_id=item.message_id,
             update=record,
             topic=_build_separator_record(claims.topic),
             model=_build_separator_record(claims.model),
@@ -356,8 +352,8 @@ def _build_wanted_batches(item: DecodedMessage) -> Iterator[UpdateRow]:
         return
     separator = SeparatorRecord(*parse_separator_text(content.sep))
     for cid in (content.batch, *item.previous):
-        announced = item.message if cid == content.batch else ""
+        announced = item.message_id if cid == content.batch else ""
         named = f"{item.origin}\n{item.network}\n{content.sep}\n{cid}\n{announced}".encode()
-        wanted = WantedRecord(item.network, cid, "batch", item.observed_at, separator, item.message)
+        wanted = WantedRecord(item.network, cid, "batch", item.observed_at, separator, item.message_id)
         identity = blake2b(named, digest_size=16).digest()
         yield UpdateRow(identity, item.ref.text, "wanted", cid.encode(), encode(wanted), item.observed_at)

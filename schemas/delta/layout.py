@@ -22,15 +22,15 @@ LAYOUTS: Final[dict[str, Layout]] = {
     "messages": Layout(("type", "stream", "observed_at"), "observed_at"),
     "updates": Layout(("separator_key", "separator_value", "stream", "observed_at"), "observed_at"),
     "batches": Layout(("separator_key", "separator_value", "opened_at"), "closed_at"),
-    "batch_tips": Layout(("cid", "stream")),
+    "batch_tips": Layout(("batch_cid", "stream")),
     "tips": Layout(("stream", "observed_at"), "observed_at"),
     "streams": Layout(("stream",), expires=False),
     "publications": Layout(age="published_at"),
     "bundles": Layout(expires=False),
     "quarantine": Layout(age="observed_at"),
-    "dropped": Layout(age="dropped_at"),
+    "quarantine_dropped": Layout(age="dropped_at"),
     "quality_results": Layout(age="run_at"),
-    "runs": Layout(expires=False),
+    "backfill_runs": Layout(expires=False),
 }
 """Layouts by table. A table without an entry keeps all its rows in order of arrival."""
 

@@ -42,7 +42,7 @@ Author = Annotated[str, Meta(max_length=8192)]
 TopicText = Annotated[str, Meta(max_length=MAX_TOPIC)]
 Words = Annotated[str, Meta(max_length=64 * 1024)]
 
-# A tick of the log's clock on kiln.updates: no key, an empty value (decision 1).
+# A tick on kiln.updates, which advances log time: no key, an empty value (decision 1).
 TICK: Final = b""
 
 
@@ -83,7 +83,7 @@ class UpdateRecord(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     tip: CidText
     from_: Author | None = msgspec.field(name="from")
     """Peer id of the author; None where the message is unsigned."""
-    message: MessageId
+    message_id: MessageId
     epoch: Epoch
     frame: Coordinates
     observed_at: Micros
@@ -95,7 +95,7 @@ class BatchRecord(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     network: Name
     origin: Origin
     separator: SeparatorRecord
-    cid: CidText
+    batch_cid: CidText
     block: bytes
     opened_at: Micros
     closed_at: Micros
@@ -104,17 +104,17 @@ class BatchRecord(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
 class PublicationRecord(Struct, frozen=True, forbid_unknown_fields=True):
     """`kiln.publications`: one attempt to publish a batch: a receipt with one peer or more, or the error."""
 
-    cid: CidText
+    batch_cid: CidText
     transport: Code
     published_at: Micros
     topic: TopicText | None = None
     target: TopicText | None = None
-    peers: Natural | None = None
+    peer_count: Natural | None = None
     error: Words | None = None
 
     def __post_init__(self) -> None:
-        if (self.error is None) != bool(self.peers):
-            raise ValueError("a publication has either peers or an error")
+        if (self.error is None) != bool(self.peer_count):
+            raise ValueError("a publication has either a peer_count or an error")
 
 
 class WaitedTip(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
@@ -185,7 +185,7 @@ class WantedRecord(Struct, frozen=True, forbid_unknown_fields=True):
     reason: Literal["batch", "genesis", "claim"]
     observed_at: Micros
     separator: SeparatorRecord | None = None
-    message: Author | None = None
+    message_id: Author | None = None
     update: UpdateRecord | None = None
     topic: SeparatorRecord | None = None
     model: SeparatorRecord | None = None
@@ -207,7 +207,7 @@ class BlockRecord(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     network: Name
-    cid: CidText
+    batch_cid: CidText
     observed_at: Micros
     separator: SeparatorRecord
     block: bytes | None = None

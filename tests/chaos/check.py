@@ -137,7 +137,7 @@ def check(stack: Stack, log: Log) -> list[Problem]:
 
 def unheard(stack: Stack) -> Iterator[Problem]:
     """What the peers said while Kiln was there, and the tables do not have."""
-    rows = query_lake(Lake(str(stack.kiln.lake)), "SELECT message FROM messages").rows()
+    rows = query_lake(Lake(str(stack.kiln.lake)), "SELECT message_id FROM messages").rows()
     held = {str(row[0]) for row in rows}
     for entry in stack.ledger():
         if entry.said and entry.there and entry.said not in held:
@@ -165,7 +165,7 @@ def _messages(log: Log, lake: Lake) -> Iterator[Problem]:
         for message in rpc.publish:
             if judge(message, "strict")[0] is Verdict.GOOD and isinstance(read_message(message.data), PubsubMessage):
                 good.setdefault((message_id(message),), record.stamp)
-    yield from _once("message", good, Counter(query_lake(lake, "SELECT message FROM messages").rows()))
+    yield from _once("message", good, Counter(query_lake(lake, "SELECT message_id FROM messages").rows()))
 
 
 def _updates(log: Log, lake: Lake) -> Iterator[Problem]:
@@ -177,11 +177,11 @@ def _updates(log: Log, lake: Lake) -> Iterator[Problem]:
             yield Problem("update announced and not in updates", row, 0)
     new = "network, origin, separator_key, separator_value, stream, tip"
     for row in query_lake(
-        lake, f"SELECT any_value(message), {new} FROM updates GROUP BY ALL HAVING count(*) > 1"
+        lake, f"SELECT any_value(message_id), {new} FROM updates GROUP BY ALL HAVING count(*) > 1"
     ).rows():
         yield Problem("update twice in updates", row, stamps.get(str(row[0]), 0))
     missed = (
-        "SELECT any_value(message), stream, tip FROM updates WHERE separator_key IS NOT NULL "
+        "SELECT any_value(message_id), stream, tip FROM updates WHERE separator_key IS NOT NULL "
         "AND (stream, tip) NOT IN (SELECT (stream, tip) FROM batch_tips) GROUP BY ALL"
     )
     for row in query_lake(lake, missed).rows():
@@ -205,7 +205,7 @@ def _batches(log: Log, lake: Lake) -> Iterator[Problem]:
     for each in emitted.keys() - expected.keys():
         yield Problem("batch that the log does not give", each, emitted[each])
     times: dict[Hashable, int] = {(*each.owner, each.cid): stamp for each, stamp in emitted.items()}
-    rows = query_lake(lake, "SELECT network, origin, separator_key, separator_value, cid FROM batches").rows()
+    rows = query_lake(lake, "SELECT network, origin, separator_key, separator_value, batch_cid FROM batches").rows()
     yield from _once("batch", times, Counter(rows))
     within: Counter[tuple[object, ...]] = Counter()
     for window in (window for part in _parts(log) for window in windows_of(without_repeats(part), WINDOW)):

@@ -26,7 +26,6 @@ import trio
 from kiln.bridge.gossipsub.effects import Deliver, Send
 from kiln.bridge.gossipsub.options import RouterOptions
 from kiln.bridge.gossipsub.router import Router
-from kiln.bridge.gossipsub.signatures import make_verifier
 from kiln.bridge.libp2p.host import Node
 from kiln.bridge.libp2p.keys import load_or_create_key
 from kiln.bridge.libp2p.options import NodeOptions
@@ -34,7 +33,7 @@ from kiln.bridge.libp2p.seqno import Seqno
 from kiln.deploy.demo.traffic.content import contents, topics
 from kiln.deploy.demo.traffic.options import TrafficOptions
 from kiln.schemas.proto.gossipsub.rpc_pb2 import Message
-from kiln.schemas.wire.identity import message_id, peer_of
+from kiln.schemas.wire.identity import check, message_id, peer_of
 from kiln.schemas.wire.pubsub import PubsubMessage, read_message
 
 SEPARATORS = 10
@@ -81,7 +80,7 @@ class _NotingRouter(Router):
 
     def __init__(self, own: bytes, sibling: bytes, ledger: _Ledger) -> None:
         options = RouterOptions()
-        super().__init__(own, options, Random(), make_verifier(options.policy))
+        super().__init__(own, options, Random(), partial(check, policy=options.policy))
         self._sibling = sibling
         self._ledger = ledger
 

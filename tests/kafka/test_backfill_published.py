@@ -55,7 +55,9 @@ def announced(peer: ForeignPeer) -> Counter[tuple[str, str]]:
 def batches(kiln: Kiln, run: str) -> set[tuple[str, str]]:
     """Topic and CID of each batch of a run."""
     rows = Lake(str(kiln.lake)).locate_run(run).open("batches").to_pyarrow_table().to_pylist()
-    return {(topic_name(NETWORK, Separator(row["separator_key"], row["separator_value"])), row["cid"]) for row in rows}
+    return {
+        (topic_name(NETWORK, Separator(row["separator_key"], row["separator_value"])), row["batch_cid"]) for row in rows
+    }
 
 
 def test_a_peer_hears_each_batch_of_a_run_once(
@@ -101,5 +103,5 @@ def test_a_peer_hears_each_batch_of_a_run_once(
     assert set(announced(peer).values()) == {1}
     records = read_records(broker.address, f"{prefix}publications").values()
     receipts = [decode_publication(value) for part in records for _, _, value in part]
-    assert Counter((each.topic, each.cid) for each in receipts) == announced(peer)
-    assert {(each.peers, each.error) for each in receipts} == {(1, None)}
+    assert Counter((each.topic, each.batch_cid) for each in receipts) == announced(peer)
+    assert {(each.peer_count, each.error) for each in receipts} == {(1, None)}

@@ -69,11 +69,11 @@ def test_no_query_was_started_again(run: Run) -> None:
 
 
 def test_every_good_message_arrives_once(run: Run) -> None:
-    table = DeltaTable(str(run.kiln.lake / "messages")).to_pyarrow_table(columns=["network", "message", "data"])
+    table = DeltaTable(str(run.kiln.lake / "messages")).to_pyarrow_table(columns=["network", "message_id", "data"])
     arrived = Counter(
-        (row["network"], row["message"], hashlib.sha256(row["data"]).hexdigest()) for row in table.to_pylist()
+        (row["network"], row["message_id"], hashlib.sha256(row["data"]).hexdigest()) for row in table.to_pylist()
     )
-    sent = {(each.network, each.message, each.sha256) for each in messages(run.ledger) if each.good_copies}
+    sent = {(each.network, each.message_id, each.sha256) for each in messages(run.ledger) if each.good_copies}
     assert len(sent) > NUMBER
     assert arrived == Counter(sent)
 
@@ -105,8 +105,8 @@ def test_updates_are_those_of_the_good_messages(run: Run) -> None:
     for each in messages(run.ledger):
         if each.good_copies and each.type == "UPDATE":
             separator = (each.separator.key, each.separator.value) if each.separator else (None, None)
-            sent.setdefault((each.network, *separator, each.stream, each.tip), set()).add(each.message)
-    rows = run.kiln.sql("select network, separator_key, separator_value, stream, tip, message from updates")
+            sent.setdefault((each.network, *separator, each.stream, each.tip), set()).add(each.message_id)
+    rows = run.kiln.sql("select network, separator_key, separator_value, stream, tip, message_id from updates")
     found = [(*new, message) for *new, message in (tuple(row.values()) for row in rows)]
     assert Counter(each[:-1] for each in found) == Counter(list(sent))  # announced again, an update is not new
     assert all(message in sent[tuple(new)] for *new, message in found)

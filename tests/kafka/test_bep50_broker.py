@@ -108,7 +108,7 @@ class Side:
         return found
 
     def receipts(self) -> dict[str, PublicationRecord]:
-        return {each.cid: each for each in map(decode_publication, self.read("publications"))}
+        return {each.batch_cid: each for each in map(decode_publication, self.read("publications"))}
 
     def announced(self) -> list[str]:
         """CIDs that came in, each once."""
@@ -143,21 +143,21 @@ def test_batches_of_one_are_frames_of_the_other_and_have_receipts(sides: tuple[S
         assert {each.error for each in one.receipts().values()} == {None}
         wait_until(lambda: len(other.announced()) == 3, "three batches")
         for each in batches[:3]:
-            receipt = one.receipts()[each.cid]
-            assert (receipt.transport, receipt.topic, receipt.peers) == ("bep50", TOPIC, 1)
+            receipt = one.receipts()[each.batch_cid]
+            assert (receipt.transport, receipt.topic, receipt.peer_count) == ("bep50", TOPIC, 1)
             assert receipt.target == target(PublisherKey(key, SEPARATOR).key, topic_salt(NETWORK, SEPARATOR)).hex()
-    assert other.announced() == [each.cid for each in batches[:3]]
+    assert other.announced() == [each.batch_cid for each in batches[:3]]
     # Nobody is there; what was announced meanwhile is found by who comes back, and nothing goes out twice.
     with one.running() as ours:
         one.write(batches[3])
-        wait_until(lambda: batches[3].cid in one.receipts(), "the fourth receipt")
-        receipt = one.receipts()[batches[3].cid]
-        assert (receipt.peers, receipt.error) == (0, "no peer on the topic for 2 s")
+        wait_until(lambda: batches[3].batch_cid in one.receipts(), "the fourth receipt")
+        receipt = one.receipts()[batches[3].batch_cid]
+        assert (receipt.peer_count, receipt.error) == (0, "no peer on the topic for 2 s")
         assert ours.bep50 is not None
         with other.running(KILN_BEP50__FOLLOW=follow, KILN_BEP50__CONTACTS=ours.bep50.addresses[0]):
-            wait_until(lambda: other.announced()[-1] == batches[3].cid, "the fourth batch")
+            wait_until(lambda: other.announced()[-1] == batches[3].batch_cid, "the fourth batch")
             one.write(batches[4])
-            wait_until(lambda: other.announced()[-1] == batches[4].cid, "the fifth batch")
-            wait_until(lambda: batches[4].cid in one.receipts(), "the fifth receipt")
-    assert other.announced() == [each.cid for each in batches]
+            wait_until(lambda: other.announced()[-1] == batches[4].batch_cid, "the fifth batch")
+            wait_until(lambda: batches[4].batch_cid in one.receipts(), "the fifth receipt")
+    assert other.announced() == [each.batch_cid for each in batches]
     assert len(one.read("publications")) == 5

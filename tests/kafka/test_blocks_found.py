@@ -133,7 +133,7 @@ def test_a_gossip_peer_fetches_every_announced_block(
     neighbour.start().close()
     neighbour.connect(bridge.until(lambda told: bool(told.addresses), "an address").addresses[0])
     assert connected(neighbour) == {told.peer} if helia else True
-    assert trio.run(heard_and_fetched, neighbour, BATCHES) == {each.cid for each in batches}
+    assert trio.run(heard_and_fetched, neighbour, BATCHES) == {each.batch_cid for each in batches}
     told = bridge.until(lambda told: told.publisher.published == BATCHES, "receipts of all")
     assert (told.ipfs_node.gossip_peers, told.ipfs_node.gossip_connected, told.publisher.failed) == (1, 1, 0)
     assert ", without routing, 1 of 1 gossip peers connected" in told.ipfs

@@ -128,7 +128,7 @@ def test_no_good_message_is_lost(broker: EmbeddedBroker, prefix: str, tmp_path: 
             {"n": len(sent), "tips": len(said)}
         ], table
     assert {row["tip"] for row in kiln.sql("SELECT tip FROM updates")} == said
-    assert {row["tip"] for row in kiln.sql("SELECT tip FROM batches JOIN batch_tips USING (cid)")} == said
+    assert {row["tip"] for row in kiln.sql("SELECT tip FROM batches JOIN batch_tips USING (batch_cid)")} == said
     assert kiln.sql("SELECT DISTINCT origin FROM updates") == [{"origin": "LIVE"}]
     assert kiln.count("quarantine") == 0
     found = json.loads(kiln.run("quality", "--json").stdout)

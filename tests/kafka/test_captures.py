@@ -92,7 +92,7 @@ def test_each_published_message_is_there_once_under_its_topic(kiln: Kiln, shared
         for data in published_data(record.rpc)
     }
     assert received <= published.keys()
-    messages = rows(kiln, "messages", ["message", "topic", "data", "network", "origin"])
+    messages = rows(kiln, "messages", ["message_id", "topic", "data", "network", "origin"])
     kept = {hashlib.sha256(row["data"]).hexdigest(): row for row in messages}
     refused = {
         hashlib.sha256(row["data"]).hexdigest()

@@ -15,7 +15,7 @@ from kafka.structs import OffsetAndMetadata
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kiln.bridge.ipfs import BlockStoreUnavailableError
 from kiln.bridge.kafka import thread as kafka_thread
-from kiln.bridge.kafka.thread import Leadership
+from kiln.bridge.kafka.thread import KafkaConfig, Leadership
 from kiln.bridge.kafka.topic_notes import TopicNotes, locate_topic_notes
 from kiln.bridge.publisher.ledger import PublishLedger
 from kiln.bridge.publisher.outbox import IN_DOUBT, MAX_OPEN_HISTORY, RECORDS_LOST, TOO_OLD, PublishingOptions
@@ -142,9 +142,7 @@ class Kiln:
     ) -> Publisher:
         options = PublishingOptions("local-test", publish_timeout=S, retry_every=S // 5)
         publisher = Publisher(
-            [self.address],
-            security(self.address),
-            self.prefix,
+            KafkaConfig([self.address], security(self.address), self.prefix),
             options,
             self.publish,
             lambda: self.held,
@@ -181,11 +179,11 @@ def test_batches_are_published_once_over_restarts(kiln: Kiln) -> None:
     assert again.error is None
     again.stop()
 
-    assert [record.cid.encode() in data for record, data in zip(young, kiln.sent, strict=True)] == [True] * 5
-    receipts = {receipt.cid: receipt for receipt in kiln.receipts()}
+    assert [record.batch_cid.encode() in data for record, data in zip(young, kiln.sent, strict=True)] == [True] * 5
+    receipts = {receipt.batch_cid: receipt for receipt in kiln.receipts()}
     assert len(kiln.receipts()) == 6
-    assert receipts[old.cid].error == TOO_OLD
-    assert {receipts[record.cid].peers for record in young} == {1}
+    assert receipts[old.batch_cid].error == TOO_OLD
+    assert {receipts[record.batch_cid].peer_count for record in young} == {1}
     (fault,) = map(decode_quarantine, kiln.read("quarantine"))
     assert (fault.stage, fault.data) == ("publisher", b"{")
 
@@ -198,12 +196,12 @@ def test_of_two_publishers_the_one_that_leads_publishes(kiln: Kiln) -> None:
     def turn(leader: Publisher, name: str, done: int) -> None:
         turns.leader = name
         assert awaited(
-            lambda: all(each.state == f"stands by: {name} leads" for each in (one, other) if each is not leader)
+            lambda: all(each.state == f"on standby: {name} leads" for each in (one, other) if each is not leader)
         )
         kiln.write(encode(batches[done]))
         assert awaited(lambda: len(kiln.receipts()) == done + 1)
         turns.leader = None
-        assert awaited(lambda: leader.state == "stands by: None leads")
+        assert awaited(lambda: leader.state == "on standby: None leads")
         kiln.write(encode(batches[done + 1]))  # nobody leads: it waits
         turns.leader = name
         assert awaited(lambda: len(kiln.receipts()) == done + 2)
@@ -212,8 +210,8 @@ def test_of_two_publishers_the_one_that_leads_publishes(kiln: Kiln) -> None:
     turn(other, "b", 2)
     turn(one, "a", 4)
     assert awaited(lambda: (one.published, other.published) == (4, 2))  # counted after the receipt is written
-    assert [receipt.cid for receipt in kiln.receipts()] == [each.cid for each in batches]
-    assert [each.cid.encode() in data for each, data in zip(batches, kiln.sent, strict=True)] == [True] * 6
+    assert [receipt.batch_cid for receipt in kiln.receipts()] == [each.batch_cid for each in batches]
+    assert [each.batch_cid.encode() in data for each, data in zip(batches, kiln.sent, strict=True)] == [True] * 6
 
 
 def test_it_says_what_it_waits_for(kiln: Kiln) -> None:
@@ -226,7 +224,7 @@ def test_it_says_what_it_waits_for(kiln: Kiln) -> None:
     assert awaited(lambda: publisher.state.startswith("waiting for a peer on /ceramic/local-test/sep/model/k"))
     assert awaited(lambda: publisher.failed == 1)
     (receipt,) = kiln.receipts()
-    assert (receipt.peers, receipt.error) == (0, "no peer on the topic for 1 s")
+    assert (receipt.peer_count, receipt.error) == (0, "no peer on the topic for 1 s")
     kiln.peers = 2
     kiln.write(encode(batch(2)))
     assert awaited(lambda: publisher.published == 1)
@@ -238,14 +236,14 @@ def test_while_ipfs_is_away_batches_wait_and_it_says_so(kiln: Kiln) -> None:
     kiln.write(*map(encode, records))
     publisher = kiln.start()
     assert awaited(
-        lambda: publisher.state == "IPFS is away: http://127.0.0.1:5001 does not answer (batches waiting: 4)"
+        lambda: publisher.state == "IPFS is unavailable: http://127.0.0.1:5001 does not answer (batches waiting: 4)"
     )
-    assert publisher.error == "nothing is published, IPFS is away: http://127.0.0.1:5001 does not answer"
+    assert publisher.error == "nothing is published, IPFS is unavailable: http://127.0.0.1:5001 does not answer"
     assert kiln.sent == []
     kiln.away = None
     assert awaited(lambda: publisher.published == 4)
     assert awaited(lambda: publisher.error is None)
-    assert kiln.kept == [record.cid for record in records]
+    assert kiln.kept == [record.batch_cid for record in records]
 
 
 # the fault is raised on purpose, in the publisher's thread
@@ -258,17 +256,18 @@ def test_crash_repeats_what_had_no_receipt_and_passes_over_nothing(kiln: Kiln) -
     kiln.crash = True
     kiln.write(encode(second))
     assert awaited(lambda: publisher.error is not None)
-    assert publisher.error == "nothing is published: the publisher has ended by a fault, and starts again"
+    assert publisher.error == "nothing is published: the publisher has crashed, and will be restarted"
     kiln.crash = False
     again = kiln.start()
     assert awaited(lambda: again.published >= 1 and again.state == "waiting for batches")
-    assert kiln.sent[-1].find(second.cid.encode()) > 0
-    assert {receipt.cid for receipt in kiln.receipts()} == {first.cid, second.cid}
+    assert kiln.sent[-1].find(second.batch_cid.encode()) > 0
+    assert {receipt.batch_cid for receipt in kiln.receipts()} == {first.batch_cid, second.batch_cid}
 
 
 def test_broker_away_at_the_start(kiln: Kiln, free_port: int) -> None:
     options = PublishingOptions("local-test")
-    publisher = Publisher(f"127.0.0.1:{free_port}", {}, "kiln.", options, kiln.publish, lambda: None, kiln)
+    kafka = KafkaConfig(f"127.0.0.1:{free_port}", {}, "kiln.")
+    publisher = Publisher(kafka, options, kiln.publish, lambda: None, kiln)
     kiln.running.append(publisher)
     publisher.start()
     assert awaited(lambda: "Kafka fails" in publisher.state)
@@ -296,11 +295,11 @@ def test_a_place_that_kafka_lost_is_made_up_from_receipts(kiln: Kiln, caplog: py
     again = kiln.start()
     assert awaited(lambda: again.published == 1 and again.state == "waiting for batches")
     assert (again.places_lost, again.failed, again.lost) == (1, 0, 0)
-    assert "Kafka has lost the place" in caplog.text
+    assert "Kafka has lost the committed offset" in caplog.text
     again.stop()
-    receipts = [(receipt.cid, receipt.error) for receipt in kiln.receipts()]
+    receipts = [(receipt.batch_cid, receipt.error) for receipt in kiln.receipts()]
     assert sorted(receipts, key=str) == sorted(
-        [(early.cid, TOO_OLD), *((b.cid, None) for b in (*done, waited))], key=str
+        [(early.batch_cid, TOO_OLD), *((b.batch_cid, None) for b in (*done, waited))], key=str
     )
 
     third = kiln.start()  # and the place is there again
@@ -321,7 +320,9 @@ def test_a_crash_between_receipt_and_place_gives_no_batch_a_second_receipt(kiln:
     again = kiln.start()
     assert awaited(lambda: again.published == 1 and again.state == "waiting for batches")
     again.stop()
-    assert sorted(receipt.cid for receipt in kiln.receipts()) == sorted(batch(number).cid for number in range(5))
+    assert sorted(receipt.batch_cid for receipt in kiln.receipts()) == sorted(
+        batch(number).batch_cid for number in range(5)
+    )
     assert kiln.place() == (5, committed[1])
 
 
@@ -337,7 +338,7 @@ def test_a_micro_batch_that_is_written_again_goes_out_once_even_over_a_restart(k
     kiln.write(*written, encode(batch(9)))
     assert awaited(lambda: again.published == 3 and again.state == "waiting for batches")
     again.stop()
-    assert len({receipt.cid for receipt in kiln.receipts()}) == len(kiln.receipts()) == 5
+    assert len({receipt.batch_cid for receipt in kiln.receipts()}) == len(kiln.receipts()) == 5
 
 
 def test_a_crash_while_a_lost_place_is_made_up_repeats_nothing(kiln: Kiln) -> None:
@@ -410,8 +411,8 @@ def test_batches_of_a_backfill_run_go_out_once_whatever_live_and_other_runs_publ
     assert awaited(lambda: again.published == 1)
     again.stop()
     records = [live, *old, last]
-    assert [sum(record.cid.encode() in data for data in kiln.sent) for record in records] == [1] * len(records)
-    assert sorted(receipt.cid for receipt in kiln.receipts()) == sorted(record.cid for record in records)
+    assert [sum(record.batch_cid.encode() in data for data in kiln.sent) for record in records] == [1] * len(records)
+    assert sorted(receipt.batch_cid for receipt in kiln.receipts()) == sorted(record.batch_cid for record in records)
 
     kiln.crash_after = True
     fatal = batch(1_001, age=10**15)
@@ -422,8 +423,8 @@ def test_batches_of_a_backfill_run_go_out_once_whatever_live_and_other_runs_publ
     after = kiln.start()
     assert awaited(lambda: after.failed == 1)
     after.stop()
-    assert sum(fatal.cid.encode() in data for data in kiln.sent) == 1
-    assert [receipt.error for receipt in kiln.receipts() if receipt.cid == fatal.cid] == [IN_DOUBT]
+    assert sum(fatal.batch_cid.encode() in data for data in kiln.sent) == 1
+    assert [receipt.error for receipt in kiln.receipts() if receipt.batch_cid == fatal.batch_cid] == [IN_DOUBT]
 
 
 @pytest.mark.parametrize("runs", [False, True], ids=["stopped", "running"])
@@ -459,7 +460,9 @@ def test_another_topic_is_refused_and_read_from_its_beginning_after_recover(
     again = kiln.start()
     assert awaited(lambda: again.published == 6 and again.state == "waiting for batches"), again.error
     again.stop()
-    assert sorted(receipt.cid for receipt in kiln.receipts()) == sorted(each.cid for each in (*before, *after))
+    assert sorted(receipt.batch_cid for receipt in kiln.receipts()) == sorted(
+        each.batch_cid for each in (*before, *after)
+    )
     assert recover(kiln.address, kiln.prefix, tmp_path) == []
     third = kiln.start()
     assert awaited(lambda: third.state == "waiting for batches")

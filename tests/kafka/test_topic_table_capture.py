@@ -51,9 +51,9 @@ def told(
 
 
 def test_every_copy_is_resolved(known: Kiln) -> None:
-    assert known.count("copies") == known.count("copies", "network = 'testnet-clay' and verdict <> 2") == COPIES
+    assert known.count("copies") == known.count("copies", "network = 'testnet-clay' and verdict <> 'invalid'") == COPIES
     assert known.count("messages") == MESSAGES
-    assert known.count("messages", "topic_source = 'index' and verdict = 1") == MESSAGES
+    assert known.count("messages", "topic_source = 'index' and verdict = 'valid'") == MESSAGES
     kept = known.sql("select reason, count(*) as n from quarantine group by 1")
     assert [row["reason"] for row in kept] == ["invalid_json"]
 
@@ -70,7 +70,7 @@ def test_each_message_has_the_topic_it_was_published_on(known: Kiln, shared: Pat
     ("table", "left_out"),
     [
         ("messages", "observed_at, kafka_partition, kafka_offset, message_index, remote_peer"),
-        ("updates", "observed_at, updated_at, log_partition, log_offset"),
+        ("updates", "observed_at, log_time, log_partition, log_offset"),
         ("tips", "observed_at"),
     ],
 )

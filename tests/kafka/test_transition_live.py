@@ -114,7 +114,7 @@ def test_during_duplicate_a_peer_on_either_topic_gets_every_batch_once(
         new.wait_received(20, NEW)
         receipts = running.receipts(40)
     assert sorted(heard(old, OLD)) == sorted(heard(new, NEW)) == sorted(cids)
-    assert sorted((each.cid, each.topic) for each in receipts) == sorted(
+    assert sorted((each.batch_cid, each.topic) for each in receipts) == sorted(
         (cid, topic) for cid in cids for topic in (OLD, NEW)
     )
     assert all(each.error is None for each in receipts)
@@ -131,8 +131,8 @@ def test_at_the_cutover_nothing_is_lost_and_nothing_is_said_twice(
         while datetime.now(UTC) < moment + timedelta(seconds=2):  # on both sides of it
             cids += running.write(2)
         receipts = running.receipts(len(cids))
-        before = [each.cid for each in receipts if each.topic == OLD]
-        after = [each.cid for each in receipts if each.topic == NEW]
+        before = [each.batch_cid for each in receipts if each.topic == OLD]
+        after = [each.batch_cid for each in receipts if each.topic == NEW]
         old.wait_received(len(before), OLD)
         new.wait_received(len(after), NEW)
     assert before

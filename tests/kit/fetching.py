@@ -80,7 +80,7 @@ def block_of(*streams: int) -> tuple[str, bytes]:
 
 
 def wanted_batch(cid: str, separator: SeparatorRecord = MODEL, message: str = "m") -> WantedRecord:
-    return WantedRecord(NETWORK, cid, "batch", START, separator=separator, message=message)
+    return WantedRecord(NETWORK, cid, "batch", START, separator=separator, message_id=message)
 
 
 def claim(

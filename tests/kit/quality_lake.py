@@ -58,7 +58,7 @@ def rows_of(
             if item.copy is not None:
                 copies.append(build_copy_row(item, frame))
             if isinstance(item, DecodedMessage):
-                said.setdefault((item.network, item.message), item)
+                said.setdefault((item.network, item.message_id), item)
                 continue
             place = dict(zip(("kafka_partition", "kafka_offset", "message_index"), item.ref, strict=True))
             fault = {name: getattr(item, name) for name in ("stage", "reason", "detail", "data", "observed_at")}
@@ -96,12 +96,17 @@ def _batched(rows: dict[str, list[Row]], heard: Iterable[DecodedMessage]) -> Non
         }
         rows["updates"].append(
             common
-            | {"origin": item.origin, "message": item.message, "from_peer": get_signer(item), "separator_key": key}
-            | {"separator_value": value, "separator_source": source, "updated_at": clock}
+            | {
+                "origin": item.origin,
+                "message_id": item.message_id,
+                "from_peer": get_signer(item),
+                "separator_key": key,
+            }
+            | {"separator_value": value, "separator_source": source, "log_time": clock}
             | {"log_partition": 0, "log_offset": offset}
         )
         if not any(tip["stream"] == content.stream and tip["tip"] == content.tip for tip in rows["tips"][-50:]):
-            rows["tips"].append(common | {"source": "update", "cid": None})
+            rows["tips"].append(common | {"source": "update", "batch_cid": None})
         owner: Owner | None = (item.network, item.origin, key, value) if key and value else None
         log.append((clock, owner and Update(owner, content.stream, content.tip, item.observed_at)))
     log.append((clock + 2 * WINDOW, None))
@@ -116,14 +121,14 @@ def add_batch(rows: dict[str, list[Row]], owner: Owner, opened_at: int, tips: It
     cid, closed = cid_of(block), opened_at + WINDOW
     network, origin, key, value = owner
     rows["batches"].append(
-        {"cid": cid, "network": network, "origin": origin, "separator_key": key, "separator_value": value}
-        | {"opened_at": opened_at, "closed_at": closed, "emitted_at": closed + 300_000, "tips": len(told)}
-        | {"streams": len({stream for stream, _ in told}), "bytes": len(block), "block": block}
+        {"batch_cid": cid, "network": network, "origin": origin, "separator_key": key, "separator_value": value}
+        | {"opened_at": opened_at, "closed_at": closed, "emitted_at": closed + 300_000, "tip_count": len(told)}
+        | {"stream_count": len({stream for stream, _ in told}), "block_bytes": len(block), "block": block}
     )
-    rows["batch_tips"] += [{"cid": cid, "stream": stream, "tip": tip} for stream, tip in told]
+    rows["batch_tips"] += [{"batch_cid": cid, "stream": stream, "tip": tip} for stream, tip in told]
     rows["publications"].append(
-        {"cid": cid, "transport": "gossipsub", "topic": f"/ceramic/{network}/{key}/{value}", "target": None}
-        | {"peers": 3, "published_at": closed + 400_000, "error": None}
+        {"batch_cid": cid, "transport": "gossipsub", "topic": f"/ceramic/{network}/{key}/{value}", "target": None}
+        | {"peer_count": 3, "published_at": closed + 400_000, "error": None}
     )
 
 

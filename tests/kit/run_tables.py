@@ -54,7 +54,7 @@ def update(number: int, at: int, *, separator: str = "model/k1", **named: object
     said: dict[str, object] = {
         "network": "n",
         "origin": "LIVE",
-        "message": f"m{number}",
+        "message_id": f"m{number}",
         "from_peer": "p",
         "separator_key": key,
         "separator_value": value,
@@ -62,7 +62,7 @@ def update(number: int, at: int, *, separator: str = "model/k1", **named: object
         "stream": f"s{number}",
         "tip": f"t{number}",
         "observed_at": at,
-        "updated_at": at + 1_000,
+        "log_time": at + 1_000,
         "log_offset": number,
     }
     return row("updates", **{**said, **named})
@@ -77,7 +77,7 @@ def tip(number: int, at: int, **named: object) -> Row:
 def message(number: int, at: int, **named: object) -> Row:
     """The message of that update."""
     said: dict[str, object] = {
-        "message": f"m{number}",
+        "message_id": f"m{number}",
         "network": "n",
         "origin": "LIVE",
         "topic": "/ceramic/n/sep/model/k1",
@@ -94,7 +94,7 @@ def message(number: int, at: int, **named: object) -> Row:
 
 def copy(number: int, at: int, **named: object) -> Row:
     """A copy of that message."""
-    said: dict[str, object] = {"network": "n", "message": f"m{number}", "observed_at": at, "kafka_offset": number}
+    said: dict[str, object] = {"network": "n", "message_id": f"m{number}", "observed_at": at, "kafka_offset": number}
     return row("copies", **{**said, **named})
 
 
@@ -104,7 +104,7 @@ def batch(cid: str, at: int, numbers: Iterable[int], *, separator: str = "model/
     held = list(numbers)
     of_batch = row(
         "batches",
-        cid=cid,
+        batch_cid=cid,
         network="n",
         origin="LIVE",
         separator_key=key,
@@ -112,11 +112,11 @@ def batch(cid: str, at: int, numbers: Iterable[int], *, separator: str = "model/
         opened_at=at,
         closed_at=at + 1_000_000,
         emitted_at=at + 1_500_000,
-        streams=len(held),
-        tips=len(held),
+        stream_count=len(held),
+        tip_count=len(held),
         block=cid.encode(),
     )
-    tips = [row("batch_tips", cid=cid, stream=f"s{number}", tip=f"t{number}") for number in held]
+    tips = [row("batch_tips", batch_cid=cid, stream=f"s{number}", tip=f"t{number}") for number in held]
     return {"batches": [of_batch], "batch_tips": tips}
 
 

@@ -67,17 +67,24 @@ def _odd_rows() -> dict[str, list[dict[str, object]]]:
     update: dict[str, object] = {"type": "UPDATE", "topic": topic, "stream": "kodd", "data": b"\x00\xff" * 40}
     return {
         "messages": [
-            {**update, "message": "odd1", "tip": "b1", "observed_at": AT, "topic_source": "index"},
-            {**update, "message": "odd2", "tip": "b1", "observed_at": _after(0.5), "from_peer": "p"},
-            {**update, "message": "odd3", "tip": "b2", "observed_at": _after(5), "origin": "REPLAY"},
-            {**update, "message": "odd4", "tip": "b9", "observed_at": _after(6), "topic": None},
-            {**update, "message": "line", "tip": "b9", "topic": f"{topic}\n"},
-            {"message": "bare", "type": "QUERY", "stream": "kodd", "topic": f"/ceramic/clay/sep/x/{value[1:]}"},
-            {"message": "ask", "type": "QUERY", "stream": "kodd", "query_id": "q", "observed_at": AT, "topic": topic},
-            {"message": "ask2", "type": "QUERY", "stream": "kodd", "query_id": "q", "observed_at": _after(20)},
+            {**update, "message_id": "odd1", "tip": "b1", "observed_at": AT, "topic_source": "index"},
+            {**update, "message_id": "odd2", "tip": "b1", "observed_at": _after(0.5), "from_peer": "p"},
+            {**update, "message_id": "odd3", "tip": "b2", "observed_at": _after(5), "origin": "REPLAY"},
+            {**update, "message_id": "odd4", "tip": "b9", "observed_at": _after(6), "topic": None},
+            {**update, "message_id": "line", "tip": "b9", "topic": f"{topic}\n"},
+            {"message_id": "bare", "type": "QUERY", "stream": "kodd", "topic": f"/ceramic/clay/sep/x/{value[1:]}"},
+            {
+                "message_id": "ask",
+                "type": "QUERY",
+                "stream": "kodd",
+                "query_id": "q",
+                "observed_at": AT,
+                "topic": topic,
+            },
+            {"message_id": "ask2", "type": "QUERY", "stream": "kodd", "query_id": "q", "observed_at": _after(20)},
             *(
                 {
-                    "message": f"say{number}",
+                    "message_id": f"say{number}",
                     "type": "RESPONSE",
                     "query_id": "q",
                     "from_peer": f"p{number}",
@@ -87,13 +94,13 @@ def _odd_rows() -> dict[str, list[dict[str, object]]]:
                 }
                 for number, tips in enumerate([{"kodd": "b1", "kother": "b5"}, {"kodd": "b2"}, {}, {"kother": None}])
             ),
-            {"message": "batch", "type": "BATCH_UPDATE", "sep": "model/k1", "batch": "c", "topic": topic},
-            {"message": "slash", "type": "BATCH_UPDATE", "sep": f"{key}/{value}", "batch": "c", "topic": topic},
-            {**alive, "message": "alive0", "ver": "1"},
-            {**alive, "message": "alive1"},
+            {"message_id": "batch", "type": "BATCH_UPDATE", "sep": "model/k1", "batch_cid": "c", "topic": topic},
+            {"message_id": "slash", "type": "BATCH_UPDATE", "sep": f"{key}/{value}", "batch_cid": "c", "topic": topic},
+            {**alive, "message_id": "alive0", "ver": "1"},
+            {**alive, "message_id": "alive1"},
         ],
         "copies": [
-            {"message": "odd1", "remote_peer": peer, "observed_at": _after(late), "kafka_offset": 10**9 + number}
+            {"message_id": "odd1", "remote_peer": peer, "observed_at": _after(late), "kafka_offset": 10**9 + number}
             for number, (peer, late) in enumerate([("b", 0), ("a", 0), ("a", 0.25), ("c", 61.000_001)])
         ],
         "frames": [
@@ -113,14 +120,14 @@ def _odd_rows() -> dict[str, list[dict[str, object]]]:
         "updates": [
             {
                 **({} if tip == "b9" else odd),
-                "message": f"odd{number}",
+                "message_id": f"odd{number}",
                 "origin": origin,
                 "from_peer": author,
                 "separator_source": "genesis" if number == 1 else "topic",
                 "stream": "kodd",
                 "tip": tip,
                 "observed_at": _after(late),
-                "updated_at": _after(late + 0.1),
+                "log_time": _after(late + 0.1),
                 "log_offset": 10**9 + number,
             }
             for number, tip, origin, author, late in [
@@ -141,12 +148,12 @@ def _odd_rows() -> dict[str, list[dict[str, object]]]:
         "batches": [
             {
                 **odd,
-                "cid": cid,
+                "batch_cid": cid,
                 "origin": origin,
                 "opened_at": _after(opened),
                 "closed_at": _after(opened + length),
                 "emitted_at": _after(opened + length + 0.333_333),
-                "bytes": 200,
+                "block_bytes": 200,
             }
             for cid, origin, opened, length in [
                 *(("c1", "LIVE", 0, 1), ("c2", "LIVE", 4, 1), ("c1", "REPLAY", 0, 1), ("c3", "REPLAY", 5, 2.5)),
@@ -154,13 +161,13 @@ def _odd_rows() -> dict[str, list[dict[str, object]]]:
             ]
         ],
         "batch_tips": [
-            {"cid": cid, "stream": "kodd", "tip": tip}
+            {"batch_cid": cid, "stream": "kodd", "tip": tip}
             for cid, tip in [("c1", "b1"), ("c2", "b1"), ("c3", "b2"), ("c0", "b1")]
         ],
         "publications": [
-            {"cid": "c1", "transport": "gossipsub", "published_at": _after(2), "error": "no peers"},
-            {"cid": "c1", "transport": "gossipsub", "published_at": _after(3), "topic": topic, "peers": 2},
-            {"cid": "c1", "transport": "bep50", "published_at": _after(2.5), "target": "ab"},
+            {"batch_cid": "c1", "transport": "gossipsub", "published_at": _after(2), "error": "no peers"},
+            {"batch_cid": "c1", "transport": "gossipsub", "published_at": _after(3), "topic": topic, "peer_count": 2},
+            {"batch_cid": "c1", "transport": "bep50", "published_at": _after(2.5), "target": "ab"},
         ],
         "streams": [{"stream": "kodd", "separator_key": "model", "separator_value": "kx", "source": "genesis"}],
         "quarantine": [

@@ -49,7 +49,7 @@ def at(number: int, copy: int = 0) -> dict[str, object]:
 
 def heard(number: int, kind: str = "UPDATE", **columns: object) -> dict[str, list[dict[str, object]]]:
     """The rows of a message: itself, two copies and their frames."""
-    one = {"network": NETWORK, "message": message(number), "verdict": 1}
+    one = {"network": NETWORK, "message_id": message(number), "verdict": "valid"}
     copies = [{**one, **at(number, c), "remote_peer": PEERS[c], "observed_at": after(number + c / 4)} for c in (0, 1)]
     return {
         "messages": [{**copies[0], "origin": "LIVE", "type": kind, "from_peer": PEERS[0], "data": b"{}", **columns}],
@@ -87,14 +87,14 @@ def update(number: int, of: str, model: str, source: str = "topic") -> dict[str,
     return {
         "network": NETWORK,
         "origin": "LIVE",
-        "message": message(number),
+        "message_id": message(number),
         "separator_key": "model",
         "separator_value": model,
         "separator_source": source,
         "stream": stream(of),
         "tip": cid(f"tip {number}"),
         "observed_at": after(number),
-        "updated_at": after(number + 0.5),
+        "log_time": after(number + 0.5),
         "log_partition": 0,
         "log_offset": number,
     }
@@ -102,7 +102,7 @@ def update(number: int, of: str, model: str, source: str = "topic") -> dict[str,
 
 def batch(text: str, model: str, opened: float) -> dict[str, object]:
     return {
-        "cid": text,
+        "batch_cid": text,
         "network": NETWORK,
         "origin": "LIVE",
         "separator_key": "model",
@@ -110,9 +110,9 @@ def batch(text: str, model: str, opened: float) -> dict[str, object]:
         "opened_at": after(opened),
         "closed_at": after(opened + 5),
         "emitted_at": after(opened + 5.4),
-        "streams": 1,
-        "tips": 2,
-        "bytes": 3,
+        "stream_count": 1,
+        "tip_count": 2,
+        "block_bytes": 3,
         "block": b"\x82\x00\x00",
     }
 
@@ -140,13 +140,13 @@ def rows() -> dict[str, list[dict[str, object]]]:
         *(heard(n, stream=stream("claimed"), tip=cid(f"tip {n}")) for n in (1, 2)),
         heard(3, stream=stream("other"), tip=cid("tip 3")),
         {name: heard(4)[name] for name in ("copies", "frames")},
-        heard(5, "BATCH_UPDATE", sep=f"model/{FALSE}", batch=OTHERS_BATCH),
+        heard(5, "BATCH_UPDATE", sep=f"model/{FALSE}", batch_cid=OTHERS_BATCH),
     ]
     for name, of in ((name, of) for each in told for name, of in each.items()):
         tables[name] += of
     # over the DHT nobody sends copies
-    dht = {**at(6), "message": "bep50/ab/01", "network": NETWORK, "origin": "LIVE", "type": "BATCH_UPDATE"}
-    tables["messages"].append({**dht, "data": b"", "verdict": 1, "remote_peer": "ab", "observed_at": after(6)})
+    dht = {**at(6), "message_id": "bep50/ab/01", "network": NETWORK, "origin": "LIVE", "type": "BATCH_UPDATE"}
+    tables["messages"].append({**dht, "data": b"", "verdict": "valid", "remote_peer": "ab", "observed_at": after(6)})
     announced = b"\x0a" + json.dumps({"typ": 3, "batch": BATCH}).encode()
     tables["frames"] += [
         frame(106, 0, 6),
@@ -156,16 +156,16 @@ def rows() -> dict[str, list[dict[str, object]]]:
         frame(777, 0, 8, payload=b"garbage"),
     ]
     tables["updates"] = [update(1, "claimed", FALSE), update(2, "claimed", FALSE), update(3, "other", TRUE, "genesis")]
-    # the tip of message 1 is in a later batch again, which holds another hearing of it
+    # the tip of message 1 is in a later batch again, which holds a later announcement of it
     tables["batches"] = [batch(BATCH, FALSE, 1), batch(cid("later"), FALSE, 60), batch(cid("third"), TRUE, 3)]
     tables["batch_tips"] = [
-        {"cid": BATCH, "stream": stream("claimed"), "tip": cid("tip 1")},
-        {"cid": BATCH, "stream": stream("claimed"), "tip": cid("tip 2")},
-        {"cid": cid("later"), "stream": stream("claimed"), "tip": cid("tip 1")},
-        {"cid": cid("third"), "stream": stream("other"), "tip": cid("tip 3")},
+        {"batch_cid": BATCH, "stream": stream("claimed"), "tip": cid("tip 1")},
+        {"batch_cid": BATCH, "stream": stream("claimed"), "tip": cid("tip 2")},
+        {"batch_cid": cid("later"), "stream": stream("claimed"), "tip": cid("tip 1")},
+        {"batch_cid": cid("third"), "stream": stream("other"), "tip": cid("tip 3")},
     ]
     tables["publications"] = [
-        {"cid": BATCH, "transport": "gossipsub", "topic": "/t", "peers": 3, "published_at": after(7)},
+        {"batch_cid": BATCH, "transport": "gossipsub", "topic": "/t", "peer_count": 3, "published_at": after(7)},
     ]
     tables["streams"] = [
         {
@@ -190,7 +190,7 @@ def rows() -> dict[str, list[dict[str, object]]]:
             "stream": stream("theirs"),
             "tip": cid("theirs"),
             "source": "batch",
-            "cid": OTHERS_BATCH,
+            "batch_cid": OTHERS_BATCH,
             "observed_at": after(9),
         },
     ]

@@ -95,7 +95,7 @@ def world(broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactory
 
 
 def updates_of(ledger: Ledger) -> list[MessageEntry]:
-    """UPDATEs that are messages, in the order of hearing; each tip once for each separator."""
+    """UPDATEs that are messages, in the order of event time; each tip once for each separator."""
     said = [entry for entry in ledger.messages.values() if entry.type == "UPDATE" and entry.outcome == "message"]
     said.sort(key=lambda entry: entry.first_good_at or 0)
     new: dict[tuple[object, ...], MessageEntry] = {}
@@ -105,7 +105,7 @@ def updates_of(ledger: Ledger) -> list[MessageEntry]:
     return list(new.values())
 
 
-def test_a_capture_file_gives_the_messages_and_the_batches_of_hearing_time(world: World) -> None:
+def test_a_capture_file_gives_the_messages_and_the_batches_of_event_time(world: World) -> None:
     """The ideal: windows over what was heard, when it was heard, by another program."""
     good = {each for each, entry in world.ledger.messages.items() if entry.outcome == "message" and entry.good_copies}
     assert {(row[1], row[0]) for row in world.rows("heard", "messages")} == good

@@ -63,8 +63,14 @@ def other(writer: Opened, spark: SparkSession) -> Opened:
     return opened("delta-spark" if writer is DeltaRsCommits else "delta-rs", spark)
 
 
-def row(stream: str, *, network: str = "n", cid: str | None = None, at: int = 0) -> tuple[object, ...]:
-    named: dict[str, object] = {"network": network, "stream": stream, "tip": "t", "source": "update", "batch_cid": cid}
+def row(stream: str, *, network: str = "n", batch_cid: str | None = None, at: int = 0) -> tuple[object, ...]:
+    named: dict[str, object] = {
+        "network": network,
+        "stream": stream,
+        "tip": "t",
+        "source": "update",
+        "batch_cid": batch_cid,
+    }
     named["observed_at"] = at
     return tuple(named[name] for name in COLUMNS)
 
@@ -268,8 +274,8 @@ def test_a_table_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 DAY = 86_400_000_000
 ROWS = [
-    [row(f"s{n}", network=f"n{n % 3}", cid=None if n % 2 else "c", at=n * DAY + 123_456) for n in range(5)],
-    [row("lang" * 500, network="größer", at=-DAY - 1), row("\U0001f600", network="\uffff", cid="", at=-1)],
+    [row(f"s{n}", network=f"n{n % 3}", batch_cid=None if n % 2 else "c", at=n * DAY + 123_456) for n in range(5)],
+    [row("lang" * 500, network="größer", at=-DAY - 1), row("\U0001f600", network="\uffff", batch_cid="", at=-1)],
     [row("", network="", at=-62_135_596_800_000_000), row("x", at=253_402_300_799_999_999)],
 ]
 
@@ -286,8 +292,8 @@ WHERE: dict[str, pa.compute.Expression | None] = {
     "network > 'n'": pa.compute.field("network") > "n",
     "network = ''": pa.compute.field("network") == "",
     "network = '\uffff'": pa.compute.field("network") == "\uffff",
-    "cid IS NULL": pa.compute.field("cid").is_null(),
-    "cid = 'c'": pa.compute.field("cid") == "c",
+    "batch_cid IS NULL": pa.compute.field("batch_cid").is_null(),
+    "batch_cid = 'c'": pa.compute.field("batch_cid") == "c",
     "observed_at = TIMESTAMP '1970-01-03 00:00:00.123456'": pa.compute.field("observed_at")
     == pa.scalar(2 * DAY + 123_456, pa.timestamp("us", "UTC")),
     "observed_at < TIMESTAMP '1970-01-01 00:00:00'": pa.compute.field("observed_at")
@@ -302,8 +308,8 @@ FOUND = {
     "network > 'n'": 6,
     "network = ''": 1,
     "network = '\uffff'": 1,
-    "cid IS NULL": 5,
-    "cid = 'c'": 3,
+    "batch_cid IS NULL": 5,
+    "batch_cid = 'c'": 3,
     "observed_at = TIMESTAMP '1970-01-03 00:00:00.123456'": 1,
     "observed_at < TIMESTAMP '1970-01-01 00:00:00'": 3,
     "observed_at >= TIMESTAMP '9999-12-31 23:59:59.999999'": 1,

@@ -306,7 +306,7 @@ def test_a_client_reads_every_table_and_view(server: Server) -> None:
 
 
 def test_rows_that_come_later_are_in_the_next_answer(server: Server) -> None:
-    question = f"SELECT count(*) AS n FROM publications WHERE cid = '{BATCH}'"
+    question = f"SELECT count(*) AS n FROM publications WHERE batch_cid = '{BATCH}'"
     assert server.beeline(question).stdout.split() == ["n", "1"]
     place = str(server.kiln.lake / "publications")
     write_deltalake(place, DeltaTable(place).to_pyarrow_table().slice(0, 1), mode="append")

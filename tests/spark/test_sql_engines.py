@@ -91,8 +91,8 @@ def test_a_question_has_the_same_answer_on_both_engines(question: Question, spar
         "CREATE TABLE x AS SELECT 1",
         "DROP VIEW lateness",
         "SET spark.sql.runSQLOnFiles = true",
-        "SELECT TRANSFORM (cid) USING 'cat' AS (c STRING) FROM batches",
-        "SELECT * FROM (SELECT TRANSFORM (cid) USING 'cat' AS (c STRING) FROM batches)",
+        "SELECT TRANSFORM (batch_cid) USING 'cat' AS (c STRING) FROM batches",
+        "SELECT * FROM (SELECT TRANSFORM (batch_cid) USING 'cat' AS (c STRING) FROM batches)",
         "SELECT reflect('java.lang.System', 'getenv', 'HOME')",
         "SELECT java_method ('java.lang.System', 'exit', 1)",
         "EXECUTE IMMEDIATE 'DROP VIEW lateness'",
@@ -135,13 +135,13 @@ def test_spark_lists_tables_and_views(spark: SparkSession, lake: Lake) -> None:
 
 
 def test_spark_takes_no_more_rows_than_are_shown(spark: SparkSession, lake: Lake) -> None:
-    assert len(rows_of(query_spark(spark, lake, "SELECT * FROM messages ORDER BY message", most=3))) == 3
+    assert len(rows_of(query_spark(spark, lake, "SELECT * FROM messages ORDER BY message_id", most=3))) == 3
 
 
 def test_the_command_asks_spark(lake: Lake, tmp_path: Path, root: Path) -> None:
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "lake").symlink_to(lake.path)
-    sql = "SELECT date_trunc('hour', max(observed_at)) AS hour, max_by(hex(data), message) AS hex FROM messages"
+    sql = "SELECT date_trunc('hour', max(observed_at)) AS hour, max_by(hex(data), message_id) AS hex FROM messages"
     command = [
         sys.executable,
         "-m",

@@ -157,7 +157,7 @@ def test_a_swap_and_a_stream_lose_nothing_to_each_other(object_store: ObjectStor
         )
         expected = [*range(number % 7, 20 + number % 5), *range(1_000, 1_000 + written)]
         for table in tables:
-            assert column(lake, table, "message") == sorted(f"m{each}" for each in expected), (number, table)
+            assert column(lake, table, "message_id") == sorted(f"m{each}" for each in expected), (number, table)
         lake.locate_run(f"r{number}").root.remove_all()
     assert sum(driver.noticed for driver in streams.values()) == 0
     assert written == 8 * RACES

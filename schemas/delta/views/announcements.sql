@@ -3,25 +3,25 @@
 -- Grain: an UPDATE message, once for each origin in which the message is news.
 -- Where messages has not got as far as updates, the length is that of the newest form of UPDATE without a model.
 -- Lengths are taken before the joins, which else would carry the bytes.
-SELECT u.network, u.origin, u.message, u.separator_key, u.separator_value, u.stream, u.tip, false AS again,
-       least(u.observed_at, u.updated_at) AS heard_at,
+SELECT u.network, u.origin, u.message_id, u.separator_key, u.separator_value, u.stream, u.tip, false AS again,
+       least(u.observed_at, u.log_time) AS heard_at,
        CAST(coalesce(m.bytes, 30 + length(u.stream) + length(u.tip)) AS BIGINT) AS update_bytes
 FROM updates AS u
-     LEFT JOIN (SELECT network, message, octet_length(data) AS bytes FROM messages WHERE type = 'UPDATE') AS m
-       ON m.network = u.network AND m.message = u.message
+     LEFT JOIN (SELECT network, message_id, octet_length(data) AS bytes FROM messages WHERE type = 'UPDATE') AS m
+       ON m.network = u.network AND m.message_id = u.message_id
 UNION ALL
-SELECT m.network, m.origin, m.message, u.separator_key, u.separator_value, m.stream, m.tip, true AS again,
+SELECT m.network, m.origin, m.message_id, u.separator_key, u.separator_value, m.stream, m.tip, true AS again,
        m.observed_at AS heard_at, CAST(m.bytes AS BIGINT) AS update_bytes
 FROM (
-    SELECT a.network, a.origin, a.message, a.stream, a.tip, a.observed_at, a.bytes
+    SELECT a.network, a.origin, a.message_id, a.stream, a.tip, a.observed_at, a.bytes
     FROM (
-        SELECT network, origin, message, stream, tip, observed_at, octet_length(data) AS bytes
+        SELECT network, origin, message_id, stream, tip, observed_at, octet_length(data) AS bytes
         FROM messages
         WHERE type = 'UPDATE') AS a
-         ANTI JOIN updates AS n ON n.network = a.network AND n.origin = a.origin AND n.message = a.message) AS m
+         ANTI JOIN updates AS n ON n.network = a.network AND n.origin = a.origin AND n.message_id = a.message_id) AS m
     LEFT JOIN updates AS u ON u.network = m.network AND u.stream = m.stream AND u.tip = m.tip
 QUALIFY row_number() OVER (
-    PARTITION BY m.network, m.message
-    ORDER BY CASE WHEN u.message = m.message THEN 0 ELSE 1 END, CASE WHEN u.origin = m.origin THEN 0 ELSE 1 END,
+    PARTITION BY m.network, m.message_id
+    ORDER BY CASE WHEN u.message_id = m.message_id THEN 0 ELSE 1 END, CASE WHEN u.origin = m.origin THEN 0 ELSE 1 END,
              CASE WHEN u.separator_source = 'genesis' THEN 0 ELSE 1 END,
              CASE WHEN u.separator_key IS NULL THEN 1 ELSE 0 END, u.log_partition, u.log_offset) = 1

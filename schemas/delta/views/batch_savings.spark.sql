@@ -1,8 +1,8 @@
 -- What batching saves: UPDATE messages and their bytes without batches, with batches in their place, and with batches
 -- beside them. Rows without window_seconds are UPDATEs in no window, which are sent in any case.
 -- Grain: a network, origin, separator and length of window.
--- A new update is in the batch that names its tip: hearing time alone does not say which batch, as windows may overlap
--- in hearing time. An UPDATE that says an earlier one again counts to the window that was open when it was heard.
+-- A new update is in the batch that names its tip: event time alone does not say which batch, as windows may overlap
+-- in event time. An UPDATE that says an earlier one again counts to the window that was open when it was heard.
 WITH opened AS (
     SELECT network, origin, separator_key, separator_value, opened_at, max(closed_at) AS closed_at,
            max(window_seconds) AS window_seconds
@@ -30,9 +30,9 @@ placed AS (
           AND b.closed_at > u.heard_at
          ANTI JOIN held_again AS l
            ON l.network = b.network AND l.origin = b.origin AND l.separator_key = b.separator_key
-          AND l.separator_value = b.separator_value AND l.cid = b.cid AND l.opened_at = b.opened_at
+          AND l.separator_value = b.separator_value AND l.batch_cid = b.batch_cid AND l.opened_at = b.opened_at
           AND l.stream = b.stream AND l.tip = b.tip AND l.earlier_closed_at > u.heard_at
-    WHERE NOT u.again AND (b.cid IS NOT NULL OR u.separator_key IS NULL)
+    WHERE NOT u.again AND (b.batch_cid IS NOT NULL OR u.separator_key IS NULL)
     UNION ALL
     SELECT r.network, r.origin, r.separator_key, r.separator_value,
            CASE WHEN r.happened_at < o.closed_at THEN o.window_seconds END AS window_seconds, r.update_bytes
@@ -60,8 +60,8 @@ summed AS (
            ON m.network = r.network AND m.origin = r.origin AND m.separator_key = r.separator_key
           AND m.separator_value = r.separator_value AND m.window_seconds = r.window_seconds)
 SELECT network, origin, separator_key, separator_value, window_seconds, batches, block_bytes,
-       updates AS messages_before, update_bytes AS bytes_before,
-       CASE WHEN window_seconds IS NULL THEN updates ELSE batches END AS messages_if_stopped,
-       CASE WHEN window_seconds IS NULL THEN update_bytes ELSE batch_bytes END AS bytes_if_stopped,
-       updates + batches AS messages_if_kept, update_bytes + batch_bytes AS bytes_if_kept
+       updates AS messages_unbatched, update_bytes AS bytes_unbatched,
+       CASE WHEN window_seconds IS NULL THEN updates ELSE batches END AS messages_batched,
+       CASE WHEN window_seconds IS NULL THEN update_bytes ELSE batch_bytes END AS bytes_batched,
+       updates + batches AS messages_both, update_bytes + batch_bytes AS bytes_both
 FROM summed

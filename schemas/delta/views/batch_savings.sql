@@ -1,8 +1,8 @@
 -- What batching saves: UPDATE messages and their bytes without batches, with batches in their place, and with batches
 -- beside them. Rows without window_seconds are UPDATEs in no window, which are sent in any case.
 -- Grain: a network, origin, separator and length of window.
--- A new update is in the batch that names its tip: hearing time alone does not say which batch, as windows may overlap
--- in hearing time. An UPDATE that says an earlier one again counts to the window that was open when it was heard.
+-- A new update is in the batch that names its tip: event time alone does not say which batch, as windows may overlap
+-- in event time. An UPDATE that says an earlier one again counts to the window that was open when it was heard.
 -- A number, `place`, stands for a network, origin and separator. Each large table is joined once: updates with messages
 -- to have lengths, and with batches to find the few updates that are in none. Where all windows of a separator have one
 -- length, it does not matter which batch an update is in. The list in `separators` tells DuckDB that there are few.
@@ -13,7 +13,7 @@ WITH separators AS MATERIALIZED (
         UNION
         SELECT network, origin, separator_key, separator_value FROM batches) AS each),
 windows AS MATERIALIZED (
-    SELECT s.place, b.cid, b.opened_at, b.closed_at, b.window_seconds, b.message_bytes, b.block_bytes
+    SELECT s.place, b.batch_cid, b.opened_at, b.closed_at, b.window_seconds, b.message_bytes, b.block_bytes
     FROM batch_times AS b
          JOIN separators AS s
            ON s.network = b.network AND s.origin = b.origin AND s.separator_key = b.separator_key
@@ -39,79 +39,81 @@ opened AS (
     FROM windows AS w SEMI JOIN several AS l ON l.place = w.place
     GROUP BY place, opened_at),
 news AS NOT MATERIALIZED (
-    SELECT u.network, u.origin, u.message, s.place, u.stream, u.tip, least(u.observed_at, u.updated_at) AS heard_at
+    SELECT u.network, u.origin, u.message_id, s.place, u.stream, u.tip, least(u.observed_at, u.log_time) AS heard_at
     FROM updates AS u
          JOIN separators AS s
            ON s.network = u.network AND s.origin = u.origin
           AND s.separator_key IS NOT DISTINCT FROM u.separator_key
           AND s.separator_value IS NOT DISTINCT FROM u.separator_value),
 sent AS NOT MATERIALIZED (
-    SELECT network, origin, message, stream, tip, observed_at, CAST(octet_length(data) AS BIGINT) AS bytes
+    SELECT network, origin, message_id, stream, tip, observed_at, CAST(octet_length(data) AS BIGINT) AS bytes
     FROM messages
     WHERE type = 'UPDATE'),
 -- the sums of the new updates of each separator, and the messages that are no new updates, or of another origin
 heard AS MATERIALIZED (
     SELECT u.place, m.network, count(*) AS updates, CAST(coalesce(sum(m.bytes), 0) AS BIGINT) AS update_bytes,
-           list(u.message) FILTER (WHERE m.message IS NULL) AS unsized,
-           list({'message': m.message, 'bytes': m.bytes}) FILTER (WHERE u.message IS NULL) AS repeats,
-           list(m.message) FILTER (WHERE m.origin <> u.origin) AS elsewhere
-    FROM (SELECT network, origin, message, place FROM news) AS u
-         FULL JOIN (SELECT network, origin, message, bytes FROM sent) AS m
-           ON m.network = u.network AND m.message = u.message
+           list(u.message_id) FILTER (WHERE m.message_id IS NULL) AS unsized,
+           list({'message_id': m.message_id, 'bytes': m.bytes}) FILTER (WHERE u.message_id IS NULL) AS repeats,
+           list(m.message_id) FILTER (WHERE m.origin <> u.origin) AS elsewhere
+    FROM (SELECT network, origin, message_id, place FROM news) AS u
+         FULL JOIN (SELECT network, origin, message_id, bytes FROM sent) AS m
+           ON m.network = u.network AND m.message_id = u.message_id
     GROUP BY u.place, m.network),
 unsized AS (
     SELECT n.place, CAST(sum(30 + length(n.stream) + length(n.tip)) AS BIGINT) AS update_bytes
     FROM news AS n
-         SEMI JOIN (SELECT place, unnest(unsized) AS message FROM heard) AS h
-           ON h.place = n.place AND h.message = n.message
+         SEMI JOIN (SELECT place, unnest(unsized) AS message_id FROM heard) AS h
+           ON h.place = n.place AND h.message_id = n.message_id
     GROUP BY n.place),
 again AS (
-    SELECT m.network, m.origin, m.message, m.stream, m.tip, m.observed_at, h.bytes
+    SELECT m.network, m.origin, m.message_id, m.stream, m.tip, m.observed_at, h.bytes
     FROM sent AS m
          JOIN (SELECT network, unnest(repeats, recursive := true) FROM heard) AS h
-           ON h.network = m.network AND h.message = m.message
+           ON h.network = m.network AND h.message_id = m.message_id
     UNION ALL
-    SELECT m.network, m.origin, m.message, m.stream, m.tip, m.observed_at, m.bytes
+    SELECT m.network, m.origin, m.message_id, m.stream, m.tip, m.observed_at, m.bytes
     FROM sent AS m
-         SEMI JOIN (SELECT network, unnest(elsewhere) AS message FROM heard) AS h
-           ON h.network = m.network AND h.message = m.message
-         ANTI JOIN updates AS u ON u.network = m.network AND u.origin = m.origin AND u.message = m.message),
+         SEMI JOIN (SELECT network, unnest(elsewhere) AS message_id FROM heard) AS h
+           ON h.network = m.network AND h.message_id = m.message_id
+         ANTI JOIN updates AS u ON u.network = m.network AND u.origin = m.origin AND u.message_id = m.message_id),
 repeated AS (
     SELECT a.network, a.origin, u.separator_key, u.separator_value, a.observed_at AS heard_at, a.bytes
     FROM (SELECT *, row_number() OVER () AS number FROM again) AS a
          LEFT JOIN updates AS u ON u.network = a.network AND u.stream = a.stream AND u.tip = a.tip
     QUALIFY row_number() OVER (
         PARTITION BY a.number
-        ORDER BY CASE WHEN u.message = a.message THEN 0 ELSE 1 END, CASE WHEN u.origin = a.origin THEN 0 ELSE 1 END,
+        ORDER BY CASE WHEN u.message_id = a.message_id THEN 0 ELSE 1 END,
+                 CASE WHEN u.origin = a.origin THEN 0 ELSE 1 END,
                  CASE WHEN u.separator_source = 'genesis' THEN 0 ELSE 1 END,
                  CASE WHEN u.separator_key IS NULL THEN 1 ELSE 0 END, u.log_partition, u.log_offset) = 1),
 -- the new updates that are not in `heard` as they count: those in no batch yet, and those of several lengths of window
 odd AS MATERIALIZED (
-    SELECT u.network, u.message, u.place, 30 + length(u.stream) + length(u.tip) AS least_bytes, NULL AS window_seconds
+    SELECT u.network, u.message_id, u.place, 30 + length(u.stream) + length(u.tip) AS least_bytes,
+           NULL AS window_seconds
     FROM (SELECT n.* FROM news AS n JOIN lengths AS l ON l.place = n.place AND NOT l.several) AS u
          ANTI JOIN (
              SELECT w.place, w.closed_at, t.stream, t.tip
-             FROM batch_tips AS t JOIN windows AS w ON w.cid = t.cid) AS b
+             FROM batch_tips AS t JOIN windows AS w USING (batch_cid)) AS b
            ON b.place = u.place AND b.stream = u.stream AND b.tip = u.tip AND b.closed_at > u.heard_at
     UNION ALL
-    SELECT u.network, u.message, u.place, 30 + length(u.stream) + length(u.tip) AS least_bytes, b.window_seconds
+    SELECT u.network, u.message_id, u.place, 30 + length(u.stream) + length(u.tip) AS least_bytes, b.window_seconds
     FROM (SELECT n.* FROM news AS n SEMI JOIN several AS l ON l.place = n.place) AS u
          LEFT JOIN (
-             SELECT w.place, w.cid, w.opened_at, w.closed_at, w.window_seconds, t.stream, t.tip
+             SELECT w.place, batch_cid, w.opened_at, w.closed_at, w.window_seconds, t.stream, t.tip
              FROM batch_tips AS t
                   JOIN (SELECT * FROM windows AS w SEMI JOIN several AS l ON l.place = w.place) AS w
-                    ON w.cid = t.cid) AS b
+                    USING (batch_cid)) AS b
            ON b.place = u.place AND b.stream = u.stream AND b.tip = u.tip AND b.closed_at > u.heard_at
     QUALIFY row_number() OVER (
-        PARTITION BY u.place, u.message ORDER BY b.closed_at, b.opened_at, b.cid) = 1),
+        PARTITION BY u.place, u.message_id ORDER BY b.closed_at, b.opened_at, b.batch_cid) = 1),
 moved AS MATERIALIZED (
     SELECT o.place, o.window_seconds, count(*) AS updates,
            CAST(sum(coalesce(m.bytes, o.least_bytes)) AS BIGINT) AS update_bytes
     FROM odd AS o
          LEFT JOIN (
-             SELECT m.network, m.message, m.bytes
-             FROM sent AS m SEMI JOIN odd AS o ON o.network = m.network AND o.message = m.message) AS m
-           ON m.network = o.network AND m.message = o.message
+             SELECT m.network, m.message_id, m.bytes
+             FROM sent AS m SEMI JOIN odd AS o ON o.network = m.network AND o.message_id = m.message_id) AS m
+           ON m.network = o.network AND m.message_id = o.message_id
     GROUP BY o.place, o.window_seconds),
 placed AS (
     SELECT s.network, s.origin, s.separator_key, s.separator_value, n.window_seconds, n.updates, n.update_bytes
@@ -158,8 +160,8 @@ summed AS (
            ON m.network = r.network AND m.origin = r.origin AND m.separator_key = r.separator_key
           AND m.separator_value = r.separator_value AND m.window_seconds = r.window_seconds)
 SELECT network, origin, separator_key, separator_value, window_seconds, batches, block_bytes,
-       updates AS messages_before, update_bytes AS bytes_before,
-       CASE WHEN window_seconds IS NULL THEN updates ELSE batches END AS messages_if_stopped,
-       CASE WHEN window_seconds IS NULL THEN update_bytes ELSE batch_bytes END AS bytes_if_stopped,
-       updates + batches AS messages_if_kept, update_bytes + batch_bytes AS bytes_if_kept
+       updates AS messages_unbatched, update_bytes AS bytes_unbatched,
+       CASE WHEN window_seconds IS NULL THEN updates ELSE batches END AS messages_batched,
+       CASE WHEN window_seconds IS NULL THEN update_bytes ELSE batch_bytes END AS bytes_batched,
+       updates + batches AS messages_both, update_bytes + batch_bytes AS bytes_both
 FROM summed

@@ -1,10 +1,10 @@
 -- Each batch with the length of its window, how late it was, and how long the BATCH_UPDATE is that announces it. Late
--- is from the end of the window, in hearing time, to when the broker had the batch.
+-- is from the end of the window, in event time, to when the broker had the batch.
 -- Grain: a batch.
 -- The message is {"typ":3,"sep":"…","batch":"…"}; to_json escapes what JSON must, and brings quotes.
-SELECT network, origin, separator_key, separator_value, cid, opened_at, closed_at, emitted_at, streams, tips,
-       bytes AS block_bytes, (epoch_us(closed_at) - epoch_us(opened_at)) / 1e6 AS window_seconds,
+SELECT network, origin, separator_key, separator_value, batch_cid, opened_at, closed_at, emitted_at,
+       stream_count, tip_count, block_bytes, (epoch_us(closed_at) - epoch_us(opened_at)) / 1e6 AS window_seconds,
        (epoch_us(emitted_at) - epoch_us(closed_at)) / 1e6 AS late_seconds,
-       CAST(27 + octet_length(encode(to_json(concat(separator_key, '/', separator_value)))) + length(cid) AS BIGINT)
-           AS message_bytes
+       CAST(27 + octet_length(encode(to_json(concat(separator_key, '/', separator_value)))) + length(batch_cid)
+           AS BIGINT) AS message_bytes
 FROM batches

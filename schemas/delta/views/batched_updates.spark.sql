@@ -1,11 +1,11 @@
 -- Each new update that has a separator, and the batch that holds its tip: the first that closed after Kiln heard the
 -- update. Without a batch are updates whose window is open, or whose batch is not in the tables yet.
 -- Grain: a new update that has a separator.
-SELECT u.network, u.origin, u.message, u.separator_key, u.separator_value, u.stream, u.tip, u.heard_at, b.cid,
+SELECT u.network, u.origin, u.message_id, u.separator_key, u.separator_value, u.stream, u.tip, u.heard_at, b.batch_cid,
        b.opened_at, b.closed_at, b.emitted_at, b.window_seconds
 FROM (
-    SELECT network, origin, message, separator_key, separator_value, stream, tip,
-           least(observed_at, updated_at) AS heard_at
+    SELECT network, origin, message_id, separator_key, separator_value, stream, tip,
+           least(observed_at, log_time) AS heard_at
     FROM updates
     WHERE separator_key IS NOT NULL) AS u
     LEFT JOIN batches_with_tips AS b
@@ -13,5 +13,5 @@ FROM (
      AND b.separator_value = u.separator_value AND b.stream = u.stream AND b.tip = u.tip AND b.closed_at > u.heard_at
     ANTI JOIN held_again AS l
       ON l.network = b.network AND l.origin = b.origin AND l.separator_key = b.separator_key
-     AND l.separator_value = b.separator_value AND l.cid = b.cid AND l.opened_at = b.opened_at
+     AND l.separator_value = b.separator_value AND l.batch_cid = b.batch_cid AND l.opened_at = b.opened_at
      AND l.stream = b.stream AND l.tip = b.tip AND l.earlier_closed_at > u.heard_at

@@ -1,5 +1,5 @@
 -- What is in the batches that Kiln made: each tip, with the separator, the times and the window of its batch.
 -- Grain: a tip in a batch.
-SELECT b.network, b.origin, b.separator_key, b.separator_value, b.cid, b.opened_at, b.closed_at, b.emitted_at,
+SELECT b.network, b.origin, b.separator_key, b.separator_value, batch_cid, b.opened_at, b.closed_at, b.emitted_at,
        t.stream, t.tip, b.window_seconds
-FROM batch_times AS b JOIN batch_tips AS t ON t.cid = b.cid
+FROM batch_times AS b JOIN batch_tips AS t USING (batch_cid)

@@ -4,9 +4,9 @@
 -- Few tips are in several batches. To find them the hashes of CIDs do, which differ by engine: what has one hash by
 -- chance is looked at for nothing.
 WITH named AS (
-    SELECT hash(cid) AS mark
+    SELECT hash(batch_cid) AS mark
     FROM batches
-    GROUP BY hash(cid)
+    GROUP BY hash(batch_cid)
     HAVING count(*) > 1),
 repeated AS (
     SELECT hash(tip) AS mark
@@ -15,13 +15,15 @@ repeated AS (
     HAVING count(*) > 1
     UNION
     SELECT hash(i.tip) AS mark
-    FROM batch_tips AS i SEMI JOIN named AS n ON n.mark = hash(i.cid))
-SELECT network, origin, separator_key, separator_value, cid, opened_at, stream, tip, earlier_closed_at
+    FROM batch_tips AS i SEMI JOIN named AS n ON n.mark = hash(i.batch_cid))
+SELECT network, origin, separator_key, separator_value, batch_cid, opened_at, stream, tip, earlier_closed_at
 FROM (
-    SELECT b.network, b.origin, b.separator_key, b.separator_value, b.cid, b.opened_at, i.stream, i.tip,
+    SELECT b.network, b.origin, b.separator_key, b.separator_value, batch_cid, b.opened_at, i.stream, i.tip,
            lag(b.closed_at) OVER (
                PARTITION BY b.network, b.origin, b.separator_key, b.separator_value, i.stream, i.tip
-               ORDER BY b.closed_at, b.opened_at, b.cid) AS earlier_closed_at
-    FROM (SELECT DISTINCT cid, stream, tip FROM batch_tips AS i SEMI JOIN repeated AS r ON r.mark = hash(i.tip)) AS i
-         JOIN batches AS b ON b.cid = i.cid) AS held
+               ORDER BY b.closed_at, b.opened_at, batch_cid) AS earlier_closed_at
+    FROM (
+        SELECT DISTINCT batch_cid, stream, tip
+        FROM batch_tips AS i SEMI JOIN repeated AS r ON r.mark = hash(i.tip)) AS i
+         JOIN batches AS b USING (batch_cid)) AS held
 WHERE earlier_closed_at IS NOT NULL

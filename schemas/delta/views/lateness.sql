@@ -1,6 +1,6 @@
 -- How late the batches of live traffic were, by minute: from the end of the window to when the broker had the batch.
 -- After an outage or a catch-up this includes the time that Kiln stood still.
--- Grain: a minute of hearing time and a network.
+-- Grain: a minute of event time and a network.
 SELECT date_trunc('minute', closed_at) AS minute, network, count(*) AS batches,
        percentile_disc(0.5) WITHIN GROUP (ORDER BY late_seconds) AS late_p50_seconds,
        percentile_disc(0.99) WITHIN GROUP (ORDER BY late_seconds) AS late_p99_seconds,

@@ -12,13 +12,13 @@ topics AS (
       AND length(CASE WHEN text LIKE 'k%' THEN text ELSE concat('k', text) END) <= 1024
       AND substring(text, 1, 3) NOT IN ('bae', 'baf', 'bag')),
 about AS (
-    SELECT network, origin, message, type, topic, stream, from_peer, observed_at
+    SELECT network, origin, message_id, type, topic, stream, from_peer, observed_at
     FROM messages
     WHERE type IN ('UPDATE', 'QUERY')
     UNION ALL
-    SELECT network, origin, message, 'RESPONSE', topic, stream, from_peer, observed_at
+    SELECT network, origin, message_id, 'RESPONSE', topic, stream, from_peer, observed_at
     FROM responses)
-SELECT a.network, a.origin, a.message, a.type, a.topic, p.topic_key, p.topic_value, a.stream,
+SELECT a.network, a.origin, a.message_id, a.type, a.topic, p.topic_key, p.topic_value, a.stream,
        s.separator_key, s.separator_value, a.from_peer, a.observed_at
 FROM about AS a
      JOIN topics AS p ON p.topic = a.topic
@@ -26,7 +26,7 @@ FROM about AS a
 WHERE s.source = 'genesis' AND s.separator_key IS NOT NULL
   AND (s.separator_key <> p.topic_key OR s.separator_value <> p.topic_value)
 UNION ALL
-SELECT m.network, m.origin, m.message, m.type, m.topic, p.topic_key, p.topic_value, NULL AS stream,
+SELECT m.network, m.origin, m.message_id, m.type, m.topic, p.topic_key, p.topic_value, NULL AS stream,
        regexp_extract(m.sep, '(?s)^(.+)/[^/]+$', 1) AS separator_key,
        regexp_extract(m.sep, '[^/]+$', 0) AS separator_value, m.from_peer, m.observed_at
 FROM messages AS m JOIN topics AS p ON p.topic = m.topic

@@ -9,12 +9,12 @@ WITH points AS (
     WHERE direction = 'IN' AND protocol <> 'bep50'
     GROUP BY network, local_peer),
 heard AS (
-    SELECT c.network, c.message, min(c.observed_at) AS heard_at, array_agg(p.place) AS places
+    SELECT c.network, c.message_id, min(c.observed_at) AS heard_at, array_agg(p.place) AS places
     FROM copies AS c
          LEFT JOIN frames AS f ON f.kafka_partition = c.kafka_partition AND f.kafka_offset = c.kafka_offset
          LEFT JOIN points AS p ON p.network = c.network AND p.local_peer = f.local_peer
-    GROUP BY c.network, c.message)
-SELECT m.network, m.message, p.local_peer AS missed_by, m.heard_at
+    GROUP BY c.network, c.message_id)
+SELECT m.network, m.message_id, p.local_peer AS missed_by, m.heard_at
 FROM heard AS m
      JOIN points AS p ON p.network = m.network AND m.heard_at BETWEEN p.since AND p.until
 WHERE NOT array_contains(m.places, p.place)

@@ -3,4 +3,4 @@
 SELECT network, from_peer, ver, ipfs_ver, observed_at AS heard_at
 FROM messages
 WHERE type = 'KEEPALIVE' AND from_peer IS NOT NULL
-QUALIFY row_number() OVER (PARTITION BY network, from_peer ORDER BY observed_at DESC, message) = 1
+QUALIFY row_number() OVER (PARTITION BY network, from_peer ORDER BY observed_at DESC, message_id) = 1

@@ -1,5 +1,5 @@
 -- What RESPONSEs say: the tip that a node names for a stream.
 -- Grain: a RESPONSE message and a stream that it answers for.
-SELECT network, origin, message, query_id, topic, from_peer, observed_at, explode(tips) AS (stream, tip)
+SELECT network, origin, message_id, query_id, topic, from_peer, observed_at, explode(tips) AS (stream, tip)
 FROM messages
 WHERE type = 'RESPONSE'

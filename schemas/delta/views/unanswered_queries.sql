@@ -1,9 +1,9 @@
 -- QUERYs that no RESPONSE answered within a minute. A QUERY of 2020 has no id, and is not here.
 -- Grain: a QUERY message.
 -- A client makes the id of a QUERY from the stream alone, so a RESPONSE answers the QUERYs before it.
-SELECT network, origin, message, query_id, stream, topic, from_peer, observed_at, answered_at
+SELECT network, origin, message_id, query_id, stream, topic, from_peer, observed_at, answered_at
 FROM (
-    SELECT network, origin, message, query_id, stream, topic, from_peer, observed_at, type,
+    SELECT network, origin, message_id, query_id, stream, topic, from_peer, observed_at, type,
            min(CASE WHEN type = 'RESPONSE' THEN observed_at END) OVER (
                PARTITION BY network, query_id ORDER BY observed_at
                RANGE BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING) AS answered_at

@@ -2,13 +2,13 @@
 -- fail. One CID may be that of several batches, which then have one announcement.
 -- Grain: a new update that has a separator.
 WITH announced AS (
-    SELECT cid, min(published_at) AS published_at
+    SELECT batch_cid, min(published_at) AS published_at
     FROM publications
     WHERE error IS NULL
-    GROUP BY cid)
-SELECT u.network, u.origin, u.message, u.separator_key, u.separator_value, u.stream, u.tip, u.cid, u.heard_at,
+    GROUP BY batch_cid)
+SELECT u.network, u.origin, u.message_id, u.separator_key, u.separator_value, u.stream, u.tip, batch_cid, u.heard_at,
        u.closed_at, u.emitted_at, p.published_at,
        (epoch_us(u.closed_at) - epoch_us(u.heard_at)) / 1e6 AS seconds_to_close,
        (epoch_us(u.emitted_at) - epoch_us(u.heard_at)) / 1e6 AS seconds_to_batch,
        (epoch_us(p.published_at) - epoch_us(u.heard_at)) / 1e6 AS seconds_to_publication
-FROM batched_updates AS u LEFT JOIN announced AS p ON p.cid = u.cid
+FROM batched_updates AS u LEFT JOIN announced AS p USING (batch_cid)

@@ -220,8 +220,8 @@ def test_the_code_of_a_user_finds_what_kiln_finds() -> None:
     assert sum(len(each["frames"]) for each in rows) == len(found)
     copies = sum(item.copy is not None for item in good) + sum(item.copy is not None for item in faulty)
     assert sum(len(each["copies"]) for each in rows) == pytest.approx(copies, rel=0.005)
-    messages = {(str(row["network"]), str(row["message"])): row for each in rows for row in each["messages"]}
-    expected = {(item.network, item.message): item for item in good}
+    messages = {(str(row["network"]), str(row["message_id"])): row for each in rows for row in each["messages"]}
+    expected = {(item.network, item.message_id): item for item in good}
     assert len(messages.keys() ^ expected.keys()) < 0.01 * len(expected)
     for key in messages.keys() & expected.keys():
         item = expected[key]
@@ -333,7 +333,7 @@ def test_frames_stamped_anew_hold_as_much_that_is_new(frames: list[Keyed]) -> No
     again, faulty_again = content(many[400:800], DecodeConfig())
     assert [item.content for item in again] == [item.content for item in good]
     assert [item.reason for item in faulty_again] == [item.reason for item in faulty]
-    first, second = {item.message for item in good}, {item.message for item in again}
+    first, second = {item.message_id for item in good}, {item.message_id for item in again}
     assert len(first) == len(second) > 50  # so copies of a message are still copies of one message
     assert not first & second
     assert not {key for key, _ in many[:400]} & {key for key, _ in many[400:800]}
@@ -350,17 +350,17 @@ def test_frames_are_of_the_same_messages_by_name_and_by_index(frames: list[Keyed
     assert {item.topic_source for item in named[0]} == {"name"}
     assert {item.topic_source for item in indexed[0]} == {"index"}
     for by_name, by_number in zip(named[0], indexed[0], strict=True):
-        assert (by_name.topic, by_name.content, by_name.message) == (
+        assert (by_name.topic, by_name.content, by_name.message_id) == (
             by_number.topic,
             by_number.content,
-            by_number.message,
+            by_number.message_id,
         )
 
 
 def test_updates_for_the_batcher_are_such() -> None:
     records = [update(number, number // 100, separators=7) for number in range(300)]
     read = [decode_update(value) for _, value in records]
-    assert len({each.message for each in read}) == len({each.tip for each in read}) == 300
+    assert len({each.message_id for each in read}) == len({each.tip for each in read}) == 300
     assert len({each.separator for each in read}) == 7
     for (key, _), each in zip(records, read, strict=True):
         assert each.separator is not None

@@ -165,7 +165,7 @@ def test_the_log_lines_of_real_nodes_are_the_messages_they_were() -> None:
         found = good(frame)
         assert json.loads(found.envelope.data) == entry["fields"]
         assert list(json.loads(found.envelope.data)) == list(entry["fields"])
-        assert found.message == f"unverified/{entry['from_']}/{entry['seqno_hex']}"
+        assert found.message_id == f"unverified/{entry['from_']}/{entry['seqno_hex']}"
         assert (found.topic, found.network, peer_text(frame.local_peer)) == (CLAY, "testnet-clay", entry["receiver"])
         assert found.remote_peer == (entry["receivedFrom"] or "")
         if entry["fields"]["typ"] == 0:
@@ -207,7 +207,7 @@ def test_what_a_node_published_is_heard_of_the_node() -> None:
     (frame,) = only_frames(items("ceramic-log", line))
     assert peer_text(frame.local_peer) == peer_text(frame.remote_peer) == NODE
     found = good(frame)
-    assert (found.content.tip, found.message[:7]) == (TIP, "sha256/")
+    assert (found.content.tip, found.message_id[:7]) == (TIP, "sha256/")
 
 
 @pytest.mark.parametrize(
@@ -247,13 +247,13 @@ def test_what_a_log_tells_is_marked_and_stands_beside_the_verified_message() -> 
     (frame,) = only_frames(items("kubo-sub", kubo_line(peer_bytes(AUTHOR), b'{"typ":3,"ts":1}', b"\x07", CLAY)))
     found = good(frame)
     assert found.verdict is Verdict.UNVERIFIABLE
-    assert found.message == f"unverified/{AUTHOR}/07"
+    assert found.message_id == f"unverified/{AUTHOR}/07"
     assert get_signer(found) is None
     assert found.copy is not None
-    assert found.copy.verdict == 5
+    assert found.copy.verdict == "unverifiable"
     signed = message_of(frame)
     signed.signature = b"x"
-    assert message_id(signed) == found.message.removeprefix("unverified/")
+    assert message_id(signed) == found.message_id.removeprefix("unverified/")
 
 
 def test_two_logs_of_one_message_are_one_message_however_far_apart() -> None:

@@ -12,7 +12,7 @@ from typing import get_args
 
 import pytest
 
-from kiln.conf.settings.keys import known_keys
+from kiln.conf.settings.keys import list_keys
 from kiln.conf.settings.model import Kafka
 from kiln.conf.settings.reading import DEFAULT_FILE
 from kiln.pipelines.runtime.query_context import QueryContext
@@ -68,7 +68,11 @@ def test_topics_and_tables_of_a_query_exist(name: str) -> None:
 
 def test_no_table_has_two_writers() -> None:
     writers = Counter(table for query in QUERIES.values() for table in query.tables)
-    assert {table for table in TABLES if writers[table] != 1} == {"dropped", "quality_results", "runs"}
+    assert {table for table in TABLES if writers[table] != 1} == {
+        "quarantine_dropped",
+        "quality_results",
+        "backfill_runs",
+    }
     assert writers["quality_results"] == 0  # no query checks the quality of tables yet
 
 
@@ -88,6 +92,6 @@ def test_the_sink_can_read_the_topics_it_reads() -> None:
 @pytest.mark.parametrize("kind", get_args(Partitions))
 def test_a_setting_counts_the_partitions_of_each_kind_of_topic(kind: Partitions) -> None:
     name = f"{kind}_partitions"
-    assert ("kafka", name) in known_keys()
+    assert ("kafka", name) in list_keys()
     assert Kafka.model_validate({name: 7}).partitions(kind) == 7
     assert {topic.partitions for topic in TOPICS.values()} == set(get_args(Partitions))

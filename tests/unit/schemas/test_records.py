@@ -46,7 +46,7 @@ update = st.builds(
     stream=name,
     tip=name,
     from_=st.none() | text,
-    message=name,
+    message_id=name,
     epoch=st.builds(r.Epoch, name, natural),
     frame=st.builds(r.Coordinates, natural, natural, natural),
     observed_at=micros,
@@ -60,21 +60,21 @@ RECORDS: dict[str, st.SearchStrategy[r.Record]] = {
     "batches": st.builds(r.BatchRecord, name, origin, separator, name, st.binary(max_size=20), micros, micros),
     "publications": st.builds(
         r.PublicationRecord,
-        cid=name,
+        batch_cid=name,
         transport=name,
         published_at=micros,
         topic=st.none() | text,
         target=st.none() | text,
-        peers=st.integers(1, 2**63 - 1),
+        peer_count=st.integers(1, 2**63 - 1),
     )
     | st.builds(
         r.PublicationRecord,
-        cid=name,
+        batch_cid=name,
         transport=name,
         published_at=micros,
         topic=st.none() | text,
         target=st.none() | text,
-        peers=st.none() | st.just(0),
+        peer_count=st.none() | st.just(0),
         error=text,
     ),
     "streams": st.builds(r.StreamRecord, name, name, separator, micros, name, st.none(), tips)
@@ -266,7 +266,11 @@ def test_an_unknown_field_at_any_depth_fails_both_sides(topic: str, data: st.Dat
 
 
 CONTRADICTIONS: dict[str, list[dict[str, object]]] = {
-    "publications": [{"peers": 0, "error": None}, {"peers": 1, "error": "too old"}, {"peers": None, "error": None}],
+    "publications": [
+        {"peer_count": 0, "error": None},
+        {"peer_count": 1, "error": "too old"},
+        {"peer_count": None, "error": None},
+    ],
     "streams": [{"separator": None, "without": None}, {"separator": {"key": "a", "value": "b"}, "without": "c"}],
     "wanted": [
         {"reason": "batch", "separator": None},
@@ -338,7 +342,7 @@ def test_an_update_looks_as_designed() -> None:
         stream="k2t6stream",
         tip="bafytip",
         from_="12D3Koo",
-        message="12D3Koo/01",
+        message_id="12D3Koo/01",
         epoch=r.Epoch("q", 3),
         frame=r.Coordinates(0, 42, 1),
         observed_at=1_700_000_000_000_001,
@@ -351,7 +355,7 @@ def test_an_update_looks_as_designed() -> None:
         "stream": "k2t6stream",
         "tip": "bafytip",
         "from": "12D3Koo",
-        "message": "12D3Koo/01",
+        "message_id": "12D3Koo/01",
         "epoch": {"query": "q", "batch": 3},
         "frame": {"partition": 0, "offset": 42, "index": 1},
         "observed_at": 1_700_000_000_000_001,

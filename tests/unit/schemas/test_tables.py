@@ -19,7 +19,7 @@ from kiln.schemas.queries import QUERIES
 from kiln.schemas.reject import Rejected
 from kiln.schemas.wire.batch_block import is_block_cid, read_block, write_blocks
 from kiln.schemas.wire.cid import cid_bytes
-from kiln.schemas.wire.identity import author_of, peer_bytes
+from kiln.schemas.wire.identity import VERDICT_NAMES, author_of, peer_bytes
 from kiln.schemas.wire.pubsub import read_message
 from kiln.schemas.wire.streamid import StreamID
 from kiln.schemas.wire.topic_table import bundle_hash, parse_hello
@@ -29,32 +29,32 @@ from kiln.schemas.wire.topics import Topic, parse_separator_text, parse_topic
 PROMISED = {
     "frames": "network connection direction local_peer remote_peer protocol observed_at sequence payload hello_in "
     "hello_out verdicts origin remote_address kafka_partition kafka_offset kafka_timestamp declared_length",
-    "copies": "network message remote_peer observed_at kafka_partition kafka_offset message_index verdict",
-    "messages": "message network origin topic topic_source type from_peer seqno stream tip model sep batch data "
+    "copies": "network message_id remote_peer observed_at kafka_partition kafka_offset message_index verdict",
+    "messages": "message_id network origin topic topic_source type from_peer seqno stream tip model sep batch_cid data "
     "observed_at kafka_partition kafka_offset message_index query_id tips ts ver ipfs_ver verdict remote_peer",
-    "updates": "network origin message separator_key separator_value separator_source stream tip updated_at "
+    "updates": "network origin message_id separator_key separator_value separator_source stream tip log_time "
     "log_partition log_offset from_peer observed_at",
-    "batches": "cid network origin separator_key separator_value opened_at closed_at streams tips bytes block "
-    "emitted_at",
-    "batch_tips": "cid stream tip",
-    "publications": "cid transport topic published_at error target peers",
-    "tips": "network stream tip source cid observed_at",
+    "batches": "batch_cid network origin separator_key separator_value opened_at closed_at stream_count tip_count "
+    "block_bytes block emitted_at",
+    "batch_tips": "batch_cid stream tip",
+    "publications": "batch_cid transport topic published_at error target peer_count",
+    "tips": "network stream tip source batch_cid observed_at",
     "streams": "network stream separator_key separator_value source",
     "bundles": "hash name topics first_seen",
     "quarantine": "kafka_partition kafka_offset message_index stage reason detail data observed_at cid",
-    "dropped": "drop_id dropped_at why kafka_partition kafka_offset message_index cid stage reason detail bytes sha256 "
-    "observed_at",
+    "quarantine_dropped": "drop_id dropped_at why kafka_partition kafka_offset message_index cid stage reason detail "
+    "bytes sha256 observed_at",
     "quality_results": "run_id run_at table_name expectation column_name success observed_value unexpected_count "
     "details",
-    "runs": "run event happened_at range_from range_to rows details",
+    "backfill_runs": "run event happened_at range_from range_to rows details",
 }
 KEYS = {
     "frames": "connection direction sequence",
-    "messages": "network message",
-    "updates": "network origin message",
-    "batches": "network origin separator_key separator_value opened_at cid",
-    "batch_tips": "cid stream tip",
-    "publications": "cid transport topic published_at",
+    "messages": "network message_id",
+    "updates": "network origin message_id",
+    "batches": "network origin separator_key separator_value opened_at batch_cid",
+    "batch_tips": "batch_cid stream tip",
+    "publications": "batch_cid transport topic published_at",
     "quarantine": "",
 }
 BASE_TYPES = re.compile(
@@ -137,7 +137,7 @@ IDS: dict[str, Callable[[str], object]] = {
     "model": StreamID.parse,
     "tip": cid_bytes,
     "cid": cid_bytes,
-    "batch": cid_bytes,
+    "batch_cid": cid_bytes,
     "local_peer": peer_bytes,
     "remote_peer": peer_bytes,
     "from_peer": peer_bytes,
@@ -149,6 +149,7 @@ IDS: dict[str, Callable[[str], object]] = {
     "topic_source": one_of("name", "index"),
     "transport": one_of("gossipsub", "bep50"),
     "separator_source": one_of("genesis", "topic", "model"),
+    "verdict": one_of(*VERDICT_NAMES),
 }
 """By name of the column, what must take the example without an error."""
 
@@ -163,7 +164,7 @@ def test_every_column_has_an_example_of_its_type(name: str) -> None:
     assert column.example
     READ_AS[column.type](column.example)
     IDS.get(column.name, str)(column.example)
-    if column.name == "message":
+    if column.name == "message_id":
         assert author_of(column.example) is not None
     if column.name == "topic":
         assert isinstance(parse_topic(column.example), Topic)
@@ -185,9 +186,9 @@ def test_the_example_of_a_batch_is_the_batch_of_the_example_of_an_update() -> No
     (block,) = write_blocks({stream: [cid_bytes(tip)]})
     assert is_block_cid(cid_bytes(block.cid))
     assert read_block(block.data) == {stream: [tip]}
-    assert block.cid == example("batches.cid") == example("batch_tips.cid") == example("messages.batch")
+    assert block.cid == example("batches.batch_cid") == example("batch_tips.batch_cid") == example("messages.batch_cid")
     assert block.data.startswith(binary(example("batches.block")))
-    assert (example("batches.bytes"), example("batches.streams"), example("batches.tips")) == (
+    assert (example("batches.block_bytes"), example("batches.stream_count"), example("batches.tip_count")) == (
         str(len(block.data)),
         "1",
         "1",
@@ -202,7 +203,7 @@ def test_the_example_of_a_message_id_is_the_one_of_its_author_and_seqno() -> Non
     frame.payload = RPC(publish=[message]).SerializeToString()
     (found,) = FrameDecoder(DecodeConfig()).decode_frame(frame, 0, 0)
     assert isinstance(found, DecodedMessage)
-    assert (found.message, found.network) == (example("messages.message"), example("messages.network"))
+    assert (found.message_id, found.network) == (example("messages.message_id"), example("messages.network"))
 
 
 def test_the_page_has_each_example_and_says_which_query_fills_a_table() -> None:

@@ -1,4 +1,4 @@
-"""The order of hearing on a real Spark (decision 1)."""
+"""The order of event time on a real Spark (decision 1)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ pytest_plugins = ["kit.local_spark"]
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 
-def test_records_of_a_micro_batch_are_written_in_the_order_of_hearing(spark: SparkSession) -> None:
+def test_records_of_a_micro_batch_are_written_in_the_order_of_event_time(spark: SparkSession) -> None:
     heard = [7, 3, 9, 1, 8, 2, 6]
     rows = [("updates", b"k%d" % (at % 2), b"%d" % at, at) for at in heard]
     made = spark.createDataFrame(rows, "topic string, key binary, value binary, observed_at bigint").repartition(3)
