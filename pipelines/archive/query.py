@@ -28,6 +28,7 @@ from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.files import DataFile, delete_files
 from kiln.pipelines.runtime.checkpoint import Checkpoint
+from kiln.pipelines.runtime.dedup_store import DedupStoreConfig
 from kiln.pipelines.runtime.kafka import stream_topics, write_topic
 from kiln.pipelines.runtime.query_context import QueryContext, coalesce_small, start_query, write_micro_batches
 from kiln.schemas.queries import QUERIES
@@ -43,43 +44,37 @@ def start(context: QueryContext, decoding: DecodeConfig, breaker: DecodeBreaker)
     session = context.new_session()
     context.lake.create(QUERIES["archive"].tables)
     records = stream_topics(session, context.broker, QUERIES["archive"].reads, context.max_records)
-    writer = _ArchiveWriter(context, decoding, breaker)
-    return start_query(
-        "archive",
-        context,
-        write_micro_batches(writer.prepare(records), writer.write, context.find_durable_checkpoint("archive")),
-    )
+    dedup = context.find_dedup_store("archive")
+    rows = records
+    if dedup is None:
+        rows = deduplicate_messages(decode_frames(records, decoding, context.lake), context.dedup_retention)
+    write = _ArchiveWriter(context, decoding, breaker, dedup).write
+    return start_query("archive", context, write_micro_batches(rows, write, context.find_durable_checkpoint("archive")))
 
 
 class _ArchiveWriter:
     """Writer of the micro-batches."""
 
-    def __init__(self, context: QueryContext, decoding: DecodeConfig, breaker: DecodeBreaker) -> None:
+    def __init__(
+        self, context: QueryContext, decoding: DecodeConfig, breaker: DecodeBreaker, dedup: DedupStoreConfig | None
+    ) -> None:
         self._context = context
         self._decoding = decoding
         self._breaker = breaker
         self._clock = context.create_clock("archive")
         self._checkpoint = Checkpoint(context.checkpoints / "archive")
-        self._dedup = context.find_dedup_store("archive")
+        self._dedup = dedup
         self._frame_dedup = FrameDedup(context.lake)
-
-    def prepare(self, records: DataFrame) -> DataFrame:
-        """Put Spark's deduplicating operators before the micro-batch, unless a file deduplicates."""
-        if self._dedup is not None:
-            return records
-        return deduplicate_messages(
-            decode_frames(records, self._decoding, self._context.lake), self._context.dedup_retention
-        )
-
-    def _write_rows(self, rows: DataFrame) -> DataFrame:
-        lake, dedup = self._context.lake, self._dedup
-        return write_messages(rows, lake) if dedup is None else archive_frames(rows, self._decoding, lake, dedup)
 
     def write(self, rows: DataFrame, batch_id: int, query_id: str) -> None:
         """Write one micro-batch. Its ids identify a repeat after a crash, table by table (decision 7)."""
         context, write = self._context, WriteId(query_id, batch_id)
         self._clock.set_time(rows.sparkSession.sparkContext)
-        out = self._write_rows(coalesce_small(rows, self._checkpoint.count_records(batch_id)))
+        rows = coalesce_small(rows, self._checkpoint.count_records(batch_id))
+        if self._dedup is None:
+            out = write_messages(rows, context.lake)
+        else:
+            out = archive_frames(rows, self._decoding, context.lake, self._dedup)
         out.persist(StorageLevel.DISK_ONLY)  # the faults are read again, and a stage must write its files only once
         try:
             summaries = out.where(F.col("kind") != FAULT).collect()

@@ -42,12 +42,10 @@ from kiln.pipelines.runtime.epoch import get_task_epoch
 from kiln.pipelines.runtime.micro_batch_clock import get_batch_time, with_dedup_watermark
 from kiln.pipelines.runtime.row_packing import (
     PackedRow,
-    UniqueRow,
     build_packed_ddl,
     pack,
     pack_rows,
     unpack_rows,
-    unwrap_rows,
 )
 from kiln.schemas.delta.tables import TABLES, Column
 from kiln.schemas.kafka.frames import BEP50, DIRECTIONS, ORIGINS, read_frame
@@ -111,9 +109,9 @@ def archive_frames(records: DataFrame, config: DecodeConfig, lake: Lake, dedup: 
     def rows(batches: _Batches) -> _Batches:
         items = decode_records(batches, config, lake, _compute_task_digest(), every_copy=True)
         new = filter_new_copies(items, dedup, get_batch_time(), get_task_epoch())
-        return write_rows(unwrap_rows(build_message_rows(new)), lake)
+        return write_rows(build_message_rows(new), lake)
 
-    return _select_columns(records).mapInArrow(rows, OUTPUT_DDL)
+    return records.select("partition", "offset", "stamp", "value").mapInArrow(rows, OUTPUT_DDL)
 
 
 def decode_frames(records: DataFrame, config: DecodeConfig, lake: Lake) -> DataFrame:
@@ -127,7 +125,7 @@ def decode_frames(records: DataFrame, config: DecodeConfig, lake: Lake) -> DataF
             get_batch_time(),
         )
 
-    return _select_columns(records).mapInArrow(rows, build_packed_ddl(IDENTITIES))
+    return records.select("partition", "offset", "stamp", "value").mapInArrow(rows, build_packed_ddl(IDENTITIES))
 
 
 def deduplicate_messages(rows: DataFrame, retention: int) -> DataFrame:
@@ -145,13 +143,9 @@ def write_messages(rows: DataFrame, lake: Lake) -> DataFrame:
     """Run the second stage of `archive_frames`. Columns kind, data in; OUTPUT_DDL out."""
 
     def write(batches: _Batches) -> _Batches:
-        return write_rows(unpack_rows(batches), lake)
+        return write_rows(unpack_message_rows(batches), lake)
 
     return rows.select("kind", "data").mapInArrow(write, OUTPUT_DDL)
-
-
-def _select_columns(records: DataFrame) -> DataFrame:
-    return records.select("partition", "offset", "stamp", "value")
 
 
 # ---------------------------------------------------------------- the first stage
@@ -442,15 +436,15 @@ def build_fault_records(item: RejectedMessage) -> Iterator[QuarantineRecord]:
 # ---------------------------------------------------------------- the second stage
 
 
-def write_rows(rows: Iterable[UniqueRow], lake: Lake) -> _Batches:
+def write_rows(rows: Iterable[PackedRow], lake: Lake) -> _Batches:
     """Write the rows of `messages` into files. Deduplicated rows in; OUTPUT_DDL out."""
     rejected: list[RejectedMessage] = []
     files = TableFiles(lake, "messages", refuse=partial(_record_rejection, rejected, MESSAGES))
     out = RowBuffer(pa.schema([("kind", pa.string()), ("key", pa.binary()), ("value", pa.binary())]))
     counts, good, bad = Counter[str](), Counter[str](), Counter[str]()
-    for kind, row, size in rows:
+    for kind, _, _, row, size in rows:
         if kind == "messages":
-            files.add(restore_tip_pairs(row), size)
+            files.add(row, size)
             counts[str(row[_TYPE])] += 1
             if row[_VERDICT] == _VALID:
                 good[str(row[_AUTHOR])] += 1
@@ -474,6 +468,12 @@ def write_rows(rows: Iterable[UniqueRow], lake: Lake) -> _Batches:
     tallies = [AuthorTally(name, good[name], bad[name]) for name in good.keys() | bad.keys()]
     out.add((ARCHIVE_OUTPUT, None, pack(ArchiveOutput(messages, counts, faults, tallies))))
     yield from out.drain()
+
+
+def unpack_message_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[PackedRow]:
+    """Unpack the rows that Spark's operators have accepted, from the columns kind and data."""
+    for item in unpack_rows(batches):
+        yield item._replace(row=restore_tip_pairs(item.row)) if item.kind == "messages" else item
 
 
 def restore_tip_pairs(row: Sequence[object]) -> Sequence[object]:

@@ -1,5 +1,5 @@
-"""Rows before deduplication. For Spark's operator they are packed into one binary column, so that it shuffles a digest
-and bytes instead of the columns of a table (decisions 10 and 18)."""
+"""Rows before and after deduplication. For Spark's operator they are packed into one binary column, so that it shuffles
+a digest and bytes instead of the columns of a table (decisions 10 and 18)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _decoder = msgspec.msgpack.Decoder(list[object])
 
 
 class PackedRow(NamedTuple):
-    """A row to deduplicate."""
+    """A row before or after deduplication; from Spark's operator it comes without identities and position."""
 
     kind: str
     """name of a table, or one that the next stage defines"""
@@ -29,14 +29,6 @@ class PackedRow(NamedTuple):
     """approximate size of the payload, bytes"""
 
 
-class UniqueRow(NamedTuple):
-    """A row that deduplication has accepted."""
-
-    kind: str
-    row: Sequence[object]
-    size: int
-
-
 def pack(row: object) -> bytes:
     """Pack a row into bytes."""
     return _encoder.encode(row)
@@ -45,11 +37,6 @@ def pack(row: object) -> bytes:
 def unpack(data: bytes) -> list[object]:
     """Unpack a row: a list where there was a tuple, a list of pairs where there was a map."""
     return _decoder.decode(data)
-
-
-def unwrap_rows(items: Iterable[PackedRow]) -> Iterator[UniqueRow]:
-    """Drop the fields that only deduplication needs."""
-    return (UniqueRow(item.kind, item.row, item.size) for item in items)
 
 
 def pack_rows(items: Iterable[PackedRow], identities: Sequence[str], seen_at: int) -> Iterator[pa.RecordBatch]:
@@ -70,11 +57,11 @@ def pack_rows(items: Iterable[PackedRow], identities: Sequence[str], seen_at: in
     yield from buffer.drain()
 
 
-def unpack_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[UniqueRow]:
+def unpack_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[PackedRow]:
     """Unpack the rows that Spark's operator has accepted, from the columns kind and data."""
     for batch in batches:
         for kind, data in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-            yield UniqueRow(kind, unpack(data), len(data))
+            yield PackedRow(kind, (), "", unpack(data), len(data))
 
 
 def build_packed_ddl(identities: Sequence[str]) -> str:

@@ -36,6 +36,7 @@ from kiln.pipelines.archive.transform import (
     build_message_row,
     build_message_rows,
     decode_records,
+    unpack_message_rows,
     write_rows,
 )
 from kiln.pipelines.decode.breaker import AuthorTally
@@ -53,7 +54,7 @@ from kiln.pipelines.delta.files import DataFile
 from kiln.pipelines.delta.frame_ranges import build_range_key
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.runtime.dedup_store import DedupStoreConfig, filter_new_copies
-from kiln.pipelines.runtime.row_packing import pack, pack_rows, unpack, unpack_rows
+from kiln.pipelines.runtime.row_packing import pack, pack_rows, unpack
 from kiln.schemas.delta.tables import TABLES, Column
 from kiln.schemas.kafka.frames import MAX_MESSAGES, read_frame
 from kiln.schemas.kafka.records import Epoch, decode_quarantine, parse_quarantine_key
@@ -497,7 +498,8 @@ class Second(NamedTuple):
 def write(lake: Lake, *rows: tuple[str, bytes]) -> Second:
     schema = pa.schema([("kind", pa.string()), ("data", pa.binary())])
     batches = (pa.RecordBatch.from_pylist([{"kind": kind, "data": data}], schema) for kind, data in rows)
-    found = [tuple(row.values()) for batch in write_rows(unpack_rows(batches), lake) for row in batch.to_pylist()]
+    output = write_rows(unpack_message_rows(batches), lake)
+    found = [tuple(row.values()) for batch in output for row in batch.to_pylist()]
     kind, _, value = found.pop()
     assert kind == ARCHIVE_OUTPUT
     told = msgspec.msgpack.decode(value, type=ArchiveOutput)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,7 +26,7 @@ from kiln.pipelines.decode.processing_errors import PROCESSING_ERRORS
 from kiln.pipelines.delta.arrow_rows import RowBuffer
 from kiln.pipelines.delta.files import DataFile, TableFiles
 from kiln.pipelines.delta.lake import Lake
-from kiln.pipelines.runtime.row_packing import UniqueRow, unwrap_rows
+from kiln.pipelines.runtime.row_packing import PackedRow
 from kiln.pipelines.sink import transform as sink
 from kiln.pipelines.updates import transform as updates
 from kiln.schemas.delta.tables import TABLES
@@ -122,7 +122,7 @@ def archived(lake: Lake, *records: Frame) -> tuple[list[DataFile], list[tuple[by
     items = archive.decode_records(batches, DecodeConfig("either"), lake, b"task", every_copy=True)
     rows = [
         row
-        for batch in archive.write_rows(unwrap_rows(archive.build_message_rows(items)), lake)
+        for batch in archive.write_rows(archive.build_message_rows(items), lake)
         for row in batch.to_pylist()
     ]
     files: list[DataFile] = []
@@ -197,7 +197,7 @@ def test_a_fault_of_kilns_own_in_a_good_message_counts_for_the_breaker(
     )
     rows = [
         row
-        for batch in archive.write_rows(unwrap_rows(archive.build_message_rows(items)), lake)
+        for batch in archive.write_rows(archive.build_message_rows(items), lake)
         for row in batch.to_pylist()
     ]
     (wrote,) = (row["value"] for row in rows if row["kind"] == archive.ARCHIVE_OUTPUT)
@@ -312,11 +312,7 @@ def test_sink_goes_on(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sink._READERS, "updates", failing(sink._read_update, STREAMS[BAD], OverflowError("x")))
     batches = batches_of(*map(update, range(3)), topic="updates", key=b"key")
     order = ["topic", "partition", "offset", "stamp", "key", "value"]
-    rows = [
-        UniqueRow(item.kind, item.row, item.size)
-        for item in sink.decode_records(each.select(order) for each in batches)
-    ]
-    files = written_by_sink(rows, lake)
+    files = written_by_sink(sink.decode_records(each.select(order) for each in batches), lake)
     assert column(lake, files, "updates", "tip") == [TIPS[0], TIPS[2]]
     assert column(lake, files, "quarantine", "reason") == ["processing_failed"]
     assert column(lake, files, "quarantine", "data") == [update(BAD)]
@@ -324,7 +320,7 @@ def test_sink_goes_on(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(detail).startswith("record 3/78 of updates: OverflowError")
 
 
-def written_by_sink(rows: list[UniqueRow], lake: Lake) -> list[DataFile]:
+def written_by_sink(rows: Iterable[PackedRow], lake: Lake) -> list[DataFile]:
     told = [row for batch in sink.write_rows(rows, lake, {}) for row in batch.to_pylist()]
     (wrote,) = (row["data"] for row in told if row["kind"] == sink.SINK_OUTPUT)
     return msgspec.msgpack.decode(wrote, type=sink.SinkOutput).files
@@ -332,7 +328,7 @@ def written_by_sink(rows: list[UniqueRow], lake: Lake) -> list[DataFile]:
 
 def test_a_row_that_its_table_cannot_hold_does_not_stop_sink(lake: Lake) -> None:
     receipts = [("cid", "gossipsub", "topic", None, peers, 1_000_000, None) for peers in (1, 2**70, 3)]
-    files = written_by_sink([UniqueRow("publications", row, 0) for row in receipts], lake)
+    files = written_by_sink([PackedRow("publications", (), "", row, 0) for row in receipts], lake)
     assert column(lake, files, "publications", "peer_count") == [1, 3]
     (detail,) = column(lake, files, "quarantine", "detail")
     assert "publications" in str(detail)
