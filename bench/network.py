@@ -37,7 +37,7 @@ from kiln.bridge.capture.spool import FrameSink
 from kiln.bridge.gossipsub.effects import Deliver, PeerID, Send
 from kiln.bridge.gossipsub.options import RouterOptions
 from kiln.bridge.gossipsub.router import Router
-from kiln.bridge.gossipsub.signatures import make_verifier
+from kiln.bridge.gossipsub.wire import OversizedRpc
 from kiln.bridge.kafka.librdkafka import LibrdkafkaProducer
 from kiln.bridge.libp2p.host import Node
 from kiln.bridge.libp2p.links import PeerLink, PubsubSession
@@ -47,7 +47,7 @@ from kiln.conf.settings.model import Kafka, Settings
 from kiln.deploy.stack.kafka_broker import start_broker
 from kiln.deploy.stack.ports import find_free_ports
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
-from kiln.schemas.wire.identity import Judgement, Verdict, peer_of, peer_text
+from kiln.schemas.wire.identity import Judgement, Verdict, check, peer_of, peer_text
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))  # where the peers that others wrote are
 
@@ -88,11 +88,15 @@ class _Mute(Router):
 class _Blind(Node):
     """Counts frames as they come, unread; but for the first, subscriptions and GRAFT: it would be sent nothing."""
 
-    def _process_rpc(self, link: PeerLink, session: PubsubSession, payload: bytes, declared: int, decode: bool) -> None:
-        if len(payload) < SIZE:
-            super()._process_rpc(link, session, payload, declared, decode)
+    def _process_rpc(
+        self, link: PeerLink, session: PubsubSession, received: bytes | OversizedRpc, decode: bool = True
+    ) -> None:
+        if isinstance(received, OversizedRpc) or len(received) < SIZE:
+            super()._process_rpc(link, session, received, decode)
         else:
-            self._sink.put(session.id, payload)
+            started = time.thread_time()
+            self._sink.put(session.id, received)
+            session.cpu += time.thread_time() - started
 
 
 KAFKA: Final = "into Kafka"
@@ -322,7 +326,7 @@ def _node(pipe: Connection, side: str, by_message: bool, count: int, folder: str
     sink = _sink(side, counter, by_message, folder, kafka)
     key = Ed25519PrivateKey.generate()
     gossip = RouterOptions()
-    verify = make_verifier(gossip.policy) if verified else lambda message: Judgement(Verdict.GOOD)
+    verify = partial(check, policy=gossip.policy) if verified else lambda message: Judgement(Verdict.GOOD)
     router = router_type(peer_of(key), gossip, random.Random(0), verify)
 
     def hear(deliver: Deliver) -> None:

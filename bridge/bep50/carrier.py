@@ -36,7 +36,7 @@ from kiln.bridge.bep50.store import TopicStore, TopicStoreError
 from kiln.bridge.bep50.tap import ItemTap
 from kiln.bridge.bep50.topic import ItemPublishError as OverlayError
 from kiln.bridge.bep50.topic import TopicNode, addresses
-from kiln.bridge.capture.sink import Sink
+from kiln.bridge.capture.tap import Sink
 from kiln.bridge.libp2p.keys import load_or_create_key
 from kiln.bridge.publisher.outbox import PublishError
 from kiln.conf.process.bridge_status import OverlayStatus, OverlayTopicStatus, PublisherStatus

@@ -5,7 +5,8 @@ No I/O and no clock. All bytes become a frame, whatever they are: the tap valida
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from collections.abc import Callable
+from typing import Final, Literal, Protocol
 
 from kiln.schemas.kafka.frames import BEP50, CUT_PAYLOAD, MAX_MESSAGES, MAX_RPC, frame_fault, read_rpc
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
@@ -13,6 +14,16 @@ from kiln.schemas.reject import Rejected
 from kiln.schemas.wire.topic_table import find_hello
 
 Direction = Literal["IN", "OUT"]
+
+
+class Sink(Protocol):
+    """A sink for captured frames: kiln.bridge.capture.spool.FrameSink, or another in tests."""
+
+    def put(self, connection: bytes, frame: bytes) -> None: ...
+    @property
+    def full(self) -> bool: ...
+    def subscribe(self, callback: Callable[[], None]) -> object:
+        """`callback` is called, from any thread, when the sink is no longer full."""
 
 
 class ConnectionTap:

@@ -71,7 +71,7 @@ class RouterOptions:
     max_retained_scores: int = 10_000  # bad scores retained of disconnected peers
     retain_score: float = 3600.0
 
-    policy: Policy = "strict"  # for `make_verifier`; the router itself does not use it
+    policy: Policy = "strict"  # for the router's `verify`; the router itself does not use it
     authors: frozenset[bytes] = frozenset()  # peer ids of our messages' authors, in addition to the node's
     score: ScoreOptions = field(default_factory=ScoreOptions)
 

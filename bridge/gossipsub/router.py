@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from random import Random
 from types import MappingProxyType
 from typing import Final
@@ -38,13 +38,15 @@ from kiln.bridge.gossipsub.peers import Backoffs, Fanout, PeerState, Promises, R
 from kiln.bridge.gossipsub.protocols import BACKOFF_VERSION, EXTENSIONS_VERSION, IDONTWANT_VERSION, VERSIONS
 from kiln.bridge.gossipsub.rpc_parts import MessageTooLargeError, split
 from kiln.bridge.gossipsub.score import Score
-from kiln.bridge.gossipsub.signatures import Verify
-from kiln.bridge.gossipsub.table_agreements import Item, Savings, TableAgreements
+from kiln.bridge.gossipsub.table_agreements import Savings, TableAgreements
 from kiln.conf.process.bridge_status import SavingDirection, SavingStatus
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, ControlExtensions, ControlMessage, Message
 from kiln.schemas.wire.identity import MAX_RPC_COST, Judgement, Verdict, id_cost
 from kiln.schemas.wire.public_key import KEY_ALGORITHM
 from kiln.schemas.wire.topic_table import BundleSet
+
+Verify = Callable[[Message], Judgement]
+"""Verification of a message's signature: `kiln.schemas.wire.identity.check` under the network's policy."""
 
 _ACCEPTED: Final = (Verdict.GOOD, Verdict.UNSIGNED)
 _TEXT_ID_COST: Final = 3  # ids of `max_ids_per_rpc` that an id as text counts for, in addition to itself
@@ -55,7 +57,7 @@ class Router:
 
     The router calls `verify` once for each message on a joined topic, unless a copy of the same bytes was valid.
     `table` holds the topic tables with peers; without it no topic is sent or received by index. Inside the router a
-    topic is a name: topics are decoded by `_topic_of` and encoded by `_encode_for_peer`. `now` is in seconds of a
+    topic is a name, which `table` resolves (`resolve_topic`) and encodes (`encode_for_peer`). `now` is in seconds of a
     monotonic clock. Methods return the RPCs to send, in order per peer; the router keeps no reference to them.
     """
 
@@ -266,7 +268,7 @@ class Router:
         targets = [state for state in self._publish_targets(topic, now) if key not in state.unwanted]
         rpc = RPC()
         rpc.publish.append(message)
-        return [Send(state.peer, self._encode_for_peer(state, rpc), True) for state in targets]
+        return [Send(state.peer, self._table.encode_for_peer(state.peer, rpc), True) for state in targets]
 
     def receive(self, peer: PeerID, rpc: RPC, now: float) -> tuple[list[Send], list[Deliver], bytes]:
         """Process an RPC. An unreadable one is passed as an empty RPC, because it may have been the peer's first.
@@ -358,17 +360,6 @@ class Router:
 
     # ---------------------------------------------------------------- decoding and encoding by topic table
 
-    def _topic_of(self, peer: PeerState, item: Item) -> str | None:
-        """Return the topic of an item in a peer's RPC, or `None` without a valid name or a known index.
-
-        A name takes precedence: an index next to it is ignored (SubOpts field 3 is also `requestsPartial`).
-        """
-        return self._table.resolve_topic(peer.peer, item) or None
-
-    def _encode_for_peer(self, peer: PeerState, rpc: RPC) -> RPC:
-        """Encode an RPC for a peer. `rpc` itself is never changed, as it may be sent to others."""
-        return self._table.encode_for_peer(peer.peer, rpc)
-
     def _handle_hello(self, state: PeerState, extensions: ControlExtensions) -> None:
         """Handle the extensions that a peer offers, which count in its first RPC only.
 
@@ -396,7 +387,7 @@ class Router:
             subscriptions = subscriptions[:limit]
         graft: list[str] = []
         for item in subscriptions:
-            topic = self._topic_of(state, item)
+            topic = self._table.resolve_topic(state.peer, item)
             if topic is None or len(topic) > options.max_topic_bytes:
                 self._counters["bad_topic"] += 1
                 continue
@@ -457,7 +448,7 @@ class Router:
                 counters["messages_over_cost"] += len(publish) - index
                 state.score.penalize(self._options.over_limit_penalty)
                 break
-            topic = self._topic_of(state, received)
+            topic = self._table.resolve_topic(state.peer, received)
             if topic is None or topic not in joined:
                 counters["unknown_topic"] += 1
                 continue
@@ -547,7 +538,7 @@ class Router:
                 if key in state.unwanted:
                     self._counters["idontwant_honoured"] += 1
                     continue
-                sends.append(Send(peer, self._encode_for_peer(state, rpc), False))
+                sends.append(Send(peer, self._table.encode_for_peer(peer, rpc), False))
                 self._counters["forwarded"] += 1
             return
         chosen: dict[PeerID, list[int]] = {}
@@ -568,7 +559,7 @@ class Router:
                 rpc.publish.extend([fresh[index][0] for index in indexes])
                 parts = made[tuple(indexes)] = self._split(rpc)
             state = self._peers[peer]
-            sends.extend([Send(peer, self._encode_for_peer(state, part), False) for part in parts])
+            sends.extend([Send(peer, self._table.encode_for_peer(peer, part), False) for part in parts])
             self._counters["forwarded"] += len(indexes)
 
     def _relay_targets(self, topic: str) -> dict[PeerID, PeerState]:
@@ -648,7 +639,7 @@ class Router:
         wanted: dict[bytes, bytes] = {}
         room = options.max_requested_ids - state.requested_ids
         for item in control.ihave[: self._over_control_limit(state, len(control.ihave))]:
-            topic = self._topic_of(state, item)
+            topic = self._table.resolve_topic(state.peer, item)
             if topic is None or topic not in self._mesh:
                 self._counters["ihave_unknown_topic"] += 1
                 continue
@@ -708,7 +699,7 @@ class Router:
         options = self._options
         refused: dict[str, None] = {}
         for item in control.graft[: self._over_control_limit(state, len(control.graft))]:
-            topic = self._topic_of(state, item)
+            topic = self._table.resolve_topic(state.peer, item)
             mesh = None if topic is None else self._mesh.get(topic)
             if topic is None or mesh is None:
                 self._counters["graft_unknown_topic"] += 1  # no PRUNE back, which would amplify spam
@@ -745,7 +736,7 @@ class Router:
     def _handle_prune(self, state: PeerState, control: ControlMessage, now: float) -> None:
         options = self._options
         for item in control.prune[: self._over_control_limit(state, len(control.prune))]:
-            topic = self._topic_of(state, item)
+            topic = self._table.resolve_topic(state.peer, item)
             mesh = None if topic is None else self._mesh.get(topic)
             if topic is None or mesh is None:
                 self._counters["prune_unknown_topic"] += 1
@@ -892,7 +883,8 @@ class Router:
         return self._rng.sample(pool, min(len(pool), count)) if count > 0 else []
 
     def _send(self, sends: list[Send], state: PeerState, rpc: RPC, priority: bool) -> None:
-        sends.extend([Send(state.peer, self._encode_for_peer(state, part), priority) for part in self._split(rpc)])
+        peer, encode = state.peer, self._table.encode_for_peer
+        sends.extend([Send(peer, encode(peer, part), priority) for part in self._split(rpc)])
 
     def _split(self, rpc: RPC) -> list[RPC]:
         parts = split(rpc, self._options.rpc_limits)

@@ -181,7 +181,8 @@ class TableAgreements:
         partial-messages, and is sent together with the name.
 
         Returns:
-            The topic's name, or `None`, which is counted, if the item has none or its index does not resolve.
+            The topic's name, or `None` if the item has none, its index does not resolve (each is counted), or its
+            name is empty.
         """
         name: str | bytes | None = _read_name(item)
         if name is not None:
@@ -190,7 +191,7 @@ class TableAgreements:
                 return None
             if item.HasField("topicIndex") and not isinstance(item, RPC.SubOpts):
                 self._counters[NAME_AND_INDEX] += 1
-            return name
+            return name or None
         if not item.HasField("topicIndex"):
             self._counters[NOT_NAMED] += 1
             return None

@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextlib import AsyncExitStack, suppress
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import Final
 
@@ -36,12 +37,10 @@ from libp2p.stream_muxer.yamux.yamux import Yamux
 from multiaddr import Multiaddr
 from trio_typing import TaskStatus
 
-from kiln.bridge.capture.sink import Sink
-from kiln.bridge.capture.tap import ConnectionTap
+from kiln.bridge.capture.tap import ConnectionTap, Sink
 from kiln.bridge.gossipsub.effects import Deliver, PeerID, Send
 from kiln.bridge.gossipsub.protocols import VERSIONS
 from kiln.bridge.gossipsub.router import Router
-from kiln.bridge.gossipsub.signatures import make_verifier
 from kiln.bridge.gossipsub.table_agreements import TableAgreements
 from kiln.bridge.gossipsub.wire import OversizedRpc, RpcSplitter, WireError, encode
 from kiln.bridge.libp2p.addresses import (
@@ -67,7 +66,7 @@ from kiln.conf.process.logs import log_event
 from kiln.schemas.kafka.frames import CONNECTION_BYTES, CUT_PAYLOAD, read_rpc
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from kiln.schemas.reject import Rejected
-from kiln.schemas.wire.identity import Verdict, peer_of, peer_text, sign
+from kiln.schemas.wire.identity import Verdict, check, peer_of, peer_text, sign
 
 _LOG: Final = logging.getLogger("kiln.bridge.libp2p")
 # Errors of a stream or a connection that the peer or the network broke.
@@ -133,7 +132,7 @@ class Node:
         self.bootstrap_peers = parse_bootstrap_peers(options.bootstrap, self.peer)
         table = TableAgreements(options.bundles, options.send_indices)
         gossip = replace(options.gossip, authors=frozenset(map(peer_of, self._author_keys)))
-        self.router = router or Router(self.peer, gossip, random.Random(), make_verifier(gossip.policy), table)
+        self.router = router or Router(self.peer, gossip, random.Random(), partial(check, policy=gossip.policy), table)
         self._links: dict[bytes, PeerLink] = {}
         self._sink_room = trio.Event()
         self._scope = trio.CancelScope()
@@ -625,7 +624,7 @@ class Node:
                 if self._sink.full:
                     await self._wait_for_sink_room()
                 for payload in payloads:
-                    self._capture_rpc(link, session, payload)
+                    self._process_rpc(link, session, payload)
                     count += 1
                     if session.cpu >= _CPU_TURN or not count % _FRAMES_BETWEEN_CHECKPOINTS:
                         await self._yield_cpu(link, session)
@@ -662,7 +661,7 @@ class Node:
                         )
                         continue
                     session.cpu = 0.0
-                    self._capture_rpc(link, session, payload, decode=last < _CPU_AFTER_DISCONNECT)
+                    self._process_rpc(link, session, payload, decode=last < _CPU_AFTER_DISCONNECT)
                     last += session.cpu
             self._budget_cpu.spend(link.peer, last, self._links, trio.current_time())
         if splitter.pending:
@@ -714,22 +713,20 @@ class Node:
         self._nursery.start_soon(self._disconnect, link.id)
         session.end("kept out for its conduct")
 
-    def _capture_rpc(
-        self, link: PeerLink, session: PubsubSession, payload: bytes | OversizedRpc, decode: bool = True
+    def _process_rpc(
+        self, link: PeerLink, session: PubsubSession, received: bytes | OversizedRpc, decode: bool = True
     ) -> None:
         """Capture an RPC after the router has processed it, or without it unless `decode`; queries then check it."""
         started = time.thread_time()
-        if isinstance(payload, OversizedRpc):
-            self._process_rpc(link, session, payload.head, payload.declared_length, decode)
+        if isinstance(received, OversizedRpc):
+            payload, declared = received.head, received.declared_length
         else:
-            self._process_rpc(link, session, payload, 0, decode)
-        session.cpu += time.thread_time() - started
-
-    def _process_rpc(self, link: PeerLink, session: PubsubSession, payload: bytes, declared: int, decode: bool) -> None:
+            payload, declared = received, 0
         counters = self.counters
         if not payload:
             # an empty RPC, which would be captured as the end of this direction
             counters["rpc_empty"] += 1
+            session.cpu += time.thread_time() - started
             return
         observed_at = self._clock_ns()
         counters["frames_in"] += 1
@@ -758,6 +755,7 @@ class Node:
         if delivers and self._on_message is not None:
             for deliver in delivers:
                 self._on_message(deliver)
+        session.cpu += time.thread_time() - started
 
     async def _write(self, link: PeerLink, session: PubsubSession) -> None:
         queue, stream = session.queue, session.outbound.muxed_stream

@@ -18,7 +18,7 @@ from nacl.signing import SigningKey
 from trio_typing import TaskStatus
 
 from kiln.bridge.bep50.carrier import Carrier, CarrierOptions, publisher_key
-from kiln.bridge.capture.sink import Sink
+from kiln.bridge.capture.tap import Sink
 from kiln.bridge.publisher.outbox import PublishError
 from kiln.schemas.dht.announcement import PublisherKey, read_announcement, topic_salt
 from kiln.schemas.dht.items import Item

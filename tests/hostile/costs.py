@@ -22,7 +22,6 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from kiln.bridge.gossipsub.options import RouterOptions
 from kiln.bridge.gossipsub.router import Router
-from kiln.bridge.gossipsub.signatures import make_verifier
 from kiln.pipelines.decode.decoder import DecodeConfig, FrameDecoder
 from kiln.schemas.kafka.frames import MAX_MESSAGES, MAX_RPC, read_rpc
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message, PublicKey
@@ -232,7 +231,7 @@ def measure(what: str, rpc: RPC) -> Cost:
     """Once, with nothing cached."""
     payload = rpc.SerializeToString()
     gc.collect()  # what made the RPC is not to be collected while the RPC is measured
-    router = Router(b"\x00\x24own", RouterOptions(), Random(1), make_verifier("strict"))
+    router = Router(b"\x00\x24own", RouterOptions(), Random(1), partial(check, policy="strict"))
     router.join(TOPIC, 0.0)
     peers = [_PEER[:-1] + bytes([number]) for number in range(12)]
     for peer in peers:

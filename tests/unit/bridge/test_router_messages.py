@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from hashlib import sha256
 from random import Random
 
@@ -15,9 +16,9 @@ from kiln.bridge.gossipsub.effects import Deliver
 from kiln.bridge.gossipsub.options import RouterOptions
 from kiln.bridge.gossipsub.router import Router
 from kiln.bridge.gossipsub.rpc_parts import RpcLimits, split
-from kiln.bridge.gossipsub.signatures import make_verifier
 from kiln.schemas.kafka.frames import MAX_MESSAGES
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message, PublicKey
+from kiln.schemas.wire import identity
 from kiln.schemas.wire.identity import MAX_RPC_COST, Judgement, Policy, Verdict, peer_of, sign
 from kit.key_bytes import KEY_ATTACKS, public_key
 from kit.scripted_peers import (
@@ -149,7 +150,7 @@ def test_as_many_ordinary_messages_as_kiln_requests_and_sends_at_once_are_relaye
     for each in messages:
         sign(each, key)
     rpc = rpc_of(*messages)
-    router = Router(OWN, RouterOptions(), Random(1), make_verifier("strict"))
+    router = Router(OWN, RouterOptions(), Random(1), partial(identity.check, policy="strict"))
     router.join(T, 0.0)
     with_peers(router, 3)
     assert len(router.receive(peer(0), rpc, 1.0)[1]) == most
@@ -163,7 +164,7 @@ def test_one_key_that_is_made_to_be_expensive_is_enough(
     encoded = public_key(kind, data)
     bad = Message(data=b"x", seqno=b"\x01", topic=T, key=encoded, signature=bytes(64))
     setattr(bad, "from", b"\x12\x20" + sha256(encoded).digest())  # a keyword in Python
-    router = Router(OWN, RouterOptions(), Random(1), make_verifier("strict"))
+    router = Router(OWN, RouterOptions(), Random(1), partial(identity.check, policy="strict"))
     router.join(T, 0.0)
     with_peers(router, 2)
     assert router.receive(peer(0), rpc_of(bad), 1.0) == ([], [], bytes([Verdict.BAD]))
@@ -231,7 +232,7 @@ def test_real_signatures_under_each_policy() -> None:
     plain = Message(data=b"x", topic=T)
     expected: dict[Policy, list[int]] = {"strict": [1, 2, 4], "none": [4, 4, 3], "either": [1, 2, 3]}
     for policy, verdicts in expected.items():
-        router = Router(peer_of(key), RouterOptions(), Random(1), make_verifier(policy))
+        router = Router(peer_of(key), RouterOptions(), Random(1), partial(identity.check, policy=policy))
         router.join(T, 0.0)
         with_peers(router, 1)
         assert list(router.receive(peer(0), rpc_of(signed, tampered, plain), 1.0)[2]) == verdicts

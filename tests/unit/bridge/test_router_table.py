@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from random import Random
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -9,10 +10,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from kiln.bridge.gossipsub.effects import PeerID, Send
 from kiln.bridge.gossipsub.options import RouterOptions
 from kiln.bridge.gossipsub.router import Router
-from kiln.bridge.gossipsub.signatures import make_verifier
 from kiln.bridge.gossipsub.table_agreements import SendMode, TableAgreements
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
-from kiln.schemas.wire.identity import Verdict, peer_of, sign
+from kiln.schemas.wire.identity import Verdict, check, peer_of, sign
 from kiln.schemas.wire.topic_table import BundleSet, hello_extensions
 
 A, B, C = "/ceramic/a", "/ceramic/b", "/ceramic/c"
@@ -28,7 +28,7 @@ def peer(number: int) -> PeerID:
 
 
 def node(send: SendMode = "eager", bundles: BundleSet = ONE, topics: tuple[str, ...] = (A, B, C)) -> Router:
-    router = Router(OWN, RouterOptions(), Random(1), make_verifier("strict"), TableAgreements(bundles, send))
+    router = Router(OWN, RouterOptions(), Random(1), partial(check, policy="strict"), TableAgreements(bundles, send))
     for topic in topics:
         router.join(topic, 0.0)
     return router
@@ -150,7 +150,7 @@ def test_a_name_wins_over_the_index_beside_it() -> None:
 
 
 def test_without_bundles_an_index_beside_a_name_is_not_passed_on() -> None:
-    router = Router(OWN, RouterOptions(), Random(1), make_verifier("strict"))
+    router = Router(OWN, RouterOptions(), Random(1), partial(check, policy="strict"))
     router.join(A, 0.0)
     greet(router, 1)
     greet(router, 2)
