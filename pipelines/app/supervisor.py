@@ -70,7 +70,7 @@ class _QueryRun:
 
 
 class RestartsExhaustedError(RuntimeError):
-    """A query must not go on: it failed more often in a row than the settings allow, or going on would do harm."""
+    """A query must not continue: it failed more often in a row than the settings allow, or would do harm."""
 
 
 def _refuse_tables_without_checkpoint(name: JobName, settings: Settings) -> None:
@@ -81,8 +81,8 @@ def _refuse_tables_without_checkpoint(name: JobName, settings: Settings) -> None
     if full:
         raise RestartsExhaustedError(
             f"{name} has no checkpoint in {settings.checkpoints_root}, yet the tables {', '.join(full)} in "
-            f"{lake.path} hold rows: the query would write them once more. Put the checkpoint back, or move "
-            "these tables away too"
+            f"{lake.path} have rows: the query would write them again. Restore the checkpoint, or move these "
+            "tables away too"
         )
 
 
@@ -106,8 +106,8 @@ def read_progress_report(settings: Settings) -> ProgressReport | None:
 def read_topics(settings: Settings, topics: Topics, names: Iterable[str]) -> dict[str, dict[str, TopicState]]:
     """Read the states of the topics of each query, by query, as `kiln.pipelines.recovery.examine` takes them."""
     reads = {name: [settings.kafka.topic(topic) for topic in QUERIES[name].reads] for name in names}
-    found = topics.read_states({topic for each in reads.values() for topic in each})
-    return {name: {topic: found[topic] for topic in each if topic in found} for name, each in reads.items()}
+    states = topics.read_states({topic for each in reads.values() for topic in each})
+    return {name: {topic: states[topic] for topic in each if topic in states} for name, each in reads.items()}
 
 
 class Supervisor:
@@ -129,7 +129,7 @@ class Supervisor:
             spark: The session.
             settings: The settings.
             names: The queries.
-            report: Takes the counts of the queries that count.
+            report: Receives the counts of the queries that count.
             now: A monotonic clock, s.
             clock: The time, µs.
             topics: By default those of the settings' broker.
@@ -160,9 +160,9 @@ class Supervisor:
         self._topics = KafkaTopics(kafka.client_options) if topics is None else topics
         self._reads: dict[JobName, dict[str, TopicState]] = {}
         self._ids: dict[str, TopicIdentity] = {}
-        """of the topics that the queries read or look up, as of the start"""
+        """identities of the topics that the queries read or look up, as of the start"""
         self._missing: list[str] = []
-        """those of them that no longer exist"""
+        """topics that no longer exist"""
         self._topics_at = 0.0
         self.ticker: Ticker | None = None
         self.repairs: list[str] = []
@@ -223,7 +223,7 @@ class Supervisor:
         return query
 
     def _save_topic_ids(self, name: JobName) -> None:
-        """Note the topic ids in the checkpoint, once Spark has made it."""
+        """Save the topic ids in the checkpoint, once Spark has created it."""
         checkpoint = Checkpoint(self._settings.checkpoints_root / name)
         if checkpoint.exists:
             save_topic_ids(checkpoint.path, {topic: state.id for topic, state in self._reads[name].items()})
@@ -237,31 +237,29 @@ class Supervisor:
         """
         self._topics_at = self._now() + CHECK_EVERY
         try:
-            found = self._topics.read_identities(self._ids)
+            current = self._topics.read_identities(self._ids)
         except (KafkaError, OSError):  # the queries fail too, or wait
             return
-        self._missing = sorted(self._ids.keys() - found.keys())
-        for topic in find_replaced_topics({topic: each.id for topic, each in self._ids.items()}, found):
-            words = describe_replaced_topic(topic, self._ids[topic].id, found[topic].id)
-            raise RestartsExhaustedError(
-                f"the queries stopped: {words}. Run kiln recover, which lists the repairs"
-            )
+        self._missing = sorted(self._ids.keys() - current.keys())
+        for topic in find_replaced_topics({topic: each.id for topic, each in self._ids.items()}, current):
+            problem = describe_replaced_topic(topic, self._ids[topic].id, current[topic].id)
+            raise RestartsExhaustedError(f"the queries stopped: {problem}. Run kiln recover, which lists the repairs")
         looked_up = {topic for name in self._names for topic in QUERIES[name].looks_up}
         for each in TOPICS.values():
             topic = self._settings.kafka.topic(each.name)
-            if topic not in found or found[topic].partitions == self._ids[topic].partitions:
+            if topic not in current or current[topic].partitions == self._ids[topic].partitions:
                 continue
-            words = (
+            problem = (
                 f"the queries stopped: {topic} had {self._ids[topic].partitions} partitions, and now has "
-                f"{found[topic].partitions}"
+                f"{current[topic].partitions}"
             )
             if each.for_life:
                 raise RestartsExhaustedError(
-                    f"{words}. Their number is for life, as windows are kept by partition: take another kafka.prefix "
+                    f"{problem}. Their number is fixed, as windows are stored by partition. Use another kafka.prefix "
                     "and another state folder"
                 )
             if each.name in looked_up:
-                raise RestartsExhaustedError(f"{words}. Start Kiln again: a start reads all of them")
+                raise RestartsExhaustedError(f"{problem}. Start Kiln again to read all of them")
 
     def check(self) -> None:
         """Restart failed queries, each from its checkpoint, after a pause that doubles.
@@ -297,7 +295,7 @@ class Supervisor:
                 run.query = self._start(name)
 
     def _handle_failure(self, name: JobName, run: _QueryRun) -> None:
-        self._check_topics()  # which explains what Spark's error does not
+        self._check_topics()  # its error is clearer than Spark's
         run.error = describe_failure(run.query.exception())
         progress = self._listener.snapshot().get(name)
         newest = progress.batch_id if progress else -1
@@ -345,36 +343,36 @@ class Supervisor:
     def errors(self) -> dict[str, str]:
         """The failure of each query that waits for its restart or is held; under "ticks" that of the ticks; under
         "log time" and "clock" the consequence of a clock that trails."""
-        found: dict[str, str] = {
+        errors: dict[str, str] = {
             name: run.error for name, run in self._runs.items() if run.restart_at is not None or run.held
         }
         if self._missing:
-            found["topics"] = f"{', '.join(self._missing)}: there is no such topic any more, and queries read it"
+            errors["topics"] = f"topics that queries read no longer exist: {', '.join(self._missing)}. Start Kiln again"
         if self.ticker is not None and self.ticker.error:
-            found["ticks"] = self.ticker.error
+            errors["ticks"] = self.ticker.error
         if self.ticker is not None and self.ticker.clock_error:
-            found["log time"] = self.ticker.clock_error
+            errors["log time"] = self.ticker.clock_error
         if self._trailing.since is not None:
             at = self._trailing
-            late = [name for name, kept in self._newest_times().items() if is_trailing(at.now, kept)]
-            found["clock"] = describe_watermark_lag(late, at.now, at.newest, at.since)
-        return found
+            late = [name for name, newest in self._newest_times().items() if is_trailing(at.now, newest)]
+            errors["clock"] = describe_watermark_lag(late, at.now, at.newest, at.since)
+        return errors
 
     def _newest_times(self) -> dict[str, int]:
         """Return the newest time that each query with deduplication state has used
         (`kiln.pipelines.runtime.micro_batch_clock`), µs."""
-        found = {
+        times = {
             name: max(at.dedup_time, at.watermark and at.watermark + self._dedup_retention)
             for name, at in self.progress.items()
         }
-        return {name: at for name, at in found.items() if at}
+        return {name: at for name, at in times.items() if at}
 
     @property
     def restarts(self) -> dict[str, int]:
         """Failures in a row, by query."""
         return {name: run.failures for name, run in self._runs.items()}
 
-    def caught_up(self, ends: Mapping[str, Mapping[int, int]]) -> bool:
+    def has_caught_up(self, ends: Mapping[str, Mapping[int, int]]) -> bool:
         """Report if no query lags behind `ends` (full topic names) and the ticks have passed the last window."""
         if self.ticker is not None and not self.ticker.is_quiet:
             return False

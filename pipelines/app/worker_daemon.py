@@ -1,8 +1,8 @@
 """Spark's daemon for Python workers: a process that Spark starts, with what every worker of Kiln needs imported.
 
 Spark forks workers from this process. Each worker would otherwise spend a second or two of CPU on the same imports.
-After each task a worker collects garbage, and would each time look through all that was imported: 70 ms of CPU, forty
-times what a small task costs.
+After each task a worker collects garbage, and would each time traverse all imported objects: 70 ms of CPU, forty times
+the cost of a small task.
 """
 
 # ruff: noqa: F401 - imported for the workers

@@ -192,16 +192,31 @@ def _list_files(folder: str, table: DeltaTable) -> list[str] | None:
     return None if elsewhere or any(map(_GLOB.search, paths)) else paths
 
 
-def build_columns_query(columns: Mapping[str, str], files: Sequence[str], *, union_by_name: bool = True) -> str:
-    """Build a SELECT of columns over files. A column that is newer than a file is null there."""
+_ROW_POSITION: Final[Mapping[str, str]] = {"filename": "VARCHAR", "file_row_number": "BIGINT"}
+"""DuckDB's columns of a row's position."""
+
+
+def build_columns_query(
+    columns: Mapping[str, str], files: Sequence[str], *, union_by_name: bool = True, with_positions: bool = False
+) -> str:
+    """Build a SELECT of columns over files. A column that is newer than a file is null there.
+
+    Args:
+        columns: DuckDB types by name.
+        files: Paths of the files.
+        union_by_name: True if the schemas of the files may differ.
+        with_positions: Add DuckDB's columns `filename` and `file_row_number`.
+    """
+    columns = {**columns, **_ROW_POSITION} if with_positions else columns
     quoted = {quote_name(name): column_type for name, column_type in columns.items()}
     nulls = ", ".join(f"NULL::{column_type} AS {name}" for name, column_type in quoted.items())
     empty = f"SELECT {nulls} WHERE false"
     if not files:
         return empty
+    options = "".join(f", {name} = true" for name in _ROW_POSITION) if with_positions else ""
     scan = (
         f"SELECT * FROM read_parquet({_format_list(files)}, union_by_name = {str(union_by_name).lower()}, "
-        "hive_partitioning = false)"
+        f"hive_partitioning = false{options})"
     )
     casts = ", ".join(f"{name}::{column_type} AS {name}" for name, column_type in quoted.items())
     return f"SELECT {casts} FROM ({empty} UNION ALL BY NAME {scan})"

@@ -1,1 +1,1 @@
-"""The care of tables: few files of a sensible size, a short log, no garbage, and rows that go by age."""
+"""Maintenance of tables: compaction, log trimming, vacuum, and retention."""

@@ -41,7 +41,7 @@ class MaintenancePolicy:
     target: int
     """size of a compacted file"""
     keep: int
-    """how long a version stays readable after the next one"""
+    """time that a version stays readable after the next one"""
     readers: int = _HOUR
     """the same in a log that `keep` would make too long"""
     unnamed: int = _DAY
@@ -87,10 +87,12 @@ class UntrackedFile:
 
 @dataclass(frozen=True)
 class RemovedFiles:
-    """Files that log entries remove: `past` before the new begin of the log, `kept` after it."""
+    """Files that log entries remove."""
 
-    past: frozenset[str] = frozenset()
-    kept: frozenset[str] = frozenset()
+    before_start: frozenset[str] = frozenset()
+    """removed before the new begin of the log"""
+    after_start: frozenset[str] = frozenset()
+    """removed later, so versions in the log still need them"""
 
 
 @dataclass(frozen=True)
@@ -138,13 +140,15 @@ def plan_compaction(files: Iterable[TableFile], rules: MaintenancePolicy, now: i
     periods: dict[int, list[TableFile]] = {}
     for file in files:
         if file.size < rules.target * _FULL_FRACTION:
-            periods.setdefault(_period_of(_time_of(file), rules), []).append(file)
-    current = _period_of(now, rules)
+            periods.setdefault(_compute_period(_get_newest_time(file), rules), []).append(file)
+    current = _compute_period(now, rules)
     rewrites: list[RewriteFiles] = []
     for period, small in sorted(periods.items()):
-        taken = _select_worthwhile(small, _FILES_PER_REWRITE if period >= current else _FILES_PER_REWRITE_AT_REST)
+        selected = _select_worthwhile(small, _FILES_PER_REWRITE if period >= current else _FILES_PER_REWRITE_AT_REST)
         rewrites += [
-            RewriteFiles(tuple(each)) for each in _pack_bins(sorted(taken, key=_time_of), rules.target) if len(each) > 1
+            RewriteFiles(tuple(each))
+            for each in _pack_bins(sorted(selected, key=_get_newest_time), rules.target)
+            if len(each) > 1
         ]
     return rewrites
 
@@ -156,27 +160,27 @@ def choose_log_start(
 
     `entries` are sorted by version. All versions from there on stay readable.
     """
-    older = 0  # count of removable entries
+    removable = 0
     for each in entries[: max(0, len(entries) - _MIN_ENTRIES)]:
-        beyond = len(entries) - older > _MAX_ENTRIES and each.at < now - rules.readers
+        beyond = len(entries) - removable > _MAX_ENTRIES and each.at < now - rules.readers
         if each.at >= now - rules.keep and not beyond:
             break
         if rules.pinned is not None and each.version >= rules.pinned:
             break
-        older += 1
-    if older < _MIN_TRIMMED_ENTRIES:
+        removable += 1
+    if removable < _MIN_TRIMMED_ENTRIES:
         return None
-    bound = entries[older].version
-    begins = max((each for each in checkpoints if each <= bound), default=None)
-    if begins is None or begins - entries[0].version < max(_MIN_TRIMMED_ENTRIES, len(entries) // 10):
+    bound = entries[removable].version
+    start = max((each for each in checkpoints if each <= bound), default=None)
+    if start is None or start - entries[0].version < max(_MIN_TRIMMED_ENTRIES, len(entries) // 10):
         return None
-    return begins
+    return start
 
 
-def select_untracked(
+def select_abandoned(
     strays: Iterable[UntrackedFile], rules: MaintenancePolicy, newest_append: int | None, now: int
 ) -> list[UntrackedFile]:
-    """Select the untracked files that no task can still commit: older than `rules.unnamed` at the newest append.
+    """Select the untracked files that no task will commit any more: older than `rules.unnamed` at the newest append.
 
     A query commits its files before it begins the next ones. So a file that is yet to be committed is younger than the
     last commit, however long the micro-batch takes or the machine sleeps.
@@ -188,12 +192,16 @@ def select_untracked(
 
 
 def select_garbage(
-    strays: Iterable[UntrackedFile], named: RemovedFiles, rules: MaintenancePolicy, newest_append: int | None, now: int
+    strays: Iterable[UntrackedFile],
+    removed: RemovedFiles,
+    rules: MaintenancePolicy,
+    newest_append: int | None,
+    now: int,
 ) -> tuple[UntrackedFile, ...]:
     """Select the files that no version in the log needs and no task can still commit."""
-    unneeded = [each for each in strays if each.name not in named.kept]
-    unnamed = {each.name for each in select_untracked(unneeded, rules, newest_append, now)}
-    return tuple(each for each in unneeded if each.name in named.past or each.name in unnamed)
+    unneeded = [each for each in strays if each.name not in removed.after_start]
+    uncommitted = {each.name for each in select_abandoned(unneeded, rules, newest_append, now)}
+    return tuple(each for each in unneeded if each.name in removed.before_start or each.name in uncommitted)
 
 
 def total_size(files: Iterable[TableFile | UntrackedFile]) -> int:
@@ -201,38 +209,38 @@ def total_size(files: Iterable[TableFile | UntrackedFile]) -> int:
     return sum(each.size for each in files)
 
 
-def _time_of(file: TableFile) -> int:
+def _get_newest_time(file: TableFile) -> int:
     return file.modified if file.greatest is None else file.greatest
 
 
-def _period_of(at: int, rules: MaintenancePolicy) -> int:
+def _compute_period(at: int, rules: MaintenancePolicy) -> int:
     """Return the compaction period of a time: a day if the table has retention, so that files expire; else a month."""
     if rules.retention is not None:
         return at // _DAY
     try:
         day = _EPOCH + timedelta(microseconds=at)
-    except OverflowError:  # the time of a clock that is far off
+    except OverflowError:  # a clock that is far off
         return 12 * (1970 + (1 if at > 0 else -1) * 10_000)
     return day.year * 12 + day.month
 
 
-def _tier_of(size: int) -> int:
+def _compute_tier(size: int) -> int:
     tier, bound = 0, _SMALLEST_TIER
     while size >= bound:
         tier, bound = tier + 1, bound * _TIER
     return tier
 
 
-def _select_worthwhile(files: Sequence[TableFile], together: int) -> list[TableFile]:
+def _select_worthwhile(files: Sequence[TableFile], minimum: int) -> list[TableFile]:
     """Select files up to the highest tier with enough of them; the result of the lower tiers counts as one."""
-    tiers = [_tier_of(file.size) for file in files]
+    tiers = [_compute_tier(file.size) for file in files]
     highest = -1
     for tier in sorted(set(tiers)):
-        below = sum(file.size for file, its in zip(files, tiers, strict=True) if its < tier)
-        joins = highest >= 0 and _tier_of(below) >= tier
-        if tiers.count(tier) + joins >= together:
+        below = sum(file.size for file, file_tier in zip(files, tiers, strict=True) if file_tier < tier)
+        joins = highest >= 0 and _compute_tier(below) >= tier
+        if tiers.count(tier) + joins >= minimum:
             highest = tier
-    return [file for file, its in zip(files, tiers, strict=True) if its <= highest]
+    return [file for file, file_tier in zip(files, tiers, strict=True) if file_tier <= highest]
 
 
 def _pack_bins(files: Iterable[TableFile], target: int) -> list[list[TableFile]]:

@@ -37,12 +37,12 @@ def rewrite_files(lake: Lake, table: str, names: Sequence[str], before: int | No
     """
     layout = LAYOUTS.get(table, Layout())
     out = TableFiles(lake, table, file_bytes=target)
-    rows = _filter_expired(_read_files(lake, table, names), layout.age, before)
+    rows = _drop_expired(_read_files(lake, table, names), layout.age, before)
     limits = (_SORTED_BYTES, None) if layout.order else (_GROUP_BYTES, _GROUP_ROWS)
     try:
         for run in _gather_tables(rows, *limits):
             ordered = run.sort_by([(column, "ascending") for column in layout.order]) if layout.order else run
-            for batch in ordered.combine_chunks().to_batches(max_chunksize=_rows_per_group(ordered)):
+            for batch in ordered.combine_chunks().to_batches(max_chunksize=_estimate_group_rows(ordered)):
                 out.add_batch(batch)
             del run, ordered, batch  # before the next run is read
     except BaseException:  # whatever it is: raised again
@@ -64,36 +64,36 @@ def _read_files(lake: Lake, table: str, names: Iterable[str]) -> Iterator[pa.Rec
                 )
 
 
-def _filter_expired(batches: Iterable[pa.RecordBatch], age: str | None, before: int | None) -> Iterator[pa.RecordBatch]:
+def _drop_expired(batches: Iterable[pa.RecordBatch], age: str | None, before: int | None) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         if before is None or age is None:
             yield batch
             continue
-        young = pc.greater_equal(batch.column(age).cast(pa.int64()), before)
-        yield batch.filter(pc.fill_null(young, True))
+        unexpired = pc.greater_equal(batch.column(age).cast(pa.int64()), before)
+        yield batch.filter(pc.fill_null(unexpired, True))
 
 
 def _gather_tables(batches: Iterable[pa.RecordBatch], size: int, rows: int | None) -> Iterator[pa.Table]:
     """Gather record batches into tables of about `size` bytes and at most about `rows` rows."""
     waiting: list[pa.RecordBatch] = []
-    size_of = rows_of = 0
+    gathered_size = gathered_rows = 0
     for batch in batches:
         waiting.append(batch)
-        size_of += batch.nbytes
-        rows_of += batch.num_rows
-        if size_of >= size or (rows is not None and rows_of >= rows):
+        gathered_size += batch.nbytes
+        gathered_rows += batch.num_rows
+        if gathered_size >= size or (rows is not None and gathered_rows >= rows):
             gathered = pa.Table.from_batches(waiting)
-            waiting, size_of, rows_of = [], 0, 0
+            waiting, gathered_size, gathered_rows = [], 0, 0
             del batch
             yield gathered
             del gathered
-    if rows_of:
+    if gathered_rows:
         yield pa.Table.from_batches(waiting)
 
 
-def _rows_per_group(rows: pa.Table) -> int:
+def _estimate_group_rows(rows: pa.Table) -> int:
     return _estimate_rows(_GROUP_BYTES, rows.nbytes, rows.num_rows)
 
 
-def _estimate_rows(size: int, bytes_of_all: int, rows: int) -> int:
-    return max(1, min(_GROUP_ROWS, size * rows // max(1, bytes_of_all)))
+def _estimate_rows(size: int, total_bytes: int, rows: int) -> int:
+    return max(1, min(_GROUP_ROWS, size * rows // max(1, total_bytes)))

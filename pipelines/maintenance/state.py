@@ -1,4 +1,4 @@
-"""State of a table and its folder. Reads only."""
+"""Reader of the state of a table and its folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kiln.schemas.delta.layout import LAYOUTS, Layout
 from kiln.schemas.delta.tables import TABLES
 
 _DIGITS = 20
-"""of the version in the name of each file of the log (PROTOCOL.md, Delta Log Entries)"""
+"""digits of the version in the name of each log file (PROTOCOL.md, Delta Log Entries)"""
 
 
 @dataclass(frozen=True)
@@ -56,15 +56,15 @@ def describe_unsupported(lake: Lake, name: str, opened: DeltaTable) -> str | Non
     """Describe why Kiln must not write this table, or return `None` if it may."""
     table = TABLES.get(name)
     if table is None:
-        return "it is no table of Kiln's"
+        return "it is not one of Kiln's tables"
     protocol, metadata = opened.protocol(), opened.metadata()
     if protocol.min_reader_version > 1 or protocol.min_writer_version > 2:
-        return "it uses features of Delta that Kiln does not"
+        return "it uses Delta features that Kiln does not support"
     if metadata.partition_columns:
         return "it has partition columns"
     fields = json.loads(opened.schema().to_json())["fields"]
     if [(each["name"], each["type"]) for each in fields] != list_delta_fields(table):
-        return "it has other columns than this Kiln's"
+        return "its columns differ from those of this Kiln"
     return None
 
 
@@ -72,44 +72,44 @@ def list_files(opened: DeltaTable, age: str | None) -> Iterator[TableFile]:
     """List the files of a version with the bounds of the column `age`, or with their commit time if there is none."""
     adds = pa.table(opened.get_add_actions(flatten=True))
     unknown = [None] * adds.num_rows
-    ends = [
+    bounds = [
         adds[each].cast(pa.int64()).to_pylist() if each in adds.schema.names else unknown
         for each in (f"min.{age}", f"max.{age}")
     ]
     columns = (adds[each].to_pylist() for each in ("path", "size_bytes", "num_records", "modification_time"))
-    for path, size, rows, modified, least, greatest in zip(*columns, *ends, strict=True):
-        came = modified * 1_000
-        least, greatest = (came, came) if age is None else (least, greatest)
-        yield TableFile(unquote(path), size, rows or 0, came, least, greatest)
+    for path, size, rows, modified, least, greatest in zip(*columns, *bounds, strict=True):
+        modified_at = modified * 1_000
+        least, greatest = (modified_at, modified_at) if age is None else (least, greatest)
+        yield TableFile(unquote(path), size, rows or 0, modified_at, least, greatest)
 
 
 def read_log(table: Location) -> tuple[list[LogEntry], set[int]]:
     """List the commits in the log, by version, and the versions that have a single-file checkpoint."""
     entries: list[LogEntry] = []
     checkpoints: set[int] = set()
-    for found in locate_log(table).files():
-        version, _, kind = found.name.partition(".")
+    for file in locate_log(table).files():
+        version, _, kind = file.name.partition(".")
         if not version.isdigit() or len(version) != _DIGITS:
             continue
         if kind == "json":
-            entries.append(LogEntry(int(version), found.modified))
+            entries.append(LogEntry(int(version), file.modified))
         elif kind == "checkpoint.parquet":
             checkpoints.add(int(version))
     return sorted(entries, key=lambda entry: entry.version), checkpoints
 
 
-def read_removed_files(table: Location, entries: Iterable[LogEntry], begins: int | None) -> RemovedFiles:
-    """Read the files that the entries remove, apart for those up to the version `begins`."""
-    past: set[str] = set()
-    kept: set[str] = set()
+def read_removed_files(table: Location, entries: Iterable[LogEntry], log_start: int | None) -> RemovedFiles:
+    """Read the files that the entries remove, separately up to the version `log_start` and after it."""
+    before_start: set[str] = set()
+    after_start: set[str] = set()
     for entry in entries:
-        removed = past if begins is not None and entry.version <= begins else kept
+        removed = before_start if log_start is not None and entry.version <= log_start else after_start
         removed |= _read_removals(locate_commit(table, entry.version))
-    return RemovedFiles(frozenset(past), frozenset(kept))
+    return RemovedFiles(frozenset(before_start), frozenset(after_start))
 
 
 def _read_removals(entry: Location) -> set[str]:
-    """Read the files that a commit removes. Most remove none, so most are not parsed."""
+    """Read the files that a commit removes. Most commits remove none, and need no parsing."""
     data = entry.read()
     if b'"remove"' not in data:
         return set()
@@ -118,4 +118,4 @@ def _read_removals(entry: Location) -> set[str]:
 
 
 def _list_parquet_files(table: Location) -> list[UntrackedFile]:
-    return [UntrackedFile(*found) for found in table.files() if found.name.endswith(".parquet")]
+    return [UntrackedFile(*file) for file in table.files() if file.name.endswith(".parquet")]

@@ -1,7 +1,7 @@
 """Execution of the steps of `kiln.pipelines.maintenance.plan`, while queries append and others read.
 
-Each change of a table is one commit on top of the version that was examined: delta-rs accepts a commit that removes
-files which another commit has just removed. After an append in between, the commit is tried again. A kill at any moment
+Each change of a table is one commit on top of the version that was read, because delta-rs accepts a commit that removes
+files which another commit has just removed. After a concurrent append, the commit is retried. A kill at any moment
 leaves the table as it was before or after a step.
 """
 
@@ -30,10 +30,11 @@ from kiln.pipelines.maintenance.plan import ExpireFiles, MaintenancePolicy, Rewr
 from kiln.pipelines.maintenance.rewriting import rewrite_files
 from kiln.pipelines.maintenance.state import TableState, describe_unsupported, read_removed_files, read_state
 
-Say = Callable[[str], None]
+ReportStep = Callable[[str], None]
+"""receives a line for each step"""
 
 _TRIES = 200
-"""commits in a row between which somebody else may commit"""
+"""retries of a commit after concurrent commits"""
 _VERSION_DIGITS = 20
 
 
@@ -43,11 +44,12 @@ class MaintenanceError(KilnError):
 
 @dataclass(frozen=True)
 class MaintenancePlan:
-    """Steps that a table needs. `begins` is the checkpoint at which the log is to begin, if it is to be shortened."""
+    """Steps that a table needs."""
 
     expire: ExpireFiles | None = None
     rewrites: tuple[RewriteFiles, ...] = ()
-    begins: int | None = None
+    log_start: int | None = None
+    """checkpoint at which the log is to begin; `None` if it is not to be trimmed"""
     garbage: tuple[UntrackedFile, ...] = ()
 
 
@@ -69,7 +71,7 @@ class MaintenanceResult:
     garbage: tuple[int, int] = (0, 0)
     """files removed from the disk, and their bytes"""
     left_alone: str = ""
-    """why the table was not touched"""
+    """reason why the table was skipped"""
     words: tuple[str, ...] = ()
     """description of each step"""
 
@@ -79,41 +81,41 @@ def plan_table(lake: Lake, table: str, rules: MaintenancePolicy, now: int) -> tu
     state = read_state(lake, table)
     expire = plan.plan_expiry(state.files, rules, now)
     rewrites = plan.plan_trims(state.files, rules, now)
-    taken = {file.path for step in (expire, *rewrites) if step is not None for file in step.files}
-    rewrites += plan.plan_compaction((file for file in state.files if file.path not in taken), rules, now)
-    begins = plan.choose_log_start(state.entries, state.checkpoints, rules, now)
+    planned = {file.path for step in (expire, *rewrites) if step is not None for file in step.files}
+    rewrites += plan.plan_compaction((file for file in state.files if file.path not in planned), rules, now)
+    log_start = plan.choose_log_start(state.entries, state.checkpoints, rules, now)
     garbage: tuple[UntrackedFile, ...] = ()
-    if begins is not None or plan.select_untracked(state.strays, rules, state.newest_append, now):
-        named = read_removed_files(lake.folder(table), state.entries, begins)
-        garbage = plan.select_garbage(state.strays, named, rules, state.newest_append, now)
-    return state, MaintenancePlan(expire, tuple(rewrites), begins, garbage)
+    if log_start is not None or plan.select_abandoned(state.strays, rules, state.newest_append, now):
+        removed = read_removed_files(lake.folder(table), state.entries, log_start)
+        garbage = plan.select_garbage(state.strays, removed, rules, state.newest_append, now)
+    return state, MaintenancePlan(expire, tuple(rewrites), log_start, garbage)
 
 
 def predict_result(lake: Lake, table: str, rules: MaintenancePolicy, now: int) -> MaintenanceResult:
     """Predict the result of maintenance, without changes."""
-    why = describe_unsupported(lake, table, lake.open(table))
-    if why is not None:
-        return MaintenanceResult(table, left_alone=why)
+    reason = describe_unsupported(lake, table, lake.open(table))
+    if reason is not None:
+        return MaintenanceResult(table, left_alone=reason)
     state, steps = plan_table(lake, table, rules, now)
-    gone = steps.expire.files if steps.expire else ()
-    merged = [file for step in steps.rewrites for file in step.files]
+    expired = steps.expire.files if steps.expire else ()
+    rewritten = [file for step in steps.rewrites for file in step.files]
     files, size = len(state.files), plan.total_size(state.files)
-    begins = state.entries[0].version if state.entries else 0
-    left = len(state.entries) if steps.begins is None else len(state.entries) - (steps.begins - begins)
+    first = state.entries[0].version if state.entries else 0
+    entries = len(state.entries) if steps.log_start is None else len(state.entries) - (steps.log_start - first)
     return MaintenanceResult(
         table,
-        (files, files - len(gone) - len(merged) + len(steps.rewrites)),
-        (size, size - plan.total_size(gone)),
-        (len(state.entries), left),
-        plan.total_size(merged),
-        sum(file.rows for file in gone),
+        (files, files - len(expired) - len(rewritten) + len(steps.rewrites)),
+        (size, size - plan.total_size(expired)),
+        (len(state.entries), entries),
+        plan.total_size(rewritten),
+        sum(file.rows for file in expired),
         (len(steps.garbage), plan.total_size(steps.garbage)),
         words=tuple(_describe_steps(steps)),
     )
 
 
 def maintain_table(
-    lake: Lake, table: str, rules: MaintenancePolicy, now: int, say: Say, *, durable: bool = False
+    lake: Lake, table: str, rules: MaintenancePolicy, now: int, report: ReportStep, *, durable: bool = False
 ) -> MaintenanceResult:
     """Execute the maintenance of a table.
 
@@ -124,12 +126,12 @@ def maintain_table(
         LakeError: The table cannot be read.
         MaintenanceError: A step failed.
     """
-    why = describe_unsupported(lake, table, lake.open(table))
-    if why is not None:
-        return MaintenanceResult(table, left_alone=why)
+    reason = describe_unsupported(lake, table, lake.open(table))
+    if reason is not None:
+        return MaintenanceResult(table, left_alone=reason)
     state, steps = plan_table(lake, table, rules, now)
     try:
-        return _TableMaintenance(lake, state, rules, say, durable).execute(steps)
+        return _TableMaintenance(lake, state, rules, report, durable).execute(steps)
     except (DeltaError, pa.ArrowException, OSError) as error:
         raise MaintenanceError(f"{table}: {str(error).splitlines()[0]}") from error
 
@@ -137,11 +139,13 @@ def maintain_table(
 class _TableMaintenance:
     """Maintenance of one table."""
 
-    def __init__(self, lake: Lake, state: TableState, rules: MaintenancePolicy, say: Say, durable: bool) -> None:
+    def __init__(
+        self, lake: Lake, state: TableState, rules: MaintenancePolicy, report: ReportStep, durable: bool
+    ) -> None:
         self._lake = lake
         self._state = state
         self._rules = rules
-        self._say = say
+        self._report = report
         self._durable = durable
         self._folder = lake.folder(state.name)
 
@@ -150,27 +154,29 @@ class _TableMaintenance:
         changed = False
         rewritten = expired = 0
         if steps.expire is not None:
-            self._say(f"{name}: {_describe_count(steps.expire.files)} of old rows")
-            if self._commit(steps.expire.files, (), f"{_describe_count(steps.expire.files)} of old rows", rows_go=True):
+            self._report(f"{name}: {_describe_count(steps.expire.files)} of expired rows")
+            if self._commit(
+                steps.expire.files, (), f"{_describe_count(steps.expire.files)} of expired rows", removes_rows=True
+            ):
                 changed = True
                 expired = sum(file.rows for file in steps.expire.files)
         for number, step in enumerate(steps.rewrites, 1):
             size = plan.total_size(step.files)
-            self._say(f"{name}: {number} of {len(steps.rewrites)}, {_describe_count(step.files)} of {size:,} bytes")
-            rows_gone = self._rewrite(step)
-            if rows_gone is not None:
+            self._report(f"{name}: {number} of {len(steps.rewrites)}, {_describe_count(step.files)} of {size:,} bytes")
+            removed_rows = self._rewrite(step)
+            if removed_rows is not None:
                 changed = True
                 rewritten += size
-                expired += rows_gone
+                expired += removed_rows
         if changed:
             opened.update_incremental()
             opened.create_checkpoint()  # so that readers need not replay the removals
-        if steps.begins is not None:
-            self._secure(steps.begins)
-        removed = self._remove(steps.garbage)  # before the entries go that name these files
-        if steps.begins is not None:
-            self._say(f"{name}: {len(self._state.entries)} log entries")
-            self._shorten(steps.begins)
+        if steps.log_start is not None:
+            self._sync_checkpoint(steps.log_start)
+        removed = self._remove_files(steps.garbage)  # before the log entries that name these files are removed
+        if steps.log_start is not None:
+            self._report(f"{name}: {len(self._state.entries)} log entries")
+            self._trim_log(steps.log_start)
         self._remove_partial_commits()
         after = read_state(self._lake, name)
         before = self._state
@@ -194,68 +200,73 @@ class _TableMaintenance:
             self._state.opened.update_incremental()
             active = set(self._state.opened.get_add_actions()["path"].to_pylist())
             if active.issuperset(paths):
-                gone = next((path for path in paths if not (self._folder / path).exists()), "")
+                missing = next((path for path in paths if not (self._folder / path).exists()), "")
                 raise MaintenanceError(
-                    f"{self._state.name} names a file that is not there: {self._folder / gone}"
+                    f"cannot compact {self._state.name}: its file {self._folder / missing} is missing. Run kiln recover"
                 ) from error
             return None
         rows = sum(file.rows for file in step.files) - sum(file.rows for file in files)
         if rows and step.before is None and all(file.rows for file in step.files):
             delete_files(self._lake, files)
-            raise MaintenanceError(f"{self._state.name}: {rows:,} rows too few came out of {', '.join(paths[:3])}")
-        what = f"{_describe_count(step.files)} into {len(files)}"
-        if self._commit(step.files, files, what, rows_go=step.before is not None):
+            raise MaintenanceError(
+                f"cannot compact {self._state.name}: the rewrite of {', '.join(paths[:3])} lost {rows:,} rows. The "
+                "table is unchanged. Please report this"
+            )
+        description = f"{_describe_count(step.files)} into {len(files)}"
+        if self._commit(step.files, files, description, removes_rows=step.before is not None):
             return rows if step.before is not None else 0
         delete_files(self._lake, files)
         return None
 
-    def _commit(self, old: Sequence[TableFile], new: Sequence[DataFile], what: str, *, rows_go: bool) -> bool:
+    def _commit(
+        self, old: Sequence[TableFile], new: Sequence[DataFile], description: str, *, removes_rows: bool
+    ) -> bool:
         for file in new:
             # Recovery after a power cut finds the files of a lost commit by their modification time.
             (self._folder / file.name).touch()
         if self._durable:
             self._folder.sync()
         opened = self._state.opened
-        if not replace_files(self._lake, self._state.name, opened, old, new, what, rows_go=rows_go):
+        if not replace_files(self._lake, self._state.name, opened, old, new, description, removes_rows=removes_rows):
             return False
         if self._durable:
             self._lake.sync_commits(self._state.name, opened.version(), opened.version())
         return True
 
-    def _remove(self, garbage: Iterable[UntrackedFile]) -> tuple[int, int]:
+    def _remove_files(self, garbage: Iterable[UntrackedFile]) -> tuple[int, int]:
         count = size = 0
         for stray in garbage:
             (self._folder / stray.name).remove()
             count, size = count + 1, size + stray.size
         return count, size
 
-    def _secure(self, begins: int) -> None:
+    def _sync_checkpoint(self, version: int) -> None:
         """Verify a checkpoint and sync it to disk.
 
         Raises:
             ArrowInvalid: The checkpoint is not intact.
         """
         log = locate_log(self._folder)
-        checkpoint = log / f"{begins:0{_VERSION_DIGITS}}.checkpoint.parquet"
+        checkpoint = log / f"{version:0{_VERSION_DIGITS}}.checkpoint.parquet"
         with checkpoint.open() as opened:
             pq.read_metadata(opened)
         checkpoint.sync()
         log.sync()
 
-    def _shorten(self, begins: int) -> None:
+    def _trim_log(self, start: int) -> None:
         """Remove log files before a checkpoint, oldest first."""
         log = locate_log(self._folder)
         for version, name in sorted(_list_versioned_files(log)):
-            if version < begins:
+            if version < start:
                 (log / name).remove()
 
     def _remove_partial_commits(self) -> None:
-        """Remove temporary files of commits in which delta-rs was killed."""
+        """Remove temporary files of commits during which delta-rs was killed."""
         bound = (self._state.newest_append or 0) - self._rules.unnamed
         log = locate_log(self._folder)
-        for found in log.files():
-            if found.name.startswith("_commit_") and found.name.endswith(".tmp") and found.modified < bound:
-                (log / found.name).remove()
+        for file in log.files():
+            if file.name.startswith("_commit_") and file.name.endswith(".tmp") and file.modified < bound:
+                (log / file.name).remove()
 
 
 def replace_files(
@@ -264,15 +275,15 @@ def replace_files(
     opened: DeltaTable,
     old: Sequence[TableFile],
     new: Sequence[DataFile],
-    what: str,
+    description: str,
     *,
-    rows_go: bool,
+    removes_rows: bool,
 ) -> bool:
     """Replace files of a table by one commit.
 
     Args:
         opened: Version with the old files. It is at the new commit afterwards.
-        rows_go: True if the new files lack rows of the old ones, which the commit tells streaming readers.
+        removes_rows: True if the new files lack rows of the old ones. The commit then says so to streaming readers.
 
     Returns:
         False if another writer removed one of the files or changed the table. Nothing is changed then.
@@ -280,12 +291,12 @@ def replace_files(
     Raises:
         MaintenanceError: Other writers commit without pause.
     """
-    now = int(time.time() * 1_000)  # the log tells readers when a file was taken out
-    came = max((file.modified for file in old), default=0) // 1_000
+    now = int(time.time() * 1_000)  # the log states when a file was removed
+    added_at = max((file.modified for file in old), default=0) // 1_000
     actions: list[AddAction | RemoveAction] = [
-        AddAction(file.name, file.size, {}, came, rows_go, file.stats) for file in new
+        AddAction(file.name, file.size, {}, added_at, removes_rows, file.stats) for file in new
     ]
-    actions += [RemoveAction(file.path, rows_go, now, file.size, {}) for file in old]
+    actions += [RemoveAction(file.path, removes_rows, now, file.size, {}) for file in old]
     for _ in range(_TRIES):
         try:
             opened.create_write_transaction(
@@ -293,7 +304,7 @@ def replace_files(
                 mode="append",
                 schema=opened.schema(),
                 commit_properties=CommitProperties(
-                    {"userMetadata": f"{MAINTENANCE_PREFIX}: {what}"}, max_commit_retries=0
+                    {"userMetadata": f"{MAINTENANCE_PREFIX}: {description}"}, max_commit_retries=0
                 ),
                 post_commithook_properties=AFTER_COMMIT,
             )
@@ -308,34 +319,36 @@ def replace_files(
             continue
         opened.update_incremental()
         return True
-    raise MaintenanceError(f"{table}: others commit so often that a commit did not come through in {_TRIES} tries")
+    raise MaintenanceError(
+        f"cannot commit to {table}: other writers committed first in each of {_TRIES} tries. Maintenance retries later"
+    )
 
 
 def _keeps_files(actions: Sequence[Mapping[str, Mapping[str, object]]], files: Sequence[TableFile]) -> bool:
     """Return true if a commit is readable, removes none of these files, and changes neither schema nor features."""
     paths = {file.path for file in files}
-    taken = any(unquote(str(action["remove"]["path"])) in paths for action in actions if "remove" in action)
-    return bool(actions) and not taken and not any("metaData" in action or "protocol" in action for action in actions)
+    removes = any(unquote(str(action["remove"]["path"])) in paths for action in actions if "remove" in action)
+    return bool(actions) and not removes and not any("metaData" in action or "protocol" in action for action in actions)
 
 
 def _list_versioned_files(log: Location) -> Iterator[tuple[int, str]]:
     """List the log files of single versions: commits, checkpoints and checksums."""
-    for found in log.files():
-        version = found.name.removeprefix(".")[:_VERSION_DIGITS]
+    for file in log.files():
+        version = file.name.removeprefix(".")[:_VERSION_DIGITS]
         if len(version) == _VERSION_DIGITS and version.isdigit():
-            yield int(version), found.name
+            yield int(version), file.name
 
 
 def _describe_steps(steps: MaintenancePlan) -> Iterator[str]:
     if steps.expire is not None:
-        yield f"take out {_describe_count(steps.expire.files)} of rows that are all too old"
+        yield f"remove {_describe_count(steps.expire.files)} whose rows are all expired"
     for step in steps.rewrites:
-        what = "write without rows that are too old" if step.before is not None else "make one"
-        yield f"{what}: {_describe_count(step.files)}, {plan.total_size(step.files):,} bytes"
+        action = "rewrite without expired rows" if step.before is not None else "compact"
+        yield f"{action}: {_describe_count(step.files)}, {plan.total_size(step.files):,} bytes"
     if steps.garbage:
-        yield f"remove {_describe_count(steps.garbage)} that no version needs, {plan.total_size(steps.garbage):,} bytes"
-    if steps.begins is not None:
-        yield f"let the log begin at the version {steps.begins}"
+        yield f"vacuum {_describe_count(steps.garbage)}, {plan.total_size(steps.garbage):,} bytes"
+    if steps.log_start is not None:
+        yield f"trim the log to version {steps.log_start}"
 
 
 def _describe_count(files: Sequence[TableFile | UntrackedFile]) -> str:

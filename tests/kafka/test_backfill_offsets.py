@@ -13,7 +13,7 @@ from kafka import KafkaProducer, TopicPartition
 from kiln.conf.settings.reading import load_settings
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
 from kiln.deploy.stack.kafka_topics import ensure_topics
-from kiln.pipelines.app.backfill_run import BackfillRequest, InputError, build_terms, kafka_offsets
+from kiln.pipelines.app.backfill_run import BackfillRequest, InputError, build_terms, read_kafka_offsets
 from kiln.schemas.kafka.topics import TOPICS
 from kit.broker_access import client, security, variables
 
@@ -41,7 +41,7 @@ def test_a_run_says_which_frames_of_its_range_kafka_has_let_go(
             admin.delete_records({TopicPartition(topic, each): before for each in partitions})
 
     def asked(low: int) -> tuple[dict[str, tuple[int, int]], list[str]]:
-        return kafka_offsets(settings, build_terms(settings, BackfillRequest("r", low, end, source="kafka")))
+        return read_kafka_offsets(settings, build_terms(settings, BackfillRequest("r", low, end, source="kafka")))
 
     assert asked(1) == ({"0": (0, 0), "1": (0, 0)}, [])  # nothing was ever there
     write(20)
@@ -53,6 +53,6 @@ def test_a_run_says_which_frames_of_its_range_kafka_has_let_go(
     assert asked(end - 1) == ({"0": (4, 10), "1": (0, 10)}, [])  # they came before the range
     let_go(10, 0, 1)
     with pytest.raises(
-        InputError, match=r"nothing of the range any more: partition 0: all 10 records are gone; parti.*"
+        InputError, match=r"no record of the range any more: partition 0: all 10 records were removed; parti.*"
     ):
         asked(1)

@@ -66,7 +66,7 @@ def drop_rows(lake: Lake, wanted: QuarantineFilter, why: str, drop_id: str, now:
         except FileNotFoundError:
             continue  # the files of this version are gone: look again
         rows = sum(map(len, places.values()))
-        if replace_files(lake, "quarantine", table, files, new, f"{rows:,} rows dropped, {drop_id}", rows_go=True):
+        if replace_files(lake, "quarantine", table, files, new, f"{rows:,} rows dropped, {drop_id}", removes_rows=True):
             lake.sync_commits("quarantine", table.version(), table.version())
             return DropResult(drop_id, rows, known)
         delete_files(lake, new)

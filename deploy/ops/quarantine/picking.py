@@ -99,7 +99,7 @@ class QuarantineRows:
         self._db = duckdb.connect()
         register_store(self._db, lake)
         self._db.execute("SET TimeZone = 'UTC'")
-        self._db.execute(f"CREATE TEMP VIEW every AS {build_columns_query(columns, list(self._paths), places=True)}")
+        self._db.execute(f"CREATE TEMP VIEW every AS {build_columns_query(columns, list(self._paths), with_positions=True)}")
         self._refuse_unknown("stage", wanted.stage)
         self._refuse_unknown("reason", wanted.reason)
         self._pick(wanted)

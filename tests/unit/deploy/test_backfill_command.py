@@ -25,7 +25,7 @@ RANGE = ("--from", "2026-11-01", "--to", "2026-11-03")
         ((*RANGE, "--window", "0s"), "--window 0s: expected more than nothing"),
         ((*RANGE, "--window", "5"), "--window 5: expected a duration"),
         ((*RANGE, "--as-of", "then"), "--as-of then: expected a time"),
-        ((*RANGE, "--publish", "--source", __file__), "--publish: frames out of files are of origin REPLAY"),
+        ((*RANGE, "--publish", "--source", __file__), "--publish: frames from files have origin REPLAY"),
     ],
 )
 def test_a_command_line_that_makes_no_sense(

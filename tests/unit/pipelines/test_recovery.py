@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pytest
 
 from kiln.conf.process.location import parse_location
-from kiln.deploy.screens.recovery import recovery_json, render_recovery
+from kiln.deploy.screens.recovery import encode_recovery, render_recovery
 from kiln.pipelines.backfill.run_log import append_event, read_runs
 from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
@@ -228,7 +228,7 @@ def test_an_older_checkpoint_goes_on_where_it_ends_and_the_tables_with_it(tmp_pa
     with pytest.raises(DamageError, match=r"is older than the table tips: .* has micro-batch 4\. "):
         repair(state.place, ["sink"])
     (damage,) = examine(state.place, ["sink"])
-    assert json.loads(recovery_json([damage], [damage]))[0]["can"] is True
+    assert json.loads(encode_recovery([damage], [damage]))[0]["can"] is True
     assert "type kiln recover --yes" in render_recovery([damage], [damage]).plain
     with pytest.raises(DamageError, match=r"cannot restart sink at the offset 20 of kiln.updates-0: the oldest .* has 21,"):
         rewind_query(state.place, damage, {"kiln.updates": {0: 21}})
