@@ -28,6 +28,7 @@ from kiln.bridge.ipfs import BlockStore, open_blocks
 from kiln.bridge.kafka.librdkafka import LibrdkafkaProducer
 from kiln.bridge.kafka.producers import StoppableKafkaProducer
 from kiln.bridge.kafka.quarantine import QuarantineWriter
+from kiln.bridge.kafka.thread import KafkaConfig, now_us
 from kiln.bridge.kafka.topic_notes import locate_topic_notes
 from kiln.bridge.libp2p.discovery import Discovery, DiscoveryOptions
 from kiln.bridge.libp2p.host import Node
@@ -141,7 +142,7 @@ class PublishingTopics:
         self._height: HeightWatch | None = None
         if group.height:
             path = settings.bridge_dir / "transition.json"
-            self._height = HeightWatch(group.rpc_url.get_secret_value(), group.height, path, _now_us)
+            self._height = HeightWatch(group.rpc_url.get_secret_value(), group.height, path, now_us)
 
     def start(self) -> None:
         """Start to watch the block height if the settings name one."""
@@ -155,15 +156,15 @@ class PublishingTopics:
 
     def publishing_scheme(self) -> TopicScheme:
         """Return the topics on which batches are published now."""
-        return self._transition.publishing_scheme(_now_us(), self._reached_at)
+        return self._transition.publishing_scheme(now_us(), self._reached_at)
 
     def joins_network_topic(self) -> bool:
         """Return whether the node subscribes to the network's topic now."""
-        return self._transition.joins_network_topic(_now_us(), self._reached_at)
+        return self._transition.joins_network_topic(now_us(), self._reached_at)
 
     def describe(self) -> str:
         """Describe what is published where; empty if there is no transition."""
-        return self._transition.describe(_now_us(), self._reached_at)
+        return self._transition.describe(now_us(), self._reached_at)
 
     @property
     def error(self) -> str | None:
@@ -174,10 +175,6 @@ class PublishingTopics:
     def _reached_at(self) -> int | None:
         """When the chain reached the height of the settings, µs; None: not yet, or the settings name none."""
         return None if self._height is None else self._height.reached_at
-
-
-def _now_us() -> int:
-    return time.time_ns() // 1_000
 
 
 # ---------------------------------------------------------------- network
@@ -297,12 +294,16 @@ def _create_pins(settings: Settings, blocks: BlockStore) -> BlockPins:
 
 
 def _create_membership(settings: Settings, node: Node, interests: InterestsFile, carrier: Carrier | None) -> Membership:
-    kafka = settings.broker
     duties = (settings.publishes, carrier is not None and settings.announces, bool(settings.ipfs.api))
     member = Member(
         node.authors[0], socket.gethostname(), interests_digest(interests.read()), sum(duties), authors=node.authors
     )
-    return Membership(kafka.server_list(), kafka.security_options(), kafka.prefix, settings.network.name, member)
+    return Membership(_kafka_config(settings), settings.network.name, member)
+
+
+def _kafka_config(settings: Settings) -> KafkaConfig:
+    kafka = settings.broker
+    return KafkaConfig(kafka.server_list(), kafka.security_options(), kafka.prefix)
 
 
 def _create_publisher(
@@ -322,9 +323,7 @@ def _create_publisher(
             raise PublishError(str(error) or "the bridge is stopping") from error
 
     return Publisher(
-        settings.kafka.server_list(),
-        settings.broker.security_options(),
-        settings.kafka.prefix,
+        _kafka_config(settings),
         PublishingOptions(settings.network.name, micros(settings.publish.timeout), batch_typ=settings.batch.typ),
         publish,
         lambda: describe_hold(settings, blocks.status()),
@@ -365,9 +364,7 @@ def _create_announcer(
         target=carrier.target,
     )
     return Publisher(
-        settings.kafka.server_list(),
-        settings.broker.security_options(),
-        settings.kafka.prefix,
+        _kafka_config(settings),
         options,
         announce,
         lambda: carrier.stop_reason,
@@ -399,9 +396,7 @@ def _create_fetcher(settings: Settings, blocks: BlockStore, membership: Membersh
         authors=lambda: membership.authors,
     )
     return Fetcher(
-        settings.kafka.server_list(),
-        settings.broker.security_options(),
-        settings.kafka.prefix,
+        _kafka_config(settings),
         options,
         blocks,
         lambda: (*file.read(), *announced_interests),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Literal, Protocol
 
-from kiln.schemas.kafka.frames import BEP50, CUT_PAYLOAD, MAX_MESSAGES, MAX_RPC, frame_fault, read_rpc
+from kiln.schemas.kafka.frames import BEP50, CUT_PAYLOAD, MAX_MESSAGES, MAX_RPC, find_frame_fault, read_rpc
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.reject import Rejected
 from kiln.schemas.wire.topic_table import find_hello
@@ -67,7 +67,7 @@ class ConnectionTap:
         )
         self._common_fields = fields.SerializeToString()
         fields.sequence = 1
-        fault = frame_fault(fields)
+        fault = find_frame_fault(fields)
         if fault is not None:
             raise ValueError(fault.detail)
         self._has_hellos = protocol != BEP50

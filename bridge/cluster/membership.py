@@ -13,7 +13,7 @@ thing.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol, cast
 
 import msgspec
@@ -34,7 +34,7 @@ from kiln.bridge.cluster.group import (
     read_member,
     read_round,
 )
-from kiln.bridge.kafka.thread import BlockedError, KafkaThread
+from kiln.bridge.kafka.thread import BlockedError, KafkaConfig, KafkaThread
 from kiln.conf.process.bridge_status import SharingStatus
 from kiln.conf.process.kafka_clients import open_client
 
@@ -95,22 +95,18 @@ class Membership(KafkaThread):
     """
 
     def __init__(
-        self,
-        bootstrap_servers: str | Sequence[str],
-        client_options: Mapping[str, object],
-        prefix: str,
-        network: str,
-        member: Member,
-        clock: Callable[[], float] = _boot_clock,
+        self, kafka: KafkaConfig, network: str, member: Member, clock: Callable[[], float] = _boot_clock
     ) -> None:
-        """`client_options`: how to talk to the brokers. `prefix`: of topics. `clock`: s, as `CLOCK_BOOTTIME`."""
+        """Create the thread without starting it.
+
+        Args:
+            clock: returns seconds, as `CLOCK_BOOTTIME`.
+        """
         super().__init__(
             "membership",
             "no bridge is known to lead, so nothing is published or fetched",
-            bootstrap_servers,
-            client_options,
-            prefix,
-            group_name(prefix, network),
+            kafka,
+            group_name(kafka.prefix, network),
         )
         self._assignor = _Group(member)
         self._clock = clock
@@ -172,7 +168,7 @@ class Membership(KafkaThread):
     def _release_resources(self) -> None:
         self._lease = (0.0, 0.0)
 
-    def _session(self) -> None:
+    def _run_session(self) -> None:
         consumer = open_client(
             KafkaConsumer,
             bootstrap_servers=self._servers,

@@ -41,7 +41,7 @@ from kiln.bridge.fetcher.position_file import FilePosition, PositionFile
 from kiln.bridge.ipfs import BlockStore
 from kiln.bridge.kafka.position import KafkaPosition
 from kiln.bridge.kafka.producers import FramesProducerError, StoppableKafkaProducer
-from kiln.bridge.kafka.thread import RENEW_EVERY, Leadership, LeaderThread, PositionLostError
+from kiln.bridge.kafka.thread import RENEW_EVERY, KafkaConfig, Leadership, LeaderThread, PositionLostError, now_us
 from kiln.bridge.kafka.topic_notes import TopicNotes
 from kiln.conf.process.bridge_status import FetcherStatus
 from kiln.schemas.kafka.records import UNREADABLE, decode_stream
@@ -50,10 +50,6 @@ from kiln.schemas.wire.topics import Interest, parse_interest
 _LOG: Final = logging.getLogger(__name__)
 _MAX_RECORDS_PER_POLL: Final = 500  # per round
 _WRITE_TIMEOUT: Final = 60.0  # s for the broker to acknowledge a stage of a round
-
-
-def _now_us() -> int:
-    return time.time_ns() // 1_000
 
 
 class _FetchProgress(NamedTuple):
@@ -66,20 +62,16 @@ class _FetchProgress(NamedTuple):
 class Fetcher(LeaderThread):
     """A thread that runs `PendingFetches` between Kafka and IPFS, from `start()` to `stop()`.
 
-    One fetcher works at a time for a network and prefix, because it assigns itself the partitions. While Kafka is
-    unavailable, it retries from its committed offset. An error in reading one block is logged and quarantined, and
-    stops nothing else.
+    An error in reading one block is logged and quarantined, and stops nothing else.
     """
 
     def __init__(
         self,
-        bootstrap_servers: str | Sequence[str],
-        client_options: Mapping[str, object],
-        prefix: str,
+        kafka: KafkaConfig,
         options: FetchingOptions,
         blocks: BlockStore,
         interests: Callable[[], Iterable[str]],
-        clock_us: Callable[[], int] = _now_us,
+        clock_us: Callable[[], int] = now_us,
         group: str | None = None,
         position_file: Path | None = None,
         leadership: Leadership | None = None,
@@ -88,25 +80,13 @@ class Fetcher(LeaderThread):
         """Create the thread without starting it.
 
         Args:
-            client_options: options of the Kafka clients (security_protocol, sasl_…, ssl_…).
-            prefix: prefix of Kafka topics.
             interests: returns the current interests as texts (`kiln.schemas.wire.topics.parse_interest`); called in
                 this thread.
-            group: consumer group that holds the offsets; by default one of the network.
-            position_file: file that holds a copy of the offsets.
-            leadership: decides which of several bridges fetches.
-            notes: the topics to which the offsets belong.
+            group: consumer group of the offsets; by default one of the network.
+            position_file: file with a copy of the offsets.
         """
-        super().__init__(
-            "fetcher",
-            "nothing is fetched",
-            bootstrap_servers,
-            client_options,
-            prefix,
-            group or f"{prefix}fetcher.{options.network}",
-            leadership,
-            notes,
-        )
+        group = group or f"{kafka.prefix}fetcher.{options.network}"
+        super().__init__("fetcher", "nothing is fetched", kafka, group, leadership, notes)
         self._options = options
         self._file = None if position_file is None else PositionFile(position_file)
         self._file_positions: dict[int, FilePosition] = {}  # in the file now
@@ -117,7 +97,6 @@ class Fetcher(LeaderThread):
         self._pool = self._new_pool()
         self._known: KnownAnswers | None = None
         self._progress = _FetchProgress(0, 0, 0, Counter())
-        self._places_lost = 0
 
     @property
     def waiting(self) -> int:
@@ -139,11 +118,6 @@ class Fetcher(LeaderThread):
         """Records since the start by outcome, named as in kiln.schemas.metrics."""
         return self._progress.counts
 
-    @property
-    def places_lost(self) -> int:
-        """Number of partitions whose offset Kafka had lost, since the start."""
-        return self._places_lost
-
     def status(self) -> FetcherStatus:
         """Return the status of the fetcher."""
         return FetcherStatus(
@@ -151,7 +125,7 @@ class Fetcher(LeaderThread):
         )
 
     def _on_standby(self) -> None:
-        """Forget offsets and streams, because the leader commits and learns of others."""
+        """Drop offsets and streams, because the leader commits and finds others."""
         super()._on_standby()
         self._known = None
         if self._file is not None:
@@ -168,14 +142,14 @@ class Fetcher(LeaderThread):
     def _read_streams(self) -> KnownAnswers:
         """Read all streams that are in `kiln.streams` now."""
         known = KnownAnswers()
-        consumer = self._consumer(None)
+        consumer = self._open_consumer(None)
         try:
-            parts = self._partitions(f"{self._prefix}streams")
+            parts = self._list_partitions(f"{self._prefix}streams")
             consumer.assign(parts)
             consumer.seek_to_beginning(*parts)
             ends = consumer.end_offsets(parts)
             while not self._must_stop and any(consumer.position(part) < ends[part] for part in parts):
-                self._state = f"reading which streams are known: {len(known.streams)}"
+                self._state = f"reading the known streams: {len(known.streams)}"
                 for records in self._poll(consumer, 200).values():
                     for record in records:
                         self._add_known_stream(known, record.value)
@@ -198,7 +172,7 @@ class Fetcher(LeaderThread):
             PositionLostError: an offset is lost.
         """
         topic = f"{self._prefix}wanted"
-        parts = self._partitions(topic)
+        parts = self._list_partitions(topic)
         is_replaced = topic in self._watch_topics(topic)
         consumer.assign(parts)
         done: dict[TopicPartition, DoneOffsets] = {}
@@ -212,8 +186,8 @@ class Fetcher(LeaderThread):
             offsets = DoneOffsets(offset, metadata, self._clock_us())
             if offsets.read > ends[part]:  # the state has no note of the topic's id
                 _LOG.error(
-                    "%s, partition %d, ends at %d, and %s had read up to %d: it is read from its beginning",
-                    *(topic, part.partition, ends[part], self._group, offsets.read),
+                    "%s-%d ends at offset %d, below the position %d of group %s: reading it from its beginning",
+                    *(topic, part.partition, ends[part], offsets.read, self._group),
                 )
                 offset = starts[part]
                 offsets = DoneOffsets(offset, "", self._clock_us())
@@ -237,14 +211,17 @@ class Fetcher(LeaderThread):
             if part.partition not in file_positions:
                 return None  # the partition was added later
             position = file_positions[part.partition]
-            _LOG.error("Kafka has lost the place of %s in %s: taken from %s", self._group, part, self._file)
+            _LOG.error(
+                "Kafka has lost the committed offset of group %s for %s-%d: using offset %d from %s",
+                *(self._group, part.topic, part.partition, position.offset, self._file),
+            )
             self._places_lost += 1
             return position.offset, position.metadata
         if self._known is not None and self._known.streams:  # a fetcher has run, since only fetchers write streams
             raise PositionLostError(
-                f"the place of {self._group} in {part.topic}, partition {part.partition}, is lost, and no file has it. "
-                "Set the place with kafka-consumer-groups.sh --reset-offsets: --to-latest leaves what waits, "
-                "--to-earliest releases all of it again"
+                f"Kafka has lost the committed offset of group {self._group} for {part.topic}-{part.partition}, and no "
+                "file has it. Set it with kafka-consumer-groups.sh --reset-offsets: --to-latest skips the waiting "
+                "records, --to-earliest releases all of them again."
             )
         return None
 
@@ -255,7 +232,9 @@ class Fetcher(LeaderThread):
         try:
             return self._file.read(self._topic_id)
         except OSError as error:
-            raise PositionLostError(f"{self._file} cannot be read: {error.strerror}") from error
+            raise PositionLostError(
+                f"cannot read {self._file} ({error.strerror}). Check the file's permissions and the disk."
+            ) from error
 
     def _record_lost_range(
         self, pending: PendingFetches, part: TopicPartition, offsets: DoneOffsets, before: int
@@ -264,8 +243,8 @@ class Fetcher(LeaderThread):
         lost = pending.record_lost_range(part.partition, before, self._clock_us())
         if lost:
             _LOG.error(
-                "Kafka let %d records of %s go before %s was done with them: partition %d, offsets %d to %d",
-                *(lost, part.topic, self._group, part.partition, first, before - 1),
+                "Kafka deleted %d records of %s-%d before group %s had processed them: offsets %d to %d",
+                *(lost, part.topic, part.partition, self._group, first, before - 1),
             )
 
     def _commit(
@@ -292,11 +271,13 @@ class Fetcher(LeaderThread):
                 try:
                     self._file.write(self._topic_id, self._file_positions)
                 except OSError as error:
-                    raise PositionLostError(f"{self._file} cannot be written: {error.strerror}") from error
+                    raise PositionLostError(
+                        f"cannot write {self._file} ({error.strerror}). Check the folder's permissions and the disk."
+                    ) from error
         for part in changed_offsets:
             done[part].mark_committed()
 
-    def _work(self, consumer: KafkaConsumer, producer: StoppableKafkaProducer) -> None:
+    def _run_as_leader(self, consumer: KafkaConsumer, producer: StoppableKafkaProducer) -> None:
         if self._known is None:
             known = self._read_streams()
             if self._must_stop:  # not all are read
@@ -333,7 +314,7 @@ class Fetcher(LeaderThread):
             )
             self._state = _describe_state(pending)
             self._error = (
-                None if pending.ipfs_error is None else f"nothing is fetched, IPFS is away: {pending.ipfs_error}"
+                None if pending.ipfs_error is None else f"nothing is fetched, IPFS is unavailable: {pending.ipfs_error}"
             )
 
     def _poll_records(
@@ -343,9 +324,9 @@ class Fetcher(LeaderThread):
         full = [part for part, room in rooms.items() if not room]
         consumer.pause(*full)
         consumer.resume(*(rooms.keys() - full))
-        at_most = min((room for room in rooms.values() if room), default=1)
+        max_records = min((room for room in rooms.values() if room), default=1)
         interests: list[Interest] | None = None
-        for part, records in self._poll(consumer, 20 if pending.is_busy else 200, at_most).items():
+        for part, records in self._poll(consumer, 20 if pending.is_busy else 200, max_records).items():
             if interests is None:
                 interests = [parse_interest(text) for text in self._interests()]
             now = self._clock_us()
@@ -389,9 +370,9 @@ class Fetcher(LeaderThread):
                     continue
                 if self._stop.is_set():
                     return False
-                raise FramesProducerError(f"no answer within {_WRITE_TIMEOUT:g} s") from None
+                raise FramesProducerError(f"no acknowledgement within {_WRITE_TIMEOUT:g} s") from None
             if error is not None:
-                raise FramesProducerError(f"a record was refused: {error!r}") from error
+                raise FramesProducerError(f"the broker refused a record: {error!r}") from error
             remaining -= 1
         return True
 
@@ -406,13 +387,13 @@ def _get_answer(request: BlockRequest, future: Future[Answer]) -> Answer:
     error = future.exception()
     if error is None:
         return future.result()
-    # a peer chooses the bytes, so that an error in reading them must not end all fetching
-    _LOG.error("fetching the %s %s", request.kind, request.cid, exc_info=error)
+    # the bytes come from a peer, so an error in reading them must not end all fetching
+    _LOG.error("cannot read the block of %s %s", request.kind, request.cid, exc_info=error)
     return FetchFailure(FAULT, repr(error)[:500], final=True)
 
 
 def _describe_state(pending: PendingFetches) -> str:
     waiting = f" (waiting: {pending.waiting_count})" if pending.waiting_count else ""
     if pending.ipfs_error is not None:
-        return f"IPFS is away: {pending.ipfs_error}{waiting}"
-    return f"fetching {pending.in_flight}{waiting}" if pending.is_busy else "waiting for what is wanted"
+        return f"IPFS is unavailable: {pending.ipfs_error}{waiting}"
+    return f"fetching {pending.in_flight}{waiting}" if pending.is_busy else "waiting for records"

@@ -1,1 +1,1 @@
-"""Kafka from the bridge: producers, the thread that talks to Kafka, the writer of quarantine."""
+"""Kafka in the bridge: producers, threads that work on Kafka, the writer of quarantine records."""

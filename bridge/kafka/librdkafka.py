@@ -112,10 +112,12 @@ class LibrdkafkaProducer:
             producer = None  # closes its sockets at once; `close` would first log each refused connection
             timeout = KafkaTimeoutError(f"no answer within {_METADATA_TIMEOUT:g} s")
             reason = describe_kafka_error(timeout, client_options)
-            raise FramesProducerError(f"no producer for {options['bootstrap.servers']}: {reason}") from error
+            raise FramesProducerError(f"cannot write to Kafka at {options['bootstrap.servers']}: {reason}") from error
         if topic not in topics:
             producer = None
-            raise FramesProducerError(f"no producer for {options['bootstrap.servers']}: there is no topic {topic}")
+            raise FramesProducerError(
+                f"cannot write to Kafka at {options['bootstrap.servers']}: topic {topic} does not exist"
+            )
         self._producer = producer
         self._thread = threading.Thread(target=self._poll_reports, name="librdkafka", daemon=True)
         try:

@@ -109,17 +109,17 @@ def connect(bootstrap_servers: str | Sequence[str], client_options: Mapping[str,
     # kafka-python asserts that it knows every option; a RuntimeError says that no thread can be started
     except (KafkaError, AssertionError, ValueError, RuntimeError) as error:
         options = {**(client_options or {}), "bootstrap_servers": bootstrap_servers}
-        why = describe_kafka_error(error, options) if isinstance(error, KafkaError) else repr(error)
-        raise FramesProducerError(f"no producer for {bootstrap_servers}: {why}") from error
+        reason = describe_kafka_error(error, options) if isinstance(error, KafkaError) else repr(error)
+        raise FramesProducerError(f"cannot write to Kafka at {bootstrap_servers}: {reason}") from error
     return cast(Producer, producer)
 
 
 class FramesProducer:
     """A producer of frames for one topic, used by one thread at a time.
 
-    kafka-python limits no buffer, so this class does: `send` waits while `max_buffered` bytes are not acknowledged, for
-    at most `patience` seconds (longer than kafka-python's own delivery timeout of 120 s). After the first error nothing
-    more is sent, because later frames of a connection must not overtake a lost one.
+    kafka-python does not limit its buffer, so this class does: `send` waits while `max_buffered` bytes are not
+    acknowledged, for at most `patience` seconds (longer than kafka-python's own delivery timeout of 120 s). After the
+    first error nothing more is sent, because later frames of a connection must not overtake a lost one.
     """
 
     def __init__(
@@ -159,7 +159,8 @@ class FramesProducer:
             self._raise_if_failed()
             if not room:
                 raise FramesProducerError(
-                    f"{self._topic}: no room for {self._patience:g} s; {self._describe_unacknowledged()}"
+                    f"cannot write to {self._topic}: the buffer is full for {self._patience:g} s; "
+                    f"{self._describe_unacknowledged()}"
                 )
             self._buffered += size
             self._sent += 1
@@ -167,7 +168,7 @@ class FramesProducer:
             record = self._producer.send(self._topic, value=value, key=key)
         except KafkaError as error:
             self._record_outcome(size, error)
-            raise FramesProducerError(f"{self._topic}: a frame of {size} bytes was refused: {error!r}") from error
+            raise FramesProducerError(f"cannot write a frame of {size} bytes to {self._topic}: {error!r}") from error
         record.add_callback(lambda _: self._record_outcome(size, None))
         record.add_errback(lambda error: self._record_outcome(size, error))
 
@@ -180,12 +181,14 @@ class FramesProducer:
         try:
             self._producer.flush(timeout)
         except KafkaError as error:
-            raise FramesProducerError(f"{self._topic}: {self._describe_unacknowledged()}: {error!r}") from error
+            raise FramesProducerError(
+                f"cannot flush {self._topic}: {self._describe_unacknowledged()}: {error!r}"
+            ) from error
         with self._changed:
             self._changed.wait_for(lambda: self._error is not None or not self._buffered, timeout)
             self._raise_if_failed()
             if self._acknowledged != self._sent:
-                raise FramesProducerError(f"{self._topic}: {self._describe_unacknowledged()}")
+                raise FramesProducerError(f"cannot flush {self._topic}: {self._describe_unacknowledged()}")
 
     def close(self, timeout: float | None = None) -> None:
         """Flush, then close the producer, in any case."""
@@ -220,7 +223,7 @@ class FramesProducer:
     def _raise_if_failed(self) -> None:
         if self._error is not None:
             raise FramesProducerError(
-                f"{self._topic}: {self._describe_unacknowledged()}; first error: {self._error!r}"
+                f"cannot write to {self._topic}: {self._describe_unacknowledged()}; first error: {self._error!r}"
             ) from self._error
 
 

@@ -1,7 +1,7 @@
 """Write the bridge's own records to `kiln.quarantine`.
 
-They are few and rare, so that the writer sends each record alone and retries until the broker has it. Until then a
-record is only in memory; its producer must be able to find it again after a crash.
+They are few, so the writer sends each record alone and retries until the broker has it. Until then a record is only in
+memory; its producer must be able to reproduce it after a crash.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class QuarantineWriter:
         """End the thread. Queued records are not written."""
         self._stop.set()
         self._wake.set()
-        self._thread.join(timeout)  # it may be trying to connect; it is a daemon
+        self._thread.join(timeout)  # it may be connecting; it is a daemon thread
 
     def put(self, key: bytes, record: QuarantineRecord) -> threading.Event:
         """Queue a record without waiting, from any thread, and return an event that is set once the broker has it."""
@@ -104,8 +104,8 @@ class QuarantineWriter:
             except Empty:
                 if time.monotonic() < deadline:
                     continue
-                raise FramesProducerError(f"no answer within {_WRITE_TIMEOUT:g} s") from None
+                raise FramesProducerError(f"no acknowledgement within {_WRITE_TIMEOUT:g} s") from None
             if error is not None:
-                raise FramesProducerError(f"a record was refused: {error!r}") from error
+                raise FramesProducerError(f"the broker refused a record: {error!r}") from error
             return True
         return False

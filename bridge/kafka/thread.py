@@ -1,5 +1,7 @@
-"""Threads that work on Kafka in sessions until they are stopped. The publisher and the fetcher are such threads, and
-work in the bridge that leads."""
+"""Threads that work on Kafka in sessions until they are stopped.
+
+The publisher and the fetcher are such threads, and work in the bridge that leads.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from traceback import walk_stack
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from kafka.consumer.fetcher import ConsumerRecord
 from kafka.errors import KafkaError, KafkaTimeoutError, NoError
@@ -37,27 +39,40 @@ STALL_AFTER: Final = 60.0
 """s without progress after which a thread is reported as stalled. No healthy step takes so long."""
 
 REVIVE_AFTER: Final = 10.0
-"""s from the last step of a thread that an exception has ended until it is restarted."""
+"""s from the last step of a crashed thread until it is restarted."""
 
 CHECK_ENDS_AFTER: Final = 20.0
 """s without a record after which a thread asks the broker for the end offsets."""
 
-_SETTLE_AFTER_LEAD: Final = (
+_LOST_LEAD_PAUSE: Final = (
     1.0  # s after a lapsed lead, so that records in flight reach the broker before a session reads the log
 )
 _STANDBY_INTERVAL: Final = 0.1  # s between two checks whether this bridge leads
 
 
+def now_us() -> int:
+    """Return the Unix time in µs."""
+    return time.time_ns() // 1_000
+
+
 class BlockedError(RuntimeError):
-    """A condition that stops the thread until a user does what the text says."""
+    """A condition that stops the thread until a user does what the message says."""
 
 
 class PositionLostError(BlockedError):
-    """A lost offset, so that it is unknown which records are done. The text says what to do."""
+    """A lost offset, so that it is unknown which records are done. The message says what to do."""
 
 
 class TopicReplacedError(BlockedError):
-    """A topic that is not the one to which the offsets belong. The text says what to do."""
+    """A topic that is not the one to which the offsets belong. The message says what to do."""
+
+
+class KafkaConfig(NamedTuple):
+    """The brokers, options of their clients (security_protocol, sasl_…, ssl_…), and the prefix of topics and groups."""
+
+    servers: str | Sequence[str]
+    client_options: Mapping[str, object]
+    prefix: str
 
 
 class KafkaThread(ABC):
@@ -66,27 +81,16 @@ class KafkaThread(ABC):
     When Kafka fails, `error` reports it, and a new session begins from the committed offset.
     """
 
-    def __init__(
-        self,
-        name: str,
-        failing: str,
-        bootstrap_servers: str | Sequence[str],
-        client_options: Mapping[str, object],
-        prefix: str,
-        group: str,
-    ) -> None:
+    def __init__(self, name: str, consequence: str, kafka: KafkaConfig, group: str) -> None:
         """Create the thread without starting it.
 
         Args:
-            failing: the consequence if the thread cannot work, such as "nothing is published".
-            prefix: prefix of Kafka topics.
-            group: consumer group that holds the offsets.
+            consequence: the consequence if the thread cannot work, such as "nothing is published".
+            group: consumer group of the offsets.
         """
         self._name = name
-        self._failing = failing
-        self._servers = bootstrap_servers
-        self._client_options = dict(client_options)
-        self._prefix = prefix
+        self._consequence = consequence
+        self._servers, self._client_options, self._prefix = kafka
         self._group = group
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -102,9 +106,9 @@ class KafkaThread(ABC):
         self._thread = thread
 
     def revive(self) -> None:
-        """Start the thread again if a fault has ended it.
+        """Restart the thread if it has crashed.
 
-        Does nothing before `start`, after `stop`, or within REVIVE_AFTER of the last step.
+        It does nothing before `start`, after `stop`, or within REVIVE_AFTER of the last step.
         """
         if self._thread is None or self._thread.is_alive() or self._stop.is_set():
             return
@@ -128,12 +132,11 @@ class KafkaThread(ABC):
         """The reason why the thread cannot work now, if any."""
         alive = self._thread is not None and self._thread.is_alive()
         if self._error is None and alive and time.monotonic() - self._progress_at > STALL_AFTER:
-            where = self._describe_stack()
-            return f"{self._failing}: the {self._name} stands still in {where}. A bridge started anew goes on"
+            return f"{self._consequence}: the {self._name} has stalled in {self._describe_stack()}. Restart the bridge."
         return self._error
 
     def _mark_progress(self) -> None:
-        """Record progress at each step, because a call that waits endlessly inside kafka-python reports nothing."""
+        """Record progress at each step, because a call that never returns from kafka-python reports nothing."""
         self._progress_at = time.monotonic()
 
     def _describe_stack(self) -> str:
@@ -148,7 +151,7 @@ class KafkaThread(ABC):
         return " > ".join(reversed(calls))
 
     @abstractmethod
-    def _session(self) -> None:
+    def _run_session(self) -> None:
         """Run one session, until stopped or Kafka fails."""
 
     @abstractmethod
@@ -160,20 +163,20 @@ class KafkaThread(ABC):
             while not self._stop.is_set():
                 self._mark_progress()
                 try:
-                    self._session()
+                    self._run_session()
                 except BlockedError as error:
-                    self._error = self._state = f"{self._failing}: {error}"
+                    self._error = self._state = f"{self._consequence}: {error}"
                     self._stop.wait(10.0)
                 # kafka-python asserts that it knows every option, raises ValueError for wrong values, and passes an
                 # OSError through, such as too many open files
                 except (KafkaError, FramesProducerError, OSError, ValueError, AssertionError) as error:
-                    self._error = self._state = f"{self._failing}, Kafka fails: {self._describe_error(error)}"
+                    self._error = self._state = f"{self._consequence}, Kafka fails: {self._describe_error(error)}"
                     self._stop.wait(1.0)
         finally:
             self._release_resources()
             self._state = "stopped"
             if not self._stop.is_set():
-                self._error = f"{self._failing}: the {self._name} has ended by a fault, and starts again"
+                self._error = f"{self._consequence}: the {self._name} has crashed, and will be restarted"
 
     def _poll(
         self, consumer: KafkaConsumer, timeout_ms: int, max_records: int | None = None
@@ -183,13 +186,13 @@ class KafkaThread(ABC):
         kafka-python can silently lose what refreshes its cluster metadata; only a new consumer then reads on.
 
         Raises:
-            KafkaTimeoutError: the broker has records, and none has arrived for long.
+            KafkaTimeoutError: the broker has records, and none arrives.
         """
         self._mark_progress()
         records: Mapping[TopicPartition, list[ConsumerRecord]] = consumer.poll(timeout_ms, max_records)
         now, paused = time.monotonic(), consumer.paused()
         self._stalled_positions = (
-            {} if records else {part: at for part, at in self._stalled_positions.items() if part not in paused}
+            {} if records else {part: offset for part, offset in self._stalled_positions.items() if part not in paused}
         )
         if records:
             self._last_record_at = now
@@ -197,13 +200,15 @@ class KafkaThread(ABC):
             positions = {part: consumer.position(part) for part in consumer.assignment() - paused}
             for part, position in positions.items():
                 if self._stalled_positions.get(part) == position:
-                    raise KafkaTimeoutError(f"nothing comes of {part.topic}-{part.partition} from offset {position} on")
+                    raise KafkaTimeoutError(
+                        f"no record of {part.topic}-{part.partition} arrives from offset {position} on"
+                    )
             ends = consumer.end_offsets(list(positions)) if positions else {}
             self._stalled_positions = {part: position for part, position in positions.items() if position < ends[part]}
             self._last_record_at = now
         return records
 
-    def _partitions(self, topic: str) -> list[TopicPartition]:
+    def _list_partitions(self, topic: str) -> list[TopicPartition]:
         """Return the partitions of a topic in order.
 
         Raises:
@@ -216,7 +221,7 @@ class KafkaThread(ABC):
         finally:
             admin.close()
         if description["error_code"] != NoError.errno:
-            raise FramesProducerError(f"there is no topic {topic}")
+            raise FramesProducerError(f"topic {topic} does not exist")
         numbers = sorted(each["partition_index"] for each in description["partitions"])
         return [TopicPartition(topic, number) for number in numbers]
 
@@ -225,7 +230,7 @@ class KafkaThread(ABC):
             return describe_kafka_error(error, {**self._client_options, "bootstrap_servers": self._servers})
         return str(error) if isinstance(error, FramesProducerError) else repr(error)
 
-    def _consumer(self, group: str | None) -> KafkaConsumer:
+    def _open_consumer(self, group: str | None) -> KafkaConsumer:
         self._last_record_at, self._stalled_positions = time.monotonic(), {}
         return open_client(
             KafkaConsumer,
@@ -271,16 +276,15 @@ class SoleLeadership:
 class LeaderThread(KafkaThread):
     """A thread that works in the bridge that leads, and is on standby in the others.
 
-    Each session begins from the committed offset.
+    Each session begins from the committed offset. One such thread works at a time for a network and prefix, because it
+    assigns itself the partitions. While Kafka is unavailable, it retries from the committed offset.
     """
 
     def __init__(
         self,
         name: str,
-        failing: str,
-        bootstrap_servers: str | Sequence[str],
-        client_options: Mapping[str, object],
-        prefix: str,
+        consequence: str,
+        kafka: KafkaConfig,
         group: str,
         leadership: Leadership | None = None,
         notes: TopicNotes | None = None,
@@ -288,22 +292,28 @@ class LeaderThread(KafkaThread):
         """Create the thread like `KafkaThread`.
 
         Args:
-            leadership: by default `SoleLeadership`.
+            leadership: decides which of several bridges works; by default `SoleLeadership`.
             notes: the topics to which the offsets belong.
         """
-        super().__init__(name, failing, bootstrap_servers, client_options, prefix, group)
+        super().__init__(name, consequence, kafka, group)
         self._leadership = leadership or SoleLeadership()
-        self._lead_lapsed = False  # the lead, in this session
+        self._lost_lead = False  # in this session
+        self._places_lost = 0
         self._notes = notes
         self._watched: dict[str, TopicIdentity] = {}  # topics whose offsets this session commits
         self._check_at = 0.0
         self._admin: KafkaAdminClient | None = None
 
     @property
+    def places_lost(self) -> int:
+        """Number of partitions whose offset Kafka had lost, since the start."""
+        return self._places_lost
+
+    @property
     def _is_leader(self) -> bool:
         """Return whether this bridge has led for the whole session; check it before each action of the leader."""
-        self._lead_lapsed = self._lead_lapsed or not self._leadership.is_leader()
-        return not self._lead_lapsed
+        self._lost_lead = self._lost_lead or not self._leadership.is_leader()
+        return not self._lost_lead
 
     @property
     def _must_stop(self) -> bool:
@@ -311,7 +321,7 @@ class LeaderThread(KafkaThread):
         return self._stop.is_set() or not self._is_leader
 
     @abstractmethod
-    def _work(self, consumer: KafkaConsumer, producer: StoppableKafkaProducer) -> None:
+    def _run_as_leader(self, consumer: KafkaConsumer, producer: StoppableKafkaProducer) -> None:
         """Run one session, until it must stop or Kafka fails. The consumer has no partitions yet."""
 
     def _on_standby(self) -> None:
@@ -349,8 +359,8 @@ class LeaderThread(KafkaThread):
     def _check_replaced(self, noted: Mapping[str, str], now: Mapping[str, TopicIdentity]) -> None:
         for topic in find_replaced_topics(noted, now):
             raise TopicReplacedError(
-                f"{describe_replaced_topic(topic, noted[topic], now[topic].id)}. Stop Kiln and type kiln recover: then the "
-                "topic is read from its beginning, and what is done already is not done again"
+                f"{describe_replaced_topic(topic, noted[topic], now[topic].id)}. Stop Kiln and run kiln recover: the "
+                "bridge then reads the topic from its beginning, and skips the records that are done"
             )
 
     def _check_topics(self) -> None:
@@ -367,14 +377,15 @@ class LeaderThread(KafkaThread):
         self._check_at = time.monotonic() + CHECK_EVERY
         try:
             current = describe_topics(self._topic_admin(), self._watched)
-        except (KafkaError, OSError):  # the consumer reports it where it lasts
+        except (KafkaError, OSError):  # if it persists, the consumer reports it
             self._close_admin()
             return
         self._check_replaced({topic: each.id for topic, each in self._watched.items()}, current)
         for topic, each in current.items():
             if each.partitions != self._watched[topic].partitions:
                 raise FramesProducerError(
-                    f"{topic} has {each.partitions} partitions now, and had {self._watched[topic].partitions}"
+                    f"the number of partitions of {topic} changed from {self._watched[topic].partitions} to "
+                    f"{each.partitions}"
                 )
 
     def _topic_admin(self) -> KafkaAdminClient:
@@ -393,24 +404,24 @@ class LeaderThread(KafkaThread):
             self._admin.close()
             self._admin = None
 
-    def _session(self) -> None:
+    def _run_session(self) -> None:
         if not self._leadership.is_leader():
-            self._error, self._state = None, f"stands by: {self._leadership.describe()}"
+            self._error, self._state = None, f"on standby: {self._leadership.describe()}"
             if self._leadership.another_bridge_leads():
                 self._on_standby()
             self._stop.wait(_STANDBY_INTERVAL)
             return
-        self._lead_lapsed = False
-        consumer = self._consumer(self._group)
+        self._lost_lead = False
+        consumer = self._open_consumer(self._group)
         try:
             producer = StoppableKafkaProducer(self._servers, self._client_options)
             try:
-                self._work(consumer, producer)
+                self._run_as_leader(consumer, producer)
             finally:
                 producer.close(2)
         finally:
             consumer.close()
             self._watched = {}
             self._close_admin()
-        if self._lead_lapsed:
-            self._stop.wait(_SETTLE_AFTER_LEAD)
+        if self._lost_lead:
+            self._stop.wait(_LOST_LEAD_PAUSE)

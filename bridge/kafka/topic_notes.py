@@ -36,7 +36,7 @@ class TopicNotes:
         return self._path.stem.removeprefix(PREFIX)
 
     def read(self) -> dict[str, NotedTopic]:
-        """Read the notes; none if there is no file, or a power cut has left it unreadable."""
+        """Read the notes; none if there is no file, or a power cut has damaged it."""
         try:
             return _NOTES.decode(self._path.read_bytes())
         except (FileNotFoundError, *UNREADABLE):
@@ -44,9 +44,9 @@ class TopicNotes:
 
     def write(self, topics: Mapping[str, NotedTopic]) -> None:
         """Replace the file atomically."""
-        fresh = self._path.with_suffix(".new")
-        fresh.write_bytes(msgspec.json.encode(topics))
-        fresh.replace(self._path)
+        new = self._path.with_suffix(".new")
+        new.write_bytes(msgspec.json.encode(topics))
+        new.replace(self._path)
 
     def remove(self) -> None:
         """Remove the file if it exists."""

@@ -14,7 +14,7 @@ from kiln.bridge.kafka.thread import PositionLostError
 
 
 class PublishLedgerError(PositionLostError):
-    """An unusable ledger file, which the text names. Without it, it is unknown which batches of runs were published."""
+    """The ledger file, which the message names, cannot be used, so it is unknown which batches were published."""
 
 
 class PublishLedger:
@@ -80,4 +80,6 @@ class PublishLedger:
             raise self._wrap_error(error) from error
 
     def _wrap_error(self, error: Exception) -> PublishLedgerError:
-        return PublishLedgerError(f"{self._path}: {error}. The file says which batches of backfill runs went out")
+        return PublishLedgerError(
+            f"cannot use {self._path} ({error}). It records the published batches of backfill runs: restore it."
+        )

@@ -19,7 +19,7 @@ from kiln.bridge.fetcher.fetcher import Fetcher
 from kiln.bridge.fetcher.offsets import DoneOffsets
 from kiln.bridge.fetcher.pending import FetchingOptions
 from kiln.bridge.kafka import thread as kafka_thread
-from kiln.bridge.kafka.thread import Leadership
+from kiln.bridge.kafka.thread import KafkaConfig, Leadership
 from kiln.bridge.kafka.topic_notes import TopicNotes, locate_topic_notes
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
 from kiln.deploy.stack.kafka_topics import ensure_topics
@@ -136,9 +136,7 @@ class Kiln:
         leadership: Leadership | None = None,
     ) -> Fetcher:
         fetcher = Fetcher(
-            [self.address],
-            security(self.address),
-            self.prefix,
+            KafkaConfig([self.address], security(self.address), self.prefix),
             options,
             self.ipfs,
             lambda: self.interests,
@@ -190,8 +188,8 @@ def test_with_ipfs_away_updates_wait_and_flow_after_it_is_back(kiln: Kiln) -> No
     kiln.ipfs.away = True
     kiln.write(*(wanted(message % 3, message) for message in range(30)))
     fetcher = kiln.start()
-    assert awaited(lambda: fetcher.state == "IPFS is away: no node at http://127.0.0.1:5001 (waiting: 30)")
-    assert fetcher.error == "nothing is fetched, IPFS is away: no node at http://127.0.0.1:5001"
+    assert awaited(lambda: fetcher.state == "IPFS is unavailable: no node at http://127.0.0.1:5001 (waiting: 30)")
+    assert fetcher.error == "nothing is fetched, IPFS is unavailable: no node at http://127.0.0.1:5001"
     kiln.write(*(wanted(message % 3, message) for message in range(30, 60)))
     assert awaited(lambda: fetcher.waiting == 60)
     assert kiln.read("updates") == []
@@ -205,7 +203,7 @@ def test_with_ipfs_away_updates_wait_and_flow_after_it_is_back(kiln: Kiln) -> No
     known = {record.stream: record.separator for record in map(decode_stream, kiln.read("streams"))}
     assert known == {stream(number): MODEL for number in range(3)}
     assert awaited(lambda: kiln.place() == 60)
-    assert awaited(lambda: fetcher.error is None and fetcher.state == "waiting for what is wanted")
+    assert awaited(lambda: fetcher.error is None and fetcher.state == "waiting for records")
 
 
 def test_streams_that_are_known_are_not_fetched_again_after_a_restart(kiln: Kiln) -> None:
@@ -300,7 +298,7 @@ def test_crash_after_a_release_repeats_it_in_the_same_epoch(kiln: Kiln) -> None:
 
         fetcher = kiln.start(clock_us=clock)
         assert awaited(lambda: kiln.running[-1].state == "stopped")
-        crashed += fetcher.error == "nothing is fetched: the fetcher has ended by a fault, and starts again"
+        crashed += fetcher.error == "nothing is fetched: the fetcher has crashed, and will be restarted"
     assert crashed == 5
     last = kiln.start()
     assert awaited(lambda: kiln.place() == 500)
@@ -326,7 +324,7 @@ def test_one_that_waits_does_not_hold_back_its_place_in_few_bytes(kiln: Kiln) ->
 
 
 def test_broker_away_at_the_start(kiln: Kiln, free_port: int) -> None:
-    fetcher = Fetcher(f"127.0.0.1:{free_port}", {}, "kiln.", OPTIONS, kiln.ipfs, lambda: ("*",))
+    fetcher = Fetcher(KafkaConfig(f"127.0.0.1:{free_port}", {}, "kiln."), OPTIONS, kiln.ipfs, lambda: ("*",))
     fetcher.start()
     assert awaited(lambda: "Kafka fails" in fetcher.state)
     fetcher.stop(10)
@@ -353,7 +351,7 @@ def test_a_place_that_kafka_lost_is_taken_from_the_file(
     again = kiln.start()
     assert awaited(lambda: again.counts["released"] == 2)
     assert (again.places_lost, again.status().places_lost) == (1, 1)
-    assert "Kafka has lost the place" in caplog.text
+    assert "Kafka has lost the committed offset" in caplog.text
     assert sorted(update.message_id for update in kiln.updates()) == [f"message {message}" for message in range(4)]
 
 
@@ -371,7 +369,7 @@ def test_of_two_fetchers_the_one_that_leads_fetches_and_has_the_file(kiln: Kiln,
         assert awaited(lambda: kiln.place() == number + 1)
         assert awaited(lambda: {each for each in files if files[each].exists()} == {name})
         turns.leader = None  # nobody is known to lead: the file may be the newest there is
-        assert awaited(lambda: fetchers[name].state == "stands by: None leads")
+        assert awaited(lambda: fetchers[name].state == "on standby: None leads")
         assert files[name].exists()
 
     for number, name in enumerate("aba"):
@@ -392,7 +390,10 @@ def test_without_place_and_file_nothing_is_guessed(kiln: Kiln, tmp_path: Path) -
     again = kiln.start()
     assert awaited(lambda: again.error is not None)
     said = str(again.error)
-    assert f"the place of {kiln.prefix}fetcher.local-test in {kiln.prefix}wanted, partition 0, is lost" in said
+    assert (
+        f"Kafka has lost the committed offset of group {kiln.prefix}fetcher.local-test for {kiln.prefix}wanted-0"
+        in said
+    )
     assert "--reset-offsets" in said
     again.stop()
     assert [update.message_id for update in kiln.updates()] == ["message 0"]

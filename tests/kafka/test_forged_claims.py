@@ -25,6 +25,7 @@ from conftest import ROOT
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kiln.bridge.fetcher.fetcher import Fetcher
 from kiln.bridge.fetcher.pending import FetchingOptions
+from kiln.bridge.kafka.thread import KafkaConfig
 from kiln.deploy.query.ask import query_lake
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
 from kiln.deploy.stack.kafka_topics import ensure_topics
@@ -146,7 +147,8 @@ class Kiln:
         )
         self._producer = KafkaProducer(**client(address), acks="all")
         options = FetchingOptions(NETWORK, max_concurrent=16, timeout=S, give_up_after=S // 2, retry_after=600 * S)
-        self.fetcher = Fetcher([address], security(address), prefix, options, self.ipfs, lambda: ())
+        kafka = KafkaConfig([address], security(address), prefix)
+        self.fetcher = Fetcher(kafka, options, self.ipfs, lambda: ())
         if fetch:
             self.fetcher.start()
 
@@ -308,7 +310,9 @@ def test_what_becomes_of_forged_claims_is_as_the_page_says(
     kiln.await_streams(slow.values())
     kiln.ipfs.away = True
     away = announced(kiln)
-    wait_until(lambda: kiln.fetcher.status().state.startswith("IPFS is away"), lambda: kiln.fetcher.status().state)
+    wait_until(
+        lambda: kiln.fetcher.status().state.startswith("IPFS is unavailable"), lambda: kiln.fetcher.status().state
+    )
     for each in away.values():
         kiln.ipfs.add(each.genesis)
     add("comes later", away)

@@ -43,7 +43,7 @@ class Broker:
         self.errors.append(self.quarantine.error if self.quarantine else None)
         if self.away:
             self.away -= 1
-            raise FramesProducerError("no producer for 127.0.0.1:1")
+            raise FramesProducerError("cannot write to Kafka at 127.0.0.1:1")
         self.open += 1
         return self
 

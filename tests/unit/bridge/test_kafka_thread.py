@@ -1,4 +1,4 @@
-"""kiln.bridge.kafka.thread: a session that fails is begun anew, and one that stands still is told of."""
+"""kiln.bridge.kafka.thread: a failed session is restarted, and a stalled one is reported."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kafka.errors import KafkaTimeoutError
 from kafka import TopicPartition
 from kiln.bridge.kafka import thread as kafka_thread
 from kiln.bridge.kafka.producers import FramesProducerError
-from kiln.bridge.kafka.thread import KafkaThread
+from kiln.bridge.kafka.thread import KafkaConfig, KafkaThread
 from kit.awaiting import awaited, wait_until
 
 
@@ -21,11 +21,11 @@ class Failing(KafkaThread):
     """Its first session fails."""
 
     def __init__(self, error: Exception) -> None:
-        super().__init__("reader", "nothing is read", ["127.0.0.1:1"], {}, "t.", "group")
+        super().__init__("reader", "nothing is read", KafkaConfig(["127.0.0.1:1"], {}, "t."), "group")
         self.sessions = 0
         self._failure = error
 
-    def _session(self) -> None:
+    def _run_session(self) -> None:
         self.sessions += 1
         if self.sessions == 1:
             raise self._failure
@@ -58,7 +58,7 @@ def test_a_thread_that_a_fault_has_ended_starts_again(monkeypatch: pytest.Monkey
     thread.start()
     try:
         wait_until(lambda: bool(thread.error), "the end")
-        assert thread.error == "nothing is read: the reader has ended by a fault, and starts again"
+        assert thread.error == "nothing is read: the reader has crashed, and will be restarted"
         thread.revive()
         assert thread.state == "stopped"  # too early: a fault that comes at once must not fill the log
         monkeypatch.setattr(kafka_thread, "REVIVE_AFTER", 0.0)
@@ -97,11 +97,11 @@ class Waiting(KafkaThread):
     """Moves until it waits for what never comes, or comes when it is let go."""
 
     def __init__(self) -> None:
-        super().__init__("reader", "nothing is read", ["127.0.0.1:1"], {}, "t.", "group")
+        super().__init__("reader", "nothing is read", KafkaConfig(["127.0.0.1:1"], {}, "t."), "group")
         self.waits = Event()
         self.go = Event()
 
-    def _session(self) -> None:
+    def _run_session(self) -> None:
         if self.waits.is_set():
             self.go.wait(60)
 
@@ -116,8 +116,8 @@ def test_a_thread_that_stands_still_says_where_and_no_longer_once_it_moves(monke
         assert not awaited(lambda: thread.error is not None, 1.0)
         thread.waits.set()
         wait_until(lambda: thread.error is not None, "the words")
-        where = r"_run \(thread.py:\d+\) > _session \(test_kafka_thread.py:\d+\) > wait \(threading.py:"
-        assert re.match("nothing is read: the reader stands still in " + where, thread.error or "")
+        where = r"_run \(thread.py:\d+\) > _run_session \(test_kafka_thread.py:\d+\) > wait \(threading.py:"
+        assert re.match("nothing is read: the reader has stalled in " + where, thread.error or "")
         thread.waits.clear()
         thread.go.set()
         wait_until(lambda: thread.error is None, "the end of the problem")
@@ -157,10 +157,10 @@ class Reading(KafkaThread):
     """Reads until told to stop."""
 
     def __init__(self, consumer: Silent) -> None:
-        super().__init__("reader", "nothing is read", ["127.0.0.1:1"], {}, "t.", "group")
+        super().__init__("reader", "nothing is read", KafkaConfig(["127.0.0.1:1"], {}, "t."), "group")
         self._reads = consumer
 
-    def _session(self) -> None:
+    def _run_session(self) -> None:
         while not self._stop.is_set():
             self._poll(self._reads, 5)
 
@@ -173,7 +173,7 @@ def test_a_consumer_that_gives_nothing_of_what_there_is_is_made_anew(monkeypatch
     thread.start()
     try:
         wait_until(lambda: thread.error is not None, "the words")
-        assert "nothing comes of t.batches-0 from offset 5 on" in (thread.error or "")
+        assert "no record of t.batches-0 arrives from offset 5 on" in (thread.error or "")
     finally:
         thread.stop()
 

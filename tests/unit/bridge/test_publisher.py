@@ -833,9 +833,7 @@ def test_unreadable_batch_of_a_run_is_quarantined_by_its_own_topic(tmp_path: Pat
 def test_ledger_that_cannot_be_read_stops_the_publisher_in_words(tmp_path: Path) -> None:
     path = tmp_path / "handed-over.sqlite"
     path.write_bytes(b"no database" * 100)
-    with pytest.raises(
-        PublishLedgerError, match=r"handed-over\.sqlite: file is not a database\. The file says which batches"
-    ):
+    with pytest.raises(PublishLedgerError, match=r"handed-over\.sqlite \(file is not a database\)"):
         "bafyrei" in PublishLedger(path)  # noqa: B015  # the question is what raises
 
 

@@ -93,7 +93,7 @@ class Kafka:
 
     def connect(self) -> Producer:
         if not self.reachable:
-            raise FramesProducerError("no producer for nowhere")
+            raise FramesProducerError("cannot write to Kafka at nowhere")
         self.producers.append(Producer(self))
         return self.producers[-1]
 
@@ -226,7 +226,7 @@ def test_no_broker_at_the_start(kafka: Kafka, new_sink: Callable[..., FrameSink]
     kafka.reachable = False
     sink = new_sink()
     put(sink, frames(10))
-    assert awaited(lambda: "no producer for nowhere" in (sink.error or ""))
+    assert awaited(lambda: "cannot write to Kafka at nowhere" in (sink.error or ""))
     assert awaited(lambda: sink.status().spooled == 10)
     kafka.reachable = True
     assert awaited(lambda: all_there(sink))
