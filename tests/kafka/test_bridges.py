@@ -23,8 +23,9 @@ from conftest import free_ports
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kiln.bridge.cluster.membership import SESSION
 from kiln.bridge.cluster.rendezvous import find_owner
-from kiln.bridge.libp2p.keys import load_or_create
+from kiln.bridge.libp2p.keys import load_or_create_key
 from kiln.conf.process.bridge_status import BridgeStatus
+from kiln.conf.process.state_version import claim_state_folder
 from kiln.conf.settings.model import Kafka
 from kiln.deploy.ops.bridges import list_live_bridges
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
@@ -59,8 +60,9 @@ class Bridge:
     def __init__(self, state: Path, port: int, settings: dict[str, str]) -> None:
         self._state = state
         self._settings = settings
-        (state / "bridge").mkdir(parents=True)
-        self.peer = peer_text(peer_of(load_or_create(state / "bridge" / "key")))
+        claim_state_folder(state)
+        (state / "bridge").mkdir()
+        self.peer = peer_text(peer_of(load_or_create_key(state / "bridge" / "key")))
         self._listen = f"/ip4/127.0.0.1/tcp/{port}"
         self.address = f"{self._listen}/p2p/{self.peer}"
         self._process: BridgeAlone | None = None

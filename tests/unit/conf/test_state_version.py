@@ -43,6 +43,7 @@ def test_a_new_folder_and_one_of_this_version_are_claimed(tmp_path: Path, before
 def test_files_of_the_user_are_no_state(tmp_path: Path) -> None:
     (tmp_path / "kiln.toml").write_text("")
     (tmp_path / "lost+found").mkdir()
+    (tmp_path / "lake").mkdir()
     claim_state_folder(tmp_path)
     assert (tmp_path / "version").read_text() == f"{STATE_VERSION}\n"
 
@@ -58,7 +59,7 @@ def test_processes_that_claim_a_folder_at_the_same_time(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["version"]
 
 
-@pytest.mark.parametrize("content", ["bridge", "broker", "checkpoints", "lake", "locks"])
+@pytest.mark.parametrize("content", ["bridge", "broker", "checkpoints", "locks"])
 @pytest.mark.parametrize(
     ("version", "what", "words"),
     [
