@@ -43,13 +43,12 @@ from kiln.pipelines.runtime.micro_batch_clock import get_batch_time, with_dedup_
 from kiln.pipelines.runtime.row_packing import (
     PackedRow,
     build_packed_ddl,
-    pack,
     pack_rows,
     unpack_rows,
 )
 from kiln.schemas.delta.tables import TABLES, Column
 from kiln.schemas.kafka.frames import BEP50, DIRECTIONS, ORIGINS, read_frame
-from kiln.schemas.kafka.records import MAX_QUARANTINED, QuarantineRecord, encode, quarantine_key, quarantine_records
+from kiln.schemas.kafka.records import MAX_QUARANTINED, QuarantineRecord, encode, build_quarantine_key, build_quarantine_records
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.reject import Rejected
 from kiln.schemas.wire.identity import VERDICT_NAMES, Verdict, peer_text, raw_peer
@@ -425,12 +424,12 @@ def build_fault_rows(item: RejectedMessage) -> Iterator[tuple[bytes, tuple[str, 
     own = compute_fault_identity(item)
     for number, record in enumerate(build_fault_records(item)):
         identity = blake2b(own + (number * MAX_QUARANTINED).to_bytes(8), digest_size=16).digest() if number else own
-        yield identity, (item.reason, item.author, quarantine_key(*item.ref), encode(record))
+        yield identity, (item.reason, item.author, build_quarantine_key(*item.ref), encode(record))
 
 
 def build_fault_records(item: RejectedMessage) -> Iterator[QuarantineRecord]:
     """Build the quarantine records of a fault, part by part."""
-    return quarantine_records(item.stage, item.reason, item.detail, item.data, item.observed_at)
+    return build_quarantine_records(item.stage, item.reason, item.detail, item.data, item.observed_at)
 
 
 # ---------------------------------------------------------------- the second stage
@@ -466,7 +465,8 @@ def write_rows(rows: Iterable[PackedRow], lake: Lake) -> _Batches:
     faults = bad.total()
     del bad[""]  # not signed
     tallies = [AuthorTally(name, good[name], bad[name]) for name in good.keys() | bad.keys()]
-    out.add((ARCHIVE_OUTPUT, None, pack(ArchiveOutput(messages, counts, faults, tallies))))
+    output = msgspec.msgpack.encode(ArchiveOutput(messages, counts, faults, tallies))
+    out.add((ARCHIVE_OUTPUT, None, output))
     yield from out.drain()
 
 

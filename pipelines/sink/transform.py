@@ -268,7 +268,7 @@ def write_rows(rows: Iterable[PackedRow], lake: Lake, log_times: LogTimes) -> _B
         for table, row, error in rejected:
             last.add(_reject_row(table, row, error))
         closed += last.close()
-    out.add((SINK_OUTPUT, pack(SinkOutput(closed))))
+    out.add((SINK_OUTPUT, msgspec.msgpack.encode(SinkOutput(closed))))
     yield from out.drain()
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kiln.conf.settings.keys import known_keys, variable
+from kiln.conf.settings.keys import list_keys, variable
 from kiln.deploy.query.ask import query_lake
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.delta.tables import TABLES, markdown
@@ -115,13 +115,13 @@ def test_the_readme_is_short_and_shows_both_commands() -> None:
     assert sum(line.startswith(('make run ARGS="--for 60s"', "make test")) for line in lines[:20]) == 2
 
 
-def test_each_walk_of_the_tour_passes_at_most_six_files() -> None:
+def test_each_walk_of_the_tour_has_at_most_six_stages() -> None:
     tour = text("docs/design/overview.md").split("\n## A tour of the house\n")[1]
     walks = tour.split("\n### ")[1:]
     assert len(walks) == 4
     for walk in walks:
-        steps = re.findall(r"^\d\. `([\w/]+\.py)`", walk, re.MULTILINE)
-        assert 2 <= len(set(steps)) == len(steps) <= 6, walk.splitlines()[0]
+        stages = re.findall(r"^\d\. `([\w/]+\.py)`", walk, re.MULTILINE)
+        assert 2 <= len(set(stages)) == len(stages) <= 6, walk.splitlines()[0]
 
 
 # the changelog names what was, the runbook files of the state folder
@@ -136,10 +136,10 @@ def test_every_file_that_a_page_names_is_there(page: Path) -> None:
 
 
 def test_every_setting_that_is_named_exists() -> None:
-    known = set(known_keys())
+    known = set(list_keys())
     sections = {keys[0] for keys in known if len(keys) > 1}
     of_tests = re.findall(r"\bKILN_TEST_[A-Z_]+\b", text("tests/conftest.py") + text("tests/store/test_races.py"))
-    of_tables = tuple(f"{variable(keys)}__" for keys, free in known_keys().items() if free)
+    of_tables = tuple(f"{variable(keys)}__" for keys, free in list_keys().items() if free)
     variables = {*map(variable, known), "KILN_CONFIG", *of_tests}
     for page in PAGES:
         words = page.read_text(encoding="utf-8")
