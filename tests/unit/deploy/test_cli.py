@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from deltalake import write_deltalake
 
 from kiln.conf.process.errors import KilnError, PrerequisiteError
 from kiln.conf.settings.model import Settings
@@ -22,6 +21,7 @@ from kiln.deploy.cli.run import command_line
 from kiln.deploy.demo.traffic import read_ledger
 from kiln.deploy.stack.java import JavaError
 from kiln.schemas.captures.capture_file import open_capture, read_capture
+from kit.kiln_table import append_rows
 
 Capture = pytest.CaptureFixture[str]
 
@@ -78,7 +78,7 @@ def test_every_command_has_help(command: str, capsys: Capture) -> None:
         (["run", "--for", "1s", "--catch-up"], "--for and --catch-up: choose one"),
         (["job", "archiv"], "there is no query archiv; did you mean archive?"),
         (["replay", "no-such.rpc.gz"], "no-such.rpc.gz: no such capture file"),
-        (["replay", "x", "--pace", "0"], "--pace 0: expected more than 0"),
+        (["replay", "x", "--speed", "0"], "--speed 0: expected more than 0"),
         (["generate", "x.rpc.gz", "--start", "noon"], "--start noon: expected a time"),
         (["generate", "x.rpc.gz", "--rate", "0"], "rate"),
         (["status", "--config", "no-such.toml"], "no-such.toml: no such settings file"),
@@ -196,7 +196,7 @@ def test_config_check(capsys: Capture, tmp_path: Path) -> None:
 
 
 def test_sql_prints_a_table_and_json(capsys: Capture, tmp_path: Path) -> None:
-    write_deltalake(str(tmp_path / "state" / "lake" / "tips"), pa.table({"stream": ["s1"], "batch_cid": [b"\x01"]}))
+    append_rows(tmp_path / "state" / "lake" / "tips", pa.table({"stream": ["s1"], "batch_cid": [b"\x01"]}))
     assert run_command(["sql", "select * from tips"]) == 0
     assert "s1" in capsys.readouterr().out
     assert run_command(["sql", "--json", "select * from tips"]) == 0
@@ -210,7 +210,7 @@ def test_sql_of_a_table_that_is_not_there_is_exit_code_1(capsys: Capture) -> Non
 
 
 def test_sql_into_a_pipe_that_closes_early_is_no_error(tmp_path: Path) -> None:
-    write_deltalake(str(tmp_path / "state" / "lake" / "tips"), pa.table({"stream": ["x" * 100] * 20_000}))
+    append_rows(tmp_path / "state" / "lake" / "tips", pa.table({"stream": ["x" * 100] * 20_000}))
     script = f"{sys.executable} -m kiln.deploy.cli sql --json 'select * from tips' | head -1; exit ${{PIPESTATUS[0]}}"
     root = Path(__file__).parents[3]
     done = subprocess.run(["bash", "-c", script], cwd=root, capture_output=True, text=True, check=False)

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from deltalake import write_deltalake
 
 from conftest import free_ports
+from kit.kiln_table import append_rows
 
 HEAVY = {
     *("cryptography", "deltalake", "duckdb", "google", "httpx", "kafka", "libp2p", "multiformats", "numpy", "pandas"),
@@ -61,5 +61,5 @@ def imported(tmp_path: Path, *arguments: str) -> set[str]:
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
 def test_a_command_imports_only_what_it_uses(arguments: tuple[str, ...], needs: set[str], tmp_path: Path) -> None:
-    write_deltalake(str(tmp_path / "lake" / "tips"), pa.table({"stream": ["s1"]}))
+    append_rows(tmp_path / "lake" / "tips", pa.table({"stream": ["s1"]}))
     assert imported(tmp_path, *arguments) <= needs

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from deltalake import write_deltalake
 from rich.text import Text
 
 from conftest import free_ports
@@ -24,6 +23,7 @@ from kiln.conf.process.bridge_status import (
     SpoolStatus,
     write_status,
 )
+from kiln.conf.process.state_version import claim_state_folder
 from kiln.deploy.cli.app import run_command
 from kiln.deploy.cli.options import answers
 from kiln.deploy.ops.snapshot import BatchLine, BridgeInRun, Snapshot
@@ -35,6 +35,7 @@ from kiln.deploy.screens.views import LineView, LiveView
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.wire.cid import block_cid, cid_text
 from kiln.schemas.wire.streamid import StreamID
+from kit.kiln_table import append_rows
 
 EVIL = "kiln\x1b]0;owned\x07\x1b[2J\x9b31m\x7f\u202egpj.exe\u200b\r\nforged line [bold]not markup[/] :smile:"
 """An agent that sets the title, clears the screen, turns letters round, and ends its line."""
@@ -79,7 +80,8 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
         },
     }
     for name, columns in tables.items():
-        write_deltalake(str(state / "lake" / name), pa.table(columns))
+        append_rows(state / "lake" / name, pa.table(columns))
+    claim_state_folder(state)
     (state / "bridge").mkdir()
     write_status(state / "bridge" / "status.json", bridge_status())
     return state

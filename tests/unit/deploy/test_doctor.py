@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from deltalake import write_deltalake
 from msgspec import structs
 from rich.console import Console
 
@@ -59,6 +58,7 @@ from kiln.deploy.screens.status import encode_status, format_age, render_status
 from kiln.deploy.stack.java import Java, JavaError
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.runtime.topics import save_topic_ids
+from kit.kiln_table import append_rows
 
 OFFSETS = 'v1\n{{"batchWatermarkMs":0,"batchTimestampMs":1}}\n{{"kiln.frames":{{"0":{zero},"1":{one}}}}}'
 
@@ -168,8 +168,8 @@ def state(tmp_path: Path) -> Settings:
     lake = tmp_path / "lake"
     for number in range(2):
         rows = pa.table({"stream": [f"s{number}", "s"]})
-        write_deltalake(str(lake / "tips"), rows, mode="append")
-    write_deltalake(str(lake / "batches"), pa.table({"batch_cid": ["a", "b", "c"]}))
+        append_rows(lake / "tips", rows)
+    append_rows(lake / "batches", pa.table({"batch_cid": ["a", "b", "c"]}))
     return Settings(state=tmp_path, kafka=Kafka(embedded_port=closed_port()))
 
 

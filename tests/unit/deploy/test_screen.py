@@ -11,7 +11,6 @@ from pathlib import Path
 import msgspec
 import pyarrow as pa
 import pytest
-from deltalake import write_deltalake
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -44,6 +43,7 @@ from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.runtime.query_status import QueryPhase, QueryState
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.queries import QUERIES
+from kit.kiln_table import append_rows
 
 VALUE = "k2t6wyfsu4pg0t2n4j8ms3s33xsgqjhtto04mvq8w5a2v5xo48idyz38l7ydki"
 CID = "bafyreigh2akiscaildcqabsyg3dfr6chu3fgpregiymsck7e7aqa4s52zy"
@@ -346,7 +346,7 @@ def lake(tmp_path: Path) -> Path:
         ]
         values = {pa.string(): "x", at: now, pa.int32(): 1, pa.int64(): 1, pa.binary(): b"x"}
         rows = pa.Table.from_pylist([{f.name: values.get(f.type, []) for f in fields}] * 3, schema=pa.schema(fields))
-        write_deltalake(str(tmp_path / "lake" / name), rows)
+        append_rows(tmp_path / "lake" / name, rows)
     return tmp_path / "lake"
 
 

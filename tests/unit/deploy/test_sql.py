@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from deltalake import write_deltalake
 from rich.console import Console
 
 from kiln.deploy.cli.app import run_command
@@ -19,6 +18,7 @@ from kiln.deploy.query.answer_json import encode_value, make_distinct, write_jso
 from kiln.deploy.query.ask import SqlError, query_lake
 from kiln.pipelines.delta.lake import Lake, LakeError
 from kiln.schemas.delta.views import views
+from kit.kiln_table import append_rows
 
 AT = datetime(2025, 3, 1, 12, 0, 0, 250, tzinfo=UTC)
 
@@ -36,8 +36,8 @@ def make_lake(folder: Path) -> Path:
             "size": pa.array(range(10), pa.int64()),
         }
     )
-    write_deltalake(str(lake / "messages"), messages)
-    write_deltalake(str(lake / "updates"), pa.table({"stream": ["s1", "s2"], "message_id": ["m1", "m2"]}))
+    append_rows(lake / "messages", messages)
+    append_rows(lake / "updates", pa.table({"stream": ["s1", "s2"], "message_id": ["m1", "m2"]}))
     return lake
 
 
@@ -104,7 +104,7 @@ def test_columns_and_filters_are_pushed_into_the_scan(lake: Path) -> None:
 
 def test_rows_written_later_are_seen_by_the_next_question(tmp_path: Path) -> None:
     lake = make_lake(tmp_path)
-    write_deltalake(str(lake / "updates"), pa.table({"stream": ["s3"], "message_id": ["m3"]}), mode="append")
+    append_rows(lake / "updates", pa.table({"stream": ["s3"], "message_id": ["m3"]}))
     assert as_json(lake, "SELECT count(*) AS n FROM updates") == [{"n": 3}]
 
 
@@ -198,13 +198,13 @@ def test_cells() -> None:
 
 
 def state_of(folder: Path) -> tuple[Path, datetime]:
-    """A state folder whose table `updates` has three versions; a time between the second and the third."""
+    """A state folder whose table `updates` has four versions; a time between the third and the fourth."""
     lake = make_lake(folder)
-    write_deltalake(str(lake / "updates"), pa.table({"stream": ["s3"], "message_id": ["m3"]}), mode="append")
+    append_rows(lake / "updates", pa.table({"stream": ["s3"], "message_id": ["m3"]}))
     between = datetime.now(UTC)
     while datetime.now(UTC) - between < timedelta(milliseconds=2):  # Delta's times are whole milliseconds
         pass
-    write_deltalake(str(lake / "updates"), pa.table({"stream": ["s4"], "message_id": ["m4"]}), mode="append")
+    append_rows(lake / "updates", pa.table({"stream": ["s4"], "message_id": ["m4"]}))
     return folder, between
 
 
@@ -218,7 +218,7 @@ def test_tables_are_asked_as_they_were(tmp_path: Path, capsys: pytest.CaptureFix
     count = "SELECT count(*) AS n FROM updates"
     found = [
         json.loads(run(capsys, state, "--json", *as_of, count))[0]["n"]
-        for as_of in ([], ["--as-of", "0"], ["--as-of", "1"], ["--as-of", between.isoformat()])
+        for as_of in ([], ["--as-of", "1"], ["--as-of", "2"], ["--as-of", between.isoformat()])
     ]
     assert found == [4, 2, 3, 3]
 
@@ -226,7 +226,7 @@ def test_tables_are_asked_as_they_were(tmp_path: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("as_of", "code", "said"),
     [
-        ("3", 1, "table updates has no version 3: its newest is 2"),
+        ("4", 1, "table updates has no version 4: its newest is 3"),
         ("2020-01-01", 1, "table updates is not there yet"),
         ("soon", 2, "--as-of soon: expected a version"),
     ],

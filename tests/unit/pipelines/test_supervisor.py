@@ -15,6 +15,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from kiln.conf.process.kafka_topics import TopicIdentity
 from kiln.conf.process.location import parse_location
+from kiln.conf.process.state_version import claim_state_folder
 from kiln.conf.settings.model import JobName, Settings
 from kiln.pipelines.app import supervisor
 from kiln.pipelines.app.supervisor import RestartsExhaustedError, Supervisor, describe_failure
@@ -23,8 +24,10 @@ from kiln.pipelines.decode.breaker_state import read_breaker_state
 from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.lake import Lake
+from kiln.pipelines.runtime.dedup_store import FILE_NAME, DedupStore, DedupStoreConfig
 from kiln.pipelines.runtime.progress import ProgressListener, QueryProgress
 from kiln.pipelines.runtime.topics import TopicState, read_topic_ids
+from kiln.schemas.kafka.records import Epoch
 
 NAME = "archive"
 
@@ -225,6 +228,7 @@ def test_a_checkpoint_from_before_its_tables_is_refused(
     for batch in (2, 4):
         commits.commit(table, [], WriteId("the query's id", batch))
     commits.commit(table, [], WriteId("another query's id", 99))
+    claim_state_folder(settings.state)
     checkpoint = settings.state / "checkpoints" / "archive"
     (checkpoint / "offsets").mkdir(parents=True)
     (checkpoint / "metadata").write_text('{"id":"the query\'s id"}')
@@ -298,6 +302,7 @@ def test_what_ended_a_query_in_one_line(error: Exception | None, text: str) -> N
 
 def read_up_to(settings: Settings, offset: int) -> Path:
     """The checkpoint of `archive` after a micro-batch that ends at an offset of `kiln.frames`."""
+    claim_state_folder(settings.state)
     checkpoint = settings.state / "checkpoints" / NAME
     for name, text in {
         "metadata": '{"id":"the id"}',
@@ -306,6 +311,8 @@ def read_up_to(settings: Settings, offset: int) -> Path:
     }.items():
         (checkpoint / name).parent.mkdir(parents=True, exist_ok=True)
         (checkpoint / name).write_text(text)
+    with DedupStore(DedupStoreConfig(str(checkpoint / FILE_NAME), 1_000)) as store:
+        store.mark(Epoch("the id", 0), 0)
     return checkpoint
 
 
