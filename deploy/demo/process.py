@@ -31,7 +31,7 @@ class DemoNetworkError(PrerequisiteError):
 class DemoNetwork:
     """`launch()`, `addresses()` once it listens, `go()`, `check()` now and then, `stop()`. Its log is `logs/demo.log`.
 
-    `demo/heard.jsonl` keeps the BATCH_UPDATEs that the Kubo node heard, with their bytes.
+    `demo/received.jsonl` keeps the BATCH_UPDATEs that the Kubo node heard, with their bytes.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -40,7 +40,7 @@ class DemoNetwork:
         self._backoff = Backoff()
         self._ready = threading.Event()
         self._addresses: tuple[str, ...] = ()
-        self.heard: dict[str, int] = {}
+        self.received: dict[str, int] = {}
         """how many BATCH_UPDATEs each node has heard"""
         self.errors: tuple[str, ...] = ()
         try:
@@ -144,7 +144,7 @@ class DemoNetwork:
         return self._settings.logs / "demo.log"
 
     def _listen(self, lines: IO[str], ready: threading.Event) -> None:
-        with (self._settings.state / "demo" / "heard.jsonl").open("a") as heard:
+        with (self._settings.state / "demo" / "received.jsonl").open("a") as heard:
             for line in lines:
                 if not line.endswith("\n"):
                     break  # the network was killed
@@ -157,7 +157,7 @@ class DemoNetwork:
                         self._backoff.reset()
                         ready.set()
                     case "status":
-                        self.heard = event["heard_batches"]
+                        self.received = event["heard_batches"]
                         self.errors = tuple(event["errors"])
                     case "batch":
                         heard.write(line)

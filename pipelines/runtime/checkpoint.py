@@ -15,7 +15,7 @@ from kiln.schemas.kafka.records import Epoch
 
 _NONE = -1
 
-REPLACED_EPOCH_FILE = "stands-for"
+REPLACED_EPOCH_FILE = "replaced-epoch"
 """Kiln's file in a checkpoint: an epoch as JSON"""
 
 

@@ -165,7 +165,7 @@ def test_each_batch_has_a_receipt_and_is_heard_by_the_foreign_node_as_written(ki
         "and emitted_at < (select max(published_at) - interval 1 second from publications)"
     )
     assert unsent == []
-    heard = [json.loads(line) for line in (kiln.state / "demo" / "heard.jsonl").read_text().splitlines()]
+    heard = [json.loads(line) for line in (kiln.state / "demo" / "received.jsonl").read_text().splitlines()]
     assert heard
     for event in heard:
         topic = parse_topic(event["topic"])
