@@ -1,6 +1,6 @@
-"""The command `kiln`: one file in this folder for each group of commands, errors in words, exit codes.
+"""The command `kiln`: groups of commands, error messages and exit codes.
 
-To add a command, write it in the file of its group. To add a group, write a file with `commands`, and name the file in
+To add a command, write it in the file of its group. To add a group, write a file with `commands`, and add the file to
 `GROUPS`.
 """
 
@@ -49,7 +49,7 @@ GROUPS = (
     config,
     broker,
 )
-"""In the order in which `kiln --help` lists their commands."""
+"""Groups in the order of `kiln --help`."""
 
 app = typer.Typer(
     name="kiln",
@@ -58,9 +58,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Keep the pubsub traffic of a Ceramic network in Delta tables, and make CIP-123 batches of its updates.\n\n"
-    "Exit codes: 0 done; 1 failed; 2 the command line or the settings are wrong; 3 Kiln lacks something (Java, jars, a "
-    "free port, a broker); 130 interrupted.",
+    help="Archive the pubsub traffic of a Ceramic network in Delta tables and publish CIP-123 batches.\n\n"
+    "Exit codes: 0 success; 1 failure; 2 invalid command line or settings; 3 missing requirement (Java, jars, a free "
+    "port, a broker); 130 interrupted.",
 )
 for group in GROUPS:
     app.add_typer(group.commands)
@@ -80,7 +80,7 @@ def _options(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print version and commit.")
     ] = False,
 ) -> None:
-    """Options that stand before the command."""
+    """Handle options before the command."""
 
 
 def run_command(arguments: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""`kiln backfill`: history through the functions of the streams, into tables of its own; and what becomes of them."""
+"""`kiln backfill`: rebuild, compare and swap the tables of a time range."""
 
 from __future__ import annotations
 
@@ -23,57 +23,53 @@ from kiln.deploy.cli.options import (
 )
 
 commands = typer.Typer(
-    name="backfill", no_args_is_help=True, help="Make history anew, compare it with live, swap it in."
+    name="backfill", no_args_is_help=True, help="Rebuild, compare and swap the tables of a time range."
 )
 
-RunArgument = Annotated[str, typer.Argument(metavar="NAME", help="The name of the run.")]
+RunArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the run.")]
 
 
 @commands.command()
 def run(
-    low: Annotated[str, typer.Option("--from", metavar="TIME", help="Beginning of the range, ISO 8601; UTC.")],
-    high: Annotated[str, typer.Option("--to", metavar="TIME", help="End of the range; not in the range.")],
+    low: Annotated[str, typer.Option("--from", metavar="TIME", help="Start of the range, ISO 8601; UTC.")],
+    high: Annotated[str, typer.Option("--to", metavar="TIME", help="End of the range, exclusive.")],
     name: Annotated[str, typer.Option("--run", metavar="NAME", help="Name of the run: a to z, 0 to 9 and -.")],
     files: Annotated[
-        list[str] | None, typer.Argument(metavar="[FILE]…", help="More files, where --source names a file.")
+        list[str] | None, typer.Argument(metavar="[FILE]…", help="Further files for --source FILE.")
     ] = None,
     source: Annotated[
         list[str] | None,
         typer.Option(
             "--source",
             metavar="frames|kafka|FILE",
-            help="Where frames come from: the table frames, Kafka, or files. Repeat the option for more files. "
-            "Default: frames.",
+            help="Source of frames: the table frames, Kafka, or files. Repeatable for files. Default: frames.",
         ),
     ] = None,
-    window: Annotated[
-        str | None, typer.Option("--window", metavar="T", help="How long a batch gathers updates [batch.window].")
-    ] = None,
+    window: Annotated[str | None, typer.Option("--window", metavar="T", help="Window length [batch.window].")] = None,
     network: Annotated[
         str | None,
         typer.Option(
             "--network",
             metavar="NAME",
-            help="Read frames of this network alone. Of files: the network where a topic names none.",
+            help="Only frames of this network. For files: the network of topics that name none.",
         ),
     ] = None,
     as_of: Annotated[
         str | None,
-        typer.Option("--as-of", metavar="TIME", help="Take the separators that were verified then. Default: now."),
+        typer.Option("--as-of", metavar="TIME", help="Use separators as verified at this time. Default: now."),
     ] = None,
     publish: Annotated[
         bool,
-        typer.Option(
-            "--publish", help="Have the bridge publish the run's LIVE batches that nobody has published, each once."
-        ),
+        typer.Option("--publish", help="Publish LIVE batches of the run that are not published yet."),
     ] = False,
     as_json: JsonOption = False,
     state: StateOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Make the tables of a range of time anew, beside the live ones, in the folder backfill/NAME of the lake.
+    """Rebuild the tables for a time range, next to the live tables.
 
-    The command works while Kiln runs. Stopped or killed, the same command goes on. A run that is done stays as it is.
+    The tables of the run are in backfill/NAME of the lake. The command works while Kiln runs. Repeat it to resume a
+    stopped run; a completed run is not changed.
     """
     settings = settings_of(config, state)
     import json
@@ -91,7 +87,7 @@ def run(
 
     begin, end = time_of("--from", low), time_of("--to", high)
     if begin >= end:
-        raise UsageError(f"--from {low} --to {high}: the range ends before it begins")
+        raise UsageError(f"--from {low} --to {high}: the range ends before it starts")
     texts = [*(source or ()), *(files or ())]
     try:
         kind, paths = parse_source(texts)
@@ -129,7 +125,7 @@ def run(
 
 @commands.command("list")
 def backfill_list(as_json: JsonOption = False, state: StateOption = None, config: ConfigOption = None) -> None:
-    """List the runs: range, source, state, rows by table, and when."""
+    """List runs with range, source, state and row counts."""
     settings = settings_of(config, state)
     from kiln.deploy.screens.backfill import encode_runs, render_runs
     from kiln.pipelines.backfill.runs import list_runs
@@ -145,10 +141,10 @@ def backfill_list(as_json: JsonOption = False, state: StateOption = None, config
 def backfill_diff(
     name: RunArgument, as_json: JsonOption = False, state: StateOption = None, config: ConfigOption = None
 ) -> None:
-    """Compare a run with live over the run's range, by table, day and separator, to the CID.
+    """Compare a run with the live tables in its range.
 
-    The command shows the first differences in words. The exit code is 1 if something differs. The command needs no
-    Java.
+    The comparison is by table, day and separator, down to the CID, and lists the first differences. Exit code 1 if
+    anything differs. Requires no Java.
     """
     settings = settings_of(config, state)
     from kiln.deploy.screens.backfill import encode_diff, print_diff
@@ -158,7 +154,7 @@ def backfill_diff(
     lake, out = lake_of(settings), notes()
     run = get_run(lake, name)
     if not run.is_done:
-        out.print(f"run {name} is not done: what it has not reached counts as only live", style="yellow")
+        out.print(f"run {name} is not complete: rows that it has not reached count as only live", style="yellow")
     found = diff_run(lake, run, lambda words: out.print(words, style="dim"))
     if as_json:
         print(encode_diff(found))
@@ -172,23 +168,22 @@ def backfill_swap(
     name: RunArgument,
     replace: Annotated[
         bool,
-        typer.Option("--replace", help="Also where live heard messages that the files, or Kafka, did not hold."),
+        typer.Option("--replace", help="Replace live rows even if the source lacks live messages."),
     ] = False,
     only_frames: Annotated[
         bool,
-        typer.Option("--only-frames", help="Only add the run's frames to live's, for a later run from frames."),
+        typer.Option("--only-frames", help="Only add the frames of the run to the live table."),
     ] = False,
     take_over: Annotated[
         bool,
-        typer.Option("--take-over", help="Also where another machine, which is gone, has begun a swap in this lake."),
+        typer.Option("--take-over", help="Continue a swap that another, lost machine started."),
     ] = False,
     state: StateOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Put the run's rows in the place of live's, over the run's range.
+    """Replace the live rows in the run's time range with the run's rows.
 
-    Kiln may run meanwhile. A swap that was cut short goes on when the command is typed again. The command needs no
-    Java.
+    Kiln may run meanwhile. Repeat the command to resume an interrupted swap. Requires no Java.
     """
     settings = settings_of(config, state)
     from kiln.pipelines.backfill.runs import get_run, lock_run
@@ -196,7 +191,7 @@ def backfill_swap(
     from kiln.pipelines.backfill.swap_runs import add_frames, swap_run
 
     if replace and only_frames:
-        raise UsageError("--replace --only-frames: --only-frames replaces nothing")
+        raise UsageError("--replace and --only-frames: choose one; --only-frames replaces nothing")
     lake, out = lake_of(settings), notes()
     get_run(lake, name)
     with lock_run(settings.state, name, swap=True):
@@ -220,7 +215,10 @@ def backfill_swap(
 
 @commands.command("drop")
 def backfill_drop(name: RunArgument, state: StateOption = None, config: ConfigOption = None) -> None:
-    """Remove the tables of a run. What was swapped in stays. The account keeps that there was a run."""
+    """Delete the tables of a run.
+
+    Rows that were swapped in stay, and backfill_runs keeps the events of the run.
+    """
     settings = settings_of(config, state)
     from kiln.pipelines.backfill.runs import drop_run, get_run_unless_dropped, lock_run
 
@@ -243,5 +241,5 @@ def _length(text: str) -> timedelta:
     except ValueError as error:
         raise UsageError(f"--window {text}: expected {error}") from None
     if not length:
-        raise UsageError(f"--window {text}: expected more than nothing")
+        raise UsageError(f"--window {text}: must be greater than zero")
     return length

@@ -1,4 +1,4 @@
-"""`kiln broker stop`: the embedded broker, where it goes on without a Kiln."""
+"""`kiln broker stop`: stop an embedded broker that outlived its Kiln."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ commands = typer.Typer(name="broker", no_args_is_help=True, help="Stop the embed
 
 @commands.callback()
 def broker() -> None:
-    """Keeps `stop` a command of its own: typer makes a group with one command into that command."""
+    """Keep `stop` a subcommand: typer flattens a group with one command."""
 
 
 @commands.command("stop")
 def broker_stop(
     force: Annotated[
-        bool, typer.Option("--force", help="Stop the broker although a Kiln runs that started it and keeps it.")
+        bool, typer.Option("--force", help="Stop the broker of a running Kiln, which restarts it.")
     ] = False,
     state: StateOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Stop the embedded broker that a killed Kiln left in the state folder.
+    """Stop the embedded broker that a killed Kiln left running.
 
-    A Kiln that runs stops its broker itself, so the command refuses then. The exit code is 0 also when no broker runs.
+    Without --force, the command refuses if the broker belongs to a running Kiln. Exit code 0 also if no broker runs.
     """
     folder = loaded(config, state).settings.state
     from kiln.deploy.stack.broker_owner import read_owner

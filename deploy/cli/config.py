@@ -1,4 +1,4 @@
-"""`kiln config show` and `kiln config check`: the settings."""
+"""`kiln config show` and `kiln config check`."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import typer
 
 from kiln.deploy.cli.options import ConfigOption, StateOption, loaded
 
-commands = typer.Typer(name="config", no_args_is_help=True, help="Print the settings in force, or check a file.")
+commands = typer.Typer(name="config", no_args_is_help=True, help="Print or check the settings.")
 
 
 @commands.command("show")
 def config_show(
     state: StateOption = None,
     config: ConfigOption = None,
-    diff: Annotated[bool, typer.Option("--diff", help="Print only what is not the default, with the default.")] = False,
+    diff: Annotated[bool, typer.Option("--diff", help="Only values that differ from the default.")] = False,
 ) -> None:
-    """Print the settings in force as TOML, and say where each comes from that is not the default."""
+    """Print the settings in force as TOML, with their sources."""
     from kiln.conf.settings.printing import find_changed, format_settings
     from kiln.schemas.printable import printable_lines
 
@@ -33,7 +33,7 @@ def config_check(
     ] = None,
     config: ConfigOption = None,
 ) -> None:
-    """Check a settings file, the environment and the suites of kiln quality, and name each fault with its place."""
+    """Check the settings, the environment and the quality suites."""
     found = loaded(file or config, None)
     from kiln.pipelines.quality.suites import read_all_suites
 

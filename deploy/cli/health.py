@@ -1,4 +1,4 @@
-"""`kiln status` and `kiln doctor`: how Kiln does, and what is in the way."""
+"""`kiln status` and `kiln doctor`: progress and diagnosis."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ commands = typer.Typer()
 
 @commands.command()
 def status(as_json: JsonOption = False, state: StateOption = None, config: ConfigOption = None) -> None:
-    """Show the broker's topics, how far each query has read, and the tables."""
+    """Show topics, query progress and tables."""
     settings = settings_of(config, state)
     from kiln.deploy.ops.status import read_status
     from kiln.deploy.screens.status import encode_status, render_status
@@ -28,10 +28,10 @@ def status(as_json: JsonOption = False, state: StateOption = None, config: Confi
 
 @commands.command()
 def doctor(as_json: JsonOption = False, state: StateOption = None, config: ConfigOption = None) -> None:
-    """Look for what is in the way, and say what to do.
+    """Diagnose problems and suggest fixes.
 
-    The command looks at Java, jars, packages, ports, disk, memory, broker, checkpoints, tables and IPFS node. The exit
-    code is 3 when something is in the way.
+    Checks Java, jars, packages, ports, disk, memory, broker, checkpoints, tables and IPFS node. Exit code 3 if a check
+    fails.
     """
     settings = settings_of(config, state)
     from kiln.deploy.ops.doctor import has_failures, run_checks

@@ -1,4 +1,4 @@
-"""`kiln interests`: which separators the bridge follows."""
+"""`kiln interests`: separators that the bridge follows."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ commands = typer.Typer()
 def interests(
     add: Annotated[
         list[str] | None,
-        typer.Option("--add", metavar="X", help="Follow X too: * for all, a separator key, or key/value."),
+        typer.Option("--add", metavar="X", help="Follow X: * for all, a key, or key/value. Repeatable."),
     ] = None,
-    remove: Annotated[list[str] | None, typer.Option("--remove", metavar="X", help="Follow X no more.")] = None,
+    remove: Annotated[
+        list[str] | None, typer.Option("--remove", metavar="X", help="Stop following X. Repeatable.")
+    ] = None,
     as_json: JsonOption = False,
     state: StateOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """List the separators that the bridge follows, or change them while the bridge runs."""
+    """List or change the separators that the bridge follows."""
     settings = settings_of(config, state)
     from kiln.bridge.app.interests import InterestsFile
     from kiln.schemas.printable import printable
@@ -35,7 +37,7 @@ def interests(
     file = InterestsFile(settings.bridge_dir / "interests.json", settings.bridge.interests)
     now = list(file.read())
     if file.error:
-        raise KilnError(f"{file.error}. Mend or remove the file, then try again")
+        raise KilnError(f"{file.error}. Fix or remove the file, then try again")
     if add or remove:
         unknown = [text for text in remove or () if text not in now]
         if unknown:

@@ -1,4 +1,4 @@
-"""`kiln maintain`: the care of the tables."""
+"""`kiln maintain`: maintenance of the tables."""
 
 from __future__ import annotations
 
@@ -19,21 +19,17 @@ commands = typer.Typer()
 
 @commands.command()
 def maintain(
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what the command would do, and change nothing.")
-    ] = False,
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Do it again and again, every maintenance.interval, until Ctrl-C.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and change nothing.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Repeat every maintenance.interval until Ctrl-C.")] = False,
     as_json: JsonOption = False,
     state: StateOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Make few files of many, shorten the logs of the tables, remove what nobody needs, and rows that are too old.
+    """Compact files, trim table logs, vacuum, and apply retention.
 
-    The command works while Kiln runs, and `kiln run` does the same every ten minutes. Rows go only where the settings
-    say so (lake.retention). The exit code is 1 when a table could not be cared for. --json prints an object for each
-    table, and with --watch a line for each table each time.
+    The command works while Kiln runs; `kiln run` does the same every ten minutes. Rows are deleted only by
+    lake.retention. Exit code 1 if a table failed. --json prints an object per table; with --watch, one per line and
+    table each time.
     """
     if dry_run and watch:
         raise UsageError("--dry-run and --watch: choose one")
@@ -55,7 +51,7 @@ def maintain(
         out = notes()
         with Maintenance(settings, lambda words: out.print(words, style="dim", highlight=False)) as maintenance:
             show(tables := maintenance.run())
-            with suppress(KeyboardInterrupt):  # who watches is done when the user says so
+            with suppress(KeyboardInterrupt):  # the user ends --watch
                 while watch:
                     maintenance.wait()
                     show(tables := maintenance.run())

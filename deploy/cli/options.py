@@ -1,7 +1,7 @@
-"""What the commands share: options, the settings that the options name, and where a command writes its words.
+"""Shared options of the commands, their settings, and consoles for output.
 
-A file of commands is imported whenever `kiln` starts. So everything slow (settings, Spark, DuckDB, Kafka, rich) is
-imported inside the functions that need it.
+Files of commands are imported at every start of `kiln`, so slow modules (settings, Spark, DuckDB, Kafka, rich) are
+imported inside the functions that need them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ StateOption = Annotated[
     typer.Option(
         "--state",
         metavar="DIR",
-        help="State folder, with broker data, tables, checkpoints and logs [KILN_STATE]. Default: state.",
+        help="State folder [KILN_STATE]. Default: state.",
     ),
 ]
 ConfigOption = Annotated[
@@ -39,7 +39,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def loaded(config: Path | None, state: Path | None, network: str | None = None) -> LoadedSettings:
-    """The settings in force, and where each came from. SettingsError."""
+    """Load the settings in force with their sources."""
     from kiln.conf.settings.reading import load
 
     return load(config, state=state, network=network)
@@ -60,14 +60,18 @@ def settings_of(config: Path | None, state: Path | None, network: str | None = N
 
 
 def lake_of(settings: Settings) -> Lake:
-    """The lake of these settings."""
+    """Open the lake of these settings."""
     from kiln.pipelines.delta.lake import Lake
 
     return Lake.from_location(settings.lake_root)
 
 
 def length_of(text: str, option: str = "--for") -> timedelta:
-    """The value of an option. UsageError: the text is no length of time, or the length is 0."""
+    """Parse a duration option.
+
+    Raises:
+        UsageError: The text is not a duration, or the duration is 0.
+    """
     from kiln.conf.settings.durations import parse_duration
 
     try:
@@ -75,26 +79,26 @@ def length_of(text: str, option: str = "--for") -> timedelta:
     except ValueError as error:
         raise UsageError(f"{option} {text}: expected {error}") from None
     if not duration:
-        raise UsageError(f"{option} {text}: expected more than nothing")
+        raise UsageError(f"{option} {text}: must be greater than zero")
     return duration
 
 
 def answers() -> Console:
-    """Where the answer goes: stdout."""
+    """Return the console for results: stdout."""
     from kiln.deploy.screens.console import PlainConsole
 
     return PlainConsole()
 
 
 def notes() -> Console:
-    """Where words go that are not the answer: stderr, so that the answer can be piped."""
+    """Return the console for messages: stderr, so that results can be piped."""
     from kiln.deploy.screens.console import PlainConsole
 
     return PlainConsole(stderr=True)
 
 
 def note_once(console: Console) -> Callable[[str], None]:
-    """Says what a command waits for. Words that begin alike up to a colon are said once: jars report each of many."""
+    """Build a printer of progress messages that prints messages with the same text before the colon only once."""
     said: set[str] = set()
 
     def say(words: str) -> None:

@@ -1,4 +1,4 @@
-"""`kiln quality`: whether the tables are as the suites expect."""
+"""`kiln quality`: data quality checks of the tables."""
 
 from __future__ import annotations
 
@@ -32,25 +32,23 @@ commands = typer.Typer()
 def quality(
     table: Annotated[
         list[str] | None,
-        typer.Option("--table", metavar="NAME", help="Only the suites on this table; may be repeated."),
+        typer.Option("--table", metavar="NAME", help="Only suites of this table. Repeatable."),
     ] = None,
     since: Annotated[
         str | None,
-        typer.Option("--since", metavar="TIME", help="Look at rows of this last time alone, such as 1h."),
+        typer.Option("--since", metavar="DURATION", help="Only rows of this last period, such as 1h."),
     ] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Check again every quality.interval, until Ctrl-C.")] = False,
-    docs: Annotated[
-        Path | None, typer.Option("--docs", metavar="DIR", help="Write Data Docs (HTML) into this folder.")
-    ] = None,
-    open_docs: Annotated[bool, typer.Option("--open", help="Write Data Docs, and open them in the browser.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Repeat every quality.interval until Ctrl-C.")] = False,
+    docs: Annotated[Path | None, typer.Option("--docs", metavar="DIR", help="Folder for Data Docs (HTML).")] = None,
+    open_docs: Annotated[bool, typer.Option("--open", help="Write Data Docs and open them in the browser.")] = False,
     as_json: JsonOption = False,
     state: StateOption = None,
     config: ConfigOption = None,
 ) -> None:
     """Check the tables against the suites of expectations.
 
-    Each check reads only rows that the check has not read before. The results go into the table quality_results. The
-    command works while Kiln runs, and needs no Java. The exit code is 1 if an expectation of level error fails.
+    Each check reads only rows that it has not read before. Results go to the table quality_results. The command works
+    while Kiln runs and requires no Java. Exit code 1 if an expectation of level error fails.
     """
     settings = settings_of(config, state)
     from kiln.conf.settings.keys import suggest_nearest

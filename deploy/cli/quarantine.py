@@ -1,4 +1,4 @@
-"""`kiln quarantine`: what Kiln could not use, counted, shown, brought back and dropped."""
+"""`kiln quarantine`: count, show, replay and drop quarantined records."""
 
 from __future__ import annotations
 
@@ -30,9 +30,7 @@ if TYPE_CHECKING:
 _WIDE = 240
 """columns: two peer ids and two stamps"""
 
-commands = typer.Typer(
-    name="quarantine", no_args_is_help=True, help="Count and show what Kiln could not use; bring it back, or drop it."
-)
+commands = typer.Typer(name="quarantine", no_args_is_help=True, help="Count, show, replay or drop quarantined records.")
 
 StageOption = Annotated[str | None, typer.Option("--stage", metavar="STAGE", help="Only this stage, such as message.")]
 ReasonOption = Annotated[
@@ -40,16 +38,16 @@ ReasonOption = Annotated[
 ]
 SinceOption = Annotated[
     str | None,
-    typer.Option("--since", metavar="TIME", help="Only from then on: 1h (ago), 2026-11-01, 2026-11-01T12:00:00Z."),
+    typer.Option("--since", metavar="TIME", help="Start: 1h (ago), 2026-11-01, 2026-11-01T12:00:00Z."),
 ]
 UntilOption = Annotated[
-    str | None, typer.Option("--until", metavar="TIME", help="Only before then, written as for --since.")
+    str | None, typer.Option("--until", metavar="TIME", help="End, exclusive, in the formats of --since.")
 ]
 AuthorOption = Annotated[
     str | None,
-    typer.Option("--author", metavar="PEER", help="Only messages that name this peer as their author, rightly or not."),
+    typer.Option("--author", metavar="PEER", help="Only messages with this claimed author."),
 ]
-ByOption = Annotated[Literal["reason", "hour", "author"], typer.Option("--by", help="What to count by.")]
+ByOption = Annotated[Literal["reason", "hour", "author"], typer.Option("--by", help="Grouping of the counts.")]
 
 
 @commands.command("list")
@@ -64,7 +62,7 @@ def quarantine_list(
     state: StateOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Count what is in quarantine, by stage and reason, by hour, or by author."""
+    """Count quarantined records by reason, hour or author."""
     settings = settings_of(config, state)
     wanted = _selection(stage, reason, since, until, author)
     from kiln.deploy.ops.quarantine.picking import QuarantineRows
@@ -85,16 +83,17 @@ def quarantine_show(
     since: SinceOption = None,
     until: UntilOption = None,
     author: AuthorOption = None,
-    rows: Annotated[int, typer.Option("--rows", metavar="N", min=1, help="How many rows, the newest first.")] = 5,
-    most: Annotated[int, typer.Option("--bytes", metavar="N", min=0, help="Bytes of each row; 0: all.")] = 256,
+    rows: Annotated[int, typer.Option("--rows", metavar="N", min=1, help="Number of rows, newest first.")] = 5,
+    most: Annotated[
+        int, typer.Option("--bytes", metavar="N", min=0, help="Maximum bytes of each row; 0 for all.")
+    ] = 256,
     as_json: JsonOption = False,
     state: StateOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Show rows of quarantine: how many there are, and of the newest who sent them, their bytes, and what to do.
+    """Show quarantined records with sender, bytes and suggested fix.
 
-    Bytes that are text are shown as text in which nothing moves the cursor, all others in hex. --json prints rows
-    whole.
+    Bytes that are text are printed as escaped text, all others in hex. --json prints complete rows.
     """
     settings = settings_of(config, state)
     wanted = _selection(stage, reason, since, until, author)
@@ -113,30 +112,29 @@ def quarantine_show(
 
 @commands.command("drop")
 def quarantine_drop(
-    why: Annotated[str, typer.Option("--why", metavar="WORDS", help="Why, for the record in quarantine_dropped.")],
+    why: Annotated[str, typer.Option("--why", metavar="TEXT", help="Justification to record in quarantine_dropped.")],
     stage: StageOption = None,
     reason: ReasonOption = None,
     since: SinceOption = None,
     until: UntilOption = None,
     author: AuthorOption = None,
-    everything: Annotated[bool, typer.Option("--all", help="All rows: needed where nothing else is named.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Drop what the command says it would drop.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Drop all rows; required without another filter.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Drop the rows instead of counting them.")] = False,
     as_json: JsonOption = False,
     state: StateOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Take rows out of quarantine for good.
+    """Delete rows from quarantine permanently.
 
-    Without --yes the command only counts. The table quarantine_dropped keeps a record of each row: all but the bytes,
-    their hash, when, and WORDS. A dropped row cannot come back by kiln quarantine replay. The command works while
-    Kiln runs.
+    Without --yes the command only counts. The table quarantine_dropped records each row with the hash of its bytes, the
+    time and TEXT. Dropped rows cannot be replayed. The command works while Kiln runs.
     """
     settings = settings_of(config, state)
     wanted = _selection(stage, reason, since, until, author)
     if wanted.is_all != everything:
-        raise UsageError("name --stage, --reason, --since, --until or --author; or --all for every row")
+        raise UsageError("pass --stage, --reason, --since, --until or --author, or --all for every row")
     if not why.strip():
-        raise UsageError("--why: expected words")
+        raise UsageError("--why: must not be empty")
     from kiln.deploy.ops.quarantine.picking import QuarantineRows
     from kiln.deploy.screens.quarantine import encode_counts, encode_drop, render_counts
 
@@ -148,7 +146,7 @@ def quarantine_drop(
             print(encode_counts(counts, "reason"))
         else:
             out.print(render_counts(counts, "reason"))
-            out.print("nothing is dropped: --yes drops these rows", style="dim")
+            out.print("nothing is dropped. To drop these rows, pass --yes", style="dim")
         return
     from uuid import uuid4
 
@@ -171,7 +169,7 @@ def quarantine_drop(
 
 
 def _table_on() -> Console:
-    """Where a table goes: where nobody looks at a terminal, ids stay on one line."""
+    """Return a console for tables. Off a terminal it is wide enough for ids to stay on one line."""
     console = answers()
     if not console.is_terminal:
         console.width = max(console.width, _WIDE)
@@ -211,17 +209,17 @@ def quarantine_replay(
     reason: Annotated[
         str,
         typer.Option(
-            "--reason", metavar="REASON", help="Such as unknown_bundle_hash. kiln quarantine list has the reasons."
+            "--reason", metavar="REASON", help="Reason as in kiln quarantine list, such as unknown_bundle_hash."
         ),
     ],
     state: StateOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Put messages into Kafka again that Kiln refused for REASON and can read now.
+    """Write quarantined messages that are readable now to Kafka again.
 
-    The messages come as origin REPLAY, so Kiln publishes nothing of them. What is in the tables already is left out, so
-    that a second replay changes nothing. Blocks that nobody gave (stage fetch) are asked for once more, which needs a
-    bridge that runs. Afterwards, type kiln run --catch-up.
+    They have origin REPLAY and are never published. Messages that are already in the tables are skipped, so a second
+    replay changes nothing. For stage fetch, blocks are fetched again, which needs a running bridge. Afterwards, run
+    kiln run --catch-up.
     """
     settings = settings_of(config, state)
     from kiln.bridge.kafka.producers import FramesProducer, connect

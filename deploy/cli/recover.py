@@ -1,4 +1,4 @@
-"""`kiln recover`: what is damaged or does not go together, and putting it right."""
+"""`kiln recover`: detection and repair of damage."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ commands = typer.Typer()
 
 @commands.command()
 def recover(
-    yes: Annotated[bool, typer.Option("--yes", help="Do what the command says it would do.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Repair the damage instead of listing it.")] = False,
     as_json: JsonOption = False,
     state: StateOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Find what a power cut has damaged, checkpoints older than their tables, and topics created again; repair them.
+    """Detect and repair power-loss damage and stale checkpoints.
 
-    Without --yes the command changes nothing. Nothing is deleted: files that are in the way go to the folder set-aside
-    of the state folder. No Kiln may run meanwhile. The exit code is 1 while something is left to be put right.
+    Topics that were deleted and created again are detected too. Without --yes the command changes nothing. Nothing is
+    deleted: damaged files move to the folder set-aside of the state folder. Kiln must not run meanwhile. Exit code 1
+    while damage is left.
     """
     settings = settings_of(config, state)
     from kiln.deploy.ops.recover import Recovery

@@ -1,4 +1,4 @@
-"""`kiln run`, `kiln job`, `kiln bridge`: what runs until its time is over, or until Ctrl-C."""
+"""`kiln run`, `kiln job` and `kiln bridge`, which run until a signal or a time limit."""
 
 from __future__ import annotations
 
@@ -37,31 +37,31 @@ commands = typer.Typer()
 def run(
     duration: Annotated[
         str | None,
-        typer.Option("--for", metavar="TIME", help="Stop after this time, such as 60s or 5m. Default: at Ctrl-C."),
+        typer.Option("--for", metavar="DURATION", help="Stop after this long, such as 60s. Default: at Ctrl-C."),
     ] = None,
     catch_up: Annotated[
-        bool, typer.Option("--catch-up", help="Run no bridge. Process all that Kafka holds, then stop.")
+        bool, typer.Option("--catch-up", help="Process all records in Kafka without a bridge, then stop.")
     ] = False,
     bootstrap: Annotated[
         list[str] | None,
         typer.Option(
             "--bootstrap",
             metavar="ADDR",
-            help="A peer of the network to join (/ip4/…/tcp/…/p2p/…). Repeat the option for more peers.",
+            help="Bootstrap peer (/ip4/…/tcp/…/p2p/…). Repeatable.",
         ),
     ] = None,
     no_network: Annotated[
-        bool, typer.Option("--no-network", help="Run no bridge. Process what others write to Kafka.")
+        bool, typer.Option("--no-network", help="Run without a bridge, on records that others write to Kafka.")
     ] = False,
     network: Annotated[
-        str | None, typer.Option("--network", metavar="NAME", help="Name of the network, as in /ceramic/NAME.")
+        str | None, typer.Option("--network", metavar="NAME", help="Network name, as in /ceramic/NAME [KILN_NETWORK].")
     ] = None,
     state: StateOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Run everything: broker, bridge, all queries, and a screen.
+    """Run broker, bridge, all queries and a status screen.
 
-    If no peer to dial is named, Kiln makes a demo network on this machine, and publishes its batches there.
+    Without a bootstrap peer, Kiln starts a demo network on this machine and publishes its batches there.
     """
     if duration is not None and catch_up:
         raise UsageError("--for and --catch-up: choose one; --catch-up ends by itself")
@@ -71,7 +71,7 @@ def run(
         settings = settings.model_copy(
             update={"bridge": settings.bridge.model_copy(update={"bootstrap": tuple(bootstrap)})}
         )
-    # made-up traffic must not go where others listen
+    # synthetic traffic must not reach a real network
     elsewhere = settings.bridge.bootstrap or settings.bep50.enabled
     source: Source = "network" if elsewhere else "demo" if settings.traffic.enabled else "none"
     source = "none" if no_network or catch_up else source
@@ -114,11 +114,11 @@ def _run(
 
 @commands.command()
 def job(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="archive, messages, updates, batch or sink.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="archive, updates, batch or sink.")],
     state: StateOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Run one query as a Spark application of its own, until Ctrl-C or SIGTERM."""
+    """Run one query as a Spark application, until Ctrl-C."""
     query = _job_name(name)
     raise typer.Exit(_run(settings_of(config, state), (query,), length=None, catch_up=False, source="none"))
 
@@ -135,9 +135,9 @@ def _job_name(name: str) -> JobName:
 
 @commands.command()
 def bridge(state: StateOption = None, config: ConfigOption = None) -> None:
-    """Run the bridge alone, on the network of bridge.bootstrap, until Ctrl-C or SIGTERM.
+    """Run the bridge alone, until Ctrl-C.
 
-    While the broker of kafka.bootstrap is away, the bridge keeps what it hears on disk.
+    It connects to bridge.bootstrap. While the broker is unreachable, it spools frames on disk.
     """
     settings = settings_of(config, state)
     from kiln.bridge.app.main import run as run_bridge
@@ -154,9 +154,9 @@ def bridge(state: StateOption = None, config: ConfigOption = None) -> None:
 
 
 def command_line(program: str, settings: Settings) -> str:
-    """What a user types for `kiln sql` and these settings.
+    """Format the command line of `kiln sql` for these settings.
 
-    A path to `kiln` where the shell finds none, and `--state` where the folder is not the default.
+    It has the path of `kiln` if `kiln` is not on PATH, and `--state` if the folder is not the default.
     """
     name = "kiln" if shutil.which("kiln") else os.path.relpath(program)
     default = Path("state").absolute()

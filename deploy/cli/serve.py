@@ -1,4 +1,4 @@
-"""`kiln serve-sql`: the tables for programs that speak JDBC, ODBC or Thrift, read only."""
+"""`kiln serve-sql`: read-only access for JDBC, ODBC and Thrift clients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ commands = typer.Typer()
 @commands.command("serve-sql")
 def serve_sql(
     port: Annotated[int, typer.Option("--port", metavar="N", min=1, max=65535, help="Port on 127.0.0.1.")] = 10000,
-    user: Annotated[str, typer.Option("--user", metavar="NAME", help="The name that clients give.")] = "kiln",
+    user: Annotated[str, typer.Option("--user", metavar="NAME", help="User name for clients.")] = "kiln",
     password_file: Annotated[
         Path | None,
         typer.Option(
@@ -23,17 +23,17 @@ def serve_sql(
             metavar="FILE",
             exists=True,
             dir_okay=False,
-            help="Its first line is the password. Default: sql-password in the state folder, made with a random one.",
+            help="File with the password on its first line. Default: sql-password in the state folder, generated.",
         ),
     ] = None,
-    memory: Annotated[str, typer.Option("--memory", metavar="SIZE", help="Heap of the server.")] = "1g",
+    memory: Annotated[str, typer.Option("--memory", metavar="SIZE", help="Heap size of the server.")] = "1g",
     state: StateOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Serve the tables and views to BI tools, until Ctrl-C or SIGTERM: Spark's Thrift server, read only.
+    """Serve tables and views to BI tools, read only.
 
-    Clients of HiveServer2 connect by user and password, on loopback only. The server speaks no TLS: from another
-    machine, come through an SSH tunnel. The server runs beside kiln run, and sees what kiln run writes.
+    Runs Spark's Thrift server until Ctrl-C. HiveServer2 clients connect with user and password on loopback; there is no
+    TLS, so use an SSH tunnel from other machines. It runs next to kiln run and reads what kiln run commits.
     """
     settings = settings_of(config, state)
     from kiln.deploy.query.serve.server import SqlEndpoint, start_server

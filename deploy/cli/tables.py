@@ -37,35 +37,32 @@ commands = typer.Typer()
 def sql(
     query: Annotated[
         str | None,
-        typer.Argument(metavar="[QUERY]", help='Such as "SELECT * FROM batches LIMIT 5". Without one: a prompt.'),
+        typer.Argument(metavar="[QUERY]", help='SQL, such as "SELECT * FROM batches LIMIT 5". Default: a prompt.'),
     ] = None,
     as_json: JsonOption = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV, with a header.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV with a header.")] = False,
     rows: Annotated[
-        int, typer.Option("--rows", metavar="N", min=1, help="Show at most N rows. --json and --csv print all rows.")
+        int, typer.Option("--rows", metavar="N", min=1, help="Maximum number of rows. --json and --csv print all rows.")
     ] = 100,
     as_of: Annotated[
         str | None,
         typer.Option(
             "--as-of",
             metavar="VERSION|TIME",
-            help="Ask the tables as they were: at a version, or at a time in ISO 8601.",
+            help="Read the tables at a version or at a time in ISO 8601.",
         ),
     ] = None,
-    on_spark: Annotated[
-        bool, typer.Option("--spark", help="Ask Spark, in Spark's SQL. Takes Java, and some seconds to start.")
-    ] = False,
+    on_spark: Annotated[bool, typer.Option("--spark", help="Run the query in Spark SQL. Requires Java.")] = False,
     state: StateOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Ask the Delta tables, and the views over them, a question in DuckDB's SQL.
+    """Query the Delta tables and views with DuckDB SQL.
 
-    The command works while Kiln runs, and needs no Java without --spark. Without a question, the command reads one from
-    stdin; on a terminal, a prompt takes one after the other. --json prints an array of objects. Times are ISO 8601 in
-    UTC, binary is hex.
+    The command works while Kiln runs. Only --spark requires Java. Without QUERY it reads a query from stdin or starts a
+    prompt. --json prints an array of objects. Times are ISO 8601 in UTC, binary is hex.
     """
     if as_json and as_csv:
-        raise UsageError("--json and --csv: the answer is in one form")
+        raise UsageError("--json and --csv: choose one")
     settings = settings_of(config, state)
     lake = lake_of(settings)
     from kiln.deploy.query.as_of import parse_as_of
@@ -95,7 +92,7 @@ def sql(
 def _asking(
     stack: ExitStack, settings: Settings, lake: Lake, as_of: AsOf | None, most: int | None, *, on_spark: bool
 ) -> Callable[[str], Answer]:
-    """What answers questions: DuckDB, or a Spark session that ends with `stack`."""
+    """Return a function that runs queries in DuckDB, or in a Spark session that ends with `stack`."""
     if not on_spark:
         from kiln.deploy.query.ask import query_lake
 
@@ -136,19 +133,19 @@ def _show(answer: Answer, rows: int, *, as_json: bool, as_csv: bool) -> None:
 @commands.command()
 def estimate(
     window: Annotated[
-        str, typer.Option("--window", metavar="T,…", help="How long a batch gathers updates: one T or several.")
+        str, typer.Option("--window", metavar="T,…", help="Window lengths, comma-separated.")
     ] = "1s,5s,30s",
     as_json: JsonOption = False,
     rows: Annotated[
-        int, typer.Option("--rows", metavar="N", min=1, help="Show at most N separators. --json prints all of them.")
+        int, typer.Option("--rows", metavar="N", min=1, help="Maximum number of separators. --json prints all.")
     ] = 20,
     state: StateOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Say what batches would save, for any T, from the updates in the tables.
+    """Estimate the savings of batches from the archived updates.
 
-    The answer has messages and bytes without batches, with batches instead of UPDATEs, and with batches beside UPDATEs:
-    in all, and by separator. The command needs no Java.
+    Prints messages and bytes without batches, with batches instead of UPDATEs, and with both, in total and by
+    separator. Requires no Java.
     """
     settings = settings_of(config, state)
     from kiln.deploy.query.estimate import estimate_savings as savings_of

@@ -1,4 +1,4 @@
-"""`kiln trace`: the whole way of one batch, stream, tip or message. It needs no Java."""
+"""`kiln trace`: the path of one batch, stream, tip or message through Kiln."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def trace(
         ),
     ],
     as_json: JsonOption = False,
-    sql: Annotated[bool, typer.Option("--sql", help="Show the question behind each step too.")] = False,
-    whole: Annotated[bool, typer.Option("--whole", help="Show ids in full.")] = False,
+    sql: Annotated[bool, typer.Option("--sql", help="Show the SQL query of each step.")] = False,
+    whole: Annotated[bool, typer.Option("--full-ids", help="Show ids in full.")] = False,
     rows: Annotated[
-        int, typer.Option("--rows", metavar="N", min=1, help="Show at most N rows of a step. --json prints all rows.")
+        int, typer.Option("--rows", metavar="N", min=1, help="Maximum number of rows per step. --json prints all rows.")
     ] = 10,
     messages: Annotated[
         int,
@@ -34,17 +34,16 @@ def trace(
             "--messages",
             metavar="N",
             min=1,
-            help="Of the newest N messages show copies and frames; of N batches, publications.",
+            help="Number of latest messages and batches to show in detail.",
         ),
     ] = 25,
     state: StateOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Show the whole way of a batch, a stream, a tip or a message.
+    """Trace a batch, stream, tip or message through Kiln.
 
-    The frames and bytes that brought it, by which peers and in how many copies, the verdict, the separator and how
-    Kiln knows it, the place in the log, the window, the block, the publications, and what is in quarantine. Each
-    step is one question to the tables: --sql shows it, and kiln sql gives the same rows.
+    Shows frames, peers and copies, verdict, separator and its source, offset in the log, window, block, publications,
+    and quarantined records. Each step is one query of the tables, which --sql prints. Requires no Java.
     """
     settings = settings_of(config, state)
     from kiln.deploy.query.trace.follow import trace_subject

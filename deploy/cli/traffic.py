@@ -1,4 +1,4 @@
-"""`kiln replay` and `kiln generate`: captured frames into Kafka, and made-up traffic into a capture file."""
+"""`kiln replay` and `kiln generate`: captures to Kafka, and synthetic traffic to captures."""
 
 from __future__ import annotations
 
@@ -21,23 +21,21 @@ def replay(
     files: Annotated[list[Path], typer.Argument(metavar="FILE…", help="Capture files (*.rpc.gz).")],
     network: Annotated[
         str | None,
-        typer.Option(
-            "--network", metavar="NAME", help="Network of the frames. Default: the network that their topics name."
-        ),
+        typer.Option("--network", metavar="NAME", help="Network of the frames. Default: as in their topics."),
     ] = None,
     pace: Annotated[
         float | None,
-        typer.Option("--pace", metavar="X", help="1: as fast as captured. 2: twice as fast. Default: full speed."),
+        typer.Option("--speed", metavar="X", help="Speed relative to the capture, such as 1. Default: unlimited."),
     ] = None,
     state: StateOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Put captured frames into Kafka, for kiln run --catch-up.
+    """Write captured frames to Kafka, for kiln run --catch-up.
 
-    The command ends when the broker has all frames. If a file cannot be read, no frame of any file is sent.
+    The command ends when the broker has acknowledged all frames. If a file cannot be read, nothing is sent.
     """
     if pace is not None and not pace > 0:
-        raise UsageError(f"--pace {pace:g}: expected more than 0; 1 is as fast as captured")
+        raise UsageError(f"--speed {pace:g}: must be greater than zero; 1 is the speed of the capture")
     for file in files:
         if not file.is_file():
             raise UsageError(f"{file}: no such capture file")
@@ -93,29 +91,25 @@ def replay(
 @commands.command()
 def generate(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Capture file to write (*.rpc.gz).")],
-    duration: Annotated[
-        str, typer.Option("--for", metavar="TIME", help="Length of time that the traffic covers.")
-    ] = "60s",
+    duration: Annotated[str, typer.Option("--for", metavar="DURATION", help="Duration of the traffic.")] = "60s",
     rate: Annotated[
         float | None,
-        typer.Option("--rate", metavar="N", help="Messages a second, copies not counted [traffic.rate]."),
+        typer.Option("--rate", metavar="N", help="Messages per second, without copies [traffic.rate]."),
     ] = None,
-    seed: Annotated[
-        int | None, typer.Option("--seed", metavar="N", help="The same seed gives the same bytes [traffic.seed].")
-    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", metavar="N", help="Random seed [traffic.seed].")] = None,
     start: Annotated[
         str, typer.Option("--start", metavar="TIME", help="Time of the first frame, ISO 8601.")
     ] = "2025-01-01T00:00:00Z",
     ledger: Annotated[
         Path | None,
-        typer.Option("--ledger", metavar="FILE", help="Also write what is true of the traffic, as JSON lines."),
+        typer.Option("--ledger", metavar="FILE", help="File for the ground truth of the traffic, as JSON lines."),
     ] = None,
     network: Annotated[
-        str | None, typer.Option("--network", metavar="NAME", help="Network of the traffic, as in /ceramic/NAME.")
+        str | None, typer.Option("--network", metavar="NAME", help="Network name, as in /ceramic/NAME [KILN_NETWORK].")
     ] = None,
     config: ConfigOption = None,
 ) -> None:
-    """Write made-up traffic into a capture file, for kiln replay.
+    """Write synthetic traffic to a capture file, for kiln replay.
 
     The same arguments and settings write the same bytes.
     """
@@ -139,7 +133,7 @@ def generate(
         traffic = Traffic(options, int(began.timestamp()) * 1_000_000_000, per_second, keep_ledger=ledger is not None)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    # no name and no time in the gzip header, so that equal traffic is an equal file
+    # without name and time in the gzip header, equal traffic is an equal file
     with file.open("wb") as raw, gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as packed:
         records = write_traffic(cast(BinaryIO, packed), traffic.frames(duration_ns=micros(length) * 1_000))
     if ledger is not None and traffic.ledger is not None:

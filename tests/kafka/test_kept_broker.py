@@ -73,7 +73,7 @@ def kiln(tmp_path: Path, broker_classpath: list[Path]) -> Iterator[Kiln]:
 
 def start_replay(kiln: Kiln) -> subprocess.Popen[str]:
     """A Kiln with a broker and without Spark, which takes ten minutes; returned when its broker answers."""
-    process = kiln.start("replay", str(kiln.state.parent / "long.rpc.gz"), "--pace", "1")
+    process = kiln.start("replay", str(kiln.state.parent / "long.rpc.gz"), "--speed", "1")
     wait_until(lambda: read_owner(kiln.state) == process.pid, "the Kiln owns its broker")
     wait_until(lambda: find_running_broker(kiln.state) is not None, "the broker runs")
     await_broker(kiln.servers, _settings(kiln).broker.security_options())

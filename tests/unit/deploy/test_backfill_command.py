@@ -19,10 +19,10 @@ RANGE = ("--from", "2026-11-01", "--to", "2026-11-03")
     ("arguments", "words"),
     [
         (("--from", "soon", "--to", "2026-11-03"), "--from soon: expected a time such as 2026-11-01"),
-        (("--from", "2026-11-03", "--to", "2026-11-03"), "the range ends before it begins"),
+        (("--from", "2026-11-03", "--to", "2026-11-03"), "the range ends before it starts"),
         ((*RANGE, "--source", "kafka", "a.log"), "--source kafka a.log: expected frames, kafka, or files"),
         ((*RANGE, "--source", "nothing.log"), "nothing.log: no such file"),
-        ((*RANGE, "--window", "0s"), "--window 0s: expected more than nothing"),
+        ((*RANGE, "--window", "0s"), "--window 0s: must be greater than zero"),
         ((*RANGE, "--window", "5"), "--window 5: expected a duration"),
         ((*RANGE, "--as-of", "then"), "--as-of then: expected a time"),
         ((*RANGE, "--publish", "--source", __file__), "--publish: frames from files have origin REPLAY"),

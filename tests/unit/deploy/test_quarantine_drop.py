@@ -29,7 +29,7 @@ from kiln.pipelines.maintenance.steps import replace_files
 from kiln.schemas.printable import printable
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
-from kiln.schemas.wire.identity import peer_of, peer_text, sign
+from kiln.schemas.wire.identity import compute_peer_id, peer_text, sign
 from kit.small_lake import append
 
 ANNA, BERT, PEER = (Ed25519PrivateKey.from_private_bytes(each * 32) for each in (b"a", b"b", b"p"))
@@ -53,8 +53,8 @@ def frame(offset: int, *messages: Message, hours: int = 0) -> Frame:
         network="testnet-clay",
         connection=b"c" * 16,
         direction=Frame.IN,
-        local_peer=peer_of(PEER),
-        remote_peer=peer_of(PEER),
+        local_peer=compute_peer_id(PEER),
+        remote_peer=compute_peer_id(PEER),
         protocol="/meshsub/1.3.0",
         observed_at=int((START + timedelta(hours=hours)).timestamp() * 1e9) + offset,
         payload=RPC(publish=messages).SerializeToString(),
@@ -118,10 +118,10 @@ def test_rows_are_counted_by_reason_by_hour_and_by_author(lake: Lake, capsys: py
         "2026-05-04T15:00:00.000000Z",
     ]
     by_author = {(row["author"], row["remote_peer"]): 0 for row in told(capsys, "list", "--by", "author")}
-    peer = peer_text(peer_of(PEER))
+    peer = peer_text(compute_peer_id(PEER))
     assert by_author.keys() == {
-        (peer_text(peer_of(ANNA)), peer),
-        (peer_text(peer_of(BERT)), peer),
+        (peer_text(compute_peer_id(ANNA)), peer),
+        (peer_text(compute_peer_id(BERT)), peer),
         (None, peer),
         (None, None),
     }
@@ -130,8 +130,8 @@ def test_rows_are_counted_by_reason_by_hour_and_by_author(lake: Lake, capsys: py
 @pytest.mark.parametrize(
     ("arguments", "rows"),
     [
-        (["--author", peer_text(peer_of(ANNA))], 3),
-        (["--author", peer_text(peer_of(ANNA)), "--reason", "unknown_typ"], 1),
+        (["--author", peer_text(compute_peer_id(ANNA))], 3),
+        (["--author", peer_text(compute_peer_id(ANNA)), "--reason", "unknown_typ"], 1),
         (["--stage", "message", "--since", "2026-05-04T13:00:00Z"], 2),
         (["--until", "2026-05-04T13:00"], 4),
         (["--since", "1h"], 0),
@@ -151,7 +151,7 @@ def test_a_row_is_shown_with_its_bytes_and_nothing_reaches_the_terminal(
     assert r"no JSON \u001b[2J" in shown  # as text
     assert "00 ff 01 20 73 6f 6d 65" in shown  # as hex
     assert "... some text ." in shown
-    assert peer_text(peer_of(ANNA)) in shown
+    assert peer_text(compute_peer_id(ANNA)) in shown
     assert "another protocol may use the topic" in shown  # what to do
     (row,) = told(capsys, "show", "--reason", "unknown_typ", "--rows", "1")
     assert bytes.fromhex(str(row["data"])) == b'{"typ":99}'
@@ -174,7 +174,7 @@ def test_no_bytes_move_a_cursor_and_a_limit_holds(data: bytes, limit: int) -> No
         (["list", "--since", "yesterday"], "--since yesterday: expected 1h (ago)", 2),
         (["drop", "--why", "garbage"], "--all for every row", 2),
         (["drop", "--why", "garbage", "--all", "--stage", "message"], "--all for every row", 2),
-        (["drop", "--why", " ", "--all"], "--why: expected words", 2),
+        (["drop", "--why", " ", "--all"], "--why: must not be empty", 2),
     ],
 )
 def test_a_wrong_command_line_is_named(
