@@ -1,4 +1,4 @@
-"""What a run looks like at one moment: plain data, for the screen and for the line of a log."""
+"""State of a run at one moment: plain data for the screen, the log line and the status page."""
 
 from __future__ import annotations
 
@@ -12,8 +12,12 @@ from kiln.pipelines.runtime.query_status import QueryState
 
 @dataclass(frozen=True)
 class BatchLine:
-    """A batch as the screen shows it. `late`: how many seconds later than T after its first update was heard the broker
-    had it; None: a replayed capture, which was heard before."""
+    """A batch as the screen shows it.
+
+    Attributes:
+        late: Delay in seconds from the end of the window in event time (T after the first update) to the broker's
+            timestamp, or `None` for a replayed capture.
+    """
 
     separator_key: str
     separator_value: str
@@ -25,41 +29,45 @@ class BatchLine:
 
 @dataclass(frozen=True)
 class BridgeInRun:
-    """The bridge of a run, as the bridge tells of itself."""
+    """The bridge of a run, and what the demo network received from it."""
 
     status: BridgeStatus | None = None
-    """None: the bridge has said nothing yet, or nothing for long"""
-    heard: Mapping[str, int] = field(default_factory=dict)
-    """BATCH_UPDATEs that each node of the demo network has heard"""
+    """newest status, `None` if there is none or it is old"""
+    received: Mapping[str, int] = field(default_factory=dict)
+    """number of BATCH_UPDATEs that each node of the demo network has received"""
 
 
 @dataclass(frozen=True)
 class QualityInRun:
-    """The last check of the tables. `at`: when it ended, unix s; `found`: expectations by table and by what became of
-    them, one of `kiln.schemas.exposition.QUALITY_RESULTS`."""
+    """The last check of the tables.
+
+    Attributes:
+        at: Time of its end, Unix seconds.
+        counts: Number of expectations by table and result, one of `kiln.schemas.exposition.QUALITY_RESULTS`.
+    """
 
     at: float
-    found: Mapping[tuple[str, str], int]
+    counts: Mapping[tuple[str, str], int]
 
 
 def sum_by_reason(quarantined: Mapping[tuple[str, str], int]) -> dict[str, int]:
-    """What went to quarantine by stage and reason, by reason alone."""
-    found: dict[str, int] = {}
+    """Sum counts by stage and reason to counts by reason."""
+    counts: dict[str, int] = {}
     for (_, reason), number in quarantined.items():
-        found[reason] = found.get(reason, 0) + number
-    return found
+        counts[reason] = counts.get(reason, 0) + number
+    return counts
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All that the screen shows, at one moment. Counts are of this run. None: not known (yet)."""
+    """State of a run at one moment. Counts are those of this run; values not known yet are `None`."""
 
     network: str
     mode: str
-    """where frames come from, in a word or two: "demo network", "live", "catching up", "no network" """
+    """source of frames: "demo network", "live", "catching up", "no network" """
     elapsed: timedelta
     duration: timedelta | None = None
-    """how long it is to run; None: until Ctrl-C, or until caught up"""
+    """duration limit; `None` for a run until Ctrl-C, or until caught up"""
     frames: int = 0
     frames_rate: float | None = None
     messages: Mapping[str, int] = field(default_factory=dict)
@@ -69,10 +77,10 @@ class Snapshot:
     open_separators: int | None = None
     batches: int = 0
     newest_batches: Sequence[BatchLine] = ()
-    """the newest first"""
+    """newest first"""
     window: timedelta = timedelta(seconds=1)
     late_p50: float | None = None
-    """seconds later than T after the first update was heard, of live batches"""
+    """delay of live batches, s (`BatchLine.late`)"""
     late_p99: float | None = None
     late_by_bucket: Sequence[int] = ()
     """live batches by lateness: as many numbers as `kiln.schemas.exposition.BATCH_DELAY_BUCKETS` has bounds, and one"""
@@ -83,10 +91,10 @@ class Snapshot:
     """by stage and reason"""
     queries: Sequence[QueryState] = ()
     bridge: BridgeInRun | None = None
-    """None: there is no bridge in this run"""
+    """`None` if this run has no bridge"""
     quality: QualityInRun | None = None
-    """None: no check has ended in this run"""
+    """`None` before the first completed check of this run"""
     broker: str = ""
-    """what is wrong with the broker; empty: it answers"""
+    """problem with the broker; empty if it answers"""
     errors: Sequence[str] = ()
-    """in words, newest last"""
+    """newest last"""

@@ -1,4 +1,4 @@
-"""Makes the snapshots of one run, out of what the queries, the topics and the bridge tell."""
+"""Builds the snapshots of a run from its queries, topics and bridge."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kiln.schemas.queries import QUERIES
 
 
 class SnapshotBuilder:
-    """`count` takes what the queries report, from any thread; `take` makes a snapshot."""
+    """Builds snapshots with `build`, from counts that queries report to `count` in any thread."""
 
     def __init__(
         self,
@@ -30,7 +30,18 @@ class SnapshotBuilder:
         duration: timedelta | None,
         started: float,
     ) -> None:
-        """`names`: the queries, in the screen's order; `topic`: the full name of a topic; `started`: monotonic s."""
+        """Create the builder.
+
+        Args:
+            names: Queries, in the order of the screen.
+            watch: Counts of the topics.
+            topic: Returns the full name of a topic.
+            network: Name of the network.
+            mode: Source of frames.
+            window: Length of a window.
+            duration: Duration limit of the run.
+            started: Start of the run, monotonic s.
+        """
         self._names = names
         self._watch = watch
         self._topic = topic
@@ -44,13 +55,13 @@ class SnapshotBuilder:
         self._counting = threading.Lock()
         self._watches = {name: QueryWatch(name, map(topic, QUERIES[name].reads)) for name in names}
         self._first_end: int | None = None
-        self._before: tuple[float, int] = (started, 0)  # when, and how many frames there were
+        self._last_count: tuple[float, int] = (started, 0)  # time and number of frames
         self._rate: float | None = None
         self.frames = 0
         """frames that came into Kafka since the first snapshot"""
 
     def count(self, query: str, counts: Mapping[str, int]) -> None:
-        """Takes counts that a query reports of a micro-batch."""
+        """Add the counts that a query reports for a micro-batch."""
         if query == "archive":
             with self._counting:
                 self._copies = (self._copies or 0) + counts.get("copies", 0)
@@ -60,7 +71,7 @@ class SnapshotBuilder:
 
     @property
     def messages(self) -> dict[str, int]:
-        """Good messages of this run by type; each message counts once."""
+        """Valid messages of this run by type, without duplicates."""
         with self._counting:
             return dict(self._messages)
 
@@ -74,10 +85,19 @@ class SnapshotBuilder:
         broker: str = "",
         quality: QualityInRun | None = None,
     ) -> Snapshot:
-        """The run at this moment. `now`: monotonic s; `errors`: of what is no query, in words; `broker`: what is wrong
-        with the broker, one of them; `quality`: the last check of the tables."""
+        """Build a snapshot.
+
+        Args:
+            now: Monotonic s.
+            ends: End offsets of the topics.
+            queries: The queries.
+            bridge: State of the bridge, if there is one.
+            errors: Errors of other components than the queries.
+            broker: Problem with the broker, which is also one of `errors`.
+            quality: Last check of the tables.
+        """
         self._count_frames(now, sum(ends.get(self._topic("frames"), {}).values()))
-        seen, messages = self._watch.seen, self.messages
+        counts, messages = self._watch.counts, self.messages
         return Snapshot(
             network=self._network,
             mode=self._mode,
@@ -87,16 +107,16 @@ class SnapshotBuilder:
             frames_rate=self._rate,
             messages=messages,
             copies=self._copies,
-            open_separators=len(self._watch.open),
-            batches=seen.batches,
-            newest_batches=tuple(seen.newest),
+            open_separators=len(self._watch.open_windows),
+            batches=counts.batches,
+            newest_batches=tuple(counts.newest),
             window=self._window,
-            late_p50=seen.percentile(0.5),
-            late_p99=seen.percentile(0.99),
-            late_by_bucket=tuple(seen.late_by_bucket),
-            late_sum=seen.late_sum,
-            tips=seen.tips,
-            quarantine=dict(seen.quarantine),
+            late_p50=counts.percentile(0.5),
+            late_p99=counts.percentile(0.99),
+            late_by_bucket=tuple(counts.late_by_bucket),
+            late_sum=counts.late_sum,
+            tips=counts.tips,
+            quarantine=dict(counts.quarantine),
             queries=[self._line(now, name, ends, queries) for name in self._names],
             bridge=bridge,
             quality=quality,
@@ -117,8 +137,8 @@ class SnapshotBuilder:
     def _count_frames(self, now: float, frames: int) -> None:
         if self._first_end is None:
             self._first_end = frames
-        then, before = self._before
-        if before and now > then:
-            self._rate = (frames - before) / (now - then)
-        self._before = (now, frames)
+        then, last_frames = self._last_count
+        if last_frames and now > then:
+            self._rate = (frames - last_frames) / (now - then)
+        self._last_count = (now, frames)
         self.frames = frames - self._first_end

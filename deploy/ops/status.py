@@ -25,7 +25,7 @@ from kiln.pipelines.decode.breaker_state import BreakerState, read_breaker_state
 from kiln.pipelines.delta.lake import Lake, LakeError
 from kiln.pipelines.runtime.topics import read_topic_ids
 from kiln.schemas.delta.tables import TABLES
-from kiln.schemas.kafka.topics import lag
+from kiln.schemas.kafka.topics import count_unread
 from kiln.schemas.queries import QUERIES
 
 Offsets = dict[str, dict[int, int]]
@@ -201,7 +201,7 @@ def compute_lag(committed: Offsets, topics: Mapping[str, TopicStatus]) -> int | 
     if not committed or not committed.keys() <= topics.keys():
         return None
     read = {name: topics[name] for name in committed}
-    return lag(
+    return count_unread(
         committed,
         {name: topic.end for name, topic in read.items()},
         {name: topic.begin for name, topic in read.items()},

@@ -1,4 +1,4 @@
-"""What a run added to the tables, read at its end."""
+"""Summary of a run: the rows that it added to the tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kiln.pipelines.delta.lake import Lake
 
 @dataclass(frozen=True)
 class TableTotal:
-    """Rows of a table, and how many of them were not there when the run began. None: not known."""
+    """Number of rows of a table, and of those added since the start of the run; `None` if not known."""
 
     name: str
     rows: int | None
@@ -22,25 +22,25 @@ class TableTotal:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """What is told at the end of a run."""
+    """Summary of a run for the screen."""
 
     lake: Lake
     elapsed: timedelta
     first_batch: timedelta | None
-    """from the start of the command to the first batch; None: there was none"""
+    """from the start of the command to the first batch; `None` if there was none"""
     tables: Sequence[TableTotal]
     batches: int
     """of this run"""
     late_p50: float | None
-    """seconds later than T after the first update was heard, until the broker had the batch; None: no live batches"""
+    """delay of live batches, s (`snapshot.BatchLine.late`); `None` if there were none"""
     late_p99: float | None
     quarantine: Sequence[tuple[str, str, int]]
-    """stage, reason, rows; of all that is in the table"""
+    """stage, reason and number of rows, of the whole table"""
     errors: Sequence[str] = ()
 
 
 def read_row_counts(lake: Lake) -> dict[str, int]:
-    """Rows of each table, from the tables' logs: to be taken when a run begins."""
+    """Read the number of rows of each table from its log, at the start of a run."""
     return {table.name: table.rows for table in read_lake_status(lake) if table.rows is not None}
 
 
@@ -55,7 +55,22 @@ def read_summary(
     before: Mapping[str, int],
     errors: Sequence[str] = (),
 ) -> RunSummary:
-    """Read the lake for the summary; `before`: `read_row_counts` as the run began. SqlError, LakeError: it cannot."""
+    """Read the lake, and build the summary.
+
+    Args:
+        lake: The lake.
+        elapsed: Duration of the run.
+        first_batch: See `RunSummary`.
+        batches: Number of batches of the run.
+        late_p50: See `RunSummary`.
+        late_p99: See `RunSummary`.
+        before: `read_row_counts` at the start of the run.
+        errors: Errors of the run.
+
+    Raises:
+        SqlError: A query fails.
+        LakeError: A table cannot be read.
+    """
     tables = [
         TableTotal(table.name, table.rows, None if table.rows is None else table.rows - before.get(table.name, 0))
         for table in read_lake_status(lake)

@@ -1,4 +1,4 @@
-"""What goes through the topics while Kiln runs, for the screen: batches, open windows, quarantine."""
+"""Counts of batches, open windows and quarantined records from the topics, for the screen."""
 
 from __future__ import annotations
 
@@ -18,33 +18,43 @@ from kiln.schemas.exposition import BATCH_DELAY_BUCKETS
 from kiln.schemas.kafka.records import UNREADABLE, decode_batch, decode_quarantine
 from kiln.schemas.wire.batch_block import BlockError, read_block
 
-_KEPT = 8  # batches to show
-_LATENESS = 20_000  # newest batches to take percentiles of
+_SHOWN = 8  # batches on the screen
+_LATENESS = 20_000  # newest batches for percentiles
 
 
 @dataclass
 class TopicCounts:
-    """What was seen since the watch began.
+    """Counts since the start of the watch.
 
-    `late`: of live batches, how many s later than T after the first update was heard the broker had the batch. A
-    replayed capture was heard before Kiln had it, perhaps years before: its batches say nothing of how fast Kiln is.
+    Attributes:
+        late: Delays of live batches, s (`BatchLine.late`). Batches of replayed captures do not count, because their
+            event times are those of the capture.
     """
 
     batches: int = 0
-    newest: deque[BatchLine] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    newest: deque[BatchLine] = field(default_factory=lambda: deque(maxlen=_SHOWN))
     late: deque[float] = field(default_factory=lambda: deque(maxlen=_LATENESS))
     late_by_bucket: list[int] = field(default_factory=lambda: [0] * (len(BATCH_DELAY_BUCKETS) + 1))
-    """how many were as late as each of LATENESS_BUCKETS at most and later than the one before; at the end, the rest"""
+    """batches by delay: up to each bound of LATENESS_BUCKETS, and above the last one"""
     late_sum: float = 0.0
     tips: int = 0
     quarantine: Counter[tuple[str, str]] = field(default_factory=Counter)
     """by stage and reason"""
 
-    def take(self, value: bytes, stamp: int) -> None:
-        """A record of `kiln.batches`; `stamp`: the broker's, in ms. UNREADABLE, BlockError: it cannot be read."""
+    def add_batch(self, value: bytes, timestamp: int) -> None:
+        """Count a record of `kiln.batches`.
+
+        Args:
+            value: Value of the record.
+            timestamp: The broker's, ms.
+
+        Raises:
+            UNREADABLE: The record cannot be parsed.
+            BlockError: The block cannot be parsed.
+        """
         batch = decode_batch(value)
         tips = read_block(batch.block)
-        late = stamp / 1000 - batch.closed_at / 1_000_000 if batch.origin == "LIVE" else None
+        late = timestamp / 1000 - batch.closed_at / 1_000_000 if batch.origin == "LIVE" else None
         self.batches += 1
         if late is not None:
             self.late.append(late)
@@ -56,51 +66,59 @@ class TopicCounts:
         self.newest.appendleft(line)
 
     def percentile(self, share: float) -> float | None:
-        """The lateness that this share of batches keeps within."""
+        """Compute a percentile of the delay, with `share` from 0 to 1."""
         ordered = sorted(self.late)
         return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
 
 
 class OpenWindows:
-    """How many windows are open, counted anew from the log without reading its values: one for each key, from an update
-    that finds none until T + G after it by the broker's stamps, when log time ends the window (decision 1)."""
+    """Number of open windows, derived from the log without its values.
+
+    A window per key opens with an update and ends T + G later in log time (decision 1).
+    """
 
     def __init__(self, window: float) -> None:
-        """`window`: T + G in s."""
+        """Create the counter; `window` is T + G in s."""
         self._window = window * 1000
-        self._closing: dict[int, dict[bytes, float]] = {}
+        self._ends: dict[int, dict[bytes, float]] = {}
 
-    def take(self, partition: int, key: bytes | None, stamp: int) -> None:
-        """A record of `kiln.updates`, in order; `stamp` in ms, no key: a tick."""
-        closing = self._closing.setdefault(partition, {})
-        while closing:
-            oldest = next(iter(closing))
-            if closing[oldest] > stamp:
+    def add_update(self, partition: int, key: bytes | None, timestamp: int) -> None:
+        """Count a record of `kiln.updates`, in order; `timestamp` in ms. A record without key is a tick."""
+        ends = self._ends.setdefault(partition, {})
+        while ends:
+            oldest = next(iter(ends))
+            if ends[oldest] > timestamp:
                 break
-            del closing[oldest]
-        if key and b"/" in key:  # with no separator, the key is the stream
-            closing.setdefault(key, stamp + self._window)
+            del ends[oldest]
+        if key and b"/" in key:  # without a separator, the key is the stream
+            ends.setdefault(key, timestamp + self._window)
 
     def __len__(self) -> int:
-        return sum(map(len, self._closing.values()))
+        return sum(map(len, self._ends.values()))
 
 
 class TopicWatch:
-    """Reads the topics from their ends on, in a thread of its own. While the broker is away it tries again."""
+    """Reads the topics from their end offsets in a thread, and retries while the broker is down."""
 
     def __init__(self, client_options: Mapping[str, object], prefix: str, window: float) -> None:
-        """`window`: T + G in s."""
+        """Create the watch.
+
+        Args:
+            client_options: kafka-python's options.
+            prefix: Prefix of the topics.
+            window: T + G in s.
+        """
         self._options = dict(client_options)
         self._topics = {prefix + name: name for name in ("updates", "batches", "quarantine")}
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self.seen = TopicCounts()
-        self.open = OpenWindows(window)
+        self.counts = TopicCounts()
+        self.open_windows = OpenWindows(window)
         self.first_batch = threading.Event()
 
     def start(self) -> None:
-        """Returns once the ends are known, so that nothing written from now on is missed."""
-        consumer = self._consumer()
+        """Start the thread, and return once the end offsets are known, so that later records are not missed."""
+        consumer = self._open_consumer()
         self._thread = threading.Thread(target=self._run, args=(consumer,), name="watch", daemon=True)
         self._thread.start()
 
@@ -109,8 +127,8 @@ class TopicWatch:
         if self._thread is not None:
             self._thread.join(timeout=10)
 
-    def _consumer(self) -> KafkaConsumer:
-        # a tick comes each 100 ms: to fetch twice a second costs a screen nothing, and broker and process less
+    def _open_consumer(self) -> KafkaConsumer:
+        # ticks come every 100 ms, and two fetches per second are enough for a screen
         consumer = open_client(
             KafkaConsumer,
             **self._options,
@@ -118,8 +136,8 @@ class TopicWatch:
             fetch_min_bytes=1 << 20,
             fetch_max_wait_ms=500,
         )
-        with ExitStack() as opened:
-            opened.callback(consumer.close)
+        with ExitStack() as cleanup:
+            cleanup.callback(consumer.close)
             parts = [
                 TopicPartition(topic, partition)
                 for topic in self._topics
@@ -129,7 +147,7 @@ class TopicWatch:
             consumer.seek_to_end(*parts)
             for part in parts:
                 consumer.position(part)
-            opened.pop_all()
+            cleanup.pop_all()
         return consumer
 
     def _run(self, consumer: KafkaConsumer) -> None:
@@ -137,21 +155,23 @@ class TopicWatch:
             try:
                 for part, records in consumer.poll(timeout_ms=200).items():
                     for record in records:
-                        self._take(self._topics[part.topic], part.partition, record.key, record.value, record.timestamp)
+                        self._count(
+                            self._topics[part.topic], part.partition, record.key, record.value, record.timestamp
+                        )
             except KafkaError:
                 self._stop.wait(1.0)
         consumer.close()
 
-    def _take(self, topic: str, partition: int, key: bytes | None, value: bytes | None, stamp: int) -> None:
+    def _count(self, topic: str, partition: int, key: bytes | None, value: bytes | None, timestamp: int) -> None:
         if topic == "updates":
-            self.open.take(partition, key, stamp)
+            self.open_windows.add_update(partition, key, timestamp)
             return
         try:
             if topic == "batches":
-                self.seen.take(value or b"", stamp)
+                self.counts.add_batch(value or b"", timestamp)
                 self.first_batch.set()
             else:
                 fault = decode_quarantine(value or b"")
-                self.seen.quarantine[fault.stage, fault.reason] += 1
+                self.counts.quarantine[fault.stage, fault.reason] += 1
         except (*UNREADABLE, BlockError):
-            self.seen.quarantine["sink", "record_malformed"] += 1
+            self.counts.quarantine["sink", "record_malformed"] += 1

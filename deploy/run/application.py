@@ -218,16 +218,16 @@ class _Run:
             self._live.stop()  # after the queries, so that their last batches are published
             self._watch.stop()
             self._ends.close()
-        seen = self._watch.seen
+        counts = self._watch.counts
         return RunOutcome(
             seconds=time.monotonic() - self._started,
             first_batch=self._first_batch,
             frames=self._snapshots.frames,
             messages=self._snapshots.messages,
-            batches=seen.batches,
-            late_p50=seen.percentile(0.5),
-            late_p99=seen.percentile(0.99),
-            quarantine=sum_by_reason(dict(seen.quarantine)),
+            batches=counts.batches,
+            late_p50=counts.percentile(0.5),
+            late_p99=counts.percentile(0.99),
+            quarantine=sum_by_reason(dict(counts.quarantine)),
             error=error,
         )
 

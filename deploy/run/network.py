@@ -72,7 +72,7 @@ class LiveNetwork:
         """Newest state of bridge and demo network, `None` if this run has no bridge."""
         if self.source == "none":
             return None
-        return BridgeInRun(self.status, self._demo.heard if self._demo is not None else {})
+        return BridgeInRun(self.status, self._demo.received if self._demo is not None else {})
 
     @property
     def errors(self) -> tuple[str, ...]:

@@ -83,15 +83,15 @@ def _format_bridge(bridge: BridgeInRun | None) -> list[str]:
     if bridge is None:
         return []
     status = bridge.status or _EMPTY_STATUS
-    heard = (
-        f" (received by {', '.join(f'{name} {number}' for name, number in bridge.heard.items())})"
-        if bridge.heard
+    received = (
+        f" (received by {', '.join(f'{name} {number}' for name, number in bridge.received.items())})"
+        if bridge.received
         else ""
     )
     traffic = f"in {format_count(status.frames_in)} out {format_count(status.frames_out)}"
     words = [
         f"peers {len(status.peers)} topics {len(status.topics)} {traffic}",
-        f"published {format_count(status.publisher.published)}{heard}",
+        f"published {format_count(status.publisher.published)}{received}",
     ]
     if status.bep50 is not None:
         words.append(f"BEP 50 announced {format_count(status.bep50.publisher.published)}")
@@ -183,7 +183,7 @@ def _render_figures(snapshot: Snapshot, width: int) -> Table:
         ("copies each", "-" if copies is None else f"{copies:.1f}"),
         ("open windows", format_count(snapshot.open_separators)),
         ("batches", format_count(snapshot.batches)),
-        ("batch delay, p50 / p99", late),
+        ("batch delay, p50 / p99" if width >= 92 else "delay p50/p99", late),
     )
     table = Table.grid(padding=(0, 2, 0, 0), expand=True)
     for _ in figures:
@@ -274,7 +274,7 @@ def _render_bridge(bridge: BridgeInRun | None, width: int, peers: int) -> list[R
     state = (
         "starting" if bridge.status is None else "not reading: the spool is full" if status.spool.full else "listening"
     )
-    heard = ", ".join(f"{printable(name)} {format_count(number)}" for name, number in bridge.heard.items())
+    received = ", ".join(f"{printable(name)} {format_count(number)}" for name, number in bridge.received.items())
     figures = Text.assemble(
         ("in ", _LABEL),
         format_count(status.frames_in),
@@ -288,7 +288,7 @@ def _render_bridge(bridge: BridgeInRun | None, width: int, peers: int) -> list[R
         f"{status.spool.disk_bytes / 1e6:.1f} MB" if status.spool.disk_bytes else "empty",
         ("  published ", _LABEL),
         format_count(status.publisher.published),
-        (f"  received by {heard}" if heard else f"  {printable(status.publisher.state)}", _LABEL),
+        (f"  received by {received}" if received else f"  {printable(status.publisher.state)}", _LABEL),
     )
     figures.truncate(width, overflow="ellipsis")
     address = printable(next(iter(status.addresses), ""))

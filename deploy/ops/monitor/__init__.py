@@ -1,1 +1,1 @@
-"""What a run shows over HTTP: metrics, whether Kiln is alive and ready, the status page."""
+"""The HTTP endpoints of a run: metrics, health, readiness, the status page."""

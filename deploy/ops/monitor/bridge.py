@@ -1,4 +1,4 @@
-"""What `kiln bridge` says of itself over HTTP: the status that the bridge writes, as metrics."""
+"""The HTTP endpoints of `kiln bridge`: its status as metrics."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from kiln.conf.process.bridge_status import BridgeStatus, read_status
 from kiln.deploy.ops.monitor.families import build_bridge_families
 from kiln.schemas.families import build_family
 
-_FRESH = 10.0  # s; a status older than this is that of a bridge that hangs
+_FRESH = 10.0  # s; an older status means that the bridge hangs
 
 
 class BridgeMonitor:
-    """A bridge that no run watches."""
+    """Monitor of a bridge that runs without `kiln run`."""
 
-    def __init__(self, told: Path, network: str, version: str) -> None:
-        """`told`: the file of the status."""
-        self._told = told
+    def __init__(self, status_file: Path, network: str, version: str) -> None:
+        self._status_file = status_file
         self._network = network
         self._version = version
         self._started = time.time()
@@ -33,19 +32,19 @@ class BridgeMonitor:
         yield from build_bridge_families(status)
 
     def why_dead(self) -> list[str]:
-        """A bridge that starts is alive."""
+        """Describe why the bridge is not alive; a starting bridge counts as alive."""
         starting = time.time() - self._started < _FRESH
-        return [] if starting or self._status() is not None else ["the bridge says nothing"]
+        return [] if starting or self._status() is not None else ["the bridge does not report its status"]
 
     def why_not_ready(self) -> list[str]:
         status = self._status()
         if status is None:
-            return ["the bridge says nothing"]
-        return ["the bridge's spool is full, and peers wait"] if status.spool.full else []
+            return ["the bridge does not report its status"]
+        return ["the bridge's spool is full, and it does not read from peers"] if status.spool.full else []
 
     def page(self) -> None:
-        """None: the status file has all there is."""
+        """Serve no page: the status file has all values."""
 
     def _status(self) -> BridgeStatus | None:
-        status = read_status(self._told)
+        status = read_status(self._status_file)
         return status if status is not None and max(self._started, time.time() - _FRESH) <= status.at else None

@@ -1,4 +1,4 @@
-"""What the monitor shows is made of: one snapshot of the run, and the lake as it was a moment ago."""
+"""Inputs of the monitor: a snapshot of the run, and a recent status of the lake."""
 
 from __future__ import annotations
 
@@ -11,13 +11,18 @@ from kiln.pipelines.runtime.query_status import RUNS
 if TYPE_CHECKING:  # the image of the bridge has no library that reads tables
     from kiln.deploy.ops.status import TableStatus
 
-_SILENT = 30.0
-"""s after which a run that makes no snapshot hangs"""
+_MAX_SNAPSHOT_AGE = 30.0
+"""s after which a run without a new snapshot counts as hanging"""
 
 
 @dataclass(frozen=True)
 class MonitorInputs:
-    """`at`: when the snapshot was made, `read_at`: when the facts were asked for, unix s."""
+    """A snapshot, and the state of the lake.
+
+    Attributes:
+        at: Time of the snapshot, Unix seconds.
+        read_at: Time of the request, Unix seconds.
+    """
 
     snapshot: Snapshot
     at: float
@@ -28,13 +33,13 @@ class MonitorInputs:
 
 
 def why_dead(facts: MonitorInputs | None) -> list[str]:
-    """Why the process does not count as alive, in words; empty: it does. None: it still starts."""
-    silent = 0.0 if facts is None else facts.read_at - facts.at
-    return [f"the run has not looked after its queries for {silent:.0f} s"] if silent > _SILENT else []
+    """Describe why the process is not alive, with `None` for a starting process; empty if it is."""
+    age = 0.0 if facts is None else facts.read_at - facts.at
+    return [f"the run has not checked its queries for {age:.0f} s"] if age > _MAX_SNAPSHOT_AGE else []
 
 
 def why_not_ready(facts: MonitorInputs | None) -> list[str]:
-    """Why the run does not do its work, in words; empty: it does."""
+    """Describe why the run is not ready; empty if it is."""
     if facts is None:
         return ["starting"]
     snapshot = facts.snapshot
@@ -43,7 +48,7 @@ def why_not_ready(facts: MonitorInputs | None) -> list[str]:
     if snapshot.broker:
         reasons.append(snapshot.broker)
     if bridge is not None and bridge.status is None:
-        reasons.append("the bridge says nothing")
+        reasons.append("the bridge does not report its status")
     if bridge is not None and bridge.status is not None and bridge.status.spool.full:
-        reasons.append("the bridge's spool is full, and peers wait")
+        reasons.append("the bridge's spool is full, and it does not read from peers")
     return [*why_dead(facts), *reasons]

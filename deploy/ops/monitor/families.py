@@ -1,4 +1,4 @@
-"""Facts to the families of metrics that `kiln.schemas.exposition` lists. Pure."""
+"""Conversion of monitor inputs to the metric families of `kiln.schemas.exposition`. Pure functions."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from kiln.deploy.ops.status import TableStatus
 
 _AGENTS: Final = 10
-"""Names of agents that have a label of their own."""
+"""Number of agent names with a label of their own."""
 _LONGEST: Final = 40
 _OTHER: Final = "other"
 
 
 def build_families(facts: MonitorInputs) -> Iterator[Metric]:
-    """All families of which the facts have something to say."""
+    """Build all families for which the inputs have values."""
     yield from _run(facts)
     yield from build_query_metrics(facts.snapshot.queries)
     if facts.snapshot.bridge is not None:
@@ -39,7 +39,7 @@ def build_families(facts: MonitorInputs) -> Iterator[Metric]:
     yield from _build_table_families(facts.tables, facts.read_at)
     checked = facts.snapshot.quality
     if checked is not None:
-        yield build_family("kiln_quality_expectations", checked.found.items())
+        yield build_family("kiln_quality_expectations", checked.counts.items())
         yield build_family("kiln_quality_check_age_seconds", [((), facts.read_at - checked.at)])
 
 
@@ -68,7 +68,7 @@ def _lateness(seen: Snapshot) -> Metric:
 
 
 def build_bridge_families(status: BridgeStatus | None) -> Iterator[Metric]:
-    """The families about a bridge. None: the bridge says nothing."""
+    """Build the families of a bridge, with `None` for a bridge that does not report."""
     yield build_family("kiln_bridge_up", [((), float(status is not None))])
     if status is None:
         return
@@ -124,7 +124,7 @@ def _build_overlay_families(overlay: OverlayStatus) -> Iterator[Metric]:
 
 
 def _select_declared(path: str, counts: Mapping[str, int]) -> Values:
-    """Counts whose names `kiln.schemas.metrics` lists, so that a label takes no other value."""
+    """Select the counts whose names `kiln.schemas.metrics` declares, so that labels have no other values."""
     return [((name,), number) for name, number in counts.items() if f"{path}{name}" in METRICS]
 
 
@@ -157,7 +157,7 @@ def _count_by_agent(peers: Iterable[PeerStatus]) -> Mapping[tuple[str, str], int
 
 
 def _shorten_agent(text: str) -> str:
-    """The name without the version."""
+    """Return the agent's name without the version."""
     return printable(text.split("/")[0])[:_LONGEST] or _OTHER
 
 

@@ -1,4 +1,4 @@
-"""The last hour of a run, as the status page draws it."""
+"""Time series of a run's last hour, for the plots of the status page."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from kiln.deploy.ops.snapshot import Snapshot
 
 _EVERY: Final = 5.0  # seconds between two points
 _POINTS: Final = 720  # an hour
-_LEAST: Final = 60  # points of the width of a plot
+_MIN_POINTS: Final = 60  # per plot
 _WIDTH, _HEIGHT = 300.0, 60.0  # of a plot, in its own units
 
 
 class HistoryPoint(NamedTuple):
-    """One moment. None: not known then."""
+    """Values at one moment, `None` if not known."""
 
     at: float
     """monotonic s"""
@@ -25,12 +25,18 @@ class HistoryPoint(NamedTuple):
     late_p50: float | None
     late_p99: float | None
     lag_seconds: float
-    """of the query that is furthest behind"""
+    """of the query with the greatest lag"""
 
 
 class Plot(NamedTuple):
-    """A plot of one or two lines. `lines`: points of SVG polylines; `now`: of the first line; `most`: of all;
-    `minutes`: what its width is."""
+    """A plot of one or two lines.
+
+    Attributes:
+        lines: Points of SVG polylines.
+        now: Newest value of the first line.
+        most: Greatest value.
+        minutes: Time span of its width.
+    """
 
     title: str
     unit: str
@@ -41,13 +47,13 @@ class Plot(NamedTuple):
 
 
 class RunHistory:
-    """Points, the newest last. For one writer; readers take `plots`."""
+    """Points, the newest last, of one writer; readers call `plots`."""
 
     def __init__(self) -> None:
         self._points: deque[HistoryPoint] = deque(maxlen=_POINTS)
 
     def see(self, snapshot: Snapshot, now: float) -> None:
-        """Takes a snapshot, where the newest point is old enough. `now`: monotonic s."""
+        """Add a snapshot, if the newest point is old enough; `now` in monotonic s."""
         if self._points and now - self._points[-1].at < _EVERY:
             return
         lags = [line.lag_seconds for line in snapshot.queries if line.lag_seconds is not None]
@@ -63,7 +69,7 @@ class RunHistory:
         )
 
     def plots(self) -> list[Plot]:
-        """What the page draws: frames and batches a second, lateness of batches, the greatest lag."""
+        """Build the plots: frames and batches per second, batch delay, the greatest lag."""
         points = list(self._points)
         batches: list[float | None] = [
             (later.batches - earlier.batches) / (later.at - earlier.at) for earlier, later in pairwise(points)
@@ -71,16 +77,21 @@ class RunHistory:
         return [
             build_plot("Frames", "/s", [each.frames_rate for each in points]),
             build_plot("Batches", "/s", batches),
-            build_plot("Lateness, p50 and p99", "s", [p.late_p50 for p in points], [p.late_p99 for p in points]),
+            build_plot("Batch delay, p50 and p99", "s", [p.late_p50 for p in points], [p.late_p99 for p in points]),
             build_plot("Lag of the slowest query", "s", [each.lag_seconds for each in points]),
         ]
 
 
 def build_plot(title: str, unit: str, *series: Sequence[float | None]) -> Plot:
-    """Lines over one scale from 0 to the greatest value, the newest value at the right edge. Values come at the pace of
-    the history."""
+    """Build a plot with one scale from 0 to the greatest value, and the newest value at the right edge.
+
+    Args:
+        title: Title.
+        unit: Unit of the values.
+        series: Values of each line, at the interval of the history.
+    """
     most = max((value for values in series for value in values if value is not None), default=0.0)
-    steps = max(_LEAST, len(series[0]) - 1)
+    steps = max(_MIN_POINTS, len(series[0]) - 1)
     lines = tuple(_format_points(values, most, steps) for values in series)
     known = [value for value in series[0] if value is not None]
     return Plot(title, unit, lines, known[-1] if known else None, most, round(steps * _EVERY / 60))

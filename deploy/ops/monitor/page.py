@@ -1,4 +1,4 @@
-"""The status page: the facts of the screen as HTML. No script, nothing from elsewhere; it loads itself anew."""
+"""The status page: the values of the screen as HTML that reloads itself, without scripts or external resources."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _TEMPLATES: Final = Environment(
 
 
 def render_page(facts: MonitorInputs | None, plots: Sequence[Plot]) -> str:
-    """The page. `facts` None: the run has made no snapshot yet."""
+    """Render the page, with `None` before the first snapshot."""
     if facts is None:
         return f"{_HEAD}<p>Kiln is starting."
     snapshot = facts.snapshot
@@ -41,7 +41,7 @@ def render_page(facts: MonitorInputs | None, plots: Sequence[Plot]) -> str:
         facts=facts,
         snapshot=snapshot,
         bridge=bridge,
-        heard=snapshot.bridge.heard if snapshot.bridge is not None else {},
+        received=snapshot.bridge.received if snapshot.bridge is not None else {},
         peers=sorted(bridge.peers, key=lambda peer: -peer.frames_in)[:_PEERS] if bridge is not None else (),
         problems=[*dict.fromkeys([*snapshot.errors, *why_not_ready(facts)])],
         elapsed=format_clock(snapshot.elapsed),
@@ -60,15 +60,15 @@ def render_page(facts: MonitorInputs | None, plots: Sequence[Plot]) -> str:
     )
 
 
-def _group_by_table(seen: QualityInRun | None) -> list[tuple[str, list[int]]]:
-    """By table: how many expectations were met, and how many of each level failed."""
-    found = seen.found if seen is not None else {}
-    tables = dict.fromkeys(table for table, _ in found)
-    return [(table, [found.get((table, result), 0) for result in QUALITY_RESULTS]) for table in tables]
+def _group_by_table(check: QualityInRun | None) -> list[tuple[str, list[int]]]:
+    """Group the number of passed and failed expectations by table."""
+    counts = check.counts if check is not None else {}
+    tables = dict.fromkeys(table for table, _ in counts)
+    return [(table, [counts.get((table, result), 0) for result in QUALITY_RESULTS]) for table in tables]
 
 
 def format_size(number: float) -> str:
-    """Bytes in few characters."""
+    """Format a number of bytes in few characters."""
     for unit in ("B", "kB", "MB", "GB"):
         if number < 1000:
             return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"

@@ -1,4 +1,4 @@
-"""What `kiln run` says of itself over HTTP: metrics, whether the run is alive and ready, the status page."""
+"""The HTTP endpoints of `kiln run`: metrics, health, readiness, the status page."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _TABLES_EVERY: Final = 15.0  # s
 
 
 class Monitor:
-    """A context manager. `see` takes each snapshot, from the thread of the run; other threads serve the newest."""
+    """A context manager that serves the newest snapshot. The thread of the run passes each snapshot to `see`."""
 
     def __init__(self, listen: tuple[str, int] | None, lake: Lake, version: str) -> None:
-        """`listen`: as `Exporter` has it."""
+        """Create the monitor; `listen` as for `Exporter`."""
         self._lake = lake
         self._version = version
         self._newest: tuple[Snapshot, float] | None = None
@@ -46,21 +46,21 @@ class Monitor:
 
     @property
     def address(self) -> str:
-        """`host:port` where the monitor listens; empty: nowhere."""
+        """`host:port` of the monitor; empty if it does not listen."""
         return self._exporter.address
 
     @property
     def error(self) -> str:
-        """Why nothing is served, in words."""
+        """Why nothing is served; empty if there is no error."""
         return self._exporter.error
 
     def see(self, snapshot: Snapshot) -> None:
-        """Takes the newest snapshot."""
+        """Replace the newest snapshot."""
         self._newest = snapshot, time.time()
         self._history.see(snapshot, time.monotonic())
 
     def metrics(self) -> Iterator[Metric]:
-        """No family before the first snapshot."""
+        """Build the metric families; none before the first snapshot."""
         facts = self._facts()
         return build_families(facts) if facts is not None else iter(())
 
@@ -71,11 +71,11 @@ class Monitor:
         return why_not_ready(self._facts())
 
     def page(self) -> str:
-        """The status page."""
+        """Render the status page."""
         return render_page(self._facts(), self._history.plots())
 
     def _facts(self) -> MonitorInputs | None:
-        """As of now; None: there is no snapshot yet."""
+        """Return the current inputs, or `None` before the first snapshot."""
         newest = self._newest
         return None if newest is None else MonitorInputs(*newest, time.time(), self._version, self._tables)
 

@@ -9,7 +9,7 @@ import duckdb
 import pyarrow as pa
 
 from kiln.pipelines.decode.decoder import DecodeConfig, DecodedMessage, RejectedMessage, decode
-from kiln.schemas.kafka.frames import BEP50, DIRECTIONS, gossip_messages
+from kiln.schemas.kafka.frames import BEP50, DIRECTIONS, list_messages
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.reject import Rejected
@@ -61,7 +61,7 @@ def decode_again(frame: Frame, positions: Set[int | None], reason: str, how: Dec
 
 def select_messages(frame: Frame, positions: Set[int]) -> Frame:
     """The frame with these messages of its RPC and nothing else; as it is, if these are all."""
-    messages = gossip_messages(frame)
+    messages = list_messages(frame)
     if isinstance(messages, Rejected) or len(positions) == len(messages):
         return frame
     kept = sorted(positions)

@@ -16,7 +16,7 @@ from kiln.conf.settings.keys import suggest_nearest
 from kiln.deploy.ops.quarantine.frames import FramePosition, MessagePositions, read_frames
 from kiln.pipelines.delta.duckdb_tables import build_columns_query, create_newest_views, read_columns, register_store
 from kiln.pipelines.delta.lake import Lake
-from kiln.schemas.kafka.frames import BEP50, gossip_messages
+from kiln.schemas.kafka.frames import BEP50, list_messages
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.reject import Rejected
 from kiln.schemas.wire.identity import peer_text
@@ -99,7 +99,9 @@ class QuarantineRows:
         self._db = duckdb.connect()
         register_store(self._db, lake)
         self._db.execute("SET TimeZone = 'UTC'")
-        self._db.execute(f"CREATE TEMP VIEW every AS {build_columns_query(columns, list(self._paths), with_positions=True)}")
+        self._db.execute(
+            f"CREATE TEMP VIEW every AS {build_columns_query(columns, list(self._paths), with_positions=True)}"
+        )
         self._refuse_unknown("stage", wanted.stage)
         self._refuse_unknown("reason", wanted.reason)
         self._pick(wanted)
@@ -200,7 +202,7 @@ class QuarantineRows:
 def _read_senders(frame: Frame, positions: Set[int | None]) -> Iterator[tuple[int | None, str | None, str]]:
     """Of each of these messages of a frame (None: the frame as a whole), the author that it names, and the peer."""
     sender = frame.remote_peer.hex() if frame.protocol == BEP50 else peer_text(frame.remote_peer)
-    messages = gossip_messages(frame)
+    messages = list_messages(frame)
     for position in positions:
         author = None
         if position is not None and not isinstance(messages, Rejected) and position < len(messages):

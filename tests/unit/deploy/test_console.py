@@ -33,7 +33,7 @@ from kiln.deploy.screens.screen import format_line
 from kiln.deploy.screens.summary import render_summary
 from kiln.deploy.screens.views import LineView, LiveView
 from kiln.pipelines.delta.lake import Lake
-from kiln.schemas.wire.cid import block_cid, cid_text
+from kiln.schemas.wire.cid import compute_cid, cid_text
 from kiln.schemas.wire.streamid import StreamID
 from kit.kiln_table import append_rows
 
@@ -55,7 +55,7 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A state folder in which every text is what a peer chose."""
     state = tmp_path_factory.mktemp("hostile") / "state"
     place: dict[str, list[object]] = {"network": [EVIL], "origin": ["LIVE"], "message_id": [EVIL], "observed_at": [AT]}
-    stream, tip = StreamID(3, block_cid(b"a")).text, cid_text(block_cid(b"tip", 0x85))
+    stream, tip = StreamID(3, compute_cid(b"a")).text, cid_text(compute_cid(b"tip", 0x85))
     update: dict[str, list[object]] = {"stream": [stream], "tip": [tip]}
     tables: dict[str, dict[str, list[object]]] = {
         "messages": {**place, **update, "type": [EVIL], "data": [EVIL.encode()], "about": [{EVIL: EVIL}]},

@@ -165,7 +165,7 @@ def test_what_is_served(monitor: Monitor) -> None:
     assert httpx.get(f"{url}/ready").json() == {"ok": True, "reasons": []}
     page = httpx.get(url)
     assert page.headers["content-security-policy"].startswith("default-src 'none'")
-    assert "all is well" in page.text
+    assert ">OK<" in page.text
     assert httpx.get(f"{url}/secret").status_code == 404
     assert httpx.post(url).status_code == 501
 
@@ -174,7 +174,7 @@ def test_what_is_served(monitor: Monitor) -> None:
     ("changed", "reason"),
     [
         (replace(SNAPSHOT, broker="the broker does not answer"), "the broker does not answer"),
-        (replace(SNAPSHOT, bridge=BridgeInRun(None)), "the bridge says nothing"),
+        (replace(SNAPSHOT, bridge=BridgeInRun(None)), "the bridge does not report its status"),
     ],
 )
 def test_why_a_run_is_not_ready(monitor: Monitor, changed: Snapshot, reason: str) -> None:

@@ -18,7 +18,7 @@ from kiln.pipelines.quality.model import _has_all_updates, _remember_updates
 from kiln.pipelines.quality.suites import SuiteCheck
 from kiln.pipelines.quality.table_checks import CheckContext, CheckInputs
 from kiln.schemas.wire.batch_block import write_blocks
-from kiln.schemas.wire.cid import USUAL_TEXT, block_cid, cid_bytes, cid_text
+from kiln.schemas.wire.cid import USUAL_TEXT, compute_cid, cid_bytes, cid_text
 
 CID = "bafyreigtsyqmmvgtal3y2ahcs277xjk5prvb673lb3li2i2egz2nhp6u4y"
 STREAM = "kjzl6cwe1jw147dvq16zluojmraqvwdmbh61dx9e0c59i344lcrsgqfohexp60s"
@@ -59,7 +59,7 @@ def test_cids_in_arrows_memory_are_judged_as_one_by_one(validator: RowValidator,
 def test_a_block_is_judged_by_its_hash_however_its_cid_is_written(
     validator: RowValidator, block: bytes, right: bool
 ) -> None:
-    cid = cid_text(block_cid(block if right else block + b"x"))
+    cid = cid_text(compute_cid(block if right else block + b"x"))
     written = [cid, f"f{cid_bytes(cid).hex()}", cid.upper(), cid[:-1]]
     frame = pd.DataFrame({"cid": written, "block": [block] * 4, "at": range(4)})
     pair = check("expect_column_pair_cid_to_be_of_block", column_A="cid", column_B="block")
@@ -69,7 +69,7 @@ def test_a_block_is_judged_by_its_hash_however_its_cid_is_written(
 
 def test_a_tip_was_heard_however_its_cid_is_written() -> None:
     """A block names tips in their usual text, and `updates` may have another."""
-    other = cid_text(block_cid(b"other"))
+    other = cid_text(compute_cid(b"other"))
     db = duckdb.connect()
     db.execute(
         "CREATE TABLE new_updates AS SELECT 'n' AS network, 'LIVE' AS origin, 'model' AS separator_key, "
@@ -85,7 +85,7 @@ def test_a_tip_was_heard_however_its_cid_is_written() -> None:
         return _has_all_updates(look, have, owner, block.data)
 
     assert heard(CID, other)
-    assert not heard(CID, cid_text(block_cid(b"nobody's")))
+    assert not heard(CID, cid_text(compute_cid(b"nobody's")))
 
 
 def test_great_expectations_comes_without_pyspark_and_leaves_pyspark_to_others() -> None:

@@ -35,14 +35,14 @@ from kiln.schemas.kafka.records import Coordinates, Epoch, SeparatorRecord, Upda
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.reject import Rejected
-from kiln.schemas.wire.identity import Verdict, peer_of, sign
+from kiln.schemas.wire.identity import Verdict, compute_peer_id, sign
 from kiln.schemas.wire.pubsub import write_keepalive
-from kiln.schemas.wire.topic_table import UNKNOWN_BUNDLE, BundleSet, hello_bytes
+from kiln.schemas.wire.topic_table import UNKNOWN_BUNDLE, BundleSet, write_hello
 
 CAPTURE = Path(__file__).resolve().parents[4] / "shared" / "captures" / "go4tt.rpc.gz"
 CLAY = "/ceramic/testnet-clay"
 BUNDLES = BundleSet({"clay": [CLAY, "/ceramic/zzz"]})  # clay is 1
-HELLO = hello_bytes(BUNDLES)
+HELLO = write_hello(BUNDLES)
 ANNA = Ed25519PrivateKey.from_private_bytes(b"a" * 32)
 BEFORE, AFTER = DecodeConfig(), DecodeConfig(bundles=BUNDLES)
 QUARANTINE = tuple(TABLES["quarantine"].columns)
@@ -63,8 +63,8 @@ def frame(sequence: int, *messages: Message, verdicts: bytes = b"", connection: 
         network="testnet-clay",
         connection=connection.to_bytes(16),
         direction=Frame.IN,
-        local_peer=peer_of(ANNA),
-        remote_peer=peer_of(ANNA),
+        local_peer=compute_peer_id(ANNA),
+        remote_peer=compute_peer_id(ANNA),
         protocol="/meshsub/1.3.0",
         observed_at=1_700_000_000_000_000_000 + sequence * 1_000_000,
         payload=RPC(publish=messages).SerializeToString(),

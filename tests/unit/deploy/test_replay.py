@@ -21,12 +21,12 @@ from kiln.bridge.capture.tap import ConnectionTap
 from kiln.bridge.kafka.producers import FramesProducer, FramesProducerError, connect
 from kiln.deploy.demo.traffic.replay import DEFAULT_NETWORK, ReplayProgress, replay
 from kiln.schemas.captures.capture_file import CaptureError, CaptureRecord, open_capture, read_capture, write_capture
-from kiln.schemas.captures.kiln_capture import build_frames, connection_id, survey
+from kiln.schemas.captures.kiln_capture import build_frames, compute_connection_id, survey_capture
 from kiln.schemas.kafka.frames import read_frame
 from kiln.schemas.proto.gossipsub import rpc_pb2
 from kiln.schemas.proto.kiln import frame_pb2
 from kiln.schemas.wire.identity import peer_bytes
-from kiln.schemas.wire.topic_table import bundle_hash, parse_hello
+from kiln.schemas.wire.topic_table import compute_bundle_hash, parse_hello
 
 CAPTURES = Path(__file__).resolve().parents[4] / "shared" / "captures"
 IN, OUT = frame_pb2.Frame.IN, frame_pb2.Frame.OUT
@@ -119,7 +119,7 @@ def test_a_live_frame_and_a_replayed_one_have_the_same_hellos(first: bytes, seco
         CaptureRecord("R", 1, A, B, "/meshsub/1.3.0", first),
         CaptureRecord("S", 2, A, B, "/meshsub/1.3.0", second),
     ]
-    found = survey(records)
+    found = survey_capture(records)
     replayed_ones = list(build_frames(records, found, bytes(32), "local-test"))
     assert isinstance(live, frame_pb2.Frame)
     assert {(each.hello_in, each.hello_out) for each in replayed_ones} == {(live.hello_in, live.hello_out)}
@@ -203,7 +203,7 @@ def test_the_reconnect_begins_where_the_peers_said_hello_again() -> None:
 
 def test_every_frame_of_the_topic_table_capture_carries_both_hellos() -> None:
     path = capture("go4tt")
-    bundle = bundle_hash(json.loads((CAPTURES / "go4tt.meta.json").read_text())["topics"])
+    bundle = compute_bundle_hash(json.loads((CAPTURES / "go4tt.meta.json").read_text())["topics"])
     for frame in replayed(path):
         assert parse_hello(frame.hello_in) == [bundle]
         assert parse_hello(frame.hello_out) == [bundle]
@@ -346,8 +346,8 @@ def test_progress_ends_with_everything(tmp_path: Path) -> None:
 
 def test_frames_are_made_one_at_a_time() -> None:
     records = heard(hello(TOPIC), publish())
-    first = next(build_frames(iter(records), survey(records), bytes(32), "n"))
-    assert first.connection == connection_id(bytes(32), A, B, 1)
+    first = next(build_frames(iter(records), survey_capture(records), bytes(32), "n"))
+    assert first.connection == compute_connection_id(bytes(32), A, B, 1)
 
 
 # --- into Kafka

@@ -15,7 +15,7 @@ from kiln.deploy.demo.traffic.content import DATA_GARBAGE, TopicData, contents, 
 from kiln.deploy.demo.traffic.options import TrafficOptions
 from kiln.schemas.reject import Rejected
 from kiln.schemas.wire.pubsub import PubsubMessage, read_message
-from kiln.schemas.wire.topics import parse_topic, separator_text
+from kiln.schemas.wire.topics import parse_topic, format_separator
 
 START = 1_700_000_000_000_000_000
 SECOND = 1_000_000_000
@@ -109,7 +109,7 @@ def test_updates_on_separator_topics_are_of_streams_that_have_the_separator() ->
         parsed = parse_topic(topic)
         assert parsed is not None
         if parsed.separator is not None and message.model is not None:
-            assert separator_text(parsed.separator) == f"model/{message.model}"
+            assert format_separator(parsed.separator) == f"model/{message.model}"
 
 
 def test_what_has_no_topic_of_its_own_is_on_that_of_the_network() -> None:

@@ -33,10 +33,10 @@ from kiln.schemas.kafka.records import (
     encode,
 )
 from kiln.schemas.wire.batch_block import read_block
-from kiln.schemas.wire.cid import block_cid, cid_bytes, cid_text
+from kiln.schemas.wire.cid import compute_cid, cid_bytes, cid_text
 from kiln.schemas.wire.pubsub import write_batch_update, write_update
 from kiln.schemas.wire.streamid import StreamID
-from kiln.schemas.wire.topics import MAX_KEY, Separator, separator_text, separator_value, topic_name
+from kiln.schemas.wire.topics import MAX_KEY, Separator, format_separator, encode_separator_value, format_topic
 from kit.log_model import block_of
 from kit.plain_batcher import LogRecord, batch_partition
 from kit.small_lake import append
@@ -49,18 +49,18 @@ LATEST_WITHIN = 10
 """s, as in latest_tips.sql"""
 SQL_PAGE = Path(__file__).resolve().parents[3] / "docs" / "SQL.md"
 
-MODEL = Separator("model", separator_value(b"one"))
-OTHER = Separator('a/"ключ"', separator_value(b"two"))
+MODEL = Separator("model", encode_separator_value(b"one"))
+OTHER = Separator('a/"ключ"', encode_separator_value(b"two"))
 
 Row = Mapping[str, object]
 
 
 def stream(number: int) -> str:
-    return StreamID(3, block_cid(b"stream%d" % number)).text
+    return StreamID(3, compute_cid(b"stream%d" % number)).text
 
 
 def tip(number: int) -> str:
-    return cid_text(block_cid(b"tip%d" % number, 0x85))
+    return cid_text(compute_cid(b"tip%d" % number, 0x85))
 
 
 def after(seconds: float) -> datetime:
@@ -261,7 +261,7 @@ def on(topic: str, kind: str, message: str, **columns: object) -> Row:
 
 
 def test_misplaced_are_messages_on_the_topic_of_another_separator(tmp_path: Path) -> None:
-    model, other = topic_name("clay", MODEL), topic_name("clay", OTHER)
+    model, other = format_topic("clay", MODEL), format_topic("clay", OTHER)
     fill(
         tmp_path,
         "streams",
@@ -298,7 +298,7 @@ def test_misplaced_are_messages_on_the_topic_of_another_separator(tmp_path: Path
             on(other, "UPDATE", "unknown", stream=stream(6)),
             on(other, "KEEPALIVE", "of no stream"),
             on(other, "BATCH_UPDATE", "of another", sep="model/k1", from_peer="q"),
-            on(other, "BATCH_UPDATE", "of this one", sep=separator_text(OTHER)),
+            on(other, "BATCH_UPDATE", "of this one", sep=format_separator(OTHER)),
             on("/ceramic/clay", "BATCH_UPDATE", "of any", sep="model/k1"),
             on(other.replace(OTHER.value, OTHER.value[1:]), "UPDATE", "short", stream=stream(1)),
             on(model.replace(MODEL.value, MODEL.value[1:]), "UPDATE", "right, if short", stream=stream(1)),
@@ -428,7 +428,7 @@ def ideal(records: Iterable[Logged], window: int) -> Made:
 
 def announced(separator: Separator | None) -> int:
     """Bytes of the BATCH_UPDATE of a batch."""
-    return len(write_batch_update(separator, cid_text(block_cid(b"")))) if separator else 0
+    return len(write_batch_update(separator, cid_text(compute_cid(b"")))) if separator else 0
 
 
 separators = st.sampled_from([MODEL, OTHER, None])

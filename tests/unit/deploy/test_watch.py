@@ -7,11 +7,11 @@ import pytest
 from kiln.deploy.ops.watch import OpenWindows, TopicCounts
 from kiln.schemas.kafka.records import BatchRecord, Origin, SeparatorRecord, encode
 from kiln.schemas.wire.batch_block import write_blocks
-from kiln.schemas.wire.cid import block_cid
+from kiln.schemas.wire.cid import compute_cid
 from kiln.schemas.wire.streamid import StreamID
 
 T = 1_000_000  # µs
-(BLOCK,) = write_blocks({StreamID(3, block_cid(b"stream")).text: [block_cid(b"tip")]})
+(BLOCK,) = write_blocks({StreamID(3, compute_cid(b"stream")).text: [compute_cid(b"tip")]})
 
 
 def batch(heard_at: int, origin: Origin = "LIVE") -> bytes:
@@ -23,7 +23,7 @@ def batch(heard_at: int, origin: Origin = "LIVE") -> bytes:
 def test_a_batch_is_late_by_how_much_later_than_t_after_hearing_the_broker_has_it() -> None:
     seen = TopicCounts()
     for stamp in (6_400, 6_100, 7_000):
-        seen.take(batch(5_000_000), stamp)
+        seen.add_batch(batch(5_000_000), stamp)
     assert sorted(seen.late) == pytest.approx([0.1, 0.4, 1.0])
     assert (seen.percentile(0.5), seen.percentile(0.99)) == pytest.approx((0.4, 1.0))
     assert [line.late for line in seen.newest] == pytest.approx([1.0, 0.1, 0.4])
@@ -31,22 +31,22 @@ def test_a_batch_is_late_by_how_much_later_than_t_after_hearing_the_broker_has_i
 
 def test_a_capture_heard_years_ago_makes_no_batch_late() -> None:
     seen = TopicCounts()
-    seen.take(batch(5_000_000, "REPLAY"), 10**12)
+    seen.add_batch(batch(5_000_000, "REPLAY"), 10**12)
     assert (seen.batches, seen.percentile(0.5), seen.newest[0].late) == (1, None, None)
-    seen.take(batch(5_000_000), 6_200)
+    seen.add_batch(batch(5_000_000), 6_200)
     assert (seen.batches, len(seen.newest)) == (2, 2)
     assert seen.percentile(0.99) == pytest.approx(0.2)
 
 
 def test_a_window_is_open_until_the_clock_of_the_log_ends_it() -> None:
     windows = OpenWindows(1.5)
-    windows.take(0, b"clay/model/k1", 1_000)
-    windows.take(0, b"clay/model/k2", 2_000)
-    windows.take(0, b"clay/model/k1", 2_400)  # joins the first
-    windows.take(1, b"clay/model/k3", 1_000)
-    windows.take(0, b"kstream", 2_400)  # no separator, no window
+    windows.add_update(0, b"clay/model/k1", 1_000)
+    windows.add_update(0, b"clay/model/k2", 2_000)
+    windows.add_update(0, b"clay/model/k1", 2_400)  # joins the first
+    windows.add_update(1, b"clay/model/k3", 1_000)
+    windows.add_update(0, b"kstream", 2_400)  # no separator, no window
     assert len(windows) == 3
-    windows.take(0, None, 2_500)
+    windows.add_update(0, None, 2_500)
     assert len(windows) == 2
-    windows.take(0, None, 3_500)
+    windows.add_update(0, None, 3_500)
     assert len(windows) == 1  # of the other partition, whose clock is its own
