@@ -1,4 +1,4 @@
-"""Which topics the node is on: the topic of the network, and the topics of the interests (CIP-120, Specification)."""
+"""The topics that the node joins: the network's topic, and the topics of the interests (CIP-120, Specification)."""
 
 from __future__ import annotations
 
@@ -6,41 +6,46 @@ import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from kiln.schemas.wire.topics import Interest, Separator, parse_interest, parse_topic, topic_name
+from kiln.schemas.wire.topics import Interest, Separator, format_topic, parse_interest, parse_topic
 
 
 def network_topics(network: str) -> tuple[str, str]:
-    """Return the network's topic as nodes name it, and as CIP-120 writes it."""
-    name = topic_name(network, None)
+    """Return the network's topic in the form that nodes use, and in CIP-120's form."""
+    name = format_topic(network, None)
     return name, f"{name}/"
 
 
-def wanted_topics(network: str, interests: Iterable[Interest], seen: Iterable[str]) -> set[str]:
-    """The topics to be on. `seen`: names that peers are on; of these, the separator topics that an interest covers, and
-    the topic of the network in the spelling of CIP-120."""
-    followed = list(interests)
-    usual, written = network_topics(network)
+def select_topics(network: str, interests: Iterable[Interest], seen: Iterable[str]) -> set[str]:
+    """Select the topics to join.
+
+    Args:
+        seen: Topics that peers subscribe to. Selected of these are the separator topics that an interest covers, and
+            the network's topic in CIP-120's form.
+    """
+    interests = list(interests)
+    name, cip120_name = network_topics(network)
     seen = set(seen)
-    wanted = {usual, *({written} & seen)}
-    wanted |= {
-        topic_name(network, Separator(each.key, each.value))
-        for each in followed
+    selected = {name, *({cip120_name} & seen)}
+    selected |= {
+        format_topic(network, Separator(each.key, each.value))
+        for each in interests
         if each.key is not None and each.value is not None
     }
     for name in seen:
         topic = parse_topic(name)
         if topic is None or topic.network != network or topic.separator is None:
             continue
-        # a name of another form of the same topic would be a topic of its own
-        if any(each.covers(topic.separator) for each in followed) and topic_name(network, topic.separator) == name:
-            wanted.add(name)
-    return wanted
+        # another spelling of the same topic would be a topic of its own
+        if any(each.covers(topic.separator) for each in interests) and format_topic(network, topic.separator) == name:
+            selected.add(name)
+    return selected
 
 
 class InterestsFile:
     """Interests that may change while the bridge runs: a JSON list of texts in the state folder.
 
-    Where there is no file, or one that cannot be read, those of the settings count; `error` says what is wrong with it.
+    Without a file, the interests of the settings apply. If a file cannot be read, the last interests stay in force, and
+    `error` reports it.
     """
 
     def __init__(self, path: Path, default: Sequence[str]) -> None:
@@ -53,36 +58,43 @@ class InterestsFile:
     def read(self) -> tuple[str, ...]:
         """Read the current interests; cheap if the file has not changed."""
         try:
-            found = self._path.stat()
+            status = self._path.stat()
         except FileNotFoundError:
             self._stamp, self._texts, self.error = None, self._default, None
             return self._texts
-        stamp = (found.st_mtime_ns, found.st_size)
+        stamp = (status.st_mtime_ns, status.st_size)
         if stamp != self._stamp:
             self._stamp = stamp
             self._load()
         return self._texts
 
     def write(self, texts: Iterable[str]) -> None:
-        """Replaces them. TopicError: one is no interest."""
-        kept = list(dict.fromkeys(texts))
-        for text in kept:
+        """Replace the interests.
+
+        Raises:
+            TopicError: A text is no interest.
+        """
+        interests = list(dict.fromkeys(texts))
+        for text in interests:
             parse_interest(text)
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = self._path.with_suffix(".new")
-        fresh.write_text(json.dumps(kept) + "\n")
-        fresh.replace(self._path)
+        new = self._path.with_suffix(".new")
+        new.write_text(json.dumps(interests) + "\n")
+        new.replace(self._path)
 
     def _load(self) -> None:
         try:
             texts = json.loads(self._path.read_text())
             if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-                raise ValueError("not a list of texts")
+                raise ValueError("not a list of strings")
             for text in texts:
                 parse_interest(text)
         except (OSError, ValueError) as error:
-            self.error = f"{self._path}: {error}; what was followed before still is"
+            self.error = (
+                f"cannot read the interests in {self._path} ({error}); the previous ones stay in force. Fix the file, "
+                "or write it with kiln interests."
+            )
             if isinstance(error, OSError):
-                self._stamp = None  # read again, though nobody changes the file: no descriptor was free, say
+                self._stamp = None  # retry an unchanged file too, since the cause may be a lack of descriptors
         else:
             self._texts, self.error = tuple(texts), None

@@ -1,8 +1,8 @@
 """The bridge process: gossipsub node, capture into Kafka, publisher. `kiln bridge` runs it, `kiln run` starts it.
 
 Layout of its folder, STATE/bridge: `key` (identity, 0600), `seqno`, `spool/`, `interests.json`, `status.json`; of
-BEP 50 `bep50.key` (the publisher's, 0600) and `bep50/`; `pins.sqlite` (blocks of ours that IPFS holds) and
-`transition.json` (that its block height is reached); `fetcher.json` (the place of the fetcher, as Kafka has it).
+BEP 50 `bep50.key` (the publisher's, 0600) and `bep50/`; `pins.sqlite` (our blocks pinned in IPFS) and `transition.json`
+(that its block height is reached); `fetcher.json` (a copy of the fetcher's committed offsets).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from contextlib import ExitStack, suppress
 import trio
 
 from kiln.bridge.app.interests import network_topics
-from kiln.bridge.app.neighbours import bitswap_peers
+from kiln.bridge.app.neighbours import select_bitswap_peers
 from kiln.bridge.app.reporting import build_status
 from kiln.bridge.app.wiring import BridgeComponents, build_bridge
 from kiln.bridge.bep50.carrier import CarrierError
@@ -38,7 +38,7 @@ from kiln.schemas.wire.identity import peer_text
 from kiln.schemas.wire.topics import parse_interest
 
 _LOG = logging.getLogger("kiln.bridge.app")
-_UPDATE_EVERY = 1.0  # s between two looks at interests and statuses
+_UPDATE_INTERVAL = 1.0  # s
 
 
 class BridgeError(PrerequisiteError):
@@ -55,11 +55,11 @@ def run(settings: Settings) -> None:
     with lock_state(settings.state, "bridge"):
         settings.bridge_dir.mkdir(parents=True, exist_ok=True)
         if settings.kafka.embedded:
-            ensure_password(settings.broker_dir)  # the broker may come later
+            ensure_password(settings.broker_dir)  # the broker may start later
         try:
             trio.run(_run, settings)
-        except* (NodeError, KeyFileError, SeqnoError, SinkError, CarrierError) as failed:
-            raise BridgeError(str(_first_error(failed))) from failed
+        except* (NodeError, KeyFileError, SeqnoError, SinkError, CarrierError) as group:
+            raise BridgeError(str(_first_error(group))) from group
 
 
 def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
@@ -71,9 +71,9 @@ def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 async def _run(settings: Settings) -> None:
     with ExitStack() as stack:
-        # a peer that cannot be dialled is an error to libp2p; the status says once that the broker is away
-        quiet: dict[str, Level] = {"libp2p": "critical", "kafka": "critical"}
-        configure_logs(settings.log.format, settings.log.level, quiet | settings.log.levels)
+        # libp2p logs each failed dial as an error; the status reports once that the broker is unavailable
+        levels: dict[str, Level] = {"libp2p": "critical", "kafka": "critical"}
+        configure_logs(settings.log.format, settings.log.level, levels | settings.log.levels)
         parts = build_bridge(settings, stack, trio.lowlevel.current_trio_token())
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             async with trio.open_nursery() as nursery:
@@ -87,15 +87,15 @@ async def _run(settings: Settings) -> None:
                     thread.start()
                 async for _ in signals:
                     break
-                log_event(_LOG, "bridge stops")
+                log_event(_LOG, "bridge stopping")
                 for thread in parts.threads:
-                    # in one more thread: a publisher waits for this one while it publishes
+                    # in another thread, since a publisher waits for this one while it publishes
                     await trio.to_thread.run_sync(thread.stop)
                 nursery.cancel_scope.cancel()
 
 
 async def _update_every_second(parts: BridgeComponents, settings: Settings) -> None:
-    """Update topics, IPFS neighbours and the status file every second, and restart threads that an exception ended."""
+    """Update topics, IPFS neighbours and the status file every second, and restart crashed threads."""
     path = settings.bridge_dir / "status.json"
     problems = ProblemLog(_LOG)
     log_event(_LOG, "bridge started", peer=peer_text(parts.node.peer), network=settings.network.name)
@@ -106,14 +106,14 @@ async def _update_every_second(parts: BridgeComponents, settings: Settings) -> N
         parts.membership.set_interests(interests)
         parts.shares.set_bridges(parts.membership.bridges)
         await _update_topics(parts, settings.network.name, interests, peers, view.topics)
-        parts.blocks.connect_gossip_peers(bitswap_peers(parts.node, peers))
+        parts.blocks.connect_gossip_peers(select_bitswap_peers(parts.node, peers))
         for thread in (parts.membership, *parts.threads):
             thread.revive()
         status = build_status(parts, settings, view, interests, time.time())
         problems.see(status.errors)
-        with suppress(OSError):  # no reason to leave the network; a reader sees that the status is old
+        with suppress(OSError):  # no reason to leave the network; readers see that the status is old
             write_status(path, status)
-        await trio.sleep(_UPDATE_EVERY)
+        await trio.sleep(_UPDATE_INTERVAL)
 
 
 async def _update_topics(
@@ -123,20 +123,20 @@ async def _update_topics(
     peers: Mapping[bytes, PeerView],
     joined: Collection[str],
 ) -> None:
-    """Join and leave topics to match the interests. There may be thousands, so that other tasks run in between."""
-    wanted = parts.topic_selector.choose(network, map(parse_interest, interests), peers, joined)
+    """Join and leave topics to match the interests. There may be thousands, so other tasks run in between."""
+    selected = parts.topic_selector.select(network, map(parse_interest, interests), peers, joined)
     if not parts.publishing.joins_network_topic():
-        wanted.difference_update(network_topics(network))
-    for topic in sorted(wanted.difference(joined)):
+        selected.difference_update(network_topics(network))
+    for topic in sorted(selected.difference(joined)):
         parts.node.join(topic)
         await trio.lowlevel.checkpoint()
-    for topic in sorted(set(joined) - wanted):
+    for topic in sorted(set(joined) - selected):
         parts.node.leave(topic)
         await trio.lowlevel.checkpoint()
 
 
 def main() -> int:
-    """Settings from file and environment, as everywhere. The exit status."""
+    """Run the bridge with the settings of file and environment, and return the exit status."""
     try:
         run(load_settings())
     except KilnError as error:

@@ -18,19 +18,22 @@ class PeerConnector(Protocol):
     def remote_address(self, peer: bytes) -> tuple[str, int] | None: ...
 
 
-def bitswap_peers(node: PeerConnector, peers: Mapping[bytes, PeerView]) -> list[BitswapPeer]:
-    """Those in good standing, with the addresses of TCP that they name and that one may believe from where they are.
+def select_bitswap_peers(node: PeerConnector, peers: Mapping[bytes, PeerView]) -> list[BitswapPeer]:
+    """Select the peers with bitswap and no negative score, with their trustworthy TCP addresses.
 
-    First those that the node dialled, then by age. `peers`: all gossip peers.
+    Peers that the node dialled come first, then the others by age.
+
+    Args:
+        peers: All gossip peers.
     """
     peers_speaking = dict(node.peers_speaking(*BITSWAP))
-    found: list[BitswapPeer] = []
+    selected: list[BitswapPeer] = []
     for peer, view in sorted(peers.items(), key=lambda each: not each[1].outbound):
         if peer not in peers_speaking or view.score < 0:
             continue
         remote = node.remote_address(peer)
-        away = address_scope(remote[0]) if remote is not None else None
-        contact = trusted_contact(peer, peers_speaking[peer], AddressScope.WORLD if away is None else away)
+        scope = address_scope(remote[0]) if remote is not None else None
+        contact = trusted_contact(peer, peers_speaking[peer], AddressScope.WORLD if scope is None else scope)
         if contact.addresses:
-            found.append(BitswapPeer(peer_text(peer), tuple(address.text for address in contact.addresses)))
-    return found
+            selected.append(BitswapPeer(peer_text(peer), tuple(address.text for address in contact.addresses)))
+    return selected

@@ -16,14 +16,20 @@ from kiln.bridge.publisher.transition import describe_unreached_peers
 from kiln.conf.process.bridge_status import BridgeStatus, FetcherStatus, OverlayStatus, PublisherStatus, SavingStatus
 from kiln.conf.settings.model import Settings
 
-_MOST_SAVINGS = 50  # topics, and topics of each peer, whose savings are told
+_MAX_SAVINGS = 50  # topics, and topics of each peer, with savings in the status
 _NO_IPFS = "ipfs.api is empty"
 
 
 def build_status(
     parts: BridgeComponents, settings: Settings, view: NodeView, interests: tuple[str, ...], at: float
 ) -> BridgeStatus:
-    """Build the status of a bridge from the view of its node and the current interests, at `at` (unix seconds)."""
+    """Build the status of a bridge.
+
+    Args:
+        view: The view of its node.
+        interests: The current interests.
+        at: Unix time in s.
+    """
     return BridgeStatus(
         at=at,
         pid=os.getpid(),
@@ -57,7 +63,7 @@ def build_status(
 
 def select_largest(savings: Iterable[SavingStatus]) -> tuple[SavingStatus, ...]:
     """Select the largest savings, so that the status stays small with many peers on many topics."""
-    return tuple(nlargest(_MOST_SAVINGS, savings, key=lambda each: each.as_names - each.as_indices))
+    return tuple(nlargest(_MAX_SAVINGS, savings, key=lambda each: each.as_names - each.as_indices))
 
 
 def _publisher_status(publisher: Publisher | None, turned_off: bool, setting: str) -> PublisherStatus:
@@ -77,23 +83,23 @@ def _overlay_status(parts: BridgeComponents, settings: Settings) -> OverlayStatu
 def _errors(parts: BridgeComponents, settings: Settings, view: NodeView) -> Iterator[str]:
     for each in view.bootstrap:
         if each.error and not each.connected:
-            yield f"{each.addresses[0]}: {each.error}"
+            yield f"cannot reach bootstrap peer {each.addresses[0]}: {each.error}"
     if refused := parts.topic_selector.refused:
-        yield f"{refused} topics of peers are not joined: see bridge.max_topics and bridge.max_topics_per_peer"
+        yield f"{refused} topics of peers are not joined: raise bridge.max_topics or bridge.max_topics_per_peer"
     if parts.publisher is not None:
         topics = (peer.topics for peer in parts.node.router.peers.values())
         if group := describe_unreached_peers(parts.publishing.publishing_scheme(), settings.network.name, topics):
             yield group
-        if why := describe_hold(settings, parts.blocks.status()):
-            yield f"batches are held back: {why}"
+        if reason := describe_hold(settings, parts.blocks.status()):
+            yield f"batches are held back: {reason}"
     for peer in sorted(parts.shares.others - {peer.peer for peer in view.peers}):
-        yield f"bridge {peer} is no gossip peer of this one, so both hear everything: name it in bridge.bootstrap"
-    if slow := sum(peer.held_back for peer in view.peers):
+        yield f"bridge {peer} is no gossip peer of this one, so both receive everything. Add it to bridge.bootstrap."
+    if throttled := sum(peer.held_back for peer in view.peers):
         limits = "bridge.max_peer_bytes_per_hour or bridge.max_bytes_per_hour"
-        yield f"{slow} peers send more than {limits} allow; they are read slowly"
-    if slow := sum(peer.sent_slowly for peer in view.peers):
+        yield f"{throttled} peers send more than {limits} allow; reading from them is throttled"
+    if throttled := sum(peer.sent_slowly for peer in view.peers):
         limits = "bridge.max_peer_bytes_per_hour_out or bridge.max_bytes_per_hour_out"
-        yield f"{slow} peers are sent more than {limits} allow; they are slowed"
+        yield f"{throttled} peers are sent more than {limits} allow; sending to them is throttled"
     errors = [parts.sink.status().error, parts.interests.error, parts.publishing.error]
     errors += [part.error for part in (parts.membership, parts.publisher, parts.fetcher) if part is not None]
     yield from filter(None, errors)

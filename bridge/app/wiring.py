@@ -1,5 +1,4 @@
-"""The parts of one bridge: each is made from the settings by a function of its own, and `build_bridge` connects
-them."""
+"""Construction of a bridge: a function for each component, and `build_bridge`, which connects them."""
 
 from __future__ import annotations
 
@@ -46,18 +45,16 @@ from kiln.conf.process.errors import KilnError
 from kiln.conf.settings.durations import micros
 from kiln.conf.settings.model import Settings
 from kiln.schemas.dht.announcement import parse_source
-from kiln.schemas.wire.identity import peer_of, peer_text
+from kiln.schemas.wire.identity import compute_peer_id, peer_text
 from kiln.schemas.wire.topic_table import BundleSet
-from kiln.schemas.wire.topics import separator_text
+from kiln.schemas.wire.topics import format_separator
 
-_CLOSE_TIMEOUT = 4.0  # s that frames on their way to Kafka get when the bridge ends; the spool keeps the rest
-_ACKNOWLEDGEMENT_CHECK_EVERY = (
-    100_000  # µs between looks whether others have an announced item: they acknowledge it after it is sent
-)
+_CLOSE_TIMEOUT = 4.0  # s for Kafka to acknowledge the frames in flight when the bridge ends; the spool gets the rest
+_ACKNOWLEDGEMENT_INTERVAL = 100_000  # µs between checks for contacts that acknowledge an announced item
 
 
 class FramesLostError(KilnError):
-    """At its end the bridge had frames that neither Kafka nor the spool took: says how many, and why."""
+    """At its end the bridge had frames that neither Kafka nor the spool stored; the message says how many, and why."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +73,9 @@ class BridgeComponents:
     membership: Membership
     publishing: PublishingTopics
     publisher: Publisher | None
-    """to gossipsub"""
+    """Publishes to gossipsub."""
     announcer: Publisher | None
-    """to BEP 50. It has an outbox of its own, so that neither transport waits for the other."""
+    """Publishes to BEP 50. It has an outbox of its own, so that neither transport waits for the other."""
     fetcher: Fetcher | None
 
     @property
@@ -96,7 +93,7 @@ def build_bridge(settings: Settings, stack: ExitStack, token: trio.lowlevel.Trio
     sink = stack.enter_context(_open_sink(settings))
     seqno = stack.enter_context(Seqno(settings.bridge_dir / "seqno", time.time_ns))
     key = load_or_create_key(settings.bridge_dir / "key")
-    shares = TopicShares(peer_text(peer_of(key)))
+    shares = TopicShares(peer_text(compute_peer_id(key)))
     topic_selector = TopicSelector(settings.bridge.max_topics, settings.bridge.max_topics_per_peer, shares)
     node = _create_node(settings, key, seqno, sink, topic_selector)
     quarantine = _create_quarantine(settings)
@@ -134,7 +131,7 @@ def build_bridge(settings: Settings, stack: ExitStack, token: trio.lowlevel.Trio
 
 
 class PublishingTopics:
-    """On which topics a batch goes out at this moment, and whether the topic of the network is heard (CIP-120)."""
+    """The topics on which batches are published now, and the subscription to the network's topic (CIP-120)."""
 
     def __init__(self, settings: Settings) -> None:
         group = settings.transition
@@ -173,7 +170,7 @@ class PublishingTopics:
 
     @property
     def _reached_at(self) -> int | None:
-        """When the chain reached the height of the settings, µs; None: not yet, or the settings name none."""
+        """Time in µs at which the chain reached the height of the settings; `None` if it has not, or there is none."""
         return None if self._height is None else self._height.reached_at
 
 
@@ -230,7 +227,7 @@ def _create_carrier(settings: Settings, sink: FrameSink, quarantine: QuarantineW
 
 
 def _create_interests(settings: Settings) -> InterestsFile:
-    """For one thread: the file remembers what it has read."""
+    """Create one for each thread, since it caches the file."""
     return InterestsFile(settings.bridge_dir / "interests.json", settings.bridge.interests)
 
 
@@ -256,8 +253,8 @@ def _open_sink(settings: Settings) -> Iterator[FrameSink]:
         lost = sink.close(_CLOSE_TIMEOUT)
         if lost:
             raise FramesLostError(
-                f"{lost} frames are lost: Kafka did not take them before the bridge ended, and the spool in "
-                f"{settings.bridge_dir} had no room for them (bridge.spool_bytes, or the disk)"
+                f"{lost} frames are lost: Kafka did not acknowledge them before the bridge ended, and the spool in "
+                f"{settings.bridge_dir} is full. Raise bridge.spool_bytes, or free some space."
             )
 
 
@@ -286,7 +283,7 @@ def _open_block_store(settings: Settings) -> Iterator[BlockStore]:
 
 
 def _create_pins(settings: Settings, blocks: BlockStore) -> BlockPins:
-    """For one thread, as SQLite's connections are."""
+    """Create one for each thread, since it has a connection of SQLite."""
     return BlockPins(blocks, settings.bridge_dir / "pins.sqlite", micros(settings.ipfs.pin_duration))
 
 
@@ -337,12 +334,12 @@ def _create_publisher(
 
 
 def describe_hold(settings: Settings, ipfs: IpfsStatus) -> str | None:
-    """Describe why no batch is published although there is an IPFS node, and what to set; `None` if they are."""
+    """Describe why no batch is published although there is an IPFS node; `None` if batches are published."""
     if not settings.needs_neighbours or ipfs.gossip_peers or ipfs.connections:
         return None
     return (
-        "nobody could fetch the blocks from Helia: no gossip peer speaks bitswap, and nobody is connected to Helia. "
-        "Set ipfs.peers, or publish.enabled = true"
+        "no node could fetch the blocks from Helia: no gossip peer supports bitswap, and Helia has no connections. Set "
+        "ipfs.peers, or publish.enabled = true."
     )
 
 
@@ -358,7 +355,7 @@ def _create_announcer(
     options = PublishingOptions(
         settings.network.name,
         micros(settings.publish.timeout),
-        retry_every=_ACKNOWLEDGEMENT_CHECK_EVERY,
+        retry_every=_ACKNOWLEDGEMENT_INTERVAL,
         batch_typ=settings.batch.typ,
         transport=TRANSPORT,
         target=carrier.target,
@@ -383,7 +380,7 @@ def _create_ledger(settings: Settings, transport: str) -> PublishLedger:
 def _create_fetcher(settings: Settings, blocks: BlockStore, membership: Membership) -> Fetcher:
     file = _create_interests(settings)
     followed = settings.bep50.follow if settings.bep50.enabled else ()
-    announced_interests = [separator_text(parse_source(text).separator) for text in followed]
+    announced_interests = [format_separator(parse_source(text).separator) for text in followed]
     options = FetchingOptions(
         settings.network.name,
         max_concurrent=settings.ipfs.max_concurrent_fetches,

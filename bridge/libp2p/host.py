@@ -66,7 +66,7 @@ from kiln.conf.process.logs import log_event
 from kiln.schemas.kafka.frames import CONNECTION_BYTES, CUT_PAYLOAD, read_rpc
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from kiln.schemas.reject import Rejected
-from kiln.schemas.wire.identity import Verdict, check, peer_of, peer_text, sign
+from kiln.schemas.wire.identity import Verdict, check, compute_peer_id, peer_text, sign
 
 _LOG: Final = logging.getLogger("kiln.bridge.libp2p")
 # Errors of a stream or a connection that the peer or the network broke.
@@ -119,7 +119,7 @@ class Node:
 
         Raises NodeError for a malformed address, and BundleError for too many bundles.
         """
-        self.peer: PeerID = peer_of(key)
+        self.peer: PeerID = compute_peer_id(key)
         self.counters: Counter[str] = Counter()
         self._options = options
         self._key = key
@@ -131,7 +131,7 @@ class Node:
         self._listen = [parse_tcp_address(text, "listen") for text in options.listen]
         self.bootstrap_peers = parse_bootstrap_peers(options.bootstrap, self.peer)
         table = TableAgreements(options.bundles, options.send_indices)
-        gossip = replace(options.gossip, authors=frozenset(map(peer_of, self._author_keys)))
+        gossip = replace(options.gossip, authors=frozenset(map(compute_peer_id, self._author_keys)))
         self.router = router or Router(self.peer, gossip, random.Random(), partial(check, policy=gossip.policy), table)
         self._links: dict[bytes, PeerLink] = {}
         self._sink_room = trio.Event()
@@ -226,7 +226,7 @@ class Node:
     @property
     def authors(self) -> tuple[str, ...]:
         """Peer ids of the authors of own messages, the node's own first."""
-        return tuple(peer_text(peer_of(key)) for key in self._author_keys)
+        return tuple(peer_text(compute_peer_id(key)) for key in self._author_keys)
 
     # ------------------------------------------------------------------ interface for discovery
 
@@ -386,7 +386,7 @@ class Node:
             del self._links[peer]  # at once, so that a peer that reconnects during cleanup gets a new link
             link.disconnected.set()
             if link.session is not None:
-                link.session.end("the connection ended")
+                link.session.end("connection closed")
             link.scope.cancel()
 
     def _open_connections(self, peer: ID) -> list[INetConn]:
@@ -400,7 +400,7 @@ class Node:
                 target.attempts += 1
                 before, target.error = target.error, await self._dial(target)
                 if target.error and target.error != before:
-                    log_event(_LOG, "bootstrap peer not reached", logging.WARNING, why=target.error)
+                    log_event(_LOG, "bootstrap peer unreachable", logging.WARNING, reason=target.error)
             link = self._links.get(target.id.to_bytes())
             if link is not None:
                 await link.disconnected.wait()
@@ -455,7 +455,7 @@ class Node:
         if link.session is not None and link.session.inbound is not None:
             # the newest stream counts, as the peer has given up the other
             self.counters["stream_replaced"] += 1
-            link.session.end("it opened a new stream")
+            link.session.end("the peer opened a new stream")
         await inbound.done.wait()
 
     async def _drop_inbound(self, inbound: InboundStream) -> None:
@@ -529,7 +529,7 @@ class Node:
     def _log_connect(self, link: PeerLink, session: PubsubSession) -> None:
         log_event(
             _LOG,
-            "peer came",
+            "peer connected",
             peer=peer_name(link.peer),
             address=session.address,
             protocol=session.protocol,
@@ -539,9 +539,9 @@ class Node:
     def _log_disconnect(self, link: PeerLink, session: PubsubSession) -> None:
         log_event(
             _LOG,
-            "peer went",
+            "peer disconnected",
             peer=peer_name(link.peer),
-            why=session.end_reason or "the bridge stops",
+            reason=session.end_reason or "the bridge is stopping",
             agent=session.agent,
             frames_in=session.frames_in,
             frames_out=session.frames_out,
@@ -604,7 +604,7 @@ class Node:
         except EOFError:
             return  # some peers close the unused direction
         except BROKEN:
-            session.end("it reset the node's stream")
+            session.end("stream reset by the peer")
 
     async def _read(self, link: PeerLink, session: PubsubSession) -> None:
         while link.unread_inbound is None:
@@ -631,15 +631,15 @@ class Node:
                 largest = self._unfinished.set_size(session, splitter.buffered)
                 if largest is not None:
                     self.counters["unfinished_dropped"] += 1
-                    largest.end("unfinished RPCs took too much memory")
+                    largest.end("too many bytes of unfinished RPCs")
                 if self.router.is_graylisted(link.peer):
                     self._ban(link, session)
         except BROKEN:
             self.counters["stream_ended"] += 1
-            session.end_reason = session.end_reason or "it ended its stream"
+            session.end_reason = session.end_reason or "stream closed by the peer"
         except WireError:
             self.counters["stream_unreadable"] += 1
-            session.end_reason = session.end_reason or "the length of an RPC could not be read"
+            session.end_reason = session.end_reason or "invalid RPC length prefix"
         finally:
             self._unfinished.set_size(session, 0)
             # a peer that disconnected has sent these bytes; awaits nothing, since this may be cancelled
@@ -711,7 +711,7 @@ class Node:
             self.counters["peers_banned"] += 1
         self._banned.add(link.peer, trio.current_time())
         self._nursery.start_soon(self._disconnect, link.id)
-        session.end("kept out for its conduct")
+        session.end("banned: score below the graylist threshold")
 
     def _process_rpc(
         self, link: PeerLink, session: PubsubSession, received: bytes | OversizedRpc, decode: bool = True
@@ -786,9 +786,9 @@ class Node:
                 self.counters["peer_stuck"] += 1
                 # a part of the frame may be written, so that nothing more can be sent on this connection
                 self._nursery.start_soon(self._disconnect, link.id)
-                session.end(f"it took nothing for {self._options.stuck_after:g} s")
+                session.end(f"no bytes accepted for {self._options.stuck_after:g} s")
             except BROKEN:
-                session.end("nothing could be written to it")
+                session.end("write failed")
 
     async def _wait_for_send_budget(self, link: PeerLink, session: PubsubSession, size: int) -> None:
         """Charge bytes to send to the peer, and wait while it is over its budget, as its queue fills."""
@@ -825,7 +825,7 @@ class Node:
                 # without these RPCs the peer would have a wrong state of the node
                 self.counters["peer_control_overflow"] += 1
                 self._nursery.start_soon(self._disconnect, link.id)
-                session.end("too much mesh upkeep waited for it")
+                session.end("control queue full")
             else:
                 self.counters["dropped"] += 1
                 session.dropped += 1

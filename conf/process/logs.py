@@ -39,10 +39,10 @@ class ProblemLog:
     def see(self, problems: Iterable[str]) -> None:
         """`problems`: all there are, in words."""
         now = dict.fromkeys(problems)
-        for words in now.keys() - self._known.keys():
-            log_event(self._log, "problem", logging.WARNING, words=words)
-        for words in self._known.keys() - now.keys():
-            log_event(self._log, "problem is over", words=words)
+        for error in now.keys() - self._known.keys():
+            log_event(self._log, "problem", logging.WARNING, error=error)
+        for error in self._known.keys() - now.keys():
+            log_event(self._log, "problem resolved", error=error)
         self._known = now
 
 

@@ -24,8 +24,8 @@ from kiln.deploy.stack.kafka_topics import ensure_topics
 from kiln.schemas.kafka.records import BatchRecord, SeparatorRecord, encode
 from kiln.schemas.kafka.topics import TOPICS
 from kiln.schemas.wire.batch_block import write_blocks
-from kiln.schemas.wire.cid import block_cid
-from kiln.schemas.wire.topics import Separator, separator_value, topic_name
+from kiln.schemas.wire.cid import compute_cid
+from kiln.schemas.wire.topics import Separator, encode_separator_value, format_topic
 from kit.awaiting import wait_until
 from kit.bridge_alone import BridgeAlone
 from kit.broker_access import client, security
@@ -35,12 +35,12 @@ from kit.kubo_daemon import Daemon, program
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
 
 STREAM = "kjzl6kcym7w8y7i5ugaq9a3vlm771v8s5m7f1zcsvrkzgjbwe2gh1vh6ab2m2ts"
-SEPARATORS = [SeparatorRecord("model", separator_value(bytes([1, number]))) for number in range(10)]
+SEPARATORS = [SeparatorRecord("model", encode_separator_value(bytes([1, number]))) for number in range(10)]
 BATCHES = 40
 
 
 def batch(number: int) -> BatchRecord:
-    (block,) = write_blocks({STREAM: [block_cid(b"tip %d" % number)]})
+    (block,) = write_blocks({STREAM: [compute_cid(b"tip %d" % number)]})
     closed = time.time_ns() // 1_000
     separator = SEPARATORS[number % len(SEPARATORS)]
     return BatchRecord("local-test", "LIVE", separator, block.cid, block.data, closed - 1_000_000, closed)
@@ -108,7 +108,7 @@ async def heard_and_fetched(daemon: Daemon, count: int) -> set[str]:
     with trio.fail_after(90):
         async with trio.open_nursery() as nursery:
             for separator in SEPARATORS:
-                topic = topic_name("local-test", Separator(separator.key, separator.value))
+                topic = format_topic("local-test", Separator(separator.key, separator.value))
                 nursery.start_soon(listen, topic)
             await enough.wait()
             nursery.cancel_scope.cancel()
@@ -126,7 +126,7 @@ def test_a_gossip_peer_fetches_every_announced_block(
     producer.close()
     if helia:  # which finds nobody by itself
         told = bridge.until(lambda told: f"(batches waiting: {BATCHES})" in told.publisher.state, "all held back")
-        assert told.publisher.state.startswith("held back: nobody could fetch the blocks from Helia: no gossip peer")
+        assert told.publisher.state.startswith("held back: no node could fetch the blocks from Helia: no gossip peer")
         assert "Set ipfs.peers" in told.errors[0]
         assert told.publisher.published == 0
 

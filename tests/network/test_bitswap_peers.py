@@ -28,7 +28,7 @@ def test_helia_is_connected_to_a_gossip_peer_that_speaks_bitswap_for_as_long_as_
     bridge: BridgeAlone, go_peer: NewPeer, js_peer: NewPeer
 ) -> None:
     told = bridge.until(lambda told: " at /ip4/127" in told.ipfs, "Helia")
-    assert any("batches are held back: nobody could fetch" in error for error in told.errors)
+    assert any("batches are held back: no node could fetch" in error for error in told.errors)
     js_peer().connect(told.addresses[0])  # which speaks gossipsub alone
     told = bridge.until(lambda told: len(told.peers) == 1, "the peer without bitswap")
     kubo = go_peer()

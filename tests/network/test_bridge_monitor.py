@@ -65,7 +65,9 @@ def test_a_bridge_alone_serves_what_it_knows_and_logs_who_came_and_went(tmp_path
     lines = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
     events = [line["event"] for line in lines]
     assert events[0] == "bridge started"
-    assert events[-1] == "bridge stops"
-    came, went = (next(line for line in lines if line["event"] == event) for event in ("peer came", "peer went"))
+    assert events[-1] == "bridge stopping"
+    came, went = (
+        next(line for line in lines if line["event"] == event) for event in ("peer connected", "peer disconnected")
+    )
     assert came["peer"] == went["peer"]
-    assert went["why"] in ("it ended its stream", "the connection ended", "it reset the node's stream")
+    assert went["reason"] in ("stream closed by the peer", "connection closed", "stream reset by the peer")

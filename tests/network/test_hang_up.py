@@ -10,17 +10,17 @@ from libp2p.peer.id import ID
 from kiln.bridge.gossipsub.wire import encode
 from kiln.bridge.libp2p.streams import get_swarm
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
-from kiln.schemas.wire.identity import peer_of, peer_text
+from kiln.schemas.wire.identity import compute_peer_id, peer_text
 from kit.chance import new_key
 from kit.node_town import TOPIC, Town, call, check_sequences, in_town, message, raw_peer, subscription
 
 pytestmark = pytest.mark.network
 
 # a broken connection is seen by whoever looks first
-WHY = {
-    "stream": {"it ended its stream"},
-    "connection": {"it ended its stream", "the connection ended", "it reset the node's stream"},
-    "socket": {"it ended its stream", "the connection ended", "it reset the node's stream"},
+REASONS = {
+    "stream": {"stream closed by the peer"},
+    "connection": {"stream closed by the peer", "connection closed", "stream reset by the peer"},
+    "socket": {"stream closed by the peer", "connection closed", "stream reset by the peer"},
 }
 MESSAGES = 500  # less than a window of yamux: the peer need not wait for us
 
@@ -57,8 +57,8 @@ def test_all_that_was_said_before_a_peer_hung_up_is_captured(
     in_town(tmp_path, test)
     came, went = (
         [vars(each)["fields"] for each in caplog.records if each.message == event]
-        for event in ("peer came", "peer went")
+        for event in ("peer connected", "peer disconnected")
     )
-    assert came[0]["peer"] == went[0]["peer"] == peer_text(peer_of(key))
-    assert went[0]["why"] in WHY[farewell]
+    assert came[0]["peer"] == went[0]["peer"] == peer_text(compute_peer_id(key))
+    assert went[0]["reason"] in REASONS[farewell]
     assert went[0]["frames_in"] == len(said)

@@ -9,17 +9,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kiln.bridge.app.interests import InterestsFile, wanted_topics
-from kiln.schemas.wire.topics import Interest, Separator, TopicError, parse_interest, separator_value, topic_name
+from kiln.bridge.app.interests import InterestsFile, select_topics
+from kiln.schemas.wire.topics import (
+    Interest,
+    Separator,
+    TopicError,
+    encode_separator_value,
+    format_topic,
+    parse_interest,
+)
 
 NETWORK = "testnet-clay"
-ONE, TWO = Separator("model", separator_value(b"one")), Separator("model", separator_value(b"two"))
-OTHER = Separator("a/tag", separator_value(b"three"))
-SEEN = [topic_name(NETWORK, each) for each in (None, ONE, TWO, OTHER)] + [topic_name("mainnet", ONE), "elsewhere"]
+ONE, TWO = Separator("model", encode_separator_value(b"one")), Separator("model", encode_separator_value(b"two"))
+OTHER = Separator("a/tag", encode_separator_value(b"three"))
+SEEN = [format_topic(NETWORK, each) for each in (None, ONE, TWO, OTHER)] + [format_topic("mainnet", ONE), "elsewhere"]
 
 
 def wanted(*interests: str) -> set[str]:
-    return wanted_topics(NETWORK, map(parse_interest, interests), SEEN)
+    return select_topics(NETWORK, map(parse_interest, interests), SEEN)
 
 
 def test_the_network_topic_is_always_wanted() -> None:
@@ -36,23 +43,23 @@ def test_a_key_follows_its_separators() -> None:
 
 
 def test_one_separator_is_followed_before_any_peer_is_there() -> None:
-    assert wanted_topics(NETWORK, [Interest(ONE.key, ONE.value)], []) == {SEEN[0], SEEN[1]}
+    assert select_topics(NETWORK, [Interest(ONE.key, ONE.value)], []) == {SEEN[0], SEEN[1]}
 
 
 def test_the_topic_of_the_network_is_heard_in_the_spelling_of_the_cip_where_a_peer_is_on_it() -> None:
     written = "/ceramic/testnet-clay/"
-    assert wanted_topics(NETWORK, [], [written]) == {"/ceramic/testnet-clay", written}
-    assert wanted_topics(NETWORK, [], ["/ceramic/mainnet/"]) == {"/ceramic/testnet-clay"}
+    assert select_topics(NETWORK, [], [written]) == {"/ceramic/testnet-clay", written}
+    assert select_topics(NETWORK, [], ["/ceramic/mainnet/"]) == {"/ceramic/testnet-clay"}
 
 
 def test_a_separator_in_another_spelling_is_not_joined() -> None:
     unprefixed = SEEN[1].replace(ONE.value, ONE.value[1:])
-    assert wanted_topics(NETWORK, [Interest(None, None)], [unprefixed]) == {"/ceramic/testnet-clay"}
+    assert select_topics(NETWORK, [Interest(None, None)], [unprefixed]) == {"/ceramic/testnet-clay"}
 
 
 @given(st.text(min_size=1), st.binary(min_size=1, max_size=40))
 def test_what_names_one_separator_covers_it(key: str, raw: bytes) -> None:
-    separator = Separator(key, separator_value(raw))
+    separator = Separator(key, encode_separator_value(raw))
     try:
         interest = parse_interest(f"{separator.key}/{separator.value}")
     except TopicError:

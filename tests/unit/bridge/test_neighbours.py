@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 from multiaddr import Multiaddr
 
-from kiln.bridge.app.neighbours import bitswap_peers
+from kiln.bridge.app.neighbours import select_bitswap_peers
 from kiln.bridge.app.wiring import describe_hold
 from kiln.bridge.gossipsub.effects import PeerView
 from kiln.bridge.ipfs.blocks import BlockStoreUnavailableError
@@ -18,7 +18,7 @@ from kiln.bridge.ipfs.providing import MOST as MOST_BLOCKS
 from kiln.bridge.ipfs.providing import BlockProvider
 from kiln.conf.process.bridge_status import IpfsStatus
 from kiln.conf.settings.model import Ipfs, Publish, Settings
-from kiln.schemas.wire.identity import peer_bytes, peer_of, peer_text
+from kiln.schemas.wire.identity import compute_peer_id, peer_bytes, peer_text
 from kit.awaiting import wait_until
 from kit.chance import new_key
 
@@ -116,7 +116,7 @@ class Connections:
     def add(
         self, remote: str, *listens: str, speaks: str = BITSWAP[0], score: float = 0.0, outbound: bool = False
     ) -> str:
-        peer = peer_of(new_key())
+        peer = compute_peer_id(new_key())
         self.peers[peer] = (remote, (speaks,), [Multiaddr(each).to_bytes() for each in listens])
         self.views[peer] = PeerView("/meshsub/1.2.0", frozenset(), score, outbound)
         return peer_text(peer)
@@ -135,24 +135,24 @@ def test_those_that_speak_bitswap_are_neighbours_the_dialled_first() -> None:
     node.add("192.88.1.3", "/ip4/192.88.1.3/tcp/1", score=-1.0)
     node.add("192.88.1.4", "/dns4/a.example/tcp/1", "/ip4/192.88.1.4/udp/1/quic-v1")
     dialled = node.add("192.88.1.5", "/ip4/192.88.1.5/tcp/1", "/ip4/192.88.1.5/tcp/2", outbound=True)
-    assert bitswap_peers(node, node.views) == [
+    assert select_bitswap_peers(node, node.views) == [
         BitswapPeer(dialled, ("/ip4/192.88.1.5/tcp/1", "/ip4/192.88.1.5/tcp/2")),
         BitswapPeer(inbound, ("/ip4/192.88.1.1/tcp/1",)),
     ]
     node.add("192.88.1.6", "/ip4/192.88.1.6/tcp/1")
     del node.views[peer_bytes(inbound)]  # connected, and no gossip peer: a server of the DHT
-    assert len(bitswap_peers(node, node.views)) == 2
+    assert len(select_bitswap_peers(node, node.views)) == 2
 
 
 def test_a_stranger_cannot_have_the_ipfs_node_knock_on_doors_inside() -> None:
     inside = ("/ip4/127.0.0.1/tcp/5001", "/ip4/10.0.0.1/tcp/80", "/ip4/169.254.169.254/tcp/80")
     node = Connections()
     node.add("192.88.1.1", *inside)
-    assert bitswap_peers(node, node.views) == []
+    assert select_bitswap_peers(node, node.views) == []
     node.add("10.0.0.9", *inside)
-    assert [each.addresses for each in bitswap_peers(node, node.views)] == [("/ip4/10.0.0.1/tcp/80",)]
+    assert [each.addresses for each in select_bitswap_peers(node, node.views)] == [("/ip4/10.0.0.1/tcp/80",)]
     node.add("127.0.0.1", *inside)
-    assert bitswap_peers(node, node.views)[1].addresses == inside[:2]
+    assert select_bitswap_peers(node, node.views)[1].addresses == inside[:2]
 
 
 # ---------------------------------------------------------------- providing

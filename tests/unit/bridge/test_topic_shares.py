@@ -51,7 +51,7 @@ class Town:
             if other != bridge and frozenset((bridge, other)) not in self.apart:
                 peers[other] = self._view(self.on[other])
         followed = map(parse_interest, self.interests[bridge])
-        return self.joining[bridge].choose(NETWORK, followed, peers, self.on[bridge])
+        return self.joining[bridge].select(NETWORK, followed, peers, self.on[bridge])
 
     @staticmethod
     def _view(topics: set[str]) -> PeerView:
@@ -113,7 +113,7 @@ def test_no_topic_goes_unheard_whoever_knows_whom(data: st.DataObject) -> None:
         town.run()
         heard = set[str]().union(*(town.heard(bridge) for bridge in town.on))
         for bridge in town.on:
-            alone = TopicSelector(1_000, 1_000).choose(
+            alone = TopicSelector(1_000, 1_000).select(
                 NETWORK, map(parse_interest, town.interests[bridge]), {b"s": town._view(town.strangers[bridge])}, ()
             )
             assert heard >= alone & town.strangers[bridge]

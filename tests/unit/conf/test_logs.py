@@ -48,17 +48,17 @@ def logged(form: Format, level: Level = "info", levels: dict[str, Level] | None 
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_an_event_is_one_line_that_a_terminal_obeys_nothing_of(form: Format) -> None:
     out = logged(form)
-    log_event(LOG, "peer came", peer="12D3", agent="kubo\n\x1b[2J\x7f\u202e", dialled=True)
+    log_event(LOG, "peer connected", peer="12D3", agent="kubo\n\x1b[2J\x7f\u202e", dialled=True)
     line = out.getvalue()
     assert line.isascii()
     assert line.rstrip("\n").isprintable()
     assert line.count("\n") == 1
     assert is_news(line)
     if form == "text":
-        assert ' level=info part=kiln.bridge.libp2p event="peer came" peer="12D3" agent="kubo\\n\\u001b[2J' in line
+        assert ' level=info part=kiln.bridge.libp2p event="peer connected" peer="12D3" agent="kubo\\n\\u001b[2J' in line
     else:
         told = json.loads(line)
-        assert (told["event"], told["peer"], told["dialled"]) == ("peer came", "12D3", True)
+        assert (told["event"], told["peer"], told["dialled"]) == ("peer connected", "12D3", True)
         assert told["agent"] == "kubo\n\x1b[2J\x7f\u202e"
 
 
@@ -94,12 +94,12 @@ def record(event: str, at: float) -> logging.LogRecord:
 
 def test_of_many_lines_of_a_kind_twenty_come_and_what_is_left_out_is_counted() -> None:
     limit = RateLimitFilter()
-    first = [record("peer came", number / 100) for number in range(1_000)]
+    first = [record("peer connected", number / 100) for number in range(1_000)]
     passed = [each for each in first if limit.filter(each)]
     assert len(passed) == 20
     assert [each for each in passed if hasattr(each, "fields")] == [passed[-1]]
-    assert limit.filter(record("peer went", 10.0)), "another kind"
-    later = record("peer came", 61.0)
+    assert limit.filter(record("peer disconnected", 10.0)), "another kind"
+    later = record("peer connected", 61.0)
     assert limit.filter(later)
     assert later.__dict__["fields"] == {"left_out": 980}
 
@@ -110,8 +110,8 @@ def test_a_problem_is_told_when_it_comes_and_when_it_goes() -> None:
     for seen in ([], ["Kafka is away"], ["Kafka is away"], []):
         problems.see(seen)
     assert [line.split(" event=")[1] for line in out.getvalue().splitlines()] == [
-        '"problem" words="Kafka is away"',
-        '"problem is over" words="Kafka is away"',
+        '"problem" error="Kafka is away"',
+        '"problem resolved" error="Kafka is away"',
     ]
 
 
@@ -123,12 +123,12 @@ def test_lines_that_a_full_disk_takes_no_more_are_counted_and_not_told_on_the_sc
     kept = LogFile(tmp_path / "driver.log")
     configure_logs("json", "info", {}, kept)
     for number in range(3):
-        log_event(LOG, "peer came", number=number)
+        log_event(LOG, "peer connected", number=number)
     with suppress(OSError):  # what waits cannot be written now either
         kept.close()
     (tmp_path / "driver.log").unlink()  # there is room again
-    log_event(LOG, "peer came", number=3)
-    log_event(LOG, "peer came", number=4)
+    log_event(LOG, "peer connected", number=3)
+    log_event(LOG, "peer connected", number=4)
     kept.close()
     told = [json.loads(line) for line in (tmp_path / "driver.log").read_text().splitlines()]
     assert [(line["number"], line.get("lines_lost")) for line in told] == [(3, 3), (4, None)]

@@ -25,15 +25,15 @@ def peer(names: Iterable[str], score: float = 0.0) -> PeerView:
 
 def test_within_the_bounds_all_are_joined() -> None:
     joining = TopicSelector(10, 5)
-    assert joining.choose(NETWORK, ALL, {b"a": peer(topics(0, 5))}, ()) == {OWN, *topics(0, 5)}
-    assert joining.choose(NETWORK, ALL, {}, topics(0, 5)) == {OWN}
+    assert joining.select(NETWORK, ALL, {b"a": peer(topics(0, 5))}, ()) == {OWN, *topics(0, 5)}
+    assert joining.select(NETWORK, ALL, {}, topics(0, 5)) == {OWN}
     assert (joining.refused, joining.refusals) == (0, 0)
 
 
 def test_one_peer_alone_names_so_many_and_whoever_shares_names_more() -> None:
     joining = TopicSelector(100, 5)
     peers = {b"a": peer(topics(0, 20)), b"b": peer(topics(10, 20))}
-    chosen = joining.choose(NETWORK, ALL, peers, ())
+    chosen = joining.select(NETWORK, ALL, peers, ())
     assert chosen >= {OWN, *topics(10, 20)}
     assert len(chosen & set(topics(0, 10))) == 5
     assert (joining.refused, joining.refusals) == (5, 5)
@@ -42,13 +42,13 @@ def test_one_peer_alone_names_so_many_and_whoever_shares_names_more() -> None:
 def test_thousands_of_topics_of_strangers_do_not_crowd_out_anybodys_few() -> None:
     joining = TopicSelector(200, 100)
     strangers = {b"s%d" % number: peer(topics(number * 5000, number * 5000 + 5000)) for number in range(1, 7)}
-    joined = joining.choose(NETWORK, ALL, strangers, ())
+    joined = joining.select(NETWORK, ALL, strangers, ())
     assert len(joined) == 201
     for _ in range(20):  # rounds; they were first, and keep every place until somebody comes
-        joined = joining.choose(NETWORK, ALL, strangers, joined)
+        joined = joining.select(NETWORK, ALL, strangers, joined)
     assert joining.refusals == joining.refused == 30_000 - 200
     for _ in range(10):
-        joined = joining.choose(NETWORK, ALL, {**strangers, b"a": peer(topics(0, 40))}, joined)
+        joined = joining.select(NETWORK, ALL, {**strangers, b"a": peer(topics(0, 40))}, joined)
     assert joined >= set(topics(0, 40))
     assert len(joined) == 201
     assert joining.refusals == 30_000 - 160
@@ -64,7 +64,7 @@ def test_other_kilns_never_take_the_node_for_one_that_floods() -> None:
         strangers = {
             b"s%d" % each: peer(topics(start, start + 2500)) for each in range(6) for start in [_fresh(number, each)]
         }
-        before, joined = joined, joining.choose(NETWORK, ALL, {**strangers, b"a": steady}, joined)
+        before, joined = joined, joining.select(NETWORK, ALL, {**strangers, b"a": steady}, joined)
         told.append((len(before), len(before ^ joined)))
         assert len(joined) <= 2001
         assert joined >= {OWN, *topics(0, 5)}
@@ -83,37 +83,37 @@ def _fresh(number: int, stranger: int) -> int:
 
 def test_when_nothing_else_changes_all_that_nobody_is_on_is_left() -> None:
     joining = TopicSelector(2000, 500)
-    joined = joining.choose(NETWORK, ALL, {b"a": peer(topics(0, 500)), b"b": peer(topics(500, 1000))}, {OWN})
+    joined = joining.select(NETWORK, ALL, {b"a": peer(topics(0, 500)), b"b": peer(topics(500, 1000))}, {OWN})
     assert len(joined) == 1001
     for _ in range(200):
-        joined = joining.choose(NETWORK, ALL, {}, joined)
+        joined = joining.select(NETWORK, ALL, {}, joined)
     assert joined == {OWN}
 
 
 def test_what_the_interests_cover_no_longer_is_left_at_once() -> None:
     joining = TopicSelector(2000, 2000)
     peers = {b"a": peer(topics(0, 1500))}
-    joined = joining.choose(NETWORK, ALL, peers, {OWN})
-    assert joining.choose(NETWORK, (parse_interest("tenant"),), peers, joined) == {OWN}
+    joined = joining.select(NETWORK, ALL, peers, {OWN})
+    assert joining.select(NETWORK, (parse_interest("tenant"),), peers, joined) == {OWN}
 
 
 def test_topics_that_the_interests_name_are_joined_in_any_case() -> None:
     joining = TopicSelector(1, 1)
     named = (*ALL, parse_interest("model/k00007"))
-    chosen = joining.choose(NETWORK, named, {b"a": peer(topics(0, 20))}, ())
+    chosen = joining.select(NETWORK, named, {b"a": peer(topics(0, 20))}, ())
     assert f"{OWN}/sep/model/k00007" in chosen
     assert len(chosen) == 3
 
 
-def test_lively_topics_and_those_of_peers_in_good_standing_stay() -> None:
+def test_active_topics_and_those_of_peers_in_good_standing_stay() -> None:
     joining = TopicSelector(2, 2)
     lively = topics(5, 6)[0]
     joining.record_message(Deliver(Message(), lively, b"a"))
     peers = {b"a": peer(topics(0, 6)), b"b": peer(topics(6, 7)), b"c": peer(topics(7, 8), score=-1.0)}
-    assert joining.choose(NETWORK, ALL, peers, ()) == {OWN, lively, *topics(6, 7)}
+    assert joining.select(NETWORK, ALL, peers, ()) == {OWN, lively, *topics(6, 7)}
 
 
 def test_what_is_joined_does_not_give_way_to_its_like() -> None:
     joining = TopicSelector(3, 3)
     joined = {OWN, *topics(7, 10)}
-    assert joining.choose(NETWORK, ALL, {b"a": peer(topics(0, 5)), b"b": peer(topics(5, 10))}, joined) == joined
+    assert joining.select(NETWORK, ALL, {b"a": peer(topics(0, 5)), b"b": peer(topics(5, 10))}, joined) == joined

@@ -22,7 +22,7 @@ from kiln.schemas.proto.gossipsub.rpc_pb2 import (
     Message,
 )
 from kiln.schemas.reject import Rejected
-from kiln.schemas.wire.topic_table import BundleError, BundleSet, hello_bytes, parse_hello
+from kiln.schemas.wire.topic_table import BundleError, BundleSet, parse_hello, write_hello
 
 CLAY, MAIN, SEP = "/ceramic/testnet-clay", "/ceramic/mainnet", "/ceramic/testnet-clay/sep/model/k2t6wz"
 ELSEWHERE = "/ceramic/elsewhere"
@@ -130,7 +130,7 @@ def test_a_refused_hello_is_counted_by_kind_and_makes_no_table(extensions: Contr
     made.receive_hello(ANNA, extensions)
     assert made.counters == {"hello_accepted": 1, reason: 1}
     assert made.table(ANNA) is None
-    assert made.get_hellos(ANNA) == (b"", hello_bytes(BUNDLES))
+    assert made.get_hellos(ANNA) == (b"", write_hello(BUNDLES))
     # the peer is served on, by name
     assert made.resolve_topic(ANNA, Message(topic=CLAY)) == CLAY
     assert made.resolve_topic(ANNA, Message(topicIndex=1)) is None
@@ -152,7 +152,7 @@ def test_a_second_hello_changes_nothing() -> None:
     for _ in range(3):
         made.receive_hello(ANNA, hello(MAIN_HASH))
     assert made.counters == {"hello_accepted": 1, "hello_repeated": 3}
-    assert made.get_hellos(ANNA)[0] == hello_bytes([CLAY_HASH])
+    assert made.get_hellos(ANNA)[0] == write_hello([CLAY_HASH])
     assert made.resolve_topic(ANNA, Message(topicIndex=1)) == CLAY
 
 
@@ -192,11 +192,11 @@ def test_a_peer_that_comes_again_begins_anew() -> None:
 
 
 def test_what_a_stranger_put_beside_the_hashes_is_not_kept() -> None:
-    table = ExtTopicTable.FromString(hello_bytes([CLAY_HASH]) + b"\x7a\x80\x80\x40" + bytes(1 << 20))
+    table = ExtTopicTable.FromString(write_hello([CLAY_HASH]) + b"\x7a\x80\x80\x40" + bytes(1 << 20))
     made = TableAgreements(BUNDLES)
     made.add(ANNA)
     made.receive_hello(ANNA, ControlExtensions(topicTableExtension=table))
-    assert made.get_hellos(ANNA) == (hello_bytes([CLAY_HASH]), hello_bytes(BUNDLES))
+    assert made.get_hellos(ANNA) == (write_hello([CLAY_HASH]), write_hello(BUNDLES))
 
 
 def test_hellos_that_share_nothing() -> None:
