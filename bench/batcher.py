@@ -19,7 +19,7 @@ from kiln.conf.settings.model import Settings
 from kiln.pipelines.batch.ticker import Ticker
 from kiln.pipelines.delta.arrow_rows import RowBuffer
 from kiln.pipelines.runtime.kafka import write_topic
-from kiln.schemas.kafka.records import Coordinates, Epoch, SeparatorRecord, UpdateRecord, encode, update_key
+from kiln.schemas.kafka.records import Coordinates, Epoch, SeparatorRecord, UpdateRecord, encode, build_update_key
 from kiln.schemas.wire.cid import cid_text
 from kiln.schemas.wire.streamid import MODEL, MODEL_INSTANCE, StreamID
 
@@ -150,7 +150,7 @@ def update_of(number: int, epoch: int, stream: int, separator: int) -> tuple[byt
         frame=Coordinates(0, number, 0),
         observed_at=1_735_689_600_000_000 + number,
     )
-    return update_key(record.network, named, record.stream), encode(record)
+    return build_update_key(record.network, named, record.stream), encode(record)
 
 
 def _digest(kind: str, number: int) -> bytes:

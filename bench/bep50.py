@@ -13,7 +13,7 @@ from bench.runs import Extent, Say, in_turn
 from kiln.bridge.bep50 import ItemTransfer, OverlaySettings
 from kiln.bridge.bep50.simulation import Network
 from kiln.schemas.dht import bencode
-from kiln.schemas.dht.items import sign, target
+from kiln.schemas.dht.items import sign, compute_target
 from kiln.schemas.dht.krpc import DhtAddress
 
 UPDATES = 5
@@ -112,7 +112,7 @@ def measure(extent: Extent, say: Say) -> Finding:
 def simulate(case: Case, seed: int, updates: int) -> CaseResult:
     """Nodes that join one after the other, each by one that is there, and then updates by the first."""
     network, public = Network(seed, loss=case.loss), _KEY.verify_key.encode()
-    topic, settings = target(public, _SALT), OverlaySettings(nodes=case.named)
+    topic, settings = compute_target(public, _SALT), OverlaySettings(nodes=case.named)
     places = [DhtAddress.parse(f"10.0.{number >> 8}.{number & 255}", 6881) for number in range(1, case.nodes + 1)]
     for number, place in enumerate(places):
         contacts = [places[network.random.randrange(number)]] if number else []

@@ -46,8 +46,8 @@ class CaughtUp(ProgressListener):
         self.reached = threading.Event()
         self.moved = threading.Event()
 
-    def take(self, progress: StreamingQueryProgress) -> None:
-        super().take(progress)
+    def record(self, progress: StreamingQueryProgress) -> None:
+        super().record(progress)
         known = self.snapshot().get(progress.name or "")
         if known is None or not known.read:
             return

@@ -18,7 +18,7 @@ from kiln.pipelines.delta.frame_ranges import FrameRanges, build_range_key
 from kiln.pipelines.delta.stored_frame_ranges import StoredFrameRanges
 from kiln.pipelines.updates.known_streams import StreamsFile
 from kiln.schemas.kafka.records import SeparatorRecord, StreamRecord, encode
-from kiln.schemas.wire.batch_block import stream_key
+from kiln.schemas.wire.batch_block import encode_stream_key
 
 WINDOWS, CONNECTIONS, STREAMS = 100_000, 100_000, 1_000_000
 TOUCHED = 1_000
@@ -103,7 +103,7 @@ class _Windows:
 def _stretch(separators: Sequence[int], epoch: int) -> OffsetRange:
     count = len(separators)
     owners = [WindowOwner(WindowKey("bench", "LIVE", "model", _text(number)), "bench", epoch) for number in separators]
-    leaves = [stream_key(_text(number)) + _digest(number) + b"cid." for number in separators]
+    leaves = [encode_stream_key(_text(number)) + _digest(number) + b"cid." for number in separators]
     numbers = list(range(count))
     return OffsetRange(numbers, [epoch] * count, owners, numbers, leaves, [epoch] * count, list(map(str, separators)))
 

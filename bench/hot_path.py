@@ -12,13 +12,13 @@ from bench.frames import generated, live_options
 from bench.report import Aim, Finding, Ratio
 from bench.runs import BenchError, Extent, Say, Side, in_turn
 from kiln.pipelines.decode.decoder import DecodeConfig, FrameDecoder
-from kiln.schemas.kafka.frames import gossip_messages
+from kiln.schemas.kafka.frames import list_messages
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.reject import Rejected
 from kiln.schemas.wire.identity import judge
 from kiln.schemas.wire.pubsub import read_message
-from kiln.schemas.wire.topic_table import BundleSet, hello_bytes, message_topic, negotiate_table
+from kiln.schemas.wire.topic_table import BundleSet, write_hello, resolve_topic, negotiate_table
 
 FRAMES = 20_000
 AIM = Aim(most=1.05)
@@ -69,7 +69,7 @@ def measure(extent: Extent, say: Say) -> Finding:
 
 def messages(frame: Frame) -> Sequence[Message]:
     """The messages in a frame; none in one that is bad as a whole."""
-    found = gossip_messages(frame)
+    found = list_messages(frame)
     return () if isinstance(found, Rejected) else found
 
 
@@ -92,7 +92,7 @@ def copied(frame: Frame, *, verdicts: bytes) -> Frame:
 def agreed(frame: Frame, bundles: BundleSet) -> Frame:
     """The frame on a connection where both peers have all of `bundles`."""
     copy = copied(frame, verdicts=frame.verdicts)
-    copy.hello_in = copy.hello_out = hello_bytes(bundles)
+    copy.hello_in = copy.hello_out = write_hello(bundles)
     return copy
 
 
@@ -143,7 +143,7 @@ def _resolve_all(frames: Published, bundles: BundleSet) -> None:
     for frame, messages in frames:
         table = negotiate_table(frame.hello_in, frame.hello_out, bundles).table
         for message in messages:
-            message_topic(message, table)
+            resolve_topic(message, table)
 
 
 def _read_all(data: Sequence[bytes]) -> None:

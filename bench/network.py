@@ -47,7 +47,7 @@ from kiln.conf.settings.model import Kafka, Settings
 from kiln.deploy.stack.kafka_broker import start_broker
 from kiln.deploy.stack.ports import find_free_ports
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
-from kiln.schemas.wire.identity import Judgement, Verdict, check, peer_of, peer_text
+from kiln.schemas.wire.identity import Judgement, Verdict, check, compute_peer_id, peer_text
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))  # where the peers that others wrote are
 
@@ -327,7 +327,7 @@ def _node(pipe: Connection, side: str, by_message: bool, count: int, folder: str
     key = Ed25519PrivateKey.generate()
     gossip = RouterOptions()
     verify = partial(check, policy=gossip.policy) if verified else lambda message: Judgement(Verdict.GOOD)
-    router = router_type(peer_of(key), gossip, random.Random(0), verify)
+    router = router_type(compute_peer_id(key), gossip, random.Random(0), verify)
 
     def hear(deliver: Deliver) -> None:
         counter.tick(sink.frames)

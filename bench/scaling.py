@@ -366,8 +366,8 @@ class _Watch(ProgressListener):
         self.ran: list[MicroBatchCost] = []
         self.enough = threading.Event()
 
-    def take(self, progress: StreamingQueryProgress) -> None:
-        super().take(progress)
+    def record(self, progress: StreamingQueryProgress) -> None:
+        super().record(progress)
         known = self.snapshot().get(progress.name or "")
         if known is None:
             return

@@ -43,21 +43,21 @@ from kiln.conf.process.bridge_status import OverlayStatus, OverlayTopicStatus, P
 from kiln.schemas.dht.announcement import (
     Announcement,
     PublisherKey,
-    find_missed,
-    next_sequence,
+    compute_next_sequence,
+    compute_salt,
+    find_missed_batches,
     read_announcement,
-    topic_salt,
     write_announcement,
 )
 from kiln.schemas.dht.items import Item, sign
-from kiln.schemas.dht.items import target as target_of
-from kiln.schemas.dht.krpc import ID_SIZE, DhtAddress, Family, host_and_port
-from kiln.schemas.dht.node_id import bound_id, is_exempt
+from kiln.schemas.dht.items import compute_target as target_of
+from kiln.schemas.dht.krpc import ID_SIZE, DhtAddress, Family, parse_host_and_port
+from kiln.schemas.dht.node_id import compute_bound_id, is_exempt
 from kiln.schemas.kafka.records import QuarantineRecord
 from kiln.schemas.reject import Rejected
 from kiln.schemas.wire.cid import CidError, cid_bytes, cid_text
 from kiln.schemas.wire.pubsub import BATCH_UPDATE, read_message
-from kiln.schemas.wire.topics import TopicError, parse_topic, separator_text
+from kiln.schemas.wire.topics import TopicError, format_separator, parse_topic
 
 TRANSPORT: Final = "bep50"
 GAP: Final = "gap"
@@ -153,7 +153,7 @@ class Carrier:
         """
         options = self._options
         try:
-            sockets = [await bind(*host_and_port(text)) for text in options.listen]
+            sockets = [await bind(*parse_host_and_port(text)) for text in options.listen]
             random = SystemRandom()
             self.addresses = tuple(DhtAddress.parse(*each.getsockname()[:2]) for each in sockets)
             local: dict[Family, DhtAddress] = {each.family: each for each in self.addresses}
@@ -208,7 +208,7 @@ class Carrier:
 
     async def _resolve_name(self, text: str) -> None:
         try:
-            results = await trio.socket.getaddrinfo(*host_and_port(text), type=trio.socket.SOCK_DGRAM)
+            results = await trio.socket.getaddrinfo(*parse_host_and_port(text), type=trio.socket.SOCK_DGRAM)
         except OSError as error:
             self._unresolved[text] = (
                 f"{TRANSPORT}: cannot resolve {text} ({error.strerror or error}). Check bep50.bootstrap and the DNS."
@@ -231,7 +231,7 @@ class Carrier:
             TopicStoreError: The stored topic is damaged.
             TopicError: The separator has no topic name.
         """
-        salt = topic_salt(self._options.network, source.separator)
+        salt = compute_salt(self._options.network, source.separator)
         target = target_of(source.key, salt)
         if target not in self._overlay.topics:
             stored = self._store.load(target)
@@ -298,7 +298,7 @@ class Carrier:
             return
         last, new = self._read(event.stored), self._read(event.item)
         # the pipeline quarantines an item that is no announcement, since it gets the item's frame
-        if isinstance(last, Rejected) or isinstance(new, Rejected) or not find_missed(new, last.batch).gap:
+        if isinstance(last, Rejected) or isinstance(new, Rejected) or not find_missed_batches(new, last.batch).gap:
             return
         self._counts["gaps"] += 1
         if self._quarantine is None:
@@ -308,7 +308,7 @@ class Carrier:
             stage=TRANSPORT,
             reason=GAP,
             # the text does not depend on when the gap is detected, so that it is one row, however often it is written
-            detail=f"{source.key.hex()} for {separator_text(source.separator)}: the item of {cid} does not name "
+            detail=f"{source.key.hex()} for {format_separator(source.separator)}: the item of {cid} does not name "
             f"{cid_text(last.batch)}, the newest known before it",
             data=event.item.value,
             observed_at=self._clock_ns() // 1_000,
@@ -318,7 +318,7 @@ class Carrier:
     def _handle_conflict(self, event: ItemConflict) -> None:
         source = self._sources[event.target]
         signed = _signature_text(event.stored)
-        separator = separator_text(source.separator)
+        separator = format_separator(source.separator)
         stored = f"sequence {event.stored.sequence} signed {signed}"
         other = f"sequence {event.other.sequence} signed {_signature_text(event.other)}"
         origin = f" from {event.source.text}" if event.source else ""
@@ -365,7 +365,7 @@ class Carrier:
                 now = self._clock_ns() // 1_000_000
                 value = write_announcement(Announcement(separator, cid, now, batches), self._options.batch_typ)
                 last = joined.item.sequence if joined.item is not None else None
-                await self._endpoint.publish(sign(self._key, joined.salt, next_sequence(now, last), value))
+                await self._endpoint.publish(sign(self._key, joined.salt, compute_next_sequence(now, last), value))
         except (OverlayError, TopicStoreError, TopicError, CidError, ValueError, OSError) as error:
             raise PublishError(str(error)) from error
         assert joined.item is not None
@@ -376,7 +376,7 @@ class Carrier:
         name = parse_topic(topic)
         assert name is not None
         assert name.separator is not None
-        return target_of(self.public, topic_salt(name.network, name.separator)).hex()
+        return target_of(self.public, compute_salt(name.network, name.separator)).hex()
 
     def _read_batches(self, topic: TopicNode) -> tuple[bytes, ...]:
         """The batches that the topic's item names, newest first."""
@@ -410,7 +410,7 @@ class Carrier:
                 OverlayTopicStatus(
                     each.target.hex(),
                     each.key.hex(),
-                    separator_text(self._sources[each.target].separator),
+                    format_separator(self._sources[each.target].separator),
                     len(each.contacts),
                     each.item.sequence if each.item is not None else None,
                 )
@@ -445,7 +445,7 @@ def _address(text: str) -> DhtAddress | None:
 
 
 def _new_id(ip: bytes, entropy: bytes) -> bytes:
-    return entropy if is_exempt(ip) or ipaddress.ip_address(ip).is_unspecified else bound_id(ip, entropy)
+    return entropy if is_exempt(ip) or ipaddress.ip_address(ip).is_unspecified else compute_bound_id(ip, entropy)
 
 
 def _signature_text(item: Item) -> str:

@@ -20,7 +20,7 @@ from kiln.bridge.bep50.limits import RateLimits, WriteTokens
 from kiln.bridge.bep50.plain import PlainNode
 from kiln.bridge.bep50.topic import ItemPublishError, TopicNode
 from kiln.schemas.dht.items import Item
-from kiln.schemas.dht.items import target as target_of
+from kiln.schemas.dht.items import compute_target as target_of
 from kiln.schemas.dht.krpc import (
     MALFORMED,
     UNKNOWN_TOPIC,

@@ -15,7 +15,7 @@ from kiln.bridge.bep50.core import OverlayCore
 from kiln.bridge.bep50.table import MAX_FAILURES, RoutingTable
 from kiln.bridge.bep50.transactions import Answer, Transactions
 from kiln.schemas.dht.bencode import Value
-from kiln.schemas.dht.items import Item, item_fields, put_fields
+from kiln.schemas.dht.items import Item, build_item_fields, build_put_fields
 from kiln.schemas.dht.krpc import (
     BAD_ARGUMENTS,
     BAD_TOKEN,
@@ -31,7 +31,7 @@ from kiln.schemas.dht.krpc import (
     read_nodes,
     write_nodes,
 )
-from kiln.schemas.dht.node_id import distance
+from kiln.schemas.dht.node_id import compute_distance
 
 K: Final = 8
 ALPHA: Final = 4
@@ -74,7 +74,7 @@ class Lookup:
     def add_nodes(self, nodes: Iterable[DhtNode]) -> None:
         known = {each.address: each for each in nodes if each.address.family == self.family}
         known |= {each.address: each for each in self.candidates}
-        self.candidates = sorted(known.values(), key=lambda each: distance(each.id, self.target))[:MAX_QUERIES]
+        self.candidates = sorted(known.values(), key=lambda each: compute_distance(each.id, self.target))[:MAX_QUERIES]
 
     def next_node(self) -> DhtNode | None:
         """The node to query next: one of the K nearest that have not failed."""
@@ -92,7 +92,7 @@ class Lookup:
     def nearest(self) -> list[WritableNode]:
         """The nearest K of those that answered with a token."""
         nodes = [each for each in self.answered.values() if each is not None]
-        return sorted(nodes, key=lambda each: distance(each.node.id, self.target))[:K]
+        return sorted(nodes, key=lambda each: compute_distance(each.node.id, self.target))[:K]
 
 
 class PlainNode:
@@ -157,7 +157,7 @@ class PlainNode:
                 on_end(sum(outcomes))
 
         for each in nodes:
-            arguments = {**put_fields(item), b"token": each.token}
+            arguments = {**build_put_fields(item), b"token": each.token}
             self._transactions.send_query(
                 each.node.address, b"put", arguments, handle_answer, each.node.id, item.target
             )
@@ -236,5 +236,5 @@ class PlainNode:
             if isinstance(known, int) and known >= item.sequence:
                 values[b"seq"] = item.sequence
             else:
-                values |= item_fields(item)
+                values |= build_item_fields(item)
         return values

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from kiln.schemas.dht import bencode
 from kiln.schemas.dht.bencode import BencodeError, Value
-from kiln.schemas.dht.items import Item, find_refusal, put_fields, read_item
+from kiln.schemas.dht.items import Item, build_put_fields, find_refusal, read_item
 from kiln.schemas.dht.krpc import ID_SIZE, DhtAddress, KrpcRefusal, read_addresses
 
 
@@ -31,7 +31,7 @@ class StoredTopic(NamedTuple):
 
 def encode_topic(stored: StoredTopic) -> bytes:
     """Encode the contents of a topic's file."""
-    fields = put_fields(stored.item) if stored.item is not None else {}
+    fields = build_put_fields(stored.item) if stored.item is not None else {}
     contacts: list[Value] = [each.compact for each in stored.contacts]
     return bencode.encode(fields | {b"contacts": contacts})
 

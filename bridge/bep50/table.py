@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kiln.schemas.dht.krpc import ID_SIZE, DhtAddress, DhtNode
-from kiln.schemas.dht.node_id import distance, is_bound, shared_bits
+from kiln.schemas.dht.node_id import compute_distance, count_shared_bits, is_bound
 
 NEAR: Final = 8
 """Capacity of the home bucket and its sibling."""
@@ -137,11 +137,11 @@ class RoutingTable:
     def closest(self, target: bytes, count: int) -> list[DhtNode]:
         """Up to ``count`` contacts without failures, those nearest to ``target`` first."""
         good = [contact for contact in self._by_address.values() if not contact.failures]
-        good.sort(key=lambda each: distance(each.id, target))
+        good.sort(key=lambda each: compute_distance(each.id, target))
         return [contact.node for contact in good[:count]]
 
     def _index(self, node_id: bytes) -> int:
-        return min(shared_bits(self._own_id, node_id), len(self._buckets) - 1)
+        return min(count_shared_bits(self._own_id, node_id), len(self._buckets) - 1)
 
     def _is_home(self, index: int) -> bool:
         """True for the home bucket, if it can still be split."""

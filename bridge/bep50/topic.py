@@ -32,7 +32,15 @@ from kiln.bridge.bep50.table import MAX_FAILURES, OverlayContact, RoutingTable
 from kiln.bridge.bep50.transactions import Answer, Transactions
 from kiln.conf.process.backoff import pause_after
 from kiln.schemas.dht.bencode import Value
-from kiln.schemas.dht.items import Item, is_signed, item_fields, limit, put_fields, read_item, target
+from kiln.schemas.dht.items import (
+    Item,
+    build_item_fields,
+    build_put_fields,
+    compute_target,
+    find_exceeded_limit,
+    is_signed,
+    read_item,
+)
 from kiln.schemas.dht.krpc import (
     BAD_ARGUMENTS,
     BAD_SIGNATURE,
@@ -86,7 +94,7 @@ class TopicNode:
     ) -> None:
         self.key = key
         self.salt = salt
-        self.target = target(key, salt)
+        self.target = compute_target(key, salt)
         self.item = stored
         """The newest item (BEP 50: "SHOULD store the latest value of the mutable item ... at all times")."""
         self.published: Item | None = stored if publishing else None
@@ -348,7 +356,7 @@ class TopicNode:
             )
         if (item.key, item.salt) != (self.key, self.salt):
             raise ItemPublishError(f"cannot publish an item of {item.target.hex()} in topic {self.target.hex()}")
-        refusal = limit(item) or (None if is_signed(item) else BAD_SIGNATURE)
+        refusal = find_exceeded_limit(item) or (None if is_signed(item) else BAD_SIGNATURE)
         if refusal is not None:
             raise ItemPublishError(
                 f"cannot publish in topic {self.target.hex()}: nodes would refuse the item ({refusal.text.decode()})"
@@ -367,7 +375,7 @@ class TopicNode:
     def _offer(self, item: Item, via: Via, source: DhtAddress, contact: OverlayContact | None) -> bool:
         """Accept the item of a get response, if it is newer; False if it is not correctly signed."""
         stored = self.item
-        if limit(item) is not None:
+        if find_exceeded_limit(item) is not None:
             return False
         if stored is not None and (item.sequence < stored.sequence or item == stored):
             return True
@@ -422,7 +430,7 @@ class TopicNode:
         self._transactions.send_query(
             contact.address,
             b"put",
-            {**put_fields(item), b"token": contact.token},
+            {**build_put_fields(item), b"token": contact.token},
             lambda answer: self._handle_put(contact, item, answer),
             contact.id,
         )
@@ -519,7 +527,7 @@ class TopicNode:
             contact.sequence = max(contact.sequence, known)
         if self.item is not None:
             if known is None or known < self.item.sequence:
-                values |= item_fields(self.item)
+                values |= build_item_fields(self.item)
             else:
                 values[b"seq"] = self.item.sequence
         return values
@@ -532,7 +540,7 @@ class TopicNode:
         item = read_item(query.arguments)
         if isinstance(item, KrpcRefusal):
             return item
-        refusal = limit(item)
+        refusal = find_exceeded_limit(item)
         if refusal is not None:
             return refusal
         if (item.key, item.salt) != (self.key, self.salt):

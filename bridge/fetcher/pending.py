@@ -23,16 +23,16 @@ from kiln.schemas.kafka.records import (
     UpdateRecord,
     WaitedTip,
     WantedRecord,
+    build_quarantine_key,
+    build_quarantine_record_key,
+    build_quarantine_records,
+    build_update_key,
     decode_wanted,
     encode,
-    quarantine_key,
-    quarantine_record_key,
-    quarantine_records,
-    update_key,
 )
 from kiln.schemas.wire.cid import cid_text
 from kiln.schemas.wire.claims import CONTRADICTS, describe_contradiction
-from kiln.schemas.wire.identity import author_of
+from kiln.schemas.wire.identity import parse_author
 from kiln.schemas.wire.streamid import StreamID, StreamIdError
 from kiln.schemas.wire.topics import Interest, Separator
 
@@ -241,7 +241,7 @@ class PendingFetches:
             self.counts["lost"] += lost
             detail = f"{lost} records out of {partition}/{first} to {partition}/{before - 1} of wanted"
             self._quarantine(
-                quarantine_record_key("wanted", partition, first), RECORDS_LOST, detail, b"", now, MALFORMED_STAGE
+                build_quarantine_record_key("wanted", partition, first), RECORDS_LOST, detail, b"", now, MALFORMED_STAGE
             )
         return lost
 
@@ -302,7 +302,7 @@ class PendingFetches:
                 self._add_update(wanted, now)
         except (*UNREADABLE, UnicodeEncodeError, _NotWantedError, StreamIdError) as error:
             detail = f"record {position.partition}/{position.offset} of wanted: {error}"
-            key = quarantine_record_key("wanted", position.partition, position.offset)
+            key = build_quarantine_record_key("wanted", position.partition, position.offset)
             self._quarantine(key, MALFORMED, detail, value or b"", now, MALFORMED_STAGE)
             self._finish(position, MALFORMED)
         return None
@@ -368,7 +368,7 @@ class PendingFetches:
             check.waiting.append(wanted)
             return None
         self._get_fetch(request, now).waiting.append(wanted)
-        return author_of(record.message_id or "")
+        return parse_author(record.message_id or "")
 
     def _get_fetch(self, request: BlockRequest, now: int) -> _Fetch:
         fetch = self._fetches.get(request)
@@ -542,7 +542,7 @@ class PendingFetches:
         partition = wanted.position.partition
         epoch = Epoch(f"genesis/{self._options.network}/{partition}", self._offsets[partition].generation)
         released = structs.replace(update, separator=separator, separator_source="genesis", epoch=epoch)
-        key = update_key(update.network, separator, update.stream)
+        key = build_update_key(update.network, separator, update.stream)
         self._stages[0].append(FetchOutput("updates", key, encode(released)))
         self._finish(wanted.position, "released")
         return True
@@ -555,7 +555,7 @@ class PendingFetches:
         verified = Separator(separator.key, separator.value)
         contradicted = claims_of(record).contradicted(verified)
         if contradicted is not None:
-            key = quarantine_key(update.frame.partition, update.frame.offset, update.frame.index)
+            key = build_quarantine_key(update.frame.partition, update.frame.offset, update.frame.index)
             self._quarantine(
                 key, CONTRADICTS, describe_contradiction(contradicted, verified), encode(record), now, CLAIM_STAGE
             )
@@ -598,7 +598,7 @@ class PendingFetches:
     def _give_up_update(self, wanted: _WantedEntry, failed: FetchFailure, now: int) -> None:
         update = wanted.record.update
         if update is not None:
-            key = quarantine_key(update.frame.partition, update.frame.offset, update.frame.index)
+            key = build_quarantine_key(update.frame.partition, update.frame.offset, update.frame.index)
             self._quarantine(key, failed.reason, failed.detail, encode(wanted.record), now)
         self._finish(wanted.position, failed.reason)
 
@@ -612,7 +612,7 @@ class PendingFetches:
             self._finish(wanted.position, "blocks" if first else "already_fetched")
 
     def _quarantine(self, key: bytes, reason: str, detail: str, data: bytes, now: int, stage: str = STAGE) -> None:
-        for fault in quarantine_records(stage, reason, detail, data, now):
+        for fault in build_quarantine_records(stage, reason, detail, data, now):
             self._stages[0].append(FetchOutput("quarantine", key, encode(fault)))
         self.counts["quarantined"] += 1
 

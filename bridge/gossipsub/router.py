@@ -41,7 +41,7 @@ from kiln.bridge.gossipsub.score import Score
 from kiln.bridge.gossipsub.table_agreements import Savings, TableAgreements
 from kiln.conf.process.bridge_status import SavingDirection, SavingStatus
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, ControlExtensions, ControlMessage, Message
-from kiln.schemas.wire.identity import MAX_RPC_COST, Judgement, Verdict, id_cost
+from kiln.schemas.wire.identity import MAX_RPC_COST, Judgement, Verdict, estimate_id_cost
 from kiln.schemas.wire.public_key import KEY_ALGORITHM
 from kiln.schemas.wire.topic_table import BundleSet
 
@@ -453,7 +453,7 @@ class Router:
                 counters["unknown_topic"] += 1
                 continue
             message = with_topic_name(received, topic)
-            cost += id_cost(message)
+            cost += estimate_id_cost(message)
             key = gossip_id(message)
             data = message.SerializeToString()
             can_relay = self._options.rpc_limits.accept(len(data), len(message.data))

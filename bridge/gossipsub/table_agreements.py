@@ -25,10 +25,10 @@ from kiln.schemas.reject import Rejected
 from kiln.schemas.wire.topic_table import (
     BundleSet,
     TopicTable,
-    hello_bytes,
-    hello_extensions,
+    build_hello_extensions,
     negotiate_table,
     read_hello,
+    write_hello,
 )
 
 SendMode = Literal["cautious", "eager", "off"]
@@ -96,7 +96,7 @@ class TableAgreements:
         """
         self._bundles = bundles
         self._send = send
-        self._hello = hello_bytes(bundles)
+        self._hello = write_hello(bundles)
         self._peers: dict[bytes, _PeerTable] = {}
         self._counters: Counter[str] = Counter()
         self._closed_savings: Savings = {}
@@ -112,7 +112,7 @@ class TableAgreements:
         """
         self.remove(peer)
         state = self._peers[peer] = _PeerTable(protocol == PROTOCOL)
-        return hello_extensions(self._bundles) if state.has_extensions and self._hello else None
+        return build_hello_extensions(self._bundles) if state.has_extensions and self._hello else None
 
     def remove(self, peer: bytes) -> None:
         """Remove a peer whose stream has ended."""
@@ -164,7 +164,7 @@ class TableAgreements:
                 return
             self._counters[HELLO_ACCEPTED] += 1
             # encoded again, to drop whatever else the peer sent next to the hashes
-            state.hello = hello_bytes(hashes)
+            state.hello = write_hello(hashes)
             state.table = negotiate_table(state.hello, self._hello, self._bundles).table
 
     def get_hellos(self, peer: bytes) -> tuple[bytes, bytes]:

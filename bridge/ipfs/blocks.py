@@ -14,7 +14,7 @@ from kiln.bridge.ipfs.neighbours import BitswapPeer
 from kiln.conf.process.bridge_status import IpfsStatus
 from kiln.schemas.reject import Rejected
 from kiln.schemas.wire.batch_block import MAX_BLOCK
-from kiln.schemas.wire.cid import CidError, cid_bytes, sha2_256_digest
+from kiln.schemas.wire.cid import CidError, cid_bytes, read_sha2_256_digest
 
 MAX_READ: Final = 2 << 20
 """Largest block of others, in bytes: the largest that bitswap carries between peers (Kubo, `block put`)."""
@@ -120,7 +120,7 @@ def read_digest(cid: str) -> bytes:
         BlockRefusedError: not a CID, or one of another hash.
     """
     try:
-        digest = sha2_256_digest(cid_bytes(cid))
+        digest = read_sha2_256_digest(cid_bytes(cid))
     except CidError as error:
         raise BlockRefusedError(CID_MALFORMED, str(error)) from None
     if isinstance(digest, Rejected):

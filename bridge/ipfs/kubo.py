@@ -28,7 +28,7 @@ from kiln.bridge.ipfs.blocks import (
     verify_block,
 )
 from kiln.schemas.wire.batch_block import MAX_BLOCK
-from kiln.schemas.wire.cid import CidError, cid_bytes, cid_parts, cid_text
+from kiln.schemas.wire.cid import CidError, cid_bytes, cid_text, parse_cid
 
 _CODECS: Final = ("raw", "dag-pb", "dag-cbor", "dag-jose", "dag-json", "cbor", "json")
 """Codecs that Kubo puts blocks with; Kubo names them as the multicodec table does."""
@@ -333,7 +333,7 @@ def _canonical_text(cid: str) -> str:
 
 def _codec(cid: str, raw: bytes) -> str:
     """Kubo's name for the codec of a CIDv1. BlockRefusedError: it has none, or the CID is of version 0."""
-    version, code, *_ = cid_parts(raw)
+    version, code, *_ = parse_cid(raw)
     name = multicodec.get(code=code).name if version == 1 and multicodec.exists(code=code) else ""
     if name not in _CODECS:
         raise BlockRefusedError(CODEC_UNSUPPORTED, f"{cid}: Kubo puts blocks of a CIDv1 with {', '.join(_CODECS)} only")

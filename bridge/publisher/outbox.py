@@ -20,10 +20,10 @@ from kiln.schemas.kafka.records import (
     UNREADABLE,
     BatchRecord,
     PublicationRecord,
+    build_quarantine_record_key,
+    build_quarantine_records,
     decode_batch,
     encode,
-    quarantine_record_key,
-    quarantine_records,
 )
 from kiln.schemas.wire.cid import CidError
 from kiln.schemas.wire.pubsub import write_batch_update
@@ -596,9 +596,11 @@ class Outbox:
     def _quarantine(self, position: KafkaPosition, reason: str, detail: str, value: bytes, now: int) -> OutboxRecord:
         self.quarantined += 1
         # one output for each record: the batch's own record holds what does not fit into a quarantine record
-        fault = next(quarantine_records("publisher", reason, detail, value, now))
+        fault = next(build_quarantine_records("publisher", reason, detail, value, now))
         topic, partition, offset = _kafka_position(position)
-        return OutboxRecord(position, "quarantine", quarantine_record_key(topic, partition, offset), encode(fault))
+        return OutboxRecord(
+            position, "quarantine", build_quarantine_record_key(topic, partition, offset), encode(fault)
+        )
 
 
 def _batch_closing(batch: BatchRecord) -> _Closing:

@@ -69,7 +69,7 @@ from kiln.bridge.publisher.pins import PinsError
 from kiln.bridge.publisher.transition import BY_SEPARATOR, TopicScheme
 from kiln.conf.process.bridge_status import PublisherStatus
 from kiln.schemas.kafka.records import UNREADABLE, decode_publication
-from kiln.schemas.wire.topics import topic_name
+from kiln.schemas.wire.topics import format_topic
 
 _LOG: Final = logging.getLogger(__name__)
 _POLL_EVERY: Final = 100_000  # µs between two polls for new batches, while no record comes and nothing is due
@@ -367,7 +367,7 @@ class Publisher(LeaderThread):
             only_published: leave out receipts with an error.
         """
         topics_by_cid: dict[str, set[str]] = {}
-        own = topic_name(self._options.network, None)
+        own = format_topic(self._options.network, None)
         consumer = self._open_consumer(None)
         try:
             parts = self._list_partitions(f"{self._prefix}publications")

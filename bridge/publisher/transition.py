@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import httpx
 import msgspec
 
-from kiln.schemas.wire.topics import Separator, parse_topic, topic_name
+from kiln.schemas.wire.topics import Separator, format_topic, parse_topic
 
 Mode = Literal["cutover", "duplicate"]
 
@@ -35,8 +35,8 @@ class TopicScheme(NamedTuple):
         Raises:
             TopicError: the separator makes no topic name.
         """
-        by_separator = (topic_name(network, separator),) if self.separator else ()
-        return (*by_separator, topic_name(network, None)) if self.network else by_separator
+        by_separator = (format_topic(network, separator),) if self.separator else ()
+        return (*by_separator, format_topic(network, None)) if self.network else by_separator
 
 
 BY_NETWORK: Final = TopicScheme(network=True, separator=False)

@@ -341,10 +341,10 @@ class TopicTable(Section):
         if value:
             from kiln.schemas.wire.topic_table import (  # not at the top: protobuf slows every start
                 BundleSet,
-                hello_bytes,
+                write_hello,
             )
 
-            hello_bytes(BundleSet(value))
+            write_hello(BundleSet(value))
         return value
 
 
@@ -691,9 +691,9 @@ class Bep50(Section):
         if value == cls.model_fields[str(info.field_name)].default:
             return value
         from kiln.schemas.dht.announcement import parse_source  # not at the top: its codecs slow every start
-        from kiln.schemas.dht.krpc import DhtAddress, host_and_port
+        from kiln.schemas.dht.krpc import DhtAddress, parse_host_and_port
 
-        checks: dict[str, Callable[[str], object]] = {"bootstrap": host_and_port, "follow": parse_source}
+        checks: dict[str, Callable[[str], object]] = {"bootstrap": parse_host_and_port, "follow": parse_source}
         cls._check_each(value, info, checks.get(str(info.field_name), DhtAddress.from_text))
         if info.field_name == "listen":
             families = {DhtAddress.from_text(text).family for text in value}

@@ -20,12 +20,12 @@ from trio_typing import TaskStatus
 from kiln.bridge.bep50.carrier import Carrier, CarrierOptions, publisher_key
 from kiln.bridge.capture.tap import Sink
 from kiln.bridge.publisher.outbox import PublishError
-from kiln.schemas.dht.announcement import PublisherKey, read_announcement, topic_salt
+from kiln.schemas.dht.announcement import PublisherKey, read_announcement, compute_salt
 from kiln.schemas.dht.items import Item
 from kiln.schemas.reject import Rejected
 from kiln.schemas.wire.cid import cid_text
 from kiln.schemas.wire.pubsub import write_batch_update
-from kiln.schemas.wire.topics import Separator, separator_text, topic_name
+from kiln.schemas.wire.topics import Separator, format_separator, format_topic
 
 NODES: Final = ("one", "two")
 REANNOUNCED: Final = 3
@@ -48,7 +48,7 @@ class Listeners:
         self._folder = folder
         self._network = network
         self._follow = tuple(PublisherKey(publisher, each) for each in separators)
-        self._reannounced = {topic_salt(network, each): each for each in separators[:REANNOUNCED]}
+        self._reannounced = {compute_salt(network, each): each for each in separators[:REANNOUNCED]}
         self._sink = sink
         self._error = error
         self._key = publisher_key(folder)
@@ -62,7 +62,7 @@ class Listeners:
     def sources(self) -> list[str]:
         """What the first node announces, as the settings name a source (`bep50.follow`)."""
         key = self._key.verify_key.encode().hex()
-        return [f"{key}/{separator_text(each)}" for each in self._reannounced.values()]
+        return [f"{key}/{format_separator(each)}" for each in self._reannounced.values()]
 
     async def run(self, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Runs until cancelled. The task has started when both nodes listen. CarrierError."""
@@ -95,7 +95,7 @@ class Listeners:
             if isinstance(found, Rejected):
                 continue
             try:
-                topic = topic_name(self._network, separator)
+                topic = format_topic(self._network, separator)
                 await carrier.announce(topic, write_batch_update(separator, cid_text(found.batch)))
             except PublishError as error:
                 self._error(str(error))

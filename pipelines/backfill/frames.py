@@ -32,7 +32,7 @@ from kiln.pipelines.runtime.row_packing import pack, unpack
 from kiln.schemas.captures.formats import FORMATS
 from kiln.schemas.captures.items import FileSource, UnreadableItem
 from kiln.schemas.captures.lines import FileRange
-from kiln.schemas.kafka.frames import DIRECTIONS, HISTORY, frame_fault, read_frame
+from kiln.schemas.kafka.frames import DIRECTIONS, HISTORY, find_frame_fault, read_frame
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.reject import Rejected
 
@@ -151,7 +151,7 @@ def _read_file_partition(wanted: FrameFilter, target: RunTarget) -> Callable[[_B
                             _add_fault(faults, _reject_item(item, path.name, part.heard_at // 1000), of_frame=False)
                             continue
                         frames += 1
-                        fault = frame_fault(item)
+                        fault = find_frame_fault(item)
                         if fault is not None:
                             rejected = Rejected(fault.reason, f"{path.name}, frame {number + 1}: {fault.detail}")
                             rejection = reject_unreadable(

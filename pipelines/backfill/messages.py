@@ -48,7 +48,7 @@ from kiln.pipelines.delta.arrow_rows import RowBuffer
 from kiln.pipelines.delta.files import TableFiles
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.runtime.row_packing import pack, unpack
-from kiln.schemas.kafka.frames import frame_fault
+from kiln.schemas.kafka.frames import find_frame_fault
 from kiln.schemas.kafka.records import Origin, QuarantineRecord
 from kiln.schemas.wire.identity import Verdict
 
@@ -197,7 +197,7 @@ def _decode_row(decoder: FrameDecoder, row: FrameRow) -> list[tuple[MergedRow | 
     """Decode a frame into its messages and faults, each with its row of `copies`, or reject the frame on failure."""
     try:
         frame = parse_frame_row(row)
-        fault = frame_fault(frame)
+        fault = find_frame_fault(frame)
         if fault is not None:  # the row was written by a version of Kiln that accepted more
             data = frame.SerializeToString()
             return [(reject_unreadable(fault, data, row.kafka_partition, row.kafka_offset, row.observed_at), None)]

@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from kiln.pipelines.delta.arrow_rows import RowBuffer
-from kiln.schemas.kafka.records import BatchRecord, Origin, SeparatorRecord, batch_key, encode
+from kiln.schemas.kafka.records import BatchRecord, Origin, SeparatorRecord, build_batch_key, encode
 
 RECORD_COLUMNS: Final = "key binary, value binary"
 _SCHEMA: Final = pa.schema([("key", pa.binary()), ("value", pa.binary())])
@@ -52,7 +52,7 @@ def _build_partition(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBat
         ):
             separator = SeparatorRecord(key, value)
             record = BatchRecord(network, _ORIGINS[origin], separator, cid, block, opened_at, closed_at)
-            if out.add((batch_key(network, separator), encode(record)), len(block)):
+            if out.add((build_batch_key(network, separator), encode(record)), len(block)):
                 yield from out.drain()
     yield from out.drain()
 

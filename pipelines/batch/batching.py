@@ -13,10 +13,10 @@ from kiln.pipelines.decode.processing_errors import PROCESSING_FAILED
 from kiln.schemas.kafka.records import (
     BatchRecord,
     SeparatorRecord,
-    batch_key,
+    build_batch_key,
     encode,
-    quarantine_record_key,
-    quarantine_records,
+    build_quarantine_record_key,
+    build_quarantine_records,
 )
 from kiln.schemas.wire.batch_block import MAX_BLOCK, write_leaves
 
@@ -55,7 +55,7 @@ def batch_offset_ranges(
 def build_outputs(closed: ClosedWindow, limit: int) -> Iterator[BatchOutput]:
     """Build the Kafka records of one window."""
     for record in build_batch_records(closed, limit):
-        yield BatchOutput("batches", batch_key(record.network, record.separator), encode(record))
+        yield BatchOutput("batches", build_batch_key(record.network, record.separator), encode(record))
 
 
 def build_batch_records(closed: ClosedWindow, limit: int) -> Iterator[BatchRecord]:
@@ -78,6 +78,6 @@ def _quarantine_unreadable(partition: int, records: OffsetRange, index: int) -> 
     offset = records.offsets[index]
     reason = PROCESSING_FAILED if records.owner_indexes[index] == FAILED else "update_malformed"
     detail = f"record {partition}/{offset} of updates: {records.message_keys[index]}"
-    key = quarantine_record_key("updates", partition, offset)
-    for record in quarantine_records("batch", reason, detail, records.leaves[index], records.stamps[index]):
+    key = build_quarantine_record_key("updates", partition, offset)
+    for record in build_quarantine_records("batch", reason, detail, records.leaves[index], records.stamps[index]):
         yield BatchOutput("quarantine", key, encode(record))

@@ -16,7 +16,7 @@ import msgspec
 
 from kiln.pipelines.decode.processing_errors import PROCESSING_ERRORS, describe
 from kiln.schemas.kafka.records import MAX_DETAIL, UNREADABLE, Origin, UpdateRecord, decode_update
-from kiln.schemas.wire.batch_block import stream_key
+from kiln.schemas.wire.batch_block import encode_stream_key
 from kiln.schemas.wire.cid import CidError, cid_bytes
 from kiln.schemas.wire.streamid import StreamIdError, stream_text
 
@@ -178,7 +178,7 @@ def _read_stream_key(stream: str) -> bytes:
     Raises:
         StreamIdError: It is none.
     """
-    return stream_key(stream_text(stream))
+    return encode_stream_key(stream_text(stream))
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()

@@ -21,7 +21,7 @@ import msgspec
 
 from kiln.pipelines.batch.offset_range import NO_UPDATE, OffsetRange, WindowKey
 from kiln.schemas.kafka.topics import MAX_EPOCH_WRITERS
-from kiln.schemas.wire.batch_block import list_tips, stream_key
+from kiln.schemas.wire.batch_block import list_tips, encode_stream_key
 
 # µs: before and after every time that a record can have
 _NEVER: Final = -(2**63)
@@ -58,7 +58,7 @@ class Window(msgspec.Struct, gc=False):
 
     def add(self, stream: str, tip: bytes) -> None:
         """Add a tip of a stream, which is a canonical StreamID."""
-        self.leaves.add(stream_key(stream) + tip)
+        self.leaves.add(encode_stream_key(stream) + tip)
 
 
 class ClosedWindow(NamedTuple):
@@ -250,7 +250,7 @@ class PartitionWindows:
     def add(self, key: WindowKey, stream: str, tip: bytes, event_time: int) -> list[ClosedWindow]:
         """Add an update to its separator's window, and return the window that it ends, if any. `event_time`: µs."""
         self._load_shards([key])
-        return self._add_leaf(key, stream_key(stream) + tip, event_time)
+        return self._add_leaf(key, encode_stream_key(stream) + tip, event_time)
 
     def is_duplicate(self, query: str, batch: int, message: str) -> bool:
         """Add a message, and report whether it already came in its writer's newest epoch (decision 7).

@@ -21,7 +21,7 @@ from kiln.schemas.kafka.frames import (
     RPC_TOO_COSTLY,
     RPC_TOO_MANY,
     TOO_MANY_VERDICTS,
-    gossip_messages,
+    list_messages,
     read_frame,
 )
 from kiln.schemas.kafka.records import Origin
@@ -37,15 +37,15 @@ from kiln.schemas.wire.identity import (
     Policy,
     Verdict,
     check,
-    id_cost,
+    estimate_id_cost,
     message_id,
-    peer_of_ed25519,
+    build_ed25519_peer_id,
     peer_text,
-    unverified_id,
+    compute_unverified_id,
 )
 from kiln.schemas.wire.pubsub import PubsubMessage, read_message
-from kiln.schemas.wire.topic_table import BundleSet, TopicSource, TopicTable, message_topic, negotiate_table
-from kiln.schemas.wire.topics import Separator, TopicError, parse_topic, separator_text, topic_name
+from kiln.schemas.wire.topic_table import BundleSet, TopicSource, TopicTable, resolve_topic, negotiate_table
+from kiln.schemas.wire.topics import Separator, TopicError, parse_topic, format_separator, format_topic
 
 _ORIGINS: tuple[Origin, ...] = ("LIVE", "REPLAY")
 _BRIDGE_JUDGEMENTS: Mapping[int, Judgement] = {
@@ -210,7 +210,7 @@ class FrameDecoder:
             yield RejectedMessage(
                 frame_ref, "hello", refused.reason, detail, hello, observed_at, _build_frame_key(frame)
             )
-        messages = gossip_messages(frame)
+        messages = list_messages(frame)
         if isinstance(messages, Rejected):
             frame_ref = MessageRef(partition, offset, None)
             yield RejectedMessage(
@@ -331,11 +331,11 @@ def _verify(
     message: Message, bridge_verdict: int, network: str, origin: Origin, table: TopicTable, config: DecodeConfig
 ) -> _Verification:
     """Verify and read a message. `network`: the frame's."""
-    name = message_topic(message, table)
+    name = resolve_topic(message, table)
     # no bridge gives this verdict: a window whose batches are published must not hold unverifiable messages
     unverifiable = bridge_verdict == Verdict.UNVERIFIABLE and origin == "REPLAY" and not message.HasField("signature")
-    message_id_ = unverified_id(message) if unverifiable else message_id(message)
-    cost = id_cost(message)
+    message_id_ = compute_unverified_id(message) if unverifiable else message_id(message)
+    cost = estimate_id_cost(message)
     if isinstance(name, Rejected):
         return _Verification(
             "topic",
@@ -388,11 +388,11 @@ def _decode_announcement(frame: Frame, ref: MessageRef, config: DecodeConfig) ->
             ref, "bep50", datagram.reason, datagram.detail, frame.payload, observed_at, _build_frame_key(frame)
         )
     item, announcement = datagram
-    publisher = peer_of_ed25519(item.key)
+    publisher = build_ed25519_peer_id(item.key)
     sequence = item.sequence.to_bytes(8, signed=True)
-    topic = topic_name(frame.network, announcement.separator)
+    topic = format_topic(frame.network, announcement.separator)
     content = PubsubMessage(
-        type="BATCH_UPDATE", sep=separator_text(announcement.separator), batch=cid_text(announcement.batch)
+        type="BATCH_UPDATE", sep=format_separator(announcement.separator), batch=cid_text(announcement.batch)
     )
     envelope = Message(data=item.value, seqno=sequence, topic=topic)
     setattr(envelope, "from", publisher)

@@ -60,7 +60,7 @@ from great_expectations.expectations.registry import get_expectation_impl
 from kiln.pipelines.quality.catalogue import EXPECTATIONS
 from kiln.pipelines.quality.results import FaultyKey
 from kiln.pipelines.quality.suites import SuiteCheck
-from kiln.schemas.wire.cid import USUAL_TEXT, CidError, block_cid, cid_bytes, cid_text, verify
+from kiln.schemas.wire.cid import USUAL_TEXT, CidError, compute_cid, cid_bytes, cid_text, check_block
 from kiln.schemas.wire.identity import PeerIdError, peer_bytes
 from kiln.schemas.wire.streamid import StreamIdError, stream_text
 
@@ -102,10 +102,10 @@ def _is_of_block(cid: object, block: object) -> bool:
     if not isinstance(cid, str) or not isinstance(block, bytes | bytearray):
         return False
     data = bytes(block)
-    if cid_text(block_cid(data)) == cid:  # half the work of taking the CID apart
+    if cid_text(compute_cid(data)) == cid:  # half the work of taking the CID apart
         return True
     try:
-        return verify(data, cid_bytes(cid)) is None
+        return check_block(data, cid_bytes(cid)) is None
     except CidError:
         return False
 

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from kiln.pipelines.quality.table_checks import CheckInputs, format_interval, format_timestamp
-from kiln.schemas.wire.batch_block import BlockError, read_block, stream_key, write_leaves
+from kiln.schemas.wire.batch_block import BlockError, read_block, encode_stream_key, write_leaves
 from kiln.schemas.wire.cid import USUAL_TEXT, CidError, cid_bytes, cid_text
 
 Owner = tuple[str, str, str, str]
@@ -208,7 +208,7 @@ def _read_new_updates(inputs: CheckInputs) -> Iterator[BatchedUpdate]:
             *(column.to_pylist() for column in page.columns), strict=True
         ):
             try:
-                leaf = stream_key(stream) + cid_bytes(tip)
+                leaf = encode_stream_key(stream) + cid_bytes(tip)
             except (KeyError, IndexError, ValueError):
                 continue  # other expectations report malformed CIDs and StreamIDs
             yield BatchedUpdate(partition, owners[index], leaf, observed_at, log_time)

@@ -57,7 +57,7 @@ class QueryProgress:
 
     def lag(self, ends: log.Offsets) -> int:
         """Count the records that this query has not read yet. `ends`: end offsets of the topics that it reads."""
-        return 0 if self.idle and not self.read else log.lag(self.read, ends)
+        return 0 if self.idle and not self.read else log.count_unread(self.read, ends)
 
 
 class _JsonListener(JStreamingQueryListener):

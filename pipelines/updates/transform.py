@@ -41,14 +41,14 @@ from kiln.schemas.kafka.records import (
     WaitedTip,
     WantedRecord,
     encode,
-    quarantine_key,
-    quarantine_records,
-    update_key,
+    build_quarantine_key,
+    build_quarantine_records,
+    build_update_key,
 )
 from kiln.schemas.wire.cid import cid_text
 from kiln.schemas.wire.claims import CONTRADICTS, Claims, describe_contradiction
 from kiln.schemas.wire.streamid import StreamID
-from kiln.schemas.wire.topics import Separator, parse_separator_text, separator_text
+from kiln.schemas.wire.topics import Separator, parse_separator, format_separator
 
 _Batches = Iterator[pa.RecordBatch]
 
@@ -254,8 +254,8 @@ def _build_rows(
     except PROCESSING_ERRORS as error:  # `known` and `has_waited` raise sqlite3.Error alone; all else is pure
         data = item.envelope.SerializeToString()
         fault = reject_failed("updates", error, item.ref, data, item.observed_at)
-        key, identity = quarantine_key(*item.ref), compute_fault_identity(fault)
-        records = quarantine_records(fault.stage, fault.reason, fault.detail, fault.data, fault.observed_at)
+        key, identity = build_quarantine_key(*item.ref), compute_fault_identity(fault)
+        records = build_quarantine_records(fault.stage, fault.reason, fault.detail, fault.data, fault.observed_at)
         return [
             UpdateRow(identity + bytes((part,)), item.ref.text, "quarantine", key, encode(record), item.observed_at)
             for part, record in enumerate(records)
@@ -276,7 +276,7 @@ def _compute_update_identity(item: DecodedMessage, separator: Separator | None) 
     It includes the separator: an announcement under a false separator must not mask the true one.
     """
     content = item.content
-    where = separator_text(separator) if separator else ""
+    where = format_separator(separator) if separator else ""
     parts = (item.origin, item.network, where, content.stream or "", content.tip or "")
     return blake2b("\n".join(parts).encode(), digest_size=16).digest()
 
@@ -315,7 +315,7 @@ def _build_update_rows(
     is_waiting = separated.source is None and separating.fetch
     has_come = separated.source == "genesis" and has_waited((item.network, stream), WaitedTip(item.origin, tip))
     if not is_waiting and not has_come:
-        key = update_key(item.network, named, stream)
+        key = build_update_key(item.network, named, stream)
         yield UpdateRow(identity, position, "updates", key, encode(record), item.observed_at)
     if separated.source != "genesis" and separating.fetch:
         genesis = cid_text(StreamID.parse(stream).genesis)
@@ -335,7 +335,7 @@ def _build_update_rows(
         fault = build_false_claim(separated.contradicted, separated.separator, item.envelope.data, item.observed_at)
         message, _ = compute_identities(item, item.origin, config.unsigned_horizon)
         yield UpdateRow(
-            message + b"!", position, "quarantine", quarantine_key(*item.ref), encode(fault), item.observed_at
+            message + b"!", position, "quarantine", build_quarantine_key(*item.ref), encode(fault), item.observed_at
         )
 
 
@@ -350,7 +350,7 @@ def _build_wanted_batches(item: DecodedMessage) -> Iterator[UpdateRow]:
     content = item.content
     if item.own or content.sep is None or content.batch is None:
         return
-    separator = SeparatorRecord(*parse_separator_text(content.sep))
+    separator = SeparatorRecord(*parse_separator(content.sep))
     for cid in (content.batch, *item.previous):
         announced = item.message_id if cid == content.batch else ""
         named = f"{item.origin}\n{item.network}\n{content.sep}\n{cid}\n{announced}".encode()

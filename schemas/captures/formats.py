@@ -11,7 +11,7 @@ from typing import BinaryIO, Final
 
 from kiln.schemas.captures import ceramic_log, kiln_capture, kubo_sub, pubsub_trace
 from kiln.schemas.captures.items import FileSource, Item
-from kiln.schemas.captures.lines import WHOLE, FileDamage, FileRange, cut_lines, read_blocks
+from kiln.schemas.captures.lines import WHOLE, FileDamage, FileRange, split_lines, read_blocks
 
 SNIFF_BYTES: Final = 64 * 1024
 """Uncompressed bytes from which a format is detected."""
@@ -36,7 +36,7 @@ class CaptureFormat:
 
     def cut(self, file: BinaryIO, size: int) -> Iterator[FileRange]:
         """Split a file into parts of about `size` bytes. A compressed file, or one without lines, is one part."""
-        return cut_lines(file, size) if self.of_lines else iter((WHOLE,))
+        return split_lines(file, size) if self.of_lines else iter((WHOLE,))
 
 
 def _sniff_any_line(sniff: Callable[[bytes], bool]) -> Callable[[bytes], bool]:

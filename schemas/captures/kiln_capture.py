@@ -6,7 +6,7 @@ control.extensions (gossipsub v1.3: in the first message only), or subscribes to
 subscribed to.
 
 Every frame carries both hellos of its connection, also the frames before the later one of the two. So a file is read
-twice: `survey` finds the connections, `build_frames` makes the frames.
+twice: `survey_capture` finds the connections, `build_frames` makes the frames.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import BinaryIO, Final, Literal, NamedTuple
 
 from kiln.schemas.captures.capture_file import CaptureError, CaptureRecord, read_capture
 from kiln.schemas.captures.items import FILE_DAMAGED, FileSource, Item, UnreadableItem
-from kiln.schemas.captures.lines import WHOLE, FileRange, open_unzipped
+from kiln.schemas.captures.lines import WHOLE, FileRange, open_decompressed
 from kiln.schemas.kafka.frames import CUT_PAYLOAD, MAX_NETWORK, MAX_RPC, read_rpc
 from kiln.schemas.proto.gossipsub import rpc_pb2
 from kiln.schemas.proto.kiln import frame_pb2
@@ -135,7 +135,7 @@ def _count_networks(rpc: rpc_pb2.RPC, networks: Counter[str]) -> None:
                 networks[network] += 1
 
 
-def survey(records: Iterable[CaptureRecord]) -> CaptureSurvey:
+def survey_capture(records: Iterable[CaptureRecord]) -> CaptureSurvey:
     """First pass: the connections of a capture with their hellos and lengths, and the networks it names."""
     lanes = _Lanes()
     streams: dict[tuple[_Lane, int], ConnectionStream] = {}
@@ -157,7 +157,7 @@ def survey(records: Iterable[CaptureRecord]) -> CaptureSurvey:
     return CaptureSurvey(streams, networks, count, size)
 
 
-def connection_id(capture_sha256: bytes, local: bytes, remote: bytes, number: int) -> bytes:
+def compute_connection_id(capture_sha256: bytes, local: bytes, remote: bytes, number: int) -> bytes:
     """16 bytes: sha256(sha256 of the file as stored ‖ local ‖ remote ‖ number as u32 BE, from 1), the first 16."""
     return hashlib.sha256(capture_sha256 + local + remote + number.to_bytes(4, "big")).digest()[:16]
 
@@ -179,7 +179,7 @@ def build_frames(
         local, remote, direction = lane
         connection = ids.get((local, remote, number))
         if connection is None:
-            connection = ids[local, remote, number] = connection_id(capture_sha256, local, remote, number)
+            connection = ids[local, remote, number] = compute_connection_id(capture_sha256, local, remote, number)
         key = (lane, number)
         sequences[key] += 1
         frame = frame_pb2.Frame(
@@ -220,7 +220,7 @@ def read(file: BinaryIO, source: FileSource, part: FileRange = WHOLE) -> Iterato
     `part` is always WHOLE: a capture is not cut.
     """
     try:
-        found = survey(_Records(file))
+        found = survey_capture(_Records(file))
     except CaptureError as error:
         yield UnreadableItem(1, b"", FILE_DAMAGED, str(error))
         return
@@ -239,6 +239,6 @@ class _Records:
 
     def __iter__(self) -> Iterator[CaptureRecord]:
         try:
-            yield from read_capture(open_unzipped(self._file))
+            yield from read_capture(open_decompressed(self._file))
         except CaptureError as error:
             self.damage = str(error)

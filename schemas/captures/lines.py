@@ -70,7 +70,7 @@ def is_gzip(file: BinaryIO) -> bool:
     return magic == _GZIP_MAGIC
 
 
-def open_unzipped(file: BinaryIO) -> BinaryIO:
+def open_decompressed(file: BinaryIO) -> BinaryIO:
     """Open the file from its begin, decompressed if it is compressed."""
     # GzipFile is a BinaryIO in all but its declared type
     return cast(BinaryIO, gzip.GzipFile(fileobj=file)) if is_gzip(file) else file
@@ -78,7 +78,7 @@ def open_unzipped(file: BinaryIO) -> BinaryIO:
 
 def read_blocks(file: BinaryIO, start: int = 0, stop: int | None = None) -> Iterator[bytes | FileDamage]:
     """Read a file, or a range of an uncompressed one, in blocks. `FileDamage` comes last in a damaged file."""
-    opened = open_unzipped(file)
+    opened = open_decompressed(file)
     if start:
         opened.seek(start)
     left = stop - start if stop is not None else None
@@ -100,7 +100,7 @@ def read_blocks(file: BinaryIO, start: int = 0, stop: int | None = None) -> Iter
         yield block
 
 
-def cut_lines(file: BinaryIO, size: int) -> Iterator[FileRange]:
+def split_lines(file: BinaryIO, size: int) -> Iterator[FileRange]:
     """Split a file into parts of `size` bytes and the rest of the last line. A compressed file is one part."""
     if is_gzip(file):
         yield WHOLE

@@ -24,12 +24,12 @@ from msgspec import Struct
 
 from kiln.schemas.dht import bencode
 from kiln.schemas.dht.bencode import BencodeError, Value
-from kiln.schemas.dht.items import KEY_SIZE, Item, is_signed, limit, read_item
+from kiln.schemas.dht.items import KEY_SIZE, Item, is_signed, find_exceeded_limit, read_item
 from kiln.schemas.dht.krpc import KrpcQuery, KrpcResponse, MalformedDatagram, read_message
 from kiln.schemas.reject import Rejected
-from kiln.schemas.wire.cid import CidError, cid_end, is_cid
+from kiln.schemas.wire.cid import CidError, find_cid_end, is_cid
 from kiln.schemas.wire.pubsub import BATCH_UPDATE, BATCH_UPDATE_OTHER
-from kiln.schemas.wire.topics import Separator, TopicError, parse_separator_text, separator_text, topic_name
+from kiln.schemas.wire.topics import Separator, TopicError, parse_separator, format_separator, format_topic
 
 MAX_ANNOUNCEMENT: Final = 990
 """Largest value written, in bencoded bytes: under BEP 44's 1000, and small enough that a get response which also names
@@ -79,15 +79,15 @@ def parse_source(text: str) -> PublisherKey:
         raw = b""
     if len(raw) != KEY_SIZE or len(key) != 2 * KEY_SIZE:
         raise ValueError(f"{text[:100]!r} does not begin with a public key, {2 * KEY_SIZE} hex digits, and a slash")
-    return PublisherKey(raw, parse_separator_text(separator))
+    return PublisherKey(raw, parse_separator(separator))
 
 
-def topic_salt(network: str, separator: Separator) -> bytes:
+def compute_salt(network: str, separator: Separator) -> bytes:
     """The salt of a separator's items: sha2-256 of its topic name, 32 bytes. Raises TopicError."""
-    return hashlib.sha256(topic_name(network, separator).encode()).digest()
+    return hashlib.sha256(format_topic(network, separator).encode()).digest()
 
 
-def next_sequence(now_ms: int, last: int | None) -> int:
+def compute_next_sequence(now_ms: int, last: int | None) -> int:
     """The sequence number of the next item: rises over restarts and with a clock put back, without a counter."""
     return now_ms if last is None else max(now_ms, last + 1)
 
@@ -98,7 +98,7 @@ def write_announcement(announcement: Announcement, typ: int = BATCH_UPDATE) -> b
     for cid in (announcement.batch, *announcement.previous):
         if not is_cid(cid):
             raise CidError(f"{cid[:40].hex()} is not a CID")
-    sep = separator_text(announcement.separator).encode()
+    sep = format_separator(announcement.separator).encode()
     fields: dict[bytes, Value] = {
         b"batch": announcement.batch,
         b"sep": sep,
@@ -128,9 +128,9 @@ def read_announcement(value: bytes, network: str, salt: bytes, typ: int = BATCH_
     found = _read_value(value, typ)
     if isinstance(found, Rejected):
         return found
-    claimed = topic_salt(network, found.separator)
+    claimed = compute_salt(network, found.separator)
     if claimed != salt:
-        return Rejected("wrong_salt", f"of {separator_text(found.separator)[:80]}: {claimed.hex()}")
+        return Rejected("wrong_salt", f"of {format_separator(found.separator)[:80]}: {claimed.hex()}")
     return found
 
 
@@ -160,14 +160,14 @@ def read_datagram(datagram: bytes, network: str, typ: int = BATCH_UPDATE) -> Rec
     found = _read_value(item.value, typ)
     if isinstance(found, Rejected):
         return found
-    salt = topic_salt(network, found.separator)
+    salt = compute_salt(network, found.separator)
     if unsalted:
         item = Item(item.key, salt, item.sequence, item.value, item.signature)
     elif item.salt != salt:
-        return Rejected("wrong_salt", f"of {separator_text(found.separator)[:80]}: {salt.hex()}")
+        return Rejected("wrong_salt", f"of {format_separator(found.separator)[:80]}: {salt.hex()}")
     if message.topic is not None and message.topic != item.target:
         return Rejected("wrong_topic", f"{message.topic.hex()}, not {item.target.hex()}")
-    beyond = limit(item)
+    beyond = find_exceeded_limit(item)
     if beyond is not None:
         return Rejected("beyond_limits", beyond.text.decode())
     return ReceivedAnnouncement(item, found) if is_signed(item) else Rejected("bad_signature")
@@ -194,7 +194,7 @@ def _read_value(value: bytes, typ: int) -> Announcement | Rejected:
     if count is not None and (not isinstance(count, int) or not 0 <= count < 2**63):
         return Rejected("bad_n")
     try:
-        separator = parse_separator_text(sep.decode() if isinstance(sep, bytes) else "")
+        separator = parse_separator(sep.decode() if isinstance(sep, bytes) else "")
     except (TopicError, UnicodeDecodeError) as error:
         return Rejected("bad_separator", str(error))
     return Announcement(separator, batch, time_ms, previous, count)
@@ -205,7 +205,7 @@ def _read_cids(joined: bytes) -> tuple[bytes, ...] | None:
     at = 0
     try:
         while at < len(joined):
-            end = cid_end(joined, at)
+            end = find_cid_end(joined, at)
             cids.append(joined[at:end])
             at = end
     except CidError:
@@ -220,7 +220,7 @@ class MissedBatches(NamedTuple):
     gap: bool
 
 
-def find_missed(announcement: Announcement, last: bytes | None) -> MissedBatches:
+def find_missed_batches(announcement: Announcement, last: bytes | None) -> MissedBatches:
     """Find the batches announced after ``last``, the newest one the reader has; the announced one is among them.
 
     A reader who has none takes all that are named and has no gap. One whose ``last`` is not among them missed more than

@@ -49,15 +49,15 @@ class Item(Struct, frozen=True):
 
     @property
     def target(self) -> bytes:
-        return target(self.key, self.salt)
+        return compute_target(self.key, self.salt)
 
 
-def target(key: bytes, salt: bytes = b"") -> bytes:
+def compute_target(key: bytes, salt: bytes = b"") -> bytes:
     """Where the items of ``key`` under ``salt`` are kept: 20 bytes."""
     return hashlib.sha1(key + salt, usedforsecurity=False).digest()
 
 
-def signed_bytes(salt: bytes, sequence: int, value: bytes) -> bytes:
+def build_signed_bytes(salt: bytes, sequence: int, value: bytes) -> bytes:
     """The bytes that are signed; ``value`` is bencoded."""
     prefix = b"4:salt%d:%b" % (len(salt), salt) if salt else b""
     return b"%b3:seqi%de1:v%b" % (prefix, sequence, value)
@@ -66,15 +66,15 @@ def signed_bytes(salt: bytes, sequence: int, value: bytes) -> bytes:
 def sign(key: SigningKey, salt: bytes, sequence: int, value: bytes) -> Item:
     """Make an item of a bencoded value. Raises ItemError if it could not be stored, BencodeError if not canonical."""
     bencode.decode(value)
-    signature = key.sign(signed_bytes(salt, sequence, value)).signature
+    signature = key.sign(build_signed_bytes(salt, sequence, value)).signature
     item = Item(key.verify_key.encode(), salt, sequence, value, signature)
-    beyond = limit(item)
+    beyond = find_exceeded_limit(item)
     if beyond is not None:
         raise ItemError(beyond)
     return item
 
 
-def limit(item: Item) -> KrpcRefusal | None:
+def find_exceeded_limit(item: Item) -> KrpcRefusal | None:
     """Return the limit that the item exceeds (size of salt or value, range of the sequence), if any."""
     if len(item.salt) > MAX_SALT:
         return SALT_TOO_BIG
@@ -88,7 +88,7 @@ def limit(item: Item) -> KrpcRefusal | None:
 def is_signed(item: Item) -> bool:
     """Return true if the signature is that of the item's key (45 µs)."""
     try:
-        VerifyKey(item.key).verify(signed_bytes(item.salt, item.sequence, item.value), item.signature)
+        VerifyKey(item.key).verify(build_signed_bytes(item.salt, item.sequence, item.value), item.signature)
     except (BadSignatureError, ValueError):  # ValueError: a key or signature of another size
         return False
     return True
@@ -96,11 +96,11 @@ def is_signed(item: Item) -> bool:
 
 def find_refusal(item: Item) -> KrpcRefusal | None:
     """Return the reason why a node must not store the item, if any."""
-    return limit(item) or (None if is_signed(item) else BAD_SIGNATURE)
+    return find_exceeded_limit(item) or (None if is_signed(item) else BAD_SIGNATURE)
 
 
-def item_fields(item: Item) -> dict[bytes, Value]:
-    """``k``, ``seq``, ``sig``, ``v``, as in a get response; a put also has ``salt`` (see `put_fields`)."""
+def build_item_fields(item: Item) -> dict[bytes, Value]:
+    """``k``, ``seq``, ``sig``, ``v``, as in a get response; a put also has ``salt`` (see `build_put_fields`)."""
     return {
         b"k": item.key,
         b"seq": item.sequence,
@@ -109,9 +109,9 @@ def item_fields(item: Item) -> dict[bytes, Value]:
     }
 
 
-def put_fields(item: Item) -> dict[bytes, Value]:
+def build_put_fields(item: Item) -> dict[bytes, Value]:
     """The fields of an item in the arguments of a put. An empty salt is left out."""
-    return item_fields(item) | ({b"salt": item.salt} if item.salt else {})
+    return build_item_fields(item) | ({b"salt": item.salt} if item.salt else {})
 
 
 def read_item(fields: dict[bytes, Value], salt: bytes | None = None) -> Item | KrpcRefusal:

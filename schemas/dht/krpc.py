@@ -79,7 +79,7 @@ class DhtAddress(NamedTuple):
     @classmethod
     def from_text(cls, text: str) -> DhtAddress:
         """The reverse of `text`. Raises ValueError."""
-        return cls.parse(*host_and_port(text))
+        return cls.parse(*parse_host_and_port(text))
 
     @property
     def host(self) -> str:
@@ -107,7 +107,7 @@ class DhtAddress(NamedTuple):
         return self.port > 0 and self.ip[0] != 0xFF and not self.ip.startswith(_NOT_IPV6)
 
 
-def host_and_port(text: str) -> tuple[str, int]:
+def parse_host_and_port(text: str) -> tuple[str, int]:
     """Part ``host:port``; an IPv6 address stands in brackets. The host may be a name. Raises ValueError."""
     host, colon, port = text.rpartition(":")
     if host.startswith("[") and host.endswith("]"):

@@ -44,7 +44,7 @@ def crc32c(data: bytes) -> int:
     return crc ^ 0xFFFFFFFF
 
 
-def bound_id(ip: bytes, entropy: bytes) -> bytes:
+def compute_bound_id(ip: bytes, entropy: bytes) -> bytes:
     """The id that BEP 42 allows the packed IP (4 or 16 bytes), its free bits from ``entropy`` (20 bytes).
 
     Of the entropy's last byte the lowest three bits pick one of the eight prefixes.
@@ -58,7 +58,7 @@ def bound_id(ip: bytes, entropy: bytes) -> bytes:
 
 def is_bound(node: bytes, ip: bytes) -> bool:
     """Return true if BEP 42 allows the packed IP this node id."""
-    return is_exempt(ip) or bound_id(ip, node) == node
+    return is_exempt(ip) or compute_bound_id(ip, node) == node
 
 
 def is_exempt(ip: bytes) -> bool:
@@ -67,11 +67,11 @@ def is_exempt(ip: bytes) -> bool:
     return any(address in net for net in _EXEMPT if net.version == address.version)
 
 
-def distance(one: bytes, other: bytes) -> int:
+def compute_distance(one: bytes, other: bytes) -> int:
     """XOR distance of two ids."""
     return int.from_bytes(one, "big") ^ int.from_bytes(other, "big")
 
 
-def shared_bits(one: bytes, other: bytes) -> int:
+def count_shared_bits(one: bytes, other: bytes) -> int:
     """Count the leading bits that two ids share: 0 to 160."""
-    return ID_SIZE * 8 - distance(one, other).bit_length()
+    return ID_SIZE * 8 - compute_distance(one, other).bit_length()

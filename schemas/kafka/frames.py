@@ -69,7 +69,7 @@ _OVERSIZED: Final = Rejected(RPC_OVERSIZED, "the RPC was longer than is taken, a
 def read_frame(value: bytes | None) -> frame_pb2.Frame | Rejected:
     """The Frame in a record value of `kiln.frames`.
 
-    frame_malformed: not a Frame protobuf, or no value at all. frame_invalid: `frame_fault` says why.
+    frame_malformed: not a Frame protobuf, or no value at all. frame_invalid: `find_frame_fault` says why.
     """
     if value is None:
         return Rejected(FRAME_MALFORMED, "the record has no value")
@@ -81,7 +81,7 @@ def read_frame(value: bytes | None) -> frame_pb2.Frame | Rejected:
     return frame if wrong is None else Rejected(FRAME_INVALID, wrong)
 
 
-def frame_fault(frame: frame_pb2.Frame) -> Rejected | None:
+def find_frame_fault(frame: frame_pb2.Frame) -> Rejected | None:
     """Check every field of a Frame against its bound; `None` if the Frame keeps the contract, else frame_invalid.
 
     What repeats in the rows of 5,000 messages must be small, and numbers must fit the columns of the tables
@@ -147,7 +147,7 @@ def read_rpc(payload: bytes) -> rpc_pb2.RPC | Rejected:
         return Rejected(RPC_MALFORMED, f"{len(payload)} bytes are not an RPC protobuf")
 
 
-def gossip_messages(frame: frame_pb2.Frame) -> Sequence[rpc_pb2.Message] | Rejected:
+def list_messages(frame: frame_pb2.Frame) -> Sequence[rpc_pb2.Message] | Rejected:
     """The messages published in one frame; a message's index is its position.
 
     Empty for a closing frame and for bep50 datagrams. rpc_oversized where the RPC was cut, else as read_rpc.
@@ -162,7 +162,7 @@ def gossip_messages(frame: frame_pb2.Frame) -> Sequence[rpc_pb2.Message] | Rejec
     return rpc.publish
 
 
-def named_topic(message: rpc_pb2.Message) -> str | Rejected | None:
+def read_topic_name(message: rpc_pb2.Message) -> str | Rejected | None:
     """The topic name on the wire; None where there is none (the index may then count); topic_not_utf8, topic_too_long.
 
     A name always wins over an index. An empty name is a name: it was on the wire.

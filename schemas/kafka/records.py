@@ -159,7 +159,7 @@ MAX_DETAIL: Final = 1024
 """Characters of `detail` that Kiln writes: JSON may make six bytes of each."""
 
 
-def quarantine_records(
+def build_quarantine_records(
     stage: str, reason: str, detail: str, data: bytes, observed_at: int
 ) -> Iterator[QuarantineRecord]:
     """The records that hold all of `data`: each fits a topic, and `detail` says which part of many it is."""
@@ -240,12 +240,12 @@ decode_wanted: Final = msgspec.json.Decoder(WantedRecord).decode
 decode_block: Final = msgspec.json.Decoder(BlockRecord).decode
 
 
-def update_key(network: str, separator: SeparatorRecord | None, stream: str) -> bytes:
+def build_update_key(network: str, separator: SeparatorRecord | None, stream: str) -> bytes:
     """Key on kiln.updates: "network/key/value", or the stream where it has no separator."""
-    return stream.encode() if separator is None else batch_key(network, separator)
+    return stream.encode() if separator is None else build_batch_key(network, separator)
 
 
-def batch_key(network: str, separator: SeparatorRecord) -> bytes:
+def build_batch_key(network: str, separator: SeparatorRecord) -> bytes:
     """Key on kiln.batches: "network/key/value", the same as of the updates in the batch."""
     return f"{network}/{separator.key}/{separator.value}".encode()
 
@@ -262,7 +262,7 @@ class QuarantineKey(NamedTuple):
     cid: str | None
 
 
-def quarantine_key(partition: int, offset: int, message_index: int | None = None) -> bytes:
+def build_quarantine_key(partition: int, offset: int, message_index: int | None = None) -> bytes:
     """Key on kiln.quarantine: "partition/offset/index" of a message, "partition/offset" of a whole frame.
 
     What is about a CID has the CID's text as its key.
@@ -270,7 +270,7 @@ def quarantine_key(partition: int, offset: int, message_index: int | None = None
     return (f"{partition}/{offset}" if message_index is None else f"{partition}/{offset}/{message_index}").encode()
 
 
-def quarantine_record_key(topic: str, partition: int, offset: int) -> bytes:
+def build_quarantine_record_key(topic: str, partition: int, offset: int) -> bytes:
     """Key on kiln.quarantine of a record of another topic than kiln.frames: "topic/partition/offset", no prefix."""
     return f"{topic}/{partition}/{offset}".encode()
 

@@ -72,7 +72,7 @@ Offsets = Mapping[str, Mapping[int, int]]
 """By full topic name and partition: the offset after the last record that is meant."""
 
 
-def lag(read: Offsets, ends: Offsets, oldest: Offsets | None = None) -> int:
+def count_unread(read: Offsets, ends: Offsets, oldest: Offsets | None = None) -> int:
     """Records before `ends` that are not `read` yet, over all topics and partitions of `ends`.
 
     `oldest`: the first offset that the broker still holds, 0 where the mapping has none. What the broker removed before

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 from typing import NamedTuple
 
-from kiln.schemas.wire.cid import CBOR, DAG_CBOR, RAW, SHA2_256, CidError, block_cid, cid_parts, cid_text, is_cid
+from kiln.schemas.wire.cid import CBOR, DAG_CBOR, RAW, SHA2_256, CidError, compute_cid, parse_cid, cid_text, is_cid
 from kiln.schemas.wire.streamid import MAX_TEXT, StreamID, StreamIdError, stream_text
 
 MAX_BLOCK = 256_000
@@ -66,11 +66,11 @@ class ForeignBlock(NamedTuple):
 def is_block_cid(cid: bytes) -> bool:
     """Tell whether a CID can name a batch block: v1, sha2-256 of 32 bytes, codec dag-cbor, cbor or raw.
 
-    CIP-123 names none of them. Only sha2-256 is checked (kiln.schemas.wire.cid.verify), and only CBOR is read: a writer
+    CIP-123 names none of them. Only sha2-256 is checked (kiln.schemas.wire.cid.check_block), and only CBOR is read: a writer
     of the literal byte keys, which DAG-CBOR forbids, may honestly say cbor or raw. Any other codec names something
     else; so does version 0, which is dag-pb. Raises CidError if ``cid`` is not one CID.
     """
-    parts = cid_parts(cid)
+    parts = parse_cid(cid)
     return parts.codec in (DAG_CBOR, CBOR, RAW) and parts.hash == SHA2_256 and len(parts.digest) == 32
 
 
@@ -87,7 +87,7 @@ def write_blocks(tips: Mapping[str, Iterable[bytes]], limit: int = MAX_BLOCK) ->
     leaves: set[bytes] = set()
     for stream, links in tips.items():
         _require_canonical(stream)
-        key = stream_key(stream)
+        key = encode_stream_key(stream)
         for tip in links:
             if not is_cid(tip):
                 raise BlockError(f"tip {tip[:40].hex()} of stream {stream} is not a CID")
@@ -95,7 +95,7 @@ def write_blocks(tips: Mapping[str, Iterable[bytes]], limit: int = MAX_BLOCK) ->
     return write_leaves(leaves, limit)
 
 
-def stream_key(stream: str) -> bytes:
+def encode_stream_key(stream: str) -> bytes:
     """The key of a stream in a block, its StreamID as CBOR text. The canonical order is that of keys as bytes."""
     return _TEXT_HEADS[len(stream)] + stream.encode()
 
@@ -176,7 +176,7 @@ def _no_room(key: bytes, room: int) -> BlockError:
 
 def _write_block(entries: list[bytes]) -> BatchBlock:
     data = b"".join((_FRAME, _head(_MAP, len(entries)), *entries))
-    return BatchBlock(cid_text(block_cid(data)), data)
+    return BatchBlock(cid_text(compute_cid(data)), data)
 
 
 def _require_canonical(stream: str) -> None:

@@ -31,7 +31,7 @@ REASONS: Final = (
     "cid_hash_unsupported",  # a hash other than sha2-256 of 32 bytes: nobody can tell whether a block is the one named
     "block_hash_mismatch",  # other bytes than those that the CID names
 )
-"""Every reason that ``verify`` rejects with."""
+"""Every reason that ``check_block`` rejects with."""
 
 MAX_DIGEST = 128
 """Longest digest taken, in bytes: what Kubo allows an identity hash; no real hash is longer than 64. It bounds the work
@@ -84,7 +84,7 @@ def write_varint(value: int) -> bytes:
     return bytes(out)
 
 
-def cid_end(buf: bytes, start: int = 0) -> int:
+def find_cid_end(buf: bytes, start: int = 0) -> int:
     """Return the index just after the CID that starts at ``start``.
 
     Raises CidError if no CID starts there, if it is cut short, or if its digest is longer than MAX_DIGEST.
@@ -112,7 +112,7 @@ def is_cid(raw: bytes) -> bool:
     if (size == 36 and raw.startswith(_DAG_CBOR_SHA256)) or (size == 37 and raw.startswith(_DAG_JOSE_SHA256)):
         return True
     try:
-        return cid_end(raw) == size
+        return find_cid_end(raw) == size
     except CidError:
         return False
 
@@ -136,7 +136,7 @@ def cid_bytes(text: str) -> bytes:
     # Repeated from is_cid so that the usual CID costs no further call.
     if (size == 36 and raw.startswith(_DAG_CBOR_SHA256)) or (size == 37 and raw.startswith(_DAG_JOSE_SHA256)):
         return raw
-    if cid_end(raw) != size:
+    if find_cid_end(raw) != size:
         raise CidError(f"{text[:80]!r} has bytes after its CID")
     if plain != raw.startswith(b"\x12\x20"):
         raise CidError(f"{text[:80]!r}: a version 0 CID is written without a multibase prefix, and only that one")
@@ -149,7 +149,7 @@ def cid_text(raw: bytes) -> str:
     Raises CidError if ``raw`` is not exactly one CID.
     """
     if not is_cid(raw):
-        raise CidError(f"{len(raw) - cid_end(raw)} bytes follow the CID")
+        raise CidError(f"{len(raw) - find_cid_end(raw)} bytes follow the CID")
     if raw.startswith(b"\x12\x20"):
         base58: str = encode_multibase("z", raw)
         return base58[1:]
@@ -166,10 +166,10 @@ class CidParts(NamedTuple):
     digest: bytes
 
 
-def cid_parts(raw: bytes) -> CidParts:
+def parse_cid(raw: bytes) -> CidParts:
     """Take a CID apart. Raises CidError if ``raw`` is not exactly one CID."""
     if not is_cid(raw):
-        raise CidError(f"{len(raw) - cid_end(raw)} bytes follow the CID")
+        raise CidError(f"{len(raw) - find_cid_end(raw)} bytes follow the CID")
     if raw.startswith(b"\x12\x20"):
         return CidParts(0, DAG_PB, SHA2_256, raw[2:])
     codec, at = read_varint(raw, 1)
@@ -178,14 +178,14 @@ def cid_parts(raw: bytes) -> CidParts:
     return CidParts(1, codec, code, raw[at:])
 
 
-def sha2_256_digest(cid: bytes) -> bytes | Rejected:
+def read_sha2_256_digest(cid: bytes) -> bytes | Rejected:
     """Extract the digest that a block must have, or the reason why none can be checked against the CID (REASONS).
 
     sha2-256 alone is checked, as nothing in Ceramic is named by another hash but the metamodel, which has no block. A
     shortened digest is no proof, and an identity CID holds its bytes itself: both are ``cid_hash_unsupported``.
     """
     try:
-        _, _, code, digest = cid_parts(cid)
+        _, _, code, digest = parse_cid(cid)
     except CidError as error:
         return Rejected("cid_malformed", str(error))
     if code != SHA2_256 or len(digest) != 32:
@@ -193,9 +193,9 @@ def sha2_256_digest(cid: bytes) -> bytes | Rejected:
     return digest
 
 
-def verify(block: bytes, cid: bytes) -> Rejected | None:
+def check_block(block: bytes, cid: bytes) -> Rejected | None:
     """Check a block against its CID; None if it is the one named, else why not (REASONS)."""
-    digest = sha2_256_digest(cid)
+    digest = read_sha2_256_digest(cid)
     if isinstance(digest, Rejected):
         return digest
     if hashlib.sha256(block).digest() != digest:
@@ -203,6 +203,6 @@ def verify(block: bytes, cid: bytes) -> Rejected | None:
     return None
 
 
-def block_cid(block: bytes, codec: int = DAG_CBOR) -> bytes:
+def compute_cid(block: bytes, codec: int = DAG_CBOR) -> bytes:
     """Return the CIDv1 of a block: ``codec``, sha2-256."""
     return b"\x01" + write_varint(codec) + b"\x12\x20" + hashlib.sha256(block).digest()

@@ -21,9 +21,9 @@ from typing import Final, NamedTuple
 
 from kiln.schemas.reject import Rejected
 from kiln.schemas.wire import cid as cids
-from kiln.schemas.wire.cid import DAG_CBOR, DAG_JOSE, CidError, cid_parts, cid_text, sha2_256_digest, verify
+from kiln.schemas.wire.cid import DAG_CBOR, DAG_JOSE, CidError, parse_cid, cid_text, read_sha2_256_digest, check_block
 from kiln.schemas.wire.streamid import StreamID, StreamIdError
-from kiln.schemas.wire.topics import Separator, TopicError, separator_text, separator_value
+from kiln.schemas.wire.topics import Separator, TopicError, format_separator, encode_separator_value
 
 REASONS: Final = (
     *cids.REASONS,
@@ -74,7 +74,7 @@ def read_genesis(
             return envelope
         try:
             payload = _payload_cid(envelope)
-            codec = cid_parts(payload).codec
+            codec = parse_cid(payload).codec
         except (_MalformedError, CidError) as error:
             return Rejected("genesis_malformed", f"signed event {cid_text(root)}: {error}")
     if codec is None:
@@ -96,18 +96,18 @@ def read_genesis(
 
 def _codec(cid: bytes) -> int | None:
     try:
-        return cid_parts(cid).codec
+        return parse_cid(cid).codec
     except CidError:
         return None
 
 
 def _block(cid: bytes, blocks: Mapping[bytes, bytes]) -> bytes | NeedsBlock | Rejected:
-    digest = sha2_256_digest(cid)
+    digest = read_sha2_256_digest(cid)
     if isinstance(digest, Rejected):  # told before anybody fetches what could not be checked
         return digest
     if cid not in blocks:
         return NeedsBlock(cid)
-    fault = verify(blocks[cid], cid)
+    fault = check_block(blocks[cid], cid)
     return blocks[cid] if fault is None else fault
 
 
@@ -136,8 +136,8 @@ def _read_header(block: bytes, header: Mapping[bytes, int], implied: str | None)
     if not value:
         return Genesis(None, "value_not_bytes" if value is None else "value_empty", model)
     try:
-        separator = Separator(key, separator_value(value))
-        separator_text(separator)
+        separator = Separator(key, encode_separator_value(value))
+        format_separator(separator)
     except TopicError:
         return Genesis(None, "bad_separator", model)
     return Genesis(separator, None, model)

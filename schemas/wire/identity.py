@@ -31,8 +31,8 @@ from kiln.schemas.wire.public_key import (
     KEY_ALGORITHM,
     PublicKey,
     read_public_key,
-    signature_cost,
-    signature_fits,
+    estimate_signature_cost,
+    fits_signature_length,
 )
 
 Policy = Literal["strict", "none", "either"]
@@ -154,7 +154,7 @@ def _read_peer(text: str) -> bytes:
     return raw
 
 
-def peer_of_ed25519(key: bytes) -> bytes:
+def build_ed25519_peer_id(key: bytes) -> bytes:
     """The peer id of an ed25519 public key (32 bytes): its PublicKey protobuf as an identity multihash."""
     return _ED25519_PEER + key
 
@@ -170,7 +170,7 @@ def message_id(message: rpc_pb2.Message) -> str:
     return "sha256/" + hashlib.sha256(message.data).hexdigest()
 
 
-def unverified_id(message: rpc_pb2.Message) -> str:
+def compute_unverified_id(message: rpc_pb2.Message) -> str:
     """The id of an UNVERIFIABLE message: "unverified/<author's peer id>/<seqno in hex>", else as message_id.
 
     Never the id of a verified message: a line that anybody could write must not stand for what Kiln has checked.
@@ -186,7 +186,7 @@ def _id_of(author: bytes, seqno: bytes) -> str:
     return f"{peer_text(author)}/{seqno.hex()}"
 
 
-def author_of(message: str) -> str | None:
+def parse_author(message: str) -> str | None:
     """The author's peer id in a `message_id`; None: the message is unsigned, or the id is of another kind."""
     peer = message.partition("/")[0]
     try:
@@ -203,7 +203,7 @@ class Judgement(NamedTuple):
     reason: str = ""
     """one of REASONS, or empty"""
     cost: int = 0
-    """of checking the signature: `kiln.schemas.wire.public_key.signature_cost`"""
+    """of checking the signature: `kiln.schemas.wire.public_key.estimate_signature_cost`"""
 
 
 def judge(message: rpc_pb2.Message, policy: Policy, topic: str | None = None) -> tuple[Verdict, str]:
@@ -247,20 +247,20 @@ def check(message: rpc_pb2.Message, policy: Policy, topic: str | None = None) ->
     if isinstance(key, Rejected):
         return Judgement(Verdict.BAD, key.reason)
     signature = message.signature
-    if not signature_fits(key, signature):
+    if not fits_signature_length(key, signature):
         return Judgement(Verdict.BAD, BAD_SIGNATURE)
-    good = _verifies(key, signature, signed_bytes(message, topic))
-    cost = signature_cost(key, good)
+    good = _verifies(key, signature, build_signed_bytes(message, topic))
+    cost = estimate_signature_cost(key, good)
     return Judgement(Verdict.GOOD, "", cost) if good else Judgement(Verdict.BAD, BAD_SIGNATURE, cost)
 
 
-def id_cost(message: rpc_pb2.Message) -> int:
+def estimate_id_cost(message: rpc_pb2.Message) -> int:
     """Nominal CPU of reading a message and making its id, in µs: the part of a message's cost that no key explains."""
     size = len(_author(message))
     return _MESSAGE_COST + (size * size // 450 if _USUAL_PEER < size <= _BASE58_LIMIT else 0)
 
 
-def signed_bytes(message: rpc_pb2.Message, topic: str | None = None) -> bytes:
+def build_signed_bytes(message: rpc_pb2.Message, topic: str | None = None) -> bytes:
     """Build the signed bytes: "libp2p-pubsub:" and the message without signature and key, its unknown fields kept
     at the end.
 
@@ -290,7 +290,7 @@ def sign(message: rpc_pb2.Message, private_key: PrivateKey, topic: str | None = 
     message.ClearField("key")
     if author[0] != _IDENTITY:
         message.key = encoded
-    data = signed_bytes(message, topic)
+    data = build_signed_bytes(message, topic)
     if isinstance(private_key, Ed25519PrivateKey):
         message.signature = private_key.sign(data)
     elif isinstance(private_key, rsa.RSAPrivateKey):
@@ -299,7 +299,7 @@ def sign(message: rpc_pb2.Message, private_key: PrivateKey, topic: str | None = 
         message.signature = private_key.sign(data, ec.ECDSA(hashes.SHA256()))
 
 
-def peer_of(private_key: PrivateKey) -> bytes:
+def compute_peer_id(private_key: PrivateKey) -> bytes:
     """The peer id (multihash bytes) of a private key's owner.
 
     PeerIdError for a kind of key that libp2p does not have.

@@ -106,7 +106,7 @@ def read_rsa(data: bytes) -> rsa.RSAPublicNumbers | Rejected:
     return rsa.RSAPublicNumbers(e, n)
 
 
-def signature_fits(key: PublicKey, signature: bytes) -> bool:
+def fits_signature_length(key: PublicKey, signature: bytes) -> bool:
     """Return whether a signature has a length that one of this key can have."""
     if isinstance(key, Ed25519PublicKey):
         return len(signature) == 64
@@ -115,7 +115,7 @@ def signature_fits(key: PublicKey, signature: bytes) -> bool:
     return len(signature) <= _LARGEST_ECDSA_SIGNATURE
 
 
-def signature_cost(key: PublicKey, good: bool) -> int:
+def estimate_signature_cost(key: PublicKey, good: bool) -> int:
     """Nominal CPU of checking one signature of a key, in µs of a core of 2026 (docs/performance.md).
 
     A table and not a clock, so that the same bytes cost the same wherever and however often they are read. Each is a

@@ -39,7 +39,7 @@ from kiln.schemas.reject import Rejected
 from kiln.schemas.wire.batch_block import is_block_cid
 from kiln.schemas.wire.cid import CidError, cid_bytes, cid_text
 from kiln.schemas.wire.streamid import CAIP10_LINK, TILE, StreamID, StreamIdError, stream_text
-from kiln.schemas.wire.topics import Separator, TopicError, parse_separator_text, separator_text
+from kiln.schemas.wire.topics import Separator, TopicError, parse_separator, format_separator
 
 MessageType = Literal["UPDATE", "QUERY", "RESPONSE", "KEEPALIVE", "BATCH_UPDATE"]
 Era = Literal["2020", "doc", "doc+stream", "stream"]
@@ -225,7 +225,7 @@ def _read_keepalive_or_batch(message: dict[str, _JSON]) -> PubsubMessage | Rejec
         if _is_number(ts):
             return Rejected("ambiguous_shape", "sep and batch of a BATCH_UPDATE, and ts of a KEEPALIVE")
         try:
-            sep = separator_text(parse_separator_text(sep))
+            sep = format_separator(parse_separator(sep))
         except TopicError as error:
             return Rejected("bad_separator", str(error))
         try:
@@ -325,7 +325,7 @@ def _show(value: _JSON) -> str:
     return repr(value)
 
 
-def query_id_bytes(stream: str, era: Era = "stream") -> bytes:
+def compute_query_id(stream: str, era: Era = "stream") -> bytes:
     """Compute a QUERY's id as js-ceramic does: the sha2-256 multihash of DAG-CBOR ``{"typ": 1, "stream": …}``.
 
     ``doc`` stands for ``stream`` in the era that knew only that. A function of the stream alone: it joins a RESPONSE to
@@ -335,7 +335,7 @@ def query_id_bytes(stream: str, era: Era = "stream") -> bytes:
     return b"\x12\x20" + hashlib.sha256(hashed).digest()
 
 
-def query_id_text(raw: bytes, *, decimal: bool = False) -> str:
+def format_query_id(raw: bytes, *, decimal: bool = False) -> str:
     """Write a query id: base64url with no padding, or the decimal list (``"18,32,…"``) of before 2021-02-25."""
     return ",".join(map(str, raw)) if decimal else base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
 
@@ -364,7 +364,7 @@ def write_query(stream: str, query_id: str | None = None, era: Era = "stream") -
             raise ValueError("a QUERY of era '2020' has no query id")
         return orjson.dumps({"typ": QUERY, "id": _document_2020(stream), "doctype": _doctype(stream)})
     if query_id is None:
-        query_id = query_id_text(query_id_bytes(stream, era))
+        query_id = format_query_id(compute_query_id(stream, era))
     if era == "doc":
         return orjson.dumps({"typ": QUERY, "doc": stream, "id": query_id})
     if era == "doc+stream":
@@ -404,7 +404,7 @@ def write_batch_update(separator: Separator, cid: str, batch_typ: int = BATCH_UP
     raw = cid_bytes(cid)
     if not is_block_cid(raw):
         raise CidError(f"{cid[:80]} names no batch block: that is a CIDv1, dag-cbor, sha2-256")
-    return orjson.dumps({"typ": batch_typ, "sep": separator_text(separator), "batch": cid_text(raw)})
+    return orjson.dumps({"typ": batch_typ, "sep": format_separator(separator), "batch": cid_text(raw)})
 
 
 def _document_2020(stream: str) -> str:

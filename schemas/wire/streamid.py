@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeAlias
 
 from libipld import encode_multibase
 
-from kiln.schemas.wire.cid import CidError, cid_bytes, cid_end, cid_text, read_varint, write_varint
+from kiln.schemas.wire.cid import CidError, cid_bytes, find_cid_end, cid_text, read_varint, write_varint
 
 TILE = 0
 CAIP10_LINK = 1
@@ -103,7 +103,7 @@ class CommitID(NamedTuple):
         if rest == b"\x00":
             return cls(kind, genesis, None)
         try:
-            if cid_end(rest) != len(rest):
+            if find_cid_end(rest) != len(rest):
                 raise StreamIdError(_what_follows(raw, end))
         except CidError as error:
             raise StreamIdError(_what_follows(raw, end)) from error
@@ -185,7 +185,7 @@ def _read_head(raw: bytes) -> tuple[int, bytes, int]:
         kind, at = read_varint(raw, 2)
         if kind == EVENT_ID:
             raise StreamIdError("this is an EventID (type 5), not a StreamID")
-        end = cid_end(raw, at)
+        end = find_cid_end(raw, at)
     except CidError as error:
         raise StreamIdError(f"bytes {raw[:8].hex()}… hold no genesis CID: {error}") from error
     return kind, raw[at:end], end
@@ -196,7 +196,7 @@ def _what_follows(raw: bytes, end: int) -> str:
     if rest == b"\x00":
         return "this is a CommitID (of the genesis), not a StreamID"
     try:
-        if cid_end(rest) == len(rest):
+        if find_cid_end(rest) == len(rest):
             return f"this is a CommitID (of {cid_text(rest)}), not a StreamID"
     except CidError:
         pass

@@ -6,12 +6,12 @@ then on may write a topic's index in place of its name. Rule by rule, in the ord
 * "a bundle hash [is] the last 4 bytes of the sha256 digest of the concatenation of all its topic strings, ordered
   lexicographically": ``bundle_hash``.
 * "a hello packet which includes an ord[e]rd list of bundle ha[s]hes is sent … with higher-priority bundles listed
-  first": ``BundleSet`` keep the order of the settings; ``hello_bytes`` writes it, ``parse_hello`` reads it.
+  first": ``BundleSet`` keep the order of the settings; ``write_hello`` writes it, ``parse_hello`` reads it.
 * "we use the Intersect function … This function is symmetric": ``intersect``. Neither side's order decides: the common
   prefix is the same list seen from both, and what follows is sorted by bytes.
 * "the topic table is constructed by expanding each agreed bundle to its constituent topic list, concatenating all
   expanded topics into a single sequence, and assigning 1-based indices": ``TopicTable``. The first topic is 1.
-* "If we receive a message with a topic name instead of a topic index, we leave it as it is": ``message_topic``.
+* "If we receive a message with a topic name instead of a topic index, we leave it as it is": ``resolve_topic``.
 
 What the draft leaves open, and what is done here: a bundle expands in the order its hash is made in (bytewise UTF-8, as
 the one existing implementation does); a topic that is in two agreed bundles has two indices, of which the lowest is
@@ -28,7 +28,7 @@ from typing import Final, Literal, NamedTuple
 
 from google.protobuf.message import DecodeError
 
-from kiln.schemas.kafka.frames import named_topic
+from kiln.schemas.kafka.frames import read_topic_name
 from kiln.schemas.kafka.topics import MAX_TOPIC
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, ControlExtensions, ExtTopicTable, Message
 from kiln.schemas.reject import Rejected
@@ -211,7 +211,7 @@ def find_hello(rpc: RPC) -> bytes:
     if not rpc.HasField("control") or not rpc.control.HasField("extensions"):
         return b""
     hashes = read_hello(rpc.control.extensions)
-    return hello_bytes(hashes) if isinstance(hashes, list) else b""
+    return write_hello(hashes) if isinstance(hashes, list) else b""
 
 
 def _check_names(table: ExtTopicTable) -> list[bytes] | Rejected:
@@ -228,7 +228,7 @@ def _check_names(table: ExtTopicTable) -> list[bytes] | Rejected:
     return hashes
 
 
-def hello_bytes(hashes: Iterable[bytes]) -> bytes:
+def write_hello(hashes: Iterable[bytes]) -> bytes:
     """Write ExtTopicTable bytes, as Frame.hello_in and Frame.hello_out hold them; no hash gives no bytes.
 
     BundleError for what ``parse_hello`` would refuse.
@@ -240,9 +240,9 @@ def hello_bytes(hashes: Iterable[bytes]) -> bytes:
     return table.SerializeToString()
 
 
-def hello_extensions(hashes: Iterable[bytes]) -> ControlExtensions:
-    """The same as the extensions of our first RPC, field 4820938. BundleError as ``hello_bytes``."""
-    return ControlExtensions(topicTableExtension=ExtTopicTable.FromString(hello_bytes(hashes)))
+def build_hello_extensions(hashes: Iterable[bytes]) -> ControlExtensions:
+    """The same as the extensions of our first RPC, field 4820938. BundleError as ``write_hello``."""
+    return ControlExtensions(topicTableExtension=ExtTopicTable.FromString(write_hello(hashes)))
 
 
 # ---------------------------------------------------------------- tables
@@ -340,12 +340,12 @@ def _build_table(agreed: tuple[bytes, ...], bundles: BundleSet) -> TopicTable:
     return TopicTable(agreed, bundles)
 
 
-def message_topic(message: Message, table: TopicTable) -> str | Rejected:
+def resolve_topic(message: Message, table: TopicTable) -> str | Rejected:
     """The topic of a message. A name on the wire wins over an index (docs/design, The bridge).
 
-    topic_missing, one of INDEX_REASONS, or as ``named_topic``.
+    topic_missing, one of INDEX_REASONS, or as ``read_topic_name``.
     """
-    name = named_topic(message)
+    name = read_topic_name(message)
     if name is None:
         if not message.HasField("topicIndex"):
             return _MISSING

@@ -82,16 +82,16 @@ def _parse_topic(name: str) -> Topic | None:
 _parse_cached = lru_cache(maxsize=16384)(_parse_topic)
 
 
-def topic_name(network: str, separator: Separator | None) -> str:
+def format_topic(network: str, separator: Separator | None) -> str:
     """Write a topic name. Raises TopicError if ``parse_topic`` could not give the same network and separator back."""
     if not network or "/" in network:
         raise TopicError(f"network {network[:80]!r} must be non-empty and without a slash")
-    name = f"/ceramic/{network}" if separator is None else f"/ceramic/{network}/sep/{separator_text(separator)}"
+    name = f"/ceramic/{network}" if separator is None else f"/ceramic/{network}/sep/{format_separator(separator)}"
     _require_utf8(name, "topic name")
     return name
 
 
-def separator_value(raw: bytes) -> str:
+def encode_separator_value(raw: bytes) -> str:
     """Write a separator value as base36 multibase text. Raises TopicError if it is empty or longer than MAX_VALUE."""
     if not raw:
         raise TopicError("a separator value must not be empty")
@@ -102,7 +102,7 @@ def separator_value(raw: bytes) -> str:
     return text
 
 
-def separator_bytes(value: str) -> bytes:
+def decode_separator_value(value: str) -> bytes:
     """Read the bytes of a separator value. Every leading ``0`` is a zero byte. Raises TopicError."""
     if not _is_value(value):
         raise TopicError(f"{value[:80]!r} is not a separator value: lower-case base36 multibase (k…), non-empty")
@@ -112,7 +112,7 @@ def separator_bytes(value: str) -> bytes:
     return bytes(len(digits) - len(stripped)) + number.to_bytes((number.bit_length() + 7) // 8, "big")
 
 
-def separator_text(s: Separator) -> str:
+def format_separator(s: Separator) -> str:
     """Write ``key/value``, the ``sep`` of a BATCH_UPDATE. Raises TopicError."""
     _require_key(s.key)
     if not _is_value(s.value):
@@ -120,7 +120,7 @@ def separator_text(s: Separator) -> str:
     return f"{s.key}/{s.value}"
 
 
-def parse_separator_text(text: str) -> Separator:
+def parse_separator(text: str) -> Separator:
     """Read ``key/value``, parted at the last slash. Raises TopicError."""
     key, slash, value = text.rpartition("/")
     if not slash:

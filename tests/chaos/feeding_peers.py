@@ -33,7 +33,7 @@ from kiln.bridge.libp2p.seqno import Seqno
 from kiln.deploy.demo.traffic.content import contents, topics
 from kiln.deploy.demo.traffic.options import TrafficOptions
 from kiln.schemas.proto.gossipsub.rpc_pb2 import Message
-from kiln.schemas.wire.identity import check, message_id, peer_of
+from kiln.schemas.wire.identity import check, message_id, compute_peer_id
 from kiln.schemas.wire.pubsub import PubsubMessage, read_message
 
 SEPARATORS = 10
@@ -119,7 +119,7 @@ async def _obey(nursery: trio.Nursery, speak: Callable[[], Awaitable[None]]) -> 
 async def _run(folder: Path, world: TrafficOptions, host: str, ports: Iterable[int], rate: float) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     keys = [load_or_create_key(folder / f"{name}.key") for name in ("one", "two")]
-    peers = [peer_of(key) for key in keys]
+    peers = [compute_peer_id(key) for key in keys]
     with ExitStack() as stack:
         ledger = _Ledger(stack.enter_context((folder / "ledger.jsonl").open("ab")))
         async with trio.open_nursery() as nursery:

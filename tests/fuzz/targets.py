@@ -31,12 +31,12 @@ from kiln.schemas.kafka.frames import read_frame, read_rpc
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.wire.batch_block import BlockError, read_block
-from kiln.schemas.wire.cid import CidError, block_cid, cid_bytes, cid_text
+from kiln.schemas.wire.cid import CidError, compute_cid, cid_bytes, cid_text
 from kiln.schemas.wire.genesis import NeedsBlock, read_genesis
 from kiln.schemas.wire.pubsub import read_message
 from kiln.schemas.wire.streamid import CommitID, StreamID, StreamIdError
 from kiln.schemas.wire.topic_table import BundleSet, negotiate_table, parse_hello
-from kiln.schemas.wire.topics import TopicError, parse_interest, parse_separator_text, parse_topic, topic_name
+from kiln.schemas.wire.topics import TopicError, parse_interest, parse_separator, parse_topic, format_topic
 from kit.plain_batcher import LogRecord, batch_partition, plainly
 from kit.scripted_peers import MESHSUB, T, check, message, peer
 
@@ -118,9 +118,9 @@ def topic(data: bytes) -> None:
     text = data.decode(errors="replace")
     parsed = parse_topic(text)
     if parsed is not None and parsed.separator is not None:
-        assert parse_topic(topic_name(parsed.network, parsed.separator)) == parsed
+        assert parse_topic(format_topic(parsed.network, parsed.separator)) == parsed
     with suppress(TopicError):
-        parse_separator_text(text)
+        parse_separator(text)
     with suppress(TopicError):
         parse_interest(text)
 
@@ -164,9 +164,9 @@ def block(data: bytes) -> None:
 @target
 def genesis(data: bytes) -> None:
     """A genesis, unsigned or signed; the second half of the bytes is there as a block, too. Blocks fit their CIDs."""
-    root = block_cid(data, 0x85 if len(data) & 1 else 0x71)
+    root = compute_cid(data, 0x85 if len(data) & 1 else 0x71)
     rest = data[len(data) // 2 :]
-    blocks = {root: data, block_cid(rest): rest}
+    blocks = {root: data, compute_cid(rest): rest}
     found = read_genesis(root, blocks, "model")
     assert not (isinstance(found, NeedsBlock) and found.cid in blocks)
 
@@ -354,8 +354,8 @@ def batcher_state(data: bytes) -> None:
     assert len(outputs) <= 1
 
 
-_TIPS: Final = tuple(cid_text(block_cid(b"%d" % number)) for number in range(4))
-_STREAMS: Final = tuple(StreamID(3, block_cid(b"stream %d" % number)).text for number in range(4))
+_TIPS: Final = tuple(cid_text(compute_cid(b"%d" % number)) for number in range(4))
+_STREAMS: Final = tuple(StreamID(3, compute_cid(b"stream %d" % number)).text for number in range(4))
 
 
 def _update(number: int, heard: int) -> bytes:

@@ -16,7 +16,7 @@ from kiln.deploy.demo.traffic import Traffic, TrafficOptions
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.kafka.records import decode_publication
-from kiln.schemas.wire.topics import Separator, topic_name
+from kiln.schemas.wire.topics import Separator, format_topic
 from kit.awaiting import wait_until
 from kit.foreign_peer import ForeignPeer, NewPeer
 from kit.kiln_process import Kiln, end
@@ -56,7 +56,7 @@ def batches(kiln: Kiln, run: str) -> set[tuple[str, str]]:
     """Topic and CID of each batch of a run."""
     rows = Lake(str(kiln.lake)).locate_run(run).open("batches").to_pyarrow_table().to_pylist()
     return {
-        (topic_name(NETWORK, Separator(row["separator_key"], row["separator_value"])), row["batch_cid"]) for row in rows
+        (format_topic(NETWORK, Separator(row["separator_key"], row["separator_value"])), row["batch_cid"]) for row in rows
     }
 
 
@@ -73,7 +73,7 @@ def test_a_peer_hears_each_batch_of_a_run_once(
     }
     kiln = kiln_beside(broker.address, prefix, tmp_path / "state", settings)
     low, high, separators = heard_frames(broker.address, prefix)
-    topics = [topic_name(NETWORK, each) for each in separators]
+    topics = [format_topic(NETWORK, each) for each in separators]
     for topic in topics:
         peer.subscribe(topic)
     bridge = kiln.start("bridge")

@@ -17,9 +17,9 @@ from kiln.deploy.stack.embedded_broker import EmbeddedBroker
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.wire.cid import cid_text
-from kiln.schemas.wire.identity import peer_of, sign
+from kiln.schemas.wire.identity import compute_peer_id, sign
 from kiln.schemas.wire.streamid import StreamID
-from kiln.schemas.wire.topics import Separator, topic_name
+from kiln.schemas.wire.topics import Separator, format_topic
 from kit.log_feed import frames_producer, kiln_beside
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.timeout(900)]
@@ -36,7 +36,7 @@ _HEAD = bytes.fromhex("01711220")
 def frames(start: int) -> list[Frame]:
     draw = random.Random(5)
     streams = [StreamID(0, _HEAD + draw.randbytes(32)).text for _ in range(40)]
-    topics = [topic_name(NETWORK, Separator("model", stream)) for stream in streams[:4]]
+    topics = [format_topic(NETWORK, Separator("model", stream)) for stream in streams[:4]]
     made = []
     for number in range(BEFORE + GARBAGE + AFTER):
         new = BEFORE <= number < BEFORE + GARBAGE
@@ -52,8 +52,8 @@ def frames(start: int) -> list[Frame]:
                 network=NETWORK,
                 connection=b"b" * 16,
                 direction=Frame.IN,
-                local_peer=peer_of(AUTHORS[0]),
-                remote_peer=peer_of(AUTHORS[1]),
+                local_peer=compute_peer_id(AUTHORS[0]),
+                remote_peer=compute_peer_id(AUTHORS[1]),
                 protocol="/meshsub/1.1.0",
                 observed_at=start + number * SPACING,
                 payload=RPC(publish=[message]).SerializeToString(),

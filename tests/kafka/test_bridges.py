@@ -34,9 +34,9 @@ from kiln.schemas.kafka.records import BatchRecord, PublicationRecord, Separator
 from kiln.schemas.kafka.topics import TOPICS
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
-from kiln.schemas.wire.cid import block_cid, cid_text
-from kiln.schemas.wire.identity import message_id, peer_of, peer_text
-from kiln.schemas.wire.topics import Separator, separator_value, topic_name
+from kiln.schemas.wire.cid import compute_cid, cid_text
+from kiln.schemas.wire.identity import message_id, compute_peer_id, peer_text
+from kiln.schemas.wire.topics import Separator, encode_separator_value, format_topic
 from kit.awaiting import awaited, wait_until
 from kit.bridge_alone import BridgeAlone
 from kit.broker_access import client, security, variables
@@ -47,9 +47,9 @@ pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1_200)]
 KILLS = int(os.environ.get("KILN_TEST_LEADER_KILLS", "1"))
 STOPS = int(os.environ.get("KILN_TEST_LEADER_STOPS", "0"))
 NETWORK = "local-test"
-WHOLE = topic_name(NETWORK, None)
-SEPARATORS = [Separator("model", separator_value(bytes([1, number]))) for number in range(16)]
-SPLIT = {topic_name(NETWORK, separator) for separator in SEPARATORS}
+WHOLE = format_topic(NETWORK, None)
+SEPARATORS = [Separator("model", encode_separator_value(bytes([1, number]))) for number in range(16)]
+SPLIT = {format_topic(NETWORK, separator) for separator in SEPARATORS}
 EVERY = 0.1  # s between two batches
 SAID = [b"to the whole network %d" % number for number in range(10)]
 
@@ -62,7 +62,7 @@ class Bridge:
         self._settings = settings
         claim_state_folder(state)
         (state / "bridge").mkdir()
-        self.peer = peer_text(peer_of(load_or_create_key(state / "bridge" / "key")))
+        self.peer = peer_text(compute_peer_id(load_or_create_key(state / "bridge" / "key")))
         self._listen = f"/ip4/127.0.0.1/tcp/{port}"
         self.address = f"{self._listen}/p2p/{self.peer}"
         self._process: BridgeAlone | None = None
@@ -123,7 +123,7 @@ class Log:
             block = b"block %d" % number
             separator = SeparatorRecord(*SEPARATORS[number % len(SEPARATORS)])
             now = time.time_ns() // 1_000
-            cid = cid_text(block_cid(block))
+            cid = cid_text(compute_cid(block))
             record = BatchRecord(NETWORK, "LIVE", separator, cid, block, now - 1_000_000, now)
             producer.send(f"{self._prefix}batches", value=encode(record)).get(30)
             self.written[cid] = time.monotonic()

@@ -39,9 +39,9 @@ from kiln.schemas.kafka.records import (
 )
 from kiln.schemas.kafka.topics import TOPICS
 from kiln.schemas.wire.batch_block import write_blocks
-from kiln.schemas.wire.cid import block_cid, cid_text
+from kiln.schemas.wire.cid import compute_cid, cid_text
 from kiln.schemas.wire.streamid import StreamID
-from kiln.schemas.wire.topics import separator_value
+from kiln.schemas.wire.topics import encode_separator_value
 from kit.awaiting import awaited
 from kit.broker_access import client, security
 from kit.memory_ipfs import Ipfs
@@ -51,7 +51,7 @@ from kit.turns import Turns
 pytestmark = pytest.mark.kafka
 
 S = 1_000_000
-MODEL = SeparatorRecord("model", separator_value(b"\x01\x02"))
+MODEL = SeparatorRecord("model", encode_separator_value(b"\x01\x02"))
 OPTIONS = FetchingOptions("local-test", max_concurrent=4, timeout=S, give_up_after=600 * S, genesis_timeout=2 * S)
 
 
@@ -61,7 +61,7 @@ def genesis(number: int) -> bytes:
 
 
 def stream(number: int) -> str:
-    return StreamID(3, block_cid(genesis(number))).text
+    return StreamID(3, compute_cid(genesis(number))).text
 
 
 def wanted(number: int, message: int) -> WantedRecord:
@@ -71,14 +71,14 @@ def wanted(number: int, message: int) -> WantedRecord:
         None,
         None,
         stream(number),
-        cid_text(block_cid(f"tip {message}".encode())),
+        cid_text(compute_cid(f"tip {message}".encode())),
         None,
         f"message {message}",
         Epoch("updates", 0),
         Coordinates(0, message, 0),
         1,
     )
-    return WantedRecord("local-test", cid_text(block_cid(genesis(number))), "genesis", 1, update=update)
+    return WantedRecord("local-test", cid_text(compute_cid(genesis(number))), "genesis", 1, update=update)
 
 
 def has_released(fetcher: Fetcher) -> bool:
@@ -236,12 +236,12 @@ def test_genesis_that_never_comes_ends_in_quarantine_and_holds_up_no_other(kiln:
 
 
 def test_blocks_of_batches(kiln: Kiln) -> None:
-    (good,) = write_blocks({stream(number): [block_cid(b"tip")] for number in range(3)})
+    (good,) = write_blocks({stream(number): [compute_cid(b"tip")] for number in range(3)})
     kiln.ipfs.blocks[good.cid] = good.data
     for number in range(2):
         kiln.ipfs.add(genesis(number))
     bad = kiln.ipfs.add(b"\xa0")
-    faulty = cid_text(block_cid(b"faulty"))
+    faulty = cid_text(compute_cid(b"faulty"))
     kiln.ipfs.fault = faulty
     other = SeparatorRecord("tenant", MODEL.value)
     kiln.write(

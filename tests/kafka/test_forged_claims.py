@@ -44,11 +44,11 @@ from kiln.schemas.kafka.topics import TOPICS
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.wire.batch_block import read_block
-from kiln.schemas.wire.cid import block_cid, cid_text
+from kiln.schemas.wire.cid import compute_cid, cid_text
 from kiln.schemas.wire.identity import sign
 from kiln.schemas.wire.pubsub import write_update
 from kiln.schemas.wire.streamid import StreamID
-from kiln.schemas.wire.topics import Separator, topic_name
+from kiln.schemas.wire.topics import Separator, format_topic
 from kit.awaiting import wait_until
 from kit.broker_access import client, security
 from kit.memory_ipfs import Ipfs
@@ -57,7 +57,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.timeout(120)]
 
 NETWORK = "local-claims"
 S = 1_000_000
-MODELS = {name: StreamID(2, block_cid(f"model {name}".encode())) for name in "AB"}
+MODELS = {name: StreamID(2, compute_cid(f"model {name}".encode())) for name in "AB"}
 NAMES = {model.text: name for name, model in MODELS.items()}
 AUTHORS = [Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32) for number in range(1, 4)]
 
@@ -70,13 +70,13 @@ class Stream(NamedTuple):
 
     @property
     def tip(self) -> str:
-        return cid_text(block_cid(b"tip of " + self.genesis))
+        return cid_text(compute_cid(b"tip of " + self.genesis))
 
 
 def stream(number: int) -> Stream:
     header = {"controllers": [f"did:key:z{number}"], "sep": "model", "model": MODELS["A"].bytes}
     block = cbor2.dumps({"data": None, "header": header}, canonical=True)
-    return Stream(StreamID(3, block_cid(block)).text, block)
+    return Stream(StreamID(3, compute_cid(block)).text, block)
 
 
 class Claim(NamedTuple):
@@ -96,7 +96,7 @@ class Claim(NamedTuple):
         number = next(_NUMBERS)
         message = Message(
             data=write_update(of.text, tip or of.tip, model),
-            topic=topic_name(NETWORK, place),
+            topic=format_topic(NETWORK, place),
             seqno=number.to_bytes(8, "big"),
         )
         sign(message, AUTHORS[author])
@@ -269,7 +269,7 @@ def kiln(a_task: None, broker: EmbeddedBroker, prefix: str, tmp_path: Path) -> I
 
 CLAIMS = [Claim("B", None), Claim(None, "B"), Claim("B", "B"), Claim("B", "A"), Claim("A", "B"), Claim("A", "A")]
 STREAMS = map(stream, count(1))
-ANOTHER = cid_text(block_cid(b"another tip"))
+ANOTHER = cid_text(compute_cid(b"another tip"))
 
 
 def announced(kiln: Kiln) -> dict[Claim, Stream]:

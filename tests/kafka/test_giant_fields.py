@@ -19,7 +19,7 @@ from kiln.schemas.captures.capture_file import CaptureRecord, write_capture
 from kiln.schemas.kafka.topics import MAX_RECORD
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
-from kiln.schemas.wire.cid import block_cid, cid_text
+from kiln.schemas.wire.cid import compute_cid, cid_text
 from kiln.schemas.wire.pubsub import write_update
 from kiln.schemas.wire.streamid import StreamID
 from kit.broker_access import client
@@ -30,9 +30,9 @@ from kit.log_feed import frames_producer, kiln_beside
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.timeout(900)]
 
 PREFIX = "giant."
-MODEL = StreamID(2, block_cid(b"model")).text
-HONEST = [StreamID(3, block_cid(b"honest %d" % number)).text for number in range(20)]
-TIP = cid_text(block_cid(b"tip"))
+MODEL = StreamID(2, compute_cid(b"model")).text
+HONEST = [StreamID(3, compute_cid(b"honest %d" % number)).text for number in range(20)]
+TIP = cid_text(compute_cid(b"tip"))
 
 
 def announced(stream: str) -> bytes:

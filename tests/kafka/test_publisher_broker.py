@@ -32,8 +32,8 @@ from kiln.schemas.kafka.records import (
     encode,
 )
 from kiln.schemas.kafka.topics import TOPICS
-from kiln.schemas.wire.cid import block_cid, cid_text
-from kiln.schemas.wire.topics import separator_value
+from kiln.schemas.wire.cid import compute_cid, cid_text
+from kiln.schemas.wire.topics import encode_separator_value
 from kit.awaiting import awaited
 from kit.broker_access import client, security
 from kit.topics import add_partitions, create_again, recover
@@ -47,8 +47,8 @@ S = 1_000_000
 def batch(number: int, age: int = 0, origin: Origin = "LIVE") -> BatchRecord:
     block = f"block {number}".encode()
     closed = time.time_ns() // 1_000 - age
-    separator = SeparatorRecord("model", separator_value(bytes([1, number % 3])))
-    return BatchRecord("local-test", origin, separator, cid_text(block_cid(block)), block, closed - S, closed)
+    separator = SeparatorRecord("model", encode_separator_value(bytes([1, number % 3])))
+    return BatchRecord("local-test", origin, separator, cid_text(compute_cid(block)), block, closed - S, closed)
 
 
 class Kiln:

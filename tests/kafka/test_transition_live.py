@@ -18,9 +18,9 @@ from conftest import free_ports
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kiln.conf.process.bridge_status import read_status
 from kiln.schemas.kafka.records import BatchRecord, PublicationRecord, SeparatorRecord, decode_publication, encode
-from kiln.schemas.wire.cid import block_cid, cid_text
+from kiln.schemas.wire.cid import compute_cid, cid_text
 from kiln.schemas.wire.streamid import StreamID
-from kiln.schemas.wire.topics import Separator, topic_name
+from kiln.schemas.wire.topics import Separator, format_topic
 from kit.awaiting import wait_until
 from kit.broker_access import client
 from kit.foreign_peer import ForeignPeer, NewPeer
@@ -30,8 +30,8 @@ pytest_plugins = ["kit.foreign_fixtures"]
 pytestmark = [pytest.mark.kafka, pytest.mark.network, pytest.mark.timeout(300)]
 
 NETWORK = "local-transition"
-SEPARATOR = Separator("model", StreamID(2, block_cid(b"model")).text)
-OLD, NEW = topic_name(NETWORK, None), topic_name(NETWORK, SEPARATOR)
+SEPARATOR = Separator("model", StreamID(2, compute_cid(b"model")).text)
+OLD, NEW = format_topic(NETWORK, None), format_topic(NETWORK, SEPARATOR)
 PATIENCE = 60.0
 
 
@@ -50,7 +50,7 @@ class Running:
             block = b"block %d" % self._written
             self._written += 1
             now = time.time_ns() // 1_000
-            cids.append(cid_text(block_cid(block)))
+            cids.append(cid_text(compute_cid(block)))
             record = BatchRecord(NETWORK, "LIVE", SeparatorRecord(*SEPARATOR), cids[-1], block, now - 1_000_000, now)
             producer.send("kiln.batches", value=encode(record))
         producer.close()

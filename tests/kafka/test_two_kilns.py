@@ -17,10 +17,10 @@ from kiln.bridge.ipfs.helia import Helia
 from kiln.bridge.ipfs.kubo import Kubo
 from kiln.bridge.ipfs.node import NodeBlockStore
 from kiln.conf.process.bridge_status import BridgeStatus, read_status
-from kiln.schemas.wire.cid import block_cid, cid_text
+from kiln.schemas.wire.cid import compute_cid, cid_text
 from kiln.schemas.wire.pubsub import write_update
 from kiln.schemas.wire.streamid import StreamID
-from kiln.schemas.wire.topics import Separator, separator_text, topic_name
+from kiln.schemas.wire.topics import Separator, format_separator, format_topic
 from kit.awaiting import wait_until
 from kit.foreign_peer import BUILT, NewPeer
 from kit.kiln_process import Kiln, end
@@ -29,7 +29,7 @@ pytest_plugins = ["kit.foreign_fixtures"]
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.network, pytest.mark.timeout(900)]
 
 NETWORK = "local-two"
-MODELS = [StreamID(2, block_cid(b"model %d" % number)) for number in range(4)]
+MODELS = [StreamID(2, compute_cid(b"model %d" % number)) for number in range(4)]
 SEPARATORS = [Separator("model", model.text) for model in MODELS]
 FOLLOWED = SEPARATORS[:2]  # by the second Kiln
 STREAMS_EACH, TIPS_EACH = 5, 3
@@ -47,11 +47,11 @@ def genesis(number: int, separator: Separator) -> Genesis:
     model = StreamID.parse(separator.value).bytes
     header = {"controllers": ["did:key:z6Mk"], "model": model, "sep": "model", "unique": bytes([number])}
     block = dag_cbor.encode({"data": None, "header": header})
-    return Genesis(StreamID(3, block_cid(block)).text, cid_text(block_cid(block)), block)
+    return Genesis(StreamID(3, compute_cid(block)).text, cid_text(compute_cid(block)), block)
 
 
 OTHERS = [
-    (StreamID(3, block_cid(b"other/%d" % number)).text, cid_text(block_cid(b"o%d" % number))) for number in range(6)
+    (StreamID(3, compute_cid(b"other/%d" % number)).text, cid_text(compute_cid(b"o%d" % number))) for number in range(6)
 ]
 """streams and tips of another author, whose updates the second Kiln batches"""
 UNNAMED = [genesis(number, SEPARATORS[0]) for number in range(3)]
@@ -60,24 +60,24 @@ FORGED, DISPUTED = (genesis(number, SEPARATORS[0]) for number in (3, 4))
 
 
 def late_tip(stream: int, tip: int) -> str:
-    return cid_text(block_cid(b"late %d/%d" % (stream, tip)))
+    return cid_text(compute_cid(b"late %d/%d" % (stream, tip)))
 
 
 def updates() -> Iterator[tuple[str, bytes]]:
     """(topic, message): by the topic of their separator, with `model` on the network's, and with neither."""
     for place, separator in enumerate(SEPARATORS):
         for stream in range(STREAMS_EACH):
-            name = StreamID(3, block_cid(b"%d/%d" % (place, stream))).text
+            name = StreamID(3, compute_cid(b"%d/%d" % (place, stream))).text
             for tip in range(TIPS_EACH):
-                cid = cid_text(block_cid(b"tip %d/%d/%d" % (place, stream, tip)))
+                cid = cid_text(compute_cid(b"tip %d/%d/%d" % (place, stream, tip)))
                 if stream % 2:
-                    yield topic_name(NETWORK, separator), write_update(name, cid)
+                    yield format_topic(NETWORK, separator), write_update(name, cid)
                 else:
-                    yield topic_name(NETWORK, None), write_update(name, cid, separator.value)
+                    yield format_topic(NETWORK, None), write_update(name, cid, separator.value)
     for number, each in enumerate(UNNAMED):
         for tip in range(TIPS_EACH):
-            yield topic_name(NETWORK, None), write_update(each.stream, late_tip(number, tip))
-    false = topic_name(NETWORK, SEPARATORS[1])
+            yield format_topic(NETWORK, None), write_update(each.stream, late_tip(number, tip))
+    false = format_topic(NETWORK, SEPARATORS[1])
     yield false, write_update(FORGED.stream, late_tip(3, 0))
     yield false, write_update(DISPUTED.stream, late_tip(4, 0), SEPARATORS[0].value)
 
@@ -145,7 +145,7 @@ class Town:
         """It follows two of the separators, batches the updates of another author, and publishes nothing."""
         follows = {
             "KILN_BATCH__AUTHORS": author,
-            "KILN_BRIDGE__INTERESTS": ",".join(map(separator_text, FOLLOWED)),
+            "KILN_BRIDGE__INTERESTS": ",".join(map(format_separator, FOLLOWED)),
             "KILN_PUBLISH__ENABLED": "false",
         }
         return self._kiln("second", self._second, bootstrap, ipfs_peer, follows)
@@ -184,7 +184,7 @@ def town(peers: ExitStack, tmp_path: Path) -> Town:
 
 def test_what_one_kiln_batches_the_other_has(town: Town, js_peer: NewPeer, broker_classpath: list[Path]) -> None:
     author, another = js_peer(), js_peer()
-    topics = [topic_name(NETWORK, separator) for separator in (None, *SEPARATORS)]
+    topics = [format_topic(NETWORK, separator) for separator in (None, *SEPARATORS)]
     for topic in topics:
         author.subscribe(topic)
         another.subscribe(topic)
@@ -205,7 +205,7 @@ def test_what_one_kiln_batches_the_other_has(town: Town, js_peer: NewPeer, broke
     for topic, message in updates():
         author.publish_raw(topic, message)
     for stream, tip in OTHERS:
-        another.publish_raw(topic_name(NETWORK, FOLLOWED[0]), write_update(stream, tip))
+        another.publish_raw(format_topic(NETWORK, FOLLOWED[0]), write_update(stream, tip))
 
     # nobody has the genesis of some: they wait, and nothing waits for them
     named = len(SEPARATORS) * STREAMS_EACH * TIPS_EACH + 1 + len(OTHERS)

@@ -18,20 +18,20 @@ from kiln.bridge.bep50.carrier import publisher_key
 from kiln.bridge.bep50.store import TopicStore
 from kiln.conf.process.bridge_status import BridgeStatus, OverlayStatus, OverlayTopicStatus, read_status
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
-from kiln.schemas.dht.announcement import Announcement, read_announcement, topic_salt
+from kiln.schemas.dht.announcement import Announcement, read_announcement, compute_salt
 from kiln.schemas.dht.bencode import Value
-from kiln.schemas.dht.items import Item, put_fields, read_item, target
+from kiln.schemas.dht.items import Item, build_put_fields, read_item, compute_target
 from kiln.schemas.dht.krpc import OLD_SEQUENCE, KrpcError, KrpcQuery, KrpcResponse, Message, read_message, write_message
 from kiln.schemas.kafka.records import BatchRecord, SeparatorRecord, encode
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
 from kiln.schemas.proto.gossipsub.rpc_pb2 import Message as PubsubEnvelope
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.wire.batch_block import write_blocks
-from kiln.schemas.wire.cid import block_cid, cid_text
-from kiln.schemas.wire.identity import peer_of_ed25519, sign
+from kiln.schemas.wire.cid import compute_cid, cid_text
+from kiln.schemas.wire.identity import build_ed25519_peer_id, sign
 from kiln.schemas.wire.pubsub import write_update
 from kiln.schemas.wire.streamid import StreamID
-from kiln.schemas.wire.topics import Separator, separator_text, topic_name
+from kiln.schemas.wire.topics import Separator, format_separator, format_topic
 from kit.awaiting import wait_until
 from kit.broker_access import client
 from kit.chance import new_key
@@ -43,7 +43,7 @@ pytest_plugins = ["kit.foreign_fixtures"]
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.network, pytest.mark.timeout(900)]
 
 NETWORK = "local-two-bep50"
-SEPARATORS = [Separator("model", StreamID(2, block_cid(b"model %d" % number)).text) for number in range(3)]
+SEPARATORS = [Separator("model", StreamID(2, compute_cid(b"model %d" % number)).text) for number in range(3)]
 FOLLOWED = SEPARATORS[:2]  # by the second Kiln
 STREAMS_EACH, TIPS_EACH = 4, 3
 NAMED_BEFORE = 23  # batches that an item names beside its own
@@ -54,21 +54,21 @@ Tip = tuple[object, object]
 
 
 def tip_of(separator: int, stream: int, tip: int) -> tuple[str, str]:
-    name = StreamID(3, block_cid(b"%d/%d" % (separator, stream))).text
-    return name, cid_text(block_cid(b"tip %d/%d/%d" % (separator, stream, tip)))
+    name = StreamID(3, compute_cid(b"%d/%d" % (separator, stream))).text
+    return name, cid_text(compute_cid(b"tip %d/%d/%d" % (separator, stream, tip)))
 
 
 def frames() -> Iterable[Frame]:
     """What a bridge on gossipsub would have captured: updates, each by the topic of its separator."""
     key = new_key()
-    author, connection = peer_of_ed25519(key.public_key().public_bytes_raw()), b"\x07" * 16
+    author, connection = build_ed25519_peer_id(key.public_key().public_bytes_raw()), b"\x07" * 16
     number = 0
     for place, separator in enumerate(SEPARATORS):
         for stream in range(STREAMS_EACH):
             for tip in range(TIPS_EACH):
                 number += 1
                 message = PubsubEnvelope(
-                    topic=topic_name(NETWORK, separator),
+                    topic=format_topic(NETWORK, separator),
                     data=write_update(*tip_of(place, stream, tip)),
                     seqno=number.to_bytes(8),
                 )
@@ -91,7 +91,7 @@ def batches_of(separator: Separator, numbers: Iterable[int]) -> dict[str, tuple[
     found: dict[str, tuple[BatchRecord, Tip]] = {}
     for number in numbers:
         closed = time.time_ns() // 1_000
-        stream, tip = StreamID(3, block_cid(b"later")).text, block_cid(b"%s %d" % (separator.value.encode(), number))
+        stream, tip = StreamID(3, compute_cid(b"later")).text, compute_cid(b"%s %d" % (separator.value.encode(), number))
         (block,) = write_blocks({stream: [tip]})
         record = BatchRecord(
             NETWORK, "LIVE", SeparatorRecord(*separator), block.cid, block.data, closed - 1_000_000, closed
@@ -141,7 +141,7 @@ class Side:
         return status.bep50
 
     def topic(self, key: bytes, separator: Separator) -> OverlayTopicStatus | None:
-        wanted = target(key, topic_salt(NETWORK, separator)).hex()
+        wanted = compute_target(key, compute_salt(NETWORK, separator)).hex()
         return next((each for each in self.overlay.topics if each.target == wanted), None)
 
     def wait_until(self, true: Callable[[], bool], what: str, seconds: float = PATIENCE) -> None:
@@ -256,7 +256,7 @@ def sides(peers: ExitStack, broker: EmbeddedBroker, prefix: str, tmp_path: Path)
             "KILN_JOBS__QUERIES": "updates,batch,sink",
         },
     )
-    follow = [f"{one.key.hex()}/{separator_text(each)}" for each in FOLLOWED]
+    follow = [f"{one.key.hex()}/{format_separator(each)}" for each in FOLLOWED]
     other = side(
         "second",
         {
@@ -276,7 +276,7 @@ def test_batches_restarts_and_gaps_over_bep50_alone(sides: tuple[Side, Side], br
     other.kiln.environment["KILN_IPFS__PEERS"] = one.ipfs
     other.start_bridge()
     what_one_batches_the_other_has(one, other, broker.address)
-    older = TopicStore(one.kiln.state / "bridge" / "bep50").load(target(one.key, topic_salt(NETWORK, FOLLOWED[0]))).item
+    older = TopicStore(one.kiln.state / "bridge" / "bep50").load(compute_target(one.key, compute_salt(NETWORK, FOLLOWED[0]))).item
     assert older is not None
     last = what_was_announced_meanwhile_comes_after_a_restart(one, other)
     one.end("bridge")
@@ -346,7 +346,7 @@ def a_stored_item_is_served_and_an_older_one_refused(other: Side, key: bytes, ol
     item = read_item(served.values, older.salt)
     assert isinstance(item, Item)
     assert (item.key, item.sequence) == (key, sequence)
-    refused = stranger.ask(b"put", {**put_fields(older), b"token": served.values[b"token"]})
+    refused = stranger.ask(b"put", {**build_put_fields(older), b"token": served.values[b"token"]})
     assert isinstance(refused, KrpcError)
     assert refused.refusal.code == OLD_SEQUENCE.code
     told = f"refused_{OLD_SEQUENCE.code}"
@@ -367,10 +367,10 @@ def what_an_item_does_not_name_is_one_gap(one: Side, other: Side, last: str) -> 
     (row,) = rows(other.kiln, "quarantine")
     newest = list(batches)[-1]
     assert (row["stage"], row["reason"], row["cid"]) == ("bep50", "gap", newest)
-    for told in (one.key.hex(), separator_text(FOLLOWED[0]), last, newest):
+    for told in (one.key.hex(), format_separator(FOLLOWED[0]), last, newest):
         assert told in str(row["detail"])
     assert isinstance(row["data"], bytes)
-    read = read_announcement(row["data"], NETWORK, topic_salt(NETWORK, FOLLOWED[0]))
+    read = read_announcement(row["data"], NETWORK, compute_salt(NETWORK, FOLLOWED[0]))
     assert isinstance(read, Announcement)
     assert [cid_text(each) for each in (*reversed(read.previous), read.batch)] == list(batches)[-1 - NAMED_BEFORE :]
     assert other.overlay.gaps == 1

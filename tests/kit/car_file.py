@@ -8,7 +8,7 @@ from typing import NamedTuple
 import dag_cbor
 from multiformats import varint
 
-from kiln.schemas.wire.cid import cid_end
+from kiln.schemas.wire.cid import find_cid_end
 
 
 class Car(NamedTuple):
@@ -29,7 +29,7 @@ def read_car(path: Path) -> Car:
         size, _, rest = varint.decode_raw(rest)
         section = bytes(rest[:size])
         assert len(section) == size
-        end = cid_end(section)
+        end = find_cid_end(section)
         blocks[section[:end]] = section[end:]
         rest = rest[size:]
     return Car([bytes(root) for root in header["roots"]], blocks)

@@ -18,11 +18,11 @@ from kiln.pipelines.batch import offset_range as stretch
 from kiln.pipelines.decode import decoder as decode
 from kiln.pipelines.sink import transform as sink
 from kiln.pipelines.updates import transform as updates
-from kiln.schemas.wire.cid import block_cid
+from kiln.schemas.wire.cid import compute_cid
 from kiln.schemas.wire.streamid import StreamID
 
 STAGES: Final = ("decode", "archive", "updates", "batch", "sink")
-MARKED: Final = {stage: StreamID(3, block_cid(b"fails in %b" % stage.encode())).text for stage in STAGES}
+MARKED: Final = {stage: StreamID(3, compute_cid(b"fails in %b" % stage.encode())).text for stage in STAGES}
 """By stage, the stream at which it fails."""
 
 

@@ -27,15 +27,15 @@ from kiln.schemas.kafka.records import (
     encode,
 )
 from kiln.schemas.wire.batch_block import write_blocks
-from kiln.schemas.wire.cid import block_cid, cid_text
+from kiln.schemas.wire.cid import compute_cid, cid_text
 from kiln.schemas.wire.streamid import StreamID
-from kiln.schemas.wire.topics import parse_interest, separator_value
+from kiln.schemas.wire.topics import parse_interest, encode_separator_value
 
 NETWORK = "local-test"
 S = 1_000_000
 START = 1_000 * S
-MODEL = SeparatorRecord("model", separator_value(b"\x01\x02"))
-OTHER = SeparatorRecord("model", separator_value(b"\x01\x03"))
+MODEL = SeparatorRecord("model", encode_separator_value(b"\x01\x02"))
+OTHER = SeparatorRecord("model", encode_separator_value(b"\x01\x03"))
 OPTIONS = FetchingOptions(NETWORK, max_concurrent=2, give_up_after=10 * S, retry_after=100 * S, genesis_timeout=5 * S)
 EVERYTHING = [parse_interest("*")]
 UNAVAILABLE = FetchFailure("genesis_unavailable", "nobody gave it", final=False)
@@ -50,11 +50,11 @@ def genesis_of(number: int, separator: SeparatorRecord | None = MODEL) -> bytes:
 
 
 def stream_of(number: int) -> str:
-    return StreamID(3, block_cid(genesis_of(number))).text
+    return StreamID(3, compute_cid(genesis_of(number))).text
 
 
 def genesis_cid(number: int) -> str:
-    return cid_text(block_cid(genesis_of(number)))
+    return cid_text(compute_cid(genesis_of(number)))
 
 
 def wanted_update(stream: int, message: int) -> WantedRecord:
@@ -64,7 +64,7 @@ def wanted_update(stream: int, message: int) -> WantedRecord:
         None,
         None,
         stream_of(stream),
-        cid_text(block_cid(f"tip {message}".encode())),
+        cid_text(compute_cid(f"tip {message}".encode())),
         None,
         f"message {message}",
         Epoch("updates", 7),
@@ -75,7 +75,7 @@ def wanted_update(stream: int, message: int) -> WantedRecord:
 
 
 def block_of(*streams: int) -> tuple[str, bytes]:
-    (block,) = write_blocks({stream_of(number): [block_cid(b"tip")] for number in streams})
+    (block,) = write_blocks({stream_of(number): [compute_cid(b"tip")] for number in streams})
     return block.cid, block.data
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kiln.bridge.ipfs import BlockStoreUnavailableError, BlockUnavailableError, verify_block
 from kiln.bridge.ipfs.folder import FolderBlockStore
-from kiln.schemas.wire.cid import block_cid, cid_text
+from kiln.schemas.wire.cid import compute_cid, cid_text
 
 
 class Ipfs(FolderBlockStore):
@@ -24,7 +24,7 @@ class Ipfs(FolderBlockStore):
         self.gate.set()
 
     def add(self, block: bytes) -> str:
-        cid = cid_text(block_cid(block))
+        cid = cid_text(compute_cid(block))
         self.blocks[cid] = block
         return cid
 

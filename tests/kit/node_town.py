@@ -24,7 +24,7 @@ from kiln.bridge.libp2p.seqno import Seqno
 from kiln.bridge.libp2p.streams import make_host
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
-from kiln.schemas.wire.identity import message_id, peer_bytes, peer_of, peer_text, sign
+from kiln.schemas.wire.identity import message_id, peer_bytes, compute_peer_id, peer_text, sign
 from kit.chance import new_key
 
 TOPIC = "/ceramic/local-test"
@@ -151,7 +151,7 @@ class Town:
             heard_at.append(trio.current_time())
             self.bell.ring()
 
-        numbers = Numbers(self.folder / peer_text(peer_of(key)))
+        numbers = Numbers(self.folder / peer_text(compute_peer_id(key)))
         node = Node(options, key, numbers, tape, hear, authors=authors)
         before(node)
         await self.nursery.start(node.run)

@@ -13,7 +13,7 @@ from deltalake import write_deltalake
 from kiln.pipelines.delta.arrow_rows import build_arrow_schema
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.delta.tables import TABLES
-from kiln.schemas.wire.cid import block_cid, cid_bytes, cid_text
+from kiln.schemas.wire.cid import compute_cid, cid_bytes, cid_text
 from kiln.schemas.wire.streamid import StreamID
 
 AT = datetime(2026, 11, 1, 12, 0, tzinfo=UTC)
@@ -22,11 +22,11 @@ PEERS = ("12D3KooWPjceQrSwdWXPyLLeABRXmuqt69Rg3sBYbU1Nft9HyQ6X", "12D3KooWH3uVF6
 
 
 def cid(name: str) -> str:
-    return cid_text(block_cid(name.encode()))
+    return cid_text(compute_cid(name.encode()))
 
 
 def stream(name: str) -> str:
-    return StreamID(3, block_cid(name.encode())).text
+    return StreamID(3, compute_cid(name.encode())).text
 
 
 def message(number: int) -> str:

@@ -29,35 +29,35 @@ from kiln.schemas.dht.announcement import (
     Announcement,
     PublisherKey,
     ReceivedAnnouncement,
-    find_missed,
+    compute_salt,
+    find_missed_batches,
     parse_source,
     read_announcement,
     read_datagram,
-    topic_salt,
 )
-from kiln.schemas.dht.items import target
+from kiln.schemas.dht.items import compute_target
 from kiln.schemas.kafka.frames import BEP50, read_frame
 from kiln.schemas.kafka.records import QuarantineRecord
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
-from kiln.schemas.wire.cid import block_cid, cid_bytes, cid_text
+from kiln.schemas.wire.cid import cid_bytes, cid_text, compute_cid
 from kiln.schemas.wire.pubsub import write_batch_update
-from kiln.schemas.wire.topics import Separator, separator_value, topic_name
+from kiln.schemas.wire.topics import Separator, encode_separator_value, format_topic
 from kit.awaiting import until, wait_until
 from kit.torrent_nodes import PATIENCE, Torrent
 
 pytest_plugins = ["kit.torrent_fixtures"]
 
 NETWORK = "local-test"
-SEPARATOR = Separator("model", separator_value(b"\x01\x02"))
-TOPIC = topic_name(NETWORK, SEPARATOR)
+SEPARATOR = Separator("model", encode_separator_value(b"\x01\x02"))
+TOPIC = format_topic(NETWORK, SEPARATOR)
 KEY, OTHER_KEY = SigningKey(b"\x21" * 32), SigningKey(b"\x22" * 32)
 SOURCE = PublisherKey(KEY.verify_key.encode(), SEPARATOR)
-TARGET = target(SOURCE.key, topic_salt(NETWORK, SEPARATOR))
+TARGET = compute_target(SOURCE.key, compute_salt(NETWORK, SEPARATOR))
 ANYWHERE = ("127.0.0.1:0",)
 
 
 def cid(number: int) -> str:
-    return cid_text(block_cid(b"block %d" % number))
+    return cid_text(compute_cid(b"block %d" % number))
 
 
 class Tape:
@@ -127,7 +127,7 @@ class Kiln:
 
     async def announce(self, number: int, peers: int = 1, separator: Separator = SEPARATOR) -> int:
         """Announce a batch, until so many contacts have it."""
-        topic, data = topic_name(NETWORK, separator), write_batch_update(separator, cid(number))
+        topic, data = format_topic(NETWORK, separator), write_batch_update(separator, cid(number))
         with trio.fail_after(PATIENCE):
             while (reached := await self.carrier.announce(topic, data)) < peers:
                 await trio.sleep(0.01)  # the answers to its puts come later, and wake nobody
@@ -198,7 +198,7 @@ def test_a_batch_announced_by_one_is_a_frame_of_the_other(torrents: list[Torrent
             assert a.carrier.target(TOPIC) == TARGET.hex()
             # in the plain DHT too, for who polls or comes later
             await until(lambda: a.status.stored > 0, "nodes that store the item")
-            read = await trio.to_thread.run_sync(torrents[2].get, SOURCE.key, topic_salt(NETWORK, SEPARATOR))
+            read = await trio.to_thread.run_sync(torrents[2].get, SOURCE.key, compute_salt(NETWORK, SEPARATOR))
             assert read.sequence in {each.item.sequence for each in b.tape.announced()}
 
     trio.run(main)
@@ -302,9 +302,9 @@ def test_a_subscriber_that_was_away_gets_what_it_missed(tmp_path: Path) -> None:
                 assert topic.sequence is not None  # served from the first moment
                 await again.hears(5)
                 (newest,) = {each.item.sequence: each for each in again.tape.announced()}.values()
-                assert [cid_text(each) for each in find_missed(newest.announcement, cid_bytes(cid(1))).batches] == [
-                    cid(number) for number in range(2, 6)
-                ]
+                assert [
+                    cid_text(each) for each in find_missed_batches(newest.announcement, cid_bytes(cid(1))).batches
+                ] == [cid(number) for number in range(2, 6)]
                 ids = {each.connection for each in b.tape.frames}
                 assert ids.isdisjoint(each.connection for each in again.tape.frames)
 
@@ -407,7 +407,7 @@ def test_more_batches_than_an_item_names_leave_a_gap_which_is_quarantined_once(t
             assert (record.stage, record.reason) == ("bep50", "gap")
             for told in (SOURCE.key.hex(), f"{SEPARATOR.key}/{SEPARATOR.value}", cid(1), cid(29)):
                 assert told in record.detail
-            read = read_announcement(record.data, NETWORK, topic_salt(NETWORK, SEPARATOR))
+            read = read_announcement(record.data, NETWORK, compute_salt(NETWORK, SEPARATOR))
             assert isinstance(read, Announcement)
             assert read.batch == cid_bytes(cid(29))
             assert cid_bytes(cid(1)) not in read.previous
@@ -539,17 +539,17 @@ def test_topics_of_our_own_are_left_when_there_are_too_many(tmp_path: Path) -> N
         async with kiln(
             tmp_path / "a", KEY, follow=[PublisherKey(OTHER_KEY.verify_key.encode(), SEPARATOR)], max_topics=2
         ) as a:
-            separators = [Separator("model", separator_value(bytes([1, number]))) for number in range(4)]
+            separators = [Separator("model", encode_separator_value(bytes([1, number]))) for number in range(4)]
             for separator in separators:
                 update = write_batch_update(separator, cid(1))
-                await a.carrier.announce(topic_name(NETWORK, separator), update)
+                await a.carrier.announce(format_topic(NETWORK, separator), update)
             joined = {(each.publisher, each.separator) for each in a.status.topics}
             assert joined == {
                 (OTHER_KEY.verify_key.encode().hex(), f"model/{SEPARATOR.value}"),
                 *((SOURCE.key.hex(), f"model/{each.value}") for each in separators[2:]),
             }
             # the one that was left goes on where it was
-            await a.carrier.announce(topic_name(NETWORK, separators[0]), write_batch_update(separators[0], cid(2)))
+            await a.carrier.announce(format_topic(NETWORK, separators[0]), write_batch_update(separators[0], cid(2)))
             sent = [each for each in a.status.topics if each.separator == f"model/{separators[0].value}"]
             assert len(sent) == 1
 
@@ -612,7 +612,7 @@ def test_names_of_nodes_are_looked_up_and_those_without_an_address_told(
 def test_the_demo_network_hears_batches_and_announces_them_again(tmp_path: Path) -> None:
     async def main() -> None:
         errors: list[str] = []
-        others = [Separator("model", separator_value(bytes([2, number]))) for number in range(REANNOUNCED)]
+        others = [Separator("model", encode_separator_value(bytes([2, number]))) for number in range(REANNOUNCED)]
         listeners = Listeners(tmp_path / "demo", NETWORK, SOURCE.key, [SEPARATOR, *others], Tape(), errors.append)
         async with trio.open_nursery() as nursery:
             await nursery.start(listeners.run)

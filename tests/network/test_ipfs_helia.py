@@ -24,7 +24,7 @@ from kiln.bridge.ipfs.helia import Helia
 from kiln.bridge.ipfs.kubo import Kubo, KuboError
 from kiln.bridge.ipfs.node import NodeBlockStore
 from kiln.schemas.wire.batch_block import write_blocks
-from kiln.schemas.wire.cid import block_cid, cid_text
+from kiln.schemas.wire.cid import cid_text, compute_cid
 from kit.awaiting import wait_until
 from kit.foreign_peer import BUILT
 
@@ -33,12 +33,12 @@ pytestmark = pytest.mark.network
 STREAM = "kjzl6kcym7w8y7i5ugaq9a3vlm771v8s5m7f1zcsvrkzgjbwe2gh1vh6ab2m2ts"
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 PATIENCE = 120.0  # s; the first start installs the packages
-ABSENT = cid_text(block_cid(b"nobody has this"))
+ABSENT = cid_text(compute_cid(b"nobody has this"))
 
 
 def batch(number: int) -> tuple[str, bytes]:
     """A block of a batch, with links to tips that are nowhere."""
-    (block,) = write_blocks({STREAM: [block_cid(b"tip %d" % number), block_cid(b"other tip %d" % number)]})
+    (block,) = write_blocks({STREAM: [compute_cid(b"tip %d" % number), compute_cid(b"other tip %d" % number)]})
     return block.cid, block.data
 
 
@@ -105,14 +105,14 @@ def test_a_block_goes_from_node_to_node_over_bitswap(town: Town) -> None:
     assert receiver.get(cid, 20.0) == data
     assert is_here(kubo, cid)
     links = [
-        CID("base32", 1, "dag-cbor", ("sha2-256", block_cid(b"%s 1" % name)[4:])) for name in (b"tip", b"other tip")
+        CID("base32", 1, "dag-cbor", ("sha2-256", compute_cid(b"%s 1" % name)[4:])) for name in (b"tip", b"other tip")
     ]
     assert dag_cbor.decode(data) == {"tips": {STREAM: sorted(links, key=bytes)}}
 
 
 def test_a_large_block_goes_whole_and_one_over_the_limit_not_at_all(town: Town) -> None:
     data = random.randbytes(2 << 20)
-    cid = cid_text(block_cid(data, 0x55))
+    cid = cid_text(compute_cid(data, 0x55))
     a = town.node("a")
     a.put(cid, data)
     b = town.node("b", address(a))
@@ -122,14 +122,14 @@ def test_a_large_block_goes_whole_and_one_over_the_limit_not_at_all(town: Town) 
     assert b.get(cid, 30.0, limit=2 << 20) == data
     more = data + b"\0"
     with pytest.raises(BlockRefusedError) as refused:
-        a.put(cid_text(block_cid(more, 0x55)), more)
+        a.put(cid_text(compute_cid(more, 0x55)), more)
     assert refused.value.reason == "block_too_large"
 
 
 def test_a_block_of_any_codec_is_kept_under_its_own_cid(town: Town) -> None:
     a = town.node("a")
     for codec in (0x55, 0x70, 0x71, 0x85, 0x0129):
-        cid = cid_text(block_cid(b"not valid in most of them", codec))
+        cid = cid_text(compute_cid(b"not valid in most of them", codec))
         a.put(cid, b"not valid in most of them")
         a.pin(cid)
         assert a.get(cid, 5.0) == b"not valid in most of them"

@@ -15,7 +15,7 @@ from kiln.bridge.ipfs.helia import Helia
 from kiln.bridge.ipfs.kubo import Kubo
 from kiln.bridge.ipfs.node import NodeBlockStore
 from kiln.schemas.wire.batch_block import write_blocks
-from kiln.schemas.wire.cid import block_cid, cid_text
+from kiln.schemas.wire.cid import cid_text, compute_cid
 from kit.awaiting import wait_until
 from kit.foreign_peer import BUILT
 from kit.kubo_daemon import Daemon, program
@@ -23,8 +23,8 @@ from kit.kubo_daemon import Daemon, program
 pytestmark = [pytest.mark.network, pytest.mark.timeout(300)]
 
 STREAM = "kjzl6kcym7w8y7i5ugaq9a3vlm771v8s5m7f1zcsvrkzgjbwe2gh1vh6ab2m2ts"
-ABSENT = cid_text(block_cid(b"nobody has this"))
-(BATCH,) = write_blocks({STREAM: [block_cid(b"a tip that is nowhere"), block_cid(b"another")]})
+ABSENT = cid_text(compute_cid(b"nobody has this"))
+(BATCH,) = write_blocks({STREAM: [compute_cid(b"a tip that is nowhere"), compute_cid(b"another")]})
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_what_kubo_says(daemon: Daemon) -> None:
     kubo.unpin(BATCH.cid)
     kubo.unpin(BATCH.cid)
     for codec in (0x55, 0x85):
-        cid = cid_text(block_cid(b"of another codec", codec))
+        cid = cid_text(compute_cid(b"of another codec", codec))
         kubo.put(cid, b"of another codec")
         assert kubo.get(cid, 5.0) == b"of another codec"
     began = time.monotonic()
@@ -87,7 +87,7 @@ def test_a_kubo_that_routes_tells_others_who_has_a_block(daemon: Daemon, tmp_pat
 def test_blocks_go_between_kubo_and_helia(daemon: Daemon, tmp_path: Path) -> None:
     kubo = daemon.start()
     kubo.put(BATCH.cid, BATCH.data)
-    theirs = cid_text(block_cid(b"of Helia", 0x55))
+    theirs = cid_text(compute_cid(b"of Helia", 0x55))
     address = f"{daemon.swarm}/p2p/{kubo.identity().peer}"
     helia = Helia(BUILT / "helia", tmp_path / "helia", tmp_path / "helia.log", "/ip4/127.0.0.1/tcp/0")
     node = NodeBlockStore(Kubo("http://127.0.0.1:0"), (address,), helia, every=0.5)

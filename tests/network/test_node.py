@@ -25,7 +25,7 @@ from kiln.bridge.libp2p.seqno import Seqno
 from kiln.bridge.libp2p.streams import GossipStream, get_swarm
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
-from kiln.schemas.wire.identity import Verdict, peer_of, peer_text
+from kiln.schemas.wire.identity import Verdict, compute_peer_id, peer_text
 from kit.awaiting import until
 from kit.chance import new_key
 from kit.node_town import (
@@ -326,7 +326,7 @@ def test_a_peer_that_restarts_is_dialled_again(tmp_path: Path) -> None:
 
 def test_a_bootstrap_peer_that_is_not_there_is_tried_again_and_said(tmp_path: Path) -> None:
     async def test(town: Town) -> None:
-        nobody = peer_text(peer_of(new_key()))
+        nobody = peer_text(compute_peer_id(new_key()))
         a = await town.node(replace(OPTIONS, bootstrap=(f"/ip4/127.0.0.1/tcp/1/p2p/{nobody}",)))
         await town.bell.until(lambda: a.node.view().bootstrap[0].attempts >= 3)
         assert "127.0.0.1/tcp/1" in a.node.view().bootstrap[0].error

@@ -12,11 +12,11 @@ import trio
 from libp2p.abc import INetStream
 
 from kiln.bridge.gossipsub.wire import encode
-from kiln.schemas.kafka.frames import gossip_messages
+from kiln.schemas.kafka.frames import list_messages
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.wire.identity import Verdict, sign
-from kiln.schemas.wire.topic_table import BundleSet, hello_bytes, message_topic, negotiate_table
+from kiln.schemas.wire.topic_table import BundleSet, negotiate_table, resolve_topic, write_hello
 from kit.chance import new_key
 from kit.foreign_peer import ForeignPeer, NewPeer
 from kit.node_town import OPTIONS, TOPIC, Running, Town, call, in_town, raw_peer, subscription
@@ -40,12 +40,12 @@ def forms(one: Running, direction: int) -> Forms:
     bundles = BundleSet(OF_A).joined(BundleSet({f"b {name}": topics for name, topics in OF_B.items()}))
     found: Forms = Counter()
     for frame in one.tape.frames:
-        messages = gossip_messages(frame)
+        messages = list_messages(frame)
         if frame.direction != direction or not isinstance(messages, Sequence):
             continue
         table = negotiate_table(frame.hello_in, frame.hello_out, bundles).table
         for message in messages:
-            topic = message_topic(message, table)
+            topic = resolve_topic(message, table)
             assert isinstance(topic, str)
             found[topic, message.HasField("topicIndex")] += 1
     return found
@@ -243,7 +243,7 @@ def test_second_hellos_and_impossible_indices_change_nothing(tmp_path: Path) -> 
             assert counters["name_and_index"] == 1
             assert counters["index_resolved"] == 1
             frames = [frame for frame in a.tape.frames if frame.direction == Frame.IN]
-            assert {frame.hello_in for frame in frames} == {hello_bytes([ONE])}
+            assert {frame.hello_in for frame in frames} == {write_hello([ONE])}
             verdicts = b"".join(frame.verdicts for frame in frames)
             assert verdicts == bytes([Verdict.NOT_CHECKED] * 4 + [Verdict.GOOD] * 2)
 

@@ -12,8 +12,8 @@ from pyspark.sql import DataFrame, SparkSession
 from kiln.pipelines.batch.batching import BatchConfig
 from kiln.pipelines.batch.transform import batch_updates
 from kiln.schemas.kafka.records import TICK, Coordinates, Epoch, SeparatorRecord, UpdateRecord, decode_batch, encode
-from kiln.schemas.wire.batch_block import stream_key, write_leaves
-from kiln.schemas.wire.cid import block_cid, cid_text
+from kiln.schemas.wire.batch_block import encode_stream_key, write_leaves
+from kiln.schemas.wire.cid import compute_cid, cid_text
 from kiln.schemas.wire.streamid import StreamID
 
 pytest_plugins = ["kit.local_spark"]
@@ -22,8 +22,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 RECORDS = "partition int, offset bigint, stamp bigint, value binary"
 T = 1_000_000
 OPEN = 600  # windows: more than the head of a state holds
-STREAM = StreamID(3, block_cid(b"genesis")).text
-FIRST, SECOND = block_cid(b"first tip"), block_cid(b"second tip")
+STREAM = StreamID(3, compute_cid(b"genesis")).text
+FIRST, SECOND = compute_cid(b"first tip"), compute_cid(b"second tip")
 
 
 def put(folder: Path, first: int, stamp: int, values: list[bytes]) -> None:
@@ -72,6 +72,6 @@ def test_windows_in_shards_go_on_after_a_restart(spark: SparkSession, tmp_path: 
     assert found == []
     put(folder, 2 * OPEN, 2 * T, [TICK])
     run()
-    leaves = [stream_key(STREAM) + tip for tip in (FIRST, SECOND)]
+    leaves = [encode_stream_key(STREAM) + tip for tip in (FIRST, SECOND)]
     (one,), (two,) = write_leaves(set(leaves[:1])), write_leaves(set(leaves))
     assert found == [(f"k{n}", (one if n % 100 else two).cid) for n in range(OPEN)]

@@ -12,7 +12,7 @@ from kiln.schemas.kafka.frames import CUT_PAYLOAD
 from kiln.schemas.proto.gossipsub import rpc_pb2
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.wire.topic_table import bundle_hash
-from kiln.schemas.wire.topics import topic_name
+from kiln.schemas.wire.topics import format_topic
 
 Direction = Literal["IN", "OUT"]
 
@@ -59,7 +59,7 @@ class SyntheticConnection:
         self.protocol = _PROTOCOLS[style % len(_PROTOCOLS)]
         self.partial_messages = style % len(_PROTOCOLS) == _PARTIAL_MESSAGES
         self.id = draw(options.seed, "connection", label, start_ns, number)[:16]
-        self.topic = topic_name(options.network, None)
+        self.topic = format_topic(options.network, None)
         self._start_ns = start_ns
         bundles = field(1, bundle_hash([self.topic]))
         self.hello_out = bundles if self.protocol == "/meshsub/1.3.0" else b""

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from kiln.deploy.demo.traffic.messages import TYPES, MessageContent, MessageFactory
 from kiln.deploy.demo.traffic.options import GarbageKind, TrafficOptions
 from kiln.deploy.demo.traffic.population import Population
-from kiln.schemas.wire.topics import topic_name
+from kiln.schemas.wire.topics import format_topic
 
 # The kinds of garbage that are a message's data, and not its envelope or an RPC.
 DATA_GARBAGE: Final[tuple[GarbageKind, ...]] = (
@@ -34,7 +34,7 @@ def topics(options: TrafficOptions, most_separators: int | None = None) -> tuple
     population = Population(options)
     count = options.separators if most_separators is None else min(options.separators, most_separators)
     separators = (population.separator(rank) for rank in range(count))
-    return tuple(dict.fromkeys(topic_name(options.network, each) for each in (None, *separators)))
+    return tuple(dict.fromkeys(format_topic(options.network, each) for each in (None, *separators)))
 
 
 def contents(
@@ -50,7 +50,7 @@ def contents(
     random = Random(f"content/{options.seed}/{clock_ns()}")
     messages = MessageFactory(options, Population(options), random)
     known = frozenset(topics(options) if on is None else on)
-    network = topic_name(options.network, None)
+    network = format_topic(options.network, None)
     garbage = tuple(kind for kind in options.garbage_kinds if kind in DATA_GARBAGE)
     garbage_share = options.garbage if garbage else 0.0
     while True:

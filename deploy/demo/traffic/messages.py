@@ -19,8 +19,8 @@ from kiln.schemas.wire.identity import BAD_SIGNATURE, MISSING_SIGNATURE, UNEXPEC
 from kiln.schemas.wire.pubsub import (
     Era,
     MessageType,
-    query_id_bytes,
-    query_id_text,
+    compute_query_id,
+    format_query_id,
     write_batch_update,
     write_keepalive,
     write_query,
@@ -29,7 +29,7 @@ from kiln.schemas.wire.pubsub import (
     write_update,
 )
 from kiln.schemas.wire.streamid import CommitID, StreamID
-from kiln.schemas.wire.topics import Separator, separator_text, topic_name
+from kiln.schemas.wire.topics import Separator, format_separator, format_topic
 
 TYPES: Final[tuple[MessageType, ...]] = ("UPDATE", "QUERY", "RESPONSE", "KEEPALIVE", "BATCH_UPDATE")
 MESSAGE_STAGE: Final = "message"
@@ -101,7 +101,7 @@ class MessageFactory:
         self._options = options
         self._population = population
         self._random = random
-        self._topic = topic_name(options.network, None)
+        self._topic = format_topic(options.network, None)
         self._asked: deque[_OpenQuery] = deque(maxlen=32)
         self._announced: deque[MessageContent] = deque(maxlen=1024)
         # What is true of an unsigned message must be so of every other with the same bytes: they are one message.
@@ -110,7 +110,7 @@ class MessageFactory:
 
     def topic_of(self, separator: Separator) -> str:
         """The topic of a separator on this network."""
-        return topic_name(self._options.network, separator)
+        return format_topic(self._options.network, separator)
 
     # ---------------------------------------------------------------- content
 
@@ -159,7 +159,7 @@ class MessageFactory:
         elif separator is None:
             # CIP-120 writes the network topic with a slash at its end.
             return network, self._topic + "/" if self._random.random() < self._odd_topics else self._topic
-        return network, topic_name(network, separator)
+        return network, format_topic(network, separator)
 
     def _tip(self) -> bytes:
         u, digest = self._random.random(), self._random.randbytes(32)
@@ -202,7 +202,7 @@ class MessageFactory:
         query_id: str | None = None
         if era != "2020":
             decimal = era == "doc" and self._random.random() < 0.5
-            query_id = query_id_text(query_id_bytes(stream.text, era), decimal=decimal)
+            query_id = format_query_id(compute_query_id(stream.text, era), decimal=decimal)
         # CIP-120 lets a QUERY come on the topic of a separator too; some streams are asked for there.
         aside = stream.separator if stream.text[-1] in "0369" else None
         network, topic = self._place(era, aside)
@@ -235,7 +235,7 @@ class MessageFactory:
         batch = cid_text(b"\x01\x71\x12\x20" + self._random.randbytes(32))
         network, topic = self._place("stream", separator if self._random.random() < 0.5 else None)
         data = write_batch_update(separator, batch)
-        sep = separator_text(separator)
+        sep = format_separator(separator)
         return MessageContent(network, topic, data, era="stream", type="BATCH_UPDATE", sep=sep, batch=batch)
 
     def _rewritten(self, data: bytes) -> bytes:

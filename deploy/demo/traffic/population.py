@@ -14,9 +14,9 @@ from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 from kiln.deploy.demo.traffic.keys import KeyType, draw, private_key
 from kiln.deploy.demo.traffic.options import TrafficOptions
 from kiln.schemas.proto.gossipsub import rpc_pb2
-from kiln.schemas.wire.identity import SIGN_PREFIX, PrivateKey, peer_of, peer_text, sign
+from kiln.schemas.wire.identity import SIGN_PREFIX, PrivateKey, compute_peer_id, peer_text, sign
 from kiln.schemas.wire.streamid import CAIP10_LINK, METAMODEL, MODEL, MODEL_INSTANCE, TILE, StreamID
-from kiln.schemas.wire.topics import Separator, separator_value
+from kiln.schemas.wire.topics import Separator, encode_separator_value
 
 # One key holds a slash, as CIP-120 allows: key and value part at the last one.
 ODD_KEY: Final = "x/tag"
@@ -45,7 +45,7 @@ class SyntheticAuthor:
         message = rpc_pb2.Message()
         sign(message, key)
         self.kind = kind
-        self.peer = peer_of(key)
+        self.peer = compute_peer_id(key)
         self.text = peer_text(self.peer)
         self.key_field: bytes = message.key  # empty where the peer id holds the key
         self.random_seqno = random_seqno
@@ -82,9 +82,9 @@ class Population:
         """The separator of a rank, 0 being the most popular."""
         digest = draw(self._seed, "separator", rank)
         if rank % 10 == 4:
-            return Separator(ODD_KEY, separator_value(digest[1 : 2 + digest[0] % 30]))
+            return Separator(ODD_KEY, encode_separator_value(digest[1 : 2 + digest[0] % 30]))
         if rank % 6 == 2:
-            return Separator("controller", separator_value(f"did:key:z6Mk{digest.hex()[:44]}".encode()))
+            return Separator("controller", encode_separator_value(f"did:key:z6Mk{digest.hex()[:44]}".encode()))
         if rank == 5:
             return Separator("model", METAMODEL)
         return Separator("model", StreamID(MODEL, _DAG_JOSE + digest).text)
@@ -132,7 +132,7 @@ class Population:
 
     def peer(self, role: Literal["local", "remote", "stranger"], number: int = 0) -> bytes:
         """The peer id of a node, as multihash bytes."""
-        return peer_of(private_key(self._seed, "ed25519", f"{role}/{number}"))
+        return compute_peer_id(private_key(self._seed, "ed25519", f"{role}/{number}"))
 
     def _make_author(self, role: str, number: int, kind: KeyType) -> SyntheticAuthor:
         return SyntheticAuthor(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from kiln.schemas.captures.capture_file import CaptureRecord, open_capture, read_capture
-from kiln.schemas.captures.kiln_capture import CaptureSurvey, build_frames, survey
+from kiln.schemas.captures.kiln_capture import CaptureSurvey, build_frames, survey_capture
 from kiln.schemas.proto.kiln import frame_pb2
 
 DEFAULT_NETWORK: Final = "testnet-clay"
@@ -37,7 +37,7 @@ class ReplayResult(NamedTuple):
 def survey_file(path: Path) -> CaptureSurvey:
     """First pass over a capture file, to its end. CaptureError, OSError: the file cannot be read."""
     with open_capture(path) as stream:
-        return survey(read_capture(stream))
+        return survey_capture(read_capture(stream))
 
 
 def replay(

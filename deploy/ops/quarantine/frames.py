@@ -1,4 +1,4 @@
-"""One frame of the table `frames`, decoded again: which of its messages get further now."""
+"""Frames of the table `frames`, decoded again to find the messages that now get further."""
 
 from __future__ import annotations
 
@@ -19,33 +19,40 @@ COLUMNS: Final = (
     "network, connection, direction, local_peer, remote_peer, protocol, epoch_us(observed_at), sequence, payload, "
     "hello_in, hello_out, verdicts, remote_address, declared_length, kafka_partition, kafka_offset"
 )
-"""of the table `frames`, as `build_frame` takes them"""
+"""Columns of the table `frames` for `build_frame`."""
 
 _ROWS_AT_ONCE: Final = 1_000
 
 
 class FramePosition(NamedTuple):
-    """Where a frame was in `kiln.frames`."""
+    """Partition and offset of a frame in `kiln.frames`."""
 
     partition: int
     offset: int
 
 
 MessagePositions = dict[FramePosition, set[int | None]]
-"""Which messages of which frames, by position in the RPC; None: the frame as a whole."""
+"""Positions of messages in the RPCs of frames; `None` for the frame as a whole."""
 
 
 class DecodedFrame(NamedTuple):
-    """What came of decoding a frame again."""
+    """Result of decoding a frame again."""
 
     items: dict[int, DecodedMessage | RejectedMessage]
-    """messages that get further now, by position in the RPC: good, or refused for another reason"""
+    """messages that get further now, by position in the RPC: valid, or rejected for another reason"""
     refused: int
-    """how many messages are refused for the same reason"""
+    """number of messages rejected for the same reason"""
 
 
 def decode_again(frame: Frame, positions: Set[int | None], reason: str, how: DecodeConfig) -> DecodedFrame:
-    """What of the messages at `positions` (None: all of them), refused for `reason` then, gets further now."""
+    """Decode a frame again.
+
+    Args:
+        frame: The frame.
+        positions: Positions of messages that were rejected; `None` in it for all.
+        reason: Reason of the rejection.
+        how: Configuration of the decoder.
+    """
     items: dict[int, DecodedMessage | RejectedMessage] = {}
     same: set[int | None] = set()
     for item in decode(frame.SerializeToString(), 0, 0, 0, how):
@@ -54,29 +61,29 @@ def decode_again(frame: Frame, positions: Set[int | None], reason: str, how: Dec
             same.add(position)
         elif position is not None and (position in positions or None in positions):
             items[position] = item
-    if None in same:  # the frame itself is what was refused, and is
+    if None in same:  # the frame itself is rejected again
         return DecodedFrame({}, 1)
     return DecodedFrame(items, len((same & positions) - {None}))
 
 
 def select_messages(frame: Frame, positions: Set[int]) -> Frame:
-    """The frame with these messages of its RPC and nothing else; as it is, if these are all."""
+    """Reduce a frame to these messages of its RPC; returns the same frame if it has no others."""
     messages = list_messages(frame)
     if isinstance(messages, Rejected) or len(positions) == len(messages):
         return frame
-    kept = sorted(positions)
+    selected = sorted(positions)
     copy = Frame()
     copy.CopyFrom(frame)
-    copy.payload = RPC(publish=[messages[position] for position in kept]).SerializeToString()
-    if verdicts := frame.verdicts:  # read once: each access makes a copy
-        copy.verdicts = bytes(verdicts[at] if at < len(verdicts) else 0 for at in kept)
+    copy.payload = RPC(publish=[messages[position] for position in selected]).SerializeToString()
+    if verdicts := frame.verdicts:  # each access makes a copy
+        copy.verdicts = bytes(verdicts[at] if at < len(verdicts) else 0 for at in selected)
     return copy
 
 
 def read_frames(
     connection: duckdb.DuckDBPyConnection, places: Collection[FramePosition]
 ) -> Iterator[tuple[FramePosition, Frame]]:
-    """Those frames at `places` that the view `frames` of the connection has, in the order in which they came."""
+    """Read frames from the view `frames` of the connection, in the order of arrival; skips missing ones."""
     if not places:
         return
     wanted = pa.table(
@@ -89,7 +96,7 @@ def read_frames(
     for at in places:
         low, high = spans.get(at.partition, (at.offset, at.offset))
         spans[at.partition] = (min(low, at.offset), max(high, at.offset))
-    # a join alone reads every file; by these bounds whole files are passed over
+    # a join alone reads every file; these bounds let DuckDB skip whole files
     bounds = " OR ".join(
         f"(kafka_partition = {partition} AND kafka_offset BETWEEN {low} AND {high})"
         for partition, (low, high) in spans.items()
@@ -105,7 +112,7 @@ def read_frames(
 
 
 def build_frame(row: tuple[object, ...]) -> tuple[FramePosition, Frame]:
-    """A row of the table `frames`, in the order of COLUMNS, as the Frame it was, but of origin REPLAY."""
+    """Build the original Frame, with origin REPLAY, from a row of the table `frames` in the order of COLUMNS."""
     (network, connection, direction, local, remote, protocol, observed_at, sequence, payload) = row[:9]
     (hello_in, hello_out, verdicts, address, declared_length, partition, offset) = row[9:]
     frame = Frame(

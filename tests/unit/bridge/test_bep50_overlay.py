@@ -24,7 +24,7 @@ from kiln.bridge.bep50.simulation import Network
 from kiln.bridge.bep50.store import StoredTopic, TopicStore, TopicStoreError, decode_topic, encode_topic
 from kiln.schemas.dht import bencode
 from kiln.schemas.dht.bencode import Value
-from kiln.schemas.dht.items import Item, item_fields, put_fields, sign, target
+from kiln.schemas.dht.items import Item, build_item_fields, build_put_fields, compute_target, sign
 from kiln.schemas.dht.krpc import (
     OLD_SEQUENCE,
     DhtAddress,
@@ -35,11 +35,11 @@ from kiln.schemas.dht.krpc import (
     read_message,
     write_message,
 )
-from kiln.schemas.dht.node_id import bound_id
+from kiln.schemas.dht.node_id import compute_bound_id
 
 KEY = SigningKey(b"\x01" * 32)
 PUBLIC, SALT = KEY.verify_key.encode(), b"salt"
-TOPIC = target(PUBLIC, SALT)
+TOPIC = compute_target(PUBLIC, SALT)
 
 
 def item(sequence: int) -> Item:
@@ -234,7 +234,7 @@ def test_ids_that_bep42_does_not_allow_can_be_kept_out() -> None:
     outside = [DhtAddress.parse(f"93.184.216.{number}", 6881) for number in range(1, 5)]
     for number, each in enumerate(outside):
         entropy = network.random.randbytes(20)
-        node_id = entropy if number == 3 else bound_id(each.ip, entropy)
+        node_id = entropy if number == 3 else compute_bound_id(each.ip, entropy)
         node = network.add(each, settings, node_id=node_id)
         network.apply(each, node.subscribe(PUBLIC, SALT, network.now, contacts=outside[:1]))
     network.run(10.0)
@@ -289,7 +289,7 @@ class Target:
         self.receive(self.response(probe, self.held))
         sent = [read_message(each.data) for each in self.node.advance(2.5).datagrams]
         (self.get,) = [each for each in sent if isinstance(each, KrpcQuery) and each.method == b"get"]
-        put, again = put_fields(self.newer) | {b"token": token}, put_fields(self.held) | {b"token": token}
+        put, again = build_put_fields(self.newer) | {b"token": token}, build_put_fields(self.held) | {b"token": token}
         self.datagrams = [
             write_message(each)
             for each in (
@@ -309,7 +309,7 @@ class Target:
         return KrpcQuery(b"tt", method, self.contact_id, arguments, TOPIC)
 
     def response(self, query: KrpcQuery, new: Item) -> KrpcResponse:
-        return KrpcResponse(query.transaction, self.contact_id, {b"token": b"t", **item_fields(new)}, TOPIC)
+        return KrpcResponse(query.transaction, self.contact_id, {b"token": b"t", **build_item_fields(new)}, TOPIC)
 
     def receive(
         self, message: KrpcQuery | KrpcResponse
@@ -366,7 +366,7 @@ def test_a_bad_item_in_an_answer_costs_the_contact_its_place() -> None:
     one, other = joined(network, [place(1), place(2)])
     network.run(1.0)
     node = network.overlays[one]
-    forged = item_fields(item(9)) | {b"v": b"forged"}
+    forged = build_item_fields(item(9)) | {b"v": b"forged"}
     for message in [read_message(each.data) for each in node.advance(network.now + 2.1).datagrams]:
         if isinstance(message, KrpcQuery) and message.method == b"get":
             sender = network.overlays[other].node_id
@@ -417,7 +417,7 @@ def test_every_datagram_with_an_item_is_told_as_it_was_on_the_wire() -> None:
 def test_a_bad_put_is_told_too_but_stored_nowhere() -> None:
     network = Network(13)
     (one,) = joined(network, [place(1)])
-    query = KrpcQuery(b"tt", b"put", b"\x31" * 20, put_fields(item(1)), TOPIC)
+    query = KrpcQuery(b"tt", b"put", b"\x31" * 20, build_put_fields(item(1)), TOPIC)
     output = network.overlays[one].receive(write_message(query), place(2), 0.0)
     assert [type(event) for event in output.events] == [ItemTransfer]
     assert network.overlays[one].topics[TOPIC].item is None
@@ -435,7 +435,7 @@ def test_an_item_in_the_plain_dht_is_told_too() -> None:
         (datagram, address), *asked = asked
         query = read_message(datagram)
         assert isinstance(query, KrpcQuery)
-        shown = item_fields(item(1)) if query.method == b"get" else {}
+        shown = build_item_fields(item(1)) if query.method == b"get" else {}
         answer = KrpcResponse(query.transaction, b"\x22" * 20, {b"token": b"t", **shown})
         time += 0.01
         output = overlay.receive(write_message(answer), address, time)

@@ -28,7 +28,7 @@ from kiln.bridge.bep50.store import TopicStore
 from kiln.bridge.bep50.table import RoutingTable
 from kiln.schemas.dht import bencode
 from kiln.schemas.dht.bencode import Value
-from kiln.schemas.dht.items import Item, item_fields, put_fields, sign, target
+from kiln.schemas.dht.items import Item, build_item_fields, build_put_fields, compute_target, sign
 from kiln.schemas.dht.krpc import (
     DhtAddress,
     DhtNode,
@@ -42,11 +42,11 @@ from kiln.schemas.dht.krpc import (
     read_nodes,
     write_message,
 )
-from kiln.schemas.dht.node_id import shared_bits
+from kiln.schemas.dht.node_id import count_shared_bits
 
 KEY, OTHER_KEY = SigningKey(b"\x01" * 32), SigningKey(b"\x02" * 32)
 PUBLIC, SALT = KEY.verify_key.encode(), b"salt"
-TOPIC = target(PUBLIC, SALT)
+TOPIC = compute_target(PUBLIC, SALT)
 OWN_ID = b"\x00" * 20
 HERE = DhtAddress.parse("10.0.0.1", 6881)
 ANY = OverlaySettings(per_ip=0)
@@ -104,7 +104,7 @@ class Peer:
 
     def put(self, new: Item, token: bytes | None = None, **more: Value) -> KrpcResponse | KrpcError:
         extra: dict[bytes, Value] = {key.encode(): value for key, value in more.items()}
-        return self.ask(b"put", {**put_fields(new), b"token": token or self.token(), **extra})
+        return self.ask(b"put", {**build_put_fields(new), b"token": token or self.token(), **extra})
 
     def answer(self, query: Message, **values: Value) -> list[Message]:
         """Answer a query of the node; all that comes back here."""
@@ -153,7 +153,7 @@ def near(bits: int, number: int) -> DhtNode:
     """A node whose id shares exactly so many leading bits with OWN_ID."""
     rest = Random(bits * 1000 + number).getrandbits(159 - bits)
     node_id = (1 << 159 - bits | rest).to_bytes(20, "big")
-    assert shared_bits(OWN_ID, node_id) == bits
+    assert count_shared_bits(OWN_ID, node_id) == bits
     return DhtNode(node_id, DhtAddress.parse(f"10.{bits}.0.{number + 1}", 1))
 
 
@@ -253,7 +253,7 @@ def test_r2_a_message_without_our_c_is_none_of_the_topic(node: Overlay) -> None:
         stranger = Peer(node, 1, topic=topic)
         assert isinstance(stranger.put(item(1), token), KrpcError)
     for wrong in (b"1:c3:abc", b"1:ci1e", b"1:c0:", b"1:c21:" + b"a" * 21, b"1:cle"):
-        query = write_message(KrpcQuery(b"tt", b"put", peer.id, {**put_fields(item(1)), b"token": token}, TOPIC))
+        query = write_message(KrpcQuery(b"tt", b"put", peer.id, {**build_put_fields(item(1)), b"token": token}, TOPIC))
         (answer,) = peer.send_bytes(query.replace(b"1:c20:" + TOPIC, wrong))
         assert isinstance(answer, KrpcError)
         assert answer.refusal.code == 203
@@ -269,8 +269,8 @@ def test_r2_an_answer_with_another_c_is_not_taken() -> None:
     out = [node.subscribe(PUBLIC, salt, 0.0, contacts=[contact.address]) for salt in salts]
     (probe,) = contact.mine(out[0])
     assert isinstance(probe, KrpcQuery)
-    fields = item_fields(item(3))
-    for topic in (None, target(PUBLIC, b"other"), b"\x07" * 20):
+    fields = build_item_fields(item(3))
+    for topic in (None, compute_target(PUBLIC, b"other"), b"\x07" * 20):
         contact.send(KrpcResponse(probe.transaction, contact.id, fields, topic))
     assert held(node) is None
     assert node.dropped["not_asked_for"] == 3
@@ -323,7 +323,7 @@ def test_r5_what_bep44_refuses_is_refused(node: Overlay) -> None:
     peer = Peer(node, 1)
     peer.put(item(5))
     good, token = item(6), peer.token()
-    fields = put_fields(good)
+    fields = build_put_fields(good)
 
     def refused(**changed: Value) -> int:
         more: dict[bytes, Value] = {key.encode(): value for key, value in changed.items()}
@@ -343,7 +343,7 @@ def test_r5_what_bep44_refuses_is_refused(node: Overlay) -> None:
     assert refused(token=1) == 203
     assert refused(cas=4) == 301
     assert refused(cas=b"5") == 301
-    assert refused(**{key.decode(): value for key, value in put_fields(item(4)).items()}) == 302
+    assert refused(**{key.decode(): value for key, value in build_put_fields(item(4)).items()}) == 302
     assert isinstance(peer.put(good, token, cas=5), KrpcResponse)
     assert held(node) == good
 
@@ -351,7 +351,7 @@ def test_r5_what_bep44_refuses_is_refused(node: Overlay) -> None:
 def test_r5_a_value_of_1000_bytes_is_stored_and_one_of_1001_not(node: Overlay) -> None:
     peer = Peer(node, 1)
     assert isinstance(peer.put(item(1, b"x" * 996)), KrpcResponse)
-    newer = put_fields(item(2, b"x" * 996)) | {b"v": b"x" * 997}
+    newer = build_put_fields(item(2, b"x" * 996)) | {b"v": b"x" * 997}
     assert refusal(peer.ask(b"put", {**newer, b"token": peer.token()})) == 205
 
 
@@ -359,7 +359,9 @@ def test_r5_a_value_that_is_not_canonical_is_refused_and_told(node: Overlay) -> 
     """BEP 44: bencoding that is not canonical MUST be refused, and SHOULD be with error 203."""
     peer = Peer(node, 1)
     value = bencode.encode([1, 2])
-    query = KrpcQuery(b"tt", b"put", peer.id, {**put_fields(sign(KEY, SALT, 1, value)), b"token": peer.token()}, TOPIC)
+    query = KrpcQuery(
+        b"tt", b"put", peer.id, {**build_put_fields(sign(KEY, SALT, 1, value)), b"token": peer.token()}, TOPIC
+    )
     (answer,) = peer.send_bytes(write_message(query).replace(value, b"li01ei2ee"))
     assert answer == KrpcError(b"tt", KrpcRefusal(203, b"malformed message"), TOPIC)
     assert held(node) is None
@@ -373,7 +375,7 @@ def test_r5_the_same_item_again_is_acknowledged_and_another_of_its_number_is_not
     assert refusal(peer.put(item(5, b"another"))) == 302
     assert ItemConflict(TOPIC, item(5), item(5, b"another"), False, peer.address) in peer.last.events
     assert held(node) == item(5)
-    forged = put_fields(item(5)) | {b"v": b"forged"}
+    forged = build_put_fields(item(5)) | {b"v": b"forged"}
     assert refusal(peer.ask(b"put", {**forged, b"token": peer.token()})) == 206
     assert not any(isinstance(event, ItemConflict) for event in peer.last.events)
 
@@ -439,7 +441,7 @@ def test_r6_nothing_else_is_forwarded(node: Overlay, contacts: list[Peer]) -> No
     for again in (item(5), item(4), item(5, b"another")):
         other.put(again)
         assert puts(other.last) == []
-    other.ask(b"put", {**put_fields(item(6)), b"sig": b"\x00" * 64, b"token": other.token()})
+    other.ask(b"put", {**build_put_fields(item(6)), b"sig": b"\x00" * 64, b"token": other.token()})
     assert puts(other.last) == []
 
 
@@ -469,7 +471,7 @@ def test_r6_a_newer_value_from_a_get_is_pushed_on_too(node: Overlay, contacts: l
     late = Peer(node, 50)
     asked = late.send(KrpcQuery(b"tt", b"ping", late.id, {}, TOPIC))
     (probe,) = [each for each in asked if isinstance(each, KrpcQuery)]
-    late.send(KrpcResponse(probe.transaction, late.id, {**item_fields(item(3)), b"token": b"t"}, TOPIC))
+    late.send(KrpcResponse(probe.transaction, late.id, {**build_item_fields(item(3)), b"token": b"t"}, TOPIC))
     assert held(node) == item(3)
     assert {address for address, _ in puts(late.last)} == {each.address for each in contacts}
 
@@ -484,7 +486,10 @@ def test_r7_a_forwarded_put_is_a_query_of_our_own(node: Overlay, contacts: list[
         query = forwarded[peer.address]
         assert query.sender == OWN_ID
         assert query.transaction != b"tt"
-        expected = put_fields(item(1)) | {b"id": OWN_ID, b"token": b"token%d" % peer.address.port}  # the receiver's
+        expected = build_put_fields(item(1)) | {
+            b"id": OWN_ID,
+            b"token": b"token%d" % peer.address.port,
+        }  # the receiver's
         assert query.arguments == expected  # and no cas
 
 
@@ -620,7 +625,7 @@ class PlainDht:
                 assert isinstance(key, bytes)
                 assert isinstance(salt, bytes)
                 keys = (b"k", b"seq", b"sig", b"v")
-                self.items[target(key, salt)] = {each: query.arguments[each] for each in keys}
+                self.items[compute_target(key, salt)] = {each: query.arguments[each] for each in keys}
         return [Datagram(write_message(KrpcResponse(query.transaction, b"\x55" * 20, values)), source)]
 
 
@@ -678,7 +683,7 @@ def test_r10_plain_queries_are_answered_and_nothing_is_stored(node: Overlay) -> 
         assert answer.topic is None
         assert b"token" not in answer.values
     for method in (b"put", b"announce_peer"):
-        assert isinstance(peer.ask(method, {**put_fields(item(1)), b"token": b"t"}), KrpcError)
+        assert isinstance(peer.ask(method, {**build_put_fields(item(1)), b"token": b"t"}), KrpcError)
     assert held(node) is None
     Peer(node, 2).put(item(1))
     answer = peer.ask(b"get", {b"target": TOPIC})
@@ -707,7 +712,7 @@ def test_r10_a_rival_that_writes_to_the_plain_dht_alone_is_noticed() -> None:
     network.run(10.0)
     network.apply(publisher, network.overlays[publisher].publish(item(1), network.now))
     network.run(1.0)
-    plain.items[TOPIC] = item_fields(item(2))
+    plain.items[TOPIC] = build_item_fields(item(2))
     network.run(1000.0)
     assert ItemConflict(TOPIC, item(1), item(2), True, PLAIN) in network.events[publisher]
 
@@ -720,7 +725,7 @@ def test_r11_each_topic_is_a_separate_node() -> None:
     node = overlay()
     for salt in (SALT, b"other"):
         node.subscribe(PUBLIC, salt, 0.0)
-    other = target(PUBLIC, b"other")
+    other = compute_target(PUBLIC, b"other")
     peer = Peer(node, 1)
     peer.enter()
     peer.put(item(1))
@@ -741,7 +746,7 @@ def test_r12_topics_of_one_address_have_one_node_id() -> None:
     answers = []
     for salt in (SALT, b"other"):
         node.subscribe(PUBLIC, salt, 0.0)
-        answers.append(Peer(node, 1, topic=target(PUBLIC, salt)).ask(b"ping"))
+        answers.append(Peer(node, 1, topic=compute_target(PUBLIC, salt)).ask(b"ping"))
     answers.append(Peer(node, 1, topic=None).ask(b"ping"))
     assert [isinstance(each, KrpcResponse) and each.sender for each in answers] == [OWN_ID] * 3
 

@@ -9,7 +9,7 @@ import pytest
 from kiln.bridge.bep50 import ItemTransfer
 from kiln.bridge.bep50.tap import MAX_OPEN, ItemTap
 from kiln.schemas.dht.announcement import PublisherKey, parse_source
-from kiln.schemas.dht.krpc import DhtAddress, host_and_port
+from kiln.schemas.dht.krpc import DhtAddress, parse_host_and_port
 from kiln.schemas.kafka.frames import read_frame
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.wire.topics import Separator
@@ -107,7 +107,7 @@ def test_an_address_is_read_as_it_is_written(text: str) -> None:
 @pytest.mark.parametrize("text", ["", "127.0.0.1", ":1", "::1:4813", "127.0.0.1:65536", "127.0.0.1:-1", "1.2.3.4:٣"])
 def test_what_is_no_place_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"host:port|brackets"):
-        host_and_port(text)
+        parse_host_and_port(text)
 
 
 def test_whom_to_follow_is_read() -> None:

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from kiln.bridge.fetcher.claims import ClaimedStreams
 from kiln.schemas.kafka.records import Coordinates, Epoch, SeparatorRecord, UpdateRecord, WantedRecord
-from kiln.schemas.wire.cid import block_cid, cid_text
+from kiln.schemas.wire.cid import cid_text, compute_cid
 from kiln.schemas.wire.streamid import StreamID
 
 MODEL, OTHER = SeparatorRecord("model", "ka"), SeparatorRecord("model", "kb")
 
 
 def claim(genesis: int, tip: int = 0, separator: SeparatorRecord = MODEL) -> WantedRecord:
-    cid = block_cid(b"genesis %d" % genesis)
+    cid = compute_cid(b"genesis %d" % genesis)
     update = UpdateRecord(
         "clay",
         "LIVE",

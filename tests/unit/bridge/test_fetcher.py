@@ -44,7 +44,7 @@ from kiln.schemas.kafka.records import (
     decode_wanted,
     encode,
 )
-from kiln.schemas.wire.cid import block_cid, cid_text
+from kiln.schemas.wire.cid import cid_text, compute_cid
 from kit.fetching import (
     EVERYTHING,
     MODEL,
@@ -449,7 +449,7 @@ class Held(FolderBlockStore):
 
 
 def signed(payload: bytes) -> bytes:
-    return cbor2.dumps({"payload": block_cid(payload), "signatures": []}, canonical=True)
+    return cbor2.dumps({"payload": compute_cid(payload), "signatures": []}, canonical=True)
 
 
 def test_unsigned_and_signed_genesis() -> None:
@@ -457,7 +457,7 @@ def test_unsigned_and_signed_genesis() -> None:
     envelope = signed(payload)
     blocks: BlockStore = Held(payload, envelope)
     assert fetch_block(blocks, BlockRequest("genesis", genesis_cid(1)), 1) == GenesisAnswer(MODEL, None)
-    root = cid_text(block_cid(envelope, 0x85))
+    root = cid_text(compute_cid(envelope, 0x85))
     assert fetch_block(blocks, BlockRequest("genesis", root), 1) == GenesisAnswer(MODEL, None)
     half: BlockStore = Held(envelope)
     answer = fetch_block(half, BlockRequest("genesis", root), 1)
@@ -467,7 +467,7 @@ def test_unsigned_and_signed_genesis() -> None:
 
 def test_genesis_without_a_separator_says_why() -> None:
     block = genesis_of(1, None)
-    answer = fetch_block(Held(block), BlockRequest("genesis", cid_text(block_cid(block))), 1)
+    answer = fetch_block(Held(block), BlockRequest("genesis", cid_text(compute_cid(block))), 1)
     assert answer == GenesisAnswer(None, "sep_missing")
 
 
@@ -500,8 +500,8 @@ def test_block_that_is_no_batch(tmp_path: Path) -> None:
 
 
 def test_other_event_than_an_init_is_no_genesis() -> None:
-    block = cbor2.dumps({"id": cbor2.CBORTag(42, b"\x00" + block_cid(b"x")), "data": []}, canonical=True)
-    answer = fetch_block(Held(block), BlockRequest("genesis", cid_text(block_cid(block))), 1)
+    block = cbor2.dumps({"id": cbor2.CBORTag(42, b"\x00" + compute_cid(b"x")), "data": []}, canonical=True)
+    answer = fetch_block(Held(block), BlockRequest("genesis", cid_text(compute_cid(block))), 1)
     assert isinstance(answer, FetchFailure)
     assert (answer.reason, answer.final) == ("genesis_not_init", True)
 

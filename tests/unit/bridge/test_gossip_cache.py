@@ -19,7 +19,7 @@ from kiln.bridge.gossipsub.cache import (
     text_form,
 )
 from kiln.schemas.proto.gossipsub.rpc_pb2 import Message, PublicKey
-from kiln.schemas.wire.identity import PrivateKey, peer_of, peer_text, sign
+from kiln.schemas.wire.identity import PrivateKey, compute_peer_id, peer_text, sign
 
 
 def test_an_id_is_held_for_the_horizon_from_when_it_first_came() -> None:
@@ -131,7 +131,7 @@ def signed(key: PrivateKey) -> Message:
 
 def public_key(key: PrivateKey, message: Message) -> bytes:
     """The PublicKey protobuf: in the peer id, or attached."""
-    return message.key if message.HasField("key") else peer_of(key)[2:]
+    return message.key if message.HasField("key") else compute_peer_id(key)[2:]
 
 
 def test_an_unsigned_message_is_its_data() -> None:
@@ -144,7 +144,7 @@ def test_an_unsigned_message_is_its_data() -> None:
 def test_both_forms_of_an_id_are_one(kind: str) -> None:
     message = signed(KEYS[kind])
     canonical = gossip_id(message)
-    assert canonical == peer_of(KEYS[kind]) + message.seqno
+    assert canonical == compute_peer_id(KEYS[kind]) + message.seqno
     other = public_key(KEYS[kind], message) + message.seqno
     assert PublicKey.FromString(other[:-8]).HasField("Data")
     assert is_key_form(other)
@@ -157,7 +157,7 @@ def test_both_forms_of_an_id_are_one(kind: str) -> None:
 @pytest.mark.parametrize("kind", KEYS)
 @given(number=st.integers(0, 2**64 - 1))
 def test_an_id_in_text_is_the_same(kind: str, number: int) -> None:
-    peer = peer_of(KEYS[kind])
+    peer = compute_peer_id(KEYS[kind])
     canonical = peer + number.to_bytes(8, "big")
     text = f"{peer_text(peer)}{number}".encode()
     assert is_text_form(text)
@@ -169,7 +169,7 @@ def test_an_id_in_text_is_the_same(kind: str, number: int) -> None:
 
 @pytest.mark.parametrize("number", ["", "00", "01", "-1", "1x", str(2**64), "9" * 30, "²"])
 def test_a_text_that_is_no_seqno_is_an_id_of_its_own(number: str) -> None:
-    text = (peer_text(peer_of(KEYS["ed25519"])) + number).encode()
+    text = (peer_text(compute_peer_id(KEYS["ed25519"])) + number).encode()
     assert canonical_id(text) == text
     assert not is_text_form(text)
 

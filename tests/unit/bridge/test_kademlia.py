@@ -36,7 +36,7 @@ from kiln.bridge.libp2p.kademlia import (
     trusted_contact,
 )
 from kiln.bridge.libp2p.view import peer_name
-from kiln.schemas.wire.identity import peer_of_ed25519, peer_text
+from kiln.schemas.wire.identity import build_ed25519_peer_id, peer_text
 
 KEY = topic_key("/ceramic/testnet-clay")
 OURS = TcpAddress("192.0.2.1", 4811)
@@ -65,7 +65,7 @@ def test_the_key_of_any_topic_is_its_sha2_256_multihash(topic: str) -> None:
 
 @given(st.binary(min_size=32, max_size=32), st.booleans())
 def test_a_peer_has_one_name_in_status_and_messages(key: bytes, hashed: bool) -> None:
-    peer_id = b"\x12\x20" + key if hashed else peer_of_ed25519(key)
+    peer_id = b"\x12\x20" + key if hashed else build_ed25519_peer_id(key)
     assert peer_name(peer_id) == peer_text(peer_id)
 
 

@@ -10,22 +10,22 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from kiln.bridge.libp2p.keys import KeyFileError, derive_author_keys, load_or_create_key
-from kiln.schemas.wire.identity import peer_of
+from kiln.schemas.wire.identity import compute_peer_id
 
 
 def test_authors_are_the_identity_and_keys_that_the_identity_alone_makes() -> None:
     identity, other = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
-    peers = [peer_of(key) for key in derive_author_keys(identity, 5)]
-    assert peers == [peer_of(key) for key in derive_author_keys(identity, 5)]
-    assert peers[0] == peer_of(identity)
-    assert len({*peers, *(peer_of(key) for key in derive_author_keys(other, 5))}) == 10
+    peers = [compute_peer_id(key) for key in derive_author_keys(identity, 5)]
+    assert peers == [compute_peer_id(key) for key in derive_author_keys(identity, 5)]
+    assert peers[0] == compute_peer_id(identity)
+    assert len({*peers, *(compute_peer_id(key) for key in derive_author_keys(other, 5))}) == 10
 
 
 def test_the_identity_stays_the_same(tmp_path: Path) -> None:
     path = tmp_path / "state" / "identity.key"
-    first = peer_of(load_or_create_key(path))
-    assert peer_of(load_or_create_key(path)) == first
-    assert peer_of(load_or_create_key(tmp_path / "other.key")) != first
+    first = compute_peer_id(load_or_create_key(path))
+    assert compute_peer_id(load_or_create_key(path)) == first
+    assert compute_peer_id(load_or_create_key(tmp_path / "other.key")) != first
 
 
 def test_only_the_owner_may_read_it_whatever_the_umask(tmp_path: Path) -> None:
@@ -101,4 +101,4 @@ def test_a_key_of_other_libp2p_software_is_read(tmp_path: Path) -> None:
         )
     )
     public = "080112201ed1e8fae2c4a144b8be8fd4b47bf3d3b34b871c3cacf6010f0e42d474fce27e"
-    assert peer_of(load_or_create_key(path)).hex() == "0024" + public
+    assert compute_peer_id(load_or_create_key(path)).hex() == "0024" + public

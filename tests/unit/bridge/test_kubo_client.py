@@ -24,12 +24,12 @@ from kiln.bridge.ipfs.kubo import Kubo, KuboError, NoRoutingError, auth_header
 from kiln.bridge.ipfs.neighbours import BitswapPeer
 from kiln.bridge.ipfs.node import NodeBlockStore
 from kiln.conf.process.bridge_status import IpfsStatus
-from kiln.schemas.wire.cid import block_cid, cid_text
+from kiln.schemas.wire.cid import cid_text, compute_cid
 from kit.awaiting import wait_until
 
 DATA = b"\xa1dtips\xa0"
-CID = cid_text(block_cid(DATA))
-OTHER = cid_text(block_cid(b"other"))
+CID = cid_text(compute_cid(DATA))
+OTHER = cid_text(compute_cid(b"other"))
 PEER = "/ip4/127.0.0.1/tcp/4001/p2p/12D3KooWM68GyFKBT9JsuTRB6CYkF61PtMuSkynUauSQEGBX51JW"
 
 
@@ -227,7 +227,7 @@ def test_a_block_is_put_with_its_codec_and_not_pinned_by_that(kubo: FakeKubo, cl
     ],
 )
 def test_each_codec_has_kubos_name(kubo: FakeKubo, client: Kubo, codec: int, name: str) -> None:
-    cid = cid_text(block_cid(DATA, codec))
+    cid = cid_text(compute_cid(DATA, codec))
     kubo.answers["block/put"] = kubo_json({"Key": cid, "Size": len(DATA)})
     client.put(cid, DATA)
     assert kubo.asked[0].options["cid-codec"] == name
@@ -235,9 +235,9 @@ def test_each_codec_has_kubos_name(kubo: FakeKubo, client: Kubo, codec: int, nam
 
 def test_a_codec_that_kubo_cannot_put_is_refused_unasked(kubo: FakeKubo, client: Kubo) -> None:
     for cid in (
-        cid_text(block_cid(DATA, 0x4242)),
-        cid_text(block_cid(DATA, 0x72)),
-        cid_text(b"\x12\x20" + block_cid(DATA, 0x70)[4:]),
+        cid_text(compute_cid(DATA, 0x4242)),
+        cid_text(compute_cid(DATA, 0x72)),
+        cid_text(b"\x12\x20" + compute_cid(DATA, 0x70)[4:]),
     ):
         with pytest.raises(BlockRefusedError) as refused:
             client.put(cid, DATA)

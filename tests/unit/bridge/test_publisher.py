@@ -34,9 +34,9 @@ from kiln.schemas.kafka.records import (
     decode_quarantine,
     encode,
 )
-from kiln.schemas.wire.cid import block_cid, cid_text
+from kiln.schemas.wire.cid import cid_text, compute_cid
 from kiln.schemas.wire.pubsub import PubsubMessage, read_message
-from kiln.schemas.wire.topics import Separator, separator_value, topic_name
+from kiln.schemas.wire.topics import Separator, encode_separator_value, format_topic
 
 NETWORK = "local-test"
 S = 1_000_000
@@ -48,12 +48,12 @@ def batch(
     number: int, model: int = 0, origin: Origin = "LIVE", network: str = NETWORK, closed: int = START
 ) -> BatchRecord:
     block = f"block {number}".encode()
-    separator = SeparatorRecord("model", separator_value(bytes([1, model])))
-    return BatchRecord(network, origin, separator, cid_text(block_cid(block)), block, closed - S, closed)
+    separator = SeparatorRecord("model", encode_separator_value(bytes([1, model])))
+    return BatchRecord(network, origin, separator, cid_text(compute_cid(block)), block, closed - S, closed)
 
 
 def topic_of(record: BatchRecord) -> str:
-    return topic_name(record.network, Separator(record.separator.key, record.separator.value))
+    return format_topic(record.network, Separator(record.separator.key, record.separator.value))
 
 
 class Node:
@@ -498,7 +498,7 @@ def test_blocks_count_as_memory_until_they_are_out() -> None:
 
 
 def network_topic() -> str:
-    return topic_name(NETWORK, None)
+    return format_topic(NETWORK, None)
 
 
 def test_duplicate_publishes_on_both_topics_with_a_receipt_of_each() -> None:

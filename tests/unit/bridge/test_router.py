@@ -8,7 +8,7 @@ from kiln.bridge.gossipsub.options import RouterOptions
 from kiln.bridge.gossipsub.protocols import VERSIONS
 from kiln.bridge.gossipsub.table_agreements import TableAgreements
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
-from kiln.schemas.wire.topic_table import BundleSet, hello_extensions
+from kiln.schemas.wire.topic_table import BundleSet, build_hello_extensions
 from kit.scripted_peers import (
     MESHSUB,
     T,
@@ -28,7 +28,7 @@ def test_the_first_rpc_tells_our_topics_and_extensions_only_to_those_who_know_th
     assert [(each.topicid, each.subscribe) for each in first.rpc.subscriptions] == [("a", True), ("b", True)]
     assert first.priority
     if protocol == "/meshsub/1.3.0":
-        assert first.rpc.control.extensions == hello_extensions(bundles)
+        assert first.rpc.control.extensions == build_hello_extensions(bundles)
     else:
         assert not first.rpc.HasField("control")
     later = router.join("c", 1.0) + router.heartbeat(1.0)

@@ -18,7 +18,7 @@ from kiln.bridge.gossipsub.table_agreements import TableAgreements
 from kiln.bridge.gossipsub.wire import encode
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from kiln.schemas.wire.identity import Verdict
-from kiln.schemas.wire.topic_table import BundleSet, hello_extensions
+from kiln.schemas.wire.topic_table import BundleSet, build_hello_extensions
 from kit.scripted_peers import (
     OWN,
     T,
@@ -179,7 +179,7 @@ def test_whatever_the_router_sends_is_accepted_and_nothing_that_fits_is_missing(
         router.join(name, 0.0)
     sent: list[Send] = []
     hello = RPC()
-    hello.control.extensions.CopyFrom(hello_extensions(bundles))
+    hello.control.extensions.CopyFrom(build_hello_extensions(bundles))
     for number in range(14):
         hellos = router.add_peer(peer(number), "/meshsub/1.3.0", True, 0.0)
         assert [each.topicid for send in hellos for each in send.rpc.subscriptions] == [T, *names]

@@ -19,7 +19,7 @@ from kiln.bridge.gossipsub.rpc_parts import RpcLimits, split
 from kiln.schemas.kafka.frames import MAX_MESSAGES
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message, PublicKey
 from kiln.schemas.wire import identity
-from kiln.schemas.wire.identity import MAX_RPC_COST, Judgement, Policy, Verdict, peer_of, sign
+from kiln.schemas.wire.identity import MAX_RPC_COST, Judgement, Policy, Verdict, compute_peer_id, sign
 from kit.key_bytes import KEY_ATTACKS, public_key
 from kit.scripted_peers import (
     OWN,
@@ -232,7 +232,7 @@ def test_real_signatures_under_each_policy() -> None:
     plain = Message(data=b"x", topic=T)
     expected: dict[Policy, list[int]] = {"strict": [1, 2, 4], "none": [4, 4, 3], "either": [1, 2, 3]}
     for policy, verdicts in expected.items():
-        router = Router(peer_of(key), RouterOptions(), Random(1), partial(identity.check, policy=policy))
+        router = Router(compute_peer_id(key), RouterOptions(), Random(1), partial(identity.check, policy=policy))
         router.join(T, 0.0)
         with_peers(router, 1)
         assert list(router.receive(peer(0), rpc_of(signed, tampered, plain), 1.0)[2]) == verdicts

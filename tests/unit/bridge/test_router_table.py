@@ -12,8 +12,8 @@ from kiln.bridge.gossipsub.options import RouterOptions
 from kiln.bridge.gossipsub.router import Router
 from kiln.bridge.gossipsub.table_agreements import SendMode, TableAgreements
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
-from kiln.schemas.wire.identity import Verdict, check, peer_of, sign
-from kiln.schemas.wire.topic_table import BundleSet, hello_extensions
+from kiln.schemas.wire.identity import Verdict, check, compute_peer_id, sign
+from kiln.schemas.wire.topic_table import BundleSet, build_hello_extensions
 
 A, B, C = "/ceramic/a", "/ceramic/b", "/ceramic/c"
 ONE = BundleSet({"one": [A, B]})  # a is 1, b is 2
@@ -36,7 +36,7 @@ def node(send: SendMode = "eager", bundles: BundleSet = ONE, topics: tuple[str, 
 
 def hello(bundles: BundleSet = ONE, topics: tuple[str, ...] = (A, B, C)) -> RPC:
     rpc = RPC(subscriptions=[RPC.SubOpts(subscribe=True, topicid=topic) for topic in topics])
-    rpc.control.extensions.CopyFrom(hello_extensions(bundles))
+    rpc.control.extensions.CopyFrom(build_hello_extensions(bundles))
     return rpc
 
 
@@ -108,7 +108,7 @@ def test_what_is_kept_for_iwant_goes_in_the_askers_own_form() -> None:
     greet(router, 3, V12, None)
     router.receive(peer(1), indexed(signed(1), 1), 1.0)
     rpc = RPC()
-    rpc.control.iwant.add(messageIDs=[peer_of(KEY) + (1).to_bytes(8)])
+    rpc.control.iwant.add(messageIDs=[compute_peer_id(KEY) + (1).to_bytes(8)])
     assert published(router.receive(peer(2), rpc, 1.0)[0]) == {peer(2): [("", 1)]}
     assert published(router.receive(peer(3), rpc, 1.0)[0]) == {peer(3): [(A, 0)]}
 

@@ -22,12 +22,12 @@ from kiln.bridge.publisher.transition import (
     describe_unreached_peers,
     read_height,
 )
-from kiln.schemas.wire.topics import Separator, parse_topic, separator_value
+from kiln.schemas.wire.topics import Separator, encode_separator_value, parse_topic
 from kit.awaiting import awaited
 
 S = 1_000_000
 AT = 1_000 * S
-SEPARATOR = Separator("model", separator_value(b"\x01\x02"))
+SEPARATOR = Separator("model", encode_separator_value(b"\x01\x02"))
 
 
 def test_names_of_the_topics() -> None:

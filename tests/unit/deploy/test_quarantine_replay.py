@@ -240,7 +240,7 @@ def test_what_came_from_no_frame_is_refused_in_words(world: World) -> None:
         str(world.lake / "quarantine"), pa.table(columns, schema=build_arrow_schema(QUARANTINE)), mode="append"
     )
     for reason in ("update_malformed", "frame_malformed"):
-        with pytest.raises(QuarantineReplayError, match=f"{reason}.*no frame"):
+        with pytest.raises(QuarantineReplayError, match=f"{reason}.*do not come from frames"):
             QuarantineReplay(Lake(str(world.lake)), reason, AFTER)
     with pytest.raises(QuarantineReplayError, match="did you mean update_malformed"):
         QuarantineReplay(Lake(str(world.lake)), "update_malforme", AFTER)
@@ -304,9 +304,9 @@ def test_a_capture_by_index(world: World, tmp_path: Path) -> None:
 
 
 def test_what_was_found_is_said() -> None:
-    assert describe_candidates(ReplayCandidates()) == "nothing to bring back"
+    assert describe_candidates(ReplayCandidates()) == "nothing to replay"
     assert "1,000 messages" in describe_candidates(ReplayCandidates(back=1000))
-    assert "3 would be refused" in describe_candidates(ReplayCandidates(refused=3))
+    assert "3 would be rejected" in describe_candidates(ReplayCandidates(refused=3))
 
 
 # ---------------------------------------------------------------- the command
@@ -360,10 +360,10 @@ def test_the_command(
     assert [row["reason"] for row in json.loads(capsys.readouterr().out)] == [UNKNOWN_BUNDLE]
 
     assert run_command(["quarantine", "replay", "--reason", UNKNOWN_BUNDLE]) == 0
-    assert "nothing to bring back; 2 would be refused for the same reason" in capsys.readouterr().err
+    assert "nothing to replay; 2 would be rejected for the same reason" in capsys.readouterr().err
     config.write_text(f'topic_table.bundles = {{ clay = ["{CLAY}", "/ceramic/zzz"] }}', encoding="utf-8")
     assert run_command(["quarantine", "replay", "--reason", UNKNOWN_BUNDLE]) == 0
-    assert "2 messages put into Kafka again" in capsys.readouterr().err
+    assert "2 messages sent to Kafka again" in capsys.readouterr().err
     assert [each.origin for each in taken.frames] == [Frame.REPLAY]
     world.take(taken.frames, AFTER)
     assert run_command(["quarantine", "replay", "--reason", UNKNOWN_BUNDLE]) == 0

@@ -26,7 +26,7 @@ from kiln.schemas.kafka.frames import read_frame
 from kiln.schemas.proto.gossipsub import rpc_pb2
 from kiln.schemas.proto.kiln import frame_pb2
 from kiln.schemas.wire.identity import peer_bytes
-from kiln.schemas.wire.topic_table import compute_bundle_hash, parse_hello
+from kiln.schemas.wire.topic_table import bundle_hash, parse_hello
 
 CAPTURES = Path(__file__).resolve().parents[4] / "shared" / "captures"
 IN, OUT = frame_pb2.Frame.IN, frame_pb2.Frame.OUT
@@ -203,7 +203,7 @@ def test_the_reconnect_begins_where_the_peers_said_hello_again() -> None:
 
 def test_every_frame_of_the_topic_table_capture_carries_both_hellos() -> None:
     path = capture("go4tt")
-    bundle = compute_bundle_hash(json.loads((CAPTURES / "go4tt.meta.json").read_text())["topics"])
+    bundle = bundle_hash(json.loads((CAPTURES / "go4tt.meta.json").read_text())["topics"])
     for frame in replayed(path):
         assert parse_hello(frame.hello_in) == [bundle]
         assert parse_hello(frame.hello_out) == [bundle]

@@ -61,9 +61,9 @@ from kiln.schemas.kafka.records import Epoch, decode_quarantine, parse_quarantin
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.reject import Rejected
-from kiln.schemas.wire.identity import peer_of, peer_text, sign
+from kiln.schemas.wire.identity import compute_peer_id, peer_text, sign
 from kiln.schemas.wire.pubsub import write_keepalive, write_query, write_response, write_update
-from kiln.schemas.wire.topic_table import BundleSet, hello_bytes
+from kiln.schemas.wire.topic_table import BundleSet, write_hello
 
 STREAM = "kjzl6cwe1jw145as2el62s5k2n5xwij7snqu1mngluhpr05xy5wylfswe1zvq39"
 MODEL = "k2t6wz4z9kggqqnbn3vqggh2z4fe9jctr9vvbc1em2yho0qnzzrtzz1n2hr4lq"
@@ -82,8 +82,8 @@ def frame(**fields: object) -> Frame:
         network="mainnet",
         connection=b"0123456789abcdef",
         direction=Frame.IN,
-        local_peer=peer_of(ANNA),
-        remote_peer=peer_of(BERT),
+        local_peer=compute_peer_id(ANNA),
+        remote_peer=compute_peer_id(BERT),
         protocol="/meshsub/1.2.0",
         observed_at=1_700_000_000_123_456_789,
         payload=b"payload",
@@ -120,8 +120,8 @@ def test_a_frame_is_in_its_row_byte_for_byte() -> None:
         "network": "mainnet",
         "connection": b"0123456789abcdef",
         "direction": "IN",
-        "local_peer": peer_text(peer_of(ANNA)),
-        "remote_peer": peer_text(peer_of(BERT)),
+        "local_peer": peer_text(compute_peer_id(ANNA)),
+        "remote_peer": peer_text(compute_peer_id(BERT)),
         "protocol": "/meshsub/1.2.0",
         "observed_at": 1_700_000_000_123_456,
         "sequence": 7,
@@ -293,8 +293,8 @@ def test_every_message_in_a_frame_has_a_row(lake: Lake) -> None:
     first, second, third = copies(lake, made)
     assert first == {
         "network": "testnet-clay",
-        "message_id": f"{peer_text(peer_of(ANNA))}/0001",
-        "remote_peer": peer_text(peer_of(BERT)),
+        "message_id": f"{peer_text(compute_peer_id(ANNA))}/0001",
+        "remote_peer": peer_text(compute_peer_id(BERT)),
         "observed_at": 1_700_000_000_123_456,
         "verdict": "valid",
         "kafka_partition": 3,
@@ -326,10 +326,10 @@ def test_the_network_of_an_indexed_topic_is_that_of_its_name(lake: Lake) -> None
     message = signed(CLAY)
     message.ClearField("topic")
     message.topicIndex = 1
-    made = frame(payload=rpc(message), hello_in=hello_bytes(bundles), hello_out=hello_bytes(bundles))
+    made = frame(payload=rpc(message), hello_in=write_hello(bundles), hello_out=write_hello(bundles))
     (found,), (unknown,) = copies(lake, made, bundles), copies(lake, made)
     assert (found["network"], unknown["network"]) == ("testnet-clay", "mainnet")
-    assert found["message_id"] == unknown["message_id"] == f"{peer_text(peer_of(ANNA))}/0001"
+    assert found["message_id"] == unknown["message_id"] == f"{peer_text(compute_peer_id(ANNA))}/0001"
 
 
 @pytest.mark.parametrize(
@@ -391,7 +391,7 @@ def test_a_message_and_a_fault_are_packed_with_what_they_are_known_by(lake: Lake
     reason, author, key, value = made.rows[2].row
     assert isinstance(key, bytes)
     assert isinstance(value, bytes)
-    assert (reason, author) == ("invalid_json", peer_text(peer_of(ANNA)))
+    assert (reason, author) == ("invalid_json", peer_text(compute_peer_id(ANNA)))
     assert parse_quarantine_key(key)[:3] == (3, 77, 2)
     assert decode_quarantine(value).data == b"garbage"
 
@@ -553,7 +553,7 @@ def test_what_decoded_and_what_did_not_is_counted_for_each_signer(lake: Lake) ->
     unsigned = [ASKED, Message(data=b"garbage", topic=CLAY)]
     found = write(lake, *first_stage(lake, heard(*messages, *garbage, *unsigned)))
     assert sorted(found.told.tallies) == sorted(
-        [AuthorTally(peer_text(peer_of(ANNA)), 3, 1), AuthorTally(peer_text(peer_of(BERT)), 0, 2)]
+        [AuthorTally(peer_text(compute_peer_id(ANNA)), 3, 1), AuthorTally(peer_text(compute_peer_id(BERT)), 0, 2)]
     )
 
 

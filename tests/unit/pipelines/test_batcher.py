@@ -44,7 +44,7 @@ from kiln.schemas.kafka.records import (
     encode,
 )
 from kiln.schemas.wire.batch_block import MAX_BLOCK
-from kiln.schemas.wire.cid import block_cid, cid_bytes, cid_text
+from kiln.schemas.wire.cid import compute_cid, cid_bytes, cid_text
 from kiln.schemas.wire.streamid import StreamID
 from kit.log_model import Owner, Update, block_of, cid_of, windows_of, without_repeats
 from kit.plain_batcher import LogRecord, batch_partition, plainly
@@ -53,8 +53,8 @@ T = 1_000_000
 SCHEMA = Path(__file__).resolve().parents[3] / "schemas" / "kafka" / "batches.schema.json"
 VALID = Draft202012Validator(json.loads(SCHEMA.read_text()))
 
-STREAMS = tuple(StreamID(3, block_cid(b"genesis %d" % n)).text for n in range(3))
-TIPS = tuple(cid_text(block_cid(b"tip %d" % n)) for n in range(4))
+STREAMS = tuple(StreamID(3, compute_cid(b"genesis %d" % n)).text for n in range(3))
+TIPS = tuple(cid_text(compute_cid(b"tip %d" % n)) for n in range(4))
 ANNA, BERT = SeparatorRecord("model", "ka"), SeparatorRecord("model", "kb")
 
 
@@ -195,7 +195,7 @@ def test_two_kilns_of_disjoint_authors_share_the_updates_between_them(
     values = [
         encode(msgspec.structs.replace(decode_update(each), from_="abcd"[number % 4]))
         for number in range(24)
-        for each in [update(STREAMS[number % 3], cid_text(block_cid(b"own %d" % number)), message=f"m{number}")]
+        for each in [update(STREAMS[number % 3], cid_text(compute_cid(b"own %d" % number)), message=f"m{number}")]
     ]
 
     def batched(order: list[int], authors: frozenset[str]) -> list[tuple[str, str]]:
@@ -335,7 +335,7 @@ def test_one_message_id_in_two_networks_or_origins_is_two_messages() -> None:
 
 def window_of(streams: int, tips: int, order: int) -> ClosedWindow:
     pairs = [
-        (StreamID(3, block_cid(b"stream %d" % n)).text, block_cid(b"%d/%d" % (n, m)))
+        (StreamID(3, compute_cid(b"stream %d" % n)).text, compute_cid(b"%d/%d" % (n, m)))
         for n in range(streams)
         for m in range(tips)
     ]

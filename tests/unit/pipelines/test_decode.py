@@ -30,8 +30,8 @@ from kiln.pipelines.decode.decoder import (
     decode,
     get_signer,
 )
-from kiln.schemas.dht.announcement import Announcement, topic_salt, write_announcement
-from kiln.schemas.dht.items import item_fields, put_fields
+from kiln.schemas.dht.announcement import Announcement, compute_salt, write_announcement
+from kiln.schemas.dht.items import build_item_fields, build_put_fields
 from kiln.schemas.dht.items import sign as sign_item
 from kiln.schemas.dht.krpc import KrpcQuery, KrpcResponse, write_message
 from kiln.schemas.kafka.frames import MAX_RPC
@@ -39,8 +39,8 @@ from kiln.schemas.kafka.records import QuarantineRecord, decode_quarantine, enco
 from kiln.schemas.kafka.topics import MAX_RECORD
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, ExtTopicTable, Message
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
-from kiln.schemas.wire.cid import block_cid, cid_text
-from kiln.schemas.wire.identity import Policy, Verdict, peer_of, peer_text, sign
+from kiln.schemas.wire.cid import compute_cid, cid_text
+from kiln.schemas.wire.identity import Policy, Verdict, compute_peer_id, peer_text, sign
 from kiln.schemas.wire.pubsub import write_keepalive, write_query, write_update
 from kiln.schemas.wire.topic_table import (
     INDEX_OUT_OF_RANGE,
@@ -48,9 +48,9 @@ from kiln.schemas.wire.topic_table import (
     TOPIC_MISSING,
     UNKNOWN_BUNDLE,
     BundleSet,
-    hello_bytes,
+    write_hello,
 )
-from kiln.schemas.wire.topics import Separator, topic_name
+from kiln.schemas.wire.topics import Separator, format_topic
 
 STREAM = "kjzl6cwe1jw145as2el62s5k2n5xwij7snqu1mngluhpr05xy5wylfswe1zvq39"
 MODEL = "k2t6wz4z9kggqqnbn3vqggh2z4fe9jctr9vvbc1em2yho0qnzzrtzz1n2hr4lq"
@@ -59,7 +59,7 @@ CLAY = "/ceramic/testnet-clay"
 UPDATE = write_update(STREAM, TIP, MODEL)
 
 ANNA, BERT = Ed25519PrivateKey.from_private_bytes(b"a" * 32), Ed25519PrivateKey.from_private_bytes(b"b" * 32)
-REMOTE = peer_of(BERT)
+REMOTE = compute_peer_id(BERT)
 
 QUARANTINE = Draft202012Validator(
     json.loads((Path(__file__).resolve().parents[3] / "schemas" / "kafka" / "quarantine.schema.json").read_text())
@@ -130,7 +130,7 @@ def fault(made: Frame | bytes | None, how: DecodeConfig | None = None) -> Reject
 def test_a_message_and_what_is_known_of_it() -> None:
     item = good(frame(signed()))
     assert item.ref == MessageRef(3, 77, 0)
-    assert item.message_id == f"{peer_text(peer_of(ANNA))}/0001"
+    assert item.message_id == f"{peer_text(compute_peer_id(ANNA))}/0001"
     assert (item.network, item.origin, item.topic, item.separator) == ("testnet-clay", "LIVE", CLAY, None)
     assert item.verdict is Verdict.GOOD
     assert item.remote_peer == peer_text(REMOTE)
@@ -142,7 +142,7 @@ def test_a_message_and_what_is_known_of_it() -> None:
         TIP,
         MODEL,
     )
-    assert get_signer(item) == peer_text(peer_of(ANNA))
+    assert get_signer(item) == peer_text(compute_peer_id(ANNA))
 
 
 def test_messages_of_a_frame_come_in_order_with_their_positions() -> None:
@@ -182,7 +182,7 @@ def test_a_name_wins_over_an_index() -> None:
 
 def test_an_unsigned_message_has_no_author_whatever_it_claims() -> None:
     message = unsigned()
-    setattr(message, "from", peer_of(ANNA))
+    setattr(message, "from", compute_peer_id(ANNA))
     item = good(frame(message))
     assert item.message_id == "sha256/" + hashlib.sha256(UPDATE).hexdigest()
     assert get_signer(item) is None
@@ -210,26 +210,26 @@ def test_an_rpc_without_messages_holds_nothing() -> None:
 
 PUBLISHER = SigningKey(b"p" * 32)
 BY_MODEL = Separator("model", "kabc")
-BATCH, BEFORE = block_cid(b"a batch"), block_cid(b"the one before")
+BATCH, BEFORE = compute_cid(b"a batch"), compute_cid(b"the one before")
 
 
 def datagram(*, sequence: int = 7, answer: bool = False, salt: bytes | None = None) -> Frame:
     value = write_announcement(Announcement(BY_MODEL, BATCH, 1_700_000_000_000, (BEFORE,)))
-    item = sign_item(PUBLISHER, topic_salt("mainnet", BY_MODEL) if salt is None else salt, sequence, value)
+    item = sign_item(PUBLISHER, compute_salt("mainnet", BY_MODEL) if salt is None else salt, sequence, value)
     if answer:
         message: KrpcQuery | KrpcResponse = KrpcResponse(
-            b"aa", bytes(20), {**item_fields(item), b"token": b"t"}, item.target
+            b"aa", bytes(20), {**build_item_fields(item), b"token": b"t"}, item.target
         )
     else:
-        message = KrpcQuery(b"aa", b"put", bytes(20), {**put_fields(item), b"token": b"t"}, item.target)
+        message = KrpcQuery(b"aa", b"put", bytes(20), {**build_put_fields(item), b"token": b"t"}, item.target)
     return frame(payload=write_message(message), protocol="bep50", remote_peer=b"n" * 20, local_peer=b"m" * 20)
 
 
 def test_an_announcement_in_the_dht_is_a_batch_update() -> None:
     item = good(datagram())
-    publisher = peer_of(Ed25519PrivateKey.from_private_bytes(b"p" * 32))
+    publisher = compute_peer_id(Ed25519PrivateKey.from_private_bytes(b"p" * 32))
     assert (item.content.type, item.content.sep, item.content.batch) == ("BATCH_UPDATE", "model/kabc", cid_text(BATCH))
-    assert (item.topic, item.topic_source, item.separator) == (topic_name("mainnet", BY_MODEL), "name", BY_MODEL)
+    assert (item.topic, item.topic_source, item.separator) == (format_topic("mainnet", BY_MODEL), "name", BY_MODEL)
     assert (item.network, item.verdict, item.remote_peer) == ("mainnet", Verdict.GOOD, (b"n" * 20).hex())
     assert get_signer(item) == peer_text(publisher)
     assert item.envelope.seqno == (7).to_bytes(8)
@@ -381,7 +381,7 @@ RESOLVING = DecodeConfig("strict", bundles=BUNDLES)
 
 
 def tabled(*messages: Message, **fields: object) -> Frame:
-    made = frame(*messages, hello_in=hello_bytes(reversed(list(BUNDLES))), hello_out=hello_bytes(BUNDLES))
+    made = frame(*messages, hello_in=write_hello(reversed(list(BUNDLES))), hello_out=write_hello(BUNDLES))
     for name, value in fields.items():
         setattr(made, name, value)
     return made
@@ -512,7 +512,7 @@ def test_a_topic_that_is_not_utf8() -> None:
 def test_bytes_that_are_no_message() -> None:
     item = fault(frame(signed(b'{"typ": true}')))
     assert (item.stage, item.reason, item.data) == ("message", "unknown_typ", b'{"typ": true}')
-    assert item.author == peer_text(peer_of(ANNA))
+    assert item.author == peer_text(compute_peer_id(ANNA))
 
 
 @pytest.mark.parametrize("message", [unsigned(b"garbage"), forged(b"garbage")], ids=["unsigned", "forged"])
@@ -626,7 +626,7 @@ def test_an_unsigned_copy_does_not_mask_a_signed_message() -> None:
 def test_copies_through_other_peers_are_known_as_such() -> None:
     first = good(frame(signed()))
     again = good(
-        frame(signed(), remote_peer=peer_of(ANNA), connection=b"c" * 16, observed_at=1_700_040_000_000_000_000)
+        frame(signed(), remote_peer=compute_peer_id(ANNA), connection=b"c" * 16, observed_at=1_700_040_000_000_000_000)
     )
     assert compute_identities(first, "", 120_000_000) == compute_identities(again, "", 120_000_000)
 
@@ -771,7 +771,7 @@ datas = st.binary(max_size=60) | jsons.map(lambda value: json.dumps(value).encod
             seqno=st.none() | st.binary(max_size=10),
             signature=st.none() | st.binary(max_size=70),
             key=st.none() | st.binary(max_size=40),
-            author=st.none() | st.binary(max_size=40) | st.just(peer_of(ANNA)),
+            author=st.none() | st.binary(max_size=40) | st.just(compute_peer_id(ANNA)),
         ),
         max_size=4,
     ),

@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 from kiln.pipelines.decode.decoder import DecodeConfig, DecodedMessage, FrameDecoder, RejectedMessage, decode
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
-from kiln.schemas.wire.cid import block_cid, cid_text
-from kiln.schemas.wire.identity import peer_of, sign
+from kiln.schemas.wire.cid import compute_cid, cid_text
+from kiln.schemas.wire.identity import compute_peer_id, sign
 from kiln.schemas.wire.pubsub import write_keepalive, write_update
 from kiln.schemas.wire.streamid import StreamID
-from kiln.schemas.wire.topic_table import BundleSet, hello_bytes
+from kiln.schemas.wire.topic_table import BundleSet, write_hello
 
 ANNA = Ed25519PrivateKey.from_private_bytes(b"a" * 32)
 TOPICS = ("/ceramic/testnet-clay", "/ceramic/mainnet", "elsewhere")
 BUNDLES = BundleSet({"clay": ["/ceramic/testnet-clay"], "main": ["/ceramic/mainnet"]})
-STREAM = StreamID(3, block_cid(b"genesis")).text
-DATA = (write_update(STREAM, cid_text(block_cid(b"tip"))), write_keepalive(1), b"garbage", b"\xff", bytes(3000))
+STREAM = StreamID(3, compute_cid(b"genesis")).text
+DATA = (write_update(STREAM, cid_text(compute_cid(b"tip"))), write_keepalive(1), b"garbage", b"\xff", bytes(3000))
 
 
 def _message(data: bytes, topic: str, signed: bool, forged: bool) -> Message:
@@ -49,8 +49,8 @@ frames = st.builds(
         protocol="/meshsub/1.2.0",
         payload=RPC(publish=messages).SerializeToString(),
         verdicts=bytes(verdicts),
-        hello_in=hello_bytes(BUNDLES) if agreed else b"",
-        hello_out=hello_bytes(BUNDLES) if agreed else b"",
+        hello_in=write_hello(BUNDLES) if agreed else b"",
+        hello_out=write_hello(BUNDLES) if agreed else b"",
         **fields,
     ),
     st.lists(st.sampled_from(MESSAGES), max_size=4),
@@ -58,7 +58,7 @@ frames = st.builds(
     st.booleans(),
     network=st.sampled_from(("mainnet", "testnet-clay")),
     origin=st.sampled_from((Frame.LIVE, Frame.REPLAY)),
-    local_peer=st.sampled_from((b"", peer_of(ANNA))),
+    local_peer=st.sampled_from((b"", compute_peer_id(ANNA))),
     remote_peer=st.sampled_from((b"one", b"two")),
     observed_at=st.integers(0, 3).map(lambda n: n * 1_000_000),
     sequence=st.integers(1, 9),

@@ -43,14 +43,14 @@ from kiln.schemas.kafka.records import (
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.wire.batch_block import read_block
-from kiln.schemas.wire.cid import block_cid, cid_text
-from kiln.schemas.wire.identity import peer_of, peer_text, sign
+from kiln.schemas.wire.cid import compute_cid, cid_text
+from kiln.schemas.wire.identity import compute_peer_id, peer_text, sign
 from kiln.schemas.wire.pubsub import read_message, write_query, write_update
 from kiln.schemas.wire.streamid import StreamID
 
-MODEL = StreamID(2, block_cid(b"model")).text
-STREAMS = [StreamID(3, block_cid(b"genesis %d" % number)).text for number in range(3)]
-TIPS = [cid_text(block_cid(b"tip %d" % number)) for number in range(3)]
+MODEL = StreamID(2, compute_cid(b"model")).text
+STREAMS = [StreamID(3, compute_cid(b"genesis %d" % number)).text for number in range(3)]
+TIPS = [cid_text(compute_cid(b"tip %d" % number)) for number in range(3)]
 TOPIC = "/ceramic/local-test"
 BAD = 1
 """The record, of three, at which the task fails."""
@@ -202,7 +202,7 @@ def test_a_fault_of_kilns_own_in_a_good_message_counts_for_the_breaker(
     ]
     (wrote,) = (row["value"] for row in rows if row["kind"] == archive.ARCHIVE_OUTPUT)
     assert msgspec.msgpack.decode(wrote, type=archive.ArchiveOutput).tallies == [
-        AuthorTally(peer_text(peer_of(key)), 0, 1)
+        AuthorTally(peer_text(compute_peer_id(key)), 0, 1)
     ]
 
 

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from kiln.pipelines.backfill.separator_windows import LiveBatch, SeparatorWindows
 from kiln.pipelines.batch.offset_range import WindowKey
-from kiln.schemas.wire.cid import block_cid, cid_text
+from kiln.schemas.wire.cid import compute_cid, cid_text
 from kit.log_model import Update, windows_of
 
 KEY = WindowKey("n", "LIVE", "model", "k1")
 STREAM = "kjzl6cwe1jw145as2el62s5k2n5xwij7snqu1mngluhpr05xy5wylfswe1zvq39"
 T = 10
-TIPS = [block_cid(b"%d" % number) for number in range(40)]
+TIPS = [compute_cid(b"%d" % number) for number in range(40)]
 Log = list[tuple[int, int]]
 """heard, clock; in the order of the log"""
 

@@ -46,15 +46,15 @@ from kiln.schemas.kafka.records import (
     StreamRecord,
     UpdateRecord,
     encode,
-    quarantine_key,
+    build_quarantine_key,
 )
 from kiln.schemas.wire.batch_block import write_blocks
-from kiln.schemas.wire.cid import block_cid, cid_text
+from kiln.schemas.wire.cid import compute_cid, cid_text
 from kiln.schemas.wire.streamid import StreamID
 
 SEPARATOR = SeparatorRecord("model", "ka")
-STREAMS = sorted(StreamID(3, block_cid(b"genesis %d" % n)).text for n in range(2))
-TIPS = sorted(block_cid(b"tip %d" % n) for n in range(3))
+STREAMS = sorted(StreamID(3, compute_cid(b"genesis %d" % n)).text for n in range(2))
+TIPS = sorted(compute_cid(b"tip %d" % n) for n in range(3))
 NOW = 1_800_000_000_000_000
 
 
@@ -244,8 +244,8 @@ def test_a_block_that_could_not_be_had_has_no_rows() -> None:
 @pytest.mark.parametrize(
     ("key", "place"),
     [
-        (quarantine_key(1, 2, 3), (1, 2, 3, None)),
-        (quarantine_key(1, 2), (1, 2, None, None)),
+        (build_quarantine_key(1, 2, 3), (1, 2, 3, None)),
+        (build_quarantine_key(1, 2), (1, 2, None, None)),
         (BLOCK.cid.encode(), (None, None, None, BLOCK.cid)),
     ],
     ids=["message", "frame", "block"],
@@ -309,7 +309,7 @@ def test_another_fault_at_the_offset_of_an_earlier_topic_is_another_row() -> Non
     identities = [
         identity
         for fault in (FAULT, FAULT, other)
-        for _, identity, _ in _read_record("quarantine", 0, 0, NOW, quarantine_key(1, 2), encode(fault))
+        for _, identity, _ in _read_record("quarantine", 0, 0, NOW, build_quarantine_key(1, 2), encode(fault))
     ]
     assert identities[0] == identities[1] != identities[2]
 
@@ -378,14 +378,14 @@ def test_a_record_of_a_later_version_is_quarantined_and_the_detail_names_the_fie
             "publications",
             RECEIPT,
             {"peer_count": 0},
-            "a publication has either peers or an error",
+            "a publication has either a peer_count or an error",
             id="a publication to nobody with no error",
         ),
         pytest.param(
             "publications",
             RECEIPT,
             {"error": "too old"},
-            "a publication has either peers or an error",
+            "a publication has either a peer_count or an error",
             id="a publication to peers with an error",
         ),
         pytest.param(

@@ -26,8 +26,8 @@ from kiln.pipelines.updates.transform import (
     resolve_separator,
     write_copies,
 )
-from kiln.schemas.dht.announcement import Announcement, topic_salt, write_announcement
-from kiln.schemas.dht.items import put_fields
+from kiln.schemas.dht.announcement import Announcement, compute_salt, write_announcement
+from kiln.schemas.dht.items import build_put_fields
 from kiln.schemas.dht.items import sign as sign_item
 from kiln.schemas.dht.krpc import KrpcQuery, write_message
 from kiln.schemas.kafka.frames import MAX_RPC
@@ -45,12 +45,12 @@ from kiln.schemas.kafka.records import (
 from kiln.schemas.kafka.topics import MAX_RECORD
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
-from kiln.schemas.wire.cid import block_cid, cid_text
+from kiln.schemas.wire.cid import compute_cid, cid_text
 from kiln.schemas.wire.claims import Claims
-from kiln.schemas.wire.identity import peer_of, peer_text, sign
+from kiln.schemas.wire.identity import compute_peer_id, peer_text, sign
 from kiln.schemas.wire.pubsub import write_batch_update, write_keepalive, write_query, write_response, write_update
 from kiln.schemas.wire.streamid import StreamID
-from kiln.schemas.wire.topics import Separator, separator_value, topic_name
+from kiln.schemas.wire.topics import Separator, encode_separator_value, format_topic
 from kit.plain_batcher import LogRecord, batch_partition
 
 SCHEMA = Path(__file__).resolve().parents[3] / "schemas" / "kafka" / "updates.schema.json"
@@ -58,12 +58,12 @@ VALID = Draft202012Validator(json.loads(SCHEMA.read_text()))
 
 ANNA = Ed25519PrivateKey.from_private_bytes(b"a" * 32)
 STREAM = "kjzl6cwe1jw145as2el62s5k2n5xwij7snqu1mngluhpr05xy5wylfswe1zvq39"
-MODEL = StreamID(2, block_cid(b"model"))
-OTHER = StreamID(2, block_cid(b"another model"))
-WAITED = cid_text(block_cid(b"a tip that waited"))
+MODEL = StreamID(2, compute_cid(b"model"))
+OTHER = StreamID(2, compute_cid(b"another model"))
+WAITED = cid_text(compute_cid(b"a tip that waited"))
 TIP = "bafyreigtsyqmmvgtal3y2ahcs277xjk5prvb673lb3li2i2egz2nhp6u4y"
 CLAY = "/ceramic/testnet-clay"
-CONTROLLER = Separator("controller", separator_value(b"did:key:z6Mk"))
+CONTROLLER = Separator("controller", encode_separator_value(b"did:key:z6Mk"))
 EPOCH = Epoch("7d8e", 12)
 SEEN_AT = 1_800_000_000_000_001
 
@@ -246,7 +246,7 @@ def identities_of(*values: bytes, fetch: bool = False) -> list[bytes]:
 
 def test_an_update_announced_again_is_no_new_update() -> None:
     """Neither by its author, nor by another, nor by nobody, nor on another topic, nor later."""
-    data, topic = write_update(STREAM, TIP, MODEL.text), topic_name("testnet-clay", BY_MODEL)
+    data, topic = write_update(STREAM, TIP, MODEL.text), format_topic("testnet-clay", BY_MODEL)
     other = Message(data=data, topic=CLAY, seqno=b"\0\3")
     sign(other, Ed25519PrivateKey.from_private_bytes(b"another author's key, 32 bytes.."))
     announced = (
@@ -274,9 +274,9 @@ def test_another_tip_another_origin_and_another_separator_are_another_update() -
     data = write_update(STREAM, TIP, MODEL.text)
     found = identities_of(
         frame(signed(data)),
-        frame(signed(write_update(STREAM, cid_text(block_cid(b"another tip")), MODEL.text))),
+        frame(signed(write_update(STREAM, cid_text(compute_cid(b"another tip")), MODEL.text))),
         frame(signed(data), origin="REPLAY"),
-        frame(signed(data, topic_name("testnet-clay", CONTROLLER), b"\0\2")),
+        frame(signed(data, format_topic("testnet-clay", CONTROLLER), b"\0\2")),
         frame(signed(write_update(STREAM, TIP))),
     )
     assert len(set(found)) == 5
@@ -313,7 +313,7 @@ def test_an_update_that_claims_its_separator_goes_on_and_its_genesis_is_wanted_b
 
 def test_an_update_whose_claims_disagree_waits_with_both() -> None:
     data = write_update(STREAM, TIP, MODEL.text)
-    (row,) = rows(frame(unsigned(data, topic_name("testnet-clay", BY_OTHER))), fetch=True)
+    (row,) = rows(frame(unsigned(data, format_topic("testnet-clay", BY_OTHER))), fetch=True)
     wanted = decode_wanted(row.value)
     assert (row.topic, wanted.reason) == ("wanted", "genesis")
     assert (wanted.topic, wanted.model) == (SeparatorRecord(*BY_OTHER), SeparatorRecord(*BY_MODEL))
@@ -345,19 +345,19 @@ def test_where_nothing_can_be_fetched_nothing_is_wanted() -> None:
 
 def test_our_own_batch_coming_back_is_left_alone() -> None:
     mine = Frame.FromString(frame(signed(batch_update())))
-    mine.local_peer = peer_of(ANNA)
+    mine.local_peer = compute_peer_id(ANNA)
     assert rows(mine.SerializeToString(), fetch=True) == []
 
 
 def test_an_announcement_in_the_dht_wants_all_it_names() -> None:
     key, separator = SigningKey(b"k" * 32), BY_MODEL
-    newest, before = block_cid(b"newest"), block_cid(b"before")
-    salt = topic_salt("testnet-clay", separator)
+    newest, before = compute_cid(b"newest"), compute_cid(b"before")
+    salt = compute_salt("testnet-clay", separator)
     value = write_announcement(Announcement(separator, newest, 1_700_000_000_000, (before,)))
     item = sign_item(key, salt, 7, value)
     datagram = Frame.FromString(frame(network="testnet-clay"))
     datagram.protocol = "bep50"
-    query = KrpcQuery(b"aa", b"put", bytes(20), {**put_fields(item), b"token": b"t"}, item.target)
+    query = KrpcQuery(b"aa", b"put", bytes(20), {**build_put_fields(item), b"token": b"t"}, item.target)
     datagram.payload = write_message(query)
     found = rows(datagram.SerializeToString(), fetch=True)
     assert [row.key.decode() for row in found] == [cid_text(newest), cid_text(before)]
@@ -366,7 +366,7 @@ def test_an_announcement_in_the_dht_wants_all_it_names() -> None:
 
 def test_a_model_in_the_message_and_in_the_topic_is_one_separator() -> None:
     """The value in a topic name is that of the header, a StreamID's bytes."""
-    topic = topic_name("testnet-clay", Separator("model", separator_value(MODEL.bytes)))
+    topic = format_topic("testnet-clay", Separator("model", encode_separator_value(MODEL.bytes)))
     (by_topic,) = records(frame(unsigned(write_update(STREAM, TIP), topic)))
     (by_model,) = records(frame(unsigned(write_update(STREAM, TIP, MODEL.text))))
     assert by_topic.separator == by_model.separator
@@ -374,7 +374,7 @@ def test_a_model_in_the_message_and_in_the_topic_is_one_separator() -> None:
 
 
 def test_a_claim_does_not_override_the_topic() -> None:
-    topic = topic_name("testnet-clay", Separator("model", MODEL.text))
+    topic = format_topic("testnet-clay", Separator("model", MODEL.text))
     (record,) = records(frame(unsigned(write_update(STREAM, TIP, OTHER.text), topic)))
     assert record.separator is not None
     assert record.separator.value == MODEL.text
@@ -393,8 +393,8 @@ def test_an_update() -> None:
         "separator_source": "model",
         "stream": STREAM,
         "tip": TIP,
-        "from": peer_text(peer_of(ANNA)),
-        "message_id": f"{peer_text(peer_of(ANNA))}/0001",
+        "from": peer_text(compute_peer_id(ANNA)),
+        "message_id": f"{peer_text(compute_peer_id(ANNA))}/0001",
         "epoch": {"query": "7d8e", "batch": 12},
         "frame": {"partition": 3, "offset": 77, "index": 0},
         "observed_at": 1_700_000_000_123_456,
@@ -439,7 +439,7 @@ def test_a_message_is_announced_by_each_of_its_networks() -> None:
 
 
 def test_the_batch_query_reads_what_is_written() -> None:
-    topic = topic_name("testnet-clay", CONTROLLER)
+    topic = format_topic("testnet-clay", CONTROLLER)
     values = [row.value for row in rows(frame(unsigned(write_update(STREAM, TIP), topic)))]
     log = [LogRecord(0, n, n * 1_000_000, value) for n, value in enumerate((*values, b""))]
     (batch,) = batch_partition(PartitionWindows(1_000_000), iter(log), 256_000)

@@ -18,11 +18,11 @@ from kiln.schemas.dht.announcement import (
     REASONS,
     Announcement,
     ReceivedAnnouncement,
-    find_missed,
-    next_sequence,
+    find_missed_batches,
+    compute_next_sequence,
     read_announcement,
     read_datagram,
-    topic_salt,
+    compute_salt,
     write_announcement,
 )
 from kiln.schemas.dht.bencode import BencodeError, Value
@@ -32,12 +32,12 @@ from kiln.schemas.dht.items import (
     ItemError,
     find_refusal,
     is_signed,
-    item_fields,
-    put_fields,
+    build_item_fields,
+    build_put_fields,
     read_item,
     sign,
-    signed_bytes,
-    target,
+    build_signed_bytes,
+    compute_target,
 )
 from kiln.schemas.dht.krpc import (
     BAD_ARGUMENTS,
@@ -51,9 +51,9 @@ from kiln.schemas.dht.krpc import (
     KrpcResponse,
     write_message,
 )
-from kiln.schemas.dht.node_id import bound_id, crc32c, distance, is_bound, is_exempt, shared_bits
+from kiln.schemas.dht.node_id import compute_bound_id, crc32c, compute_distance, is_bound, is_exempt, count_shared_bits
 from kiln.schemas.reject import Rejected
-from kiln.schemas.wire.cid import CidError, block_cid, cid_bytes
+from kiln.schemas.wire.cid import CidError, compute_cid, cid_bytes
 from kiln.schemas.wire.topics import Separator
 
 KEY = SigningKey(b"\x01" * 32)
@@ -80,8 +80,8 @@ def test_bep44_vectors(name: str, shared: Path) -> None:
     vectors = json.loads((shared / "vectors/bittorrent/vectors.json").read_text())["bep44"]
     vector, key = vectors[name], bytes.fromhex(vectors["public_key"])
     salt, value, signature = vector["salt"].encode(), vector["value"].encode(), bytes.fromhex(vector["signature"])
-    assert signed_bytes(salt, vector["seq"], value) == vector["signed"].encode()
-    assert target(key, salt).hex() == vector["target"]
+    assert build_signed_bytes(salt, vector["seq"], value) == vector["signed"].encode()
+    assert compute_target(key, salt).hex() == vector["target"]
     item = Item(key, salt, vector["seq"], value, signature)
     assert find_refusal(item) is None
     assert sign_expanded(bytes.fromhex(vectors["private_key"]), vector["signed"].encode()) == signature
@@ -107,14 +107,14 @@ def test_bep50_batch_vector(shared: Path) -> None:
     name = bytes(fields[b"sep"]) if isinstance(fields[b"sep"], bytes) else b""
     separator = Separator(*name.decode().rsplit("/", 1))
     networks = [
-        each for each in ("mainnet", "testnet-clay", "local", "dev-unstable") if topic_salt(each, separator) == salt
+        each for each in ("mainnet", "testnet-clay", "local", "dev-unstable") if compute_salt(each, separator) == salt
     ]
     assert len(networks) == 1
     read = read_announcement(value, networks[0], salt)
     assert isinstance(read, Announcement)
     assert (read.time_ms, read.count, len(read.previous)) == (1_700_000_000_000, 250, 2)
     assert write_announcement(read) == value
-    signed = signed_bytes(salt, vector["seq"], value)
+    signed = build_signed_bytes(salt, vector["seq"], value)
     assert signed.hex() == vector["signed"]
     assert sign_expanded(bytes.fromhex(bep44["private_key"]), signed).hex() == vector["sig"]
     item = Item(key, salt, vector["seq"], value, bytes.fromhex(vector["sig"]))
@@ -135,7 +135,7 @@ def test_a_signed_item_survives_the_wire(value: Value, salt: bytes, sequence: in
     if len(written) > 1000:
         return
     item = sign(KEY, salt, sequence, written)
-    sent = bencode.encode(put_fields(item))
+    sent = bencode.encode(build_put_fields(item))
     received = bencode.decode(sent)
     assert isinstance(received, dict)
     assert read_item(received) == item
@@ -183,7 +183,7 @@ def test_limits_are_told_before_the_signature() -> None:
     ],
 )
 def test_a_field_that_is_wrong_is_an_argument_error(key: str, wrong: Value | None) -> None:
-    fields = put_fields(sign(KEY, b"s", 1, b"i1e"))
+    fields = build_put_fields(sign(KEY, b"s", 1, b"i1e"))
     if wrong is None:
         del fields[key.encode()]
     else:
@@ -200,7 +200,7 @@ def test_bep42_vectors(shared: Path) -> None:
     for host, last, expected in json.loads((shared / "vectors/bittorrent/vectors.json").read_text())["bep42"]:
         ip, node = bytes(map(int, host.split("."))), bytes.fromhex(expected)
         assert node[-1] == last
-        assert bound_id(ip, node) == node
+        assert compute_bound_id(ip, node) == node
         assert is_bound(node, ip)
         assert not is_bound(bytes([node[0] ^ 1]) + node[1:], ip)
         assert not is_bound(node[:-1] + bytes([node[-1] ^ 1]), ip)
@@ -208,7 +208,7 @@ def test_bep42_vectors(shared: Path) -> None:
 
 @given(st.binary(min_size=4, max_size=4) | st.binary(min_size=16, max_size=16), st.binary(min_size=20, max_size=20))
 def test_a_bound_id_is_bound_and_keeps_the_rest_of_its_chance(ip: bytes, entropy: bytes) -> None:
-    node = bound_id(ip, entropy)
+    node = compute_bound_id(ip, entropy)
     assert is_bound(node, ip)
     assert node[3:] == entropy[3:]
     assert node[2] & 7 == entropy[2] & 7
@@ -229,20 +229,20 @@ def test_crc32c_of_the_check_string() -> None:
 
 def test_distance_is_xor() -> None:
     one, other = b"\xff" * 20, b"\xff" * 19 + b"\xf0"
-    assert distance(one, other) == distance(other, one) == 15
-    assert shared_bits(one, other) == 156
-    assert shared_bits(one, one) == 160
-    assert shared_bits(one, b"\x00" * 20) == 0
+    assert compute_distance(one, other) == compute_distance(other, one) == 15
+    assert count_shared_bits(one, other) == 156
+    assert count_shared_bits(one, one) == 160
+    assert count_shared_bits(one, b"\x00" * 20) == 0
 
 
 # ---------------------------------------------------------------- announcements
 
 SEPARATOR = Separator("model", "kh4q0ozorrgaq2mezktnrmdwleo1d")
-SALT = topic_salt("testnet", SEPARATOR)
+SALT = compute_salt("testnet", SEPARATOR)
 
 
 def cid(number: int) -> bytes:
-    return block_cid(number.to_bytes(4, "big"))
+    return compute_cid(number.to_bytes(4, "big"))
 
 
 cids = st.integers(0, 10_000).map(cid) | st.sampled_from([cid_bytes("QmYwAPJzv5CZsnA625s3Xf2nemtYgPpHdWEz79ojWnPbdG")])
@@ -268,7 +268,7 @@ def test_as_many_earlier_batches_as_fit_are_named_the_newest_first() -> None:
     long = Separator("model", "k" + "1" * 62)
     announcement = Announcement(long, cid(100), 1_700_000_000_000, tuple(map(cid, range(99, 0, -1))), 250)
     value = write_announcement(announcement)
-    read = read_announcement(value, "testnet", topic_salt("testnet", long))
+    read = read_announcement(value, "testnet", compute_salt("testnet", long))
     assert isinstance(read, Announcement)
     assert read.previous == tuple(map(cid, range(99, 77, -1)))  # 22
     assert MAX_ANNOUNCEMENT - 36 < len(value) <= MAX_ANNOUNCEMENT
@@ -319,7 +319,7 @@ def test_what_is_no_announcement_has_a_reason(value: bytes, reason: str) -> None
 
 def test_a_value_cannot_claim_another_separator_or_network() -> None:
     value = write_announcement(Announcement(SEPARATOR, cid(1), 1))
-    for network, salt in [("mainnet", SALT), ("testnet", topic_salt("testnet", Separator("model", "k1")))]:
+    for network, salt in [("mainnet", SALT), ("testnet", compute_salt("testnet", Separator("model", "k1")))]:
         found = read_announcement(value, network, salt)
         assert isinstance(found, Rejected)
         assert found.reason == "wrong_salt"
@@ -339,8 +339,8 @@ def test_no_value_raises(value: bytes) -> None:
 
 def datagram(item: Item, *, put: bool = True, topic: bytes | None = None) -> bytes:
     if put:
-        return write_message(KrpcQuery(b"tt", b"put", b"i" * 20, {**put_fields(item), b"token": b"t"}, topic))
-    return write_message(KrpcResponse(b"tt", b"i" * 20, {**item_fields(item), b"token": b"t"}, topic))
+        return write_message(KrpcQuery(b"tt", b"put", b"i" * 20, {**build_put_fields(item), b"token": b"t"}, topic))
+    return write_message(KrpcResponse(b"tt", b"i" * 20, {**build_item_fields(item), b"token": b"t"}, topic))
 
 
 @pytest.mark.parametrize("put", [True, False])
@@ -363,7 +363,7 @@ def test_a_captured_datagram_is_read_and_verified(put: bool, with_topic: bool) -
     assert reason(Item(item.key, SALT, -1, value, item.signature), topic) == "beyond_limits"
     assert reason(sign(KEY, SALT, 7, b"i1e"), topic) == "not_an_announcement"
     # An announcement of this separator, well signed but under the salt of another, or of another network:
-    elsewhere = sign(KEY, topic_salt("testnet", Separator("model", "k1")), 7, value)
+    elsewhere = sign(KEY, compute_salt("testnet", Separator("model", "k1")), 7, value)
     expected = "wrong_salt" if put else "wrong_topic" if with_topic else "bad_signature"
     assert reason(elsewhere, elsewhere.target if with_topic else None) == expected
     assert reason(item, topic, "mainnet") == expected
@@ -388,15 +388,15 @@ def test_a_datagram_without_an_announcement_has_a_reason(data: bytes, reason: st
 
 def test_a_reader_sees_what_it_missed() -> None:
     newest = Announcement(SEPARATOR, cid(5), 1, (cid(4), cid(3), cid(2)))
-    assert find_missed(newest, cid(5)) == ((), False)
-    assert find_missed(newest, cid(4)) == ((cid(5),), False)
-    assert find_missed(newest, cid(2)) == ((cid(3), cid(4), cid(5)), False)
-    assert find_missed(newest, cid(1)) == ((cid(2), cid(3), cid(4), cid(5)), True)
-    assert find_missed(newest, None) == ((cid(2), cid(3), cid(4), cid(5)), False)
+    assert find_missed_batches(newest, cid(5)) == ((), False)
+    assert find_missed_batches(newest, cid(4)) == ((cid(5),), False)
+    assert find_missed_batches(newest, cid(2)) == ((cid(3), cid(4), cid(5)), False)
+    assert find_missed_batches(newest, cid(1)) == ((cid(2), cid(3), cid(4), cid(5)), True)
+    assert find_missed_batches(newest, None) == ((cid(2), cid(3), cid(4), cid(5)), False)
 
 
 def test_sequences_rise_over_restarts_and_clocks_put_back() -> None:
-    assert next_sequence(1_700_000_000_000, None) == 1_700_000_000_000
-    assert next_sequence(1_700_000_000_000, 5) == 1_700_000_000_000
-    assert next_sequence(5, 1_700_000_000_000) == 1_700_000_000_001
-    assert next_sequence(7, 7) == 8
+    assert compute_next_sequence(1_700_000_000_000, None) == 1_700_000_000_000
+    assert compute_next_sequence(1_700_000_000_000, 5) == 1_700_000_000_000
+    assert compute_next_sequence(5, 1_700_000_000_000) == 1_700_000_000_001
+    assert compute_next_sequence(7, 7) == 8

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kiln.schemas.proto.gossipsub.rpc_pb2 import Message, PublicKey
-from kiln.schemas.wire.identity import Verdict, judge, signed_bytes
+from kiln.schemas.wire.identity import Verdict, judge, build_signed_bytes
 
 P = 2**255 - 19
 L = 2**252 + 27742317777372353535851937790883648493
@@ -109,7 +109,7 @@ def by_openssl(key: bytes, signature: bytes, data: bytes) -> bool:
 def agreed(key: bytes, signature: bytes) -> bool:
     """What Kiln says; it must be what the model and OpenSSL say."""
     message = message_of(key)
-    data = signed_bytes(message)
+    data = build_signed_bytes(message)
     message.signature = signature
     good = judge(message, "strict")[0] is Verdict.GOOD
     assert good == model(key, signature, data) == by_openssl(key, signature, data)
@@ -127,7 +127,7 @@ def agreed(key: bytes, signature: bytes) -> bool:
 def test_points_with_a_part_of_small_order(secret: int, nonce: int, in_key: int, in_nonce: int, beyond: bool) -> None:
     key = encoded(add(times(secret, BASE), SMALL[in_key]))
     r = encoded(add(times(nonce, BASE), SMALL[in_nonce]))
-    s = (nonce + challenge(r, key, signed_bytes(message_of(key))) * secret) % L
+    s = (nonce + challenge(r, key, build_signed_bytes(message_of(key))) * secret) % L
     good = agreed(key, r + (s + (L if beyond else 0)).to_bytes(32, "little"))
     if not in_key and not in_nonce and not beyond:
         assert good
@@ -143,14 +143,14 @@ def test_points_of_small_order() -> None:
 def test_a_signature_whose_nonce_is_zero_is_accepted() -> None:
     """libsodium refuses it, all others do not."""
     key, r = encoded(times(7, BASE)), encoded(ZERO)
-    s = challenge(r, key, signed_bytes(message_of(key))) * 7 % L
+    s = challenge(r, key, build_signed_bytes(message_of(key))) * 7 % L
     assert agreed(key, r + s.to_bytes(32, "little"))
 
 
 def test_a_signature_that_is_right_but_for_a_part_of_small_order_is_refused() -> None:
     """Newer libsodium may accept it, as RFC 8032 allows; go does not."""
     key, r = encoded(times(7, BASE)), encoded(add(times(5, BASE), SMALL[1]))
-    s = (5 + challenge(r, key, signed_bytes(message_of(key))) * 7) % L
+    s = (5 + challenge(r, key, build_signed_bytes(message_of(key))) * 7) % L
     assert not agreed(key, r + s.to_bytes(32, "little"))
 
 
@@ -159,7 +159,7 @@ def test_a_signature_that_is_right_but_for_a_part_of_small_order_is_refused() ->
 def test_any_bytes_and_good_signatures_with_a_byte_changed(seed: bytes, any_: bytes, at: int, change: int) -> None:
     private = Ed25519PrivateKey.from_private_bytes(seed)
     key = private.public_key().public_bytes_raw()
-    good = private.sign(signed_bytes(message_of(key)))
+    good = private.sign(build_signed_bytes(message_of(key)))
     assert agreed(key, good)
     assert not agreed(key, good[:at] + bytes((good[at] ^ change,)) + good[at + 1 :])
     assert not agreed(key, good + b"\0")

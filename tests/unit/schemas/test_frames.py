@@ -16,8 +16,8 @@ from kiln.schemas.kafka.frames import (
     MAX_PROTOCOL,
     MAX_RPC,
     REASONS,
-    gossip_messages,
-    named_topic,
+    list_messages,
+    read_topic_name,
     read_frame,
     read_rpc,
 )
@@ -129,46 +129,46 @@ def test_an_empty_record_is_not_a_frame() -> None:
 def test_no_bytes_raise(value: bytes) -> None:
     result = read_frame(value)
     if isinstance(result, frame_pb2.Frame):
-        gossip_messages(result)
+        list_messages(result)
     read_rpc(value)
-    for message in (found for found in [gossip_messages(frame(value))] if not isinstance(found, Rejected)):
+    for message in (found for found in [list_messages(frame(value))] if not isinstance(found, Rejected)):
         for each in message:
-            named_topic(each)
+            read_topic_name(each)
 
 
 def test_messages_keep_their_order() -> None:
     rpc = rpc_pb2.RPC(publish=[rpc_pb2.Message(data=bytes([i])) for i in range(5)])
-    found = gossip_messages(frame(rpc.SerializeToString()))
+    found = list_messages(frame(rpc.SerializeToString()))
     assert not isinstance(found, Rejected)
     assert [(i, m.data) for i, m in enumerate(found)] == [(i, bytes([i])) for i in range(5)]
 
 
 def test_a_closing_frame_and_a_datagram_have_no_messages() -> None:
-    assert gossip_messages(frame()) == ()
-    assert gossip_messages(frame(b"d1:ad2:id20:", protocol="bep50")) == ()
+    assert list_messages(frame()) == ()
+    assert list_messages(frame(b"d1:ad2:id20:", protocol="bep50")) == ()
 
 
 def test_a_cut_rpc_is_oversized_even_if_what_is_left_of_it_parses() -> None:
     whole = rpc_pb2.RPC(publish=[rpc_pb2.Message(data=b"x")]).SerializeToString()
-    assert reason(gossip_messages(frame(whole, declared_length=MAX_RPC + 1))) == "rpc_oversized"
+    assert reason(list_messages(frame(whole, declared_length=MAX_RPC + 1))) == "rpc_oversized"
 
 
 @pytest.mark.parametrize("payload", [b"\x12\x05\x0a", b"\x0b", b"\xff" * 12])
 def test_a_malformed_rpc_says_so(payload: bytes) -> None:
-    assert reason(gossip_messages(frame(payload))) == "rpc_malformed"
+    assert reason(list_messages(frame(payload))) == "rpc_malformed"
 
 
 def test_a_topic_that_is_not_utf8_harms_only_its_own_message() -> None:
-    found = gossip_messages(frame(with_raw_topic(b"\xff\xfe")))
+    found = list_messages(frame(with_raw_topic(b"\xff\xfe")))
     assert not isinstance(found, Rejected)
-    assert reason(named_topic(found[0])) == "topic_not_utf8"
-    assert named_topic(found[1]) == "good"
+    assert reason(read_topic_name(found[0])) == "topic_not_utf8"
+    assert read_topic_name(found[1]) == "good"
 
 
 def test_a_topic_may_be_absent_empty_or_beside_an_index() -> None:
-    assert named_topic(rpc_pb2.Message(topicIndex=1)) is None
-    assert named_topic(rpc_pb2.Message(topic="")) == ""
-    assert named_topic(rpc_pb2.Message(topic="name", topicIndex=1)) == "name"
+    assert read_topic_name(rpc_pb2.Message(topicIndex=1)) is None
+    assert read_topic_name(rpc_pb2.Message(topic="")) == ""
+    assert read_topic_name(rpc_pb2.Message(topic="name", topicIndex=1)) == "name"
 
 
 def test_field_3_of_a_subscription_does_not_hide_the_name() -> None:

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from multiformats import multibase
 
 from kiln.schemas.reject import Rejected
-from kiln.schemas.wire.cid import DAG_CBOR, DAG_JOSE, block_cid, cid_bytes, cid_text
+from kiln.schemas.wire.cid import DAG_CBOR, DAG_JOSE, compute_cid, cid_bytes, cid_text
 from kiln.schemas.wire.genesis import REASONS, WITHOUT, Genesis, NeedsBlock, read_genesis
 from kiln.schemas.wire.streamid import METAMODEL, StreamID
-from kiln.schemas.wire.topics import MAX_KEY, Separator, separator_value
+from kiln.schemas.wire.topics import MAX_KEY, Separator, encode_separator_value
 from kit.car_file import read_car
 
 EVENTS = Path(__file__).resolve().parents[3].parent / "shared/vectors/ceramic/events"
@@ -32,7 +32,7 @@ NONE = object()
 def write(event: object, codec: int = DAG_CBOR) -> tuple[bytes, bytes]:
     """CID and block of an event, as cbor2 writes it."""
     block = cbor2.dumps(event, canonical=True)
-    return block_cid(block, codec), block
+    return compute_cid(block, codec), block
 
 
 def unsigned(**header: object) -> tuple[bytes, bytes]:
@@ -193,7 +193,7 @@ def test_a_flipped_byte_in_a_block_is_detected(name: str) -> None:
         ({"sep": "model", "model": MODEL.text}, "value_not_bytes"),
         ({"sep": "model", "model": None}, "value_not_bytes"),
         ({"sep": "model", "model": {"a": b"x"}}, "value_not_bytes"),
-        ({"sep": "model", "model": cbor2.CBORTag(42, b"\x00" + block_cid(b""))}, "value_not_bytes"),
+        ({"sep": "model", "model": cbor2.CBORTag(42, b"\x00" + compute_cid(b""))}, "value_not_bytes"),
         ({"sep": "sep"}, "value_not_bytes"),
         ({"sep": "model", "model": b""}, "value_empty"),
         ({"sep": "", "": b"x"}, "bad_separator"),
@@ -212,7 +212,7 @@ def test_headers_without_a_separator(header: dict[str, object], without: str) ->
 def test_the_key_names_the_field(key: str) -> None:
     read = answer(unsigned(sep=key, other=b"\x01", **{key: b"\x00\xff"}))
     assert isinstance(read, Genesis)
-    assert read.separator == Separator(key, separator_value(b"\x00\xff"))
+    assert read.separator == Separator(key, encode_separator_value(b"\x00\xff"))
 
 
 def test_separator_of_a_model_is_the_metamodel() -> None:
@@ -222,7 +222,7 @@ def test_separator_of_a_model_is_the_metamodel() -> None:
 
 def test_a_model_that_is_no_stream_is_a_separator_all_the_same() -> None:
     assert answer(unsigned(sep="model", model=b"\x07")) == Genesis(
-        Separator("model", separator_value(b"\x07")), None, None
+        Separator("model", encode_separator_value(b"\x07")), None, None
     )
 
 
@@ -236,7 +236,7 @@ def test_a_model_that_is_no_stream_is_a_separator_all_the_same() -> None:
         ({"sep": "other", "model": MODEL.bytes}, Genesis(None, "value_missing", MODEL.text)),
         (
             {"sep": "other", "other": b"x", "model": MODEL.bytes},
-            Genesis(Separator("other", separator_value(b"x")), None, MODEL.text),
+            Genesis(Separator("other", encode_separator_value(b"x")), None, MODEL.text),
         ),
     ],
 )
@@ -333,17 +333,17 @@ HEADER = b"\xa1\x66header"  # {"header": …
     ],
 )
 def test_what_is_not_dag_cbor(block: bytes) -> None:
-    assert reason((block_cid(block), block)) == "genesis_malformed"
+    assert reason((compute_cid(block), block)) == "genesis_malformed"
 
 
 def test_nesting_is_no_limit() -> None:
     block = HEADER + b"\xa3\x61a" + b"\x81" * 200_000 + b"\x00" + b"\x63sep\x65model\x65model\x41x"
-    assert reason((block_cid(block), block)) is None
+    assert reason((compute_cid(block), block)) is None
 
 
 def test_short_floats_and_any_order_of_keys_are_read() -> None:
     block = b"\xa2" + b"\x66header\xa2\x65model\x41x\x63sep\x65model" + b"\x64data\xf9\x3e\x00"
-    assert answer((block_cid(block), block)) == Genesis(Separator("model", separator_value(b"x")), None, None)
+    assert answer((compute_cid(block), block)) == Genesis(Separator("model", encode_separator_value(b"x")), None, None)
 
 
 # ---------------------------------------------------------------- any header
@@ -381,14 +381,14 @@ def test_any_header_is_read_as_other_decoders_read_it(header: dict[str, object],
     block: bytes = libipld.encode_dag_cbor(event) if by_libipld else cbor2.dumps(event, canonical=True)
     decoded = cbor2.loads(block)
     assert decoded == libipld.decode_dag_cbor(block)
-    read = answer((block_cid(block), block))
+    read = answer((compute_cid(block), block))
     assert isinstance(read, Genesis)
     assert (read.separator, read.without) == expected_of(decoded["header"])
 
 
 @given(st.binary(max_size=80) | st.binary(max_size=60).map(lambda tail: HEADER + tail), st.booleans())
 def test_any_bytes_are_read_or_rejected_and_strictly_read_ones_alike(block: bytes, jose: bool) -> None:
-    read = answer((block_cid(block, DAG_JOSE if jose else DAG_CBOR), block), implied="model")
+    read = answer((compute_cid(block, DAG_JOSE if jose else DAG_CBOR), block), implied="model")
     if isinstance(read, Rejected):
         assert read.reason in REASONS
     elif isinstance(read, Genesis):
@@ -405,7 +405,7 @@ def test_damaged_blocks_never_raise(header: dict[str, object], data: st.DataObje
     block = bytearray(cbor2.dumps({"header": header}))
     block[data.draw(st.integers(0, len(block) - 1))] = data.draw(st.integers(0, 255))
     damaged = bytes(block[: data.draw(st.integers(0, len(block)))])
-    read = answer((block_cid(damaged), damaged))
+    read = answer((compute_cid(damaged), damaged))
     assert not isinstance(read, NeedsBlock)
 
 

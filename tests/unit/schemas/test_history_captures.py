@@ -44,7 +44,7 @@ def test_what_a_reader_holds_of_a_capture_is_bounded(
     tracemalloc.start()
     try:
         with pytest.raises(CaptureError, match="more connections and subscriptions"):
-            kiln_capture.survey(many)
+            kiln_capture.survey_capture(many)
         assert tracemalloc.get_traced_memory()[1] < 16 * MIB
     finally:
         tracemalloc.stop()
@@ -58,7 +58,7 @@ def test_subscriptions_that_end_do_not_count(monkeypatch: pytest.MonkeyPatch) ->
             rpc = RPC(subscriptions=[RPC.SubOpts(subscribe=number % 2 == 0, topicid=f"topic {number // 2}")])
             yield CaptureRecord("R", 1, b"us", b"them", "/meshsub/1.2.0", rpc.SerializeToString())
 
-    assert kiln_capture.survey(on_and_off()).records == 2_000
+    assert kiln_capture.survey_capture(on_and_off()).records == 2_000
 
 
 def test_a_few_kilobytes_of_gzip_that_are_gigabytes_of_objects_are_read_in_little_memory() -> None:
@@ -86,4 +86,4 @@ def test_of_a_capture_that_names_too_much_quarantine_says_why(monkeypatch: pytes
 
 def test_a_network_that_no_frame_can_have_is_not_the_capture_s() -> None:
     rpc = RPC(subscriptions=[RPC.SubOpts(subscribe=True, topicid="/ceramic/" + "n" * (MAX_NETWORK + 1))])
-    assert kiln_capture.survey(records(3, rpc=rpc.SerializeToString())).network("mainnet") == "mainnet"
+    assert kiln_capture.survey_capture(records(3, rpc=rpc.SerializeToString())).network("mainnet") == "mainnet"

@@ -21,7 +21,7 @@ from kiln.schemas.captures.items import (
     REASONS,
     UnreadableItem,
 )
-from kiln.schemas.captures.lines import MAX_LINE, QUARANTINED_LINE_BYTES, WHOLE, FileRange, Line, cut_lines, read_lines
+from kiln.schemas.captures.lines import MAX_LINE, QUARANTINED_LINE_BYTES, WHOLE, FileRange, Line, split_lines, read_lines
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kit.history import SOURCE, in_parts, items, kubo_line, only_frames, unread, zipped
 
@@ -84,7 +84,7 @@ def test_parts_begin_at_lines_and_know_their_numbers(lines: list[bytes], size: i
     raw = b"\n".join(lines)
     if raw.startswith(b"\x1f\x8b"):
         return
-    parts = list(cut_lines(io.BytesIO(raw), size))
+    parts = list(split_lines(io.BytesIO(raw), size))
     assert [part.start for part in parts] == [0, *(part.stop for part in parts)][: len(parts)]
     assert not parts or parts[-1].stop == len(raw)
     for part in parts:
@@ -95,7 +95,7 @@ def test_parts_begin_at_lines_and_know_their_numbers(lines: list[bytes], size: i
 
 
 def test_a_compressed_file_is_one_part() -> None:
-    assert list(cut_lines(io.BytesIO(zipped(GOOD * 100)), 10)) == [WHOLE]
+    assert list(split_lines(io.BytesIO(zipped(GOOD * 100)), 10)) == [WHOLE]
 
 
 def test_a_windows_file_and_one_without_a_last_newline_are_read() -> None:

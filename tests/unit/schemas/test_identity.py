@@ -23,14 +23,14 @@ from kiln.schemas.wire.identity import (
     Policy,
     PrivateKey,
     Verdict,
-    author_of,
+    parse_author,
     judge,
     message_id,
     peer_bytes,
-    peer_of,
+    compute_peer_id,
     peer_text,
     sign,
-    signed_bytes,
+    build_signed_bytes,
 )
 
 CAPTURES = Path(__file__).resolve().parents[4] / "shared" / "captures"
@@ -116,12 +116,12 @@ def test_peer_ids_hold_the_keys_of_the_specification() -> None:
         bytes.fromhex("7e0830617c4a7de83925dfb2694556b12936c477a0e1feb2e148ec9da60fee7d")
     )
     encoded = "080112201ed1e8fae2c4a144b8be8fd4b47bf3d3b34b871c3cacf6010f0e42d474fce27e"
-    assert peer_of(ed25519).hex() == "0024" + encoded
+    assert compute_peer_id(ed25519).hex() == "0024" + encoded
     secp256k1 = ec.derive_private_key(
         int("53dadf1d5a164d6b4acdb15e24aa4c5b1d3461bdbd42abedb0a4404d56ced8fb", 16), ec.SECP256K1()
     )
     encoded = "08021221037777e994e452c21604f91de093ce415f5432f701dd8cd1a7a6fea0e630bfca99"
-    assert peer_of(secp256k1).hex() == "0025" + encoded
+    assert compute_peer_id(secp256k1).hex() == "0025" + encoded
 
 
 # --- message ids
@@ -129,9 +129,9 @@ def test_peer_ids_hold_the_keys_of_the_specification() -> None:
 
 def test_a_signed_message_is_known_by_author_and_seqno() -> None:
     message = signed()
-    assert message_id(message) == peer_text(peer_of(KEYS["ed25519"])) + "/0000000000000001"
+    assert message_id(message) == peer_text(compute_peer_id(KEYS["ed25519"])) + "/0000000000000001"
     message.data = b"other"
-    assert message_id(message) == peer_text(peer_of(KEYS["ed25519"])) + "/0000000000000001"
+    assert message_id(message) == peer_text(compute_peer_id(KEYS["ed25519"])) + "/0000000000000001"
 
 
 def test_an_unsigned_message_is_known_by_its_data_alone() -> None:
@@ -140,10 +140,10 @@ def test_an_unsigned_message_is_known_by_its_data_alone() -> None:
 
 
 def test_the_author_in_the_id_of_a_message() -> None:
-    peer = peer_text(peer_of(KEYS["ed25519"]))
-    assert author_of(f"{peer}/0000000000000001") == peer
+    peer = peer_text(compute_peer_id(KEYS["ed25519"]))
+    assert parse_author(f"{peer}/0000000000000001") == peer
     for other in ("sha256/" + 64 * "0", "", "bep50/x", peer[:-1] + "/00"):
-        assert author_of(other) is None
+        assert parse_author(other) is None
 
 
 # --- policies
@@ -234,7 +234,7 @@ def test_unknown_fields_are_signed_too() -> None:
     message = rpc_pb2.Message(data=b"x", seqno=b"\x01", topic="t")
     message.MergeFromString(b"\xa2\x06\x03abc")
     sign(message, KEYS["ed25519"])
-    assert signed_bytes(message).endswith(b"\xa2\x06\x03abc")
+    assert build_signed_bytes(message).endswith(b"\xa2\x06\x03abc")
     assert judge(message, "strict") == GOOD
 
 
@@ -262,9 +262,9 @@ def test_the_key_must_be_the_author_s() -> None:
 
 def test_a_key_beside_a_peer_id_that_holds_it_must_match_too() -> None:
     message = signed("ed25519")
-    message.key = peer_of(KEYS["ed25519"])[2:]
+    message.key = compute_peer_id(KEYS["ed25519"])[2:]
     assert judge(message, "strict") == GOOD
-    message.key = peer_of(KEYS["secp256k1"])[2:]
+    message.key = compute_peer_id(KEYS["secp256k1"])[2:]
     assert judge(message, "strict") == (Verdict.BAD, "bad_key")
     message.key = b""
     assert judge(message, "strict") == (Verdict.BAD, "bad_key")
@@ -273,10 +273,10 @@ def test_a_key_beside_a_peer_id_that_holds_it_must_match_too() -> None:
 def test_an_ed25519_author_under_its_sha2_256_is_known() -> None:
     key = KEYS["ed25519"]
     assert isinstance(key, Ed25519PrivateKey)
-    encoded = peer_of(key)[2:]
+    encoded = compute_peer_id(key)[2:]
     message = rpc_pb2.Message(data=b"x", seqno=b"\x01", topic="t")
     setattr(message, "from", b"\x12\x20" + hashlib.sha256(encoded).digest())
-    message.signature = key.sign(signed_bytes(message))
+    message.signature = key.sign(build_signed_bytes(message))
     assert judge(message, "strict") == (Verdict.BAD, "bad_key")
     message.key = encoded
     assert judge(message, "strict") == GOOD
@@ -296,7 +296,7 @@ def test_rsa_keys_out_of_range_are_refused(bits: int) -> None:
         author, key = _rsa_author(private.public_key())
         message = rpc_pb2.Message(data=b"x", seqno=b"\x01", topic="t", key=key)
         setattr(message, "from", author)
-        message.signature = private.sign(signed_bytes(message), padding.PKCS1v15(), hashes.SHA256())
+        message.signature = private.sign(build_signed_bytes(message), padding.PKCS1v15(), hashes.SHA256())
     assert judge(message, "strict") == (Verdict.BAD, "bad_key")
 
 
@@ -314,7 +314,7 @@ def test_a_key_in_another_encoding_is_not_a_second_identity() -> None:
     key = rpc_pb2.PublicKey(Type=rpc_pb2.PublicKey.RSA, Data=der).SerializeToString()
     message = rpc_pb2.Message(data=b"x", seqno=b"\x01", topic="t", key=key)
     setattr(message, "from", b"\x12\x20" + hashlib.sha256(key).digest())
-    message.signature = private.sign(signed_bytes(message), padding.PKCS1v15(), hashes.SHA256())
+    message.signature = private.sign(build_signed_bytes(message), padding.PKCS1v15(), hashes.SHA256())
     assert judge(message, "strict") == (Verdict.BAD, "bad_key")
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kiln.schemas.dht import bencode
 from kiln.schemas.dht.bencode import Value
-from kiln.schemas.dht.items import Item, item_fields, put_fields
+from kiln.schemas.dht.items import Item, build_item_fields, build_put_fields
 from kiln.schemas.dht.krpc import (
     BAD_TOKEN,
     MAX_DATAGRAM,
@@ -104,10 +104,10 @@ def test_bep50_vectors(name: str, shared: Path) -> None:
         "find_node_r": KrpcResponse(b"aa", ANSWERER, nodes, c),
         "get_q_join": question(b"get", c, target=c),
         "get_q_seq": question(b"get", c, target=c, seq=item.sequence),
-        "get_r_value": KrpcResponse(b"aa", ANSWERER, {**bare, **item_fields(item)}, c),
+        "get_r_value": KrpcResponse(b"aa", ANSWERER, {**bare, **build_item_fields(item)}, c),
         "get_r_nothing_newer": KrpcResponse(b"aa", ANSWERER, {**bare, b"seq": item.sequence}, c),
         "get_r_no_value": KrpcResponse(b"aa", ANSWERER, bare, c),
-        "put_q": KrpcQuery(b"aa", b"put", ASKER, {**put_fields(item), b"token": token}, c),
+        "put_q": KrpcQuery(b"aa", b"put", ASKER, {**build_put_fields(item), b"token": token}, c),
         "put_r": KrpcResponse(b"aa", ANSWERER, {}, c),
         "put_e_old": KrpcError(b"aa", OLD_SEQUENCE, c),
         "put_e_token": KrpcError(b"aa", BAD_TOKEN, c),

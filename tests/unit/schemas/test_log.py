@@ -10,7 +10,7 @@ from kiln.conf.process.errors import SettingsError
 from kiln.conf.settings.reading import load_settings
 from kiln.pipelines.batch.windows import PartitionWindows
 from kiln.schemas.kafka.records import MAX_QUARANTINED, QuarantineRecord, encode
-from kiln.schemas.kafka.topics import MAX_EPOCH_WRITERS, MAX_NETWORKS, MAX_OTHER_PARTITIONS, MAX_RECORD, TOPICS, lag
+from kiln.schemas.kafka.topics import MAX_EPOCH_WRITERS, MAX_NETWORKS, MAX_OTHER_PARTITIONS, MAX_RECORD, TOPICS, count_unread
 
 
 @pytest.mark.parametrize("restarted", [False, True])
@@ -57,12 +57,12 @@ def test_the_largest_part_of_what_is_quarantined_fits_a_record() -> None:
 
 def test_lag_counts_what_is_there_and_not_read() -> None:
     ends = {"kiln.frames": {0: 110, 1: 60, 2: 9}, "kiln.blocks": {0: 5}}
-    assert lag({}, ends) == 110 + 60 + 9 + 5
-    assert lag({"kiln.frames": {0: 100, 1: 60}}, ends) == 10 + 9 + 5
-    assert lag(ends, ends) == 0
+    assert count_unread({}, ends) == 110 + 60 + 9 + 5
+    assert count_unread({"kiln.frames": {0: 100, 1: 60}}, ends) == 10 + 9 + 5
+    assert count_unread(ends, ends) == 0
     # partition 1 was read up to 20, and the broker removed what is before 50
-    assert lag({"kiln.frames": {0: 100, 1: 20}}, ends, {"kiln.frames": {0: 0, 1: 50, 2: 3}}) == 10 + 10 + 6 + 5
+    assert count_unread({"kiln.frames": {0: 100, 1: 20}}, ends, {"kiln.frames": {0: 0, 1: 50, 2: 3}}) == 10 + 10 + 6 + 5
 
 
 def test_what_was_read_beyond_the_ends_that_were_asked_for_is_no_lag() -> None:
-    assert lag({"kiln.frames": {0: 120}, "kiln.other": {0: 7}}, {"kiln.frames": {0: 110}}) == 0
+    assert count_unread({"kiln.frames": {0: 120}, "kiln.other": {0: 7}}, {"kiln.frames": {0: 110}}) == 0

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from kiln.schemas.proto.gossipsub.rpc_pb2 import Message, PublicKey
 from kiln.schemas.reject import Rejected
-from kiln.schemas.wire.identity import Verdict, check, judge, peer_of_ed25519, peer_text, raw_peer
-from kiln.schemas.wire.public_key import BAD_KEY, KEY_ALGORITHM, MAX_RSA_EXPONENT, read_public_key, signature_cost
+from kiln.schemas.wire.identity import Verdict, check, judge, build_ed25519_peer_id, peer_text, raw_peer
+from kiln.schemas.wire.public_key import BAD_KEY, KEY_ALGORITHM, MAX_RSA_EXPONENT, read_public_key, estimate_signature_cost
 from kit.key_bytes import KEY_ATTACKS, REFUSED_RSA, integer, public_key, rsa_key, sequence, tlv
 
 MOST = 0.050  # s of CPU that one message may cost; what is measured is far below
@@ -194,7 +194,7 @@ def test_every_key_that_is_read_has_a_cost_of_at_most_a_few_milliseconds() -> No
     keys.append(rsa.RSAPublicNumbers(MAX_RSA_EXPONENT, (1 << 8191) + 1).public_key())
     for key in keys:
         assert not isinstance(key, Rejected)
-        assert 0 < signature_cost(key, True) <= signature_cost(key, False) <= 5000
+        assert 0 < estimate_signature_cost(key, True) <= estimate_signature_cost(key, False) <= 5000
 
 
 def test_memory_does_not_grow_with_what_strangers_name() -> None:
@@ -213,4 +213,4 @@ def test_memory_does_not_grow_with_what_strangers_name() -> None:
     grown = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
     assert grown < 100_000
-    assert peer_text(peer_of_ed25519(bytes(32))).startswith("12D3KooW")
+    assert peer_text(build_ed25519_peer_id(bytes(32))).startswith("12D3KooW")

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from multiformats import multibase
 
 from kiln.schemas.reject import Rejected
-from kiln.schemas.wire.cid import CidError, block_cid, cid_bytes, cid_text
+from kiln.schemas.wire.cid import CidError, compute_cid, cid_bytes, cid_text
 from kiln.schemas.wire.pubsub import (
     MAX_DATA,
     REASONS,
     Era,
     PubsubMessage,
-    query_id_bytes,
-    query_id_text,
+    compute_query_id,
+    format_query_id,
     read_message,
     write_batch_update,
     write_keepalive,
@@ -30,7 +30,7 @@ from kiln.schemas.wire.pubsub import (
     write_update,
 )
 from kiln.schemas.wire.streamid import METAMODEL, StreamID
-from kiln.schemas.wire.topics import MAX_KEY, Separator, TopicError, separator_value
+from kiln.schemas.wire.topics import MAX_KEY, Separator, TopicError, encode_separator_value
 
 VECTORS = Path(__file__).resolve().parents[3].parent / "shared/vectors/ceramic/pubsub"
 needs_vectors = pytest.mark.skipif(not VECTORS.exists(), reason=f"no vectors of other implementations at {VECTORS}")
@@ -43,12 +43,12 @@ V0 = "QmSnuWmxptJZdLJpKRarxBMS2Ju2oANVrgbr2xWbie9b2D"
 COMMIT = "k3y52l7qbv1frxwipl4hp7e6jlu4f6u8upm2xv0irmedfkm5cnutmezzi3u7mytj4"
 
 tips = st.builds(
-    lambda block, codec: cid_text(block_cid(block, codec)), st.binary(max_size=8), st.sampled_from([0x71, 0x85])
+    lambda block, codec: cid_text(compute_cid(block, codec)), st.binary(max_size=8), st.sampled_from([0x71, 0x85])
 )
 batches = st.builds(
-    lambda block, codec: cid_text(block_cid(block, codec)), st.binary(max_size=8), st.sampled_from([0x71, 0x51, 0x55])
+    lambda block, codec: cid_text(compute_cid(block, codec)), st.binary(max_size=8), st.sampled_from([0x71, 0x51, 0x55])
 )
-genesis = st.builds(block_cid, st.binary(max_size=8), st.sampled_from([0x71, 0x85]))
+genesis = st.builds(compute_cid, st.binary(max_size=8), st.sampled_from([0x71, 0x85]))
 streams = st.builds(lambda kind, cid: StreamID(kind, cid).text, st.integers(0, 4), genesis)
 streams_2020 = st.builds(lambda kind, cid: StreamID(kind, cid).text, st.integers(0, 1), genesis)
 texts = st.text(st.characters(codec="utf-8"), max_size=20)
@@ -112,9 +112,9 @@ def test_messages_of_other_codecs_tests() -> None:
 def test_query_ids() -> None:
     for vector in json.loads((VECTORS / "query_id_vectors.json").read_text()):
         era: Era = "doc" if vector["hashed_key"] == "doc" else "stream"
-        raw = query_id_bytes(vector["stream"], era)
-        assert query_id_text(raw) == vector["id"]
-        assert query_id_text(raw, decimal=True) == vector["id_decimal_list"]
+        raw = compute_query_id(vector["stream"], era)
+        assert format_query_id(raw) == vector["id"]
+        assert format_query_id(raw, decimal=True) == vector["id_decimal_list"]
 
 
 @needs_vectors
@@ -155,7 +155,7 @@ def test_update_round_trip(stream: str, tip: str, model: str | None) -> None:
 @given(streams, st.none() | texts, st.sampled_from(["doc", "doc+stream", "stream"]))
 def test_query_round_trip(stream: str, query_id: str | None, era: Era) -> None:
     message = read_message(write_query(stream, query_id, era))
-    expected = query_id_text(query_id_bytes(stream, era)) if query_id is None else query_id
+    expected = format_query_id(compute_query_id(stream, era)) if query_id is None else query_id
     assert message == PubsubMessage("QUERY", stream, query_id=expected)
 
 
@@ -175,7 +175,7 @@ def test_keepalive_round_trip(ts: int, ver: str | None, ipfs_ver: str | None) ->
     st.text(st.characters(codec="utf-8"), min_size=1), st.binary(min_size=1, max_size=50), batches, st.integers(3, 99)
 )
 def test_batch_update_round_trip(key: str, value: bytes, cid: str, typ: int) -> None:
-    separator = Separator(key, separator_value(value))
+    separator = Separator(key, encode_separator_value(value))
     expected = PubsubMessage("BATCH_UPDATE", sep=f"{key}/{separator.value}", batch=cid)
     assert read_message(write_batch_update(separator, cid, typ), typ) == expected
 
@@ -190,8 +190,8 @@ def test_2020_round_trip(stream: str, tip: str) -> None:
 @pytest.mark.parametrize(("doctype", "kind"), [("tile", 0), ("caip10-link", 1)])
 @pytest.mark.parametrize("prefix", ["/ceramic/", "ceramic://"])
 def test_2020_document_ids(doctype: str, kind: int, prefix: str) -> None:
-    stream = StreamID(kind, block_cid(b"")).text
-    document = prefix + cid_text(block_cid(b""))
+    stream = StreamID(kind, compute_cid(b"")).text
+    document = prefix + cid_text(compute_cid(b""))
     assert read(typ=0, id=document, cid=V0, doctype=doctype) == PubsubMessage("UPDATE", stream, V0)
 
 
@@ -215,7 +215,7 @@ def test_writers_refuse_what_their_era_had_not() -> None:
 def test_ids_become_canonical(spelling: str) -> None:
     base58 = "zdpuAyvkgEDQm9TenwGkd5eNaosSxjgEYd8QatfPetgB1CdEZ"  # the CID specification's example
     expected = PubsubMessage("UPDATE", STREAM, "bafyreigbtj4x7ip5legnfznufuopl4sg4knzc2cof6duas4b3q2fy6swua", STREAM)
-    tip = "f" + block_cid(b"\xa0").hex()
+    tip = "f" + compute_cid(b"\xa0").hex()
     assert read(typ=0, stream=spelling, tip=tip, model=spelling) == expected
     assert read(typ=2, id="1", tips={spelling: V0}) == PubsubMessage("RESPONSE", query_id="1", tips={STREAM: V0})
     other = read(typ=0, stream=STREAM, tip=base58)
@@ -471,12 +471,12 @@ def test_a_batch_cid_of_any_base_is_one_cid(base: str) -> None:
 @pytest.mark.parametrize(
     ("cid", "expected"),
     [
-        (cid_text(block_cid(b"", 0x71)), None),
-        (cid_text(block_cid(b"", 0x51)), None),  # cbor, raw: an honest codec for a block with byte keys
-        (cid_text(block_cid(b"", 0x55)), None),
-        (cid_text(block_cid(b"", 0x85)), "unusable_batch"),  # dag-jose
-        (cid_text(block_cid(b"", 0x70)), "unusable_batch"),  # dag-pb
-        (cid_text(block_cid(b"", 0x0129)), "unusable_batch"),  # dag-json
+        (cid_text(compute_cid(b"", 0x71)), None),
+        (cid_text(compute_cid(b"", 0x51)), None),  # cbor, raw: an honest codec for a block with byte keys
+        (cid_text(compute_cid(b"", 0x55)), None),
+        (cid_text(compute_cid(b"", 0x85)), "unusable_batch"),  # dag-jose
+        (cid_text(compute_cid(b"", 0x70)), "unusable_batch"),  # dag-pb
+        (cid_text(compute_cid(b"", 0x0129)), "unusable_batch"),  # dag-json
         (V0, "unusable_batch"),
         (cid_text(b"\x01\x71\x1b\x20" + bytes(32)), "unusable_batch"),  # keccak-256
         (cid_text(b"\x01\x71\x13\x40" + bytes(64)), "unusable_batch"),  # sha2-512

@@ -223,7 +223,7 @@ def test_every_text_has_a_bound_and_beyond_it_both_sides_refuse(topic: str, data
 @settings(max_examples=10)
 def test_quarantine_holds_all_bytes_in_records_that_a_topic_takes(size: int, detail: str) -> None:
     data = bytes(size)
-    made = list(r.quarantine_records("frame", "frame_invalid", detail, data, 1))
+    made = list(r.build_quarantine_records("frame", "frame_invalid", detail, data, 1))
     assert b"".join(each.data for each in made) == data
     assert max(len(r.encode(each)) for each in made) < MAX_RECORD
     assert len({each.detail for each in made}) == len(made)
@@ -364,14 +364,14 @@ def test_an_update_looks_as_designed() -> None:
 
 def test_keys() -> None:
     by_model = r.SeparatorRecord("model", "k2t6")
-    assert r.update_key("testnet-clay", by_model, "kstream") == b"testnet-clay/model/k2t6"
-    assert r.batch_key("testnet-clay", by_model) == b"testnet-clay/model/k2t6"
-    assert r.update_key("testnet-clay", None, "kstream") == b"kstream"
+    assert r.build_update_key("testnet-clay", by_model, "kstream") == b"testnet-clay/model/k2t6"
+    assert r.build_batch_key("testnet-clay", by_model) == b"testnet-clay/model/k2t6"
+    assert r.build_update_key("testnet-clay", None, "kstream") == b"kstream"
 
 
 @given(st.integers(0, 2**31 - 1), natural, st.none() | st.integers(0, 2**31 - 1))
 def test_quarantine_keys_of_coordinates_round_trip(partition: int, offset: int, index: int | None) -> None:
-    key = r.quarantine_key(partition, offset, index)
+    key = r.build_quarantine_key(partition, offset, index)
     assert r.parse_quarantine_key(key) == (partition, offset, index, None)
 
 

@@ -19,11 +19,11 @@ from kiln.schemas.queries import QUERIES
 from kiln.schemas.reject import Rejected
 from kiln.schemas.wire.batch_block import is_block_cid, read_block, write_blocks
 from kiln.schemas.wire.cid import cid_bytes
-from kiln.schemas.wire.identity import VERDICT_NAMES, author_of, peer_bytes
+from kiln.schemas.wire.identity import VERDICT_NAMES, parse_author, peer_bytes
 from kiln.schemas.wire.pubsub import read_message
 from kiln.schemas.wire.streamid import StreamID
 from kiln.schemas.wire.topic_table import bundle_hash, parse_hello
-from kiln.schemas.wire.topics import Topic, parse_separator_text, parse_topic
+from kiln.schemas.wire.topics import Topic, parse_separator, parse_topic
 
 # docs/design/contracts.md, Delta tables: the columns others rely on
 PROMISED = {
@@ -125,7 +125,7 @@ READ_AS: dict[str, Callable[[str], object]] = {
 
 
 def separator(value: str) -> object:
-    return parse_separator_text(f"model/{value}")
+    return parse_separator(f"model/{value}")
 
 
 def one_of(*values: str) -> Callable[[str], object]:
@@ -141,7 +141,7 @@ IDS: dict[str, Callable[[str], object]] = {
     "local_peer": peer_bytes,
     "remote_peer": peer_bytes,
     "from_peer": peer_bytes,
-    "sep": parse_separator_text,
+    "sep": parse_separator,
     "separator_value": separator,
     "direction": one_of(*DIRECTIONS),
     "origin": one_of(*ORIGINS),
@@ -165,7 +165,7 @@ def test_every_column_has_an_example_of_its_type(name: str) -> None:
     READ_AS[column.type](column.example)
     IDS.get(column.name, str)(column.example)
     if column.name == "message_id":
-        assert author_of(column.example) is not None
+        assert parse_author(column.example) is not None
     if column.name == "topic":
         assert isinstance(parse_topic(column.example), Topic)
 

@@ -27,10 +27,10 @@ from kiln.schemas.wire.topic_table import (
     TopicTable,
     bundle_hash,
     find_hello,
-    hello_bytes,
-    hello_extensions,
+    write_hello,
+    build_hello_extensions,
     intersect,
-    message_topic,
+    resolve_topic,
     negotiate_table,
     parse_hello,
     read_hello,
@@ -156,16 +156,16 @@ def test_any_bytes_are_read_or_rejected(ext: bytes) -> None:
 
 @given(st.lists(hashes, unique=True, max_size=MAX_BUNDLES))
 def test_a_hello_is_read_as_it_was_written(bundles: list[bytes]) -> None:
-    assert parse_hello(hello_bytes(bundles)) == bundles
+    assert parse_hello(write_hello(bundles)) == bundles
     rpc = RPC()
-    rpc.control.extensions.CopyFrom(hello_extensions(bundles))
+    rpc.control.extensions.CopyFrom(build_hello_extensions(bundles))
     sent = RPC.FromString(rpc.SerializeToString()).control.extensions
     assert read_hello(sent) == bundles
 
 
 def test_the_hello_is_field_4820938() -> None:
     # varint of 4820938 << 3 | 2, then a message of one hash
-    assert hello_extensions([b"abcd"]).SerializeToString().hex() == "d2fcb112" + "06" + "0a04" + b"abcd".hex()
+    assert build_hello_extensions([b"abcd"]).SerializeToString().hex() == "d2fcb112" + "06" + "0a04" + b"abcd".hex()
 
 
 def test_a_peer_with_other_extensions_says_nothing_of_tables() -> None:
@@ -178,7 +178,7 @@ def test_a_peer_with_other_extensions_says_nothing_of_tables() -> None:
 )
 def test_a_hello_that_peers_would_refuse_is_not_written(bundles: list[bytes]) -> None:
     with pytest.raises(BundleError, match="no peer would take"):
-        hello_bytes(bundles)
+        write_hello(bundles)
 
 
 # ---------------------------------------------------------------- bundles
@@ -311,7 +311,7 @@ def table_of(hello_in: bytes, hello_out: bytes, bundles: BundleSet) -> TopicTabl
 
 
 def test_both_peers_compute_the_same_table() -> None:
-    ours, theirs = hello_bytes([B, A, C]), hello_bytes([B, C, X, A])
+    ours, theirs = write_hello([B, A, C]), write_hello([B, C, X, A])
     mine, yours = table_of(theirs, ours, MINE), table_of(ours, theirs, MINE)
     assert mine.agreed == yours.agreed == (B, *sorted((A, C)))
     topics = ["m", "n", *(topic for known in sorted((A, C)) for topic in MINE[known])]
@@ -319,17 +319,17 @@ def test_both_peers_compute_the_same_table() -> None:
 
 
 def test_a_table_is_computed_once_for_a_pair_of_hellos() -> None:
-    pair = hello_bytes([B, X]), hello_bytes([B, A])
+    pair = write_hello([B, X]), write_hello([B, A])
     table = table_of(*pair, MINE)
     again: BundleSet = pickle.loads(pickle.dumps(MINE))
     assert table_of(bytes(bytearray(pair[0])), pair[1], again) is table
     # pairs that agree on the same share one table
-    assert table_of(hello_bytes([B]), hello_bytes([B, C]), MINE) is table
+    assert table_of(write_hello([B]), write_hello([B, C]), MINE) is table
     assert table_of(*pair, OTHER) is not table
 
 
 @pytest.mark.parametrize(
-    ("theirs", "ours"), [(b"", b""), (hello_bytes([B]), b""), (b"\x0a\x03abc", hello_bytes([B])), (b"\xff" * 9000, b"")]
+    ("theirs", "ours"), [(b"", b""), (write_hello([B]), b""), (b"\x0a\x03abc", write_hello([B])), (b"\xff" * 9000, b"")]
 )
 def test_hellos_that_agree_on_nothing(theirs: bytes, ours: bytes) -> None:
     for pair in ((theirs, ours), (ours, theirs)):
@@ -339,12 +339,12 @@ def test_hellos_that_agree_on_nothing(theirs: bytes, ours: bytes) -> None:
 
 
 def test_it_is_told_which_hello_was_refused() -> None:
-    short, long = b"\x0a\x03abc", hello_bytes([B]) + b"\x7a\x80\x7d" + bytes(16_000)
+    short, long = b"\x0a\x03abc", write_hello([B]) + b"\x7a\x80\x7d" + bytes(16_000)
     for pair, found in (
-        ((short, hello_bytes([B])), [("hello_in", "hello_hash_length")]),
-        ((hello_bytes([B]), short * 2), [("hello_out", "hello_hash_length")]),
+        ((short, write_hello([B])), [("hello_in", "hello_hash_length")]),
+        ((write_hello([B]), short * 2), [("hello_out", "hello_hash_length")]),
         ((long * 2, short), [("hello_in", "hello_repeats"), ("hello_out", "hello_hash_length")]),
-        ((long, hello_bytes([B])), []),
+        ((long, write_hello([B])), []),
     ):
         assert [(side, answer.reason) for side, answer in negotiate_table(*pair, MINE).refused] == found
 
@@ -356,20 +356,20 @@ def test_any_hellos_and_any_index_have_an_answer(theirs: bytes, ours: bytes, ind
 
 
 def test_the_topic_of_a_message() -> None:
-    table = table_of(hello_bytes([B, A]), hello_bytes([B]), MINE)
+    table = table_of(write_hello([B, A]), write_hello([B]), MINE)
     for message, found in (
         (Message(topicIndex=2), "n"),
         (Message(topicIndex=2, topic="name"), "name"),
         (Message(topicIndex=2, topic=""), ""),
         (Message(topic="m"), "m"),
     ):
-        assert message_topic(message, table) == found
+        assert resolve_topic(message, table) == found
     for message, reason in (
         (Message(topicIndex=3), INDEX_OUT_OF_RANGE),
         (Message(topicIndex=0), INDEX_OUT_OF_RANGE),
         (Message(), "topic_missing"),
     ):
-        answer = message_topic(message, table)
+        answer = resolve_topic(message, table)
         assert isinstance(answer, Rejected)
         assert answer.reason == reason
 
@@ -377,10 +377,10 @@ def test_the_topic_of_a_message() -> None:
 @given(st.lists(hashes, unique=True, max_size=8), st.binary(max_size=40))
 def test_the_hello_of_an_rpc_holds_the_hashes_and_nothing_else(hashes_: list[bytes], more: bytes) -> None:
     rpc = RPC(subscriptions=[RPC.SubOpts(subscribe=True, topicid="a")])
-    rpc.control.extensions.CopyFrom(hello_extensions(hashes_))
+    rpc.control.extensions.CopyFrom(build_hello_extensions(hashes_))
     unknown = b"\xfa\x01" + bytes([len(more)]) + more  # field 31, bytes
     rpc.control.extensions.topicTableExtension.MergeFromString(unknown)
-    assert find_hello(rpc) == hello_bytes(hashes_)
+    assert find_hello(rpc) == write_hello(hashes_)
     assert parse_hello(find_hello(rpc)) == hashes_
 
 

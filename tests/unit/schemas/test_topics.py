@@ -17,12 +17,12 @@ from kiln.schemas.wire.topics import (
     Topic,
     TopicError,
     parse_interest,
-    parse_separator_text,
+    parse_separator,
     parse_topic,
-    separator_bytes,
-    separator_text,
-    separator_value,
-    topic_name,
+    decode_separator_value,
+    format_separator,
+    encode_separator_value,
+    format_topic,
 )
 
 # CIP-120, Example
@@ -32,21 +32,21 @@ TOPIC = f"/ceramic/mainnet/sep/model/{MODEL}"
 values = st.binary(min_size=1, max_size=60) | st.binary(min_size=1, max_size=8).map(lambda raw: b"\x00\x00" + raw)
 keys = st.text(min_size=1, max_size=20)
 networks = st.text(min_size=1, max_size=20).filter(lambda text: "/" not in text)
-separators = st.builds(lambda key, raw: Separator(key, separator_value(raw)), keys, values)
+separators = st.builds(lambda key, raw: Separator(key, encode_separator_value(raw)), keys, values)
 
 
 def test_example_of_the_cip() -> None:
     model = StreamID.parse(MODEL).bytes  # the header's field "model", which its field "sep" names
-    separator = Separator("model", separator_value(model))
-    assert topic_name("mainnet", separator) == TOPIC
+    separator = Separator("model", encode_separator_value(model))
+    assert format_topic("mainnet", separator) == TOPIC
     assert parse_topic(TOPIC) == Topic("mainnet", Separator("model", MODEL))
-    assert separator_bytes(MODEL) == model
+    assert decode_separator_value(MODEL) == model
 
 
 @pytest.mark.parametrize("network", ["mainnet", "testnet-clay", "dev-unstable", "local-3459926044"])
 def test_network_topic_with_and_without_its_slash(network: str) -> None:
     assert parse_topic(f"/ceramic/{network}") == parse_topic(f"/ceramic/{network}/") == Topic(network, None)
-    assert topic_name(network, None) == f"/ceramic/{network}"
+    assert format_topic(network, None) == f"/ceramic/{network}"
 
 
 @pytest.mark.parametrize(
@@ -97,39 +97,39 @@ def test_other_topic_of_a_network_has_no_separator(rest: str) -> None:
 def test_slashes_belong_to_the_key() -> None:
     separator = Separator("a//b/", "k1")
     assert parse_topic("/ceramic/mainnet/sep/a//b//k1") == Topic("mainnet", separator)
-    assert parse_separator_text("a//b//k1") == separator
-    assert separator_text(separator) == "a//b//k1"
+    assert parse_separator("a//b//k1") == separator
+    assert format_separator(separator) == "a//b//k1"
 
 
 @given(networks, st.none() | separators)
 def test_topic_round_trip(network: str, separator: Separator | None) -> None:
-    assert parse_topic(topic_name(network, separator)) == Topic(network, separator)
+    assert parse_topic(format_topic(network, separator)) == Topic(network, separator)
 
 
 @given(separators)
 def test_separator_round_trip(separator: Separator) -> None:
-    assert parse_separator_text(separator_text(separator)) == separator
+    assert parse_separator(format_separator(separator)) == separator
 
 
 @given(values)
 def test_value_equals_multiformats(raw: bytes) -> None:
-    value = separator_value(raw)
+    value = encode_separator_value(raw)
     assert value == multibase.encode(raw, "base36")
-    assert separator_bytes(value) == multibase.decode(value) == raw
+    assert decode_separator_value(value) == multibase.decode(value) == raw
 
 
 @given(st.text("0123456789abcdefghijklmnopqrstuvwxyz", min_size=1, max_size=70))
 def test_every_value_text_is_canonical(digits: str) -> None:
-    assert separator_value(separator_bytes("k" + digits)) == "k" + digits
+    assert encode_separator_value(decode_separator_value("k" + digits)) == "k" + digits
 
 
 def test_longest_value() -> None:
     longest = b"\xff" * 661
-    assert separator_bytes(separator_value(longest)) == longest
-    assert separator_value(bytes(MAX_VALUE - 1)) == "k" + "0" * (MAX_VALUE - 1)
+    assert decode_separator_value(encode_separator_value(longest)) == longest
+    assert encode_separator_value(bytes(MAX_VALUE - 1)) == "k" + "0" * (MAX_VALUE - 1)
     for raw in (b"\xff" * 662, bytes(MAX_VALUE), b"\xff" * 1_000_000):
         with pytest.raises(TopicError, match="bytes"):
-            separator_value(raw)
+            encode_separator_value(raw)
 
 
 @given(st.text(max_size=40) | st.text("/ceramicsepk01", max_size=40).map(lambda text: "/ceramic/n/sep/" + text))
@@ -137,15 +137,15 @@ def test_any_name_is_read_and_a_separator_topic_is_canonical(name: str) -> None:
     topic = parse_topic(name)
     if topic is not None and topic.separator is not None:
         key, _, value = name.rpartition("/")
-        assert topic_name(*topic) in (name, f"{key}/k{value}")
+        assert format_topic(*topic) in (name, f"{key}/k{value}")
 
 
 def test_a_value_without_its_prefix_is_read_and_never_written() -> None:
     separator = Separator("model", MODEL)
     assert parse_topic(f"/ceramic/mainnet/sep/model/{MODEL[1:]}") == Topic("mainnet", separator)
-    assert parse_separator_text(f"model/{MODEL[1:]}") == separator
+    assert parse_separator(f"model/{MODEL[1:]}") == separator
     with pytest.raises(TopicError):
-        separator_text(Separator("model", MODEL[1:]))
+        format_separator(Separator("model", MODEL[1:]))
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_an_interest_can_name_any_key(text: str, interest: Interest) -> None:
 @pytest.mark.parametrize("network", ["", "a/b", "/", "\ud800"])
 def test_network_that_no_name_can_hold(network: str) -> None:
     with pytest.raises(TopicError):
-        topic_name(network, None)
+        format_topic(network, None)
 
 
 @pytest.mark.parametrize(
@@ -175,9 +175,9 @@ def test_network_that_no_name_can_hold(network: str) -> None:
 )
 def test_separator_that_no_name_can_hold(key: str, value: str) -> None:
     with pytest.raises(TopicError):
-        topic_name("mainnet", Separator(key, value))
+        format_topic("mainnet", Separator(key, value))
     with pytest.raises(TopicError):
-        separator_text(Separator(key, value))
+        format_separator(Separator(key, value))
 
 
 @pytest.mark.parametrize(
@@ -185,27 +185,27 @@ def test_separator_that_no_name_can_hold(key: str, value: str) -> None:
 )
 def test_bad_separator_text(text: str) -> None:
     with pytest.raises(TopicError):
-        parse_separator_text(text)
+        parse_separator(text)
 
 
 def test_longest_key() -> None:
     longest = Separator("/" * MAX_KEY, "k" + "1" * (MAX_VALUE - 1))
-    assert parse_separator_text(separator_text(longest)) == longest
-    name = topic_name("mainnet", longest)
+    assert parse_separator(format_separator(longest)) == longest
+    name = format_topic("mainnet", longest)
     assert parse_topic(name) == Topic("mainnet", longest)
     assert len(name) < MAX_TOPIC
-    assert parse_interest(separator_text(longest)) == Interest(*longest)
+    assert parse_interest(format_separator(longest)) == Interest(*longest)
     longer = longest._replace(key="/" * (MAX_KEY + 1))
-    for refused in (separator_text, lambda s: topic_name("mainnet", s)):
+    for refused in (format_separator, lambda s: format_topic("mainnet", s)):
         with pytest.raises(TopicError, match=f"has {MAX_KEY + 1} characters; it may have {MAX_KEY}"):
             refused(longer)
-    for reader in (parse_separator_text, parse_interest):
+    for reader in (parse_separator, parse_interest):
         with pytest.raises(TopicError, match=f"it may have {MAX_KEY}"):
             reader(f"{longer.key}/{longer.value}")
 
 
 def test_a_stream_without_a_separator_is_on_the_topic_of_the_network() -> None:
-    assert topic_name("testnet-clay", None) == "/ceramic/testnet-clay"
+    assert format_topic("testnet-clay", None) == "/ceramic/testnet-clay"
     assert parse_topic("/ceramic/testnet-clay/") == Topic("testnet-clay", None)
     # one slash: more of them, or one behind a separator, are other names
     assert parse_topic("/ceramic/testnet-clay//") == Topic("testnet-clay", None)
@@ -213,21 +213,21 @@ def test_a_stream_without_a_separator_is_on_the_topic_of_the_network() -> None:
 
 
 def test_leading_zeros_are_bytes_of_the_value() -> None:
-    assert separator_bytes("k0a") == b"\x00\x0a"
-    assert separator_bytes("ka") == b"\x0a"
-    assert parse_separator_text("model/k0a") != parse_separator_text("model/ka")
+    assert decode_separator_value("k0a") == b"\x00\x0a"
+    assert decode_separator_value("ka") == b"\x0a"
+    assert parse_separator("model/k0a") != parse_separator("model/ka")
 
 
 def test_empty_value_is_refused() -> None:
     with pytest.raises(TopicError, match="empty"):
-        separator_value(b"")
+        encode_separator_value(b"")
 
 
 @given(st.text(max_size=30))
 def test_separator_bytes_raises_only_its_error(text: str) -> None:
     try:
-        raw = separator_bytes(text)
+        raw = decode_separator_value(text)
     except TopicError:
         return
     assume(raw)
-    assert separator_value(raw) == text
+    assert encode_separator_value(raw) == text
