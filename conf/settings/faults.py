@@ -1,4 +1,4 @@
-"""Descriptions of faulty settings: the location, the key, the value, and what is expected."""
+"""Descriptions of invalid settings: source, key, value, and what is expected."""
 
 from __future__ import annotations
 
@@ -24,23 +24,25 @@ from kiln.conf.settings.keys import (
 from kiln.conf.settings.secrets import MASK, may_be_secret, without_secrets
 from kiln.conf.settings.service_links import is_service_link
 
+_SEE_FILE = "; see conf/kiln.toml for all settings"
+
 
 def unknown_variables(environ: Mapping[str, str]) -> Iterable[str]:
-    """A line for each variable that has Kiln's prefix, names no setting, and is no service link."""
+    """Describe each variable that has Kiln's prefix but is neither a setting nor a service link."""
     names = [*map(variable, list_keys()), CONFIG_VARIABLE]
     for name in _nameless(environ):
         if is_service_link(name, environ[name]):
             continue
-        yield f"environment {name}: no such setting{suggest_nearest(name.upper(), names)}"
+        yield f"environment {name}: no such setting{suggest_nearest(name.upper(), names) or _SEE_FILE}"
 
 
 def service_links(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Variables that have Kiln's prefix because a Service of Kubernetes has a name such as `kiln-bridge`, by name."""
+    """List the variables that Kubernetes sets for a Service such as `kiln-bridge`, by name."""
     return tuple(name for name in _nameless(environ) if is_service_link(name, environ[name]))
 
 
 def _nameless(environ: Mapping[str, str]) -> Iterator[str]:
-    """Variables that have Kiln's prefix and name no setting, by name."""
+    """List the variables with Kiln's prefix that are not settings, by name."""
     known = list_keys()
     names = {variable(key): free for key, free in known.items()}
     tables = {variable(key[:depth]) for key in known for depth in range(1, len(key))}
@@ -53,7 +55,7 @@ def _nameless(environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def unreadable_tables(environ: Mapping[str, str]) -> Iterable[str]:
-    """A line for each variable that gives a whole table and is not a JSON object."""
+    """Describe each variable of a section or table that is not a JSON object."""
     known = list_keys()
     tables = {variable(key[:depth]) for key, free in known.items() for depth in range(1, len(key) + free)}
     tables.discard(NETWORK_VARIABLE)
@@ -79,7 +81,7 @@ class ValueSources:
     command_line: frozenset[Keys]
 
     def name(self, keys: Keys) -> str:
-        """Name the source of a key's value: an option, a variable, or a file with the line."""
+        """Name the source of a key's value: an option, a variable, or a line of the file."""
         if any(key[: len(keys)] == keys for key in self.command_line):
             return f"--{keys[0]}"
         for depth in range(len(keys), 0, -1):
@@ -87,13 +89,13 @@ class ValueSources:
                 return f"environment {variable(keys[:depth])}"
         line = line_of(self.text, keys)
         file = f"{self.path}:{line}" if line else str(self.path)
-        # what is wrong with a table as a whole may come from the file, or from variables of single keys
+        # an invalid section may come from the file or from variables of its keys
         within = sorted(name for name in self.variables if keys and name.startswith(f"{variable(keys)}__"))
         return ", environment ".join([file, *within])
 
 
 def problem(details: ErrorDetails, places: ValueSources) -> str:
-    """One line for one of pydantic's errors: the place, the key, the value, what is expected."""
+    """Describe one of pydantic's errors in a line: source, key, value, and what is expected."""
     loc = details["loc"]
     keys = tuple(str(key) for key in loc if isinstance(key, str) and key not in ("[key]",))
     known = list_keys()
@@ -114,22 +116,22 @@ def problem(details: ErrorDetails, places: ValueSources) -> str:
     return f"{places.name(keys)}: {join_key(keys)} = {shown}: expected {message.removeprefix('expected ')}"
 
 
-# what pydantic adds for text that it could not parse
+# suffix of pydantic's messages for text that it cannot parse
 _PARSING = re.compile(r", unable to (parse string as an? \w+|interpret input)$")
 
 
 def _nearest_key(keys: Keys, known: Iterable[Keys]) -> str:
-    """A key of the same table with nearly this name, else one of just this name elsewhere, else nearly this."""
+    """Suggest a key: a similar name in the same section, else the same name elsewhere, else a similar name."""
     beside = {key[: len(keys)] for key in known if key[: len(keys) - 1] == keys[:-1] and len(key) >= len(keys)}
     for candidates, cutoff in ((beside, 0.6), (set(known), 1.0), (set(known), 0.75)):
         match = difflib.get_close_matches(keys[-1], sorted({key[-1] for key in candidates}), n=1, cutoff=cutoff)
         if match:
             return f"; did you mean {join_key(min(key for key in candidates if key[-1] == match[0]))}?"
-    return ""
+    return _SEE_FILE
 
 
 def line_of(text: str, keys: Keys) -> int:
-    """The line (from 1) on which a key is set, or on which its table begins; 0 when the text does not say plainly."""
+    """Find the line (from 1) that sets a key or begins its section; 0 if it cannot be determined."""
     table: Keys = ()
     best = 0
     for number, line in enumerate(text.splitlines(), 1):

@@ -219,7 +219,7 @@ def test_an_unknown_table_and_a_key_in_the_wrong_table(tmp_path: Path) -> None:
     path = write(tmp_path, '[bach]\nwindow = "1s"\n[kafka]\nlike_nothing_else = 1\nrestarts = 3\n')
     lines = set(problems(path).splitlines())
     assert f"{path}:1: bach: no such setting; did you mean batch?" in lines
-    assert f"{path}:4: kafka.like_nothing_else: no such setting" in lines
+    assert f"{path}:4: kafka.like_nothing_else: no such setting; see conf/kiln.toml for all settings" in lines
     assert f"{path}:5: kafka.restarts: no such setting; did you mean jobs.max_restarts?" in lines
 
 
