@@ -380,7 +380,7 @@ def test_a_value_that_repeats_is_in_memory_once(lake: Lake, monkeypatch: pytest.
     monkeypatch.setattr(TableFiles, "_write", lambda self, batch: written.append(batch))
     files = TableFiles(lake, "copies")
     for number in range(5_000):
-        files.add(("n" * 4_000, f"message {number}", "peer", 1_000_000, 1, 3, 77, number))
+        files.add(("n" * 4_000, f"message {number}", "peer", 1_000_000, "valid", 3, 77, number))
     files.close()
     assert sum(batch.num_rows for batch in written) == 5_000
     assert sum(batch.nbytes for batch in written) < 1_000_000

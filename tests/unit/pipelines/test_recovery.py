@@ -328,7 +328,7 @@ def test_a_torn_commit_of_a_table_that_no_query_writes_is_set_aside(tmp_path: Pa
     append_event(lake, "two", "begun", 2, range_from=1, range_to=2)
     damaged(Path(locate_commit(lake.folder("backfill_runs"), 2).uri), how)
     (words,) = repair(state.place, ["sink"])
-    assert "table runs" in words
+    assert "table backfill_runs" in words
     assert [run.name for run in read_runs(lake)] == ["one"]
 
     damaged(Path(locate_commit(lake.folder("backfill_runs"), 1).uri), how)

@@ -39,7 +39,7 @@ def test_every_table_has_an_arrow_schema(name: str) -> None:
 
 
 def test_ddl_names_columns_and_types_in_order() -> None:
-    assert build_ddl(select_columns(TABLES["batch_tips"])) == "cid string, stream string, tip string"
+    assert build_ddl(select_columns(TABLES["batch_tips"])) == "batch_cid string, stream string, tip string"
     assert build_ddl((Column("tips", "map<string,string>", "a comment, with commas"),)) == "tips map<string,string>"
 
 
