@@ -190,11 +190,11 @@ def _create_node(
         bundles=BundleSet(settings.topic_table.bundles),
         send_indices=settings.topic_table.send,
         agent="kiln/0.1.0",
-        max_rpc=settings.bridge.max_rpc_bytes,
-        peer_bytes=settings.bridge.max_peer_bytes_per_hour,
-        all_bytes=settings.bridge.max_bytes_per_hour,
-        peer_bytes_out=settings.bridge.max_peer_bytes_per_hour_out,
-        all_bytes_out=settings.bridge.max_bytes_per_hour_out,
+        max_rpc_bytes=settings.bridge.max_rpc_bytes,
+        max_peer_bytes_per_hour=settings.bridge.max_peer_bytes_per_hour,
+        max_bytes_per_hour=settings.bridge.max_bytes_per_hour,
+        max_peer_bytes_per_hour_out=settings.bridge.max_peer_bytes_per_hour_out,
+        max_bytes_per_hour_out=settings.bridge.max_bytes_per_hour_out,
         ban=settings.bridge.ban.total_seconds(),
     )
     return Node(options, key, seqno, sink, topic_selector.record_message, authors=settings.publish.author_keys)

@@ -144,8 +144,8 @@ class Node:
         bootstrap."""
         self._discovered: dict[bytes, None] = {}  # peers found by discovery that are being dialled or connected
         self._dialling: set[bytes] = set()  # the discovered peers that are being dialled
-        self._budget = CaptureBudget(options.peer_bytes, options.all_bytes)
-        self._budget_out = CaptureBudget(options.peer_bytes_out, options.all_bytes_out)
+        self._budget = CaptureBudget(options.max_peer_bytes_per_hour, options.max_bytes_per_hour)
+        self._budget_out = CaptureBudget(options.max_peer_bytes_per_hour_out, options.max_bytes_per_hour_out)
         self._budget_cpu = CaptureBudget(options.peer_cpu * _CPU_PERIOD, options.all_cpu * _CPU_PERIOD, _CPU_PERIOD)
         self._unfinished = UnfinishedRpcs[PubsubSession](options.unfinished_bytes)
         self._banned = BanList(options.ban)
@@ -613,7 +613,7 @@ class Node:
         session.inbound, link.unread_inbound = link.unread_inbound, None
         link.inbound_opened = trio.Event()
         stream = session.inbound.stream.muxed_stream
-        splitter = RpcSplitter(self._options.max_rpc, CUT_PAYLOAD)
+        splitter = RpcSplitter(self._options.max_rpc_bytes, CUT_PAYLOAD)
         payloads, chunk = splitter.feed(b""), b""
         count = 0
         try:

@@ -23,15 +23,15 @@ class NodeOptions:
     send_indices: SendMode = "cautious"
     agent: str = "kiln"
     max_connections: int = 300
-    max_rpc: int = MAX_RPC  # longer ones are cut
+    max_rpc_bytes: int = MAX_RPC  # longer ones are cut
     # Bytes of incomplete RPCs of all peers. Beyond that the node disconnects the peer that holds most of them.
     unfinished_bytes: int = 128 << 20
     # Bytes per hour of frames captured from peers. The node reads a peer that exceeds them more slowly.
-    peer_bytes: int = 1 << 30
-    all_bytes: int = 4 << 30
+    max_peer_bytes_per_hour: int = 1 << 30
+    max_bytes_per_hour: int = 4 << 30
     # The same for what the node sends. Beyond that RPCs wait, and those without room in the queue are dropped.
-    peer_bytes_out: int = 1 << 30
-    all_bytes_out: int = 4 << 30
+    max_peer_bytes_per_hour_out: int = 1 << 30
+    max_bytes_per_hour_out: int = 4 << 30
     # CPU for reading RPCs, as parts of one core. The node reads a peer that exceeds it more slowly.
     peer_cpu: float = 0.7
     all_cpu: float = 0.8

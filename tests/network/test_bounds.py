@@ -141,7 +141,7 @@ def test_who_is_over_the_budget_of_all_cannot_have_bytes_taken_by_going(tmp_path
     """All together are over their budget: what a stranger says and leaves behind is not captured, and is counted."""
 
     async def test(town: Town) -> None:
-        a, b = await town.pair(replace(OPTIONS, gossip=QUICK, all_bytes=4 * MIB))
+        a, b = await town.pair(replace(OPTIONS, gossip=QUICK, max_bytes_per_hour=4 * MIB))
         a.node._budget._left = -float(4 * MIB)
         async with raw_peer() as host:
             stream = await call(host, a)
@@ -166,7 +166,9 @@ def test_a_peer_over_its_budget_is_read_slowly_and_nothing_of_it_is_lost(tmp_pat
     said = [message(number, key, size) for number in range(1, 131)]
 
     async def test(town: Town) -> None:
-        a, b = await town.pair(replace(OPTIONS, gossip=QUICK, peer_bytes=1000 * MIB, all_bytes=4000 * MIB))
+        a, b = await town.pair(
+            replace(OPTIONS, gossip=QUICK, max_peer_bytes_per_hour=1000 * MIB, max_bytes_per_hour=4000 * MIB)
+        )
         async with raw_peer() as host:
             peer = host.get_id().to_bytes()
             a.node._budget._account(peer, trio.current_time()).own = float(MIB)
@@ -206,7 +208,7 @@ def test_to_a_peer_over_its_budget_is_sent_slowly_and_what_is_not_sent_is_counte
     said = [b"%04d" % number * 5000 for number in range(130)]
 
     async def test(town: Town) -> None:
-        options = replace(OPTIONS, gossip=QUICK, peer_bytes_out=100 * MIB, queue_bytes=queue_bytes)
+        options = replace(OPTIONS, gossip=QUICK, max_peer_bytes_per_hour_out=100 * MIB, queue_bytes=queue_bytes)
         a, b = await town.pair(options)
         async with raw_peer() as host:
             peer = host.get_id().to_bytes()
@@ -236,7 +238,7 @@ def test_who_comes_again_under_new_keys_is_sent_no_more_than_all_may_be(tmp_path
     """All together are over their budget: strangers wait for the list of topics, and others do not wait."""
 
     async def test(town: Town) -> None:
-        a, b = await town.pair(replace(OPTIONS, gossip=QUICK, all_bytes_out=4 * MIB))
+        a, b = await town.pair(replace(OPTIONS, gossip=QUICK, max_bytes_per_hour_out=4 * MIB))
         for number in range(500):
             a.node.join(f"/ceramic/local-test/sep/model/k{number}")
         await town.bell.until(lambda: not any(each.queued for each in a.node.view().peers))

@@ -137,7 +137,7 @@ def test_rpcs_that_are_cut_cost_their_sender_where_no_peer_accepts_them(
 ) -> None:
     async def test(town: Town) -> None:
         gossip = RouterOptions(rpc_limits=RpcLimits(accepted))
-        bridge = await town.node(replace(OPTIONS, max_rpc=64 << 10, gossip=gossip))
+        bridge = await town.node(replace(OPTIONS, max_rpc_bytes=64 << 10, gossip=gossip))
         async with raw_peer() as host:
             stream = await call(host, bridge, "/meshsub/1.2.0")
             for number in range(1, 31):
