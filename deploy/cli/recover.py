@@ -32,7 +32,7 @@ def recover(
 
     with Recovery(settings, note_once(notes())) as recovery:
         found = recovery.find()
-        left = recovery.put_right(found, time.time_ns() // 1_000) if yes else found
+        left = recovery.repair(found, time.time_ns() // 1_000) if yes else found
     if as_json:
         print(encode_recovery(found, left))
     else:

@@ -1,4 +1,4 @@
-"""Finds what is damaged in a state folder, and puts it right while no query runs."""
+"""Detection and repair of damage in a state folder, while no query runs."""
 
 from __future__ import annotations
 
@@ -37,18 +37,21 @@ from kiln.schemas.queries import QUERIES
 
 
 class Recovery:
-    """A context manager that keeps every query of the state folder from running, and the care of its tables.
-    StateInUseError: one runs."""
+    """A context manager that locks the queries and the table maintenance of a state folder.
+
+    Raises:
+        StateInUseError: One of them runs.
+    """
 
     def __init__(self, settings: Settings, say: Say) -> None:
-        """`say` hears what is waited for."""
+        """Create the context manager; `say` is called with progress messages."""
         self._settings = settings
-        self._place = build_damage_location(settings)
+        self._location = build_damage_location(settings)
         self._say = say
         self._locks = ExitStack()
-        self._asked: BrokerStatus | None = None
+        self._broker_status: BrokerStatus | None = None
         self._notes: dict[str, TopicNotes] = {}
-        """of the parts of the bridge that are to read another topic, by their names in `Damage.query`"""
+        """topic notes of the bridge's consumers whose topics were replaced, by `Damage.query`"""
 
     def __enter__(self) -> Self:
         with ExitStack() as locks:
@@ -63,95 +66,111 @@ class Recovery:
         self._locks.close()
 
     def find(self) -> list[Damage]:
-        """What is wrong, at most one `Damage` a query. Asks Kafka how far `updates` got, and for the topics that the
-        checkpoints have read, where there is a checkpoint; the embedded broker is started for that."""
-        told = None
+        """Find the damage, at most one `Damage` per query.
+
+        If there are checkpoints, reads their topics and the progress of `updates` from Kafka, and starts an embedded
+        broker for that.
+        """
+        progress = None
         topics: dict[str, dict[str, TopicState]] = {}
-        begun = [name for name in QUERIES if Checkpoint(self._settings.checkpoints_root / name).exists]
-        of_bridge: list[Damage] = []
-        if begun or list_topic_notes(self._settings.bridge_dir):
+        queries = [name for name in QUERIES if Checkpoint(self._settings.checkpoints_root / name).exists]
+        bridge_damages: list[Damage] = []
+        if queries or list_topic_notes(self._settings.bridge_dir):
             kafka = KafkaTopics(self._settings.broker.client_options)
             try:
-                self._broker()
-                topics = read_topics(self._settings, kafka, begun)
-                of_bridge = self._find_of_bridge(kafka)
-                told = read_progress_report(self._settings) if has_progress_marker(self._settings) else None
+                self._read_broker_status()
+                topics = read_topics(self._settings, kafka, queries)
+                bridge_damages = self._find_bridge_damages(kafka)
+                progress = read_progress_report(self._settings) if has_progress_marker(self._settings) else None
             except (PrerequisiteError, KafkaError) as error:
-                self._say(f"{error}: whether the checkpoints go with what Kafka has is not known")
+                self._say(f"cannot compare the checkpoints with Kafka: {error}")
             finally:
                 kafka.close()
-        return [*examine(self._place, QUERIES, told, topics), *of_bridge]
+        return [*examine(self._location, QUERIES, progress, topics), *bridge_damages]
 
-    def _find_of_bridge(self, kafka: KafkaTopics) -> list[Damage]:
-        """What the parts of the bridge have read of topics that are others now."""
-        found: list[Damage] = []
+    def _find_bridge_damages(self, kafka: KafkaTopics) -> list[Damage]:
+        """Find the bridge's consumers whose topics were replaced."""
+        damages: list[Damage] = []
         for notes in list_topic_notes(self._settings.bridge_dir):
             noted = {topic: each.id for topic, each in notes.read().items()}
-            there = kafka.read_identities(noted) if noted else {}
-            replaced = find_replaced_topics(noted, there)
+            identities = kafka.read_identities(noted) if noted else {}
+            replaced = find_replaced_topics(noted, identities)
             if not replaced:
                 continue
             name = f"bridge, {notes.group}"
             self._notes[name] = notes
-            words = "; ".join(describe_replaced_topic(topic, noted[topic], there[topic].id) for topic in replaced)
-            remedy = (
-                f"It reads {', '.join(replaced)} from the beginning, and passes over what has a receipt or is known"
+            problem = "; ".join(
+                describe_replaced_topic(topic, noted[topic], identities[topic].id) for topic in replaced
             )
-            anew = {topic: TopicState(there[topic].id, {}, {}) for topic in replaced}
-            found.append(Damage(name, words, remedy, adopted_topics=anew))
-        return found
+            remedy = (
+                f"It reads {', '.join(replaced)} from the beginning, and skips records with a receipt and known ones"
+            )
+            adopted = {topic: TopicState(identities[topic].id, {}, {}) for topic in replaced}
+            damages.append(Damage(name, problem, remedy, adopted_topics=adopted))
+        return damages
 
-    def _read_anew_by_bridge(self, damage: Damage) -> None:
+    def _adopt_bridge_topics(self, damage: Damage) -> None:
         notes = self._notes[damage.query]
         with lock_state(self._settings.state, "bridge"):
             notes.write(
                 notes.read() | {topic: NotedTopic(each.id, True) for topic, each in damage.adopted_topics.items()}
             )
 
-    def put_right(self, found: Sequence[Damage], now: int) -> list[Damage]:
-        """Does what each says; returns those that are left, each with what is in the way as its remedy. Asks Kafka what
-        Kafka holds where a query is to go back or on; the embedded broker is started for that. `now`: µs.
-        BrokerError."""
+    def repair(self, damages: Sequence[Damage], now: int) -> list[Damage]:
+        """Repair damages.
+
+        Reads the offsets of Kafka if a query must be rewound or advanced, and starts an embedded broker for that.
+
+        Args:
+            damages: Damages that `find` returned.
+            now: Current time, µs.
+
+        Returns:
+            The damages that are left, with what blocks their repair as the remedy.
+
+        Raises:
+            BrokerError: The embedded broker does not start.
+        """
         left: list[Damage] = []
         oldest: log.Offsets | None = None
-        for damage in found:
+        for damage in damages:
             try:
                 if damage.is_self_repairing:
-                    set_files_aside(self._place, damage)
+                    set_files_aside(self._location, damage)
                 elif damage.advance_from is not None:
-                    advance_query(self._place, damage, self._remembered(damage.advance_from.ends, now), now)
+                    advance_query(self._location, damage, self._find_state_start(damage.advance_from.ends, now), now)
                 elif damage.query in self._notes:
-                    self._read_anew_by_bridge(damage)
+                    self._adopt_bridge_topics(damage)
                 elif damage.adopted_topics:
-                    adopt_topics(self._place, damage)
+                    adopt_topics(self._location, damage)
                 elif damage.rewind_to is None:
                     left.append(damage)
                 else:
-                    oldest = self._oldest() if oldest is None else oldest
-                    rewind_query(self._place, damage, oldest)
+                    oldest = self._read_oldest_offsets() if oldest is None else oldest
+                    rewind_query(self._location, damage, oldest)
             except DamageError as error:
                 left.append(replace(damage, remedy=str(error), rewind_to=None, advance_from=None, adopted_topics={}))
         return left
 
-    def _oldest(self) -> log.Offsets:
-        status = self._broker()
+    def _read_oldest_offsets(self) -> log.Offsets:
+        status = self._read_broker_status()
         if not status.reachable:
-            raise DamageError(f"the broker at {status.servers} does not say what it holds: {status.problem}")
+            raise DamageError(f"cannot read the offsets of the broker at {status.servers}: {status.problem}")
         return {topic.name: topic.begin for topic in status.topics}
 
-    def _remembered(self, ends: log.Offsets, now: int) -> log.Offsets:
-        """From where on `updates` would remember what it read before `ends`."""
+    def _find_state_start(self, ends: log.Offsets, now: int) -> log.Offsets:
+        """Find the offsets from which records before `ends` are still in the deduplication state of `updates`."""
         kafka = self._settings.broker
-        self._broker()
+        self._read_broker_status()
         try:
             with ProgressMarker(kafka.client_options(), kafka.topic("updates")) as marker:
                 return marker.find_offsets_since(ends, (now - micros(self._settings.dedupe.signed_ttl)) // 1_000)
         except KafkaError as error:
-            raise DamageError(f"the broker at {kafka.servers} does not say where to begin: {error}") from error
+            raise DamageError(f"cannot find the start offsets at the broker {kafka.servers}: {error}") from error
 
-    def _broker(self) -> BrokerStatus:
-        """What the broker says, which runs from the first time on that this is asked."""
-        if self._asked is None:
+    def _read_broker_status(self) -> BrokerStatus:
+        """Read the status of the broker once, after starting an embedded one."""
+        if self._broker_status is None:
             self._locks.enter_context(start_broker(self._settings, self._say, die_with_parent=True))
-            self._asked = read_broker_status(self._settings.kafka)
-        return self._asked
+            self._broker_status = read_broker_status(self._settings.kafka)
+        return self._broker_status

@@ -50,5 +50,5 @@ def recover(address: str, prefix: str, state: Path) -> list[Damage]:
     }
     with mock.patch.dict(os.environ, told), Recovery(load_settings(), print) as recovery:
         found = recovery.find()
-        assert recovery.put_right(found, 0) == []
+        assert recovery.repair(found, 0) == []
     return found

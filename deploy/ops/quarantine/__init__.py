@@ -1,1 +1,1 @@
-"""What is in quarantine, brought back into Kafka where it can be used now."""
+"""Selection, replay and removal of quarantined records."""

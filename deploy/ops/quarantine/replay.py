@@ -1,12 +1,11 @@
-"""Messages back out of quarantine: frames that Kiln can read now, into `kiln.frames` once more, as origin REPLAY.
+"""Replay of quarantined messages: frames that Kiln can decode now, into `kiln.frames` with origin REPLAY.
 
-What stopped a message may have been on Kiln's side, such as a topic bundle that nobody had told Kiln. The message's
-frame is in the table `frames` to the byte. So this module decodes the frame again, as the queries do, to see which
-messages get further than they did. The queries then decode those messages themselves. Nothing else of a frame is sent
-again, so that a message which was good at once has no second row, however long ago that was. Nothing is published: the
-origin is REPLAY.
+A message can be rejected for lack of knowledge, such as an unknown topic bundle. Its frame is in the table `frames`, so
+this module decodes the frame again, as the queries do, and selects the messages that now get further. The queries then
+decode those messages themselves. The other messages of a frame are not sent again, so valid ones get no second row. The
+origin REPLAY keeps their batches from being published.
 
-Blocks that could not be fetched are another matter: `kiln.deploy.ops.quarantine.unfetched`.
+For blocks that could not be fetched see `kiln.deploy.ops.quarantine.unfetched`.
 """
 
 from __future__ import annotations
@@ -43,17 +42,21 @@ _ROWS_AT_ONCE = 1_000
 
 
 class QuarantineReplayError(KilnError):
-    """These messages cannot be brought back; the text says why."""
+    """The messages cannot be replayed; the message says why."""
 
 
 @dataclass(frozen=True)
 class ReplayCandidates:
-    """What came of looking: messages, but for `missing`, which counts frames."""
+    """Number of messages by result of the search."""
 
-    back: int = 0  # brought back
-    present: int = 0  # in the table `messages` already, or a copy of one that is brought back
-    refused: int = 0  # refused again, for the same reason
-    missing: int = 0  # the frame is not in the table `frames`
+    back: int = 0
+    """messages to replay"""
+    present: int = 0
+    """messages in the table `messages`, and copies of messages to replay"""
+    refused: int = 0
+    """messages rejected again for the same reason"""
+    missing: int = 0
+    """frames that are not in the table `frames`"""
 
     def __add__(self, other: ReplayCandidates) -> ReplayCandidates:
         return ReplayCandidates(
@@ -65,23 +68,23 @@ class ReplayCandidates:
 
 
 def describe_candidates(found: ReplayCandidates) -> str:
-    """What was found, for people."""
-    said = [f"{found.back:,} messages put into Kafka again" if found.back else "nothing to bring back"]
+    """Describe the result of a replay."""
+    parts = [f"{found.back:,} messages sent to Kafka again" if found.back else "nothing to replay"]
     if found.present:
-        said.append(f"{found.present:,} are in the tables already, or copies")
+        parts.append(f"{found.present:,} are already in the tables, or are copies")
     if found.refused:
-        said.append(f"{found.refused:,} would be refused for the same reason")
+        parts.append(f"{found.refused:,} would be rejected for the same reason")
     if found.missing:
-        said.append(f"{found.missing:,} frames are not in the table frames: written twice, or not archived")
-    return "; ".join(said)
+        parts.append(f"{found.missing:,} frames are not in the table frames: duplicates, or not archived")
+    return "; ".join(parts)
 
 
 _Digest = tuple[int, bytes]
-"""Of the first or of the second of the two by which copies are known."""
+"""Number (0 or 1) and value of one of the two digests that identify copies."""
 
 
 class _Candidate(NamedTuple):
-    """A message that gets further now, and the digests by which its copies are known."""
+    """A message that gets further now, and the digests that identify its copies."""
 
     at: FramePosition
     position: int
@@ -90,7 +93,7 @@ class _Candidate(NamedTuple):
 
 
 class QuarantineReplay:
-    """Reads a lake; `find()`, then `frames()`."""
+    """Replay of a lake's messages that were rejected for a reason. Call `find`, then `frames`."""
 
     def __init__(self, lake: Lake, reason: str, how: DecodeConfig) -> None:
         """QuarantineReplayError: nothing is in quarantine for that reason, or what is there came from no frame.
@@ -100,21 +103,19 @@ class QuarantineReplay:
         self._how = how
         self._connection = duckdb.connect()
         self._connection.execute("SET TimeZone = 'UTC'")
-        there = lake.tables()
+        tables = lake.tables()
         create_newest_views(
-            self._connection, lake, [name for name in ("quarantine", "frames", "messages") if name in there]
+            self._connection, lake, [name for name in ("quarantine", "frames", "messages") if name in tables]
         )
-        self._messages = "messages" in there
-        self._places = self._quarantined(there)
+        self._messages = "messages" in tables
+        self._positions = self._read_positions(tables)
         self._chosen: dict[FramePosition, set[int]] = {}
 
-    def _quarantined(self, there: tuple[str, ...]) -> MessagePositions:
-        missing = [name for name in ("quarantine", "frames") if name not in there]
+    def _read_positions(self, tables: tuple[str, ...]) -> MessagePositions:
+        missing = [name for name in ("quarantine", "frames") if name not in tables]
         if missing:
-            raise QuarantineReplayError(
-                f"nothing can be brought back: there is no table {' and no table '.join(missing)} yet"
-            )
-        places: MessagePositions = {}
+            raise QuarantineReplayError(f"nothing to replay: there is no table {' and no table '.join(missing)} yet")
+        positions: MessagePositions = {}
         stages: set[str] = set()
         refused: set[str] = set()
         rows = self._connection.execute(
@@ -123,36 +124,36 @@ class QuarantineReplay:
         ).fetchall()
         for stage, partition, offset, position in rows:
             stages.add(stage)
-            # what is no Frame has no row in `frames`, though it has a place in Kafka
+            # a malformed frame has an offset, but no row in `frames`
             if partition is None or offset is None or stage == "frame":
                 refused.add(stage)
             else:
-                places.setdefault(FramePosition(partition, offset), set()).add(position)
+                positions.setdefault(FramePosition(partition, offset), set()).add(position)
         if not rows:
             known = [
                 row[0]
                 for row in self._connection.execute("SELECT DISTINCT reason FROM quarantine ORDER BY 1").fetchall()
             ]
-            have = f"there are: {', '.join(known)}" if known else "it is empty"
+            hint = f"there are: {', '.join(known)}" if known else "it is empty"
             raise QuarantineReplayError(
-                f"nothing is in quarantine for {self._reason!r}{suggest_nearest(self._reason, known)}; {have}"
+                f"nothing is in quarantine for {self._reason!r}{suggest_nearest(self._reason, known)}; {hint}"
             )
-        if not places:
+        if not positions:
             raise QuarantineReplayError(
-                f"{self._reason} (stage {', '.join(sorted(refused))}) is about records that came from no frame: there "
-                "is nothing to put into kiln.frames again"
+                f"cannot replay {self._reason} (stage {', '.join(sorted(refused))}): these records do not come from "
+                "frames"
             )
-        return places
+        return positions
 
     def find(self) -> ReplayCandidates:
-        """Reads all the frames again, and says what `frames` will give."""
+        """Decode all frames again, and count the messages by result."""
         candidates: list[_Candidate] = []
-        total = ReplayCandidates(missing=len(self._places))
-        for at, frame in read_frames(self._connection, self._places):
-            read = decode_again(frame, self._places[at], self._reason, self._how)
+        total = ReplayCandidates(missing=len(self._positions))
+        for at, frame in read_frames(self._connection, self._positions):
+            read = decode_again(frame, self._positions[at], self._reason, self._how)
             total += ReplayCandidates(refused=read.refused, missing=-1)
             candidates += [self._candidate(at, position, item) for position, item in read.items.items()]
-        seen = self._present({each.message_id for each in candidates if each.message_id})
+        seen = self._find_present({each.message_id for each in candidates if each.message_id})
         chosen: dict[FramePosition, set[int]] = {}
         for each in candidates:
             if not seen.isdisjoint(each.digests):
@@ -171,12 +172,12 @@ class QuarantineReplay:
         return _Candidate(at, position, item.message_id, tuple(digests))
 
     def frames(self) -> Iterator[Frame]:
-        """What `find` found, as it is to be sent: in the order in which it came into Kafka."""
+        """Build the frames with the messages that `find` selected, in the order of arrival."""
         for at, frame in read_frames(self._connection, self._chosen):
             yield select_messages(frame, self._chosen[at])
 
-    def _present(self, messages: set[str]) -> set[_Digest]:
-        """The digests of those of these messages that are in the table `messages`."""
+    def _find_present(self, messages: set[str]) -> set[_Digest]:
+        """Find the digests of those messages that are in the table `messages`."""
         if not self._messages or not messages:
             return set()
         self._connection.register("asked", pa.table({"message_id": pa.array(sorted(messages), pa.string())}))

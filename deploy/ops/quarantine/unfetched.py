@@ -1,4 +1,4 @@
-"""Blocks that nobody gave (stage `fetch` of quarantine), to be asked for once more in `kiln.wanted`."""
+"""Blocks that could not be fetched (stage `fetch` of quarantine), for another request in `kiln.wanted`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from kiln.schemas.kafka.records import UNREADABLE, WantedRecord, decode_wanted
 
 
 class UnfetchedBlocks(NamedTuple):
-    """What the fetcher gave up, for one reason."""
+    """Requests for blocks that the fetcher gave up for a reason."""
 
     missing: list[WantedRecord]
-    """what has not come since, in the order in which it was first wanted"""
+    """requests for blocks that have not arrived since, in the order of the first request"""
     unreadable: int
-    """rows of the table `quarantine` whose data is no WantedRecord of this version; they stay there"""
+    """number of rows of `quarantine` whose data is not a WantedRecord of this version"""
 
 
 def find_unfetched_blocks(lake: Lake, reason: str) -> UnfetchedBlocks | None:
