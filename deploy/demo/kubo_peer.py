@@ -389,10 +389,10 @@ def _read_commands(lines: TextIO, commands: queue.SimpleQueue[str | None]) -> No
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="A Kubo node as a gossipsub peer, driven by lines of JSON.")
-    parser.add_argument("folder", type=Path, help="where its repository and log are kept")
-    parser.add_argument("--port", type=int, default=0, help="TCP port on 127.0.0.1; 0: any")
-    parser.add_argument("--no-peers", action="store_true", help="do not tell who is connected and subscribed")
+    parser = argparse.ArgumentParser(description="Run a Kubo node as a gossipsub peer, controlled by lines of JSON.")
+    parser.add_argument("folder", type=Path, help="folder for repository and log")
+    parser.add_argument("--port", type=int, default=0, help="TCP port on 127.0.0.1; 0 for a free one")
+    parser.add_argument("--no-peers", action="store_true", help="do not report connections and subscriptions")
     arguments = parser.parse_args()
     folder: Path = arguments.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)

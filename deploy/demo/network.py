@@ -296,18 +296,18 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 def main() -> None:
     default = TrafficOptions()
-    parser = argparse.ArgumentParser(description="A demo network: Kubo and two nodes of ours, with made-up traffic.")
-    parser.add_argument("--folder", type=Path, required=True, help="where the nodes keep what they are")
-    parser.add_argument("--network", default=default.network, help="name of the network (%(default)s)")
-    parser.add_argument("--rate", type=float, default=20.0, help="messages a second, of all together (%(default)s)")
-    parser.add_argument("--seed", type=int, default=default.seed, help="of the made-up world (%(default)s)")
-    parser.add_argument("--separators", type=int, default=default.separators, help="how many (%(default)s)")
-    parser.add_argument("--streams", type=int, default=default.streams, help="how many (%(default)s)")
-    parser.add_argument("--publisher", type=bytes.fromhex, help="of batches over BEP 50: its public key (none)")
+    parser = argparse.ArgumentParser(description="Run a demo network of Kubo and two nodes with synthetic traffic.")
+    parser.add_argument("--folder", type=Path, required=True, help="folder for the state of the nodes")
+    parser.add_argument("--network", default=default.network, help="network name (%(default)s)")
+    parser.add_argument("--rate", type=float, default=20.0, help="messages per second in total (%(default)s)")
+    parser.add_argument("--seed", type=int, default=default.seed, help="random seed (%(default)s)")
+    parser.add_argument("--separators", type=int, default=default.separators, help="number of separators (%(default)s)")
+    parser.add_argument("--streams", type=int, default=default.streams, help="number of streams (%(default)s)")
+    parser.add_argument("--publisher", type=bytes.fromhex, help="public key of the BEP 50 publisher (none)")
     arguments = parser.parse_args()
     try:
         if not (math.isfinite(arguments.rate) and arguments.rate >= 0):
-            raise NetworkError(f"rate: {arguments.rate} is no number of messages a second")
+            raise NetworkError(f"--rate {arguments.rate}: must be a finite number of messages per second")
         world = TrafficOptions(
             seed=arguments.seed,
             network=arguments.network,

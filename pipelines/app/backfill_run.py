@@ -299,7 +299,7 @@ def _execute(settings: Settings, request: BackfillRequest) -> RunOutcome:
 
 
 def _build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="A backfill run. docs/backfill.md explains the options.")
+    parser = argparse.ArgumentParser(description="Run a backfill. docs/backfill.md explains the options.")
     parser.add_argument("--from", dest="low", required=True, metavar="TIME")
     parser.add_argument("--to", dest="high", required=True, metavar="TIME")
     parser.add_argument("--run", required=True, metavar="NAME")
