@@ -1,4 +1,4 @@
-"""The answer to a query on the screen."""
+"""Query results on the screen."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kiln.schemas.printable import printable
 
 
 def format_cell(value: object) -> str:
-    """A value as a cell of the table on screen shows it: on one line, with nothing in it that a terminal obeys."""
+    """Format a value for a table cell, on one line and with control characters escaped."""
     return printable(_format_value(value))
 
 
@@ -41,9 +41,9 @@ def _format_value(value: object) -> str:
 
 
 def print_table(answer: Answer, console: Console, limit: int) -> None:
-    """The first `limit` rows, and a line that says so when there are more.
+    """Print the first `limit` rows, and a line with the number of rows.
 
-    A table; where that would not fit the terminal, each row on lines of its own, so that ids stay whole.
+    If a table does not fit the terminal, prints each column of a row on its own line, so that ids stay whole.
     """
     rows: list[Row] = []
     more = False

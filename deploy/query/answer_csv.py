@@ -1,8 +1,7 @@
-"""The answer to a query as CSV (RFC 4180), a header first.
+"""Query results as CSV (RFC 4180) with a header.
 
-Times, binary and numbers are as in JSON; so are maps, lists and structs, as the JSON text of them. Null is an empty
-cell, as an empty text is. What a terminal obeys is escaped as on the screen, so a text with a newline stays on one
-line: `--json` has each text exactly.
+Values are encoded as in JSON; maps, lists and structs are JSON text. Null and empty text are empty cells. Control
+characters are escaped as on the screen, so that a row is one line: `--json` has the exact text.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from kiln.schemas.printable import printable
 
 
 def write_csv(answer: Answer, out: TextIO) -> None:
-    """The answer, a row a line, written as it is read."""
+    """Write the rows, one per line, as they are read."""
     writer = csv.writer(out, lineterminator="\r\n")
     writer.writerow(map(printable, answer.columns))
     for row in answer.rows():
@@ -28,8 +27,8 @@ def _encode_cell(value: object) -> str | int | float | None:
     match encode_value(value):
         case None:
             return None
-        case bool(told):
-            return "true" if told else "false"
+        case bool(flag):
+            return "true" if flag else "false"
         case int() | float() as number:
             return number
         case str(text):

@@ -1,8 +1,8 @@
-"""The answer to a query as JSON.
+"""Query results as JSON.
 
-Times are ISO 8601 in UTC with microseconds. Binary is lower-case hex, which `unhex` reads back. Numbers stay numbers
-however large; NaN and infinities are null. Maps and structs are objects. Intervals are ISO 8601 durations. All
-text is ASCII, other characters escaped: a terminal finds nothing in it to obey.
+Times are ISO 8601 in UTC with microseconds. Binary is lower-case hex, which `unhex` reads back. Numbers of any size are
+numbers; NaN and infinities are null. Maps and structs are objects. Intervals are ISO 8601 durations. All text is ASCII
+with other characters escaped, so it cannot control a terminal.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kiln.deploy.query.ask import Answer
 
 @runtime_checkable
 class _Interval(Protocol):
-    """An interval as rows have it: pyarrow's MonthDayNano, which is not imported where no row has one."""
+    """An interval in a row: pyarrow's MonthDayNano, a slow import that most queries do not need."""
 
     months: int
     days: int
@@ -27,7 +27,7 @@ class _Interval(Protocol):
 
 
 def encode_value(value: object) -> object:
-    """A value of a row in JSON's types, as the head of this file says."""
+    """Convert a value to JSON types, as the module's docstring describes."""
     match value:
         case None | bool() | int() | str():
             return value
@@ -60,18 +60,18 @@ def _format_duration(months: int, days: int, nanoseconds: int) -> str:
 
 
 def write_json(answer: Answer, out: TextIO) -> None:
-    """The answer as a JSON array of objects, a row a line, written as it is read."""
+    """Write the rows as a JSON array of objects, one per line, as they are read."""
     names = make_distinct(answer.columns)
-    before = "[\n"
+    delimiter = "[\n"
     for row in answer.rows():
         record = {name: encode_value(value) for name, value in zip(names, row, strict=True)}
-        out.write(before + json.dumps(record))
-        before = ",\n"
-    out.write("[]\n" if before == "[\n" else "\n]\n")
+        out.write(delimiter + json.dumps(record))
+        delimiter = ",\n"
+    out.write("[]\n" if delimiter == "[\n" else "\n]\n")
 
 
 def make_distinct(names: Iterable[str]) -> tuple[str, ...]:
-    """The names, with `_2`, `_3` … put to those that come again: an object has each key once."""
+    """Append `_2`, `_3` … to repeated names, as an object has each key once."""
     out: list[str] = []
     for name in names:
         candidate, count = name, 1

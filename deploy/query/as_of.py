@@ -1,4 +1,4 @@
-"""Tables as they were: Delta's time travel, by version or by time."""
+"""Time travel of Delta tables, by version or by timestamp."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ from kiln.conf.process.errors import KilnError
 from kiln.pipelines.delta.lake import Lake
 
 AsOf = int | datetime
-"""A version, the same of every table; or a time with its zone."""
+"""A version number, for every table, or a time with a time zone."""
 
 
 class NoSuchVersionError(KilnError):
-    """A table has no such version, or no longer. The message names the table and its newest version."""
+    """A table does not have the version, or has it no longer. The message names the table and its newest version."""
 
 
 def parse_as_of(text: str) -> AsOf:
-    """`12`, or a time in ISO 8601: `2026-11-01`, `2026-11-01T12:00:00Z`. A time without a zone is UTC. ValueError says
-    what was expected."""
+    """Parse a version (`12`) or an ISO 8601 time (`2026-11-01`, `2026-11-01T12:00:00Z`), in UTC by default.
+
+    Raises:
+        ValueError: The text is neither; the message has the expected forms.
+    """
     if text.isdecimal():
         return int(text)
     try:
@@ -31,9 +34,14 @@ def parse_as_of(text: str) -> AsOf:
 
 
 def open_table(lake: Lake, name: str, as_of: AsOf | None) -> DeltaTable | None:
-    """A table as it is now, or as it was. None: at that time there was no such table.
+    """Open a table, optionally at an earlier version.
 
-    LakeError: the table cannot be read. NoSuchVersionError.
+    Returns:
+        The table, or `None` if it did not exist at that time.
+
+    Raises:
+        LakeError: The table cannot be read.
+        NoSuchVersionError: The table does not have that version.
     """
     table = lake.open(name)
     if as_of is None:
@@ -41,17 +49,17 @@ def open_table(lake: Lake, name: str, as_of: AsOf | None) -> DeltaTable | None:
     newest = table.version()
     try:
         if isinstance(as_of, datetime):
-            # delta-rs takes the first version for any time before it
+            # delta-rs loads the first version for any earlier time
             first = min((each["timestamp"] for each in table.history()[-1:]), default=0)
             if first > as_of.timestamp() * 1000:
                 return None
         elif as_of > newest:
-            raise NoSuchVersionError(f"table {name} has no version {as_of}: its newest is {newest}")
+            raise NoSuchVersionError(f"table {name} has no version {as_of}. Its newest version is {newest}")
         table.load_as_version(as_of)
     except (DeltaError, OSError, ValueError) as error:
-        said = str(error).split("\n")[0]
+        reason = str(error).split("\n")[0]
         raise NoSuchVersionError(
-            f"table {name} cannot be read as of {as_of}: {said}. Its newest version is {newest}; old versions go "
-            "when the table is cleaned up"
+            f"cannot read table {name} as of {as_of}: {reason}. Its newest version is {newest}; table maintenance "
+            "removes old ones"
         ) from error
     return table

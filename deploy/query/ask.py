@@ -1,7 +1,6 @@
-"""SQL over the lake with DuckDB: a view for each Delta table (kiln.pipelines.delta.duckdb_tables), and the views of
-kiln.schemas.delta.views.
+"""Read-only SQL over the lake with DuckDB.
 
-Reads only; needs no Java.
+There is a view for each Delta table (kiln.pipelines.delta.duckdb_tables), and the views of kiln.schemas.delta.views.
 """
 
 from __future__ import annotations
@@ -31,18 +30,22 @@ Row = tuple[object, ...]
 
 
 class SqlError(KilnError):
-    """The query cannot be answered. The message says why, and names the tables that are there where that helps."""
+    """A query fails. The message has the reason, and for an unknown table the names of the existing ones."""
 
 
 class Answer:
-    """The answer to a query: column names, and rows as they are read."""
+    """Result of a query: column names, and rows that are read on demand."""
 
     def __init__(self, columns: Sequence[str], batches: Iterable[pa.RecordBatch]) -> None:
         self.columns = tuple(columns)
         self._batches = batches
 
     def rows(self) -> Iterator[Row]:
-        """Rows in the order of the columns. SqlError: the query failed while it ran."""
+        """Read the rows.
+
+        Raises:
+            SqlError: The query fails at run time.
+        """
         import pyarrow as pa
 
         try:
@@ -54,7 +57,7 @@ class Answer:
 
 
 class _Cursor(Answer):
-    """The answer that a connection has ready: rows come as DuckDB makes Python values of them, without pyarrow."""
+    """Result of a connection's query, read as Python values without pyarrow."""
 
     def __init__(self, columns: Sequence[str], connection: duckdb.DuckDBPyConnection) -> None:
         super().__init__(columns, ())
@@ -69,13 +72,16 @@ class _Cursor(Answer):
 
 
 def query_lake(lake: Lake, sql: str, as_of: AsOf | None = None) -> Answer:
-    """Run one query over the tables of a lake, as they are or as they were.
+    """Run a query over the tables of a lake, optionally at an earlier version.
 
-    SqlError: it is not one reading query, or it names what is not there. LakeError, NoSuchVersionError.
+    Raises:
+        SqlError: The text is not one read-only query, or it names an unknown table or column.
+        LakeError: A table cannot be read.
+        NoSuchVersionError: A table does not have that version.
     """
     connection = duckdb.connect()
     connection.execute("SET TimeZone = 'UTC'")
-    # where a question outgrows the memory: by default a folder `.tmp` where the user stands, without bounds
+    # by default, queries larger than memory spill without limit to `.tmp` in the current folder
     connection.execute(f"SET temp_directory = '{_quote(tempfile.gettempdir())}/kiln-sql-{os.getpid()}'")
     connection.execute(f"SET max_temp_directory_size = '{_MOST_SPILLED}'")
     _check_statement(connection, sql)
@@ -93,7 +99,7 @@ def query_lake(lake: Lake, sql: str, as_of: AsOf | None = None) -> Answer:
                 f"CREATE TEMP VIEW {view.name} AS {add_empty_tables(view.duckdb_sql(), view.tables, there)}"
             )
         except duckdb.Error as error:
-            # a table of other columns than Kiln's; that is nothing to a query that does not name the view
+            # the table has other columns than Kiln's, which only matters if the query names the view
             if speaks_of_some:
                 raise SqlError(f"{view.name}, over {' and '.join(view.tables)}: {error}") from error
     allow_only(connection, files)
@@ -121,16 +127,17 @@ def _check_statement(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
     except duckdb.Error as error:
         raise SqlError(str(error)) from error
     if len(statements) != 1:
-        raise SqlError(f"one query at a time: there are {len(statements)} here")
+        raise SqlError(f"cannot run {len(statements)} statements. Pass one query")
     if statements[0].type not in (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN):
-        raise SqlError(f"the lake is read only here: {statements[0].type.name} is not possible, only queries are")
+        raise SqlError(f"cannot run {statements[0].type.name}: the lake is read-only. Pass a query")
 
 
 def find_named_tables(sql: str, there: Sequence[str]) -> tuple[tuple[str, ...], tuple[View, ...]]:
-    """Of the tables that are there and of the views, those that a query may read: those it speaks of, and those that
-    such views read. Each view stands after the views that it reads.
+    """Find the tables and views that a query may read, as opening a table is slow: it reads the table's log.
 
-    Opening a table reads its log, so no table is opened for nothing.
+    Returns:
+        The existing tables and the views that the text names, with those that the views read. Each view comes after
+        the views that it reads.
     """
     words = {word.lower() for word in re.findall(r"\w+", sql)}
     wanted: set[str] = set()
@@ -143,7 +150,7 @@ def find_named_tables(sql: str, there: Sequence[str]) -> tuple[tuple[str, ...], 
 
 
 def read_view_columns() -> dict[str, tuple[str, ...]]:
-    """The columns of each view."""
+    """Read the column names of each view."""
     with duckdb.connect() as connection:
         for view in views().values():
             connection.execute(
@@ -153,11 +160,10 @@ def read_view_columns() -> dict[str, tuple[str, ...]]:
 
 
 def _explain_missing_table(message: str, lake: Lake, there: Sequence[str]) -> str:
-    found = re.search(r"Table with name (\S+) does not exist", message)
-    if not found:
+    match = re.search(r"Table with name (\S+) does not exist", message)
+    if not match:
         return message
-    name = found[1].strip('"')
-    have = f"there are: {', '.join((*there, *views()))}" if there else "there are no tables in it yet"
-    if name in TABLES:
-        return f"table {name} is not there yet: nothing has been written to it in {lake.path}; {have}"
-    return f"there is no table {name} in {lake.path}; {have}"
+    name = match[1].strip('"')
+    existing = f"Tables and views: {', '.join((*there, *views()))}" if there else "The lake has no tables yet"
+    yet = " yet" if name in TABLES else ""
+    return f"there is no table {name} in {lake.path}{yet}. {existing}"

@@ -1,8 +1,8 @@
-"""The same queries over the same tables and views, answered by Spark.
+"""Read-only SQL over the lake with Spark.
 
-Spark has no switch that keeps a session from writing, or a query from opening files. So a query is parsed first, and
-one that holds anything but what `deploy/query/serve/ReadOnly.scala` lists is refused before Spark analyzes it. The JVM
-of the session needs the classes of `kiln.deploy.query.serve.classes`.
+Spark has no option against writing in a session, or opening files in a query. So a query is parsed first, and rejected
+before analysis if it contains a plan node that `deploy/query/serve/ReadOnly.scala` does not list. The JVM of the session
+needs the classes of `kiln.deploy.query.serve.classes`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kiln.schemas.delta.views import views
 
 _SETTINGS: Final = {
     "spark.sql.runSQLOnFiles": "false",
-    # ${env:NAME} in a query would stand for a variable of the environment
+    # ${env:NAME} in a query would be replaced by an environment variable
     "spark.sql.variable.substitute": "false",
     "spark.sql.session.timeZone": "UTC",
 }
@@ -36,10 +36,20 @@ def query_spark(
     most: int | None = None,
     partitions: int = 2,
 ) -> Answer:
-    """Run one query on Spark over the tables of a lake, as they are or as they were. `most`: no more rows than these.
-    `partitions`: of a shuffle.
+    """Run a query with Spark over the tables of a lake, and load the result into memory.
 
-    The answer passes through the memory of this program. SqlError, LakeError, NoSuchVersionError.
+    Args:
+        spark: The session.
+        lake: The lake.
+        sql: The query.
+        as_of: Version or time of the tables, by default the newest.
+        most: Maximum number of rows.
+        partitions: Number of shuffle partitions.
+
+    Raises:
+        SqlError: The text is not one read-only query, or the query fails.
+        LakeError: A table cannot be read.
+        NoSuchVersionError: A table does not have that version.
     """
     session = spark.newSession()
     for key, value in {**_SETTINGS, "spark.sql.shuffle.partitions": str(partitions)}.items():
@@ -54,15 +64,15 @@ def query_spark(
     try:
         for view in wanted:
             session.sql(view.spark_sql()).createOrReplaceTempView(view.name)
-        found = session.sql(sql)
-        table = (found if most is None else found.limit(most)).toArrow()
+        frame = session.sql(sql)
+        table = (frame if most is None else frame.limit(most)).toArrow()
     except (PySparkException, Py4JJavaError) as error:
         raise SqlError(_first_line(error)) from error
     return Answer(table.column_names, table.to_batches())
 
 
 def _create_view(session: SparkSession, lake: Lake, name: str, as_of: AsOf | None) -> bool:
-    """Makes a view of a table; False: there was no such table then."""
+    """Create a view of a table; return false if the table did not exist then."""
     table = open_table(lake, name, as_of)
     if table is None:
         return False
@@ -75,7 +85,11 @@ def _create_view(session: SparkSession, lake: Lake, name: str, as_of: AsOf | Non
 
 
 def _check_read_only(session: SparkSession, sql: str) -> None:
-    """SqlError: the text is not one query or listing that only reads the lake."""
+    """Check that the text is one read-only query or listing.
+
+    Raises:
+        SqlError: It is not.
+    """
     jvm = session._jvm
     assert jvm is not None  # a classic session has one
     try:

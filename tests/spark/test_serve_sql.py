@@ -322,7 +322,7 @@ def test_what_is_not_on_the_lists_is_refused_and_changes_nothing(
     with pytest.raises(HiveError) as refused:
         query(connection, statement.format(lake=server.kiln.lake, secret=state / "secret", elsewhere=elsewhere))
     text = str(refused.value)
-    assert "the lake is read only here" in text
+    assert "the lake is read-only" in text
     assert SECRET not in text
     assert files_of(server.kiln.lake) == before
     assert not elsewhere.exists()

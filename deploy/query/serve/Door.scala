@@ -179,7 +179,7 @@ class Service(cli: CLIService, login: Login) extends ThriftBinaryCLIService(cli)
       case Some((key, _)) =>
         val status = new TStatus(TStatusCode.ERROR_STATUS)
         status.setSqlState("42501")
-        status.setErrorMessage(s"[KILN_READ_ONLY] the lake is read only here: no client sets $key")
+        status.setErrorMessage(s"[KILN_READ_ONLY] the lake is read-only: no client sets $key")
         new TOpenSessionResp(status, request.getClient_protocol)
     }
   }

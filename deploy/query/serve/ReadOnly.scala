@@ -15,7 +15,7 @@ import org.apache.spark.sql.execution.command.SetCommand
 import org.apache.spark.sql.types.StructType
 
 /** The statement is refused. Clients get the message in full: it names nothing but what they sent. */
-class Refused(what: String) extends UnsupportedOperationException(s"the lake is read only here: $what") with SparkThrowable {
+class Refused(what: String) extends UnsupportedOperationException(s"the lake is read-only: $what") with SparkThrowable {
   override def getCondition: String = "KILN_READ_ONLY"
   override def getErrorClass: String = getCondition
   override def getSqlState: String = "42501"

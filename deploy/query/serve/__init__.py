@@ -1,1 +1,1 @@
-"""SQL for other programs: Spark's Thrift server over the lake, with a password, and read only."""
+"""Spark's Thrift server over the lake: read-only SQL for other programs, with a password."""

@@ -1,6 +1,6 @@
-"""The classes of the `*.scala` here, compiled once by the Scala compiler that ships in pyspark: no JDK, no jar of ours.
+"""Compilation of the `*.scala` files here with the Scala compiler that ships in pyspark, so that no JDK is needed.
 
-Layout: a folder for each state of the source and of pyspark, beside the jars: `.jars/serve/<digest>/kiln/*.class`.
+Layout: a folder per version of the source and of pyspark, next to the jars: `.jars/serve/<digest>/kiln/*.class`.
 """
 
 from __future__ import annotations
@@ -19,29 +19,38 @@ from kiln.deploy.stack.java import find_java
 
 SOURCES = sorted(Path(__file__).parent.glob("*.scala"))
 FUNCTIONS = Path(__file__).with_name("functions.txt")
-"""is in the folder of the classes too"""
+"""copied to the folder of the classes"""
 _PATIENCE = 300.0  # s
 
 
 class ClassesError(PrerequisiteError):
-    """The classes cannot be made; the message has what the compiler said."""
+    """The classes cannot be compiled; the message has the compiler's output."""
 
 
 def compile_classes(progress: Callable[[str], None], root: Path | None = None) -> Path:
-    """The folder of the classes, which is made where it is missing. `root`: the folder of the jars.
+    """Compile the classes, unless they exist.
 
-    ClassesError, JavaError.
+    Args:
+        progress: Called with progress messages.
+        root: Folder of the jars.
+
+    Returns:
+        The folder of the classes.
+
+    Raises:
+        ClassesError: The compilation fails.
+        JavaError: There is no usable Java.
     """
     jars = find_spark_home() / "jars"
     texts = b"".join(path.read_bytes() for path in (*SOURCES, FUNCTIONS))
     digest = hashlib.sha256(texts + str(sorted(jar.name for jar in jars.glob("spark-sql_*"))).encode())
-    place = (default_root() if root is None else root) / "serve"
-    folder = place / digest.hexdigest()[:16]
+    parent = (default_root() if root is None else root) / "serve"
+    folder = parent / digest.hexdigest()[:16]
     if folder.is_dir():
         return folder
-    progress("compiling what keeps the server read only, once …")
-    place.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(prefix="compiling-", dir=place))
+    progress("compiling the read-only checks of the server (once) …")
+    parent.mkdir(parents=True, exist_ok=True)
+    fresh = Path(tempfile.mkdtemp(prefix="compiling-", dir=parent))
     try:
         _compile(jars, fresh)
         shutil.copy(FUNCTIONS, fresh)
@@ -68,17 +77,21 @@ def _compile(jars: Path, into: Path) -> None:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise ClassesError(f"the check of queries was not compiled within {_PATIENCE:.0f} s: try again") from None
+        raise ClassesError(f"the compilation of the query checks takes more than {_PATIENCE:.0f} s. Retry") from None
     if done.returncode != 0:
         raise ClassesError(
-            f"the check of queries does not compile against this pyspark:\n{(done.stdout + done.stderr)[:2000]}"
+            f"the query checks do not compile with this pyspark:\n{(done.stdout + done.stderr)[:2000]}"
         )
 
 
 def find_spark_home() -> Path:
-    """The folder of pyspark, which is a whole Spark. ClassesError."""
+    """Find the folder of pyspark, which is a complete Spark.
+
+    Raises:
+        ClassesError: pyspark is not installed.
+    """
     spec = find_spec("pyspark")
     for folder in list(spec.submodule_search_locations or []) if spec else []:
         if Path(folder, "jars").is_dir():
             return Path(folder)
-    raise ClassesError("pyspark, whose Scala compiles them, is not installed here: make setup")
+    raise ClassesError("pyspark, which has the Scala compiler, is not installed. Run make setup")

@@ -109,17 +109,17 @@ def test_rows_written_later_are_seen_by_the_next_question(tmp_path: Path) -> Non
 
 
 def test_a_table_that_is_not_written_yet_is_named_with_those_there_are(lake: Path) -> None:
-    with pytest.raises(SqlError, match=r"table batches is not there yet.*; there are: messages, updates"):
+    with pytest.raises(SqlError, match=r"there is no table batches in .* yet\. Tables and views: messages, updates"):
         query_lake(Lake(str(lake)), "SELECT * FROM batches")
 
 
 def test_a_table_that_will_never_be_is_told_apart(lake: Path) -> None:
-    with pytest.raises(SqlError, match=r"there is no table mesages .*there are: messages, updates"):
+    with pytest.raises(SqlError, match=r"there is no table mesages .*Tables and views: messages, updates"):
         query_lake(Lake(str(lake)), "SELECT * FROM mesages")
 
 
 def test_an_empty_lake_says_so(tmp_path: Path) -> None:
-    with pytest.raises(SqlError, match="no tables in it yet"):
+    with pytest.raises(SqlError, match="no tables yet"):
         query_lake(Lake(str(tmp_path / "lake")), "SELECT * FROM frames")
 
 
@@ -135,12 +135,12 @@ def test_all_tables_are_listed(lake: Path) -> None:
 @pytest.mark.parametrize(
     ("sql", "expected"),
     [
-        ("DELETE FROM messages", "read only"),
-        ("CREATE TABLE x AS SELECT 1", "read only"),
-        ("COPY messages TO 'x.csv'", "read only"),
-        ("SET enable_external_access = true", "read only"),
-        ("SELECT 1; SELECT 2", "one query at a time"),
-        ("", "one query at a time"),
+        ("DELETE FROM messages", "read-only"),
+        ("CREATE TABLE x AS SELECT 1", "read-only"),
+        ("COPY messages TO 'x.csv'", "read-only"),
+        ("SET enable_external_access = true", "read-only"),
+        ("SELECT 1; SELECT 2", "Pass one query"),
+        ("", "Pass one query"),
         ("SELEC 1", "syntax error"),
         ("SELECT nothing FROM messages", "nothing"),
         ("SELECT * FROM read_text('/etc/hostname')", "disabled"),
@@ -226,8 +226,8 @@ def test_tables_are_asked_as_they_were(tmp_path: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("as_of", "code", "said"),
     [
-        ("4", 1, "table updates has no version 4: its newest is 3"),
-        ("2020-01-01", 1, "table updates is not there yet"),
+        ("4", 1, "table updates has no version 4. Its newest version is 3"),
+        ("2020-01-01", 1, "there is no table updates"),
         ("soon", 2, "--as-of soon: expected a version"),
     ],
 )
