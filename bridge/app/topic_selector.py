@@ -29,7 +29,7 @@ class TopicSelector:
     The most useful topics are joined. A peer counts for each of its N topics as 1 / N, so a peer that subscribes to
     thousands has little weight for each. A peer with a score below 0 does not count. `select` is called once a round,
     of about a second. It changes so little in a round that no peer takes the node for a flooder, whatever peers connect
-    and disconnect: the most useful topics are joined first, and those without a peer are left when changes are to spare.
+    and disconnect: the most useful topics are joined first, and topics without a peer are left when changes remain.
     """
 
     def __init__(self, max_topics: int, max_topics_per_peer: int, shares: TopicShares | None = None) -> None:

@@ -144,9 +144,9 @@ class Membership(KafkaThread):
     def describe(self) -> str:
         """Describe why this bridge does not lead."""
         if self._round is None:
-            return self.error or "waiting for Kafka to say which bridge leads"
+            return self.error or "waiting for Kafka to assign the leader"
         if self._round.leader == self._me:
-            return "waiting for the lead to begin"
+            return "waiting for its lease to begin"
         return f"another bridge leads: {self._round.leader}"
 
     def status(self) -> SharingStatus:
@@ -183,7 +183,7 @@ class Membership(KafkaThread):
             enable_auto_commit=False,
         )
         try:
-            consumer.subscribe([f"{self._prefix}batches"])  # any topic of Kiln's: no partition is ever assigned
+            consumer.subscribe([f"{self._prefix}batches"])  # any topic of Kiln's, since no partition is assigned
             self._renew_lease(consumer, cast(_HasCoordinator, consumer)._coordinator)
         except FencedInstanceIdError as error:
             raise TwinError(self._me) from error
@@ -191,48 +191,55 @@ class Membership(KafkaThread):
             consumer.close(timeout_ms=2_000)
 
     def _renew_lease(self, consumer: KafkaConsumer, coordinator: _Coordinator) -> None:
-        beat = coordinator.heartbeat
-        asked = before = answered = self._clock()
-        sent, sent_at = beat.last_send, before  # a heartbeat, and a time before it went out
+        heartbeat = coordinator.heartbeat
+        polled = before = answered = self._clock()
+        sent, sent_at = heartbeat.last_send, before  # a heartbeat, and a time before it was sent
         begins = self._lease[0]
         joined: tuple[GroupView, int] | None = None
         self._assignor.joined = None
         while not self._stop.is_set():
             self._mark_progress()
-            before, asked = asked, self._clock()
+            before, polled = polled, self._clock()
             self._rejoin_if_changed(coordinator)
             consumer.poll(timeout_ms=int(_POLL_TIMEOUT * 1_000))
             if self._assignor.joined != joined and (joined := self._assignor.joined) is not None:
                 begins = self._begin_round(*joined, begins, self._clock())
                 answered = before
-            if beat.last_send != sent:
-                sent, sent_at = beat.last_send, before
-            if beat.last_receive >= sent:
+            if heartbeat.last_send != sent:
+                sent, sent_at = heartbeat.last_send, before
+            if heartbeat.last_receive >= sent:
                 answered = max(answered, sent_at)
-            patience = SESSION + (_REJOIN_WITHIN + SESSION if coordinator.rebalance_in_progress() else 0.0)
-            if self._clock() - answered > patience:
-                # kafka-python says nothing when another member has taken the name of this one
+            timeout = SESSION + (_REJOIN_WITHIN + SESSION if coordinator.rebalance_in_progress() else 0.0)
+            if self._clock() - answered > timeout:
+                # kafka-python reports nothing when another member uses the instance id of this one
                 raise KafkaTimeoutError(
-                    f"no word from the group {self._group} for {patience:g} s: the broker is away, or another bridge "
-                    f"has the key of this one ({self._me})"
+                    f"no response from group {self._group} for {timeout:g} s: the broker is unavailable, or another "
+                    f"bridge uses the key of this one ({self._me})"
                 )
             is_leader = joined is not None and joined[0].leader == self._me
             self._lease = (begins, answered + SESSION - MARGIN if is_leader else 0.0)
             self._error = None
 
     def _begin_round(self, view: GroupView, number: int, begins: float, now: float) -> float:
-        """A new round. When the lease begins, if this bridge leads; `begins`: as of the round before."""
+        """Begin a new round.
+
+        Args:
+            begins: the begin of the lease in the round before.
+
+        Returns:
+            The begin of the lease, if this bridge leads.
+        """
         me = self._assignor.member
         is_leader = view.leader == me.peer
         self._assignor.member = structs.replace(me, led=(me.led or number) if is_leader else 0)
         self._authors |= frozenset(view.authors)
         self._round, self._number = view, number
         self._state = "leads" if is_leader else f"{view.leader} leads"
-        # whoever led until now may not have heard: its lease runs out first
+        # the former leader may not know yet, so its lease has to expire first
         return begins if is_leader and me.led else now + SESSION if view.after else 0.0
 
     def _rejoin_if_changed(self, coordinator: _Coordinator) -> None:
-        """A bridge that was started again is the member that it was, with what it said then."""
+        """Rejoin if the group has outdated data of this bridge: after a restart it is still the member that it was."""
         if self._assignor.member.interests != self._interests:
             self._assignor.member = structs.replace(self._assignor.member, interests=self._interests)
         view, me = self._round, self._assignor.member
@@ -247,7 +254,7 @@ class TwinError(BlockedError):
     """Two bridges with one key."""
 
     def __init__(self, peer: str) -> None:
-        super().__init__(f"another bridge has the key of this one ({peer}): give each a state folder of its own")
+        super().__init__(f"another bridge uses the key of this one ({peer}). Give each bridge its own state folder.")
 
 
 class _Heartbeat(Protocol):

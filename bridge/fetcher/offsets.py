@@ -64,8 +64,8 @@ class DoneOffsets:
         Args:
             fresh_generation: used if the metadata has none; greater than any before.
         """
-        saved = _read_metadata(offset, metadata)
-        position, offsets, releasing = saved or (CommittedPosition(fresh_generation, offset), [], set[int]())
+        committed = _read_metadata(offset, metadata)
+        position, offsets, releasing = committed or (CommittedPosition(fresh_generation, offset), [], set[int]())
         self._generation = position.generation
         self.read = position.read
         """the offset up to which records were read, by an earlier run too"""
@@ -212,10 +212,10 @@ def _decode_numbers(text: str, base: int) -> list[int]:
     """
     raw = base64.b85decode(text[1:])
     if text.startswith("b"):
-        return [base + 8 * at + bit for at, byte in enumerate(raw) for bit in range(8) if byte >> bit & 1]
-    numbers, at = list[int](), 0
-    while at < len(raw):
-        step, at = read_varint(raw, at)
+        return [base + 8 * index + bit for index, byte in enumerate(raw) for bit in range(8) if byte >> bit & 1]
+    numbers, position = list[int](), 0
+    while position < len(raw):
+        step, position = read_varint(raw, position)
         base += step
         numbers.append(base)
     return numbers

@@ -46,7 +46,7 @@ RECORDS_LOST: Final = "wanted_gone"
 _SECOND: Final = 1_000_000  # µs
 _MAX_PAUSE: Final = 60 * _SECOND  # between two attempts for one block
 _PROBE_EVERY: Final = 2 * _SECOND  # while IPFS is unavailable
-_MAX_KNOWN_STREAMS: Final = 200_000  # streams whose separator is remembered
+_MAX_KNOWN_STREAMS: Final = 200_000  # streams with a cached separator
 _MAX_KNOWN_BLOCKS: Final = 10_000  # batches whose block was fetched
 _MAX_KNOWN_MISSING: Final = 50_000
 _MAX_CHECKS: Final = 1_000  # unknown streams of one batch whose genesis is fetched
@@ -210,7 +210,7 @@ class PendingFetches:
         self._claims = ClaimedStreams()
         self._in_flight = 0
         self._number = 0
-        self._ipfs_uptime = 0  # µs that IPFS was available, up to _there_at
+        self._ipfs_uptime = 0  # µs that IPFS was available, up to _uptime_at
         self._uptime_at: int | None = None
         self._probe_at = 0
         self.ipfs_error: str | None = None
@@ -463,9 +463,8 @@ class PendingFetches:
             if fetch.for_claims:
                 self._record_claim_failure(request.cid, now, final=answer.final)
                 fetch.for_claims = False
-                if (
-                    not fetch.has_waiters and not answer.final
-                ):  # a record that comes to wait deserves more than one attempt
+                # a record that starts to wait later deserves more than one attempt
+                if not fetch.has_waiters and not answer.final:
                     del self._fetches[request]
                     return
             waited = uptime - (uptime if fetch.started_at is None else fetch.started_at)
@@ -579,7 +578,7 @@ class PendingFetches:
         del self._fetches[fetch.request]
         if not failed.final:
             failed = failed._replace(
-                detail=f"not had in {fetch.tries} tries over {waited / 1e6:.0f} s: {failed.detail}"
+                detail=f"not found in {fetch.tries} attempts over {waited / 1e6:.0f} s: {failed.detail}"
             )
         self._known.add_missing(fetch.request, failed, now + self._options.retry_after)
         if fetch.request.kind == "genesis":
@@ -665,7 +664,7 @@ class PendingFetches:
 
     def _cancel_check(self, request: BlockRequest, cid: str) -> None:
         fetch = self._fetches.get(request)
-        # a fetch in flight continues, because its answer is of use later
+        # a fetch in flight continues, because its answer is useful later
         if fetch is not None and not fetch.in_flight:
             fetch.checks.pop(cid, None)
             if not fetch.checks and not fetch.waiting:

@@ -20,6 +20,7 @@ from kiln.schemas.kafka.records import (
     UNREADABLE,
     BatchRecord,
     PublicationRecord,
+    SeparatorRecord,
     build_quarantine_record_key,
     build_quarantine_records,
     decode_batch,
@@ -30,43 +31,27 @@ from kiln.schemas.wire.pubsub import write_batch_update
 from kiln.schemas.wire.topics import Separator, TopicError
 
 TRANSPORT: Final = "gossipsub"
-
-
 TOO_OLD: Final = "too old"
-
-
 NO_PEER: Final = "no peer on the topic"
-
-
 IN_DOUBT: Final = "the bridge ended before it had the receipt: this batch of a backfill run is not published again"
-
-
 MALFORMED: Final = "batch_malformed"
 RECORDS_LOST: Final = "batches_gone"
-
-
 MAX_OPEN: Final = 1_000  # batches read and not yet committed, so that batches that wait for peers cannot fill memory
-
-
 MAX_BLOCK_BYTES: Final = 32 << 20  # bytes of blocks that wait for IPFS; one more poll may exceed it
-
-
 RECENT_BATCHES: Final = 10_000
 """Live batches per partition that are checked for repeats. A query that stops in the middle of a micro-batch writes the
 batches of the micro-batch again; they are not published twice."""
-
-
 MAX_OPEN_HISTORY: Final = 20  # batches of backfill runs among MAX_OPEN, so that live batches do not wait behind them
-
-
-_Closing = tuple[str, str, str, int]
-"""CID, separator and closing time. The same bytes may close again later, which is another batch."""
-
-
 MAX_PINS_PER_STEP: Final = 20  # blocks put into IPFS before the batches that are already there are published
-
-
 _IPFS_CHECK_EVERY: Final = 5_000_000  # µs; the greatest age of the last answer of IPFS when a batch is published
+
+
+class _BatchClosing(NamedTuple):
+    """The identity of a closed batch. The same bytes may close again later, which is another batch."""
+
+    batch_cid: str
+    separator: SeparatorRecord
+    closed_at: int
 
 
 class PublishError(RuntimeError):
@@ -202,10 +187,11 @@ class Outbox:
     """The state of the batches read from Kafka, and the offsets up to which all are published.
 
     The caller adds records, calls `step` repeatedly, writes the records it returns, and acknowledges each record
-    that the broker has. `number_of` numbers the partitions of both topics.
+    that the broker has. `outbox_partition` numbers the partitions of both topics.
 
-    A batch of live may go out again after a crash. A batch of a backfill run goes out once on a topic (decision 26):
-    the ledger says what a run's batch was handed to the node for, and `receipts` what went out before.
+    A live batch may be published again after a crash. A batch of a backfill run is published at most once on a topic
+    (decision 26): the ledger has the topics for which it was handed to the node, and `receipts` those of earlier
+    publications.
     """
 
     def __init__(
@@ -217,9 +203,10 @@ class Outbox:
         """Create an empty outbox.
 
         Args:
-            receipts: returns the topics, by CID, of what was published so far; called for the first batch of a run.
+            receipts: returns the topics, by CID, of everything published so far; called for the first batch of a run.
 
-        Every method that adds or publishes batches raises `PublishLedgerError` if the ledger cannot be used.
+        Raises:
+            PublishLedgerError: the ledger cannot be used; so does every method that adds or publishes batches.
         """
         self._options = options
         self._ledger = PublishLedger() if ledger is None else ledger
@@ -227,7 +214,7 @@ class Outbox:
         self._published_topics: dict[str, set[str]] | None = None  # by CID; None until a batch of a run needs them
         self._not_before: dict[int, int] = {}
         self._start_offsets: dict[int, int] = {}
-        self._recent_batches: dict[int, dict[_Closing, None]] = {}  # live batches by partition, oldest first
+        self._recent_batches: dict[int, dict[_BatchClosing, None]] = {}  # live batches by partition, oldest first
         self._next_offsets: dict[int, int] = {}
         self._open: dict[int, deque[int]] = {}  # offsets without all receipts, by partition, in order
         self._missing_receipts: dict[KafkaPosition, int] = {}  # by open position: not yet acknowledged
@@ -282,21 +269,21 @@ class Outbox:
         """Return the offset of the next record, if Kafka has left out none."""
         return self._next_offsets[partition]
 
-    def record_lost_range(self, partition: int, first_left: int, now: int) -> OutboxRecord | None:
+    def record_lost_range(self, partition: int, first_offset: int, now: int) -> OutboxRecord | None:
         """Record that Kafka has deleted everything before this offset.
 
         Returns:
             A quarantine record if records were lost.
         """
         first = self._next_offsets[partition]
-        if first_left <= first:
+        if first_offset <= first:
             return None
-        self.lost += first_left - first
-        self._next_offsets[partition] = first_left
+        self.lost += first_offset - first
+        self._next_offsets[partition] = first_offset
         position = KafkaPosition(partition, first)
         self._open_position(position)
         topic, number, _ = _kafka_position(position)
-        detail = f"records {number}/{first} to {number}/{first_left - 1} of {topic}"
+        detail = f"records {number}/{first} to {number}/{first_offset - 1} of {topic}"
         return self._quarantine(position, RECORDS_LOST, detail, b"", now)
 
     @property
@@ -382,12 +369,12 @@ class Outbox:
                 outputs += self._publish_topic(topic, publish, now, pace)
         return outputs
 
-    def time_to_next_attempt(self, now: int, most: int) -> int:
-        """Return the time until something is due, in µs, or `most` if nothing is due sooner."""
+    def time_to_next_attempt(self, now: int, max_wait: int) -> int:
+        """Return the time until something is due, in µs, or `max_wait` if nothing is due sooner."""
         if self._held_back or self.ipfs_error is not None:
-            return most
-        soonest = min((self._retry_at.get(topic, now) - now for topic in self._queues), default=most)
-        return max(0, min(most, soonest))
+            return max_wait
+        soonest = min((self._retry_at.get(topic, now) - now for topic in self._queues), default=max_wait)
+        return max(0, min(max_wait, soonest))
 
     def acknowledge(self, position: KafkaPosition) -> None:
         """Record that the broker has one of the records written because of this position."""
@@ -396,15 +383,15 @@ class Outbox:
     def resume_offsets(self) -> dict[int, int]:
         """Return the offset to resume from after a crash, by partition."""
         return {
-            partition: self._open[partition][0] if self._open[partition] else at
-            for partition, at in self._next_offsets.items()
+            partition: self._open[partition][0] if self._open[partition] else next_offset
+            for partition, next_offset in self._next_offsets.items()
         }
 
     def metadata(self, partition: int) -> str:
         """Return the metadata to commit with the offset: `not_before` and, while it counts, `until` of `start`."""
         until = self._receipts_until[partition]
-        at = self._open[partition][0] if self._open[partition] else self._next_offsets[partition]
-        return f"{self._not_before[partition]} {until}" if at < until else f"{self._not_before[partition]}"
+        offset = self._open[partition][0] if self._open[partition] else self._next_offsets[partition]
+        return f"{self._not_before[partition]} {until}" if offset < until else f"{self._not_before[partition]}"
 
     def _open_position(self, position: KafkaPosition) -> None:
         self._open[position.partition].append(position.offset)
@@ -436,7 +423,7 @@ class Outbox:
                 try:
                     keeper.store_and_pin(publication.batch_cid, publication.block, now)
                 except BlockRefusedError as error:
-                    reason = f"IPFS does not take the block: {error}"
+                    reason = f"IPFS refused the block: {error}"
                     outputs.append(self._write_receipt(publication.position, publication.reject_receipt(reason, now)))
                     self.block_bytes -= len(publication.block)
                 else:
@@ -475,9 +462,9 @@ class Outbox:
         waiting = {d.publication.position: d.publication for queue in self._queues.values() for d in queue}
         for position in sorted(waiting):
             publication = waiting[position]
-            wanted = set(self._scheme.topics_of(publication.network, publication.separator))
-            added = wanted - publication.deliveries.keys() - publication.receipted_topics
-            dropped = publication.deliveries.keys() - wanted
+            topics = set(self._scheme.topics_of(publication.network, publication.separator))
+            added = topics - publication.deliveries.keys() - publication.receipted_topics
+            dropped = publication.deliveries.keys() - topics
             for topic in sorted(added):
                 self._enqueue(publication, topic)
             for topic in dropped:
@@ -489,7 +476,8 @@ class Outbox:
         """Return whether this live batch was added before with the same closing time: a micro-batch written again."""
         if is_history(partition):  # the ledger knows the batches of runs
             return False
-        recent, closing = self._recent_batches[partition], _batch_closing(batch)
+        recent = self._recent_batches[partition]
+        closing = _BatchClosing(batch.batch_cid, batch.separator, batch.closed_at)
         if closing in recent:
             return True
         recent[closing] = None
@@ -601,10 +589,6 @@ class Outbox:
         return OutboxRecord(
             position, "quarantine", build_quarantine_record_key(topic, partition, offset), encode(fault)
         )
-
-
-def _batch_closing(batch: BatchRecord) -> _Closing:
-    return batch.batch_cid, batch.separator.key, batch.separator.value, batch.closed_at
 
 
 def _kafka_position(position: KafkaPosition) -> tuple[str, int, int]:

@@ -16,16 +16,16 @@ _MAX_UNPINS: Final = 100  # in one call, so that nothing waits long behind it
 
 
 class PinsError(Exception):
-    """An unusable file of pins, which the text names."""
+    """The file of pins, which the message names, cannot be used."""
 
 
 class BlockPins:
     """Blocks pinned in IPFS for a set time, used by one thread. Time comes from the caller, in µs."""
 
-    def __init__(self, blocks: BlockStore, path: Path, pin_for: int) -> None:
+    def __init__(self, blocks: BlockStore, path: Path, pin_duration: int) -> None:
         self._blocks = blocks
         self._path = path
-        self._pin_for = pin_for
+        self._pin_duration = pin_duration
         self._connection: sqlite3.Connection | None = None
 
     def store_and_pin(self, cid: str, block: bytes, now: int) -> None:
@@ -37,7 +37,7 @@ class BlockPins:
         """
         self._run(
             "INSERT INTO pins VALUES (?, ?) ON CONFLICT (cid) DO UPDATE SET until = max(until, excluded.until)",
-            (cid, now + self._pin_for),
+            (cid, now + self._pin_duration),
         )
         self._blocks.put(cid, block)
         self._blocks.pin(cid)
@@ -49,11 +49,11 @@ class BlockPins:
         Raises:
             BlockStoreUnavailableError, PinsError: it may work later.
         """
-        due = self._run("SELECT cid FROM pins WHERE until <= ? ORDER BY until LIMIT ?", (now, _MAX_UNPINS))
-        for (cid,) in due:
+        expired = self._run("SELECT cid FROM pins WHERE until <= ? ORDER BY until LIMIT ?", (now, _MAX_UNPINS))
+        for (cid,) in expired:
             self._blocks.unpin(str(cid))
             self._run("DELETE FROM pins WHERE cid = ?", (cid,))
-        return len(due)
+        return len(expired)
 
     def close(self) -> None:
         if self._connection is not None:
@@ -72,4 +72,4 @@ class BlockPins:
                 )
             return self._connection.execute(statement, values).fetchall()
         except (OSError, sqlite3.Error) as error:
-            raise PinsError(f"{self._path}: {error}") from error
+            raise PinsError(f"cannot use the file of pins {self._path} ({error}). Check the disk.") from error

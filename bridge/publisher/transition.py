@@ -61,9 +61,9 @@ def describe_unreached_peers(scheme: TopicScheme, network: str, peers: Iterable[
     if not alone:
         return ""
     return (
-        f"{alone} of {len(present)} peers are on the topic of the network alone, /ceramic/{network}, and hear no "
-        "batch: batches go out on the topics of separators. While the network has such peers, set "
-        'transition.mode = "duplicate"'
+        f"{alone} of {len(present)} peers subscribe only to the network's topic, /ceramic/{network}, and receive no "
+        "batches, which are published on the topics of separators. While the network has such peers, set "
+        'transition.mode = "duplicate".'
     )
 
 
@@ -112,18 +112,18 @@ class Transition:
         if self.at is None and self.height is None and self.mode == "cutover":
             return ""
         if self._is_over(now, reached_at):
-            suffix = "" if self.joins_network_topic(now, reached_at) else ", which alone are heard"
-            return f"{self.mode} is over: published on the topics of separators{suffix}"
-        topics = "both topics" if self.mode == "duplicate" else "the topic of the network"
+            suffix = "" if self.joins_network_topic(now, reached_at) else "; not subscribed to the network's topic"
+            return f"{self.mode} completed: publishing on the topics of separators{suffix}"
+        topics = "both topics" if self.mode == "duplicate" else "the network's topic"
         until = "" if self.height is None else f", until block {self.height}"
-        return f"{self.mode}: published on {topics}{until}"
+        return f"{self.mode}: publishing on {topics}{until}"
 
 
 # ---------------------------------------------------------------- the height
 
 
 class HeightError(Exception):
-    """An unknown height. The text gives the reason without the URL, which may hold a key."""
+    """An unknown height. The message gives the reason without the URL, which may contain a key."""
 
 
 class _RpcFault(msgspec.Struct):
@@ -143,20 +143,20 @@ def read_height(body: bytes) -> int:
     """Return the block number in a response to eth_blockNumber (Ethereum JSON-RPC specification).
 
     Raises:
-        HeightError: the response holds none.
+        HeightError: the response has none.
     """
     try:
         reply = _REPLY.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise HeightError(f"its answer is no JSON-RPC: {error}") from None
+        raise HeightError(f"the response is no JSON-RPC: {error}") from None
     if reply.error is not None:
-        raise HeightError(f"it answers with an error: {reply.error.message[:200]}")
+        raise HeightError(f"the response is an error: {reply.error.message[:200]}")
     try:
         if reply.result is None or not reply.result.startswith("0x"):
             raise ValueError
         return int(reply.result, 16)
     except ValueError:
-        raise HeightError(f"its answer holds no block number: {(reply.result or 'null')[:80]}") from None
+        raise HeightError(f"the response has no block number: {(reply.result or 'null')[:80]}") from None
 
 
 def fetch_height(client: httpx.Client, url: str) -> int:
@@ -168,9 +168,9 @@ def fetch_height(client: httpx.Client, url: str) -> int:
     try:
         response = client.post(url, json=_REQUEST)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise HeightError(f"it does not answer: {type(error).__name__}") from None
+        raise HeightError(f"no response: {type(error).__name__}") from None
     if response.status_code != httpx.codes.OK:
-        raise HeightError(f"it answers with status {response.status_code}")
+        raise HeightError(f"the response has status {response.status_code}")
     return read_height(response.content)
 
 
@@ -217,7 +217,10 @@ class HeightWatch:
                 try:
                     height = fetch_height(client, self._url)
                 except HeightError as error:
-                    self.error = f"transition: the height of the chain is not known, asking {host}: {error}"
+                    self.error = (
+                        f"transition: cannot read the height of the chain from {host} ({error}). Check "
+                        "transition.rpc_url."
+                    )
                 else:
                     self.error = None
                     if height >= self._height:
@@ -227,10 +230,10 @@ class HeightWatch:
 
     def _load_reached_at(self) -> int | None:
         try:
-            saved = msgspec.json.decode(self._path.read_bytes(), type=dict[str, int])
+            content = msgspec.json.decode(self._path.read_bytes(), type=dict[str, int])
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
             return None
-        return saved.get("reached_at") if saved.get("height") == self._height else None
+        return content.get("reached_at") if content.get("height") == self._height else None
 
     def _save_reached_at(self, now: int) -> None:
         try:
@@ -238,5 +241,8 @@ class HeightWatch:
             partial.write_text(json.dumps({"height": self._height, "reached_at": now}))
             partial.replace(self._path)
         except OSError as error:
-            self.error = f"transition: {self._path} cannot be written ({error.strerror}): a later start asks again"
+            self.error = (
+                f"transition: cannot write {self._path} ({error.strerror}). Check the disk; the next start requests "
+                "the height again."
+            )
         self.reached_at = now

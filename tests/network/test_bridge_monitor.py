@@ -66,8 +66,7 @@ def test_a_bridge_alone_serves_what_it_knows_and_logs_who_came_and_went(tmp_path
     events = [line["event"] for line in lines]
     assert events[0] == "bridge started"
     assert events[-1] == "bridge stopping"
-    came, went = (
-        next(line for line in lines if line["event"] == event) for event in ("peer connected", "peer disconnected")
-    )
-    assert came["peer"] == went["peer"]
-    assert went["reason"] in ("stream closed by the peer", "connection closed", "stream reset by the peer")
+    connected = next(line for line in lines if line["event"] == "peer connected")
+    disconnected = next(line for line in lines if line["event"] == "peer disconnected")
+    assert connected["peer"] == disconnected["peer"]
+    assert disconnected["reason"] in ("stream closed by the peer", "connection closed", "stream reset by the peer")

@@ -45,13 +45,13 @@ class TellingBlocks(FolderBlockStore):
 
 def test_pins_last_for_their_time_over_restarts(tmp_path: Path) -> None:
     node = TellingBlocks()
-    pins = BlockPins(node, tmp_path / "bridge" / "pins.sqlite", pin_for=100 * S)
+    pins = BlockPins(node, tmp_path / "bridge" / "pins.sqlite", pin_duration=100 * S)
     pins.store_and_pin("one", b"1", START)
     pins.store_and_pin("two", b"2", START + 50 * S)
     assert node.said == ["put one", "pin one", "provide one", "put two", "pin two", "provide two"]
     assert pins.unpin_expired(START + 99 * S) == 0
     pins.close()
-    again = BlockPins(node, tmp_path / "bridge" / "pins.sqlite", pin_for=100 * S)
+    again = BlockPins(node, tmp_path / "bridge" / "pins.sqlite", pin_duration=100 * S)
     node.away = True
     with pytest.raises(BlockStoreUnavailableError):
         again.unpin_expired(START + 100 * S)

@@ -440,7 +440,7 @@ def test_while_ipfs_is_away_nothing_goes_out_and_all_wait_in_their_order() -> No
     run.ipfs.error = None
     receipts = run.step(START + 1_000 * S)
     assert run.outbox.ipfs_error is None
-    assert run.node.cids == [record.cid for record in (kept, *later)]
+    assert run.node.cids == [record.batch_cid for record in (kept, *later)]
     assert [receipt.error for receipt in receipts] == [None] * 4
 
 
@@ -479,7 +479,7 @@ def test_block_that_ipfs_refuses_is_not_published_and_holds_up_no_other() -> Non
     run.step()
     assert run.node.cids == [good.batch_cid]
     first = decode_publication(run.outputs[0].value)
-    assert (first.batch_cid, first.error) == (bad.batch_cid, "IPFS does not take the block: kept under another CID")
+    assert (first.batch_cid, first.error) == (bad.batch_cid, "IPFS refused the block: kept under another CID")
     assert run.outbox.block_bytes == 0
 
 

@@ -53,9 +53,11 @@ def test_cutover_at_a_time() -> None:
     assert told.publishing_scheme(AT - 1) == BY_NETWORK
     assert told.publishing_scheme(AT) == BY_SEPARATOR
     assert [told.joins_network_topic(AT + wait * S) for wait in (-5, 0, 9, 10, 11)] == [True, True, True, False, False]
-    assert told.describe(AT - 1) == "cutover: published on the topic of the network"
-    assert told.describe(AT) == "cutover is over: published on the topics of separators"
-    assert told.describe(AT + 10 * S) == "cutover is over: published on the topics of separators, which alone are heard"
+    assert told.describe(AT - 1) == "cutover: publishing on the network's topic"
+    assert told.describe(AT) == "cutover completed: publishing on the topics of separators"
+    assert told.describe(AT + 10 * S) == (
+        "cutover completed: publishing on the topics of separators; not subscribed to the network's topic"
+    )
 
 
 def test_duplicate_until_a_time() -> None:
@@ -68,7 +70,7 @@ def test_cutover_at_a_height_is_when_it_was_seen() -> None:
     told = Transition("cutover", height=17, phase_out=10 * S)
     assert told.publishing_scheme(AT) == BY_NETWORK
     assert told.publishing_scheme(AT, reached_at=AT) == BY_SEPARATOR
-    assert told.describe(AT) == "cutover: published on the topic of the network, until block 17"
+    assert told.describe(AT) == "cutover: publishing on the network's topic, until block 17"
     assert [told.joins_network_topic(AT + wait * S, reached_at=AT) for wait in (0, 9, 10)] == [True, True, False]
 
 
@@ -99,7 +101,7 @@ def test_peers_that_hear_no_batch_are_told_with_what_to_set() -> None:
     network, separator, other = "/ceramic/clay", "/ceramic/clay/sep/model/k1", "/ceramic/mainnet"
     peers = [{network}, {network, separator}, {f"{network}/"}, {other}, set[str]()]
     told = describe_unreached_peers(BY_SEPARATOR, "clay", peers)
-    assert told.startswith("2 of 3 peers are on the topic of the network alone, /ceramic/clay,")
+    assert told.startswith("2 of 3 peers subscribe only to the network's topic, /ceramic/clay,")
     assert 'transition.mode = "duplicate"' in told
     assert describe_unreached_peers(BOTH, "clay", peers) == describe_unreached_peers(BY_NETWORK, "clay", peers) == ""
     assert describe_unreached_peers(BY_SEPARATOR, "clay", peers[1:2]) == ""
@@ -190,9 +192,9 @@ def test_height_is_awaited_and_then_not_asked_for_again(chain: Chain, tmp_path: 
 @pytest.mark.parametrize(
     ("status", "body", "says"),
     [
-        (500, b"", "it answers with status 500"),
-        (200, b"<html>", "its answer is no JSON-RPC"),
-        (200, b'{"error":{"message":"daily limit"}}', "it answers with an error: daily limit"),
+        (500, b"", "the response has status 500"),
+        (200, b"<html>", "the response is no JSON-RPC"),
+        (200, b'{"error":{"message":"daily limit"}}', "the response is an error: daily limit"),
     ],
 )
 def test_height_that_is_away_changes_nothing_and_is_told_without_the_url(
@@ -204,7 +206,7 @@ def test_height_that_is_away_changes_nothing_and_is_told_without_the_url(
     assert awaited(lambda: seen.error is not None)
     assert seen.error is not None
     assert says in seen.error
-    assert "asking 127.0.0.1" in seen.error
+    assert "from 127.0.0.1" in seen.error
     assert "secret" not in seen.error
     assert seen.reached_at is None
     chain.status, chain.body = 200, None
@@ -216,9 +218,9 @@ def test_nobody_there(tmp_path: Path, free_port: int) -> None:
     seen = HeightWatch(f"http://127.0.0.1:{free_port}/secret", 5, tmp_path / "x.json", lambda: AT, every=0.02)
     seen.start()
     assert awaited(lambda: seen.error is not None)
-    assert (
-        seen.error
-        == "transition: the height of the chain is not known, asking 127.0.0.1: it does not answer: ConnectError"
+    assert seen.error == (
+        "transition: cannot read the height of the chain from 127.0.0.1 (no response: ConnectError). Check "
+        "transition.rpc_url."
     )
     seen.stop()
 
