@@ -246,7 +246,7 @@ def _batches(run: Run) -> Batches:
         until = last - _END
         counted = last - timedelta(seconds=COUNTED)
         late = sorted(seconds for _, closed, _, seconds in found if closed > counted)
-        heard = (each for each in read_received_updates(run.lake) if each.heard_at < micros_of(until))
+        heard = (each for each in read_received_updates(run.lake) if each.event_time < micros_of(until))
         ideal = sum(saving.batches for saving in estimate_savings(heard, [micros(Settings().batch.window)]))
     except KilnError as error:
         raise BenchError(str(error)) from error

@@ -1,5 +1,7 @@
-"""What batching would save with another T: windows by when each update was heard, out of the tables `updates` and
-`messages` (CIP-123; decision 1)."""
+"""Estimate of the savings of batching for other values of T, from the tables `updates` and `messages`.
+
+Windows are simulated in event time (CIP-123; decision 1).
+"""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,20 +26,20 @@ from kiln.schemas.wire.topics import Separator
 
 
 class ReceivedUpdate(NamedTuple):
-    """An UPDATE message that was sent: when it was heard in µs, and its length in bytes."""
+    """An UPDATE message, with its event time in µs and its length in bytes."""
 
     network: str
     origin: Origin
     separator: Separator | None
-    heard_at: int
+    event_time: int
     size: int
     new: tuple[str, bytes] | None
-    """StreamID and CID; None: the message said again what an earlier one had said, so no window opens with it"""
+    """StreamID and CID; `None` if the message repeats an earlier one, and so opens no window"""
 
 
 @dataclass
 class BatchSavings:
-    """Messages and bytes of one separator, or of None, with the T `window` (µs)."""
+    """Messages and bytes of a separator, or of updates without one, for the T `window` (µs)."""
 
     network: str
     origin: Origin
@@ -50,55 +52,61 @@ class BatchSavings:
     """of the BATCH_UPDATEs"""
     block_bytes: int = 0
     others: int = 0
-    """of the updates, those in no window: they have no separator, or say again what was said, while none is open"""
+    """updates in no window: without separator, or repeated while no window is open"""
     other_bytes: int = 0
 
     @property
     def batched(self) -> tuple[int, int]:
-        """Messages and bytes where no UPDATE is sent that was heard in a window."""
+        """Messages and bytes if batches replace the UPDATEs of windows."""
         return self.batches + self.others, self.batch_bytes + self.other_bytes
 
     @property
     def both(self) -> tuple[int, int]:
-        """Messages and bytes where UPDATEs go on beside the batches."""
+        """Messages and bytes if UPDATEs are sent in addition to batches."""
         return self.updates + self.batches, self.update_bytes + self.batch_bytes
 
 
 def estimate_savings(
-    heard: Iterable[ReceivedUpdate], windows: Sequence[int], *, typ: int = BATCH_UPDATE, limit: int = MAX_BLOCK
+    received: Iterable[ReceivedUpdate], windows: Sequence[int], *, typ: int = BATCH_UPDATE, limit: int = MAX_BLOCK
 ) -> list[BatchSavings]:
-    """What each T of `windows` (µs) makes of the updates that were heard, by network, origin and separator.
+    """Estimate the savings for each T, by network, origin and separator.
 
-    `heard`: separator by separator, each in the order of event time; of those heard at once, the new ones first. A window
-    takes all that was heard within T of its first update, however late the log had it: `kiln.batches` has the same
-    windows where log time ended none of them early, and more where it did.
+    A window takes all updates within T of its first one, regardless of log time: `kiln.batches` has more windows if log
+    time ended some early.
+
+    Args:
+        received: Updates grouped by separator, each group in the order of event time, new updates before repeated ones
+            of the same time.
+        windows: Values of T, µs.
+        typ: Message type of a BATCH_UPDATE.
+        limit: Maximum size of a block, bytes.
     """
-    found: list[BatchSavings] = []
-    for (network, origin, separator), updates in groupby(heard, key=itemgetter(0, 1, 2)):
-        open_ = [(BatchSavings(network, origin, separator, window), Window(0, 0)) for window in windows]
+    savings: list[BatchSavings] = []
+    for (network, origin, separator), updates in groupby(received, key=itemgetter(0, 1, 2)):
+        candidates = [(BatchSavings(network, origin, separator, window), Window(0, 0)) for window in windows]
         for update in updates:
-            for number, (saving, window) in enumerate(open_):
+            for number, (saving, window) in enumerate(candidates):
                 saving.updates += 1
                 saving.update_bytes += update.size
-                inside = update.heard_at < window.closes_at and bool(window.leaves)
+                is_inside = update.event_time < window.closes_at and bool(window.leaves)
                 if separator and update.new:
-                    if not inside:
+                    if not is_inside:
                         _add_window(saving, separator, window, typ, limit)
-                        window = Window(update.heard_at, update.heard_at + saving.window)
-                        open_[number] = saving, window
+                        window = Window(update.event_time, update.event_time + saving.window)
+                        candidates[number] = saving, window
                     window.add(*update.new)
-                elif not inside:
+                elif not is_inside:
                     saving.others += 1
                     saving.other_bytes += update.size
-        for saving, window in open_:
+        for saving, window in candidates:
             if separator:
                 _add_window(saving, separator, window, typ, limit)
-            found.append(saving)
-    return found
+            savings.append(saving)
+    return savings
 
 
 def _add_window(saving: BatchSavings, separator: Separator, window: Window, typ: int, limit: int) -> None:
-    """Adds what the window comes to: nothing where it holds no tips."""
+    """Add the batches of a window, which has none without tips."""
     for block in write_leaves(window.leaves, limit):
         saving.batches += 1
         saving.batch_bytes += len(write_batch_update(separator, block.cid, typ))
@@ -106,8 +114,12 @@ def _add_window(saving: BatchSavings, separator: Separator, window: Window, typ:
 
 
 def read_received_updates(lake: Lake) -> Iterator[ReceivedUpdate]:
-    """The UPDATEs of the tables `updates` and `messages`, as `estimate_savings` takes them. SqlError, LakeError: they cannot be
-    read."""
+    """Read the UPDATEs of the tables `updates` and `messages`, in the order for `estimate_savings`.
+
+    Raises:
+        SqlError: The query fails.
+        LakeError: A table cannot be read.
+    """
     sql = """
         SELECT network, origin, separator_key, separator_value, epoch_us(heard_at), update_bytes, again, stream, tip
         FROM announcements
@@ -119,7 +131,7 @@ def read_received_updates(lake: Lake) -> Iterator[ReceivedUpdate]:
                 "LIVE" | "REPLAY" as origin,
                 key,
                 value,
-                int(heard_at),
+                int(event_time),
                 int(size),
                 bool(again),
                 str(stream),
@@ -127,16 +139,20 @@ def read_received_updates(lake: Lake) -> Iterator[ReceivedUpdate]:
             ):
                 separator = Separator(key, value) if isinstance(key, str) and isinstance(value, str) else None
                 new = None if again else (stream, cid_bytes(tip))
-                yield ReceivedUpdate(network, origin, separator, heard_at, size, new)
+                yield ReceivedUpdate(network, origin, separator, event_time, size, new)
             case _:
                 raise TypeError(f"a row of updates or messages has other types than its columns: {row!r}")
 
 
 def parse_windows(text: str) -> tuple[int, ...]:
-    """`1s,5s,30s` as µs, each once. ValueError says what was expected."""
+    """Parse `1s,5s,30s` to distinct µs.
+
+    Raises:
+        ValueError: A duration is malformed or zero; the message says what was expected.
+    """
     windows = tuple(dict.fromkeys(micros(parse_duration(part.strip())) for part in text.split(",")))
     if 0 in windows:
-        raise ValueError("more than nothing")
+        raise ValueError("durations greater than zero")
     return windows
 
 
@@ -159,7 +175,7 @@ Record = dict[str, str | int | float | None]
 
 
 def build_separator_records(savings: Iterable[BatchSavings]) -> list[Record]:
-    """One for each network, origin, separator and T, those with the most updates first."""
+    """Build a record for each network, origin, separator and T, those with the most updates first."""
     return [
         {
             "network": saving.network,
@@ -174,10 +190,10 @@ def build_separator_records(savings: Iterable[BatchSavings]) -> list[Record]:
 
 
 def build_total_records(savings: Iterable[BatchSavings]) -> list[Record]:
-    """One for each network, origin and T: all its separators, and the updates without one."""
-    together: dict[tuple[str, str, int], list[BatchSavings]] = {}
+    """Build a record for each network, origin and T, over all separators and updates without one."""
+    groups: dict[tuple[str, str, int], list[BatchSavings]] = {}
     for saving in savings:
-        together.setdefault((saving.network, saving.origin, saving.window), []).append(saving)
+        groups.setdefault((saving.network, saving.origin, saving.window), []).append(saving)
     return [
         {
             "network": network,
@@ -186,7 +202,7 @@ def build_total_records(savings: Iterable[BatchSavings]) -> list[Record]:
             "separators": sum(saving.separator is not None for saving in group),
             **_sum_counts(group),
         }
-        for (network, origin, window), group in together.items()
+        for (network, origin, window), group in groups.items()
     ]
 
 
@@ -203,13 +219,13 @@ def _sum_counts(group: Sequence[BatchSavings]) -> dict[str, int]:
 
 
 def write_estimate(savings: Sequence[BatchSavings], out: TextIO) -> None:
-    """As JSON: `{"totals": […], "separators": […]}`."""
-    found = {"totals": build_total_records(savings), "separators": build_separator_records(savings)}
-    out.write(json.dumps(found, indent=1) + "\n")
+    """Write the savings as JSON: `{"totals": […], "separators": […]}`."""
+    record = {"totals": build_total_records(savings), "separators": build_separator_records(savings)}
+    out.write(json.dumps(record, indent=1) + "\n")
 
 
 def print_estimate(savings: Sequence[BatchSavings], console: Console, limit: int) -> None:
-    """The totals, then the first `limit` rows by separator."""
+    """Print the totals, then the first `limit` rows by separator."""
     print_table(
         _build_answer(build_total_records(savings), (*_PLACE, "window_seconds", "separators", *_COUNTS)), console, 1_000
     )

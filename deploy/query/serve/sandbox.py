@@ -1,8 +1,8 @@
-"""Run a program that reads and writes only the files it is given, with Linux's Landlock (docs.kernel.org, Landlock).
+"""Restrict a program to listed files and ports with Linux's Landlock (docs.kernel.org, Landlock).
 
-The kernel enforces the limits, for root too, until the program and its children end: other files cannot be opened, TCP
-connections go to the listed ports alone, and no other process can be signalled or traced. This file runs as a script of
-its own, with the standard library alone, because the limits hold for the process that sets them.
+The kernel enforces the limits, for root too, until the program and its children end: they cannot open other files,
+connect to other TCP ports, or signal or trace other processes. This file runs as a script with the standard library
+only, because the limits apply to the process that sets them.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class _PortRule(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Limits:
-    """All that a program may open: files and folders to read and run, to write too, and TCP ports to connect to.
+    """Files and folders that a program may read and execute, or also write, and TCP ports that it may connect to.
 
-    Paths that are not there are left out.
+    Missing paths are ignored.
     """
 
     read: Sequence[str]
@@ -62,19 +62,23 @@ class Limits:
 
 
 def read_landlock_version() -> int:
-    """The version of Landlock's interface in this kernel; 0 if it has none, or it is switched off."""
+    """Read the version of this kernel's Landlock interface; 0 if it has none or it is disabled."""
     if sys.platform != "linux":
         return 0
     return max(0, int(_libc().syscall(_CREATE_RULESET, None, 0, 1)))
 
 
 def build_confined_command(command: Sequence[str], limits: Limits) -> list[str]:
-    """The command that runs `command` within `limits`."""
+    """Build the command that runs `command` within `limits`."""
     return [sys.executable, "-I", __file__, json.dumps(asdict(limits)), *command]
 
 
 def _confine(limits: Limits) -> None:
-    """OSError: the kernel refuses a rule."""
+    """Apply the limits to this process.
+
+    Raises:
+        OSError: The kernel rejects a rule.
+    """
     version = read_landlock_version()
     rights = (1 << _RIGHTS_BY_ABI[min(version, 5)]) - 1
     ruleset = _Ruleset(rights, _CONNECT_TCP if version >= 4 else 0, _SCOPES if version >= 6 else 0)
@@ -125,12 +129,11 @@ SYSTEM: Final = (
     *("/etc/resolv.conf", "/etc/localtime", "/etc/ssl/certs", "/etc/pki/ca-trust", "/usr/share/zoneinfo"),
     *("/bin/rm", "/usr/bin/rm"),
 )
-"""What a JVM with Spark reads of a Linux system to run at all: nothing that holds secrets, and of programs the one with
-which Spark removes its temporary files."""
+"""Paths of a Linux system that a JVM with Spark needs, without secrets. Spark deletes temporary files with `rm`."""
 
 
 def list_system_paths(executable: Path) -> list[str]:
-    """SYSTEM, the installation of an executable (`/usr/lib/jvm/x` of its `bin/java`), and Debian's settings of it."""
+    """List SYSTEM, the installation of an executable (`/usr/lib/jvm/x` for its `bin/java`), and its Debian settings."""
     home = executable.resolve().parent.parent
     settings = {str(path.resolve().parent) for path in (home / "conf").glob("**/*") if path.is_symlink()}
     return [*SYSTEM, str(home), *sorted(settings)]

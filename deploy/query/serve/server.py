@@ -1,9 +1,9 @@
-"""Spark's Thrift server over the lake: every table and view in its catalog, one user, and no way to write.
+"""Spark's Thrift server over the lake: all tables and views in its catalog, one user, read-only.
 
 The catalog is in the JVM's memory: it has the paths of the Delta tables, and each query reads their newest version.
-`ReadOnly.scala` has what a query may be, `Door.scala` who comes in, and `sandbox.py` what the JVM can open at all. The
-JVM has none of Kiln's settings and passwords: Kiln starts it with an environment of its own, sends it the catalog and a
-digest of the clients' password on its input, and reads its answers (`Main.scala`). The JVM ends when its input does.
+`ReadOnly.scala` restricts queries, `Door.scala` authenticates clients, and `sandbox.py` limits the files that the JVM
+can open. The JVM has none of Kiln's settings and passwords: it gets its own environment, and reads the catalog and a
+digest of the clients' password from its stdin (`Main.scala`). It ends when its stdin is closed.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from kiln.schemas.delta.views import views
 
 _ENVIRONMENT: Final = ("PATH", "LANG", "LC_ALL", "TZ", "JAVA_HOME", "JDK_JAVA_OPTIONS")
 _WEB: Final = (80, 443)
-"""of an object store, and of the machine's own role there"""
-_LAST_WORDS: Final = 20.0  # s
+"""Ports of an object store, and of the machine's instance metadata."""
+_PATIENCE: Final = 20.0  # s until a JVM that does not end is killed
 
 
 @dataclass(frozen=True)
 class SqlEndpoint:
-    """Where the server listens, on loopback, and who may come in: one user, with the password in a file."""
+    """Port of the server on loopback, its only user, and the file with the password."""
 
     port: int
     user: str
@@ -54,72 +54,90 @@ class SqlEndpoint:
 
     @property
     def jdbc(self) -> str:
-        """The address as JDBC clients take it."""
+        """JDBC URL of the server."""
         return f"jdbc:hive2://{HOST}:{self.port}/default"
 
 
 def ensure_password_file(state: Path) -> Path:
-    """The file of the password in a state folder, which only its user can read. Where it is missing, it is made with a
-    random password."""
+    """Return a state folder's password file; a missing one is created with a random password and mode 0600."""
     claim_state_folder(state)
     path = state / "sql-password"
     try:
-        made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         return path
-    with os.fdopen(made, "w", encoding="ascii") as file:
-        file.write(secrets.token_hex(16) + "\n")  # nothing that a shell or a client would take for more
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        file.write(secrets.token_hex(16) + "\n")  # no characters that need quoting
     return path
 
 
 class Server:
-    """The JVM. It answers each line of JSON with one."""
+    """The JVM, which answers each line of JSON with one."""
 
-    def __init__(self, process: subprocess.Popen[str], door: SqlEndpoint) -> None:
+    def __init__(self, process: subprocess.Popen[str], endpoint: SqlEndpoint) -> None:
         self._process = process
-        self._door = door
+        self._endpoint = endpoint
         self._password = ""
 
     def call(self, **message: str) -> str | None:
-        """Send a message and wait for the answer. Returns why it failed. JvmEndedError: the JVM has ended."""
+        """Send a message and wait for the answer.
+
+        Returns:
+            Why it failed, or `None` if it succeeded.
+
+        Raises:
+            JvmEndedError: The JVM has ended.
+        """
         self._send(**message)
         return self.read().get("failed")
 
     def read(self) -> dict[str, str]:
-        """The next line of the JVM. JvmEndedError."""
+        """Read the next answer of the JVM.
+
+        Raises:
+            JvmEndedError: The JVM has ended.
+        """
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise self._ended(self._process.wait())
+            raise self._build_exit_error(self._process.wait())
         answer: dict[str, str] = json.loads(line)
         return answer
 
     def send_password(self) -> None:
-        """Send a digest of the password, if its file has another than before. KilnError: the file cannot be read."""
-        path = self._door.password_file
+        """Send a digest of the password, if it has changed.
+
+        Raises:
+            KilnError: The file cannot be read.
+        """
+        path = self._endpoint.password_file
         try:
             password = path.read_bytes().partition(b"\n")[0].rstrip(b"\r")
         except FileNotFoundError:
             if self._password:  # an editor replaces the file
                 return
-            raise KilnError(f"there is no file {path} with the password") from None
+            raise KilnError(f"there is no password file {path}. Create it, or omit --password-file") from None
         except OSError as error:
             raise KilnError(f"cannot read the password in {path} ({error.strerror})") from error
-        # an empty password has no digest, so that nobody comes in
+        # without a digest, no client can log in
         digest = hashlib.sha256(password).hexdigest() if password else ""
         if digest != self._password:
             self._password = digest
             self._send(password=digest)
 
     def wait_for_signal(self) -> None:
-        """Serve until SIGTERM or Ctrl-C. JvmEndedError: the JVM has ended by itself."""
-        asked = threading.Event()
+        """Serve until SIGTERM or Ctrl-C.
+
+        Raises:
+            JvmEndedError: The JVM has ended.
+        """
+        stop = threading.Event()
         for each in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(each, lambda *_: asked.set())
-        while not asked.wait(1.0):
+            signal.signal(each, lambda *_: stop.set())
+        while not stop.wait(1.0):
             code = self._process.poll()
             if code is not None:
-                raise self._ended(code)
+                raise self._build_exit_error(code)
             self.send_password()
 
     def _send(self, **message: str) -> None:
@@ -128,23 +146,34 @@ class Server:
             self._process.stdin.write(json.dumps(message) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            raise self._ended(self._process.wait()) from None
+            raise self._build_exit_error(self._process.wait()) from None
 
-    def _ended(self, code: int) -> JvmEndedError:
+    def _build_exit_error(self, code: int) -> JvmEndedError:
         return JvmEndedError(
-            f"the JVM of the SQL server ended with {code}: logs/sql in the state folder says why. With -9 the kernel "
-            "was often short of memory: lower --memory. Then start the server again"
+            f"the JVM of the SQL server exited with code {code}. See logs/sql in the state folder. A code of -9 often "
+            "means that the kernel killed it for lack of memory: lower --memory. Then start the server again"
         )
 
 
 @contextmanager
 def start_server(
-    settings: Settings, lake: Lake, door: SqlEndpoint, memory: str, progress: Callable[[str], None]
+    settings: Settings, lake: Lake, endpoint: SqlEndpoint, memory: str, progress: Callable[[str], None]
 ) -> Iterator[Server]:
-    """The server, from when it takes clients until the context is left. KilnError says what is missing or taken."""
-    _check_free(door.port)
+    """Start the server, which accepts clients while the context is open.
+
+    Args:
+        settings: The settings.
+        lake: The lake.
+        endpoint: Port and password.
+        memory: Maximum heap of the JVM.
+        progress: Called with progress messages.
+
+    Raises:
+        KilnError: There are no tables, the port is in use, or the JVM does not start.
+    """
+    _check_free(endpoint.port)
     if not lake.tables():
-        raise KilnError(f"there are no tables in {lake.path} yet: kiln run makes them when it starts")
+        raise KilnError(f"there are no tables in {lake.path} yet. Create them with kiln run")
     for name in lake.tables():
         lake.open(name)  # refuses a table of another version
     jars = [*list_jars(uses_store=settings.uses_store, progress=progress), compile_classes(progress)]
@@ -161,7 +190,7 @@ def start_server(
         log4j=PROJECT / "conf" / "log4j2-spark.properties",
         logs=logs,
         scratch=folder,
-        extra=build_s3a_settings([settings.lake_root], os.environ) | _build_settings(door, folder, ports),
+        extra=build_s3a_settings([settings.lake_root], os.environ) | _build_settings(endpoint, folder, ports),
     )
     limits = Limits(
         read=[
@@ -174,7 +203,7 @@ def start_server(
         write=[str(folder), str(logs), "/dev/null"],
         connect=[*ports, *_list_store_ports(settings, conf)],
     )
-    with _start_jvm(conf, door, limits, _build_environment(settings), folder, logs / "spark.out", progress) as server:
+    with _start_jvm(conf, endpoint, limits, _build_environment(settings), folder, logs / "spark.out", progress) as server:
         create_catalog(server, lake, progress)
         server.send_password()
         server.call(serve="")
@@ -184,29 +213,34 @@ def start_server(
 @contextmanager
 def _start_jvm(
     conf: Mapping[str, str],
-    door: SqlEndpoint,
+    endpoint: SqlEndpoint,
     limits: Limits,
     environment: Mapping[str, str],
     folder: Path,
     out: Path,
     progress: Callable[[str], None],
 ) -> Iterator[Server]:
-    """The JVM within its limits, from when Spark has started. KilnError, JvmEndedError."""
+    """Start the JVM within its limits, and wait until Spark has started.
+
+    Raises:
+        KilnError: Spark's launcher fails.
+        JvmEndedError: The JVM ends.
+    """
     with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".properties", encoding="ascii") as file:  # 0600
         file.write(format_properties(conf))
         file.flush()
-        command = _build_spark_command(Path(file.name), door.user, environment)
+        command = _build_spark_command(Path(file.name), endpoint.user, environment)
         if read_landlock_version():
             command = build_confined_command(command, limits)
         else:
-            progress("this kernel has no Landlock, so the server can open whatever your user can (docs/bi.md)")
+            progress("this kernel has no Landlock, so the server can open all files of your user (docs/bi.md)")
         with out.open("ab") as errors:
             process = subprocess.Popen(
                 command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
             )
-        server = Server(process, door)
+        server = Server(process, endpoint)
         try:
-            server.read()  # when the JVM has read the file, which may hold keys of a store
+            server.read()  # until the JVM has read the file, which may have keys of a store and is then deleted
         except JvmEndedError:
             process.wait()
             raise
@@ -215,14 +249,18 @@ def _start_jvm(
     finally:
         process.terminate()
         try:
-            process.communicate(timeout=_LAST_WORDS)
+            process.communicate(timeout=_PATIENCE)
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
 
 
 def _build_spark_command(properties: Path, user: str, environment: Mapping[str, str]) -> list[str]:
-    """The command of a JVM with Spark's own options, as Spark's script `spark-submit` would make it. KilnError."""
+    """Build the command of a JVM with Spark's options, as Spark's script `spark-submit` does.
+
+    Raises:
+        KilnError: Spark's launcher fails.
+    """
     java = str(find_java().executable)
     launcher = [java, "-XX:TieredStopAtLevel=1", "-cp", f"{find_spark_home()}/jars/*", "org.apache.spark.launcher.Main"]
     options = ["--properties-file", str(properties), "--load-spark-defaults", "--class", "kiln.Main"]
@@ -236,11 +274,11 @@ def _build_spark_command(properties: Path, user: str, environment: Mapping[str, 
 
 
 def _build_environment(settings: Settings) -> dict[str, str]:
-    """What the JVM has of the environment: none of Kiln's settings, of which some are secret."""
+    """Build the JVM's environment without Kiln's settings, some of which are secret."""
     names = [name for name in os.environ if name.startswith("AWS_")] if settings.uses_store else []
-    kept = {name: os.environ[name] for name in (*_ENVIRONMENT, *names) if name in os.environ}
-    # Spark's launcher looks for a version of Scala where there is none in a wheel, unless it is given one
-    return kept | {"SPARK_HOME": str(find_spark_home()), "SPARK_SCALA_VERSION": "2.13", "MALLOC_ARENA_MAX": "2"}
+    inherited = {name: os.environ[name] for name in (*_ENVIRONMENT, *names) if name in os.environ}
+    # Spark's launcher cannot detect the Scala version of a wheel
+    return inherited | {"SPARK_HOME": str(find_spark_home()), "SPARK_SCALA_VERSION": "2.13", "MALLOC_ARENA_MAX": "2"}
 
 
 def _list_folders(jars: list[Path]) -> list[str]:
@@ -259,55 +297,58 @@ def _list_store_ports(settings: Settings, conf: Mapping[str, str]) -> list[int]:
     return [*_WEB, *(port for port in ports if port is not None)]
 
 
-def _build_settings(door: SqlEndpoint, folder: Path, ports: tuple[int, int]) -> dict[str, str]:
+def _build_settings(endpoint: SqlEndpoint, folder: Path, ports: tuple[int, int]) -> dict[str, str]:
     return {
         "spark.app.name": "kiln sql",
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension,kiln.ReadOnly",
         "spark.sql.catalogImplementation": "in-memory",
-        # no file by its path: the tables and views are all that there is
+        # queries can read tables and views, but no files by path
         "spark.sql.runSQLOnFiles": "false",
-        # ${env:NAME} in a query would stand for a variable of the environment
+        # ${env:NAME} in a query would be replaced by an environment variable
         "spark.sql.variable.substitute": "false",
         "spark.hadoop.hive.server2.transport.mode": "binary",
         "spark.hadoop.hive.server2.thrift.bind.host": HOST,
-        "spark.hadoop.hive.server2.thrift.port": str(door.port),
-        # the log of an operation, which clients may read
+        "spark.hadoop.hive.server2.thrift.port": str(endpoint.port),
+        # clients could read the log of an operation
         "spark.hadoop.hive.server2.logging.operation.enabled": "false",
         "spark.hadoop.hive.exec.scratchdir": str(folder / "hive"),
-        # from which Spark fetches the classes of a session and the large results of its own tasks
+        # Spark fetches session classes and large task results from these ports
         "spark.driver.port": str(ports[0]),
         "spark.driver.blockManager.port": str(ports[1]),
-        # one machine: Spark's 200 would be tasks for a handful of rows
+        # Spark's default of 200 is too many for one machine
         "spark.sql.shuffle.partitions": str(2 * (os.cpu_count() or 1)),
-        # a client is no user of this machine
+        # clients are not users of this machine
         "spark.hadoop.hive.server2.enable.doAs": "false",
     }
 
 
 def create_catalog(server: Server, lake: Lake, progress: Callable[[str], None]) -> None:
-    """Create the lake's tables in the server's catalog, and the views over them. A view over a table that is not there
-    yet is left out, with a note. KilnError: Spark cannot take a table."""
-    there = set(lake.tables())
-    for name in sorted(there):
-        place = _escape_string(lake.folder(name).spark_uri)
-        if failed := server.call(sql=f"CREATE TABLE {_quote_name(name)} USING delta LOCATION '{place}'"):
-            raise KilnError(f"table {name} in {lake.path}: {failed}")
+    """Create the lake's tables and views in the server's catalog, except views over missing tables.
+
+    Raises:
+        KilnError: Spark cannot read a table.
+    """
+    tables = set(lake.tables())
+    for name in sorted(tables):
+        uri = _escape_string(lake.folder(name).spark_uri)
+        if problem := server.call(sql=f"CREATE TABLE {_quote_name(name)} USING delta LOCATION '{uri}'"):
+            raise KilnError(f"cannot serve table {name} in {lake.path}: {problem}")
     for view in views().values():
-        if missing := set(view.tables) - there:
-            progress(f"no view {view.name}: {', '.join(sorted(missing))} is not there yet")
+        if missing := set(view.tables) - tables:
+            progress(f"no view {view.name}: there is no table {', '.join(sorted(missing))} yet")
             continue
         comment = _escape_string(view.sentence)
         # a table may have other columns than Kiln's
-        if failed := server.call(sql=f"CREATE VIEW {_quote_name(view.name)} COMMENT '{comment}' AS {view.spark_sql()}"):
-            progress(f"no view {view.name}: {failed}")
+        if problem := server.call(sql=f"CREATE VIEW {_quote_name(view.name)} COMMENT '{comment}' AS {view.spark_sql()}"):
+            progress(f"no view {view.name}: {problem}")
 
 
 def _check_free(port: int) -> None:
     error = check_port_free(port)
     if error is not None:
         holder = find_port_holder(port)
-        by = f" ({holder.description} listens there)" if holder else ""
-        raise PrerequisiteError(f"port {port} of {HOST} is not to be had: {error.strerror}{by}. Name another: --port")
+        by = f" by {holder.description}" if holder else ""
+        raise PrerequisiteError(f"cannot use port {port} of {HOST} ({error.strerror}{by}). Pass another with --port")
 
 
 def _quote_name(name: str) -> str:

@@ -206,7 +206,7 @@ def test_sql_prints_a_table_and_json(capsys: Capture, tmp_path: Path) -> None:
 def test_sql_of_a_table_that_is_not_there_is_exit_code_1(capsys: Capture) -> None:
     code, said = complaint(capsys, "sql", "select * from frames")
     assert code == 1
-    assert "table frames is not there yet" in said
+    assert "there is no table frames" in said
 
 
 def test_sql_into_a_pipe_that_closes_early_is_no_error(tmp_path: Path) -> None:
