@@ -1,4 +1,4 @@
-"""`kiln sql` without a question: a prompt that takes one after the other, with history and completion."""
+"""Prompt of `kiln sql` with history and completion."""
 
 from __future__ import annotations
 
@@ -33,16 +33,20 @@ _KEYWORDS: Final = (
 )
 _LEAVE: Final = ("exit", "quit", "\\q")
 HELP: Final = (
-    "A question ends with ; or with an empty line. Tab completes names. \\d lists tables and views, \\d NAME the "
-    "columns of one. Ctrl-C drops the line, Ctrl-D or \\q leaves."
+    "End a query with ; or an empty line. Tab completes names. \\d lists tables and views, \\d NAME the columns. "
+    "Ctrl-C clears the line, Ctrl-D or \\q quits."
 )
 
 
 def converse(
     lake: Lake, history: Path, show: Callable[[str], None], *, read: Input | None = None, write: Output | None = None
 ) -> None:
-    """Reads questions until the user leaves, and has `show` answer each. An error of a question is said, and the prompt
-    comes again. `read` and `write`: a terminal other than that of this program."""
+    """Read queries until the user quits, and pass each to `show`. Errors are printed.
+
+    Args:
+        read: Input other than this program's terminal.
+        write: Output other than this program's terminal.
+    """
     columns = {**{name: _columns(lake, name) for name in lake.tables()}, **read_view_columns()}
     session: PromptSession[str] = PromptSession(
         "kiln> ",
@@ -100,13 +104,13 @@ def _comment(table: str) -> str:
 
 
 class SqlNames(Completer):
-    """Completes names of tables, views and columns, and words of SQL; after `table.`, columns of that table."""
+    """Completer for tables, views, columns and SQL keywords; after `table.`, for the columns of that table."""
 
     def __init__(self, columns: dict[str, tuple[str, ...]]) -> None:
         self._columns = columns
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterator[Completion]:
-        """What the word before the cursor may become: columns of tables that the question names come first."""
+        """Complete the word before the cursor. Columns of tables in the query come first."""
         before = re.search(r"(?:(\w+)\.)?(\w*)$", document.text_before_cursor)
         whose, start = (before[1], before[2]) if before else (None, "")
         for each in self._candidates(whose, document.text):
@@ -125,7 +129,7 @@ class SqlNames(Completer):
 
 
 def _columns(lake: Lake, name: str) -> tuple[str, ...]:
-    """The columns of a table; none where the table cannot be read, which a question to the table will say."""
+    """Return the columns of a table; none if it cannot be read, which a query of it reports."""
     try:
         return tuple(field.name for field in lake.open(name).schema().fields)
     except KilnError:
@@ -133,7 +137,7 @@ def _columns(lake: Lake, name: str) -> tuple[str, ...]:
 
 
 def _keys() -> KeyBindings:
-    """Enter ends a question that is whole, and else begins a line."""
+    """Bind Enter to submit a complete query, and to start a new line otherwise."""
     keys = KeyBindings()
 
     @keys.add("enter", filter=Condition(lambda: is_whole(get_app().current_buffer.text)))
@@ -144,13 +148,13 @@ def _keys() -> KeyBindings:
 
 
 def is_whole(text: str) -> bool:
-    """Whether Enter sends the text: it ends with `;` or an empty line, says nothing, or is one of the prompt's own."""
+    """Return true if Enter submits: text that ends with `;` or an empty line, is blank, or is a prompt command."""
     stripped = text.strip()
     return not stripped or stripped.endswith(";") or text.endswith("\n") or stripped in _LEAVE or stripped[0] == "\\"
 
 
 def _private(path: Path) -> str:
-    """The file, made for its user alone: a question may hold what others need not know."""
+    """Create the history file, readable by its user only, because queries may be confidential."""
     path.parent.mkdir(parents=True, exist_ok=True)
     os.close(os.open(path, os.O_CREAT | os.O_APPEND, 0o600))
     return str(path)

@@ -37,7 +37,7 @@ REFUSALS = {value.code for value in vars(krpc).values() if isinstance(value, krp
 # a name that is made while the bridge runs comes out of a closed set
 MADE = {
     "hashes.reason": topic_table.REASONS,
-    "found.reason": tuple(reason.replace(" ", "_") for reason in topic_table.INDEX_REASONS),
+    "topic.reason": tuple(reason.replace(" ", "_") for reason in topic_table.INDEX_REASONS),
     "record.without": genesis.WITHOUT,
     "outcome": (),  # `_finish`, whose callers are looked at
     "failed.reason": FETCH_REASONS,
