@@ -1,8 +1,8 @@
 """Read-only SQL over the lake with Spark.
 
 Spark has no option against writing in a session, or opening files in a query. So a query is parsed first, and rejected
-before analysis if it contains a plan node that `deploy/query/serve/ReadOnly.scala` does not list. The JVM of the session
-needs the classes of `kiln.deploy.query.serve.classes`.
+before analysis if it contains a plan node that `deploy/query/serve/ReadOnly.scala` does not list. The JVM needs the
+classes of `kiln.deploy.query.serve.classes`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The way of a thing, as `kiln trace` shows it: on the screen, and as JSON."""
+"""Output of `kiln trace` on the screen and as JSON."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _LONG = re.compile(r"(?<![0-9A-Za-z])([0-9A-Za-z]{28,})(?![0-9A-Za-z])")
 
 
 _OMITTED = ("connection", "declared_length")
-"""What only JSON shows: the place of a frame tells the same to people."""
+"""Columns that only JSON shows, as the position identifies a frame."""
 
-_PLACE = ("kafka_partition", "kafka_offset", "message_index")
+_POSITION = ("kafka_partition", "kafka_offset", "message_index")
 
 
 class _CompactAnswer(Answer):
-    """An answer as the screen has room for: long ids show how they begin and end, places are one column, and what all
-    rows share, the day of their times too, is in `shared` and no column."""
+    """Result in a compact form: long ids are shortened, positions are one column, and values that all rows share, like
+    the day of their times, are in `shared` and not in columns."""
 
     def __init__(self, answer: StepAnswer, *, whole_ids: bool) -> None:
         rows = [_merge_position(dict(zip(answer.columns, cells, strict=True))) for cells in answer.cells]
@@ -44,15 +44,15 @@ class _CompactAnswer(Answer):
         self._rows = [tuple(row[name] for name in self.columns) for row in rows]
 
     def rows(self) -> Iterator[Row]:
-        """As of `Answer`."""
+        """Return the rows, as `Answer.rows`."""
         yield from self._rows
 
 
 def _merge_position(row: dict[str, object]) -> dict[str, object]:
-    """The row with its place as one text, which `kiln trace` takes as an id."""
-    parts = [row.pop(name) for name in _PLACE if name in row]
-    place = "/".join(str(part) for part in parts if part is not None)
-    return {**row, **({"place": place or None} if parts else {})}
+    """Merge the columns of the position to one text, which `kiln trace` accepts as an id."""
+    parts = [row.pop(name) for name in _POSITION if name in row]
+    position = "/".join(str(part) for part in parts if part is not None)
+    return {**row, **({"position": position or None} if parts else {})}
 
 
 def _format_time_of_day(value: object) -> object:
@@ -69,28 +69,26 @@ def _shorten_ids(value: object) -> object:
 
 
 def print_trace(trace: Trace, console: Console, limit: int, *, sql: bool, whole_ids: bool = False) -> None:
-    """Each step: a sentence, at most `limit` rows, and with `sql` the question that gives them."""
+    """Print each step: its title, at most `limit` rows, and with `sql` its query."""
     console.print(Text.assemble((trace.kind, "bold"), " ", trace.subject.text), soft_wrap=True)
     filled = True
     for number, answer in enumerate(trace.steps, 1):
-        if filled or answer.cells or sql:  # steps that found nothing stand together
+        if filled or answer.cells or sql:  # steps without rows are printed without blank lines between them
             console.print()
         filled = bool(answer.cells)
         head = Text.assemble((f"{number}. ", "dim"), (answer.step.says, "bold" if filled else "dim"))
         console.print(head if filled else head.append(f": {answer.step.nothing}"), soft_wrap=True)
         if filled:
-            brief = _CompactAnswer(answer, whole_ids=whole_ids)
-            if brief.shared:
-                shared = "  ".join(f"{name} {format_cell(value)}" for name, value in brief.shared.items())
+            compact = _CompactAnswer(answer, whole_ids=whole_ids)
+            if compact.shared:
+                shared = "  ".join(f"{name} {format_cell(value)}" for name, value in compact.shared.items())
                 console.print(Text(f"all: {shared}", style="dim"), soft_wrap=True)
-            print_table(brief, console, limit)
+            print_table(compact, console, limit)
         if sql:
             console.print(Text(_indent(answer.step.sql), style="dim"), soft_wrap=True)
     if not sql:
         console.print()
-        console.print(
-            Text("--sql shows the question behind each step, --json all rows with whole ids and bytes", style="dim")
-        )
+        console.print(Text("--sql shows the query of each step, --json all rows with whole ids and bytes", style="dim"))
 
 
 def _indent(sql: str) -> str:
@@ -98,7 +96,7 @@ def _indent(sql: str) -> str:
 
 
 def write_trace(trace: Trace, out: TextIO) -> None:
-    """As JSON: `{"id": …, "kind": …, "steps": [{"step": …, "says": …, "sql": …, "rows": [{…}]}]}`."""
+    """Write the trace as JSON: `{"id": …, "kind": …, "steps": [{"step": …, "says": …, "sql": …, "rows": [{…}]}]}`."""
     steps = [_encode_step(answer) for answer in trace.steps]
     out.write(json.dumps({"id": trace.subject.text, "kind": trace.kind, "steps": steps}, indent=1) + "\n")
 

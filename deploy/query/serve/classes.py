@@ -79,9 +79,7 @@ def _compile(jars: Path, into: Path) -> None:
     except subprocess.TimeoutExpired:
         raise ClassesError(f"the compilation of the query checks takes more than {_PATIENCE:.0f} s. Retry") from None
     if done.returncode != 0:
-        raise ClassesError(
-            f"the query checks do not compile with this pyspark:\n{(done.stdout + done.stderr)[:2000]}"
-        )
+        raise ClassesError(f"the query checks do not compile with this pyspark:\n{(done.stdout + done.stderr)[:2000]}")
 
 
 def find_spark_home() -> Path:

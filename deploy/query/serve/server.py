@@ -203,7 +203,9 @@ def start_server(
         write=[str(folder), str(logs), "/dev/null"],
         connect=[*ports, *_list_store_ports(settings, conf)],
     )
-    with _start_jvm(conf, endpoint, limits, _build_environment(settings), folder, logs / "spark.out", progress) as server:
+    with _start_jvm(
+        conf, endpoint, limits, _build_environment(settings), folder, logs / "spark.out", progress
+    ) as server:
         create_catalog(server, lake, progress)
         server.send_password()
         server.call(serve="")
@@ -339,7 +341,9 @@ def create_catalog(server: Server, lake: Lake, progress: Callable[[str], None]) 
             continue
         comment = _escape_string(view.sentence)
         # a table may have other columns than Kiln's
-        if problem := server.call(sql=f"CREATE VIEW {_quote_name(view.name)} COMMENT '{comment}' AS {view.spark_sql()}"):
+        if problem := server.call(
+            sql=f"CREATE VIEW {_quote_name(view.name)} COMMENT '{comment}' AS {view.spark_sql()}"
+        ):
             progress(f"no view {view.name}: {problem}")
 
 

@@ -1,1 +1,1 @@
-"""The whole way of a batch, a stream, a tip or a message through the tables, and the question behind each step."""
+"""Trace of a batch, a stream, a tip or a message through the tables, with the query of each step."""

@@ -1,4 +1,4 @@
-"""Asks the steps of a plan, one after the other, over one connection: each table is opened once."""
+"""Execution of a trace's steps over one connection, with each table opened once."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ TABLES = (
     *("batch_tips", "batches", "copies", "frames", "messages", "publications", "quarantine", "streams", "tips"),
     "updates",
 )
-"""The tables that the steps ask."""
+"""The tables that the steps query."""
 
 
 class TraceError(KilnError):
-    """There is nothing to show; the message says what was looked for, and where."""
+    """There is nothing to trace; the message has the id, and where it was searched."""
 
 
 class StepAnswer(Answer):
-    """The answer to a step, whole."""
+    """Result of a step, read completely."""
 
     def __init__(self, step: TraceStep, columns: tuple[str, ...], cells: list[Cells]) -> None:
         super().__init__(columns, ())
@@ -35,13 +35,13 @@ class StepAnswer(Answer):
         self.cells = cells
 
     def rows(self) -> Iterator[Cells]:
-        """As of `Answer`."""
+        """Return the rows, as `Answer.rows`."""
         yield from self.cells
 
 
 @dataclass(frozen=True)
 class Trace:
-    """The way of a thing: `kind` in a word, and the steps in order."""
+    """A trace: the kind of its subject, and the steps in order."""
 
     subject: Id
     kind: str
@@ -51,22 +51,30 @@ class Trace:
 def trace_subject(
     lake: Lake, subject: Id, most: int = MESSAGES, progress: Callable[[str], None] = lambda words: None
 ) -> Trace:
-    """The whole way of a thing. TraceError: no table knows the id, or a table is missing. LakeError.
+    """Trace a subject through the tables.
 
-    `most`: of how many messages to show copies and frames. `progress` is told the step that is being asked.
+    Args:
+        lake: The lake.
+        subject: Id to trace.
+        most: Maximum number of messages whose copies and frames are shown.
+        progress: Called with the title of each step.
+
+    Raises:
+        TraceError: No table has the id, or a table is missing.
+        LakeError: A table cannot be read.
     """
     opened = {name: lake.open(name) for name in lake.tables() if name in TABLES}
     missing = set(TABLES) - set(opened)
     if missing:
         raise TraceError(
-            f"the tables in {lake.path} are not all there yet: {', '.join(sorted(missing))} "
-            f"{'is' if len(missing) == 1 else 'are'} missing. kiln run makes them when it starts"
+            f"there is no table {', '.join(sorted(missing))} in {lake.path} yet. kiln run creates missing tables when "
+            "it starts"
         )
     answers: dict[str, StepAnswer] = {}
     found: dict[str, list[Row]] = {}
     with duckdb.connect() as connection:
         connection.execute("SET TimeZone = 'UTC'")
-        connection.execute("SET parquet_metadata_cache = true")  # each step looks into the same files
+        connection.execute("SET parquet_metadata_cache = true")  # the steps read the same files
         allow_only(connection, create_views(connection, lake, opened))
         while steps := next_steps(subject, found, most):
             for step in steps:
@@ -75,7 +83,7 @@ def trace_subject(
                     answers[step.name] = answer = _run_step(connection, step)
                     found[step.name] = [dict(zip(answer.columns, cells, strict=True)) for cells in answer.cells]
     if not any(found.values()):
-        raise TraceError(f"nothing in {lake.path} knows {subject.text}")
+        raise TraceError(f"no table in {lake.path} has {subject.text}")
     return Trace(subject, describe_kind(subject, found), tuple(answers[name] for name in list_steps(subject, found)))
 
 

@@ -1,4 +1,4 @@
-"""What `kiln trace` is asked about: ids as people paste them, told apart by their form alone."""
+"""Subjects of `kiln trace`: ids as users paste them, distinguished by their form."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from kiln.schemas.wire.streamid import CommitID, StreamIdError, stream_text
 
 FORMS: Final = (
     "a CID (of a batch or a tip), a StreamID (k2t6…, kjzl6…), a message id (AUTHOR/SEQNO, sha256/HASH, "
-    "bep50/TARGET/SEQUENCE), or the place of a message in kiln.frames (PARTITION/OFFSET or PARTITION/OFFSET/INDEX)"
+    "bep50/TARGET/SEQUENCE), or the position of a message in kiln.frames (PARTITION/OFFSET or PARTITION/OFFSET/INDEX)"
 )
 
-_PLACE: Final = re.compile("([0-9]{1,10})/([0-9]{1,19})(?:/([0-9]{1,10}))?")
+_POSITION: Final = re.compile("([0-9]{1,10})/([0-9]{1,19})(?:/([0-9]{1,10}))?")
 _MESSAGE: Final = re.compile(
     "(?:[1-9A-HJ-NP-Za-km-z]{40,256}/[0-9a-f]{0,64}|sha256/[0-9a-f]{64}|bep50/[0-9a-f]+/[0-9a-f]+)"
 )
 
 
 class IdError(KilnError):
-    """The text is no id that Kiln knows the form of."""
+    """The text does not have the form of an id."""
 
     exit_code = 2
 
@@ -50,7 +50,7 @@ class MessageRef:
 
 @dataclass(frozen=True)
 class FrameRef:
-    """Where a frame is in `kiln.frames`; `index`: of a message in its RPC, None: the frame with all its messages."""
+    """Position of a frame in `kiln.frames`; `index` is that of a message in its RPC, `None` for all its messages."""
 
     partition: int
     offset: int
@@ -58,7 +58,7 @@ class FrameRef:
 
     @property
     def text(self) -> str:
-        """As the key of a record on `kiln.quarantine`."""
+        """Text form, as in the keys of `kiln.quarantine`."""
         return f"{self.partition}/{self.offset}" + ("" if self.index is None else f"/{self.index}")
 
 
@@ -66,10 +66,14 @@ Id: TypeAlias = CidRef | StreamRef | MessageRef | FrameRef
 
 
 def parse_id(text: str) -> Id:
-    """The id in the spelling of the tables. IdError says which forms there are."""
+    """Parse an id, and normalize it to the spelling of the tables.
+
+    Raises:
+        IdError: The text is not an id; the message lists the forms.
+    """
     text = text.strip()
-    if place := _PLACE.fullmatch(text):
-        partition, offset, index = (None if part is None else int(part) for part in place.groups())
+    if match := _POSITION.fullmatch(text):
+        partition, offset, index = (None if part is None else int(part) for part in match.groups())
         if (partition or 0) < 2**31 and (offset or 0) < 2**63 and (index or 0) < 2**31:
             return FrameRef(partition or 0, offset or 0, index)
     try:
@@ -77,7 +81,7 @@ def parse_id(text: str) -> Id:
     except StreamIdError:
         pass
     if commit := _parse_commit(text):
-        raise IdError(f"{text} is the id of a commit: trace its stream {commit.stream.text}, or its tip")
+        raise IdError(f"cannot trace {text}, the id of a commit. Trace its stream {commit.stream.text}, or its tip")
     try:
         cid_bytes(text)
         return CidRef(text)
@@ -85,7 +89,7 @@ def parse_id(text: str) -> Id:
         pass
     if _MESSAGE.fullmatch(text):
         return MessageRef(text)
-    raise IdError(f"{text[:200]!r} is no id that Kiln knows. Kiln traces {FORMS}")
+    raise IdError(f"{text[:200]!r} is not an id. Pass {FORMS}")
 
 
 def _parse_commit(text: str) -> CommitID | None:

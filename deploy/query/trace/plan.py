@@ -1,8 +1,7 @@
-"""What there is to ask about an id, step by step. Pure: an id and the rows of earlier steps in, steps out.
+"""Plan of a trace: pure functions from an id and the rows of earlier steps to the next steps.
 
-A step is a sentence and one SQL text in which every id, time and place is a literal. So the text answers by itself in
-`kiln sql`; and DuckDB skips the files and row groups that cannot hold those literals, which a join would have it read.
-`STEPS` is the order in which a thing goes its way. `next_steps` gives the steps that can be asked with what is known.
+A step has a title and a query in which all ids, times and positions are literals. So the query also runs in `kiln sql`,
+and DuckDB skips files and row groups that cannot contain the literals, which it would read for a join.
 """
 
 from __future__ import annotations
@@ -18,25 +17,24 @@ from kiln.schemas.wire.streamid import StreamID, StreamIdError
 
 Row: TypeAlias = Mapping[str, object]
 StepRows: TypeAlias = Mapping[str, Sequence[Row]]
-"""Rows by the step that asked for them. A step that is not in it was not asked yet."""
+"""Rows by name of the step, for the steps that have run."""
 
 MESSAGES: Final = 25
-"""Of how many messages, the newest, copies and frames are shown; and of how many batches, publications. A stream may
-have had a million."""
+"""Number of newest messages whose copies and frames are shown, and of batches whose publications are shown."""
 
 _NAMED: Final = 200
-"""How many updates a question names at most. DuckDB skips what cannot hold those that are named."""
+"""Maximum number of updates in a query as literals."""
 
 _AFTER: Final = timedelta(minutes=2)
-"""How long after a publication its announcement may leave for a peer that asks for it (IWANT)."""
+"""Time after a publication during which peers may request its announcement (IWANT)."""
 
 _CLOCKS: Final = timedelta(minutes=1)
-"""By how much the clocks of two brokers, or of broker and bridge, may differ."""
+"""Maximum difference between the clocks of two brokers, or of broker and bridge."""
 
 
 @dataclass(frozen=True)
 class TraceStep:
-    """One question. `nothing`: what no rows mean."""
+    """A query with a title; `nothing` explains an empty result."""
 
     name: str
     says: str
@@ -44,42 +42,45 @@ class TraceStep:
     sql: str
 
 
-_SAYS: Final = {
-    "messages": ("The messages, each from the copy that was kept", "no good message is known"),
-    "copies": ("The copies: which peer sent each, when, and what our node found of it", "no copy is known"),
-    "frames": ("The frames, with their bytes, that the copies came in", "the table frames has none of them"),
-    "separator": (
-        "The separator, how Kiln knew it, and what the verified genesis says",
-        "no update of it is in the log",
-    ),
-    "updates": ("The place of each update in the log", "no update of it is in the log"),
-    "batches": ("The window and the batch of each update", "no batch holds it"),
-    "batch": ("The batch: its window in event time, and its block", "Kiln made no such batch"),
-    "block": ("The tips in the block", "the table batch_tips has no tips of it"),
-    "publications": ("The attempts to publish the batch, with their receipts", "the bridge has not published it"),
+_TITLES: Final = {
+    "messages": ("Messages, each from its first valid copy", "no valid message"),
+    "copies": ("Copies of the messages, with the sending peer, the time and the verdict", "no copy"),
+    "frames": ("Frames of the copies, with their bytes", "not in the table frames"),
+    "separator": ("Separator of the updates, its source, and the verified genesis", "no update in the log"),
+    "updates": ("Updates, with their offsets in the log", "no update in the log"),
+    "batches": ("Window and batch of each update", "in no batch"),
+    "batch": ("Batch: its window in event time, and its block", "not a batch of this Kiln"),
+    "block": ("Tips in the block", "no tips in the table batch_tips"),
+    "publications": ("Attempts to publish the batch, with their receipts", "not published by the bridge"),
     "sent": (
-        "The frames in which the announcement of the newest batch left, and to which peers",
-        "no frame that left names the batch",
+        "Outgoing frames with the announcement of the newest batch, with the receiving peers",
+        "no outgoing frame has the batch",
     ),
-    "announcements": ("The announcements of the batch that came in, our own sent back too", "none came in"),
-    "tips": ("How Kiln learned of the tips", "the table tips has none of it"),
-    "quarantine": ("What is in quarantine about it", "nothing is"),
+    "announcements": ("Received announcements of the batch, including our own sent back", "none received"),
+    "tips": ("Sources of the tips", "not in the table tips"),
+    "quarantine": ("Quarantined records", "none"),
 }
 
-STEPS: Final = tuple(_SAYS)
-"""The steps in the order of the way."""
+STEPS: Final = tuple(_TITLES)
+"""Names of the steps in the order of the output."""
 
 
 def next_steps(subject: Id, found: StepRows, most: int = MESSAGES) -> list[TraceStep]:
-    """The steps that `found` makes possible and that are not in `found` yet; none when the way is complete.
+    """Plan the steps that can run now, given the rows of the steps that have run.
 
-    `most`: of how many messages to show copies and frames, and of how many batches publications.
+    Args:
+        subject: Id to trace.
+        found: Rows of the steps that have run.
+        most: Maximum number of messages whose copies and frames are shown, and of batches whose publications are shown.
+
+    Returns:
+        The steps; empty when the trace is complete.
     """
     return [step for step in _plan_steps(subject, found, most) if step.name not in found]
 
 
 def describe_kind(subject: Id, found: StepRows) -> str:
-    """What the id turned out to be, as a word."""
+    """Describe the kind of the subject in a word."""
     match subject:
         case CidRef():
             return "batch" if _is_batch(found) else "tip"
@@ -92,7 +93,7 @@ def describe_kind(subject: Id, found: StepRows) -> str:
 
 
 def list_steps(subject: Id, found: StepRows) -> list[str]:
-    """The steps of the way, in order. Of a CID that is a tip, not the question whether it is a batch."""
+    """List the steps to show, in order, without the search for a batch if the CID is a tip."""
     hidden = {"batch"} if isinstance(subject, CidRef) and not _is_batch(found) else set()
     return [name for name in STEPS if name in found and name not in hidden]
 
@@ -123,7 +124,7 @@ def _plan_steps(subject: Id, found: StepRows, most: int) -> Iterator[TraceStep]:
             yield _copies(f"message_id = {_text(message_id)}")
         case FrameRef():
             here = _at(subject)
-            if subject.index is not None:  # with the other copies of the message: quarantine may have the place of one
+            if subject.index is not None:  # and other copies of the message: quarantine may have the position of one
                 here += f"\n   OR (network, message_id) IN (SELECT (network, message_id) FROM copies WHERE {here})"
             yield _copies(here)
             if "copies" in found:
@@ -144,7 +145,7 @@ def _is_batch(found: StepRows) -> bool:
 
 def _steps_of_a_batch(cid: str, found: StepRows) -> Iterator[TraceStep]:
     yield _step("block", f"SELECT stream, tip\nFROM batch_tips\nWHERE batch_cid = {_text(cid)}\nORDER BY stream, tip")
-    if not found["batch"]:  # what Kiln reads out of a block of its own is no news
+    if not found["batch"]:  # Kiln's own batches are no source of new tips
         yield _tips(f"batch_cid = {_text(cid)}")
     members = f"SELECT {_UPDATE}\nFROM updates AS u\nWHERE false"
     if found["batch"]:
@@ -165,15 +166,15 @@ QUALIFY {_HEARD} >= b.opened_at
 
 
 def _steps_of_updates(which: str, found: StepRows) -> Iterator[TraceStep]:
-    """`which`: a condition on the rows of the table `updates`."""
+    """Plan the steps for the rows of the table `updates` that meet the condition `which`."""
     chosen = f"SELECT {_UPDATE}\nFROM updates AS u\nWHERE {which}"
     yield _step("updates", f"{chosen}\nORDER BY heard_at, message_id")
     if "updates" in found:
-        if found["updates"]:  # known by now: DuckDB need not look into other files for them
+        if found["updates"]:  # these bounds let DuckDB skip other files
             since, until = _span(found["updates"], "log_time", "log_time")
             chosen += f" AND log_time BETWEEN {_time(since)} AND {_time(until)}{_at_offsets(found['updates'])}"
         yield _separator(chosen)
-        # No batch that closed before an update was heard has the update.
+        # a batch that closed before the event time of an update does not have the update
         yield _step(
             "batches",
             f"""SELECT heard_at, {_WINDOW}, stream, tip, message_id
@@ -186,25 +187,25 @@ ORDER BY heard_at, message_id""",
 
 
 def _at_offsets(updates: Sequence[Row]) -> str:
-    """A further condition that these updates meet by their places in the log; none where they are too many to name."""
+    """Build a condition on the offsets of these updates; empty if there are too many."""
     offsets = sorted({offset for row in updates if isinstance(offset := row["log_offset"], int)})
     return f"\n  AND log_offset IN ({', '.join(map(str, offsets))})" if 0 < len(offsets) <= _NAMED else ""
 
 
 def _messages_of(updates: Sequence[Row], members: str) -> str:
-    """The condition that a message is one of these updates, which `members` gives."""
+    """Build the condition that a message is one of these updates, the result of the query `members`."""
     if not updates:
         return "false"
     if len(updates) > _NAMED:
         return f"(network, message_id) IN (SELECT (network, message_id) FROM ({members}))"
     pairs = sorted({(str(row["network"]), str(row["message_id"])) for row in updates})
-    # the ids alone first, as for frames
+    # the ids first, as for frames
     ids = _in("message_id", list(dict.fromkeys(message_id for _, message_id in pairs)))
     return f"{ids}\n  AND (network, message_id) IN ({', '.join(f'({_text(a)}, {_text(b)})' for a, b in pairs)})"
 
 
 def _steps_of_publications(subject: Id, found: StepRows, most: int) -> Iterator[TraceStep]:
-    """What became of the batch, or of the newest batches that hold it."""
+    """Plan the steps for the publications of the batch, or of the newest batches of the subject."""
     heard = _texts(found["messages"], "batch_cid")
     if isinstance(subject, CidRef) and _is_batch(found):
         cids = [subject.text]
@@ -226,7 +227,7 @@ ORDER BY published_at""",
 
 
 def _steps_of_places(subject: Id, found: StepRows, newest: Sequence[Row]) -> Iterator[TraceStep]:
-    """The frames, and what is in quarantine. What came over BEP 50 has no copies, and one place."""
+    """Plan the steps for frames and quarantine. Messages over BEP 50 have no copies, and one position."""
     copied = set(_texts(found["copies"], "message_id"))
     rows = [*found["copies"], *(row for row in newest if row["message_id"] not in copied)]
     places = [place for row in rows if (place := _place(row))]
@@ -241,21 +242,21 @@ def _steps_of_places(subject: Id, found: StepRows, newest: Sequence[Row]) -> Ite
 
 
 def _newest(found: StepRows, most: int) -> list[Row]:
-    """The newest messages and announcements, each once."""
+    """Select the newest messages and announcements, without duplicates."""
     rows = [*found["messages"], *found.get("announcements", ())]
     by_id = {row["message_id"]: row for row in rows}
     return sorted(by_id.values(), key=lambda row: _span([row], "observed_at", "observed_at"), reverse=True)[:most]
 
 
 def _genesis(stream: str) -> list[str]:
-    """The CID under which quarantine has what is wrong with a stream's genesis; none where the text is no StreamID."""
+    """Return the CID of a stream's genesis, by which quarantine names it; empty if the text is not a StreamID."""
     try:
         return [cid_text(StreamID.parse(stream).genesis)]
     except StreamIdError:
         return []
 
 
-# ---------------------------------------------------------------- the questions
+# ---------------------------------------------------------------- queries
 
 _HEARD: Final = "least(u.observed_at, u.log_time)"
 _UPDATE: Final = f"""{_HEARD} AS heard_at, network, origin, stream, tip, separator_source, separator_key,
@@ -267,12 +268,12 @@ _PLACE: Final = "kafka_partition, kafka_offset, message_index"
 
 
 def _step(name: str, sql: str) -> TraceStep:
-    says, nothing = _SAYS[name]
+    says, nothing = _TITLES[name]
     return TraceStep(name, says, nothing, sql)
 
 
 def _messages(which: str, *, data: bool = True) -> TraceStep:
-    """`data`: with their bytes, which are dear to read where the messages lie all over the table."""
+    """Build the step for messages; `data` includes their bytes, which are slow to read if scattered over the table."""
     content = "octet_length(data) AS bytes, data" if data else "ver"
     return _step(
         "messages",
@@ -301,7 +302,7 @@ ORDER BY observed_at, {_PLACE}""",
 def _frames(places: Iterable[FrameRef]) -> TraceStep:
     at = list(dict.fromkeys((place.partition, place.offset) for place in places))
     offsets = ", ".join(str(offset) for _, offset in at)
-    # the offsets alone first: of a pair of columns DuckDB does not know which files can hold it
+    # the offsets first, because DuckDB cannot skip files by a pair of columns
     which = f"kafka_offset IN ({offsets}) AND (kafka_partition, kafka_offset) IN ({_rows(at)})" if at else "false"
     return _step(
         "frames",
@@ -334,7 +335,7 @@ def _batch(cid: str) -> TraceStep:
 
 
 def _sent(publications: Sequence[Row]) -> TraceStep:
-    """Of the batch that was published last: to look for a CID in frames is dear, and a stream is in many batches."""
+    """Build the step for the newest published batch only, as a search in frames is slow."""
     left = "false"
     if newest := _texts(publications[-1:], "batch_cid"):
         of_it = [row for row in publications if row["batch_cid"] in newest]
@@ -420,7 +421,7 @@ def _at(place: FrameRef) -> str:
 
 
 def _texts(rows: Iterable[Row], column: str) -> list[str]:
-    """The texts of a column, each once, in order."""
+    """Return the distinct texts of a column, in order."""
     return list(dict.fromkeys(value for row in rows if isinstance(value := row.get(column), str)))
 
 
@@ -432,7 +433,11 @@ def _place(row: Row) -> FrameRef | None:
 
 
 def _span(rows: Sequence[Row], first: str, last: str, margin: timedelta = timedelta(0)) -> tuple[datetime, datetime]:
-    """From the earliest `first` to the latest `last`. ValueError: there is no row."""
+    """Compute the range from the earliest `first` to the latest `last`, extended by `margin`.
+
+    Raises:
+        ValueError: There is no row.
+    """
     since = min(value for row in rows if isinstance(value := row[first], datetime))
     until = max(value for row in rows if isinstance(value := row[last], datetime))
     return since - margin, until + margin

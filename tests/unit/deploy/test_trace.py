@@ -186,13 +186,13 @@ def test_an_id_that_nothing_knows_is_an_error_in_words(lake: Lake, capsys: pytes
     state = str(Path(lake.path).parent)
     for text in (cid("nobody's"), stream("nobody's"), message(99), "0/5000/0"):
         assert run_command(["trace", text, "--state", state]) == 1
-        assert f"nothing in {lake.path} knows {text}" in capsys.readouterr().err
+        assert f"no table in {lake.path} has {text}" in capsys.readouterr().err
     assert run_command(["trace", "hello", "--state", state]) == 2
-    assert "is no id that Kiln knows" in capsys.readouterr().err
+    assert "is not an id" in capsys.readouterr().err
 
 
 def test_tables_that_are_not_there_yet_are_named(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match=r"batch_tips, .* are missing"):
+    with pytest.raises(TraceError, match=r"no table batch_tips, .* yet"):
         trace_subject(Lake(str(tmp_path)), parse_id(cid("x")))
 
 
