@@ -139,7 +139,7 @@ def archived(lake: Lake, *records: Frame) -> tuple[list[DataFile], list[tuple[by
     ("module", "function", "stage", "key", "whole", "has_frame"),
     [
         (decode, "read_message", "decode", b"3/78/0", False, True),
-        (decode, "gossip_messages", "decode", b"3/78", False, True),
+        (decode, "list_messages", "decode", b"3/78", False, True),
         (archive, "read_frame", "archive", b"3/78", True, False),
         (archive, "build_frame_row", "archive", b"3/78", True, False),
         (archive, "build_copy_row", "archive", b"3/78", True, True),
