@@ -1,4 +1,4 @@
-"""Serves what a process says of itself over HTTP: `/metrics`, `/health`, `/ready`, and a page where there is one."""
+"""HTTP server for a process's `/metrics`, `/health`, `/ready`, and an optional status page."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 _LOG: Final = logging.getLogger("kiln.deploy.ops.monitor")
-_PATIENCE: Final = 10.0  # s that a client may take to ask
+_PATIENCE: Final = 10.0  # s, timeout of a client's request
 
 
 class ObservedProcess(Protocol):
-    """A process as it says of itself; asked from threads of the exporter."""
+    """State of a process, read from threads of the exporter."""
 
     def metrics(self) -> Iterable[Metric]:
-        """Families of metrics."""
+        """Build the metric families."""
 
     def why_dead(self) -> list[str]:
         """Describe why the process is not alive; empty if it is."""
@@ -33,19 +33,24 @@ class ObservedProcess(Protocol):
         """Describe why the process is not ready; empty if it is."""
 
     def page(self) -> str | None:
-        """HTML for people; None: there is none."""
+        """Render the status page, or return `None` if there is none."""
 
 
 class Exporter:
-    """A context manager: serves from threads of its own, and never keeps the process from its work."""
+    """A context manager that serves from its own threads. An error to listen does not stop the process."""
 
     def __init__(self, listen: tuple[str, int] | None, process: ObservedProcess) -> None:
-        """`listen`: host and port, None: serve nothing; port 0: any free one."""
+        """Create the exporter.
+
+        Args:
+            listen: Host and port, with port 0 for any free one; `None` serves nothing.
+            process: State to serve.
+        """
         self._listen = listen
         self._process = process
         self._server: _Server | None = None
         self.error = ""
-        """why nothing is served, in words"""
+        """why nothing is served; empty if there is no error"""
 
     def __enter__(self) -> Self:
         if self._listen is None:
@@ -54,7 +59,9 @@ class Exporter:
         try:
             self._server = _Server(self._process, (host, port))
         except OSError as error:
-            self.error = f"monitor.listen: nothing is served at {host}:{port}: {error.strerror or error}"
+            self.error = (
+                f"cannot serve metrics at {host}:{port} ({error.strerror or error}). Set another monitor.listen"
+            )
             return self
         threading.Thread(target=self._server.serve_forever, name="monitor", daemon=True).start()
         return self
@@ -66,7 +73,7 @@ class Exporter:
 
     @property
     def address(self) -> str:
-        """`host:port` where the exporter listens; empty: nowhere."""
+        """`host:port` of the exporter; empty if it does not listen."""
         return "" if self._server is None else "{}:{}".format(*self._server.server_address[:2])
 
 
@@ -95,9 +102,9 @@ class _Server(ThreadingHTTPServer):
         super().__init__(listen, _Handler)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Says nothing of a client that hung up, and what there is to say of a fault of Kiln's."""
+        """Log errors of Kiln, but not those of clients that hang up."""
         if not isinstance(sys.exception(), (ConnectionError, TimeoutError)):
-            _LOG.exception("/metrics or a page failed")
+            _LOG.exception("request failed")
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -117,7 +124,7 @@ class _Handler(BaseHTTPRequestHandler):
             case "/" if (page := process.page()) is not None:
                 self._answer(HTTPStatus.OK, "text/html; charset=utf-8", page.encode())
             case _:
-                self._answer(HTTPStatus.NOT_FOUND, "text/plain", b"/metrics, /health and /ready are here\n")
+                self._answer(HTTPStatus.NOT_FOUND, "text/plain", b"not found; see /metrics, /health and /ready\n")
 
     def _verdict(self, reasons: list[str]) -> None:
         status = HTTPStatus.SERVICE_UNAVAILABLE if reasons else HTTPStatus.OK
@@ -135,4 +142,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 – the name is that of the library
-        """Nothing: who reads the page is not worth a line."""
+        """Log nothing for successful requests."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 STORE: Final = "s3://"
-"""How the URI of a place in an object store begins."""
+"""Scheme of the URIs of an object store."""
 
 Output = io.RawIOBase | io.BufferedIOBase
 
@@ -38,22 +38,22 @@ _FRESH: Final = ".new"
 
 
 _PIECE: Final = re.compile(r"\s*\n\s*(?:\x1b\[\d+m)?↳(?:\x1b\[0m)?\s*")
-"""Between the parts of an error of delta-rs."""
-_MOST: Final = 400  # characters of an error
+"""Separator between the parts of an error of delta-rs."""
+_MAX_LENGTH: Final = 400  # characters of an error
 
 
 class StoreError(KilnError, OSError):
-    """The store does not answer, or refuses. The message names the place."""
+    """The store does not answer, or rejects a request. The message names the location."""
 
 
 def shorten_error(error: Exception) -> str:
     """Shorten an error of delta-rs to one line, without XML of the store and without trace."""
     parts = [part for part in _PIECE.split(str(error)) if not part.startswith("<")]
-    return ": ".join(part.split("\n")[0] for part in parts)[:_MOST]
+    return ": ".join(part.split("\n")[0] for part in parts)[:_MAX_LENGTH]
 
 
 class FileEntry(NamedTuple):
-    """A file that is straight in a place. `modified`: µs."""
+    """A file directly in a location; `modified` in µs."""
 
     name: str
     size: int
@@ -62,7 +62,7 @@ class FileEntry(NamedTuple):
 
 @dataclass(frozen=True)
 class Location(ABC):
-    """A file, or a folder of files. `options`: as delta-rs takes them for a store; they may hold secrets."""
+    """A file, or a folder of files; `options` are delta-rs's storage options, which may have secrets."""
 
     uri: str
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -75,22 +75,22 @@ class Location(ABC):
 
     @property
     def name(self) -> str:
-        """The last part of the place."""
+        """Last part of the path."""
         return self.uri.rpartition("/")[2]
 
     @property
     @abstractmethod
     def folder(self) -> Path | None:
-        """The place on a disk of this machine; None: the place is in a store."""
+        """Path on this machine, `None` for an object store."""
 
     @property
     @abstractmethod
     def spark_uri(self) -> str:
-        """The place as Spark, or Hadoop, writes it."""
+        """URI for Spark and Hadoop."""
 
     @abstractmethod
     def exists(self) -> bool:
-        """Return true if there is a file, or a folder; of a folder in a store, whether anything is in it."""
+        """Return true if the file or folder exists; a folder in a store exists if it is not empty."""
 
     @abstractmethod
     def files(self) -> Iterator[FileEntry]:
@@ -114,23 +114,23 @@ class Location(ABC):
 
     @abstractmethod
     def write(self, data: Iterable[bytes]) -> None:
-        """Puts `data` into the file, in the place of what was there, all at once."""
+        """Replace the content of the file atomically."""
 
     @abstractmethod
     def remove(self) -> None:
-        """Removes the file, if there is one."""
+        """Remove the file, if it exists."""
 
     @abstractmethod
     def remove_all(self) -> None:
-        """Removes the folder with all that is in it, if there is one."""
+        """Remove the folder with its content, if it exists."""
 
     @abstractmethod
     def sync(self) -> None:
-        """Returns when the bytes of the file, or the names in the folder, survive a power cut, whoever wrote them."""
+        """Sync the file, or the folder's entries, to disk, so that they survive a power cut."""
 
     @abstractmethod
     def touch(self) -> None:
-        """The file counts as written now, where a start after a power cut asks for that."""
+        """Set the file's modification time to now, for the repair after a power cut."""
 
 
 def parse_location(place: str | Path, options: Mapping[str, str] | None = None) -> Location:
@@ -142,13 +142,13 @@ def parse_location(place: str | Path, options: Mapping[str, str] | None = None) 
 
 
 def _allow_http(options: Mapping[str, str]) -> dict[str, str]:
-    """An endpoint that is written as http:// is meant so: delta-rs wants to be told once more."""
-    plain = any("endpoint" in key.lower() and value.startswith("http://") for key, value in options.items())
-    return ({"aws_allow_http": "true"} if plain else {}) | dict(options)
+    """Add delta-rs's option that allows an endpoint with http://."""
+    is_plain = any("endpoint" in key.lower() and value.startswith("http://") for key, value in options.items())
+    return ({"aws_allow_http": "true"} if is_plain else {}) | dict(options)
 
 
 class LocalFolder(Location):
-    """A folder, or a file, of this machine."""
+    """A folder or file on this machine."""
 
     @property
     def folder(self) -> Path:
@@ -164,10 +164,10 @@ class LocalFolder(Location):
     def files(self) -> Iterator[FileEntry]:
         with suppress(FileNotFoundError, NotADirectoryError), os.scandir(self.uri) as entries:
             for entry in entries:
-                with suppress(FileNotFoundError):  # somebody has removed the file meanwhile
+                with suppress(FileNotFoundError):  # another process has removed the file meanwhile
                     if entry.is_file(follow_symlinks=False):
-                        said = entry.stat(follow_symlinks=False)
-                        yield FileEntry(entry.name, said.st_size, said.st_mtime_ns // 1_000)
+                        info = entry.stat(follow_symlinks=False)
+                        yield FileEntry(entry.name, info.st_size, info.st_mtime_ns // 1_000)
 
     def folders(self) -> Iterator[str]:
         with suppress(FileNotFoundError, NotADirectoryError), os.scandir(self.uri) as entries:
@@ -208,7 +208,7 @@ class LocalFolder(Location):
 
 
 class _SyncedFile(io.BufferedWriter):
-    """A file whose bytes are on the disk once it is closed."""
+    """A file that is synced to disk when it is closed."""
 
     def close(self) -> None:
         if not self.closed:
@@ -218,8 +218,10 @@ class _SyncedFile(io.BufferedWriter):
 
 
 class StorePrefix(Location):
-    """What of a bucket's objects has a key that begins so. delta-rs speaks with the store here too, so that options and
-    credentials are the same for a table's log and for its files."""
+    """The objects of a bucket with a common key prefix.
+
+    delta-rs accesses the store here too, so that options and credentials are the same for a table's log and its files.
+    """
 
     @property
     def folder(self) -> None:
@@ -236,62 +238,62 @@ class StorePrefix(Location):
     def exists(self) -> bool:
         from pyarrow.fs import FileType
 
-        with self._in_words():
-            (found,) = self._store.get_file_info([self._key])
-        return bool(found.type != FileType.NotFound)
+        with self._translate_errors():
+            (info,) = self._store.get_file_info([self._key])
+        return bool(info.type != FileType.NotFound)
 
     def files(self) -> Iterator[FileEntry]:
-        for found in self._listed(recursive=False):
-            if found.is_file:
-                yield FileEntry(found.base_name, found.size, found.mtime_ns // 1_000)
+        for info in self._list_objects(recursive=False):
+            if info.is_file:
+                yield FileEntry(info.base_name, info.size, info.mtime_ns // 1_000)
 
     def folders(self) -> Iterator[str]:
-        for found in self._listed(recursive=False):
-            if not found.is_file:
-                yield found.base_name
+        for info in self._list_objects(recursive=False):
+            if not info.is_file:
+                yield info.base_name
 
     def read(self) -> bytes:
-        with self._in_words(), self.open() as file:
+        with self._translate_errors(), self.open() as file:
             return bytes(file.read())
 
     def open(self) -> pa.NativeFile:
-        with self._in_words():
+        with self._translate_errors():
             return self._store.open_input_file(self._key)
 
     def create(self) -> Output:
         return _Upload(self._store, self._key)
 
     def write(self, data: Iterable[bytes]) -> None:
-        with self._in_words(), self.create() as out:
+        with self._translate_errors(), self.create() as out:
             for each in data:
                 out.write(each)
 
     def remove(self) -> None:
-        with self._in_words():
+        with self._translate_errors():
             self._store.delete_file(self._key)
 
     def remove_all(self) -> None:
-        for found in self._listed(recursive=True):
-            if found.is_file:
-                with self._in_words():
-                    self._store.delete_file(found.path)
+        for info in self._list_objects(recursive=True):
+            if info.is_file:
+                with self._translate_errors():
+                    self._store.delete_file(info.path)
 
     def sync(self) -> None:
-        """Nothing: what the store has taken, the store keeps."""
+        """Do nothing: the store makes a PUT durable before it answers."""
 
     def touch(self) -> None:
-        """Nothing: no power cut tears an object, so nobody asks."""
+        """Do nothing: objects need no repair after a power cut."""
 
-    def _listed(self, *, recursive: bool) -> Iterator[pa.fs.FileInfo]:
+    def _list_objects(self, *, recursive: bool) -> Iterator[pa.fs.FileInfo]:
         from pyarrow.fs import FileSelector
 
         selector = FileSelector(self._key, allow_not_found=True, recursive=recursive)
-        with self._in_words():
-            found = self._store.get_file_info_selector(selector)
-        yield from found
+        with self._translate_errors():
+            infos = self._store.get_file_info_selector(selector)
+        yield from infos
 
     @contextmanager
-    def _in_words(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         try:
             yield
         except FileNotFoundError:
@@ -309,10 +311,10 @@ class StorePrefix(Location):
 
 
 class _Upload(io.RawIOBase):
-    """An object that is there when it is closed, in as many parts as its size asks for."""
+    """A multipart upload of an object, which exists once this file is closed."""
 
     def __init__(self, store: DeltaStorageHandler, key: str) -> None:
-        # without the wrapper of pyarrow, which hands on buffers where delta-rs takes bytes alone
+        # without pyarrow's wrapper, which passes buffers, while delta-rs accepts bytes only
         self._out = cast(IO[bytes], store._handler.open_output_stream(key))
         self._size = 0
 
@@ -335,7 +337,7 @@ class _Upload(io.RawIOBase):
 
 @lru_cache(maxsize=4)
 def _store(bucket: str, options: tuple[tuple[str, str], ...]) -> DeltaStorageHandler:
-    """Open the connections to a bucket, once for each process."""
+    """Open the connections to a bucket, once per process."""
     from deltalake.fs import DeltaStorageHandler
 
     return DeltaStorageHandler(bucket, dict(options))

@@ -13,7 +13,7 @@ from kiln.conf.process.state_version import claim_state_folder
 
 
 class StateInUseError(KilnError):
-    """Another process holds the lock: two would write the same checkpoint, or speak with one key."""
+    """Another process holds the lock; two processes would write the same checkpoint, or use the same key."""
 
 
 @contextmanager

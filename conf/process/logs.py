@@ -1,7 +1,7 @@
-"""Logging: one line for what is worth reading, as text (logfmt) or as JSON, and not too many of a kind.
+"""Logging of events as text (logfmt) or JSON lines, with a rate limit per event.
 
-Every room may import this file. A part of Kiln logs under the name of its package (`kiln.bridge.libp2p`), by `log_event`.
-Values may come from strangers: both forms write them as JSON does, in ASCII, so that a terminal obeys nothing in them.
+Every room may import this file. Components log with `log_event` under the name of their package (`kiln.bridge.libp2p`).
+Values may come from peers, so both formats write them as ASCII JSON, which cannot control a terminal.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ Format = Literal["text", "json"]
 Level = Literal["debug", "info", "warning", "error", "critical"]
 Value = str | int | float | bool | None
 
-_AT_ONCE: Final = 20  # lines of a kind
-_SPAN: Final = 60.0  # s in which no more come
-_KINDS: Final = 1_000  # remembered
+_MAX_LINES: Final = 20  # per event and span
+_SPAN: Final = 60.0  # s
+_MAX_EVENTS: Final = 1_000  # whose counts are in memory
 _FILE_BYTES: Final = 20_000_000
 
 
 def log_event(log: logging.Logger, event: str, level: int = logging.INFO, **fields: Value) -> None:
-    """Logs an event, in words that are always the same, with what differs as fields."""
+    """Log an event with a constant text and variable fields."""
     log.log(level, event, extra={"fields": fields})
 
 
 class ProblemLog:
-    """Current problems, each logged once when it appears and once when it is over."""
+    """Log of current problems, each logged when it appears and when it is resolved."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
@@ -53,9 +53,14 @@ def configure_logs(
     handler: logging.Handler | None = None,
     others: int = logging.ERROR,
 ) -> None:
-    """Logs of this process go to a handler, stderr by default, unless logging is set up already.
+    """Configure the logging of this process, unless that is already done.
 
-    `level`: of Kiln's parts; `levels`: by name of a logger; `others`: the level of libraries.
+    Args:
+        form: Format of the lines.
+        level: Level of Kiln's loggers.
+        levels: Levels by name of the logger.
+        handler: Handler of the records, by default to stderr.
+        others: Level of libraries.
     """
     handler = handler or logging.StreamHandler()
     handler.setFormatter(_JsonLine() if form == "json" else _TextLine())
@@ -66,8 +71,8 @@ def configure_logs(
 
 
 class LogFile(RotatingFileHandler):
-    """A file, and two older ones. Lines that cannot be written, as on a full disk, are counted: the next line that can
-    be written tells how many are missing."""
+    """A rotated log file. Lines that cannot be written, as on a full disk, are counted, and the next line has the
+    count."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, maxBytes=_FILE_BYTES, backupCount=2, delay=True)
@@ -86,30 +91,34 @@ class LogFile(RotatingFileHandler):
 
 
 class RateLimitFilter:
-    """A filter: at most 20 lines of a kind a minute. The last of them says that more are left out, and the first of a
-    later minute how many were. A kind is the words of an event, of one part."""
+    """A filter that lets 20 lines per event and minute pass.
+
+    The last of them announces that more are dropped, and the first of a later minute has their number. Events are
+    distinguished by logger and text.
+    """
 
     def __init__(self) -> None:
-        self._kinds: dict[tuple[str, str], list[float]] = {}  # when the span began, and how many came in it
+        self._spans: dict[tuple[str, str], tuple[float, int]] = {}
+        """start of the span and number of lines, by logger and text"""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        kind = record.name, str(record.msg)
-        if len(self._kinds) >= _KINDS and kind not in self._kinds:
-            self._kinds.clear()
-        began, came = self._kinds.get(kind, (record.created, 0))
-        if record.created - began >= _SPAN:
-            if came > _AT_ONCE:
-                _add_fields(record, left_out=int(came) - _AT_ONCE)
-            began, came = record.created, 0
-        came += 1
-        self._kinds[kind] = [began, came]
-        if came == _AT_ONCE:
+        event = record.name, str(record.msg)
+        if len(self._spans) >= _MAX_EVENTS and event not in self._spans:
+            self._spans.clear()
+        start, count = self._spans.get(event, (record.created, 0))
+        if record.created - start >= _SPAN:
+            if count > _MAX_LINES:
+                _add_fields(record, left_out=count - _MAX_LINES)
+            start, count = record.created, 0
+        count += 1
+        self._spans[event] = (start, count)
+        if count == _MAX_LINES:
             _add_fields(record, more_of_it="left out for a minute")
-        return came <= _AT_ONCE
+        return count <= _MAX_LINES
 
 
 def is_news(line: str) -> bool:
-    """Return true if a line of a log says what went well."""
+    """Return true if a line of a log has the level info or debug."""
     return any(sign in line for sign in (" level=info ", " level=debug ", '"level": "info"', '"level": "debug"'))
 
 

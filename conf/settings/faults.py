@@ -18,10 +18,10 @@ from kiln.conf.settings.keys import (
     Keys,
     join_key,
     list_keys,
-    suggest_nearest,
-    variable,
+    name_variable,
+    suggest_key,
 )
-from kiln.conf.settings.secrets import MASK, may_be_secret, without_secrets
+from kiln.conf.settings.secrets import MASK, is_secret_key, mask_secrets
 from kiln.conf.settings.service_links import is_service_link
 
 _SEE_FILE = "; see conf/kiln.toml for all settings"
@@ -29,11 +29,11 @@ _SEE_FILE = "; see conf/kiln.toml for all settings"
 
 def unknown_variables(environ: Mapping[str, str]) -> Iterable[str]:
     """Describe each variable that has Kiln's prefix but is neither a setting nor a service link."""
-    names = [*map(variable, list_keys()), CONFIG_VARIABLE]
+    names = [*map(name_variable, list_keys()), CONFIG_VARIABLE]
     for name in _nameless(environ):
         if is_service_link(name, environ[name]):
             continue
-        yield f"environment {name}: no such setting{suggest_nearest(name.upper(), names) or _SEE_FILE}"
+        yield f"environment {name}: no such setting{suggest_key(name.upper(), names) or _SEE_FILE}"
 
 
 def service_links(environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -44,8 +44,8 @@ def service_links(environ: Mapping[str, str]) -> tuple[str, ...]:
 def _nameless(environ: Mapping[str, str]) -> Iterator[str]:
     """List the variables with Kiln's prefix that are not settings, by name."""
     known = list_keys()
-    names = {variable(key): free for key, free in known.items()}
-    tables = {variable(key[:depth]) for key in known for depth in range(1, len(key))}
+    names = {name_variable(key): free for key, free in known.items()}
+    tables = {name_variable(key[:depth]) for key in known for depth in range(1, len(key))}
     for name in sorted(environ):
         upper = name.upper()
         if not upper.startswith(ENV_PREFIX) or upper == CONFIG_VARIABLE or upper in names or upper in tables:
@@ -57,7 +57,7 @@ def _nameless(environ: Mapping[str, str]) -> Iterator[str]:
 def unreadable_tables(environ: Mapping[str, str]) -> Iterable[str]:
     """Describe each variable of a section or table that is not a JSON object."""
     known = list_keys()
-    tables = {variable(key[:depth]) for key, free in known.items() for depth in range(1, len(key) + free)}
+    tables = {name_variable(key[:depth]) for key, free in known.items() for depth in range(1, len(key) + free)}
     tables.discard(NETWORK_VARIABLE)
     for name in sorted(environ):
         if name.upper() not in tables:
@@ -85,12 +85,12 @@ class ValueSources:
         if any(key[: len(keys)] == keys for key in self.command_line):
             return f"--{keys[0]}"
         for depth in range(len(keys), 0, -1):
-            if variable(keys[:depth]) in self.variables:
-                return f"environment {variable(keys[:depth])}"
+            if name_variable(keys[:depth]) in self.variables:
+                return f"environment {name_variable(keys[:depth])}"
         line = line_of(self.text, keys)
         file = f"{self.path}:{line}" if line else str(self.path)
         # an invalid section may come from the file or from variables of its keys
-        within = sorted(name for name in self.variables if keys and name.startswith(f"{variable(keys)}__"))
+        within = sorted(name for name in self.variables if keys and name.startswith(f"{name_variable(keys)}__"))
         return ", environment ".join([file, *within])
 
 
@@ -111,8 +111,8 @@ def problem(details: ErrorDetails, places: ValueSources) -> str:
             return f"{places.name(keys)}: {join_key(keys)}: {message}"
         case "value_error" if not isinstance(details["input"], str | int | float):  # a table or a list as a whole
             return f"{places.name(keys)}: {join_key(keys)}: {message}" if keys else message
-    secret = may_be_secret(".".join(keys)) or keys[-1] == "rpc_url" or known.get(keys)
-    shown = MASK if secret else without_secrets(json.dumps(details["input"], default=str, ensure_ascii=False))
+    secret = is_secret_key(".".join(keys)) or keys[-1] == "rpc_url" or known.get(keys)
+    shown = MASK if secret else mask_secrets(json.dumps(details["input"], default=str, ensure_ascii=False))
     return f"{places.name(keys)}: {join_key(keys)} = {shown}: expected {message.removeprefix('expected ')}"
 
 

@@ -1,4 +1,4 @@
-"""The keys of the settings: which there are, and how a file, a variable and a message write them."""
+"""Keys of the settings, and their forms in files, environment variables and messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kiln.conf.settings.model import Settings
 ENV_PREFIX = "KILN_"
 CONFIG_VARIABLE = "KILN_CONFIG"
 NETWORK_VARIABLE = "KILN_NETWORK"
-"""The variable of `network.name`, short as the option `--network` is."""
+"""The short variable of `network.name`, like the option `--network`."""
 NETWORK_NAME = ("network", "name")
 
 Keys = tuple[str, ...]
@@ -20,18 +20,18 @@ Keys = tuple[str, ...]
 
 
 def list_keys(model: type[BaseModel] = Settings, above: Keys = ()) -> dict[Keys, bool]:
-    """Every key as a path from the top (`("batch", "window")`), and whether it is a free table (any key goes below)."""
-    found: dict[Keys, bool] = {}
+    """List the keys, each with true if it is a free table, which accepts any key below it."""
+    keys: dict[Keys, bool] = {}
     for name, field in model.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
-            found |= list_keys(kind, (*above, name))
+            keys |= list_keys(kind, (*above, name))
         else:
-            found[(*above, name)] = str(kind).startswith("dict[")
-    return found
+            keys[(*above, name)] = str(kind).startswith("dict[")
+    return keys
 
 
-def value_at(model: BaseModel, keys: Keys) -> object:
+def get_value(model: BaseModel, keys: Keys) -> object:
     """Look up the value of a key."""
     value: object = model
     for key in keys:
@@ -39,7 +39,7 @@ def value_at(model: BaseModel, keys: Keys) -> object:
     return value
 
 
-def variable(keys: Keys) -> str:
+def name_variable(keys: Keys) -> str:
     """Name the environment variable that overrides a key: `KILN_BATCH__WINDOW`."""
     if keys == NETWORK_NAME:
         return NETWORK_VARIABLE
@@ -51,7 +51,7 @@ def join_key(keys: Iterable[object]) -> str:
     return ".".join(str(key) for key in keys)
 
 
-def suggest_nearest(wrong: str, known: Iterable[str]) -> str:
-    """`; did you mean X?` for the known name nearest to the wrong one, or nothing when none is near."""
+def suggest_key(wrong: str, known: Iterable[str]) -> str:
+    """Suggest the known name nearest to a wrong one, as `; did you mean X?`; empty if none is near."""
     match = difflib.get_close_matches(wrong, list(known), n=1, cutoff=0.6)
     return f"; did you mean {match[0]}?" if match else ""

@@ -41,7 +41,7 @@ from kiln.conf.settings.addresses import (
     check_tcp_of_peer,
 )
 from kiln.conf.settings.durations import Duration
-from kiln.conf.settings.secrets import without_secrets
+from kiln.conf.settings.secrets import mask_secrets
 from kiln.schemas.delta.layout import EXPIRING
 from kiln.schemas.kafka.topics import MAX_OTHER_PARTITIONS, Partitions
 from kiln.schemas.queries import QUERIES
@@ -365,7 +365,7 @@ class Spark(Section):
         options = {"spark.java_options": self.java_options}
         options |= {f"spark.conf.{key}": value for key, value in self.conf.items() if key.endswith("JavaOptions")}
         for name, value in options.items():
-            if without_secrets(value) != value:
+            if mask_secrets(value) != value:
                 raise ValueError(
                     f"{name} has a password or the like, and these options stand on a command line, which every user "
                     "of the machine can read: give that option in the environment, as JDK_JAVA_OPTIONS"

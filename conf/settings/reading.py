@@ -19,7 +19,15 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDic
 from kiln.conf.process.errors import SettingsError
 from kiln.conf.settings.durations import duration_text
 from kiln.conf.settings.faults import ValueSources, problem, service_links, unknown_variables, unreadable_tables
-from kiln.conf.settings.keys import CONFIG_VARIABLE, ENV_PREFIX, NETWORK_VARIABLE, Keys, list_keys, value_at, variable
+from kiln.conf.settings.keys import (
+    CONFIG_VARIABLE,
+    ENV_PREFIX,
+    NETWORK_VARIABLE,
+    Keys,
+    get_value,
+    list_keys,
+    name_variable,
+)
 from kiln.conf.settings.model import Settings
 
 _LOG = logging.getLogger(__name__)
@@ -48,7 +56,7 @@ class LoadedSettings:
         if keys in self.from_command_line:
             return "command line"
         if any(key[: len(keys)] == keys for key in self.from_environment):
-            return f"environment {variable(keys)}"
+            return f"environment {name_variable(keys)}"
         if any(key[: len(keys)] == keys for key in self.from_file):
             return str(self.file)
         return "default"
@@ -114,7 +122,7 @@ def load_settings(config: Path | None = None, *, state: Path | None = None, netw
 
 def environment(settings: Settings) -> dict[str, str]:
     """Build the variables that give another process these settings. Holds passwords in clear: never print it."""
-    return {variable(keys): _variable_text(value_at(settings, keys)) for keys in list_keys()}
+    return {name_variable(keys): _variable_text(get_value(settings, keys)) for keys in list_keys()}
 
 
 def _variable_text(value: object) -> str:

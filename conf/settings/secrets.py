@@ -1,7 +1,7 @@
 """Detection of secret settings, and text about settings without them.
 
-The settings that Kiln knows to be secret are `SecretStr`. Free tables, such as `spark.conf`, hold what other programs
-name: Hadoop, Spark, Kafka and object stores. There the name of a key tells.
+Kiln's own secret settings are `SecretStr`. Free tables, such as `spark.conf`, have keys of Hadoop, Spark, Kafka and
+object stores, where secrets are recognized by the name of the key.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _ASSIGNED: Final = re.compile(
 )
 
 
-def may_be_secret(key: str) -> bool:
-    """Return true if a key of a free table names something that others should not see."""
+def is_secret_key(key: str) -> bool:
+    """Return true if the name of a key in a free table suggests a secret."""
     return _SECRET.search(key) is not None
 
 
-def without_secrets(text: str) -> str:
-    """A value as text, without what it names a password, and without user and password in a URL."""
+def mask_secrets(text: str) -> str:
+    """Mask assignments to secret names, and user and password in URLs, in the text of a value."""
     return _ASSIGNED.sub(_mask, _USER_INFO.sub(MASK, text))
 
 
 def _mask(found: re.Match[str]) -> str:
-    return f"{found['name']}{found['equals']}{MASK}" if may_be_secret(found["name"]) else found[0]
+    return f"{found['name']}{found['equals']}{MASK}" if is_secret_key(found["name"]) else found[0]

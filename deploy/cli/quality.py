@@ -51,12 +51,12 @@ def quality(
     while Kiln runs and requires no Java. Exit code 1 if an expectation of level error fails.
     """
     settings = settings_of(config, state)
-    from kiln.conf.settings.keys import suggest_nearest
+    from kiln.conf.settings.keys import suggest_key
     from kiln.schemas.delta.tables import TABLES
 
     for name in table or ():
         if name not in TABLES:
-            raise UsageError(f"--table {name}: there is no such table{suggest_nearest(name, TABLES)}")
+            raise UsageError(f"--table {name}: there is no such table{suggest_key(name, TABLES)}")
     length = length_of(since, "--since") if since else None
     folder = docs or (settings.quality_dir / "docs" if open_docs else None)
     from kiln.pipelines.quality.check import check_lake

@@ -124,13 +124,13 @@ def job(
 
 
 def _job_name(name: str) -> JobName:
-    from kiln.conf.settings.keys import suggest_nearest
+    from kiln.conf.settings.keys import suggest_key
     from kiln.schemas.queries import QUERIES
 
     for query in QUERIES:
         if query == name:
             return query
-    raise UsageError(f"there is no query {name}{suggest_nearest(name, QUERIES)}; there are {', '.join(QUERIES)}")
+    raise UsageError(f"there is no query {name}{suggest_key(name, QUERIES)}; there are {', '.join(QUERIES)}")
 
 
 @commands.command()

@@ -15,7 +15,7 @@ from ruamel.yaml.error import MarkedYAMLError
 
 from kiln.conf.process.errors import SettingsError
 from kiln.conf.settings.durations import parse_duration
-from kiln.conf.settings.keys import suggest_nearest
+from kiln.conf.settings.keys import suggest_key
 from kiln.pipelines.quality.catalogue import EXPECTATIONS, Expectation, Kind
 from kiln.schemas.delta.tables import TABLES
 
@@ -123,7 +123,7 @@ def _read_suite(file: Path) -> Iterator[SuiteCheck | str]:
     if table not in _TABLES:
         suite_faults.append(
             f"{file}:{_get_line(suite, 'table')}: table {table}: there is no such table"
-            f"{suggest_nearest(str(table), _TABLES)}"
+            f"{suggest_key(str(table), _TABLES)}"
         )
     expectations = suite.get("expectations")
     if not isinstance(expectations, CommentedSeq) or not expectations:
@@ -156,7 +156,7 @@ def _find_faults(file: Path, line: int, table: str, suite: CommentedMap, item: C
     kind = EXPECTATIONS.get(str(name))
     if kind is None:
         location = f"{file}:{_get_line(item, 'expect', line)}"
-        yield f"{location}: {name}: no such expectation{suggest_nearest(str(name), EXPECTATIONS)}"
+        yield f"{location}: {name}: no such expectation{suggest_key(str(name), EXPECTATIONS)}"
         return
     if item.get("level") not in LEVELS:
         yield f"{file}:{_get_line(item, 'level', line)}: level {item.get('level')}: expected warn or error"
@@ -178,7 +178,7 @@ def _find_value_faults(kind: Kind, value: object, table: str) -> Iterator[str]:
     columns = [column.name for column in TABLES[table].columns]
     match kind:
         case "column" if value not in columns:
-            yield f"{value}: table {table} has no such column{suggest_nearest(str(value), columns)}"
+            yield f"{value}: table {table} has no such column{suggest_key(str(value), columns)}"
         case "columns":
             if not isinstance(value, list) or not value:
                 yield "expected a list of columns"
@@ -186,7 +186,7 @@ def _find_value_faults(kind: Kind, value: object, table: str) -> Iterator[str]:
             for each in value:
                 yield from _find_value_faults("column", each, table)
         case "table" if value not in _TABLES:
-            yield f"{value}: there is no such table{suggest_nearest(str(value), _TABLES)}"
+            yield f"{value}: there is no such table{suggest_key(str(value), _TABLES)}"
         case "tables":
             if not isinstance(value, list) or not value:
                 yield "expected a list of tables"
@@ -213,7 +213,7 @@ def _find_value_faults(kind: Kind, value: object, table: str) -> Iterator[str]:
 def _find_unknown_keys(file: Path, mapping: CommentedMap, known: Sequence[str], description: str) -> Iterator[str]:
     for key in mapping:
         if key not in known:
-            yield f"{file}:{_get_line(mapping, key)}: {key}: no such {description}{suggest_nearest(str(key), known)}"
+            yield f"{file}:{_get_line(mapping, key)}: {key}: no such {description}{suggest_key(str(key), known)}"
 
 
 def _get_line(mapping: CommentedMap, key: object, otherwise: int = 1) -> int:

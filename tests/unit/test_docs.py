@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kiln.conf.settings.keys import list_keys, variable
+from kiln.conf.settings.keys import list_keys, name_variable
 from kiln.deploy.query.ask import query_lake
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.delta.tables import TABLES, markdown
@@ -139,8 +139,8 @@ def test_every_setting_that_is_named_exists() -> None:
     known = set(list_keys())
     sections = {keys[0] for keys in known if len(keys) > 1}
     of_tests = re.findall(r"\bKILN_TEST_[A-Z_]+\b", text("tests/conftest.py") + text("tests/store/test_races.py"))
-    of_tables = tuple(f"{variable(keys)}__" for keys, free in list_keys().items() if free)
-    variables = {*map(variable, known), "KILN_CONFIG", *of_tests}
+    of_tables = tuple(f"{name_variable(keys)}__" for keys, free in list_keys().items() if free)
+    variables = {*map(name_variable, known), "KILN_CONFIG", *of_tests}
     for page in PAGES:
         words = page.read_text(encoding="utf-8")
         for name in re.findall(r"\bKILN_[A-Z_]+\b", words):

@@ -65,7 +65,7 @@ def replay(
         digest = hashlib.file_digest(raw, "sha256").digest()
     if found is None:
         found = survey_file(path)
-    name = network if network is not None else found.network(fallback)
+    name = network if network is not None else found.select_network(fallback)
     frames = records = done = reported = 0
     first_at = last_at = 0
     started = now() if pace is not None else 0.0

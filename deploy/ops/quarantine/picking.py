@@ -12,7 +12,7 @@ import duckdb
 import pyarrow as pa
 
 from kiln.conf.process.errors import KilnError
-from kiln.conf.settings.keys import suggest_nearest
+from kiln.conf.settings.keys import suggest_key
 from kiln.deploy.ops.quarantine.frames import FramePosition, MessagePositions, read_frames
 from kiln.pipelines.delta.duckdb_tables import build_columns_query, create_newest_views, read_columns, register_store
 from kiln.pipelines.delta.lake import Lake
@@ -124,7 +124,7 @@ class QuarantineRows:
         if value not in known:
             have = f"there are: {', '.join(known)}" if known else "it is empty"
             raise QuarantineError(
-                f"nothing is in quarantine with {column} {value!r}{suggest_nearest(value, known)}; {have}"
+                f"nothing is in quarantine with {column} {value!r}{suggest_key(value, known)}; {have}"
             )
 
     def _pick(self, wanted: QuarantineFilter) -> None:

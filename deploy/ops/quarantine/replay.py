@@ -18,7 +18,7 @@ import duckdb
 import pyarrow as pa
 
 from kiln.conf.process.errors import KilnError
-from kiln.conf.settings.keys import suggest_nearest
+from kiln.conf.settings.keys import suggest_key
 from kiln.deploy.ops.quarantine.frames import (
     FramePosition,
     MessagePositions,
@@ -136,7 +136,7 @@ class QuarantineReplay:
             ]
             hint = f"there are: {', '.join(known)}" if known else "it is empty"
             raise QuarantineReplayError(
-                f"nothing is in quarantine for {self._reason!r}{suggest_nearest(self._reason, known)}; {hint}"
+                f"nothing is in quarantine for {self._reason!r}{suggest_key(self._reason, known)}; {hint}"
             )
         if not positions:
             raise QuarantineReplayError(

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from kiln.conf.process.errors import SettingsError
 from kiln.conf.settings.durations import duration_text, micros, parse_duration, spark_interval
 from kiln.conf.settings.faults import line_of
-from kiln.conf.settings.keys import list_keys, variable
+from kiln.conf.settings.keys import list_keys, name_variable
 from kiln.conf.settings.model import Kafka, Settings
 from kiln.conf.settings.printing import format_settings
 from kiln.conf.settings.reading import DEFAULT_FILE, environment, load, load_settings
@@ -147,14 +147,14 @@ def test_every_key_can_be_set_by_environment(keys: tuple[str, ...], monkeypatch:
     values["check_genesis"] = "false"
     guesses = [values[keys[-1]]] if keys[-1] in values else ["4", "77000", "77000000", "77s", "other"]
     for guess in guesses:
-        monkeypatch.setenv(variable(keys), guess)
+        monkeypatch.setenv(name_variable(keys), guess)
         try:
             after: object = load_settings()
         except SettingsError:
             continue
         break
     else:
-        pytest.fail(f"{variable(keys)} takes none of {guesses}")
+        pytest.fail(f"{name_variable(keys)} takes none of {guesses}")
     for key in keys:
         before, after = getattr(before, key), getattr(after, key)
     assert after != before
@@ -426,7 +426,7 @@ def test_kafka_python_knows_every_option() -> None:
 
 def test_a_password_is_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     for key, value in {**SASL, "sasl_password": "hunter2"}.items():
-        monkeypatch.setenv(variable(("kafka", key)), str(value))
+        monkeypatch.setenv(name_variable(("kafka", key)), str(value))
     loaded = load()
     assert 'sasl_password = "**********"' in format_settings(loaded)
     assert "hunter2" not in f"{format_settings(loaded)} {loaded!r} {loaded.settings.model_dump_json()}"

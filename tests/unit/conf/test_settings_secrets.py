@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from kiln.conf.settings.keys import join_key, list_keys, value_at
+from kiln.conf.settings.keys import join_key, list_keys, get_value
 from kiln.conf.settings.model import Settings
-from kiln.conf.settings.secrets import MASK, may_be_secret, without_secrets
+from kiln.conf.settings.secrets import MASK, is_secret_key, mask_secrets
 from kiln.deploy.cli.app import run_command
 
 SECRET_KEYS = [
@@ -55,20 +55,20 @@ OPEN_KEYS = [
 
 @pytest.mark.parametrize("key", SECRET_KEYS)
 def test_a_key_that_names_a_secret_is_known(key: str) -> None:
-    assert may_be_secret(key)
+    assert is_secret_key(key)
 
 
 @pytest.mark.parametrize("key", OPEN_KEYS)
 def test_other_keys_are_shown(key: str) -> None:
-    assert not may_be_secret(key)
+    assert not is_secret_key(key)
 
 
 def test_each_setting_with_the_name_of_a_secret_is_one() -> None:
     # the path of a file is none
-    named = [keys for keys in list_keys() if may_be_secret(join_key(keys)) and not keys[-1].endswith("_file")]
+    named = [keys for keys in list_keys() if is_secret_key(join_key(keys)) and not keys[-1].endswith("_file")]
     assert ("kafka", "sasl_password") in named
     for keys in named:
-        value = value_at(Settings(), keys)
+        value = get_value(Settings(), keys)
         assert isinstance(value, SecretStr | int), keys  # a number counts keys, and is none
 
 
@@ -132,7 +132,7 @@ def test_a_password_on_the_jvms_command_line_is_refused_with_what_to_do(
 
 
 def test_text_without_its_secrets() -> None:
-    assert without_secrets('a.password="x \\" y" b=c') == f"a.password={MASK} b=c"
-    assert without_secrets("http://host/path?token=abc&n=1") == f"http://host/path?token={MASK}&n=1"
-    assert without_secrets("-XX:+UseParallelGC -Dfoo=bar") == "-XX:+UseParallelGC -Dfoo=bar"
-    assert without_secrets("/ip4/192.0.2.1/tcp/4811/p2p/12D3KooW") == "/ip4/192.0.2.1/tcp/4811/p2p/12D3KooW"
+    assert mask_secrets('a.password="x \\" y" b=c') == f"a.password={MASK} b=c"
+    assert mask_secrets("http://host/path?token=abc&n=1") == f"http://host/path?token={MASK}&n=1"
+    assert mask_secrets("-XX:+UseParallelGC -Dfoo=bar") == "-XX:+UseParallelGC -Dfoo=bar"
+    assert mask_secrets("/ip4/192.0.2.1/tcp/4811/p2p/12D3KooW") == "/ip4/192.0.2.1/tcp/4811/p2p/12D3KooW"

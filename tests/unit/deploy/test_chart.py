@@ -15,7 +15,7 @@ import kubernetes_validate
 import pytest
 from ruamel.yaml import YAML
 
-from kiln.conf.settings.keys import list_keys, variable
+from kiln.conf.settings.keys import list_keys, name_variable
 from kiln.conf.settings.reading import load_settings
 from kiln.schemas.queries import QUERIES
 from kit import validators
@@ -216,7 +216,7 @@ def test_pods_may_write_to_their_volumes_alone_and_have_no_rights(rendered: dict
 def test_a_pod_has_the_settings_that_were_given(
     rendered: dict[str, list[Document]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = {*map(variable, list_keys()), "KILN_CONFIG"}
+    known = {*map(name_variable, list_keys()), "KILN_CONFIG"}
     for pod in pods(rendered):
         for each in pod["spec"]["containers"][0]["env"]:
             assert each["name"] in known

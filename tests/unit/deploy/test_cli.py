@@ -170,7 +170,7 @@ def test_config_show_diff_prints_what_is_changed_and_by_what(
     for name in ("KILN_SPARK__SHUFFLE_PARTITIONS", "KILN_KAFKA__SASL_PASSWORD"):
         monkeypatch.delenv(name)
     assert run_command(["config", "show", "--diff"]) == 0
-    assert capsys.readouterr().out == "# every value is the default\n"
+    assert capsys.readouterr().out == "# all values are defaults\n"
 
 
 @pytest.mark.parametrize("path", sorted(DEFAULT_FILE.parent.glob("*.toml")), ids=lambda path: path.name)

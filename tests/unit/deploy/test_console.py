@@ -33,7 +33,7 @@ from kiln.deploy.screens.screen import format_line
 from kiln.deploy.screens.summary import render_summary
 from kiln.deploy.screens.views import LineView, LiveView
 from kiln.pipelines.delta.lake import Lake
-from kiln.schemas.wire.cid import compute_cid, cid_text
+from kiln.schemas.wire.cid import cid_text, compute_cid
 from kiln.schemas.wire.streamid import StreamID
 from kit.kiln_table import append_rows
 

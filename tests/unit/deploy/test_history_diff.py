@@ -127,9 +127,9 @@ KINDS: list[tuple[str, Row, Row, str]] = [
         "batches",
         batch("c1", FROM, [1])["batches"][0],
         batch("c2", FROM, [1])["batches"][0],
-        "cid: live c1, run c2; block: live 6331, run 6332",
+        "batch_cid: live c1, run c2; block: live 6331, run 6332",
     ),
-    ("copies", copy(1, FROM), copy(1, FROM, verdict=2), "verdict: live 0, run 2"),
+    ("copies", copy(1, FROM), copy(1, FROM, verdict="invalid"), "verdict: live a, run invalid"),
     ("copies", copy(1, FROM), copy(1, FROM, kafka_offset=5), "kafka_offset: live 1, run 5"),
 ]
 
@@ -155,7 +155,7 @@ def test_a_batch_that_lacks_a_tip_differs_in_its_tips(lake: Lake) -> None:
     assert counts(found["batches"]) == (1, 0, 0, 0)
     assert counts(found["batch_tips"]) == (1, 1, 0, 0)
     assert found["batch_tips"].groups[0][:2] == (found["batch_tips"].groups[0].day, "model/k1")
-    assert describe_difference(found["batch_tips"].examples[0]) == "cid c stream s2 tip t2: only live has it"
+    assert describe_difference(found["batch_tips"].examples[0]) == "batch_cid c stream s2 tip t2: only live has it"
 
 
 def test_a_row_that_is_there_twice_is_found(lake: Lake) -> None:
@@ -173,7 +173,7 @@ def test_others_rows_of_tips_and_quarantine_do_not_count(lake: Lake) -> None:
     append(lake.locate_run("r"), "tips", [tip(1, FROM)])
     stages = ("message", "fetch", "publisher", "receive", "separator", "frame")
     append(lake, "quarantine", [row("quarantine", stage=stage, reason="bad_tip", data=b"d") for stage in stages])
-    append(lake.locate_run("r"), "quarantine", [row("quarantine", stage="message", reason="bad tip", data=b"d")])
+    append(lake.locate_run("r"), "quarantine", [row("quarantine", stage="message", reason="bad_tip", data=b"d")])
     found = compared(lake, run)
     assert (counts(found["tips"]), counts(found["quarantine"])) == ((1, 0, 0, 0), (1, 0, 0, 0))
 

@@ -14,7 +14,7 @@ import pytest
 from packaging.utils import canonicalize_name
 from ruamel.yaml import YAML
 
-from kiln.conf.settings.keys import list_keys, variable
+from kiln.conf.settings.keys import list_keys, name_variable
 from kiln.deploy.packaging.images.packages import IMAGES, Image, lock_of, packages_of
 from kiln.deploy.packaging.sbom import bill
 from kit import validators
@@ -126,7 +126,7 @@ def test_both_images_run_as_a_user_of_their_own() -> None:
 
 def test_the_compose_file_names_settings_and_files_that_there_are() -> None:
     compose = YAML(typ="safe").load(COMPOSE)
-    known = set(map(variable, list_keys()))
+    known = set(map(name_variable, list_keys()))
     services = compose["services"]
     assert {"kafka", "kubo", "bridge", "jobs", "prometheus"} == set(services)
     for name, service in services.items():

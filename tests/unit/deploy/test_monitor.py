@@ -194,7 +194,9 @@ def test_a_taken_port_is_said_and_nothing_else_fails(monitor: Monitor, tmp_path:
     host, _, port = monitor.address.rpartition(":")
     with Monitor((host, int(port)), Lake(str(tmp_path)), "1") as second:
         second.see(SNAPSHOT)
-        assert second.error == f"monitor.listen: nothing is served at {monitor.address}: Address already in use"
+        assert second.error == (
+            f"cannot serve metrics at {monitor.address} (Address already in use). Set another monitor.listen"
+        )
     with Monitor(None, Lake(str(tmp_path)), "1") as nowhere:
         assert (nowhere.address, nowhere.error) == ("", "")
 

@@ -269,7 +269,7 @@ def test_a_run_checks_when_the_pause_is_over_and_tells_what_is_not_met(tmp_path:
     assert checks.child.running
     wait_until(checked, "the end of the check", 120)
     assert [words.split(":")[:3] for words in checks.errors] == [
-        ["quality", " copies", " expect_column_values_to_be_between"]
+        ["quality", " copies", " expect_column_values_to_be_in_set"]
     ]
     checks.child.stop()
 

@@ -18,7 +18,7 @@ from kiln.pipelines.quality.model import _has_all_updates, _remember_updates
 from kiln.pipelines.quality.suites import SuiteCheck
 from kiln.pipelines.quality.table_checks import CheckContext, CheckInputs
 from kiln.schemas.wire.batch_block import write_blocks
-from kiln.schemas.wire.cid import USUAL_TEXT, compute_cid, cid_bytes, cid_text
+from kiln.schemas.wire.cid import USUAL_TEXT, cid_bytes, cid_text, compute_cid
 
 CID = "bafyreigtsyqmmvgtal3y2ahcs277xjk5prvb673lb3li2i2egz2nhp6u4y"
 STREAM = "kjzl6cwe1jw147dvq16zluojmraqvwdmbh61dx9e0c59i344lcrsgqfohexp60s"

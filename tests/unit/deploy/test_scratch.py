@@ -12,8 +12,8 @@ ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = """
 import sys
 from pathlib import Path
-from kiln.deploy.stack.scratch import scratch
-folder = scratch(Path(sys.argv[1]))
+from kiln.deploy.stack.scratch import create_scratch_folder
+folder = create_scratch_folder(Path(sys.argv[1]))
 (folder / "blocks").write_bytes(b"x" * 1000)
 print(folder, flush=True)
 sys.stdin.read()

@@ -15,7 +15,7 @@ from kiln.deploy.demo.traffic.content import DATA_GARBAGE, TopicData, contents, 
 from kiln.deploy.demo.traffic.options import TrafficOptions
 from kiln.schemas.reject import Rejected
 from kiln.schemas.wire.pubsub import PubsubMessage, read_message
-from kiln.schemas.wire.topics import parse_topic, format_separator
+from kiln.schemas.wire.topics import format_separator, parse_topic
 
 START = 1_700_000_000_000_000_000
 SECOND = 1_000_000_000

@@ -33,10 +33,10 @@ from kiln.schemas.kafka.records import (
     encode,
 )
 from kiln.schemas.wire.batch_block import read_block
-from kiln.schemas.wire.cid import compute_cid, cid_bytes, cid_text
+from kiln.schemas.wire.cid import cid_bytes, cid_text, compute_cid
 from kiln.schemas.wire.pubsub import write_batch_update, write_update
 from kiln.schemas.wire.streamid import StreamID
-from kiln.schemas.wire.topics import MAX_KEY, Separator, format_separator, encode_separator_value, format_topic
+from kiln.schemas.wire.topics import MAX_KEY, Separator, encode_separator_value, format_separator, format_topic
 from kit.log_model import block_of
 from kit.plain_batcher import LogRecord, batch_partition
 from kit.small_lake import append
@@ -685,7 +685,7 @@ def test_a_capture_of_years_ago_is_estimated_by_when_it_was_heard(tmp_path: Path
 
 def test_an_update_never_counts_as_heard_in_the_future_of_the_broker(tmp_path: Path) -> None:
     fill_all(tmp_path, run_of([Logged(99 * SECOND, SECOND, MODEL, 1, 1), Logged(SECOND, SECOND, MODEL, 1, 2)], SECOND))
-    assert [each.heard_at for each in read_received_updates(Lake(str(tmp_path)))] == [SECOND, SECOND]
+    assert [each.event_time for each in read_received_updates(Lake(str(tmp_path)))] == [SECOND, SECOND]
 
 
 def heard_by_separator(lake: Path) -> list[tuple[str | None, int]]:

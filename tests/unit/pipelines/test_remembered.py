@@ -193,7 +193,7 @@ from pathlib import Path
 
 sys.path.insert(0, {root!r})
 from kiln.conf.process.errors import KilnError
-from kiln.conf.process.location import location
+from kiln.conf.process.location import parse_location
 from kiln.pipelines.runtime.dedup_store import DedupStoreConfig, filter_new_copies
 from kiln.schemas.kafka.records import Epoch
 from tests.unit.pipelines.test_remembered import copy
