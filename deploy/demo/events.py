@@ -1,4 +1,4 @@
-"""What the demo network tells: lines of JSON for stdout, and the counts that they tell."""
+"""Events of the demo network as lines of JSON for stdout, and their counts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Events:
         self._filled.set()
 
     async def write(self, fd: int) -> None:
-        """Writes what there is, until the reader is gone."""
+        """Write the events until the reader closes the pipe."""
         while True:
             await self._filled.wait()
             self._filled = trio.Event()
@@ -53,7 +53,7 @@ class Events:
 
 @dataclass
 class EventCounts:
-    """What the nodes have said and heard so far. `failed`: messages that nobody took; `errors`: in words."""
+    """Counts of published and received messages; `failed` counts messages that reached no peer."""
 
     published: Counter[str] = field(default_factory=Counter)
     batches: Counter[str] = field(default_factory=Counter)
@@ -64,8 +64,8 @@ class EventCounts:
         if text not in self.errors:
             self.errors.append(text)
 
-    def heard(self, node: str, data: bytes) -> str | None:
-        """Counts a message that a node heard. Returns the CID of a BATCH_UPDATE, else None."""
+    def count_received(self, node: str, data: bytes) -> str | None:
+        """Count a message that a node received, and return the CID of a BATCH_UPDATE, else `None`."""
         message = read_message(data)
         if isinstance(message, Rejected) or message.type != "BATCH_UPDATE":
             return None
@@ -74,17 +74,17 @@ class EventCounts:
 
 
 async def in_thread(call: Callable[..., _T], *arguments: object) -> _T:
-    """Runs a call that blocks and cannot be interrupted. When the task is cancelled, the call goes on by itself."""
+    """Run a blocking call in a thread, which continues alone if the task is cancelled."""
     return await trio.to_thread.run_sync(call, *arguments, abandon_on_cancel=True)  # type: ignore[call-arg]  # stubs older than trio
 
 
 def event_line(event: Mapping[str, object]) -> bytes:
-    """An event as a line of JSON."""
+    """Encode an event as a line of JSON."""
     return json.dumps(event).encode() + b"\n"
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Writes all bytes to a file descriptor. OSError."""
+    """Write all bytes to a file descriptor."""
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]

@@ -1,4 +1,4 @@
-"""The Kubo node of the demo network: a process (deploy/demo/kubo_peer.py) that takes commands and tells events."""
+"""The Kubo node of the demo network: a process (deploy/demo/kubo_peer.py) with commands on stdin, events on stdout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Final
 import trio
 
 from kiln.deploy.demo.events import EventCounts, Events, event_line
-from kiln.deploy.demo.kubo_peer import KuboError, library_path
+from kiln.deploy.demo.kubo_peer import KuboError, find_library
 from kiln.deploy.demo.traffic.content import TopicData
 from kiln.deploy.stack.spawn import bind_to_parent
 
@@ -23,12 +23,12 @@ KUBO: Final = "kubo"
 
 _KUBO_PATIENCE: Final = 40.0  # s until Kubo listens; at its first start, Kubo makes an RSA key
 _IN_FLIGHT: Final = 32  # commands that Kubo has not answered
-_LINE: Final = 32 << 20  # bytes; one line has all messages that Kubo heard since the line before
+_LINE: Final = 32 << 20  # bytes; a line has all messages that Kubo received since the previous line
 _FAREWELL: Final = 2.0  # s that Kubo gets to end by itself
 
 
 class KuboProcess:
-    """The Kubo process. `running`: Kubo listens, and has not ended."""
+    """The Kubo process; `running` is true while Kubo listens."""
 
     def __init__(self, folder: Path, tally: EventCounts, out: Events) -> None:
         self._folder = folder
@@ -44,8 +44,12 @@ class KuboProcess:
         self.running = False
 
     def start(self) -> None:
-        """Starts the process, and returns at once. KuboError: Kubo cannot run here."""
-        library_path()
+        """Start the process, and return at once.
+
+        Raises:
+            KuboError: Kubo is not installed.
+        """
+        find_library()
         self._folder.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "kiln.deploy.demo.kubo_peer", str(self._folder), "--no-peers"]
         commands, self._to = os.pipe()
@@ -67,7 +71,7 @@ class KuboProcess:
         self._stdout = trio.lowlevel.FdStream(self._from)
 
     async def listen(self) -> None:
-        """Reads what Kubo tells, until Kubo ends."""
+        """Read Kubo's events until it ends."""
         pending = bytearray()
         try:
             async for some in self._stdout:
@@ -77,7 +81,7 @@ class KuboProcess:
                 if len(pending) > _LINE:
                     raise KuboError("Kubo told a line without end")
                 for line in lines:
-                    self._note(json.loads(line))
+                    self._handle_event(json.loads(line))
         except (OSError, ValueError, KuboError) as error:
             self._tally.error(f"Kubo told what cannot be read: {error}")
             if self._process is not None:
@@ -87,8 +91,8 @@ class KuboProcess:
         self._told.set()
         self._answered.set()
 
-    async def ready(self) -> bool:
-        """Waits until Kubo listens; False: Kubo will not."""
+    async def await_ready(self) -> bool:
+        """Wait until Kubo listens, and return false if it does not start."""
         with trio.move_on_after(_KUBO_PATIENCE):
             await self._told.wait()
             return self.running
@@ -96,17 +100,17 @@ class KuboProcess:
         return False
 
     async def join(self, names: tuple[str, ...]) -> None:
-        """Subscribes Kubo to topics; returns when Kubo has done so."""
+        """Subscribe Kubo to topics, and wait until it has."""
         for name in names:
-            await self._tell({"cmd": "subscribe", "topic": name})
+            await self._send({"cmd": "subscribe", "topic": name})
         while self._unanswered and self.running:
             await self._answer()
 
     async def publish(self, message: TopicData) -> None:
         data = base64.b64encode(message.data).decode()
-        await self._tell({"cmd": "publish_raw", "topic": message.topic, "data": data})
+        await self._send({"cmd": "publish_raw", "topic": message.topic, "data": data})
 
-    async def _tell(self, command: Mapping[str, object]) -> None:
+    async def _send(self, command: Mapping[str, object]) -> None:
         while len(self._unanswered) >= _IN_FLIGHT and self.running:
             await self._answer()
         if not self.running:
@@ -122,11 +126,11 @@ class KuboProcess:
         self._answered = trio.Event()
         await self._answered.wait()
 
-    def _note(self, event: dict[str, object]) -> None:
+    def _handle_event(self, event: dict[str, object]) -> None:
         match event:
             case {"event": "messages", "items": list(items)}:
                 for item in items:
-                    self._hear(item)
+                    self._record_item(item)
             case {"event": "ready", "peer": str(peer), "addrs": list(addresses)}:
                 self.peer, self.addresses = peer, [str(each) for each in addresses]
                 self.running = True
@@ -141,9 +145,9 @@ class KuboProcess:
             self._unanswered.discard(number)
             self._answered.set()
 
-    def _hear(self, item: Mapping[str, str]) -> None:
+    def _record_item(self, item: Mapping[str, str]) -> None:
         data = base64.b64decode(item["data"])
-        cid = self._tally.heard(KUBO, data)
+        cid = self._tally.count_received(KUBO, data)
         if cid is not None:
             self._out.batch(
                 {
@@ -166,7 +170,7 @@ class KuboProcess:
         return f" (nothing is in {log})"
 
     async def stop(self) -> None:
-        """Ends the process: the end of its stdin, and SIGKILL if that takes long."""
+        """Stop the process: close its stdin, and send SIGKILL if it does not end."""
         process = self._process
         if process is None:
             return

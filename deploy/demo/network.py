@@ -1,25 +1,25 @@
-"""A network to try Kiln with, on 127.0.0.1: one Kubo node and two of ours, which talk made-up Ceramic traffic.
+"""A demo network on 127.0.0.1: a Kubo node and two of Kiln's nodes, which exchange synthetic Ceramic traffic.
 
     python -m kiln.deploy.demo.network --folder DIR --network NAME --rate N --seed N --separators N --streams N
         --publisher HEX
 
-All three are on the topic of the network and on those of its 500 most popular separators; ours dial Kubo and each
-other. DIR keeps their identities, so that they last. Kubo sends 30 % of the messages, and no more than 100 a second;
-ours share the rest. Nobody here publishes a BATCH_UPDATE: each that is heard is Kiln's. Where Kubo cannot run, the two
-of ours go on alone, and the status says why. With a publisher, the public key under which Kiln announces batches over
-BEP 50, there are also the two nodes of `kiln.deploy.demo.overlay`, and `overlay` is in the events.
+All three subscribe to the topic of the network and those of its 500 most popular separators; Kiln's nodes dial Kubo and
+each other. DIR has their identities, which persist. Kubo sends 30 % of the messages, at most 100 per second; Kiln's
+nodes share the rest. They publish no BATCH_UPDATEs, so all received ones are those of the bridge under test. If Kubo
+cannot run, the two nodes run alone, and the status has the reason. With --publisher, the public key under which Kiln
+announces batches over BEP 50, there are also the two nodes of `kiln.deploy.demo.overlay`, and `overlay` in the events.
 
-Driven by lines of JSON on stdin: {"cmd": "go"} starts the traffic, hush ends it, and stop the network, as do the end of
-stdin, SIGTERM and Ctrl-C. It tells, in lines of JSON on stdout:
+Commands are lines of JSON on stdin: {"cmd": "go"} starts the traffic, "mute" stops it, and "stop" stops the network, as
+do the end of stdin, SIGTERM and Ctrl-C. Events are lines of JSON on stdout:
 
     {"event": "ready", "addresses": [MULTIADDR with /p2p/], "peers": {NODE: PEER ID},
-     "overlay": {"contacts": [HOST:PORT], "follow": [SOURCE]}}                            once, when all listen
+     "overlay": {"contacts": [HOST:PORT], "follow": [SOURCE]}}                            once, when all nodes listen
     {"event": "status", "published": {NODE: COUNT}, "failed": COUNT, "heard_batches": {NODE: COUNT}, "errors": [TEXT],
      "overlay": {NODE: ITEMS HEARD}}
     {"event": "batch", "node": "kubo", "topic", "from": PEER ID, "cid", "data": BASE64}
 
-NODE is kubo, one or two. A status comes once a second. `failed`: messages that no peer was there for, or that Kubo
-refused. `batch`: a BATCH_UPDATE that Kubo heard, with its exact bytes; to a reader who lags, only the last 50.
+NODE is kubo, one or two. A status is sent every second. `failed` counts messages that had no peer or that Kubo
+rejected. `batch` is a BATCH_UPDATE that Kubo received, with its exact bytes; a slow reader gets only the last 50.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from kiln.schemas.wire.identity import peer_text
 from kiln.schemas.wire.topics import parse_topic
 
 OURS: Final = ("one", "two")
-MOST_SEPARATORS: Final = 500  # with a topic: Kubo has to be asked for the messages of each, again and again
+MOST_SEPARATORS: Final = 500  # with a topic, as Kubo must be polled for the messages of each
 
 _KUBO_SHARE: Final = 0.3
 _KUBO_MOST: Final = 100.0  # messages a second: it takes one command at a time
@@ -66,11 +66,11 @@ _READ: Final = 1 << 16
 
 
 class NetworkError(Exception):
-    """The demo network cannot run as it was told to."""
+    """The demo network cannot run with these options."""
 
 
 class _NullSink:
-    """A sink for nodes whose frames nobody wants."""
+    """A sink that drops frames."""
 
     full = False
 
@@ -79,7 +79,7 @@ class _NullSink:
 
 
 class _Network:
-    """The three nodes and what they say."""
+    """The three nodes and their traffic."""
 
     def __init__(self, folder: Path, world: TrafficOptions, rate: float, publisher: bytes | None, fd: int) -> None:
         self._folder = folder
@@ -97,30 +97,30 @@ class _Network:
         self._nodes: dict[str, Node] = {}
         self._names: dict[str, str] = {}  # peer id: node
         self._go = trio.Event()
-        self._speaking = trio.CancelScope()
+        self._traffic = trio.CancelScope()
 
     async def run(self) -> None:
-        """Until told to end."""
+        """Run until a command or signal stops the network."""
         with ExitStack() as seqnos:
             try:
                 async with trio.open_nursery() as nursery:
-                    for ends in (self._await_signal, self._obey, self._write):
-                        nursery.start_soon(_until, ends, nursery.cancel_scope)
+                    for task in (self._await_signal, self._read_commands, self._write):
+                        nursery.start_soon(_cancel_after, task, nursery.cancel_scope)
                     await self._start(nursery, seqnos)
-                    nursery.start_soon(self._tell_status)
+                    nursery.start_soon(self._report_status)
                     await self._go.wait()
-                    await self._listeners()
-                    with self._speaking:
-                        async with trio.open_nursery() as speakers:
-                            speakers.start_soon(self._kubo_speaks)
+                    await self._await_peers()
+                    with self._traffic:
+                        async with trio.open_nursery() as publishers:
+                            publishers.start_soon(self._publish_from_kubo)
                             for name in OURS:
-                                speakers.start_soon(self._node_speaks, name)
+                                publishers.start_soon(self._publish_from_node, name)
                     await trio.sleep_forever()
             finally:
                 with trio.CancelScope(shield=True):
                     await self._kubo.stop()
 
-    # ---------------------------------------------------------------- beginning and end
+    # ---------------------------------------------------------------- start and stop
 
     async def _start(self, nursery: trio.Nursery, seqnos: ExitStack) -> None:
         known: list[str] = []
@@ -128,10 +128,10 @@ class _Network:
         try:
             self._kubo.start()
         except (KuboError, OSError) as error:
-            self._tally.error(f"there is no Kubo in this network: {error}")
+            self._tally.error(f"the demo network runs without Kubo: {error}")
         else:
             nursery.start_soon(self._kubo.listen)
-            if await self._kubo.ready():
+            if await self._kubo.await_ready():
                 await self._kubo.join(self._topics)
                 known += self._kubo.addresses
                 peers[KUBO] = self._kubo.peer
@@ -145,7 +145,9 @@ class _Network:
                 agent="kiln-demo",
                 redial_most=5.0,
             )
-            node = self._nodes[name] = Node(options, key, seqno, _NullSink(), self._ear(name), authors=self._authors)
+            node = self._nodes[name] = Node(
+                options, key, seqno, _NullSink(), self._build_receiver(name), authors=self._authors
+            )
             await nursery.start(node.run)
             for topic in self._topics:
                 node.join(topic)
@@ -154,19 +156,20 @@ class _Network:
         self._names = {peer: name for name, peer in peers.items()}
         ready: dict[str, object] = {"event": "ready", "addresses": known, "peers": peers}
         if self._publisher is not None:
-            found = [topic.separator for topic in map(parse_topic, self._topics) if topic and topic.separator]
-            tell = self._tally.error
-            overlay = Listeners(self._folder, self._world.network, self._publisher, found, _NullSink(), tell)
+            separators = [topic.separator for topic in map(parse_topic, self._topics) if topic and topic.separator]
+            overlay = Listeners(
+                self._folder, self._world.network, self._publisher, separators, _NullSink(), self._tally.error
+            )
             await nursery.start(overlay.run)
             self._overlay = overlay
             ready["overlay"] = {"contacts": overlay.addresses, "follow": overlay.sources}
         self._out.state(ready)
 
-    def _ear(self, name: str) -> Callable[[Deliver], None]:
-        def hear(deliver: Deliver) -> None:
-            self._tally.heard(name, deliver.message.data)
+    def _build_receiver(self, name: str) -> Callable[[Deliver], None]:
+        def receive(deliver: Deliver) -> None:
+            self._tally.count_received(name, deliver.message.data)
 
-        return hear
+        return receive
 
     async def _await_signal(self) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
@@ -176,13 +179,13 @@ class _Network:
     async def _write(self) -> None:
         await self._out.write(self._fd)
 
-    async def _obey(self) -> None:
-        """Commands, until one to stop or the end of stdin."""
+    async def _read_commands(self) -> None:
+        """Execute commands until "stop" or the end of stdin."""
         pending = b""
-        # os.read in a thread: stdin may be a terminal, which is not ours to make non-blocking, and Python's own buffer
-        # has a lock that would outlive us
-        while some := await in_thread(os.read, 0, _READ):
-            *lines, pending = (pending + some).split(b"\n")
+        # os.read in a thread: a terminal on stdin must stay blocking, and the lock of Python's own buffer would be held
+        # at exit
+        while chunk := await in_thread(os.read, 0, _READ):
+            *lines, pending = (pending + chunk).split(b"\n")
             pending = pending[-_READ:]
             for line in lines:
                 if not line.strip():
@@ -194,37 +197,37 @@ class _Network:
                 match command:
                     case {"cmd": "go"}:
                         self._go.set()
-                    case {"cmd": "hush"}:
-                        self._speaking.cancel()
+                    case {"cmd": "mute"}:
+                        self._traffic.cancel()
                     case {"cmd": "stop"}:
                         return
                     case _:
-                        shown = line[:80].decode(errors="replace")
-                        self._tally.error(f'no command {shown!r}: there are {{"cmd": "go"}}, hush and stop')
+                        text = line[:80].decode(errors="replace")
+                        self._tally.error(f'unknown command {text!r}. Send {{"cmd": "go"}}, "mute" or "stop"')
 
-    # ---------------------------------------------------------------- speaking
+    # ---------------------------------------------------------------- traffic
 
     def _kubo_rate(self) -> float:
         return min(self._rate * _KUBO_SHARE, _KUBO_MOST) if self._kubo.running else 0.0
 
     def _node_rate(self) -> float:
-        # what Kubo does not say, ours do
+        # Kiln's nodes publish what Kubo does not
         return (self._rate - self._kubo_rate()) / len(OURS)
 
-    async def _listeners(self) -> None:
-        """Waits until each of ours knows of another that is there to be spoken to."""
+    async def _await_peers(self) -> None:
+        """Wait until each of Kiln's nodes has a peer on the first topic."""
         topic = self._topics[0]
         for node in self._nodes.values():
             while not any(topic in peer.topics for peer in node.router.peers.values()):
                 await trio.sleep(0.05)
 
-    async def _kubo_speaks(self) -> None:
+    async def _publish_from_kubo(self) -> None:
         pace = _TrafficPace(self._kubo_rate)
         while True:
             await pace.next()
             await self._kubo.publish(next(self._contents))
 
-    async def _node_speaks(self, name: str) -> None:
+    async def _publish_from_node(self, name: str) -> None:
         node = self._nodes[name]
         pace = _TrafficPace(self._node_rate)
         for author in cycle(range(self._authors)):
@@ -240,9 +243,9 @@ class _Network:
             else:
                 self._tally.failed += 1
 
-    # ---------------------------------------------------------------- telling
+    # ---------------------------------------------------------------- status
 
-    async def _tell_status(self) -> None:
+    async def _report_status(self) -> None:
         while True:
             tally = self._tally
             self._out.state(
@@ -251,29 +254,29 @@ class _Network:
                     "published": {name: tally.published[name] for name in (KUBO, *OURS)},
                     "failed": tally.failed,
                     "heard_batches": {name: tally.batches[name] for name in (KUBO, *OURS)},
-                    "errors": [*tally.errors, *self._apart()],
-                    **({"overlay": {name: self._overlay.heard[name] for name in NODES}} if self._overlay else {}),
+                    "errors": [*tally.errors, *self._describe_missing_connections()],
+                    **({"overlay": {name: self._overlay.received[name] for name in NODES}} if self._overlay else {}),
                 }
             )
             await trio.sleep(1)
 
-    def _apart(self) -> Iterator[str]:
-        """Who of us could not be connected to whom."""
+    def _describe_missing_connections(self) -> Iterator[str]:
+        """Describe the failed connections between the nodes."""
         for name, node in self._nodes.items():
             for target in node.view().bootstrap:
                 if target.error and not target.connected:
                     yield f"{name} is not connected to {self._names.get(target.peer, target.peer)}: {target.error}"
 
 
-async def _until(ends: Callable[[], Awaitable[None]], scope: trio.CancelScope) -> None:
-    await ends()
+async def _cancel_after(task: Callable[[], Awaitable[None]], scope: trio.CancelScope) -> None:
+    await task()
     scope.cancel()
 
 
 class _TrafficPace:
-    """When to say the next thing, at so many a second, evenly; `rate` may change, and 0 is silence.
+    """Even pacing at a rate per second, which may change; 0 pauses.
 
-    Who fell behind makes up for a little only: a burst is what peers drop.
+    Limits the catch-up after a delay, because peers drop bursts.
     """
 
     def __init__(self, rate: Callable[[], float]) -> None:
@@ -316,7 +319,7 @@ def main() -> None:
             batch_update=0.0,
         )
         folder: Path = arguments.folder.resolve()
-        # what libraries print is not for who reads our events
+        # output of libraries must not mix with the events
         fd = os.dup(sys.stdout.fileno())
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
         with lock_state(folder, "network"):

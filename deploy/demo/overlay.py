@@ -1,4 +1,4 @@
-"""BEP 50 on the demo network: two nodes that listen to the batches that Kiln announces.
+"""BEP 50 on the demo network: two nodes that receive the batches that Kiln announces.
 
 For a few separators the first node announces these batches again, under a key of its own that Kiln follows. So Kiln has
 something to hear, and every block that is announced is there.
@@ -29,11 +29,11 @@ from kiln.schemas.wire.topics import Separator, format_separator, format_topic
 
 NODES: Final = ("one", "two")
 REANNOUNCED: Final = 3
-"""How many separators' batches the first node announces again under a key of its own."""
+"""Number of separators whose batches the first node announces again with its own key."""
 
 
 class Listeners:
-    """Both nodes, on free ports of 127.0.0.1. `folder` keeps their identities."""
+    """Both nodes, on free ports of 127.0.0.1, with their identities in `folder`."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Listeners:
         sink: Sink,
         error: Callable[[str], None],
     ) -> None:
-        """`publisher`: the public key to follow, for these separators. `error` hears in words what goes wrong."""
+        """Create the nodes, which follow the public key `publisher` for these separators; `error` is called with errors."""
         self._folder = folder
         self._network = network
         self._follow = tuple(PublisherKey(publisher, each) for each in separators)
@@ -52,20 +52,24 @@ class Listeners:
         self._sink = sink
         self._error = error
         self._key = publisher_key(folder)
-        self._to_announce, self._heard_by_one = trio.open_memory_channel[Item](math.inf)
+        self._to_announce, self._received_by_one = trio.open_memory_channel[Item](math.inf)
         self.addresses: list[str] = []
-        """Where the nodes listen, once they do."""
-        self.heard: Counter[str] = Counter()
-        """How many items each node has heard."""
+        """addresses of the nodes, once they listen"""
+        self.received: Counter[str] = Counter()
+        """number of items that each node has received"""
 
     @property
     def sources(self) -> list[str]:
-        """What the first node announces, as the settings name a source (`bep50.follow`)."""
+        """Sources that the first node announces, in the form of the setting `bep50.follow`."""
         key = self._key.verify_key.encode().hex()
         return [f"{key}/{format_separator(each)}" for each in self._reannounced.values()]
 
     async def run(self, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Runs until cancelled. The task has started when both nodes listen. CarrierError."""
+        """Run until cancelled; the task has started when both nodes listen.
+
+        Raises:
+            CarrierError: A node cannot listen.
+        """
         async with trio.open_nursery() as nursery:
             for name in NODES:
                 carrier = Carrier(
@@ -75,7 +79,7 @@ class Listeners:
                     self._key if name == NODES[0] else SigningKey.generate(),
                     self._folder / f"{name}.bep50",
                     self._sink,
-                    on_item=partial(self._hear, name),
+                    on_item=partial(self._record_item, name),
                 )
                 await nursery.start(carrier.run)
                 self.addresses += [each.text for each in carrier.addresses]
@@ -83,13 +87,13 @@ class Listeners:
                     nursery.start_soon(self._reannounce, carrier)
             task_status.started()
 
-    def _hear(self, name: str, item: Item) -> None:
-        self.heard[name] += 1
+    def _record_item(self, name: str, item: Item) -> None:
+        self.received[name] += 1
         if name == NODES[0] and item.salt in self._reannounced:
             self._to_announce.send_nowait(item)
 
     async def _reannounce(self, carrier: Carrier) -> None:
-        async for item in self._heard_by_one:
+        async for item in self._received_by_one:
             separator = self._reannounced[item.salt]
             found = read_announcement(item.value, self._network, item.salt)
             if isinstance(found, Rejected):

@@ -1,4 +1,4 @@
-"""The demo network as a process beside the bridge: started, told to go, listened to, ended."""
+"""The demo network as a supervised child process."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ from kiln.deploy.stack.child_logs import rotate_log
 from kiln.deploy.stack.restart_backoff import Backoff
 from kiln.deploy.stack.spawn import bind_to_parent, terminate_process
 
-_READY_IN = 60.0  # s
+_PATIENCE = 60.0  # s until the network must listen
 _TRIES = 4
 
 
 class DemoNetworkError(PrerequisiteError):
-    """The demo network did not come up."""
+    """The demo network does not start."""
 
 
 class DemoNetwork:
-    """`launch()`, `addresses()` once it listens, `go()`, `check()` now and then, `stop()`. Its log is `logs/demo.log`.
+    """Runs the demo network in a child process, with its log in `logs/demo.log`.
 
-    `demo/received.jsonl` keeps the BATCH_UPDATEs that the Kubo node heard, with their bytes.
+    Call `launch`, `addresses`, which waits until it listens, `go`, then `check` often, and `stop` at the end.
+    `demo/received.jsonl` has the BATCH_UPDATEs that the Kubo node received, with their bytes.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -41,19 +42,19 @@ class DemoNetwork:
         self._ready = threading.Event()
         self._addresses: tuple[str, ...] = ()
         self.received: dict[str, int] = {}
-        """how many BATCH_UPDATEs each node has heard"""
+        """number of BATCH_UPDATEs that each node has received"""
         self.errors: tuple[str, ...] = ()
         try:
             self._publisher = publisher_key(settings.bridge_dir).verify_key.encode().hex()
         except KeyFileError as error:
             raise DemoNetworkError(str(error)) from error
         self.contacts: tuple[str, ...] = ()
-        """Where the nodes of BEP 50 listen, once the network is up."""
+        """addresses of the BEP 50 nodes, once they listen"""
         self.follow: tuple[str, ...] = ()
-        """What the nodes of BEP 50 announce."""
+        """topics that the BEP 50 nodes announce"""
 
     def launch(self) -> None:
-        """Starts the network, and returns at once."""
+        """Start the network, and return at once."""
         self._ready = threading.Event()
         self._addresses = ()
         settings, traffic = self._settings, self._settings.traffic
@@ -87,17 +88,18 @@ class DemoNetwork:
             )
         assert self._process.stdout is not None
         threading.Thread(
-            target=self._listen, args=(self._process.stdout, self._ready), name="demo", daemon=True
+            target=self._read_events, args=(self._process.stdout, self._ready), name="demo", daemon=True
         ).start()
 
     def check(self) -> None:
-        """Starts the network again when it has died, after a pause that doubles. Keeps the log small.
+        """Restart a dead network after an exponential back-off, and rotate its log.
 
-        A network that was started again listens elsewhere, and waits for `go`.
+        A restarted network listens on other ports, and waits for `go`.
         """
         if self._process is not None and self._process.poll() is not None:
             self._backoff.record_death()
-            self.errors = (f"the demo network ended with {self._process.returncode}; it is started again",)
+            code = self._process.returncode
+            self.errors = (f"the demo network exited with code {code}, and is being restarted",)
             self._process = None
         if self._process is None and self._backoff.is_due:
             self.launch()
@@ -105,36 +107,40 @@ class DemoNetwork:
 
     @property
     def listens(self) -> bool:
-        """Whether the network is up, so that `addresses` does not wait."""
+        """True if the network listens, so that `addresses` does not wait."""
         return self._process is not None and self._ready.is_set() and bool(self._addresses)
 
     def addresses(self) -> tuple[str, ...]:
-        """Where the nodes listen, as bootstrap peers for the bridge. Waits until they do. DemoNetworkError."""
-        deadline = time.monotonic() + _READY_IN
+        """Wait until the nodes listen, and return their addresses as bootstrap peers for the bridge.
+
+        Raises:
+            DemoNetworkError: The network does not start.
+        """
+        deadline = time.monotonic() + _PATIENCE
         while not self.listens:
             self._ready.wait(0.05)
-            self.check()  # the network of a Kiln that was just killed may still be ending
+            self.check()  # the network of a killed Kiln may still be ending, and hold its lock
             if self._backoff.deaths >= _TRIES or time.monotonic() > deadline:
-                raise DemoNetworkError(f"the demo network did not come up: {self._log} says why")
+                raise DemoNetworkError(f"the demo network does not start. See {self._log}")
         return self._addresses
 
     def go(self) -> None:
-        """Lets the network publish."""
-        self._tell("go")
+        """Start the traffic."""
+        self._send("go")
 
     def mute(self) -> None:
-        """Lets the network publish no more. The nodes stay, and listen."""
-        self._tell("mute")
+        """Stop the traffic. The nodes keep listening."""
+        self._send("mute")
 
-    def _tell(self, command: str) -> None:
+    def _send(self, command: str) -> None:
         if self._process is None or self._process.stdin is None:
             return
-        with suppress(BrokenPipeError):  # the network has ended, and `errors` says so
+        with suppress(BrokenPipeError):  # the network has ended; `check` reports that
             self._process.stdin.write(f'{{"cmd":"{command}"}}\n')
             self._process.stdin.flush()
 
     def stop(self, patience: float = 10.0) -> None:
-        """Ends the network with all its nodes."""
+        """Stop the network with all its nodes."""
         process, self._process = self._process, None
         if process is not None:
             terminate_process(process, patience)
@@ -143,8 +149,8 @@ class DemoNetwork:
     def _log(self) -> Path:
         return self._settings.logs / "demo.log"
 
-    def _listen(self, lines: IO[str], ready: threading.Event) -> None:
-        with (self._settings.state / "demo" / "received.jsonl").open("a") as heard:
+    def _read_events(self, lines: IO[str], ready: threading.Event) -> None:
+        with (self._settings.state / "demo" / "received.jsonl").open("a") as received:
             for line in lines:
                 if not line.endswith("\n"):
                     break  # the network was killed
@@ -160,6 +166,6 @@ class DemoNetwork:
                         self.received = event["heard_batches"]
                         self.errors = tuple(event["errors"])
                     case "batch":
-                        heard.write(line)
-                        heard.flush()
+                        received.write(line)
+                        received.flush()
         ready.set()

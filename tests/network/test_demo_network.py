@@ -331,7 +331,7 @@ def test_without_kubo_two_go_on_and_say_so(tmp_path: Path) -> None:
         status = demo.wait_for(
             "status", lambda e: counts(e["published"])["one"] > 0 and "nonsense" in " ".join(texts(e["errors"]))
         )
-        assert "there is no Kubo in this network: Kubo is not installed" in texts(status["errors"])
+        assert "the demo network runs without Kubo: Kubo is not installed" in texts(status["errors"])
         demo.say('{"cmd":"stop"}')
         assert demo.process.wait(10) == 0
 
