@@ -206,8 +206,8 @@ def _create_discovery(settings: Settings, node: Node) -> Discovery:
         prefix=group.protocol_prefix,
         serve=group.server_mode,
         announce=group.announce,
-        renew=group.reprovide_interval.total_seconds(),
-        every=group.lookup_interval.total_seconds(),
+        reprovide_interval=group.reprovide_interval.total_seconds(),
+        lookup_interval=group.lookup_interval.total_seconds(),
     )
     return Discovery(node, options, random.Random(), RouterOptions().D)
 

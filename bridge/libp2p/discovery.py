@@ -64,30 +64,30 @@ class DiscoveryOptions:
     """Options of discovery. Times in seconds."""
 
     prefix: str = PREFIX  # of the protocol, <prefix>/kad/1.0.0
-    serve: bool = True  # where the node listens
-    announce: Sequence[str] = ()  # multiaddrs that others reach us at; none: those listened on
-    renew: float = 12 * 3600.0
-    every: float = 300.0  # a topic in want of peers is looked up so often; sooner at first
-    first: float = 5.0
-    dials: int = 8  # at a time, all in all
-    topics: int = 4  # seen to at a time
-    parallel: int = 3  # questions of one look-up at a time
-    most_asked: int = 60  # servers, in one look-up
-    look_up: float = 60.0
-    dial: float = 5.0
-    ask: float = 10.0
-    tries: int = 16  # providers of a topic dialled after one look-up
-    prove: float = 10.0  # a peer dialled for a topic is hung up on if it is not on it by then
-    most_found: int = 100  # connected so, for all topics together
-    most_kept: int = 32  # connections that no topic needs, kept for more questions
-    keep: float = 30.0  # and so long after the last one
-    back_off: float = 60.0  # after the first failure; doubles with each
-    back_off_most: float = 3600.0
-    remembered: int = 4096  # failures, and addresses dialled
-    dials_of_address: int = 4  # in `back_off`, whoever is said to be there
-    streams: int = 32  # served at a time, a quarter of them to one peer
-    answers: float = 200.0  # a second, to all
-    idle: float = 60.0  # a served stream that says nothing is closed
+    serve: bool = True  # serve the DHT if the node listens
+    announce: Sequence[str] = ()  # multiaddrs to announce; by default the listen addresses
+    reprovide_interval: float = 12 * 3600.0
+    lookup_interval: float = 300.0  # of a topic that lacks peers; shorter at first
+    first_lookup_interval: float = 5.0
+    max_dials: int = 8  # at a time
+    max_topic_lookups: int = 4  # at a time
+    parallel_queries: int = 3  # of one lookup
+    max_queries: int = 60  # of one lookup
+    lookup_timeout: float = 60.0
+    dial_timeout: float = 5.0
+    query_timeout: float = 10.0
+    max_providers: int = 16  # providers of a topic dialled after one lookup
+    subscribe_timeout: float = 10.0  # a peer dialled for a topic that does not subscribe by then is disconnected
+    max_discovered: int = 100  # discovered peers connected, for all topics together
+    max_idle_connections: int = 32  # connections that no topic needs, retained for further queries
+    idle_connection_timeout: float = 30.0  # since the last query
+    first_backoff: float = 60.0  # after the first failure; doubles with each
+    max_backoff: float = 3600.0
+    max_backoff_entries: int = 4096  # of failures, and of dialled addresses
+    max_dials_per_address: int = 4  # in `first_backoff`, for any peer
+    max_streams: int = 32  # served at a time, a quarter of them to one peer
+    max_answers_per_second: float = 200.0  # to all peers
+    stream_timeout: float = 60.0  # a served stream without a query is closed
     limits: DhtLimits = field(default_factory=DhtLimits)
 
     @property
@@ -106,7 +106,7 @@ class _Topic:
 
 @dataclass
 class _LookupResult:
-    """Result of a look-up: the servers that answered, and the providers they named."""
+    """Result of a lookup: the servers that answered, and the providers they named."""
 
     servers: list[DhtContact]
     providers: dict[bytes, DhtContact]
@@ -115,8 +115,8 @@ class _LookupResult:
 class DialBackoff:
     """Back-off of peers and addresses. Bounded: the oldest entries are dropped."""
 
-    def __init__(self, first: float, most: float, remembered: int, per_address: int) -> None:
-        self._first, self._most, self._remembered, self._per_address = first, most, remembered, per_address
+    def __init__(self, first: float, longest: float, max_entries: int, per_address: int) -> None:
+        self._first, self._longest, self._max_entries, self._per_address = first, longest, max_entries, per_address
         self._failed: dict[tuple[bytes, TcpAddress | None], tuple[int, float]] = {}  # (count, until)
         self._dialled: dict[TcpAddress, tuple[int, float]] = {}  # (count, since)
 
@@ -139,14 +139,14 @@ class DialBackoff:
         if now >= since + self._first:
             count, since = 0, now
         self._dialled[address] = (count + 1, since)
-        if len(self._dialled) > self._remembered:
+        if len(self._dialled) > self._max_entries:
             del self._dialled[next(iter(self._dialled))]
 
     def record_failure(self, peer: bytes, address: TcpAddress | None, now: float) -> None:
         """Record that the peer was not at the address or, without one, was of no use."""
         count = self._failed.pop((peer, address), (0, 0.0))[0]
-        self._failed[peer, address] = (count + 1, now + pause_after(count + 1, self._first, self._most))
-        if len(self._failed) > self._remembered:
+        self._failed[peer, address] = (count + 1, now + pause_after(count + 1, self._first, self._longest))
+        if len(self._failed) > self._max_entries:
             del self._failed[next(iter(self._failed))]
 
     def record_success(self, peer: bytes, address: TcpAddress | None) -> None:
@@ -179,13 +179,13 @@ class Discovery:
         self._table = KademliaTable(node.peer)
         self._server = DhtServer(node.peer, options.limits)
         self._failures = DialBackoff(
-            options.back_off, options.back_off_most, options.remembered, options.dials_of_address
+            options.first_backoff, options.max_backoff, options.max_backoff_entries, options.max_dials_per_address
         )
-        self._dials = trio.CapacityLimiter(options.dials)
-        self._topic_slots = trio.CapacityLimiter(options.topics)
+        self._dials = trio.CapacityLimiter(options.max_dials)
+        self._topic_slots = trio.CapacityLimiter(options.max_topic_lookups)
         self._connected_bootstrap: dict[bytes, int] = {}  # bootstrap peers that are connected
         self._self_at = 0.0
-        self._used: dict[bytes, float] = {}  # when a peer that we dialled was last asked
+        self._used: dict[bytes, float] = {}  # time of the last query to a peer that we dialled
         self._candidates: set[bytes] = set()  # being tried for a topic
         self._on_topic: set[bytes] = set()  # peers that we dialled, and are on a topic of ours
         self._ongoing_dials: dict[bytes, trio.Event] = {}  # being dialled
@@ -226,7 +226,7 @@ class Discovery:
             del self._topics[topic]
         for topic in topics:
             if topic not in self._topics:
-                self._topics[topic] = _Topic(topic_key(topic), now, now, self._options.first)
+                self._topics[topic] = _Topic(topic_key(topic), now, now, self._options.first_lookup_interval)
         self._server.provided = {each.key for each in self._topics.values()}
         self._disconnect_spare(nursery, now)
 
@@ -238,12 +238,12 @@ class Discovery:
                 self._failures.record_success(peer, None)
             self._self_at = now
             for each in self._topics.values():
-                each.announce_at, each.look_up_at, each.delay = now, now, self._options.first
+                each.announce_at, each.look_up_at, each.delay = now, now, self._options.first_lookup_interval
         self._connected_bootstrap = up
         if not up and not len(self._table):
             return
         if self._serves and now >= self._self_at:
-            self._self_at = now + (_SELF_LOOK_UP_EVERY if len(self._table) >= K else self._options.every)
+            self._self_at = now + (_SELF_LOOK_UP_EVERY if len(self._table) >= K else self._options.lookup_interval)
             nursery.start_soon(self._look_up, self._node.peer, Message.FIND_NODE)
         for topic, state in self._topics.items():
             if not state.is_busy and (self._needs_announce(state, now) or self._needs_look_up(topic, state, now)):
@@ -262,7 +262,7 @@ class Discovery:
         return min(
             self._mesh // 2 - sum(peer in subscribers for peer in self._node.discovered),
             self._mesh - len(subscribers),
-            self._options.most_found - len(self._node.discovered),
+            self._options.max_discovered - len(self._node.discovered),
         )
 
     def _disconnect_spare(self, nursery: trio.Nursery, now: float) -> None:
@@ -280,28 +280,30 @@ class Discovery:
         self._counters["discovery_found"] += len(on_topic - self._on_topic)
         self._on_topic = on_topic
         spare = sorted((peer for peer in discovered if peer not in needed), key=self._used.__getitem__)
-        most = max(0, len(spare) - self._options.most_kept)
+        most = max(0, len(spare) - self._options.max_idle_connections)
         for number, peer in enumerate(spare):
-            if number < most or self._used[peer] + self._options.keep < now:
+            if number < most or self._used[peer] + self._options.idle_connection_timeout < now:
                 nursery.start_soon(self._node.disconnect_discovered, peer)
 
     async def _refresh_topic(self, topic: str, state: _Topic) -> None:
         try:
             async with self._topic_slots:
-                found = await self._look_up(state.key, Message.GET_PROVIDERS)
+                result = await self._look_up(state.key, Message.GET_PROVIDERS)
                 if self._needs_announce(state, trio.current_time()):
-                    count = await self._announce(state.key, nearest_contacts(found.servers, state.key))
+                    count = await self._announce(state.key, nearest_contacts(result.servers, state.key))
                     self._counters["discovery_provided"] += count
                     # jitter, so that topics joined together are not renewed together
-                    wait = self._options.renew * self._rng.uniform(0.8, 1) if count else self._options.every
+                    wait = self._options.lookup_interval
+                    if count:
+                        wait = self._options.reprovide_interval * self._rng.uniform(0.8, 1)
                     state.announce_at = trio.current_time() + wait
                 if self._missing_peers(topic) > 0:
-                    await self._dial_providers(topic, list(found.providers.values()))
+                    await self._dial_providers(topic, list(result.providers.values()))
         finally:
             if self._missing_peers(topic) <= 0:
-                state.delay = self._options.first
+                state.delay = self._options.first_lookup_interval
             state.look_up_at = trio.current_time() + state.delay
-            state.delay = min(state.delay * 2, self._options.every)
+            state.delay = min(state.delay * 2, self._options.lookup_interval)
             state.is_busy = False
 
     # ------------------------------------------------------------------ queries
@@ -315,11 +317,11 @@ class Discovery:
         waiting = set(contacts)
         answered: set[bytes] = set()
         providers: dict[bytes, DhtContact] = {}
-        asked, running = 0, 0
+        queries, running = 0, 0
         news = trio.Event()
 
         def next_peer() -> bytes | None:
-            if not waiting or asked >= options.most_asked:
+            if not waiting or queries >= options.max_queries:
                 return None
             peer = min(waiting, key=distance.__getitem__)
             if len(answered) >= K and distance[peer] > sorted(distance[each] for each in answered)[K - 1]:
@@ -342,7 +344,7 @@ class Discovery:
                     providers[each.peer] = merge_contacts(providers.get(each.peer, each), each)
 
         async def worker() -> None:
-            nonlocal asked, running, news
+            nonlocal queries, running, news
             while True:
                 peer = next_peer()
                 if peer is None:
@@ -350,7 +352,7 @@ class Discovery:
                         return
                     await news.wait()
                     continue
-                asked, running = asked + 1, running + 1
+                queries, running = queries + 1, running + 1
                 try:
                     reply = await self._query(contacts[peer], build_query(kind, key))
                 finally:
@@ -361,9 +363,9 @@ class Discovery:
                     answered.add(peer)
                     add_answer(*reply)
 
-        with trio.move_on_after(options.look_up):
+        with trio.move_on_after(options.lookup_timeout):
             async with trio.open_nursery() as nursery:
-                for _ in range(options.parallel):
+                for _ in range(options.parallel_queries):
                     nursery.start_soon(worker)
         self._counters["discovery_lookups"] += 1
         servers = [contacts[peer] for peer in answered]
@@ -396,7 +398,7 @@ class Discovery:
         self._counters["discovery_queries"] += 1
         with self._mark_used(peer):
             try:
-                with trio.fail_after(self._options.ask):
+                with trio.fail_after(self._options.query_timeout):
                     async with self._stream(peer) as stream:
                         await stream.write(encode(message.SerializeToString()))
                         answer = await _Messages(stream).next()
@@ -420,7 +422,7 @@ class Discovery:
             nonlocal count
             while rest:
                 peer = rest.pop(0).peer
-                with suppress(*BROKEN), self._mark_used(peer), trio.fail_after(self._options.ask):
+                with suppress(*BROKEN), self._mark_used(peer), trio.fail_after(self._options.query_timeout):
                     addresses = shareable_addresses(self._own_addresses(peer), self._remote_scope(peer))
                     if not addresses:
                         self._counters["discovery_unreachable"] += 1  # it could reach none of our addresses
@@ -431,7 +433,7 @@ class Discovery:
                         count += 1
 
         async with trio.open_nursery() as nursery:
-            for _ in range(self._options.parallel):
+            for _ in range(self._options.parallel_queries):
                 nursery.start_soon(worker)
         return count
 
@@ -439,7 +441,7 @@ class Discovery:
         """Return the addresses at which a connected peer reaches us."""
         if self._announced_addresses:
             return self._announced_addresses
-        found: list[TcpAddress] = []
+        addresses: list[TcpAddress] = []
         for text in self._node.addresses:
             address = read_address(Multiaddr(text).to_bytes(), self._node.peer)
             if address is None:
@@ -450,8 +452,8 @@ class Discovery:
                 if host is None or (":" in host) != (":" in address.host):
                     continue
                 address = TcpAddress(host, address.port)
-            found.append(address)
-        return found
+            addresses.append(address)
+        return addresses
 
     def _remote_scope(self, peer: bytes) -> AddressScope:
         remote = self._node.remote_address(peer)
@@ -491,7 +493,7 @@ class Discovery:
                         continue
                     self._failures.record_dial(address, now)
                     self._counters["discovery_dialled"] += 1
-                    error = await self._node.dial_discovered(peer, address.text, self._options.dial)
+                    error = await self._node.dial_discovered(peer, address.text, self._options.dial_timeout)
                 if not error:
                     self._failures.record_success(peer, address)
                     return True
@@ -506,7 +508,7 @@ class Discovery:
         """Dial random providers of a topic until it has the peers it needs."""
         self._counters["discovery_providers"] += len(providers)
         self._rng.shuffle(providers)
-        tries = self._options.tries
+        tries = self._options.max_providers
         trying = 0
 
         def next_peer() -> DhtContact | None:
@@ -547,7 +549,7 @@ class Discovery:
 
     async def _wait_for_topic(self, peer: bytes, topic: str) -> bool:
         """Wait until a peer dialled for a topic subscribes to it, and return whether it does."""
-        with trio.move_on_after(self._options.prove):
+        with trio.move_on_after(self._options.subscribe_timeout):
             while self._node.is_connected(peer):
                 if peer in self._node.router.subscribers(topic):
                     self._failures.record_success(peer, None)
@@ -562,8 +564,8 @@ class Discovery:
         """Handle a stream of queries for libp2p."""
         assert isinstance(stream, NetStream)
         peer = stream.muxed_conn.peer_id.to_bytes()
-        stream_count = self._streams.get(peer, 0)
-        if sum(self._streams.values()) >= self._options.streams or stream_count >= max(1, self._options.streams // 4):
+        stream_count, limit = self._streams.get(peer, 0), self._options.max_streams
+        if sum(self._streams.values()) >= limit or stream_count >= max(1, limit // 4):
             self._counters["discovery_streams_refused"] += 1
             await stream.reset()
             return
@@ -571,16 +573,16 @@ class Discovery:
         try:
             messages = _Messages(stream)
             while True:
-                with trio.fail_after(self._options.idle):
-                    asked = await messages.next()
-                if asked is None:
+                with trio.fail_after(self._options.stream_timeout):
+                    query = await messages.next()
+                if query is None:
                     break
                 await self._wait_for_rate()
-                answer = self._answer(peer, asked)
+                answer = self._answer(peer, query)
                 if answer is None:
-                    raise WireError("not a question")
+                    raise WireError("not a query")
                 if answer:
-                    with trio.fail_after(self._options.ask):
+                    with trio.fail_after(self._options.query_timeout):
                         await stream.write(encode(answer))
             await stream.close()
         except (*BROKEN, WireError, DecodeError) as failure:
@@ -595,13 +597,13 @@ class Discovery:
     async def _wait_for_rate(self) -> None:
         """Limit the rate of answers, so that queries cannot take the node's time."""
         now = trio.current_time()
-        self._next_answer_at = max(self._next_answer_at + 1 / self._options.answers, now)
+        self._next_answer_at = max(self._next_answer_at + 1 / self._options.max_answers_per_second, now)
         await trio.sleep(self._next_answer_at - now)
 
-    def _answer(self, peer: bytes, asked: Message) -> bytes | None:
+    def _answer(self, peer: bytes, query: Message) -> bytes | None:
         scope = self._remote_scope(peer)
         answer = self._server.answer(
-            asked, DhtContact(peer, ()), scope, self._list_known_servers(), self._own_contact(peer), trio.current_time()
+            query, DhtContact(peer, ()), scope, self._list_known_servers(), self._own_contact(peer), trio.current_time()
         )
         if answer is None:
             return None

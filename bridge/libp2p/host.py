@@ -281,9 +281,9 @@ class Node:
         Returns the reason of a failure, or "".
         """
         if peer in self.bootstrap:
-            return "is dialled as it is"
+            return "it is a bootstrap peer"
         if self._ban_left(peer):
-            return "is kept out for its conduct"
+            return "it is banned"
         if self.is_connected(peer):
             return ""
         self._discovered[peer] = None
@@ -414,7 +414,7 @@ class Node:
     async def _dial(self, target: BootstrapPeer) -> str:
         """Dial a peer, and return "" or the reason why no address answered."""
         if seconds := self._ban_left(target.id.to_bytes()):
-            return f"kept out for its conduct, for {seconds:.0f} s more"
+            return f"banned for {seconds:.0f} s more"
         error = ""
         for address in target.addresses:
             error = await self._dial_at(address, target.id, self._options.dial_timeout)

@@ -32,7 +32,15 @@ from kit.node_town import LISTEN, OPTIONS, TOPIC, Running, Town, in_town
 pytest_plugins = ["kit.foreign_fixtures"]
 
 FAST = DiscoveryOptions(
-    first=0.2, every=1.0, dial=1.0, ask=3.0, prove=2.0, keep=1.0, back_off=5.0, back_off_most=20.0, renew=60.0
+    first_lookup_interval=0.2,
+    lookup_interval=1.0,
+    dial_timeout=1.0,
+    query_timeout=3.0,
+    subscribe_timeout=2.0,
+    idle_connection_timeout=1.0,
+    first_backoff=5.0,
+    max_backoff=20.0,
+    reprovide_interval=60.0,
 )
 HIDDEN = replace(FAST, serve=False)  # no DHT server: it can be found under its topics only
 OTHER = "/ceramic/local-test/sep/model/kother"
@@ -125,7 +133,7 @@ def test_through_a_server_that_is_named_only(tmp_path: Path) -> None:
         named = [await server(town, third.address) for _ in range(3)]
         await town.bell.until(lambda: all(each.discovery.servers >= 2 for each in named))  # each other
         # a server that a busy machine kept from answering is told again soon
-        first = await finder(town, third.address, options=replace(FAST, renew=5.0))
+        first = await finder(town, third.address, options=replace(FAST, reprovide_interval=5.0))
         await town.bell.until(lambda: first.count("announced") >= 4)
         begun = await finder(town, third.address, topics=(OTHER,))
         await town.bell.until(lambda: begun.discovery.servers >= 4)
@@ -155,7 +163,7 @@ def test_found_again_after_the_server_forgot(tmp_path: Path) -> None:
 def test_announced_again_when_it_is_time(tmp_path: Path) -> None:
     async def test(town: Town) -> None:
         third = await server(town)
-        first = await finder(town, third.address, options=replace(FAST, renew=0.5))
+        first = await finder(town, third.address, options=replace(FAST, reprovide_interval=0.5))
         await town.bell.until(lambda: first.count("announced") >= 3)
 
     in_town(tmp_path, test)
@@ -331,7 +339,7 @@ def test_fifty_lying_providers(tmp_path: Path) -> None:
     async def test(town: Town) -> None:
         third, friend, victim = await server(town), await town.node(), await town.node()
         friend.node.join(OTHER)
-        true = await finder(town, third.address, options=replace(HIDDEN, tries=0))  # it looks for nobody
+        true = await finder(town, third.address, options=replace(HIDDEN, max_providers=0))  # it looks for nobody
         await town.bell.until(lambda: true.count("announced") > 0)
         hole = Hole()
         silent = [await hole.listen(town) for _ in range(20)]
@@ -343,7 +351,7 @@ def test_fifty_lying_providers(tmp_path: Path) -> None:
                 town.nursery.start_soon(lie, third, port, few)
             await town.bell.until(lambda: third.discovery.sizes["records"] == 51)
 
-            patient = replace(HIDDEN, back_off=60.0, back_off_most=60.0)
+            patient = replace(HIDDEN, first_backoff=60.0, max_backoff=60.0)
             seeker = await finder(
                 town, third.address, friend.address, topics=(TOPIC, OTHER), options=patient, listen=()
             )
@@ -362,7 +370,7 @@ def test_fifty_lying_providers(tmp_path: Path) -> None:
             assert 0 < hole.count <= len(silent)
             assert hole.most <= 3  # half a mesh is wanted
             # ten of one address, twice, of which some are dialled; the others once each
-            assert seeker.count("dialled") <= len(silent) + 2 * FAST.dials_of_address + 10 + 1
+            assert seeker.count("dialled") <= len(silent) + 2 * FAST.max_dials_per_address + 10 + 1
             assert seeker.discovery.sizes["failures"] <= 2 * 51
             assert victim.node.view().connections == 0
             assert seeker.node.router.peers[peer_bytes(friend.peer)].score >= 0

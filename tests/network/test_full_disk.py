@@ -121,4 +121,4 @@ def test_frames_that_find_no_room_at_the_end_are_counted_and_the_bridge_fails(
         bridge.kill()
     assert code == 1
     assert "frames are lost: Kafka did not acknowledge them" in said
-    assert "bridge.spool_bytes, or the disk" in said
+    assert "Raise bridge.spool_bytes" in said

@@ -303,7 +303,7 @@ def test_an_answer_is_bounded() -> None:
 
 
 def test_what_fails_is_left_alone_for_longer_each_time() -> None:
-    failures = DialBackoff(first=10, most=35, remembered=100, per_address=9)
+    failures = DialBackoff(first=10, longest=35, max_entries=100, per_address=9)
     until = []
     now = 0.0
     for _ in range(4):
@@ -322,7 +322,7 @@ def test_what_fails_is_left_alone_for_longer_each_time() -> None:
 
 
 def test_one_address_is_not_dialled_for_each_of_many_ids() -> None:
-    failures = DialBackoff(first=10, most=35, remembered=100, per_address=3)
+    failures = DialBackoff(first=10, longest=35, max_entries=100, per_address=3)
     dialled = 0
     for number in range(50):
         if not failures.in_backoff(peer(number), OURS, 1):
@@ -333,7 +333,7 @@ def test_one_address_is_not_dialled_for_each_of_many_ids() -> None:
 
 
 def test_failures_are_forgotten_when_there_are_too_many() -> None:
-    failures = DialBackoff(first=10, most=35, remembered=100, per_address=3)
+    failures = DialBackoff(first=10, longest=35, max_entries=100, per_address=3)
     for number in range(1000):
         failures.record_dial(TcpAddress("192.0.2.1", number + 1), 0)
         failures.record_failure(peer(number), OURS, 0)
