@@ -102,7 +102,7 @@ def by_index(frame: Frame, bundles: BundleSet) -> Frame:
     table = negotiate_table(copy.hello_in, copy.hello_out, bundles).table
     rpc = RPC.FromString(copy.payload)
     for message in rpc.publish:
-        index = table.index_of(message.topic)
+        index = table.find_index(message.topic)
         if index is None:
             raise BenchError(f"no index for the topic {message.topic!r}")
         message.ClearField("topic")

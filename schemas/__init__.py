@@ -11,7 +11,7 @@ __all__ = ["bundle_hash", "intersect"]
 
 
 def __getattr__(name: str) -> object:
-    # when somebody asks: `kiln --help` needs a schema now and then, and never protobuf
+    # lazy, so that `kiln --help` imports no protobuf
     if name in __all__:
         from kiln.schemas.wire import topic_table
 

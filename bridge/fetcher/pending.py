@@ -552,7 +552,7 @@ class PendingFetches:
         if separator is None or update is None:
             return
         verified = Separator(separator.key, separator.value)
-        contradicted = claims_of(record).contradicted(verified)
+        contradicted = claims_of(record).find_contradicted(verified)
         if contradicted is not None:
             key = build_quarantine_key(update.frame.partition, update.frame.offset, update.frame.index)
             self._quarantine(

@@ -269,7 +269,7 @@ class TableAgreements:
     def _find_index(self, table: TopicTable | None, state: _PeerTable | None, topic: str) -> int | None:
         if table is None or state is None:
             return None
-        index = table.index_of(topic)
+        index = table.find_index(topic)
         if index is None or _index_size(index) > _name_size(topic):  # so that no RPC grows over the peer's limit
             return None
         self._counters[INDEX_WRITTEN] += 1

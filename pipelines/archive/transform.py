@@ -48,7 +48,13 @@ from kiln.pipelines.runtime.row_packing import (
 )
 from kiln.schemas.delta.tables import TABLES, Column
 from kiln.schemas.kafka.frames import BEP50, DIRECTIONS, ORIGINS, read_frame
-from kiln.schemas.kafka.records import MAX_QUARANTINED, QuarantineRecord, encode, build_quarantine_key, build_quarantine_records
+from kiln.schemas.kafka.records import (
+    MAX_QUARANTINED,
+    QuarantineRecord,
+    build_quarantine_key,
+    build_quarantine_records,
+    encode,
+)
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.reject import Rejected
 from kiln.schemas.wire.identity import VERDICT_NAMES, Verdict, peer_text, raw_peer

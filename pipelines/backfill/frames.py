@@ -78,7 +78,7 @@ class FrameFilter:
 def split_file(path: str, format_name: str, digest: bytes, network: str, heard_at: int) -> list[FilePart]:
     """Split a file into parts that tasks can read in parallel."""
     with Path(path).open("rb") as file:
-        ranges = list(FORMATS[format_name].cut(file, _PART_BYTES))
+        ranges = list(FORMATS[format_name].split(file, _PART_BYTES))
     return [FilePart(path, format_name, digest, network, heard_at, part) for part in ranges]
 
 
@@ -159,7 +159,7 @@ def _read_file_partition(wanted: FrameFilter, target: RunTarget) -> Callable[[_B
                             )
                             _add_fault(faults, rejection, of_frame=False)
                         elif wanted.matches(item):
-                            offset = item.sequence if reader.of_lines else number
+                            offset = item.sequence if reader.has_lines else number
                             row = _merge_frame(part.partition, offset, item.observed_at // 1000, item)
                             if isinstance(row, MergedRow):
                                 yield from out.add(row)

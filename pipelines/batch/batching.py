@@ -14,9 +14,9 @@ from kiln.schemas.kafka.records import (
     BatchRecord,
     SeparatorRecord,
     build_batch_key,
-    encode,
     build_quarantine_record_key,
     build_quarantine_records,
+    encode,
 )
 from kiln.schemas.wire.batch_block import MAX_BLOCK, write_leaves
 

@@ -21,7 +21,7 @@ import msgspec
 
 from kiln.pipelines.batch.offset_range import NO_UPDATE, OffsetRange, WindowKey
 from kiln.schemas.kafka.topics import MAX_EPOCH_WRITERS
-from kiln.schemas.wire.batch_block import list_tips, encode_stream_key
+from kiln.schemas.wire.batch_block import encode_stream_key, list_tips
 
 # µs: before and after every time that a record can have
 _NEVER: Final = -(2**63)

@@ -36,16 +36,16 @@ from kiln.schemas.wire.identity import (
     Judgement,
     Policy,
     Verdict,
+    build_ed25519_peer_id,
     check,
+    compute_unverified_id,
     estimate_id_cost,
     message_id,
-    build_ed25519_peer_id,
     peer_text,
-    compute_unverified_id,
 )
 from kiln.schemas.wire.pubsub import PubsubMessage, read_message
-from kiln.schemas.wire.topic_table import BundleSet, TopicSource, TopicTable, resolve_topic, negotiate_table
-from kiln.schemas.wire.topics import Separator, TopicError, parse_topic, format_separator, format_topic
+from kiln.schemas.wire.topic_table import BundleSet, TopicSource, TopicTable, negotiate_table, resolve_topic
+from kiln.schemas.wire.topics import Separator, TopicError, format_separator, format_topic, parse_topic
 
 _ORIGINS: tuple[Origin, ...] = ("LIVE", "REPLAY")
 _BRIDGE_JUDGEMENTS: Mapping[int, Judgement] = {

@@ -60,7 +60,7 @@ from great_expectations.expectations.registry import get_expectation_impl
 from kiln.pipelines.quality.catalogue import EXPECTATIONS
 from kiln.pipelines.quality.results import FaultyKey
 from kiln.pipelines.quality.suites import SuiteCheck
-from kiln.schemas.wire.cid import USUAL_TEXT, CidError, compute_cid, cid_bytes, cid_text, check_block
+from kiln.schemas.wire.cid import USUAL_TEXT, CidError, check_block, cid_bytes, cid_text, compute_cid
 from kiln.schemas.wire.identity import PeerIdError, peer_bytes
 from kiln.schemas.wire.streamid import StreamIdError, stream_text
 

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from kiln.pipelines.quality.table_checks import CheckInputs, format_interval, format_timestamp
-from kiln.schemas.wire.batch_block import BlockError, read_block, encode_stream_key, write_leaves
+from kiln.schemas.wire.batch_block import BlockError, encode_stream_key, read_block, write_leaves
 from kiln.schemas.wire.cid import USUAL_TEXT, CidError, cid_bytes, cid_text
 
 Owner = tuple[str, str, str, str]

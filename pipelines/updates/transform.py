@@ -40,15 +40,15 @@ from kiln.schemas.kafka.records import (
     UpdateRecord,
     WaitedTip,
     WantedRecord,
-    encode,
     build_quarantine_key,
     build_quarantine_records,
     build_update_key,
+    encode,
 )
 from kiln.schemas.wire.cid import cid_text
 from kiln.schemas.wire.claims import CONTRADICTS, Claims, describe_contradiction
 from kiln.schemas.wire.streamid import StreamID
-from kiln.schemas.wire.topics import Separator, parse_separator, format_separator
+from kiln.schemas.wire.topics import Separator, format_separator, parse_separator
 
 _Batches = Iterator[pa.RecordBatch]
 
@@ -181,7 +181,7 @@ def resolve_separator(
         return SeparatedUpdate(None, "genesis")
     if verified is not _UNKNOWN:
         separator = Separator(verified.key, verified.value)
-        return SeparatedUpdate(separator, "genesis", claims.contradicted(separator))
+        return SeparatedUpdate(separator, "genesis", claims.find_contradicted(separator))
     if claims.first is None or (separating.fetch and (claims.disagree or not separating.believe)):
         return SeparatedUpdate(None, None)
     return SeparatedUpdate(claims.first, "topic" if claims.topic is not None else "model")

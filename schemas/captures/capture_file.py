@@ -26,7 +26,7 @@ _MAX_TIME: Final = 2**63 - 1  # Frame.observed_at is an int64
 
 
 class CaptureError(ValueError):
-    """Not a capture, or a truncated or corrupt one. The text names the record (counted from 1) and its byte offset."""
+    """The file is no capture, or truncated or corrupt. The text names the record, from 1, and its byte offset."""
 
 
 class CaptureRecord(NamedTuple):
@@ -40,10 +40,10 @@ class CaptureRecord(NamedTuple):
 
 
 def read_capture(stream: BinaryIO) -> Iterator[CaptureRecord]:
-    """The records of an uncompressed capture, in file order; the stream is read to its end and not closed.
+    """Read the records of an uncompressed capture, in file order, to the end of the stream.
 
-    Raises CaptureError at the first record that cannot be read, after the good ones before it. Offsets count
-    uncompressed bytes.
+    Raises:
+        CaptureError: A record cannot be read. The records before it were yielded.
     """
     offset = 0
     number = 1
@@ -64,9 +64,10 @@ def read_capture(stream: BinaryIO) -> Iterator[CaptureRecord]:
 
 
 def write_capture(stream: BinaryIO, records: Iterable[CaptureRecord]) -> int:
-    """Write the records uncompressed (wrap the stream in gzip for `*.rpc.gz`) and return how many there were.
+    """Write records uncompressed, and return their number. Wrap the stream in gzip for `*.rpc.gz`.
 
-    Raises CaptureError for a record that the format cannot hold.
+    Raises:
+        CaptureError: A record does not fit the format.
     """
     number = 0
     for number, record in enumerate(records, 1):
@@ -89,9 +90,10 @@ def write_capture(stream: BinaryIO, records: Iterable[CaptureRecord]) -> int:
 
 @contextmanager
 def open_capture(path: Path) -> Iterator[BinaryIO]:
-    """A capture file opened for read_capture: gzip is recognised by its first bytes, not by the name.
+    """Open a capture file for `read_capture`. gzip is detected by the first bytes, not by the name.
 
-    OSError as from open.
+    Raises:
+        OSError: The file cannot be opened.
     """
     with path.open("rb") as raw:
         magic = raw.read(2)
@@ -104,7 +106,7 @@ def open_capture(path: Path) -> Iterator[BinaryIO]:
 
 
 def _read(stream: BinaryIO, size: int, number: int, offset: int) -> bytes:
-    """Up to `size` bytes; fewer only at the end. A raw stream may return less than asked at a time."""
+    """Read `size` bytes, or fewer at the end. A raw stream may return less than requested at a time."""
     try:
         data = stream.read(size)
         while data and len(data) < size and (more := stream.read(size - len(data))):

@@ -2,12 +2,12 @@
 
 `[<date>] service=pubsub peer=… event=received topic=… message.from=… message.seqno=<hex> message.typ=0 …`, the same on
 the console and in the log file of the service. The node writes the fields of the message that it has read, so the data
-is made anew from the fields, in their order, as compact JSON: the same message, not always the same bytes. Before
-2021-04 the fields stood under `message.data.`.
+is rebuilt from the fields, in their order, as compact JSON: the same message, not always the same bytes. Before 2021-04
+the fields had the prefix `message.data.`.
 
-A `received` line is of somebody else's message: the node leaves its own out. A `published` line is of the node's own,
-and has no seqno. Both are heard from the log, so both become Frames that came IN; of a published message the node is
-author and sender. Other events and other services hold no message.
+A `received` line is of another node's message, since the node leaves out its own. A `published` line is of its own, and
+has no seqno. Both become Frames of direction IN; the author and sender of a published message is the node. Other events
+and other services have no message.
 
 Source: js-ceramic packages/common/src/loggers.ts and packages/core/src/pubsub/pubsub.ts; npm logfmt 1.x,
 lib/stringify.js.
@@ -40,15 +40,15 @@ _DECIMALS: Final = re.compile(r"\d{1,3}(,\d{1,3})*", re.ASCII)
 _EMPTY_OBJECT: Final = "[object Object]"
 _NUMBERS: Final = frozenset({"typ", "ts"})
 _ENVELOPE: Final = frozenset({"from", "seqno", "receivedFrom", "topicIDs", "data", "key", "signature"})
-"""Fields of the gossipsub message, which stand beside the fields of Ceramic's message."""
+"""Fields of the gossipsub message, which are next to the fields of Ceramic's message."""
 
 _Pairs = dict[str, str | None]
 
 
 def sniff(line: bytes) -> bool:
     """Return true if a line is one of a js-ceramic service."""
-    found = _LINE.fullmatch(line[:4096].decode(errors="replace"))
-    return found is not None and _parse_time(found[1]) is not None
+    match = _LINE.fullmatch(line[:4096].decode(errors="replace"))
+    return match is not None and _parse_time(match[1]) is not None
 
 
 def read(file: BinaryIO, source: FileSource, part: FileRange = WHOLE) -> Iterator[Item]:
@@ -60,10 +60,10 @@ def read_line(line: bytes) -> LoggedMessage | Rejected:
         text = line.decode()
     except UnicodeDecodeError as error:
         return Rejected(LINE_MALFORMED, f"not UTF-8: {error.reason} at byte {error.start}")
-    found = _LINE.fullmatch(text.rstrip(" "))  # the log file has a space before the line's end
-    if found is None:
+    match = _LINE.fullmatch(text.rstrip(" "))  # the log file has a space before the line's end
+    if match is None:
         return Rejected(LINE_MALFORMED, "no line of a service: it does not begin with [date] service=…")
-    date, service, rest = found.groups()
+    date, service, rest = match.groups()
     if service != "pubsub":
         return Rejected(NO_MESSAGE, f"a line of the service {service[:40]!r}, not pubsub")
     at = _parse_time(date)
@@ -82,7 +82,11 @@ def read_line(line: bytes) -> LoggedMessage | Rejected:
 
 
 def _parse_message(pairs: _Pairs, published: bool, at: int) -> LoggedMessage:
-    """ValueError: the line lacks a field that it must have, or one cannot be read."""
+    """Build the message of a line.
+
+    Raises:
+        ValueError: The line lacks a required field, or one cannot be read.
+    """
     topic = pairs.get("topic")
     if not topic:
         raise ValueError("the line has no topic")
@@ -97,7 +101,7 @@ def _parse_message(pairs: _Pairs, published: bool, at: int) -> LoggedMessage:
 def _parse_data(pairs: _Pairs) -> bytes:
     whole = pairs.get("message.data")
     if whole is not None and _DECIMALS.fullmatch(whole):
-        return _decode_bytes(whole)  # a Uint8Array as JavaScript prints it: the very bytes
+        return _decode_bytes(whole)  # a Uint8Array as JavaScript prints it: the exact bytes
     before_2021_04 = "message.data.typ" in pairs
     start = "message.data." if before_2021_04 else "message."
     content: dict[str, object] = {}
@@ -122,7 +126,7 @@ def _parse_data(pairs: _Pairs) -> bytes:
 
 
 def _parse_seqno(pairs: _Pairs) -> bytes:
-    """Hex. A Uint8Array that JavaScript printed is decimals; a Buffer that it printed has lost its bytes."""
+    """Parse a seqno in hex, or in decimals as JavaScript prints a Uint8Array. A printed Buffer has lost its bytes."""
     text = pairs.get("message.seqno") or ""
     if "," in text and _DECIMALS.fullmatch(text):
         return _decode_bytes(text)
@@ -133,12 +137,20 @@ def _parse_seqno(pairs: _Pairs) -> bytes:
 
 
 def _decode_bytes(decimals: str) -> bytes:
-    """ValueError: a number is over 255."""
+    """Decode decimals separated by commas.
+
+    Raises:
+        ValueError: A number is over 255.
+    """
     return bytes(map(int, decimals.split(",")))
 
 
 def _parse_peer(pairs: _Pairs, key: str) -> bytes:
-    """The peer id at a key, b"" if there is none; ValueError: what is there is no peer id."""
+    """Parse the peer id at a key; b"" if there is none.
+
+    Raises:
+        ValueError: The value is no peer id.
+    """
     text = pairs.get(key)
     if not text:
         return b""
@@ -151,28 +163,36 @@ def _parse_peer(pairs: _Pairs, key: str) -> bytes:
 
 
 def _read_pairs(text: str) -> _Pairs | None:
-    """The pairs of a logfmt line, the last of equal keys; a value of None is null. None: the text is no logfmt."""
+    """Read the pairs of a logfmt line; the last of equal keys wins, and a value of `None` is null.
+
+    Returns:
+        None if the text is not logfmt.
+    """
     pairs: _Pairs = {}
     position = 0
     while position < len(text):
-        found = _PAIR.match(text, position)
-        if found is None:
+        match = _PAIR.match(text, position)
+        if match is None:
             return None
-        key, quoted, bare = found.groups()
+        key, quoted, bare = match.groups()
         pairs[key] = _ESCAPE.sub(r"\1", quoted) if quoted is not None else bare or None
-        position = found.end()
+        position = match.end()
     return pairs
 
 
 @lru_cache(maxsize=1024)
 def _parse_time(date: str) -> int | None:
-    """Unix ns of a date such as "Thu, 15 Jul 2021 13:24:33 GMT"; None: the text is none, or before 1970."""
-    found = _DATE.fullmatch(date)
-    if found is None or found[2] not in _MONTHS:
+    """Parse a date such as "Thu, 15 Jul 2021 13:24:33 GMT".
+
+    Returns:
+        Unix ns, or None if the text is no date, or before 1970.
+    """
+    match = _DATE.fullmatch(date)
+    if match is None or match[2] not in _MONTHS:
         return None
-    day, year, hour, minute, second = (int(found[group]) for group in (1, 3, 4, 5, 6))
+    day, year, hour, minute, second = (int(match[group]) for group in (1, 3, 4, 5, 6))
     try:
-        moment = datetime(year, _MONTHS.index(found[2]) + 1, day, hour, minute, second, tzinfo=UTC)
+        moment = datetime(year, _MONTHS.index(match[2]) + 1, day, hour, minute, second, tzinfo=UTC)
     except ValueError:
         return None
     at = int(moment.timestamp()) * 1_000_000_000

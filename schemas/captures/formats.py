@@ -11,10 +11,10 @@ from typing import BinaryIO, Final
 
 from kiln.schemas.captures import ceramic_log, kiln_capture, kubo_sub, pubsub_trace
 from kiln.schemas.captures.items import FileSource, Item
-from kiln.schemas.captures.lines import WHOLE, FileDamage, FileRange, split_lines, read_blocks
+from kiln.schemas.captures.lines import WHOLE, FileDamage, FileRange, read_blocks, split_lines
 
 SNIFF_BYTES: Final = 64 * 1024
-"""Uncompressed bytes from which a format is detected."""
+"""uncompressed bytes from which a format is detected"""
 
 
 @dataclass(frozen=True)
@@ -23,29 +23,29 @@ class CaptureFormat:
 
     name: str
     """also the `protocol` of the Frames, except for Kiln's own captures"""
-    holds: str
+    description: str
     """description of the format, and of what it lacks compared with Kiln's own captures"""
     sniff: Callable[[bytes], bool]
     """returns true if the first SNIFF_BYTES uncompressed bytes of a file are of this format"""
     read: Callable[[BinaryIO, FileSource, FileRange], Iterator[Item]]
     """reads the items of one part of a seekable file, in order; raises only the file's OSError, whatever the bytes"""
-    of_lines: bool
+    has_lines: bool
     """true if a file consists of lines, and so can be split"""
-    timed: bool = True
-    """true if a file has times of messages; otherwise `FileSource.heard_at` applies"""
+    has_times: bool = True
+    """true if a file has times of messages; otherwise `FileSource.default_time` applies"""
 
-    def cut(self, file: BinaryIO, size: int) -> Iterator[FileRange]:
+    def split(self, file: BinaryIO, size: int) -> Iterator[FileRange]:
         """Split a file into parts of about `size` bytes. A compressed file, or one without lines, is one part."""
-        return split_lines(file, size) if self.of_lines else iter((WHOLE,))
+        return split_lines(file, size) if self.has_lines else iter((WHOLE,))
 
 
 def _sniff_any_line(sniff: Callable[[bytes], bool]) -> Callable[[bytes], bool]:
-    """Build a detector that accepts lines of other programs before the first one of the format."""
+    """Build a detector that skips lines of other programs before the first one of the format."""
 
-    def sniffs(first: bytes) -> bool:
+    def sniff_lines(first: bytes) -> bool:
         return any(sniff(line.removesuffix(b"\r")) for line in first.split(b"\n"))
 
-    return sniffs
+    return sniff_lines
 
 
 _ALL: Final = (
@@ -54,36 +54,36 @@ _ALL: Final = (
         "Kiln's capture file: RPCs exactly as on the wire, in both directions",
         kiln_capture.sniff,
         kiln_capture.read,
-        of_lines=False,
+        has_lines=False,
     ),
     CaptureFormat(
         kubo_sub.NAME,
         "the answer of Kubo's RPC pubsub/sub, one JSON object a line: no times, no signatures, no copies",
         _sniff_any_line(kubo_sub.sniff),
         kubo_sub.read,
-        of_lines=True,
-        timed=False,
+        has_lines=True,
+        has_times=False,
     ),
     CaptureFormat(
         pubsub_trace.JSON_NAME,
         "a trace of go-libp2p-pubsub's JSONTracer: copies of messages without their data",
         _sniff_any_line(pubsub_trace.sniff_json),
         pubsub_trace.read_json,
-        of_lines=True,
+        has_lines=True,
     ),
     CaptureFormat(
         ceramic_log.NAME,
         "a service log of js-ceramic: messages as the node had read them, times in whole seconds, no signatures",
         _sniff_any_line(ceramic_log.sniff),
         ceramic_log.read,
-        of_lines=True,
+        has_lines=True,
     ),
     CaptureFormat(
         pubsub_trace.PB_NAME,
         "a trace of go-libp2p-pubsub's PBTracer: copies of messages without their data",
         pubsub_trace.sniff_pb,
         pubsub_trace.read_pb,
-        of_lines=False,
+        has_lines=False,
     ),
 )
 

@@ -47,7 +47,7 @@ class FileSource(NamedTuple):
     """sha256 of the file as stored: the same file gives the same keys of `frames` each time"""
     network: str
     """of messages whose topic names no Ceramic network; 1 to 256 characters"""
-    heard_at: int
+    default_time: int
     """event time of messages for which the file has no time, unix ns"""
 
 
@@ -61,8 +61,9 @@ class LoggedMessage(NamedTuple):
     seqno: bytes
     """empty if the log has none"""
     node: bytes
-    """the node that wrote the log"""
-    heard_from: bytes
+    """node that wrote the log"""
+    sender: bytes
+    """peer that sent the message to the node"""
     at: int | None
     """unix ns, or `None` if the log has no times"""
 
@@ -84,7 +85,7 @@ class LogFrames:
         Args:
             raw: The line, for quarantine.
         """
-        at = self._source.heard_at if logged.at is None else logged.at
+        at = self._source.default_time if logged.at is None else logged.at
         fault = _find_fault(logged, at)
         if fault is not None:
             return UnreadableItem(line, raw, fault.reason, fault.detail)
@@ -107,7 +108,7 @@ class LogFrames:
             connection=self._connection,
             direction=Frame.IN,
             local_peer=logged.node,
-            remote_peer=logged.heard_from,
+            remote_peer=logged.sender,
             protocol=self._format,
             observed_at=at,
             payload=payload,
@@ -122,7 +123,7 @@ def _find_fault(logged: LoggedMessage, at: int) -> Rejected | None:
         return Rejected(LINE_MALFORMED, f"time {at} is no time in unix nanoseconds")
     if len(logged.author) > MAX_PEER:
         return Rejected(LINE_MALFORMED, f"the author's peer id has {len(logged.author)} bytes; at most {MAX_PEER}")
-    if (longest := max(len(logged.node), len(logged.heard_from))) > MAX_FRAME_PEER:
+    if (longest := max(len(logged.node), len(logged.sender))) > MAX_FRAME_PEER:
         return Rejected(LINE_MALFORMED, f"a peer id of {longest} bytes; a node has one of at most {MAX_FRAME_PEER}")
     if len(logged.seqno) > MAX_SEQNO:
         return Rejected(LINE_MALFORMED, f"a seqno of {len(logged.seqno)} bytes; at most {MAX_SEQNO} are read")

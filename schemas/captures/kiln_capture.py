@@ -1,12 +1,12 @@
-"""Kiln's own capture files, into the Frames that `kiln replay` sends (docs/design/contracts.md, Capture file).
+"""Conversion of Kiln's own capture files into Frames (docs/design/contracts.md, Capture file).
 
-A capture knows pairs of peers, not connections. Connection n of a pair is its n-th inbound with its n-th outbound
+A capture has pairs of peers, not connections. Connection n of a pair is its n-th inbound with its n-th outbound
 hello: a hello is the first RPC of a direction, and a later one that no peer sends twice on a stream: it carries
 control.extensions (gossipsub v1.3: in the first message only), or subscribes to a topic that this peer is already
 subscribed to.
 
-Every frame carries both hellos of its connection, also the frames before the later one of the two. So a file is read
-twice: `survey_capture` finds the connections, `build_frames` makes the frames.
+Every frame carries both hellos of its connection, also the frames before the later of the two. So a file is read twice:
+`survey_capture` finds the connections, and `build_frames` builds the frames.
 """
 
 from __future__ import annotations
@@ -28,12 +28,11 @@ from kiln.schemas.wire.topics import parse_topic
 
 NAME: Final = "kiln-capture"
 
-MAX_HELD: Final = 256 * 1024 * 1024
-"""Bytes that a reader holds of the connections and subscriptions of one capture. A few kilobytes of gzip can name
-millions of them."""
-_STREAM_BYTES: Final = 1000  # of one direction of a connection, about, beside its peer ids
-_TOPIC_BYTES: Final = 100  # of a subscription, about
-_MAX_NETWORKS: Final = 10_000  # that are counted
+MAX_SURVEY_BYTES: Final = 256 * 1024 * 1024
+"""memory limit for the connections and subscriptions of one capture: a few kilobytes of gzip can name millions"""
+_STREAM_BYTES: Final = 1000  # approximate memory of one direction of a connection, without its peer ids
+_TOPIC_BYTES: Final = 100  # approximate memory of a subscription
+_MAX_NETWORKS: Final = 10_000  # counted networks
 
 _Lane = tuple[bytes, bytes, Literal["R", "S"]]  # local peer, remote peer, direction
 
@@ -54,39 +53,46 @@ class CaptureSurvey(NamedTuple):
     streams: dict[tuple[_Lane, int], ConnectionStream]
     """by lane and number of the connection, from 1"""
     networks: Counter[str]
-    """how often each Ceramic network is named in a topic"""
+    """number of topic names of each Ceramic network"""
     records: int
     size: int
     """bytes of all RPCs"""
 
-    def network(self, fallback: str) -> str:
-        """The Ceramic network named most often (of equals the first in the alphabet), else the fallback."""
+    def select_network(self, fallback: str) -> str:
+        """Select the Ceramic network named most often (of equals the first in the alphabet), else the fallback."""
         return min(self.networks, key=lambda name: (-self.networks[name], name), default=fallback)
 
 
-class _Lanes:
-    """Numbers the streams of each pair and direction, by their hellos.
+class _StreamPosition(NamedTuple):
+    """Stream of a record."""
 
-    Both passes see the same records, so the same numbers.
-    """
+    lane: _Lane
+    number: int
+    """number of the connection, from 1"""
+    is_hello: bool
+
+
+class _Lanes:
+    """Numbers the streams of each pair and direction by their hellos. Both passes give the same numbers."""
 
     def __init__(self) -> None:
         self._subscribed: dict[_Lane, set[int]] = {}
         self._number: dict[_Lane, int] = {}
-        self._held = 0
+        self._memory = 0
 
-    def place(self, record: CaptureRecord, rpc: rpc_pb2.RPC | None) -> tuple[_Lane, int, bool]:
-        """(lane, number of the connection, whether this RPC is its hello).
+    def locate(self, record: CaptureRecord, rpc: rpc_pb2.RPC | None) -> _StreamPosition:
+        """Locate the stream of a record. An RPC that does not parse is a hello only if it is the first.
 
-        An RPC that does not parse is one only if first. CaptureError: the capture names more than MAX_HELD.
+        Raises:
+            CaptureError: The connections and subscriptions exceed MAX_SURVEY_BYTES.
         """
         lane = (record.local, record.remote, record.direction)
-        hello = lane not in self._number or (rpc is not None and self._is_again(lane, rpc))
-        if hello:
+        is_hello = lane not in self._number or (rpc is not None and self._is_repeated_hello(lane, rpc))
+        if is_hello:
             self._number[lane] = self._number.get(lane, 0) + 1
-            gone = self._subscribed.get(lane, ())
+            previous = self._subscribed.get(lane, ())
             self._subscribed[lane] = set()
-            self._hold(_STREAM_BYTES + len(record.local) + len(record.remote) - _TOPIC_BYTES * len(gone))
+            self._add_memory(_STREAM_BYTES + len(record.local) + len(record.remote) - _TOPIC_BYTES * len(previous))
         if rpc is not None:
             topics = self._subscribed[lane]
             before = len(topics)
@@ -95,17 +101,18 @@ class _Lanes:
                     topics.add(_hash_topic(option))
                 else:
                     topics.discard(_hash_topic(option))
-            self._hold(_TOPIC_BYTES * (len(topics) - before))
-        return lane, self._number[lane], hello
+            self._add_memory(_TOPIC_BYTES * (len(topics) - before))
+        return _StreamPosition(lane, self._number[lane], is_hello)
 
-    def _hold(self, size: int) -> None:
-        self._held += size
-        if self._held > MAX_HELD:
+    def _add_memory(self, size: int) -> None:
+        self._memory += size
+        if self._memory > MAX_SURVEY_BYTES:
             raise CaptureError(
-                f"the capture names more connections and subscriptions than {MAX_HELD >> 20} MiB hold. Cut it in two"
+                f"the connections and subscriptions of the capture need more than {MAX_SURVEY_BYTES >> 20} MiB. "
+                "Split the file"
             )
 
-    def _is_again(self, lane: _Lane, rpc: rpc_pb2.RPC) -> bool:
+    def _is_repeated_hello(self, lane: _Lane, rpc: rpc_pb2.RPC) -> bool:
         if rpc.control.HasField("extensions"):
             return True
         topics = self._subscribed[lane]
@@ -118,7 +125,7 @@ def _hash_topic(option: rpc_pb2.RPC.SubOpts) -> int:
 
 
 def _parse(payload: bytes) -> rpc_pb2.RPC | None:
-    if len(payload) > MAX_RPC:  # cut in its frame; 64 MiB of empty messages would take gigabytes as objects
+    if len(payload) > MAX_RPC:  # truncated in its frame; 64 MiB of empty messages would take gigabytes as objects
         return None
     rpc = read_rpc(payload)
     return None if isinstance(rpc, Rejected) else rpc
@@ -128,7 +135,7 @@ def _count_networks(rpc: rpc_pb2.RPC, networks: Counter[str]) -> None:
     names: list[str | bytes] = [option.topicid for option in rpc.subscriptions if option.HasField("topicid")]
     names += [message.topic for message in rpc.publish if message.HasField("topic")]
     for name in names:
-        # upb hands out bytes where a name is not UTF-8
+        # upb returns bytes for a name that is not UTF-8
         if isinstance(name, str) and (topic := parse_topic(name)) is not None:
             network = topic.network
             if network in networks or (len(network) <= MAX_NETWORK and len(networks) < _MAX_NETWORKS):
@@ -136,16 +143,16 @@ def _count_networks(rpc: rpc_pb2.RPC, networks: Counter[str]) -> None:
 
 
 def survey_capture(records: Iterable[CaptureRecord]) -> CaptureSurvey:
-    """First pass: the connections of a capture with their hellos and lengths, and the networks it names."""
+    """Run the first pass: find the connections with their hellos and lengths, and count the networks."""
     lanes = _Lanes()
     streams: dict[tuple[_Lane, int], ConnectionStream] = {}
     networks: Counter[str] = Counter()
     count = size = 0
     for record in records:
         rpc = _parse(record.rpc)
-        lane, number, hello = lanes.place(record, rpc)
+        lane, number, is_hello = lanes.locate(record, rpc)
         key = (lane, number)
-        if hello:
+        if is_hello:
             streams[key] = ConnectionStream(b"" if rpc is None else find_hello(rpc), 1, record.observed_at)
         else:
             stream = streams[key]
@@ -158,24 +165,25 @@ def survey_capture(records: Iterable[CaptureRecord]) -> CaptureSurvey:
 
 
 def compute_connection_id(capture_sha256: bytes, local: bytes, remote: bytes, number: int) -> bytes:
-    """16 bytes: sha256(sha256 of the file as stored ‖ local ‖ remote ‖ number as u32 BE, from 1), the first 16."""
+    """Compute the first 16 bytes of sha256(sha256 of the file as stored ‖ local ‖ remote ‖ number as u32 BE, from
+    1)."""
     return hashlib.sha256(capture_sha256 + local + remote + number.to_bytes(4, "big")).digest()[:16]
 
 
 def build_frames(
-    records: Iterable[CaptureRecord], found: CaptureSurvey, capture_sha256: bytes, network: str
+    records: Iterable[CaptureRecord], survey: CaptureSurvey, capture_sha256: bytes, network: str
 ) -> Iterator[frame_pb2.Frame]:
-    """Second pass: the frames of the surveyed records, in file order.
+    """Run the second pass: build the frames of the surveyed records, in file order.
 
-    After its last record each direction of a connection has a closing frame: empty payload, at the time of that
-    record. An RPC over 4 MiB is cut to its first 64 KiB, with its length in declared_length.
+    After its last record, each direction of a connection has a closing frame with an empty payload and the time of that
+    record. An RPC over 4 MiB is truncated to its first 64 KiB, with its length in declared_length.
     """
     lanes = _Lanes()
     empty = ConnectionStream(b"", 0, 0)
     sequences: Counter[tuple[_Lane, int]] = Counter()
     ids: dict[tuple[bytes, bytes, int], bytes] = {}
     for record in records:
-        lane, number, _ = lanes.place(record, _parse(record.rpc))
+        lane, number, _ = lanes.locate(record, _parse(record.rpc))
         local, remote, direction = lane
         connection = ids.get((local, remote, number))
         if connection is None:
@@ -191,8 +199,8 @@ def build_frames(
             protocol=record.protocol,
             observed_at=record.observed_at,
             payload=record.rpc,
-            hello_in=found.streams.get(((local, remote, "R"), number), empty).hello,
-            hello_out=found.streams.get(((local, remote, "S"), number), empty).hello,
+            hello_in=survey.streams.get(((local, remote, "R"), number), empty).hello,
+            hello_out=survey.streams.get(((local, remote, "S"), number), empty).hello,
             sequence=sequences[key],
             origin=frame_pb2.Frame.REPLAY,
         )
@@ -200,7 +208,7 @@ def build_frames(
             frame.payload = record.rpc[:CUT_PAYLOAD]
             frame.declared_length = len(record.rpc)
         yield frame
-        if sequences[key] == found.streams[key].records:
+        if sequences[key] == survey.streams[key].records:
             closing = frame_pb2.Frame()
             closing.CopyFrom(frame)
             closing.payload = b""
@@ -215,23 +223,23 @@ def sniff(first: bytes) -> bool:
 
 
 def read(file: BinaryIO, source: FileSource, part: FileRange = WHOLE) -> Iterator[Item]:
-    """The items of a capture, read twice from the beginning; what comes after damage is one Unread.
+    """Read the items of a capture in two passes. The data after damage is one `UnreadableItem`.
 
-    `part` is always WHOLE: a capture is not cut.
+    `part` is always WHOLE, because a capture is not split.
     """
     try:
-        found = survey_capture(_Records(file))
+        survey = survey_capture(_Records(file))
     except CaptureError as error:
         yield UnreadableItem(1, b"", FILE_DAMAGED, str(error))
         return
     records = _Records(file)
-    yield from build_frames(records, found, source.digest, found.network(source.network))
+    yield from build_frames(records, survey, source.digest, survey.select_network(source.network))
     if records.damage:
-        yield UnreadableItem(found.records + 1, b"", FILE_DAMAGED, records.damage)
+        yield UnreadableItem(survey.records + 1, b"", FILE_DAMAGED, records.damage)
 
 
 class _Records:
-    """The records of a capture up to its damage, which is a sentence afterwards."""
+    """Records of a capture up to its damage, which `damage` describes after the iteration."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file

@@ -1,8 +1,8 @@
 """Saved responses of Kubo's RPC `pubsub/sub`: one JSON object a line (NDJSON).
 
 From Kubo 0.11 on, `from` is a peer id, and the other fields are multibase, of which Kubo writes base64url ("u…"):
-`{"from":"12D3…","data":"u…","seqno":"u…","topicIDs":["u…"]}`. go-ipfs before wrote base64 of the raw bytes, and the
-topic as it is. A line has no time, no signature, and not the peer that passed the message on.
+`{"from":"12D3…","data":"u…","seqno":"u…","topicIDs":["u…"]}`. Earlier go-ipfs wrote base64 of the raw bytes, and the
+topic as it is. A line has no time, no signature, and no forwarding peer.
 
 Source: kubo core/commands/pubsub.go, at v0.22.0 and go-ipfs at v0.10.0.
 """
@@ -45,34 +45,42 @@ def read(file: BinaryIO, source: FileSource, part: FileRange = WHOLE) -> Iterato
 
 def read_line(line: bytes) -> LoggedMessage | Rejected:
     try:
-        said = _LINES.decode(line)
+        response = _LINES.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return Rejected(LINE_MALFORMED, f"no line of pubsub/sub: {error}")
-    if len(said.topics) != 1:
-        return Rejected(LINE_MALFORMED, f"the message has {len(said.topics)} topics, not 1")
-    if len(said.author) > 2 * MAX_PEER:
-        return Rejected(LINE_MALFORMED, f"`from` has {len(said.author)} characters, which no peer id has")
+    if len(response.topics) != 1:
+        return Rejected(LINE_MALFORMED, f"the message has {len(response.topics)} topics, not 1")
+    if len(response.author) > 2 * MAX_PEER:
+        return Rejected(LINE_MALFORMED, f"`from` has {len(response.author)} characters, which no peer id has")
     try:
-        author = peer_bytes(said.author)
+        author = peer_bytes(response.author)
     except PeerIdError:
-        return _is_old_line(said)
+        return _parse_old_line(response)
     try:
-        topic = _decode_multibase(said.topics[0]).decode()
-        return LoggedMessage(topic, _decode_multibase(said.data), author, _decode_multibase(said.seqno), b"", b"", None)
-    except ValueError as error:  # of UTF-8 too
+        topic = _decode_multibase(response.topics[0]).decode()
+        return LoggedMessage(
+            topic, _decode_multibase(response.data), author, _decode_multibase(response.seqno), b"", b"", None
+        )
+    except ValueError as error:  # includes UnicodeDecodeError
         return Rejected(LINE_MALFORMED, f"a field is no multibase in base64url: {error}")
 
 
-def _is_old_line(said: _Line) -> LoggedMessage | Rejected:
+def _parse_old_line(response: _Line) -> LoggedMessage | Rejected:
     try:
-        author, data, seqno = (base64.b64decode(text, validate=True) for text in (said.author, said.data, said.seqno))
+        author, data, seqno = (
+            base64.b64decode(text, validate=True) for text in (response.author, response.data, response.seqno)
+        )
     except ValueError as error:
         return Rejected(LINE_MALFORMED, f"`from` is no peer id, and the fields are no base64: {error}")
-    return LoggedMessage(said.topics[0], data, author, seqno, b"", b"", None)
+    return LoggedMessage(response.topics[0], data, author, seqno, b"", b"", None)
 
 
 def _decode_multibase(text: str) -> bytes:
-    """The bytes of a multibase text in base64url; ValueError: the text is none. An empty text is no bytes."""
+    """Decode a multibase text in base64url. An empty text has no bytes.
+
+    Raises:
+        ValueError: The text is not multibase in base64url.
+    """
     if not text:
         return b""
     if text[0] != "u":

@@ -105,17 +105,17 @@ def split_lines(file: BinaryIO, size: int) -> Iterator[FileRange]:
     if is_gzip(file):
         yield WHOLE
         return
-    start, first, position, passed = 0, 1, 0, 0
+    start, first, position, line_ends = 0, 1, 0, 0
     for block in read_blocks(file):
-        if isinstance(block, FileDamage):  # only of compressed files
+        if isinstance(block, FileDamage):  # only compressed files have damage
             return
         at = 0
         while (end := block.find(b"\n", max(at, start + size - 1 - position))) >= 0:
-            passed += block.count(b"\n", at, end + 1)
+            line_ends += block.count(b"\n", at, end + 1)
             at = end + 1
             yield FileRange(start, position + at, first)
-            start, first = position + at, passed + 1
-        passed += block.count(b"\n", at)
+            start, first = position + at, line_ends + 1
+        line_ends += block.count(b"\n", at)
         position += len(block)
     if position > start:
         yield FileRange(start, position, first)
@@ -123,22 +123,22 @@ def split_lines(file: BinaryIO, size: int) -> Iterator[FileRange]:
 
 def read_lines(file: BinaryIO, part: FileRange = WHOLE) -> Iterator[Line | UnreadableItem]:
     """Read the lines of a part. `UnreadableItem` comes last if the file is damaged."""
-    number, held, length = part.first, bytearray(), 0
+    number, partial, length = part.first, bytearray(), 0
     for block in read_blocks(file, part.start, part.stop):
         if isinstance(block, FileDamage):
-            yield UnreadableItem(number, bytes(held[:QUARANTINED_LINE_BYTES]), block.reason, block.detail)
+            yield UnreadableItem(number, bytes(partial[:QUARANTINED_LINE_BYTES]), block.reason, block.detail)
             return
         *ends, rest = block.split(b"\n")
         for end in ends:
-            yield _build_line(number, held + end if held else end, length + len(end), ended=True)
+            yield _build_line(number, partial + end if partial else end, length + len(end), ended=True)
             number += 1
-            held, length = bytearray(), 0
+            partial, length = bytearray(), 0
         length += len(rest)
-        held += rest
+        partial += rest
         if length > MAX_LINE:
-            del held[QUARANTINED_LINE_BYTES:]
+            del partial[QUARANTINED_LINE_BYTES:]
     if length:
-        yield _build_line(number, held, length, ended=False)
+        yield _build_line(number, partial, length, ended=False)
 
 
 def _build_line(number: int, data: bytes | bytearray, length: int, *, ended: bool) -> Line:

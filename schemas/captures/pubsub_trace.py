@@ -1,9 +1,9 @@
 """Traces of go-libp2p-pubsub, as JSONTracer (one JSON object a line) and PBTracer (delimited protobufs) write them.
 
-A trace has no data of messages. A DELIVER_MESSAGE and a DUPLICATE_MESSAGE tell of one copy each: which message, from
-which peer, when. They become Frames whose message has author, seqno and topic, and no data, so that the tables get the
-copy and quarantine says what is missing. This needs the message ids that go-libp2p-pubsub makes by default: the
-author's peer id, then the seqno. All other events are Unread, with the reason metadata_only.
+A trace has no message data. A DELIVER_MESSAGE and a DUPLICATE_MESSAGE each describe one copy: its message, peer and
+time. They become Frames whose message has author, seqno and topic, and no data: the tables get the copy, and quarantine
+states what is missing. This needs go-libp2p-pubsub's default message ids: the author's peer id, then the seqno. All
+other events are `UnreadableItem`s with the reason metadata_only.
 
 Source: go-libp2p-pubsub v0.12.0, pb/trace.proto, tracer.go, pubsub.go (DefaultMsgIdFn).
 """
@@ -114,7 +114,7 @@ def sniff_pb(first: bytes) -> bool:
     if head is None:
         return False
     length, start = head
-    # a shorter record holds no event; a longer one is no first event, which is of a peer or a topic
+    # A shorter record is no event; a longer one is no first event, which is of a peer or a topic.
     if not 30 <= length <= min(4096, len(first) - start):
         return False
     event = _decode_event(first[start : start + length])
@@ -122,45 +122,45 @@ def sniff_pb(first: bytes) -> bool:
 
 
 def read_pb(file: BinaryIO, source: FileSource, part: FileRange = WHOLE) -> Iterator[Item]:
-    """The items of a trace; a damaged length ends the reading, since nothing says where the next event begins.
+    """Read the items of a trace, up to a damaged length, after which the start of the next event is unknown.
 
-    `part` is always WHOLE: a trace is not cut.
+    `part` is always WHOLE, because a trace is not split.
     """
     frames = LogFrames(PB_NAME, source)
-    held = bytearray()
+    buffer = bytearray()
     number, position = part.first, 0
     for block in read_blocks(file):
         if isinstance(block, FileDamage):
             yield UnreadableItem(
-                number, bytes(held[position : position + QUARANTINED_LINE_BYTES]), block.reason, block.detail
+                number, bytes(buffer[position : position + QUARANTINED_LINE_BYTES]), block.reason, block.detail
             )
             return
-        del held[:position]
-        held += block
+        del buffer[:position]
+        buffer += block
         position = 0
-        while (head := _read_uvarint(memoryview(held)[position : position + _MAX_UVARINT].tobytes())) is not None:
+        while (head := _read_uvarint(memoryview(buffer)[position : position + _MAX_UVARINT].tobytes())) is not None:
             length, size = head
             if not 0 < length <= MAX_LINE:
                 detail = f"an event of {length} bytes: no trace has one, and at most {MAX_LINE} are read"
                 yield UnreadableItem(
-                    number, bytes(held[position : position + QUARANTINED_LINE_BYTES]), FILE_DAMAGED, detail
+                    number, bytes(buffer[position : position + QUARANTINED_LINE_BYTES]), FILE_DAMAGED, detail
                 )
                 return
             start = position + size
-            if len(held) < start + length:
+            if len(buffer) < start + length:
                 break
             position = start + length
-            yield _build_item(frames, number, bytes(held[start:position]))
+            yield _build_item(frames, number, bytes(buffer[start:position]))
             number += 1
         else:
-            if len(held) - position >= _MAX_UVARINT:
-                rest = bytes(held[position : position + QUARANTINED_LINE_BYTES])
+            if len(buffer) - position >= _MAX_UVARINT:
+                rest = bytes(buffer[position : position + QUARANTINED_LINE_BYTES])
                 yield UnreadableItem(number, rest, FILE_DAMAGED, "the length of an event is no number of up to 5 bytes")
                 return
-    if position < len(held):
+    if position < len(buffer):
         yield UnreadableItem(
             number,
-            bytes(held[position : position + QUARANTINED_LINE_BYTES]),
+            bytes(buffer[position : position + QUARANTINED_LINE_BYTES]),
             FILE_ENDS_EARLY,
             "the file ends inside an event",
         )
@@ -172,8 +172,8 @@ def _build_item(frames: LogFrames, number: int, raw: bytes) -> Item:
         return UnreadableItem(number, raw, LINE_MALFORMED, f"{len(raw)} bytes are no event of a trace")
     copy = None
     if event.type == _DUPLICATE and event.HasField("duplicateMessage"):
-        told = event.duplicateMessage
-        copy = _decode_copy(told.messageID, told.receivedFrom, told.topic)
+        duplicate = event.duplicateMessage
+        copy = _decode_copy(duplicate.messageID, duplicate.receivedFrom, duplicate.topic)
     elif event.type == _DELIVER and event.HasField("deliverMessage"):
         delivered = event.deliverMessage
         copy = _decode_copy(delivered.messageID, delivered.receivedFrom, delivered.topic)
@@ -192,12 +192,12 @@ def _decode_event(raw: bytes) -> TraceEvent | None:
 
 
 def _decode_copy(message_id: bytes, received_from: bytes, topic: str | bytes) -> _Copy:
-    # proto2 strings are not validated on parsing; upb hands out bytes where they are not UTF-8
+    # proto2 strings are not validated on parsing; upb returns bytes for those that are not UTF-8
     return _Copy(message_id, received_from, topic if isinstance(topic, str) else topic.decode(errors="replace"))
 
 
 def _read_uvarint(data: bytes) -> tuple[int, int] | None:
-    """A uvarint of up to 5 bytes and its length; None: the bytes hold no whole one."""
+    """Read a uvarint of up to 5 bytes and its length; None if it is not complete."""
     value = 0
     for index, byte in enumerate(data[:_MAX_UVARINT]):
         value |= (byte & 0x7F) << (7 * index)
@@ -215,10 +215,10 @@ def _build_message(kind: int, node: bytes, at: int, copy: _Copy | None) -> Logge
         return Rejected(METADATA_ONLY, f"an event {name}: a trace has no data of messages, and this is no copy of one")
     if copy.receivedFrom == node:
         return Rejected(METADATA_ONLY, f"an event {name} of a message that the node published, without the data")
-    found = split_peer(copy.messageID)
-    if found is None or not found[1]:
-        known_as = copy.messageID[:64].hex()
-        detail = f"an event {name} without the data, and the message id 0x{known_as} is not author and seqno"
+    identity = split_peer(copy.messageID)
+    if identity is None or not identity[1]:
+        message_id = copy.messageID[:64].hex()
+        detail = f"an event {name} without the data, and the message id 0x{message_id} is not author and seqno"
         return Rejected(METADATA_ONLY, detail)
-    author, seqno = found
+    author, seqno = identity
     return LoggedMessage(copy.topic, None, author, seqno, node, copy.receivedFrom, at)

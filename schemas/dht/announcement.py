@@ -3,16 +3,16 @@
 There is no standard for it; this layout is Kiln's::
 
     batch   CID of the batch, bytes
-    n       how many tips it holds (optional, a hint)
+    n       number of its tips (optional, a hint)
     prev    CIDs of the batches announced before it under this topic, newest first, one after the other (optional)
     sep     "<key>/<value in base36>", as in BATCH_UPDATE
-    ts      when it was announced, ms since the epoch
+    ts      time of the announcement, ms since the epoch
     typ     BATCH_UPDATE's number, 3
 
-An item is the *latest* value, not a log: ``prev`` lets a reader who missed some find them. Of CIDs of the usual 36
-bytes 23 fit in MAX_ANNOUNCEMENT bytes with the separator of a model, 22 beside ``n``. The salt is the sha2-256 of the
-separator's topic name, which CIP-120 already uses as the topic's key in a DHT; a topic name can be longer than the 64
-bytes of a salt.
+An item is the *latest* value, not a log: ``prev`` lets a reader find the batches that it missed. With the separator of
+a model, 23 CIDs of the usual 36 bytes fit in MAX_ANNOUNCEMENT bytes, or 22 together with ``n``. The salt is the
+sha2-256 of the separator's topic name, which CIP-120 already uses as the topic's key in a DHT; a topic name can be
+longer than the 64 bytes of a salt.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from msgspec import Struct
 
 from kiln.schemas.dht import bencode
 from kiln.schemas.dht.bencode import BencodeError, Value
-from kiln.schemas.dht.items import KEY_SIZE, Item, is_signed, find_exceeded_limit, read_item
+from kiln.schemas.dht.items import KEY_SIZE, Item, find_exceeded_limit, is_signed, read_item
 from kiln.schemas.dht.krpc import KrpcQuery, KrpcResponse, MalformedDatagram, read_message
 from kiln.schemas.reject import Rejected
 from kiln.schemas.wire.cid import CidError, find_cid_end, is_cid
 from kiln.schemas.wire.pubsub import BATCH_UPDATE, BATCH_UPDATE_OTHER
-from kiln.schemas.wire.topics import Separator, TopicError, parse_separator, format_separator, format_topic
+from kiln.schemas.wire.topics import Separator, TopicError, format_separator, format_topic, parse_separator
 
 MAX_ANNOUNCEMENT: Final = 990
 """Largest value written, in bencoded bytes: under BEP 44's 1000, and small enough that a get response which also names
@@ -54,7 +54,7 @@ REASONS: Final = (
 
 
 class Announcement(Struct, frozen=True):
-    """A batch, announced. CIDs are bytes; ``previous`` is newest first."""
+    """Announcement of a batch. CIDs are bytes; ``previous`` is newest first."""
 
     separator: Separator
     batch: bytes
@@ -64,14 +64,18 @@ class Announcement(Struct, frozen=True):
 
 
 class PublisherKey(NamedTuple):
-    """Whom to listen to for the batches of a separator: items are of one key."""
+    """Key of a publisher, and a separator of its batches: an item belongs to one key."""
 
     key: bytes
     separator: Separator
 
 
 def parse_source(text: str) -> PublisherKey:
-    """Read ``<publisher's public key in hex>/<key>/<value>``. Raises ValueError."""
+    """Parse ``<publisher's public key in hex>/<key>/<value>``.
+
+    Raises:
+        ValueError: The text has another form.
+    """
     key, _, separator = text.partition("/")
     try:
         raw = bytes.fromhex(key)
@@ -83,18 +87,27 @@ def parse_source(text: str) -> PublisherKey:
 
 
 def compute_salt(network: str, separator: Separator) -> bytes:
-    """The salt of a separator's items: sha2-256 of its topic name, 32 bytes. Raises TopicError."""
+    """Compute the salt of a separator's items: sha2-256 of its topic name, 32 bytes.
+
+    Raises:
+        TopicError: No topic name can have the network or separator.
+    """
     return hashlib.sha256(format_topic(network, separator).encode()).digest()
 
 
 def compute_next_sequence(now_ms: int, last: int | None) -> int:
-    """The sequence number of the next item: rises over restarts and with a clock put back, without a counter."""
+    """Compute the sequence number of the next item: it rises across restarts and after a clock is set back."""
     return now_ms if last is None else max(now_ms, last + 1)
 
 
 def write_announcement(announcement: Announcement, typ: int = BATCH_UPDATE) -> bytes:
-    """The bencoded value; of ``previous`` the newest that fit. Raises TopicError and CidError, and ValueError for a
-    separator so long that the value does not fit even without them."""
+    """Write the bencoded value, with the newest CIDs of ``previous`` that fit.
+
+    Raises:
+        TopicError: The separator is invalid.
+        CidError: A CID is invalid.
+        ValueError: The separator is so long that the value does not fit even without ``previous``.
+    """
     for cid in (announcement.batch, *announcement.previous):
         if not is_cid(cid):
             raise CidError(f"{cid[:40].hex()} is not a CID")
@@ -107,36 +120,41 @@ def write_announcement(announcement: Announcement, typ: int = BATCH_UPDATE) -> b
     }
     if announcement.count is not None:
         fields[b"n"] = announcement.count
-    best = bencode.encode(fields)
-    if len(best) > MAX_ANNOUNCEMENT:
+    value = bencode.encode(fields)
+    if len(value) > MAX_ANNOUNCEMENT:
         raise ValueError(f"a separator of {len(sep)} bytes leaves no room to announce a batch")
     for end in range(1, len(announcement.previous) + 1):
         longer = bencode.encode(fields | {b"prev": b"".join(announcement.previous[:end])})
         if len(longer) > MAX_ANNOUNCEMENT:
             break
-        best = longer
-    return best
+        value = longer
+    return value
 
 
 def read_announcement(value: bytes, network: str, salt: bytes, typ: int = BATCH_UPDATE) -> Announcement | Rejected:
     """Read the bencoded value of an item that was stored under ``salt``.
 
-    A byte string that holds the same dictionary is read too: libtorrent's Python binding and the crate mainline can put
-    nothing else. Unknown keys are passed over. The reasons are REASONS. Raises TopicError for a network that no topic
-    name can hold.
+    A byte string of the same dictionary is read too: libtorrent's Python binding and the crate mainline can put nothing
+    else. Unknown keys are ignored.
+
+    Returns:
+        The announcement, or a rejection with one of REASONS.
+
+    Raises:
+        TopicError: No topic name can have the network.
     """
-    found = _read_value(value, typ)
-    if isinstance(found, Rejected):
-        return found
-    claimed = compute_salt(network, found.separator)
+    announcement = _read_value(value, typ)
+    if isinstance(announcement, Rejected):
+        return announcement
+    claimed = compute_salt(network, announcement.separator)
     if claimed != salt:
-        return Rejected("wrong_salt", f"of {format_separator(found.separator)[:80]}: {claimed.hex()}")
-    return found
+        return Rejected("wrong_salt", f"of {format_separator(announcement.separator)[:80]}: {claimed.hex()}")
+    return announcement
 
 
 class ReceivedAnnouncement(NamedTuple):
-    """A verified item and what it announces. ``(item.target, item.sequence)`` names it: a key signs one value for a
-    number, or equivocates."""
+    """A verified item and its announcement. ``(item.target, item.sequence)`` identifies it: a key signs one value for
+    each number, or equivocates."""
 
     item: Item
     announcement: Announcement
@@ -145,9 +163,14 @@ class ReceivedAnnouncement(NamedTuple):
 def read_datagram(datagram: bytes, network: str, typ: int = BATCH_UPDATE) -> ReceivedAnnouncement | Rejected:
     """Read and verify the announcement in a captured datagram: a put query or a get response, with ``c`` or without.
 
-    A get response has no salt. It is then that of the separator which the value claims; another's value does not bear
-    that out by its signature, nor by ``c``. Whether the sequence number is the newest is not for one datagram to tell.
-    Raises TopicError for a network that no topic name can hold.
+    A get response has no salt, so the salt is that of the separator which the value claims. Signature and ``c`` refute
+    a false claim. One datagram cannot show if its sequence number is the newest.
+
+    Returns:
+        The announcement, or a rejection with one of REASONS.
+
+    Raises:
+        TopicError: No topic name can have the network.
     """
     message = read_message(datagram)
     if not isinstance(message, KrpcQuery | KrpcResponse):
@@ -157,20 +180,20 @@ def read_datagram(datagram: bytes, network: str, typ: int = BATCH_UPDATE) -> Rec
     item = read_item(fields, b"" if unsalted else None)
     if not isinstance(item, Item):
         return Rejected("no_item", item.text.decode())
-    found = _read_value(item.value, typ)
-    if isinstance(found, Rejected):
-        return found
-    salt = compute_salt(network, found.separator)
+    announcement = _read_value(item.value, typ)
+    if isinstance(announcement, Rejected):
+        return announcement
+    salt = compute_salt(network, announcement.separator)
     if unsalted:
         item = Item(item.key, salt, item.sequence, item.value, item.signature)
     elif item.salt != salt:
-        return Rejected("wrong_salt", f"of {format_separator(found.separator)[:80]}: {salt.hex()}")
+        return Rejected("wrong_salt", f"of {format_separator(announcement.separator)[:80]}: {salt.hex()}")
     if message.topic is not None and message.topic != item.target:
         return Rejected("wrong_topic", f"{message.topic.hex()}, not {item.target.hex()}")
-    beyond = find_exceeded_limit(item)
-    if beyond is not None:
-        return Rejected("beyond_limits", beyond.text.decode())
-    return ReceivedAnnouncement(item, found) if is_signed(item) else Rejected("bad_signature")
+    refusal = find_exceeded_limit(item)
+    if refusal is not None:
+        return Rejected("beyond_limits", refusal.text.decode())
+    return ReceivedAnnouncement(item, announcement) if is_signed(item) else Rejected("bad_signature")
 
 
 def _read_value(value: bytes, typ: int) -> Announcement | Rejected:
@@ -214,17 +237,18 @@ def _read_cids(joined: bytes) -> tuple[bytes, ...] | None:
 
 
 class MissedBatches(NamedTuple):
-    """Batches that a reader missed: those to fetch, oldest first, and whether there were more than ``prev`` names."""
+    """Batches that a reader missed."""
 
     batches: tuple[bytes, ...]
+    """CIDs to fetch, oldest first"""
     gap: bool
+    """true if the reader missed more than ``prev`` names"""
 
 
 def find_missed_batches(announcement: Announcement, last: bytes | None) -> MissedBatches:
-    """Find the batches announced after ``last``, the newest one the reader has; the announced one is among them.
+    """Find the batches announced after ``last``, the newest one the reader has, including the announced one.
 
-    A reader who has none takes all that are named and has no gap. One whose ``last`` is not among them missed more than
-    they are: a gap.
+    A reader without ``last`` takes all named batches, without a gap. If ``last`` is not among them, there is a gap.
     """
     if last == announcement.batch:
         return MissedBatches((), False)

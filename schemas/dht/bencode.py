@@ -2,8 +2,8 @@
 
 The codec is the library ``bencode2``: it refuses keys out of order or repeated, leading zeros, ``-0``, and bytes after
 the value. So ``encode(decode(data)) == data`` for all data that is read, and a signature made over a bencoded value can
-be checked after decoding it. Added here: one error for all that it refuses, and `fields`, which finds one's way in a
-message that is *not* canonical, so that its sender can be told.
+be checked after decoding it. This module adds one error for all refusals, and `fields`, which reads a message that is
+*not* canonical, so that its sender can get an error.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ def fields(data: bytes) -> dict[bytes, bytes]:
     """
     if data[:1] != b"d":
         raise BencodeError("not a dictionary")
-    found: dict[bytes, bytes] = {}
+    encoded_fields: dict[bytes, bytes] = {}
     at = 1
     while data[at : at + 1] != b"e":
-        start, after_key = at, _end(data, at)
-        at = _end(data, after_key)
-        found.setdefault(data[start:after_key].partition(b":")[2], data[after_key:at])
-    return found
+        start, after_key = at, _find_end(data, at)
+        at = _find_end(data, after_key)
+        encoded_fields.setdefault(data[start:after_key].partition(b":")[2], data[after_key:at])
+    return encoded_fields
 
 
-def _end(data: bytes, at: int) -> int:
-    """The index after the value that starts at ``at``."""
+def _find_end(data: bytes, at: int) -> int:
+    """Find the index after the value that starts at ``at``."""
     depth = 0
     while True:
         kind = data[at : at + 1]

@@ -1,11 +1,11 @@
 """Mutable items of the DHT (BEP 44, Mutable items; Signature Verification).
 
-An item is the latest value that the holder of a key has signed under a salt. Its target, the place in the DHT where it
-is kept and in BEP 50 the name of its topic, is ``sha1(key || salt)``. What is signed is a piece of bencoding::
+An item is the latest value that the holder of a key has signed under a salt. Its target, which is its location in the
+DHT and in BEP 50 the name of its topic, is ``sha1(key || salt)``. The signature covers a piece of bencoding::
 
     ["4:salt" <length> ":" <salt>] "3:seqi" <sequence> "e1:v" <the bencoded value>         salt only if not empty
 
-The value is held here as it was signed: bencoded bytes.
+The value stays as it was signed: bencoded bytes.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ MAX_SEQUENCE: Final = 2**63 - 1
 
 
 class ItemError(ValueError):
-    """Something that no item can hold; ``find_refusal`` is the error a node would answer."""
+    """A value exceeds the limits of an item. ``refusal`` is the error with which a node would respond."""
 
-    def __init__(self, find_refusal: KrpcRefusal) -> None:
-        super().__init__(f"{find_refusal.text.decode()} (error {find_refusal.code})")
-        self.refusal = find_refusal
+    def __init__(self, refusal: KrpcRefusal) -> None:
+        super().__init__(f"{refusal.text.decode()} (error {refusal.code})")
+        self.refusal = refusal
 
 
 class Item(Struct, frozen=True):
@@ -53,24 +53,29 @@ class Item(Struct, frozen=True):
 
 
 def compute_target(key: bytes, salt: bytes = b"") -> bytes:
-    """Where the items of ``key`` under ``salt`` are kept: 20 bytes."""
+    """Compute the target of the items of ``key`` under ``salt``: 20 bytes."""
     return hashlib.sha1(key + salt, usedforsecurity=False).digest()
 
 
 def build_signed_bytes(salt: bytes, sequence: int, value: bytes) -> bytes:
-    """The bytes that are signed; ``value`` is bencoded."""
+    """Build the bytes that are signed; ``value`` is bencoded."""
     prefix = b"4:salt%d:%b" % (len(salt), salt) if salt else b""
     return b"%b3:seqi%de1:v%b" % (prefix, sequence, value)
 
 
 def sign(key: SigningKey, salt: bytes, sequence: int, value: bytes) -> Item:
-    """Make an item of a bencoded value. Raises ItemError if it could not be stored, BencodeError if not canonical."""
+    """Create an item of a bencoded value.
+
+    Raises:
+        ItemError: No node may store the item.
+        BencodeError: The value is not canonical.
+    """
     bencode.decode(value)
     signature = key.sign(build_signed_bytes(salt, sequence, value)).signature
     item = Item(key.verify_key.encode(), salt, sequence, value, signature)
-    beyond = find_exceeded_limit(item)
-    if beyond is not None:
-        raise ItemError(beyond)
+    refusal = find_exceeded_limit(item)
+    if refusal is not None:
+        raise ItemError(refusal)
     return item
 
 
@@ -80,7 +85,7 @@ def find_exceeded_limit(item: Item) -> KrpcRefusal | None:
         return SALT_TOO_BIG
     if len(item.value) > MAX_VALUE:
         return VALUE_TOO_BIG
-    if not 0 <= item.sequence <= MAX_SEQUENCE:  # BEP 44 lets a node refuse what is not in this range; libtorrent does
+    if not 0 <= item.sequence <= MAX_SEQUENCE:  # BEP 44 lets a node refuse numbers outside this range; libtorrent does
         return BAD_SEQUENCE
     return None
 
@@ -100,7 +105,7 @@ def find_refusal(item: Item) -> KrpcRefusal | None:
 
 
 def build_item_fields(item: Item) -> dict[bytes, Value]:
-    """``k``, ``seq``, ``sig``, ``v``, as in a get response; a put also has ``salt`` (see `build_put_fields`)."""
+    """Build ``k``, ``seq``, ``sig`` and ``v`` of a get response. A put also has ``salt`` (see `build_put_fields`)."""
     return {
         b"k": item.key,
         b"seq": item.sequence,
@@ -110,7 +115,7 @@ def build_item_fields(item: Item) -> dict[bytes, Value]:
 
 
 def build_put_fields(item: Item) -> dict[bytes, Value]:
-    """The fields of an item in the arguments of a put. An empty salt is left out."""
+    """Build the fields of an item in the arguments of a put. An empty salt is left out."""
     return build_item_fields(item) | ({b"salt": item.salt} if item.salt else {})
 
 
@@ -120,16 +125,16 @@ def read_item(fields: dict[bytes, Value], salt: bytes | None = None) -> Item | K
     ``salt`` is given for a get response, which has none on the wire.
     """
     key, sequence, signature = fields.get(b"k"), fields.get(b"seq"), fields.get(b"sig")
-    found_salt = fields.get(b"salt", b"") if salt is None else salt
+    item_salt = fields.get(b"salt", b"") if salt is None else salt
     if (
         not isinstance(key, bytes)
         or len(key) != KEY_SIZE
         or not isinstance(sequence, int)
         or not isinstance(signature, bytes)
         or len(signature) != SIGNATURE_SIZE
-        or not isinstance(found_salt, bytes)
+        or not isinstance(item_salt, bytes)
         or b"v" not in fields
     ):
         return BAD_ARGUMENTS
     # Decoding is strict, so encoding gives back the very bytes that were received, and signed.
-    return Item(key, found_salt, sequence, bencode.encode(fields[b"v"]), signature)
+    return Item(key, item_salt, sequence, bencode.encode(fields[b"v"]), signature)

@@ -2,16 +2,16 @@
 
 A message is one bencoded dictionary in one UDP datagram::
 
-    t   transaction, chosen by the asker, echoed in the answer
+    t   transaction, chosen by the requester, echoed in the response
     y   q: a query, r: a response, e: an error
-    q   method      a   its arguments, among them "id": the asker's node id, 20 bytes       (queries)
-    r   values, among them "id": the answerer's node id                                     (responses)
+    q   method      a   its arguments, among them "id": the requester's node id, 20 bytes   (queries)
+    r   values, among them "id": the responder's node id                                    (responses)
     e   [code, text]                                                                        (errors)
     c   the topic, 20 bytes: the target of its item         (BEP 50: in *every* message of a topic's overlay)
-    ro  1: the asker answers no queries (BEP 43)
+    ro  1: the requester responds to no queries (BEP 43)
 
-``c`` stands beside ``t`` and ``y``, not among the arguments: so in the source of BEP 50, whose printed examples have
-lost the lines ``"a": {`` and ``"r": {``. Errors have it too, for the text says "all messages".
+``c`` is a top-level key like ``t`` and ``y``, not an argument, as in the source of BEP 50. Its printed examples lack
+the lines ``"a": {`` and ``"r": {``. Errors have it too, because the text says "all messages".
 
 Addresses are compact, as on the wire (BEP 5, Contact Encoding; BEP 32 for IPv6): 4 or 16 bytes of IP, 2 of port.
 """
@@ -35,7 +35,7 @@ MAX_DATAGRAM: Final = 2048
 
 Family = Literal[4, 6]
 
-# The unspecified address, and IPv4 in the dress of IPv6: no node is to be known under two addresses that are one.
+# The unspecified address, and IPv4-mapped addresses: otherwise one node could have two addresses.
 _NOT_IPV6: Final = (bytes(10) + b"\xff\xff", bytes(15) + b"\x00")
 
 
@@ -69,7 +69,11 @@ class DhtAddress(NamedTuple):
 
     @classmethod
     def parse(cls, host: str, port: int) -> DhtAddress:
-        """From the text of an IP address (no names). Raises ValueError."""
+        """Parse the text of an IP address; names are not allowed.
+
+        Raises:
+            ValueError: The address or port is invalid.
+        """
         ip = ipaddress.ip_address(host)
         if not 0 <= port <= 65535:
             raise ValueError(f"port {port} of {host} is not between 0 and 65535")
@@ -78,7 +82,11 @@ class DhtAddress(NamedTuple):
 
     @classmethod
     def from_text(cls, text: str) -> DhtAddress:
-        """The reverse of `text`. Raises ValueError."""
+        """Parse an address as `text` formats it.
+
+        Raises:
+            ValueError: The text has another form.
+        """
         return cls.parse(*parse_host_and_port(text))
 
     @property
@@ -88,7 +96,7 @@ class DhtAddress(NamedTuple):
 
     @property
     def text(self) -> str:
-        """``host:port``, IPv6 in brackets."""
+        """``host:port``, with IPv6 in brackets."""
         return f"{self.host}:{self.port}" if self.family == 4 else f"[{self.host}]:{self.port}"
 
     @property
@@ -101,33 +109,37 @@ class DhtAddress(NamedTuple):
 
     @property
     def usable(self) -> bool:
-        """True if a datagram to it can reach one node: no port 0, no group, no broadcast, and not nowhere."""
+        """True if a datagram to it can reach one node: no port 0, multicast, broadcast or unspecified address."""
         if self.family == 4:
             return self.port > 0 and 0 < self.ip[0] < 224
         return self.port > 0 and self.ip[0] != 0xFF and not self.ip.startswith(_NOT_IPV6)
 
 
 def parse_host_and_port(text: str) -> tuple[str, int]:
-    """Part ``host:port``; an IPv6 address stands in brackets. The host may be a name. Raises ValueError."""
+    """Parse ``host:port``, with an IPv6 address in brackets. The host may be a name.
+
+    Raises:
+        ValueError: The text has another form.
+    """
     host, colon, port = text.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     elif ":" in host:
-        raise ValueError(f"{text!r}: an IPv6 address goes into brackets, as in [::1]:4813")
+        raise ValueError(f"{text!r}: write an IPv6 address in brackets, as in [::1]:4813")
     if not host or not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise ValueError(f"{text!r}: expected host:port, such as 127.0.0.1:4813")
     return host, int(port)
 
 
 class DhtNode(NamedTuple):
-    """A node as others name it: id and address."""
+    """A node: id and address."""
 
     id: bytes
     address: DhtAddress
 
 
 class KrpcQuery(Struct, frozen=True):
-    """A question: ``q`` and ``a``. ``sender`` is ``a.id``."""
+    """A query: ``q`` and ``a``. ``sender`` is ``a.id``."""
 
     transaction: bytes
     method: bytes
@@ -138,7 +150,7 @@ class KrpcQuery(Struct, frozen=True):
 
 
 class KrpcResponse(Struct, frozen=True):
-    """An answer: ``r``. ``sender`` is ``r.id``."""
+    """A response: ``r``. ``sender`` is ``r.id``."""
 
     transaction: bytes
     sender: bytes
@@ -147,7 +159,7 @@ class KrpcResponse(Struct, frozen=True):
 
 
 class KrpcError(Struct, frozen=True):
-    """A refusal: ``e``."""
+    """An error: ``e``."""
 
     transaction: bytes
     refusal: KrpcRefusal
@@ -155,12 +167,14 @@ class KrpcError(Struct, frozen=True):
 
 
 class MalformedDatagram(Struct, frozen=True):
-    """A datagram that is none of the three. ``transaction`` is set where it is a query that can still be answered (BEP
-    5: with error 203), ``topic`` where that can be read too. ``reason`` is one of REASONS."""
+    """A datagram that is none of the three."""
 
     reason: str
+    """one of REASONS"""
     transaction: bytes | None = None
+    """set for a query to which an error can still be sent (BEP 5: 203)"""
     topic: bytes | None = None
+    """set for such a query if its topic can be read"""
 
 
 REASONS: Final = (
@@ -176,13 +190,13 @@ Message: TypeAlias = KrpcQuery | KrpcResponse | KrpcError
 
 
 def read_message(data: bytes) -> Message | MalformedDatagram:
-    """Read a datagram. Raises nothing."""
+    """Read a datagram. Any bytes give a result; nothing is raised."""
     if len(data) > MAX_DATAGRAM:
         return MalformedDatagram("too_big")
     try:
         message = bencode.decode(data)
     except BencodeError:
-        return _unreadable(data)
+        return _read_malformed(data)
     if not isinstance(message, dict):
         return MalformedDatagram("not_bencoded")
     transaction, topic, kind = message.get(b"t"), message.get(b"c"), message.get(b"y")
@@ -214,8 +228,8 @@ def read_message(data: bytes) -> Message | MalformedDatagram:
     return MalformedDatagram("bad_message")
 
 
-def _unreadable(data: bytes) -> MalformedDatagram:
-    """A query whose bencoding is not canonical anywhere must be refused (BEP 44), and should be told so."""
+def _read_malformed(data: bytes) -> MalformedDatagram:
+    """Read enough of a query that is not canonical to refuse it with an error, as BEP 44 requires."""
     try:
         fields = bencode.fields(data)
         transaction = bencode.decode(fields.get(b"t", b""))
@@ -224,12 +238,12 @@ def _unreadable(data: bytes) -> MalformedDatagram:
         return MalformedDatagram("not_bencoded")
     if fields.get(b"y") != b"1:q" or not isinstance(transaction, bytes) or len(transaction) > MAX_TRANSACTION:
         return MalformedDatagram("not_bencoded")
-    known = topic if isinstance(topic, bytes) and len(topic) == ID_SIZE else None
-    return MalformedDatagram("not_bencoded", transaction, known)
+    valid_topic = topic if isinstance(topic, bytes) and len(topic) == ID_SIZE else None
+    return MalformedDatagram("not_bencoded", transaction, valid_topic)
 
 
 def write_message(message: Message) -> bytes:
-    """Write a datagram. ``sender`` takes the place of an ``id`` in the arguments or values."""
+    """Write a datagram. ``sender`` replaces an ``id`` in the arguments or values."""
     out: dict[bytes, Value] = {b"t": message.transaction}
     if message.topic is not None:
         out[b"c"] = message.topic
@@ -246,7 +260,7 @@ def write_message(message: Message) -> bytes:
 
 
 def read_address(compact: bytes) -> DhtAddress | None:
-    """Read a compact address of either family; None if it is none, or none that a datagram can be sent to."""
+    """Read a compact address of either family; None if it is invalid, or no datagram can be sent to it."""
     if len(compact) not in (6, 18):
         return None
     address = DhtAddress(compact[:-2], int.from_bytes(compact[-2:], "big"))
@@ -254,27 +268,29 @@ def read_address(compact: bytes) -> DhtAddress | None:
 
 
 def read_addresses(values: Value | None) -> list[DhtAddress]:
-    """Read ``values`` of a get_peers response: a list of compact addresses. What is none is passed over."""
+    """Read ``values`` of a get_peers response: a list of compact addresses. Invalid entries are ignored."""
     entries = values if isinstance(values, list) else []
-    return [found for entry in entries if isinstance(entry, bytes) and (found := read_address(entry))]
+    return [address for entry in entries if isinstance(entry, bytes) and (address := read_address(entry))]
 
 
 def read_nodes(values: dict[bytes, Value]) -> list[DhtNode]:
-    """Read ``nodes`` and ``nodes6`` of a response. A string of a wrong length is passed over whole, and so is a node
-    that no datagram can be sent to."""
-    found = []
+    """Read ``nodes`` and ``nodes6`` of a response.
+
+    A string of a wrong length is ignored, and so is a node that no datagram can be sent to.
+    """
+    nodes = []
     for key, size in ((b"nodes", 26), (b"nodes6", 38)):
         compact = values.get(key)
         if isinstance(compact, bytes) and len(compact) % size == 0:
             for at in range(0, len(compact), size):
                 address = read_address(compact[at + ID_SIZE : at + size])
                 if address is not None:
-                    found.append(DhtNode(compact[at : at + ID_SIZE], address))
-    return found
+                    nodes.append(DhtNode(compact[at : at + ID_SIZE], address))
+    return nodes
 
 
 def write_nodes(nodes: Iterable[DhtNode]) -> dict[bytes, Value]:
-    """Write ``nodes`` and ``nodes6``; a family of which there are none has no key."""
+    """Write ``nodes`` and ``nodes6``. A family without nodes has no key."""
     out: dict[bytes, Value] = {}
     for key, family in ((b"nodes", 4), (b"nodes6", 6)):
         compact = b"".join(node.id + node.address.compact for node in nodes if node.address.family == family)

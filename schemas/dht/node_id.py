@@ -1,7 +1,7 @@
 """Node ids: distance (BEP 5, Overview), and ids bound to the node's IP (BEP 42).
 
 The first 21 bits of an id are those of a CRC-32C over the masked IP and a number of three bits, which the id's last
-byte repeats. So one address can have few ids, and nobody can choose where in the id space to stand.
+byte repeats. So an address can have few ids, and no node can choose its position in the id space.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final
 
 from kiln.schemas.dht.krpc import ID_SIZE
 
-# BEP 42, Node ID restriction: the address loses what its holder could vary at will.
+# BEP 42, Node ID restriction: masks of the bits that the holder of an address cannot vary at will.
 _MASKS: Final = {4: bytes.fromhex("030f3fff"), 16: bytes.fromhex("0103070f1f3f7fff")}
 
 # BEP 42, Overview: addresses of no global scope may have any id.
@@ -24,7 +24,7 @@ _EXEMPT: Final = [
 ]
 
 
-def _table() -> list[int]:
+def _build_crc_table() -> list[int]:
     table = []
     for byte in range(256):
         for _ in range(8):
@@ -33,11 +33,11 @@ def _table() -> list[int]:
     return table
 
 
-_CRC: Final = _table()
+_CRC: Final = _build_crc_table()
 
 
 def crc32c(data: bytes) -> int:
-    """CRC-32C (Castagnoli), RFC 3720, appendix B.4."""
+    """Compute the CRC-32C (Castagnoli), RFC 3720, appendix B.4."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = crc >> 8 ^ _CRC[(crc ^ byte) & 0xFF]
@@ -45,9 +45,9 @@ def crc32c(data: bytes) -> int:
 
 
 def compute_bound_id(ip: bytes, entropy: bytes) -> bytes:
-    """The id that BEP 42 allows the packed IP (4 or 16 bytes), its free bits from ``entropy`` (20 bytes).
+    """Compute the id that BEP 42 allows a packed IP (4 or 16 bytes), with free bits from ``entropy`` (20 bytes).
 
-    Of the entropy's last byte the lowest three bits pick one of the eight prefixes.
+    The lowest three bits of the last byte of the entropy select one of eight prefixes.
     """
     mask = _MASKS[len(ip)]
     masked = bytearray(a & b for a, b in zip(ip, mask, strict=False))
@@ -68,7 +68,7 @@ def is_exempt(ip: bytes) -> bool:
 
 
 def compute_distance(one: bytes, other: bytes) -> int:
-    """XOR distance of two ids."""
+    """Compute the XOR distance of two ids."""
     return int.from_bytes(one, "big") ^ int.from_bytes(other, "big")
 
 

@@ -1,5 +1,4 @@
-"""Frames and the gossipsub RPCs in them: bytes to protobuf objects, with a reason where they are not (docs/design,
-Contracts).
+"""Reader of Frames and the gossipsub RPCs in them (docs/design, Contracts).
 
 Nothing here raises on any bytes: a failure is a returned Rejected with one of REASONS.
 """
@@ -28,7 +27,7 @@ TOPIC_NOT_UTF8: Final = "topic_not_utf8"
 TOPIC_TOO_LONG: Final = "topic_too_long"
 METADATA_ONLY: Final = "metadata_only"
 HISTORY: Final = "history"
-"""The stage in quarantine of what is wrong with a file of history, or is missing from the file."""
+"""Stage in quarantine of faults in capture files."""
 REASONS: Final = (
     FRAME_MALFORMED,
     FRAME_INVALID,
@@ -43,8 +42,8 @@ REASONS: Final = (
 )
 
 CONNECTION_BYTES: Final = 16
-# The longest RPC that a frame holds whole; the bridge's settings may say less. Of a longer one the frame holds the
-# first CUT_PAYLOAD bytes and the declared_length.
+# Longest RPC that a frame stores whole; the bridge's settings may allow less. Of a longer one, the frame has the first
+# CUT_PAYLOAD bytes and the declared_length.
 MAX_RPC: Final = 4 * 1024 * 1024
 CUT_PAYLOAD: Final = 64 * 1024
 # Messages of one RPC that are read. An empty message takes two bytes of an RPC, and hundreds of everything after it.
@@ -60,16 +59,18 @@ BEP50: Final = "bep50"
 DIRECTIONS: Final = ("IN", "OUT")
 ORIGINS: Final = ("LIVE", "REPLAY")
 
-# No field of a frame breaks its bound whose fields have so few bytes together, peer ids and payload apart.
+# If all fields except peer ids and payload have at most this many bytes together, none exceeds its limit.
 _SHORT: Final = min(MAX_NETWORK, MAX_PROTOCOL, MAX_HELLO, MAX_ADDRESS, MAX_MESSAGES)
 _MAX_BIGINT: Final = 2**63 - 1  # sequence and declared_length are BIGINTs in Delta
-_OVERSIZED: Final = Rejected(RPC_OVERSIZED, "the RPC was longer than is taken, and was cut when it was captured")
+_OVERSIZED: Final = Rejected(RPC_OVERSIZED, "the RPC was longer than the limit, and was truncated when it was captured")
 
 
 def read_frame(value: bytes | None) -> frame_pb2.Frame | Rejected:
-    """The Frame in a record value of `kiln.frames`.
+    """Read the Frame in a record value of `kiln.frames`.
 
-    frame_malformed: not a Frame protobuf, or no value at all. frame_invalid: `find_frame_fault` says why.
+    Returns:
+        The Frame, or a rejection: frame_malformed if the value is no Frame protobuf, or frame_invalid as
+        `find_frame_fault` returns it.
     """
     if value is None:
         return Rejected(FRAME_MALFORMED, "the record has no value")
@@ -77,23 +78,26 @@ def read_frame(value: bytes | None) -> frame_pb2.Frame | Rejected:
         frame = frame_pb2.Frame.FromString(value)
     except DecodeError:
         return Rejected(FRAME_MALFORMED, f"{len(value)} bytes are not a Frame protobuf")
-    wrong = _wrong_field(frame, len(value))
-    return frame if wrong is None else Rejected(FRAME_INVALID, wrong)
+    fault = _find_invalid_field(frame, len(value))
+    return frame if fault is None else Rejected(FRAME_INVALID, fault)
 
 
 def find_frame_fault(frame: frame_pb2.Frame) -> Rejected | None:
-    """Check every field of a Frame against its bound; `None` if the Frame keeps the contract, else frame_invalid.
+    """Check every field of a Frame against its limit, and return frame_invalid if one exceeds it.
 
-    What repeats in the rows of 5,000 messages must be small, and numbers must fit the columns of the tables
+    Fields that repeat in the rows of 5,000 messages must be small, and numbers must fit the columns of the tables
     (docs/design/contracts.md, Frame).
     """
-    wrong = _wrong_field(frame, frame.ByteSize())
-    return None if wrong is None else Rejected(FRAME_INVALID, wrong)
+    fault = _find_invalid_field(frame, frame.ByteSize())
+    return None if fault is None else Rejected(FRAME_INVALID, fault)
 
 
-def _wrong_field(frame: frame_pb2.Frame, size: int) -> str | None:
-    """`size`: bytes of the frame as protobuf. Each access to a field makes a copy of its bytes, so that what the size
-    alone says is not looked at."""
+def _find_invalid_field(frame: frame_pb2.Frame, size: int) -> str | None:
+    """Describe the first field that exceeds its limit.
+
+    `size` is the size of the frame as protobuf. Each access to a field copies its bytes, so the fields that the size
+    alone clears are not read.
+    """
     if len(frame.connection) != CONNECTION_BYTES:
         return f"connection has {len(frame.connection)} bytes, not {CONNECTION_BYTES}"
     # proto3 enums are open: an unknown number survives parsing
@@ -114,11 +118,11 @@ def _wrong_field(frame: frame_pb2.Frame, size: int) -> str | None:
     if (length := len(frame.local_peer)) > MAX_PEER:
         return f"local_peer has {length} bytes; a peer id has at most {MAX_PEER}"
     if (length := len(frame.payload)) > MAX_RPC:
-        return f"payload has {length} bytes; an RPC over {MAX_RPC} is to be cut, with its length in declared_length"
-    return None if size - length <= _SHORT else _wrong_long_field(frame)
+        return f"payload has {length} bytes; an RPC over {MAX_RPC} must be cut, with its length in declared_length"
+    return None if size - length <= _SHORT else _find_invalid_long_field(frame)
 
 
-def _wrong_long_field(frame: frame_pb2.Frame) -> str | None:
+def _find_invalid_long_field(frame: frame_pb2.Frame) -> str | None:
     if (size := len(frame.protocol)) > MAX_PROTOCOL:
         return f"protocol has {size} characters; at most {MAX_PROTOCOL} are read"
     if (size := len(frame.hello_in)) > MAX_HELLO:
@@ -127,7 +131,7 @@ def _wrong_long_field(frame: frame_pb2.Frame) -> str | None:
         return f"hello_out has {size} bytes; at most {MAX_HELLO} are read"
     if (size := len(frame.remote_address)) > MAX_ADDRESS:
         return f"remote_address has {size} bytes; at most {MAX_ADDRESS} are read"
-    if (size := len(frame.verdicts)) > MAX_MESSAGES:  # an unknown verdict is none: readers check the message
+    if (size := len(frame.verdicts)) > MAX_MESSAGES:  # an unknown verdict counts as none: readers check the message
         return f"verdicts has {size} bytes; a frame has at most {MAX_MESSAGES}"
     return None
 
@@ -148,9 +152,11 @@ def read_rpc(payload: bytes) -> rpc_pb2.RPC | Rejected:
 
 
 def list_messages(frame: frame_pb2.Frame) -> Sequence[rpc_pb2.Message] | Rejected:
-    """The messages published in one frame; a message's index is its position.
+    """List the messages published in one frame; the index of a message is its position.
 
-    Empty for a closing frame and for bep50 datagrams. rpc_oversized where the RPC was cut, else as read_rpc.
+    Returns:
+        The messages, none for a closing frame and for bep50 datagrams; or a rejection: rpc_oversized if the RPC was
+        truncated, else as `read_rpc`.
     """
     if frame.declared_length:
         return _OVERSIZED
@@ -163,14 +169,15 @@ def list_messages(frame: frame_pb2.Frame) -> Sequence[rpc_pb2.Message] | Rejecte
 
 
 def read_topic_name(message: rpc_pb2.Message) -> str | Rejected | None:
-    """The topic name on the wire; None where there is none (the index may then count); topic_not_utf8, topic_too_long.
+    """Read the topic name of a message. A name, even an empty one, takes precedence over an index.
 
-    A name always wins over an index. An empty name is a name: it was on the wire.
+    Returns:
+        None if the message has no name, or a rejection: topic_not_utf8 or topic_too_long.
     """
     if not message.HasField("topic"):
         return None
     topic: str | bytes = message.topic
-    # proto2 strings are not validated on parsing; upb hands out bytes where they are not UTF-8
+    # proto2 strings are not validated on parsing; upb returns bytes for those that are not UTF-8
     if isinstance(topic, bytes):
         return Rejected(TOPIC_NOT_UTF8, f"topic 0x{topic[:64].hex()} is not UTF-8")
     if len(topic) > MAX_TOPIC:

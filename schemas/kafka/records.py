@@ -1,13 +1,13 @@
 """Values and keys of the JSON topics in Kafka (docs/design/contracts.md, Kafka topics).
 
 The contract is schemas/kafka/<topic>.schema.json; these are the same records as msgspec Structs. Times are integer µs
-since the epoch, bytes are base64, and optional keys have a default. Every value that `encode` writes holds every key.
+since the epoch, bytes are base64, and optional keys have a default. Every value that `encode` writes has every key.
 
 The decode_* functions are strict: they refuse an unknown field at any depth and fields that contradict each other, so
-that a misspelt optional field is never taken for an absent one. They raise msgspec.ValidationError (valid JSON, but not
-such a record; the message names the place) and msgspec.DecodeError (not JSON). The first is a subclass of the second.
-The readers of a topic see to it that a value they cannot decode is in quarantine. A program that makes a record with
-contradictory fields gets a ValueError.
+that a misspelt optional field never counts as an absent one. They raise msgspec.ValidationError (valid JSON, but not
+such a record; the message names the path) and msgspec.DecodeError (not JSON). The first is a subclass of the second.
+The readers of a topic send a value that they cannot decode to quarantine. Creating a record with contradictory fields
+raises ValueError.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ Natural = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 MIN_MICROS: Final = -62_135_596_800_000_000
 MAX_MICROS: Final = 253_402_300_799_999_999
 Micros = Annotated[int, Meta(ge=MIN_MICROS, le=MAX_MICROS)]
-"""A time in the years 1 to 9999, which every reader of the tables can show."""
+"""time in the years 1 to 9999, which every reader of the tables supports"""
 
-# Some of these stand in a row of each tip of a block, so each has its bound.
+# Some of these repeat in the row of each tip of a block, so each has a limit.
 Code = Annotated[str, Meta(min_length=1, max_length=256)]
 Name = Annotated[str, Meta(min_length=1, max_length=MAX_TOPIC)]
 Part = Annotated[str, Meta(min_length=1, max_length=1024)]
@@ -78,11 +78,12 @@ class UpdateRecord(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     origin: Origin
     separator: SeparatorRecord | None
     separator_source: SeparatorSource | None
-    """Where the separator is known from; None: not known yet. "genesis" with no separator: it has none (decision 4)."""
+    """source of the separator; `None` if it is not known yet. "genesis" without a separator: it has none (decision
+    4)"""
     stream: StreamText
     tip: CidText
     from_: Author | None = msgspec.field(name="from")
-    """Peer id of the author; None where the message is unsigned."""
+    """peer id of the author; `None` if the message is unsigned"""
     message_id: MessageId
     epoch: Epoch
     frame: Coordinates
@@ -90,7 +91,7 @@ class UpdateRecord(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
 
 
 class BatchRecord(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """`kiln.batches`: a CIP-123 block of one separator's window, to be published and stored."""
+    """`kiln.batches`: a CIP-123 block of one separator's window."""
 
     network: Name
     origin: Origin
@@ -102,7 +103,7 @@ class BatchRecord(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
 
 
 class PublicationRecord(Struct, frozen=True, forbid_unknown_fields=True):
-    """`kiln.publications`: one attempt to publish a batch: a receipt with one peer or more, or the error."""
+    """`kiln.publications`: one attempt to publish a batch, with a receipt of one peer or more, or the error."""
 
     batch_cid: CidText
     transport: Code
@@ -118,16 +119,16 @@ class PublicationRecord(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class WaitedTip(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """The tip of an update that waited for the genesis, and is in `kiln.updates` since."""
+    """Tip of an update that waited for the genesis, and is now in `kiln.updates`."""
 
     origin: Origin
     tip: CidText
 
 
 class StreamRecord(Struct, frozen=True, forbid_unknown_fields=True):
-    """`kiln.streams`: the separator that a verified genesis names, or in `without` why the genesis names none.
+    """`kiln.streams`: the separator that a verified genesis names, or in `without` the reason why it names none.
 
-    `waited`: who announces these tips again announces nothing new (decision 20).
+    `waited`: a later announcement of these tips is no new update (decision 20).
     """
 
     network: Name
@@ -144,7 +145,7 @@ class StreamRecord(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class QuarantineRecord(Struct, frozen=True, forbid_unknown_fields=True):
-    """`kiln.quarantine`: bytes that could not be used, and why; the key says where they came from."""
+    """`kiln.quarantine`: bytes that could not be used, and the reason; the key is their origin."""
 
     stage: Code
     reason: Code
@@ -162,21 +163,21 @@ MAX_DETAIL: Final = 1024
 def build_quarantine_records(
     stage: str, reason: str, detail: str, data: bytes, observed_at: int
 ) -> Iterator[QuarantineRecord]:
-    """The records that hold all of `data`: each fits a topic, and `detail` says which part of many it is."""
+    """Build the records of all of `data`: each fits a topic, and `detail` names its part if there are several."""
     size, observed_at = len(data), min(max(observed_at, MIN_MICROS), MAX_MICROS)
     for start in range(0, size or 1, MAX_QUARANTINED):
         part = data[start : start + MAX_QUARANTINED]
-        which = "" if size <= MAX_QUARANTINED else f"bytes {start} to {start + len(part)} of {size}: "
-        yield QuarantineRecord(stage, reason, (which + detail)[:MAX_DETAIL], part, observed_at)
+        prefix = "" if size <= MAX_QUARANTINED else f"bytes {start} to {start + len(part)} of {size}: "
+        yield QuarantineRecord(stage, reason, (prefix + detail)[:MAX_DETAIL], part, observed_at)
 
 
 class WantedRecord(Struct, frozen=True, forbid_unknown_fields=True):
-    """`kiln.wanted`: a CID to fetch and why: `batch` (announced in a BATCH_UPDATE), `genesis` (of a stream), or `claim`
-    (a genesis against which a claim is to be held).
+    """`kiln.wanted`: a CID to fetch and the reason: `batch` (announced in a BATCH_UPDATE), `genesis` (of a stream), or
+    `claim` (a genesis to check a claim).
 
     A `batch` comes with the separator that the batch was announced under. A `genesis` comes with the update that has no
-    separator: the update waits in this record, and goes on to `kiln.updates` with the answer. A `claim` comes with the
-    update that has gone on under the separator that it claims (decision 20). `topic`, `model`: the separators that the
+    separator: the update waits in this record, and goes to `kiln.updates` with the result. A `claim` comes with the
+    update that was sent on under the separator that it claims (decision 20). `topic`, `model`: the separators that the
     update's topic and its field `model` claim.
     """
 
@@ -201,7 +202,7 @@ class WantedRecord(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class BlockRecord(Struct, frozen=True, forbid_unknown_fields=True):
-    """`kiln.blocks`: the block of a batch of another node, verified against its CID, or why the block cannot be had.
+    """`kiln.blocks`: the block of another node's batch, verified against its CID, or the reason why it is missing.
 
     `separator`: the separator that the batch was announced under.
     """
@@ -215,7 +216,7 @@ class BlockRecord(Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if (self.block is None) == (self.reason is None):
-            raise ValueError("either the block or the reason why it cannot be had is to be there")
+            raise ValueError("a block record has either the block or the reason why it is missing")
 
 
 Record = UpdateRecord | BatchRecord | PublicationRecord | StreamRecord | QuarantineRecord | WantedRecord | BlockRecord
@@ -224,11 +225,11 @@ _ENCODER: Final = msgspec.json.Encoder()
 
 
 def encode(record: Record) -> bytes:
-    """The record as a Kafka value: UTF-8 JSON."""
+    """Encode a record as a Kafka value: UTF-8 JSON."""
     return _ENCODER.encode(record)
 
 
-# What the decoders raise on bytes that are no such record. Text that is not UTF-8 is reported by Python's own error.
+# Errors of the decoders. Text that is not UTF-8 raises Python's own error.
 UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError)
 
 decode_update: Final = msgspec.json.Decoder(UpdateRecord).decode
@@ -241,12 +242,12 @@ decode_block: Final = msgspec.json.Decoder(BlockRecord).decode
 
 
 def build_update_key(network: str, separator: SeparatorRecord | None, stream: str) -> bytes:
-    """Key on kiln.updates: "network/key/value", or the stream where it has no separator."""
+    """Build the key on kiln.updates: "network/key/value", or the stream if it has no separator."""
     return stream.encode() if separator is None else build_batch_key(network, separator)
 
 
 def build_batch_key(network: str, separator: SeparatorRecord) -> bytes:
-    """Key on kiln.batches: "network/key/value", the same as of the updates in the batch."""
+    """Build the key on kiln.batches: "network/key/value", as of the updates in the batch."""
     return f"{network}/{separator.key}/{separator.value}".encode()
 
 
@@ -263,22 +264,27 @@ class QuarantineKey(NamedTuple):
 
 
 def build_quarantine_key(partition: int, offset: int, message_index: int | None = None) -> bytes:
-    """Key on kiln.quarantine: "partition/offset/index" of a message, "partition/offset" of a whole frame.
+    """Build the key on kiln.quarantine: "partition/offset/index" of a message, "partition/offset" of a whole frame.
 
-    What is about a CID has the CID's text as its key.
+    The key of a CID's fault is the text of the CID.
     """
     return (f"{partition}/{offset}" if message_index is None else f"{partition}/{offset}/{message_index}").encode()
 
 
 def build_quarantine_record_key(topic: str, partition: int, offset: int) -> bytes:
-    """Key on kiln.quarantine of a record of another topic than kiln.frames: "topic/partition/offset", no prefix."""
+    """Build the key on kiln.quarantine of a record of another topic: "topic/partition/offset", without prefix."""
     return f"{topic}/{partition}/{offset}".encode()
 
 
 def parse_quarantine_key(key: bytes) -> QuarantineKey:
-    """The reverse of quarantine_key. A key with a slash that is no coordinates of a frame (as a record of another topic
-    has) is nothing, as is one that is longer than a CID; any other is taken as a CID. ValueError if the key is not
-    UTF-8."""
+    """Parse a key on kiln.quarantine.
+
+    The key of another topic's record gives no coordinates, nor does one that is longer than a CID. Any other key is a
+    CID.
+
+    Raises:
+        ValueError: The key is not UTF-8.
+    """
     if len(key) > cid.MAX_TEXT:
         return QuarantineKey(None, None, None, None)
     text = key.decode()

@@ -1,7 +1,6 @@
-"""The log: Kiln's Kafka topics, what each holds, and the limits that every reader and writer keeps (docs/design,
-contracts, Kafka topics).
+"""Kiln's Kafka topics, and the limits that every reader and writer observes (docs/design, contracts, Kafka topics).
 
-`TOPICS` is the one list of them. A new topic begins here.
+A new topic begins with an entry in `TOPICS`.
 """
 
 from __future__ import annotations
@@ -11,40 +10,40 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 MAX_RECORD: Final = 8 * 1024 * 1024
-"""Bytes of one record. Every topic takes, and every producer sends, a record up to this size."""
+"""greatest size of a record in bytes, for every topic and producer"""
 
 MAX_OTHER_PARTITIONS: Final = 64
-"""The most partitions of a topic that is neither `frames` nor `updates`."""
+"""greatest number of partitions of a topic other than `frames` and `updates`"""
 
 MAX_NETWORKS: Final = 4
-"""Networks whose bridges may write one `kiln.updates`."""
+"""greatest number of networks whose bridges write to one `kiln.updates`"""
 
 MAX_EPOCH_WRITERS: Final = (1 + MAX_OTHER_PARTITIONS) * MAX_NETWORKS
-"""Who may write epochs into one partition of `kiln.updates`: the query `updates`, and for each network the bridge's
-fetcher, which has an epoch of its own for each partition of `kiln.wanted` (decision 7)."""
+"""greatest number of epoch writers to one partition of `kiln.updates`: the query `updates`, and for each network the
+bridge's fetcher, with one epoch for each partition of `kiln.wanted` (decision 7)"""
 
 MAX_TOPIC: Final = 4096
-"""Bytes of the name of a gossipsub topic. Names stand in records and rows many times over; a Ceramic topic has about a
-hundred characters."""
+"""greatest length of a gossipsub topic name in bytes: names repeat in records and rows. A Ceramic topic has about
+100"""
 
 Partitions = Literal["frames", "updates", "other"]
 
 
 @dataclass(frozen=True)
 class KafkaTopic:
-    """A topic of the log. The prefix of the settings (`kiln.`) stands before `name`."""
+    """A Kafka topic. Its full name is the prefix of the settings (`kiln.`) and `name`."""
 
     name: str
     key: str
-    """what the key of a record is, in words"""
+    """description of a record's key"""
     value: str
-    """what a record says, in words"""
+    """description of a record"""
     partitions: Partitions = "other"
-    """the setting `kafka.…_partitions` that counts its partitions"""
+    """the setting `kafka.…_partitions` of its partitions"""
     compacted: bool = False
-    """True: the broker keeps the newest record of each key for ever. False: it keeps records for `kafka.retention`."""
+    """true if the broker keeps the newest record of each key for ever; else it keeps records for `kafka.retention`"""
     for_life: bool = False
-    """True: the number of partitions never changes, as a window lives in a partition (decision 1)."""
+    """true if the number of partitions never changes, because windows belong to partitions (decision 1)"""
 
 
 TOPICS: Final[dict[str, KafkaTopic]] = {
@@ -62,21 +61,24 @@ TOPICS: Final[dict[str, KafkaTopic]] = {
         KafkaTopic("history", "NETWORK/KEY/VALUE of the separator", "a batch of a backfill run, to be published"),
         KafkaTopic("publications", "the CID", "the receipt of a publication"),
         KafkaTopic("streams", "the stream", "the separator that a verified genesis names", compacted=True),
-        KafkaTopic("quarantine", "the place of what is at fault", "bytes that could not be used, and why"),
-        KafkaTopic("wanted", "the CID", "a block to fetch, and what waits for it"),
-        KafkaTopic("blocks", "the CID", "the bytes of a block, or why it could not be had"),
+        KafkaTopic("quarantine", "the position of the faulty record", "bytes that could not be used, and why"),
+        KafkaTopic("wanted", "the CID", "a block to fetch, and the records that wait for it"),
+        KafkaTopic("blocks", "the CID", "the bytes of a block, or the reason why it could not be fetched"),
     )
 }
 
 Offsets = Mapping[str, Mapping[int, int]]
-"""By full topic name and partition: the offset after the last record that is meant."""
+"""end offsets, exclusive, by full topic name and partition"""
 
 
 def count_unread(read: Offsets, ends: Offsets, oldest: Offsets | None = None) -> int:
-    """Records before `ends` that are not `read` yet, over all topics and partitions of `ends`.
+    """Count the unread records over all topics and partitions of `ends`. Records that the broker has removed do not
+    count.
 
-    `oldest`: the first offset that the broker still holds, 0 where the mapping has none. What the broker removed before
-    somebody read it does not count.
+    Args:
+        read: Offsets up to which records were read.
+        ends: End offsets.
+        oldest: First offsets that the broker still has; 0 for a partition that is missing.
     """
     return sum(
         max(0, end - max(read.get(topic, {}).get(partition, 0), (oldest or {}).get(topic, {}).get(partition, 0)))

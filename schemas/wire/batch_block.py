@@ -6,7 +6,7 @@ DAG-CBOR::
 
 CIP-123 writes the StreamID as bytes, which DAG-CBOR forbids as a map key and every IPLD library refuses; text keys are
 what RESPONSE messages of the same protocol use. Written canonically: keys by length, then bytewise; tips without
-repeats, in order of their CID bytes. So equal contents are equal bytes, with one CID, whoever writes them.
+repeats, in order of their CID bytes. So equal contents are equal bytes with one CID, for every writer.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 from typing import NamedTuple
 
-from kiln.schemas.wire.cid import CBOR, DAG_CBOR, RAW, SHA2_256, CidError, compute_cid, parse_cid, cid_text, is_cid
+from kiln.schemas.wire.cid import CBOR, DAG_CBOR, RAW, SHA2_256, CidError, cid_text, compute_cid, is_cid, parse_cid
 from kiln.schemas.wire.streamid import MAX_TEXT, StreamID, StreamIdError, stream_text
 
 MAX_BLOCK = 256_000
 """Largest block written, in bytes: js-ceramic's IPFS_MAX_COMMIT_SIZE, which it applies to every block it loads."""
 
-_MOST_BAD = 1_000  # entries of one block that are told one by one
+_MAX_INVALID = 1_000  # invalid entries of one block that are listed
 
 _FRAME = b"\xa1\x64tips"  # what comes before the map of streams
 _FRAME_SIZE = len(_FRAME)
@@ -39,7 +39,7 @@ _MAJOR = {
 
 
 class BlockError(ValueError):
-    """Bytes that are no batch block, or tips that cannot be put into one."""
+    """Bytes that are no batch block, or tips that do not fit into one."""
 
 
 class BatchBlock(NamedTuple):
@@ -50,25 +50,28 @@ class BatchBlock(NamedTuple):
 
 
 class InvalidEntry(NamedTuple):
-    """An entry of somebody else's block that cannot be used: its bytes, and why."""
+    """An invalid entry of another writer's block: its bytes, and the reason."""
 
     data: bytes
     why: str
 
 
 class ForeignBlock(NamedTuple):
-    """Somebody else's block: canonical StreamID text -> CID text of its tips, and the entries that cannot be used."""
+    """Another writer's block."""
 
     tips: dict[str, list[str]]
-    bad: list[InvalidEntry]
+    """CID texts of the tips, by canonical StreamID text"""
+    invalid: list[InvalidEntry]
 
 
 def is_block_cid(cid: bytes) -> bool:
-    """Tell whether a CID can name a batch block: v1, sha2-256 of 32 bytes, codec dag-cbor, cbor or raw.
+    """Return true if a CID can name a batch block: v1, sha2-256 of 32 bytes, codec dag-cbor, cbor or raw.
 
-    CIP-123 names none of them. Only sha2-256 is checked (kiln.schemas.wire.cid.check_block), and only CBOR is read: a writer
-    of the literal byte keys, which DAG-CBOR forbids, may honestly say cbor or raw. Any other codec names something
-    else; so does version 0, which is dag-pb. Raises CidError if ``cid`` is not one CID.
+    CIP-123 specifies none of them. Only sha2-256 is checked (`kiln.schemas.wire.cid.check_block`), and only CBOR is
+    read. A writer of the literal byte keys, which DAG-CBOR forbids, may state cbor or raw.
+
+    Raises:
+        CidError: ``cid`` is not one CID.
     """
     parts = parse_cid(cid)
     return parts.codec in (DAG_CBOR, CBOR, RAW) and parts.hash == SHA2_256 and len(parts.digest) == 32
@@ -77,12 +80,12 @@ def is_block_cid(cid: bytes) -> bool:
 def write_blocks(tips: Mapping[str, Iterable[bytes]], limit: int = MAX_BLOCK) -> list[BatchBlock]:
     """Write the tips of a batch (StreamID text -> CID bytes of its tips) as blocks of at most ``limit`` bytes each.
 
-    A new block begins when the next stream would pass the limit. A stream that fits no block alone is cut, along its
-    sorted tips, into parts as large as a block can hold, and these are placed like streams: others may follow the last.
-    The order in which ``tips`` comes does not matter. A stream with no tips is left out; no tips at all give no block.
+    A new block begins when the next stream would exceed the limit. A stream that does not fit into a block is split,
+    along its sorted tips, into parts of the greatest size, and other streams may follow the last part. The order of
+    ``tips`` does not matter. A stream without tips is left out, and no tips at all give no block.
 
-    Raises BlockError for a key that is not a canonical StreamID, a tip that is not a CID, or a limit that not even one
-    tip fits into.
+    Raises:
+        BlockError: A key is not a canonical StreamID, a tip is not a CID, or a tip does not fit into the limit.
     """
     leaves: set[bytes] = set()
     for stream, links in tips.items():
@@ -96,21 +99,22 @@ def write_blocks(tips: Mapping[str, Iterable[bytes]], limit: int = MAX_BLOCK) ->
 
 
 def encode_stream_key(stream: str) -> bytes:
-    """The key of a stream in a block, its StreamID as CBOR text. The canonical order is that of keys as bytes."""
+    """Encode the key of a stream in a block: its StreamID as CBOR text. The canonical order is that of keys as
+    bytes."""
     return _TEXT_HEADS[len(stream)] + stream.encode()
 
 
 def list_tips(leaves: Iterable[bytes]) -> dict[str, set[bytes]]:
-    """The tips that leaves stand for: StreamID text -> CID bytes."""
+    """Group leaves by stream: StreamID text -> CID bytes."""
     tips: dict[bytes, set[bytes]] = {}
     for leaf in leaves:
-        end = _key_end(leaf)
+        end = _find_key_end(leaf)
         key, tip = leaf[:end], leaf[end:]
         if key in tips:
             tips[key].add(tip)
         else:
             tips[key] = {tip}
-    return {_key_text(key): found for key, found in tips.items()}
+    return {_decode_key(key): links for key, links in tips.items()}
 
 
 def write_leaves(leaves: Collection[bytes], limit: int = MAX_BLOCK) -> list[BatchBlock]:
@@ -124,8 +128,8 @@ def write_leaves(leaves: Collection[bytes], limit: int = MAX_BLOCK) -> list[Batc
     blocks: list[BatchBlock] = []
     entries: list[bytes] = []
     size = 0  # of the entries
-    for entry in _entries(sorted(leaves), limit - _FRAME_SIZE - _head_size(1)):
-        if entries and _FRAME_SIZE + _head_size(len(entries) + 1) + size + len(entry) > limit:
+    for entry in _encode_entries(sorted(leaves), limit - _FRAME_SIZE - _compute_head_size(1)):
+        if entries and _FRAME_SIZE + _compute_head_size(len(entries) + 1) + size + len(entry) > limit:
             blocks.append(_write_block(entries))
             entries, size = [], 0
         entries.append(entry)
@@ -135,47 +139,49 @@ def write_leaves(leaves: Collection[bytes], limit: int = MAX_BLOCK) -> list[Batc
     return blocks
 
 
-def _entries(leaves: Iterable[bytes], room: int) -> Iterator[bytes]:
-    """The streams of sorted leaves, each with its tips, as they stand in a block; parts of streams that do not fit in
-    ``room``, which is what a stream has that is alone in its block."""
+def _encode_entries(leaves: Iterable[bytes], room: int) -> Iterator[bytes]:
+    """Encode the streams of sorted leaves, each with its tips, as entries of a block.
+
+    A stream larger than ``room``, the bytes that a block has for one stream, is split into parts.
+    """
     links: dict[bytes, list[bytes]] = {}  # by key
     for leaf in leaves:
-        end = _key_end(leaf)
-        key, link = leaf[:end], _link_head(len(leaf) - end) + leaf[end:]
+        end = _find_key_end(leaf)
+        key, link = leaf[:end], _build_link_head(len(leaf) - end) + leaf[end:]
         if key in links:
             links[key].append(link)
         else:
             links[key] = [link]
-    for key, found in links.items():
-        entry = key + _ONE + found[0] if len(found) == 1 else b"".join((key, _head(_ARRAY, len(found)), *found))
+    for key, tips in links.items():
+        entry = key + _ONE + tips[0] if len(tips) == 1 else b"".join((key, _encode_head(_ARRAY, len(tips)), *tips))
         if len(entry) <= room:
             yield entry
         else:
-            yield from _cut(key, found, room)
+            yield from _split_entry(key, tips, room)
 
 
-def _cut(key: bytes, links: list[bytes], room: int) -> Iterator[bytes]:
+def _split_entry(key: bytes, links: list[bytes], room: int) -> Iterator[bytes]:
     part: list[bytes] = []
     size = 0  # of the links
     for link in links:
-        if len(key) + _head_size(len(part) + 1) + size + len(link) > room:
+        if len(key) + _compute_head_size(len(part) + 1) + size + len(link) > room:
             if not part:
-                raise _no_room(key, room)
-            yield b"".join((key, _head(_ARRAY, len(part)), *part))
+                raise _build_limit_error(key, room)
+            yield b"".join((key, _encode_head(_ARRAY, len(part)), *part))
             part, size = [], 0
         part.append(link)
         size += len(link)
-    yield b"".join((key, _head(_ARRAY, len(part)), *part))
+    yield b"".join((key, _encode_head(_ARRAY, len(part)), *part))
 
 
-def _no_room(key: bytes, room: int) -> BlockError:
-    stream = _key_text(key)
-    limit = room + _FRAME_SIZE + _head_size(1)
+def _build_limit_error(key: bytes, room: int) -> BlockError:
+    stream = _decode_key(key)
+    limit = room + _FRAME_SIZE + _compute_head_size(1)
     return BlockError(f"a tip of stream {stream} does not fit into a block of {limit} bytes")
 
 
 def _write_block(entries: list[bytes]) -> BatchBlock:
-    data = b"".join((_FRAME, _head(_MAP, len(entries)), *entries))
+    data = b"".join((_FRAME, _encode_head(_MAP, len(entries)), *entries))
     return BatchBlock(cid_text(compute_cid(data)), data)
 
 
@@ -188,26 +194,26 @@ def _require_canonical(stream: str) -> None:
         raise BlockError(f"cannot write a batch of {stream[:80]!r}: write it as {canonical}")
 
 
-def _head_size(count: int) -> int:
-    """Size in bytes of a CBOR head that says ``count``."""
+def _compute_head_size(count: int) -> int:
+    """Compute the size in bytes of a CBOR head with the argument ``count``."""
     return 1 if count < 24 else 2 if count < 1 << 8 else 3 if count < 1 << 16 else 5
 
 
-def _head(major: int, count: int) -> bytes:
-    """The CBOR head of a major type that says ``count``, in its shortest form."""
+def _encode_head(major: int, count: int) -> bytes:
+    """Encode the CBOR head of a major type with the argument ``count``, in its shortest form."""
     if count < 24:
         return bytes((major << 5 | count,))
-    size = _head_size(count) - 1
+    size = _compute_head_size(count) - 1
     return bytes((major << 5 | 23 + size.bit_length(),)) + count.to_bytes(size, "big")
 
 
-# By the first byte of a key: how long its head is. A StreamID has at most MAX_TEXT characters, which two bytes count.
+# Length of the head, by the first byte of a key. A StreamID has at most MAX_TEXT characters, so two bytes suffice.
 _KEY_HEAD = {_TEXT << 5 | low: 1 for low in range(24)} | {_TEXT << 5 | 24: 2, _TEXT << 5 | 25: 3}
-_ONE = _head(_ARRAY, 1)
-_TEXT_HEADS = [_head(_TEXT, size) for size in range(MAX_TEXT + 1)]
+_ONE = _encode_head(_ARRAY, 1)
+_TEXT_HEADS = [_encode_head(_TEXT, size) for size in range(MAX_TEXT + 1)]
 
 
-def _key_end(leaf: bytes) -> int:
+def _find_key_end(leaf: bytes) -> int:
     first = leaf[0]
     if first == _TEXT << 5 | 24:  # all but the metamodel
         return 2 + leaf[1]
@@ -215,25 +221,26 @@ def _key_end(leaf: bytes) -> int:
     return head + (first & 0x1F if head == 1 else int.from_bytes(leaf[1:head], "big"))
 
 
-def _key_text(key: bytes) -> str:
+def _decode_key(key: bytes) -> str:
     return key[_KEY_HEAD[key[0]] :].decode()
 
 
 @cache
-def _link_head(size: int) -> bytes:
-    """What stands before a CID of so many bytes in a link: tag 42, and the head of 00 ‖ CID."""
-    return _head(_TAG, 42) + _head(_BYTES, size + 1) + b"\x00"
+def _build_link_head(size: int) -> bytes:
+    """Build the bytes before a CID in a link: tag 42, and the head of 00 ‖ CID."""
+    return _encode_head(_TAG, 42) + _encode_head(_BYTES, size + 1) + b"\x00"
 
 
 def read_block(data: bytes) -> dict[str, list[str]]:
     """Read a batch block: canonical StreamID text -> CID text of its tips, both in the block's order.
 
-    Taken are the three ways to write ``tips`` that writers of CIP-123 may choose: a map with text keys, the literal map
-    with byte keys (StreamID bytes), and the list-pairs form of an IPLD map, ``[[key, [link, …]], …]``. Within these the
-    block must be what DAG-CBOR allows, but for key order: definite lengths, shortest heads, tag 42 and no other,
-    nothing after the end. A tip that a stream repeats is given once. There is no size limit: MAX_BLOCK binds writers.
+    Accepts the three forms of ``tips`` that CIP-123 permits: a map with text keys, the literal map with byte keys
+    (StreamID bytes), and the list-pairs form of an IPLD map, ``[[key, [link, …]], …]``. Otherwise the block must be
+    DAG-CBOR, except for key order: definite lengths, shortest heads, only tag 42, nothing after the end. A repeated tip
+    of a stream is returned once. There is no size limit: MAX_BLOCK applies to writers.
 
-    Raises BlockError, which names the byte.
+    Raises:
+        BlockError: The block is invalid. The text names the byte.
     """
     reader = _Reader(data)
     if reader.head(_MAP, "the block") != 1:
@@ -249,23 +256,24 @@ def read_block(data: bytes) -> dict[str, list[str]]:
 
 
 def read_foreign_block(data: bytes) -> ForeignBlock:
-    """Read a block of another writer, as ``read_block`` does, and lose no good tip to what else is in the block.
+    """Read a block of another writer, as ``read_block`` does, and keep all valid tips.
 
-    Other keys beside ``tips`` are passed over. An entry that cannot be used (no StreamID, no link, a stream that came
-    before) costs itself alone, as long as its end can be told.
+    Keys other than ``tips`` are ignored. An invalid entry (no StreamID, no link, a repeated stream) affects no other
+    entry if its end can be found.
 
-    Raises BlockError, which names the byte: no DAG-CBOR, or nothing that is a batch.
+    Raises:
+        BlockError: The block is no DAG-CBOR, or no batch. The text names the byte.
     """
     reader = _Reader(data)
     batch: dict[str, list[str]] = {}
-    bad: list[InvalidEntry] = []
-    found, more = False, 0
+    invalid: list[InvalidEntry] = []
+    has_tips, more = False, 0
     for _ in range(reader.head(_MAP, "the block")):
         key = reader.take(reader.head(_TEXT, "a key of the block"))
-        if key != b"tips" or found:
+        if key != b"tips" or has_tips:
             reader.skip()
             continue
-        found = True
+        has_tips = True
         pairs, count = reader.tips_head()
         for _ in range(count):
             begin = reader.at
@@ -275,40 +283,40 @@ def read_foreign_block(data: bytes) -> ForeignBlock:
                 reader.at = begin
                 for _ in range(1 if pairs else 2):
                     reader.skip()
-                if len(bad) < _MOST_BAD:
-                    bad.append(InvalidEntry(data[begin : reader.at], str(error)))
+                if len(invalid) < _MAX_INVALID:
+                    invalid.append(InvalidEntry(data[begin : reader.at], str(error)))
                 else:
                     more += 1
     reader.end()
     if more:
-        bad.append(InvalidEntry(b"", f"{more} more entries cannot be used"))
-    if not found:
+        invalid.append(InvalidEntry(b"", f"{more} more entries are invalid"))
+    if not has_tips:
         raise reader.error("the block must have the key tips")
-    return ForeignBlock(batch, bad)
+    return ForeignBlock(batch, invalid)
 
 
 class _Reader:
-    """Walks the few CBOR shapes a batch block consists of.
+    """Reader of the few CBOR items in a batch block.
 
-    Not cbor2: a general decoder merges equal keys without a word, builds any tagged object a peer asks for, and
+    A general decoder such as cbor2 silently merges equal keys, builds any tagged object that a peer sends, and
     recurses.
     """
 
     def __init__(self, data: bytes) -> None:
         self.data = data
         self.at = 0
-        self.item = 0  # where the item last read begins
+        self.item = 0  # start of the item that was read last
 
-    def error(self, what: str) -> BlockError:
-        return BlockError(f"no batch block, at byte {self.item}: {what}")
+    def error(self, description: str) -> BlockError:
+        return BlockError(f"no batch block, at byte {self.item}: {description}")
 
     def take(self, count: int) -> bytes:
         end = self.at + count
         if end > len(self.data):
             raise self.error(f"the block is cut short: {end - len(self.data)} bytes are missing")
-        taken = self.data[self.at : end]
+        data = self.data[self.at : end]
         self.at = end
-        return taken
+        return data
 
     def any_head(self) -> tuple[int, int]:
         """Read a head; return its major type and its count (length, tag number)."""
@@ -325,15 +333,15 @@ class _Reader:
             raise self.error("a length that is not in its shortest form")
         return major, count
 
-    def head(self, major: int, what: str) -> int:
+    def head(self, major: int, name: str) -> int:
         """Read a head of the major type ``major``; return its count."""
-        found, count = self.any_head()
-        if found != major:
-            raise self.error(f"{what} must be {_MAJOR[major]}, not {_MAJOR[found]}")
+        actual, count = self.any_head()
+        if actual != major:
+            raise self.error(f"{name} must be {_MAJOR[major]}, not {_MAJOR[actual]}")
         return count
 
     def skip(self) -> None:
-        """Pass over one item, whatever it is, with all that is in it."""
+        """Skip one item of any type, with all that it contains."""
         left = 1
         while left:
             left -= 1
@@ -356,7 +364,7 @@ class _Reader:
             raise self.error(f"{len(self.data) - self.at} bytes follow the block")
 
     def tips_head(self) -> tuple[bool, int]:
-        """Read the head of ``tips``: whether it is an array of pairs, and how many entries follow."""
+        """Read the head of ``tips``; return true for an array of pairs, and the number of entries."""
         major, count = self.any_head()
         if major not in (_MAP, _ARRAY):
             raise self.error(f"tips must be a map or an array of pairs, not {_MAJOR[major]}")

@@ -28,7 +28,7 @@ SHA2_256 = 0x12
 
 REASONS: Final = (
     "cid_malformed",  # bytes that are not one CID
-    "cid_hash_unsupported",  # a hash other than sha2-256 of 32 bytes: nobody can tell whether a block is the one named
+    "cid_hash_unsupported",  # a hash other than sha2-256 of 32 bytes, which cannot be checked
     "block_hash_mismatch",  # other bytes than those that the CID names
 )
 """Every reason that ``check_block`` rejects with."""

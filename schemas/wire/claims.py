@@ -31,7 +31,7 @@ class Claims(NamedTuple):
             and self.topic != self.model
         )
 
-    def contradicted(self, verified: Separator) -> Separator | None:
+    def find_contradicted(self, verified: Separator) -> Separator | None:
         """Return the first claim that this verified separator contradicts, if any."""
         if self.topic is not None and self.topic != verified:
             return self.topic

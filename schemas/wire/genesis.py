@@ -8,10 +8,10 @@ The CID of the first block is in the StreamID. Blocks, all named by sha2-256::
 
 ``header.sep`` is the separator's key and names another field of the header, whose bytes are its value: for a model
 instance the model's StreamID, for a model the metamodel's. Tiles and CAIP-10 links have no ``sep``, nor have model
-instances of before 2023. Whether a signature is the controller's, is not asked: the CID in the StreamID says which
-block is the genesis, whoever signed it.
+instances of before 2023. Signatures are not checked: the CID in the StreamID identifies the genesis, regardless of its
+signer.
 
-Nothing is fetched here: whoever calls brings the blocks, one after the other.
+Nothing is fetched here: the caller provides the blocks, one after the other.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from typing import Final, NamedTuple
 
 from kiln.schemas.reject import Rejected
 from kiln.schemas.wire import cid as cids
-from kiln.schemas.wire.cid import DAG_CBOR, DAG_JOSE, CidError, parse_cid, cid_text, read_sha2_256_digest, check_block
+from kiln.schemas.wire.cid import DAG_CBOR, DAG_JOSE, CidError, check_block, cid_text, parse_cid, read_sha2_256_digest
 from kiln.schemas.wire.streamid import StreamID, StreamIdError
-from kiln.schemas.wire.topics import Separator, TopicError, format_separator, encode_separator_value
+from kiln.schemas.wire.topics import Separator, TopicError, encode_separator_value, format_separator
 
 REASONS: Final = (
     *cids.REASONS,
@@ -45,15 +45,17 @@ WITHOUT: Final = (
 
 
 class Genesis(NamedTuple):
-    """Content of an init event: separator, or with None which of WITHOUT it is; and its model's StreamID, if any."""
+    """Content of an init event."""
 
     separator: Separator | None
     without: str | None
+    """one of WITHOUT, if there is no separator"""
     model: str | None
+    """the model's StreamID, if any"""
 
 
 class NeedsBlock(NamedTuple):
-    """The genesis goes on in another block, of this CID (bytes)."""
+    """The genesis continues in another block, of this CID (bytes)."""
 
     cid: bytes
 
@@ -61,19 +63,24 @@ class NeedsBlock(NamedTuple):
 def read_genesis(
     root: bytes, blocks: Mapping[bytes, bytes], implied_separator: str | None = None
 ) -> Genesis | NeedsBlock | Rejected:
-    """Read the genesis of CID ``root`` out of ``blocks`` (CID bytes -> block); NeedsBlock names one that is missing.
+    """Read a genesis, and verify each of its blocks against its CID.
 
-    Each block is verified against its CID; what is no genesis is Rejected with one of REASONS, and nothing is raised.
-    ``implied_separator``: the key of a header with no ``sep``, if it has that field; rust-ceramic takes "model" so.
+    Args:
+        root: CID of the genesis.
+        blocks: Blocks by CID bytes.
+        implied_separator: Key for a header without ``sep``, if the header has that field. rust-ceramic uses "model".
+
+    Returns:
+        The genesis, `NeedsBlock` if a block is missing, or a rejection with one of REASONS.
     """
     payload = root
-    codec = _codec(root)
+    codec = _read_codec(root)
     if codec == DAG_JOSE:
-        envelope = _block(root, blocks)
+        envelope = _get_block(root, blocks)
         if not isinstance(envelope, bytes):
             return envelope
         try:
-            payload = _payload_cid(envelope)
+            payload = _read_payload_cid(envelope)
             codec = parse_cid(payload).codec
         except (_MalformedError, CidError) as error:
             return Rejected("genesis_malformed", f"signed event {cid_text(root)}: {error}")
@@ -81,29 +88,29 @@ def read_genesis(
         return Rejected("cid_malformed", f"{root[:40].hex()} is not a CID")
     if codec != DAG_CBOR:
         return Rejected("cid_codec_unsupported", f"codec 0x{codec:x}; an event is DAG-CBOR, or DAG-JOSE around that")
-    block = _block(payload, blocks)
+    block = _get_block(payload, blocks)
     if not isinstance(block, bytes):
         return block
     try:
-        event = _fields(block, 0, whole=True)
+        event = _read_fields(block, 0, whole=True)
         header = event.get(b"header")
         if header is None or block[header] >> 5 != _MAP or event.keys() & {b"prev", b"id"}:
-            return Rejected("genesis_not_init", f"{cid_text(payload)} has the fields {_names(event)}")
-        return _read_header(block, _fields(block, header), implied_separator)
+            return Rejected("genesis_not_init", f"{cid_text(payload)} has the fields {_list_names(event)}")
+        return _read_header(block, _read_fields(block, header), implied_separator)
     except _MalformedError as error:
         return Rejected("genesis_malformed", f"{cid_text(payload)}: {error}")
 
 
-def _codec(cid: bytes) -> int | None:
+def _read_codec(cid: bytes) -> int | None:
     try:
         return parse_cid(cid).codec
     except CidError:
         return None
 
 
-def _block(cid: bytes, blocks: Mapping[bytes, bytes]) -> bytes | NeedsBlock | Rejected:
+def _get_block(cid: bytes, blocks: Mapping[bytes, bytes]) -> bytes | NeedsBlock | Rejected:
     digest = read_sha2_256_digest(cid)
-    if isinstance(digest, Rejected):  # told before anybody fetches what could not be checked
+    if isinstance(digest, Rejected):  # before the fetch of a block that could not be verified
         return digest
     if cid not in blocks:
         return NeedsBlock(cid)
@@ -111,18 +118,18 @@ def _block(cid: bytes, blocks: Mapping[bytes, bytes]) -> bytes | NeedsBlock | Re
     return blocks[cid] if fault is None else fault
 
 
-def _payload_cid(envelope: bytes) -> bytes:
-    at = _fields(envelope, 0, whole=True).get(b"payload")
-    payload = None if at is None else _bytes(envelope, at)
+def _read_payload_cid(envelope: bytes) -> bytes:
+    at = _read_fields(envelope, 0, whole=True).get(b"payload")
+    payload = None if at is None else _read_bytes(envelope, at)
     if payload is None:
         raise _MalformedError("an envelope with no payload in bytes")
     return payload
 
 
 def _read_header(block: bytes, header: Mapping[bytes, int], implied: str | None) -> Genesis:
-    model = _model(block, header)
+    model = _read_model(block, header)
     if b"sep" in header:
-        key = _text(block, header[b"sep"])
+        key = _read_text(block, header[b"sep"])
         if key is None:
             return Genesis(None, "sep_not_text", model)
     elif implied is not None and implied.encode() in header:
@@ -132,7 +139,7 @@ def _read_header(block: bytes, header: Mapping[bytes, int], implied: str | None)
     at = header.get(key.encode())
     if at is None:
         return Genesis(None, "value_missing", model)
-    value = _bytes(block, at)
+    value = _read_bytes(block, at)
     if not value:
         return Genesis(None, "value_not_bytes" if value is None else "value_empty", model)
     try:
@@ -143,23 +150,23 @@ def _read_header(block: bytes, header: Mapping[bytes, int], implied: str | None)
     return Genesis(separator, None, model)
 
 
-def _model(block: bytes, header: Mapping[bytes, int]) -> str | None:
-    raw = _bytes(block, header[b"model"]) if b"model" in header else None
+def _read_model(block: bytes, header: Mapping[bytes, int]) -> str | None:
+    raw = _read_bytes(block, header[b"model"]) if b"model" in header else None
     try:
         return None if raw is None else StreamID.from_bytes(raw).text
     except StreamIdError:
         return None
 
 
-def _names(fields: Mapping[bytes, int]) -> str:
+def _list_names(fields: Mapping[bytes, int]) -> str:
     return ", ".join(repr(name.decode(errors="replace")[:40]) for name in sorted(fields)[:8]) or "of no map"
 
 
 # ---------------------------------------------------------------- DAG-CBOR
 #
-# Walked, not decoded: real headers have 70 kB, of which two fields count. And libipld gives a link and a byte string as
-# the same thing, and refuses short floats and keys in another order, which old encoders wrote; cbor2 builds whatever
-# object a tag asks for.
+# The data is scanned, not decoded: real headers have 70 kB, of which two fields count. libipld does not distinguish a
+# link from a byte string, and refuses short floats and keys in another order, which old encoders wrote. cbor2 builds
+# any object that a tag names.
 
 _BYTES, _TEXT, _ARRAY, _MAP, _TAG = 2, 3, 4, 5, 6
 
@@ -168,8 +175,8 @@ class _MalformedError(ValueError):
     """Bytes that are not DAG-CBOR; the text names the byte."""
 
 
-def _head(data: bytes, at: int) -> tuple[int, int, int]:
-    """Major type and argument of the item at ``at``, and the index after the head."""
+def _read_head(data: bytes, at: int) -> tuple[int, int, int]:
+    """Read the major type and argument of the item at ``at``, and the index after the head."""
     if at >= len(data):
         raise _MalformedError(f"cut short at byte {at}")
     major, short = data[at] >> 5, data[at] & 0x1F
@@ -184,11 +191,11 @@ def _head(data: bytes, at: int) -> tuple[int, int, int]:
 
 
 def _skip(data: bytes, at: int) -> int:
-    """The index after the item at ``at``. No recursion: a peer chooses how deep it goes."""
+    """Find the index after the item at ``at``, without recursion, as a peer chooses the depth."""
     left = 1
     while left:
         start = at
-        major, count, at = _head(data, at)
+        major, count, at = _read_head(data, at)
         left -= 1
         if major in (_BYTES, _TEXT):
             at += count
@@ -201,20 +208,23 @@ def _skip(data: bytes, at: int) -> int:
                 raise _MalformedError(f"tag {count} at byte {start}; DAG-CBOR has 42 alone")
             left += 1
         if at + left > len(data):  # each item takes a byte
-            raise _MalformedError(f"cut short: what begins at byte {start} does not end")
+            raise _MalformedError(f"cut short: the item at byte {start} does not end")
     return at
 
 
-def _fields(data: bytes, at: int, *, whole: bool = False) -> dict[bytes, int]:
-    """Where the values of the map at ``at`` begin, by key; none if it is no map. ``whole``: the data ends with it."""
-    major, count, start = _head(data, at)
+def _read_fields(data: bytes, at: int, *, whole: bool = False) -> dict[bytes, int]:
+    """Find the starts of the values of the map at ``at``, by key; none if it is no map.
+
+    ``whole``: the data must end with the map.
+    """
+    major, count, start = _read_head(data, at)
     end = _skip(data, at)
     if whole and end != len(data):
         raise _MalformedError(f"{len(data) - end} bytes follow the event")
     fields: dict[bytes, int] = {}
     at = start
     for _ in range(count if major == _MAP else 0):
-        kind, size, begin = _head(data, at)
+        kind, size, begin = _read_head(data, at)
         if kind != _TEXT:
             raise _MalformedError(f"a key that is no text at byte {at}")
         at = begin + size
@@ -224,13 +234,13 @@ def _fields(data: bytes, at: int, *, whole: bool = False) -> dict[bytes, int]:
     return fields
 
 
-def _bytes(data: bytes, at: int) -> bytes | None:
-    major, size, start = _head(data, at)
+def _read_bytes(data: bytes, at: int) -> bytes | None:
+    major, size, start = _read_head(data, at)
     return data[start : start + size] if major == _BYTES else None
 
 
-def _text(data: bytes, at: int) -> str | None:
-    major, size, start = _head(data, at)
+def _read_text(data: bytes, at: int) -> str | None:
+    major, size, start = _read_head(data, at)
     if major != _TEXT:
         return None
     try:

@@ -30,9 +30,9 @@ from kiln.schemas.wire.public_key import (
     BAD_KEY,
     KEY_ALGORITHM,
     PublicKey,
-    read_public_key,
     estimate_signature_cost,
     fits_signature_length,
+    read_public_key,
 )
 
 Policy = Literal["strict", "none", "either"]
@@ -51,7 +51,7 @@ REASONS: Final = (
     BAD_KEY,  # BAD: `from` is no peer id, holds no usable key, or is not the peer id of `key`
     KEY_ALGORITHM,  # BAD: the key is of another algorithm than its type, which no honest program makes
     MISSING_SIGNATURE,  # AGAINST_POLICY: strict, and not signed
-    MISSING_FROM,  # AGAINST_POLICY: signed, but by nobody
+    MISSING_FROM,  # AGAINST_POLICY: signed, but without `from`
     MISSING_SEQNO,  # AGAINST_POLICY: signed, but without the number its id is made of
     INVALID_SEQNO,  # AGAINST_POLICY: signed, with a seqno longer than MAX_SEQNO (8 bytes in practice)
     UNEXPECTED_AUTH,  # AGAINST_POLICY: none, and from, seqno, signature or key is there
@@ -93,11 +93,11 @@ VERDICT_NAMES: Final = _VERDICT_NAMES + (256 - len(_VERDICT_NAMES)) * ("not_chec
 
 
 UNVERIFIED: Final = "unverified/"
-"""How the id of a message begins that the log of another node tells of, without a signature that could be checked."""
+"""prefix of the id of a message in the log of another node, without a signature that can be checked"""
 
 
 OVERSIZED: Final = "oversized/"
-"""How the id of a signed message begins whose author or seqno is longer than any that is accepted."""
+"""prefix of the id of a signed message whose author or seqno is too long"""
 
 
 class PeerIdError(ValueError):
@@ -105,12 +105,12 @@ class PeerIdError(ValueError):
 
 
 def peer_text(raw: bytes) -> str:
-    """A peer id as people write it: base58btc of its multihash ("12D3Koo…", "Qm…").
+    """Format a peer id as usual: base58btc of its multihash ("12D3Koo…", "Qm…").
 
-    Any bytes have a text. Over 1,024 bytes, which no peer id has, it is "f" and the hex digits.
+    Any bytes have a text. For more than 1,024 bytes, which no peer id has, it is "f" and the hex digits.
     """
     if len(raw) <= _USUAL_PEER:
-        return _usual_text(raw)
+        return _format_usual_text(raw)
     return base58.b58encode(raw).decode("ascii") if len(raw) <= _BASE58_LIMIT else "f" + raw.hex()
 
 
@@ -128,10 +128,14 @@ def raw_peer(text: str) -> bytes:
 
 
 def peer_bytes(text: str) -> bytes:
-    """The multihash bytes of a peer id in base58 or as a CID ("bafz…", "k51…"). PeerIdError if it is neither."""
+    """Parse the multihash bytes of a peer id in base58 or as a CID ("bafz…", "k51…").
+
+    Raises:
+        PeerIdError: The text is neither.
+    """
     if len(text) <= _USUAL_TEXT:
         return _usual_peer(text)
-    if len(text) > 2 * _MAX_PEER_ID:  # no encoding doubles the longest, and base58 takes time with the square
+    if len(text) > 2 * _MAX_PEER_ID:  # no encoding is twice as long, and base58 takes quadratic time
         raise PeerIdError(f"not a peer id: {len(text)} characters")
     return _read_peer(text)
 
@@ -149,13 +153,13 @@ def _read_peer(text: str) -> bytes:
         raise
     except (CidError, ValueError) as error:
         raise PeerIdError(f"not a peer id: {text!r}: {error}") from error
-    if _multihash(raw) is None:
+    if _read_multihash(raw) is None:
         raise PeerIdError(f"not a peer id: {text!r} does not hold an identity or sha2-256 multihash")
     return raw
 
 
 def build_ed25519_peer_id(key: bytes) -> bytes:
-    """The peer id of an ed25519 public key (32 bytes): its PublicKey protobuf as an identity multihash."""
+    """Build the peer id of an ed25519 public key (32 bytes): its PublicKey protobuf as an identity multihash."""
     return _ED25519_PEER + key
 
 
@@ -166,28 +170,28 @@ def message_id(message: rpc_pb2.Message) -> str:
     sha256(data)>". Signed with an author or a seqno that is too long for `judge`: "oversized/<hex of a sha256>".
     """
     if message.HasField("signature"):
-        return _id_of(_author(message), message.seqno)
+        return _format_id(_get_author(message), message.seqno)
     return "sha256/" + hashlib.sha256(message.data).hexdigest()
 
 
 def compute_unverified_id(message: rpc_pb2.Message) -> str:
-    """The id of an UNVERIFIABLE message: "unverified/<author's peer id>/<seqno in hex>", else as message_id.
+    """Compute the id of an UNVERIFIABLE message: "unverified/<author's peer id>/<seqno in hex>", else as `message_id`.
 
-    Never the id of a verified message: a line that anybody could write must not stand for what Kiln has checked.
+    It is never the id of a verified message: a forged log line must not count as a message that Kiln has checked.
     """
-    author = _author(message)
-    return UNVERIFIED + _id_of(author, message.seqno) if author and message.seqno else message_id(message)
+    author = _get_author(message)
+    return UNVERIFIED + _format_id(author, message.seqno) if author and message.seqno else message_id(message)
 
 
-def _id_of(author: bytes, seqno: bytes) -> str:
-    """Ids stand in rows, so what a stranger made long does not get into them."""
+def _format_id(author: bytes, seqno: bytes) -> str:
+    """Format an id, with a hash for long fields: ids are in rows, and a peer chooses the length."""
     if len(author) > _MAX_PEER_ID or len(seqno) > MAX_SEQNO:
         return OVERSIZED + hashlib.sha256(len(author).to_bytes(8) + author + seqno).hexdigest()
     return f"{peer_text(author)}/{seqno.hex()}"
 
 
 def parse_author(message: str) -> str | None:
-    """The author's peer id in a `message_id`; None: the message is unsigned, or the id is of another kind."""
+    """Parse the author's peer id in a message id; None if the message is unsigned, or the id is of another kind."""
     peer = message.partition("/")[0]
     try:
         peer_bytes(peer)
@@ -197,17 +201,17 @@ def parse_author(message: str) -> str | None:
 
 
 class Judgement(NamedTuple):
-    """The verdict on a message, why, and what it cost to find out."""
+    """Verdict on a message, the reason, and the cost of the check."""
 
     verdict: Verdict
     reason: str = ""
     """one of REASONS, or empty"""
     cost: int = 0
-    """of checking the signature: `kiln.schemas.wire.public_key.estimate_signature_cost`"""
+    """cost of the signature check: `kiln.schemas.wire.public_key.estimate_signature_cost`"""
 
 
 def judge(message: rpc_pb2.Message, policy: Policy, topic: str | None = None) -> tuple[Verdict, str]:
-    """Verdict and reason of `check`."""
+    """Return the verdict and the reason of `check`."""
     judgement = check(message, policy, topic)
     return judgement.verdict, judgement.reason
 
@@ -215,12 +219,12 @@ def judge(message: rpc_pb2.Message, policy: Policy, topic: str | None = None) ->
 def check(message: rpc_pb2.Message, policy: Policy, topic: str | None = None) -> Judgement:
     """Judge a message under a network's policy.
 
-    strict: it must be signed, and well. none: it must carry no from, seqno, signature or key. either: what is signed
-    must be signed well, the rest is UNSIGNED. A signed message needs from and seqno under every policy: they are its
-    id.
+    strict: it must have a valid signature. none: it must have no from, seqno, signature or key. either: a signature
+    must be valid, and messages without one are UNSIGNED. A signed message needs from and seqno under every policy: they
+    are its id.
 
     Args:
-        topic: The name that the message's topic index stands for; signatures are over the name.
+        topic: Name of the message's topic index; signatures cover the name.
     """
     signed = message.HasField("signature")
     if policy == "none":
@@ -231,7 +235,7 @@ def check(message: rpc_pb2.Message, policy: Policy, topic: str | None = None) ->
         if policy == "strict":
             return Judgement(Verdict.AGAINST_POLICY, MISSING_SIGNATURE)
         return Judgement(Verdict.UNSIGNED)
-    author = _author(message)
+    author = _get_author(message)
     if not author:
         return Judgement(Verdict.AGAINST_POLICY, MISSING_FROM)
     seqno = message.seqno
@@ -255,16 +259,16 @@ def check(message: rpc_pb2.Message, policy: Policy, topic: str | None = None) ->
 
 
 def estimate_id_cost(message: rpc_pb2.Message) -> int:
-    """Nominal CPU of reading a message and making its id, in µs: the part of a message's cost that no key explains."""
-    size = len(_author(message))
+    """Estimate the CPU for reading a message and building its id, in nominal µs: the part that depends on no key."""
+    size = len(_get_author(message))
     return _MESSAGE_COST + (size * size // 450 if _USUAL_PEER < size <= _BASE58_LIMIT else 0)
 
 
 def build_signed_bytes(message: rpc_pb2.Message, topic: str | None = None) -> bytes:
-    """Build the signed bytes: "libp2p-pubsub:" and the message without signature and key, its unknown fields kept
-    at the end.
+    """Build the signed bytes: "libp2p-pubsub:" and the message without signature and key, with unknown fields at the
+    end.
 
-    With `topic`, that name stands in place of the message's topic index. Source: libp2p specs, pubsub/README.md,
+    `topic` replaces the message's topic index. Source: libp2p specs, pubsub/README.md,
     Message signing; topic table draft: the index is a wire form only.
     """
     bare = rpc_pb2.Message()
@@ -278,13 +282,15 @@ def build_signed_bytes(message: rpc_pb2.Message, topic: str | None = None) -> by
 
 
 def sign(message: rpc_pb2.Message, private_key: PrivateKey, topic: str | None = None) -> None:
-    """Sign a message in place: sets `from`, `signature`, and `key` where the peer id does not hold it (RSA, ECDSA).
+    """Sign a message in place: sets `from`, `signature`, and `key` if the peer id does not contain it (RSA, ECDSA).
 
-    The caller sets seqno, data and topic before. ed25519, secp256k1, RSA and NIST-curve ECDSA keys; PeerIdError for
-    others.
+    The caller sets seqno, data and topic before.
+
+    Raises:
+        PeerIdError: The key is not ed25519, secp256k1, RSA or NIST-curve ECDSA.
     """
     encoded = _encode_public_key(private_key.public_key())
-    author = _peer_id(encoded)
+    author = _build_peer_id(encoded)
     setattr(message, "from", author)  # a keyword in Python
     message.ClearField("signature")
     message.ClearField("key")
@@ -300,21 +306,22 @@ def sign(message: rpc_pb2.Message, private_key: PrivateKey, topic: str | None = 
 
 
 def compute_peer_id(private_key: PrivateKey) -> bytes:
-    """The peer id (multihash bytes) of a private key's owner.
+    """Compute the peer id (multihash bytes) of a private key's owner.
 
-    PeerIdError for a kind of key that libp2p does not have.
+    Raises:
+        PeerIdError: libp2p does not have this kind of key.
     """
-    return _peer_id(_encode_public_key(private_key.public_key()))
+    return _build_peer_id(_encode_public_key(private_key.public_key()))
 
 
-def _author(message: rpc_pb2.Message) -> bytes:
+def _get_author(message: rpc_pb2.Message) -> bytes:
     author: bytes = getattr(message, "from")  # a keyword in Python
     return author
 
 
-# Caches of what strangers name: of texts and bytes of a usual length alone, so that they are bounded in bytes.
+# Peers choose the inputs, so these caches store only texts and bytes of a usual length: their size is bounded.
 @lru_cache(maxsize=65536)
-def _usual_text(raw: bytes) -> str:
+def _format_usual_text(raw: bytes) -> str:
     text: str = base58.b58encode(raw).decode("ascii")
     return text
 
@@ -327,8 +334,8 @@ def _usual_raw(text: str) -> bytes:
 _usual_peer = lru_cache(maxsize=65536)(_read_peer)
 
 
-def _varint(raw: bytes, start: int) -> tuple[int, int] | None:
-    """An unsigned varint (multiformats: at most 9 bytes, minimal) and the position after it."""
+def _read_varint(raw: bytes, start: int) -> tuple[int, int] | None:
+    """Read an unsigned varint (multiformats: at most 9 bytes, minimal) and the position after it."""
     value = 0
     for i in range(start, min(start + 9, len(raw))):
         byte = raw[i]
@@ -339,16 +346,16 @@ def _varint(raw: bytes, start: int) -> tuple[int, int] | None:
 
 
 def split_peer(raw: bytes) -> tuple[bytes, bytes] | None:
-    """A peer id at the beginning of bytes, and the bytes after it; None: no peer id is there."""
-    if (head := _varint(raw, 0)) is None or (size := _varint(raw, head[1])) is None:
+    """Split bytes into a leading peer id and the rest; None if they do not begin with a peer id."""
+    if (head := _read_varint(raw, 0)) is None or (size := _read_varint(raw, head[1])) is None:
         return None
     end = size[1] + size[0]
-    return (raw[:end], raw[end:]) if _multihash(raw[:end]) is not None else None
+    return (raw[:end], raw[end:]) if _read_multihash(raw[:end]) is not None else None
 
 
-def _multihash(raw: bytes) -> tuple[int, bytes] | None:
-    """(code, digest) of an identity or sha2-256 multihash, the two that peer ids are made of."""
-    if (head := _varint(raw, 0)) is None or (size := _varint(raw, head[1])) is None:
+def _read_multihash(raw: bytes) -> tuple[int, bytes] | None:
+    """Read code and digest of an identity or sha2-256 multihash, the two kinds of peer ids."""
+    if (head := _read_varint(raw, 0)) is None or (size := _read_varint(raw, head[1])) is None:
         return None
     code, digest = head[0], raw[size[1] :]
     if len(digest) != size[0] or code not in (_IDENTITY, _SHA2_256) or (code == _SHA2_256 and len(digest) != 32):
@@ -356,8 +363,8 @@ def _multihash(raw: bytes) -> tuple[int, bytes] | None:
     return code, digest
 
 
-def _peer_id(encoded_key: bytes) -> bytes:
-    """The peer id of a PublicKey protobuf (libp2p specs, peer-ids.md, Peer Ids)."""
+def _build_peer_id(encoded_key: bytes) -> bytes:
+    """Build the peer id of a PublicKey protobuf (libp2p specs, peer-ids.md, Peer Ids)."""
     if len(encoded_key) <= _IDENTITY_LIMIT:
         return bytes((_IDENTITY, len(encoded_key))) + encoded_key
     return bytes((_SHA2_256, 32)) + hashlib.sha256(encoded_key).digest()
@@ -371,19 +378,19 @@ def _encode_public_key(key: object) -> bytes:
         point = key.public_bytes(Encoding.X962, PublicFormat.CompressedPoint)
         return kind(Type=kind.Secp256k1, Data=point).SerializeToString()
     if isinstance(key, rsa.RSAPublicKey):
-        return kind(Type=kind.RSA, Data=_pkix(key)).SerializeToString()
+        return kind(Type=kind.RSA, Data=_encode_pkix(key)).SerializeToString()
     if isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, _NIST_CURVES):
-        return kind(Type=kind.ECDSA, Data=_pkix(key)).SerializeToString()
+        return kind(Type=kind.ECDSA, Data=_encode_pkix(key)).SerializeToString()
     raise PeerIdError(f"libp2p has no peer ids for {type(key).__name__}")
 
 
-def _pkix(key: rsa.RSAPublicKey | ec.EllipticCurvePublicKey) -> bytes:
+def _encode_pkix(key: rsa.RSAPublicKey | ec.EllipticCurvePublicKey) -> bytes:
     return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
 
 
 def _public_key(author: bytes, attached: bytes | None) -> PublicKey | Rejected:
-    """The author's public key, out of the peer id or, if it matches the peer id, out of the message's key field."""
-    peer = _multihash(author)
+    """Read the author's public key from the peer id or, if it matches the peer id, from the message's key field."""
+    peer = _read_multihash(author)
     if peer is None:
         return _NO_KEY
     code, digest = peer

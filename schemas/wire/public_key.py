@@ -82,18 +82,18 @@ def read_public_key(kind: int, data: bytes) -> PublicKey | Rejected:
 
 def read_rsa(data: bytes) -> rsa.RSAPublicNumbers | Rejected:
     """Read an RSA key in DER (SubjectPublicKeyInfo): key_algorithm or bad_key if it is not one within the bounds."""
-    start = _algorithm_start(data)
+    start = _find_algorithm(data)
     if start is None:
         return Rejected(BAD_KEY, "not a SubjectPublicKeyInfo in DER")
     if not data.startswith(_RSA_ALGORITHM, start):
         return Rejected(KEY_ALGORITHM, "the type of the key is RSA, and the algorithm in its bytes is not")
     at = start + len(_RSA_ALGORITHM)
-    bits = _element(data, at, 0x03)
+    bits = _read_element(data, at, 0x03)
     if bits is None or bits[1] != len(data) or data[bits[0] : bits[0] + 1] != b"\x00":
         return Rejected(BAD_KEY, "the bytes of an RSA key are not a SubjectPublicKeyInfo in DER")
-    body = _element(data, bits[0] + 1, _SEQUENCE)
-    modulus = None if body is None or body[1] != len(data) else _number(data, body[0])
-    exponent = None if modulus is None else _number(data, modulus[1])
+    body = _read_element(data, bits[0] + 1, _SEQUENCE)
+    modulus = None if body is None or body[1] != len(data) else _read_number(data, body[0])
+    exponent = None if modulus is None else _read_number(data, modulus[1])
     if modulus is None or exponent is None or exponent[1] != len(data):
         return Rejected(BAD_KEY, "the bytes of an RSA key are not modulus and exponent in DER")
     n, e = modulus[0], exponent[0]
@@ -107,7 +107,7 @@ def read_rsa(data: bytes) -> rsa.RSAPublicNumbers | Rejected:
 
 
 def fits_signature_length(key: PublicKey, signature: bytes) -> bool:
-    """Return whether a signature has a length that one of this key can have."""
+    """Return true if a signature has a possible length for this key."""
     if isinstance(key, Ed25519PublicKey):
         return len(signature) == 64
     if isinstance(key, rsa.RSAPublicKey):
@@ -116,10 +116,10 @@ def fits_signature_length(key: PublicKey, signature: bytes) -> bool:
 
 
 def estimate_signature_cost(key: PublicKey, good: bool) -> int:
-    """Nominal CPU of checking one signature of a key, in µs of a core of 2026 (docs/performance.md).
+    """Estimate the CPU for checking one signature of a key, in µs of a core of 2026 (docs/performance.md).
 
-    A table and not a clock, so that the same bytes cost the same wherever and however often they are read. Each is a
-    third more than was measured. A bad ed25519 signature costs more, since libsodium and OpenSSL both look at it.
+    A table instead of a clock, so that the same bytes always cost the same. Each value is a third above the
+    measurement. A bad ed25519 signature costs more, since libsodium and OpenSSL both check it.
     """
     if isinstance(key, Ed25519PublicKey):
         return 88 if good else 300
@@ -129,13 +129,13 @@ def estimate_signature_cost(key: PublicKey, good: bool) -> int:
 
 
 def _read_ecdsa(data: bytes) -> ec.EllipticCurvePublicKey | Rejected:
-    start = _algorithm_start(data)
+    start = _find_algorithm(data)
     if start is None:
         return Rejected(BAD_KEY, "not a SubjectPublicKeyInfo in DER")
     for algorithm, curve, size in _CURVES:
         if not data.startswith(algorithm, start):
             continue
-        bits = _element(data, start + len(algorithm), 0x03)
+        bits = _read_element(data, start + len(algorithm), 0x03)
         if bits is None or bits[1] != len(data) or data[bits[0] : bits[0] + 2] != b"\x00\x04":
             break
         point = data[bits[0] + 1 :]
@@ -147,16 +147,16 @@ def _read_ecdsa(data: bytes) -> ec.EllipticCurvePublicKey | Rejected:
     return Rejected(BAD_KEY, "the bytes of an ECDSA key do not hold an uncompressed point of the curve that they name")
 
 
-def _algorithm_start(data: bytes) -> int | None:
-    """Where the AlgorithmIdentifier of a SubjectPublicKeyInfo begins; None if the bytes do not begin as one does."""
-    outer = _element(data, 0, _SEQUENCE)
+def _find_algorithm(data: bytes) -> int | None:
+    """Find the start of the AlgorithmIdentifier of a SubjectPublicKeyInfo; None if the bytes are none."""
+    outer = _read_element(data, 0, _SEQUENCE)
     if outer is None or outer[1] != len(data):
         return None
-    return outer[0] if _element(data, outer[0], _SEQUENCE) is not None else None
+    return outer[0] if _read_element(data, outer[0], _SEQUENCE) is not None else None
 
 
-def _element(data: bytes, at: int, tag: int) -> tuple[int, int] | None:
-    """Start and end of the content of a DER element; None if none with this tag is there, whole and well written.
+def _read_element(data: bytes, at: int, tag: int) -> tuple[int, int] | None:
+    """Read start and end of the content of a DER element; None if there is no complete element with this tag.
 
     Only definite lengths of the shortest form are DER (X.690, 10.1).
     """
@@ -174,12 +174,12 @@ def _element(data: bytes, at: int, tag: int) -> tuple[int, int] | None:
     return (start, start + size) if start + size <= len(data) else None
 
 
-def _number(data: bytes, at: int) -> tuple[int, int] | None:
-    """A positive INTEGER of the shortest form, and where it ends."""
-    place = _element(data, at, _INTEGER)
-    if place is None or place[0] == place[1]:
+def _read_number(data: bytes, at: int) -> tuple[int, int] | None:
+    """Read a positive INTEGER of the shortest form, and its end."""
+    content = _read_element(data, at, _INTEGER)
+    if content is None or content[0] == content[1]:
         return None
-    start, end = place
+    start, end = content
     first = data[start]
     if first >= 0x80 or (first == 0 and end - start > 1 and data[start + 1] < 0x80):
         return None  # negative, or a zero byte too many

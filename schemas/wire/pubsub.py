@@ -15,12 +15,12 @@ them; in brackets the first version that has the form::
     keepalive    {"typ":3,"ts":…}                            [1.3.0]; + "ver" [2.0.4]; + "ipfsVer" [2.35.0]
     batch        {"typ":3,"sep":"<key>/<value>","batch":"<CID>"}    CIP-123
 
-The era is told by shape, never by key order: other clients write keys in other orders, and any client may add some.
+The era depends on the fields, never on key order: clients write keys in different orders, and may add some.
 
 How JSON is read follows js-ceramic (``TextDecoder``, ``JSON.parse``): bytes that are not UTF-8 become U+FFFD, a leading
 byte order mark is dropped, the last of several equal keys wins, 1, 1.0 and 1e0 are one number and ``true`` is none,
-unknown keys are tolerated, an optional field that is ``null`` is an error. Three things that JSON.parse takes are
-refused as ``invalid_json``, since no message needs them and nothing behind us could hold them: escapes of lone
+unknown keys are tolerated, an optional field that is ``null`` is an error. Three things that JSON.parse accepts are
+refused as ``invalid_json``, since no message needs them and later stages could not store them: escapes of lone
 surrogates, numbers beyond a double, nesting over 1,024 levels.
 """
 
@@ -39,7 +39,7 @@ from kiln.schemas.reject import Rejected
 from kiln.schemas.wire.batch_block import is_block_cid
 from kiln.schemas.wire.cid import CidError, cid_bytes, cid_text
 from kiln.schemas.wire.streamid import CAIP10_LINK, TILE, StreamID, StreamIdError, stream_text
-from kiln.schemas.wire.topics import Separator, TopicError, parse_separator, format_separator
+from kiln.schemas.wire.topics import Separator, TopicError, format_separator, parse_separator
 
 MessageType = Literal["UPDATE", "QUERY", "RESPONSE", "KEEPALIVE", "BATCH_UPDATE"]
 Era = Literal["2020", "doc", "doc+stream", "stream"]
@@ -49,12 +49,12 @@ QUERY: Final = 1
 RESPONSE: Final = 2
 KEEPALIVE: Final = 3
 BATCH_UPDATE: Final = 3
-"""CIP-123's number, which KEEPALIVE had taken before (decision 3)."""
+"""CIP-123's number, which KEEPALIVE used already (decision 3)."""
 BATCH_UPDATE_OTHER: Final = 4
 """The next free number, for a network that avoids the clash."""
 
 MAX_TIMESTAMP = 8_640_000_000_000_000
-"""Largest ``ts`` taken, in ms on either side of the epoch: the range of a JavaScript Date."""
+"""Largest accepted ``ts``, in ms on either side of the epoch: the range of a JavaScript Date."""
 
 MAX_DATA: Final = 1 << 20
 """Bytes of a message's data that are read as JSON. An object of 270,000 keys takes 150 ms of CPU, and one of this size
@@ -93,7 +93,7 @@ _DETAIL = 160  # characters
 
 
 class PubsubMessage(msgspec.Struct, frozen=True):
-    """A message of any era. IDs are canonical: StreamIDs in base36, CIDs in base32 (v0: base58), whatever was sent.
+    """A message of any era. IDs are in canonical form: StreamIDs in base36, CIDs in base32 (v0: base58).
 
     ====================  =====================================================================================
     UPDATE                stream, tip, model if it was sent
@@ -121,10 +121,10 @@ class PubsubMessage(msgspec.Struct, frozen=True):
 
 
 def read_message(data: bytes, batch_typ: int = BATCH_UPDATE) -> PubsubMessage | Rejected:
-    """Read one message. Any bytes give a message or a Rejected, whose reason is one of REASONS; nothing is raised.
+    """Read one message. Any bytes give a message or a rejection with one of REASONS; nothing is raised.
 
-    ``batch_typ`` is the number the network writes BATCH_UPDATE with; 3 and 4 are read beside it. All three are told
-    from KEEPALIVE by shape (decision 3).
+    ``batch_typ`` is the number of BATCH_UPDATE in the network; 3 and 4 are read too. The fields distinguish all three
+    from KEEPALIVE (decision 3).
     """
     if len(data) > MAX_DATA:
         return Rejected("data_too_large", f"{len(data):,} bytes of data; {MAX_DATA:,} are read")
@@ -132,7 +132,7 @@ def read_message(data: bytes, batch_typ: int = BATCH_UPDATE) -> PubsubMessage | 
         message: _JSON = orjson.loads(data)
     except orjson.JSONDecodeError:
         try:
-            # What TextDecoder does; not the usual way, as hardly any message needs it.
+            # As TextDecoder does. Second, because hardly any message needs it.
             message = orjson.loads(data.decode("utf-8", "replace").removeprefix("\ufeff"))
         except orjson.JSONDecodeError as error:
             return Rejected("invalid_json", str(error)[:_DETAIL])
@@ -140,7 +140,7 @@ def read_message(data: bytes, batch_typ: int = BATCH_UPDATE) -> PubsubMessage | 
         return Rejected("not_an_object", f"the message is JSON of type {type(message).__name__}")
     typ = message.get("typ")
     if not _is_number(typ):
-        return Rejected("unknown_typ", f"typ is {_show(typ)}" if "typ" in message else "there is no typ")
+        return Rejected("unknown_typ", f"typ is {_format_value(typ)}" if "typ" in message else "there is no typ")
     if typ == UPDATE:
         return _read_update(message)
     if typ == QUERY:
@@ -149,7 +149,7 @@ def read_message(data: bytes, batch_typ: int = BATCH_UPDATE) -> PubsubMessage | 
         return _read_response(message)
     if typ in (KEEPALIVE, BATCH_UPDATE_OTHER, batch_typ):
         return _read_keepalive_or_batch(message)
-    return Rejected("unknown_typ", f"typ is {_show(typ)}")
+    return Rejected("unknown_typ", f"typ is {_format_value(typ)}")
 
 
 def _read_update(message: dict[str, _JSON]) -> PubsubMessage | Rejected:
@@ -163,7 +163,7 @@ def _read_update(message: dict[str, _JSON]) -> PubsubMessage | Rejected:
     if model is None and "model" not in message:
         return PubsubMessage("UPDATE", stream, tip)
     if not isinstance(model, str):
-        return Rejected("bad_model", f"model is {_show(model)}")
+        return Rejected("bad_model", f"model is {_format_value(model)}")
     try:
         return PubsubMessage("UPDATE", stream, tip, stream_text(model))
     except StreamIdError as error:
@@ -190,9 +190,9 @@ def _read_response(message: dict[str, _JSON]) -> PubsubMessage | Rejected:
     if isinstance(query_id, Rejected):
         return query_id
     if not isinstance(tips, dict):
-        return Rejected("bad_tips", f"tips is {_show(tips)}")
-    # js-ceramic checks no key, but then looks the queried stream up among them: one that is no StreamID answers nobody.
-    # An empty `tips` is well-formed there and here.
+        return Rejected("bad_tips", f"tips is {_format_value(tips)}")
+    # js-ceramic checks no key, but looks up the queried stream by key: a key that is no StreamID is useless. An empty
+    # `tips` is well-formed there and here.
     canonical: dict[str, str] = {}
     for key in tips:
         try:
@@ -240,17 +240,17 @@ def _read_keepalive_or_batch(message: dict[str, _JSON]) -> PubsubMessage | Rejec
     if not _is_number(ts):
         return Rejected("unknown_shape", "neither string sep and batch nor numeric ts")
     if abs(ts) > MAX_TIMESTAMP:
-        return Rejected("bad_ts", f"ts is {_show(ts)}; a date is within ±{MAX_TIMESTAMP} ms")
+        return Rejected("bad_ts", f"ts is {_format_value(ts)}; a date is within ±{MAX_TIMESTAMP} ms")
     ver, ipfs_ver = message.get("ver"), message.get("ipfsVer")
     if not isinstance(ver, str) and (ver is not None or "ver" in message):
-        return Rejected("bad_version", f"ver is {_show(ver)}")
+        return Rejected("bad_version", f"ver is {_format_value(ver)}")
     if not isinstance(ipfs_ver, str) and (ipfs_ver is not None or "ipfsVer" in message):
-        return Rejected("bad_version", f"ipfsVer is {_show(ipfs_ver)}")
+        return Rejected("bad_version", f"ipfsVer is {_format_value(ipfs_ver)}")
     return PubsubMessage("KEEPALIVE", ts=int(ts), ver=ver, ipfs_ver=ipfs_ver)
 
 
 def _is_number(value: _JSON) -> TypeGuard[int | float]:
-    return type(value) is int or type(value) is float  # isinstance would let `true` pass for 1
+    return type(value) is int or type(value) is float  # isinstance would accept `true` as 1
 
 
 def _is_2020(message: dict[str, _JSON]) -> bool:
@@ -271,24 +271,24 @@ def _read_stream(message: dict[str, _JSON]) -> str | Rejected:
         return _read_stream_2020(message)
     if stream is None:
         return Rejected("missing_stream", "neither stream nor doc")
-    return Rejected("bad_stream", f"the stream is {_show(stream)}")
+    return Rejected("bad_stream", f"the stream is {_format_value(stream)}")
 
 
 def _read_stream_2020(message: dict[str, _JSON]) -> str | Rejected:
     doctype, document = message["doctype"], message.get("id")
     stream_type = _DOCTYPES.get(doctype) if isinstance(doctype, str) else None
     if stream_type is None:
-        return Rejected("unknown_doctype", f"doctype is {_show(doctype)}")
+        return Rejected("unknown_doctype", f"doctype is {_format_value(doctype)}")
     if document is None:
         return Rejected("missing_stream", "a doctype, but no id")
     if not isinstance(document, str):
-        return Rejected("bad_stream", f"id is {_show(document)}")
+        return Rejected("bad_stream", f"id is {_format_value(document)}")
     if document.startswith("/ceramic/"):
         cid = document[9:]
     elif document.startswith("ceramic://"):
         cid = document[10:]
     else:
-        return Rejected("bad_stream", f"id is {_show(document)}, not /ceramic/<CID> or ceramic://<CID>")
+        return Rejected("bad_stream", f"id is {_format_value(document)}, not /ceramic/<CID> or ceramic://<CID>")
     try:
         return StreamID(stream_type, cid_bytes(cid)).text
     except CidError as error:
@@ -304,7 +304,7 @@ def _read_tip(fields: dict[str, _JSON], key: str) -> str | Rejected:
             return Rejected("bad_tip", str(error))
     if tip is None and key not in fields:
         return Rejected("missing_tip", f"there is no {key}")
-    return Rejected("bad_tip", f"the tip is {_show(tip)}")
+    return Rejected("bad_tip", f"the tip is {_format_value(tip)}")
 
 
 def _read_query_id(message: dict[str, _JSON]) -> str | Rejected:
@@ -313,11 +313,11 @@ def _read_query_id(message: dict[str, _JSON]) -> str | Rejected:
         return query_id
     if query_id is None and "id" not in message:
         return Rejected("missing_id", "there is no id")
-    return Rejected("bad_id", f"id is {_show(query_id)}")
+    return Rejected("bad_id", f"id is {_format_value(query_id)}")
 
 
-def _show(value: _JSON) -> str:
-    """Show a value in a detail; a large or deep one by its type alone, since repr would walk all of it."""
+def _format_value(value: _JSON) -> str:
+    """Format a value for a detail; objects and arrays by type alone, since repr would traverse all of them."""
     if isinstance(value, str):
         return repr(value[:80])
     if isinstance(value, dict | list):
@@ -328,8 +328,8 @@ def _show(value: _JSON) -> str:
 def compute_query_id(stream: str, era: Era = "stream") -> bytes:
     """Compute a QUERY's id as js-ceramic does: the sha2-256 multihash of DAG-CBOR ``{"typ": 1, "stream": …}``.
 
-    ``doc`` stands for ``stream`` in the era that knew only that. A function of the stream alone: it joins a RESPONSE to
-    a QUERY and tells no query from the next.
+    In the era "doc", the key is ``doc`` instead of ``stream``. The id depends on the stream alone: it joins a RESPONSE
+    to a QUERY, but does not distinguish two queries.
     """
     hashed = cbor2.dumps({"typ": QUERY, ("doc" if era == "doc" else "stream"): stream}, canonical=True)
     return b"\x12\x20" + hashlib.sha256(hashed).digest()
@@ -341,11 +341,15 @@ def format_query_id(raw: bytes, *, decimal: bool = False) -> str:
 
 
 def write_update(stream: str, tip: str, model: str | None = None, era: Era = "stream") -> bytes:
-    """Write an UPDATE. ``model`` came within the era "doc+stream" (2.3.0): ValueError before."""
+    """Write an UPDATE. ``model`` exists since 2.3.0, in the era "doc+stream".
+
+    Raises:
+        ValueError: The era has no ``model``.
+    """
     if model is not None and era in ("2020", "doc"):
         raise ValueError(f"an UPDATE of era {era!r} has no model")
     if era == "2020":
-        fields = {"typ": UPDATE, "id": _document_2020(stream), "cid": tip, "doctype": _doctype(stream)}
+        fields = {"typ": UPDATE, "id": _format_document_2020(stream), "cid": tip, "doctype": _get_doctype(stream)}
     elif era == "doc":
         fields = {"typ": UPDATE, "doc": stream, "tip": tip}
     elif era == "doc+stream":
@@ -358,11 +362,15 @@ def write_update(stream: str, tip: str, model: str | None = None, era: Era = "st
 
 
 def write_query(stream: str, query_id: str | None = None, era: Era = "stream") -> bytes:
-    """Write a QUERY; ``query_id`` is computed if not given. The 2020 form has none (ValueError if one is given)."""
+    """Write a QUERY; ``query_id`` is computed by default.
+
+    Raises:
+        ValueError: The era is 2020, which has no query id.
+    """
     if era == "2020":
         if query_id is not None:
             raise ValueError("a QUERY of era '2020' has no query id")
-        return orjson.dumps({"typ": QUERY, "id": _document_2020(stream), "doctype": _doctype(stream)})
+        return orjson.dumps({"typ": QUERY, "id": _format_document_2020(stream), "doctype": _get_doctype(stream)})
     if query_id is None:
         query_id = format_query_id(compute_query_id(stream, era))
     if era == "doc":
@@ -379,7 +387,7 @@ def write_response(query_id: str, tips: Mapping[str, str]) -> bytes:
 
 def write_response_2020(stream: str, tip: str) -> bytes:
     """Write a RESPONSE of 2020, which names its stream and no query."""
-    fields = {"typ": RESPONSE, "id": _document_2020(stream), "cid": tip, "doctype": _doctype(stream)}
+    fields = {"typ": RESPONSE, "id": _format_document_2020(stream), "cid": tip, "doctype": _get_doctype(stream)}
     return orjson.dumps(fields)
 
 
@@ -396,8 +404,10 @@ def write_keepalive(ts: int, ver: str | None = None, ipfs_ver: str | None = None
 def write_batch_update(separator: Separator, cid: str, batch_typ: int = BATCH_UPDATE) -> bytes:
     """Write a BATCH_UPDATE (CIP-123, "Pubsub message type").
 
-    Raises TopicError for a separator that no message can hold, CidError for a ``cid`` that names no batch block, and
-    ValueError for a ``batch_typ`` that is another message's.
+    Raises:
+        TopicError: The separator is invalid.
+        CidError: ``cid`` names no batch block.
+        ValueError: ``batch_typ`` belongs to another message.
     """
     if batch_typ in (UPDATE, QUERY, RESPONSE):
         raise ValueError(f"typ {batch_typ} is another message's; BATCH_UPDATE is {BATCH_UPDATE} in CIP-123")
@@ -407,11 +417,11 @@ def write_batch_update(separator: Separator, cid: str, batch_typ: int = BATCH_UP
     return orjson.dumps({"typ": batch_typ, "sep": format_separator(separator), "batch": cid_text(raw)})
 
 
-def _document_2020(stream: str) -> str:
+def _format_document_2020(stream: str) -> str:
     return f"/ceramic/{cid_text(StreamID.parse(stream).genesis)}"
 
 
-def _doctype(stream: str) -> str:
+def _get_doctype(stream: str) -> str:
     kind = StreamID.parse(stream).type
     for doctype, stream_type in _DOCTYPES.items():
         if stream_type == kind:

@@ -7,7 +7,7 @@ Layout::
 
 Text is multibase base36, "k…". A CommitID can have the very length and prefix of a StreamID: only the bytes tell them
 apart. Types in use: 0 tile, 1 caip10-link, 2 model, 3 model instance, 4 the metamodel's; 5 is an EventID (CIP-124),
-which is something else. Other types are taken: a new one is no reason to lose traffic.
+which is something else. Other types are accepted, so that a new type loses no traffic.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeAlias
 
 from libipld import encode_multibase
 
-from kiln.schemas.wire.cid import CidError, cid_bytes, find_cid_end, cid_text, read_varint, write_varint
+from kiln.schemas.wire.cid import CidError, cid_bytes, cid_text, find_cid_end, read_varint, write_varint
 
 TILE = 0
 CAIP10_LINK = 1
@@ -30,7 +30,7 @@ METAMODEL = "kh4q0ozorrgaq2mezktnrmdwleo1d"
 """The StreamID that every model names as its own model."""
 
 MAX_TEXT = 640
-"""Longest text taken, in characters, prefix included: two CIDs with the longest digest of kiln.schemas.wire.cid, in
+"""Longest accepted text in characters, with prefix: two CIDs with the longest digest of kiln.schemas.wire.cid, in
 base 36."""
 
 _CODEC = b"\xce\x01"
@@ -38,7 +38,7 @@ _Bytes: TypeAlias = bytes  # inside the two classes, `bytes` is their property
 
 
 class StreamIdError(ValueError):
-    """Bytes or text that are not a StreamID (or not a CommitID, where one is asked for)."""
+    """Bytes or text that are not a StreamID, or not a CommitID."""
 
 
 class StreamID(NamedTuple):
@@ -55,24 +55,32 @@ class StreamID(NamedTuple):
     @property
     def text(self) -> str:
         """The usual text: base36, ``k…``."""
-        return _base36(self.bytes)
+        return _encode_base36(self.bytes)
 
     @classmethod
     def from_bytes(cls, raw: _Bytes) -> StreamID:
-        """Read the binary form. Raises StreamIdError, also for a CommitID."""
+        """Read the binary form.
+
+        Raises:
+            StreamIdError: The bytes are no StreamID, for example a CommitID.
+        """
         kind, genesis, end = _read_head(raw)
         if end != len(raw):
-            raise StreamIdError(_what_follows(raw, end))
+            raise StreamIdError(_describe_rest(raw, end))
         return cls(kind, genesis)
 
     @classmethod
     def parse(cls, text: str) -> StreamID:
-        """Read text: ``k…``, ``ceramic://k…`` or ``/ceramic/k…``. Raises StreamIdError, also for a CommitID."""
-        return cls.from_bytes(_text_bytes(_strip_scheme(text)))
+        """Parse text: ``k…``, ``ceramic://k…`` or ``/ceramic/k…``.
+
+        Raises:
+            StreamIdError: The text is no StreamID, for example a CommitID.
+        """
+        return cls.from_bytes(_decode_text(_strip_scheme(text)))
 
 
 class CommitID(NamedTuple):
-    """A commit of a stream: the stream's type and genesis CID, and the commit's CID; None where it is the genesis."""
+    """A commit of a stream: the stream's type and genesis CID, and the commit's CID, `None` if it is the genesis."""
 
     type: int
     genesis: bytes
@@ -91,11 +99,15 @@ class CommitID(NamedTuple):
     @property
     def text(self) -> str:
         """The usual text: base36, ``k…``."""
-        return _base36(self.bytes)
+        return _encode_base36(self.bytes)
 
     @classmethod
     def from_bytes(cls, raw: _Bytes) -> CommitID:
-        """Read the binary form. Raises StreamIdError, also for a StreamID."""
+        """Read the binary form.
+
+        Raises:
+            StreamIdError: The bytes are no CommitID, for example a StreamID.
+        """
         kind, genesis, end = _read_head(raw)
         rest = raw[end:]
         if not rest:
@@ -104,22 +116,25 @@ class CommitID(NamedTuple):
             return cls(kind, genesis, None)
         try:
             if find_cid_end(rest) != len(rest):
-                raise StreamIdError(_what_follows(raw, end))
+                raise StreamIdError(_describe_rest(raw, end))
         except CidError as error:
-            raise StreamIdError(_what_follows(raw, end)) from error
+            raise StreamIdError(_describe_rest(raw, end)) from error
         return cls(kind, genesis, rest)
 
     @classmethod
     def parse(cls, text: str) -> CommitID:
-        """Read text: base36, or the URL form ``[ceramic://|/ceramic/]<StreamID>?commit=<CID>`` (``0``: the genesis).
+        """Parse text: base36, or the URL form ``[ceramic://|/ceramic/]<StreamID>?commit=<CID>`` (``0``: the genesis).
 
-        A commit that names the genesis CID itself is the genesis, as in js-ceramic. Raises StreamIdError.
+        A commit that names the genesis CID itself is the genesis, as in js-ceramic.
+
+        Raises:
+            StreamIdError: The text is no CommitID.
         """
         body = _strip_scheme(text)
         stream_part, question, commit_part = body.partition("?commit=")
         if not question:
-            return cls.from_bytes(_text_bytes(body))
-        stream = StreamID.from_bytes(_text_bytes(stream_part))
+            return cls.from_bytes(_decode_text(body))
+        stream = StreamID.from_bytes(_decode_text(stream_part))
         if commit_part == "0":
             return cls(stream.type, stream.genesis, None)
         try:
@@ -132,26 +147,28 @@ class CommitID(NamedTuple):
 def stream_text(text: str) -> str:
     """Return the canonical base36 text of any accepted spelling of a StreamID.
 
-    Cached: a network speaks of the same streams and models again and again. Raises StreamIdError; a CommitID is
-    refused.
+    Cached, because the messages of a network repeat the same streams and models.
+
+    Raises:
+        StreamIdError: The text is no StreamID, for example a CommitID.
     """
-    if len(text) > MAX_TEXT:  # before the cache, so that no large text is kept in it
-        raise StreamIdError(f"text of {len(text)} characters is no StreamID; at most {MAX_TEXT} are taken")
+    if len(text) > MAX_TEXT:  # before the cache, so that it stores no large text
+        raise StreamIdError(f"text of {len(text)} characters is no StreamID; at most {MAX_TEXT} are accepted")
     return _stream_text(text)
 
 
 @lru_cache(maxsize=65536)
 def _stream_text(text: str) -> str:
     body = _strip_scheme(text)
-    usual = _USUAL.get(body[:_TOLD])
-    # Bytes of one length stand in one order with their texts, so a text between two StreamIDs of a kind is another.
+    usual = _USUAL.get(body[:_PREFIX])
+    # Bytes of one length sort like their texts, so a text between two StreamIDs of a kind is one too.
     if usual and len(body) == len(usual[0]) and usual[0] <= body <= usual[1] and _is_base36(body):
         return body
-    StreamID.from_bytes(_text_bytes(body))
-    return body  # base36 text has one spelling: _text_bytes takes lower case only
+    StreamID.from_bytes(_decode_text(body))
+    return body  # base36 text has one spelling: _decode_text accepts lower case only
 
 
-def _base36(raw: bytes) -> str:
+def _encode_base36(raw: bytes) -> str:
     text: str = encode_multibase("k", raw)
     return text
 
@@ -162,10 +179,10 @@ def _strip_scheme(text: str) -> str:
     return text.removeprefix("/ceramic/")
 
 
-def _text_bytes(text: str) -> bytes:
-    # int() also takes signs, blanks, underscores and any script's digits; js-ceramic takes lower case only.
+def _decode_text(text: str) -> bytes:
+    # int() also accepts signs, spaces, underscores and any script's digits; js-ceramic accepts lower case only.
     if len(text) > MAX_TEXT:
-        raise StreamIdError(f"text of {len(text)} characters is no StreamID; at most {MAX_TEXT} are taken")
+        raise StreamIdError(f"text of {len(text)} characters is no StreamID; at most {MAX_TEXT} are accepted")
     if not _is_base36(text) or text[1:2] in ("", "0"):
         # A leading 0 would be a leading zero byte, and an ID starts with 0xce.
         raise StreamIdError(f"{text[:80]!r} is not the base36 text (k…) of a StreamID")
@@ -191,7 +208,7 @@ def _read_head(raw: bytes) -> tuple[int, bytes, int]:
     return kind, raw[at:end], end
 
 
-def _what_follows(raw: bytes, end: int) -> str:
+def _describe_rest(raw: bytes, end: int) -> str:
     rest = raw[end:]
     if rest == b"\x00":
         return "this is a CommitID (of the genesis), not a StreamID"
@@ -203,16 +220,20 @@ def _what_follows(raw: bytes, end: int) -> str:
     return f"{len(rest)} bytes that are no CID follow the genesis CID"
 
 
-def _usual() -> dict[str, tuple[str, str]]:
-    """The least and the greatest text of each kind of StreamID but the metamodel's, by how these begin: one-byte type,
-    genesis DAG-CBOR or DAG-JOSE with sha2-256."""
-    found: dict[str, tuple[str, str]] = {}
+def _compute_usual_ranges() -> dict[str, tuple[str, str]]:
+    """Compute the least and the greatest text of each usual kind of StreamID, by prefix.
+
+    Usual are a one-byte type, and a genesis in DAG-CBOR or DAG-JOSE with sha2-256; the metamodel's is not.
+    """
+    ranges: dict[str, tuple[str, str]] = {}
     for kind in range(EVENT_ID):
         for genesis in (b"\x01\x71\x12\x20", b"\x01\x85\x01\x12\x20"):
-            least, greatest = (_base36(_CODEC + bytes((kind,)) + genesis + digit * 32) for digit in (b"\x00", b"\xff"))
-            found[least[:_TOLD]] = least, greatest
-    return found
+            least, greatest = (
+                _encode_base36(_CODEC + bytes((kind,)) + genesis + digit * 32) for digit in (b"\x00", b"\xff")
+            )
+            ranges[least[:_PREFIX]] = least, greatest
+    return ranges
 
 
-_TOLD = 8
-_USUAL = _usual()
+_PREFIX = 8
+_USUAL = _compute_usual_ranges()

@@ -52,14 +52,14 @@ REASONS = (
 INDEX_REASONS = (
     INDEX_OUT_OF_RANGE,  # 0, or more than the table has
     NO_TABLE,  # the hellos share no bundle, or one was refused, or not there
-    UNKNOWN_BUNDLE,  # in or after an agreed bundle whose topics nobody has told us
+    UNKNOWN_BUNDLE,  # in or after an agreed bundle with unknown topics
 )
 """Every reason that ``TopicTable.resolve`` rejects with."""
 
 TopicSource = Literal["name", "index"]
-"""What the wire had: the topic's name, or an index in its place."""
+"""Form of the topic on the wire: its name, or an index."""
 
-_MAX_AGREEMENTS: Final = 1024  # pairs of hellos kept
+_MAX_AGREEMENTS: Final = 1024  # cached pairs of hellos
 _MAX_CACHED: Final = 4096  # bytes of a hello; MAX_BUNDLES hashes take 1,536
 _SHOWN: Final = 8  # hashes in a detail
 _MISSING: Final = Rejected(TOPIC_MISSING, "neither a topic nor an index")
@@ -91,8 +91,12 @@ class BundleSet(Mapping[bytes, tuple[str, ...]]):
     __slots__ = ("_names", "_topics", "digest")
 
     def __init__(self, named: Mapping[str, Iterable[str]] | None = None) -> None:
-        """``named``: name (for people) -> topics, most preferred first. BundleError for a bundle without topics, a
-        topic that is empty, longer than MAX_TOPIC or has no UTF-8 form, and two bundles of the same hash."""
+        """Create the set from display names and topics, most preferred first.
+
+        Raises:
+            BundleError: A bundle has no topics; a topic is empty, longer than MAX_TOPIC or not UTF-8; or two bundles
+                have the same hash.
+        """
         names: dict[bytes, str] = {}
         topics: dict[bytes, tuple[str, ...]] = {}
         for name, given in (named or {}).items():
@@ -104,7 +108,7 @@ class BundleSet(Mapping[bytes, tuple[str, ...]]):
             names[known], topics[known] = name, ordered
         self._names, self._topics = names, topics
         self.digest: Final = hashlib.sha256(repr(topics).encode()).digest()
-        """What makes two of them equal: the hashes, in order, and their topics."""
+        """digest of the hashes, in order, and their topics: equal sets have equal digests"""
 
     def __getitem__(self, known: bytes) -> tuple[str, ...]:
         return self._topics[known]
@@ -125,35 +129,39 @@ class BundleSet(Mapping[bytes, tuple[str, ...]]):
         return f"Bundles({', '.join(f'{name!r} {known.hex()}' for known, name in self._names.items())})"
 
     def name(self, known: bytes) -> str:
-        """What people call a bundle. KeyError if it is not known."""
+        """Return the display name of a bundle.
+
+        Raises:
+            KeyError: The bundle is not known.
+        """
         return self._names[known]
 
-    def named(self) -> dict[str, tuple[str, ...]]:
-        """Name -> topics, as it was made from."""
+    def to_dict(self) -> dict[str, tuple[str, ...]]:
+        """Convert to the argument of `__init__`: topics by display name."""
         return {self._names[known]: topics for known, topics in self._topics.items()}
 
-    def joined(self, others: BundleSet) -> BundleSet:
-        """These and, after them, those of ``others`` whose hash is new: what was once known stays known.
+    def merge(self, others: BundleSet) -> BundleSet:
+        """Append the bundles of ``others`` whose hash is new. A display name that is taken is replaced by the hash.
 
-        BundleError where one hash has other topics there. A name that both use goes to the bundle that is here; the
-        other one is then called by its hash.
+        Raises:
+            BundleError: One hash has different topics in the two sets.
         """
-        joined = self.named()
+        merged = self.to_dict()
         for known, topics in others._topics.items():
             if known not in self._topics:
                 name = others._names[known]
-                joined[known.hex() if name in joined else name] = topics
+                merged[known.hex() if name in merged else name] = topics
             elif self._topics[known] != topics:
                 other = others._names[known]
                 raise BundleError(
                     f"bundle {self._names[known]!r} has the hash {known.hex()}, which is that of {other!r} with other "
                     "topics: add or remove a topic"
                 )
-        return BundleSet(joined)
+        return BundleSet(merged)
 
 
 def _expand_bundles(name: str, topics: Iterable[str]) -> tuple[str, ...]:
-    """The topics of a bundle, each once, in bytewise UTF-8 order."""
+    """Sort the topics of a bundle in bytewise UTF-8 order, each once."""
     distinct = set(topics)
     if not distinct or "" in distinct:
         raise BundleError(f"bundle {name!r} must have at least one topic, and no empty one")
@@ -169,10 +177,10 @@ def _expand_bundles(name: str, topics: Iterable[str]) -> tuple[str, ...]:
 
 
 def intersect(ours: Sequence[bytes], theirs: Sequence[bytes]) -> list[bytes]:
-    """Give the bundles both sides have: the common prefix, then the other common ones in bytewise order (section
-    "Bundle intersection", the Go function).
+    """Intersect two hellos: the common prefix, then the other common bundles in bytewise order.
 
-    Symmetric, as long as neither list repeats a hash; ``parse_hello`` refuses those that do.
+    Symmetric if neither list repeats a hash; ``parse_hello`` refuses lists that do. Source: section "Bundle
+    intersection", the Go function.
     """
     prefix = 0
     for first, second in zip(ours, theirs, strict=False):
@@ -189,24 +197,24 @@ def parse_hello(ext: bytes) -> list[bytes] | Rejected:
     Unknown fields are tolerated; empty bytes are a hello with no bundle. For the reasons see REASONS.
     """
     try:
-        return _check_names(ExtTopicTable.FromString(ext))
+        return _read_hashes(ExtTopicTable.FromString(ext))
     except DecodeError as error:
         return Rejected("hello_malformed", str(error))
 
 
 def read_hello(extensions: ControlExtensions) -> list[bytes] | Rejected | None:
-    """As ``parse_hello``, from the extensions of a peer's first RPC (field 4820938); None if no table is there."""
+    """Read the extensions of a peer's first RPC (field 4820938) as ``parse_hello`` does; None if they have no table."""
     if not extensions.HasField("topicTableExtension"):
         return None
-    return _check_names(extensions.topicTableExtension)
+    return _read_hashes(extensions.topicTableExtension)
 
 
 def find_hello(rpc: RPC) -> bytes:
-    """The hello in the first RPC of a direction, as ExtTopicTable bytes for Frame.hello_in and Frame.hello_out.
+    """Find the hello in the first RPC of a direction, as ExtTopicTable bytes for Frame.hello_in and Frame.hello_out.
 
-    Empty where the RPC has no topic table, or one that is refused. Unknown fields are left out: they say nothing about
-    the table, and every later frame of the connection carries these bytes. Whoever makes Frames, live or from capture
-    files, must agree on these bytes for ever.
+    Empty if the RPC has no topic table, or an invalid one. Unknown fields are left out: they do not affect the table,
+    and every later frame of the connection has these bytes. All builders of Frames, live or from capture files, must
+    produce the same bytes in all versions.
     """
     if not rpc.HasField("control") or not rpc.control.HasField("extensions"):
         return b""
@@ -214,7 +222,7 @@ def find_hello(rpc: RPC) -> bytes:
     return write_hello(hashes) if isinstance(hashes, list) else b""
 
 
-def _check_names(table: ExtTopicTable) -> list[bytes] | Rejected:
+def _read_hashes(table: ExtTopicTable) -> list[bytes] | Rejected:
     count = len(table.topicBundleHashes)
     if count > MAX_BUNDLES:
         return Rejected("hello_too_many_bundles", f"{count} bundle hashes; at most {MAX_BUNDLES} are taken")
@@ -229,19 +237,20 @@ def _check_names(table: ExtTopicTable) -> list[bytes] | Rejected:
 
 
 def write_hello(hashes: Iterable[bytes]) -> bytes:
-    """Write ExtTopicTable bytes, as Frame.hello_in and Frame.hello_out hold them; no hash gives no bytes.
+    """Write ExtTopicTable bytes, as in Frame.hello_in and Frame.hello_out; no hash gives no bytes.
 
-    BundleError for what ``parse_hello`` would refuse.
+    Raises:
+        BundleError: ``parse_hello`` would refuse the bytes.
     """
     table = ExtTopicTable(topicBundleHashes=hashes)
-    checked = _check_names(table)
-    if isinstance(checked, Rejected):
-        raise BundleError(f"no peer would take this hello: {checked.detail}")
+    result = _read_hashes(table)
+    if isinstance(result, Rejected):
+        raise BundleError(f"peers would refuse this hello: {result.detail}")
     return table.SerializeToString()
 
 
 def build_hello_extensions(hashes: Iterable[bytes]) -> ControlExtensions:
-    """The same as the extensions of our first RPC, field 4820938. BundleError as ``write_hello``."""
+    """Build the extensions of our first RPC, field 4820938. Raises as ``write_hello``."""
     return ControlExtensions(topicTableExtension=ExtTopicTable.FromString(write_hello(hashes)))
 
 
@@ -249,17 +258,16 @@ def build_hello_extensions(hashes: Iterable[bytes]) -> ControlExtensions:
 
 
 class TopicTable:
-    """The table that two peers share: index <-> name. Indices begin at 1 (the draft, section "Protocol": "assigning
-    1-based indices").
+    """Table that two peers share: index <-> name. Indices begin at 1.
 
-    An agreed bundle whose topics are not known ends what can be told: how many indices it takes is not known either, so
-    neither its own nor those of any bundle after it resolve.
+    An agreed bundle with unknown topics takes an unknown number of indices, so neither its own nor those of later
+    bundles resolve. Source: the draft, section "Protocol" ("assigning 1-based indices").
     """
 
     __slots__ = ("_indices", "_names", "_why", "agreed")
 
     def __init__(self, agreed: Sequence[bytes], bundles: BundleSet, why: str = "the hellos share no bundle") -> None:
-        """``agreed``: what ``intersect`` gave. ``why``: in words, should there be no table."""
+        """Build the table of the bundles that ``intersect`` returned. ``why``: reason if there is no table."""
         self.agreed = tuple(agreed)
         self._why = why
         names: list[str] = []
@@ -282,7 +290,7 @@ class TopicTable:
         return len(self._names)
 
     def resolve(self, index: int) -> str | Rejected:
-        """The topic at an index; Rejected for one of INDEX_REASONS."""
+        """Return the topic at an index, or a rejection with one of INDEX_REASONS."""
         if 0 < index <= len(self._names):
             return self._names[index - 1]
         if not self.agreed:
@@ -291,10 +299,10 @@ class TopicTable:
             return Rejected(UNKNOWN_BUNDLE, f"topic index {index}: {self._why}")
         return Rejected(INDEX_OUT_OF_RANGE, f"topic index {index} in a table of 1 to {len(self._names)}")
 
-    def index_of(self, topic: str) -> int | None:
-        """The lowest index of a topic, for writing; None: it has none, and goes by name."""
+    def find_index(self, topic: str) -> int | None:
+        """Find the lowest index of a topic; None if it has none, and is sent by name."""
         indices = self._indices
-        if indices is None:  # a reader never needs it
+        if indices is None:  # built on demand: readers never need it
             names = self._names
             indices = self._indices = {names[at]: at + 1 for at in range(len(names) - 1, -1, -1)}
         return indices.get(topic)
@@ -310,17 +318,17 @@ class Agreement(NamedTuple):
 def negotiate_table(hello_in: bytes, hello_out: bytes, bundles: BundleSet) -> Agreement:
     """Negotiate a table by the ExtTopicTable bytes of both hellos, as in a Frame. Computed once per distinct pair."""
     key = hello_in, hello_out, bundles.digest
-    found = _agreements.get(key)
-    if found is None:
-        found = _negotiate(hello_in, hello_out, bundles)
-        if len(hello_in) <= _MAX_CACHED and len(hello_out) <= _MAX_CACHED:  # what a stranger made large is not kept
+    agreement = _agreements.get(key)
+    if agreement is None:
+        agreement = _negotiate(hello_in, hello_out, bundles)
+        if len(hello_in) <= _MAX_CACHED and len(hello_out) <= _MAX_CACHED:  # a peer must not fill the cache
             if len(_agreements) >= _MAX_AGREEMENTS:
                 _agreements.clear()
-            _agreements[key] = found
-    return found
+            _agreements[key] = agreement
+    return agreement
 
 
-# Not an lru_cache: this is looked into for every frame, and hashing the bundles would cost more than all the rest.
+# Not an lru_cache: every frame looks here, and hashing the bundles would cost more than the rest.
 _agreements: dict[tuple[bytes, bytes, bytes], Agreement] = {}
 
 
@@ -336,14 +344,15 @@ def _negotiate(hello_in: bytes, hello_out: bytes, bundles: BundleSet) -> Agreeme
 
 @lru_cache(maxsize=256)
 def _build_table(agreed: tuple[bytes, ...], bundles: BundleSet) -> TopicTable:
-    """Many pairs of hellos agree on the same bundles: they share one table."""
+    """Build a table, which all pairs of hellos with the same agreed bundles share."""
     return TopicTable(agreed, bundles)
 
 
 def resolve_topic(message: Message, table: TopicTable) -> str | Rejected:
-    """The topic of a message. A name on the wire wins over an index (docs/design, The bridge).
+    """Return the topic of a message. A name takes precedence over an index (docs/design, The bridge).
 
-    topic_missing, one of INDEX_REASONS, or as ``read_topic_name``.
+    Returns:
+        The topic, or a rejection: topic_missing, one of INDEX_REASONS, or as ``read_topic_name``.
     """
     name = read_topic_name(message)
     if name is None:

@@ -8,8 +8,8 @@ Names::
                                                     says base36: a value without the multibase prefix is read, and
                                                     never written
 
-A key is any text, so it may hold slashes; a value cannot: the last slash parts them, in a topic name as in the ``sep``
-of a BATCH_UPDATE (CIP-123, "<separator-key>/<separator-value>").
+A key is any text, so it may contain slashes; a value cannot: the last slash separates them, in a topic name and in the
+``sep`` of a BATCH_UPDATE (CIP-123, "<separator-key>/<separator-value>").
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from typing import NamedTuple
 from libipld import encode_multibase
 
 MAX_VALUE = 1024
-"""Longest separator value taken, in characters of its text: some 660 bytes, where a model's StreamID has 40. base36 is
-quadratic, so this bounds what a peer can cost."""
+"""Longest accepted separator value, in characters of its text: about 660 bytes; a model's StreamID has 40. base36 is
+quadratic, so this limits the cost that a peer can cause."""
 
 MAX_KEY = 1024
-"""Longest separator key taken, in characters: so that a topic name has room for it beside the longest value
-(kiln.schemas.kafka.frames, MAX_TOPIC)."""
+"""Longest accepted separator key in characters, so that it fits into a topic name with the longest value
+(`kiln.schemas.kafka.topics.MAX_TOPIC`)."""
 
 _MAX_CACHED = 1024  # characters
 
@@ -33,7 +33,7 @@ _BASE32_CIDS = ("bae", "baf", "bag")
 
 
 class TopicError(ValueError):
-    """A network, key or value that no topic name can hold."""
+    """A network, key or value that cannot be part of a topic name."""
 
 
 class Separator(NamedTuple):
@@ -52,15 +52,15 @@ class Topic(NamedTuple):
 
 
 def parse_topic(name: str) -> Topic | None:
-    """Read a topic name; None if it is not one of Ceramic's.
+    """Parse a topic name; None if it is not one of Ceramic's.
 
-    Any name below ``/ceramic/<network>`` belongs to that network. One that is neither the network topic nor a
+    Any name below ``/ceramic/<network>`` belongs to that network. A name that is neither the network topic nor a
     well-formed separator topic (the ``/ceramic/<network>/<sep>`` of CIP-120's first draft, ``/ceramic/inmemory/test``,
     a value that is no lower-case base36, a key longer than MAX_KEY) has no separator: its messages are read as on the
-    network topic, so that none is lost to a bad name, and nobody's separator is guessed. The bare ``/ceramic`` of 2020
+    network topic, so that a bad name loses none, and no separator is guessed. The bare ``/ceramic`` of 2020
     names no network and gives None: the network is then the frame's (docs/design/contracts.md).
     """
-    if len(name) > _MAX_CACHED:  # before the cache, so that no large name is kept in it
+    if len(name) > _MAX_CACHED:  # before the cache, so that it stores no large name
         return _parse_topic(name)
     return _parse_cached(name)
 
@@ -73,7 +73,7 @@ def _parse_topic(name: str) -> Topic | None:
         return None
     if rest.startswith("sep/"):
         key, _, text = rest[4:].rpartition("/")
-        value = _read_value(text)
+        value = _normalize_value(text)
         if 0 < len(key) <= MAX_KEY and value is not None:
             return Topic(network, Separator(key, value))
     return Topic(network, None)
@@ -83,7 +83,11 @@ _parse_cached = lru_cache(maxsize=16384)(_parse_topic)
 
 
 def format_topic(network: str, separator: Separator | None) -> str:
-    """Write a topic name. Raises TopicError if ``parse_topic`` could not give the same network and separator back."""
+    """Format a topic name.
+
+    Raises:
+        TopicError: ``parse_topic`` would not return the same network and separator.
+    """
     if not network or "/" in network:
         raise TopicError(f"network {network[:80]!r} must be non-empty and without a slash")
     name = f"/ceramic/{network}" if separator is None else f"/ceramic/{network}/sep/{format_separator(separator)}"
@@ -92,7 +96,11 @@ def format_topic(network: str, separator: Separator | None) -> str:
 
 
 def encode_separator_value(raw: bytes) -> str:
-    """Write a separator value as base36 multibase text. Raises TopicError if it is empty or longer than MAX_VALUE."""
+    """Encode a separator value as base36 multibase text.
+
+    Raises:
+        TopicError: The value is empty or longer than MAX_VALUE.
+    """
     if not raw:
         raise TopicError("a separator value must not be empty")
     # A byte is never less than one digit.
@@ -103,7 +111,11 @@ def encode_separator_value(raw: bytes) -> str:
 
 
 def decode_separator_value(value: str) -> bytes:
-    """Read the bytes of a separator value. Every leading ``0`` is a zero byte. Raises TopicError."""
+    """Decode the bytes of a separator value. Every leading ``0`` is a zero byte.
+
+    Raises:
+        TopicError: The text is no separator value.
+    """
     if not _is_value(value):
         raise TopicError(f"{value[:80]!r} is not a separator value: lower-case base36 multibase (k…), non-empty")
     digits = value[1:]
@@ -113,7 +125,11 @@ def decode_separator_value(value: str) -> bytes:
 
 
 def format_separator(s: Separator) -> str:
-    """Write ``key/value``, the ``sep`` of a BATCH_UPDATE. Raises TopicError."""
+    """Format ``key/value``, the ``sep`` of a BATCH_UPDATE.
+
+    Raises:
+        TopicError: The key or value is invalid.
+    """
     _require_key(s.key)
     if not _is_value(s.value):
         raise TopicError(f"{s.value[:80]!r} is not a separator value: lower-case base36 multibase (k…), non-empty")
@@ -121,15 +137,19 @@ def format_separator(s: Separator) -> str:
 
 
 def parse_separator(text: str) -> Separator:
-    """Read ``key/value``, parted at the last slash. Raises TopicError."""
+    """Parse ``key/value``, split at the last slash.
+
+    Raises:
+        TopicError: The text has another form.
+    """
     key, slash, value = text.rpartition("/")
     if not slash:
         raise TopicError(f"separator {text[:80]!r} has no slash between key and value")
     _require_key(key)
-    read = _read_value(value)
-    if read is None:
+    normalized = _normalize_value(value)
+    if normalized is None:
         raise TopicError(f"separator {text[:80]!r}: its value is not lower-case base36 (k…), non-empty")
-    return Separator(key, read)
+    return Separator(key, normalized)
 
 
 class Interest(NamedTuple):
@@ -144,10 +164,13 @@ class Interest(NamedTuple):
 
 
 def parse_interest(text: str) -> Interest:
-    """Read ``*``, a key, ``key/*`` or ``key/value``. Raises TopicError.
+    """Parse ``*``, a key, ``key/*`` or ``key/value``.
 
-    What has no value after its last slash is a key. ``key/*`` is for keys that a shorter form takes for something
-    else: ``*/*`` is the key ``*``, and ``a/k2/*`` the key ``a/k2``. A value has its prefix here.
+    A text without a value after its last slash is a key. ``key/*`` is for keys that would be ambiguous alone: ``*/*``
+    is the key ``*``, and ``a/k2/*`` the key ``a/k2``. A value must have its prefix.
+
+    Raises:
+        TopicError: The text is empty, or its key is invalid.
     """
     if not text:
         raise TopicError("an interest must not be empty: it is *, a key, key/* or key/value")
@@ -162,9 +185,11 @@ def parse_interest(text: str) -> Interest:
     return Interest(key, value or None)
 
 
-def _read_value(text: str) -> str | None:
-    """The value with its prefix; None if the text is no base36. A text without the prefix may begin with anything but
-    the prefix, or the letters of a CID in base32."""
+def _normalize_value(text: str) -> str | None:
+    """Return the value with its prefix; None if the text is no base36.
+
+    A text without prefix may not begin with the prefix, or with the letters of a CID in base32.
+    """
     value = text if text.startswith(("k", *_BASE32_CIDS)) else f"k{text}"
     return value if _is_value(value) else None
 
@@ -188,8 +213,8 @@ def _require_key(key: str) -> None:
     _require_utf8(key, "separator key")
 
 
-def _require_utf8(text: str, what: str) -> None:
+def _require_utf8(text: str, name: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise TopicError(f"{what} {text[:80]!r} holds a lone surrogate and has no UTF-8 form") from error
+        raise TopicError(f"{name} {text[:80]!r} has a lone surrogate and has no UTF-8 form") from error

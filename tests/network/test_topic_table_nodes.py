@@ -37,7 +37,7 @@ Forms = Counter[tuple[str, bool]]
 def forms(one: Running, direction: int) -> Forms:
     """How often each topic was on the wire, and whether by index, from the captured bytes alone: the hellos in each
     frame make the table."""
-    bundles = BundleSet(OF_A).joined(BundleSet({f"b {name}": topics for name, topics in OF_B.items()}))
+    bundles = BundleSet(OF_A).merge(BundleSet({f"b {name}": topics for name, topics in OF_B.items()}))
     found: Forms = Counter()
     for frame in one.tape.frames:
         messages = list_messages(frame)

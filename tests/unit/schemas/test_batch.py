@@ -354,7 +354,7 @@ def test_one_bad_entry_of_another_writer_costs_itself_alone() -> None:
     data = foreign_block(1000, 500, zwei=b"two", tips_too={1: [2.0**70]})
     read = read_foreign_block(data)
     assert read.tips == {some_stream(n): [cid_text(some_tip(n))] for n in range(1000) if n != 500}
-    (bad,) = read.bad
+    (bad,) = read.invalid
     assert cbor2.loads(bad.data) == StreamID.parse(some_stream(500)).bytes[1:]
     assert bad.data in data
     assert "not a StreamID" in bad.why
@@ -367,7 +367,7 @@ def test_one_bad_entry_of_another_writer_costs_itself_alone() -> None:
 )
 def test_an_entry_that_repeats_a_stream_or_is_no_pair_costs_itself_alone(data: bytes) -> None:
     read = read_foreign_block(data)
-    assert (read.tips, len(read.bad)) == ({STREAM: [TIP]}, 1)
+    assert (read.tips, len(read.invalid)) == ({STREAM: [TIP]}, 1)
 
 
 def test_a_larger_block_than_kiln_writes_is_read() -> None:
@@ -379,8 +379,8 @@ def test_a_larger_block_than_kiln_writes_is_read() -> None:
 def test_a_block_of_bad_entries_alone_is_told_in_bounded_words() -> None:
     data = bytes.fromhex("a16474697073" + "99ffff" + "80" * 0xFFFF)
     read = read_foreign_block(data)
-    assert (read.tips, len(read.bad)) == ({}, 1001)
-    assert read.bad[-1].why == f"{0xFFFF - 1000} more entries cannot be used"
+    assert (read.tips, len(read.invalid)) == ({}, 1001)
+    assert read.invalid[-1].why == f"{0xFFFF - 1000} more entries are invalid"
 
 
 @needs_fixtures

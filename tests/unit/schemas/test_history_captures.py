@@ -40,10 +40,10 @@ def subscribing(count: int, length: int) -> Iterator[CaptureRecord]:
 def test_what_a_reader_holds_of_a_capture_is_bounded(
     many: Iterator[CaptureRecord], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kiln_capture, "MAX_HELD", 4 * MIB)
+    monkeypatch.setattr(kiln_capture, "MAX_SURVEY_BYTES", 4 * MIB)
     tracemalloc.start()
     try:
-        with pytest.raises(CaptureError, match="more connections and subscriptions"):
+        with pytest.raises(CaptureError, match="the connections and subscriptions of the capture need"):
             kiln_capture.survey_capture(many)
         assert tracemalloc.get_traced_memory()[1] < 16 * MIB
     finally:
@@ -51,7 +51,7 @@ def test_what_a_reader_holds_of_a_capture_is_bounded(
 
 
 def test_subscriptions_that_end_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kiln_capture, "MAX_HELD", 20_000)
+    monkeypatch.setattr(kiln_capture, "MAX_SURVEY_BYTES", 20_000)
 
     def on_and_off() -> Iterator[CaptureRecord]:
         for number in range(2_000):
@@ -75,15 +75,15 @@ def test_a_few_kilobytes_of_gzip_that_are_gigabytes_of_objects_are_read_in_littl
 
 
 def test_of_a_capture_that_names_too_much_quarantine_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kiln_capture, "MAX_HELD", 100_000)
+    monkeypatch.setattr(kiln_capture, "MAX_SURVEY_BYTES", 100_000)
     file = io.BytesIO()
     write_capture(file, records(1_000))
     (item,) = kiln_capture.read(file, FileSource(b"digest", "n", 0))
     assert isinstance(item, UnreadableItem)
     assert item.reason == FILE_DAMAGED
-    assert "Cut it in two" in item.detail
+    assert "Split the file" in item.detail
 
 
 def test_a_network_that_no_frame_can_have_is_not_the_capture_s() -> None:
     rpc = RPC(subscriptions=[RPC.SubOpts(subscribe=True, topicid="/ceramic/" + "n" * (MAX_NETWORK + 1))])
-    assert kiln_capture.survey_capture(records(3, rpc=rpc.SerializeToString())).network("mainnet") == "mainnet"
+    assert kiln_capture.survey_capture(records(3, rpc=rpc.SerializeToString())).select_network("mainnet") == "mainnet"

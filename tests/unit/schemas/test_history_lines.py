@@ -27,7 +27,7 @@ from kit.history import SOURCE, in_parts, items, kubo_line, only_frames, unread,
 
 PEER = bytes.fromhex("002408011220") + bytes(32)
 GOOD = kubo_line(PEER, b'{"typ":3,"ts":1}', b"\x01" * 8, "/ceramic/local-history")
-LINES = [name for name, each in FORMATS.items() if each.of_lines]
+LINES = [name for name, each in FORMATS.items() if each.has_lines]
 
 some_bytes = st.one_of(
     st.binary(max_size=300),
