@@ -275,7 +275,7 @@ def check_offsets(inputs: CheckInputs) -> str:
     inputs.db.execute(
         f"INSERT INTO {quarantined} SELECT DISTINCT kafka_partition, kafka_offset, {inputs.now} FROM "
         "(FROM new_quarantine SELECT kafka_partition, kafka_offset, message_index UNION ALL "
-        "FROM new_dropped SELECT kafka_partition, kafka_offset, message_index) "
+        "FROM new_quarantine_dropped SELECT kafka_partition, kafka_offset, message_index) "
         "WHERE kafka_offset IS NOT NULL AND message_index IS NULL"
     )
     inputs.db.execute(

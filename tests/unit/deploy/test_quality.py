@@ -212,7 +212,7 @@ def test_what_is_at_fault_is_the_same_by_value_as_by_row(tmp_path: Path, monkeyp
     monkeypatch.setattr(checking, "CHUNK_OF_VALUES", 2)
     monkeypatch.setattr(checking, "CHUNK", 40)
     assert found("a few values at once") == by_value
-    monkeypatch.setattr(Expectation, "values", False)
+    monkeypatch.setattr(Expectation, "by_value", False)
     assert found("by row") == by_value
     counts = {name: count for name, count, _ in by_value}
     assert counts["expect_column_values_to_be_in_set(verdict)"] == 4

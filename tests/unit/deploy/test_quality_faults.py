@@ -142,8 +142,8 @@ def _update_lost(town: Town) -> str:
 
 def _tip_of_nobody(town: Town) -> str:
     batch, other = town.row("batch_tips"), town.row("messages", lambda row: row["type"] == "BATCH_UPDATE")
-    town.append("batch_tips", batch | {"tip": other["batch"]})
-    return str(other["batch"])
+    town.append("batch_tips", batch | {"tip": other["batch_cid"]})
+    return str(other["batch_cid"])
 
 
 def _batch_lost(town: Town) -> str:
