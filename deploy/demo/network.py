@@ -51,7 +51,7 @@ from kiln.deploy.demo.events import EventCounts, Events, in_thread
 from kiln.deploy.demo.kubo_node import KUBO, KuboProcess
 from kiln.deploy.demo.kubo_peer import CATCH_UP, KuboError
 from kiln.deploy.demo.overlay import NODES, Listeners
-from kiln.deploy.demo.traffic.content import TopicData, contents, topics
+from kiln.deploy.demo.traffic.content import TopicData, generate_contents, list_topics
 from kiln.deploy.demo.traffic.options import TrafficOptions
 from kiln.schemas.wire.identity import peer_text
 from kiln.schemas.wire.topics import parse_topic
@@ -89,8 +89,8 @@ class _Network:
         self._rate = rate
         self._authors = max(1, math.ceil(rate / len(OURS) * _GAP))  # of each of ours
         self._fd = fd
-        self._topics = topics(world, MOST_SEPARATORS)
-        self._contents: Iterator[TopicData] = contents(world, time.time_ns, self._topics)
+        self._topics = list_topics(world, MOST_SEPARATORS)
+        self._contents: Iterator[TopicData] = generate_contents(world, time.time_ns, self._topics)
         self._tally = EventCounts()
         self._out = Events()
         self._kubo = KuboProcess(folder / KUBO, self._tally, self._out)

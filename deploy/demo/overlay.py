@@ -44,7 +44,7 @@ class Listeners:
         sink: Sink,
         error: Callable[[str], None],
     ) -> None:
-        """Create the nodes, which follow the public key `publisher` for these separators; `error` is called with errors."""
+        """Create the nodes, which follow the key `publisher` for these separators and pass errors to `error`."""
         self._folder = folder
         self._network = network
         self._follow = tuple(PublisherKey(publisher, each) for each in separators)

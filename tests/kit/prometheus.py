@@ -14,7 +14,7 @@ import httpx
 import pytest
 from ruamel.yaml import YAML
 
-from kiln.deploy.packaging.grafana.dashboards import DASHBOARDS, expressions
+from kiln.deploy.packaging.grafana.dashboards import DASHBOARDS, list_expressions
 from kit.awaiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,7 +27,7 @@ needs_prometheus = pytest.mark.skipif(
 
 def dashboard_questions() -> list[str]:
     """The expressions of all dashboards, with what Grafana puts in for its variables."""
-    each = dict.fromkeys(text for rows in DASHBOARDS.values() for text in expressions(rows))
+    each = dict.fromkeys(text for rows in DASHBOARDS.values() for text in list_expressions(rows))
     return [text.replace("$instance", ".*").replace("$__rate_interval", "1m") for text in each]
 
 

@@ -21,7 +21,7 @@ from conftest import ROOT
 from kiln.bridge.libp2p.host import Node
 from kiln.bridge.libp2p.options import NodeOptions
 from kiln.bridge.libp2p.seqno import Seqno
-from kiln.deploy.demo.traffic.content import topics
+from kiln.deploy.demo.traffic.content import list_topics
 from kiln.deploy.demo.traffic.options import TrafficOptions
 from kiln.schemas.kafka.frames import read_rpc
 from kiln.schemas.proto.gossipsub.rpc_pb2 import Message
@@ -180,7 +180,7 @@ def wait_gone(pids: list[int], seconds: float = 10) -> None:
 
 
 def test_all_three_speak_and_a_batch_of_ours_is_heard_byte_for_byte(tmp_path: Path) -> None:
-    network_topic, *separator_topics = topics(WORLD)
+    network_topic, *separator_topics = list_topics(WORLD)
     on = parse_topic(separator_topics[0])
     assert on is not None
     assert on.separator is not None

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.foreign_peer import ForeignPeer, ForeignPeerError, NewPeer, Received, payload
+from kit.foreign_peer import ForeignPeer, ForeignPeerError, NewPeer, Received, build_payload
 
 pytest_plugins = ["kit.foreign_fixtures"]
 
@@ -37,7 +37,7 @@ def exchange(one: ForeignPeer, two: ForeignPeer, *, signed: bool = True) -> None
         outcome = source.publish(TOPIC, COUNT, rate=RATE, size=SIZE, tag=source.name)
         assert (outcome.sent, outcome.failed) == (COUNT, 0), outcome.text
         received = target.wait_received(COUNT, TOPIC)
-        assert numbers(received) == sorted(payload(source.name, number, SIZE) for number in range(COUNT))
+        assert numbers(received) == sorted(build_payload(source.name, number, SIZE) for number in range(COUNT))
         assert {each.author for each in received} == ({source.peer} if signed else {None})
         assert all((each.seqno is not None) == signed for each in received)
         if outcome.ids and signed:
@@ -85,7 +85,7 @@ def test_chain_hands_on(go_peer: NewPeer, js_peer: NewPeer, rust_peer: NewPeer) 
     rust.wait_mesh(TOPIC, js)
     go.publish(TOPIC, COUNT, rate=RATE, tag="far")
     received = rust.wait_received(COUNT, TOPIC)
-    assert numbers(received) == sorted(payload("far", number, 0) for number in range(COUNT))
+    assert numbers(received) == sorted(build_payload("far", number, 0) for number in range(COUNT))
     assert {(each.author, each.via) for each in received} == {(go.peer, js.peer)}
 
 
@@ -96,7 +96,7 @@ def test_signed_messages_are_refused_where_nobody_signs(js_peer: NewPeer, rust_p
     meet(last, none)
     # the one that refused is still there for others, and by then would have told of the five
     assert last.publish(TOPIC, 1, tag="unsigned").sent == 1
-    assert [each.data for each in none.wait_received(1)] == [payload("unsigned", 0, 0)]
+    assert [each.data for each in none.wait_received(1)] == [build_payload("unsigned", 0, 0)]
 
 
 def test_unsubscribing_and_leaving_are_seen(js_peer: NewPeer, go_peer: NewPeer) -> None:

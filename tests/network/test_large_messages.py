@@ -21,7 +21,7 @@ from kiln.bridge.gossipsub.wire import encode
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.wire.identity import peer_bytes
-from kit.foreign_peer import NewPeer, payload
+from kit.foreign_peer import NewPeer, build_payload
 from kit.large_messages import large_message, message_of_overhead
 from kit.node_town import (
     ENDS,
@@ -62,7 +62,7 @@ async def hear_honest_messages(town: Town, new_peer: NewPeer, make: Callable[[in
         stream = await call(host, bridge, "/meshsub/1.2.0")
         await stream.write(encode(subscription()))
         for number in range(COUNT):
-            assert honest.node.publish(TOPIC, payload("honest", number, SIZE)) == 1
+            assert honest.node.publish(TOPIC, build_payload("honest", number, SIZE)) == 1
             if (number + 1) % EACH:
                 continue
             await trio.to_thread.run_sync(peer.wait_received, number + 1, TOPIC)
@@ -71,7 +71,7 @@ async def hear_honest_messages(town: Town, new_peer: NewPeer, make: Callable[[in
                 sent += 1
                 await town.bell.until(partial(has_come, bridge, stranger.to_bytes(), sent))
     received = [each.data for each in peer.received]
-    assert sorted(received) == sorted(payload("honest", number, SIZE) for number in range(COUNT))
+    assert sorted(received) == sorted(build_payload("honest", number, SIZE) for number in range(COUNT))
     assert peer.connected >= {bridge.peer}
     return bridge
 

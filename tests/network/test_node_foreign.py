@@ -22,7 +22,7 @@ from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.wire.identity import Verdict, message_id, peer_bytes
 from kit.chance import new_key
-from kit.foreign_peer import ForeignPeer, NewPeer, Published, Received, payload
+from kit.foreign_peer import ForeignPeer, NewPeer, Published, Received, build_payload
 from kit.node_town import (
     OPTIONS,
     TOPIC,
@@ -77,7 +77,7 @@ async def publish(one: Running, tag: str, count: int = COUNT, taker: ForeignPeer
             await told(taker.wait_received, number, TOPIC)
         due = max(due, trio.current_time() - CATCH_UP / RATE)
         await trio.sleep_until(due)
-        assert one.node.publish(TOPIC, payload(tag, number, SIZE)) == 1
+        assert one.node.publish(TOPIC, build_payload(tag, number, SIZE)) == 1
         due += 1 / RATE
 
 
@@ -88,7 +88,7 @@ async def publish_there(other: ForeignPeer, tag: str, count: int = COUNT) -> Pub
 
 
 def payloads(tag: str, count: int = COUNT) -> list[bytes]:
-    return sorted(payload(tag, number, SIZE) for number in range(count))
+    return sorted(build_payload(tag, number, SIZE) for number in range(count))
 
 
 def ids(messages: Sequence[Received]) -> list[str]:

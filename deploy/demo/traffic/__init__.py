@@ -1,12 +1,12 @@
-"""Made-up traffic of a gossipsub network, and the ledger of what is true of it.
+"""Synthetic traffic of a gossipsub network, and a ledger of its content.
 
-`Traffic` is what a bridge would see: Frames of several connections, with the messages of many authors, in several
-copies, among control messages, garbage and forgeries. `bad_inputs` is bad input of one kind. Both are functions of
-their arguments: they read no clock, and draw chance from the seed only.
+`Traffic` is the traffic that a bridge would capture: frames of several connections, with messages of many authors in
+several copies, control messages, garbage and forgeries. `generate_bad_inputs` generates one kind of bad input. Both
+depend on their arguments only: they read no clock, and their randomness comes from the seed.
 """
 
-from kiln.deploy.demo.traffic.bad_inputs import BAD_KINDS, BadInputs, BadKind, bad_inputs
-from kiln.deploy.demo.traffic.capture_file import capture_records, write_traffic
+from kiln.deploy.demo.traffic.bad_inputs import BAD_KINDS, BadInputs, BadKind, generate_bad_inputs
+from kiln.deploy.demo.traffic.capture_file import build_capture_records, write_traffic
 from kiln.deploy.demo.traffic.connection import GeneratedFrame
 from kiln.deploy.demo.traffic.generator import Traffic
 from kiln.deploy.demo.traffic.ledger import (
@@ -35,8 +35,8 @@ __all__ = [
     "SeparatorEntry",
     "Traffic",
     "TrafficOptions",
-    "bad_inputs",
-    "capture_records",
+    "build_capture_records",
+    "generate_bad_inputs",
     "read_ledger",
     "write_traffic",
 ]

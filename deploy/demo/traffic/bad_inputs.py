@@ -1,4 +1,4 @@
-"""Bad input by the thousand, one kind at a time, to be mixed with good traffic; on connections of its own."""
+"""Bad input in bulk, one kind at a time on its own connections, to be mixed with valid traffic."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from kiln.deploy.demo.traffic.garbage import (
     FRAME_STAGE,
     HELLO_STAGE,
     RPC_STAGE,
-    no_frame,
-    oversized_rpc,
-    random_rpc,
-    truncated_rpc,
-    wrong_hello,
+    build_bad_frame,
+    build_bad_hello,
+    build_oversized_rpc,
+    build_random_rpc,
+    build_truncated_rpc,
 )
-from kiln.deploy.demo.traffic.generator import count, fault, seen_verdicts
+from kiln.deploy.demo.traffic.generator import build_fault, count_copies, find_verdicts
 from kiln.deploy.demo.traffic.ledger import FrameEntry, Ledger
 from kiln.deploy.demo.traffic.messages import MessageFactory, SyntheticCopy
 from kiln.deploy.demo.traffic.options import TrafficOptions
@@ -110,13 +110,13 @@ class BadInputs:
             case "random_record":
                 return self._random_record(connection, due)
             case "random_rpc":
-                bad = random_rpc(random)
+                bad = build_random_rpc(random)
             case "truncated_rpc":
                 publish = messages.usual(messages.content("UPDATE", now), spammer, now).publish
-                bad = truncated_rpc(random, publish)
+                bad = build_truncated_rpc(random, publish)
             case "oversized_rpc":
                 publish = messages.usual(messages.content("UPDATE", now), spammer, now).publish
-                bad = oversized_rpc(random, publish)
+                bad = build_oversized_rpc(random, publish)
             case "many_messages":
                 # The number alone is the data: signed, so many would not fit into an RPC.
                 return self._publish(connection, due, [messages.bare_number(n) for n in range(self._number)])
@@ -132,19 +132,19 @@ class BadInputs:
             case _:
                 raise AssertionError(f"{self._kind} is made elsewhere")
         frame = connection.send(due, "IN", bad.payload, declared_length=bad.declared_length)
-        self.ledger.frames.append(fault(connection, bad.payload, RPC_STAGE, bad.reason, now))
+        self.ledger.frames.append(build_fault(connection, bad.payload, RPC_STAGE, bad.reason, now))
         return frame
 
     def _publish(self, connection: SyntheticConnection, due: int, copies: list[SyntheticCopy]) -> GeneratedFrame:
         payload = b"".join(copy.publish for copy in copies)
-        verdicts = seen_verdicts(copies, self._random.random() < self._options.checked)
-        count(self.ledger, copies, self._start_ns + due)
+        verdicts = find_verdicts(copies, self._random.random() < self._options.checked)
+        count_copies(self.ledger, copies, self._start_ns + due)
         return connection.send(due, "IN", payload, verdicts)
 
     def _random_record(self, connection: SyntheticConnection, due: int) -> GeneratedFrame:
         # A connection of the same id, so that no number is missing in that one.
         template = self._connect(0).send(due, "IN", b"")
-        value, reason = no_frame(self._random, template.frame)
+        value, reason = build_bad_frame(self._random, template.frame)
         digest = sha256(value).hexdigest()
         self.ledger.frames.append(FrameEntry(None, None, None, digest, FRAME_STAGE, reason))
         return GeneratedFrame(due, connection.id, value)
@@ -162,15 +162,15 @@ class BadInputs:
     def _wrong_hellos(self) -> Iterator[GeneratedFrame]:
         for number in range(self._number):
             due = number * self._spacing_ns
-            bad = wrong_hello(self._random)
+            bad = build_bad_hello(self._random)
             connection = self._connect(number, bad.hello, bad.parses)
             yield from connection.open(due) + connection.close(due)
             for sequence in (1, 2):
-                entry = fault(connection, bad.hello, HELLO_STAGE, bad.reason, self._start_ns + due, sequence)
+                entry = build_fault(connection, bad.hello, HELLO_STAGE, bad.reason, self._start_ns + due, sequence)
                 self.ledger.frames.append(entry)
 
 
-def bad_inputs(
+def generate_bad_inputs(
     kind: BadKind,
     number: int,
     seed: int,

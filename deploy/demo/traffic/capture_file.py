@@ -1,4 +1,4 @@
-"""Made-up traffic as a capture file."""
+"""Synthetic traffic as a capture file."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator
 from typing import BinaryIO
 
 from kiln.deploy.demo.traffic.connection import GeneratedFrame
-from kiln.deploy.demo.traffic.garbage import whole_rpc
+from kiln.deploy.demo.traffic.garbage import restore_rpc
 from kiln.schemas.captures.capture_file import CaptureRecord, write_capture
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 
 
-def capture_records(frames: Iterable[GeneratedFrame]) -> Iterator[CaptureRecord]:
+def build_capture_records(frames: Iterable[GeneratedFrame]) -> Iterator[CaptureRecord]:
     """The RPCs of the frames, those that were cut in full length. Closing frames are no RPCs and left out.
 
     Use `TrafficOptions.for_capture`: a capture has no refused hellos, no verdicts and no ids of connections.
@@ -27,10 +27,10 @@ def capture_records(frames: Iterable[GeneratedFrame]) -> Iterator[CaptureRecord]
             frame.local_peer,
             frame.remote_peer,
             frame.protocol,
-            whole_rpc(frame.payload, frame.declared_length),
+            restore_rpc(frame.payload, frame.declared_length),
         )
 
 
 def write_traffic(stream: BinaryIO, frames: Iterable[GeneratedFrame]) -> int:
-    """Writes a capture, uncompressed (wrap the stream in gzip for `*.rpc.gz`); returns how many records it has."""
-    return write_capture(stream, capture_records(frames))
+    """Write a capture, uncompressed (wrap the stream in gzip for `*.rpc.gz`), and return its number of records."""
+    return write_capture(stream, build_capture_records(frames))

@@ -1,10 +1,10 @@
-"""Connections between one local peer and its remote peers: frames numbered without a gap, from hello to closing."""
+"""Connections between a local peer and its remote peers, with consecutive frames from hello to closing."""
 
 from __future__ import annotations
 
 from typing import Final, Literal, NamedTuple
 
-from kiln.deploy.demo.traffic.keys import draw
+from kiln.deploy.demo.traffic.keys import derive_bytes
 from kiln.deploy.demo.traffic.messages import field
 from kiln.deploy.demo.traffic.options import TrafficOptions
 from kiln.deploy.demo.traffic.population import Population
@@ -23,7 +23,7 @@ _TOPIC_TABLE_FIELD: Final = 4820938
 
 
 class GeneratedFrame(NamedTuple):
-    """A record for `kiln.frames`, due `due_ns` after the start. `value`: a serialized Frame, or garbage instead."""
+    """A record for `kiln.frames`, due `due_ns` after the start; `value` is a serialized Frame, or garbage."""
 
     due_ns: int
     key: bytes
@@ -31,12 +31,16 @@ class GeneratedFrame(NamedTuple):
 
     @property
     def frame(self) -> Frame:
-        """The Frame. DecodeError where the value is garbage."""
+        """Parse the Frame.
+
+        Raises:
+            DecodeError: The value is garbage.
+        """
         return Frame.FromString(self.value)
 
 
 class SyntheticConnection:
-    """One connection. `number` tells apart those of one remote peer, one after another."""
+    """A connection; `number` distinguishes the successive connections of a remote peer."""
 
     def __init__(
         self,
@@ -58,7 +62,7 @@ class SyntheticConnection:
         """
         self.protocol = _PROTOCOLS[style % len(_PROTOCOLS)]
         self.partial_messages = style % len(_PROTOCOLS) == _PARTIAL_MESSAGES
-        self.id = draw(options.seed, "connection", label, start_ns, number)[:16]
+        self.id = derive_bytes(options.seed, "connection", label, start_ns, number)[:16]
         self.topic = format_topic(options.network, None)
         self._start_ns = start_ns
         bundles = field(1, bundle_hash([self.topic]))
@@ -87,7 +91,7 @@ class SyntheticConnection:
     def send(
         self, due_ns: int, direction: Direction, payload: bytes, verdicts: bytes = b"", declared_length: int = 0
     ) -> GeneratedFrame:
-        """The next frame of a direction."""
+        """Build the next frame of a direction."""
         frame = Frame()  # one that is used again keeps every payload it ever had
         frame.CopyFrom(self._frame)
         self.sequence[direction] += 1
@@ -100,7 +104,7 @@ class SyntheticConnection:
         return GeneratedFrame(due_ns, self.id, frame.SerializeToString())
 
     def open(self, due_ns: int) -> list[GeneratedFrame]:
-        """The hellos: subscriptions, and what extensions each side has."""
+        """Build the hellos of both sides, with their subscriptions and extensions."""
         sides: tuple[tuple[Direction, bytes], ...] = (("IN", self._hello_sent), ("OUT", self.hello_out))
         return [
             self.send(due_ns, side, self.subscription(side, self.topic) + self._extensions(hello))
@@ -108,11 +112,11 @@ class SyntheticConnection:
         ]
 
     def close(self, due_ns: int) -> list[GeneratedFrame]:
-        """The closing frame of each direction."""
+        """Build the closing frame of each direction."""
         return [self.send(due_ns, "IN", b""), self.send(due_ns, "OUT", b"")]
 
     def subscription(self, direction: Direction, topic: str) -> bytes:
-        """A subscription to a topic; if there is one, its end: a peer that subscribes twice has a new stream."""
+        """Build a subscription to a topic, or its end if there is one; a repeated one means a new stream."""
         topics = self.subscribed[direction]
         wanted = topic not in topics
         (topics.add if wanted else topics.discard)(topic)

@@ -1,4 +1,4 @@
-"""The messages of a world without envelopes, for nodes that sign for themselves: data, and the topic it belongs on."""
+"""Messages without envelopes, for nodes that sign themselves: data and topic."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ DATA_GARBAGE: Final[tuple[GarbageKind, ...]] = (
 
 
 class TopicData(NamedTuple):
-    """What a node publishes: a topic's name, and the bytes."""
+    """A message to publish: the name of its topic, and its bytes."""
 
     topic: str
     data: bytes
 
 
-def topics(options: TrafficOptions, most_separators: int | None = None) -> tuple[str, ...]:
-    """The topics of a world: that of its network, then those of its separators (or so many), the most popular first."""
+def list_topics(options: TrafficOptions, most_separators: int | None = None) -> tuple[str, ...]:
+    """List the network's topic, then those of at most `most_separators` separators, the most popular first."""
     population = Population(options)
     count = options.separators if most_separators is None else min(options.separators, most_separators)
     separators = (population.separator(rank) for rank in range(count))
     return tuple(dict.fromkeys(format_topic(options.network, each) for each in (None, *separators)))
 
 
-def contents(
+def generate_contents(
     options: TrafficOptions, clock_ns: Callable[[], int], on: Collection[str] | None = None
 ) -> Iterator[TopicData]:
-    """Messages of every type and era, without end, on the topics `on`; on `topics(options)` if none are given.
+    """Generate endless messages of every type and era, on the topics `on`, by default on `list_topics(options)`.
 
     `clock_ns`: unix time in ns, read once at the start and once a message. Equal options and readings give equal
     messages; another start gives other messages of the same streams and separators. Of `options.garbage_kinds` those
@@ -49,7 +49,7 @@ def contents(
     """
     random = Random(f"content/{options.seed}/{clock_ns()}")
     messages = MessageFactory(options, Population(options), random)
-    known = frozenset(topics(options) if on is None else on)
+    known = frozenset(list_topics(options) if on is None else on)
     network = format_topic(options.network, None)
     garbage = tuple(kind for kind in options.garbage_kinds if kind in DATA_GARBAGE)
     garbage_share = options.garbage if garbage else 0.0

@@ -1,4 +1,4 @@
-"""Made-up traffic into `kiln.frames` at its own pace: what `kiln run` listens to while no live network feeds it."""
+"""Synthetic traffic for `kiln.frames` in real time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kiln.deploy.demo.traffic import Traffic, TrafficOptions
 
 
 class Feed:
-    """Sends traffic from a thread of its own, from `start()` to `stop()`. `error` says in words why it ended early."""
+    """Sends traffic from a thread between `start()` and `stop()`; `error` is the reason of an early end."""
 
     def __init__(
         self,
@@ -20,7 +20,7 @@ class Feed:
         connect: Callable[[], FramesProducer],
         clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        """`rate`: messages a second, before copies."""
+        """Create the feed; `rate` is the number of messages per second, without copies."""
         self._options = options
         self._rate = rate
         self._connect = connect
@@ -33,7 +33,7 @@ class Feed:
         self._thread.start()
 
     def stop(self) -> None:
-        """Closes the connections and returns when the broker has all frames."""
+        """Close the connections, and wait until the broker has all frames."""
         self._stop.set()
         self._thread.join(timeout=30)
 

@@ -1,5 +1,7 @@
-"""Garbage that is not in a message's data: RPCs that do not parse or are too long, hellos that are refused, records
-that are no frames. Each is bad by its making, so nobody has to parse it to know why."""
+"""Bad input outside of message data: malformed or oversized RPCs, rejected hellos, records that are not frames.
+
+Each is bad by construction, so its reason is known without parsing.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ HELLO_STAGE: Final = "hello"
 
 
 class BadRpc(NamedTuple):
-    """A payload, and the length it had on the wire if it was cut; 0 if it was not."""
+    """A payload, and its length on the wire if it was cut, else 0."""
 
     payload: bytes
     declared_length: int
@@ -25,38 +27,38 @@ class BadRpc(NamedTuple):
 
 
 class BadHello(NamedTuple):
-    """ExtTopicTable bytes that are refused. `parses`: they are protobuf at least."""
+    """Rejected ExtTopicTable bytes; `parses` is true if they are protobuf."""
 
     hello: bytes
     reason: str
     parses: bool
 
 
-def random_rpc(random: Random) -> BadRpc:
-    """Random bytes; the first announces a field of wire type 6 or 7, which there is not."""
+def build_random_rpc(random: Random) -> BadRpc:
+    """Build random bytes whose first one has the invalid wire type 6 or 7."""
     return BadRpc(_no_protobuf(random, 400), 0, RPC_MALFORMED)
 
 
-def truncated_rpc(random: Random, rpc: bytes) -> BadRpc:
-    """The beginning of an RPC of one field: wherever it is cut, the field has no end."""
+def build_truncated_rpc(random: Random, rpc: bytes) -> BadRpc:
+    """Cut an RPC of one field, which is thus incomplete."""
     return BadRpc(rpc[: random.randrange(1, len(rpc))], 0, RPC_MALFORMED)
 
 
-def oversized_rpc(random: Random, publish: bytes) -> BadRpc:
-    """An RPC over 4 MiB: a message, then a field that goes on too long. `whole_rpc` gives it uncut."""
+def build_oversized_rpc(random: Random, publish: bytes) -> BadRpc:
+    """Build an RPC over 4 MiB, a message and a field that is too long, cut; `restore_rpc` restores it."""
     declared = MAX_RPC + random.randrange(1, 1 << 20)
     filler = declared - len(publish)
     head = publish + b"\x12" + _varint4(filler - 5)
     return BadRpc(head.ljust(CUT_PAYLOAD, b"\0"), declared, RPC_OVERSIZED)
 
 
-def whole_rpc(payload: bytes, declared_length: int) -> bytes:
-    """An RPC as it was on the wire, from the beginning of one that was cut."""
+def restore_rpc(payload: bytes, declared_length: int) -> bytes:
+    """Restore an RPC as on the wire from its beginning."""
     return payload.ljust(declared_length, b"\0")
 
 
-def wrong_hello(random: Random) -> BadHello:
-    """A topic table that is refused, for each of the reasons that `kiln.schemas.wire.topic_table` has."""
+def build_bad_hello(random: Random) -> BadHello:
+    """Build a topic table that is rejected, for a random reason of `kiln.schemas.wire.topic_table`."""
     hashes = [random.randbytes(HASH_LENGTH) for _ in range(random.randrange(1, 6))]
     match random.randrange(4):
         case 0:
@@ -73,8 +75,8 @@ def wrong_hello(random: Random) -> BadHello:
             return BadHello(_bundles(many), "hello_too_many_bundles", True)
 
 
-def no_frame(random: Random, frame: Frame) -> tuple[bytes, str]:
-    """A record value that is no Frame, or one that breaks the contract, and the reason."""
+def build_bad_frame(random: Random, frame: Frame) -> tuple[bytes, str]:
+    """Build a record value that is not a Frame, or an invalid one, with its reason."""
     broken = Frame()
     broken.CopyFrom(frame)
     match random.randrange(5):
@@ -100,5 +102,5 @@ def _bundles(hashes: list[bytes]) -> bytes:
 
 
 def _varint4(value: int) -> bytes:
-    """A varint of 4 bytes, for lengths from 2 MiB to 256 MiB."""
+    """Encode a varint of 4 bytes, for lengths from 2 MiB to 256 MiB."""
     return bytes((value & 0x7F | 0x80, value >> 7 & 0x7F | 0x80, value >> 14 & 0x7F | 0x80, value >> 21))

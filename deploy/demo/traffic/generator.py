@@ -1,4 +1,4 @@
-"""The traffic of a world: its messages in time, through its connections, frame by frame."""
+"""Generator of synthetic traffic: messages over time, through connections, frame by frame."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from kiln.deploy.demo.traffic.garbage import (
     HELLO_STAGE,
     RPC_STAGE,
     BadRpc,
-    oversized_rpc,
-    random_rpc,
-    truncated_rpc,
-    wrong_hello,
+    build_bad_hello,
+    build_oversized_rpc,
+    build_random_rpc,
+    build_truncated_rpc,
 )
 from kiln.deploy.demo.traffic.ledger import FrameEntry, Ledger
 from kiln.deploy.demo.traffic.messages import TYPES, MessageFactory, SyntheticCopy, field
@@ -71,7 +71,7 @@ class Traffic:
         ]
 
     def stop(self) -> None:
-        """Makes no further message; `frames` hands out what is under way, closes the connections and ends."""
+        """Generate no more messages; `frames` yields pending frames, closes the connections and ends."""
         self._stopped = True
 
     def frames(self, *, messages: int | None = None, duration_ns: int | None = None) -> Iterator[GeneratedFrame]:
@@ -102,7 +102,7 @@ class Traffic:
     # ---------------------------------------------------------------- what happens
 
     def _step(self, due: int) -> None:
-        """One message, and what happens beside it."""
+        """Generate a message and its accompanying events."""
         options, random = self.options, self._random
         u = random.random()
         for share, action in self._actions:
@@ -151,10 +151,14 @@ class Traffic:
         spammer = self._population.pick_spammer(random.random())
         match kind:
             case "random_rpc":
-                self._at(due, partial(self._bad_rpc, peer, random_rpc(random)))
+                self._at(due, partial(self._bad_rpc, peer, build_random_rpc(random)))
             case "truncated_rpc" | "oversized_rpc":
                 publish = self._messages.usual(self._messages.content("UPDATE", now), spammer, now).publish
-                bad = truncated_rpc(random, publish) if kind == "truncated_rpc" else oversized_rpc(random, publish)
+                bad = (
+                    build_truncated_rpc(random, publish)
+                    if kind == "truncated_rpc"
+                    else build_oversized_rpc(random, publish)
+                )
                 self._at(due, partial(self._bad_rpc, peer, bad))
             case "wrong_hello":
                 self._at(due, self._stranger)
@@ -164,10 +168,10 @@ class Traffic:
                 self._spread(due, self._messages.usual(self._messages.garbage(kind), spammer, now))
 
     def _spread(self, due: int, copy: SyntheticCopy) -> None:
-        """Copies through several peers, the first at once."""
+        """Send copies through several peers, the first at once."""
         random, options = self._random, self.options
-        count = options.copies if random.random() < 0.7 else random.randint(1, options.copies)
-        for place, peer in enumerate(random.sample(range(options.peers), count)):
+        count_copies = options.copies if random.random() < 0.7 else random.randint(1, options.copies)
+        for place, peer in enumerate(random.sample(range(options.peers), count_copies)):
             delay = int(options.max_delay_ns * random.random() ** 3) if place else 0
             waits = random.random() < options.bundled
             self._at(due + delay, partial(self._wait if waits else self._arrive, peer, copy))
@@ -176,7 +180,7 @@ class Traffic:
         self._recent.append(copy.gossip_id)
 
     def _control(self, due: int) -> None:
-        """Control messages and subscriptions, of a peer or ours; an IHAVE is answered."""
+        """Generate control messages and subscriptions of a peer or the local node; an IHAVE is answered."""
         random = self._random
         peer = random.randrange(self.options.peers)
         side: Direction = "IN" if random.random() < 0.7 else "OUT"
@@ -220,16 +224,16 @@ class Traffic:
         return self._flush(peer, due)
 
     def _flush(self, peer: int, due: int) -> list[GeneratedFrame]:
-        """One RPC with all that waits on a connection."""
+        """Build an RPC with all pending messages of a connection."""
         copies = self._waiting[peer]
         if not copies:
             return []
         self._waiting[peer] = []
         payload = b"".join(copy.publish for copy in copies)
-        verdicts = seen_verdicts(copies, self._random.random() < self.options.checked)
+        verdicts = find_verdicts(copies, self._random.random() < self.options.checked)
         frame = self._connections[peer].send(due, "IN", payload, verdicts)
         if self.ledger is not None:
-            count(self.ledger, copies, self._start_ns + due)
+            count_copies(self.ledger, copies, self._start_ns + due)
         return [frame]
 
     def _forward(self, peer: int, copy: SyntheticCopy, due: int) -> list[GeneratedFrame]:
@@ -248,12 +252,12 @@ class Traffic:
         connection = self._connections[peer]
         frame = connection.send(due, "IN", bad.payload, declared_length=bad.declared_length)
         if self.ledger is not None:
-            self.ledger.frames.append(fault(connection, bad.payload, RPC_STAGE, bad.reason, self._start_ns + due))
+            self.ledger.frames.append(build_fault(connection, bad.payload, RPC_STAGE, bad.reason, self._start_ns + due))
         return [frame]
 
     def _stranger(self, due: int) -> list[GeneratedFrame]:
-        """Somebody connects with a hello that is refused, and goes."""
-        bad = wrong_hello(self._random)
+        """Generate a peer that connects with a rejected hello, and disconnects."""
+        bad = build_bad_hello(self._random)
         self._strangers += 1
         connection = SyntheticConnection(
             self.options,
@@ -268,7 +272,7 @@ class Traffic:
         frames = connection.open(due) + connection.close(due)
         if self.ledger is not None:
             for sequence in (1, 2):
-                entry = fault(connection, bad.hello, HELLO_STAGE, bad.reason, self._start_ns + due, sequence)
+                entry = build_fault(connection, bad.hello, HELLO_STAGE, bad.reason, self._start_ns + due, sequence)
                 self.ledger.frames.append(entry)
         return frames
 
@@ -285,16 +289,16 @@ class Traffic:
         )
 
 
-def seen_verdicts(copies: list[SyntheticCopy], checked: bool) -> bytes:
-    """`Frame.verdicts` of an RPC with these messages; empty where none was checked."""
+def find_verdicts(copies: list[SyntheticCopy], checked: bool) -> bytes:
+    """Find the `Frame.verdicts` of an RPC with these messages; empty if none was checked."""
     given = [
         copy.pinned if copy.pinned is not None else copy.verdict if checked else Verdict.NOT_CHECKED for copy in copies
     ]
     return bytes(given) if any(given) else b""
 
 
-def count(ledger: Ledger, copies: list[SyntheticCopy], observed_at: int) -> None:
-    """Writes down that these copies were handed out."""
+def count_copies(ledger: Ledger, copies: list[SyntheticCopy], observed_at: int) -> None:
+    """Record in the ledger that these copies were sent."""
     for copy in copies:
         entry = ledger.message(copy.entry)
         if copy.tally == "good_copies":
@@ -307,10 +311,10 @@ def count(ledger: Ledger, copies: list[SyntheticCopy], observed_at: int) -> None
             entry.bad_copies += 1
 
 
-def fault(
+def build_fault(
     connection: SyntheticConnection, data: bytes, stage: str, reason: str, observed_at: int, sequence: int | None = None
 ) -> FrameEntry:
-    """The entry of an IN frame that is bad as a whole: the newest of its connection, or the one of `sequence`."""
+    """Build the ledger entry of a bad IN frame: the newest of its connection, or the one of `sequence`."""
     number = connection.sequence["IN"] if sequence is None else sequence
     return FrameEntry(
         connection=connection.id.hex(),

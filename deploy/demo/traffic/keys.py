@@ -1,4 +1,4 @@
-"""Authors of made-up traffic: private keys and peer ids that are a pure function of a seed.
+"""Authors of synthetic traffic: private keys and peer ids, as a pure function of a seed.
 
 Nothing here is secret: whoever has the seed has the keys. They sign traffic that is made up, and nothing else.
 """
@@ -25,15 +25,15 @@ _WITNESSES = [2, *_SMALL_PRIMES[:23]]
 _SCALAR_BYTES = 31
 
 
-def draw(seed: int, *path: str | int) -> bytes:
-    """32 bytes that belong to one place of one seed's world: sha256 of "seed/part/part…"."""
+def derive_bytes(seed: int, *path: str | int) -> bytes:
+    """Derive 32 bytes from a seed and a path: sha256 of "seed/part/part…"."""
     return sha256("/".join(map(str, (seed, *path))).encode()).digest()
 
 
 @lru_cache(maxsize=4096)
-def private_key(seed: int, kind: KeyType, name: str) -> PrivateKey:
-    """The key of `name` in the world of `seed`. RSA takes about half a second; it is made once a process."""
-    material = draw(seed, "key", kind, name)
+def derive_private_key(seed: int, kind: KeyType, name: str) -> PrivateKey:
+    """Derive the key of `name` from a seed. An RSA key takes about half a second, once per process."""
+    material = derive_bytes(seed, "key", kind, name)
     match kind:
         case "ed25519":
             return ed25519.Ed25519PrivateKey.from_private_bytes(material)
@@ -57,7 +57,7 @@ def _rsa_key(material: bytes) -> rsa.RSAPrivateKey:
 
 
 def _rsa_prime(material: bytes) -> int:
-    """The first fitting prime at or after a start drawn from `material`, of exactly half of RSA_BITS."""
+    """Find the first suitable prime from a start given by `material`, of exactly half of RSA_BITS."""
     size = RSA_BITS // 16
     start = b"".join(sha256(material + bytes([block])).digest() for block in range((size + 31) // 32))[:size]
     # The two top bits set: the product then has exactly RSA_BITS.
@@ -68,7 +68,7 @@ def _rsa_prime(material: bytes) -> int:
 
 
 def _is_prime(n: int) -> bool:
-    """Miller-Rabin for large odd n."""
+    """Test large odd n by Miller-Rabin."""
     if any(n % p == 0 for p in _SMALL_PRIMES):
         return False
     twos = ((n - 1) & -(n - 1)).bit_length() - 1

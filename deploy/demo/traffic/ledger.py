@@ -1,4 +1,4 @@
-"""The ledger: what made-up traffic contains and what should become of it, written down by whoever made it.
+"""The ledger: content of synthetic traffic, with its expected results, recorded by the generator.
 
 Nothing here reads frames: an entry is made from what a message was built of, never from what a decoder says of it.
 """
@@ -15,14 +15,14 @@ SeparatorSource = Literal["topic", "model"]
 
 
 class SeparatorEntry(msgspec.Struct, frozen=True):
-    """A separator: its key, and its value as base36 text as in a topic name."""
+    """A separator: its key, and its value in base36 as in a topic name."""
 
     key: str
     value: str
 
 
 class MessageEntry(msgspec.Struct, tag_field="entry", tag="message"):
-    """One distinct gossip message, in all its copies. The copies of OUT frames do not count.
+    """A distinct gossip message with all its copies, except those of OUT frames.
 
     `message_id` is its id. The fields from `era` to `ts` are what its author says, ids in canonical spelling; all None
     where the data says nothing. `separator`: of an UPDATE, by the topic's name or the `model` field, and
@@ -62,7 +62,7 @@ class MessageEntry(msgspec.Struct, tag_field="entry", tag="message"):
 
 
 class FrameEntry(msgspec.Struct, tag_field="entry", tag="frame", frozen=True):
-    """A frame with a fault of its own, not of a message in it.
+    """A frame that is bad as a whole, and not because of a message.
 
     `connection`, `direction` and `sequence` are None where the record's value is no Frame at all. `sha256` is that of
     the bytes at fault: the hello, the payload, or the record's whole value.
@@ -84,11 +84,11 @@ _decoder = msgspec.json.Decoder(Entry)
 
 
 class LedgerError(ValueError):
-    """A ledger file that cannot be read; names the line."""
+    """A ledger file cannot be read; the message names the line."""
 
 
 class Ledger:
-    """Entries of the messages and the bad frames that were handed out so far."""
+    """Entries of the messages and bad frames generated so far."""
 
     def __init__(self) -> None:
         self.messages: dict[tuple[str, str], MessageEntry] = {}  # by network and id
@@ -102,11 +102,11 @@ class Ledger:
         return len(self.messages) + len(self.frames)
 
     def message(self, entry: MessageEntry) -> MessageEntry:
-        """The entry under which this message is known; it is `entry` itself if the message is new."""
+        """Find or add the entry of a message; returns `entry` itself if the message is new."""
         return self.messages.setdefault((entry.network, entry.message_id), entry)
 
     def add(self, other: Iterable[Entry]) -> None:
-        """Takes in entries, of another ledger for one; the copies of a message known already are added up."""
+        """Add entries, such as those of another ledger, and sum up the copies of known messages."""
         for entry in other:
             if isinstance(entry, FrameEntry):
                 self.frames.append(entry)

@@ -11,7 +11,7 @@ from typing import Final, Literal, NamedTuple
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 
-from kiln.deploy.demo.traffic.keys import KeyType, draw, private_key
+from kiln.deploy.demo.traffic.keys import KeyType, derive_bytes, derive_private_key
 from kiln.deploy.demo.traffic.options import TrafficOptions
 from kiln.schemas.proto.gossipsub import rpc_pb2
 from kiln.schemas.wire.identity import SIGN_PREFIX, PrivateKey, compute_peer_id, peer_text, sign
@@ -80,7 +80,7 @@ class Population:
 
     def _separator(self, rank: int) -> Separator:
         """The separator of a rank, 0 being the most popular."""
-        digest = draw(self._seed, "separator", rank)
+        digest = derive_bytes(self._seed, "separator", rank)
         if rank % 10 == 4:
             return Separator(ODD_KEY, encode_separator_value(digest[1 : 2 + digest[0] % 30]))
         if rank % 6 == 2:
@@ -91,7 +91,7 @@ class Population:
 
     def _stream(self, number: int) -> SyntheticStream:
         """A stream, whose separator is drawn by Zipf's law, once and for all."""
-        digest = draw(self._seed, "stream", number)
+        digest = derive_bytes(self._seed, "stream", number)
         kind, separator = TILE + (digest[12] & 1) * CAIP10_LINK, None
         if _fraction(digest[:6]) >= self._options.without_separator:
             rank = min(bisect(self._weights, _fraction(digest[6:12]) * self._weights[-1]), len(self._weights) - 1)
@@ -100,7 +100,7 @@ class Population:
         return SyntheticStream(StreamID(kind, _genesis(digest)).text, separator)
 
     def _old_stream(self, number: int) -> SyntheticStream:
-        digest = draw(self._seed, "old stream", number)
+        digest = derive_bytes(self._seed, "old stream", number)
         return SyntheticStream(StreamID(CAIP10_LINK if digest[12] & 3 == 0 else TILE, _genesis(digest)).text, None)
 
     def pick_stream(self, u: float) -> SyntheticStream:
@@ -132,11 +132,11 @@ class Population:
 
     def peer(self, role: Literal["local", "remote", "stranger"], number: int = 0) -> bytes:
         """The peer id of a node, as multihash bytes."""
-        return compute_peer_id(private_key(self._seed, "ed25519", f"{role}/{number}"))
+        return compute_peer_id(derive_private_key(self._seed, "ed25519", f"{role}/{number}"))
 
     def _make_author(self, role: str, number: int, kind: KeyType) -> SyntheticAuthor:
         return SyntheticAuthor(
-            kind, private_key(self._seed, kind, f"{role}/{number}"), number % 3 == 2 or role == "spammer"
+            kind, derive_private_key(self._seed, kind, f"{role}/{number}"), number % 3 == 2 or role == "spammer"
         )
 
 

@@ -1,1 +1,1 @@
-"""Dashboards for Grafana, and the files that put them there."""
+"""Grafana dashboards and their provisioning files."""

@@ -14,14 +14,14 @@ _RATE: Final = "[$__rate_interval]"
 
 
 class PanelQuery(NamedTuple):
-    """A query of a panel. `legend`: with labels in braces."""
+    """A query of a panel; `legend` has labels in braces."""
 
     expression: str
     legend: str = ""
 
 
 class Panel(NamedTuple):
-    """A plot, or the latest value in large figures. `unit`: an id of Grafana's."""
+    """A plot, or the latest value as a large number; `unit` is an id of Grafana."""
 
     title: str
     says: str
@@ -30,24 +30,24 @@ class Panel(NamedTuple):
     stacked: bool = False
     figure: bool = False
     bad_from: float | None = None
-    """a figure of that much or more is red"""
+    """threshold from which a number is red"""
 
 
 class PanelRow(NamedTuple):
-    """Panels side by side."""
+    """Panels next to each other."""
 
     title: str
     panels: Sequence[Panel]
 
 
-def gauge(name: str, labels: str = "") -> str:
+def select_gauge(name: str, labels: str = "") -> str:
     """Select a gauge for the chosen instances."""
     return f"{name}{{{_KILN}{', ' if labels else ''}{labels}}}"
 
 
-def per_second(name: str, labels: str = "", *, suffix: str = "total") -> str:
+def compute_rate(name: str, labels: str = "", *, suffix: str = "total") -> str:
     """Compute the rate of a counter."""
-    return f"rate({gauge(f'{name}_{suffix}', labels)}{_RATE})"
+    return f"rate({select_gauge(f'{name}_{suffix}', labels)}{_RATE})"
 
 
 def _sum(expression: str, by: str = "") -> str:
@@ -55,11 +55,11 @@ def _sum(expression: str, by: str = "") -> str:
 
 
 def _delay(quantile: float) -> str:
-    buckets = _sum(per_second("kiln_batch_delay_seconds", suffix="bucket"), "le")
+    buckets = _sum(compute_rate("kiln_batch_delay_seconds", suffix="bucket"), "le")
     return f"histogram_quantile({quantile}, {buckets})"
 
 
-_EVENTS: Final = per_second("kiln_bridge_events", 'event!~"bytes_.+"')
+_EVENTS: Final = compute_rate("kiln_bridge_events", 'event!~"bytes_.+"')
 _DELAY: Final = Panel(
     "Batch delay",
     "Time from the event time of the first update plus T until the broker has the batch.",
@@ -70,13 +70,13 @@ _LAG: Final = Panel(
     "Lag in seconds",
     "Age of the oldest record in Kafka that a query has not read.",
     "s",
-    [PanelQuery(gauge("kiln_query_lag_seconds"), "{{query}}")],
+    [PanelQuery(select_gauge("kiln_query_lag_seconds"), "{{query}}")],
 )
-_BAD: Final = f"({_sum(per_second('kiln_quarantined_records'))} or vector(0))"
-_GOOD: Final = _sum(per_second("kiln_messages"))
+_BAD: Final = f"({_sum(compute_rate('kiln_quarantined_records'))} or vector(0))"
+_GOOD: Final = _sum(compute_rate("kiln_messages"))
 _QUARANTINE_SHARE: Final = f"{_BAD} / ({_BAD} + {_GOOD})"
-_EXPECTATIONS: Final = _sum(gauge("kiln_quality_expectations"))
-_FAILED: Final = _sum(gauge("kiln_quality_expectations", 'result="error"'))
+_EXPECTATIONS: Final = _sum(select_gauge("kiln_quality_expectations"))
+_FAILED: Final = _sum(select_gauge("kiln_quality_expectations", 'result="error"'))
 
 OVERVIEW: Final = (
     PanelRow(
@@ -94,7 +94,7 @@ OVERVIEW: Final = (
                 "Problems",
                 "Problems that the screen and the status page list.",
                 "none",
-                [PanelQuery(_sum(gauge("kiln_problems")))],
+                [PanelQuery(_sum(select_gauge("kiln_problems")))],
                 figure=True,
                 bad_from=1,
             ),
@@ -102,7 +102,7 @@ OVERVIEW: Final = (
                 "Queries down",
                 "Queries that are starting, failed, or stopped by the breaker.",
                 "none",
-                [PanelQuery(f"count({gauge('kiln_query_up')}) - {_sum(gauge('kiln_query_up'))}")],
+                [PanelQuery(f"count({select_gauge('kiln_query_up')}) - {_sum(select_gauge('kiln_query_up'))}")],
                 figure=True,
                 bad_from=1,
             ),
@@ -110,7 +110,7 @@ OVERVIEW: Final = (
                 "Peers",
                 "Pubsub peers of the bridge.",
                 "none",
-                [PanelQuery(_sum(gauge("kiln_bridge_peers")))],
+                [PanelQuery(_sum(select_gauge("kiln_bridge_peers")))],
                 figure=True,
             ),
             Panel("Batch delay, p99", _DELAY.says, "s", [_DELAY.lines[1]], figure=True, bad_from=10),
@@ -127,12 +127,14 @@ OVERVIEW: Final = (
     PanelRow(
         "Throughput",
         (
-            Panel("Frames", "Frames written to Kafka.", "cps", [PanelQuery(_sum(per_second("kiln_frames")), "frames")]),
+            Panel(
+                "Frames", "Frames written to Kafka.", "cps", [PanelQuery(_sum(compute_rate("kiln_frames")), "frames")]
+            ),
             Panel(
                 "Messages by type",
                 "Valid messages, without duplicates.",
                 "cps",
-                [PanelQuery(_sum(per_second("kiln_messages"), "type"), "{{type}}")],
+                [PanelQuery(_sum(compute_rate("kiln_messages"), "type"), "{{type}}")],
                 stacked=True,
             ),
             Panel(
@@ -140,8 +142,8 @@ OVERVIEW: Final = (
                 "Batches in kiln.batches, and the tips in them.",
                 "cps",
                 [
-                    PanelQuery(_sum(per_second("kiln_batches")), "batches"),
-                    PanelQuery(_sum(per_second("kiln_batch_tips")), "tips"),
+                    PanelQuery(_sum(compute_rate("kiln_batches")), "batches"),
+                    PanelQuery(_sum(compute_rate("kiln_batch_tips")), "tips"),
                 ],
             ),
         ),
@@ -154,13 +156,13 @@ OVERVIEW: Final = (
                 "Uptime",
                 "Time since each run started. A drop is a restart.",
                 "s",
-                [PanelQuery(gauge("kiln_uptime_seconds"), "{{instance}}")],
+                [PanelQuery(select_gauge("kiln_uptime_seconds"), "{{instance}}")],
             ),
             Panel(
                 "Versions",
                 "Version, network and mode of each process.",
                 "none",
-                [PanelQuery(gauge("kiln_info"), "{{version}} {{network}} {{mode}}")],
+                [PanelQuery(select_gauge("kiln_info"), "{{version}} {{network}} {{mode}}")],
             ),
         ),
     ),
@@ -174,21 +176,21 @@ BRIDGE: Final = (
                 "Up",
                 "0 if the bridge reports no status.",
                 "none",
-                [PanelQuery(gauge("kiln_bridge_up"), "{{instance}}")],
+                [PanelQuery(select_gauge("kiln_bridge_up"), "{{instance}}")],
                 figure=True,
             ),
             Panel(
                 "Peers by agent",
                 "The ten most frequent names, without their versions.",
                 "none",
-                [PanelQuery(_sum(gauge("kiln_bridge_peers"), "agent"), "{{agent}}")],
+                [PanelQuery(_sum(select_gauge("kiln_bridge_peers"), "agent"), "{{agent}}")],
                 stacked=True,
             ),
             Panel(
                 "Peers by protocol",
                 "As negotiated for the pubsub stream.",
                 "none",
-                [PanelQuery(_sum(gauge("kiln_bridge_peers"), "protocol"), "{{protocol}}")],
+                [PanelQuery(_sum(select_gauge("kiln_bridge_peers"), "protocol"), "{{protocol}}")],
                 stacked=True,
             ),
             Panel(
@@ -196,8 +198,8 @@ BRIDGE: Final = (
                 "Connected peers by gossipsub score, and banned peers.",
                 "none",
                 [
-                    PanelQuery(_sum(gauge("kiln_bridge_peer_scores"), "score"), "{{score}}"),
-                    PanelQuery(_sum(gauge("kiln_bridge_banned_peers")), "banned"),
+                    PanelQuery(_sum(select_gauge("kiln_bridge_peer_scores"), "score"), "{{score}}"),
+                    PanelQuery(_sum(select_gauge("kiln_bridge_banned_peers")), "banned"),
                 ],
             ),
         ),
@@ -209,13 +211,13 @@ BRIDGE: Final = (
                 "Frames",
                 "Frames that the bridge captured.",
                 "cps",
-                [PanelQuery(_sum(per_second("kiln_bridge_frames"), "direction"), "{{direction}}")],
+                [PanelQuery(_sum(compute_rate("kiln_bridge_frames"), "direction"), "{{direction}}")],
             ),
             Panel(
                 "Bytes",
                 "Bytes of these frames.",
                 "Bps",
-                [PanelQuery(_sum(per_second("kiln_bridge_bytes"), "direction"), "{{direction}}")],
+                [PanelQuery(_sum(compute_rate("kiln_bridge_bytes"), "direction"), "{{direction}}")],
             ),
             Panel(
                 "Node and router events",
@@ -233,8 +235,8 @@ BRIDGE: Final = (
                 "Live bridges as seen by each bridge, and leaders, of which there is one.",
                 "none",
                 [
-                    PanelQuery(f"max({gauge('kiln_bridges')})", "live"),
-                    PanelQuery(_sum(gauge("kiln_bridge_leader")), "leading"),
+                    PanelQuery(f"max({select_gauge('kiln_bridges')})", "live"),
+                    PanelQuery(_sum(select_gauge("kiln_bridge_leader")), "leading"),
                 ],
             ),
             Panel(
@@ -242,16 +244,16 @@ BRIDGE: Final = (
                 "Topics that are joined, subscribed to by another bridge, or over the limit.",
                 "none",
                 [
-                    PanelQuery(_sum(gauge("kiln_bridge_topics")), "joined"),
-                    PanelQuery(_sum(gauge("kiln_bridge_topics_on_other_bridges")), "on other bridges"),
-                    PanelQuery(_sum(gauge("kiln_bridge_topics_over_limit")), "over limit"),
+                    PanelQuery(_sum(select_gauge("kiln_bridge_topics")), "joined"),
+                    PanelQuery(_sum(select_gauge("kiln_bridge_topics_on_other_bridges")), "on other bridges"),
+                    PanelQuery(_sum(select_gauge("kiln_bridge_topics_over_limit")), "over limit"),
                 ],
             ),
             Panel(
                 "Meshes by peers",
                 "Topic meshes by number of peers. gossipsub aims at 6 to 12.",
                 "none",
-                [PanelQuery(_sum(gauge("kiln_bridge_meshes"), "peers"), "{{peers}}")],
+                [PanelQuery(_sum(select_gauge("kiln_bridge_meshes"), "peers"), "{{peers}}")],
                 stacked=True,
             ),
         ),
@@ -264,9 +266,9 @@ BRIDGE: Final = (
                 "Frames not yet acknowledged by Kafka; 1 if the broker answers; 1 if the spool is full.",
                 "none",
                 [
-                    PanelQuery(_sum(gauge("kiln_bridge_spool_frames")), "frames"),
-                    PanelQuery(f"min({gauge('kiln_broker_up')})", "broker answers"),
-                    PanelQuery(f"max({gauge('kiln_bridge_spool_full')})", "full"),
+                    PanelQuery(_sum(select_gauge("kiln_bridge_spool_frames")), "frames"),
+                    PanelQuery(f"min({select_gauge('kiln_broker_up')})", "broker answers"),
+                    PanelQuery(f"max({select_gauge('kiln_bridge_spool_full')})", "full"),
                 ],
             ),
             Panel(
@@ -274,15 +276,15 @@ BRIDGE: Final = (
                 "Size of waiting frames in memory and of the spool on disk.",
                 "bytes",
                 [
-                    PanelQuery(_sum(gauge("kiln_bridge_spool_memory_bytes")), "memory"),
-                    PanelQuery(_sum(gauge("kiln_bridge_spool_disk_bytes")), "spool"),
+                    PanelQuery(_sum(select_gauge("kiln_bridge_spool_memory_bytes")), "memory"),
+                    PanelQuery(_sum(select_gauge("kiln_bridge_spool_disk_bytes")), "spool"),
                 ],
             ),
             Panel(
                 "Free disk",
                 "Free space on the disk of the state folder.",
                 "bytes",
-                [PanelQuery(f"min({gauge('kiln_bridge_spool_disk_free_bytes')})", "free")],
+                [PanelQuery(f"min({select_gauge('kiln_bridge_spool_disk_free_bytes')})", "free")],
             ),
         ),
     ),
@@ -293,15 +295,15 @@ BRIDGE: Final = (
                 "Publications",
                 "Batches published, failed, or lost because Kafka deleted them first.",
                 "cps",
-                [PanelQuery(_sum(per_second("kiln_publications"), "transport, result"), "{{transport}} {{result}}")],
+                [PanelQuery(_sum(compute_rate("kiln_publications"), "transport, result"), "{{transport}} {{result}}")],
             ),
             Panel(
                 "BEP 50",
                 "Topics and contacts of the overlay.",
                 "none",
                 [
-                    PanelQuery(_sum(gauge("kiln_bep50_topics")), "topics"),
-                    PanelQuery(_sum(gauge("kiln_bep50_contacts")), "contacts"),
+                    PanelQuery(_sum(select_gauge("kiln_bep50_topics")), "topics"),
+                    PanelQuery(_sum(select_gauge("kiln_bep50_contacts")), "contacts"),
                 ],
             ),
             Panel(
@@ -309,9 +311,9 @@ BRIDGE: Final = (
                 "Captured and dropped datagrams, and gaps in announcements.",
                 "cps",
                 [
-                    PanelQuery(_sum(per_second("kiln_bep50_frames"), "direction"), "{{direction}}"),
-                    PanelQuery(_sum(per_second("kiln_bep50_dropped_datagrams"), "reason"), "dropped: {{reason}}"),
-                    PanelQuery(_sum(per_second("kiln_bep50_gaps")), "gaps"),
+                    PanelQuery(_sum(compute_rate("kiln_bep50_frames"), "direction"), "{{direction}}"),
+                    PanelQuery(_sum(compute_rate("kiln_bep50_dropped_datagrams"), "reason"), "dropped: {{reason}}"),
+                    PanelQuery(_sum(compute_rate("kiln_bep50_gaps")), "gaps"),
                 ],
             ),
         ),
@@ -324,24 +326,24 @@ BRIDGE: Final = (
                 "Records that wait for a block, fetches in flight, and pending claim checks.",
                 "none",
                 [
-                    PanelQuery(_sum(gauge("kiln_fetcher_waiting_records")), "waiting"),
-                    PanelQuery(_sum(gauge("kiln_fetcher_fetches_in_flight")), "fetching"),
-                    PanelQuery(_sum(gauge("kiln_fetcher_pending_claim_checks")), "claims"),
+                    PanelQuery(_sum(select_gauge("kiln_fetcher_waiting_records")), "waiting"),
+                    PanelQuery(_sum(select_gauge("kiln_fetcher_fetches_in_flight")), "fetching"),
+                    PanelQuery(_sum(select_gauge("kiln_fetcher_pending_claim_checks")), "claims"),
                 ],
             ),
             Panel(
                 "Outcomes",
                 "By outcome.",
                 "cps",
-                [PanelQuery(_sum(per_second("kiln_fetcher_records"), "outcome"), "{{outcome}}")],
+                [PanelQuery(_sum(compute_rate("kiln_fetcher_records"), "outcome"), "{{outcome}}")],
             ),
             Panel(
                 "IPFS node",
                 "Connected peers, and blocks provided to the routing.",
                 "none",
                 [
-                    PanelQuery(_sum(gauge("kiln_ipfs_connected_peers")), "connections"),
-                    PanelQuery(_sum(gauge("kiln_ipfs_provided_blocks_total")), "provided"),
+                    PanelQuery(_sum(select_gauge("kiln_ipfs_connected_peers")), "connections"),
+                    PanelQuery(_sum(select_gauge("kiln_ipfs_provided_blocks_total")), "provided"),
                 ],
             ),
         ),
@@ -356,19 +358,19 @@ STREAMS: Final = (
                 "Up",
                 "1 if the query is running; 0 while it starts, after it failed, or if the breaker stopped it.",
                 "none",
-                [PanelQuery(gauge("kiln_query_up"), "{{query}}")],
+                [PanelQuery(select_gauge("kiln_query_up"), "{{query}}")],
             ),
             Panel(
                 "Breaker tripped",
                 "1 if the breaker stopped the query until the next start of Kiln.",
                 "none",
-                [PanelQuery(gauge("kiln_query_breaker_tripped"), "{{query}}")],
+                [PanelQuery(select_gauge("kiln_query_breaker_tripped"), "{{query}}")],
             ),
             Panel(
                 "Restarts in 30 minutes",
                 "Restarts after a failure.",
                 "none",
-                [PanelQuery(f"increase({gauge('kiln_query_restarts_total')}[30m])", "{{query}}")],
+                [PanelQuery(f"increase({select_gauge('kiln_query_restarts_total')}[30m])", "{{query}}")],
             ),
         ),
     ),
@@ -380,13 +382,13 @@ STREAMS: Final = (
                 "Lag in records",
                 "Records that a query has not read yet.",
                 "none",
-                [PanelQuery(gauge("kiln_query_lag_records"), "{{query}}")],
+                [PanelQuery(select_gauge("kiln_query_lag_records"), "{{query}}")],
             ),
             Panel(
                 "Records",
                 "Records that a query reads.",
                 "cps",
-                [PanelQuery(per_second("kiln_query_records"), "{{query}}")],
+                [PanelQuery(compute_rate("kiln_query_records"), "{{query}}")],
             ),
         ),
     ),
@@ -397,7 +399,11 @@ STREAMS: Final = (
                 "Duration",
                 "Duration of the latest micro-batch of each query.",
                 "s",
-                [PanelQuery(gauge("kiln_query_phase_duration_seconds", 'phase="triggerExecution"'), "{{query}}")],
+                [
+                    PanelQuery(
+                        select_gauge("kiln_query_phase_duration_seconds", 'phase="triggerExecution"'), "{{query}}"
+                    )
+                ],
             ),
             Panel(
                 "By phase",
@@ -405,7 +411,8 @@ STREAMS: Final = (
                 "s",
                 [
                     PanelQuery(
-                        gauge("kiln_query_phase_duration_seconds", 'phase!="triggerExecution"'), "{{query}} {{phase}}"
+                        select_gauge("kiln_query_phase_duration_seconds", 'phase!="triggerExecution"'),
+                        "{{query}} {{phase}}",
                     )
                 ],
                 stacked=True,
@@ -414,7 +421,7 @@ STREAMS: Final = (
                 "Rate",
                 "Micro-batches per second.",
                 "cps",
-                [PanelQuery(f"deriv({gauge('kiln_query_micro_batch_id')}[5m])", "{{query}}")],
+                [PanelQuery(f"deriv({select_gauge('kiln_query_micro_batch_id')}[5m])", "{{query}}")],
             ),
         ),
     ),
@@ -426,25 +433,25 @@ STREAMS: Final = (
                 "Open windows",
                 "Open windows, at most one per separator.",
                 "none",
-                [PanelQuery(_sum(gauge("kiln_open_windows")), "open")],
+                [PanelQuery(_sum(select_gauge("kiln_open_windows")), "open")],
             ),
             Panel(
                 "Tips per batch",
                 "On average.",
                 "none",
-                [PanelQuery(f"{_sum(per_second('kiln_batch_tips'))} / {_sum(per_second('kiln_batches'))}", "tips")],
+                [PanelQuery(f"{_sum(compute_rate('kiln_batch_tips'))} / {_sum(compute_rate('kiln_batches'))}", "tips")],
             ),
             Panel(
                 "State rows",
                 "Open windows, or digests of emitted rows.",
                 "none",
-                [PanelQuery(gauge("kiln_query_state_rows"), "{{query}}")],
+                [PanelQuery(select_gauge("kiln_query_state_rows"), "{{query}}")],
             ),
             Panel(
                 "State bytes",
                 "Size of these rows.",
                 "bytes",
-                [PanelQuery(gauge("kiln_query_state_bytes"), "{{query}}")],
+                [PanelQuery(select_gauge("kiln_query_state_bytes"), "{{query}}")],
             ),
         ),
     ),
@@ -460,43 +467,48 @@ LAKE: Final = (
                 "Under ten seconds or so while rows arrive.",
                 "s",
                 # the others get rare commits, and would hide these
-                [PanelQuery(gauge("kiln_table_commit_age_seconds", f'table!~"{_SELDOM}"'), "{{table}}")],
+                [PanelQuery(select_gauge("kiln_table_commit_age_seconds", f'table!~"{_SELDOM}"'), "{{table}}")],
             ),
             Panel(
                 "Commits",
                 "Commits per minute.",
                 "none",
-                [PanelQuery(f"60 * deriv({gauge('kiln_table_version')}[5m])", "{{table}}")],
+                [PanelQuery(f"60 * deriv({select_gauge('kiln_table_version')}[5m])", "{{table}}")],
             ),
         ),
     ),
     PanelRow(
         "Size",
         (
-            Panel("Rows", "Rows of each table.", "short", [PanelQuery(gauge("kiln_table_rows"), "{{table}}")]),
+            Panel("Rows", "Rows of each table.", "short", [PanelQuery(select_gauge("kiln_table_rows"), "{{table}}")]),
             Panel(
                 "Bytes",
                 "Size of the data files in the latest version.",
                 "bytes",
-                [PanelQuery(gauge("kiln_table_bytes"), "{{table}}")],
+                [PanelQuery(select_gauge("kiln_table_bytes"), "{{table}}")],
             ),
             Panel(
                 "Files",
                 "Data files in the latest version. Maintenance compacts them.",
                 "none",
-                [PanelQuery(gauge("kiln_table_files"), "{{table}}")],
+                [PanelQuery(select_gauge("kiln_table_files"), "{{table}}")],
             ),
             Panel(
                 "Average file size",
                 "On average.",
                 "bytes",
-                [PanelQuery(f"{gauge('kiln_table_bytes')} / clamp_min({gauge('kiln_table_files')}, 1)", "{{table}}")],
+                [
+                    PanelQuery(
+                        f"{select_gauge('kiln_table_bytes')} / clamp_min({select_gauge('kiln_table_files')}, 1)",
+                        "{{table}}",
+                    )
+                ],
             ),
             Panel(
                 "New rows",
                 "Rows per second.",
                 "cps",
-                [PanelQuery(f"deriv({gauge('kiln_table_rows')}[5m])", "{{table}}")],
+                [PanelQuery(f"deriv({select_gauge('kiln_table_rows')}[5m])", "{{table}}")],
             ),
         ),
     ),
@@ -518,21 +530,21 @@ QUALITY: Final = (
                 "Last check",
                 "Time since the last quality check of this run.",
                 "s",
-                [PanelQuery(f"max({gauge('kiln_quality_check_age_seconds')})")],
+                [PanelQuery(f"max({select_gauge('kiln_quality_check_age_seconds')})")],
                 figure=True,
             ),
             Panel(
                 "By result",
                 "Passed, or the level of a failed expectation.",
                 "none",
-                [PanelQuery(_sum(gauge("kiln_quality_expectations"), "result"), "{{result}}")],
+                [PanelQuery(_sum(select_gauge("kiln_quality_expectations"), "result"), "{{result}}")],
                 stacked=True,
             ),
             Panel(
                 "By table",
                 "Expectations of the last check, by table.",
                 "none",
-                [PanelQuery(_sum(gauge("kiln_quality_expectations"), "table, result"), "{{table}} {{result}}")],
+                [PanelQuery(_sum(select_gauge("kiln_quality_expectations"), "table, result"), "{{table}} {{result}}")],
             ),
         ),
     ),
@@ -543,7 +555,7 @@ QUALITY: Final = (
                 "By reason",
                 "See docs/RUNBOOK.md, Quarantine.",
                 "cps",
-                [PanelQuery(_sum(per_second("kiln_quarantined_records"), "stage, reason"), "{{stage}}: {{reason}}")],
+                [PanelQuery(_sum(compute_rate("kiln_quarantined_records"), "stage, reason"), "{{stage}}: {{reason}}")],
                 stacked=True,
             ),
             Panel(
@@ -561,7 +573,7 @@ QUALITY: Final = (
                 "Copies per message",
                 "Average number of copies of a valid message.",
                 "none",
-                [PanelQuery(f"{_sum(per_second('kiln_copies'))} / {_sum(per_second('kiln_messages'))}", "copies")],
+                [PanelQuery(f"{_sum(compute_rate('kiln_copies'))} / {_sum(compute_rate('kiln_messages'))}", "copies")],
             ),
             Panel(
                 "Message types",
@@ -569,8 +581,8 @@ QUALITY: Final = (
                 "percentunit",
                 [
                     PanelQuery(
-                        f"{_sum(per_second('kiln_messages'), 'type')} / ignoring(type) group_left() "
-                        f"{_sum(per_second('kiln_messages'))}",
+                        f"{_sum(compute_rate('kiln_messages'), 'type')} / ignoring(type) group_left() "
+                        f"{_sum(compute_rate('kiln_messages'))}",
                         "{{type}}",
                     )
                 ],
@@ -582,7 +594,8 @@ QUALITY: Final = (
                 "s",
                 [
                     PanelQuery(
-                        gauge("kiln_table_commit_age_seconds", 'table=~"frames|messages|updates|batches"'), "{{table}}"
+                        select_gauge("kiln_table_commit_age_seconds", 'table=~"frames|messages|updates|batches"'),
+                        "{{table}}",
                     )
                 ],
             ),
@@ -594,6 +607,6 @@ DASHBOARDS: Final = {"overview": OVERVIEW, "bridge": BRIDGE, "streams": STREAMS,
 """By name."""
 
 
-def expressions(rows: Sequence[PanelRow]) -> list[str]:
-    """Every query of a dashboard."""
+def list_expressions(rows: Sequence[PanelRow]) -> list[str]:
+    """List the queries of a dashboard."""
     return [line.expression for row in rows for panel in row.panels for line in panel.lines]

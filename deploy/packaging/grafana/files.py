@@ -31,8 +31,8 @@ _FIGURES = 6  # side by side at most
 _PLOT_HEIGHT, _FIGURE_HEIGHT = 8, 4
 
 
-def dashboard_json(name: str) -> str:
-    """The file of a dashboard."""
+def build_dashboard(name: str) -> str:
+    """Build the JSON of a dashboard."""
     built = (
         dashboard.Dashboard(f"Kiln: {name}")
         .uid(f"kiln-{name}")
@@ -63,19 +63,19 @@ def dashboard_json(name: str) -> str:
     for row in DASHBOARDS[name]:
         built.with_row(dashboard.Row(row.title))
         for panel in row.panels:
-            built.with_panel(_panel(panel, _WIDTH // across(row)))
+            built.with_panel(_build_panel(panel, _WIDTH // count_columns(row)))
     return json.dumps(built.build(), cls=JSONEncoder, indent=1, sort_keys=True) + "\n"
 
 
-def across(row: PanelRow) -> int:
-    """How many panels of a row are side by side."""
+def count_columns(row: PanelRow) -> int:
+    """Count the columns of a row of panels."""
     if all(panel.figure for panel in row.panels):
         return min(_FIGURES, len(row.panels))
     # four fill a row, and none of five or six stands alone
     return min(4 if len(row.panels) == 4 else 3, len(row.panels))
 
 
-def _panel(panel: Panel, span: int) -> stat.Panel | timeseries.Panel:
+def _build_panel(panel: Panel, span: int) -> stat.Panel | timeseries.Panel:
     built: stat.Panel | timeseries.Panel
     if panel.figure:
         built = stat.Panel().height(_FIGURE_HEIGHT)
@@ -94,9 +94,9 @@ def _panel(panel: Panel, span: int) -> stat.Panel | timeseries.Panel:
 
 
 def main(folder: Path) -> None:
-    """Writes the files."""
+    """Write the files of all dashboards."""
     for name in DASHBOARDS:
-        (folder / f"{name}.json").write_text(dashboard_json(name), encoding="utf-8")
+        (folder / f"{name}.json").write_text(build_dashboard(name), encoding="utf-8")
 
 
 if __name__ == "__main__":

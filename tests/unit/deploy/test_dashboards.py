@@ -11,21 +11,23 @@ from test_monitor import SNAPSHOT
 
 from conftest import free_ports
 from kiln.deploy.ops.monitor.server import Monitor
-from kiln.deploy.packaging.grafana.dashboards import DASHBOARDS, expressions
-from kiln.deploy.packaging.grafana.files import dashboard_json
+from kiln.deploy.packaging.grafana.dashboards import DASHBOARDS, list_expressions
+from kiln.deploy.packaging.grafana.files import build_dashboard
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.exposition import FAMILIES
 from kit.awaiting import wait_until
 from kit.prometheus import Prometheus, dashboard_questions, needs_prometheus, question, rule_questions
 
 FOLDER = Path(__file__).resolve().parents[3] / "deploy/packaging/grafana"
-ASKED = {name for rows in DASHBOARDS.values() for text in expressions(rows) for name in re.findall(r"\bkiln_\w+", text)}
+ASKED = {
+    name for rows in DASHBOARDS.values() for text in list_expressions(rows) for name in re.findall(r"\bkiln_\w+", text)
+}
 
 
 def test_the_files_are_those_of_the_code() -> None:
     assert {path.stem for path in (FOLDER / "json").iterdir()} == set(DASHBOARDS)
     for name in DASHBOARDS:
-        assert (FOLDER / f"json/{name}.json").read_text(encoding="utf-8") == dashboard_json(name), (
+        assert (FOLDER / f"json/{name}.json").read_text(encoding="utf-8") == build_dashboard(name), (
             "make anew: python -m kiln.deploy.packaging.grafana.files deploy/packaging/grafana/json"
         )
 

@@ -15,8 +15,8 @@ from packaging.utils import canonicalize_name
 from ruamel.yaml import YAML
 
 from kiln.conf.settings.keys import list_keys, name_variable
-from kiln.deploy.packaging.images.packages import IMAGES, Image, lock_of, packages_of
-from kiln.deploy.packaging.sbom import bill
+from kiln.deploy.packaging.images.packages import IMAGES, Image, build_lock, list_packages
+from kiln.deploy.packaging.sbom import build_bill
 from kit import validators
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -69,22 +69,22 @@ def test_an_image_has_every_package_that_it_imports(image: Image) -> None:
         if module in imported
     }
     # httpx has a command line where there is a click
-    assert packages - packages_of(image) <= {"kiln", "setuptools", "pip", "click"}
+    assert packages - list_packages(image) <= {"kiln", "setuptools", "pip", "click"}
 
 
 def test_the_bridge_has_no_spark_and_no_tables() -> None:
-    assert not packages_of("bridge") & {"pyspark", "delta-spark", "deltalake", "duckdb", "pandas", "pyarrow"}
-    assert {"pyspark", "deltalake", "duckdb", "kafka-python"} <= packages_of("jobs")
+    assert not list_packages("bridge") & {"pyspark", "delta-spark", "deltalake", "duckdb", "pandas", "pyarrow"}
+    assert {"pyspark", "deltalake", "duckdb", "kafka-python"} <= list_packages("jobs")
 
 
 @pytest.mark.parametrize("image", IMAGES)
 def test_an_image_installs_by_the_checksums_of_the_lock_and_its_bill_names_the_same(image: Image) -> None:
-    lock = lock_of(image)
+    lock = build_lock(image)
     pinned = set(re.findall(r"^([\w.-]+)==([^ ;\\]+)", lock, re.MULTILINE))
-    assert {canonicalize_name(name) for name, _ in pinned} == packages_of(image)
+    assert {canonicalize_name(name) for name, _ in pinned} == list_packages(image)
     whole = (ROOT / "requirements.lock").read_text(encoding="utf-8")
     assert set(lock.splitlines()) <= set(whole.splitlines())
-    components = json.loads(bill(packages_of(image), jars=image == "jobs"))["components"]
+    components = json.loads(build_bill(list_packages(image), jars=image == "jobs"))["components"]
     packages = {each["purl"] for each in components if each["purl"].startswith("pkg:pypi/")}
     assert packages == {f"pkg:pypi/{name}@{version}" for name, version in pinned}
     assert any(each["purl"].startswith("pkg:maven/") for each in components) == (image == "jobs")

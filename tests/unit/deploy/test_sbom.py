@@ -10,12 +10,12 @@ from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
 from kiln.bridge.ipfs.helia import SOURCE
-from kiln.deploy.packaging.sbom import bill
+from kiln.deploy.packaging.sbom import build_bill
 from kiln.deploy.stack.jars import IVY_S3, IVY_XML, PROJECT, read_pinned_jars
 
 
 def test_the_bill_is_valid_and_names_all_that_is_installed() -> None:
-    text = bill()
+    text = build_bill()
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
     found = json.loads(text)["components"]
     purls = [each["purl"] for each in found]
@@ -36,6 +36,6 @@ def test_the_bill_is_valid_and_names_all_that_is_installed() -> None:
 
 
 def test_a_bill_with_a_fault_is_not_valid() -> None:
-    broken = json.loads(bill())
+    broken = json.loads(build_bill())
     broken["components"][0]["hashes"] = [{"alg": "SHA-256", "content": "none"}]
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(json.dumps(broken)) is not None

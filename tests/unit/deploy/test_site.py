@@ -17,11 +17,11 @@ from mkdocs.config import load_config
 from kiln.deploy.packaging.site.build import (
     CONFIG,
     SiteError,
-    build,
+    add_space_before_lists,
+    build_navigation,
+    build_site,
     check_links,
-    navigation,
-    pages,
-    with_space_before_lists,
+    list_pages,
 )
 
 
@@ -31,7 +31,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     script = folder / "nothing.js"
     script.write_text("", encoding="utf-8")
-    assert build(folder / "site", script) == len(pages())
+    assert build_site(folder / "site", script) == len(list_pages())
     return folder / "site"
 
 
@@ -47,7 +47,7 @@ class _Sources(HTMLParser):
 
 
 def test_every_page_is_on_the_site_and_asks_no_other_host(site: Path) -> None:
-    for page in pages():
+    for page in list_pages():
         name = "index.html" if page == Path("README.md") else str(page.with_suffix(".html"))
         name = name.replace("docs/design/README.html", "docs/design/index.html")
         sources = _Sources()
@@ -73,13 +73,13 @@ def test_the_command_builds_the_whole_site_and_follows_every_link(tmp_path: Path
     command = [sys.executable, "-m", "kiln.deploy.packaging.site.build", "--site", str(tmp_path / "site")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"{len(pages())} pages, no link leads nowhere: ")
+    assert done.stdout.startswith(f"{len(list_pages())} pages, no link leads nowhere: ")
     assert "mermaid" in (tmp_path / "site/assets/mermaid.min.js").read_text(encoding="utf-8")
 
 
 def test_every_page_is_in_one_place_of_the_navigation(tmp_path: Path) -> None:
-    documents = pages()
-    sections = navigation(load_config(str(CONFIG), docs_dir=str(tmp_path)).nav or [], documents)
+    documents = list_pages()
+    sections = build_navigation(load_config(str(CONFIG), docs_dir=str(tmp_path)).nav or [], documents)
     named = [name for section in sections for each in section.values() for name in each]
     assert sorted(named) == sorted(map(str, documents))
     titles = [title for section in sections for title in section]
@@ -98,4 +98,4 @@ def test_every_page_is_in_one_place_of_the_navigation(tmp_path: Path) -> None:
     ],
 )
 def test_a_list_after_a_paragraph_is_a_list(text: str, made: str) -> None:
-    assert with_space_before_lists(text) == made
+    assert add_space_before_lists(text) == made

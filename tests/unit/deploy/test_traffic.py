@@ -30,7 +30,7 @@ from kiln.deploy.demo.traffic import (
     MessageEntry,
     Traffic,
     TrafficOptions,
-    bad_inputs,
+    generate_bad_inputs,
     read_ledger,
     write_traffic,
 )
@@ -575,8 +575,8 @@ def test_a_line_that_is_no_entry_is_named() -> None:
 
 
 def test_ledgers_of_two_sources_add_up() -> None:
-    one, two = run(messages=100).ledger, bad_inputs("nan", 20, 1).ledger
-    list(bad := bad_inputs("nan", 20, 1))
+    one, two = run(messages=100).ledger, generate_bad_inputs("nan", 20, 1).ledger
+    list(bad := generate_bad_inputs("nan", 20, 1))
     total = len(one) + len(bad.ledger)
     one.add(two)
     one.add(bad.ledger)
@@ -610,10 +610,10 @@ def test_a_capture_of_the_traffic_replays_as_the_same_traffic(tmp_path: Path) ->
 
 @pytest.mark.parametrize("kind", BAD_KINDS)
 def test_bad_input_is_as_much_as_asked_for_and_repeatable(kind: BadKind) -> None:
-    bad = bad_inputs(kind, 40, 3, start_ns=START)
+    bad = generate_bad_inputs(kind, 40, 3, start_ns=START)
     frames = list(bad)
-    assert frames == list(bad_inputs(kind, 40, 3, start_ns=START))
-    assert frames != list(bad_inputs(kind, 40, 4, start_ns=START)) or kind == "many_messages"
+    assert frames == list(generate_bad_inputs(kind, 40, 3, start_ns=START))
+    assert frames != list(generate_bad_inputs(kind, 40, 4, start_ns=START)) or kind == "many_messages"
     assert all(before.due_ns <= after.due_ns for before, after in pairwise(frames))
     if kind == "forged_first":
         assert [(e.outcome, e.good_copies, e.forged_copies) for e in bad.ledger.messages.values()] == [
@@ -631,7 +631,7 @@ def test_bad_input_is_as_much_as_asked_for_and_repeatable(kind: BadKind) -> None
 def test_bad_input_leaves_no_gap_in_its_connections(kind: BadKind) -> None:
     lanes: dict[tuple[bytes, int], list[int]] = defaultdict(list)
     records = 0
-    for generated in bad_inputs(kind, 30, 5, start_ns=START):
+    for generated in generate_bad_inputs(kind, 30, 5, start_ns=START):
         frame = read_frame(generated.value)
         if isinstance(frame, Rejected):
             records += 1
@@ -643,22 +643,22 @@ def test_bad_input_leaves_no_gap_in_its_connections(kind: BadKind) -> None:
 
 def test_bad_input_is_bad_for_the_reason_in_its_ledger() -> None:
     for kind in ("random_data", "invalid_json", "nan"):
-        bad = bad_inputs(kind, 200, 1, start_ns=START)
+        bad = generate_bad_inputs(kind, 200, 1, start_ns=START)
         for seen in copies(bad):
             assert not is_json(seen.message.data)
             assert judge(seen.message, "strict")[0] is Verdict.GOOD
         assert {e.reason for e in bad.ledger.messages.values()} == {"invalid_json"}
-    for seen in copies(bad_inputs("typ_true", 200, 1, start_ns=START)):
+    for seen in copies(generate_bad_inputs("typ_true", 200, 1, start_ns=START)):
         typ = json.loads(seen.message.data)["typ"]
         assert type(typ) is not int or typ not in (0, 1, 2, 3, 4)
-    for generated in bad_inputs("wrong_hello", 100, 1, start_ns=START):
+    for generated in generate_bad_inputs("wrong_hello", 100, 1, start_ns=START):
         assert isinstance(parse_hello(generated.frame.hello_in), Rejected)
     for reason in ("rpc_malformed", "rpc_oversized"):
         kinds: tuple[BadKind, ...] = (
             ("random_rpc", "truncated_rpc") if reason == "rpc_malformed" else ("oversized_rpc",)
         )
         for bad_kind in kinds:
-            bad = bad_inputs(bad_kind, 50, 1, start_ns=START)
+            bad = generate_bad_inputs(bad_kind, 50, 1, start_ns=START)
             payloads = {sha256(f.frame.payload).hexdigest(): f for f in bad}
             assert {e.reason for e in bad.ledger.frames} == {reason}
             for entry in bad.ledger.frames:
@@ -680,21 +680,21 @@ def is_json(data: bytes) -> bool:
 
 
 def test_one_rpc_holds_100_000_messages() -> None:
-    bad = bad_inputs("many_messages", 100_000, 1, start_ns=START)
+    bad = generate_bad_inputs("many_messages", 100_000, 1, start_ns=START)
     sizes = Counter(len(rpc_pb2.RPC.FromString(frame.frame.payload).publish) for frame in bad)
     assert sizes[100_000] == 1
     assert len(bad.ledger.messages) == 100_000
     with pytest.raises(ValueError, match="number"):
-        bad_inputs("many_messages", 500_000, 1, start_ns=START)
+        generate_bad_inputs("many_messages", 500_000, 1, start_ns=START)
 
 
 def test_bad_input_and_good_traffic_do_not_get_into_each_other(busy: Run) -> None:
     connections = {frame.key for frame in busy.frames}
     for kind in BAD_KINDS:
-        bad = bad_inputs(kind, 20, 1, options=BUSY, start_ns=START)
+        bad = generate_bad_inputs(kind, 20, 1, options=BUSY, start_ns=START)
         mixed = list(heapq.merge(busy.frames, bad, key=lambda frame: frame.due_ns))
         assert len(mixed) > len(busy.frames) + 20 * (kind != "many_messages")
-        assert not connections & {frame.key for frame in bad_inputs(kind, 20, 1, options=BUSY, start_ns=START)}
+        assert not connections & {frame.key for frame in generate_bad_inputs(kind, 20, 1, options=BUSY, start_ns=START)}
         assert not busy.ledger.messages.keys() & bad.ledger.messages.keys()
 
 
@@ -702,7 +702,7 @@ def test_no_more_than_two_authors_sign_garbage() -> None:
     """A breaker that stops at bad messages of three authors must not see them in made-up garbage."""
     authors = set()
     for kind in ("random_data", "nan", "bad_id", "bad_shape"):
-        bad = bad_inputs(kind, 50, 9, options=BUSY, start_ns=START)
+        bad = generate_bad_inputs(kind, 50, 9, options=BUSY, start_ns=START)
         list(bad)
         authors |= {entry.author for entry in bad.ledger.messages.values()}
     authors |= {e.author for e in run(messages=500).ledger.messages.values() if e.stage == "message"}

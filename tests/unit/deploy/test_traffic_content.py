@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kiln.deploy.demo.traffic.content import DATA_GARBAGE, TopicData, contents, topics
+from kiln.deploy.demo.traffic.content import DATA_GARBAGE, TopicData, generate_contents, list_topics
 from kiln.deploy.demo.traffic.options import TrafficOptions
 from kiln.schemas.reject import Rejected
 from kiln.schemas.wire.pubsub import PubsubMessage, read_message
@@ -28,7 +28,7 @@ def clock(start: int = START) -> Callable[[], int]:
 
 
 def first(number: int, options: TrafficOptions = OPTIONS, start: int = START) -> list[TopicData]:
-    return list(islice(contents(options, clock(start)), number))
+    return list(islice(generate_contents(options, clock(start)), number))
 
 
 def good(messages: list[TopicData]) -> Iterator[tuple[str, PubsubMessage]]:
@@ -56,7 +56,7 @@ worlds = st.builds(
 def test_any_world_says_the_same_again_and_only_on_its_own_topics(options: TrafficOptions) -> None:
     messages = first(40, options)
     assert messages == first(40, options)
-    assert {message.topic for message in messages} <= set(topics(options))
+    assert {message.topic for message in messages} <= set(list_topics(options))
 
 
 def test_another_start_or_seed_says_other_things() -> None:
@@ -99,7 +99,7 @@ def test_types_that_weigh_nothing_are_not_there() -> None:
 def test_updates_on_separator_topics_are_of_streams_that_have_the_separator() -> None:
     messages = first(3000)
     places = Counter(topic for topic, _ in messages)
-    network, *separators = topics(OPTIONS)
+    network, *separators = list_topics(OPTIONS)
     assert network == "/ceramic/local-demo"
     assert len(separators) == OPTIONS.separators
     assert all(places[topic] for topic in (network, *separators))
@@ -113,10 +113,10 @@ def test_updates_on_separator_topics_are_of_streams_that_have_the_separator() ->
 
 
 def test_what_has_no_topic_of_its_own_is_on_that_of_the_network() -> None:
-    few = topics(OPTIONS, 2)
-    assert few == topics(OPTIONS)[:3]
+    few = list_topics(OPTIONS, 2)
+    assert few == list_topics(OPTIONS)[:3]
     all_on = first(2000)
-    some_on = list(islice(contents(OPTIONS, clock(), few), 2000))
+    some_on = list(islice(generate_contents(OPTIONS, clock(), few), 2000))
     assert [data for _, data in some_on] == [data for _, data in all_on]
     assert [topic for topic, _ in some_on] == [topic if topic in few else few[0] for topic, _ in all_on]
 
