@@ -86,7 +86,7 @@ class TopicSelector:
         if self._shares is not None:
             network_names = network_topics(network)
             bridge_topics = {peer_text(peer): view.topics for peer, view in bridges.items()}
-            left = self._shares.choose(
+            left = self._shares.select_left(
                 covered.difference(network_names), fixed.difference(network_names), seen, bridge_topics
             )
             covered, fixed = covered - left, fixed - left

@@ -26,7 +26,7 @@ class Member(msgspec.Struct, frozen=True):
     host: str
     """the machine's name, for users"""
     interests: str
-    """`interests_digest` of what it follows"""
+    """`interests_digest` of its interests"""
     duties: int = 0
     """number of the leader's tasks that its settings allow: publish, announce, fetch"""
     led: int = 0
@@ -77,20 +77,28 @@ def build_round(members: Collection[Member]) -> GroupView:
         ValueError: there is no member.
     """
     most = max(member.duties for member in members)
-    able = {member.peer: member for member in members if member.duties == most}
-    before = [member for member in members if member.led]
-    leading = max((m for m in before if m.peer in able), key=lambda m: (m.led, m.peer), default=None)
-    leader = able[find_owner("", able)] if leading is None else leading
-    others = sorted(member.peer for member in before if member.peer != leader.peer)
+    candidates = {member.peer: member for member in members if member.duties == most}
+    former_leaders = [member for member in members if member.led]
+    current = max((m for m in former_leaders if m.peer in candidates), key=lambda m: (m.led, m.peer), default=None)
+    leader = candidates[find_owner("", candidates)] if current is None else current
+    others = sorted(member.peer for member in former_leaders if member.peer != leader.peer)
     bridges = sorted((LiveBridge(m.peer, m.host, m.interests) for m in members), key=lambda bridge: bridge.peer)
     return GroupView(leader.peer, leader.authors, tuple(bridges), others[0] if others else "")
 
 
 def read_member(data: bytes) -> Member:
-    """msgspec.DecodeError: bytes of another layout."""
+    """Decode the data of a member.
+
+    Raises:
+        msgspec.DecodeError: the bytes have another layout.
+    """
     return _MEMBER.decode(data)
 
 
 def read_round(data: bytes) -> GroupView:
-    """msgspec.DecodeError: bytes of another layout."""
+    """Decode a round.
+
+    Raises:
+        msgspec.DecodeError: the bytes have another layout.
+    """
     return _ROUND.decode(data)

@@ -6,8 +6,8 @@ that restarts within `SESSION` is the same member, and no other takes over.
 
 *Leading.* The leader acts while its lease lasts. The lease begins when the bridge sent the heartbeat that the
 broker answered last, and ends `MARGIN` before the broker could give the bridge up. The clock of the lease goes on while
-the machine sleeps. A bridge that was stopped between a look at the lease and what it does next may still do that one
-thing.
+the machine sleeps. A bridge that is suspended between a check of the lease and its next action may still do that one
+action.
 """
 
 from __future__ import annotations
@@ -39,24 +39,26 @@ from kiln.conf.process.bridge_status import SharingStatus
 from kiln.conf.process.kafka_clients import open_client
 
 SESSION: Final = 10.0
-"""s without a heartbeat after which the broker gives a bridge up. Brokers allow 6 s at least, by default
-(`group.min.session.timeout.ms`)."""
+"""Seconds without a heartbeat after which the broker removes a bridge from the group. Brokers allow at least 6 s, by
+default (`group.min.session.timeout.ms`)."""
 MARGIN: Final = 2.0
 _HEARTBEAT: Final = 2.0  # s
-_POLL_TIMEOUT: Final = 0.25  # s between two looks at what the broker said
-_REJOIN_WITHIN: Final = 20.0  # s for a bridge that lives, yet does not join again when others come and go
+_POLL_TIMEOUT: Final = 0.25  # s between two polls of the broker
+_REJOIN_WITHIN: Final = 20.0  # s for a live bridge to rejoin in a rebalance
 
 
 class _Group(AbstractPartitionAssignor):  # type: ignore[misc]  # kafka-python has no types
-    """kafka-python's side of `kiln.bridge.cluster.group`: an assignor that assigns no partition. Called in
-    kafka-python's thread."""
+    """An assignor of kafka-python that assigns no partition, but exchanges the data of `kiln.bridge.cluster.group`.
+
+    It is called in kafka-python's thread.
+    """
 
     name = PROTOCOL
 
     def __init__(self, member: Member) -> None:
         self.member = member
         self.joined: tuple[GroupView, int] | None = None
-        """the newest round and its number"""
+        """The newest round and its number."""
 
     def metadata(self, topics: Sequence[str]) -> ConsumerProtocolSubscription:
         return ConsumerProtocolSubscription(
@@ -84,7 +86,7 @@ class _Joined(Protocol):
 
 
 def _boot_clock() -> float:
-    """s; unlike `time.monotonic` it goes on while the machine sleeps."""
+    """Return the seconds since boot; unlike `time.monotonic` they include the time that the machine sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -265,7 +267,7 @@ class _Heartbeat(Protocol):
 
 
 class _Coordinator(Protocol):
-    # no public method of kafka-python tells when the broker answered a heartbeat, or has a member join again
+    # no public method of kafka-python returns the time of the last heartbeat response, or requests a rejoin
     heartbeat: _Heartbeat
 
     def need_rejoin(self) -> bool: ...

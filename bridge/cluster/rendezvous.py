@@ -1,7 +1,7 @@
-"""Rendezvous hashing (Thaler and Ravishankar, 1998): choose the owner of a thing.
+"""Rendezvous hashing (Thaler and Ravishankar, 1998): choose the owner of a key.
 
-All that know the same members choose the same owner without coordination. The things of a member that leaves move to
-the others in equal parts, and nothing else moves. A new member takes an equal part from each.
+All members with the same list of members choose the same owner without coordination. The keys of a member that leaves
+move to the others in equal parts, and no other key moves. A new member takes an equal part from each.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from collections.abc import Collection
 from hashlib import blake2b
 
 
-def weight(member: str, thing: str) -> int:
+def compute_weight(member: str, key: str) -> int:
     """Return the first 8 bytes of BLAKE2b over both texts, each in UTF-8 after its length (u32, big-endian)."""
     hashed = blake2b(digest_size=8)
-    for text in (member.encode(), thing.encode()):
+    for text in (member.encode(), key.encode()):
         hashed.update(len(text).to_bytes(4, "big") + text)
     return int.from_bytes(hashed.digest(), "big")
 
 
-def find_owner(thing: str, members: Collection[str]) -> str:
-    """Return the member with the greatest weight for a thing.
+def find_owner(key: str, members: Collection[str]) -> str:
+    """Return the member with the greatest weight for a key.
 
     Raises:
         ValueError: there is no member.
     """
-    return max(members, key=lambda member: (weight(member, thing), member))
+    return max(members, key=lambda member: (compute_weight(member, key), member))

@@ -12,22 +12,22 @@ _MAX_CACHED_OWNERS: Final = 100_000  # owners of topics; strangers name topics
 
 
 class TopicShares:
-    """Bridges with the same interests split the topics of separators: the owner of a topic, by rendezvous hashing over
-    those of them that live, hears it.
+    """The topics of separators, divided between live bridges with the same interests.
 
-    No topic goes unheard. A bridge leaves a topic only while it sees the owner on it: the owner is its gossip peer, and
-    has subscribed. And an owner subscribes only where it has a peer on the topic that is no bridge of ours. So bridges
-    that are not connected with each other, or that follow different things, hear all that they follow.
+    The owner of a topic, by rendezvous hashing over these bridges, joins it. No topic is missed: a bridge leaves a
+    topic only while the owner is its gossip peer and subscribes to the topic, and an owner subscribes only where it has
+    a peer on the topic that is not our bridge. So bridges that are not connected to each other, or that have different
+    interests, receive everything of interest.
     """
 
     def __init__(self, me: str) -> None:
-        """`me`: peer id."""
+        """Create the shares of a bridge without others; `me` is its peer id."""
         self._me = me
         self._bridges: tuple[LiveBridge, ...] = ()
         self._same_interests: tuple[str, ...] = (me,)
         self._owners: dict[str, str] = {}
         self.left: frozenset[str] = frozenset()
-        """the topics that are left to others now"""
+        """The topics that are left to others now."""
 
     def set_bridges(self, bridges: tuple[LiveBridge, ...]) -> None:
         """Set the live bridges, this one included."""
@@ -41,25 +41,32 @@ class TopicShares:
         """Peer ids of the other live bridges."""
         return {bridge.peer for bridge in self._bridges} - {self._me}
 
-    def choose(
-        self, covered: Collection[str], named: Collection[str], seen: Collection[str], on: Mapping[str, Set[str]]
+    def select_left(
+        self,
+        covered: Collection[str],
+        named: Collection[str],
+        seen: Collection[str],
+        bridge_topics: Mapping[str, Set[str]],
     ) -> Set[str]:
-        """The topics to leave to others, of those of separators that a pattern covers and that an interest names.
+        """Select the topics to leave to other bridges.
 
-        `seen`: the topics of peers that are no bridges of ours. `on`: the topics of each bridge that this one is
-        connected with.
+        Args:
+            covered: Topics of separators that a pattern covers.
+            named: Topics of separators that an interest names.
+            seen: Topics of peers that are not our bridges.
+            bridge_topics: Topics of each connected bridge.
         """
-        near = set(self._same_interests) & on.keys()
+        connected = set(self._same_interests) & bridge_topics.keys()
         left: set[str] = set()
-        for topic in {*covered, *named} if near else ():
-            owner = self._owner(topic)
-            # an owner that knows nobody on a named topic leaves it to those who may
-            if (owner in near and topic in on[owner]) or (owner == self._me and topic not in seen):
+        for topic in {*covered, *named} if connected else ():
+            owner = self._find_owner(topic)
+            # an owner without a peer on a named topic leaves it to bridges that may have one
+            if (owner in connected and topic in bridge_topics[owner]) or (owner == self._me and topic not in seen):
                 left.add(topic)
         self.left = frozenset(left)
         return self.left
 
-    def _owner(self, topic: str) -> str:
+    def _find_owner(self, topic: str) -> str:
         if topic not in self._owners:
             if len(self._owners) >= _MAX_CACHED_OWNERS:
                 self._owners.clear()
