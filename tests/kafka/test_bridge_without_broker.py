@@ -12,7 +12,8 @@ from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
 
 from kafka import KafkaConsumer, TopicPartition
 from kiln.bridge.gossipsub.wire import encode
-from kiln.bridge.libp2p.streams import swarm_of
+from kiln.bridge.libp2p.streams import get_swarm
+from kiln.conf.process.state_version import claim_state_folder
 from kiln.conf.settings.broker_password import ensure_password
 from kiln.conf.settings.model import EMBEDDED_USER
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
@@ -42,6 +43,7 @@ def later(new_broker: Callable[..., EmbeddedBroker], tmp_path: Path) -> Embedded
 
 @pytest.fixture
 def bridge(later: EmbeddedBroker, tmp_path: Path) -> Iterator[BridgeAlone]:
+    claim_state_folder(later.state)
     alone = BridgeAlone(
         tmp_path / "state",
         command=(sys.executable, "-m", "kiln.deploy.cli", "bridge"),
@@ -78,7 +80,7 @@ def test_it_starts_and_spools_and_hands_over(later: EmbeddedBroker, bridge: Brid
             await trio.to_thread.run_sync(
                 bridge.until, lambda status: status.spool.spooled >= len(SAID), "all is in the spool"
             )
-            for conn in swarm_of(host).get_connections():  # a host that is cancelled leaves them open
+            for conn in get_swarm(host).get_connections():  # a host that is cancelled leaves them open
                 await conn.close()
 
     trio.run(talk)

@@ -21,6 +21,7 @@ from kiln.bridge.fetcher.pending import FetchingOptions
 from kiln.bridge.kafka import thread as kafka_thread
 from kiln.bridge.kafka.thread import KafkaConfig, Leadership
 from kiln.bridge.kafka.topic_notes import TopicNotes, locate_topic_notes
+from kiln.conf.process.state_version import claim_state_folder
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
 from kiln.deploy.stack.kafka_topics import ensure_topics
 from kiln.pipelines.batch.windows import PartitionWindows
@@ -39,7 +40,7 @@ from kiln.schemas.kafka.records import (
 )
 from kiln.schemas.kafka.topics import TOPICS
 from kiln.schemas.wire.batch_block import write_blocks
-from kiln.schemas.wire.cid import compute_cid, cid_text
+from kiln.schemas.wire.cid import cid_text, compute_cid
 from kiln.schemas.wire.streamid import StreamID
 from kiln.schemas.wire.topics import encode_separator_value
 from kit.awaiting import awaited
@@ -414,6 +415,7 @@ def test_another_topic_is_refused_and_read_from_its_beginning_after_recover(
     kiln: Kiln, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: bool
 ) -> None:
     monkeypatch.setattr(kafka_thread, "CHECK_EVERY", 0.2)
+    claim_state_folder(tmp_path)
     (tmp_path / "bridge").mkdir()
     kiln.notes, kiln.position_file = (
         locate_topic_notes(tmp_path / "bridge", "fetcher"),

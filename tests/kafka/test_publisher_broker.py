@@ -20,6 +20,7 @@ from kiln.bridge.kafka.topic_notes import TopicNotes, locate_topic_notes
 from kiln.bridge.publisher.ledger import PublishLedger
 from kiln.bridge.publisher.outbox import IN_DOUBT, MAX_OPEN_HISTORY, RECORDS_LOST, TOO_OLD, PublishingOptions
 from kiln.bridge.publisher.publisher import Publisher
+from kiln.conf.process.state_version import claim_state_folder
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
 from kiln.deploy.stack.kafka_topics import ensure_topics
 from kiln.schemas.kafka.records import (
@@ -32,7 +33,7 @@ from kiln.schemas.kafka.records import (
     encode,
 )
 from kiln.schemas.kafka.topics import TOPICS
-from kiln.schemas.wire.cid import compute_cid, cid_text
+from kiln.schemas.wire.cid import cid_text, compute_cid
 from kiln.schemas.wire.topics import encode_separator_value
 from kit.awaiting import awaited
 from kit.broker_access import client, security
@@ -434,6 +435,7 @@ def test_another_topic_is_refused_and_read_from_its_beginning_after_recover(
     """Kafka forgets a group's offsets with the topic, and kafka-python begins at an end of the new one in silence."""
     monkeypatch.setattr(kafka_thread, "CHECK_EVERY", 0.2)
     kiln.notes = locate_topic_notes(tmp_path / "bridge", "publisher")
+    claim_state_folder(tmp_path)
     (tmp_path / "bridge").mkdir()
     before, after = [batch(number) for number in range(3)], [batch(number) for number in range(3, 9)]
     kiln.write(*map(encode, before))
