@@ -1,4 +1,4 @@
-"""What a bridge says of itself each second: `status.json` in its folder, for the screen, `kiln status` and scripts.
+"""Status that a bridge writes each second to `status.json` in its folder, for the screen, `kiln status` and scripts.
 
 The parts of the bridge give out these structs themselves. docs/METRICS.md says what each number counts.
 """
@@ -31,14 +31,14 @@ class SavingStatus(Struct):
     as_indices: int = 0
 
     def add(self, more: SavingStatus) -> None:
-        """Adds the counts of another one."""
+        """Add the counts of another one."""
         self.references += more.references
         self.as_names += more.as_names
         self.as_indices += more.as_indices
 
 
 class PeerStatus(Struct, frozen=True):
-    """A peer with which the node speaks pubsub."""
+    """A pubsub peer of the node."""
 
     peer: str
     agent: str
@@ -54,15 +54,15 @@ class PeerStatus(Struct, frozen=True):
     """since the stream opened"""
     topics: int = 0
     queued: int = 0
-    """bytes that wait to be sent to the peer"""
+    """bytes in the send queue of the peer"""
     bytes_in: int = 0
     """bytes of captured frames that the peer sent"""
     held_back: bool = False
-    """over its budget: not read for a while"""
+    """over its receive budget: reading is paused"""
     bytes_out: int = 0
     """bytes of captured frames that were sent to the peer"""
     sent_slowly: bool = False
-    """over its budget of what is sent: nothing is sent for a while"""
+    """over its send budget: sending is paused"""
 
 
 class SpoolStatus(Struct, frozen=True):
@@ -88,27 +88,34 @@ class SpoolStatus(Struct, frozen=True):
 
 
 class PublisherStatus(Struct, frozen=True):
-    """Batches on their way to the network; `state` in words."""
+    """Progress of publishing batches; `state` is a description."""
 
     state: str
     published: int = 0
     failed: int = 0
     lost: int = 0
-    """records that Kafka let go before the publisher read them"""
+    """records that Kafka expired before the publisher read them"""
     places_lost: int = 0
-    """how often Kafka had lost the place of the publisher"""
+    """number of times that Kafka had lost the publisher's committed offset"""
 
 
 class FetcherStatus(Struct, frozen=True):
-    """What the bridge wants out of IPFS. `state` in words; `waiting`: records; `fetching`: blocks; `counts`: what
-    became of records since the start, by kind; `claimed`: geneses to be held against claims."""
+    """Progress of fetching blocks from IPFS.
+
+    Attributes:
+        state: Description.
+        waiting: Number of waiting records.
+        fetching: Number of blocks being fetched.
+        counts: Number of records by result, since the start.
+        claimed: Number of geneses that are still to be compared with claims.
+    """
 
     state: str
     waiting: int = 0
     fetching: int = 0
     counts: dict[str, int] = {}
     places_lost: int = 0
-    """how often Kafka had lost the place of the fetcher"""
+    """number of times that Kafka had lost the fetcher's committed offset"""
     claimed: int = 0
 
     @property
@@ -117,10 +124,10 @@ class FetcherStatus(Struct, frozen=True):
 
 
 class IpfsStatus(Struct, frozen=True):
-    """What the IPFS node is connected to, and which blocks of ours its routing was told of."""
+    """Connections of the IPFS node, and the number of provided blocks."""
 
     connections: int = 0
-    """peers that the node is connected to, whoever they are"""
+    """number of connected peers of any kind"""
     gossip_peers: int = 0
     """gossip peers that speak bitswap"""
     gossip_connected: int = 0
@@ -133,7 +140,7 @@ class IpfsStatus(Struct, frozen=True):
 
 
 class OverlayTopicStatus(Struct, frozen=True):
-    """A topic of BEP 50; `sequence`: of the newest item, None: none yet."""
+    """A topic of BEP 50; `sequence` is that of the newest item, `None` before the first."""
 
     target: str
     publisher: str
@@ -163,17 +170,17 @@ class OverlayStatus(Struct, frozen=True):
 
 
 class SharingStatus(Struct, frozen=True):
-    """The bridges of the network, as this bridge knows them from Kafka. Peer ids."""
+    """The bridges of the network, known from their Kafka group, by peer id."""
 
     leads: bool
-    """whether this bridge publishes and fetches for all"""
+    """true if this bridge publishes and fetches for all"""
     leader: str = ""
     bridges: tuple[str, ...] = ()
-    """those that live, this bridge included; empty before Kafka has said so"""
+    """live bridges including this one; empty before Kafka reports them"""
     round: int = 0
-    """how often the bridges that live have changed, as Kafka counts"""
+    """generation of the Kafka group, which changes with its members"""
     topics_left: int = 0
-    """topics of the interests that another bridge hears"""
+    """topics of the interests that another bridge follows"""
 
 
 class BridgeStatus(Struct, frozen=True):
@@ -203,18 +210,20 @@ class BridgeStatus(Struct, frozen=True):
     ipfs_node: IpfsStatus = IpfsStatus()
     transition: str = ""
     kept_out: int = 0
-    """peers that are kept out for their conduct"""
+    """graylisted peers that are not accepted"""
     topics_refused: int = 0
-    """topics of the interests that are not joined now, for want of room"""
+    """topics of the interests that are not joined because of a limit"""
     topic_refusals: int = 0
     sharing: SharingStatus = SharingStatus(False)
 
 
 def write_status(path: Path, status: BridgeStatus) -> None:
-    """Replaces the file in one step, so that a reader never sees half of it.
+    """Replace the file atomically.
 
-    Where the disk has no room for that, the old file is written over where it stands, with what does not grow with
-    peers and topics. OSError: not even that is possible.
+    On a full disk, overwrites the old file in place, with a status whose size does not depend on peers and topics.
+
+    Raises:
+        OSError: Neither is possible.
     """
     fresh = path.with_suffix(".new")
     try:
@@ -229,7 +238,7 @@ def write_status(path: Path, status: BridgeStatus) -> None:
 
 
 def _write_over(path: Path, data: bytes) -> None:
-    """In one write of at least the old length, spaces at the end: the file is whole JSON before and after."""
+    """Overwrite the file in one write, padded with spaces to its old length, so that it is always valid JSON."""
     file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         os.pwrite(file, data.ljust(os.fstat(file).st_size), 0)
@@ -238,7 +247,7 @@ def _write_over(path: Path, data: bytes) -> None:
 
 
 def read_status(path: Path) -> BridgeStatus | None:
-    """The newest status; None where there is none, or one of another version."""
+    """Read the newest status; `None` if there is none, or one of another version."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=BridgeStatus)
     except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):

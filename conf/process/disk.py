@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def to_disk(path: Path) -> None:
-    """Returns when the bytes of a file, or the names in a folder, are on the disk. OSError."""
+    """Sync the bytes of a file, or the entries of a folder, to disk."""
     opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(opened)

@@ -16,7 +16,7 @@ class PrerequisiteError(KilnError):
 
 
 class SettingsError(KilnError, ValueError):
-    """The settings cannot be used. `problems` has a line for each fault: the place, the value, what is expected."""
+    """The settings are invalid; `problems` has a line for each error: the source, the value, and what is expected."""
 
     exit_code = 2
 

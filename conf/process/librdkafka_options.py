@@ -1,4 +1,4 @@
-"""The options of kafka-python's clients, as settings make them, in librdkafka's names."""
+"""Conversion of kafka-python's client options to those of librdkafka."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import re
 
 
 def check_tcp(text: str) -> None:
-    """A multiaddr of TCP, as `bridge/libp2p/host.py` takes it: `/ip4/127.0.0.1/tcp/4811`, with or without a peer id."""
+    """Check a TCP multiaddr for `bridge/libp2p/host.py`: `/ip4/127.0.0.1/tcp/4811`, with or without a peer id."""
     expected = 'a multiaddr of TCP, such as "/ip4/127.0.0.1/tcp/4811"'
     names = _protocols(text, expected)
     if names[1:2] != ["tcp"] or not {"tcp", "p2p"}.issuperset(names[1:]):
@@ -18,27 +18,27 @@ def check_tcp(text: str) -> None:
 
 
 def check_tcp_at_ip(text: str) -> None:
-    """A multiaddr of TCP at an IP address, which others can dial without looking a name up."""
+    """Check a TCP multiaddr with an IP address, which peers can dial without DNS."""
     check_tcp(text)
     if not re.match(r"/ip[46]/[^/]+/tcp/0*[1-9]", text):
         raise ValueError('expected TCP at an IP address and with a port, such as "/ip4/192.0.2.1/tcp/4811"')
 
 
 def check_tcp_of_peer(text: str) -> None:
-    """A multiaddr of TCP that ends in a peer id."""
+    """Check a TCP multiaddr that ends in a peer id."""
     check_tcp(text)
     check_peer(text)
 
 
 def check_peer(text: str) -> None:
-    """A multiaddr of any transport that ends in `/p2p/<peer id>`."""
+    """Check a multiaddr of any transport that ends in `/p2p/<peer id>`."""
     expected = 'a multiaddr that ends in /p2p/<peer id>, such as "/ip4/192.0.2.1/tcp/4811/p2p/12D3KooW…"'
     if _protocols(text, expected)[-1:] != ["p2p"]:
         raise ValueError(f"expected {expected}: the peer id says who must answer")
 
 
 def check_author(text: str) -> None:
-    """`*`, or a peer id in base58 or as a CID."""
+    """Check `*`, or a peer id in base58 or as a CID."""
     from kiln.schemas.wire.identity import PeerIdError, peer_bytes
 
     try:
@@ -49,7 +49,7 @@ def check_author(text: str) -> None:
 
 
 def check_interest(text: str) -> None:
-    """`*`, a separator key, or `key/value` (CIP-120). The value is base36 multibase, as in the name of a topic.
+    """Check `*`, a separator key, or `key/value` (CIP-120) with the value in base36 multibase, as in a topic name.
 
     A key may hold slashes, so `model/` before a StreamID or CID in another base would be a key that no topic has.
     """
@@ -65,7 +65,7 @@ def check_interest(text: str) -> None:
 
 
 def _protocols(text: str, expected: str) -> list[str]:
-    """The names of a multiaddr's protocols in order. `multiformats` knows no p2p and no dns, py-multiaddr all."""
+    """Parse the names of a multiaddr's protocols with py-multiaddr, as `multiformats` lacks p2p and dns."""
     from multiaddr import Multiaddr
     from multiaddr.exceptions import ParseError, ProtocolLookupError
 
@@ -79,7 +79,7 @@ def _protocols(text: str, expected: str) -> list[str]:
 
 
 def _check_peer_id(text: str) -> None:
-    """A multihash in base58, or a CID of such a multihash (libp2p specifications, Peer Ids and Keys)."""
+    """Check a multihash in base58, or a CID of such a multihash (libp2p specifications, Peer Ids and Keys)."""
     from multiformats import CID, multibase, multihash
 
     try:
@@ -96,7 +96,7 @@ def _check_peer_id(text: str) -> None:
 
 
 def _in_base36(text: str) -> str | None:
-    """A StreamID or CID that is written in any base, in base36; None for what is neither."""
+    """Convert a StreamID or CID in any base to base36; `None` if the text is neither."""
     from multiformats import CID, multibase
 
     try:
@@ -115,6 +115,6 @@ _STREAMID = b"\xce\x01"  # the multicodec `streamid` as a varint (CIP-59)
 
 
 def _reason(text: str, error: Exception) -> str:
-    """What a package says, without the text that it repeats."""
+    """Return a library's error message without the repeated input."""
     said = str(error).split(" (string: ")[0]
     return said.removeprefix(f"Invalid MultiAddr {text!r}: ")

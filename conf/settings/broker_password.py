@@ -1,4 +1,4 @@
-"""The password of the embedded broker: a file in the broker's folder, for the user's own eyes."""
+"""Password of the embedded broker, in a file of mode 0600 in the broker's folder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def ensure_password(broker_dir: Path) -> str:
-    """The password of the broker of this folder, made where there is none.
+    """Read the password of this folder's broker, after creating a missing one.
 
     The broker and its clients may start in any order: of two that make the password at the same time, one wins.
     OSError.
@@ -29,7 +29,7 @@ def ensure_password(broker_dir: Path) -> str:
 
 
 def private_file(path: Path, text: str) -> Path:
-    """A file beside `path` that holds the text, with mode 0600, on disk when this returns. OSError."""
+    """Write the text to a file next to `path`, with mode 0600, and sync it to disk."""
     fresh = path.with_name(f"{path.name}.{os.getpid()}.new")
     fresh.unlink(missing_ok=True)
     with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="latin-1") as out:

@@ -1,4 +1,4 @@
-"""Durations as the settings write them: `"100ms"`, `"24h"`."""
+"""Durations in the settings: `"100ms"`, `"24h"`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ _DURATION = re.compile(r"(\d+)(us|ms|s|m|h|d)")
 
 
 def parse_duration(text: object) -> timedelta:
-    """`"100ms"`, `"1s"`, `"24h"`, `"1h30m"` as a timedelta; ValueError for anything else, a bare number included."""
+    """Parse `"100ms"`, `"1s"`, `"24h"` or `"1h30m"`.
+
+    Raises:
+        ValueError: The text has another form, such as a bare number.
+    """
     if isinstance(text, timedelta):
         return text
     if not isinstance(text, str) or not text or _DURATION.sub("", text):

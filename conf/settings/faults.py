@@ -27,7 +27,7 @@ from kiln.conf.settings.service_links import is_service_link
 _SEE_FILE = "; see conf/kiln.toml for all settings"
 
 
-def unknown_variables(environ: Mapping[str, str]) -> Iterable[str]:
+def find_unknown_variables(environ: Mapping[str, str]) -> Iterable[str]:
     """Describe each variable that has Kiln's prefix but is neither a setting nor a service link."""
     names = [*map(name_variable, list_keys()), CONFIG_VARIABLE]
     for name in _nameless(environ):

@@ -1,4 +1,4 @@
-"""The settings read: file, environment and command line into one model."""
+"""Reading of the settings from file, environment and command line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDic
 
 from kiln.conf.process.errors import SettingsError
 from kiln.conf.settings.durations import duration_text
-from kiln.conf.settings.faults import ValueSources, problem, service_links, unknown_variables, unreadable_tables
+from kiln.conf.settings.faults import ValueSources, find_unknown_variables, problem, service_links, unreadable_tables
 from kiln.conf.settings.keys import (
     CONFIG_VARIABLE,
     ENV_PREFIX,
@@ -36,7 +36,7 @@ DEFAULT_FILE = Path(__file__).resolve().parents[1] / "kiln.toml"
 
 
 class _Environment(Settings, BaseSettings):
-    """The shape by which pydantic-settings finds the variables; never instantiated."""
+    """Model by which pydantic-settings finds the variables; never instantiated."""
 
     model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(env_prefix=ENV_PREFIX, env_nested_delimiter="__")
 
@@ -73,7 +73,7 @@ def load(config: Path | None = None, *, state: Path | None = None, network: str 
         file = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise SettingsError([f"{path}: not TOML: {error}"]) from None
-    problems = [*unknown_variables(os.environ), *unreadable_tables(os.environ)]
+    problems = [*find_unknown_variables(os.environ), *unreadable_tables(os.environ)]
     if problems:
         raise SettingsError(problems)
     links = service_links(os.environ)
@@ -116,12 +116,12 @@ def _warn_of_links(names: tuple[str, ...]) -> None:
 
 
 def load_settings(config: Path | None = None, *, state: Path | None = None, network: str | None = None) -> Settings:
-    """As `load`, only the settings; `state` is made absolute (from the current folder)."""
+    """Read the settings as `load`, without their sources."""
     return load(config, state=state, network=network).settings
 
 
 def environment(settings: Settings) -> dict[str, str]:
-    """Build the variables that give another process these settings. Holds passwords in clear: never print it."""
+    """Build the variables that give another process these settings. They have passwords in clear: never print them."""
     return {name_variable(keys): _variable_text(get_value(settings, keys)) for keys in list_keys()}
 
 
@@ -141,9 +141,9 @@ def _file_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise SettingsError([f"{path}: no such settings file (--config or {CONFIG_VARIABLE} names it)"]) from None
+        raise SettingsError([f"{path}: no such settings file (set by --config or {CONFIG_VARIABLE})"]) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError([f"{path}: cannot be read: {error}"]) from None
+        raise SettingsError([f"cannot read {path}: {error}"]) from None
 
 
 def _merge(low: Mapping[str, object], high: Mapping[str, object]) -> dict[str, object]:

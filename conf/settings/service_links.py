@@ -18,7 +18,7 @@ _OF_PORT: Final = r"_PORT_[0-9]{1,5}_(TCP|UDP|SCTP)"
 
 
 def is_service_link(name: str, value: str) -> bool:
-    """Return whether a variable has both the name and the value of a service link.
+    """Return true if a variable has both the name and the value of a service link.
 
     A misspelt setting such as `KILN_KAFKA_EMBEDDED_PORT=29092` has the value of another kind.
     """
@@ -38,7 +38,7 @@ def _is_port(value: str) -> bool:
 
 
 def _is_endpoint(value: str) -> bool:
-    """`tcp://10.0.0.11:4811`, or with an IPv6 address in brackets."""
+    """Return true for `tcp://10.0.0.11:4811`, or an IPv6 address in brackets."""
     protocol, separator, rest = value.partition("://")
     host, _, port = rest.rpartition(":")
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host

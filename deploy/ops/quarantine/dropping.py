@@ -48,7 +48,12 @@ class DropResult(NamedTuple):
 
 
 def drop_rows(lake: Lake, wanted: QuarantineFilter, why: str, drop_id: str, now: datetime) -> DropResult:
-    """Takes the rows of a selection out of the table. QuarantineError, LakeError, CareError."""
+    """Remove the rows of a selection from the table.
+
+    Raises:
+        QuarantineError: The rows cannot be found, or other writers keep rewriting the table.
+        LakeError: The table cannot be read.
+    """
     for _ in range(_TRIES):
         with QuarantineRows(lake, wanted) as picked:
             if reason := describe_unsupported(lake, "quarantine", picked.table):
@@ -119,7 +124,7 @@ def _read_rows(path: Location, numbers: Sequence[int]) -> Iterator[dict[str, obj
 def _write_remaining_rows(
     lake: Lake, files: Sequence[TableFile], places: Mapping[str, Sequence[int]]
 ) -> list[DataFile]:
-    """The other rows of these files, in files that no commit names yet."""
+    """Write the other rows of these files to new files, without a commit."""
     out = TableFiles(lake, "quarantine")
     schema = build_arrow_schema(TABLES["quarantine"].columns, strict=True)
     try:
@@ -142,7 +147,7 @@ def _write_remaining_rows(
 
 
 def _read_batches(path: Location) -> Iterator[tuple[pa.RecordBatch, int]]:
-    """The rows of a file, and the number of the first of each batch."""
+    """Read the rows of a file in record batches, each with the number of its first row."""
     first = 0
     with path.open() as opened, pq.ParquetFile(opened) as file:
         for batch in file.iter_batches(_ROWS_AT_ONCE):

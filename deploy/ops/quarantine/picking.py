@@ -27,14 +27,14 @@ GROUPS: Final[Mapping[By, tuple[str, ...]]] = {
     "hour": ("hour", "stage", "reason"),
     "author": ("author", "remote_peer", "stage", "reason"),
 }
-"""What rows are counted by: columns."""
+"""Columns by which rows are grouped and counted."""
 
 _AT_ONCE: Final = 100
 """rows in memory, each of up to 5 MiB"""
 
 
 class QuarantineError(KilnError):
-    """These rows cannot be found, shown or dropped; the text says why."""
+    """The rows cannot be found, shown or dropped; the message has the reason."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,12 @@ class QuarantineFilter:
 
     @property
     def is_all(self) -> bool:
-        """Whether every row is wanted."""
+        """True if the filter accepts every row."""
         return self == QuarantineFilter()
 
 
 class QuarantineRow(NamedTuple):
-    """A row of `quarantine`, with what its frame says of who sent it."""
+    """A row of `quarantine`, with author and sending peer of its message."""
 
     stage: str
     reason: str
@@ -64,15 +64,15 @@ class QuarantineRow(NamedTuple):
     message_index: int | None
     cid: str | None
     author: str | None
-    """whom the message names as its author, rightly or not; None: it names nobody, or is in no frame that Kiln holds"""
+    """author in the message, which may be forged; `None` if it has none, or its frame is not in the table `frames`"""
     remote_peer: str | None
-    """who handed the frame to the bridge; None: the row came from no frame that Kiln holds"""
+    """peer that sent the frame; `None` if the frame is not in the table `frames`"""
     detail: str | None
     data: bytes
 
 
 class ReasonCount(NamedTuple):
-    """How many rows, of what, and the times of the first and the last. `of`: the columns of GROUPS."""
+    """Number of rows in a group, and the times of the first and last; `of` has the values of the columns of GROUPS."""
 
     of: tuple[object, ...]
     rows: int
@@ -166,12 +166,12 @@ class QuarantineRows:
         )
 
     def count(self) -> int:
-        """How many rows."""
+        """Count the rows."""
         row = self._db.execute("SELECT count(*) FROM picked").fetchone()
         return row[0] if row else 0
 
     def counts(self, by: By = "reason") -> list[ReasonCount]:
-        """How many rows of each kind, most first; by hour in the order of time."""
+        """Count the rows by group, the largest group first, or by hour in the order of time."""
         columns = ", ".join(GROUPS[by])
         order = columns if by == "hour" else f"rows DESC, {columns}"
         answer = self._db.execute(
@@ -181,7 +181,7 @@ class QuarantineRows:
         return [ReasonCount(tuple(row[:-3]), *row[-3:]) for row in answer]
 
     def rows(self, limit: int) -> Iterator[QuarantineRow]:
-        """The newest rows first, at most `limit`."""
+        """Read at most `limit` rows, the newest first."""
         newest = "observed_at DESC, kafka_partition, kafka_offset, message_index"
         answer = self._db.execute(
             "SELECT s.stage, s.reason, s.observed_at, s.kafka_partition, s.kafka_offset, s.message_index, e.cid, "
@@ -192,7 +192,7 @@ class QuarantineRows:
             yield from (QuarantineRow(*row) for row in found)
 
     def by_file(self) -> dict[str, list[int]]:
-        """The rows as places: their numbers in the file, by the path of the file in the table's folder."""
+        """Group the row numbers by the path of their file in the table's folder."""
         found: dict[str, list[int]] = {}
         for name, number in self._db.execute("SELECT filename, file_row_number FROM picked ORDER BY ALL").fetchall():
             found.setdefault(self._paths[name], []).append(number)
@@ -200,7 +200,7 @@ class QuarantineRows:
 
 
 def _read_senders(frame: Frame, positions: Set[int | None]) -> Iterator[tuple[int | None, str | None, str]]:
-    """Of each of these messages of a frame (None: the frame as a whole), the author that it names, and the peer."""
+    """Read the author and the sending peer of messages of a frame, with position `None` for the frame as a whole."""
     sender = frame.remote_peer.hex() if frame.protocol == BEP50 else peer_text(frame.remote_peer)
     messages = list_messages(frame)
     for position in positions:

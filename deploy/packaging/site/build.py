@@ -39,7 +39,7 @@ _MERMAID_SHA512: Final = (
     "e35d774dd5de2c0b0caee27bf4ea452f93bcf8b4c55e142a676eb4ac5ded8149"
     "a2340b519b852e99ed3823eeb93d137ac99ebd2787fcad56165bccd193ae5463"
 )
-"""Integrity of the package in npm."""
+"""SHA-512 of the npm package."""
 
 _LINK: Final = re.compile(r"\]\((?![a-z]+:|#)([^)#\s]+)")
 _FENCE: Final = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
