@@ -2,7 +2,7 @@
 
 FAULTS is the closed set. A module that refuses bytes defines its own reasons (``kiln.schemas.wire.pubsub.REASONS``, for
 example); tests/unit/test_faults.py holds those reasons and this set equal. The runbook's table is `markdown()`; write
-the table anew with `python -m kiln.schemas.faults docs/RUNBOOK.md`.
+the table with `python -m kiln.schemas.faults docs/RUNBOOK.md`.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class Fault(NamedTuple):
     """what an operator does about the fault, in sentences"""
 
 
-_HELLO_WRITER: Final = "Mend the program that wrote the frame: the program must leave a refused hello empty."
+_HELLO_WRITER: Final = "Fix the program that wrote the frame: the program must leave a refused hello empty."
 _NOTHING: Final = "Nothing. If the rows grow, find the peer that sends them."
 _WRITER: Final = "Find the program that writes to the topic: only Kiln may write there."
-_FRAME_WRITER: Final = "Mend the program that wrote the frame."
+_FRAME_WRITER: Final = "Fix the program that wrote the frame."
 _CLIENT: Final = "Nothing if one client is at fault. If many authors send them, messages may have a new form."
 _OTHER_CLIENT: Final = "Nothing. The client that made the message is at fault."
 _RETENTION: Final = (
@@ -38,9 +38,9 @@ _RETENTION: Final = (
 _GARBAGE: Final = "Nothing if the message is garbage. If many come, another protocol may use the topic."
 _BATCH_TYP: Final = "Check whether the network uses another number for batches: `batch.typ`."
 _POLICY: Final = "Check whether `policy.networks` names the policy that the network uses."
-_FORGED: Final = "Nothing if one peer sends them: find the peer. If many peers send them, look for a forger."
+_FORGED: Final = "Nothing if one peer sends them: identify the peer. If many peers send them, there is a forger."
 _ANNOUNCER: Final = "Nothing. The node that announced the batch is at fault."
-_GIVER: Final = "Look at the IPFS node, and at the peers that give blocks to the IPFS node."
+_GIVER: Final = "Check the IPFS node, and the peers that give blocks to the IPFS node."
 _NO_STREAM: Final = "Nothing. If the rows grow, find the peer that announces such streams."
 _PUBLISHER: Final = (
     "Nothing. The publisher is at fault, or publishes items of another kind under a key that you follow."
@@ -49,7 +49,7 @@ _BUG: Final = (
     "Report the fault with `detail`, which names the error and the line of code, and with `data`. Once a version of "
     "Kiln processes the record, run `kiln quarantine replay --reason processing_failed`."
 )
-_DHT_SENDER: Final = "Nothing. Whoever sent the datagram is at fault."
+_DHT_SENDER: Final = "Nothing. The sender of the datagram is at fault."
 
 FAULTS: Final = (
     # ---- frames
@@ -125,7 +125,7 @@ FAULTS: Final = (
     Fault(
         "rpc",
         "rpc_oversized",
-        "The RPC was over `bridge.max_rpc_bytes` (4 MiB), so the bridge kept only the RPC's first 64 KiB. "
+        "The RPC was over `bridge.max_rpc_bytes` (4 MiB), so the bridge stored only the RPC's first 64 KiB. "
         "`declared_length` in the table `frames` has the true length.",
         _NOTHING,
     ),
@@ -139,7 +139,7 @@ FAULTS: Final = (
     Fault(
         "rpc",
         "rpc_too_many_verdicts",
-        "The frame has more verdicts than its RPC has messages, so nobody knows which verdict is of which message. "
+        "The frame has more verdicts than its RPC has messages, so the verdicts cannot be matched. "
         "Kiln checked the messages again. `data` is the verdicts.",
         _FRAME_WRITER,
     ),
@@ -160,7 +160,7 @@ FAULTS: Final = (
         "topic",
         "no_table_agreed",
         "The message has a topic index, and the two hellos share no bundle, or one hello is missing or was refused.",
-        "Nothing. The peer uses indices that nobody agreed on.",
+        "Nothing. The peer uses indices that were not agreed on.",
     ),
     Fault(
         "topic",
@@ -263,7 +263,7 @@ FAULTS: Final = (
     Fault(
         "message",
         "missing_stream",
-        "The message has no StreamID where one must be: no `stream`, no `doc`, and no `id` beside a `doctype`.",
+        "The message has no StreamID where one must be: no `stream`, no `doc`, and no `id` with a `doctype`.",
         _CLIENT,
     ),
     Fault("message", "bad_stream", "The stream's id is no StreamID. A CommitID is no StreamID.", _CLIENT),
@@ -320,7 +320,7 @@ FAULTS: Final = (
         "line_too_long",
         "A line of a file is over 16 MiB, or the message in the line is over 4 MiB. Of a line over 16 MiB, `data` has "
         "the first 64 KiB; the file has the rest.",
-        "Look at the line in the file. No gossip message is as long.",
+        "Check the line in the file. No gossip message is as long.",
     ),
     Fault(
         "history",
@@ -379,7 +379,7 @@ FAULTS: Final = (
         "bep50",
         "gap",
         "A new item of a followed publisher does not name the batch that was the publisher's newest when Kiln last "
-        "heard of the publisher. Kiln has not heard what the publisher announced between the two: an item names at "
+        "received one of its items. Kiln has missed the announcements between the two: an item names at "
         "most 23 batches before its own, and fewer where the separator is long. `detail` has the publisher, the "
         "separator and both CIDs; `data` is the item's value.",
         "Keep the bridge up: the bridge was away for too long, or the publisher announced too much at once. If the "
@@ -403,7 +403,7 @@ FAULTS: Final = (
     Fault(
         "fetch",
         "cid_hash_unsupported",
-        "The CID has another hash than sha2-256, so nobody can check the block.",
+        "The CID has another hash than sha2-256, so the block cannot be verified.",
         _NO_STREAM,
     ),
     Fault(
@@ -422,15 +422,15 @@ FAULTS: Final = (
     Fault(
         "fetch",
         "genesis_unavailable",
-        "Nobody gave the genesis of an update's stream within `ipfs.give_up_after`. The update is in no batch.",
+        "No peer provided the genesis of an update's stream within `ipfs.give_up_after`. The update is in no batch.",
         "See [Updates wait, blocks do not come](#updates-wait-blocks-do-not-come). Once peers have the block, run "
         "`kiln quarantine replay --reason genesis_unavailable`.",
     ),
     Fault(
         "fetch",
         "block_unavailable",
-        "Nobody gave the block of another node's batch within `ipfs.give_up_after`. The record on `kiln.blocks` has "
-        "the reason too.",
+        "No peer provided the block of another node's batch within `ipfs.give_up_after`. The record on `kiln.blocks` "
+        "has the reason too.",
         "The node that announced the batch must serve the block. Once the node does, run "
         "`kiln quarantine replay --reason block_unavailable`.",
     ),

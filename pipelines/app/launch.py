@@ -119,7 +119,7 @@ def decode_config(settings: Settings, *, remember: bool = False) -> DecodeConfig
         lake.create(("bundles",))
         bundles = save_bundles(lake, given, datetime.now(UTC))
     else:
-        bundles = given.joined(read_bundles(lake))
+        bundles = given.merge(read_bundles(lake))
     return DecodeConfig(
         default_policy=settings.policy.default,
         policies=settings.policy.networks,

@@ -43,7 +43,7 @@ class FirstCopySelector(Generic[T]):
         self._fallbacks: dict[int, T] = {}
 
     def add_known(self, at: int) -> None:
-        """Record a kept copy outside the chunk."""
+        """Record a selected copy outside the chunk."""
         insort(self._kept, at)
 
     def add_live_choice(self, at: int, position: FramePosition) -> None:
@@ -52,7 +52,7 @@ class FirstCopySelector(Generic[T]):
         self._live_choices[position] = at
 
     def offer(self, at: int, position: FramePosition, copy: T) -> bool:
-        """Offer the next copy, and return true if it is kept."""
+        """Offer the next copy, and return true if it is selected."""
         chosen = self._live_choices.pop(position, None)
         if chosen is not None:
             del self._awaited[bisect_left(self._awaited, chosen)]
@@ -105,18 +105,18 @@ def select_new_updates(
 ) -> Iterator[T]:
     """Select the new UPDATEs of one stream and tip.
 
-    These are the updates of live, and others that nobody announced in the `signed_horizon` µs before and live has not
+    These are the updates of live, and others that were not announced in the `signed_horizon` µs before and live has not
     within `signed_horizon` either way.
 
     Args:
         known: Event time and claim of the new updates in the run's earlier chunks and in live.
         announced: Candidates with their updates, by event time.
     """
-    taken: dict[Hashable, list[int]] = {}
+    times_by_claim: dict[Hashable, list[int]] = {}
     for event_time, claim in known:
-        insort(taken.setdefault(claim, []), event_time)
+        insort(times_by_claim.setdefault(claim, []), event_time)
     for each, update in announced:
-        times = taken.setdefault(each.claim, [])
+        times = times_by_claim.setdefault(each.claim, [])
         if not each.is_live:
             index = bisect_left(times, each.event_time)
             if any(abs(each.event_time - at) < signed_horizon for at in times[max(0, index - 1) : index + 1]):

@@ -18,7 +18,7 @@ _SEPARATOR_COLUMNS: Final = ("network", "origin", "separator_key", "separator_va
 
 
 def select_unpublished(batches: DataFrame, publications: DataFrame) -> DataFrame:
-    """Select the run's batches of LIVE traffic that nobody publishes, given live `publications`.
+    """Select the run's batches of LIVE traffic that have no publication, given live `publications`.
 
     Live itself publishes a batch that it built and that has no receipt. Its `emitted_at` is the broker's timestamp,
     while that of any other batch equals `closed_at`.

@@ -52,7 +52,7 @@ _QUANTILE_ERROR = 0.01
 
 
 class RunError(KilnError):
-    """A run cannot start or go on."""
+    """A run cannot start or continue."""
 
 
 class StoppedError(KilnError):
@@ -375,10 +375,10 @@ class _ChunkRunner:
         current_id = self._resources.topic_id() if saved_id else ""
         if current_id and current_id != saved_id:
             name = self._terms.name
-            words = describe_replaced_topic(self._resources.broker.topic("frames"), saved_id, current_id)
+            problem = describe_replaced_topic(self._resources.broker.topic("frames"), saved_id, current_id)
             raise RunError(
-                f"{words}. The run {name} cannot read on: remove it (kiln backfill drop {name}) and begin another one, "
-                "with --source frames for what the table keeps"
+                f"run {name} cannot continue: {problem}. Drop it (kiln backfill drop {name}), and begin another one "
+                "with --source frames"
             )
 
     # ---------------------------------------------------------------- messages and updates
@@ -489,7 +489,7 @@ class _ChunkRunner:
     # ---------------------------------------------------------------- publishing
 
     def _publish(self) -> int:
-        """Hand the batches that nobody publishes to the bridge, and return their number.
+        """Hand the unpublished batches to the bridge, and return their number.
 
         If a call is killed before it logs the event, the next call writes them to Kafka again. The bridge ignores
         batches that it has.
@@ -516,7 +516,7 @@ class _ChunkRunner:
 
 def build_stopped_error(name: str) -> StoppedError:
     """Build the error of a run that was stopped."""
-    return StoppedError(f"the run {name} is stopped. What is done is kept: the same command goes on from there")
+    return StoppedError(f"run {name} was stopped. Its finished chunks are stored: type the same command to continue")
 
 
 def _collect_outputs(rows: DataFrame) -> list[StageOutput]:

@@ -1,7 +1,7 @@
 """Differences between a run and live over the run's range: counts by table, day and separator, with examples.
 
-DuckDB counts the equal rows of both sides and spills to disk, so no table is held by Python. Rows are compared by their
-whole key and a 64-bit digest of their content.
+DuckDB counts the equal rows of both sides and spills to disk, so no table is in Python's memory. Rows are compared by
+their whole key and a 64-bit digest of their content.
 """
 
 from __future__ import annotations
@@ -73,11 +73,11 @@ class TableDiff:
         return not self.only_live and not self.only_run
 
 
-def diff_run(lake: Lake, run: BackfillRun, say: Callable[[str], None]) -> list[TableDiff]:
+def diff_run(lake: Lake, run: BackfillRun, report: Callable[[str], None]) -> list[TableDiff]:
     """Compare a run with live, table by table.
 
     Args:
-        say: Receives a line for each table.
+        report: Receives a line for each table.
 
     Raises:
         LakeError: A table cannot be read.
@@ -87,7 +87,7 @@ def diff_run(lake: Lake, run: BackfillRun, say: Callable[[str], None]) -> list[T
         for table, extent in comparison.extents.items():
             if table == "frames" and not comparison.run_lake.has_rows(table):
                 continue  # the run read the live table
-            say(f"{table}: comparing")
+            report(f"{table}: comparing")
             diffs.append(compare_table(comparison, extent))
         return diffs
 
@@ -176,10 +176,10 @@ def _find_examples(comparison: RangeComparison, extent: TableExtent) -> Iterator
             rows[side] = [dict(zip(shown, row, strict=True)) for row in matching]
         while left and (rows["live"] or rows["run"]):
             live, run = (rows[side].pop(0) if rows[side] else None for side in ("live", "run"))
-            told = live or run or {}
+            row = live or run or {}
             yield RowDifference(
                 extent.table,
-                {name: told[name] for name in extent.key},
+                {name: row[name] for name in extent.key},
                 _content_values(live, extent),
                 _content_values(run, extent),
             )

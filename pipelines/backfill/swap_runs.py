@@ -91,7 +91,7 @@ def swap_run(
 
     Raises:
         SwapClaimedError: Another machine swaps a run of this lake.
-        SwapError: The run is not done, live has messages that the run does not, or other writers kept a step from
+        SwapError: The run is not done, live has messages that the run does not, or other writers prevented a step from
             being committed.
     """
     events = [each.event for each in run.events]
@@ -190,7 +190,7 @@ def _check_late_frames(comparison: RangeComparison, run: BackfillRun) -> None:
     if late > 0:
         raise SwapError(
             f"{late:,} frames of the range came into the table frames after run {run.name} had begun, and the run may "
-            f"lack them. Drop the run, and begin it anew when Kiln has caught up"
+            f"lack them. Drop the run, and begin it again when Kiln has caught up"
         )
 
 

@@ -77,7 +77,7 @@ def build_extents(run: BackfillRun) -> dict[str, TableExtent]:
             "messages",
             ("observed_at",),
             ("network", "message_id"),
-            # columns of the copy that was kept, not of the message
+            # columns of the selected copy, not of the message
             _content_columns(
                 "messages",
                 *("network", "message_id", "origin", "topic_source", "verdict", "remote_peer", "observed_at"),

@@ -256,8 +256,8 @@ class PartitionWindows:
         """Add a message, and report whether it already came in its writer's newest epoch (decision 7).
 
         An epoch is one micro-batch of the query that writes the log, or the records that the bridge released between
-        two commits: after a crash Kafka may hold them twice. Messages are kept for the newest epoch of each of the last
-        few writers, in the state as 16-byte digests; a new query id starts afresh.
+        two commits: after a crash Kafka may have them twice. Messages are stored for the newest epoch of each of the
+        last few writers, in the state as 16-byte digests; a new query id starts afresh.
         """
         epoch = self._load_epoch(query, batch)
         return epoch is not None and not epoch.add(message)

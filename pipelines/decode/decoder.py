@@ -443,7 +443,7 @@ def _get_signer(message: Message, verdict: Verdict) -> str | None:
 def compute_identities(decoded: DecodedMessage, scope: str, horizon: int) -> tuple[bytes, bytes]:
     """Compute the two digests that identify copies of a message; copies agree in at least one of them.
 
-    Copies of a signed message are identified for as long as the digests are kept; so are those of an unverifiable one
+    Copies of a signed message are identified while the digests are stored; so are those of an unverifiable one
     with author and seqno. An unsigned one is identified by its bytes, which may legitimately come again (an unsigned
     QUERY is always the same), so only within its horizon. Time is cut into spans of one horizon, in two ways, the
     second half a span later: copies less than half a span apart share a span in one way or the other; a repeat after
@@ -475,12 +475,12 @@ def compute_column_identities(
 
 
 def is_lasting(message_id_: str, signed: bool) -> bool:
-    """Report if copies of a message are identified for as long as digests are kept, and not within a horizon only."""
+    """Report if copies of a message are identified while digests are stored, not only within a horizon."""
     return signed or message_id_.startswith(UNVERIFIED)
 
 
 def compute_fault_identity(fault: RejectedMessage) -> bytes:
-    """Compute the digest of a fault, which has no copies: it is kept each time it comes, but only once for a frame that
+    """Compute the digest of a fault, which has no copies: each one is stored, but only once for a frame that
     was written twice (docs/design/contracts.md, Frame)."""
     where = (fault.frame, fault.ref.position) if fault.frame else fault.ref
     return blake2b(repr((where, fault.stage, fault.detail)).encode(), digest_size=16).digest()

@@ -31,7 +31,7 @@ def read_bundles(lake: Lake) -> BundleSet:
     rows = [row for batch in batches for row in batch.to_pylist()]
     known = BundleSet()
     for row in sorted(rows, key=lambda row: (row["first_seen"], row["hash"])):
-        known = known.joined(BundleSet({row["name"] or row["hash"]: row["topics"]}))
+        known = known.merge(BundleSet({row["name"] or row["hash"]: row["topics"]}))
     return known
 
 
@@ -42,7 +42,7 @@ def save_bundles(lake: Lake, given: BundleSet, now: datetime) -> BundleSet:
         BundleError: A given bundle has the hash of a known bundle and other topics. Nothing is added.
     """
     known = read_bundles(lake)
-    merged = given.joined(known)
+    merged = given.merge(known)
     rows = [(each.hex(), given.name(each), list(topics), now) for each, topics in given.items() if each not in known]
     if rows:
         schema = build_arrow_schema(BUNDLES)

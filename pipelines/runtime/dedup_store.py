@@ -28,13 +28,13 @@ _SWEPT_PER_ROW: Final = (
     8  # old rows looked at for each new one: the file is at most an eighth larger than what it must hold
 )
 _MIN_SWEPT: Final = 64
-_CHUNK: Final = 1_000  # rows asked for together
+_CHUNK: Final = 1_000  # rows in a transaction
 _CHUNK_BYTES: Final = 16 << 20
 
 
 @dataclass(frozen=True)
 class DedupStoreConfig:
-    """The file, as a task opens it. `span`: for how long a digest is kept, µs. `durable`: the file must survive a power
+    """The file, as a task opens it. `span`: retention of a digest, µs. `durable`: the file must survive a power
     cut."""
 
     path: str

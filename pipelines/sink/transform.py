@@ -282,8 +282,8 @@ def _reject_row(table: str, row: Sequence[object], error: Exception) -> _Row:
     data = named.get("data", named.get("block"))
     at = next((value for name, value in named.items() if name.endswith("_at") and isinstance(value, int)), 0)
     is_time = 0 <= at <= MAX_MICROS
-    kept = data if isinstance(data, bytes) else b""
-    return None, None, None, None, "sink", PROCESSING_FAILED, detail, kept, at if is_time else 0
+    content = data if isinstance(data, bytes) else b""
+    return None, None, None, None, "sink", PROCESSING_FAILED, detail, content, at if is_time else 0
 
 
 def _digest(*parts: object) -> bytes:
@@ -408,7 +408,7 @@ def _read_block(partition: int, offset: int, now: int, key: bytes, value: bytes)
             known = (block.network, stream, tip)
             separator = (block.separator.key, block.separator.value)
             yield RECEIVED_ROWS, known, (*known, block.batch_cid, block.observed_at, *separator)
-    for entry in read.bad:
+    for entry in read.invalid:
         detail = f"block {block.batch_cid}: {entry.why}"
         row = (None, None, None, None, "sink", "entry_malformed", detail, entry.data, block.observed_at)
         yield "quarantine", (detail,), row

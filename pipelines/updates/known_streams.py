@@ -46,7 +46,7 @@ class StreamsFile:
         """Open the file, and make it if there is none."""
         self.path = path
         self._file = sqlite3.connect(path, timeout=_PATIENCE_S, isolation_level=None)
-        self._file.execute("PRAGMA journal_mode = WAL")  # so that nobody waits for who writes
+        self._file.execute("PRAGMA journal_mode = WAL")  # so that readers do not wait for a writer
         self._file.execute("PRAGMA synchronous = OFF")  # the file is of no use after a power cut
         self._file.execute(f"PRAGMA journal_size_limit = {64 << 20}")
         self._file.executescript(_TABLES)
@@ -104,7 +104,7 @@ class StreamsFile:
             yield
         except BaseException:  # whatever it is: raised again
             self._file.execute("ROLLBACK")
-            self._number.cache_clear()  # numbers that nobody has now
+            self._number.cache_clear()  # numbers that no stream has any more
             raise
         self._file.execute("COMMIT")
 
@@ -150,7 +150,7 @@ class KnownStreams:
         self._consumer = consumer
         self._file = file
         self._parts = sorted(consumer.assignment())
-        self._offsets: dict[int, int] = {}  # when the answers were remembered
+        self._offsets: dict[int, int] = {}  # time of each cached answer
         self._answers: dict[tuple[str, str], tuple[SeparatorRecord | None, bool]] = {}
 
     def get(self, stream: tuple[str, str], default: SeparatorRecord | None, /) -> SeparatorRecord | None:
@@ -234,5 +234,5 @@ def open_known_streams(where: StreamsTopic) -> KnownStreams:
         opened.pop_all()
     name = blake2b("\n".join((where.topic, *where.servers)).encode(), digest_size=8).hexdigest()
     path = Path(SparkFiles.getRootDirectory()) / f"streams-{name}.sqlite"
-    with _lock_file(path):  # SQLite lets nobody else in while the file is made
+    with _lock_file(path):  # SQLite refuses other connections while the file is created
         return KnownStreams(consumer, StreamsFile(path))

@@ -270,7 +270,7 @@ def _get_epoch(first_epoch: Epoch | None) -> Epoch:
 
 
 def _compute_update_identity(item: DecodedMessage, separator: Separator | None) -> bytes:
-    """Compute the identity of an update: the same whoever announces it, however often and on whichever topic (decision
+    """Compute the identity of an update: the same for every announcement, on every topic (decision
     4).
 
     It includes the separator: an announcement under a false separator must not mask the true one.

@@ -6,7 +6,7 @@ Layout (multiformats CID specification)::
     CIDv1 = 01 varint(codec) varint(hash code) varint(digest length) <digest>   text: multibase
 
 No codec and no hash code is looked up. Ceramic's metamodel is named by a CID whose hash code, 0x71, is no hash at all
-(an encoding slip that is kept for ever), and proofs hold CIDs of codec 0x00: a parser that checks codes against the
+(an encoding mistake that stays for ever), and proofs hold CIDs of codec 0x00: a parser that checks codes against the
 multicodec table refuses both.
 """
 

@@ -424,7 +424,7 @@ def _sodium_verifies(key: bytes, signature: bytes, data: bytes) -> bool:
     """Return true if libsodium accepts an ed25519 signature, which takes it half of OpenSSL's time.
 
     What it accepts, go and OpenSSL do. Not the other way round: it refuses points of small order and unusual encodings
-    of a point, which RFC 8032 leaves open, so its no must be asked again of OpenSSL: a peer that passes on what all
+    of a point, which RFC 8032 leaves open, so a rejection must be confirmed by OpenSSL: a peer that passes on what all
     others accept has done nothing wrong.
     """
     try:

@@ -1,7 +1,7 @@
 """Public keys of libp2p peers: bytes of strangers to keys, at a cost that is bounded whatever the bytes are.
 
 OpenSSL's loader of DER reads and checks whatever kind of key the bytes name. A Diffie-Hellman key of 8,192 bits costs a
-minute, before a caller can look at its type. Here the algorithm, the structure and all sizes are read first, in one
+minute, before a caller can check its type. Here the algorithm, the structure and all sizes are read first, in one
 canonical encoding, and the key is made of its numbers.
 
 Sources: libp2p specs, peer-ids/peer-ids.md (Keys); RFC 5280, 4.1.2.7, and RFC 3279, 2.3.1 (RSA); RFC 5480, 2.1.1 and

@@ -165,7 +165,7 @@ def test_kafka_gives_the_same_and_a_signal_ends_a_run_in_words(kiln: Kiln, middl
     process.send_signal(signal.SIGTERM)
     assert process.wait(120) == 130
     said = (kiln.state / "started.out").read_text(encoding="utf-8")
-    assert "the run of-kafka is stopped. What is done is kept: the same command goes on from there" in said
+    assert "run of-kafka was stopped. Its finished chunks are stored: type the same command to continue" in said
     kiln.run(*command, timeout=1_800)
     for table in (*EQUAL, "frames"):
         assert differences(kiln, "of-kafka", table, low, high) == [], table

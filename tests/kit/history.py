@@ -28,7 +28,7 @@ def items(name: str, raw: bytes, part: FileRange = WHOLE, source: FileSource = S
 
 def in_parts(name: str, raw: bytes, size: int) -> list[Item]:
     """The same, read in parts of `size` bytes."""
-    return [item for part in FORMATS[name].cut(io.BytesIO(raw), size) for item in items(name, raw, part)]
+    return [item for part in FORMATS[name].split(io.BytesIO(raw), size) for item in items(name, raw, part)]
 
 
 def only_frames(found: Iterable[Item]) -> list[Frame]:

@@ -44,7 +44,7 @@ from kiln.schemas.kafka.records import (
     encode,
 )
 from kiln.schemas.wire.batch_block import MAX_BLOCK
-from kiln.schemas.wire.cid import compute_cid, cid_bytes, cid_text
+from kiln.schemas.wire.cid import cid_bytes, cid_text, compute_cid
 from kiln.schemas.wire.streamid import StreamID
 from kit.log_model import Owner, Update, block_of, cid_of, windows_of, without_repeats
 from kit.plain_batcher import LogRecord, batch_partition, plainly

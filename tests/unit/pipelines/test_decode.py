@@ -39,7 +39,7 @@ from kiln.schemas.kafka.records import QuarantineRecord, decode_quarantine, enco
 from kiln.schemas.kafka.topics import MAX_RECORD
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, ExtTopicTable, Message
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
-from kiln.schemas.wire.cid import compute_cid, cid_text
+from kiln.schemas.wire.cid import cid_text, compute_cid
 from kiln.schemas.wire.identity import Policy, Verdict, compute_peer_id, peer_text, sign
 from kiln.schemas.wire.pubsub import write_keepalive, write_query, write_update
 from kiln.schemas.wire.topic_table import (

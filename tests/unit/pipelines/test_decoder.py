@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kiln.pipelines.decode.decoder import DecodeConfig, DecodedMessage, FrameDecoder, RejectedMessage, decode
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
-from kiln.schemas.wire.cid import compute_cid, cid_text
+from kiln.schemas.wire.cid import cid_text, compute_cid
 from kiln.schemas.wire.identity import compute_peer_id, sign
 from kiln.schemas.wire.pubsub import write_keepalive, write_update
 from kiln.schemas.wire.streamid import StreamID

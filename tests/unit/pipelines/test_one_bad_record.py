@@ -43,7 +43,7 @@ from kiln.schemas.kafka.records import (
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.wire.batch_block import read_block
-from kiln.schemas.wire.cid import compute_cid, cid_text
+from kiln.schemas.wire.cid import cid_text, compute_cid
 from kiln.schemas.wire.identity import compute_peer_id, peer_text, sign
 from kiln.schemas.wire.pubsub import read_message, write_query, write_update
 from kiln.schemas.wire.streamid import StreamID

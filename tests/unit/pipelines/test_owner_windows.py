@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kiln.pipelines.backfill.separator_windows import LiveBatch, SeparatorWindows
 from kiln.pipelines.batch.offset_range import WindowKey
-from kiln.schemas.wire.cid import compute_cid, cid_text
+from kiln.schemas.wire.cid import cid_text, compute_cid
 from kit.log_model import Update, windows_of
 
 KEY = WindowKey("n", "LIVE", "model", "k1")

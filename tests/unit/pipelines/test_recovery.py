@@ -229,7 +229,7 @@ def test_an_older_checkpoint_goes_on_where_it_ends_and_the_tables_with_it(tmp_pa
         repair(state.place, ["sink"])
     (damage,) = examine(state.place, ["sink"])
     assert json.loads(encode_recovery([damage], [damage]))[0]["can"] is True
-    assert "type kiln recover --yes" in render_recovery([damage], [damage]).plain
+    assert "To repair: kiln recover --yes" in render_recovery([damage], [damage]).plain
     with pytest.raises(DamageError, match=r"cannot restart sink at the offset 20 of kiln.updates-0: the oldest .* has 21,"):
         rewind_query(state.place, damage, {"kiln.updates": {0: 21}})
     assert state.rows == [f"row {batch}" for batch in range(5)], "nothing was changed"
@@ -365,7 +365,7 @@ def test_another_topic_is_read_from_its_beginning_with_tables_state_and_id_as_th
     (damage,) = examine(state.place, ["sink"], None, topics)
     assert "reads kiln.updates from the oldest new record on" in damage.remedy
     assert ("micro-batch 3 was not finished" in damage.remedy) is begun
-    assert "type kiln recover --yes" in render_recovery([damage], [damage]).plain
+    assert "To repair: kiln recover --yes" in render_recovery([damage], [damage]).plain
     with monkeypatch.context() as patch:
         patch.setattr("kiln.pipelines.recovery.save_topic_ids", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):

@@ -45,11 +45,11 @@ from kiln.schemas.kafka.records import (
     SeparatorRecord,
     StreamRecord,
     UpdateRecord,
-    encode,
     build_quarantine_key,
+    encode,
 )
 from kiln.schemas.wire.batch_block import write_blocks
-from kiln.schemas.wire.cid import compute_cid, cid_text
+from kiln.schemas.wire.cid import cid_text, compute_cid
 from kiln.schemas.wire.streamid import StreamID
 
 SEPARATOR = SeparatorRecord("model", "ka")
@@ -357,14 +357,14 @@ def test_a_record_of_a_later_version_is_quarantined_and_the_detail_names_the_fie
             "blocks",
             FETCHED,
             {"block": None},
-            "either the block or the reason why it cannot be had is to be there",
+            "a block record has either the block or the reason why it is missing",
             id="neither a block nor a reason",
         ),
         pytest.param(
             "blocks",
             FETCHED,
             {"reason": "block_unavailable"},
-            "either the block or the reason why it cannot be had is to be there",
+            "a block record has either the block or the reason why it is missing",
             id="a block and a reason",
         ),
         pytest.param(

@@ -25,7 +25,7 @@ from kiln.schemas.wire.batch_block import (
     read_foreign_block,
     write_blocks,
 )
-from kiln.schemas.wire.cid import compute_cid, cid_bytes, cid_text
+from kiln.schemas.wire.cid import cid_bytes, cid_text, compute_cid
 from kiln.schemas.wire.streamid import METAMODEL, StreamID
 
 FIXTURES = Path(__file__).resolve().parents[3].parent / "shared/vectors/ceramic/dagcbor/ipld-codec-fixtures.tar.gz"

@@ -15,7 +15,7 @@ claims = st.builds(Claims, st.none() | separators, st.none() | models)
 
 @given(claims, separators)
 def test_a_false_claim_is_told_and_a_true_one_is_not(said: Claims, verified: Separator) -> None:
-    false = said.contradicted(verified)
+    false = said.find_contradicted(verified)
     assert false != verified
     assert (false is None) == (
         said.topic in (None, verified) and (said.model in (None, verified) or verified.key != "model")
@@ -26,9 +26,9 @@ def test_a_false_claim_is_told_and_a_true_one_is_not(said: Claims, verified: Sep
 @given(claims, separators)
 def test_of_claims_that_disagree_one_is_false_whatever_the_genesis_names(said: Claims, verified: Separator) -> None:
     if said.disagree:
-        assert said.contradicted(verified) is not None
+        assert said.find_contradicted(verified) is not None
     else:
-        assert said.first is None or said.contradicted(said.first) is None
+        assert said.first is None or said.find_contradicted(said.first) is None
 
 
 def test_what_quarantine_says() -> None:

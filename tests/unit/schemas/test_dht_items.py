@@ -18,11 +18,11 @@ from kiln.schemas.dht.announcement import (
     REASONS,
     Announcement,
     ReceivedAnnouncement,
-    find_missed_batches,
     compute_next_sequence,
+    compute_salt,
+    find_missed_batches,
     read_announcement,
     read_datagram,
-    compute_salt,
     write_announcement,
 )
 from kiln.schemas.dht.bencode import BencodeError, Value
@@ -30,14 +30,14 @@ from kiln.schemas.dht.items import (
     MAX_SEQUENCE,
     Item,
     ItemError,
-    find_refusal,
-    is_signed,
     build_item_fields,
     build_put_fields,
-    read_item,
-    sign,
     build_signed_bytes,
     compute_target,
+    find_refusal,
+    is_signed,
+    read_item,
+    sign,
 )
 from kiln.schemas.dht.krpc import (
     BAD_ARGUMENTS,
@@ -51,9 +51,9 @@ from kiln.schemas.dht.krpc import (
     KrpcResponse,
     write_message,
 )
-from kiln.schemas.dht.node_id import compute_bound_id, crc32c, compute_distance, is_bound, is_exempt, count_shared_bits
+from kiln.schemas.dht.node_id import compute_bound_id, compute_distance, count_shared_bits, crc32c, is_bound, is_exempt
 from kiln.schemas.reject import Rejected
-from kiln.schemas.wire.cid import CidError, compute_cid, cid_bytes
+from kiln.schemas.wire.cid import CidError, cid_bytes, compute_cid
 from kiln.schemas.wire.topics import Separator
 
 KEY = SigningKey(b"\x01" * 32)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kiln.schemas.proto.gossipsub.rpc_pb2 import Message, PublicKey
-from kiln.schemas.wire.identity import Verdict, judge, build_signed_bytes
+from kiln.schemas.wire.identity import Verdict, build_signed_bytes, judge
 
 P = 2**255 - 19
 L = 2**252 + 27742317777372353535851937790883648493

@@ -126,7 +126,7 @@ def test_nothing_is_quarantined_at_another_stage() -> None:
         "RejectedMessage": 1,
         "reject_failed": 0,
         "QuarantineRecord": 0,
-        "quarantine_records": 0,
+        "build_quarantine_records": 0,
         "_Verification": 0,
     }
     stages = {literal(node, places[name], "stage") for name, node in calls() if name in places} - {None, ""}

@@ -17,9 +17,9 @@ from kiln.schemas.kafka.frames import (
     MAX_RPC,
     REASONS,
     list_messages,
-    read_topic_name,
     read_frame,
     read_rpc,
+    read_topic_name,
 )
 from kiln.schemas.proto.gossipsub import rpc_pb2
 from kiln.schemas.proto.kiln import frame_pb2

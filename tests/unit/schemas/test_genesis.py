@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from multiformats import multibase
 
 from kiln.schemas.reject import Rejected
-from kiln.schemas.wire.cid import DAG_CBOR, DAG_JOSE, compute_cid, cid_bytes, cid_text
+from kiln.schemas.wire.cid import DAG_CBOR, DAG_JOSE, cid_bytes, cid_text, compute_cid
 from kiln.schemas.wire.genesis import REASONS, WITHOUT, Genesis, NeedsBlock, read_genesis
 from kiln.schemas.wire.streamid import METAMODEL, StreamID
 from kiln.schemas.wire.topics import MAX_KEY, Separator, encode_separator_value

@@ -21,7 +21,15 @@ from kiln.schemas.captures.items import (
     REASONS,
     UnreadableItem,
 )
-from kiln.schemas.captures.lines import MAX_LINE, QUARANTINED_LINE_BYTES, WHOLE, FileRange, Line, split_lines, read_lines
+from kiln.schemas.captures.lines import (
+    MAX_LINE,
+    QUARANTINED_LINE_BYTES,
+    WHOLE,
+    FileRange,
+    Line,
+    read_lines,
+    split_lines,
+)
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kit.history import SOURCE, in_parts, items, kubo_line, only_frames, unread, zipped
 

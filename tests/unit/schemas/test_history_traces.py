@@ -185,7 +185,7 @@ def test_a_capture_gives_what_kiln_replay_sends(tmp_path: Path) -> None:
     assert format_.name == "kiln-capture"
     with path.open("rb") as file:
         source = SOURCE._replace(digest=sha256(raw).digest())
-        assert list(format_.read(file, source, next(format_.cut(file, 1)))) == sent
+        assert list(format_.read(file, source, next(format_.split(file, 1)))) == sent
 
 
 def test_a_capture_that_is_cut_gives_its_whole_records_and_a_fault() -> None:

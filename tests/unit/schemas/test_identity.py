@@ -23,14 +23,14 @@ from kiln.schemas.wire.identity import (
     Policy,
     PrivateKey,
     Verdict,
-    parse_author,
+    build_signed_bytes,
+    compute_peer_id,
     judge,
     message_id,
+    parse_author,
     peer_bytes,
-    compute_peer_id,
     peer_text,
     sign,
-    build_signed_bytes,
 )
 
 CAPTURES = Path(__file__).resolve().parents[4] / "shared" / "captures"

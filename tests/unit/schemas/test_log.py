@@ -10,7 +10,14 @@ from kiln.conf.process.errors import SettingsError
 from kiln.conf.settings.reading import load_settings
 from kiln.pipelines.batch.windows import PartitionWindows
 from kiln.schemas.kafka.records import MAX_QUARANTINED, QuarantineRecord, encode
-from kiln.schemas.kafka.topics import MAX_EPOCH_WRITERS, MAX_NETWORKS, MAX_OTHER_PARTITIONS, MAX_RECORD, TOPICS, count_unread
+from kiln.schemas.kafka.topics import (
+    MAX_EPOCH_WRITERS,
+    MAX_NETWORKS,
+    MAX_OTHER_PARTITIONS,
+    MAX_RECORD,
+    TOPICS,
+    count_unread,
+)
 
 
 @pytest.mark.parametrize("restarted", [False, True])

@@ -18,8 +18,14 @@ from hypothesis import strategies as st
 
 from kiln.schemas.proto.gossipsub.rpc_pb2 import Message, PublicKey
 from kiln.schemas.reject import Rejected
-from kiln.schemas.wire.identity import Verdict, check, judge, build_ed25519_peer_id, peer_text, raw_peer
-from kiln.schemas.wire.public_key import BAD_KEY, KEY_ALGORITHM, MAX_RSA_EXPONENT, read_public_key, estimate_signature_cost
+from kiln.schemas.wire.identity import Verdict, build_ed25519_peer_id, check, judge, peer_text, raw_peer
+from kiln.schemas.wire.public_key import (
+    BAD_KEY,
+    KEY_ALGORITHM,
+    MAX_RSA_EXPONENT,
+    estimate_signature_cost,
+    read_public_key,
+)
 from kit.key_bytes import KEY_ATTACKS, REFUSED_RSA, integer, public_key, rsa_key, sequence, tlv
 
 MOST = 0.050  # s of CPU that one message may cost; what is measured is far below

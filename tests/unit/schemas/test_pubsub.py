@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from multiformats import multibase
 
 from kiln.schemas.reject import Rejected
-from kiln.schemas.wire.cid import CidError, compute_cid, cid_bytes, cid_text
+from kiln.schemas.wire.cid import CidError, cid_bytes, cid_text, compute_cid
 from kiln.schemas.wire.pubsub import (
     MAX_DATA,
     REASONS,

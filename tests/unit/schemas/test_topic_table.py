@@ -25,15 +25,15 @@ from kiln.schemas.wire.topic_table import (
     BundleError,
     BundleSet,
     TopicTable,
+    build_hello_extensions,
     bundle_hash,
     find_hello,
-    write_hello,
-    build_hello_extensions,
     intersect,
-    resolve_topic,
     negotiate_table,
     parse_hello,
     read_hello,
+    resolve_topic,
+    write_hello,
 )
 
 VECTORS = Path(__file__).resolve().parents[3].parent / "shared/vectors/libp2p/topic_table.json"

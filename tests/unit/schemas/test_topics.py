@@ -16,13 +16,13 @@ from kiln.schemas.wire.topics import (
     Separator,
     Topic,
     TopicError,
+    decode_separator_value,
+    encode_separator_value,
+    format_separator,
+    format_topic,
     parse_interest,
     parse_separator,
     parse_topic,
-    decode_separator_value,
-    format_separator,
-    encode_separator_value,
-    format_topic,
 )
 
 # CIP-120, Example
