@@ -60,9 +60,9 @@ def test_queries_fill_tables_and_keep_checkpoints_there_and_go_on_after_a_kill(
     for table, key in (
         ("frames", "connection, direction, sequence"),
         ("copies", "kafka_partition, kafka_offset, message_index"),
-        ("messages", "network, message"),
+        ("messages", "network, message_id"),
         ("updates", "network, origin, separator_key, separator_value, stream, tip"),
-        ("batch_tips", "cid, stream, tip"),
+        ("batch_tips", "batch_cid, stream, tip"),
     ):
         assert sql(f"SELECT {key} FROM {table} GROUP BY ALL HAVING count(*) > 1") == [], table
     announced = "SELECT network, stream, tip FROM messages WHERE type = 'UPDATE'"

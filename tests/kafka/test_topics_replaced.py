@@ -94,9 +94,9 @@ def check_each_thing_is_there_once(kiln: Kiln) -> None:
     """As `Kiln.check_tables_hold_each_thing_once`, without keys of offsets: those of two topics may be the same."""
     keys = {
         "frames": "connection, direction, sequence",
-        "messages": "network, message",
-        "updates": "network, origin, message",
-        "batch_tips": "cid, stream, tip",
+        "messages": "network, message_id",
+        "updates": "network, origin, message_id",
+        "batch_tips": "batch_cid, stream, tip",
         "tips": "network, stream, tip",
     }
     for table, key in keys.items():

@@ -100,9 +100,9 @@ class Kiln:
         """Each table has rows, and no two of them with the same key."""
         for table, key in {
             "frames": "connection, direction, sequence",
-            "messages": "network, message",
-            "updates": "network, origin, message",
-            "batch_tips": "cid, stream, tip",
+            "messages": "network, message_id",
+            "updates": "network, origin, message_id",
+            "batch_tips": "batch_cid, stream, tip",
             "tips": "network, stream, tip",
             "copies": "kafka_partition, kafka_offset, message_index",
             "quarantine": "kafka_partition, kafka_offset, message_index, stage",

@@ -123,7 +123,7 @@ def test_spark_puts_no_variable_of_the_environment_into_a_query(spark: SparkSess
 
 @pytest.mark.parametrize("as_of", [0, 1, datetime(2020, 1, 1, tzinfo=UTC)])
 def test_both_engines_travel_in_time(as_of: int | datetime, spark: SparkSession, lake: Lake) -> None:
-    sql = "SELECT count(*) AS n, count(tips) AS held FROM batch_times"
+    sql = "SELECT count(*) AS n, count(tip_count) AS held FROM batch_times"
     here = rows_of(query_lake(lake, sql, as_of))
     assert here == rows_of(query_spark(spark, lake, sql, as_of))
     assert (here[0][0] == 0.0) == (as_of != 1)

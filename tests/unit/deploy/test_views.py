@@ -110,7 +110,7 @@ def test_views_are_listed_and_join_with_tables(tmp_path: Path) -> None:
     fill(lake, "tips", [{"stream": stream(1), "tip": tip(1), "source": "update"}])
     assert {row["name"] for row in rows_of(lake, "SHOW TABLES")} == {"tips", *VIEWS}
     assert rows_of(lake, "SELECT count(*) AS n FROM LATEST_TIPS JOIN tips USING (network, stream, tip)") == [{"n": 1}]
-    with pytest.raises(SqlError, match=f"there are: tips, {', '.join(VIEWS)}"):
+    with pytest.raises(SqlError, match=f"Tables and views: tips, {', '.join(VIEWS)}"):
         query_lake(Lake(str(lake)), "SELECT * FROM latest")
 
 
