@@ -50,7 +50,7 @@ class StreamsFile:
         self._file.execute("PRAGMA synchronous = OFF")  # the file is of no use after a power cut
         self._file.execute(f"PRAGMA journal_size_limit = {64 << 20}")
         self._file.executescript(_TABLES)
-        self._number = lru_cache(maxsize=_REMEMBERED)(self._numbered)
+        self._cached_number = lru_cache(maxsize=_REMEMBERED)(self._get_number)
 
     def read_offsets(self) -> dict[int, int]:
         """By partition of the topic, the offset after the last record that is in the file."""
@@ -89,10 +89,10 @@ class StreamsFile:
                 waited = ((_digest_tip((stream.network, stream.stream), tip),) for tip in stream.waited)
                 self._file.executemany("INSERT OR IGNORE INTO waited_tips VALUES (?)", waited)
             separator = stream.separator
-            number = None if separator is None else self._number(separator.key, separator.value)
+            number = None if separator is None else self._cached_number(separator.key, separator.value)
             yield _digest(stream.network, stream.stream), number
 
-    def _numbered(self, key: str, value: str) -> int:
+    def _get_number(self, key: str, value: str) -> int:
         self._file.execute("INSERT OR IGNORE INTO separators (key, value) VALUES (?, ?)", (key, value))
         row = self._file.execute("SELECT number FROM separators WHERE key = ? AND value = ?", (key, value)).fetchone()
         return int(row[0])
@@ -104,7 +104,7 @@ class StreamsFile:
             yield
         except BaseException:  # whatever it is: raised again
             self._file.execute("ROLLBACK")
-            self._number.cache_clear()  # numbers that no stream has any more
+            self._cached_number.cache_clear()  # numbers that no stream has any more
             raise
         self._file.execute("COMMIT")
 
@@ -157,8 +157,8 @@ class KnownStreams:
         """Return the separator of a verified genesis, by network and StreamID; `default`: the stream is not known."""
         answer = self._answers.get(stream)
         if answer is None:
-            found = self._file.get(stream, _NOT_THERE)
-            answer = (None, False) if found is _NOT_THERE else (found, True)
+            separator = self._file.get(stream, _UNKNOWN)
+            answer = (None, False) if separator is _UNKNOWN else (separator, True)
             if len(self._answers) >= _REMEMBERED:
                 self._answers.clear()
             self._answers[stream] = answer
@@ -207,7 +207,7 @@ def _lock_file(path: Path) -> Iterator[None]:
         yield
 
 
-_NOT_THERE: Final = SeparatorRecord("-", "-")
+_UNKNOWN: Final = SeparatorRecord("-", "-")
 
 
 @lru_cache(maxsize=2)

@@ -220,7 +220,7 @@ def decode_records(
     emitted: set[tuple[bytes, str]] = set()  # by this task: the rest would be dropped anyway
     decoder = FrameDecoder(config)
     known: KnownSeparators = {}
-    has_waited: WaitedUpdate = _nothing_waited
+    has_waited: WaitedUpdate = _has_not_waited
     if separating.streams is not None:
         known = streams = open_known_streams(separating.streams)
         has_waited = streams.has_waited
@@ -281,7 +281,7 @@ def _compute_update_identity(item: DecodedMessage, separator: Separator | None) 
     return blake2b("\n".join(parts).encode(), digest_size=16).digest()
 
 
-def _nothing_waited(stream: tuple[str, str], tip: WaitedTip, /) -> bool:
+def _has_not_waited(stream: tuple[str, str], tip: WaitedTip, /) -> bool:
     return False
 
 
