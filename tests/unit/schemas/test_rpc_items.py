@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kiln.schemas.kafka.frames import MAX_RPC, read_rpc
-from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, ControlPrune, Message
+from kiln.schemas.proto.gossipsub.rpc_pb2 import (
+    RPC,
+    ControlIHave,
+    ControlMessage,
+    ControlPrune,
+    Message,
+    PeerInfo,
+)
 from kiln.schemas.reject import Rejected
 from kiln.schemas.wire.rpc_items import MAX_ITEMS, has_too_many_items
 
@@ -30,7 +37,9 @@ def control_of(items: bytes) -> bytes:
         pytest.param(control_of(b"\x1a\x00"), id="GRAFT"),
         pytest.param(control_of(b"\x0a\x02\x12\x00"), id="an id in each IHAVE"),
         pytest.param(RPC.FromString(b"\x1a\x06\x2a\x04" + b"\x0a\x00" * 2).SerializeToString() * 600_000, id="ids"),
-        pytest.param(control_of(ControlPrune(peers=[{}]).SerializeToString().join((b"\x22\x02", b""))), id="peers"),
+        pytest.param(
+            control_of(ControlPrune(peers=[PeerInfo()]).SerializeToString().join((b"\x22\x02", b""))), id="peers"
+        ),
     ],
 )
 def test_an_rpc_of_millions_of_items_is_refused_at_the_cost_of_the_first_ones(payload: bytes) -> None:
@@ -44,7 +53,7 @@ def test_an_rpc_of_millions_of_items_is_refused_at_the_cost_of_the_first_ones(pa
 
 def test_the_largest_rpcs_of_honest_peers_are_read() -> None:
     topic = "/ceramic/testnet-clay/sep/model/kjzl6hvfrbw6c8x4r08h39j30tl3a19x0r80i15hubw8afv4fu2w9m9owz4cbol"
-    hello = RPC(subscriptions=[{"subscribe": True, "topicid": topic}] * 12_000)
+    hello = RPC(subscriptions=[RPC.SubOpts(subscribe=True, topicid=topic)] * 12_000)
     gossip = RPC()
     gossip.control.ihave.add(topicID=topic, messageIDs=[bytes(46)] * 5000)
     gossip.control.iwant.add(messageIDs=[bytes(46)] * 5000)
@@ -56,17 +65,18 @@ def test_the_largest_rpcs_of_honest_peers_are_read() -> None:
 
 messages = st.builds(Message, data=st.binary(max_size=9), topic=st.none() | st.text(max_size=3))
 ids = st.lists(st.binary(max_size=3), max_size=4)
-peers = st.lists(st.fixed_dictionaries({"peerID": st.binary(max_size=2)}), max_size=3)
+peers = st.lists(st.builds(PeerInfo, peerID=st.binary(max_size=2)), max_size=3)
+controls = st.builds(
+    ControlMessage,
+    ihave=st.lists(st.builds(ControlIHave, messageIDs=ids), max_size=3),
+    prune=st.lists(st.builds(ControlPrune, peers=peers), max_size=3),
+)
+subscriptions = st.builds(RPC.SubOpts, subscribe=st.booleans(), topicid=st.text(max_size=3))
 rpcs = st.builds(
-    lambda publish, subscriptions, ihave, prune: RPC(
-        publish=publish,
-        subscriptions=[{"subscribe": True, "topicid": each} for each in subscriptions],
-        control={"ihave": [{"messageIDs": each} for each in ihave], "prune": [{"peers": each} for each in prune]},
-    ),
-    st.lists(messages, max_size=5),
-    st.lists(st.text(max_size=3), max_size=5),
-    st.lists(ids, max_size=3),
-    st.lists(peers, max_size=3),
+    RPC,
+    publish=st.lists(messages, max_size=5),
+    subscriptions=st.lists(subscriptions, max_size=5),
+    control=controls,
 )
 
 
