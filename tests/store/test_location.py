@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from kiln.conf.process.location import Location, location
+from kiln.conf.process.location import Location, parse_location
 from kit.object_store import ObjectStore
 
 pytest_plugins = ["kit.object_store"]
@@ -20,7 +20,7 @@ pytest_plugins = ["kit.object_store"]
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Location:
     """An empty folder."""
     if request.param == "disk":
-        return location(tmp_path)
+        return parse_location(tmp_path)
     store: ObjectStore = request.getfixturevalue("object_store")
     return store.place()
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from kiln.conf.process.errors import SettingsError
 from kiln.conf.settings import reading
-from kiln.conf.settings.faults import service_links, unknown_variables
+from kiln.conf.settings.faults import find_unknown_variables, service_links
 from kiln.conf.settings.reading import load_settings
 from kiln.deploy.cli.app import app
 from kit.service_links import ServicePort, injected
@@ -79,7 +79,7 @@ def test_every_variable_of_every_service_is_known_for_what_it_is(
 ) -> None:
     links = injected(name, ports, address)
     assert set(service_links(links)) == set(links)
-    assert list(unknown_variables(links)) == []
+    assert list(find_unknown_variables(links)) == []
 
 
 @pytest.mark.parametrize(
