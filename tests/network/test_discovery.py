@@ -101,9 +101,9 @@ def test_second_finds_first_through_the_key_of_the_topic(tmp_path: Path) -> None
     async def test(town: Town) -> None:
         third = await server(town)
         first = await finder(town, third.address, options=HIDDEN)
-        await town.bell.until(lambda: first.count("announced") > 0)
+        await town.bell.until(lambda: first.count("provided") > 0)
         stranger = await finder(town, third.address, topics=(OTHER,), options=HIDDEN)
-        await town.bell.until(lambda: stranger.count("announced") > 0)
+        await town.bell.until(lambda: stranger.count("provided") > 0)
         second = await finder(town, third.address, options=HIDDEN)
         await talk(town, second, first, b"found")
         await talk(town, first, second, b"found too")
@@ -117,10 +117,10 @@ def test_one_that_does_not_listen_finds_and_is_not_announced(tmp_path: Path) -> 
     async def test(town: Town) -> None:
         third = await server(town)
         first = await finder(town, third.address)
-        await town.bell.until(lambda: first.count("announced") > 0)
+        await town.bell.until(lambda: first.count("provided") > 0)
         second = await finder(town, third.address, listen=())
         await talk(town, second, first, b"found")
-        assert second.count("announced") == 0
+        assert second.count("provided") == 0
 
     in_town(tmp_path, test)
 
@@ -134,7 +134,7 @@ def test_through_a_server_that_is_named_only(tmp_path: Path) -> None:
         await town.bell.until(lambda: all(each.discovery.servers >= 2 for each in named))  # each other
         # a server that a busy machine kept from answering is told again soon
         first = await finder(town, third.address, options=replace(FAST, reprovide_interval=5.0))
-        await town.bell.until(lambda: first.count("announced") >= 4)
+        await town.bell.until(lambda: first.count("provided") >= 4)
         begun = await finder(town, third.address, topics=(OTHER,))
         await town.bell.until(lambda: begun.discovery.servers >= 4)
         third.node.close()
@@ -151,11 +151,11 @@ def test_found_again_after_the_server_forgot(tmp_path: Path) -> None:
         third = await finder(town, topics=(), key=key)
         port = third.address.split("/")[4]
         first = await finder(town, third.address)
-        await town.bell.until(lambda: first.count("announced") == 1)
+        await town.bell.until(lambda: first.count("provided") == 1)
         third.node.close()
         await town.bell.until(lambda: not first.node.is_connected(peer_bytes(third.peer)))
         await finder(town, topics=(), key=key, listen=(f"/ip4/127.0.0.1/tcp/{port}",))
-        await town.bell.until(lambda: first.count("announced") == 2)  # long before it is to be renewed
+        await town.bell.until(lambda: first.count("provided") == 2)  # long before it is to be renewed
 
     in_town(tmp_path, test)
 
@@ -164,7 +164,7 @@ def test_announced_again_when_it_is_time(tmp_path: Path) -> None:
     async def test(town: Town) -> None:
         third = await server(town)
         first = await finder(town, third.address, options=replace(FAST, reprovide_interval=0.5))
-        await town.bell.until(lambda: first.count("announced") >= 3)
+        await town.bell.until(lambda: first.count("provided") >= 3)
 
     in_town(tmp_path, test)
 
@@ -173,9 +173,9 @@ def test_nobody_is_contacted_without_a_bootstrap_peer(tmp_path: Path) -> None:
     async def test(town: Town) -> None:
         alone = await finder(town)
         other = await finder(town, alone.address, topics=(OTHER,))
-        await town.bell.until(lambda: other.count("announced") > 0)
-        assert alone.count("answered") > 0
-        assert (alone.count("asked"), alone.count("dialled"), alone.count("announced")) == (0, 0, 0)
+        await town.bell.until(lambda: other.count("provided") > 0)
+        assert alone.count("queries_answered") > 0
+        assert (alone.count("queries"), alone.count("dialled"), alone.count("provided")) == (0, 0, 0)
 
     in_town(tmp_path, test)
 
@@ -184,7 +184,7 @@ def test_found_peers_are_half_of_a_mesh(tmp_path: Path) -> None:
     async def test(town: Town) -> None:
         third = await server(town)
         crowd = [await finder(town, third.address) for _ in range(6)]
-        await town.bell.until(lambda: all(each.count("announced") > 0 for each in crowd))
+        await town.bell.until(lambda: all(each.count("provided") > 0 for each in crowd))
         # all serve the DHT, so it comes to know them all: more than it may have in its mesh, and keeps what it may
         last = await finder(town, third.address, listen=())
         meshes = set[int]()
@@ -231,7 +231,7 @@ def test_go_finds_ours_and_ours_finds_go(go_kad_peer: NewPeer, tmp_path: Path) -
     async def test(town: Town) -> None:
         await told(client.connect, server)
         first = await finder(town, server.address, options=HIDDEN)
-        await town.bell.until(lambda: first.count("announced") == 1)
+        await town.bell.until(lambda: first.count("provided") == 1)
 
         found = await named_by(client)
         assert found == {first.peer: [first.address.partition("/p2p/")[0]]}
@@ -257,11 +257,11 @@ def test_go_uses_our_server(go_kad_peer: NewPeer, tmp_path: Path) -> None:
         await town.bell.until(lambda: third.discovery.sizes["records"] == 1)
         assert list(await named_by(other)) == [one.peer]
         first = await finder(town, third.address, options=HIDDEN)
-        await town.bell.until(lambda: first.count("announced") >= 1)
+        await town.bell.until(lambda: first.count("provided") >= 1)
         assert first.peer in await named_by(other)
         said = "/ip4/127.0.0.1/tcp/1"  # behind NAT, say
         behind = await finder(town, third.address, options=replace(HIDDEN, announce=(said,)))
-        await town.bell.until(lambda: behind.count("announced") >= 1)
+        await town.bell.until(lambda: behind.count("provided") >= 1)
         assert (await named_by(other))[behind.peer].count(said) == 1
         await told(one.wait_connected, first.peer)
 
@@ -275,7 +275,7 @@ def test_ours_find_each_other_through_go(go_kad_peer: NewPeer, tmp_path: Path, p
     async def test(town: Town) -> None:
         same = replace(HIDDEN, prefix=prefix)
         first = await finder(town, go.address, options=same)
-        await town.bell.until(lambda: first.count("announced") > 0)
+        await town.bell.until(lambda: first.count("provided") > 0)
         another = await finder(town, go.address, options=replace(HIDDEN, prefix="/another"))
         second = await finder(town, go.address, options=same)
         await talk(town, second, first, b"found")
@@ -340,7 +340,7 @@ def test_fifty_lying_providers(tmp_path: Path) -> None:
         third, friend, victim = await server(town), await town.node(), await town.node()
         friend.node.join(OTHER)
         true = await finder(town, third.address, options=replace(HIDDEN, max_providers=0))  # it looks for nobody
-        await town.bell.until(lambda: true.count("announced") > 0)
+        await town.bell.until(lambda: true.count("provided") > 0)
         hole = Hole()
         silent = [await hole.listen(town) for _ in range(20)]
         with trio.socket.socket() as taken:
@@ -358,7 +358,7 @@ def test_fifty_lying_providers(tmp_path: Path) -> None:
             await town.bell.until(lambda: on_topic(friend, seeker, OTHER))
             slowest, number = 0.0, 0
             # on when it has found the true one: it wants more, and there are but liars
-            while not on_topic(seeker, true) or seeker.count("looked_up") < 24:
+            while not on_topic(seeker, true) or seeker.count("lookups") < 24:
                 sent, number = trio.current_time(), number + 1
                 friend.node.publish(OTHER, b"%d" % number)
                 await town.until_heard(seeker, b"%d" % number)
