@@ -95,9 +95,7 @@ def query_lake(lake: Lake, sql: str, as_of: AsOf | None = None) -> Answer:
     files = create_views(connection, lake, tables, reads_rows=speaks_of_some)
     for view in wanted:
         try:
-            connection.execute(
-                f"CREATE TEMP VIEW {view.name} AS {add_empty_tables(view.duckdb_sql(), view.tables, there)}"
-            )
+            connection.execute(f"CREATE TEMP VIEW {view.name} AS {add_empty_tables(view.duckdb, view.tables, there)}")
         except duckdb.Error as error:
             # the table has other columns than Kiln's, which only matters if the query names the view
             if speaks_of_some:
@@ -153,9 +151,7 @@ def read_view_columns() -> dict[str, tuple[str, ...]]:
     """Read the column names of each view."""
     with duckdb.connect() as connection:
         for view in views().values():
-            connection.execute(
-                f"CREATE TEMP VIEW {view.name} AS {add_empty_tables(view.duckdb_sql(), view.tables, ())}"
-            )
+            connection.execute(f"CREATE TEMP VIEW {view.name} AS {add_empty_tables(view.duckdb, view.tables, ())}")
         return {name: tuple(connection.table(name).columns) for name in views()}
 
 

@@ -63,7 +63,7 @@ def query_spark(
         session.createDataFrame([], TABLES[name].ddl).createOrReplaceTempView(name)
     try:
         for view in wanted:
-            session.sql(view.spark_sql()).createOrReplaceTempView(view.name)
+            session.sql(view.spark).createOrReplaceTempView(view.name)
         frame = session.sql(sql)
         table = (frame if most is None else frame.limit(most)).toArrow()
     except (PySparkException, Py4JJavaError) as error:

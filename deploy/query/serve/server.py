@@ -341,9 +341,7 @@ def create_catalog(server: Server, lake: Lake, progress: Callable[[str], None]) 
             continue
         comment = _escape_string(view.sentence)
         # a table may have other columns than Kiln's
-        if problem := server.call(
-            sql=f"CREATE VIEW {_quote_name(view.name)} COMMENT '{comment}' AS {view.spark_sql()}"
-        ):
+        if problem := server.call(sql=f"CREATE VIEW {_quote_name(view.name)} COMMENT '{comment}' AS {view.spark}"):
             progress(f"no view {view.name}: {problem}")
 
 

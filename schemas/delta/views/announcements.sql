@@ -1,8 +1,8 @@
--- Every UPDATE that was sent: those that are news, as in updates, and those that say again what an earlier one said.
--- The latter are in messages alone, and have the separator of the update that they repeat.
--- Grain: an UPDATE message, once for each origin in which the message is news.
--- Where messages has not got as far as updates, the length is that of the newest form of UPDATE without a model.
--- Lengths are taken before the joins, which else would carry the bytes.
+-- Every UPDATE message that was sent: new updates, as in updates, and repeats of an earlier update. A repeat is in
+-- messages only and has the separator of the update that it repeats.
+-- Grain: an UPDATE message, once per origin in which it is new.
+-- If messages lags behind updates, update_bytes is the length of the newest form of UPDATE without a model. Lengths are
+-- computed before the joins, which would otherwise carry the bytes.
 SELECT u.network, u.origin, u.message_id, u.separator_key, u.separator_value, u.stream, u.tip, false AS again,
        least(u.observed_at, u.log_time) AS heard_at,
        CAST(coalesce(m.bytes, 30 + length(u.stream) + length(u.tip)) AS BIGINT) AS update_bytes

@@ -1,8 +1,8 @@
--- What batching saves: UPDATE messages and their bytes without batches, with batches in their place, and with batches
--- beside them. Rows without window_seconds are UPDATEs in no window, which are sent in any case.
--- Grain: a network, origin, separator and length of window.
+-- What batching saves: UPDATE messages and their bytes without batches, with batches instead, and with both. Rows
+-- without window_seconds are UPDATEs outside any window, which are sent in any case.
+-- Grain: a network, origin, separator and window length.
 -- A new update is in the batch that names its tip: event time alone does not say which batch, as windows may overlap
--- in event time. An UPDATE that says an earlier one again counts to the window that was open when it was heard.
+-- in event time. A repeated UPDATE counts to the window that was open at its time.
 WITH opened AS (
     SELECT network, origin, separator_key, separator_value, opened_at, max(closed_at) AS closed_at,
            max(window_seconds) AS window_seconds

@@ -1,11 +1,11 @@
--- What batching saves: UPDATE messages and their bytes without batches, with batches in their place, and with batches
--- beside them. Rows without window_seconds are UPDATEs in no window, which are sent in any case.
--- Grain: a network, origin, separator and length of window.
+-- What batching saves: UPDATE messages and their bytes without batches, with batches instead, and with both. Rows
+-- without window_seconds are UPDATEs outside any window, which are sent in any case.
+-- Grain: a network, origin, separator and window length.
 -- A new update is in the batch that names its tip: event time alone does not say which batch, as windows may overlap
--- in event time. An UPDATE that says an earlier one again counts to the window that was open when it was heard.
+-- in event time. A repeated UPDATE counts to the window that was open at its time.
 -- A number, `place`, stands for a network, origin and separator. Each large table is joined once: updates with messages
--- to have lengths, and with batches to find the few updates that are in none. Where all windows of a separator have one
--- length, it does not matter which batch an update is in. The list in `separators` tells DuckDB that there are few.
+-- to get lengths, and with batches to find the few updates that are in none. If all windows of a separator have one
+-- length, it does not matter which batch an update is in. The list in `separators` shows DuckDB that they are few.
 WITH separators AS MATERIALIZED (
     SELECT unnest(list(each), recursive := true), generate_subscripts(list(each), 1) AS place
     FROM (
@@ -49,7 +49,7 @@ sent AS NOT MATERIALIZED (
     SELECT network, origin, message_id, stream, tip, observed_at, CAST(octet_length(data) AS BIGINT) AS bytes
     FROM messages
     WHERE type = 'UPDATE'),
--- the sums of the new updates of each separator, and the messages that are no new updates, or of another origin
+-- sums over the new updates of each separator, and the messages that are repeats or of another origin
 heard AS MATERIALIZED (
     SELECT u.place, m.network, count(*) AS updates, CAST(coalesce(sum(m.bytes), 0) AS BIGINT) AS update_bytes,
            list(u.message_id) FILTER (WHERE m.message_id IS NULL) AS unsized,
@@ -86,7 +86,7 @@ repeated AS (
                  CASE WHEN u.origin = a.origin THEN 0 ELSE 1 END,
                  CASE WHEN u.separator_source = 'genesis' THEN 0 ELSE 1 END,
                  CASE WHEN u.separator_key IS NULL THEN 1 ELSE 0 END, u.log_partition, u.log_offset) = 1),
--- the new updates that are not in `heard` as they count: those in no batch yet, and those of several lengths of window
+-- new updates that `heard` counts differently: in no batch yet, or of a separator with several window lengths
 odd AS MATERIALIZED (
     SELECT u.network, u.message_id, u.place, 30 + length(u.stream) + length(u.tip) AS least_bytes,
            NULL AS window_seconds

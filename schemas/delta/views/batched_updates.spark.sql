@@ -1,6 +1,6 @@
--- Each new update that has a separator, and the batch that holds its tip: the first that closed after Kiln heard the
--- update. Without a batch are updates whose window is open, or whose batch is not in the tables yet.
--- Grain: a new update that has a separator.
+-- Each new update with a separator, and the batch with its tip: the first one that closed after the event time of the
+-- update. Updates have no batch while their window is open, or until their batch is in the tables.
+-- Grain: a new update with a separator.
 SELECT u.network, u.origin, u.message_id, u.separator_key, u.separator_value, u.stream, u.tip, u.heard_at, b.batch_cid,
        b.opened_at, b.closed_at, b.emitted_at, b.window_seconds
 FROM (

@@ -1,9 +1,9 @@
--- Each new update that has a separator, and the batch that holds its tip: the first that closed after Kiln heard the
--- update. Without a batch are updates whose window is open, or whose batch is not in the tables yet.
--- Grain: a new update that has a separator.
--- A number stands for the four texts of a separator, so that the join with the tips, which is dear, compares few texts.
--- The last condition is true where separator_key is not null: a batch has one. DuckDB would test that alone before the
--- join, think that few rows are left, and keep in memory the updates, which have the longer rows.
+-- Each new update with a separator, and the batch with its tip: the first one that closed after the event time of the
+-- update. Updates have no batch while their window is open, or until their batch is in the tables.
+-- Grain: a new update with a separator.
+-- A number stands for the four texts of a separator, so that the expensive join with the tips compares few texts. The
+-- last condition equals separator_key IS NOT NULL, as each batch has a separator. DuckDB would push that one below the
+-- join, expect few rows from it, and build the hash table on the updates, which have the longer rows.
 WITH separators AS MATERIALIZED (
     SELECT network, origin, separator_key, separator_value, row_number() OVER () AS place
     FROM (SELECT DISTINCT network, origin, separator_key, separator_value FROM batches)),

@@ -1,4 +1,4 @@
--- What is in the batches that Kiln made: each tip, with the separator, the times and the window of its batch.
+-- The content of the batches that Kiln made: each tip with the separator, times and window of its batch.
 -- Grain: a tip in a batch.
 SELECT b.network, b.origin, b.separator_key, b.separator_value, batch_cid, b.opened_at, b.closed_at, b.emitted_at,
        t.stream, t.tip, b.window_seconds

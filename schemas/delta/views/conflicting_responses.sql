@@ -1,6 +1,6 @@
 -- Streams for which RESPONSEs of the same minute name different tips.
 -- Grain: a minute, network and stream.
--- DISTINCT is dear, so only streams with more than one tip come so far.
+-- DISTINCT is expensive, so only streams with more than one tip reach it.
 WITH said AS (
     SELECT date_trunc('minute', observed_at) AS minute, network, stream, tip, from_peer
     FROM responses),

@@ -1,6 +1,6 @@
 -- Tips in batches of another separator than the genesis of their stream names, which is true_key and true_value.
 -- Grain: a tip in a batch.
--- Equal tips of two separators give one CID: the separator is that of the batch, and not of the block.
+-- Equal tips of two separators give one CID: the separator belongs to the batch, not to the block.
 WITH known AS (
     SELECT network, stream, min(log_time) AS known_since
     FROM updates

@@ -1,8 +1,8 @@
--- Tips in a batch that an earlier batch of the same separator holds too, and when that one closed. An update that was
--- heard before then is in the earlier batch.
--- Grain: a tip in a batch that holds the tip again.
--- Few tips are in several batches. To find them the hashes of CIDs do, which differ by engine: what has one hash by
--- chance is looked at for nothing.
+-- Tips in a batch that an earlier batch of the same separator has too, and when the earlier batch closed. An update
+-- with an event time before then is in the earlier batch.
+-- Grain: a tip in a batch that repeats it.
+-- Few tips are in several batches. Hashes of CIDs are enough to find them; they differ by engine. A hash collision
+-- costs time only.
 WITH named AS (
     SELECT hash(batch_cid) AS mark
     FROM batches

@@ -1,8 +1,9 @@
--- The newest tips of each stream: of the tips that somebody stands by, the newest, and all that were first heard in
--- the 10 s before it. An author stands by what the author announced last for the stream.
--- Grain: a tip of a stream that is among the stream's newest.
--- Most tips are old. What the newest update of a stream says, somebody stands by, for it is its author's last word. So
--- only tips heard less than 10 s before that one can be among the newest, and of those most are that one.
+-- The newest tips of each stream: the newest tip that is still current for some author, and all others that were first
+-- observed in the 10 s before it. The current tip of an author is the one that the author announced last for the
+-- stream.
+-- Grain: a tip of a stream that is among its newest.
+-- Most tips are old. The tip of the newest update of a stream is current, as it is the last announcement of its author.
+-- So only tips that were observed less than 10 s before it can be among the newest, and most streams have no other.
 WITH last_said AS (
     SELECT network, stream, max_by(tip, observed_at) AS tip
     FROM updates

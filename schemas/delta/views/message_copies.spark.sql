@@ -1,7 +1,8 @@
--- How many copies of each message gossip delivered, and which peer relayed the message first. Copies of what turned out
--- to be no good message count too, and so does a forged copy, which bears the id of the message that the copy imitates.
+-- Number of copies of each message that gossip delivered, and the peer that relayed it first. Copies of rejected
+-- messages count too, and so does a forged copy, which has the id of the message that it imitates.
 -- Grain: a message.
--- The first peer is the least of texts that begin with the time, in 18 digits: of peers at once, the first by name.
+-- The first peer is the minimum of texts that begin with the time in 18 digits. Of several peers at the same time it is
+-- the first by name.
 SELECT network, message_id, count(*) AS copies,
        substring(min(concat(100000000000000000 + unix_micros(observed_at), remote_peer)), 19) AS first_peer,
        min(observed_at) AS first_at,

@@ -1,6 +1,6 @@
--- Messages on the topic of another separator than the genesis of their stream, or the message itself, names.
+-- Messages on the topic of another separator than the one in the genesis of their stream, or in the message itself.
 -- Grain: a message and a stream that it is about; a BATCH_UPDATE is about no stream.
--- Topics are read as kiln.schemas.wire.topics.parse_topic reads them; Java's $ also stands before a newline at the end.
+-- Topics are parsed as in kiln.schemas.wire.topics.parse_topic. $ in Java also matches before a newline at the end.
 WITH split AS (
     SELECT topic, regexp_extract(topic, '(?s)^/ceramic/[^/]+/sep/(.+)/([0-9a-z]+)$', 1) AS topic_key,
            regexp_extract(topic, '(?s)^/ceramic/[^/]+/sep/(.+)/([0-9a-z]+)$', 2) AS text

@@ -1,7 +1,8 @@
--- Messages that one vantage point heard and another did not. A vantage point is a node of ours on the gossip of a
--- network, told by its peer id; a message can be missed between the first and the last frame that the node received.
--- Grain: a message and a vantage point that did not hear the message.
--- A number, `place`, stands for a vantage point, so that the places of a message make a short list.
+-- Messages that one vantage point received and another did not. A vantage point is one of our nodes on the gossip of a
+-- network, identified by its peer id. A message can be missed between the first and the last frame that the node
+-- received.
+-- Grain: a message and a vantage point that did not receive it.
+-- A number, `place`, stands for a vantage point, so that the vantage points of a message are a short list.
 WITH points AS (
     SELECT network, local_peer, min(observed_at) AS since, max(observed_at) AS until,
            row_number() OVER (ORDER BY network, local_peer) AS place

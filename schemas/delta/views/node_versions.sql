@@ -1,4 +1,4 @@
--- The versions that each node tells in its newest KEEPALIVE. Older nodes leave one or both out.
+-- Versions of each node, from its newest KEEPALIVE. Older nodes leave one or both out.
 -- Grain: an author of KEEPALIVEs on a network.
 SELECT network, from_peer, ver, ipfs_ver, observed_at AS heard_at
 FROM messages

@@ -1,5 +1,5 @@
--- How many copies each peer relayed, in how many messages no peer was earlier, and how long after the first copy the
--- copies of the peer came. Copies of what turned out to be no good message count too.
+-- Number of copies that each peer relayed, in how many messages no peer was earlier, and the delay of its copies after
+-- the first copy. Copies of rejected messages count too.
 -- Grain: a network and a peer that sent copies.
 WITH timed AS (
     SELECT c.network, c.remote_peer, unix_micros(c.observed_at) - unix_micros(f.first_at) AS behind

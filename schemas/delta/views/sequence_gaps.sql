@@ -1,4 +1,4 @@
--- Where the numbers of the frames of a connection have a gap: frames that were lost between wire and table.
+-- Gaps in the sequence numbers of the frames of a connection: frames that were lost between the wire and the table.
 -- Grain: a gap in one direction of a connection.
 WITH broken AS (
     SELECT connection, direction

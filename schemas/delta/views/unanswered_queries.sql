@@ -1,6 +1,6 @@
--- QUERYs that no RESPONSE answered within a minute. A QUERY of 2020 has no id, and is not here.
+-- QUERYs without a RESPONSE within a minute. A QUERY of 2020 has no id and is not here.
 -- Grain: a QUERY message.
--- A client makes the id of a QUERY from the stream alone, so a RESPONSE answers the QUERYs before it.
+-- A client derives the id of a QUERY from the stream alone, so a RESPONSE answers the QUERYs before it.
 SELECT network, origin, message_id, query_id, stream, topic, from_peer, observed_at, answered_at
 FROM (
     SELECT network, origin, message_id, query_id, stream, topic, from_peer, observed_at, type,

@@ -1,6 +1,6 @@
--- How long each new update took from hearing to its batch, and to the first announcement of the batch that did not
--- fail. One CID may be that of several batches, which then have one announcement.
--- Grain: a new update that has a separator.
+-- Time from the event time of each new update to its batch, and to the first successful publication of the batch.
+-- Several batches may have one CID, and then share one publication.
+-- Grain: a new update with a separator.
 WITH announced AS (
     SELECT batch_cid, min(published_at) AS published_at
     FROM publications

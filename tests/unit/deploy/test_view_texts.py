@@ -118,7 +118,7 @@ def rows_of(connection: duckdb.DuckDBPyConnection, view: str, *, of_spark: bool)
         wanted |= set(each.views) if each.name in wanted else set()
     for each in views().values():
         if each.name in wanted:
-            select = each.spark_sql() if of_spark and each.name == view else each.duckdb_sql()
+            select = each.spark if of_spark and each.name == view else each.duckdb
             connection.execute(f"CREATE OR REPLACE TEMP VIEW {each.name} AS {select}")
     return sorted(connection.execute(f"SELECT * FROM {view}").fetchall(), key=repr)
 

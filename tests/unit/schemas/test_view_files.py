@@ -18,7 +18,7 @@ FOLDER = Path(__file__).resolve().parents[3] / "schemas" / "delta" / "views"
 def test_each_file_is_a_view_or_the_other_text_of_one() -> None:
     assert {path.name.split(".")[0] for path in FOLDER.glob("*.sql")} == views().keys()
     other = {path.name.split(".")[0] for path in FOLDER.glob("*.spark.sql")}
-    assert {view.name for view in views().values() if view.duckdb_sql() != view.spark_sql()} == other
+    assert {view.name for view in views().values() if view.duckdb != view.spark} == other
 
 
 @pytest.mark.parametrize("name", [path.name for path in FOLDER.glob("*.spark.sql")])
@@ -36,7 +36,7 @@ def test_a_view_says_what_it_has_and_is_no_table(view: View) -> None:
     assert view.name not in TABLES
     assert view.tables
     assert set(view.tables) <= TABLES.keys()
-    assert "\\" not in view.duckdb_sql() + view.spark_sql(), "Spark takes a backslash for an escape, DuckDB does not"
+    assert "\\" not in view.duckdb + view.spark, "Spark takes a backslash for an escape, DuckDB does not"
 
 
 def test_a_view_comes_after_those_that_it_reads() -> None:
@@ -47,7 +47,7 @@ def test_a_view_comes_after_those_that_it_reads() -> None:
 
 
 def test_misplaced_knows_the_longest_key_and_value() -> None:
-    assert re.findall(r"<= (\d+)", views()["misplaced"].duckdb_sql()) == [str(MAX_KEY), str(MAX_VALUE)]
+    assert re.findall(r"<= (\d+)", views()["misplaced"].duckdb) == [str(MAX_KEY), str(MAX_VALUE)]
 
 
 def test_the_files_are_installed() -> None:
