@@ -326,7 +326,7 @@ def _node(pipe: Connection, side: str, by_message: bool, count: int, folder: str
     sink = _sink(side, counter, by_message, folder, kafka)
     key = Ed25519PrivateKey.generate()
     gossip = RouterOptions()
-    verify = partial(check, policy=gossip.policy) if verified else lambda message: Judgement(Verdict.GOOD)
+    verify = partial(check, policy=gossip.policy) if verified else lambda message: Judgement(Verdict.VALID)
     router = router_type(compute_peer_id(key), gossip, random.Random(0), verify)
 
     def hear(deliver: Deliver) -> None:

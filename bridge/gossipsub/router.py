@@ -48,7 +48,7 @@ from kiln.schemas.wire.topic_table import BundleSet
 Verify = Callable[[Message], Judgement]
 """Verification of a message's signature: `kiln.schemas.wire.identity.check` under the network's policy."""
 
-_ACCEPTED: Final = (Verdict.GOOD, Verdict.UNSIGNED)
+_ACCEPTED: Final = (Verdict.VALID, Verdict.UNSIGNED)
 _TEXT_ID_COST: Final = 3  # ids of `max_ids_per_rpc` that an id as text counts for, in addition to itself
 
 
@@ -261,7 +261,7 @@ class Router:
                 f"a message of {len(data)} bytes does not fit in an RPC of {self._options.rpc_limits.size}. "
                 "Raise bridge.max_rpc_bytes_out if every peer of the network accepts more."
             )
-        verdict = Verdict.GOOD if message.HasField("signature") else Verdict.UNSIGNED
+        verdict = Verdict.VALID if message.HasField("signature") else Verdict.UNSIGNED
         self._seen.add(key, copy_number(data, verdict), now)
         self._cache.put(key, topic, data)
         self._counters["published"] += 1
@@ -506,7 +506,7 @@ class Router:
         if judgement.verdict == Verdict.NOT_CHECKED:
             self._counters["not_checked"] += 1
             return
-        self._counters["bad_signature" if judgement.verdict == Verdict.BAD else "against_policy"] += 1
+        self._counters["bad_signature" if judgement.verdict == Verdict.INVALID else "against_policy"] += 1
         state.score.reject()
         if judgement.reason == KEY_ALGORITHM:
             self._counters[KEY_ALGORITHM] += 1

@@ -69,7 +69,7 @@ _TYPE, _AUTHOR, _TIPS, _VERDICT = (
     next(index for index, column in enumerate(MESSAGES) if column.name == name)
     for name in ("type", "from_peer", "tips", "verdict")
 )
-_VALID = VERDICT_NAMES[Verdict.GOOD]
+_VALID = VERDICT_NAMES[Verdict.VALID]
 
 IDENTITIES = ("early", "late")
 """Columns of the digests that identify copies of a message (decision 5)."""
@@ -198,7 +198,7 @@ def decode_records(
                     yield from _pack_faults(item)
                     continue
                 valid_copies += 1
-                is_signed = item.verdict is Verdict.GOOD
+                is_signed = item.verdict is Verdict.VALID
                 signed = (item.network, item.message_id) if is_signed else None
                 if signed in emitted and not every_copy:
                     continue

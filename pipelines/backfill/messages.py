@@ -219,7 +219,7 @@ _COPY_ROW_BYTES = 500  # approximate size of a row of `copies`
 def _merge_copy(item: DecodedMessage) -> MergedRow:
     note = _UPDATE if item.content.type == "UPDATE" else 0
     note |= _REPLAY if item.origin == "REPLAY" else 0
-    note |= _SIGNED if item.verdict is Verdict.GOOD else 0
+    note |= _SIGNED if item.verdict is Verdict.VALID else 0
     place = item.ref.partition, item.ref.offset, item.ref.position or 0
     return MergedRow(item.network, item.message_id, COPY, item.observed_at, *place, note, pack(build_message_row(item)))
 

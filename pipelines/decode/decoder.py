@@ -49,9 +49,9 @@ from kiln.schemas.wire.topics import Separator, TopicError, format_separator, fo
 
 _ORIGINS: tuple[Origin, ...] = ("LIVE", "REPLAY")
 _BRIDGE_JUDGEMENTS: Mapping[int, Judgement] = {
-    Verdict.GOOD: Judgement(Verdict.GOOD),
+    Verdict.VALID: Judgement(Verdict.VALID),
     Verdict.UNSIGNED: Judgement(Verdict.UNSIGNED),
-    Verdict.BAD: Judgement(Verdict.BAD, "bad_signature"),
+    Verdict.INVALID: Judgement(Verdict.INVALID, "bad_signature"),
     Verdict.AGAINST_POLICY: Judgement(Verdict.AGAINST_POLICY, "against_policy"),
 }
 """Meaning of each verdict of the bridge, and the reason why a message is rejected."""
@@ -404,7 +404,7 @@ def _decode_announcement(frame: Frame, ref: MessageRef, config: DecodeConfig) ->
         topic,
         "name",
         announcement.separator,
-        Verdict.GOOD,
+        Verdict.VALID,
         frame.remote_peer.hex(),
         observed_at,
         envelope,
@@ -424,7 +424,7 @@ def _check_signature(message: Message, topic: str, bridge_verdict: int, policy: 
     if not message.HasField("topicIndex"):
         return check(message, policy)
     judgement = check(message, policy, topic)
-    if judgement.verdict is Verdict.BAD and message.HasField("topic"):
+    if judgement.verdict is Verdict.INVALID and message.HasField("topic"):
         # next to a name the index may be the author's own, a field like any other, and signed with the rest
         again = check(message, policy)
         return again._replace(cost=judgement.cost + again.cost)
@@ -437,7 +437,7 @@ def get_signer(decoded: DecodedMessage) -> str | None:
 
 
 def _get_signer(message: Message, verdict: Verdict) -> str | None:
-    return peer_text(getattr(message, "from")) if verdict is Verdict.GOOD else None
+    return peer_text(getattr(message, "from")) if verdict is Verdict.VALID else None
 
 
 def compute_identities(decoded: DecodedMessage, scope: str, horizon: int) -> tuple[bytes, bytes]:
@@ -454,7 +454,7 @@ def compute_identities(decoded: DecodedMessage, scope: str, horizon: int) -> tup
         scope: Namespace of the digests.
         horizon: Deduplication horizon of unsigned messages, µs.
     """
-    signed = decoded.verdict is Verdict.GOOD
+    signed = decoded.verdict is Verdict.VALID
     return compute_column_identities(decoded.network, decoded.message_id, signed, decoded.observed_at, scope, horizon)
 
 

@@ -47,9 +47,9 @@ MISSING_SEQNO: Final = "missing_seqno"
 INVALID_SEQNO: Final = "invalid_seqno"
 UNEXPECTED_AUTH: Final = "unexpected_auth"
 REASONS: Final = (
-    BAD_SIGNATURE,  # BAD: the signature is not the author's over this message
-    BAD_KEY,  # BAD: `from` is no peer id, holds no usable key, or is not the peer id of `key`
-    KEY_ALGORITHM,  # BAD: the key is of another algorithm than its type, which no honest program makes
+    BAD_SIGNATURE,  # INVALID: the signature is not the author's over this message
+    BAD_KEY,  # INVALID: `from` is no peer id, holds no usable key, or is not the peer id of `key`
+    KEY_ALGORITHM,  # INVALID: the key is of another algorithm than its type, which no honest program makes
     MISSING_SIGNATURE,  # AGAINST_POLICY: strict, and not signed
     MISSING_FROM,  # AGAINST_POLICY: signed, but without `from`
     MISSING_SEQNO,  # AGAINST_POLICY: signed, but without the number its id is made of
@@ -80,15 +80,14 @@ class Verdict(IntEnum):
     """One byte per message in Frame.verdicts (docs/design/contracts.md)."""
 
     NOT_CHECKED = 0
-    GOOD = 1
-    BAD = 2
+    VALID = 1
+    INVALID = 2
     UNSIGNED = 3
     AGAINST_POLICY = 4
     UNVERIFIABLE = 5
 
 
-_VERDICT_NAMES: Final = ("not_checked", "valid", "invalid", "unsigned", "against_policy", "unverifiable")
-VERDICT_NAMES: Final = _VERDICT_NAMES + (256 - len(_VERDICT_NAMES)) * ("not_checked",)
+VERDICT_NAMES: Final = (*(each.name.lower() for each in Verdict), *["not_checked"] * (256 - len(Verdict)))
 """Name of each verdict byte in the column `verdict` of the tables. An unknown byte counts as not checked."""
 
 
@@ -245,17 +244,17 @@ def check(message: rpc_pb2.Message, policy: Policy, topic: str | None = None) ->
         return Judgement(Verdict.AGAINST_POLICY, INVALID_SEQNO)
     attached = message.key if message.HasField("key") else None
     if len(author) > _MAX_PEER_ID or (attached is not None and len(attached) > _MAX_PEER_ID):
-        return Judgement(Verdict.BAD, BAD_KEY)
+        return Judgement(Verdict.INVALID, BAD_KEY)
     usual = len(author) + len(attached or b"") <= _USUAL_KEY
     key = (_usual_key if usual else _public_key)(author, attached)
     if isinstance(key, Rejected):
-        return Judgement(Verdict.BAD, key.reason)
+        return Judgement(Verdict.INVALID, key.reason)
     signature = message.signature
     if not fits_signature_length(key, signature):
-        return Judgement(Verdict.BAD, BAD_SIGNATURE)
+        return Judgement(Verdict.INVALID, BAD_SIGNATURE)
     good = _verifies(key, signature, build_signed_bytes(message, topic))
     cost = estimate_signature_cost(key, good)
-    return Judgement(Verdict.GOOD, "", cost) if good else Judgement(Verdict.BAD, BAD_SIGNATURE, cost)
+    return Judgement(Verdict.VALID, "", cost) if good else Judgement(Verdict.INVALID, BAD_SIGNATURE, cost)
 
 
 def estimate_id_cost(message: rpc_pb2.Message) -> int:

@@ -163,7 +163,7 @@ def _messages(log: Log, lake: Lake) -> Iterator[Problem]:
         if frame.direction != Frame.IN or not isinstance(rpc, RPC):
             continue
         for message in rpc.publish:
-            if judge(message, "strict")[0] is Verdict.GOOD and isinstance(read_message(message.data), PubsubMessage):
+            if judge(message, "strict")[0] is Verdict.VALID and isinstance(read_message(message.data), PubsubMessage):
                 good.setdefault((message_id(message),), record.stamp)
     yield from _once("message", good, Counter(query_lake(lake, "SELECT message_id FROM messages").rows()))
 

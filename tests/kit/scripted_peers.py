@@ -21,7 +21,7 @@ def check(message: Message) -> Judgement:
     """A stand-in for signatures: good unless it says so."""
     if not message.HasField("signature"):
         return Judgement(Verdict.UNSIGNED)
-    return Judgement(Verdict.GOOD if message.signature == b"good" else Verdict.BAD)
+    return Judgement(Verdict.VALID if message.signature == b"good" else Verdict.INVALID)
 
 
 def message(

@@ -74,7 +74,7 @@ def test_all_messages_are_delivered_once_and_every_frame_is_captured_byte_for_by
             f.name for p in a.tape.payloads(Frame.IN) for m in RPC.FromString(p).publish for f, _ in m.ListFields()
         }
         assert fields == ({"from", "data", "seqno", "topic", "signature"} if policy == "strict" else {"data", "topic"})
-        verdict = Verdict.GOOD if policy == "strict" else Verdict.UNSIGNED
+        verdict = Verdict.VALID if policy == "strict" else Verdict.UNSIGNED
         verdicts = b"".join(f.verdicts for f in a.tape.frames)
         assert verdicts == bytes([verdict]) * 300
 
@@ -155,7 +155,7 @@ def test_what_is_malformed_or_too_long_is_captured_and_the_rest_still_read(tmp_p
         frames = [f for f in a.tape.frames if f.direction == Frame.IN][:4]
         assert [f.payload for f in frames] == [unknown, garbage, long[: 64 * 1024], good]
         assert [f.declared_length for f in frames] == [0, 0, len(long), 0]
-        assert [f.verdicts for f in frames] == [b"", b"", b"", bytes([Verdict.GOOD])]
+        assert [f.verdicts for f in frames] == [b"", b"", b"", bytes([Verdict.VALID])]
         counters = a.node.view().counters
         assert (counters["rpc_malformed"], counters["rpc_oversized"], counters["rpc_empty"]) == (1, 1, 1)
         assert frames[0].remote_peer == host.get_id().to_bytes()

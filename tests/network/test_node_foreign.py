@@ -102,7 +102,7 @@ def good(one: Running) -> list[str]:
         for frame in one.tape.frames
         if frame.direction == Frame.IN and frame.verdicts
         for each, verdict in zip(RPC.FromString(frame.payload).publish, frame.verdicts, strict=True)
-        if verdict in (Verdict.GOOD, Verdict.UNSIGNED)
+        if verdict in (Verdict.VALID, Verdict.UNSIGNED)
     )
 
 

@@ -84,7 +84,7 @@ def test_nodes_with_partly_shared_bundles_lose_nothing_and_write_indices_for_sha
         for one in (a, b):
             assert forms(one, Frame.OUT) == expected
             assert forms(one, Frame.IN) == expected
-            assert {verdict for frame in one.tape.frames for verdict in frame.verdicts} == {Verdict.GOOD}
+            assert {verdict for frame in one.tape.frames for verdict in frame.verdicts} == {Verdict.VALID}
             (info,) = one.node.view().peers
             told = {(each.topic, each.direction): each for each in info.savings}
             assert {topic for topic, _ in told} == SHARED
@@ -245,6 +245,6 @@ def test_second_hellos_and_impossible_indices_change_nothing(tmp_path: Path) -> 
             frames = [frame for frame in a.tape.frames if frame.direction == Frame.IN]
             assert {frame.hello_in for frame in frames} == {write_hello([ONE])}
             verdicts = b"".join(frame.verdicts for frame in frames)
-            assert verdicts == bytes([Verdict.NOT_CHECKED] * 4 + [Verdict.GOOD] * 2)
+            assert verdicts == bytes([Verdict.NOT_CHECKED] * 4 + [Verdict.VALID] * 2)
 
     in_town(tmp_path, test)

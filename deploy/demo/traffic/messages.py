@@ -355,8 +355,8 @@ class MessageFactory:
         )
         gossip_id = author.peer + seqno
         return (
-            SyntheticCopy(altered, Verdict.BAD, entry, "forged_copies", gossip_id),
-            SyntheticCopy(true, Verdict.GOOD, entry, _tally(entry), gossip_id),
+            SyntheticCopy(altered, Verdict.INVALID, entry, "forged_copies", gossip_id),
+            SyntheticCopy(true, Verdict.VALID, entry, _tally(entry), gossip_id),
         )
 
     def impostor(
@@ -368,7 +368,7 @@ class MessageFactory:
         entry = self._entry(content, victim, seqno)
         entry.outcome, entry.stage, entry.reason = "quarantine", SIGNATURE_STAGE, BAD_SIGNATURE
         publish = field(2, body + field(5, signer.signature(body)))
-        return SyntheticCopy(publish, Verdict.BAD, entry, "bad_copies", victim.peer + seqno)
+        return SyntheticCopy(publish, Verdict.INVALID, entry, "bad_copies", victim.peer + seqno)
 
     def wrong_auth(self, content: MessageContent, author: SyntheticAuthor, now_ns: int) -> SyntheticCopy:
         """A message that is signed where the others are not, or the other way round: the network's policy decides."""
@@ -396,7 +396,7 @@ class MessageFactory:
         body = _body(author, content.data, seqno, content.topic)
         entry = self._entry(content, author, seqno)
         return SyntheticCopy(
-            field(2, body + _seal(author, body)), Verdict.GOOD, entry, _tally(entry), author.peer + seqno
+            field(2, body + _seal(author, body)), Verdict.VALID, entry, _tally(entry), author.peer + seqno
         )
 
     def _unsigned(self, content: MessageContent) -> SyntheticCopy:

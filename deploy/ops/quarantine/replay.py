@@ -188,7 +188,7 @@ class QuarantineReplay:
         present: set[_Digest] = set()
         while rows := answer.fetchmany(_ROWS_AT_ONCE):
             for network, message_id, verdict, observed_at in rows:
-                signed = verdict == VERDICT_NAMES[Verdict.GOOD]
+                signed = verdict == VERDICT_NAMES[Verdict.VALID]
                 digests = compute_column_identities(
                     network, message_id, signed, observed_at, "", self._how.unsigned_horizon
                 )

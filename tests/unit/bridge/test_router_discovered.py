@@ -30,7 +30,7 @@ def says(*, subscribe: bool = True, graft: bool = False) -> RPC:
 
 
 def router(topics: Iterable[str] = (T,)) -> Router:
-    made = Router(b"\x00\x24own", RouterOptions(), Random(1), lambda message: Judgement(Verdict.GOOD))
+    made = Router(b"\x00\x24own", RouterOptions(), Random(1), lambda message: Judgement(Verdict.VALID))
     for topic in topics:
         made.join(topic, 0.0)
     return made

@@ -68,7 +68,7 @@ def test_what_no_peer_accepts_is_delivered_and_neither_relayed_nor_announced_nor
     sent = make(1)
     sends, delivered, verdicts = router.receive(peer(0), rpc_of(sent), 1.0)
     assert delivered == [Deliver(sent, T, peer(0))]
-    assert verdicts == bytes([Verdict.GOOD])
+    assert verdicts == bytes([Verdict.VALID])
     assert receivers(sends) == set()
     beat = router.heartbeat(2.0)
     assert not [each for send in beat for each in send.rpc.control.ihave]
@@ -77,7 +77,7 @@ def test_what_no_peer_accepts_is_delivered_and_neither_relayed_nor_announced_nor
     assert router.counters["message_too_large"] == 1
     # its id is known: nobody is asked for it, and a copy is a duplicate
     assert asked(router.receive(peer(21), ihave([gossip_id(sent)]), 2.2)[0]) == []
-    assert router.receive(peer(1), rpc_of(sent), 2.3)[1:] == ([], bytes([Verdict.GOOD]))
+    assert router.receive(peer(1), rpc_of(sent), 2.3)[1:] == ([], bytes([Verdict.VALID]))
 
 
 def test_who_has_a_large_message_is_told_that_it_need_not_be_sent() -> None:

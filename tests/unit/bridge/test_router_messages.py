@@ -42,10 +42,10 @@ def test_a_message_is_handed_on_once_and_forwarded_to_the_mesh_but_not_back() ->
     sent = message(1, author=peer(2))
     sends, delivered, verdicts = router.receive(peer(0), rpc_of(sent), 1.0)
     assert delivered == [Deliver(sent, T, peer(0))]
-    assert verdicts == bytes([Verdict.GOOD])
+    assert verdicts == bytes([Verdict.VALID])
     assert receivers(sends) == {peer(1), peer(3), peer(10)}
     assert all(send.rpc.publish[0] == sent for send in sends)
-    assert router.receive(peer(1), rpc_of(sent), 1.1) == ([], [], bytes([Verdict.GOOD]))
+    assert router.receive(peer(1), rpc_of(sent), 1.1) == ([], [], bytes([Verdict.VALID]))
     assert router.counters["duplicate"] == 1
 
 
@@ -53,12 +53,12 @@ def test_a_forged_copy_first_masks_nothing() -> None:
     router = with_peers(node(), 3)
     forged, true = message(1, sig=b"bad", size=2000), message(1, size=2000)
     assert gossip_id(forged) == gossip_id(true)
-    assert router.receive(peer(0), rpc_of(forged), 1.0) == ([], [], bytes([Verdict.BAD]))
+    assert router.receive(peer(0), rpc_of(forged), 1.0) == ([], [], bytes([Verdict.INVALID]))
     sends, delivered, verdicts = router.receive(peer(1), rpc_of(true), 1.0)
-    assert (len(delivered), verdicts) == (1, bytes([Verdict.GOOD]))
+    assert (len(delivered), verdicts) == (1, bytes([Verdict.VALID]))
     assert receivers(sends) == router.mesh[T] - {peer(1)}
     # nor does a forged copy pass for the true one afterwards
-    assert router.receive(peer(2), rpc_of(forged), 1.0)[2] == bytes([Verdict.BAD])
+    assert router.receive(peer(2), rpc_of(forged), 1.0)[2] == bytes([Verdict.INVALID])
     assert router.counters["bad_signature"] == 2
     assert router.peers[peer(0)].score < 0
 
@@ -116,7 +116,7 @@ def test_garbage_stops_buying_our_time() -> None:
     def bad(_: Message) -> Judgement:
         nonlocal calls
         calls += 1
-        return Judgement(Verdict.BAD)
+        return Judgement(Verdict.INVALID)
 
     router = Router(OWN, RouterOptions(), Random(1), bad)
     router.join(T, 0.0)
@@ -134,7 +134,7 @@ def test_of_an_rpc_that_is_expensive_to_check_the_rest_is_neither_checked_nor_re
     rpc = rpc_of(*(message(number) for number in range(100)))
     _, delivered, verdicts = router.receive(peer(0), rpc, 1.0)
     assert (len(delivered), len(verdicts)) == (10, 100)
-    assert verdicts == bytes([Verdict.GOOD]) * 10 + bytes(90)
+    assert verdicts == bytes([Verdict.VALID]) * 10 + bytes(90)
     assert router.counters["messages_over_cost"] == 90
     assert router.peers[peer(0)].score < 0
     # who brings them a few at a time brings them all
@@ -167,7 +167,7 @@ def test_one_key_that_is_made_to_be_expensive_is_enough(
     router = Router(OWN, RouterOptions(), Random(1), partial(identity.check, policy="strict"))
     router.join(T, 0.0)
     with_peers(router, 2)
-    assert router.receive(peer(0), rpc_of(bad), 1.0) == ([], [], bytes([Verdict.BAD]))
+    assert router.receive(peer(0), rpc_of(bad), 1.0) == ([], [], bytes([Verdict.INVALID]))
     assert router.is_graylisted(peer(0))
     assert not router.is_graylisted(peer(1))
     assert router.counters["key_algorithm"] == 1

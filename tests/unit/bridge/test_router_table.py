@@ -80,7 +80,7 @@ def test_a_message_by_index_is_verified_delivered_and_passed_on_by_its_name() ->
     greet(router, 4, V13, None)  # speaks 1.3 and has no table
     message = signed(1, B)
     sends, (deliver,), verdicts = router.receive(peer(1), indexed(message, 2), 1.0)
-    assert verdicts == bytes([Verdict.GOOD])
+    assert verdicts == bytes([Verdict.VALID])
     assert (deliver.message, deliver.topic) == (message, B)
     assert published(sends) == {peer(2): [("", 2)], peer(3): [(B, 0)], peer(4): [(B, 0)]}
     for send in sends:
@@ -96,8 +96,8 @@ def test_copies_by_name_and_by_index_are_one_message() -> None:
         greet(router, number)
     message = signed(1)
     assert len(router.receive(peer(0), indexed(message, 1), 1.0)[1]) == 1
-    assert router.receive(peer(1), RPC(publish=[message]), 1.0)[1:] == ([], bytes([Verdict.GOOD]))
-    assert router.receive(peer(2), indexed(message, 1), 1.0)[1:] == ([], bytes([Verdict.GOOD]))
+    assert router.receive(peer(1), RPC(publish=[message]), 1.0)[1:] == ([], bytes([Verdict.VALID]))
+    assert router.receive(peer(2), indexed(message, 1), 1.0)[1:] == ([], bytes([Verdict.VALID]))
     assert router.counters["duplicate"] == 2
 
 

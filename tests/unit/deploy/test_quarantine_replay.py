@@ -204,9 +204,9 @@ def test_a_forged_message_does_not_come_back(world: World) -> None:
 
 
 def test_verdicts_stay_with_their_messages() -> None:
-    whole = frame(1, *map(message, range(3)), verdicts=bytes([Verdict.GOOD, Verdict.NOT_CHECKED, Verdict.BAD]))
+    whole = frame(1, *map(message, range(3)), verdicts=bytes([Verdict.VALID, Verdict.NOT_CHECKED, Verdict.INVALID]))
     part = select_messages(whole, {0, 2})
-    assert part.verdicts == bytes([Verdict.GOOD, Verdict.BAD])
+    assert part.verdicts == bytes([Verdict.VALID, Verdict.INVALID])
     assert select_messages(whole, {0, 1, 2}) == whole
 
 

@@ -268,7 +268,7 @@ def test_good_signatures_verify_and_no_other_does(busy: Run) -> None:
         true = is_true(seen, entry)
         at_fault = entry.stage == "signature" or not true
         verdict, reason = judge(seen.message, "strict")
-        assert (verdict is Verdict.GOOD) == (not at_fault), (entry, reason)
+        assert (verdict is Verdict.VALID) == (not at_fault), (entry, reason)
         if not at_fault:
             outcomes["good", reason] += 1
         elif true:
@@ -498,7 +498,7 @@ def test_what_breaks_the_policy_is_bad_in_live_traffic_only(signed: bool, origin
     assert {e.outcome for e in odd} == {"quarantine" if live else "message"}
     assert {e.stage for e in odd} == {"signature" if live else None}
     judged = [(judge(s.message, options.policy)[0], s.verdict) for s in copies(found.frames)]
-    good = {Verdict.GOOD, Verdict.UNSIGNED}
+    good = {Verdict.VALID, Verdict.UNSIGNED}
     assert any(verdict not in good for verdict, _ in judged) == (live or signed)  # forged ones are bad anywhere
     assert all((said in good) == (verdict in good) for verdict, said in judged if said)
 
@@ -646,7 +646,7 @@ def test_bad_input_is_bad_for_the_reason_in_its_ledger() -> None:
         bad = generate_bad_inputs(kind, 200, 1, start_ns=START)
         for seen in copies(bad):
             assert not is_json(seen.message.data)
-            assert judge(seen.message, "strict")[0] is Verdict.GOOD
+            assert judge(seen.message, "strict")[0] is Verdict.VALID
         assert {e.reason for e in bad.ledger.messages.values()} == {"invalid_json"}
     for seen in copies(generate_bad_inputs("typ_true", 200, 1, start_ns=START)):
         typ = json.loads(seen.message.data)["typ"]

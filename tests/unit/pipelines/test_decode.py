@@ -132,7 +132,7 @@ def test_a_message_and_what_is_known_of_it() -> None:
     assert item.ref == MessageRef(3, 77, 0)
     assert item.message_id == f"{peer_text(compute_peer_id(ANNA))}/0001"
     assert (item.network, item.origin, item.topic, item.separator) == ("testnet-clay", "LIVE", CLAY, None)
-    assert item.verdict is Verdict.GOOD
+    assert item.verdict is Verdict.VALID
     assert item.remote_peer == peer_text(REMOTE)
     assert item.observed_at == 1_700_000_000_123_456
     assert item.envelope.data == UPDATE
@@ -230,7 +230,7 @@ def test_an_announcement_in_the_dht_is_a_batch_update() -> None:
     publisher = compute_peer_id(Ed25519PrivateKey.from_private_bytes(b"p" * 32))
     assert (item.content.type, item.content.sep, item.content.batch) == ("BATCH_UPDATE", "model/kabc", cid_text(BATCH))
     assert (item.topic, item.topic_source, item.separator) == (format_topic("mainnet", BY_MODEL), "name", BY_MODEL)
-    assert (item.network, item.verdict, item.remote_peer) == ("mainnet", Verdict.GOOD, (b"n" * 20).hex())
+    assert (item.network, item.verdict, item.remote_peer) == ("mainnet", Verdict.VALID, (b"n" * 20).hex())
     assert get_signer(item) == peer_text(publisher)
     assert item.envelope.seqno == (7).to_bytes(8)
     assert item.previous == (cid_text(BEFORE),)
@@ -400,7 +400,7 @@ def test_an_index_is_resolved_by_the_hellos_of_its_frame_and_the_signature_is_ov
     item = good(tabled(indexed(topic), network="testnet-dev"), RESOLVING)
     named = good(frame(signed(topic=topic), network="testnet-dev"), RESOLVING)
     assert (item.topic_source, named.topic_source) == ("index", "name")
-    assert item.verdict is Verdict.GOOD
+    assert item.verdict is Verdict.VALID
     assert item._replace(envelope=named.envelope, topic_source="name") == named
     assert compute_identities(item, "", 10) == compute_identities(named, "", 10)
 
@@ -411,7 +411,7 @@ def test_an_index_of_another_topic_than_was_signed() -> None:
 
 
 def test_the_bridges_verdict_on_an_indexed_message_holds() -> None:
-    assert good(tabled(indexed(CLAY), verdicts=b"\1"), RESOLVING).verdict is Verdict.GOOD
+    assert good(tabled(indexed(CLAY), verdicts=b"\1"), RESOLVING).verdict is Verdict.VALID
     item = fault(tabled(indexed(CLAY), verdicts=b"\2"), RESOLVING)
     assert (item.stage, item.reason) == ("signature", "bad_signature")
 
@@ -436,7 +436,7 @@ def test_a_name_on_the_wire_wins_over_any_index_signed_with_it_or_added_later(in
     sign(own, ANNA)
     for message in (added, own):
         item = good(tabled(message), RESOLVING)
-        assert (item.topic, item.topic_source, item.verdict) == (CLAY, "name", Verdict.GOOD)
+        assert (item.topic, item.topic_source, item.verdict) == (CLAY, "name", Verdict.VALID)
 
 
 def test_what_was_unknown_is_decoded_once_the_bundle_is_known() -> None:
@@ -480,7 +480,7 @@ def test_a_capture_of_the_reference_resolves_wholly() -> None:
     assert len(with_bundle) == 853
     decoded = [item for item in with_bundle if isinstance(item, DecodedMessage)]
     refused = [item for item in with_bundle if isinstance(item, RejectedMessage)]
-    assert {(item.topic_source, item.verdict) for item in decoded} == {("index", Verdict.GOOD)}
+    assert {(item.topic_source, item.verdict) for item in decoded} == {("index", Verdict.VALID)}
     assert all(item.topic == published[hashlib.sha256(item.envelope.data).hexdigest()] for item in decoded)
     assert len({item.message_id for item in decoded}) == 153
     # one of the 154 messages is not JSON; it is signed well, over the name that its index stands for
@@ -526,12 +526,12 @@ def test_only_who_signed_well_is_the_author_of_a_fault(message: Message) -> None
 @pytest.mark.parametrize(
     ("verdict", "found"),
     [
-        (1, Verdict.GOOD),
+        (1, Verdict.VALID),
         (2, "bad_signature"),
         (3, Verdict.UNSIGNED),
         (4, "against_policy"),
-        (0, Verdict.GOOD),  # judged here
-        (9, Verdict.GOOD),  # what is no verdict counts as none
+        (0, Verdict.VALID),  # judged here
+        (9, Verdict.VALID),  # what is no verdict counts as none
     ],
 )
 def test_the_verdict_of_the_bridge_holds_where_there_is_one(verdict: int, found: Verdict | str) -> None:
@@ -540,7 +540,7 @@ def test_the_verdict_of_the_bridge_holds_where_there_is_one(verdict: int, found:
 
 
 def test_a_forged_message_that_the_bridge_called_good_is_not_judged_again() -> None:
-    assert good(frame(forged(), verdicts=b"\1")).verdict is Verdict.GOOD
+    assert good(frame(forged(), verdicts=b"\1")).verdict is Verdict.VALID
 
 
 def test_each_message_has_its_own_verdict_and_what_has_none_is_judged_here() -> None:

@@ -66,7 +66,7 @@ def test_of_an_rpc_that_is_expensive_to_check_the_rest_is_one_row() -> None:
 
 
 def test_what_the_bridge_has_checked_is_read_however_expensive_the_rest_is() -> None:
-    record = frame([*forged(), good(1)], bytes(FORGED) + bytes([Verdict.GOOD]))
+    record = frame([*forged(), good(1)], bytes(FORGED) + bytes([Verdict.VALID]))
     items = list(decode(record, 0, 7, 0, DecodeConfig()))
     assert [item.ref.position for item in items if isinstance(item, DecodedMessage)] == [FORGED]
 

@@ -111,7 +111,7 @@ def agreed(key: bytes, signature: bytes) -> bool:
     message = message_of(key)
     data = build_signed_bytes(message)
     message.signature = signature
-    good = judge(message, "strict")[0] is Verdict.GOOD
+    good = judge(message, "strict")[0] is Verdict.VALID
     assert good == model(key, signature, data) == by_openssl(key, signature, data)
     return good
 

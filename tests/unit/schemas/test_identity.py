@@ -41,7 +41,7 @@ KEYS: dict[str, PrivateKey] = {
     "rsa": rsa.generate_private_key(65537, 2048),
     "ecdsa": ec.derive_private_key(0xC0FFEE, ec.SECP256R1()),
 }
-GOOD = (Verdict.GOOD, "")
+GOOD = (Verdict.VALID, "")
 
 
 def signed(kind: str = "ed25519", data: bytes = b"hello", seqno: bytes = b"\x00" * 7 + b"\x01") -> rpc_pb2.Message:
@@ -215,7 +215,7 @@ def test_any_flipped_bit_is_bad(kind: str, field: str, bit: int) -> None:
     else:
         setattr(message, field, bytes(raw))
     verdict, reason = judge(message, "either")
-    assert verdict is Verdict.BAD
+    assert verdict is Verdict.INVALID
     assert reason in REASONS
 
 
@@ -224,10 +224,10 @@ def test_a_removed_or_added_field_is_bad(kind: str) -> None:
     for change in (b"\x38\x01", b"\xa2\x06\x01x"):  # a topic index, an unknown field
         message = signed(kind)
         message.MergeFromString(change)
-        assert judge(message, "strict") == (Verdict.BAD, "bad_signature")
+        assert judge(message, "strict") == (Verdict.INVALID, "bad_signature")
     message = signed(kind)
     message.ClearField("data")
-    assert judge(message, "strict") == (Verdict.BAD, "bad_signature")
+    assert judge(message, "strict") == (Verdict.INVALID, "bad_signature")
 
 
 def test_unknown_fields_are_signed_too() -> None:
@@ -244,8 +244,8 @@ def test_an_index_is_verified_over_the_name() -> None:
     message.ClearField("topic")
     message.topicIndex = 3
     assert judge(message, "strict", "/ceramic/a") == GOOD
-    assert judge(message, "strict", "/ceramic/b") == (Verdict.BAD, "bad_signature")
-    assert judge(message, "strict") == (Verdict.BAD, "bad_signature")
+    assert judge(message, "strict", "/ceramic/b") == (Verdict.INVALID, "bad_signature")
+    assert judge(message, "strict") == (Verdict.INVALID, "bad_signature")
     assert message.topicIndex == 3  # judging changes nothing
     assert not message.HasField("topic")
 
@@ -255,9 +255,9 @@ def test_the_key_must_be_the_author_s() -> None:
     other = rpc_pb2.Message(data=b"hello", seqno=message.seqno, topic=message.topic)
     sign(other, KEYS["ecdsa"])
     message.key = other.key
-    assert judge(message, "strict") == (Verdict.BAD, "bad_key")
+    assert judge(message, "strict") == (Verdict.INVALID, "bad_key")
     message.ClearField("key")
-    assert judge(message, "strict") == (Verdict.BAD, "bad_key")
+    assert judge(message, "strict") == (Verdict.INVALID, "bad_key")
 
 
 def test_a_key_beside_a_peer_id_that_holds_it_must_match_too() -> None:
@@ -265,9 +265,9 @@ def test_a_key_beside_a_peer_id_that_holds_it_must_match_too() -> None:
     message.key = compute_peer_id(KEYS["ed25519"])[2:]
     assert judge(message, "strict") == GOOD
     message.key = compute_peer_id(KEYS["secp256k1"])[2:]
-    assert judge(message, "strict") == (Verdict.BAD, "bad_key")
+    assert judge(message, "strict") == (Verdict.INVALID, "bad_key")
     message.key = b""
-    assert judge(message, "strict") == (Verdict.BAD, "bad_key")
+    assert judge(message, "strict") == (Verdict.INVALID, "bad_key")
 
 
 def test_an_ed25519_author_under_its_sha2_256_is_known() -> None:
@@ -277,7 +277,7 @@ def test_an_ed25519_author_under_its_sha2_256_is_known() -> None:
     message = rpc_pb2.Message(data=b"x", seqno=b"\x01", topic="t")
     setattr(message, "from", b"\x12\x20" + hashlib.sha256(encoded).digest())
     message.signature = key.sign(build_signed_bytes(message))
-    assert judge(message, "strict") == (Verdict.BAD, "bad_key")
+    assert judge(message, "strict") == (Verdict.INVALID, "bad_key")
     message.key = encoded
     assert judge(message, "strict") == GOOD
 
@@ -297,7 +297,7 @@ def test_rsa_keys_out_of_range_are_refused(bits: int) -> None:
         message = rpc_pb2.Message(data=b"x", seqno=b"\x01", topic="t", key=key)
         setattr(message, "from", author)
         message.signature = private.sign(build_signed_bytes(message), padding.PKCS1v15(), hashes.SHA256())
-    assert judge(message, "strict") == (Verdict.BAD, "bad_key")
+    assert judge(message, "strict") == (Verdict.INVALID, "bad_key")
 
 
 def _rsa_author(public: rsa.RSAPublicKey) -> tuple[bytes, bytes]:
@@ -315,7 +315,7 @@ def test_a_key_in_another_encoding_is_not_a_second_identity() -> None:
     message = rpc_pb2.Message(data=b"x", seqno=b"\x01", topic="t", key=key)
     setattr(message, "from", b"\x12\x20" + hashlib.sha256(key).digest())
     message.signature = private.sign(build_signed_bytes(message), padding.PKCS1v15(), hashes.SHA256())
-    assert judge(message, "strict") == (Verdict.BAD, "bad_key")
+    assert judge(message, "strict") == (Verdict.INVALID, "bad_key")
 
 
 key_protobufs = st.builds(
@@ -344,7 +344,7 @@ def test_no_bytes_raise_and_none_are_good_by_chance(
     assert message_id(message)
     for policy in POLICIES:
         verdict, reason = judge(message, policy)
-        assert verdict in (Verdict.BAD, Verdict.AGAINST_POLICY)
+        assert verdict in (Verdict.INVALID, Verdict.AGAINST_POLICY)
         assert reason in REASONS
 
 
@@ -369,8 +369,8 @@ def test_every_signature_of_the_topic_table_capture_is_good_over_the_name_only()
         assert not message.HasField("topic")
         name = topics[message.topicIndex - 1]
         assert judge(message, "strict", name) == GOOD
-        assert judge(message, "strict", topics[message.topicIndex % len(topics)])[0] == Verdict.BAD
-        assert judge(message, "strict")[0] == Verdict.BAD
+        assert judge(message, "strict", topics[message.topicIndex % len(topics)])[0] == Verdict.INVALID
+        assert judge(message, "strict")[0] == Verdict.INVALID
 
 
 def test_the_unsigned_capture_is_unsigned() -> None:

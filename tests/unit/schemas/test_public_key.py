@@ -63,7 +63,7 @@ def test_a_key_of_another_algorithm_than_its_type_costs_nothing(
     message = message_with(kind, data, field)
     judged: list[tuple[Verdict, str]] = []
     assert cpu(lambda: judged.append(judge(message, "strict"))) < MOST
-    assert judged == [(Verdict.BAD, "key_algorithm")]
+    assert judged == [(Verdict.INVALID, "key_algorithm")]
 
 
 @pytest.mark.parametrize(("name", "data"), REFUSED_RSA, ids=[name for name, _ in REFUSED_RSA])
@@ -71,7 +71,7 @@ def test_rsa_keys_out_of_bounds_are_refused_and_cost_nothing(name: str, data: by
     message = message_with(PublicKey.RSA, data, "key")
     judged: list[tuple[Verdict, str]] = []
     assert cpu(lambda: judged.append(judge(message, "strict"))) < MOST
-    assert judged == [(Verdict.BAD, "bad_key")]
+    assert judged == [(Verdict.INVALID, "bad_key")]
 
 
 # --- the same keys as a loader of any kind of key
@@ -190,7 +190,7 @@ def test_signatures_of_a_length_that_the_key_cannot_make_cost_nothing() -> None:
     for kind, data in VALID:
         message = message_with(kind, data, "key")
         message.signature = bytes(3_000_000)
-        assert check(message, "strict") == (Verdict.BAD, "bad_signature", 0)
+        assert check(message, "strict") == (Verdict.INVALID, "bad_signature", 0)
 
 
 def test_every_key_that_is_read_has_a_cost_of_at_most_a_few_milliseconds() -> None:
