@@ -11,13 +11,21 @@ async def close_connection(conn: INetConn) -> None:
     """Close a connection, also one in which writes are stuck."""
     muxed = conn.muxed_conn
     if isinstance(muxed, Yamux):
-        with trio.move_on_after(1, shield=True):
+        with shielded(1):
             # the socket first, because yamux sends its GO_AWAY under the lock that a stuck write holds
             await muxed.secured_conn.close()
-    with trio.move_on_after(1, shield=True):
+    with shielded(1):
         await conn.close()
 
 
 async def reset_stream(stream: INetStream) -> None:
-    with trio.move_on_after(1, shield=True):
+    with shielded(1):
         await stream.reset()
+
+
+def shielded(seconds: float) -> trio.CancelScope:
+    """Return a scope for cleanup that outside cancellation does not reach, and that ends after `seconds`.
+
+    `trio.move_on_after(seconds, shield=True)` is the same, but the stubs of trio that libp2p brings along lack it.
+    """
+    return trio.CancelScope(deadline=trio.current_time() + seconds, shield=True)

@@ -27,6 +27,7 @@ from multiaddr import Multiaddr
 
 from kiln.bridge.gossipsub.wire import OversizedRpc, RpcSplitter, WireError, encode
 from kiln.bridge.libp2p.addresses import ADDRESS_ERRORS, NodeError
+from kiln.bridge.libp2p.closing import shielded
 from kiln.bridge.libp2p.host import BROKEN, Node
 from kiln.bridge.libp2p.kademlia import (
     MAX_MESSAGE,
@@ -637,7 +638,7 @@ class _Stream:
         return self._stream
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        with trio.CancelScope(deadline=trio.current_time() + 1, shield=True), suppress(*BROKEN):
+        with shielded(1), suppress(*BROKEN):
             await (self._stream.close() if kind is None else self._stream.reset())
 
 

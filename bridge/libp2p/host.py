@@ -52,7 +52,7 @@ from kiln.bridge.libp2p.addresses import (
     socket_address,
 )
 from kiln.bridge.libp2p.budget import BanList, CaptureBudget, UnfinishedRpcs
-from kiln.bridge.libp2p.closing import close_connection, reset_stream
+from kiln.bridge.libp2p.closing import close_connection, reset_stream, shielded
 from kiln.bridge.libp2p.inflow import READ_BYTES
 from kiln.bridge.libp2p.keys import derive_author_keys
 from kiln.bridge.libp2p.links import InboundStream, PeerLink, PubsubSession
@@ -187,7 +187,7 @@ class Node:
     async def _shut_down(self) -> None:
         """Stop listening and disconnect all peers at once, unlike libp2p, which leaves its listeners open."""
         self._closing = True
-        with trio.move_on_after(2, shield=True):
+        with shielded(2):
             async with trio.open_nursery() as nursery:
                 for listener in self._swarm.listeners.values():
                     nursery.start_soon(listener.close)

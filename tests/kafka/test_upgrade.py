@@ -344,8 +344,10 @@ def test_the_batches_are_those_of_the_model_over_the_log(upgraded: Upgraded, exp
     for since, until, length in zip(lines, lines[1:], (WINDOW, LONG_WINDOW, WINDOW), strict=False):
         parts = []
         for records in upgraded.log:
-            part = [(stamp, update) for stamp, update in records if since <= stamp < until]
-            parts.append(part + [(stamp, None) for stamp, _ in records if stamp >= until][:1])
+            part: list[tuple[int, Update | None]] = [
+                (stamp, update) for stamp, update in records if since <= stamp < until
+            ]
+            parts.append([*part, *[(stamp, None) for stamp, _ in records if stamp >= until][:1]])
         model |= expected_batches(parts, length)
     assert len(upgraded.emitted) == len(set(upgraded.emitted))
     assert set(upgraded.emitted) == model
