@@ -19,7 +19,7 @@ from kiln.conf.settings.model import Settings
 from kiln.pipelines.batch.ticker import Ticker
 from kiln.pipelines.delta.arrow_rows import RowBuffer
 from kiln.pipelines.runtime.kafka import write_topic
-from kiln.schemas.kafka.records import Coordinates, Epoch, SeparatorRecord, UpdateRecord, encode, build_update_key
+from kiln.schemas.kafka.records import Coordinates, Epoch, SeparatorRecord, UpdateRecord, build_update_key, encode
 from kiln.schemas.wire.cid import cid_text
 from kiln.schemas.wire.streamid import MODEL, MODEL_INSTANCE, StreamID
 

@@ -13,7 +13,7 @@ from bench.runs import Extent, Say, in_turn
 from kiln.bridge.bep50 import ItemTransfer, OverlaySettings
 from kiln.bridge.bep50.simulation import Network
 from kiln.schemas.dht import bencode
-from kiln.schemas.dht.items import sign, compute_target
+from kiln.schemas.dht.items import compute_target, sign
 from kiln.schemas.dht.krpc import DhtAddress
 
 UPDATES = 5

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from kiln.deploy.packaging.grafana.dashboards import DASHBOARDS, Panel, PanelQuery, PanelRow
-from kiln.deploy.packaging.grafana.files import across
+from kiln.deploy.packaging.grafana.files import count_columns
 
 _STEP: Final = 15.0  # s between two points
 _RATE: Final = "1m"
@@ -99,7 +99,7 @@ def draw(name: str, over: Range) -> Figure:
         if row is not before:
             part.suptitle(row.title, x=0.01, ha="left", fontsize=10, color="#555555")
         before = row
-        places = part.subplots(1, across(row), squeeze=False)[0]
+        places = part.subplots(1, count_columns(row), squeeze=False)[0]
         for number, axes in enumerate(places):
             if number < len(panels):
                 _panel(axes, panels[number], over)
@@ -110,7 +110,7 @@ def draw(name: str, over: Range) -> Figure:
 
 def _broken(row: PanelRow) -> list[Sequence[Panel]]:
     """The panels of a row, as many side by side as Grafana shows."""
-    return [row.panels[first : first + across(row)] for first in range(0, len(row.panels), across(row))]
+    return [row.panels[first : first + count_columns(row)] for first in range(0, len(row.panels), count_columns(row))]
 
 
 def _panel(axes: Axes, panel: Panel, over: Range) -> None:

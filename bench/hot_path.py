@@ -18,7 +18,7 @@ from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.reject import Rejected
 from kiln.schemas.wire.identity import judge
 from kiln.schemas.wire.pubsub import read_message
-from kiln.schemas.wire.topic_table import BundleSet, write_hello, resolve_topic, negotiate_table
+from kiln.schemas.wire.topic_table import BundleSet, negotiate_table, resolve_topic, write_hello
 
 FRAMES = 20_000
 AIM = Aim(most=1.05)

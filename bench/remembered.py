@@ -16,7 +16,7 @@ from bench.runs import BenchError, Extent, Side, in_turn
 from kiln.deploy.demo.traffic import TrafficOptions
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
-from kiln.schemas.wire.cid import compute_cid, cid_text
+from kiln.schemas.wire.cid import cid_text, compute_cid
 from kiln.schemas.wire.pubsub import UPDATE, write_update
 
 REMEMBERED = (10_000, 1_000_000)

@@ -31,12 +31,12 @@ from kiln.schemas.kafka.frames import read_frame, read_rpc
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.wire.batch_block import BlockError, read_block
-from kiln.schemas.wire.cid import CidError, compute_cid, cid_bytes, cid_text
+from kiln.schemas.wire.cid import CidError, cid_bytes, cid_text, compute_cid
 from kiln.schemas.wire.genesis import NeedsBlock, read_genesis
 from kiln.schemas.wire.pubsub import read_message
 from kiln.schemas.wire.streamid import CommitID, StreamID, StreamIdError
 from kiln.schemas.wire.topic_table import BundleSet, negotiate_table, parse_hello
-from kiln.schemas.wire.topics import TopicError, parse_interest, parse_separator, parse_topic, format_topic
+from kiln.schemas.wire.topics import TopicError, format_topic, parse_interest, parse_separator, parse_topic
 from kit.plain_batcher import LogRecord, batch_partition, plainly
 from kit.scripted_peers import MESHSUB, T, check, message, peer
 

@@ -26,7 +26,7 @@ from kiln.pipelines.decode.decoder import DecodeConfig, FrameDecoder
 from kiln.schemas.kafka.frames import MAX_MESSAGES, MAX_RPC, read_rpc
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message, PublicKey
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
-from kiln.schemas.wire.identity import MAX_RPC_COST, PrivateKey, Verdict, check, build_ed25519_peer_id, peer_text, sign
+from kiln.schemas.wire.identity import MAX_RPC_COST, PrivateKey, Verdict, build_ed25519_peer_id, check, peer_text, sign
 from kit.key_bytes import KEY_ATTACKS, public_key
 
 TOPIC: Final = "/ceramic/local-test"

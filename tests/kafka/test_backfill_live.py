@@ -39,7 +39,10 @@ WORLD = TrafficOptions(seed=5, network="local-history", separators=200, streams=
 
 FRAME = "connection, direction, sequence, payload, kafka_partition, kafka_offset"
 EQUAL = {
-    "copies": ("kafka_partition, kafka_offset, message_index, network, message_id, remote_peer, verdict", "observed_at"),
+    "copies": (
+        "kafka_partition, kafka_offset, message_index, network, message_id, remote_peer, verdict",
+        "observed_at",
+    ),
     "messages": (
         "network, message_id, origin, type, from_peer, seqno, stream, tip, model, sep, batch_cid, data",
         "observed_at",

@@ -56,7 +56,8 @@ def batches(kiln: Kiln, run: str) -> set[tuple[str, str]]:
     """Topic and CID of each batch of a run."""
     rows = Lake(str(kiln.lake)).locate_run(run).open("batches").to_pyarrow_table().to_pylist()
     return {
-        (format_topic(NETWORK, Separator(row["separator_key"], row["separator_value"])), row["batch_cid"]) for row in rows
+        (format_topic(NETWORK, Separator(row["separator_key"], row["separator_value"])), row["batch_cid"])
+        for row in rows
     }
 
 

@@ -19,13 +19,13 @@ from kiln.bridge.bep50.carrier import publisher_key
 from kiln.conf.process.bridge_status import BridgeStatus, read_status
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
 from kiln.deploy.stack.kafka_topics import ensure_topics
-from kiln.schemas.dht.announcement import PublisherKey, ReceivedAnnouncement, read_datagram, compute_salt
+from kiln.schemas.dht.announcement import PublisherKey, ReceivedAnnouncement, compute_salt, read_datagram
 from kiln.schemas.dht.items import compute_target
 from kiln.schemas.kafka.frames import read_frame
 from kiln.schemas.kafka.records import BatchRecord, PublicationRecord, SeparatorRecord, decode_publication, encode
 from kiln.schemas.kafka.topics import TOPICS
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
-from kiln.schemas.wire.cid import compute_cid, cid_text
+from kiln.schemas.wire.cid import cid_text, compute_cid
 from kiln.schemas.wire.topics import Separator, encode_separator_value, format_topic
 from kit.awaiting import PATIENCE, wait_until
 from kit.broker_access import client, security, variables
@@ -145,7 +145,10 @@ def test_batches_of_one_are_frames_of_the_other_and_have_receipts(sides: tuple[S
         for each in batches[:3]:
             receipt = one.receipts()[each.batch_cid]
             assert (receipt.transport, receipt.topic, receipt.peer_count) == ("bep50", TOPIC, 1)
-            assert receipt.target == compute_target(PublisherKey(key, SEPARATOR).key, compute_salt(NETWORK, SEPARATOR)).hex()
+            assert (
+                receipt.target
+                == compute_target(PublisherKey(key, SEPARATOR).key, compute_salt(NETWORK, SEPARATOR)).hex()
+            )
     assert other.announced() == [each.batch_cid for each in batches[:3]]
     # Nobody is there; what was announced meanwhile is found by who comes back, and nothing goes out twice.
     with one.running() as ours:

@@ -34,8 +34,8 @@ from kiln.schemas.kafka.records import BatchRecord, PublicationRecord, Separator
 from kiln.schemas.kafka.topics import TOPICS
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
-from kiln.schemas.wire.cid import compute_cid, cid_text
-from kiln.schemas.wire.identity import message_id, compute_peer_id, peer_text
+from kiln.schemas.wire.cid import cid_text, compute_cid
+from kiln.schemas.wire.identity import compute_peer_id, message_id, peer_text
 from kiln.schemas.wire.topics import Separator, encode_separator_value, format_topic
 from kit.awaiting import awaited, wait_until
 from kit.bridge_alone import BridgeAlone

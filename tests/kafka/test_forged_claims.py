@@ -44,7 +44,7 @@ from kiln.schemas.kafka.topics import TOPICS
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.wire.batch_block import read_block
-from kiln.schemas.wire.cid import compute_cid, cid_text
+from kiln.schemas.wire.cid import cid_text, compute_cid
 from kiln.schemas.wire.identity import sign
 from kiln.schemas.wire.pubsub import write_update
 from kiln.schemas.wire.streamid import StreamID

@@ -19,7 +19,7 @@ from kiln.schemas.captures.capture_file import CaptureRecord, write_capture
 from kiln.schemas.kafka.topics import MAX_RECORD
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
-from kiln.schemas.wire.cid import compute_cid, cid_text
+from kiln.schemas.wire.cid import cid_text, compute_cid
 from kiln.schemas.wire.pubsub import write_update
 from kiln.schemas.wire.streamid import StreamID
 from kit.broker_access import client

@@ -18,7 +18,7 @@ from conftest import free_ports
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kiln.conf.process.bridge_status import read_status
 from kiln.schemas.kafka.records import BatchRecord, PublicationRecord, SeparatorRecord, decode_publication, encode
-from kiln.schemas.wire.cid import compute_cid, cid_text
+from kiln.schemas.wire.cid import cid_text, compute_cid
 from kiln.schemas.wire.streamid import StreamID
 from kiln.schemas.wire.topics import Separator, format_topic
 from kit.awaiting import wait_until

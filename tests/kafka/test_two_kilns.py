@@ -17,7 +17,7 @@ from kiln.bridge.ipfs.helia import Helia
 from kiln.bridge.ipfs.kubo import Kubo
 from kiln.bridge.ipfs.node import NodeBlockStore
 from kiln.conf.process.bridge_status import BridgeStatus, read_status
-from kiln.schemas.wire.cid import compute_cid, cid_text
+from kiln.schemas.wire.cid import cid_text, compute_cid
 from kiln.schemas.wire.pubsub import write_update
 from kiln.schemas.wire.streamid import StreamID
 from kiln.schemas.wire.topics import Separator, format_separator, format_topic

@@ -18,16 +18,16 @@ from kiln.bridge.bep50.carrier import publisher_key
 from kiln.bridge.bep50.store import TopicStore
 from kiln.conf.process.bridge_status import BridgeStatus, OverlayStatus, OverlayTopicStatus, read_status
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
-from kiln.schemas.dht.announcement import Announcement, read_announcement, compute_salt
+from kiln.schemas.dht.announcement import Announcement, compute_salt, read_announcement
 from kiln.schemas.dht.bencode import Value
-from kiln.schemas.dht.items import Item, build_put_fields, read_item, compute_target
+from kiln.schemas.dht.items import Item, build_put_fields, compute_target, read_item
 from kiln.schemas.dht.krpc import OLD_SEQUENCE, KrpcError, KrpcQuery, KrpcResponse, Message, read_message, write_message
 from kiln.schemas.kafka.records import BatchRecord, SeparatorRecord, encode
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
 from kiln.schemas.proto.gossipsub.rpc_pb2 import Message as PubsubEnvelope
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.wire.batch_block import write_blocks
-from kiln.schemas.wire.cid import compute_cid, cid_text
+from kiln.schemas.wire.cid import cid_text, compute_cid
 from kiln.schemas.wire.identity import build_ed25519_peer_id, sign
 from kiln.schemas.wire.pubsub import write_update
 from kiln.schemas.wire.streamid import StreamID
@@ -91,7 +91,10 @@ def batches_of(separator: Separator, numbers: Iterable[int]) -> dict[str, tuple[
     found: dict[str, tuple[BatchRecord, Tip]] = {}
     for number in numbers:
         closed = time.time_ns() // 1_000
-        stream, tip = StreamID(3, compute_cid(b"later")).text, compute_cid(b"%s %d" % (separator.value.encode(), number))
+        stream, tip = (
+            StreamID(3, compute_cid(b"later")).text,
+            compute_cid(b"%s %d" % (separator.value.encode(), number)),
+        )
         (block,) = write_blocks({stream: [tip]})
         record = BatchRecord(
             NETWORK, "LIVE", SeparatorRecord(*separator), block.cid, block.data, closed - 1_000_000, closed
@@ -276,7 +279,11 @@ def test_batches_restarts_and_gaps_over_bep50_alone(sides: tuple[Side, Side], br
     other.kiln.environment["KILN_IPFS__PEERS"] = one.ipfs
     other.start_bridge()
     what_one_batches_the_other_has(one, other, broker.address)
-    older = TopicStore(one.kiln.state / "bridge" / "bep50").load(compute_target(one.key, compute_salt(NETWORK, FOLLOWED[0]))).item
+    older = (
+        TopicStore(one.kiln.state / "bridge" / "bep50")
+        .load(compute_target(one.key, compute_salt(NETWORK, FOLLOWED[0])))
+        .item
+    )
     assert older is not None
     last = what_was_announced_meanwhile_comes_after_a_restart(one, other)
     one.end("bridge")

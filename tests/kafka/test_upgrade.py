@@ -56,14 +56,15 @@ COMPARED = {
     "copies": "network message_id remote_peer observed_at verdict message_index",
     "messages": "message_id network origin topic type from_peer seqno stream tip model sep batch_cid "
     "query_id ts ver ipfs_ver data",
-    "updates": "network origin message_id from_peer separator_key separator_value separator_source stream tip",
+    "updates": "network origin separator_key separator_value separator_source stream tip",
     "tips": "network stream tip source batch_cid",
     "publications": "batch_cid transport topic target",
     "quarantine": "message_index stage reason data observed_at",
     "streams": "network stream separator_key separator_value source",
     "bundles": "hash topics",
 }
-"""Columns that do not depend on when records were processed, nor on which good copy of a message was kept."""
+"""Columns that do not depend on when records were processed, nor on which good copy of a message was kept, nor on which of
+two messages that announce an update came first."""
 
 REPLAYED = ("frames", "messages", "updates")
 """Tables that say which rows are of a capture."""

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from kiln.bridge.capture.segments import MAGIC, SUFFIX, decode
+from kiln.bridge.capture.segments import MAGIC, SUFFIX, decode_records
 from kiln.conf.process.bridge_status import BridgeStatus, read_status
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kit.awaiting import PATIENCE, wait_until
@@ -85,5 +85,5 @@ class BridgeAlone:
         for path in sorted((self.state / "bridge" / "spool").glob("*" + SUFFIX)):
             with path.open("rb") as stream:
                 assert stream.read(len(MAGIC)) == MAGIC
-                for _, frame in decode(stream):
+                for _, frame in decode_records(stream):
                     yield Frame.FromString(frame)

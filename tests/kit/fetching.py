@@ -27,9 +27,9 @@ from kiln.schemas.kafka.records import (
     encode,
 )
 from kiln.schemas.wire.batch_block import write_blocks
-from kiln.schemas.wire.cid import compute_cid, cid_text
+from kiln.schemas.wire.cid import cid_text, compute_cid
 from kiln.schemas.wire.streamid import StreamID
-from kiln.schemas.wire.topics import parse_interest, encode_separator_value
+from kiln.schemas.wire.topics import encode_separator_value, parse_interest
 
 NETWORK = "local-test"
 S = 1_000_000

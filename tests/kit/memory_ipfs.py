@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kiln.bridge.ipfs import BlockStoreUnavailableError, BlockUnavailableError, verify_block
 from kiln.bridge.ipfs.folder import FolderBlockStore
-from kiln.schemas.wire.cid import compute_cid, cid_text
+from kiln.schemas.wire.cid import cid_text, compute_cid
 
 
 class Ipfs(FolderBlockStore):

@@ -24,7 +24,7 @@ from kiln.bridge.libp2p.seqno import Seqno
 from kiln.bridge.libp2p.streams import make_host
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
-from kiln.schemas.wire.identity import message_id, peer_bytes, compute_peer_id, peer_text, sign
+from kiln.schemas.wire.identity import compute_peer_id, message_id, peer_bytes, peer_text, sign
 from kit.chance import new_key
 
 TOPIC = "/ceramic/local-test"

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from kiln.pipelines.batch.batching import BatchOutput, batch_offset_ranges, build_outputs
 from kiln.pipelines.batch.offset_range import WindowKey, read_offset_range
 from kiln.pipelines.batch.windows import PartitionWindows
-from kiln.schemas.kafka.records import UNREADABLE, QuarantineRecord, decode_update, encode, build_quarantine_record_key
+from kiln.schemas.kafka.records import UNREADABLE, QuarantineRecord, build_quarantine_record_key, decode_update, encode
 from kiln.schemas.wire.cid import CidError, cid_bytes
 from kiln.schemas.wire.streamid import StreamIdError, stream_text
 
@@ -60,4 +60,6 @@ def _unreadable(record: LogRecord, error: Exception) -> BatchOutput:
         data=record.value or b"",
         observed_at=record.stamp,
     )
-    return BatchOutput("quarantine", build_quarantine_record_key("updates", record.partition, record.offset), encode(fault))
+    return BatchOutput(
+        "quarantine", build_quarantine_record_key("updates", record.partition, record.offset), encode(fault)
+    )

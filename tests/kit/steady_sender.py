@@ -28,7 +28,7 @@ from libp2p.peer.peerinfo import PeerInfo, info_from_p2p_addr
 from multiaddr import Multiaddr
 
 from kiln.bridge.gossipsub.wire import encode
-from kiln.bridge.libp2p.streams import make_host, swarm_of
+from kiln.bridge.libp2p.streams import get_swarm, make_host
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from kiln.schemas.wire.identity import message_id, sign
 from kit.chance import new_key
@@ -85,7 +85,7 @@ class Sender:
             try:
                 with trio.fail_after(10):
                     # not host.connect: after a failure it leaves the peer alone for a minute
-                    await swarm_of(self._host).dial_addr(self._bridge.addrs[0], self._bridge.peer_id)
+                    await get_swarm(self._host).dial_addr(self._bridge.addrs[0], self._bridge.peer_id)
                     return await self._host.new_stream(self._bridge.peer_id, [PROTOCOL])
             except (*_BROKEN, trio.TooSlowError):
                 await trio.sleep(0.05)  # nobody tells when the bridge listens again

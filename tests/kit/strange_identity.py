@@ -9,7 +9,7 @@ from libp2p.host.basic_host import BasicHost
 from libp2p.security.noise.transport import PROTOCOL_ID
 from libp2p.security.noise.transport import Transport as NoiseTransport
 
-from kiln.bridge.libp2p.streams import swarm_of
+from kiln.bridge.libp2p.streams import get_swarm
 
 
 class _ShownKey(Ed25519PublicKey):
@@ -31,7 +31,7 @@ class _DisguisedKey(Ed25519PrivateKey):
 
 def disguise(host: BasicHost, shown: bytes) -> None:
     """From now on the host's handshakes show these bytes, a PublicKey protobuf or not."""
-    noise = swarm_of(host).upgrader.security_multistream.transports[TProtocol(PROTOCOL_ID)]
+    noise = get_swarm(host).upgrader.security_multistream.transports[TProtocol(PROTOCOL_ID)]
     assert isinstance(noise, NoiseTransport)
     assert isinstance(noise.libp2p_privkey, Ed25519PrivateKey)
     key = _DisguisedKey(noise.libp2p_privkey.impl)

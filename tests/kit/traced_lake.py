@@ -13,7 +13,7 @@ from deltalake import write_deltalake
 from kiln.pipelines.delta.arrow_rows import build_arrow_schema
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.delta.tables import TABLES
-from kiln.schemas.wire.cid import compute_cid, cid_bytes, cid_text
+from kiln.schemas.wire.cid import cid_bytes, cid_text, compute_cid
 from kiln.schemas.wire.streamid import StreamID
 
 AT = datetime(2026, 11, 1, 12, 0, tzinfo=UTC)

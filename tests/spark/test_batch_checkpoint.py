@@ -13,7 +13,7 @@ from kiln.pipelines.batch.batching import BatchConfig
 from kiln.pipelines.batch.transform import batch_updates
 from kiln.schemas.kafka.records import TICK, Coordinates, Epoch, SeparatorRecord, UpdateRecord, decode_batch, encode
 from kiln.schemas.wire.batch_block import encode_stream_key, write_leaves
-from kiln.schemas.wire.cid import compute_cid, cid_text
+from kiln.schemas.wire.cid import cid_text, compute_cid
 from kiln.schemas.wire.streamid import StreamID
 
 pytest_plugins = ["kit.local_spark"]

@@ -15,7 +15,7 @@ from kiln.bridge.ipfs import (
     verify_block,
 )
 from kiln.bridge.ipfs.folder import FolderBlockStore
-from kiln.schemas.wire.cid import cid_text, compute_cid, check_block
+from kiln.schemas.wire.cid import check_block, cid_text, compute_cid
 
 DATA = b"\xa1dtips\xa0"
 CID = cid_text(compute_cid(DATA))

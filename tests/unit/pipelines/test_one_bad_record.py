@@ -120,11 +120,7 @@ def archived(lake: Lake, *records: Frame) -> tuple[list[DataFile], list[tuple[by
     """The files of the query `archive`, and key and value of its records for quarantine."""
     batches = batches_of(*(record.SerializeToString() for record in records))
     items = archive.decode_records(batches, DecodeConfig("either"), lake, b"task", every_copy=True)
-    rows = [
-        row
-        for batch in archive.write_rows(archive.build_message_rows(items), lake)
-        for row in batch.to_pylist()
-    ]
+    rows = [row for batch in archive.write_rows(archive.build_message_rows(items), lake) for row in batch.to_pylist()]
     files: list[DataFile] = []
     for row in rows:
         if row["kind"] == archive.DECODE_RESULT:
@@ -195,11 +191,7 @@ def test_a_fault_of_kilns_own_in_a_good_message_counts_for_the_breaker(
     items = archive.decode_records(
         batches_of(frame.SerializeToString()), DecodeConfig("either"), lake, b"task", every_copy=True
     )
-    rows = [
-        row
-        for batch in archive.write_rows(archive.build_message_rows(items), lake)
-        for row in batch.to_pylist()
-    ]
+    rows = [row for batch in archive.write_rows(archive.build_message_rows(items), lake) for row in batch.to_pylist()]
     (wrote,) = (row["value"] for row in rows if row["kind"] == archive.ARCHIVE_OUTPUT)
     assert msgspec.msgpack.decode(wrote, type=archive.ArchiveOutput).tallies == [
         AuthorTally(peer_text(compute_peer_id(key)), 0, 1)

@@ -230,7 +230,9 @@ def test_an_older_checkpoint_goes_on_where_it_ends_and_the_tables_with_it(tmp_pa
     (damage,) = examine(state.place, ["sink"])
     assert json.loads(encode_recovery([damage], [damage]))[0]["can"] is True
     assert "To repair: kiln recover --yes" in render_recovery([damage], [damage]).plain
-    with pytest.raises(DamageError, match=r"cannot restart sink at the offset 20 of kiln.updates-0: the oldest .* has 21,"):
+    with pytest.raises(
+        DamageError, match=r"cannot restart sink at the offset 20 of kiln.updates-0: the oldest .* has 21,"
+    ):
         rewind_query(state.place, damage, {"kiln.updates": {0: 21}})
     assert state.rows == [f"row {batch}" for batch in range(5)], "nothing was changed"
     rewind_query(state.place, damage, {"kiln.updates": {0: 20}})

@@ -376,7 +376,9 @@ def test_a_topic_that_is_created_again_under_a_running_query_stops_it_in_words(
     kept = world.topics.found.pop(f"kiln.{topic}")
     world.now += 60
     world.supervisor.check()
-    assert world.supervisor.errors["topics"] == f"topics that queries read no longer exist: kiln.{topic}. Start Kiln again"
+    assert (
+        world.supervisor.errors["topics"] == f"topics that queries read no longer exist: kiln.{topic}. Start Kiln again"
+    )
     world.topics.found[f"kiln.{topic}"] = kept
     world.now += 60
     world.supervisor.check()
