@@ -46,8 +46,14 @@ _ENDS_IN = 180.0  # s
 
 @dataclass(frozen=True)
 class Batches:
-    """Of one run. Seconds between `closed_at` and the broker's stamp in the counted time, ascending; batches of the run, and those that
-    windows over event time alone make; s from the start of the command to the first batch."""
+    """Batches of one run.
+
+    Attributes:
+        late: Seconds between `closed_at` and the broker's stamp in the counted time, ascending.
+        made: Batches of the run.
+        ideal: Batches that windows over event time alone make.
+        first: Seconds from the start of the command to the first batch.
+    """
 
     late: Sequence[float]
     made: int

@@ -63,8 +63,8 @@ COMPARED = {
     "streams": "network stream separator_key separator_value source",
     "bundles": "hash topics",
 }
-"""Columns that do not depend on when records were processed, nor on which good copy of a message was kept, nor on which of
-two messages that announce an update came first."""
+"""Columns that do not depend on when records were processed, nor on which good copy of a message was kept, nor on which
+of two messages that announce an update came first."""
 
 REPLAYED = ("frames", "messages", "updates")
 """Tables that say which rows are of a capture."""
