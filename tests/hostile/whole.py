@@ -30,7 +30,7 @@ _TIMES_AS_LATE = 2.0  # batches may be
 
 @dataclass
 class Lateness:
-    """Seconds from T after hearing to the broker's stamp of a batch."""
+    """Seconds from the end of a window in event time to the LogAppendTime of its batch."""
 
     seconds: list[float]
 

@@ -99,7 +99,7 @@ class Message(_message.Message):
     seqno: _builtins.bytes
     """8 bytes big-endian in practice"""
     topic: _builtins.str
-    """not UTF-8 on the wire: upb still parses the RPC (as go does) and hands out bytes; see schemas.frames.named_topic"""
+    """not UTF-8 on the wire: upb still parses the RPC (as go does) and hands out bytes; see kiln.schemas.kafka.frames.read_topic_name"""
     signature: _builtins.bytes
     """over "libp2p-pubsub:" ‖ this message without fields 5 and 6, with the topic's name"""
     key: _builtins.bytes

@@ -89,8 +89,8 @@ class Frame(_message.Message):
     sequence: _builtins.int
     """1, 2, 3 … on this connection and direction: a gap is a lost frame"""
     verdicts: _builtins.bytes
-    """one byte per message in payload: 0 not checked, 1 good signature, 2 bad, 3 unsigned and allowed, 4 against the network's
-    policy, 5 told by the log of another node, without a signature that could be checked (REPLAY only); empty = none checked
+    """one byte per message in payload: 0 not_checked, 1 valid, 2 invalid, 3 unsigned (and allowed), 4 against_policy (of the
+    network), 5 unverifiable (from the log of another node, REPLAY only); empty = none checked
     """
     origin: Global___Frame.Origin.ValueType
     """carried into updates, batches and Delta; windows never mix origins; the bridge publishes LIVE only"""
