@@ -34,7 +34,6 @@ from bench import (
     plots,
     quality,
     remembered,
-    scaling,
     views,
     week,
 )
@@ -66,7 +65,6 @@ ON_GROUND: Mapping[str, Callable[[Ground, Extent], Finding]] = {
     "growth": growth.measure,
     "backfill": backfill.measure,
     "backfill-growth": backfill.measure_growth,
-    "scaling": scaling.measure,
 }
 NAMES = (*ALONE, *ON_GROUND)
 
