@@ -116,7 +116,7 @@ def test_mistakes_are_told_in_words(state: Path, lake: Lake, capsys: pytest.Capt
     assert run_command(["backfill", "swap", "half"]) == 1
     assert "run half is not done" in capsys.readouterr().err
     assert run_command(["backfill", "diff", "half"]) == 1
-    assert "run half is not done: what it has not reached counts as only live" in capsys.readouterr().err
+    assert "run half is not complete: rows that it has not reached count as only live" in capsys.readouterr().err
 
 
 def test_a_lake_that_is_not_there_is_told(state: Path, capsys: pytest.CaptureFixture[str]) -> None:

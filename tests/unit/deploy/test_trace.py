@@ -211,7 +211,7 @@ def test_the_screen_names_each_step_and_obeys_nothing_of_the_network(lake: Lake)
     assert r"\u001b[2Jno JSON" in shown
     assert "\x1b" not in shown
     assert "Quarantined records" in shown
-    assert "no good message is known" in shown
+    assert "no valid message" in shown
     assert "WHERE" not in shown
     assert f"WHERE message_id = '{message(4)}'" in printed(trace_subject(lake, parse_id(message(4))), sql=True)
 

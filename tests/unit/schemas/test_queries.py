@@ -55,7 +55,7 @@ def test_the_script_of_a_query_runs_it(name: str) -> None:
 def test_the_settings_file_has_a_section_for_each_query_and_runs_them_all() -> None:
     jobs = tomllib.loads(DEFAULT_FILE.read_text(encoding="utf-8"))["jobs"]
     assert {name for name, value in jobs.items() if isinstance(value, dict)} == set(QUERIES)
-    assert jobs["run"] == list(QUERIES)
+    assert jobs["queries"] == list(QUERIES)
 
 
 @pytest.mark.parametrize("name", QUERIES)
