@@ -1,7 +1,7 @@
 """Table maintenance as a periodic child process.
 
 It takes no memory between runs, and has the lowest priority, so that no query waits for it
-(docs/design/24-table-care.md).
+(docs/design/24-table-maintenance.md).
 """
 
 from __future__ import annotations

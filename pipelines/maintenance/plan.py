@@ -1,4 +1,4 @@
-"""Maintenance steps of a table, as pure functions of its files and its log (docs/design/24-table-care.md). Times are µs
+"""Maintenance steps of a table, as pure functions of its files and its log (docs/design/24-table-maintenance.md). Times are µs
 since the epoch, sizes bytes.
 
 Small files are compacted as in a log-structured merge tree. Sizes fall into tiers, each eight times the previous one. A

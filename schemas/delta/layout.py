@@ -1,4 +1,4 @@
-"""Row order of each table's compacted files, and the column of a row's age (docs/design/24-table-care.md)."""
+"""Row order of each table's compacted files, and the column of a row's age (docs/design/24-table-maintenance.md)."""
 
 from __future__ import annotations
 
