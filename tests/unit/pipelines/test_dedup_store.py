@@ -196,7 +196,7 @@ from kiln.conf.process.errors import KilnError
 from kiln.conf.process.location import parse_location
 from kiln.pipelines.runtime.dedup_store import DedupStoreConfig, filter_new_copies
 from kiln.schemas.kafka.records import Epoch
-from tests.unit.pipelines.test_remembered import copy
+from tests.unit.pipelines.test_dedup_store import copy
 
 print("ready", flush=True)
 sys.stdin.readline()

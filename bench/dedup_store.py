@@ -1,5 +1,4 @@
-"""What a micro-batch of `updates` takes beside few updates that the query remembers (`dedupe.signed_ttl`), and beside
-many."""
+"""Time of a micro-batch of `updates` next to few and to many digests of former updates (`dedupe.signed_ttl`)."""
 
 from __future__ import annotations
 
@@ -19,23 +18,23 @@ from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.wire.cid import cid_text, compute_cid
 from kiln.schemas.wire.pubsub import UPDATE, write_update
 
-REMEMBERED = (10_000, 1_000_000)
-"""updates"""
+DIGESTS = (10_000, 1_000_000)
+"""updates in the deduplication state"""
 TOUCHED = 25
-"""updates of a micro-batch: few beside what is remembered"""
+"""updates of a micro-batch, few next to the digests"""
 AIM = Aim(most=2.0)
 
-_AT_ONCE = 200_000  # updates of a micro-batch that has many to remember
+_AT_ONCE = 200_000  # updates of a micro-batch that adds many digests
 _MICRO_BATCHES = 12  # of a run; the first of them also pays for the start of the query
 
 
 def measure(ground: Ground, extent: Extent) -> Finding:
     """Both queries keep their checkpoints, and read so many updates more in each run. No update comes twice."""
-    few, many = (_DedupQuery(ground, extent.of(size, least=1_000)) for size in REMEMBERED)
-    sides: dict[str, Side] = {f"{side.size:,} updates remembered": side.micro_batch for side in (few, many)}
+    few, many = (_DedupQuery(ground, extent.of(size, least=1_000)) for size in DIGESTS)
+    sides: dict[str, Side] = {f"{side.size:,} digests": side.micro_batch for side in (few, many)}
     least, most = in_turn(sides, extent.runs, "s", ground.say)
     return Finding(
-        "remembered",
+        "dedup",
         f"a micro-batch of {TOUCHED} updates of the query updates",
         (least, most),
         (Ratio("many over few", most, least, AIM),),
@@ -48,7 +47,7 @@ class _DedupQuery:
 
     def __init__(self, ground: Ground, size: int) -> None:
         self.size = size
-        self.settings = ground.plot(f"remembered-{size}")
+        self.settings = ground.plot(f"dedup-{size}")
         self._ground = ground
         self._frames = _frames()
         ground.say(f"reading {size:,} updates")
