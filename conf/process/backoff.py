@@ -1,4 +1,12 @@
-"""Delay before another attempt."""
+"""Delay before another attempt, or before the restart of a dead process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+_SHORTEST_PAUSE = 1.0  # s
+_LONGEST_PAUSE = 30.0
 
 
 def pause_after(failures: int, least: float, most: float) -> float:
@@ -9,3 +17,27 @@ def pause_after(failures: int, least: float, most: float) -> float:
     if failures < 1:
         return 0.0
     return min(least * 2.0 ** min(failures - 1, 64), most)  # 64 doublings: more would overflow a float one day
+
+
+class Backoff:
+    """A pause after each death of a process that doubles until the process works again."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self.deaths = 0
+        """number of deaths since the process last worked"""
+        self._restart_at = 0.0
+
+    def record_death(self) -> None:
+        """Record that the process has died: `is_due` is false until the pause is over."""
+        self.deaths += 1
+        self._restart_at = self._now() + pause_after(self.deaths, _SHORTEST_PAUSE, _LONGEST_PAUSE)
+
+    def reset(self) -> None:
+        """Record that the process works: the next pause is the shortest again."""
+        self.deaths = 0
+
+    @property
+    def is_due(self) -> bool:
+        """True if the process may be restarted now."""
+        return self._now() >= self._restart_at

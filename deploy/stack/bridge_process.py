@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping
 from os import environ
 from pathlib import Path
 
+from kiln.conf.process.backoff import Backoff
 from kiln.conf.process.bridge_status import BridgeStatus, read_status
 from kiln.conf.process.logs import is_news
 from kiln.conf.settings.keys import ENV_PREFIX
 from kiln.conf.settings.model import Settings
 from kiln.conf.settings.reading import environment
 from kiln.deploy.stack.child_logs import rotate_log
-from kiln.deploy.stack.restart_backoff import Backoff
 from kiln.deploy.stack.spawn import bind_to_parent, terminate_process
 
 _FRESH = 10.0  # s; an older status means that the bridge hangs

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from kiln.conf.process.backoff import Backoff
 from kiln.conf.process.state_version import claim_state_folder
 from kiln.conf.settings.broker_password import ensure_password
 from kiln.conf.settings.model import Kafka, Settings
@@ -21,7 +22,6 @@ from kiln.deploy.stack.embedded_broker import (
 )
 from kiln.deploy.stack.java import JavaError
 from kiln.deploy.stack.kafka_topics import BrokerAwayError, TopicsError, ensure_topics
-from kiln.deploy.stack.restart_backoff import Backoff
 from kiln.schemas.kafka.topics import TOPICS
 
 Say = Callable[[str], None]

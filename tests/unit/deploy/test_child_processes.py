@@ -1,12 +1,12 @@
-"""kiln.deploy.stack.restart_backoff and kiln.deploy.stack.child_logs: pauses between restarts, and logs that stay
+"""kiln.conf.process.backoff and kiln.deploy.stack.child_logs: pauses between restarts, and logs that stay
 small."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from kiln.conf.process.backoff import Backoff
 from kiln.deploy.stack.child_logs import rotate_log
-from kiln.deploy.stack.restart_backoff import Backoff
 
 
 def test_the_pause_doubles_up_to_half_a_minute() -> None:
