@@ -18,9 +18,9 @@ STATE_VERSION: Final = 3
 """Version of the files, checkpoints and tables in a state folder. Raise it with an incompatible change only."""
 
 _FILE = "version"
-_CONTENT = ("bridge", "broker", "checkpoints", "locks")
-"""Folders of which each state folder in use has at least one. Other files may be the user's, and the tables in `lake`
-have a version of their own."""
+_CONTENT = ("broker", "checkpoints")
+"""Folders that only a Kiln creates. A user may bring `bridge`, to keep a node's keys; the tables in `lake` have a
+version of their own."""
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 

@@ -59,7 +59,7 @@ def test_processes_that_claim_a_folder_at_the_same_time(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["version"]
 
 
-@pytest.mark.parametrize("content", ["bridge", "broker", "checkpoints", "locks"])
+@pytest.mark.parametrize("content", ["broker", "checkpoints"])
 @pytest.mark.parametrize(
     ("version", "what", "words"),
     [
@@ -182,3 +182,10 @@ def test_a_table_that_lacks_columns_gets_them(tmp_path: Path) -> None:
         assert opened.metadata().configuration == made.metadata().configuration
         assert (opened.protocol().min_reader_version, opened.protocol().min_writer_version) == (1, 2)
         assert opened.protocol().reader_features is None
+
+
+def test_a_folder_with_the_keys_of_a_node_alone_is_new_state(tmp_path: Path) -> None:
+    (tmp_path / "bridge").mkdir()
+    (tmp_path / "bridge" / "key").write_bytes(b"k")
+    claim_state_folder(tmp_path)
+    assert (tmp_path / "version").read_text() == f"{STATE_VERSION}\n"
