@@ -105,7 +105,7 @@ def test_records_of_7_mib_get_the_brokers_stamp(broker: EmbeddedBroker, prefix: 
 
 def test_partitions_of_updates_are_for_life(broker: EmbeddedBroker, prefix: str) -> None:
     make_topics(broker, prefix)
-    with pytest.raises(TopicsError, match=rf"{prefix}updates has 2 partitions .* Set kafka\.updates_partitions = 2"):
+    with pytest.raises(TopicsError, match=rf"{prefix}updates has 2 partitions, .*Set kafka\.updates_partitions = 2"):
         make_topics(broker, prefix, {"frames": 3, "updates": 4})
     make_topics(broker, prefix, {"frames": 5, "updates": 2})  # of the others, what is there is taken
 
