@@ -12,11 +12,11 @@ from bench.report import Aim, Finding, Note, Ratio, Series
 from bench.runs import BenchError, Extent
 from kiln.conf.settings.durations import duration_text
 from kiln.conf.settings.model import JobName, Settings
-from kiln.deploy.demo.traffic.feed import Feed
 from kiln.deploy.demo.traffic.options import traffic_options
 from kiln.pipelines.app.supervisor import Supervisor
 from kiln.schemas.kafka.records import TICK, SeparatorRecord, decode_batch, decode_update
 from kiln.schemas.queries import QUERIES
+from kit.traffic_feed import Feed
 
 WARM = 20  # s of traffic after the first batch
 MEASURED = 40  # s

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import random
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -48,9 +47,6 @@ from kiln.deploy.stack.kafka_broker import start_broker
 from kiln.deploy.stack.ports import find_free_ports
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
 from kiln.schemas.wire.identity import Judgement, Verdict, check, compute_peer_id, peer_text
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))  # where the peers that others wrote are
-
 from kit.foreign_peer import ForeignPeer, ForeignPeerError, build_rust, rust_peer
 
 TOPIC: Final = "/ceramic/local-bench"

@@ -21,7 +21,6 @@ from random import Random
 import pytest
 
 from kiln.deploy.demo.traffic import TrafficOptions
-from kiln.deploy.demo.traffic.feed import Feed
 from kiln.deploy.ops.status import read_status
 from kiln.deploy.packaging.dist import main as make_dist
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
@@ -33,6 +32,7 @@ from kit.log_feed import frames_producer, kiln_beside, new_records
 from kit.log_model import Emitted, expected_batches, read_batches, read_log
 from kit.object_store import ObjectStore
 from kit.spark_cluster import SparkCluster, kill
+from kit.traffic_feed import Feed
 
 pytest_plugins = ["kit.object_store"]
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.crash, pytest.mark.timeout(3_000)]

@@ -12,13 +12,13 @@ import pytest
 
 from kiln.conf.settings.model import Settings
 from kiln.deploy.demo.traffic import TrafficOptions
-from kiln.deploy.demo.traffic.feed import Feed
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
 from kiln.deploy.stack.spark import spark_session
 from kiln.pipelines.batch.windows import PartitionWindows
 from kit.kiln_process import Kiln, kill_all
 from kit.log_feed import await_records, frames_producer, kiln_beside, new_records
 from kit.log_model import Emitted, expected_batches, read_batches, read_log
+from kit.traffic_feed import Feed
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.crash, pytest.mark.timeout(3_000)]
 

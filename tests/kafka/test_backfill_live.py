@@ -20,13 +20,13 @@ import psutil
 import pytest
 
 from kiln.deploy.demo.traffic import TrafficOptions
-from kiln.deploy.demo.traffic.feed import Feed
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
 from kiln.pipelines.backfill.run_log import find_run
 from kiln.pipelines.delta.lake import Lake
 from kit.awaiting import wait_until
 from kit.kiln_process import Kiln, kill_all
 from kit.log_feed import await_end, await_records, frames_producer, kiln_beside, new_records
+from kit.traffic_feed import Feed
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.crash, pytest.mark.timeout(3_600)]
 

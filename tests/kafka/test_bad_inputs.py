@@ -12,10 +12,11 @@ from dataclasses import dataclass
 import pytest
 from deltalake import DeltaTable
 
-from kiln.deploy.demo.traffic import BAD_KINDS, BadInputs, GeneratedFrame, Ledger, MessageEntry, Traffic, TrafficOptions
+from kiln.deploy.demo.traffic import GeneratedFrame, Ledger, MessageEntry, Traffic, TrafficOptions
 from kiln.deploy.demo.traffic.ledger import FrameEntry
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
 from kiln.schemas.kafka.frames import MAX_MESSAGES
+from kit.bad_inputs import BAD_KINDS, BadInputs
 from kit.kiln_process import Kiln
 from kit.log_feed import alternate, frames_producer, kiln_beside
 

@@ -80,11 +80,6 @@ class FrameEntry(msgspec.Struct, tag_field="entry", tag="frame", frozen=True):
 Entry = MessageEntry | FrameEntry
 
 _encoder = msgspec.json.Encoder()
-_decoder = msgspec.json.Decoder(Entry)
-
-
-class LedgerError(ValueError):
-    """A ledger file cannot be read; the message names the line."""
 
 
 class Ledger:
@@ -124,14 +119,3 @@ class Ledger:
         for entry in self:
             stream.write(_encoder.encode(entry))
             stream.write(b"\n")
-
-
-def read_ledger(lines: Iterable[bytes]) -> Ledger:
-    """Reads what `Ledger.write` wrote. Raises LedgerError."""
-    ledger = Ledger()
-    for number, line in enumerate(lines, start=1):
-        try:
-            ledger.add((_decoder.decode(line),))
-        except msgspec.DecodeError as error:
-            raise LedgerError(f"line {number} is no ledger entry: {error}") from error
-    return ledger

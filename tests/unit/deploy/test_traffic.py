@@ -22,16 +22,11 @@ import pytest
 from google.protobuf.message import DecodeError
 
 from kiln.deploy.demo.traffic import (
-    BAD_KINDS,
-    BadKind,
     GeneratedFrame,
     Ledger,
-    LedgerError,
     MessageEntry,
     Traffic,
     TrafficOptions,
-    generate_bad_inputs,
-    read_ledger,
     write_traffic,
 )
 from kiln.deploy.demo.traffic.population import ODD_KEY
@@ -45,6 +40,8 @@ from kiln.schemas.wire.identity import Verdict, judge
 from kiln.schemas.wire.pubsub import REASONS as MESSAGE_REASONS
 from kiln.schemas.wire.topic_table import REASONS as HELLO_REASONS
 from kiln.schemas.wire.topic_table import parse_hello
+from kit.bad_inputs import BAD_KINDS, BadKind, generate_bad_inputs
+from kit.traffic_ledger import LedgerError, read_ledger
 
 START = 1_700_000_000_000_000_000
 RATE = 1000.0
