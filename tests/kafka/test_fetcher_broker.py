@@ -458,7 +458,7 @@ def test_records_that_retention_took_unread_are_told(kiln: Kiln, caplog: pytest.
     again = kiln.start()
     assert awaited(lambda: again.counts["released"] == 2)
     assert again.status().counts["lost"] == 3
-    assert "let 3 records" in caplog.text
+    assert "3 records of" in caplog.text
     assert "offsets 2 to 4" in caplog.text
     assert awaited(lambda: kiln.place() == 7)
     (fault,) = map(decode_quarantine, kiln.read("quarantine"))
