@@ -376,7 +376,7 @@ def test_batches_that_retention_took_unread_are_told(kiln: Kiln, caplog: pytest.
     again = kiln.start()
     assert awaited(lambda: again.published == 2 and again.state == "waiting for batches")
     assert (again.lost, again.status().lost) == (3, 3)
-    assert "let 3 records" in caplog.text
+    assert "3 records of" in caplog.text
     assert "offsets 2 to 4" in caplog.text
     (fault,) = map(decode_quarantine, kiln.read("quarantine"))
     assert (fault.stage, fault.reason, fault.detail) == ("publisher", RECORDS_LOST, "records 0/2 to 0/4 of batches")
