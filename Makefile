@@ -1,8 +1,8 @@
-# Kiln. `make` lists what there is.
+# Kiln. `make` lists the targets.
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 .SUFFIXES:
-.PHONY: help setup java jars jars-s3 run test fuzz chaos hostile lint proto bench lock sbom dist images docs clean
+.PHONY: help setup java jars jars-s3 run test fuzz chaos hostile lint proto pages bench lock sbom dist images docs clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -25,7 +25,7 @@ help: ## list the targets
 
 setup: $(VENV)/.java $(VENV)/.installed jars ## install everything: .venv (leaves .venv/bin/kiln), Java on Debian as root, jars
 
-java: ## check Java, and install it where that needs no asking
+java: ## check Java, and install it as root on Debian
 	@$(or $(wildcard $(PY)),$(PYTHON)) -m kiln.deploy.stack.java --install
 
 jars: $(VENV)/.installed ## fetch the jars that conf/ivy.xml pins
@@ -33,22 +33,22 @@ jars: $(VENV)/.installed ## fetch the jars that conf/ivy.xml pins
 	@test -f .jars/broker/classes.jsa || $(PY) -m kiln.deploy.stack.embedded_broker
 	@test .jars/spark/classes.jsa -nt $(VENV)/.installed || $(PY) -m kiln.deploy.run.spark_classes
 
-jars-s3: $(VENV)/.installed ## fetch the jars that Spark needs for an object store (kiln run fetches them too, when it needs them)
+jars-s3: $(VENV)/.installed ## fetch Spark's jars for an object store (kiln run fetches them when needed)
 	@$(PY) -m kiln.deploy.stack.jars --s3
 
-run: setup ## run Kiln: broker, a network to listen to, queries, screen (ARGS="--for 60s")
+run: setup ## run Kiln: broker, demo network, queries, status screen (ARGS="--for 60s")
 	@$(KILN) run $(ARGS)
 
 test: setup ## run the tests, with the same seeds each time (ARGS="tests/unit -k cid")
 	@PYTHONHASHSEED=0 $(PY) -m pytest -ra $(ARGS)
 
-fuzz: setup ## fuzz decoders, router, batcher and property tests with new seeds for a time, keep what fails in .fuzz (FOR=10m)
+fuzz: setup ## fuzz decoders, router and batcher, and run property tests with new seeds; failures go to .fuzz (FOR=10m)
 	@.ci/fuzz $(FOR) $(ARGS)
 
-chaos: setup ## kill, cut, pause, fill, tear: faults at seeded moments in a whole running Kiln (ARGS="--seed 1 --faults 20")
+chaos: setup ## inject faults at seeded moments into a whole running Kiln (ARGS="--seed 1 --faults 20")
 	@cd tests && PYTHONPATH=$(CURDIR):$(CURDIR)/tests ../$(PY) -m chaos $(ARGS)
 
-hostile: setup ## a bridge among peers that mean harm, and what became of the honest ones (ARGS="flood --seconds 600", "topics", "large")
+hostile: setup ## run a bridge among hostile peers, and report the effect on honest ones (ARGS="flood --seconds 600", "topics", "large")
 	@cd tests && PYTHONPATH=$(CURDIR):$(CURDIR)/tests ../$(PY) -m hostile $(ARGS)
 
 lint: $(VENV)/.installed ## check style and types
@@ -56,38 +56,44 @@ lint: $(VENV)/.installed ## check style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-proto: $(VENV)/.installed ## write the protobuf code anew from schemas/proto/*/*.proto
+proto: $(VENV)/.installed ## regenerate the protobuf code from schemas/proto/*/*.proto
 	@PATH="$(CURDIR)/$(BIN):$$PATH" bash schemas/proto/generate.sh
+
+pages: $(VENV)/.installed ## regenerate from the code: docs/TABLES.md, docs/METRICS.md, the runbook's table of faults, the dashboards
+	@$(PY) -m kiln.schemas.delta.tables > docs/TABLES.md
+	@$(PY) -m kiln.schemas.metrics > docs/METRICS.md
+	@$(PY) -m kiln.schemas.faults docs/RUNBOOK.md
+	@$(PY) -m kiln.deploy.packaging.grafana.files deploy/packaging/grafana/json
 
 bench: setup ## measure (ARGS="--help")
 	@$(PY) -m bench $(ARGS)
 
 LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate
 
-lock: $(VENV)/.installed ## resolve pyproject.toml into requirements.lock anew, and write checksums of the jars
+lock: $(VENV)/.installed ## resolve pyproject.toml into the lock files, and write the checksums of the jars
 	$(LOCK) --extra dev --override conf/overrides.txt pyproject.toml -o requirements.lock
 	$(LOCK) --override conf/overrides.txt --constraint requirements.lock pyproject.toml -o conf/runtime.lock
 	echo "$(UV)" | $(LOCK) - -o conf/uv.lock
 	$(PY) -m kiln.deploy.stack.jars --lock
 	$(PY) -m kiln.deploy.stack.jars --lock --s3
 
-sbom: $(VENV)/.installed ## write the bill of materials: what Kiln installs, as CycloneDX (ARGS="FILE")
+sbom: $(VENV)/.installed ## write the bill of materials as CycloneDX (ARGS="FILE")
 	@$(PY) -m kiln.deploy.packaging.sbom $(or $(ARGS),build/kiln.cdx.json)
 
-dist: setup ## make a release in dist: wheel, environment for executors, jars, jobs (ARGS="wheel jars")
+dist: setup ## build a release in dist: wheel, environment for executors, jars, jobs (ARGS="wheel jars")
 	@$(PY) -m kiln.deploy.packaging.dist $(ARGS)
 
 images: setup ## build the container images bridge and jobs with buildah (ARGS="bridge --tag 1")
 	@$(PY) -m kiln.deploy.packaging.images.build $(ARGS)
 
-docs: setup ## write the documents as a site into build/site, and follow every link
+docs: setup ## build the documentation site in build/site, and check every link
 	@$(PY) -m kiln.deploy.packaging.site.build $(ARGS)
 
-clean: ## remove what was made: .venv, .jars, caches (never the state folder)
+clean: ## remove .venv, .jars, .peers, builds and caches (never the state folder)
 	rm -rf $(VENV) .jars .peers build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# ---- stamps: made again when what they are made from is newer
+# ---- stamps: a target runs again when one of its sources is newer
 
 $(VENV)/.python: conf/uv.lock
 	@test -n "$(PYTHON)" || { echo "Kiln needs Python 3.11, 3.12 or 3.13, and none of $(PYTHONS) is one."; \
@@ -110,7 +116,7 @@ version=$$($(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
 	fi
 endef
 
-# Before anything large is fetched: without Java the rest is of no use.
+# Checked before the large downloads: nothing runs without Java.
 $(VENV)/.java: $(VENV)/.python deploy/stack/java.py
 	@$(PY) -m kiln.deploy.stack.java --install
 	@touch $@

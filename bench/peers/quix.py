@@ -7,6 +7,12 @@ its own (`quix.lock`), as quixstreams wants other versions of packages than Kiln
 which a restart empties: quixstreams keeps state by the record's key, which is the connection, and copies of a message
 come over several connections.
 
+`quix.lock` is regenerated with
+
+    printf 'quixstreams\\ndeltalake\\npyarrow\\nbase58\\norjson\\nprotobuf>=6.33,<7\\n' |
+      .venv/bin/uv pip compile --universal --python-version 3.11 --no-header --no-annotate --generate-hashes - \\
+      -o bench/peers/quix.lock
+
 `BENCH_KAFKA` in the environment: kafka-python's options to log in, as JSON.
 """
 
