@@ -43,8 +43,6 @@ MESH_SIZES: Final = ((0, "0"), (3, "1-3"), (5, "4-5"), (12, "6-12"))
 gossipsub aims at 6 to 12 peers (D_low is 4 or 5).
 """
 
-SCORES: Final = ("graylisted", "negative", "zero", "positive")
-
 QUALITY_RESULTS: Final = ("passed", "warn", "error")
 """Results of an expectation: `passed`, or the level of a failed one."""
 

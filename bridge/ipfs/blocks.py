@@ -23,7 +23,6 @@ TOO_LARGE: Final = "block_too_large"
 WRONG_HASH: Final = "block_hash_mismatch"
 WRONG_CID: Final = "block_cid_mismatch"
 CID_MALFORMED: Final = "cid_malformed"
-HASH_UNSUPPORTED: Final = "cid_hash_unsupported"
 CODEC_UNSUPPORTED: Final = "cid_codec_unsupported"
 
 

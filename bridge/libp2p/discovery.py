@@ -247,15 +247,14 @@ class Discovery:
             self._self_at = now + (_SELF_LOOK_UP_EVERY if len(self._table) >= K else self._options.lookup_interval)
             nursery.start_soon(self._look_up, self._node.peer, Message.FIND_NODE)
         for topic, state in self._topics.items():
-            if not state.is_busy and (self._needs_announce(state, now) or self._needs_look_up(topic, state, now)):
+            if not state.is_busy and (
+                self._needs_announce(state, now) or (state.look_up_at <= now and self._missing_peers(topic) > 0)
+            ):
                 state.is_busy = True
                 nursery.start_soon(self._refresh_topic, topic, state)
 
     def _needs_announce(self, state: _Topic, now: float) -> bool:
         return state.announce_at <= now and bool(self._announced_addresses or self._node.addresses)
-
-    def _needs_look_up(self, topic: str, state: _Topic, now: float) -> bool:
-        return state.look_up_at <= now and self._missing_peers(topic) > 0
 
     def _missing_peers(self, topic: str) -> int:
         """Return the number of peers still to find for a topic."""

@@ -6,7 +6,7 @@ exists once that micro-batch is done. So it is also right after Kiln stopped or 
 
 import json
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -347,7 +347,7 @@ def read_status(settings: Settings, patience: float = 3.0) -> KilnStatus:
     broker = read_broker_status(settings.broker, patience)
     topics = {topic.name: topic for topic in broker.topics}
     checkpoints = settings.checkpoints_root
-    names = [*QUERIES, *_list_other_checkpoints(checkpoints)]
+    names = [*QUERIES, *sorted(set(checkpoints.folders()) - set(QUERIES))]
     queries = tuple(read_query_status(name, checkpoints / name, topics) for name in names)
     savings = summarize_savings(read_bridge_status(settings.bridge_dir / "status.json"))
     updates = topics.get(settings.kafka.topic("updates"))
@@ -356,7 +356,3 @@ def read_status(settings: Settings, patience: float = 3.0) -> KilnStatus:
     tables = read_lake_status(Lake.from_location(settings.lake_root))
     trip = read_breaker_state(settings.state)
     return KilnStatus(str(settings.state), broker, queries, tables, savings, clocks, trip, bridges)
-
-
-def _list_other_checkpoints(folder: Location) -> Sequence[str]:
-    return sorted(set(folder.folders()) - set(QUERIES))

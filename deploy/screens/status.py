@@ -64,7 +64,7 @@ def render_status(status: KilnStatus, now: datetime) -> RenderableType:
             query.name,
             batches,
             format_age(query.committed_at, now),
-            Text(printable(query.problem) or lag, _choose_style(query.problem)),
+            Text(printable(query.problem) or lag, "red" if query.problem else ""),
         )
     parts += [queries, ""]
     if status.trip is not None:
@@ -93,10 +93,6 @@ def render_status(status: KilnStatus, now: datetime) -> RenderableType:
             parts += ["", by_index]
         parts.append(Text(f"bridge status of {format_age(status.savings.said_at, now)}", "dim"))
     return Group(Rule("kiln status", style="dim"), *parts)
-
-
-def _choose_style(problem: str) -> str:
-    return "red" if problem else ""
 
 
 def _build_table(first: str, *others: str) -> Table:

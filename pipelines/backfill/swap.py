@@ -93,7 +93,7 @@ class FileSwap:
                     raise OvertakenError(
                         f"table {table} in {self._lake.path} has the step {mark.step} already"
                     ) from None
-                if not _list_paths(opened).issuperset(removed):
+                if not set(map(str, opened.get_add_actions()["path"].to_pylist())).issuperset(removed):
                     raise OvertakenError(
                         f"table {table} in {self._lake.path} has other files than a moment ago"
                     ) from None
@@ -102,7 +102,3 @@ class FileSwap:
         opened.update_incremental()
         if self._durable:
             self._lake.sync_commits(table, known + 1, opened.version())
-
-
-def _list_paths(table: DeltaTable) -> set[str]:
-    return set(map(str, table.get_add_actions()["path"].to_pylist()))

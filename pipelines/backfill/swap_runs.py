@@ -113,7 +113,7 @@ def swap_run(
     with open_comparison(lake, run) as comparison:
         run_swap = _RunSwap(comparison, before)
         for name in STEPS:
-            table = _table_of_step(name)
+            table = name.removesuffix("_rest")
             mark = SwapMarker(run.name, name, begun)
             if file_swap.has_step(table, mark):
                 continue
@@ -192,10 +192,6 @@ def _check_late_frames(comparison: RangeComparison, run: BackfillRun) -> None:
             f"{late:,} frames of the range came into the table frames after run {run.name} had begun, and the run may "
             f"lack them. Drop the run, and begin it again when Kiln has caught up"
         )
-
-
-def _table_of_step(step: str) -> str:
-    return step.removesuffix("_rest")
 
 
 def _table_versions(details: Mapping[str, object]) -> dict[str, int]:

@@ -41,13 +41,14 @@ class StoredFrameRanges:
         all_near: FrameRanges = {}
         with _wrap_errors():
             for key, ranges in frame_ranges.items():
-                near = {row for low, high in ranges for row in self._select_near(key, low, high)}
+                near = {
+                    row
+                    for low, high in ranges
+                    for row in self._file.execute(_NEAR, (key, low - 1, min(high + 1, _LAST)))
+                }
                 if near:
                     all_near[key] = sorted(near)
         return all_near
-
-    def _select_near(self, key: bytes, low: int, high: int) -> Iterable[tuple[int, int]]:
-        return self._file.execute(_NEAR, (key, low - 1, min(high + 1, _LAST)))
 
     def add(self, frame_ranges: Mapping[bytes, Iterable[tuple[int, int]]]) -> None:
         """Add frames."""

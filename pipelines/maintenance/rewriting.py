@@ -42,7 +42,8 @@ def rewrite_files(lake: Lake, table: str, names: Sequence[str], before: int | No
     try:
         for run in _gather_tables(rows, *limits):
             ordered = run.sort_by([(column, "ascending") for column in layout.order]) if layout.order else run
-            for batch in ordered.combine_chunks().to_batches(max_chunksize=_estimate_group_rows(ordered)):
+            rows_per_group = _estimate_rows(_GROUP_BYTES, ordered.nbytes, ordered.num_rows)
+            for batch in ordered.combine_chunks().to_batches(max_chunksize=rows_per_group):
                 out.add_batch(batch)
             del run, ordered, batch  # before the next run is read
     except BaseException:  # whatever it is: raised again
@@ -89,10 +90,6 @@ def _gather_tables(batches: Iterable[pa.RecordBatch], size: int, rows: int | Non
             del gathered
     if gathered_rows:
         yield pa.Table.from_batches(waiting)
-
-
-def _estimate_group_rows(rows: pa.Table) -> int:
-    return _estimate_rows(_GROUP_BYTES, rows.nbytes, rows.num_rows)
 
 
 def _estimate_rows(size: int, total_bytes: int, rows: int) -> int:

@@ -43,7 +43,7 @@ def read_state(lake: Lake, name: str) -> TableState:
     Raises:
         LakeError: The table cannot be read.
     """
-    on_disk = _list_parquet_files(lake.folder(name))
+    on_disk = [UntrackedFile(*file) for file in lake.folder(name).files() if file.name.endswith(".parquet")]
     opened = lake.open(name)
     files = tuple(list_files(opened, LAYOUTS.get(name, Layout()).age))
     active = {file.path for file in files}
@@ -115,7 +115,3 @@ def _read_removals(entry: Location) -> set[str]:
         return set()
     actions = map(json.loads, data.splitlines())
     return {unquote(action["remove"]["path"]) for action in actions if "remove" in action}
-
-
-def _list_parquet_files(table: Location) -> list[UntrackedFile]:
-    return [UntrackedFile(*file) for file in table.files() if file.name.endswith(".parquet")]

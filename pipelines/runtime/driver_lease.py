@@ -76,7 +76,7 @@ class DriverLease:
             **self._options,
             group_id=self._group,
             group_instance_id=_INSTANCE,
-            client_id=_build_process_id(),
+            client_id=f"{os.getpid()}_{_compute_machine_id()}_{socket.gethostname()}",  # other drivers read it
             session_timeout_ms=round(SESSION * 1000),
             heartbeat_interval_ms=round(SESSION * 1000 / 5),
             max_poll_interval_ms=2**31 - 1,  # a query may take long to start
@@ -172,11 +172,6 @@ class DriverLease:
                     time.sleep(0.2)
         finally:
             admin.close()
-
-
-def _build_process_id() -> str:
-    """Build the id of this process, which other drivers read: `PID_MACHINE_HOST`."""
-    return f"{os.getpid()}_{_compute_machine_id()}_{socket.gethostname()}"
 
 
 def _compute_machine_id() -> str:

@@ -9,11 +9,10 @@ from typing import Final, Literal, get_args
 
 from kiln.deploy.demo.traffic.connection import GeneratedFrame, SyntheticConnection
 from kiln.deploy.demo.traffic.garbage import (
-    FRAME_STAGE,
     HELLO_STAGE,
     RPC_STAGE,
-    build_bad_frame,
     build_bad_hello,
+    build_malformed_protobuf,
     build_oversized_rpc,
     build_random_rpc,
     build_truncated_rpc,
@@ -23,7 +22,10 @@ from kiln.deploy.demo.traffic.ledger import FrameEntry, Ledger
 from kiln.deploy.demo.traffic.messages import MessageFactory, SyntheticCopy
 from kiln.deploy.demo.traffic.options import TrafficOptions
 from kiln.deploy.demo.traffic.population import Population
-from kiln.schemas.kafka.frames import MAX_RPC
+from kiln.schemas.kafka.frames import FRAME_INVALID, FRAME_MALFORMED, MAX_RPC
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
+
+FRAME_STAGE: Final = "frame"
 
 BadKind = Literal[
     "random_record",  # record values that are no Frames
@@ -168,6 +170,23 @@ class BadInputs:
             for sequence in (1, 2):
                 entry = build_fault(connection, bad.hello, HELLO_STAGE, bad.reason, self._start_ns + due, sequence)
                 self.ledger.frames.append(entry)
+
+
+def build_bad_frame(random: Random, frame: Frame) -> tuple[bytes, str]:
+    """Build a record value that is not a Frame, or an invalid one, with its reason."""
+    broken = Frame()
+    broken.CopyFrom(frame)
+    match random.randrange(5):
+        case 0:
+            broken.connection = frame.connection[:-1]
+        case 1:
+            broken.sequence = 0
+        case 2:
+            # proto3 enums are open, but the generated types are not: direction 2, written behind the rest
+            return frame.SerializeToString() + b"\x18\x02", FRAME_INVALID
+        case _:
+            return build_malformed_protobuf(random, 400), FRAME_MALFORMED
+    return broken.SerializeToString(), FRAME_INVALID
 
 
 def generate_bad_inputs(

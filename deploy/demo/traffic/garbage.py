@@ -9,11 +9,9 @@ from random import Random
 from typing import Final, NamedTuple
 
 from kiln.deploy.demo.traffic.messages import field
-from kiln.schemas.kafka.frames import CUT_PAYLOAD, FRAME_INVALID, FRAME_MALFORMED, MAX_RPC, RPC_MALFORMED, RPC_OVERSIZED
-from kiln.schemas.proto.kiln.frame_pb2 import Frame
+from kiln.schemas.kafka.frames import CUT_PAYLOAD, MAX_RPC, RPC_MALFORMED, RPC_OVERSIZED
 from kiln.schemas.wire.topic_table import HASH_LENGTH, MAX_BUNDLES
 
-FRAME_STAGE: Final = "frame"
 RPC_STAGE: Final = "rpc"
 HELLO_STAGE: Final = "hello"
 
@@ -36,7 +34,7 @@ class BadHello(NamedTuple):
 
 def build_random_rpc(random: Random) -> BadRpc:
     """Build random bytes whose first one has the invalid wire type 6 or 7."""
-    return BadRpc(_no_protobuf(random, 400), 0, RPC_MALFORMED)
+    return BadRpc(build_malformed_protobuf(random, 400), 0, RPC_MALFORMED)
 
 
 def build_truncated_rpc(random: Random, rpc: bytes) -> BadRpc:
@@ -62,7 +60,7 @@ def build_bad_hello(random: Random) -> BadHello:
     hashes = [random.randbytes(HASH_LENGTH) for _ in range(random.randrange(1, 6))]
     match random.randrange(4):
         case 0:
-            return BadHello(_no_protobuf(random, 40), "hello_malformed", False)
+            return BadHello(build_malformed_protobuf(random, 40), "hello_malformed", False)
         case 1:
             hashes.insert(random.randrange(len(hashes)), random.randbytes(random.choice((0, 3, 5, 32))))
             return BadHello(_bundles(hashes), "hello_hash_length", True)
@@ -75,24 +73,8 @@ def build_bad_hello(random: Random) -> BadHello:
             return BadHello(_bundles(many), "hello_too_many_bundles", True)
 
 
-def build_bad_frame(random: Random, frame: Frame) -> tuple[bytes, str]:
-    """Build a record value that is not a Frame, or an invalid one, with its reason."""
-    broken = Frame()
-    broken.CopyFrom(frame)
-    match random.randrange(5):
-        case 0:
-            broken.connection = frame.connection[:-1]
-        case 1:
-            broken.sequence = 0
-        case 2:
-            # proto3 enums are open, but the generated types are not: direction 2, written behind the rest
-            return frame.SerializeToString() + b"\x18\x02", FRAME_INVALID
-        case _:
-            return _no_protobuf(random, 400), FRAME_MALFORMED
-    return broken.SerializeToString(), FRAME_INVALID
-
-
-def _no_protobuf(random: Random, most: int) -> bytes:
+def build_malformed_protobuf(random: Random, most: int) -> bytes:
+    """Build up to `most` random bytes whose first one has the invalid wire type 6 or 7."""
     data = random.randbytes(random.randrange(1, most))
     return bytes([data[0] | 0b110]) + data[1:]
 

@@ -202,12 +202,10 @@ class Traffic:
             case 4:
                 control.idontwant.add(messageIDs=ids)
             case _:
-                self._at(due, partial(self._subscribe, peer, side, self._separator_topic()))
+                topic = self._messages.topic_of(self._population.pick_separator(self._random.random()))
+                self._at(due, partial(self._subscribe, peer, side, topic))
                 return
         self._at(due, partial(self._say, peer, side, field(3, control.SerializeToString())))
-
-    def _separator_topic(self) -> str:
-        return self._messages.topic_of(self._population.pick_separator(self._random.random()))
 
     # ---------------------------------------------------------------- what is handed out when it is due
 

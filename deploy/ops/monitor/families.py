@@ -12,7 +12,7 @@ from prometheus_client.metrics_core import Metric
 
 from kiln.bridge.gossipsub.protocols import VERSIONS
 from kiln.bridge.gossipsub.score import ScoreOptions
-from kiln.conf.process.bridge_status import BridgeStatus, OverlayStatus, PeerStatus, PublisherStatus
+from kiln.conf.process.bridge_status import BridgeStatus, OverlayStatus, PeerStatus
 from kiln.deploy.ops.monitor.facts import MonitorInputs
 from kiln.deploy.ops.snapshot import Snapshot
 from kiln.pipelines.runtime.query_status import build_query_metrics
@@ -93,7 +93,16 @@ def build_bridge_families(status: BridgeStatus | None) -> Iterator[Metric]:
     overlay = status.bep50
     transports = [("gossipsub", status.publisher), *([("bep50", overlay.publisher)] if overlay is not None else [])]
     yield build_family(
-        "kiln_publications", [each for name, told in transports for each in _count_publications(name, told)]
+        "kiln_publications",
+        [
+            ((transport, result), count)
+            for transport, publisher in transports
+            for result, count in (
+                ("published", publisher.published),
+                ("failed", publisher.failed),
+                ("lost", publisher.lost),
+            )
+        ],
     )
     fetcher, node = status.fetcher, status.ipfs_node
     if fetcher is not None and fetcher.is_on:
@@ -105,14 +114,6 @@ def build_bridge_families(status: BridgeStatus | None) -> Iterator[Metric]:
         yield build_family("kiln_ipfs_provided_blocks", [((), node.provided)])
     if overlay is not None:
         yield from _build_overlay_families(overlay)
-
-
-def _count_publications(transport: str, told: PublisherStatus) -> Values:
-    return [
-        ((transport, "published"), told.published),
-        ((transport, "failed"), told.failed),
-        ((transport, "lost"), told.lost),
-    ]
 
 
 def _build_overlay_families(overlay: OverlayStatus) -> Iterator[Metric]:
@@ -145,7 +146,8 @@ def _count_by_agent(peers: Iterable[PeerStatus]) -> Mapping[tuple[str, str], int
     """Count peers by agent and protocol, keeping the agents with most peers."""
     found: Counter[tuple[str, str]] = Counter()
     for (agent, protocol), number in Counter([(peer.agent, peer.protocol) for peer in peers]).items():
-        found[_shorten_agent(agent), _name_protocol(protocol)] += number
+        name = printable(agent.split("/")[0])[:_LONGEST] or _OTHER  # without the version
+        found[name, protocol if protocol in VERSIONS else _OTHER] += number
     by_name: Counter[str] = Counter()
     for (agent, _), number in found.items():
         by_name[agent] += number
@@ -154,15 +156,6 @@ def _count_by_agent(peers: Iterable[PeerStatus]) -> Mapping[tuple[str, str], int
     for (agent, protocol), number in found.items():
         named[agent if agent in known else _OTHER, protocol] += number
     return named
-
-
-def _shorten_agent(text: str) -> str:
-    """Return the agent's name without the version."""
-    return printable(text.split("/")[0])[:_LONGEST] or _OTHER
-
-
-def _name_protocol(text: str) -> str:
-    return text if text in VERSIONS else _OTHER
 
 
 def _count_by_score(peers: Iterable[PeerStatus]) -> Mapping[tuple[str, ...], int]:

@@ -196,7 +196,7 @@ def start_server(
         read=[
             *list_system_paths(find_java().executable),
             str(find_spark_home()),
-            *_list_folders(jars),
+            *sorted({str(jar if jar.is_dir() else jar.resolve().parent) for jar in jars}),
             str(PROJECT / "conf"),
             *_list_lake_folders(lake),
         ],
@@ -281,10 +281,6 @@ def _build_environment(settings: Settings) -> dict[str, str]:
     inherited = {name: os.environ[name] for name in (*_ENVIRONMENT, *names) if name in os.environ}
     # Spark's launcher cannot detect the Scala version of a wheel
     return inherited | {"SPARK_HOME": str(find_spark_home()), "SPARK_SCALA_VERSION": "2.13", "MALLOC_ARENA_MAX": "2"}
-
-
-def _list_folders(jars: list[Path]) -> list[str]:
-    return sorted({str(jar if jar.is_dir() else jar.resolve().parent) for jar in jars})
 
 
 def _list_lake_folders(lake: Lake) -> list[str]:

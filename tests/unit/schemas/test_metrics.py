@@ -31,7 +31,7 @@ PLACES = {
 FETCH_REASONS = (
     *(*attempts.REASONS, *genesis.REASONS),
     *(blocks.TOO_LARGE, blocks.WRONG_HASH, blocks.WRONG_CID, blocks.CID_MALFORMED),
-    *(blocks.HASH_UNSUPPORTED, blocks.CODEC_UNSUPPORTED),
+    *("cid_hash_unsupported", blocks.CODEC_UNSUPPORTED),
 )
 REFUSALS = {value.code for value in vars(krpc).values() if isinstance(value, krpc.KrpcRefusal)}
 # a name that is made while the bridge runs comes out of a closed set
