@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from random import Random
 
 from kiln.bridge.gossipsub.effects import PeerID
+from kiln.bridge.gossipsub.options import RouterOptions
 from kiln.bridge.gossipsub.score import Score
 
 
@@ -132,3 +134,21 @@ class RetainedScores:
     def expire(self, now: float) -> None:
         for peer in [peer for peer, (_, until) in self._scores.items() if until <= now]:
             del self._scores[peer]
+
+
+def select_mesh_peers(mesh: Mapping[PeerID, PeerState], options: RouterOptions, rng: Random) -> dict[PeerID, None]:
+    """Select D peers of an overfull mesh: the D_score best, the rest at random, at least D_out of them outbound."""
+    order = list(mesh.values())
+    rng.shuffle(order)
+    order.sort(key=lambda state: -state.score.value)
+    rest = order[options.D_score :]
+    rng.shuffle(rest)
+    order[options.D_score :] = rest
+    chosen, others = order[: options.D], order[options.D :]
+    missing = options.D_out - sum(state.outbound for state in chosen)
+    outbound = [state for state in others if state.outbound][: max(0, missing)]
+    for state in outbound:
+        # from the end, because the best come first
+        worst = next(index for index in reversed(range(len(chosen))) if not chosen[index].outbound)
+        chosen[worst] = state
+    return dict.fromkeys(state.peer for state in chosen)

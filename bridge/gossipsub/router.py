@@ -32,9 +32,8 @@ from kiln.bridge.gossipsub.cache import (
     text_form,
 )
 from kiln.bridge.gossipsub.effects import Deliver, PeerID, PeerView, Send
-from kiln.bridge.gossipsub.mesh import select_mesh_peers
 from kiln.bridge.gossipsub.options import RouterOptions
-from kiln.bridge.gossipsub.peers import Backoffs, Fanout, PeerState, Promises, RetainedScores
+from kiln.bridge.gossipsub.peers import Backoffs, Fanout, PeerState, Promises, RetainedScores, select_mesh_peers
 from kiln.bridge.gossipsub.protocols import BACKOFF_VERSION, EXTENSIONS_VERSION, IDONTWANT_VERSION, VERSIONS
 from kiln.bridge.gossipsub.rpc_parts import MessageTooLargeError, split
 from kiln.bridge.gossipsub.score import Score

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import time
-from datetime import timedelta
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +16,7 @@ from kiln.deploy.cli.options import (
     StateOption,
     answers,
     lake_of,
+    length_of,
     note_once,
     notes,
     settings_of,
@@ -75,9 +75,9 @@ def run(
     import json
 
     from kiln.deploy.run.backfill import run_backfill
-    from kiln.deploy.screens.backfill_run import ProgressFormatter, describe_outcome, encode_outcome
+    from kiln.deploy.screens.backfill_run import ProgressFormatter, describe_outcome
     from kiln.pipelines.app.backfill_run import BackfillRequest, parse_source, parse_time
-    from kiln.pipelines.backfill.run import RunProgress
+    from kiln.pipelines.backfill.run import RunProgress, encode_outcome
 
     def time_of(option: str, text: str) -> int:
         try:
@@ -102,7 +102,7 @@ def run(
         end,
         source=kind,
         files=tuple(Path(each) for each in paths),
-        window=None if window is None else _length(window),
+        window=None if window is None else length_of(window, "--window"),
         network=network,
         as_of=None if as_of is None else time_of("--as-of", as_of),
         publish=publish,
@@ -231,15 +231,3 @@ def backfill_drop(name: RunArgument, state: StateOption = None, config: ConfigOp
 
 def _now() -> int:
     return time.time_ns() // 1000
-
-
-def _length(text: str) -> timedelta:
-    from kiln.conf.settings.durations import parse_duration
-
-    try:
-        length = parse_duration(text)
-    except ValueError as error:
-        raise UsageError(f"--window {text}: expected {error}") from None
-    if not length:
-        raise UsageError(f"--window {text}: must be greater than zero")
-    return length

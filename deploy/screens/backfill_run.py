@@ -50,15 +50,3 @@ def describe_outcome(outcome: RunOutcome, publish: bool = False) -> str:
     if publish:
         text += f"; {outcome.published:,} batches were sent to the bridge for publication"
     return text
-
-
-def encode_outcome(outcome: RunOutcome) -> dict[str, object]:
-    """Encode the outcome of a run for --json."""
-    return {
-        "run": outcome.name,
-        "wrote": outcome.rows_written,
-        "frames": outcome.frames,
-        "rows": dict(outcome.rows),
-        "published": outcome.published,
-        "gone": list(outcome.lost),
-    }

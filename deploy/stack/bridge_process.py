@@ -15,8 +15,7 @@ from kiln.conf.process.logs import is_news
 from kiln.conf.settings.keys import ENV_PREFIX
 from kiln.conf.settings.model import Settings
 from kiln.conf.settings.reading import environment
-from kiln.deploy.stack.child_logs import rotate_log
-from kiln.deploy.stack.spawn import bind_to_parent, terminate_process
+from kiln.deploy.stack.spawn import bind_to_parent, rotate_log, terminate_process
 
 _FRESH = 10.0  # s; an older status means that the bridge hangs
 

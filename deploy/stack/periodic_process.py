@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from kiln.deploy.stack.child_logs import rotate_log
-from kiln.deploy.stack.spawn import bind_to_parent, terminate_process
+from kiln.deploy.stack.spawn import bind_to_parent, rotate_log, terminate_process
 
 _PATIENCE = 5.0  # s until a child that does not end is killed
 

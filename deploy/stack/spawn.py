@@ -1,11 +1,14 @@
-"""Child processes that end with their parent, even if the parent is killed, and termination on request."""
+"""Child processes that end with their parent, even if the parent is killed; their termination, and their logs."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
 
 # Run in a fresh interpreter between fork and exec: the kernel's own way to end a child whose parent was killed. A
 # `preexec_fn` could deadlock in a parent with threads.
@@ -38,3 +41,27 @@ def terminate_process(process: subprocess.Popen[bytes] | subprocess.Popen[str], 
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+
+
+LIMIT: Final = 8 << 20
+"""bytes; log and copy together have at most twice as much, plus what a process writes between two checks"""
+
+
+def rotate_log(path: Path, limit: int = LIMIT) -> None:
+    """Copy a log of more than `limit` bytes to `NAME.1`, over an older copy, and truncate the log.
+
+    The log stays the same file, because a process may have it open for appending. What a process writes between copy
+    and truncation is lost. Does nothing if there is no log, or no space for the copy.
+    """
+    try:
+        if path.stat().st_size <= limit:
+            return
+    except FileNotFoundError:
+        return
+    copy = path.with_name(path.name + ".1")
+    try:
+        shutil.copyfile(path, copy)
+    except OSError:
+        copy.unlink(missing_ok=True)  # a partial copy would take scarce space
+        return
+    os.truncate(path, 0)

@@ -41,6 +41,7 @@ from kiln.pipelines.backfill.run import (
     RunProgress,
     RunResources,
     build_stopped_error,
+    encode_outcome,
     run,
 )
 from kiln.pipelines.backfill.run_log import check_name
@@ -265,15 +266,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (KilnError, ValueError) as error:
         print(printable_lines(str(error)), file=sys.stderr)
         return error.exit_code if isinstance(error, KilnError) else 2
-    summary = {
-        "run": outcome.name,
-        "wrote": outcome.rows_written,
-        "frames": outcome.frames,
-        "rows": dict(outcome.rows),
-        "published": outcome.published,
-        "gone": list(outcome.lost),
-    }
-    print(json.dumps(summary))
+    print(json.dumps(encode_outcome(outcome)))
     return 0
 
 

@@ -111,6 +111,18 @@ class RunOutcome:
     """descriptions of what the source no longer had of the range when the run began"""
 
 
+def encode_outcome(outcome: RunOutcome) -> dict[str, object]:
+    """Encode the outcome of a run as JSON."""
+    return {
+        "run": outcome.name,
+        "wrote": outcome.rows_written,
+        "frames": outcome.frames,
+        "rows": dict(outcome.rows),
+        "published": outcome.published,
+        "gone": list(outcome.lost),
+    }
+
+
 @dataclass(frozen=True)
 class RunResources:
     """Services that a run uses."""
@@ -221,7 +233,7 @@ class _ChunkRunner:
         self._lakes = {lake.path: lake for lake in (self._lake, self._beyond)}
         self._commits = {path: resources.commits(lake) for path, lake in self._lakes.items()}
         self._query = f"backfill:{terms.name}"
-        self._done = {self._step_of(each): each for each in run.chunks}
+        self._done = {(str(each.details["step"]), int(str(each.details["number"]))): each for each in run.chunks}
         self._rows_written = self._frames = 0
 
     def run_to_end(self, publish: bool) -> RunOutcome:
@@ -244,10 +256,6 @@ class _ChunkRunner:
         return RunOutcome(
             self._terms.name, self._count_rows(), self._rows_written, self._frames, published, self._inputs.gone
         )
-
-    @staticmethod
-    def _step_of(event: RunEvent) -> tuple[str, int]:
-        return str(event.details["step"]), int(str(event.details["number"]))
 
     def _count_rows(self) -> dict[str, int]:
         return count_rows(self._done.values())

@@ -9,8 +9,8 @@ import pytest
 
 from kiln.deploy.cli.app import run_command
 from kiln.deploy.cli.exits import USAGE
-from kiln.deploy.screens.backfill_run import ProgressFormatter, describe_outcome, encode_outcome
-from kiln.pipelines.backfill.run import RunOutcome, RunProgress
+from kiln.deploy.screens.backfill_run import ProgressFormatter, describe_outcome
+from kiln.pipelines.backfill.run import RunOutcome, RunProgress, encode_outcome
 
 RANGE = ("--from", "2026-11-01", "--to", "2026-11-03")
 
