@@ -62,7 +62,7 @@ def read_law(document: str) -> Law:
     LawError: no such paragraph or table, or words in the table that the grammar below does not have.
     """
     paragraph, _, after = document.partition("**The law of imports.**")[2].partition("\n| room |")
-    free = re.search(r"Every room but `schemas` may import ([^;]+); the table leaves", paragraph)
+    free = re.search(r"Every room but `schemas` may import ([^;]+);\s+the\s+table\s+leaves", paragraph)
     if not after or free is None:
         raise LawError('no paragraph "The law of imports" that says what every room may import, with a table of rooms')
     cells: dict[str, str] = {}
