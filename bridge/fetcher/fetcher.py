@@ -26,6 +26,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -142,19 +143,13 @@ class Fetcher(LeaderThread):
     def _read_streams(self) -> KnownAnswers:
         """Read all streams that are in `kiln.streams` now."""
         known = KnownAnswers()
-        consumer = self._open_consumer(None)
-        try:
+        with closing(self._open_consumer(None)) as consumer:
             parts = self._list_partitions(f"{self._prefix}streams")
             consumer.assign(parts)
             consumer.seek_to_beginning(*parts)
             ends = consumer.end_offsets(parts)
-            while not self._must_stop and any(consumer.position(part) < ends[part] for part in parts):
-                self._state = f"reading the known streams: {len(known.streams)}"
-                for records in self._poll(consumer, 200).values():
-                    for record in records:
-                        self._add_known_stream(known, record.value)
-        finally:
-            consumer.close()
+            for record in self._read_until(consumer, ends, lambda: f"reading the known streams: {len(known.streams)}"):
+                self._add_known_stream(known, record.value)
         return known
 
     def _add_known_stream(self, known: KnownAnswers, value: bytes | None) -> None:

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from traceback import walk_stack
@@ -319,6 +319,19 @@ class LeaderThread(KafkaThread):
     def _must_stop(self) -> bool:
         """Return whether the session must end."""
         return self._stop.is_set() or not self._is_leader
+
+    def _read_until(
+        self, consumer: KafkaConsumer, ends: Mapping[TopicPartition, int], describe: Callable[[], str]
+    ) -> Iterator[ConsumerRecord]:
+        """Yield records of the assigned partitions until `ends`, or earlier if the session must stop.
+
+        Args:
+            describe: returns the state of this thread.
+        """
+        while not self._must_stop and any(consumer.position(part) < end for part, end in ends.items()):
+            self._state = describe()
+            for records in self._poll(consumer, 200).values():
+                yield from records
 
     @abstractmethod
     def _run_as_leader(self, consumer: KafkaConsumer, producer: StoppableKafkaProducer) -> None:

@@ -39,7 +39,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -350,14 +350,11 @@ class Publisher(LeaderThread):
 
     def _read_log_time(self, part: TopicPartition, offset: int) -> int:
         """Return the LogAppendTime of a record in ms, or 0 if the record does not come."""
-        consumer = self._open_consumer(None)
-        try:
+        with closing(self._open_consumer(None)) as consumer:
             consumer.assign([part])
             consumer.seek(part, offset)
             records = consumer.poll(timeout_ms=5_000, max_records=1).get(part, [])
             return int(records[0].timestamp) if records else 0
-        finally:
-            consumer.close()
 
     def _read_receipts(self, since: int, only_published: bool = False) -> dict[str, set[str]]:
         """Return the topics of this network, by CID, of all receipts of this transport from `since` to now.
@@ -368,26 +365,22 @@ class Publisher(LeaderThread):
         """
         topics_by_cid: dict[str, set[str]] = {}
         own = format_topic(self._options.network, None)
-        consumer = self._open_consumer(None)
-        try:
+        with closing(self._open_consumer(None)) as consumer:
             parts = self._list_partitions(f"{self._prefix}publications")
             consumer.assign(parts)
             ends = consumer.end_offsets(parts)
             for part, first in consumer.offsets_for_times(dict.fromkeys(parts, since)).items():
                 consumer.seek(part, ends[part] if first is None else first.offset)
-            while not self._must_stop and any(consumer.position(part) < ends[part] for part in parts):
-                self._state = f"reading the receipts of batches: {len(topics_by_cid)}"
-                for records in self._poll(consumer, 200).values():
-                    for record in records:
-                        with suppress(*UNREADABLE):  # `sink` quarantines it
-                            receipt = decode_publication(record.value or b"")
-                            on = receipt.topic or ""
-                            if only_published and receipt.error is not None:
-                                continue
-                            if receipt.transport == self._options.transport and f"{on}/".startswith(f"{own}/"):
-                                topics_by_cid.setdefault(receipt.batch_cid, set()).add(on)
-        finally:
-            consumer.close()
+            for record in self._read_until(
+                consumer, ends, lambda: f"reading the receipts of batches: {len(topics_by_cid)}"
+            ):
+                with suppress(*UNREADABLE):  # `sink` quarantines it
+                    receipt = decode_publication(record.value or b"")
+                    on = receipt.topic or ""
+                    if only_published and receipt.error is not None:
+                        continue
+                    if receipt.transport == self._options.transport and f"{on}/".startswith(f"{own}/"):
+                        topics_by_cid.setdefault(receipt.batch_cid, set()).add(on)
         return topics_by_cid
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import signal
 import sys
 import threading
@@ -30,7 +29,7 @@ from kiln.conf.process.locks import lock_state
 from kiln.conf.settings.durations import micros, parse_duration
 from kiln.conf.settings.model import Settings
 from kiln.conf.settings.reading import load_settings
-from kiln.pipelines.app.launch import batch_config, decode_config
+from kiln.pipelines.app.launch import batch_config, create_submitted_session, decode_config
 from kiln.pipelines.backfill.chunks import TimeRange
 from kiln.pipelines.backfill.frames import FilePart, split_file
 from kiln.pipelines.backfill.run import (
@@ -51,8 +50,6 @@ from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.delta_spark import DeltaSparkCommits
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.runtime.kafka import Broker
-from kiln.pipelines.runtime.s3a import build_s3a_settings
-from kiln.pipelines.runtime.session import create_session
 from kiln.pipelines.runtime.topics import KafkaTopics
 from kiln.schemas.captures.formats import FORMATS, detect_format
 from kiln.schemas.printable import printable_lines
@@ -272,14 +269,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _execute(settings: Settings, request: BackfillRequest) -> RunOutcome:
     terms = build_terms(settings, request)
-    spark = create_session(
-        "kiln-backfill",
-        master=settings.spark.master,
-        driver_memory=settings.spark.driver_memory,
-        java_options=settings.spark.java_options,
-        jars=(),
-        extra=build_s3a_settings(settings.locations, os.environ) | settings.spark.conf,
-    )
+    spark = create_submitted_session("kiln-backfill", settings)
 
     def report(progress: RunProgress) -> None:
         print(json.dumps({"step": progress.step, "done": progress.done, "of": progress.total}), flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from datetime import UTC, datetime
 
@@ -23,12 +24,26 @@ from kiln.pipelines.delta.delta_spark import DeltaSparkCommits
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.runtime.kafka import Broker
 from kiln.pipelines.runtime.query_context import QueryContext, Report, ignore_report
+from kiln.pipelines.runtime.s3a import build_s3a_settings
+from kiln.pipelines.runtime.session import create_session
 from kiln.pipelines.sink import query as sink
 from kiln.pipelines.updates import query as updates
 from kiln.pipelines.updates.known_streams import StreamsTopic
 from kiln.pipelines.updates.transform import SeparatorConfig
 from kiln.schemas.wire.identity import peer_bytes, peer_text
 from kiln.schemas.wire.topic_table import BundleSet
+
+
+def create_submitted_session(name: str, settings: Settings) -> SparkSession:
+    """Create the session of a job that `spark-submit` started, which brings the jars."""
+    return create_session(
+        name,
+        master=settings.spark.master,
+        driver_memory=settings.spark.driver_memory,
+        java_options=settings.spark.java_options,
+        jars=(),
+        extra=build_s3a_settings(settings.locations, os.environ) | settings.spark.conf,
+    )
 
 
 def launch(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import signal
 import sys
 import threading
@@ -26,10 +25,9 @@ from kiln.conf.process.logs import configure_logs
 from kiln.conf.process.state_version import claim_state_folder
 from kiln.conf.settings.model import JobName, Kafka
 from kiln.conf.settings.reading import load_settings
+from kiln.pipelines.app.launch import create_submitted_session
 from kiln.pipelines.app.supervisor import RestartsExhaustedError, Supervisor
 from kiln.pipelines.runtime.query_status import RUNS, QueryState, QueryWatch, build_query_metrics
-from kiln.pipelines.runtime.s3a import build_s3a_settings
-from kiln.pipelines.runtime.session import create_session
 from kiln.pipelines.runtime.topic_ends import TopicEnds
 from kiln.schemas.families import build_family
 from kiln.schemas.printable import printable_lines
@@ -100,14 +98,7 @@ def main(name: JobName) -> int:
     except KilnError as error:
         print(printable_lines(str(error)), file=sys.stderr)
         return error.exit_code
-    spark = create_session(
-        f"kiln-{name}",
-        master=settings.spark.master,
-        driver_memory=settings.spark.driver_memory,
-        java_options=settings.spark.java_options,
-        jars=(),
-        extra=build_s3a_settings(settings.locations, os.environ) | settings.spark.conf,
-    )
+    spark = create_submitted_session(f"kiln-{name}", settings)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
