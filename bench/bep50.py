@@ -11,10 +11,10 @@ from nacl.signing import SigningKey
 from bench.report import Aim, Finding, Note, Ratio, Series
 from bench.runs import Extent, Say, in_turn
 from kiln.bridge.bep50 import ItemTransfer, OverlaySettings
-from kiln.bridge.bep50.simulation import Network
 from kiln.schemas.dht import bencode
 from kiln.schemas.dht.items import compute_target, sign
 from kiln.schemas.dht.krpc import DhtAddress
+from kit.overlay_simulation import Network
 
 UPDATES = 5
 

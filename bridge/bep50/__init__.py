@@ -1,8 +1,8 @@
 """BEP 50 (draft of 2016-10-02): publish/subscribe over the BitTorrent DHT.
 
 `overlay` is the protocol as a state machine; `socket` puts it on UDP; `store` persists what a restart needs;
-`simulation` runs many nodes in one process; `carrier` and `tap` connect it to the bridge. No other implementation is
-known, so interoperability is tested, and claimed, only for the layer below (BEP 5, BEP 44).
+`carrier` and `tap` connect it to the bridge. No other implementation is known, so interoperability is tested, and
+claimed, only for the layer below (BEP 5, BEP 44).
 
 The draft's requirements and the code that meets them (tests/unit/bridge/test_bep50_requirements.py tests each)::
 

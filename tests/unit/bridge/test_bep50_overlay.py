@@ -20,7 +20,6 @@ from kiln.bridge.bep50 import (
     Overlay,
     OverlaySettings,
 )
-from kiln.bridge.bep50.simulation import Network
 from kiln.bridge.bep50.store import StoredTopic, TopicStore, TopicStoreError, decode_topic, encode_topic
 from kiln.schemas.dht import bencode
 from kiln.schemas.dht.bencode import Value
@@ -36,6 +35,7 @@ from kiln.schemas.dht.krpc import (
     write_message,
 )
 from kiln.schemas.dht.node_id import compute_bound_id
+from kit.overlay_simulation import Network
 
 KEY = SigningKey(b"\x01" * 32)
 PUBLIC, SALT = KEY.verify_key.encode(), b"salt"

@@ -23,7 +23,6 @@ from kiln.bridge.bep50 import (
     OverlaySettings,
 )
 from kiln.bridge.bep50.limits import TOKEN_EPOCH, RateLimits, WriteTokens
-from kiln.bridge.bep50.simulation import Network
 from kiln.bridge.bep50.store import TopicStore
 from kiln.bridge.bep50.table import RoutingTable
 from kiln.schemas.dht import bencode
@@ -43,6 +42,7 @@ from kiln.schemas.dht.krpc import (
     write_message,
 )
 from kiln.schemas.dht.node_id import count_shared_bits
+from kit.overlay_simulation import Network
 
 KEY, OTHER_KEY = SigningKey(b"\x01" * 32), SigningKey(b"\x02" * 32)
 PUBLIC, SALT = KEY.verify_key.encode(), b"salt"

@@ -1,4 +1,4 @@
-"""Many overlays in one process, in simulated time, over a network with delay and loss, for tests and benchmarks.
+"""Many overlays in one process, in simulated time, over a network with delay and loss.
 
 The clock jumps from one datagram or timer to the next, so a minute of a hundred nodes takes seconds, and a seed gives
 the same minute each time.
