@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from kiln.conf.process.locks import lock_state
 from kiln.conf.settings.model import Settings
 from kiln.deploy.stack.kafka_broker import start_broker
 from kiln.deploy.stack.spark import spark_session
 from kiln.pipelines.app.backfill_run import BackfillRequest, backfill, build_terms, cancel_on_signal
 from kiln.pipelines.backfill.run import RunOutcome, RunProgress, count_rows, find_matching_run
 from kiln.pipelines.backfill.run_log import check_name
-from kiln.pipelines.backfill.runs import lock_name
+from kiln.pipelines.backfill.runs import lock_run
 from kiln.pipelines.delta.lake import Lake
 
 
@@ -31,7 +30,7 @@ def run_backfill(
         KilnError: A problem that the user can fix, or a signal.
     """
     with ExitStack() as stack:
-        stack.enter_context(lock_state(settings.state, lock_name(check_name(request.name))))
+        stack.enter_context(lock_run(settings.state, check_name(request.name)))
         terms = build_terms(settings, request)
         run = find_matching_run(terms, Lake.from_location(settings.lake_root))
         if run is not None and run.is_done and (run.is_published or not request.publish):

@@ -25,7 +25,6 @@ from pyspark.sql import SparkSession
 from kafka import KafkaConsumer, TopicPartition
 from kiln.conf.process.errors import KilnError
 from kiln.conf.process.kafka_clients import open_client
-from kiln.conf.process.locks import lock_state
 from kiln.conf.settings.durations import micros, parse_duration
 from kiln.conf.settings.model import Settings
 from kiln.conf.settings.reading import load_settings
@@ -44,6 +43,7 @@ from kiln.pipelines.backfill.run import (
     run,
 )
 from kiln.pipelines.backfill.run_log import check_name
+from kiln.pipelines.backfill.runs import lock_run
 from kiln.pipelines.backfill.terms import RunTerms, Source
 from kiln.pipelines.delta.commits import Commits
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
@@ -258,7 +258,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             as_of=None if options.as_of is None else parse_time(options.as_of),
             publish=options.publish,
         )
-        with lock_state(settings.state, f"backfill-{check_name(request.name)}"):
+        with lock_run(settings.state, check_name(request.name)):
             outcome = _execute(settings, request)
     except (KilnError, ValueError) as error:
         print(printable_lines(str(error)), file=sys.stderr)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -115,17 +115,8 @@ def lock_run(state: Path, name: str, *, swap: bool = False) -> Iterator[None]:
     Raises:
         StateInUseError: Another process has the lock.
     """
-    with lock_state(state, lock_name(name)):
-        if swap:
-            with lock_state(state, _SWAP):
-                yield
-        else:
-            yield
-
-
-def lock_name(name: str) -> str:
-    """Build the name of a run's lock in the state folder."""
-    return f"backfill-{name}"
+    with lock_state(state, f"backfill-{name}"), lock_state(state, _SWAP) if swap else nullcontext():
+        yield
 
 
 def drop_run(lake: Lake, name: str, now: Callable[[], int]) -> bool:
@@ -189,7 +180,7 @@ def _derive_state(state: Path, name: str, events: set[str]) -> State:
 
 def _is_locked(state: Path, name: str) -> bool:
     try:
-        with lock_state(state, lock_name(name)):
+        with lock_run(state, name):
             return False
     except StateInUseError:
         return True

@@ -10,7 +10,7 @@ import pytest
 from kiln.conf.process.locks import lock_state
 from kiln.deploy.cli.app import run_command
 from kiln.pipelines.backfill.run_log import append_event, read_events
-from kiln.pipelines.backfill.runs import list_runs, lock_name
+from kiln.pipelines.backfill.runs import list_runs, lock_run
 from kiln.pipelines.delta.lake import Lake
 from kit.run_tables import FROM, TO, begin, fill, history
 
@@ -55,7 +55,7 @@ def test_list_shows_every_state(lake: Lake, state: Path, capsys: pytest.CaptureF
     for number, event in enumerate(("swapping", "swapped")):
         append_event(lake, "in", event, TO + 5 + number)  # type: ignore[arg-type]  # both are events
     append_event(lake, "gone", "dropped", TO + 5)
-    with lock_state(state, lock_name("going")):
+    with lock_run(state, "going"):
         assert run_command(["backfill", "list", "--json"]) == 0
     found = {each["name"]: each for each in json.loads(capsys.readouterr().out)}
     assert {name: each["state"] for name, each in found.items()} == {
@@ -94,7 +94,7 @@ def test_drop_removes_the_tables_and_keeps_the_account(
 def test_a_run_that_somebody_works_on_is_not_dropped_or_swapped(
     lake: Lake, state: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with lock_state(state, lock_name("r")):
+    with lock_run(state, "r"):
         for command in ("drop", "swap"):
             assert run_command(["backfill", command, "r"]) == 1
             assert "backfill-r" in capsys.readouterr().err
