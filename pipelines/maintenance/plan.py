@@ -1,5 +1,6 @@
-"""Maintenance steps of a table, as pure functions of its files and its log (docs/design/24-table-maintenance.md). Times are µs
-since the epoch, sizes bytes.
+"""Maintenance steps of a table, as pure functions of its files and its log (docs/design/24-table-maintenance.md).
+
+Times are µs since the epoch, sizes bytes.
 
 Small files are compacted as in a log-structured merge tree. Sizes fall into tiers, each eight times the previous one. A
 file is rewritten only together with enough others of its tier, so a row is written a few times in all, however often
