@@ -40,10 +40,10 @@ WITHOUT_KUBO = """
 from kiln.deploy.demo import kubo_node, network
 from kiln.deploy.demo.kubo_peer import KuboError
 
-def library_path():
+def find_library():
     raise KuboError("Kubo is not installed")
 
-kubo_node.library_path = library_path
+kubo_node.find_library = find_library
 network.main()
 """
 # Kubo hears 4,000 of its own messages; prints by how many bytes C's heap grew with each of the last 3,000.
@@ -340,8 +340,8 @@ def test_without_kubo_two_go_on_and_say_so(tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         (["--network", "a/b"], "must be a name without a slash"),
-        (["--rate", "nan"], "no number of messages a second"),
-        (["--rate", "-1"], "no number of messages a second"),
+        (["--rate", "nan"], "must be a finite number of messages per second"),
+        (["--rate", "-1"], "must be a finite number of messages per second"),
         (["--streams", "0"], "streams: 0 is not between"),
     ],
 )
