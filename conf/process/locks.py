@@ -34,7 +34,8 @@ def lock_state(state: Path, name: str) -> Iterator[None]:
             lock.seek(0)
             holder = lock.read().strip() or "unknown"
             raise StateInUseError(
-                f"{name} of {state} runs in another Kiln (process {holder}): stop it, or give this one --state"
+                f"{name} of the state folder {state} is locked by process {holder}. Stop it, or pass another folder "
+                "with --state"
             ) from None
         lock.truncate(0)
         lock.write(str(os.getpid()))

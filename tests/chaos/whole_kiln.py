@@ -272,7 +272,7 @@ class Stack:
     def words(self) -> str:
         """Its last words in one line, without figures."""
         lines = [line.strip() for line in self.said().splitlines() if line.strip() and " | frames " not in line]
-        named = [line for line in lines if "rror" in line or "stopped:" in line or "in another Kiln" in line]
+        named = [line for line in lines if "rror" in line or "stopped:" in line or "is locked by" in line]
         return " / ".join((named or lines)[-2:])[:400]
 
     def status(self) -> BridgeStatus | None:
