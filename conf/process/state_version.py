@@ -19,8 +19,8 @@ STATE_VERSION: Final = 3
 
 _FILE = "version"
 _CONTENT = ("broker", "checkpoints")
-"""Folders that only a Kiln creates. A user may bring `bridge`, to keep a node's keys; the tables in `lake` have a
-version of their own."""
+"""Folders that only a Kiln fills. They are empty where a user mounts a disk for one. A user may bring `bridge`, to keep
+a node's keys, and the tables in `lake` have a version of their own."""
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
@@ -79,10 +79,14 @@ def _read_version(state: Path) -> int | None:
             f"the state folder {state} has version {text}, and this Kiln reads version {STATE_VERSION}. Use the newer "
             "Kiln that wrote it, or pass another folder with --state"
         )
-    if text or any((state / name).exists() for name in _CONTENT):
+    if text or any(_is_filled(state / name) for name in _CONTENT):
         raise StateVersionError(
             f"the state folder {state} has {f'version {text[:20]}' if text else 'no version'}, and this Kiln reads "
             f"version {STATE_VERSION}. Keep it for the older Kiln that wrote it and pass another folder with --state; "
             "frames that are still in Kafka or in captures can be processed again there"
         )
     return None
+
+
+def _is_filled(folder: Path) -> bool:
+    return folder.is_dir() and any(each.name != "lost+found" for each in folder.iterdir())

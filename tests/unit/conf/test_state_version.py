@@ -73,7 +73,7 @@ def test_processes_that_claim_a_folder_at_the_same_time(tmp_path: Path) -> None:
 def test_a_folder_of_another_version_is_refused_and_left_alone(
     tmp_path: Path, content: str, version: str | None, what: str, words: str
 ) -> None:
-    (tmp_path / content).mkdir()
+    (tmp_path / content / "some").mkdir(parents=True)
     if version is not None:
         (tmp_path / "version").write_text(version)
     tmp_path.chmod(0o755)
@@ -184,8 +184,10 @@ def test_a_table_that_lacks_columns_gets_them(tmp_path: Path) -> None:
         assert opened.protocol().reader_features is None
 
 
-def test_a_folder_with_the_keys_of_a_node_alone_is_new_state(tmp_path: Path) -> None:
+def test_a_folder_with_the_keys_of_a_node_and_with_empty_disks_is_new_state(tmp_path: Path) -> None:
     (tmp_path / "bridge").mkdir()
     (tmp_path / "bridge" / "key").write_bytes(b"k")
+    (tmp_path / "broker").mkdir()
+    (tmp_path / "checkpoints" / "lost+found").mkdir(parents=True)
     claim_state_folder(tmp_path)
     assert (tmp_path / "version").read_text() == f"{STATE_VERSION}\n"
