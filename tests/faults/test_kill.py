@@ -13,9 +13,9 @@ import pytest
 from kiln.conf.settings.model import Settings
 from kiln.deploy.demo.traffic import TrafficOptions
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
-from kiln.deploy.stack.spark import spark_session
 from kiln.pipelines.batch.windows import PartitionWindows
 from kit.kiln_process import Kiln, kill_all
+from kit.local_spark import open_session
 from kit.log_feed import await_records, frames_producer, kiln_beside, new_records
 from kit.log_model import Emitted, expected_batches, read_batches, read_log
 from kit.traffic_feed import Feed
@@ -78,7 +78,7 @@ def test_no_frame_update_or_tip_is_lost(run: Run) -> None:
 
 def test_no_window_is_left_in_state(run: Run, tmp_path: Path) -> None:
     checkpoint = str(run.kiln.state / "checkpoints" / "batch")
-    with spark_session(
+    with open_session(
         Settings(state=tmp_path)
     ) as spark:  # with the memory that the tests of Spark have: one JVM for all
         assert spark.streams.active == []  # the reader wants what starts with the first look at the streams

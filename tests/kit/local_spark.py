@@ -6,6 +6,7 @@ A test module takes the fixture with `pytest_plugins = ["kit.local_spark"]`.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,13 @@ from kiln.deploy.query.serve.classes import compile_classes
 from kiln.deploy.stack.spark import spark_session
 
 
+def open_session(settings: Settings, name: str = "kiln") -> AbstractContextManager[SparkSession]:
+    """Open a session with the classes of serve-sql: the first one of the process starts the JVM that all use."""
+    return spark_session(settings, name, classes=[compile_classes(print)])
+
+
 @pytest.fixture(scope="module")
 def spark(broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """One session for the tests of a module."""
-    with spark_session(Settings(state=tmp_path_factory.mktemp("spark")), classes=[compile_classes(print)]) as session:
+    with open_session(Settings(state=tmp_path_factory.mktemp("spark"))) as session:
         yield session

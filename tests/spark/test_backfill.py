@@ -19,7 +19,6 @@ from pyspark.sql import SparkSession
 from kiln.conf.settings.model import Backfill, Network, Settings, Spark
 from kiln.deploy.demo.traffic import Traffic, TrafficOptions, write_traffic
 from kiln.deploy.demo.traffic.ledger import Ledger, MessageEntry
-from kiln.deploy.stack.spark import spark_session
 from kiln.pipelines.app.backfill_run import BackfillRequest, backfill, build_terms
 from kiln.pipelines.backfill import publishing
 from kiln.pipelines.backfill.range_comparison import datetime_of
@@ -29,6 +28,7 @@ from kiln.pipelines.delta.arrow_rows import build_arrow_schema
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.kafka.records import BatchRecord, Origin, SeparatorRecord, decode_batch
+from kit.local_spark import open_session
 from kit.log_model import Update, block_of, cid_of, windows_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
@@ -84,7 +84,7 @@ def world(broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactory
         write_traffic(cast(BinaryIO, packed), traffic.frames(duration_ns=10_000_000_000))
     assert traffic.ledger is not None
     settings = Settings(state=folder / "state", network=Network(name=OPTIONS.network), spark=Spark(master="local[2]"))
-    with spark_session(settings, "backfill") as spark:
+    with open_session(settings, "backfill") as spark:
         lake = Lake.from_location(settings.lake_root)
         world = World(spark, settings, file, traffic.ledger, lake)
         world.make(BackfillRequest("heard", START, END, source="files", files=(file,)), chunk=400)
