@@ -17,7 +17,7 @@ PROCESSING_ERRORS: Final = (
     AttributeError,
     ArithmeticError,  # OverflowError: a number that a column cannot hold
     AssertionError,
-    NotImplementedError,
+    NotImplementedError,  # a library does not support what the bytes name
     RecursionError,  # the one RuntimeError that depends on the record alone
     msgspec.MsgspecError,
     ProtobufError,

@@ -22,7 +22,7 @@ class FaultyKey(NamedTuple):
     """A key that the finder of a table check reports."""
 
     id: str
-    """of the check"""
+    """id of the check"""
     key: str
     words: str
 

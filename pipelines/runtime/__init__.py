@@ -1,1 +1,1 @@
-"""What touches Spark and Kafka: session, sources and sinks, ticks, progress, state."""
+"""Runtime on Spark and Kafka: session, sources and sinks, ticks, progress, state."""

@@ -30,7 +30,7 @@ def ignore_report(query: str, counts: Mapping[str, int]) -> None:
 
 @dataclass(frozen=True)
 class QueryContext:
-    """What every query needs to start. A parameter of one query alone belongs to its `start`."""
+    """Resources that every query needs to start. A parameter of one query alone belongs to its `start`."""
 
     spark: SparkSession
     broker: Broker

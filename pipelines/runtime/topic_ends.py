@@ -49,7 +49,7 @@ class TopicEnds:
         self._thread = threading.Thread(target=self._watch_partitions, name="topics", daemon=True)
         self._thread.start()
         self.ends: Ends = {}
-        """as of the last response"""
+        """end offsets in the broker's last response"""
         self.error = ""
 
     def read(self) -> Ends:

@@ -37,7 +37,7 @@ class ObjectStore:
 
     @property
     def options(self) -> dict[str, str]:
-        """As `lake.storage_options`."""
+        """Return the credentials in the form of `lake.storage_options`."""
         return {**self.address, "aws_access_key_id": self.key, "aws_secret_access_key": self.secret}
 
     @property

@@ -1,4 +1,4 @@
-"""What the made-up traffic looks like: the knobs, their meaning and their limits."""
+"""Options of the synthetic traffic, their meaning and their limits."""
 
 from __future__ import annotations
 

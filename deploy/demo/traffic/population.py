@@ -1,4 +1,4 @@
-"""Who and what is in a world of made-up traffic: separators, streams, authors, each derived when first asked for."""
+"""Population of the synthetic traffic: separators, streams and authors, each derived at its first use."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ DEFAULT_NETWORK: Final = "testnet-clay"
 
 
 class ReplayProgress(NamedTuple):
-    """How far a replay is: capture records and bytes of RPC done, of all there are."""
+    """Progress of a replay: capture records and bytes of RPC done, of all there are."""
 
     records: int
     bytes: int
@@ -24,7 +24,7 @@ class ReplayProgress(NamedTuple):
 
 
 class ReplayResult(NamedTuple):
-    """What a replay sent: closing frames count as frames, not as records."""
+    """Totals of a replay: closing frames count as frames, not as records."""
 
     network: str
     records: int

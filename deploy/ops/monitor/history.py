@@ -25,7 +25,7 @@ class HistoryPoint(NamedTuple):
     late_p50: float | None
     late_p99: float | None
     lag_seconds: float
-    """of the query with the greatest lag"""
+    """lag of the query that is furthest behind"""
 
 
 class Plot(NamedTuple):

@@ -28,7 +28,7 @@ class View(NamedTuple):
     name: str
     sentence: str
     grain: str
-    """what one row stands for, such as "a message\""""
+    """meaning of one row, such as "a message\""""
     tables: tuple[str, ...]
     """tables that the view reads on either engine, directly or through other views; sorted"""
     views: tuple[str, ...]

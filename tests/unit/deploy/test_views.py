@@ -390,7 +390,7 @@ def said_at(heard: float, separator: Separator | None, of: int, number: int, aga
 
 
 def as_heard(records: Iterable[Logged]) -> list[ReceivedUpdate]:
-    """As `read_received_updates` gives them."""
+    """Return rows in the form of `read_received_updates`."""
     ordered = sorted(records, key=lambda each: (each.separator or ("~", ""), each.heard, each.again))
     return [
         ReceivedUpdate(
