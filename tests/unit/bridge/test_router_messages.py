@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from functools import partial
 from hashlib import sha256
 from random import Random
@@ -20,6 +19,7 @@ from kiln.schemas.kafka.frames import MAX_MESSAGES
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message, PublicKey
 from kiln.schemas.wire import identity
 from kiln.schemas.wire.identity import MAX_RPC_COST, Judgement, Policy, Verdict, compute_peer_id, sign
+from kit.cpu_time import measure_cpu
 from kit.key_bytes import KEY_ATTACKS, public_key
 from kit.scripted_peers import (
     OWN,
@@ -176,9 +176,9 @@ def test_one_key_that_is_made_to_be_expensive_is_enough(
 def test_of_forty_thousand_messages_in_one_rpc_five_thousand_are_taken_and_the_sender_pays() -> None:
     router = with_peers(node(), 2)
     flood = RPC.FromString(b"\x12\x00" * (40_000))
-    began = time.process_time()
-    sends, delivered, verdicts = router.receive(peer(0), flood, 1.0)
-    assert time.process_time() - began < 0.5
+    with measure_cpu() as spent:
+        sends, delivered, verdicts = router.receive(peer(0), flood, 1.0)
+    assert spent.seconds < 0.5
     assert (sends, delivered, verdicts) == ([], [], bytes(MAX_MESSAGES))
     assert router.counters["unknown_topic"] == MAX_MESSAGES
     assert router.counters["messages_over_limit"] == (40_000) - MAX_MESSAGES
@@ -216,9 +216,9 @@ def test_control_items_and_ids_over_the_limits_cost_no_time_and_items_cost_their
     assert router.counters["control_over_limit"] == 1
     assert router.peers[peer(0)].score < 0
     for rpc, counted in ((asks, "iwant_over_limit"), (wants_not, "idontwant_over_limit")):
-        began = time.process_time()
-        router.receive(peer(1), rpc, 1.0)
-        assert time.process_time() - began < 0.1
+        with measure_cpu() as spent:
+            router.receive(peer(1), rpc, 1.0)
+        assert spent.seconds < 0.1
         assert router.counters[counted] == 995_000
 
 

@@ -4,7 +4,6 @@ ones."""
 from __future__ import annotations
 
 import hashlib
-import time
 import tracemalloc
 from collections.abc import Callable
 from random import Random
@@ -26,6 +25,7 @@ from kiln.schemas.wire.public_key import (
     estimate_signature_cost,
     read_public_key,
 )
+from kit.cpu_time import measure_cpu
 from kit.key_bytes import KEY_ATTACKS, REFUSED_RSA, integer, public_key, rsa_key, sequence, tlv
 
 MOST = 0.050  # s of CPU that one message may cost; what is measured is far below
@@ -33,9 +33,9 @@ CURVES: tuple[ec.EllipticCurve, ...] = (ec.SECP224R1(), ec.SECP256R1(), ec.SECP3
 
 
 def cpu(run: Callable[[], object]) -> float:
-    began = time.thread_time()
-    run()
-    return time.thread_time() - began
+    with measure_cpu() as spent:
+        run()
+    return spent.seconds
 
 
 def message_with(kind: PublicKey.KeyType.ValueType, data: bytes, field: str) -> Message:
