@@ -46,7 +46,7 @@ class BridgeError(PrerequisiteError):
 
 
 def run(settings: Settings) -> None:
-    """Run the bridge until SIGTERM or SIGINT.
+    """Run the bridge until SIGTERM or SIGINT. From SIGUSR1 on, it captures no more frames, and keeps publishing.
 
     Raises:
         BridgeError, StateInUseError: it cannot run.
@@ -75,7 +75,7 @@ async def _run(settings: Settings) -> None:
         levels: dict[str, Level] = {"libp2p": "critical", "kafka": "critical"}
         configure_logs(settings.log.format, settings.log.level, levels | settings.log.levels)
         parts = build_bridge(settings, stack, trio.lowlevel.current_trio_token())
-        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGUSR1) as signals:
             async with trio.open_nursery() as nursery:
                 await nursery.start(parts.node.run)
                 if parts.carrier is not None:
@@ -85,8 +85,11 @@ async def _run(settings: Settings) -> None:
                 nursery.start_soon(_update_every_second, parts, settings)
                 for thread in parts.threads:
                     thread.start()
-                async for _ in signals:
-                    break
+                async for number in signals:
+                    if number != signal.SIGUSR1:
+                        break
+                    log_event(_LOG, "capture ends")
+                    parts.sink.end_input()
                 log_event(_LOG, "bridge stopping")
                 for thread in parts.threads:
                     # in another thread, since a publisher waits for this one while it publishes

@@ -160,6 +160,7 @@ class FrameSink:
         self._producer: StoppableProducer | None = None
         self._sender_waiting = False
         self._spool_notified = False
+        self._takes_input = True
         self._closing = False
         self._ended = False
         self._callbacks: list[Callable[[], None]] = []
@@ -175,7 +176,7 @@ class FrameSink:
         """Add a serialized Frame to the queue.
 
         It never waits for Kafka or the disk, and also accepts frames when `full`. These stay in memory, so stop
-        reading from peers then.
+        reading from peers then. After `end_input` it ignores frames.
 
         Args:
             connection: The frame's key, 16 bytes.
@@ -193,6 +194,8 @@ class FrameSink:
         with self._lock:
             if self._closing:
                 raise ValueError("cannot queue a frame: the sink is closed")
+            if not self._takes_input:
+                return
             self._waiting.append(_PendingFrame(self._next, connection, frame, size, at))
             self._next += 1
             self._put_count += 1
@@ -203,6 +206,11 @@ class FrameSink:
             if self._memory > self._memory_limit and not self._spool_notified:
                 self._spool_notified = True
                 self._to_spool.notify()
+
+    def end_input(self) -> None:
+        """Ignore all further frames. Kafka gets those in the queue."""
+        with self._lock:
+            self._takes_input = False
 
     @property
     def full(self) -> bool:

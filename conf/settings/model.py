@@ -488,6 +488,12 @@ else:  # a section for each query that `kiln.schemas.queries` declares
     )
 
 
+class Run(Section):
+    """End of `kiln run --for`."""
+
+    drain: Duration = Field(default=timedelta(seconds=60), ge=timedelta())
+
+
 class Breaker(Section):
     """Thresholds of the decoding breaker (decision 6)."""
 
@@ -718,6 +724,7 @@ class Settings(Section):
     checkpoints: Checkpoints = Checkpoints()
     maintenance: Maintenance = Maintenance()
     jobs: Jobs = Jobs()
+    run: Run = Run()
     breaker: Breaker = Breaker()
     monitor: Monitor = Monitor()
     log: Log = Log()

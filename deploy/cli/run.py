@@ -37,7 +37,9 @@ commands = typer.Typer()
 def run(
     duration: Annotated[
         str | None,
-        typer.Option("--for", metavar="DURATION", help="Stop after this long, such as 60s. Default: at Ctrl-C."),
+        typer.Option(
+            "--for", metavar="DURATION", help="Take frames for this long, such as 60s. Default: until Ctrl-C."
+        ),
     ] = None,
     catch_up: Annotated[
         bool, typer.Option("--catch-up", help="Process all records in Kafka without a bridge, then stop.")
@@ -61,6 +63,7 @@ def run(
 ) -> None:
     """Run broker, bridge, all queries and a status screen.
 
+    With --for, the queries then read all that was taken (run.drain), so that the tables agree with the summary.
     Without a bootstrap peer, Kiln starts a demo network on this machine and publishes its batches there.
     """
     if duration is not None and catch_up:
@@ -107,6 +110,7 @@ def _run(
         late_p99=outcome.late_p99,
         before=before,
         errors=[outcome.error] if outcome.error else (),
+        unread=outcome.unread,
     )
     console.print(render_summary(summary, command_line(sys.argv[0], settings)), soft_wrap=True)
     return FAILED if outcome.error else OK

@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Final
 
 from kiln.conf.process.bridge_status import BridgeStatus
 from kiln.pipelines.runtime.query_status import QueryState
+
+BATCH_DELAY_BUCKETS: Final = (0.25, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 5.0, 10.0, 30.0, 60.0)
+"""Upper bounds, seconds."""
+
+QUALITY_RESULTS: Final = ("passed", "warn", "error")
+"""Results of an expectation: `passed`, or the level of a failed one."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +50,7 @@ class QualityInRun:
 
     Attributes:
         at: Time of its end, Unix seconds.
-        counts: Number of expectations by table and result, one of `kiln.schemas.exposition.QUALITY_RESULTS`.
+        counts: Number of expectations by table and result, one of `QUALITY_RESULTS`.
     """
 
     at: float
@@ -64,7 +71,7 @@ class Snapshot:
 
     network: str
     mode: str
-    """source of frames: "demo network", "live", "catching up", "no network" """
+    """source of frames: "demo network", "live", "catching up", "no network"; at the end "draining" """
     elapsed: timedelta
     duration: timedelta | None = None
     """duration limit; `None` for a run until Ctrl-C, or until caught up"""
@@ -83,7 +90,7 @@ class Snapshot:
     """delay of live batches, s (`BatchLine.late`)"""
     late_p99: float | None = None
     late_by_bucket: Sequence[int] = ()
-    """live batches by lateness: as many numbers as `kiln.schemas.exposition.BATCH_DELAY_BUCKETS` has bounds, and one"""
+    """live batches by lateness: as many numbers as `BATCH_DELAY_BUCKETS` has bounds, and one"""
     late_sum: float = 0.0
     tips: int = 0
     """in all batches"""

@@ -46,7 +46,8 @@ class SnapshotBuilder:
         self._watch = watch
         self._topic = topic
         self._network = network
-        self._mode = mode
+        self.mode = mode
+        """source of frames, or "draining"; may be changed"""
         self._window = window
         self._duration = duration
         self._started = started
@@ -100,7 +101,7 @@ class SnapshotBuilder:
         counts, messages = self._watch.counts, self.messages
         return Snapshot(
             network=self._network,
-            mode=self._mode,
+            mode=self.mode,
             elapsed=timedelta(seconds=now - self._started),
             duration=self._duration,
             frames=self.frames,

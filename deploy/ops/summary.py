@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 from kiln.deploy.ops.status import read_lake_status
@@ -37,6 +37,8 @@ class RunSummary:
     quarantine: Sequence[tuple[str, str, int]]
     """stage, reason and number of rows, of the whole table"""
     errors: Sequence[str] = ()
+    unread: Mapping[str, int | None] = field(default_factory=dict)
+    """records that the queries have not read, by query; `None` for an unknown number"""
 
 
 def read_row_counts(lake: Lake) -> dict[str, int]:
@@ -54,6 +56,7 @@ def read_summary(
     late_p99: float | None,
     before: Mapping[str, int],
     errors: Sequence[str] = (),
+    unread: Mapping[str, int | None] | None = None,
 ) -> RunSummary:
     """Read the lake, and build the summary.
 
@@ -66,6 +69,7 @@ def read_summary(
         late_p99: See `RunSummary`.
         before: `read_row_counts` at the start of the run.
         errors: Errors of the run.
+        unread: See `RunSummary`.
 
     Raises:
         SqlError: A query fails.
@@ -76,7 +80,7 @@ def read_summary(
         for table in read_lake_status(lake)
     ]
     quarantine = _read_quarantine(lake) if "quarantine" in lake.tables() else []
-    return RunSummary(lake, elapsed, first_batch, tables, batches, late_p50, late_p99, quarantine, errors)
+    return RunSummary(lake, elapsed, first_batch, tables, batches, late_p50, late_p99, quarantine, errors, unread or {})
 
 
 def _read_quarantine(lake: Lake) -> list[tuple[str, str, int]]:

@@ -13,8 +13,7 @@ from kafka.errors import KafkaError
 
 from kafka import KafkaConsumer, TopicPartition
 from kiln.conf.process.kafka_clients import open_client
-from kiln.deploy.ops.snapshot import BatchLine
-from kiln.schemas.exposition import BATCH_DELAY_BUCKETS
+from kiln.deploy.ops.snapshot import BATCH_DELAY_BUCKETS, BatchLine
 from kiln.schemas.kafka.records import UNREADABLE, decode_batch, decode_quarantine
 from kiln.schemas.wire.batch_block import BlockError, read_block
 
@@ -35,7 +34,7 @@ class TopicCounts:
     newest: deque[BatchLine] = field(default_factory=lambda: deque(maxlen=_SHOWN))
     late: deque[float] = field(default_factory=lambda: deque(maxlen=_LATENESS))
     late_by_bucket: list[int] = field(default_factory=lambda: [0] * (len(BATCH_DELAY_BUCKETS) + 1))
-    """batches by delay: up to each bound of LATENESS_BUCKETS, and above the last one"""
+    """batches by delay: up to each bound of BATCH_DELAY_BUCKETS, and above the last one"""
     late_sum: float = 0.0
     tips: int = 0
     quarantine: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -115,6 +114,15 @@ class TopicWatch:
         self.counts = TopicCounts()
         self.open_windows = OpenWindows(window)
         self.first_batch = threading.Event()
+        self._positions: dict[str, dict[int, int]] = {}
+
+    def has_read(self, ends: Mapping[str, Mapping[int, int]]) -> bool:
+        """Report if all records before `ends` (full topic names) are counted."""
+        return all(
+            self._positions.get(topic, {}).get(partition, 0) >= end
+            for topic in self._topics
+            for partition, end in ends.get(topic, {}).items()
+        )
 
     def start(self) -> None:
         """Start the thread, and return once the end offsets are known, so that later records are not missed."""
@@ -146,7 +154,7 @@ class TopicWatch:
             consumer.assign(parts)
             consumer.seek_to_end(*parts)
             for part in parts:
-                consumer.position(part)
+                self._positions.setdefault(part.topic, {})[part.partition] = consumer.position(part)
             cleanup.pop_all()
         return consumer
 
@@ -158,6 +166,8 @@ class TopicWatch:
                         self._count(
                             self._topics[part.topic], part.partition, record.key, record.value, record.timestamp
                         )
+                    if records:
+                        self._positions[part.topic][part.partition] = records[-1].offset + 1
             except KafkaError:
                 self._stop.wait(1.0)
         consumer.close()

@@ -34,7 +34,7 @@ from kiln.deploy.stack.spark import check_jvm, spark_session
 from kiln.pipelines.app.supervisor import RestartsExhaustedError, Supervisor, build_damage_location
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.recovery import repair
-from kiln.pipelines.runtime.topic_ends import TopicEnds
+from kiln.pipelines.runtime.topic_ends import Ends, TopicEnds
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.kafka.topics import TOPICS
 
@@ -62,6 +62,8 @@ class RunOutcome:
     late_p99: float | None = None
     quarantine: Mapping[str, int] = field(default_factory=dict)
     error: str = ""
+    unread: Mapping[str, int | None] = field(default_factory=dict)
+    """records that the queries left unread when `run.drain` was over, by query; `None` for an unknown number"""
 
 
 def run_application(
@@ -76,11 +78,13 @@ def run_application(
 ) -> RunOutcome:
     """Run the queries until `duration` is over, they have caught up, or a signal (Ctrl-C, SIGTERM) arrives.
 
+    When `duration` is over, the run takes no new frames, and the queries read what there is (`run.drain`).
+
     Args:
         settings: The settings.
         view: Shows the progress.
         names: Queries to run, by default those of the settings.
-        duration: Duration of the run; `None` for no limit.
+        duration: Duration of the run before it drains; `None` for no limit.
         catch_up: True to stop once the queries have read all records.
         source: Source of frames.
         maintain: True to maintain and check the tables too, as the settings say.
@@ -190,6 +194,11 @@ class _Run:
         self._queries = Supervisor(spark, settings, names, self._snapshots.count)
         self._problems = ProblemLog(_LOG)
         self._first_batch: float | None = None
+        self._drain = settings.run.drain.total_seconds()
+        self._drain_started: float | None = None
+        self._ends_at_drain: Ends | None = None
+        """end offsets at the first poll after the input ended"""
+        self._unread: Mapping[str, int | None] = {}
 
     def execute(self, stop: threading.Event) -> RunOutcome:
         """Run until `stop` is set, the time is over, the queries have caught up, or a query gives up."""
@@ -200,7 +209,8 @@ class _Run:
         try:
             self._queries.start()
             self._run_until_end(stop)
-            error = " ".join(self._queries.errors[name] for name in sorted(self._queries.held_queries)[:1])
+            failures = self._queries.failures
+            error = " ".join(f"{name}: {failures[name]}" for name in sorted(failures)[:1])
         except RestartsExhaustedError as exhausted:
             error = str(exhausted)
         except _JVM_ERRORS:
@@ -229,6 +239,7 @@ class _Run:
             late_p99=counts.percentile(0.99),
             quarantine=sum_by_reason(dict(counts.quarantine)),
             error=error,
+            unread=self._unread,
         )
 
     def _run_until_end(self, stop: threading.Event) -> None:
@@ -241,8 +252,10 @@ class _Run:
                 self._queries.check()
             self._live.check()
             self._companions.check_children()
-            if self._duration is not None and now - self._started >= self._duration.total_seconds():
-                return
+            if self._is_over(now) and self._drain_started is None:
+                if not self._drain:
+                    return
+                self._start_drain(now)
             if now - shown < _SHOW_EVERY:
                 continue
             shown = now
@@ -251,6 +264,8 @@ class _Run:
             if self._catch_up and self._queries.held_queries:
                 return
             if self._catch_up and not self._ends.error and before == ends and self._queries.has_caught_up(ends):
+                return
+            if self._drain_started is not None and self._has_drained(now, before, ends):
                 return
             snapshot = self._snapshots.build(
                 now,
@@ -264,6 +279,38 @@ class _Run:
             self._companions.monitor.see(snapshot)
             self._problems.see(snapshot.errors)
             self._view.show(snapshot)
+
+    def _is_over(self, now: float) -> bool:
+        return self._duration is not None and now - self._started >= self._duration.total_seconds()
+
+    def _start_drain(self, now: float) -> None:
+        log_event(_LOG, "run drains")
+        self._drain_started = now
+        self._snapshots.mode = "draining"
+        self._view.say(f"draining: no new frames; the queries read the rest (at most {self._drain:.0f} s)")
+        self._live.end_input()
+
+    def _has_drained(self, now: float, before: Ends, ends: Ends) -> bool:
+        """Report if tables and topics agree, or cannot agree any more.
+
+        Args:
+            now: Monotonic clock, s.
+            before: End offsets at the poll before.
+            ends: End offsets now.
+        """
+        assert self._drain_started is not None
+        if self._queries.held_queries:
+            return True
+        if not self._ends.error and self._live.has_ended_input:
+            target = self._ends_at_drain = ends if self._ends_at_drain is None else self._ends_at_drain
+            if before == ends and self._queries.has_caught_up(ends) and self._watch.has_read(ends):
+                return True
+            if self._live.source == "none" and before != ends and not self._queries.count_unread(target):
+                return True  # others go on writing, so there is always a rest
+        if now - self._drain_started < self._drain:
+            return False
+        self._unread = self._queries.count_unread(ends)
+        return True
 
     def _errors(self) -> list[str]:
         return [*self._companions.errors, *([self._ends.error] if self._ends.error else [])]

@@ -11,6 +11,8 @@ from kiln.deploy.demo.process import DemoNetwork
 from kiln.deploy.ops.snapshot import BridgeInRun
 from kiln.deploy.stack.bridge_process import BridgeProcess
 
+_LAST_TRAFFIC = 1.0  # s that messages of the demo network take to the bridge, at most
+
 Source = Literal["demo", "network", "none"]
 """Source of frames: the demo network on this machine, the network of `bridge.bootstrap`, or Kafka alone."""
 
@@ -18,7 +20,8 @@ Source = Literal["demo", "network", "none"]
 class LiveNetwork:
     """Bridge and demo network of a run.
 
-    Call `launch`, `start` once the broker answers, `check` often, and `mute` and `stop` at the end.
+    Call `launch`, `start` once the broker answers, `check` often, and `mute` and `stop` at the end. `end_input` before
+    them lets the queries read all that was captured.
     """
 
     def __init__(self, settings: Settings, source: Source) -> None:
@@ -28,6 +31,8 @@ class LiveNetwork:
         self._addresses: tuple[str, ...] = ()  # of the demo network, as the bridge knows them
         self.source = source
         self._traffic_started = False
+        self._input_ends_at: float | None = None
+        self._input_ended_at: float | None = None
         self.status: BridgeStatus | None = None
         """newest status of the bridge, `None` if there is none or it is old"""
 
@@ -56,6 +61,9 @@ class LiveNetwork:
         """Restart dead processes. Start the demo network's traffic once the bridge has peers."""
         if self._bridge is None:
             return
+        if self._input_ends_at is not None:  # nothing is started any more
+            self._check_input(time.time())
+            return
         if self._demo is not None:
             self._demo.check()
             if self._demo.listens and self._demo.addresses() != self._addresses:
@@ -79,6 +87,30 @@ class LiveNetwork:
         """Current errors of the bridge and the demo network."""
         bridge = (self._bridge.error,) if self._bridge is not None and self._bridge.error else ()
         return (*bridge, *(self.status.errors if self.status else ()), *(self._demo.errors if self._demo else ()))
+
+    def end_input(self) -> None:
+        """Stop the traffic of the demo network, and let the bridge capture nothing more.
+
+        The bridge keeps publishing. It captures for another second, in which the demo network's last messages arrive.
+        """
+        self.mute()
+        self._input_ends_at = time.time() + (_LAST_TRAFFIC if self._demo is not None else 0.0)
+
+    @property
+    def has_ended_input(self) -> bool:
+        """True if all captured frames are in Kafka, and no more will follow from this run's bridge."""
+        if self._bridge is None:
+            return True
+        if self._input_ended_at is None:
+            return False
+        return self.status is None or (self.status.at > self._input_ended_at and not self.status.spool.waiting)
+
+    def _check_input(self, now: float) -> None:
+        assert self._bridge is not None
+        if self._input_ended_at is None and self._input_ends_at is not None and now >= self._input_ends_at:
+            self._bridge.end_capture()
+            self._input_ended_at = time.time()
+        self.status = self._bridge.status(now)
 
     def mute(self) -> None:
         """Stop the traffic of the demo network, which keeps listening."""

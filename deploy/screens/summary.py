@@ -1,6 +1,6 @@
 """Summary at the end of `kiln run`: rows in the lake, rows of this run, and queries to start with."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.rule import Rule
@@ -92,6 +92,8 @@ def render_summary(summary: RunSummary, command: str = "kiln sql") -> Renderable
             table.add_row("…", f"{len(summary.quarantine) - 12} others", f"{more:,}")
         parts += [table, ""]
     parts += [Text(f"error: {' '.join(error.split())}", "red") for error in summary.errors]
+    if summary.unread:
+        parts.append(Text(describe_unread(summary.unread), "yellow"))
     lines = suggest_queries([total.name for total in summary.tables], command)
     if lines:
         parts += [Text(f"the lake is {summary.lake.path}; query it with", "dim")]
@@ -99,6 +101,12 @@ def render_summary(summary: RunSummary, command: str = "kiln sql") -> Renderable
             # on one line each, so that they can be pasted
             parts += [Text(f"# {title}", "dim"), Text(line, no_wrap=True, overflow="ignore")]
     return Group(*parts)
+
+
+def describe_unread(unread: Mapping[str, int | None]) -> str:
+    """Describe what a run left unread, which is not in the tables above."""
+    rest = ", ".join(name if count is None else f"{name} {count:,} records" for name, count in sorted(unread.items()))
+    return f"not read yet: {rest}. The next run reads them; run.drain sets how long this one waits"
 
 
 def _build_table(*columns: tuple[str, bool]) -> Table:

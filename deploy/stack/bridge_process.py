@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
@@ -73,6 +74,12 @@ class BridgeProcess:
         self._error = ""
         self._backoff.reset()
         return status
+
+    def end_capture(self) -> None:
+        """Let the bridge capture no more frames. It keeps publishing. One that is still starting has captured none, and
+        ends."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGUSR1 if self._status_file.exists() else signal.SIGTERM)
 
     @property
     def error(self) -> str:

@@ -45,6 +45,9 @@ _BREAKER_ERROR = DecodingBrokenError.__name__
 """Error of a query whose breaker tripped."""
 _FATAL_ERROR = SecondWriterError.__name__
 """Error after which a query must not continue."""
+_WORKER_ERROR = "Python worker failed to connect back"
+"""Error of Spark if a Python process takes more than 10 s to start, as on a busy machine. That limit is a constant."""
+_WORKER_RESTARTS = 4  # times as many restarts as of other failures: the query is not at fault
 _FRAMES_TOPIC = "frames"
 """Topic that queries which decode frames read."""
 _HOLD_PATIENCE = 10.0  # s for the micro-batch of a query to end before the query is held
@@ -304,7 +307,8 @@ class Supervisor:
         if _BREAKER_ERROR in run.error:
             self._trip(name, run.error)
             return
-        if _FATAL_ERROR in run.error or run.failures > self._settings.jobs.max_restarts:
+        restarts = self._settings.jobs.max_restarts * (_WORKER_RESTARTS if _WORKER_ERROR in run.error else 1)
+        if _FATAL_ERROR in run.error or run.failures > restarts:
             raise RestartsExhaustedError(f"{name} stopped: {run.error}")
         log_event(_LOG, "query failed", logging.WARNING, query=name, why=run.error, in_a_row=run.failures)
         run.restart_at = self._now() + pause_after(run.failures, _SHORTEST_PAUSE, _LONGEST_PAUSE)
@@ -328,6 +332,19 @@ class Supervisor:
                 self._stop(run, _HOLD_PATIENCE)
         if all(run.held for run in self._runs.values()):
             raise RestartsExhaustedError(f"{name} stopped: {trip.description}")
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """The last failure of each query that is held, or has not finished a micro-batch since. A query that found
+        nothing to read since then has recovered too."""
+        progress = self._listener.snapshot()
+        failures: dict[str, str] = {}
+        for name, run in self._runs.items():
+            at = progress.get(name)
+            has_recovered = run.restart_at is None and at is not None and (at.batch_id > run.batch_id or at.idle)
+            if run.held or (run.failures and not has_recovered):
+                failures[name] = run.error
+        return failures
 
     @property
     def held_queries(self) -> set[str]:
@@ -374,14 +391,19 @@ class Supervisor:
 
     def has_caught_up(self, ends: Mapping[str, Mapping[int, int]]) -> bool:
         """Report if no query lags behind `ends` (full topic names) and the ticks have passed the last window."""
-        if self.ticker is not None and not self.ticker.is_quiet:
-            return False
-        progress = self.progress
+        return (self.ticker is None or self.ticker.is_quiet) and not self.count_unread(ends)
+
+    def count_unread(self, ends: Mapping[str, Mapping[int, int]]) -> dict[str, int | None]:
+        """Count the records before `ends` (full topic names) that each query has not read; a query that has read all is
+        missing, and one that waits for its restart or has not reported yet has `None`."""
+        progress, unread = self.progress, dict[str, int | None]()
         for name in self._names:
             topics = {full: ends[full] for full in map(self._settings.kafka.topic, QUERIES[name].reads) if full in ends}
-            if name not in progress or progress[name].lag(topics) or self._runs[name].restart_at is not None:
-                return False
-        return True
+            if name not in progress or self._runs[name].restart_at is not None:
+                unread[name] = None
+            elif lag := progress[name].lag(topics):
+                unread[name] = lag
+        return unread
 
     def stop(self, patience: float = 45.0) -> None:
         """Stop every query between two micro-batches, or after `patience` s in the middle of one.
@@ -418,4 +440,6 @@ def describe_failure(error: BaseException | None) -> str:
         if line[:1].isalpha() and ": " in line and line.split(": ", 1)[0].replace(".", "").isidentifier()
     ]
     text = (python or lines or [type(error).__name__])[-1 if python else 0]
+    if _WORKER_ERROR in message:
+        text = f"{_WORKER_ERROR} within 10 s: this machine is too busy. Stop other programs, or run Kiln on more cores"
     return text if len(text) <= 300 else text[:299] + "…"

@@ -501,6 +501,20 @@ def test_close_waits_for_kafka(kafka: Kafka, new_sink: Callable[..., FrameSink],
         sink.put(A, b"x")
 
 
+def test_after_the_end_of_its_input_it_sends_what_it_has_and_takes_no_more(
+    kafka: Kafka, new_sink: Callable[..., FrameSink]
+) -> None:
+    kafka.up = False
+    sink = new_sink()
+    put(sink, frames(3))
+    sink.end_input()
+    put(sink, frames(2, start=3))
+    kafka.back()
+    assert awaited(lambda: all_there(sink))
+    assert kafka.firsts() == frames(3)
+    assert (sink.status().put, sink.status().waiting) == (3, 0)
+
+
 def test_what_cannot_be_a_record_is_refused_aloud(new_sink: Callable[..., FrameSink]) -> None:
     sink = new_sink()
     with pytest.raises(ValueError, match=f"limit: {MAX_FRAME}"):

@@ -155,6 +155,47 @@ def test_a_micro_batch_in_between_makes_the_next_failure_the_first(world: World)
         assert world.pause() == 1.0
 
 
+def test_a_failure_counts_until_the_query_has_finished_a_micro_batch_or_found_nothing_to_read(world: World) -> None:
+    assert world.supervisor.failures == {}
+    world.fail(RuntimeError("the disk is full"))
+    assert world.supervisor.failures == {NAME: "the disk is full"}
+    world.pause()
+    assert world.supervisor.errors == {}  # it runs again, and has done nothing yet
+    assert world.supervisor.failures == {NAME: "the disk is full"}
+    world.finish_batch(0)
+    assert world.supervisor.failures == {}
+    world.fail(RuntimeError("the disk is full"))
+    world.pause()
+    assert world.supervisor.failures == {NAME: "the disk is full"}
+    world.listener._queries[NAME] = QueryProgress(NAME, {}, batch_id=0, idle=True)
+    assert world.supervisor.failures == {}
+
+
+def test_a_machine_too_busy_to_start_a_worker_costs_more_than_the_restarts_of_a_fault(world: World) -> None:
+    busy = RuntimeError("org.apache.spark.SparkException: Python worker failed to connect back.\nat Java")
+    for _ in range(12):  # four times those of the settings
+        world.fail(busy)
+        assert world.supervisor.errors[NAME].startswith(
+            "Python worker failed to connect back within 10 s: this machine is too busy."
+        )
+        world.pause()
+    with pytest.raises(RestartsExhaustedError, match="this machine is too busy"):
+        world.fail(busy)
+
+
+def test_what_a_query_has_not_read_is_counted_and_unknown_while_it_waits_for_its_restart(world: World) -> None:
+    ends = {"kiln.frames": {0: 10, 1: 5}}
+    assert world.supervisor.count_unread(ends) == {NAME: None}
+    world.listener._queries[NAME] = QueryProgress(NAME, {"kiln.frames": {0: 10, 1: 2}}, batch_id=3)
+    assert world.supervisor.count_unread(ends) == {NAME: 3}
+    assert not world.supervisor.has_caught_up(ends)
+    world.listener._queries[NAME] = QueryProgress(NAME, {"kiln.frames": {0: 10, 1: 5}}, batch_id=4)
+    assert world.supervisor.count_unread(ends) == {}
+    assert world.supervisor.has_caught_up(ends)
+    world.fail(RuntimeError("the disk is full"))
+    assert world.supervisor.count_unread(ends) == {NAME: None}
+
+
 BROKEN = "Traceback:\npipelines.logic.breaker.DecodingBrokenError: their format is new"
 
 
