@@ -156,7 +156,8 @@ class LocalFolder(Location):
 
     @property
     def spark_uri(self) -> str:
-        return self.uri
+        # with its scheme: a path alone would be one of Hadoop's default file system, which may be HDFS
+        return f"file://{self.folder.absolute()}"
 
     def exists(self) -> bool:
         return self.folder.exists()

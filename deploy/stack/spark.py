@@ -22,6 +22,7 @@ from kiln.deploy.stack.jars import PROJECT, list_jars, spark_archive_path
 from kiln.deploy.stack.scratch import create_scratch_folder
 from kiln.pipelines.runtime.s3a import build_s3a_settings
 from kiln.pipelines.runtime.session import create_session
+from kiln.pipelines.runtime.spark_environment import is_local, isolate_spark
 
 _LOG = logging.getLogger(__name__)
 
@@ -56,7 +57,8 @@ def check_jvm(patience: float = 0.0) -> JvmEndedError | None:
 def spark_session(settings: Settings, name: str = "kiln", classes: Sequence[Path] = ()) -> Iterator[SparkSession]:
     """Open a Spark session.
 
-    Its JVM logs to `logs/spark.log`, and prints to `logs/spark.out` during startup.
+    Its JVM logs to `logs/spark.log`, and prints to `logs/spark.out` during startup. A Spark on this machine ignores
+    the variables of another Spark (`isolate_spark`).
 
     Args:
         settings: The settings.
@@ -68,6 +70,8 @@ def spark_session(settings: Settings, name: str = "kiln", classes: Sequence[Path
     # py4j logs a trace of each unanswered call to the root logger
     driver_log = LogFile(logs / "driver.log")
     configure_logs(settings.log.format, settings.log.level, settings.log.levels, driver_log, logging.WARNING)
+    if is_local(settings.spark.master):
+        isolate_spark()
     with redirect_output(logs / "spark.out"):
         spark = create_session(
             name,

@@ -28,7 +28,7 @@ class DeltaSparkCommits:
         """Append files to a table, as `Commits.commit`."""
         jvm = cast(JVMView, self._spark._jvm)
         delta, nothing = jvm.org.apache.spark.sql.delta, jvm.scala.Option.empty()
-        log = delta.DeltaLog.forTable(self._spark._jsparkSession, self._lake.table(table))
+        log = delta.DeltaLog.forTable(self._spark._jsparkSession, self._lake.folder(table).spark_uri)
         transaction = log.startTransaction()
         app_id = write.app_id(table)
         # From this call on, the transaction fails if another driver commits under the same id.

@@ -12,6 +12,8 @@ from pathlib import Path
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
+from kiln.pipelines.runtime.spark_environment import is_local
+
 # A checkpoint's first run fixes these settings in it.
 _STATE = {
     "spark.sql.streaming.stateStore.providerClass": (
@@ -149,7 +151,7 @@ def build_session_settings(
     jar_paths = [str(jar) for jar in jars]
     if jar_paths:  # on the class path too: Spark opens local files before it loads `spark.jars`, and caches the class
         conf["spark.driver.extraClassPath"] = os.pathsep.join(jar_paths)
-        if not master.startswith("local"):
+        if not is_local(master):
             conf["spark.jars"] = ",".join(jar_paths)
     if any(_LOCAL_FILES_JAR in jar for jar in jar_paths):
         conf |= LOCAL_FILES
@@ -158,7 +160,7 @@ def build_session_settings(
     if scratch is not None:
         conf["spark.local.dir"] = str(scratch)
         conf["spark.sql.warehouse.dir"] = str(scratch / "warehouse")
-    if master.startswith("local"):
+    if is_local(master):
         conf["spark.driver.bindAddress"] = "127.0.0.1"
         conf["spark.driver.host"] = "127.0.0.1"
         # Spark's RPC then needs a secret, which Spark creates at each start and keeps in memory.

@@ -12,8 +12,8 @@ from unittest.mock import patch
 from py4j.java_gateway import GatewayParameters, JavaGateway, JavaObject, launch_gateway
 from py4j.protocol import Py4JJavaError, get_return_value
 
-from kiln.deploy.query.serve.classes import find_spark_home
 from kiln.deploy.stack.java import find_java
+from kiln.pipelines.runtime.spark_environment import find_spark_home
 
 START, OK, BAD, COMPLETE = 1, 2, 3, 5
 """statuses of Thrift's SASL messages"""

@@ -10,12 +10,12 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 
 from kiln.conf.process.errors import PrerequisiteError
 from kiln.deploy.stack.jars import default_root
 from kiln.deploy.stack.java import find_java
+from kiln.pipelines.runtime.spark_environment import find_spark_home
 
 SOURCES = sorted(Path(__file__).parent.glob("*.scala"))
 FUNCTIONS = Path(__file__).with_name("functions.txt")
@@ -80,16 +80,3 @@ def _compile(jars: Path, into: Path) -> None:
         raise ClassesError(f"the compilation of the query checks takes more than {_PATIENCE:.0f} s. Retry") from None
     if done.returncode != 0:
         raise ClassesError(f"the query checks do not compile with this pyspark:\n{(done.stdout + done.stderr)[:2000]}")
-
-
-def find_spark_home() -> Path:
-    """Find the folder of pyspark, which is a complete Spark.
-
-    Raises:
-        ClassesError: pyspark is not installed.
-    """
-    spec = find_spec("pyspark")
-    for folder in list(spec.submodule_search_locations or []) if spec else []:
-        if Path(folder, "jars").is_dir():
-            return Path(folder)
-    raise ClassesError("pyspark, which has the Scala compiler, is not installed. Run make setup")

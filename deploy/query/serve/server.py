@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 from kiln.conf.process.errors import KilnError, PrerequisiteError
 from kiln.conf.process.state_version import claim_state_folder
 from kiln.conf.settings.model import Settings
-from kiln.deploy.query.serve.classes import compile_classes, find_spark_home
+from kiln.deploy.query.serve.classes import compile_classes
 from kiln.deploy.query.serve.sandbox import Limits, build_confined_command, list_system_paths, read_landlock_version
 from kiln.deploy.stack.jars import PROJECT, list_jars
 from kiln.deploy.stack.java import find_java
@@ -36,6 +36,7 @@ from kiln.deploy.stack.spark import JvmEndedError
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.runtime.s3a import build_s3a_settings
 from kiln.pipelines.runtime.session import build_session_settings, format_properties
+from kiln.pipelines.runtime.spark_environment import find_spark_home
 from kiln.schemas.delta.views import views
 
 _ENVIRONMENT: Final = ("PATH", "LANG", "LC_ALL", "TZ", "JAVA_HOME", "JDK_JAVA_OPTIONS")

@@ -1,0 +1,59 @@
+"""Environment of a Spark on this machine: PySpark's own, without the variables of another Spark or Hadoop.
+
+A user's SPARK_HOME, SPARK_CONF_DIR, HADOOP_CONF_DIR or PYSPARK_PYTHON belong to another installation. Spark's scripts,
+its JVM and PySpark would follow them to other jars, settings, file systems and interpreters. On a cluster they count.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from kiln.conf.process.errors import PrerequisiteError
+
+_PREFIXES: Final = ("HADOOP_", "PYSPARK_", "SPARK_", "YARN_")
+_MASTER: Final = "MASTER"
+"""Spark's master, for PySpark"""
+
+
+def is_local(master: str) -> bool:
+    """Return true if this master runs Spark on this machine, in the driver's JVM."""
+    return master.startswith("local")
+
+
+def find_foreign_variables(names: Iterable[str]) -> list[str]:
+    """Select the variables of another Spark or Hadoop among the names of variables."""
+    return sorted(name for name in names if name.startswith(_PREFIXES) or name == _MASTER)
+
+
+def isolate_spark() -> None:
+    """Remove these variables from this process's environment, and set those of PySpark's own Spark.
+
+    Call it before the JVM starts.
+
+    Raises:
+        PrerequisiteError: PySpark is not installed completely.
+    """
+    for name in find_foreign_variables(os.environ):
+        del os.environ[name]
+    os.environ |= {"SPARK_HOME": str(find_spark_home()), "PYSPARK_PYTHON": sys.executable}
+
+
+def find_spark_home() -> Path:
+    """Find the folder of PySpark, which is a complete Spark.
+
+    Raises:
+        PrerequisiteError: PySpark is not installed, or PYTHONPATH has another Spark's.
+    """
+    spec = find_spec("pyspark")
+    folders = [Path(folder) for folder in (spec.submodule_search_locations or () if spec else ())]
+    for folder in folders:
+        if (folder / "jars").is_dir():
+            return folder
+    if folders:
+        raise PrerequisiteError(f"pyspark in {folders[0]} has no Spark. Unset PYTHONPATH if it names that folder")
+    raise PrerequisiteError("pyspark is not installed. Run make setup")
