@@ -27,6 +27,7 @@ from kiln.bridge.ipfs.blocks import (
     refuse_too_large,
     verify_block,
 )
+from kiln.conf.process.proxies import is_loopback
 from kiln.schemas.wire.batch_block import MAX_BLOCK
 from kiln.schemas.wire.cid import CidError, cid_bytes, cid_text, parse_cid
 
@@ -94,7 +95,7 @@ class Kubo:
             headers={"Accept-Encoding": "identity", **auth_header(auth)},
             # beside the fetches: publisher, announcer, and the calls of `NodeBlocks`
             limits=httpx.Limits(max_connections=at_most + 24, max_keepalive_connections=at_most),
-            trust_env=False,  # a proxy for the web has no business with a node on this machine
+            trust_env=not is_loopback(url),
         )
         self._closed = False
 

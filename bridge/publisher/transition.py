@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import httpx
 import msgspec
 
+from kiln.conf.process.proxies import is_loopback
 from kiln.schemas.wire.topics import Separator, format_topic, parse_topic
 
 Mode = Literal["cutover", "duplicate"]
@@ -211,8 +212,7 @@ class HeightWatch:
 
     def _run(self) -> None:
         host = urlsplit(self._url).hostname
-        proxied = host not in ("localhost", "127.0.0.1", "::1")  # a proxy's loopback is not ours
-        with httpx.Client(timeout=self._timeout, trust_env=proxied) as client:
+        with httpx.Client(timeout=self._timeout, trust_env=not is_loopback(self._url)) as client:
             while not self._stop.is_set():
                 try:
                     height = fetch_height(client, self._url)

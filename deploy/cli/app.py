@@ -6,10 +6,10 @@ To add a command, write it in the file of its group. To add a group, write a fil
 
 from __future__ import annotations
 
-import os
+import errno
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -31,6 +31,7 @@ from kiln.deploy.cli import (
     traffic,
 )
 from kiln.deploy.cli.exits import FAILED, INTERRUPTED, OK, USAGE
+from kiln.deploy.cli.startup import discard_output, prepare_process
 from kiln.schemas.printable import printable_lines
 
 GROUPS = (
@@ -50,6 +51,8 @@ GROUPS = (
     broker,
 )
 """Groups in the order of `kiln --help`."""
+
+_WRITE_ERRORS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 
 app = typer.Typer(
     name="kiln",
@@ -98,13 +101,36 @@ def run_command(arguments: Sequence[str]) -> int:
     except KilnError as error:
         _complain(str(error))
         return error.exit_code
+    except BrokenPipeError:
+        discard_output()  # the reader has enough, as in `kiln status | head`
+        return OK
     except OSError as error:
-        if error.filename is None:
+        if not _explain_file_error(error):
             raise
-        # a file that the user named and that cannot be read or written
-        _complain(f"{error.filename}: {error.strerror}")
         return FAILED
     return code if isinstance(code, int) else OK
+
+
+def _explain_file_error(error: OSError) -> bool:
+    """Print why a file cannot be read or written, and return true, unless the error is not one of a file."""
+    if error.filename is not None:
+        _complain(f"{error.filename}: {error.strerror}")
+    elif error.errno not in _WRITE_ERRORS:
+        return False
+    elif _is_stdout_writable():
+        _complain(f"cannot write a file: {error.strerror}")
+    else:
+        _complain(f"cannot write to stdout: {error.strerror}")
+        discard_output()
+    return True
+
+
+def _is_stdout_writable() -> bool:
+    try:
+        sys.stdout.flush()  # what could not be written is still in its buffer
+    except OSError:
+        return False
+    return True
 
 
 def _complain(words: str) -> None:
@@ -114,7 +140,10 @@ def _complain(words: str) -> None:
 
 def main() -> None:
     """The entry point of the `kiln` script."""
-    os.environ["PYTHONSAFEPATH"] = "1"  # child processes never import from the current folder
+    problem = prepare_process()
+    if problem:
+        _complain(problem)
+        sys.exit(FAILED)
     sys.exit(run_command(sys.argv[1:]))
 
 

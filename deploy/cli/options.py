@@ -6,7 +6,8 @@ imported inside the functions that need them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -81,6 +82,15 @@ def length_of(text: str, option: str = "--for") -> timedelta:
     if not duration:
         raise UsageError(f"{option} {text}: must be greater than zero")
     return duration
+
+
+@contextmanager
+def name_file(path: Path) -> Iterator[None]:
+    """Name a file in the errors of writing to it, such as a full disk, which the system reports without it."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def answers() -> Console:

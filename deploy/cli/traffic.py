@@ -11,7 +11,16 @@ import typer
 
 from kiln.conf.process.errors import KilnError
 from kiln.deploy.cli.exits import UsageError
-from kiln.deploy.cli.options import ConfigOption, StateOption, length_of, loaded, note_once, notes, settings_of
+from kiln.deploy.cli.options import (
+    ConfigOption,
+    StateOption,
+    length_of,
+    loaded,
+    name_file,
+    note_once,
+    notes,
+    settings_of,
+)
 
 commands = typer.Typer()
 
@@ -134,9 +143,9 @@ def generate(
     except ValueError as error:
         raise UsageError(str(error)) from None
     # without name and time in the gzip header, equal traffic is an equal file
-    with file.open("wb") as raw, gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as packed:
+    with name_file(file), file.open("wb") as raw, gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as packed:
         records = write_traffic(cast(BinaryIO, packed), traffic.frames(duration_ns=micros(length) * 1_000))
     if ledger is not None and traffic.ledger is not None:
-        with ledger.open("wb") as lines:
+        with name_file(ledger), ledger.open("wb") as lines:
             traffic.ledger.write(lines)
     notes().print(f"{file}: {records:,} records of {duration} of traffic; next: kiln replay {file}")
