@@ -29,7 +29,7 @@ from kiln.pipelines.app.launch import create_submitted_session
 from kiln.pipelines.app.supervisor import RestartsExhaustedError, Supervisor
 from kiln.pipelines.runtime.query_status import RUNS, QueryState, QueryWatch, build_query_metrics
 from kiln.pipelines.runtime.topic_ends import TopicEnds
-from kiln.schemas.families import build_family
+from kiln.schemas.metrics import build_family
 from kiln.schemas.printable import printable_lines
 from kiln.schemas.queries import QUERIES
 

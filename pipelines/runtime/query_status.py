@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from prometheus_client.metrics_core import Metric
 
-from kiln.schemas.families import build_family
+from kiln.schemas.metrics import build_family
 
 if TYPE_CHECKING:  # pyspark and kafka-python, which a reader of statuses does not need
     from kiln.pipelines.runtime.progress import QueryProgress

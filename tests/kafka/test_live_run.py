@@ -23,7 +23,7 @@ from conftest import free_ports
 from kiln.conf.settings.durations import parse_duration
 from kiln.conf.settings.model import Settings
 from kiln.deploy.stack.kafka_broker import start_broker
-from kiln.schemas.exposition import CHECKS, FAMILIES, FETCHES
+from kiln.schemas.metrics import CHECKS, FETCHES, GROUPS
 from kiln.schemas.wire.pubsub import write_batch_update
 from kiln.schemas.wire.topics import parse_topic
 from kit.kiln_process import Kiln
@@ -110,7 +110,7 @@ def test_the_monitor_shows_each_declared_family_and_the_run_was_ready(kiln: Kiln
     assert SCRAPED["/ready"].json() == {"ok": True, "reasons": []}
     families = {each.name: each for each in text_string_to_metric_families(SCRAPED["/metrics"].text)}
     assert {name: each.type for name, each in families.items()} == {
-        name: each.kind for name, each in FAMILIES.items() if each.where not in (FETCHES, CHECKS)
+        each.name: each.type for group in GROUPS if group.condition not in (FETCHES, CHECKS) for each in group.families
     }
     empty = {name for name, each in families.items() if not each.samples}
     assert empty <= {"kiln_quarantined_records", "kiln_bep50_dropped_datagrams"}, "what goes wrong may have no value"
@@ -127,7 +127,7 @@ def test_metrics_come_in_less_than_fifty_milliseconds(kiln: Kiln) -> None:
 
 @needs_prometheus
 def test_every_expression_of_dashboards_and_rules_gave_data(kiln: Kiln) -> None:
-    absent = {name for name, each in FAMILIES.items() if each.where in (FETCHES, CHECKS)}
+    absent = {each.name for group in GROUPS if group.condition in (FETCHES, CHECKS) for each in group.families}
     may_be_silent = (*absent, "kiln_quarantined_records_total", "kiln_bep50_dropped_datagrams_total")
     assert [text for text in SILENT if not any(name in text for name in may_be_silent)] == []
 

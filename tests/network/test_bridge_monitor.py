@@ -14,7 +14,7 @@ import trio
 from prometheus_client.parser import text_string_to_metric_families
 
 from conftest import free_ports
-from kiln.schemas.exposition import FAMILIES
+from kiln.schemas.metrics import FAMILIES
 from kit.awaiting import wait_until
 from kit.bridge_alone import BridgeAlone
 from kit.node_town import OPTIONS, TOPIC, Town, in_town

@@ -10,7 +10,7 @@ from prometheus_client.metrics_core import Metric
 
 from kiln.conf.process.bridge_status import BridgeStatus, read_status
 from kiln.deploy.ops.monitor.families import build_bridge_families
-from kiln.schemas.families import build_family
+from kiln.schemas.metrics import build_family
 
 _FRESH = 10.0  # s; an older status means that the bridge hangs
 

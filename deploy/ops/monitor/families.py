@@ -1,4 +1,4 @@
-"""Conversion of monitor inputs to the metric families of `kiln.schemas.exposition`. Pure functions."""
+"""Conversion of monitor inputs to the metric families of `kiln.schemas.metrics`. Pure functions."""
 
 from __future__ import annotations
 
@@ -14,11 +14,9 @@ from kiln.bridge.gossipsub.protocols import VERSIONS
 from kiln.bridge.gossipsub.score import ScoreOptions
 from kiln.conf.process.bridge_status import BridgeStatus, OverlayStatus, PeerStatus
 from kiln.deploy.ops.monitor.facts import MonitorInputs
-from kiln.deploy.ops.snapshot import Snapshot
+from kiln.deploy.ops.snapshot import BATCH_DELAY_BUCKETS, Snapshot
 from kiln.pipelines.runtime.query_status import build_query_metrics
-from kiln.schemas.exposition import BATCH_DELAY_BUCKETS, FAMILIES, MESH_SIZES
-from kiln.schemas.families import Values, build_family
-from kiln.schemas.metrics import METRICS
+from kiln.schemas.metrics import FAMILIES, Values, build_family
 from kiln.schemas.printable import printable
 
 if TYPE_CHECKING:
@@ -28,6 +26,11 @@ _AGENTS: Final = 10
 """Number of agent names with a label of their own."""
 _LONGEST: Final = 40
 _OTHER: Final = "other"
+_MESH_SIZES: Final = ((0, "0"), (3, "1-3"), (5, "4-5"), (12, "6-12"))
+"""Upper bound of each bucket and its label; larger meshes are `over 12`.
+
+gossipsub aims at 6 to 12 peers (D_low is 4 or 5).
+"""
 
 
 def build_families(facts: MonitorInputs) -> Iterator[Metric]:
@@ -50,7 +53,7 @@ def _run(facts: MonitorInputs) -> Iterator[Metric]:
     yield build_family("kiln_problems", [((), len(seen.errors))])
     yield build_family("kiln_broker_up", [((), float(not seen.broker))])
     yield build_family("kiln_frames", [((), seen.frames)])
-    yield build_family("kiln_messages", [((kind,), number) for kind, number in seen.messages.items()])
+    yield build_family("kiln_messages", _label(seen.messages))
     yield build_family("kiln_copies", [((), seen.copies or 0)])
     yield build_family("kiln_quarantined_records", seen.quarantine.items())
     yield build_family("kiln_open_windows", [((), seen.open_separators or 0)])
@@ -64,7 +67,7 @@ def _lateness(seen: Snapshot) -> Metric:
     counts = list(accumulate(seen.late_by_bucket)) or [0] * (len(BATCH_DELAY_BUCKETS) + 1)
     bounds = [*map(str, BATCH_DELAY_BUCKETS), "+Inf"]
     buckets = [(bound, float(count)) for bound, count in zip(bounds, counts, strict=True)]
-    return HistogramMetricFamily(declared.name, declared.says, buckets=buckets, sum_value=seen.late_sum)
+    return HistogramMetricFamily(declared.name, declared.documentation, buckets=buckets, sum_value=seen.late_sum)
 
 
 def build_bridge_families(status: BridgeStatus | None) -> Iterator[Metric]:
@@ -84,7 +87,7 @@ def build_bridge_families(status: BridgeStatus | None) -> Iterator[Metric]:
     yield build_family("kiln_bridge_meshes", _count_by_mesh_size(status.mesh.values()).items())
     yield build_family("kiln_bridge_frames", [(("in",), status.frames_in), (("out",), status.frames_out)])
     yield build_family("kiln_bridge_bytes", [(("in",), status.bytes_in), (("out",), status.bytes_out)])
-    yield build_family("kiln_bridge_events", _select_declared("counters.", status.counters))
+    yield build_family("kiln_bridge_events", _label(status.counters))
     yield build_family("kiln_bridge_spool_frames", [((), spool.waiting)])
     yield build_family("kiln_bridge_spool_memory_bytes", [((), spool.memory_bytes)])
     yield build_family("kiln_bridge_spool_disk_bytes", [((), spool.disk_bytes)])
@@ -109,7 +112,7 @@ def build_bridge_families(status: BridgeStatus | None) -> Iterator[Metric]:
         yield build_family("kiln_fetcher_waiting_records", [((), fetcher.waiting)])
         yield build_family("kiln_fetcher_fetches_in_flight", [((), fetcher.fetching)])
         yield build_family("kiln_fetcher_pending_claim_checks", [((), fetcher.claimed)])
-        yield build_family("kiln_fetcher_records", _select_declared("fetcher.counts.", fetcher.counts))
+        yield build_family("kiln_fetcher_records", _label(fetcher.counts))
         yield build_family("kiln_ipfs_connected_peers", [((), node.connections)])
         yield build_family("kiln_ipfs_provided_blocks", [((), node.provided)])
     if overlay is not None:
@@ -121,12 +124,12 @@ def _build_overlay_families(overlay: OverlayStatus) -> Iterator[Metric]:
     yield build_family("kiln_bep50_contacts", [((), overlay.contacts)])
     yield build_family("kiln_bep50_frames", [(("in",), overlay.frames_in), (("out",), overlay.frames_out)])
     yield build_family("kiln_bep50_gaps", [((), overlay.gaps)])
-    yield build_family("kiln_bep50_dropped_datagrams", _select_declared("bep50.dropped.", overlay.dropped))
+    yield build_family("kiln_bep50_dropped_datagrams", _label(overlay.dropped))
 
 
-def _select_declared(path: str, counts: Mapping[str, int]) -> Values:
-    """Select the counts whose names `kiln.schemas.metrics` declares, so that labels have no other values."""
-    return [((name,), number) for name, number in counts.items() if f"{path}{name}" in METRICS]
+def _label(counts: Mapping[str, int]) -> Values:
+    """Make the name of each count a label value. tests/unit/schemas/test_metrics.py holds the names a closed set."""
+    return [((name,), number) for name, number in counts.items()]
 
 
 def _build_table_families(tables: Iterable[TableStatus], now: float) -> Iterator[Metric]:
@@ -170,5 +173,5 @@ def _count_by_score(peers: Iterable[PeerStatus]) -> Mapping[tuple[str, ...], int
 def _count_by_mesh_size(meshes: Iterable[int]) -> Mapping[tuple[str, ...], int]:
     found: Counter[tuple[str, ...]] = Counter()
     for peers, number in Counter(meshes).items():
-        found[(next((label for most, label in MESH_SIZES if peers <= most), "over 12"),)] += number
+        found[(next((label for most, label in _MESH_SIZES if peers <= most), "over 12"),)] += number
     return found

@@ -18,8 +18,7 @@ from kiln.deploy.ops.formatting import (
 )
 from kiln.deploy.ops.monitor.facts import MonitorInputs, why_not_ready
 from kiln.deploy.ops.monitor.history import Plot
-from kiln.deploy.ops.snapshot import QualityInRun, sum_by_reason
-from kiln.schemas.exposition import QUALITY_RESULTS
+from kiln.deploy.ops.snapshot import QUALITY_RESULTS, QualityInRun, sum_by_reason
 from kiln.schemas.printable import printable
 
 _REASONS: Final = 8

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from kiln.schemas.exposition import FAMILIES
+from kiln.schemas.metrics import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "deploy/packaging/prometheus"
 RULES = YAML(typ="safe").load(FOLDER / "kiln.rules.yml")["groups"][0]["rules"]
 SUFFIX = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
-NAMES = {f"{family.name}{suffix}" for family in FAMILIES.values() for suffix in SUFFIX[family.kind]}
+NAMES = {f"{family.name}{suffix}" for family in FAMILIES.values() for suffix in SUFFIX[family.type]}
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: str(rule["alert"]))

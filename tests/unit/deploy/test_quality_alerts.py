@@ -27,10 +27,9 @@ from kiln.conf.process.bridge_status import BridgeStatus, SpoolStatus
 from kiln.conf.process.exporter import render_metrics
 from kiln.deploy.ops.monitor.facts import MonitorInputs
 from kiln.deploy.ops.monitor.families import build_families
-from kiln.deploy.ops.snapshot import BridgeInRun, Snapshot
+from kiln.deploy.ops.snapshot import BATCH_DELAY_BUCKETS, BridgeInRun, Snapshot
 from kiln.deploy.ops.status import TableStatus
 from kiln.pipelines.runtime.query_status import QueryState
-from kiln.schemas.exposition import BATCH_DELAY_BUCKETS
 from kiln.schemas.queries import QUERIES
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -9,7 +9,7 @@ from kiln.conf.process.exporter import Exporter
 from kiln.pipelines.app.submit import SubmittedQuery
 from kiln.pipelines.runtime.progress import QueryProgress
 from kiln.pipelines.runtime.query_status import QueryWatch
-from kiln.schemas.exposition import FAMILIES
+from kiln.schemas.metrics import FAMILIES
 
 READ = {"kiln.frames": {0: 60, 1: 30}}
 ENDS = {"kiln.frames": {0: 70, 1: 35}, "kiln.updates": {0: 9}}
