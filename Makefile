@@ -59,11 +59,10 @@ lint: $(VENV)/.installed ## check style and types
 proto: $(VENV)/.installed ## regenerate the protobuf code from schemas/proto/*/*.proto
 	@PATH="$(CURDIR)/$(BIN):$$PATH" bash schemas/proto/generate.sh
 
-pages: $(VENV)/.installed ## regenerate from the code: docs/TABLES.md, docs/METRICS.md, the runbook's table of faults, the dashboards
+pages: $(VENV)/.installed ## regenerate from the code: docs/TABLES.md, and the tables of docs/METRICS.md and of faults in docs/RUNBOOK.md
 	@$(PY) -m kiln.schemas.delta.tables > docs/TABLES.md
-	@$(PY) -m kiln.schemas.metrics > docs/METRICS.md
+	@$(PY) -m kiln.schemas.metrics docs/METRICS.md
 	@$(PY) -m kiln.schemas.faults docs/RUNBOOK.md
-	@$(PY) -m kiln.deploy.packaging.grafana.files deploy/packaging/grafana/json
 
 bench: setup ## measure (ARGS="--help")
 	@$(PY) -m bench $(ARGS)

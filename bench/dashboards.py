@@ -8,9 +8,11 @@ Grafana. Grafana itself draws another picture.
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -19,13 +21,35 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from kiln.deploy.packaging.grafana.dashboards import DASHBOARDS, Panel, PanelQuery, PanelRow
-from kiln.deploy.packaging.grafana.files import count_columns
-
+_FOLDER: Final = Path(__file__).resolve().parent.parent / "deploy/packaging/grafana/json"
 _STEP: Final = 15.0  # s between two points
 _RATE: Final = "1m"
 _WIDE, _PLOT_HIGH, _FIGURE_HIGH, _TITLE_HIGH = 14.0, 2.3, 1.1, 0.3  # inches
 _MOST_IN_LEGEND: Final = 8
+
+
+class PanelQuery(NamedTuple):
+    """A query of a panel; `legend` has labels in braces."""
+
+    expression: str
+    legend: str
+
+
+class Panel(NamedTuple):
+    """A plot, or the latest value as a large number; `unit` is an id of Grafana."""
+
+    row: str
+    """title of the row of panels"""
+    top: int
+    width: int
+    """of the 24 columns"""
+    title: str
+    unit: str
+    lines: Sequence[PanelQuery]
+    stacked: bool
+    figure: bool
+    bad_from: float | None
+    """threshold from which a number is red"""
 
 
 class Range(NamedTuple):
@@ -42,6 +66,21 @@ class Curve(NamedTuple):
     legend: str
     at: Sequence[float]
     values: Sequence[float]
+
+
+def read_panels(path: Path) -> list[Panel]:
+    """Read the panels of a dashboard."""
+    panels, row = [], ""
+    for panel in json.loads(path.read_text(encoding="utf-8"))["panels"]:
+        if panel["type"] == "row":
+            row = panel["title"]
+            continue
+        defaults = panel["fieldConfig"]["defaults"]
+        lines = [PanelQuery(target["expr"], target["legendFormat"]) for target in panel["targets"]]
+        bad_from = defaults["thresholds"]["steps"][-1]["value"] if "thresholds" in defaults else None
+        at, figure, stacked = panel["gridPos"], panel["type"] == "stat", "stacking" in defaults.get("custom", {})
+        panels.append(Panel(row, at["y"], at["w"], panel["title"], defaults["unit"], lines, stacked, figure, bad_from))
+    return panels
 
 
 def asked(line: PanelQuery) -> str:
@@ -88,29 +127,24 @@ def curves(line: PanelQuery, over: Range) -> list[Curve]:
 
 def draw(name: str, over: Range) -> Figure:
     """The picture of a dashboard."""
-    lines = [(row, panels) for row in DASHBOARDS[name] for panels in _broken(row)]
-    heights = [_FIGURE_HIGH if all(each.figure for each in panels) else _PLOT_HIGH for _, panels in lines]
+    lines = [list(panels) for _, panels in groupby(read_panels(_FOLDER / f"{name}.json"), lambda panel: panel.top)]
+    heights = [_FIGURE_HIGH if all(each.figure for each in panels) else _PLOT_HIGH for panels in lines]
     high = sum(heights) + _TITLE_HIGH * (len(lines) + 1)
     figure = Figure(figsize=(_WIDE, high), layout="constrained")
     figure.suptitle(f"Kiln: {name}", x=0.01, ha="left", fontsize=12, weight="bold")
     parts = figure.subfigures(len(lines), 1, height_ratios=[each + _TITLE_HIGH for each in heights], squeeze=False)
-    before = None
-    for part, (row, panels) in zip(parts.flat, lines, strict=True):
-        if row is not before:
-            part.suptitle(row.title, x=0.01, ha="left", fontsize=10, color="#555555")
-        before = row
-        places = part.subplots(1, count_columns(row), squeeze=False)[0]
+    before = ""
+    for part, panels in zip(parts.flat, lines, strict=True):
+        if panels[0].row != before:
+            part.suptitle(panels[0].row, x=0.01, ha="left", fontsize=10, color="#555555")
+        before = panels[0].row
+        places = part.subplots(1, 24 // panels[0].width, squeeze=False)[0]
         for number, axes in enumerate(places):
             if number < len(panels):
                 _panel(axes, panels[number], over)
             else:
                 axes.set_axis_off()
     return figure
-
-
-def _broken(row: PanelRow) -> list[Sequence[Panel]]:
-    """The panels of a row, as many side by side as Grafana shows."""
-    return [row.panels[first : first + count_columns(row)] for first in range(0, len(row.panels), count_columns(row))]
 
 
 def _panel(axes: Axes, panel: Panel, over: Range) -> None:
@@ -147,8 +181,8 @@ def _panel(axes: Axes, panel: Panel, over: Range) -> None:
 
 def main(prometheus: str, begin: str, end: str, folder: str) -> None:
     """Writes the pictures."""
-    for name in DASHBOARDS:
-        draw(name, Range(prometheus, float(begin), float(end))).savefig(Path(folder) / f"{name}.png", dpi=72)
+    for path in _FOLDER.iterdir():
+        draw(path.stem, Range(prometheus, float(begin), float(end))).savefig(Path(folder) / f"{path.stem}.png", dpi=72)
 
 
 if __name__ == "__main__":

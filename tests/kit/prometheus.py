@@ -14,11 +14,14 @@ import httpx
 import pytest
 from ruamel.yaml import YAML
 
-from kiln.deploy.packaging.grafana.dashboards import DASHBOARDS, list_expressions
 from kit.awaiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 RULES = ROOT / "deploy/packaging/prometheus/kiln.rules.yml"
+DASHBOARDS = {
+    path.stem: json.loads(path.read_text(encoding="utf-8"))
+    for path in sorted((ROOT / "deploy/packaging/grafana/json").iterdir())
+}
 
 needs_prometheus = pytest.mark.skipif(
     shutil.which("prometheus") is None, reason="the `prometheus` program (Debian: prometheus) is not there"
@@ -27,7 +30,12 @@ needs_prometheus = pytest.mark.skipif(
 
 def dashboard_questions() -> list[str]:
     """The expressions of all dashboards, with what Grafana puts in for its variables."""
-    each = dict.fromkeys(text for rows in DASHBOARDS.values() for text in list_expressions(rows))
+    each = dict.fromkeys(
+        target["expr"]
+        for dashboard in DASHBOARDS.values()
+        for panel in dashboard["panels"]
+        for target in panel.get("targets", ())
+    )
     return [text.replace("$instance", ".*").replace("$__rate_interval", "1m") for text in each]
 
 

@@ -1,35 +1,42 @@
-"""deploy/packaging/grafana: the files are those of the code, and every expression gives data out of what Kiln shows."""
+"""deploy/packaging/grafana: panels have a place each, and every expression gives data out of what Kiln shows."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
+import pytest
 from test_alert_rules import NAMES
 from test_monitor import SNAPSHOT
 
 from conftest import free_ports
 from kiln.deploy.ops.monitor.server import Monitor
-from kiln.deploy.packaging.grafana.dashboards import DASHBOARDS, list_expressions
-from kiln.deploy.packaging.grafana.files import build_dashboard
 from kiln.pipelines.delta.lake import Lake
-from kiln.schemas.exposition import FAMILIES
+from kiln.schemas.metrics import FAMILIES
 from kit.awaiting import wait_until
-from kit.prometheus import Prometheus, dashboard_questions, needs_prometheus, question, rule_questions
+from kit.prometheus import DASHBOARDS, Prometheus, dashboard_questions, needs_prometheus, question, rule_questions
 
-FOLDER = Path(__file__).resolve().parents[3] / "deploy/packaging/grafana"
-ASKED = {
-    name for rows in DASHBOARDS.values() for text in list_expressions(rows) for name in re.findall(r"\bkiln_\w+", text)
-}
+ASKED = {name for text in dashboard_questions() for name in re.findall(r"\bkiln_\w+", text)}
 
 
-def test_the_files_are_those_of_the_code() -> None:
-    assert {path.stem for path in (FOLDER / "json").iterdir()} == set(DASHBOARDS)
-    for name in DASHBOARDS:
-        assert (FOLDER / f"json/{name}.json").read_text(encoding="utf-8") == build_dashboard(name), (
-            "make anew: python -m kiln.deploy.packaging.grafana.files deploy/packaging/grafana/json"
-        )
+@pytest.mark.parametrize("name", DASHBOARDS)
+def test_each_panel_has_a_place_a_sentence_and_queries_of_the_selected_instances(name: str) -> None:
+    dashboard = DASHBOARDS[name]
+    assert (dashboard["title"], dashboard["uid"]) == (f"Kiln: {name}", f"kiln-{name}")
+    taken: set[tuple[int, int]] = set()
+    for panel in dashboard["panels"]:
+        at = panel["gridPos"]
+        cells = set(product(range(at["x"], at["x"] + at["w"]), range(at["y"], at["y"] + at["h"])))
+        assert not cells & taken, panel["title"]
+        taken |= cells
+        if panel["type"] != "row":
+            assert panel["description"].endswith("."), panel["title"]
+            for target in panel["targets"]:
+                selectors = re.findall(r"\bkiln_\w+(.{0,22})", target["expr"])
+                assert all(each.startswith('{instance=~"$instance"') for each in selectors), target["expr"]
+    assert max(x for x, _ in taken) == 23  # a dashboard has 24 columns
 
 
 def test_dashboards_ask_for_each_family_that_kiln_shows_and_for_no_other() -> None:

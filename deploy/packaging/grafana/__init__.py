@@ -1,1 +1,0 @@
-"""Grafana dashboards and their provisioning files."""
