@@ -135,7 +135,7 @@ def prepared(folder: Path, say: Say) -> Iterator[Ground]:
     port, controller_port = find_free_ports()
     kafka = Kafka(embedded_port=port, embedded_controller_port=controller_port)
     settings = Settings(state=folder / _GROUND, kafka=kafka)
-    with start_broker(settings, say, die_with_parent=True):
+    with start_broker(settings, say):
         say("starting Spark")
         with spark_session(settings) as spark:
             yield Ground(spark, settings.broker, folder, say)

@@ -164,7 +164,7 @@ def _in_turn(binary: Path, kafka: Kafka, mesh: str, extent: Extent, say: Say) ->
 def _broker(folder: Path, say: Say) -> Iterator[Kafka]:
     port, controller_port = find_free_ports()
     settings = Settings(state=folder, kafka=Kafka(embedded_port=port, embedded_controller_port=controller_port))
-    with start_broker(settings, say, die_with_parent=True):
+    with start_broker(settings, say):
         yield settings.broker
 
 

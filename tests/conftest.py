@@ -62,7 +62,15 @@ def pytest_sessionstart() -> None:
         pytest.MonkeyPatch().setattr(providers, "_get_local_constants", lambda: none)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        # One Spark at a time: two of them leave each other's Python workers no processor to start on.
+        is_spark = item.get_closest_marker("spark") is not None
+        item.add_marker(pytest.mark.xdist_group("spark" if is_spark else item.nodeid.partition("::")[0]))
+        folder = item.path.relative_to(ROOT / "tests").parts[0]
+        if folder not in ("unit", "fuzz") and item.get_closest_marker("main_path") is None:
+            item.add_marker(pytest.mark.slow)
     if _profile() == "fuzz":
         random.shuffle(items)  # the time may be up before the last
 
@@ -236,11 +244,9 @@ def new_broker(broker_classpath: list[Path]) -> Iterator[Callable[..., EmbeddedB
     """`new_broker(state, **options)`: a broker not yet started, on free ports; ended with the test."""
     made: list[EmbeddedBroker] = []
 
-    def make(state: Path, *, die_with_parent: bool = True) -> EmbeddedBroker:
+    def make(state: Path) -> EmbeddedBroker:
         port, controller_port = free_ports(2)
-        made.append(
-            EmbeddedBroker(state, port, controller_port, broker_classpath, heap="256m", die_with_parent=die_with_parent)
-        )
+        made.append(EmbeddedBroker(state, port, controller_port, broker_classpath, heap="256m"))
         return made[-1]
 
     yield make
@@ -252,9 +258,7 @@ def new_broker(broker_classpath: list[Path]) -> Iterator[Callable[..., EmbeddedB
 def broker(broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
     """One running broker for the whole run: `broker.address`. Take `prefix` for topics of the test's own."""
     port, controller_port = free_ports(2)
-    with EmbeddedBroker(
-        tmp_path_factory.mktemp("broker"), port, controller_port, broker_classpath, die_with_parent=True
-    ) as running:
+    with EmbeddedBroker(tmp_path_factory.mktemp("broker"), port, controller_port, broker_classpath) as running:
         yield running
 
 

@@ -62,7 +62,7 @@ def archive_spark_classes(root: Path) -> None:
 
 def _run_queries(settings: Settings) -> None:
     view = LineView(Console(quiet=True))
-    with start_broker(settings, view.say, die_with_parent=True) as servers:
+    with start_broker(settings, view.say) as servers:
         with FramesProducer(
             connect([servers], settings.broker.security_options()), settings.kafka.topic("frames")
         ) as producer:

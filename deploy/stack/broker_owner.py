@@ -1,7 +1,7 @@
 """Ownership of a state folder's embedded broker: the owner is the Kiln process that stops the broker when it ends.
 
 The owner locks `STATE/broker/owner`, a file with its process number. The kernel releases the lock when the owner ends,
-also after SIGKILL. So a broker that outlived its Kiln has no owner, and the next Kiln process to take the lock owns it.
+also after SIGKILL, and the next Kiln process to take it is the owner of the broker that the process then starts.
 """
 
 from __future__ import annotations

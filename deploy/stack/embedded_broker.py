@@ -175,7 +175,7 @@ def archive_classes(classpath: Iterable[Path]) -> Path:
     with tempfile.TemporaryDirectory(prefix="kiln-") as scratch:
         port, controller_port = find_free_ports()
         fresh = Path(scratch) / "classes.jsa"
-        broker = EmbeddedBroker(Path(scratch), port, controller_port, jars, die_with_parent=True)
+        broker = EmbeddedBroker(Path(scratch), port, controller_port, jars)
         broker.jvm_options = (f"-XX:ArchiveClassesAtExit={fresh}", "-Xlog:cds*=off")
         broker.start()
         broker.stop(timeout=120)
@@ -190,7 +190,7 @@ def archive_classes(classpath: Iterable[Path]) -> Path:
 class EmbeddedBroker:
     """The broker of a state folder; a context manager that starts and stops it.
 
-    The broker listens on 127.0.0.1 only.
+    The broker listens on 127.0.0.1 only. On Linux it ends when the *thread* that started it ends, even by SIGKILL.
 
     Args:
         state: The state folder.
@@ -199,8 +199,6 @@ class EmbeddedBroker:
         classpath: `jars.list_broker_jars()`.
         heap: Maximum heap of the JVM.
         settings: Settings of Kafka, which override `conf/broker.properties`.
-        die_with_parent: On Linux, true to end the broker when the *thread* that started it ends, even by SIGKILL.
-            Otherwise the broker outlives a killed parent, and `find_running_broker` finds it.
         port_settings: Keys of the two ports' settings, for the error about a port in use.
     """
 
@@ -213,7 +211,6 @@ class EmbeddedBroker:
         heap: str = "384m",
         *,
         settings: Mapping[str, str] | None = None,
-        die_with_parent: bool = False,
         port_settings: tuple[str, str] = ("kafka.embedded_port", "kafka.embedded_controller_port"),
     ) -> None:
         self.state = state.absolute()
@@ -222,7 +219,6 @@ class EmbeddedBroker:
         self.classpath = tuple(jar.absolute() for jar in classpath)
         self.heap = heap
         self.settings = dict(settings or {})
-        self.die_with_parent = die_with_parent
         self.port_settings = port_settings
         archive = _archive_path(self.classpath) if self.classpath else None
         # a JVM that does not match the archive runs without it
@@ -299,10 +295,8 @@ class EmbeddedBroker:
                 self._format(folder, out)
             java = self._java("-Xmx" + self.heap, f"-Dlog4j2.configurationFile={LOG4J.as_uri()}", *self.jvm_options)
             command = [*java, "kafka.Kafka", properties.name]
-            if self.die_with_parent:
-                command = bind_to_parent(command)
             self._process = subprocess.Popen(
-                command,
+                bind_to_parent(command),
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
                 stdout=out,

@@ -58,16 +58,15 @@ class LaunchedBroker:
 class SupervisedBroker(LaunchedBroker):
     """The embedded broker of a state folder: started if none runs, and restarted after it died.
 
-    One Kiln process at a time owns the broker (`BrokerOwnership`). The owner starts it, and stops it when the owner
-    ends. If the owner is gone, the next Kiln process that checks takes over. Other processes use the broker and leave
-    it running.
+    One Kiln process at a time owns the broker (`BrokerOwnership`). The owner starts it, and it ends with the owner,
+    even a killed one. The next Kiln process that checks then becomes the owner, and starts it again. Other
+    processes use the broker and leave it running.
     """
 
-    def __init__(self, settings: Settings, say: Say, *, die_with_parent: bool) -> None:
+    def __init__(self, settings: Settings, say: Say) -> None:
         super().__init__(settings.broker)
         self._state = settings.state
         self._say = say
-        self._die_with_parent = die_with_parent
         self._durable = settings.durability == "power"
         self._ownership = BrokerOwnership(settings.state)
         self._launched = False
@@ -87,6 +86,8 @@ class SupervisedBroker(LaunchedBroker):
         """
         servers = self._kafka.servers
         owned = self._claim()
+        if owned:
+            stop_running(self._state)  # on Linux, the broker of a killed Kiln is ending already
         address = find_running_broker(self._state)
         if address not in (None, servers):
             raise BrokerError(
@@ -94,7 +95,7 @@ class SupervisedBroker(LaunchedBroker):
                 f"stop), or set kafka.embedded_port = {str(address).rpartition(':')[2]}"
             )
         ensure_password(self._state / "broker")
-        if address is None and owned:
+        if owned:
             classpath = jars.list_broker_jars(jars.ensure_jars(progress=self._say))
             self._say("starting the broker")
             self._start(classpath)
@@ -141,7 +142,6 @@ class SupervisedBroker(LaunchedBroker):
             kafka.embedded_controller_port,
             classpath,
             kafka.embedded_heap,
-            die_with_parent=self._die_with_parent,
             settings={"log.flush.interval.messages": "1"} if self._durable else {},
         )
         embedded.launch()
@@ -173,7 +173,7 @@ class SupervisedBroker(LaunchedBroker):
 
 
 @contextmanager
-def start_broker(settings: Settings, say: Say, *, die_with_parent: bool = False) -> Iterator[str]:
+def start_broker(settings: Settings, say: Say) -> Iterator[str]:
     """Provide a broker that answers and has Kiln's topics while the context is open.
 
     An embedded broker is started if it does not run, restarted when it dies, and stopped at the end, unless another
@@ -182,7 +182,6 @@ def start_broker(settings: Settings, say: Say, *, die_with_parent: bool = False)
     Args:
         settings: The settings.
         say: Called with progress messages.
-        die_with_parent: True to end the embedded broker with the thread that starts it.
 
     Yields:
         The address of the broker, `host:port,…`.
@@ -193,18 +192,18 @@ def start_broker(settings: Settings, say: Say, *, die_with_parent: bool = False)
         BrokerError: The broker does not start.
         TopicsError: A topic cannot be created or used.
     """
-    with launch_broker(settings, say, die_with_parent=die_with_parent) as launched:
+    with launch_broker(settings, say) as launched:
         yield launched.await_ready()
 
 
 @contextmanager
-def launch_broker(settings: Settings, say: Say, *, die_with_parent: bool = False) -> Iterator[LaunchedBroker]:
+def launch_broker(settings: Settings, say: Say) -> Iterator[LaunchedBroker]:
     """Launch a broker as `start_broker`, without waiting for its answer: call `await_ready` for that."""
     if not settings.kafka.embedded:
         say(f"using the broker at {settings.kafka.servers}")
         yield LaunchedBroker(settings.broker)
         return
-    supervised = SupervisedBroker(settings, say, die_with_parent=die_with_parent)
+    supervised = SupervisedBroker(settings, say)
     try:
         supervised.launch()
         yield supervised

@@ -188,7 +188,7 @@ def place(broker_classpath: list[Path], tmp_path: Path) -> Iterator[Place]:
         kafka=Kafka(embedded_port=port, embedded_controller_port=controller_port),
         bridge=Bridge(listen=(f"/ip4/127.0.0.1/tcp/{bridge_port}",)),
     )
-    with start_broker(settings, lambda words: None, die_with_parent=True) as servers:
+    with start_broker(settings, lambda words: None) as servers:
         made = Place(settings, servers, tmp_path)
         try:
             yield made

@@ -27,7 +27,7 @@ from kiln.deploy.stack.embedded_broker import (
 from kiln.deploy.stack.kafka_broker import launch_broker
 from kit.awaiting import wait_until
 from kit.broker_access import client, security
-from kit.kiln_process import Kiln
+from kit.kiln_process import Kiln, end
 
 pytestmark = pytest.mark.kafka
 
@@ -40,7 +40,7 @@ def test_a_broker_that_was_found_is_started_again_on_its_data(
         state=tmp_path, kafka=Kafka(embedded_port=found.port, embedded_controller_port=found.controller_port)
     )
     found.start()
-    with launch_broker(settings, lambda words: None, die_with_parent=True) as launched:
+    with launch_broker(settings, lambda words: None) as launched:
         servers = launched.await_ready()
         producer = KafkaProducer(**client(servers), acks="all")
         first = producer.send("kiln.frames", value=b"before", partition=0).get(timeout=30)
@@ -84,12 +84,17 @@ def replay_shortly(kiln: Kiln) -> None:
     kiln.run("replay", str(kiln.state.parent / "short.rpc.gz"))
 
 
-def test_the_broker_of_a_killed_kiln_ends_with_the_kiln_that_adopts_it(kiln: Kiln) -> None:
+def test_the_broker_ends_with_its_kiln_when_the_terminal_is_closed(kiln: Kiln) -> None:
+    ended = start_replay(kiln)
+    ended.send_signal(signal.SIGHUP)
+    assert ended.wait(timeout=60) == -signal.SIGTERM
+    wait_until(lambda: find_running_broker(kiln.state) is None, "the broker has ended")
+
+
+def test_a_broker_that_is_ending_is_awaited(kiln: Kiln) -> None:
     killed = start_replay(kiln)
-    broker = _pid(kiln.state)
     killed.kill()
     killed.wait()
-    assert (read_owner(kiln.state), _pid(kiln.state)) == (None, broker)
     replay_shortly(kiln)
     assert find_running_broker(kiln.state) is None
 
@@ -104,7 +109,7 @@ def test_a_kiln_beside_the_owner_leaves_the_broker_running(kiln: Kiln) -> None:
     assert find_running_broker(kiln.state) is None
 
 
-def test_a_kiln_that_uses_a_broker_owns_it_once_the_owner_is_killed(kiln: Kiln) -> None:
+def test_a_kiln_that_uses_a_broker_starts_it_again_once_the_owner_is_killed(kiln: Kiln) -> None:
     first = start_replay(kiln)
     broker = _pid(kiln.state)
     with launch_broker(_settings(kiln), lambda words: None) as launched:
@@ -113,14 +118,12 @@ def test_a_kiln_that_uses_a_broker_owns_it_once_the_owner_is_killed(kiln: Kiln) 
         first.kill()
         first.wait()
         wait_until(lambda: read_owner(kiln.state) == os.getpid(), "another owner")
-        assert _pid(kiln.state) == broker
+        wait_until(partial(_another, kiln.state, broker), "another broker")
     assert (read_owner(kiln.state), find_running_broker(kiln.state)) == (None, None)
 
 
 def test_a_broker_at_another_address_is_named_and_left(kiln: Kiln) -> None:
     first = start_replay(kiln)
-    first.kill()
-    first.wait()
     elsewhere = Settings(state=kiln.state, kafka=Kafka(embedded_port=free_ports(1)[0]))
     with (
         pytest.raises(BrokerError, match=f"runs at {kiln.servers}, but the settings have"),
@@ -128,6 +131,7 @@ def test_a_broker_at_another_address_is_named_and_left(kiln: Kiln) -> None:
     ):
         pass
     assert find_running_broker(kiln.state) == kiln.servers
+    end(first)
 
 
 Capture = pytest.CaptureFixture[str]
@@ -141,11 +145,17 @@ def test_kiln_broker_stop(kiln: Kiln, capsys: Capture) -> None:
     assert run_command(stop) == 1
     assert f"belongs to a Kiln that runs (process {first.pid})" in capsys.readouterr().err
     await_broker(kiln.servers, _settings(kiln).broker.security_options(), timeout=5)
-    first.kill()
-    first.wait()
-    assert run_command(stop) == 0
-    assert capsys.readouterr().out == f"stopped the embedded broker of {kiln.state}, which was at {kiln.servers}\n"
-    assert find_running_broker(kiln.state) is None
+    end(first)
+
+
+def test_kiln_broker_stop_ends_a_broker_without_a_kiln(
+    tmp_path: Path, new_broker: Callable[..., EmbeddedBroker], capsys: Capture
+) -> None:
+    """As on a system where it does not end with its Kiln."""
+    address = new_broker(tmp_path).start()
+    assert run_command(("broker", "stop", "--state", str(tmp_path))) == 0
+    assert capsys.readouterr().out == f"stopped the embedded broker of {tmp_path}, which was at {address}\n"
+    assert find_running_broker(tmp_path) is None
 
 
 def test_a_broker_stopped_by_force_is_started_again_by_its_kiln(kiln: Kiln, capsys: Capture) -> None:

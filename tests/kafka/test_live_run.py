@@ -30,7 +30,13 @@ from kit.kiln_process import Kiln
 from kit.log_model import expected_batches, read_batches, read_log
 from kit.prometheus import Prometheus, dashboard_questions, needs_prometheus, rule_questions
 
-pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.network, pytest.mark.timeout(1_200)]
+pytestmark = [
+    pytest.mark.main_path,
+    pytest.mark.spark,
+    pytest.mark.kafka,
+    pytest.mark.network,
+    pytest.mark.timeout(1_200),
+]
 
 LENGTH = parse_duration(os.environ.get("KILN_TEST_LIVE_FOR", "50s"))
 PATIENCE = timedelta(minutes=5)
@@ -181,9 +187,7 @@ def test_the_batches_are_those_of_the_model_and_our_own_are_not_batched_again(ki
     settings = Settings(state=kiln.state)
     port = int(kiln.servers.rpartition(":")[2])
     kafka = settings.kafka.model_copy(update={"embedded_port": port, "embedded_controller_port": free_ports(1)[0]})
-    with start_broker(
-        settings.model_copy(update={"kafka": kafka}), lambda words: None, die_with_parent=True
-    ) as servers:
+    with start_broker(settings.model_copy(update={"kafka": kafka}), lambda words: None) as servers:
         expected = expected_batches(read_log(servers, "kiln.updates"), 1_000_000)
         emitted = read_batches(servers, "kiln.batches")
     assert set(emitted) == expected

@@ -78,7 +78,7 @@ def test_queries_fill_tables_and_keep_checkpoints_there_and_go_on_after_a_kill(
 
     port = int(kiln.environment["KILN_KAFKA__EMBEDDED_PORT"])
     kafka = Kafka(embedded_port=port, embedded_controller_port=free_ports(1)[0])
-    with start_broker(Settings(state=kiln.state, kafka=kafka), lambda words: None, die_with_parent=True) as servers:
+    with start_broker(Settings(state=kiln.state, kafka=kafka), lambda words: None) as servers:
         expected = expected_batches(read_log(servers, "kiln.updates"), WINDOW)
         status = json.loads(kiln.run("status", "--json").stdout)
     rows = sql("SELECT network, origin, separator_key, separator_value, batch_cid FROM batches")

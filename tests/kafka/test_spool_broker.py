@@ -35,7 +35,7 @@ CONNECTIONS = 8
 
 
 class NewBroker(Protocol):
-    def __call__(self, state: Path, *, die_with_parent: bool = True) -> EmbeddedBroker: ...
+    def __call__(self, state: Path) -> EmbeddedBroker: ...
 
 
 def new_sink(address: str, topic: str, folder: Path) -> FrameSink:

@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 def broker_of(kiln: Kiln) -> Iterator[KafkaAdminClient]:
     """The broker of a Kiln that is stopped."""
     with (
-        start_broker(kiln.settings(), lambda words: None, die_with_parent=True),
+        start_broker(kiln.settings(), lambda words: None),
         KafkaAdminClient(**kiln.settings().broker.client_options()) as admin,
     ):
         yield admin

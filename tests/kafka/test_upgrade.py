@@ -219,7 +219,7 @@ def go_on(state: Path, classpath: list[Path]) -> Upgraded:
     kiln.run("run", "--catch-up")
     found = Upgraded(kiln, before, after, interests)
     port, controller_port = free_ports(2)
-    with EmbeddedBroker(state, port, controller_port, classpath, die_with_parent=True) as broker:
+    with EmbeddedBroker(state, port, controller_port, classpath) as broker:
         found.log = read_log(broker.address, "kiln.updates")
         found.emitted = read_batches(broker.address, "kiln.batches")
     return found

@@ -27,9 +27,7 @@ def expect(made: Path) -> dict[str, object]:
     """Return what the present code makes of the kept folder, and of the same captures without a stop."""
     with tempfile.TemporaryDirectory() as folder:
         port, controller_port = free_ports(2)
-        with EmbeddedBroker(
-            unpack(Path(folder)), port, controller_port, list_broker_jars(), die_with_parent=True
-        ) as broker:
+        with EmbeddedBroker(unpack(Path(folder)), port, controller_port, list_broker_jars()) as broker:
             log = read_log(broker.address, "kiln.updates")
     gone_on_from = max(stamp for records in log for stamp, _ in records) + 1
     time.sleep(max(0.0, (gone_on_from + LONG_WINDOW) / 1e6 + 1 - time.time()))
