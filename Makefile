@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 .SUFFIXES:
-.PHONY: help setup java jars jars-s3 run test fuzz chaos hostile lint proto pages bench lock sbom dist images docs clean
+.PHONY: help setup java jars jars-s3 run test test-all fuzz chaos hostile lint proto pages bench lock sbom dist images docs clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -19,7 +19,7 @@ PYTHON ?= $(shell for name in $(PYTHONS); do \
 	"$$name" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && echo "$$name" && break; done)
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
 	@echo '  Options for what is run go into ARGS: make run ARGS="--for 60s"'
 
@@ -39,8 +39,13 @@ jars-s3: $(VENV)/.installed ## fetch Spark's jars for an object store (kiln run 
 run: setup ## run Kiln: broker, demo network, queries, status screen (ARGS="--for 60s")
 	@$(KILN) run $(ARGS)
 
-test: setup ## run the tests, with the same seeds each time (ARGS="tests/unit -k cid")
-	@PYTHONHASHSEED=0 $(PY) -m pytest -ra $(ARGS)
+PYTEST := PYTHONHASHSEED=0 $(PY) -m pytest --dist loadgroup
+
+test: setup ## run the unit tests and the main path on Spark, Kafka and foreign peers, within ten minutes (ARGS="tests/unit -k cid")
+	@$(PYTEST) -n 2 -m "not slow" $(ARGS)
+
+test-all: setup ## run every test, or every one of some folders (ARGS="tests/kafka")
+	@$(PYTEST) -n 3 $(ARGS)
 
 fuzz: setup ## fuzz decoders, router and batcher, and run property tests with new seeds; failures go to .fuzz (FOR=10m)
 	@.ci/fuzz $(FOR) $(ARGS)

@@ -25,6 +25,7 @@ def test_the_notebook_is_kept_without_outputs(root: Path) -> None:
     assert all(not cell["outputs"] and cell["execution_count"] is None for cell in cells(root / NOTEBOOK))
 
 
+@pytest.mark.slow
 def test_every_cell_of_the_notebook_runs_and_draws(root: Path, tmp_path: Path) -> None:
     pytest.importorskip("nbclient")
     make_lake(tmp_path / "lake")

@@ -296,6 +296,7 @@ def test_wrong_arguments(arguments: list[str], said: str, capsys: pytest.Capture
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_smallest_bench_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert "hot-path" in NAMES
     assert main(["hot-path", "--runs", "1", "--scale", "0.005"]) == 0

@@ -123,6 +123,7 @@ def rows_of(connection: duckdb.DuckDBPyConnection, view: str, *, of_spark: bool)
     return sorted(connection.execute(f"SELECT * FROM {view}").fetchall(), key=repr)
 
 
+@pytest.mark.slow
 @given(lake=lakes())
 @settings(max_examples=60, deadline=None)
 def test_both_texts_of_a_view_have_the_same_rows(connection: duckdb.DuckDBPyConnection, lake: dict[str, Rows]) -> None:

@@ -358,6 +358,7 @@ def test_rows_that_cannot_be_converted_are_refused_one_by_one(numbers: list[int]
     assert refused == [number for number, fit in zip(numbers, fits, strict=True) if not fit]
 
 
+@pytest.mark.slow
 def test_rows_of_more_bytes_than_a_column_holds_are_several_batches() -> None:
     """5,000 rows of one frame with a value of 600,000 bytes were: Arrow holds 2 GiB in a column of a batch."""
     text = "x" * 600_000
