@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -36,7 +37,7 @@ from kiln.deploy.stack import jars
 from kiln.deploy.stack.embedded_broker import find_running_broker
 from kiln.deploy.stack.java import TESTED_VERSIONS, Java, JavaError, find_java
 from kiln.deploy.stack.ports import PortHolder, check_port_free, find_port_holder
-from kiln.pipelines.delta.lake import Lake
+from kiln.pipelines.delta.lake import Lake, LakeError, find_column_fault
 
 Level = Literal["ok", "warn", "fail"]
 _GB = 1_000_000_000
@@ -239,6 +240,17 @@ def check_lake(tables: Sequence[TableStatus]) -> DoctorCheck:
     return DoctorCheck("lake", "ok", f"{len(tables)} tables" if tables else "no tables yet")
 
 
+def check_columns(faults: Mapping[str, str]) -> DoctorCheck:
+    """Check that no other program has changed the columns of a table; `faults` by table."""
+    if not faults:
+        return DoctorCheck("columns", "ok", "those that Kiln writes")
+    text = "; ".join(f"{table}: {fault}" for table, fault in faults.items())
+    advice = (
+        "the queries stop before they write to it: change the columns back, or restore an older version of the table"
+    )
+    return DoctorCheck("columns", "fail", text, advice)
+
+
 def check_store(uri: str, problem: str) -> DoctorCheck:
     """Check that commits are safe in the object store of the lake; `problem` is empty if they are."""
     if problem:
@@ -359,12 +371,22 @@ def run_checks(settings: Settings) -> list[DoctorCheck]:
         ),
         *([check_store(lake.path, probe_store(lake))] if lake.root.folder is None else []),
         check_lake(read_lake_status(lake)),
+        check_columns(_find_column_faults(lake)),
         check_clocks(find_trailing_clocks(settings, updates)),
         check_bridge(bridge, time.time()),
         check_ipfs(
             settings.ipfs.api, *_describe_block_store(settings), is_helia_isolated(settings, bridge, time.time())
         ),
     ]
+
+
+def _find_column_faults(lake: Lake) -> dict[str, str]:
+    """Find the tables whose columns do not fit Kiln's files. `check_lake` reports those that cannot be opened."""
+    faults: dict[str, str] = {}
+    for name in lake.tables():
+        with suppress(LakeError):
+            faults[name] = find_column_fault(name, lake.open(name).schema().to_json(), added_later=True)
+    return {name: fault for name, fault in faults.items() if fault}
 
 
 def _read_installed_versions() -> dict[str, str]:

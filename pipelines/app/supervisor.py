@@ -25,7 +25,7 @@ from kiln.pipelines.batch.ticker import Ticker
 from kiln.pipelines.decode.breaker import DecodingBrokenError
 from kiln.pipelines.decode.breaker_state import BreakerState, clear_breaker_state, save_breaker_state
 from kiln.pipelines.delta.commits import SecondWriterError
-from kiln.pipelines.delta.lake import Lake
+from kiln.pipelines.delta.lake import Lake, SchemaChangedError
 from kiln.pipelines.recovery import DamageError, DamageLocation, repair
 from kiln.pipelines.runtime.checkpoint import Checkpoint
 from kiln.pipelines.runtime.dedup_store import read_dedup_state
@@ -43,8 +43,8 @@ from kiln.schemas.wire.topic_table import BundleError
 _LOG = logging.getLogger("kiln.pipelines.app.supervisor")
 _BREAKER_ERROR = DecodingBrokenError.__name__
 """Error of a query whose breaker tripped."""
-_FATAL_ERROR = SecondWriterError.__name__
-"""Error after which a query must not continue."""
+_FATAL_ERRORS = (SecondWriterError.__name__, SchemaChangedError.__name__)
+"""Errors after which a query must not continue."""
 _WORKER_ERROR = "Python worker failed to connect back"
 """Error of Spark if a Python process takes more than 10 s to start, as on a busy machine. That limit is a constant."""
 _WORKER_RESTARTS = 4  # times as many restarts as of other failures: the query is not at fault
@@ -308,7 +308,7 @@ class Supervisor:
             self._trip(name, run.error)
             return
         restarts = self._settings.jobs.max_restarts * (_WORKER_RESTARTS if _WORKER_ERROR in run.error else 1)
-        if _FATAL_ERROR in run.error or run.failures > restarts:
+        if any(each in run.error for each in _FATAL_ERRORS) or run.failures > restarts:
             raise RestartsExhaustedError(f"{name} stopped: {run.error}")
         log_event(_LOG, "query failed", logging.WARNING, query=name, why=run.error, in_a_row=run.failures)
         run.restart_at = self._now() + pause_after(run.failures, _SHORTEST_PAUSE, _LONGEST_PAUSE)

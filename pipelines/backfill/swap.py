@@ -67,6 +67,7 @@ class FileSwap:
 
         Raises:
             OvertakenError: Another writer removed one of the files.
+            SchemaChangedError: Another program has changed the table's columns.
         """
         if self._durable:
             self._lake.folder(table).sync()
@@ -80,6 +81,7 @@ class FileSwap:
         )
         for _ in range(_TRIES):
             known = opened.version()
+            self._lake.check_columns(table, opened.schema().to_json(), exact=bool(removed))
             try:
                 opened.create_write_transaction(
                     actions, mode="append", schema=opened.schema(), commit_properties=properties

@@ -44,6 +44,7 @@ class Commits(Protocol):
         Raises:
             SecondWriterError: Another driver commits under the same query.
             LakeError: The table cannot be read.
+            SchemaChangedError: Another program has changed the table's columns.
         """
 
 

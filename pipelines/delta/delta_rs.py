@@ -43,6 +43,7 @@ class DeltaRsCommits:
         newest = self._newest[app_id] = opened.transaction_version(app_id)
         if newest is not None and newest >= write.batch_id:
             return False
+        self._lake.check_columns(table, opened.schema().to_json())
         if self._durable:
             self._lake.folder(table).sync()  # the files are named before a commit names them
         known = opened.version()

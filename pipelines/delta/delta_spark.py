@@ -34,6 +34,7 @@ class DeltaSparkCommits:
         # From this call on, the transaction fails if another driver commits under the same id.
         if transaction.txnVersion(app_id) >= write.batch_id:
             return False
+        self._lake.check_columns(table, str(transaction.metadata().schemaString()))
         if self._durable:
             self._lake.folder(table).sync()  # the files are named before a commit names them
         now = log.clock().getTimeMillis()

@@ -28,6 +28,10 @@ class LakeError(KilnError):
     """A table of the lake cannot be read, or the index of its frames cannot be stored."""
 
 
+class SchemaChangedError(LakeError):
+    """Another program has changed the columns of a table, so that Kiln's files would not fit it."""
+
+
 @dataclass(frozen=True)
 class Lake:
     """The folder of the Delta tables, one folder a table, on a disk or in an object store."""
@@ -111,6 +115,7 @@ class Lake:
 
         Raises:
             LakeError: An existing table cannot be read, or an older or a newer Kiln wrote it.
+            SchemaChangedError: Another program has changed the columns of an existing table.
         """
         for name in names:
             if self.has(name):
@@ -140,6 +145,7 @@ class Lake:
         """Add the columns that an existing table lacks. They are nullable: other changes raise the version."""
         for _ in range(_COMMIT_ATTEMPTS):
             table = self.open(name)
+            self.check_columns(name, table.schema().to_json(), added_later=True)
             existing = {column.name for column in table.schema().fields}
             missing = [_build_field(column) for column in TABLES[name].columns if column.name not in existing]
             if not missing:
@@ -150,6 +156,24 @@ class Lake:
                 self.sync_commits(name, newest, newest)
                 return
         raise LakeError(f"columns cannot be added to table {name} in {self.path}: others commit to it. Start again")
+
+    def check_columns(self, name: str, schema: str, *, added_later: bool = False, exact: bool = False) -> None:
+        """Check that Kiln's files fit a table. Columns that Kiln does not know may be there if they are nullable.
+
+        Args:
+            name: Name of the table.
+            schema: Its schema as JSON (PROTOCOL.md, Schema Serialization Format).
+            added_later: Nullable columns of Kiln may be missing, because `create` is about to add them.
+            exact: No unknown column may be there, because Kiln is about to rewrite rows without it.
+
+        Raises:
+            SchemaChangedError: They do not.
+        """
+        if fault := find_column_fault(name, schema, added_later=added_later, exact=exact):
+            raise SchemaChangedError(
+                f"cannot write to table {name} in {self.path}: {fault}. Another program has changed the columns. "
+                f"Change them back, or restore version N of the table from before that ({self.table(name)})"
+            )
 
     def sync_commits(self, name: str, first: int, last: int) -> None:
         """Sync the commits `first` to `last` of a table to disk.
@@ -207,6 +231,39 @@ def list_stats_columns(table: Table) -> list[str]:
 def list_delta_fields(table: Table) -> list[tuple[str, object]]:
     """List the columns of a table as names and types of the Delta protocol."""
     return [(column.name, _DELTA_TYPES.get(column.type, column.type)) for column in table.columns]
+
+
+def find_column_fault(name: str, schema: str, *, added_later: bool = False, exact: bool = False) -> str:
+    """Find the first difference between a table's schema and Kiln's columns that matters; empty if there is none, or if
+    the table is none of Kiln's. The arguments are those of `Lake.check_columns`."""
+    if name not in TABLES:
+        return ""
+    fields = {field["name"]: field for field in json.loads(schema)["fields"]}
+    table = TABLES[name]
+    unknown = sorted(fields.keys() - {column.name for column in table.columns})
+    for column, (_, kind) in zip(table.columns, list_delta_fields(table), strict=True):
+        field = fields.get(column.name)
+        if field is None:
+            if added_later and column.nullable and not unknown:
+                continue
+            others = f", and Kiln does not know the column {', '.join(unknown)}" if unknown else ""
+            return f"the column {column.name} is missing{others}"
+        if field["type"] != kind:
+            return f"the column {column.name} has the type {json.dumps(field['type'])}, not {json.dumps(kind)}"
+        if field["metadata"].get(_PHYSICAL_NAME, column.name) != column.name:
+            return f"the column {column.name} is another one, which was renamed"
+        if column.nullable and not field["nullable"]:
+            return f"the column {column.name} no longer takes null"
+    for column_name in unknown:
+        if exact:
+            return f"Kiln does not know the column {column_name}, and would rewrite its rows without it"
+        if not fields[column_name]["nullable"]:
+            return f"Kiln does not know the column {column_name}, which takes no null"
+    return ""
+
+
+_PHYSICAL_NAME = "delta.columnMapping.physicalName"
+"""Name of a column in the files, in the metadata of a field (PROTOCOL.md, Column Mapping)."""
 
 
 def _build_schema(fields: list[dict[str, object]]) -> deltalake.Schema:

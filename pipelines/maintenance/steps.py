@@ -290,6 +290,7 @@ def replace_files(
 
     Raises:
         MaintenanceError: Other writers commit without pause.
+        SchemaChangedError: Another program has changed the table's columns.
     """
     now = int(time.time() * 1_000)  # the log states when a file was removed
     added_at = max((file.modified for file in old), default=0) // 1_000
@@ -298,6 +299,7 @@ def replace_files(
     ]
     actions += [RemoveAction(file.path, removes_rows, now, file.size, {}) for file in old]
     for _ in range(_TRIES):
+        lake.check_columns(table, opened.schema().to_json(), exact=bool(new))
         try:
             opened.create_write_transaction(
                 actions,

@@ -24,7 +24,7 @@ from kiln.pipelines.delta.commits import Commits, SecondWriterError, WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.delta_spark import DeltaSparkCommits
 from kiln.pipelines.delta.files import DataFile, TableFiles
-from kiln.pipelines.delta.lake import Lake, LakeError, list_stats_columns
+from kiln.pipelines.delta.lake import Lake, LakeError, SchemaChangedError, list_stats_columns
 from kiln.pipelines.delta.tables import read_table, write_files
 from kiln.schemas.delta.tables import TABLES
 
@@ -268,6 +268,19 @@ def test_commits_of_others_in_between_do_no_harm(lake: Lake, writer: Opened, oth
 def test_a_table_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(LakeError, match=rf"cannot read table {TABLE} in"):
         DeltaRsCommits(Lake(str(tmp_path))).commit(TABLE, [], WriteId("query", 0))
+
+
+def test_a_column_that_another_writer_has_renamed_stops_the_commit(
+    spark: SparkSession, lake: Lake, writer: Opened
+) -> None:
+    assert writer(lake).commit(TABLE, files(lake, "a"), WriteId("query", 0))
+    table = f"delta.`{lake.table(TABLE)}`"
+    spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name')")
+    spark.sql(f"ALTER TABLE {table} RENAME COLUMN tip TO tip_cid")
+    with pytest.raises(
+        SchemaChangedError, match="the column tip is missing, and Kiln does not know the column tip_cid"
+    ):
+        writer(lake).commit(TABLE, files(lake, "b"), WriteId("query", 1))
 
 
 # ---------------------------------------------------------------- read by anybody

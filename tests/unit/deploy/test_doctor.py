@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from deltalake import Field, write_deltalake
+from deltalake.schema import PrimitiveType
 from msgspec import structs
 from rich.console import Console
 
@@ -214,6 +216,23 @@ def deaf_server() -> Iterator[int]:
         server.bind(("127.0.0.1", 0))
         server.listen()
         yield server.getsockname()[1]
+
+
+def test_a_table_with_other_columns_is_told(tmp_path: Path) -> None:
+    settings = Settings(state=tmp_path)
+    lake = Lake.from_location(settings.lake_root)
+    lake.create(("tips", "batches"))
+    found = {check.name: check for check in run_checks(settings)}
+    assert found["columns"].level == "ok"
+    lake.open("tips").alter.add_columns([Field("note", PrimitiveType("string"))])  # which harms nobody
+    rows = lake.open("tips").to_pyarrow_table()
+    names = ["tip_cid" if name == "tip" else name for name in rows.column_names]
+    write_deltalake(lake.table("tips"), rows.rename_columns(names), mode="overwrite", schema_mode="overwrite")
+    found = {check.name: check for check in run_checks(settings)}
+    assert found["columns"].level == "fail"
+    assert found["columns"].found == (
+        "tips: the column tip is missing, and Kiln does not know the column note, tip_cid"
+    )
 
 
 def test_something_that_is_no_broker_is_given_up_in_time(deaf_server: int) -> None:

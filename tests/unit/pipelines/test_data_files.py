@@ -4,14 +4,16 @@ row."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import CommitFailedError
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -20,7 +22,14 @@ from kiln.pipelines.delta.arrow_rows import build_arrow_schema
 from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.files import DataFile, TableFiles, delete_files, rewrite_file
-from kiln.pipelines.delta.lake import Lake, list_stats_columns
+from kiln.pipelines.delta.lake import (
+    Lake,
+    LakeError,
+    SchemaChangedError,
+    find_column_fault,
+    list_delta_fields,
+    list_stats_columns,
+)
 from kiln.schemas.delta.tables import TABLES, Column
 
 TABLE = "updates"
@@ -178,6 +187,102 @@ def test_maps_and_bytes_are_read_back(lake: Lake) -> None:
     DeltaRsCommits(lake).commit("messages", [file], WriteId("query", 0))
     (found,) = DeltaTable(lake.table("messages")).to_pyarrow_table().to_pylist()
     assert (found["tips"], found["data"]) == ([("a", "b"), ("c", "d")], b"\xff\0")
+
+
+# ---------------------------------------------------------------- columns that another program has changed
+
+TIP = ("n", "s", "t", "update", None, 1_700_000_000_000_000)
+
+
+def rewritten_by_another(lake: Lake, change: Callable[[pa.Table], pa.Table]) -> None:
+    """Another program writes the table `tips` anew, with other columns."""
+    rows = pa.table(lake.open("tips").to_pyarrow_table())
+    write_deltalake(lake.table("tips"), change(rows), mode="overwrite", schema_mode="overwrite")
+
+
+def renamed(rows: pa.Table) -> pa.Table:
+    return rows.rename_columns(["tip_cid" if name == "tip" else name for name in rows.column_names])
+
+
+CHANGES: Mapping[str, tuple[Callable[[pa.Table], pa.Table], str]] = {
+    "renamed": (renamed, "the column tip is missing, and Kiln does not know the column tip_cid"),
+    "dropped": (lambda rows: rows.drop_columns(["batch_cid"]), "the column batch_cid is missing"),
+    "another type": (
+        lambda rows: rows.set_column(rows.column_names.index("tip"), "tip", rows["tip"].cast(pa.binary())),
+        'the column tip has the type "binary", not "string"',
+    ),
+    "added and required": (
+        lambda rows: rows.append_column(pa.field("extra", pa.string(), False), pa.array(["x"] * len(rows))),
+        "Kiln does not know the column extra, which takes no null",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "fault"), CHANGES.values(), ids=CHANGES)
+def test_nothing_is_written_to_a_table_whose_columns_another_program_has_changed(
+    tmp_path: Path, change: Callable[[pa.Table], pa.Table], fault: str
+) -> None:
+    """Its rows would be null where the column was, and nobody would notice."""
+    lake = Lake(str(tmp_path))
+    lake.create(("tips",))
+    running = DeltaRsCommits(lake)
+    running.commit("tips", [tip_file(lake)], WriteId("query", 0))
+    rewritten_by_another(lake, change)
+    with pytest.raises((LakeError, CommitFailedError)):  # delta-rs notices the commit of another
+        running.commit("tips", [tip_file(lake)], WriteId("query", 1))
+    with pytest.raises(SchemaChangedError, match=re.escape(f"cannot write to table tips in {lake.path}: {fault}. ")):
+        DeltaRsCommits(lake).commit("tips", [tip_file(lake)], WriteId("query", 1))
+    assert lake.open("tips").to_pyarrow_table().num_rows == 1
+    assert find_column_fault("tips", lake.open("tips").schema().to_json()) == fault
+
+
+def test_a_column_that_is_missing_beside_an_unknown_one_is_not_added(tmp_path: Path) -> None:
+    """It was renamed. Kiln adds a column that an older version did not have where nothing else has changed."""
+    lake = Lake(str(tmp_path))
+    lake.create(("tips",))
+    rewritten_by_another(lake, lambda rows: rows.drop_columns(["batch_cid"]))
+    lake.create(("tips",))
+    assert "batch_cid" in [field.name for field in lake.open("tips").schema().fields]
+    rewritten_by_another(
+        lake, lambda rows: rows.rename_columns(["cid" if name == "batch_cid" else name for name in rows.column_names])
+    )
+    with pytest.raises(
+        SchemaChangedError, match="the column batch_cid is missing, and Kiln does not know the column cid"
+    ):
+        lake.create(("tips",))
+
+
+def test_a_nullable_column_of_somebody_else_does_no_harm_and_no_rewrite_drops_it(tmp_path: Path) -> None:
+    lake = Lake(str(tmp_path))
+    lake.create(("tips",))
+    for number in range(3):
+        DeltaRsCommits(lake).commit("tips", [tip_file(lake)], WriteId("query", number))
+    rewritten_by_another(lake, lambda rows: rows.append_column("note", pa.array(["mine"] * len(rows))))
+    DeltaRsCommits(lake).commit("tips", [tip_file(lake)], WriteId("query", 3))
+    with pytest.raises(SchemaChangedError, match="the column note, and would rewrite its rows without it"):
+        lake.check_columns("tips", lake.open("tips").schema().to_json(), exact=True)
+
+
+def test_a_renamed_column_of_a_table_with_column_mapping_is_seen() -> None:
+    """Its name is what it was: `tip` was renamed, and another column took the name (PROTOCOL.md, Column Mapping)."""
+    fields = [
+        {
+            "name": name,
+            "type": kind,
+            "nullable": True,
+            "metadata": {"delta.columnMapping.physicalName": "col-1" if name == "tip" else name},
+        }
+        for name, kind in list_delta_fields(TABLES["tips"])
+    ]
+    schema = json.dumps({"type": "struct", "fields": fields})
+    assert find_column_fault("tips", schema) == "the column tip is another one, which was renamed"
+
+
+def tip_file(lake: Lake) -> DataFile:
+    out = TableFiles(lake, "tips")
+    out.add(TIP)
+    (file,) = out.close()
+    return file
 
 
 # ---------------------------------------------------------------- a table of such files

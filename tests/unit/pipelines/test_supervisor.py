@@ -239,6 +239,12 @@ def test_a_second_driver_does_not_try_again(world: World) -> None:
         world.fail(RuntimeError(f"Traceback:\n{error}"))
 
 
+def test_a_query_whose_table_has_other_columns_does_not_try_again(world: World) -> None:
+    error = "kiln.pipelines.delta.lake.SchemaChangedError: cannot write to table tips in x: the column tip is missing"
+    with pytest.raises(RestartsExhaustedError, match=r"^archive stopped: .*the column tip is missing"):
+        world.fail(RuntimeError(f"Traceback:\n{error}"))
+
+
 def test_broken_decoding_at_the_start_is_told_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(Settings(state=tmp_path), monkeypatch)
     world.refusal = DecodingBrokenError("a good UPDATE does not decode")
