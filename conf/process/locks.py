@@ -16,6 +16,19 @@ class StateInUseError(KilnError):
     """Another process holds the lock; two processes would write the same checkpoint, or use the same key."""
 
 
+def read_lock_holders(state: Path) -> set[int]:
+    """Read the process numbers of the Kilns that use a state folder: those that hold one of its locks."""
+    holders: set[int] = set()
+    folder = state / "locks"
+    for path in folder.iterdir() if folder.is_dir() else ():
+        with path.open() as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holders.add(int(lock.read() or 0))  # 0 if the holder has not written its number yet
+    return holders
+
+
 @contextmanager
 def lock_state(state: Path, name: str) -> Iterator[None]:
     """Hold the lock `locks/NAME` of a state folder for this process, and claim the folder.

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import typer
 
 from kiln.deploy.cli.exits import ENVIRONMENT, OK
-from kiln.deploy.cli.options import ConfigOption, JsonOption, StateOption, answers, settings_of
+from kiln.deploy.cli.options import ConfigOption, JsonOption, StateOption, answers, loaded, settings_of
 
 commands = typer.Typer()
 
@@ -30,10 +30,10 @@ def status(as_json: JsonOption = False, state: StateOption = None, config: Confi
 def doctor(as_json: JsonOption = False, state: StateOption = None, config: ConfigOption = None) -> None:
     """Diagnose problems and suggest fixes.
 
-    Checks Java, jars, packages, ports, disk, memory, broker, checkpoints, tables and IPFS node. Exit code 3 if a check
-    fails.
+    Checks Java, Spark, jars, packages, state folder, ports, disk, memory, broker, checkpoints, tables and IPFS node.
+    Exit code 3 if a check fails.
     """
-    settings = settings_of(config, state)
+    settings = loaded(config, state).settings  # also of a state folder that this Kiln cannot use
     from kiln.deploy.ops.doctor import has_failures, run_checks
     from kiln.deploy.screens.doctor import encode_checks, render_checks
 

@@ -3,17 +3,22 @@
 A check is a pure function from measured values to a `DoctorCheck`; `run_checks` measures them.
 """
 
+import errno
+import os
+import pwd
+import re
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal, NamedTuple, TypeVar
 
+from deltalake.exceptions import DeltaError
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion
 
@@ -21,7 +26,10 @@ from kiln.bridge.ipfs.blocks import BlockStoreUnavailableError
 from kiln.bridge.ipfs.helia import HeliaError, find_node, is_installed
 from kiln.bridge.ipfs.kubo import Kubo
 from kiln.conf.process.bridge_status import BridgeStatus, read_status
-from kiln.conf.process.state_version import is_private
+from kiln.conf.process.errors import KilnError, PrerequisiteError
+from kiln.conf.process.location import shorten_error
+from kiln.conf.process.locks import read_lock_holders
+from kiln.conf.process.state_version import StateVersionError, check_state_version, is_private
 from kiln.conf.settings.model import Settings
 from kiln.deploy.ops.clocks import ClockStatus, find_trailing_clocks
 from kiln.deploy.ops.status import (
@@ -36,13 +44,18 @@ from kiln.deploy.ops.store import probe_store
 from kiln.deploy.stack import jars
 from kiln.deploy.stack.embedded_broker import find_running_broker
 from kiln.deploy.stack.java import TESTED_VERSIONS, Java, JavaError, find_java
-from kiln.deploy.stack.ports import PortHolder, check_port_free, find_port_holder
+from kiln.deploy.stack.ports import HOST, PortHolder, check_port_free, find_port_holder
 from kiln.pipelines.delta.lake import Lake, LakeError, find_column_fault
+from kiln.pipelines.runtime.spark_environment import find_foreign_variables, find_spark_home, is_local
 
 Level = Literal["ok", "warn", "fail"]
+_T = TypeVar("_T")
 _GB = 1_000_000_000
 _KUBO = 3.0  # s, timeout of a request to Kubo
 _SILENT = 10.0  # s, age of a status after which its bridge counts as stopped
+_IN_STORE: Final = frozenset({"checkpoints", "lake", "columns", "clocks"})
+"""checks that read the lake's store, which takes minutes if it does not answer"""
+_TCP: Final = re.compile(r"/ip[46]/([^/]+)/tcp/(\d+)")
 
 
 @dataclass(frozen=True)
@@ -53,6 +66,15 @@ class DoctorCheck:
     level: Level
     found: str
     what_to_do: str = ""
+
+
+class Listener(NamedTuple):
+    """A port that Kiln listens on, and the key of its setting."""
+
+    setting: str
+    host: str
+    port: int
+    udp: bool = False
 
 
 # ---------------------------------------------------------------- the checks, pure
@@ -129,18 +151,30 @@ def check_packages(required: Iterable[str], installed: Mapping[str, str]) -> Doc
     return DoctorCheck("packages", "ok", f"all {number} requirements are satisfied")
 
 
-def check_state(folder: Path, problem: str, private: bool = True) -> DoctorCheck:
-    """Check that the state folder is writable and private.
+def check_spark(home: Path | PrerequisiteError, ignored: Sequence[str]) -> DoctorCheck:
+    """Check that PySpark has its Spark, and name the variables of another Spark that Kiln ignores."""
+    if isinstance(home, PrerequisiteError):
+        return DoctorCheck("spark", "fail", str(home), "make setup, in a shell without PYTHONPATH")
+    text = f"Kiln's own, in {home}"
+    return DoctorCheck("spark", "ok", f"{text}; ignores {', '.join(ignored)} of another Spark" if ignored else text)
+
+
+def check_state(folder: Path, problem: str, private: bool = True, owner: str = "") -> DoctorCheck:
+    """Check that the state folder can be used, is this user's and private.
 
     Args:
         folder: The state folder.
-        problem: Why no file can be written there; empty if one can.
+        problem: Why Kiln cannot use it; empty if Kiln can.
         private: True if no other user can enter the folder.
+        owner: Name of the user that has it, if that is another one.
     """
     if problem:
         return DoctorCheck(
             "state folder", "fail", f"{folder}: {problem}", "set another folder with --state or KILN_STATE"
         )
+    if owner:
+        advice = f"run Kiln as {owner}, who could not read the files that you would create, or pass another --state"
+        return DoctorCheck("state folder", "warn", f"{folder}: belongs to the user {owner}", advice)
     if not private:
         advice = (
             f"the folder holds keys: run chmod 700 {folder} as its owner (Kiln does so at startup if it runs as the "
@@ -180,23 +214,25 @@ def check_memory(available: int | None, wanted: int) -> DoctorCheck:
     return DoctorCheck("memory", "ok", text)
 
 
-def check_port(setting: str, port: int, free: bool, ours: bool, holder: PortHolder | None = None) -> DoctorCheck:
-    """Check a port of the embedded broker.
+def check_port(listener: Listener, error: OSError | None, ours: bool, holder: PortHolder | None = None) -> DoctorCheck:
+    """Check a port on which Kiln listens.
 
     Args:
-        setting: Key of the setting that has the port.
-        port: The port.
-        free: True if nothing listens on it.
-        ours: True if the broker of this state folder runs, and so listens on it.
+        listener: The port.
+        error: Why Kiln could not listen on it now; `None` if Kiln could.
+        ours: True if Kiln listens on it already, with this state folder.
         holder: The process that listens on it, if known.
     """
-    name = f"port {port}"
+    name, setting = f"port {listener.port}", listener.setting
     if ours:
-        return DoctorCheck(name, "ok", "in use by this state folder's broker")
-    if free:
-        return DoctorCheck(name, "ok", "free")
-    by = holder.description if holder is not None else "another program"
-    return DoctorCheck(name, "fail", f"in use by {by}", f"set {setting} ({_name_variable(setting)}) to a free port")
+        return DoctorCheck(name, "ok", "in use by this Kiln")
+    if error is None:
+        return DoctorCheck(name, "ok", f"free, for {setting}")
+    if error.errno == errno.EADDRINUSE:
+        problem = f"in use by {holder.description if holder is not None else 'another program'}"
+    else:
+        problem = f"cannot be used on {listener.host} ({error.strerror})"
+    return DoctorCheck(name, "fail", problem, f"set {setting} ({_name_variable(setting)}) to another port or address")
 
 
 def _name_variable(setting: str) -> str:
@@ -337,47 +373,88 @@ def is_helia_isolated(settings: Settings, status: BridgeStatus | None, now: floa
 
 
 def run_checks(settings: Settings) -> list[DoctorCheck]:
-    """Run all checks, in a few seconds at most."""
+    """Run all checks, in a few seconds at most.
+
+    A check that cannot be made, as with a store that does not answer, fails, and the others are made.
+    """
     kafka = settings.kafka
-    runs = kafka.embedded and settings.state.is_dir() and find_running_broker(settings.state) is not None
+    runs = kafka.embedded and _read(lambda: find_running_broker(settings.state), None) is not None
+    kilns = _read(lambda: read_lock_holders(settings.state), set())
     broker = read_broker_status(settings.broker)
     updates = next((each.end for each in broker.topics if each.name == kafka.topic("updates")), {})
     wanted = (
         parse_memory(settings.spark.driver_memory) + (parse_memory(kafka.embedded_heap) if kafka.embedded else 0) + _GB
     )
-    ports = (
-        ("kafka.embedded_port", kafka.embedded_port),
-        ("kafka.embedded_controller_port", kafka.embedded_controller_port),
-    )
     root = jars.default_root()
-    bridge = read_status(settings.bridge_dir / "status.json")
+    bridge = _read(lambda: read_status(settings.bridge_dir / "status.json"), None)
     lake = Lake.from_location(settings.lake_root)
-    return [
-        check_python(sys.version_info[:2]),
-        check_packages(metadata.requires("kiln") or (), _read_installed_versions()),
-        check_java(_find_java()),
-        check_jars(jars.is_complete(root), root),
-        *([check_s3_jars(jars.is_complete(jars.s3_root(root), jars.IVY_S3))] if settings.uses_store else []),
-        check_state(
-            settings.state, _probe_writing(settings.state), not settings.state.exists() or is_private(settings.state)
+    away = probe_store(lake) if settings.uses_store else ""
+    checks: Mapping[str, Callable[[], Iterable[DoctorCheck]]] = {
+        "python": lambda: [check_python(sys.version_info[:2])],
+        "packages": lambda: [check_packages(metadata.requires("kiln") or (), _read_installed_versions())],
+        "java": lambda: [check_java(_find_java())],
+        "spark": lambda: (
+            [check_spark(_find_spark(), find_foreign_variables(os.environ))] if is_local(settings.spark.master) else []
         ),
-        check_disk(shutil.disk_usage(_find_existing_parent(settings.state)).free),
-        check_memory(_read_available_memory(), wanted),
-        *(_check_port(name, port, runs) for name, port in ports if kafka.embedded),
-        check_broker(broker, kafka.embedded, runs),
-        check_updates_partitions(broker, kafka.topic("updates"), kafka.updates_partitions),
-        check_checkpoints(
-            [read_query_status(name, settings.checkpoints_root / name, {}) for name in settings.jobs.queries]
+        "jars": lambda: [check_jars(jars.is_complete(root), root)],
+        "jars for the store": lambda: (
+            [check_s3_jars(jars.is_complete(jars.s3_root(root), jars.IVY_S3))] if settings.uses_store else []
         ),
-        *([check_store(lake.path, probe_store(lake))] if lake.root.folder is None else []),
-        check_lake(read_lake_status(lake)),
-        check_columns(_find_column_faults(lake)),
-        check_clocks(find_trailing_clocks(settings, updates)),
-        check_bridge(bridge, time.time()),
-        check_ipfs(
-            settings.ipfs.api, *_describe_block_store(settings), is_helia_isolated(settings, bridge, time.time())
-        ),
+        "state folder": lambda: [_check_state(settings.state)],
+        "disk": lambda: [check_disk(shutil.disk_usage(_find_existing_parent(settings.state)).free)],
+        "memory": lambda: [check_memory(_read_available_memory(), wanted)],
+        "ports": lambda: [_check_port(listener, runs, kilns) for listener in list_listeners(settings)],
+        "broker": lambda: [check_broker(broker, kafka.embedded, runs)],
+        "partitions of updates": lambda: [
+            check_updates_partitions(broker, kafka.topic("updates"), kafka.updates_partitions)
+        ],
+        "checkpoints": lambda: [
+            check_checkpoints(
+                [read_query_status(name, settings.checkpoints_root / name, {}) for name in settings.jobs.queries]
+            )
+        ],
+        "object store": lambda: [check_store(lake.path, away)] if settings.uses_store else [],
+        "lake": lambda: [check_lake(read_lake_status(lake))],
+        "columns": lambda: [check_columns(_find_column_faults(lake))],
+        "clocks": lambda: [check_clocks(find_trailing_clocks(settings, updates))],
+        "bridge": lambda: [check_bridge(bridge, time.time())],
+        "ipfs": lambda: [
+            check_ipfs(
+                settings.ipfs.api, *_describe_block_store(settings), is_helia_isolated(settings, bridge, time.time())
+            )
+        ],
+    }
+    skipped = _IN_STORE if away else frozenset()
+    return [check for name, run in checks.items() if name not in skipped for check in _run_check(name, run)]
+
+
+def _run_check(name: str, run: Callable[[], Iterable[DoctorCheck]]) -> list[DoctorCheck]:
+    try:
+        return list(run())
+    except (KilnError, DeltaError, OSError) as error:
+        return [DoctorCheck(name, "fail", shorten_error(error), "remove the cause, and run kiln doctor again")]
+
+
+def list_listeners(settings: Settings) -> list[Listener]:
+    """List the ports on which Kiln listens with these settings, without those that the system chooses."""
+    kafka, monitor = settings.kafka, settings.monitor.host_and_port
+    listeners = [
+        Listener("kafka.embedded_port", HOST, kafka.embedded_port),
+        Listener("kafka.embedded_controller_port", HOST, kafka.embedded_controller_port),
     ]
+    listeners = listeners if kafka.embedded else []
+    for setting, addresses in (
+        ("bridge.listen", settings.bridge.listen),
+        ("ipfs.listen", (settings.ipfs.listen,) if settings.ipfs.api == "helia" else ()),
+    ):
+        found = (_TCP.match(address) for address in addresses)
+        listeners += [Listener(setting, each[1], int(each[2])) for each in found if each is not None]
+    if monitor is not None:
+        listeners.append(Listener("monitor.listen", *monitor))
+    for address in settings.bep50.listen if settings.bep50.enabled else ():
+        host, _, port = address.rpartition(":")
+        listeners.append(Listener("bep50.listen", host.strip("[]"), int(port), udp=True))
+    return [listener for listener in listeners if listener.port]
 
 
 def _find_column_faults(lake: Lake) -> dict[str, str]:
@@ -392,6 +469,13 @@ def _find_column_faults(lake: Lake) -> dict[str, str]:
 def _read_installed_versions() -> dict[str, str]:
     names = ((each.metadata["Name"], each.version) for each in metadata.distributions())
     return {name.lower().replace("_", "-"): version for name, version in names if name}
+
+
+def _find_spark() -> Path | PrerequisiteError:
+    try:
+        return find_spark_home()
+    except PrerequisiteError as error:
+        return error
 
 
 def _find_java() -> Java | JavaError:
@@ -439,9 +523,42 @@ def _probe_writing(folder: Path) -> str:
         return f"cannot be written ({error.strerror})"
 
 
-def _check_port(setting: str, port: int, ours: bool) -> DoctorCheck:
-    free = check_port_free(port) is None
-    return check_port(setting, port, free, ours, None if free or ours else find_port_holder(port))
+def _check_state(folder: Path) -> DoctorCheck:
+    if not folder.exists():
+        return check_state(folder, _probe_writing(folder))
+    problem, owner = _probe_writing(folder), folder.stat().st_uid
+    if not problem:
+        try:
+            check_state_version(folder)
+        except StateVersionError as error:
+            problem = str(error)
+    return check_state(folder, problem, is_private(folder), "" if owner == os.geteuid() else _name_user(owner))
+
+
+def _name_user(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:  # such as one of another container
+        return str(number)
+
+
+def _read(read: Callable[[], _T], otherwise: _T) -> _T:
+    """Read a part of the state folder, which may be closed to this user: `check_state` reports that."""
+    try:
+        return read()
+    except OSError:
+        return otherwise
+
+
+def _check_port(listener: Listener, broker_runs: bool, kilns: Collection[int]) -> DoctorCheck:
+    """Check a port. Kiln's own processes may use it: the broker, those that hold a lock, and their children."""
+    error = check_port_free(listener.port, listener.host, udp=listener.udp)
+    if error is None or listener.setting.startswith("kafka."):
+        holder = None if error is None or broker_runs else find_port_holder(listener.port)
+        return check_port(listener, error, ours=broker_runs and error is not None, holder=holder)
+    # Helia is a child of the bridge
+    holder = None if listener.udp or listener.setting == "ipfs.listen" else find_port_holder(listener.port)
+    return check_port(listener, error, bool(kilns) if holder is None else holder.pid in kilns, holder)
 
 
 def _read_available_memory() -> int | None:

@@ -38,13 +38,14 @@ def find_free_ports() -> tuple[int, int]:
         return int(first.getsockname()[1]), int(second.getsockname()[1])
 
 
-def check_port_free(port: int) -> OSError | None:
-    """Return why no process can listen on this port now; `None` if one can."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        # as Java does: connections of an earlier broker in TIME_WAIT do not block the port
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+def check_port_free(port: int, host: str = HOST, *, udp: bool = False) -> OSError | None:
+    """Return why no process can listen on this port of an address now; `None` if one can."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM if udp else socket.SOCK_STREAM) as probe:
+        if not udp:  # as Java does: connections of an earlier broker in TIME_WAIT do not block the port
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((HOST, port))
+            probe.bind((host, port))
         except OSError as error:
             return error
     return None

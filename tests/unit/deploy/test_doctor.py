@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from io import StringIO
 from pathlib import Path
+from typing import Never
 
 import pyarrow as pa
 import pytest
@@ -22,9 +24,12 @@ from rich.console import Console
 
 from kiln.conf.process.bridge_status import BridgeStatus, IpfsStatus, PublisherStatus, SpoolStatus, write_status
 from kiln.conf.process.location import parse_location
-from kiln.conf.settings.model import Ipfs, Kafka, Publish, Settings
+from kiln.conf.process.locks import lock_state
+from kiln.conf.settings.model import Bep50, Checkpoints, Ipfs, Kafka, Publish, Settings, Spark
+from kiln.conf.settings.model import Lake as SettingsLake
 from kiln.deploy.ops.doctor import (
     DoctorCheck,
+    Listener,
     check_bridge,
     check_broker,
     check_checkpoints,
@@ -59,6 +64,7 @@ from kiln.deploy.screens.doctor import render_checks
 from kiln.deploy.screens.status import encode_status, format_age, render_status
 from kiln.deploy.stack.java import Java, JavaError
 from kiln.pipelines.delta.lake import Lake
+from kiln.pipelines.runtime.spark_environment import find_foreign_variables
 from kiln.pipelines.runtime.topics import save_topic_ids
 from kit.kiln_table import append_rows
 
@@ -288,10 +294,13 @@ def test_disk_and_memory() -> None:
 
 
 def test_a_taken_port_names_the_setting_and_the_variable() -> None:
-    assert check_port("kafka.embedded_port", 29092, free=True, ours=False).level == "ok"
-    assert check_port("kafka.embedded_port", 29092, free=False, ours=True).level == "ok"
-    taken = check_port("kafka.embedded_port", 29092, free=False, ours=False)
-    assert is_bad(taken, "29092", "kafka.embedded_port", "KILN_KAFKA__EMBEDDED_PORT")
+    listener, in_use = Listener("kafka.embedded_port", "127.0.0.1", 29092), OSError(errno.EADDRINUSE, "in use")
+    assert check_port(listener, None, ours=False).level == "ok"
+    assert check_port(listener, in_use, ours=True).level == "ok"
+    taken = check_port(listener, in_use, ours=False)
+    assert is_bad(taken, "29092", "in use by another program", "kafka.embedded_port", "KILN_KAFKA__EMBEDDED_PORT")
+    denied = check_port(listener, OSError(errno.EACCES, "Permission denied"), ours=False)
+    assert is_bad(denied, "cannot be used on 127.0.0.1 (Permission denied)")
 
 
 def test_the_broker_must_answer_unless_it_is_ours_and_not_started() -> None:
@@ -392,9 +401,87 @@ def test_the_doctor_finds_no_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert has_failures(checks)
 
 
-def test_a_port_in_use_is_found(tmp_path: Path, deaf_server: int) -> None:
-    checks = run_checks(Settings(state=tmp_path, kafka=Kafka(embedded_port=deaf_server)))
-    assert is_bad(next(check for check in checks if check.name == f"port {deaf_server}"), "in use")
+@pytest.mark.parametrize(
+    "setting",
+    ["kafka.embedded_port", "kafka.embedded_controller_port", "bridge.listen", "monitor.listen", "ipfs.listen"],
+)
+def test_a_port_in_use_is_found(tmp_path: Path, deaf_server: int, setting: str) -> None:
+    section, _, key = setting.partition(".")
+    value = {"kafka": deaf_server, "monitor": f"127.0.0.1:{deaf_server}"}.get(
+        section, f"/ip4/127.0.0.1/tcp/{deaf_server}"
+    )
+    given: dict[str, dict[str, object]] = {"kafka": {"embedded_port": closed_port()}, "ipfs": {"api": "helia"}}
+    given[section] = {**given.get(section, {}), key: (value,) if section == "bridge" else value}
+    settings = Settings.model_validate({"state": tmp_path, **given})
+    found = next(check for check in run_checks(settings) if check.name == f"port {deaf_server}")
+    who = "another program" if section == "ipfs" else f"process {os.getpid()}"
+    assert is_bad(found, f"in use by {who}", f"set {setting}")
+    with lock_state(tmp_path, "bridge"):  # as while Kiln itself runs in this process
+        found = next(check for check in run_checks(settings) if check.name == f"port {deaf_server}")
+        assert found.level == ("fail" if section == "kafka" else "ok")
+
+
+def test_a_port_of_the_overlay_in_use_is_found(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        bep50 = Bep50(enabled=True, listen=(f"127.0.0.1:{port}",))
+        checks = run_checks(Settings(state=tmp_path, kafka=nowhere(), bep50=bep50))
+    assert is_bad(next(check for check in checks if check.name == f"port {port}"), "in use", "bep50.listen")
+
+
+def test_a_state_folder_of_another_version_is_found(tmp_path: Path) -> None:
+    (tmp_path / "version").write_text("99\n", encoding="ascii")
+    state = next(
+        check for check in run_checks(Settings(state=tmp_path, kafka=nowhere())) if check.name == "state folder"
+    )
+    assert is_bad(state, "has version 99", "--state")
+
+
+def test_a_state_folder_of_another_user_is_found(tmp_path: Path) -> None:
+    found = check_state(tmp_path, "", owner="kiln")
+    assert (found.level, found.found) == ("warn", f"{tmp_path}: belongs to the user kiln")
+    if os.geteuid() == 0:
+        os.chown(tmp_path, 12_345, 12_345)
+        checks = run_checks(Settings(state=tmp_path, kafka=nowhere()))
+        state = next(check for check in checks if check.name == "state folder")
+        assert (state.level, state.found) == ("warn", f"{tmp_path}: belongs to the user 12345")
+
+
+def test_a_store_that_does_not_answer_is_one_row(tmp_path: Path) -> None:
+    options = {"endpoint_url": f"http://127.0.0.1:{closed_port()}", "region": "us-east-1", "access_key_id": "a"}
+    lake = SettingsLake(
+        uri="s3://nowhere/lake", storage_options={**options, "secret_access_key": "b", "max_retries": "0"}
+    )
+    settings = Settings(state=tmp_path, kafka=nowhere(), lake=lake, checkpoints=Checkpoints(uri="s3://nowhere/checks"))
+    checks = {check.name: check for check in run_checks(settings)}
+    assert is_bad(checks["object store"], "s3://nowhere/lake", "docs/object-store.md")
+    assert {"ipfs", "bridge", "memory"} <= checks.keys()
+    assert not {"lake", "checkpoints"} & checks.keys()
+
+
+def test_a_check_that_fails_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(folder: Path) -> Never:
+        raise PermissionError(errno.EACCES, "Permission denied", str(folder))
+
+    monkeypatch.setattr("kiln.deploy.ops.doctor.check_state_version", fail)
+    checks = {check.name: check for check in run_checks(Settings(state=tmp_path, kafka=nowhere()))}
+    assert is_bad(checks["state folder"], "Permission denied", "kiln doctor")
+    assert checks["ipfs"].level == "warn"
+
+
+def test_variables_of_another_spark_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in find_foreign_variables(os.environ):
+        monkeypatch.delenv(name)
+    settings = Settings(state=tmp_path, kafka=nowhere())
+    assert "ignores" not in next(check for check in run_checks(settings) if check.name == "spark").found
+    for name in ("SPARK_HOME", "HADOOP_CONF_DIR", "PYSPARK_PYTHON"):
+        monkeypatch.setenv(name, "/nowhere")
+    spark = next(check for check in run_checks(settings) if check.name == "spark")
+    assert spark.level == "ok"
+    assert spark.found.endswith("; ignores HADOOP_CONF_DIR, PYSPARK_PYTHON, SPARK_HOME of another Spark")
+    on_a_cluster = settings.model_copy(update={"spark": Spark(master="spark://master:7077")})
+    assert not any(check.name == "spark" for check in run_checks(on_a_cluster))
 
 
 def test_what_the_bridge_says_is_wrong_is_told_while_it_runs(tmp_path: Path) -> None:
