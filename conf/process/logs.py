@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import time
 from collections.abc import Iterable, Mapping
 from logging.handlers import RotatingFileHandler
@@ -29,21 +30,37 @@ def log_event(log: logging.Logger, event: str, level: int = logging.INFO, **fiel
     log.log(level, event, extra={"fields": fields})
 
 
+def identify_problem(text: str) -> str:
+    """Return what stays the same while a problem lasts: the text before its reason, without numbers.
+
+    A problem reads `SUBJECT: reason`, such as `frames wait for Kafka, topic kiln.frames: no acknowledgement for 5 s`.
+    Its reason is worded anew as time goes on, and by each attempt that fails in another way.
+    """
+    return _NUMBER.sub("N", text.partition(": ")[0])
+
+
+_NUMBER: Final = re.compile(r"(?<![\w./:-])\d[\d,.]*(?![\w./:-])")
+"""A number that is a word of its own, and no part of an address or a name."""
+
+
 class ProblemLog:
-    """Log of current problems, each logged when it appears and when it is resolved."""
+    """Log of current problems, each logged when it appears and when it is resolved, however it is worded meanwhile."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
-        self._known: dict[str, None] = {}
+        self._known: dict[str, str] = {}
+        """the first text of each problem, by its identity"""
 
     def see(self, problems: Iterable[str]) -> None:
         """`problems`: all there are, in words."""
-        now = dict.fromkeys(problems)
-        for error in now.keys() - self._known.keys():
-            log_event(self._log, "problem", logging.WARNING, error=error)
-        for error in self._known.keys() - now.keys():
-            log_event(self._log, "problem resolved", error=error)
-        self._known = now
+        now: dict[str, str] = {}
+        for text in problems:
+            now.setdefault(identify_problem(text), text)
+        for problem in now.keys() - self._known.keys():
+            log_event(self._log, "problem", logging.WARNING, error=now[problem])
+        for problem in self._known.keys() - now.keys():
+            log_event(self._log, "problem resolved", error=self._known[problem])
+        self._known = {problem: self._known.get(problem, text) for problem, text in now.items()}
 
 
 def configure_logs(

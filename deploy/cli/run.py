@@ -151,7 +151,7 @@ def bridge(state: StateOption = None, config: ConfigOption = None) -> None:
 
     out = notes()
     told = settings.bridge_dir / "status.json"
-    alone = BridgeMonitor(told, settings.network.name, metadata.version("kiln"))
+    alone = BridgeMonitor(told, settings.network.name, metadata.version("kiln"), settings.broker.client_options)
     with start_broker_eventually(settings, note_once(out)), Exporter(settings.monitor.host_and_port, alone) as exporter:
         out.print(exporter.error or f"{told} says how the bridge does; Ctrl-C stops it", style="dim")
         run_bridge(settings)

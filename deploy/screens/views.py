@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from kiln.conf.process.logs import identify_problem
 from kiln.deploy.ops.snapshot import Snapshot
 from kiln.deploy.screens.screen import format_line, render_screen
 from kiln.schemas.printable import printable
@@ -63,14 +64,14 @@ class LineView:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._last: timedelta | None = None
-        self._told: tuple[str, ...] = ()
+        self._told: set[str] = set()
 
     def show(self, snapshot: Snapshot) -> None:
         """Print the snapshot's line when one is due."""
         for error in snapshot.errors:
-            if error not in self._told:
+            if identify_problem(error) not in self._told:
                 self.say(f"error: {' '.join(error.split())}")
-        self._told = tuple(snapshot.errors)
+        self._told = set(map(identify_problem, snapshot.errors))
         if self._last is None or snapshot.elapsed - self._last >= LINE_EVERY:
             self._last = snapshot.elapsed
             self.say(format_line(snapshot))

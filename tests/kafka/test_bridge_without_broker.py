@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 import trio
 from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
 
+from conftest import free_ports
 from kafka import KafkaConsumer, TopicPartition
 from kiln.bridge.gossipsub.wire import encode
 from kiln.bridge.libp2p.streams import get_swarm
+from kiln.conf.process.logs import identify_problem
 from kiln.conf.process.state_version import claim_state_folder
 from kiln.conf.settings.broker_password import ensure_password
 from kiln.conf.settings.model import EMBEDDED_USER
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
-from kit.awaiting import wait_until
+from kit.awaiting import PATIENCE, wait_until
 from kit.bridge_alone import NOWHERE, BridgeAlone
 from kit.broker_access import client
 from kit.chance import new_key
@@ -54,10 +61,17 @@ def bridge(later: EmbeddedBroker, tmp_path: Path) -> Iterator[BridgeAlone]:
         KILN_KAFKA__SASL_PASSWORD=ensure_password(later.state / "broker"),
         KILN_KAFKA__FRAMES_RETENTION_BYTES="1000000",
         KILN_KAFKA__OTHER_RETENTION_BYTES="0",
+        KILN_MONITOR__LISTEN=f"127.0.0.1:{free_ports(1)[0]}",
+        KILN_LOG__LEVEL="info",
         **SERVICE_LINKS,
     )
     yield alone
     alone.kill()
+
+
+def readiness(bridge: BridgeAlone) -> list[str]:
+    """Why the bridge is not ready, by its monitor."""
+    return list(httpx.get(f"http://{bridge.listen}/ready", timeout=PATIENCE).json()["reasons"])
 
 
 def in_topic(address: str) -> list[bytes]:
@@ -97,8 +111,17 @@ def test_it_starts_and_spools_and_hands_over(later: EmbeddedBroker, bridge: Brid
             told = admin.describe_configs(resources, config_filter="all")["topic"]
         kept = [told[f"kiln.{name}"]["retention.bytes"]["value"] for name in names]
         assert kept == ["500000", str(4 << 30), "-1"]  # of each of two partitions, two, and one
+        wait_until(lambda: readiness(bridge) == [], "the bridge is ready")
+        assert later.pid is not None
+        os.kill(later.pid, signal.SIGKILL)
+        wait_until(lambda: any("the broker does not answer" in why for why in readiness(bridge)), "it is not ready")
+        bridge.until(lambda status: any("Kafka fails" in error for error in status.errors), "the broker is missed")
         code, said = bridge.stop()
     assert code == 0, said
+    problems = [identify_problem(each) for each in re.findall(r'event="problem" error="(.*)"$', said, re.M)]
+    resolved = [identify_problem(each) for each in re.findall(r'event="problem resolved" error="(.*)"$', said, re.M)]
+    assert not Counter(problems) - Counter(resolved) - Counter(set(problems)), said  # none comes twice without an end
+    assert all(number <= 2 for number in Counter(problems).values()), said  # before the broker came, and after it went
     assert f"no broker at {later.address}" in said
     assert f"using the broker at {later.address}" in said
     assert said.count("enableServiceLinks: false") == 1

@@ -29,6 +29,7 @@ class BridgeAlone:
 
     def __init__(self, state: Path, before: Sequence[str] = (), command: Sequence[str] = (), **settings: str) -> None:
         self.state = state
+        self.listen = settings.get("KILN_MONITOR__LISTEN", "")
         environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("KILN_")},
             "KILN_STATE": str(state),

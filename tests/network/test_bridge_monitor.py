@@ -38,7 +38,7 @@ def test_a_bridge_alone_serves_what_it_knows_and_logs_who_came_and_went(tmp_path
         KILN_LOG__LEVEL="info",
     )
     try:
-        wait_until(lambda: answers(f"http://{listen}/ready"), "the bridge is ready")
+        wait_until(lambda: answers(f"http://{listen}/metrics"), "the monitor listens")
         address = bridge.until(lambda status: bool(status.addresses), "the bridge listens").addresses[0]
 
         def is_heard() -> None:
@@ -59,6 +59,10 @@ def test_a_bridge_alone_serves_what_it_knows_and_logs_who_came_and_went(tmp_path
         assert families["kiln_bridge_frames"].samples[0].value > 0
         assert families["kiln_info"].samples[0].labels["mode"] == "bridge"
         assert httpx.get(f"http://{listen}/").status_code == 404
+        assert httpx.get(f"http://{listen}/health").status_code == 200
+        ready = httpx.get(f"http://{listen}/ready")
+        assert ready.status_code == 503, "its broker is away"
+        assert [reason.partition(":")[0] for reason in ready.json()["reasons"]] == ["the broker does not answer"]
     finally:
         code, said = bridge.stop()
     assert code == 0, said

@@ -115,6 +115,25 @@ def test_a_problem_is_told_when_it_comes_and_when_it_goes() -> None:
     ]
 
 
+def test_a_problem_that_is_worded_anew_is_the_same_and_another_is_not() -> None:
+    """A broker that was killed: the reason changes with each second, and with each attempt."""
+    out = logged("text")
+    problems = ProblemLog(logging.getLogger("kiln.bridge.app"))
+    waiting = [f"frames wait for Kafka, topic kiln.frames: no acknowledgement for {seconds} s" for seconds in (2, 3)]
+    refused = "frames wait for Kafka, topic kiln.frames: FramesProducerError('cannot write to Kafka at 127.0.0.1:9')"
+    peers = [f"cannot reach bootstrap peer /ip4/10.0.0.{n}/tcp/4001/p2p/12D3: refused" for n in (1, 2)]
+    many = [f"{number:,} peers send more than bridge.max_bytes_per_hour allow" for number in (3, 1_024)]
+    for seen in ([waiting[0]], [waiting[1]], [refused, many[0]], [refused, many[1], peers[0]], [peers[1]], []):
+        problems.see(seen)
+    told = [line.split(" event=")[1] for line in out.getvalue().splitlines()]
+    assert told[0] == f'"problem" error="{waiting[0]}"'
+    assert sorted(told) == sorted(
+        f'"{event}" error="{error}"'
+        for error in (waiting[0], many[0], *peers)
+        for event in ("problem", "problem resolved")
+    )
+
+
 def test_lines_that_a_full_disk_takes_no_more_are_counted_and_not_told_on_the_screen(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
