@@ -18,8 +18,8 @@ def encode_maintenance(tables: Sequence[TableMaintenance], *, as_lines: bool) ->
     """Encode results as a JSON array with an object for each table, or as a line of JSON for each table."""
     objects = [_encode_table(each) for each in tables]
     if as_lines:
-        return "\n".join(json.dumps(each, ensure_ascii=False) for each in objects)
-    return json.dumps(objects, indent=2, ensure_ascii=False)
+        return "\n".join(json.dumps(each) for each in objects)
+    return json.dumps(objects, indent=2)
 
 
 def _encode_table(each: TableMaintenance) -> dict[str, object]:

@@ -13,9 +13,7 @@ from kiln.pipelines.recovery import Damage
 def encode_recovery(damages: Sequence[Damage], left: Sequence[Damage]) -> str:
     """Encode damages as a JSON array of objects; `done` is true for those not in `left`, which were repaired."""
     by_query = {damage.query: damage for damage in left}
-    return json.dumps(
-        [_encode_damage(each, by_query.get(each.query)) for each in damages], indent=2, ensure_ascii=False
-    )
+    return json.dumps([_encode_damage(each, by_query.get(each.query)) for each in damages], indent=2)
 
 
 def _encode_damage(damage: Damage, left: Damage | None) -> dict[str, object]:

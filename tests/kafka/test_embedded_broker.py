@@ -63,8 +63,8 @@ def test_a_broker_that_was_found_is_started_again_on_its_data(
 
 @pytest.fixture
 def kiln(tmp_path: Path, broker_classpath: list[Path]) -> Iterator[Kiln]:
-    """A state folder of its own, and two captures in it. No broker outlives the test."""
-    kiln = Kiln(tmp_path / "state", free_ports(2))
+    """A state folder of its own, which the locale cannot write, and two captures in it. No broker outlives the test."""
+    kiln = Kiln(tmp_path / "Straße ☃", free_ports(2), {"LC_ALL": "C"})
     for name, length in (("long", "600s"), ("short", "1s")):
         kiln.run("generate", str(tmp_path / f"{name}.rpc.gz"), "--for", length, "--rate", "5", "--network", "mine")
     yield kiln

@@ -5,6 +5,7 @@ A test module takes the fixture with `pytest_plugins = ["kit.local_spark"]`.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -16,9 +17,20 @@ from kiln.conf.settings.model import Settings
 from kiln.deploy.query.serve.classes import compile_classes
 from kiln.deploy.stack.spark import spark_session
 
+_FOREIGN = str(Path(__file__).with_name("foreign_hadoop"))
+ANOTHER_SPARK = {
+    "HADOOP_CONF_DIR": _FOREIGN,
+    "PYSPARK_PYTHON": "/nowhere/python3",
+    "PYSPARK_SUBMIT_ARGS": "--master spark://nowhere.invalid:7077 pyspark-shell",
+    "SPARK_CONF_DIR": _FOREIGN,
+    "SPARK_HOME": "/nowhere/spark",
+}
+"""Variables of a user who has another Spark: with any of them, no session could be opened or read a table."""
+
 
 def open_session(settings: Settings, name: str = "kiln") -> AbstractContextManager[SparkSession]:
     """Open a session with the classes of serve-sql: the first one of the process starts the JVM that all use."""
+    os.environ |= ANOTHER_SPARK
     return spark_session(settings, name, classes=[compile_classes(print)])
 
 

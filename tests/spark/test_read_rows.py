@@ -3,9 +3,13 @@ have them."""
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
@@ -14,7 +18,9 @@ from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.files import DataFile, TableFiles
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.delta.tables import TimeBounds, read_rows, read_table
+from kiln.pipelines.runtime.spark_environment import find_foreign_variables, find_spark_home
 from kiln.schemas.delta.tables import TABLES
+from kit.local_spark import ANOTHER_SPARK
 
 pytest_plugins = ["kit.local_spark"]
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
@@ -36,6 +42,21 @@ def filled(folder: Path) -> Lake:
     for number in range(3):
         assert commits.commit(TABLE, file_of(made, number), WriteId("query", number))
     return made
+
+
+def test_another_spark_of_the_user_is_ignored(spark: SparkSession) -> None:
+    """The session was opened with its variables (kit/local_spark.py)."""
+
+    def read_interpreter(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            yield pa.RecordBatch.from_pydict({"interpreter": [sys.executable]})
+
+    interpreters = spark.range(1).mapInArrow(read_interpreter, "interpreter string").collect()
+    assert {row.interpreter for row in interpreters} == {sys.executable}
+    assert spark.sparkContext._jsc.hadoopConfiguration().get("fs.defaultFS") == "file:///"
+    assert spark.conf.get("spark.kiln.foreign", "") == ""
+    assert find_foreign_variables(os.environ.keys() & ANOTHER_SPARK.keys()) == ["PYSPARK_PYTHON", "SPARK_HOME"]
+    assert os.environ["SPARK_HOME"] == str(find_spark_home())
 
 
 def file_of(lake: Lake, number: int) -> list[DataFile]:

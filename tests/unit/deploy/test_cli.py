@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tomllib
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pyarrow as pa
 import pytest
@@ -268,3 +272,167 @@ def test_generated_traffic_is_a_capture_with_its_ledger_and_the_same_every_time(
     assert any(network == "local-test" for network, _ in truth.messages)
     assert run_command(["generate", str(two), *options, "--seed", "8"]) == 0
     assert one.read_bytes() != two.read_bytes()
+
+
+# ---------------------------------------------------------------- the process
+
+
+def run_in(shell: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a line of shell in which `$KILN` is the command."""
+    kiln = f"{sys.executable} -m kiln.deploy.cli"
+    return subprocess.run(
+        ["bash", "-c", shell.replace("$KILN", kiln)],
+        cwd=Path(__file__).parents[3],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        errors="backslashreplace",
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("shell", "said"),
+    [
+        ("$KILN config show >/dev/full", "cannot write to stdout: No space left on device"),
+        ("$KILN sql --csv 'select * from range(10000)' >/dev/full", "cannot write to stdout: No space left on device"),
+        ("$KILN sql 'select 1' >/dev/full", "cannot write to stdout: No space left on device"),
+        ("$KILN config show >&-", "stdout is closed. Pass a file, such as >/dev/null"),
+        ("$KILN generate /dev/full --for 1s", "/dev/full: No space left on device"),
+        ("$KILN generate $KILN_STATE.gz --for 1s --ledger /dev/full", "/dev/full: No space left on device"),
+    ],
+)
+def test_output_that_cannot_be_written_is_a_sentence_and_exit_code_1(shell: str, said: str) -> None:
+    done = run_in(shell)
+    assert (done.returncode, done.stderr) == (1, f"kiln: {said}\n")
+
+
+@pytest.mark.parametrize("closed", ["<&-", "2>&-", "<&- 2>&-"])
+def test_a_command_runs_without_stdin_and_stderr(closed: str) -> None:
+    done = run_in(f"$KILN sql --csv 'select 1 as one' {closed}")
+    assert (done.returncode, done.stdout) == (0, "one\n1\n")
+
+
+def test_output_never_fails_because_of_a_character() -> None:
+    done = run_in("$KILN sql \"select 'é→☃' as x\"", PYTHONIOENCODING="iso-8859-1")
+    assert done.returncode == 0, done.stderr
+    assert r"\xe9\u2192\u2603" in done.stdout  # é is a byte of this encoding
+
+
+@pytest.fixture
+def german(tmp_path: Path) -> dict[str, str]:
+    """The environment of a locale with another encoding."""
+    name = "de_DE.ISO-8859-1"
+    command = ["localedef", "-i", "de_DE", "-f", "ISO-8859-1", str(tmp_path / name)]
+    if shutil.which("localedef") is None or subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("no localedef, or no source of the locale")
+    return {"LOCPATH": str(tmp_path), "LC_ALL": name}
+
+
+def test_paths_are_the_same_in_every_locale(tmp_path: Path, german: dict[str, str]) -> None:
+    state = tmp_path / "Straße ☃"
+    append_rows(state / "lake" / "tips", pa.table({"stream": ["s1"]}))
+    query = f"$KILN sql --csv --state '{state}' 'select stream from tips'"
+    for environment in ({"LC_ALL": "C"}, german, {"LC_ALL": "C.UTF-8"}):
+        done = run_in(query, **environment)
+        assert (done.stdout, done.stderr) == ("stream\ns1\n", "")
+
+
+PREPARED = """
+import os, signal, subprocess, sys
+from kiln.deploy.cli.startup import prepare_process
+assert prepare_process() == ""
+"""
+
+
+def test_java_gets_utf8(german: dict[str, str]) -> None:
+    script = f"{PREPARED}subprocess.run(['env'], check=True)"
+    for environment in ({"LC_ALL": "C"}, german):
+        done = run_in(f'{sys.executable} -c "{script}"', **environment)
+        assert "LC_ALL=C.UTF-8\n" in done.stdout, done.stderr
+        assert "PYTHONIOENCODING" not in done.stdout
+
+
+def test_a_closed_terminal_ends_a_command_as_sigterm_does() -> None:
+    """What it prints then goes nowhere."""
+    script = f"""{PREPARED}
+def end(number, frame):
+    print("still here", flush=True)
+    os._exit(7)
+signal.signal(signal.SIGTERM, end)
+os.write(int(sys.argv[1]), b"ready")
+while True:
+    signal.pause()
+"""
+    terminal, end_of_kiln = os.openpty()
+    ready, write = os.pipe()
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(write)],
+        cwd=Path(__file__).parents[3],
+        stdout=end_of_kiln,
+        stderr=end_of_kiln,
+        pass_fds=(write,),
+    ) as process:
+        os.close(end_of_kiln)
+        assert os.read(ready, 5) == b"ready"
+        os.close(terminal)
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(timeout=30) == 7
+    os.close(ready)
+    os.close(write)
+
+
+def test_nohup_keeps_a_command_running() -> None:
+    done = run_in(f"trap '' HUP; {sys.executable} -c \"{PREPARED}signal.raise_signal(signal.SIGHUP); print('alive')\"")
+    assert done.stdout == "alive\n"
+
+
+def test_a_store_on_loopback_is_reached_without_the_proxy(tmp_path: Path) -> None:
+    """The other addresses go through it."""
+    store, proxy = Recorder(), Recorder()
+    with store, proxy:
+        for endpoint in (store.address, "http://store.invalid"):
+            done = run_in(
+                "$KILN sql 'select * from tips'",
+                http_proxy=proxy.address,
+                NO_PROXY="example.org",
+                KILN_LAKE__URI="s3://bucket/lake",
+                KILN_LAKE__STORAGE_OPTIONS=json.dumps(
+                    {"endpoint_url": endpoint, "region": "us-east-1", "access_key_id": "a", "secret_access_key": "b"}
+                ),
+            )
+            assert done.returncode == 1
+            assert "Traceback" not in done.stderr
+    assert store.requests
+    assert all(request.startswith("GET /bucket?") for request in store.requests)
+    assert proxy.requests
+    assert all(request.startswith("GET http://store.invalid/bucket?") for request in proxy.requests)
+
+
+class Recorder:
+    """An HTTP server that refuses every request and keeps its first line."""
+
+    def __init__(self) -> None:
+        self.requests: list[str] = []
+        requests = self.requests
+
+        class Refuse(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                requests.append(self.requestline)
+                self.send_error(403)
+
+            def log_request(self, code: object = "-", size: object = "-") -> None:
+                """Print nothing."""
+
+            log_error = log_request
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Refuse)
+        self.address = f"http://127.0.0.1:{self._server.server_port}"
+
+    def __enter__(self) -> None:
+        Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
