@@ -72,9 +72,7 @@ def quality(
         began = time.monotonic()
         results = check_lake(settings, lake, every, validator, datetime.now(UTC), tables=table or (), since=length)
         if as_json:
-            print(
-                json.dumps([each.as_json() for each in results], indent=2, ensure_ascii=False, default=str), flush=True
-            )
+            print(json.dumps([each.as_json() for each in results], indent=2, default=str), flush=True)
         else:
             answers().print(render_results(results))
         if folder:
