@@ -88,6 +88,8 @@ class SubmittedQuery:
 def main(name: JobName) -> int:
     """Run a query until SIGTERM or SIGINT, and print its progress every ten seconds as one line of JSON.
 
+    If the query fails, the last line has the root cause.
+
     Returns:
         The exit status: 0 after a signal, 1 if the query gave up or must not start, 2 if the settings are wrong.
     """
@@ -104,8 +106,9 @@ def main(name: JobName) -> int:
         signal.signal(number, lambda *_: stop.set())
     supervisor = Supervisor(spark, settings, [name])
     job = SubmittedQuery(name, settings.network.name)
+    failure, status = "", 0
     try:
-        with Exporter(settings.monitor.host_and_port, job) as exporter:
+        with Exporter(settings.monitor.host_and_port, job, settings.monitor.hosts) as exporter:
             if exporter.error:
                 print(exporter.error, file=sys.stderr)
             supervisor.start()
@@ -132,18 +135,20 @@ def main(name: JobName) -> int:
                 if check % _REPORT_EVERY == 0:
                     print(json.dumps(_build_report(supervisor, name)), flush=True)
     except RestartsExhaustedError as error:
-        print(printable_lines(str(error)), file=sys.stderr)
-        return 1
+        failure, status = str(error), 1
     except KilnError as error:  # such as a table that a newer Kiln has written
-        print(printable_lines(str(error)), file=sys.stderr)
-        return error.exit_code
+        failure, status = str(error), error.exit_code
     except KafkaError as error:
-        print(printable_lines(f"Kafka at {settings.broker.servers}: {error}"), file=sys.stderr)
-        return 1
+        failure, status = f"Kafka at {settings.broker.servers}: {error}", 1
     finally:
+        if failure:
+            spark.sparkContext.setLogLevel("OFF")  # the reason is the last line, and not Spark's farewell
         supervisor.stop()
         spark.stop()
-    return 0
+    if failure:
+        print(printable_lines(failure), file=sys.stderr, flush=True)
+        print(json.dumps(_build_report(supervisor, name) | {"errors": {name: failure}, "exit": status}), flush=True)
+    return status
 
 
 def _create_topic_ends(kafka: Kafka, topics: Sequence[str]) -> TopicEnds | None:

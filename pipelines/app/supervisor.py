@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -428,18 +429,28 @@ class Supervisor:
         run.query.stop()
 
 
+_NO_CAUSE = re.compile(r"An error occurred while calling \w+\.\w+\.?$|Traceback \(most recent call last\):$")
+_LOST_TASK = re.compile(r".*most recent failure: Lost task \S+ in stage \S+ \(TID \d+\) \([^)]*\): ")
+
+
+def _read_cause(line: str) -> str:
+    """Read the error in a line of a traceback: `KIND: message`, in Java `Caused by: KIND: message` or, of a failed
+    stage, the error of its last task. Empty if there is none, or if it only says that another one follows."""
+    text, is_task = _LOST_TASK.subn("", line.removeprefix("Caused by: ").removeprefix(": "))
+    kind, colon, _ = text.partition(": ")
+    is_error = is_task or (colon and kind.replace(".", "").isidentifier())
+    return text if is_error and not _NO_CAUSE.search(text) else ""
+
+
 def describe_failure(error: BaseException | None) -> str:
-    """Describe a failure: the last line of a Python traceback, else the first line of Spark's message."""
+    """Describe a failure by its root cause: the last error that a traceback of Python or Java names, else the first
+    line of Spark's message."""
     if error is None:
         return "the query ended by itself"
     message = str(error).partition("=== Streaming Query ===")[0]  # after it: which query, and its plan
     lines = [line.strip() for line in message.splitlines() if line.strip()]
-    python = [
-        line
-        for line in lines
-        if line[:1].isalpha() and ": " in line and line.split(": ", 1)[0].replace(".", "").isidentifier()
-    ]
-    text = (python or lines or [type(error).__name__])[-1 if python else 0]
+    causes = [line for line in map(_read_cause, lines) if line]
+    text = (causes or lines or [type(error).__name__])[-1 if causes else 0]
     if _WORKER_ERROR in message:
         text = f"{_WORKER_ERROR} within 10 s: this machine is too busy. Stop other programs, or run Kiln on more cores"
     return text if len(text) <= 300 else text[:299] + "…"

@@ -326,6 +326,21 @@ def test_a_clock_that_trails_the_watermark_is_an_error_until_the_clock_has_passe
     assert world.supervisor.errors == {}
 
 
+SAVE = """[STREAM_FAILED] Query [id = 0, runId = 1] terminated with exception: An error occurred while calling o9.call.
+Traceback (most recent call last):
+  File "py4j/clientserver.py", line 641, in _call_proxy
+    return_value = getattr(self.pool[obj_id], method)(*params)
+py4j.protocol.Py4JJavaError: An error occurred while calling o1016.save.
+: org.apache.spark.SparkException: Job aborted due to stage failure: Task 3 in stage 5.0 failed 4 times, most recent \
+failure: Lost task 3.3 in stage 5.0 (TID 9) (10.0.0.7 executor 1): {task}
+\tat org.apache.spark.scheduler.Task.run(Task.scala:1)
+
+Driver stacktrace:
+\tat org.apache.spark.scheduler.DAGScheduler.abortStage(DAGScheduler.scala:1)
+{causes}"""
+"""Spark's message of a micro-batch whose task failed on an executor."""
+
+
 @pytest.mark.parametrize(
     ("error", "text"),
     [
@@ -337,6 +352,34 @@ def test_a_clock_that_trails_the_watermark_is_an_error_until_the_clock_has_passe
             "kafka.errors.NoBroker: gone",
         ),
         (ValueError("first\n=== Streaming Query ===\nOther: word"), "first"),
+        (
+            ValueError(SAVE.format(task="java.io.IOException: No space left on device", causes="")),
+            "java.io.IOException: No space left on device",
+        ),
+        (
+            ValueError(
+                SAVE.format(task="java.io.IOException: a", causes="Caused by: a.B: b\n\tat a\nCaused by: c.D: root\n")
+            ),
+            "c.D: root",
+        ),
+        (
+            ValueError(
+                SAVE.format(
+                    task="ExecutorLostFailure (executor 1 exited) Reason: Command exited with code 137", causes=""
+                )
+            ),
+            "ExecutorLostFailure (executor 1 exited) Reason: Command exited with code 137",
+        ),
+        (
+            ValueError(
+                SAVE.format(
+                    task="org.apache.spark.api.python.PythonException: Traceback (most recent call last):\n"
+                    "  File \"kiln/pipelines/sink/transform.py\", line 3, in f\nKeyError: 'stream'\n",
+                    causes="",
+                )
+            ),
+            "KeyError: 'stream'",
+        ),
         (ValueError("x" * 400), "x" * 299 + "…"),
     ],
 )
