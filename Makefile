@@ -64,10 +64,11 @@ lint: $(VENV)/.installed ## check style and types
 proto: $(VENV)/.installed ## regenerate the protobuf code from schemas/proto/*/*.proto
 	@PATH="$(CURDIR)/$(BIN):$$PATH" bash schemas/proto/generate.sh
 
-pages: $(VENV)/.installed ## regenerate from the code: docs/TABLES.md, and the tables of docs/METRICS.md and of faults in docs/RUNBOOK.md
+pages: $(VENV)/.installed ## regenerate from the code: docs/TABLES.md, the tables of docs/METRICS.md and of faults in docs/RUNBOOK.md, and the schema of the chart
 	@$(PY) -m kiln.schemas.delta.tables > docs/TABLES.md
 	@$(PY) -m kiln.schemas.metrics docs/METRICS.md
 	@$(PY) -m kiln.schemas.faults docs/RUNBOOK.md
+	@$(PY) -m kiln.deploy.packaging.values_schema
 
 bench: setup ## measure (ARGS="--help")
 	@$(PY) -m bench $(ARGS)

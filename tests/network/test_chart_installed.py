@@ -25,6 +25,7 @@ VALUES = """
 settings:
   network: {name: testnet-clay}
   kafka: {bootstrap: "kafka-1:9093", security_protocol: SASL_SSL, sasl_username: k}
+  bridge: {bootstrap: ["/ip4/192.0.2.7/tcp/4001/p2p/12D3KooWGzxzKZYveHXtpG6AsrUJBcWxHBFS2HsEoGTxrMLvKXtf"]}
   lake: {uri: "s3://kiln/lake"}
   checkpoints: {uri: "s3://kiln/checkpoints"}
 secrets:

@@ -17,6 +17,7 @@ from ruamel.yaml import YAML
 
 from kiln.conf.settings.keys import list_keys, name_variable
 from kiln.conf.settings.reading import load_settings
+from kiln.deploy.packaging.values_schema import SCHEMA, insert_settings
 from kiln.schemas.queries import QUERIES
 from kit import validators
 from kit.service_links import ServicePort, injected
@@ -30,12 +31,16 @@ SETTINGS = """
 settings:
   network: {name: testnet-clay}
   kafka: {bootstrap: "kafka-1:9093,kafka-2:9093", security_protocol: SASL_SSL, sasl_username: k, frames_partitions: 8}
-  bridge: {bootstrap: [], spool_bytes: 2147483648}
+  bridge:
+    bootstrap: ["/ip4/192.0.2.7/tcp/4001/p2p/12D3KooWGzxzKZYveHXtpG6AsrUJBcWxHBFS2HsEoGTxrMLvKXtf"]
+    spool_bytes: 2147483648
   traffic: {garbage: 0.02}
-  lake: {uri: "s3://kiln/lake"}
+  lake: {uri: "s3://kiln/lake", storage_options: {AWS_ENDPOINT_URL: "http://minio:9000"}}
   checkpoints: {uri: "s3://kiln/checkpoints"}
 secrets:
   KILN_KAFKA__SASL_PASSWORD: {secret: kiln-kafka, key: password}
+extraVolumes: [{name: ca, secret: {secretName: kafka-ca}}]
+extraVolumeMounts: [{name: ca, mountPath: /etc/kafka-ca, readOnly: true}]
 serviceMonitor: {enabled: true, labels: {team: data}}
 prometheusRule: {enabled: true}
 image: {repository: registry.example/kiln, tag: 0.1.0, pullSecrets: [registry]}
@@ -79,6 +84,7 @@ def documents(rendered: dict[str, list[Document]], kind: str) -> list[Document]:
 def pods(rendered: dict[str, list[Document]]) -> list[Document]:
     """Every pod that the chart asks for, those of SparkApplications as the pods that Spark makes of them."""
     found = [each["spec"]["template"] for each in documents(rendered, "StatefulSet")]
+    found += [each["spec"]["jobTemplate"]["spec"]["template"] for each in documents(rendered, "CronJob")]
     for each in documents(rendered, "SparkApplication"):
         spec = each["spec"]
         for part in (spec["driver"], spec["executor"]):
@@ -145,7 +151,7 @@ def test_every_manifest_passes_its_schema(rendered: dict[str, list[Document]]) -
         assert accepted(each), f"{each['kind']} {each['metadata']['name']}"
         seen.add(each["kind"])
     assert seen == {
-        *("ConfigMap", "NetworkPolicy", "Pod", "PodDisruptionBudget", "Role", "RoleBinding", "Service"),
+        *("ConfigMap", "CronJob", "NetworkPolicy", "Pod", "PodDisruptionBudget", "Role", "RoleBinding", "Service"),
         *("ServiceAccount", "StatefulSet"),
     }
 
@@ -187,6 +193,11 @@ def test_kubeconform_says_the_same_and_knows_the_resources_of_the_prometheus_ope
     [
         "settings.kafka.bootstrap=",
         "settings.kafka.bootstrap=kafka",
+        "settings.kafka.bootstrap=PLAINTEXT://kafka:9092",
+        "settings.kafka.boostrap=kafka:9092",
+        "settings.lake.url=s3://kiln/lake",
+        "settings.jobs.archive.triger=5s",
+        "settings.tpyo=1",
         "jobs.as=cron",
         "jobs.queries={archive,nothing}",
         "bridge.replica=2",
@@ -205,12 +216,17 @@ def test_pods_may_write_to_their_volumes_alone_and_have_no_rights(rendered: dict
         assert pod["spec"]["securityContext"]["runAsNonRoot"] is True
         # With another policy a volume's group would change the mode of the bridge's key, which the bridge then refuses.
         assert pod["spec"]["securityContext"]["fsGroupChangePolicy"] == "OnRootMismatch"
+        # the volume of a claim template is none of the pod's own
+        volumes = {"state", *(each["name"] for each in pod["spec"]["volumes"])}
         for container in pod["spec"]["containers"]:
             rights = container["securityContext"]
             assert rights["readOnlyRootFilesystem"] is True
             assert rights["allowPrivilegeEscalation"] is False
             assert rights["capabilities"] == {"drop": ["ALL"]}
-            assert {each["mountPath"] for each in container["volumeMounts"]} == {"/var/lib/kiln", "/etc/kiln", "/tmp"}
+            assert {each["mountPath"] for each in container["volumeMounts"]} == {
+                *("/var/lib/kiln", "/etc/kiln", "/tmp", "/etc/kafka-ca")
+            }
+            assert {each["name"] for each in container["volumeMounts"]} <= volumes
 
 
 def test_a_pod_has_the_settings_that_were_given(
@@ -279,6 +295,44 @@ def test_pods_that_share_no_storage_are_refused_in_a_sentence(
     secret = [f"secrets.KILN_{part.upper()}__URI.{of}" for part in missing for of in ("secret=kiln-store", "key=uri")]
     for shared in (claim, [word for each in secret for word in ("--set", each)]):
         assert helm("template", "kiln", CHART, "--values", values, *told, *shared).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ("settings.network.name=", "settings.network.name is missing: name the network that the bridge joins"),
+        ("settings.bridge.bootstrap=null", "settings.bridge.bootstrap is empty, so the bridge would meet no peer"),
+    ],
+)
+def test_a_bridge_without_a_network_is_refused_in_a_sentence(values: Path, told: str, said: str) -> None:
+    done = helm("template", "kiln", CHART, "--values", values, "--set", told)
+    assert done.returncode != 0
+    assert said in done.stderr
+    assert (
+        helm("template", "kiln", CHART, "--values", values, "--set", told, "--set", "bridge.enabled=false").returncode
+        == 0
+    )
+
+
+def test_the_schema_of_the_values_has_every_key_of_the_settings() -> None:
+    text = SCHEMA.read_text(encoding="utf-8")
+    assert insert_settings(text) == text, "run make pages"
+
+
+def test_the_jobs_may_reach_the_ports_that_the_settings_name(rendered: dict[str, list[Document]]) -> None:
+    for each in documents(rendered, "NetworkPolicy"):
+        if each["metadata"]["name"] != "kiln-bridge":
+            ports = {port["port"] for rule in each["spec"]["egress"] for port in rule.get("ports", ())}
+            assert {53, 443, 9093, 9000} <= ports
+
+
+def test_the_tables_are_maintained_and_checked_in_each_way(rendered: dict[str, list[Document]]) -> None:
+    for way in ("pods", "spark-applications"):
+        jobs = [each["spec"] for each in rendered[way] if each["kind"] == "CronJob"]
+        pods = [each["jobTemplate"]["spec"]["template"]["spec"] for each in jobs]
+        assert [pod["containers"][0]["args"] for pod in pods] == [["maintain"], ["quality", "--since", "1d"]]
+        assert {each["concurrencyPolicy"] for each in jobs} == {"Forbid"}
+    assert not [each for each in rendered["together"] if each["kind"] == "CronJob"]
 
 
 def test_each_query_runs_once_in_each_way(rendered: dict[str, list[Document]]) -> None:

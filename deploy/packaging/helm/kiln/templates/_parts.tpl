@@ -64,7 +64,7 @@ capabilities: {drop: [ALL]}
 
 {{- define "kiln.probes" -}}
 startupProbe:
-  httpGet: {path: /ready, port: monitor}
+  httpGet: {path: /health, port: monitor}
   periodSeconds: 5
   failureThreshold: 60
 livenessProbe:
@@ -124,6 +124,58 @@ affinity: {{- toYaml . | nindent 2 }}
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- end }}
+
+{{/* Fails where a bridge would join no network. */}}
+{{- define "kiln.hasNetwork" -}}
+{{- if .Values.bridge.enabled -}}
+{{- if not (or (dig "network" "name" "" .Values.settings) (hasKey .Values.secrets "KILN_NETWORK")) -}}
+{{- fail "settings.network.name is missing: name the network that the bridge joins, as in its topics, such as mainnet." -}}
+{{- end -}}
+{{- $overlay := dig "bep50" "enabled" false .Values.settings -}}
+{{- if not (or (dig "bridge" "bootstrap" list .Values.settings) (hasKey .Values.secrets "KILN_BRIDGE__BOOTSTRAP") $overlay) -}}
+{{- fail "settings.bridge.bootstrap is empty, so the bridge would meet no peer: list peers of the network, such as /ip4/192.0.2.7/tcp/4001/p2p/12D3KooW…, or set bridge.enabled=false." -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{/* The ports that the jobs may reach: networkPolicy.jobsTo, those of the brokers, and those of the object store. */}}
+{{- define "kiln.jobsPorts" -}}
+{{- $ports := list -}}
+{{- range .Values.networkPolicy.jobsTo }}{{ $ports = append $ports (int .) }}{{ end -}}
+{{- range splitList "," .Values.settings.kafka.bootstrap }}{{ $ports = append $ports (regexFind "[0-9]+$" (trim .) | int) }}{{ end -}}
+{{- range $key, $value := dig "lake" "storage_options" dict .Values.settings -}}
+{{- if contains "endpoint" (lower $key) -}}
+{{- $url := urlParse $value -}}
+{{- $port := regexFind ":[0-9]+$" $url.host | trimPrefix ":" -}}
+{{- $ports = append $ports ($port | default (ternary "80" "443" (eq $url.scheme "http")) | int) -}}
+{{- end -}}
+{{- end -}}
+{{- $ports | uniq | toJson -}}
+{{- end }}
+
+{{- define "kiln.jobsEgress" -}}
+- ports: [{protocol: UDP, port: 53}, {protocol: TCP, port: 53}]
+- ports:
+    {{- range include "kiln.jobsPorts" . | fromJsonArray }}
+    - {protocol: TCP, port: {{ . }}}
+    {{- end }}
+{{- end }}
+
+{{- define "kiln.volumes" -}}
+- {name: settings, configMap: {name: {{ include "kiln.name" . }}-settings}}
+{{- with .Values.extraVolumes }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{- define "kiln.mounts" -}}
+- {name: state, mountPath: /var/lib/kiln}
+- {name: settings, mountPath: /etc/kiln, readOnly: true}
+- {name: scratch, mountPath: /tmp}
+{{- with .Values.extraVolumeMounts }}
+{{ toYaml . }}
+{{- end }}
 {{- end }}
 
 {{/* The part of a pod that the Spark operator takes as a template. string: name of Spark's container */}}
