@@ -10,7 +10,9 @@ import threading
 from collections.abc import Iterable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ipaddress import ip_address
 from typing import Final, Protocol, Self, cast
+from urllib.parse import urlsplit
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import Metric
@@ -39,15 +41,17 @@ class ObservedProcess(Protocol):
 class Exporter:
     """A context manager that serves from its own threads. An error to listen does not stop the process."""
 
-    def __init__(self, listen: tuple[str, int] | None, process: ObservedProcess) -> None:
+    def __init__(self, listen: tuple[str, int] | None, process: ObservedProcess, hosts: Iterable[str] = ()) -> None:
         """Create the exporter.
 
         Args:
             listen: Host and port, with port 0 for any free one; `None` serves nothing.
             process: State to serve.
+            hosts: Names by which clients may call it, in addition to those of loopback; "*" for any.
         """
         self._listen = listen
         self._process = process
+        self._hosts = HostNames(listen[0] if listen is not None else "", hosts)
         self._server: _Server | None = None
         self.error = ""
         """why nothing is served; empty if there is no error"""
@@ -57,7 +61,7 @@ class Exporter:
             return self
         host, port = self._listen
         try:
-            self._server = _Server(self._process, (host, port))
+            self._server = _Server(self._process, (host, port), self._hosts)
         except OSError as error:
             self.error = (
                 f"cannot serve metrics at {host}:{port} ({error.strerror or error}). Set another monitor.listen"
@@ -92,13 +96,50 @@ class _Families(Collector):
         return self._families
 
 
+class HostNames:
+    """The host names that a server answers to. A page of a browser on this machine reaches a server on loopback by a
+    name of its own (DNS rebinding), and then reads the answers."""
+
+    def __init__(self, listens: str, others: Iterable[str]) -> None:
+        """Create the list.
+
+        Args:
+            listens: Host that the server listens on. One that is not on loopback answers to any name unless `others`
+                names some.
+            others: Names in addition to those of loopback; "*" for any.
+        """
+        self._others = {name.lower() for name in others}
+        is_private = _is_loopback(listens)
+        self._any = "*" in self._others or not (is_private or self._others)
+
+    def accept(self, header: str | None) -> bool:
+        """Report if a request with this header `Host` is answered. Every browser sends the header."""
+        if self._any or header is None:
+            return True
+        try:
+            name = urlsplit(f"//{header}").hostname or ""
+        except ValueError:
+            return False
+        return name in self._others or _is_loopback(name)
+
+
+def _is_loopback(host: str) -> bool:
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     allow_reuse_address = True
 
-    def __init__(self, process: ObservedProcess, listen: tuple[str, int]) -> None:
+    def __init__(self, process: ObservedProcess, listen: tuple[str, int], hosts: HostNames) -> None:
         self.address_family = socket.AF_INET6 if ":" in listen[0] else socket.AF_INET
         self.process = process
+        self.hosts = hosts
         super().__init__(listen, _Handler)
 
     def handle_error(self, request: object, client_address: object) -> None:
@@ -113,7 +154,12 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = _PATIENCE
 
     def do_GET(self) -> None:
-        process = cast(_Server, self.server).process
+        server = cast(_Server, self.server)
+        process = server.process
+        if not server.hosts.accept(self.headers.get("Host")):
+            text = b"this endpoint answers to localhost only. Set monitor.hosts to use other names\n"
+            self._answer(HTTPStatus.MISDIRECTED_REQUEST, "text/plain", text)
+            return
         match self.path.partition("?")[0]:
             case "/metrics":
                 self._answer(HTTPStatus.OK, CONTENT_TYPE_LATEST, render_metrics(process.metrics()))

@@ -111,7 +111,8 @@ def run_application(
         lake = Lake.from_location(settings.lake_root)
         lake.create(TABLES)
         live.start()
-        monitor = stack.enter_context(Monitor(settings.monitor.host_and_port, lake, metadata.version("kiln")))
+        endpoint = settings.monitor
+        monitor = stack.enter_context(Monitor(endpoint.host_and_port, lake, metadata.version("kiln"), endpoint.hosts))
         maintenance = MaintenanceProcess(settings) if maintain else None
         quality = QualityChecks(settings) if maintain else None
         names = names or settings.jobs.queries

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final, Self
 
 from prometheus_client.metrics_core import Metric
@@ -24,15 +24,15 @@ _TABLES_EVERY: Final = 15.0  # s
 class Monitor:
     """A context manager that serves the newest snapshot. The thread of the run passes each snapshot to `see`."""
 
-    def __init__(self, listen: tuple[str, int] | None, lake: Lake, version: str) -> None:
-        """Create the monitor; `listen` as for `Exporter`."""
+    def __init__(self, listen: tuple[str, int] | None, lake: Lake, version: str, hosts: Iterable[str] = ()) -> None:
+        """Create the monitor; `listen` and `hosts` as for `Exporter`."""
         self._lake = lake
         self._version = version
         self._newest: tuple[Snapshot, float] | None = None
         self._tables: tuple[TableStatus, ...] = ()
         self._history = RunHistory()
         self._stop = threading.Event()
-        self._exporter = Exporter(listen, self)
+        self._exporter = Exporter(listen, self, hosts)
 
     def __enter__(self) -> Self:
         self._exporter.__enter__()

@@ -18,7 +18,7 @@ from test_console import EVIL
 from test_screen import STATUS
 
 from kiln.conf.process.bridge_status import BridgeStatus, FetcherStatus, OverlayStatus, PeerStatus, PublisherStatus
-from kiln.conf.process.exporter import render_metrics
+from kiln.conf.process.exporter import HostNames, render_metrics
 from kiln.deploy.ops.monitor.facts import MonitorInputs
 from kiln.deploy.ops.monitor.families import build_families
 from kiln.deploy.ops.monitor.history import RunHistory, build_plot
@@ -129,6 +129,47 @@ def test_the_values_are_those_of_the_snapshot(lake: Lake) -> None:
     assert seen["kiln_bridge_events_total", (("event", "rpc_malformed"),)] == 7
     assert seen["kiln_quality_expectations", (("result", "warn"), ("table", "messages"))] == 1
     assert seen["kiln_quality_check_age_seconds", ()] == 31
+
+
+@pytest.mark.parametrize(
+    ("host", "answered"),
+    [
+        ("localhost", True),
+        ("LOCALHOST:4814", True),
+        ("127.0.0.1:4814", True),
+        ("127.9.9.9", True),
+        ("[::1]:4814", True),
+        ("attacker.example:4814", False),
+        ("localhost.attacker.example", False),
+        ("127.0.0.1.attacker.example:4814", False),
+        ("192.168.0.7", False),
+        ("[::1", False),
+        ("", False),
+    ],
+)
+def test_on_loopback_only_names_of_loopback_are_answered(monitor: Monitor, host: str, answered: bool) -> None:
+    """A web page reaches a server on loopback by a name of its own, and would read what it answers."""
+    for path in ("/", "/metrics", "/health", "/ready"):
+        code = httpx.get(f"http://{monitor.address}{path}", headers={"Host": host}).status_code
+        assert (code != 421) is answered, path
+
+
+def test_other_names_are_answered_where_they_are_configured(lake: Lake) -> None:
+    for hosts, known, unknown in (
+        (["kiln.example"], ["kiln.example", "KILN.example:443", "localhost"], ["attacker.example"]),
+        (["*"], ["attacker.example"], []),
+    ):
+        with Monitor(("127.0.0.1", 0), lake, "1", hosts) as monitor:
+            codes = {
+                host: httpx.get(f"http://{monitor.address}/health", headers={"Host": host}).status_code
+                for host in (*known, *unknown)
+            }
+        assert codes == dict.fromkeys(known, 200) | dict.fromkeys(unknown, 421)
+
+
+def test_off_loopback_any_name_is_answered_unless_some_are_configured() -> None:
+    assert HostNames("0.0.0.0", ()).accept("kiln.namespace.svc:4814")
+    assert not HostNames("0.0.0.0", ("kiln.example",)).accept("attacker.example")
 
 
 def test_labels_stay_few_with_ten_thousand_peers_and_a_hundred_thousand_separators(lake: Lake) -> None:
