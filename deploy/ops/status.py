@@ -4,13 +4,13 @@ The progress of a query comes from its checkpoint: `offsets/N` holds the end off
 exists once that micro-batch is done. So it is also right after Kiln stopped or crashed.
 """
 
-import json
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import msgspec
+from deltalake.exceptions import DeltaError
 
 from kiln.conf.process.bridge_status import BridgeStatus
 from kiln.conf.process.bridge_status import read_status as read_bridge_status
@@ -23,13 +23,11 @@ from kiln.deploy.ops.bridges import BridgeMember, list_live_bridges
 from kiln.deploy.ops.clocks import ClockStatus, find_trailing_clocks
 from kiln.pipelines.decode.breaker_state import BreakerState, read_breaker_state
 from kiln.pipelines.delta.lake import Lake, LakeError
+from kiln.pipelines.runtime.checkpoint import Checkpoint, CheckpointError
 from kiln.pipelines.runtime.topics import read_topic_ids
 from kiln.schemas.delta.tables import TABLES
-from kiln.schemas.kafka.topics import count_unread
+from kiln.schemas.kafka.topics import Offsets, count_unread
 from kiln.schemas.queries import QUERIES
-
-Offsets = dict[str, dict[int, int]]
-"""topic -> partition -> offset of the next record"""
 
 
 @dataclass(frozen=True)
@@ -137,32 +135,6 @@ class KilnStatus:
 # ---------------------------------------------------------------- checkpoints
 
 
-class CheckpointError(ValueError):
-    """A checkpoint file is not what Spark writes; the message names the file."""
-
-
-def parse_offsets(text: str) -> Offsets:
-    """Parse a file of Spark's offset log, version 1: header, metadata, then one line per source ("-": no offsets).
-
-    Raises:
-        CheckpointError: The file has another version, or is not JSON.
-    """
-    header, *lines = text.splitlines() or [""]
-    if header != "v1":
-        raise CheckpointError(f"version {header!r} of Spark's offset log is not supported, only 'v1' is")
-    merged: Offsets = {}
-    for line in lines[1:]:
-        if line.strip() in ("", "-"):
-            continue
-        try:
-            source = json.loads(line)
-            for topic, partitions in source.items():
-                merged.setdefault(topic, {}).update({int(part): int(offset) for part, offset in partitions.items()})
-        except (ValueError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"not Kafka offsets: {line[:80]}") from error
-    return merged
-
-
 def read_checkpoint(folder: Location) -> CheckpointProgress:
     """Read the progress of a query.
 
@@ -174,11 +146,8 @@ def read_checkpoint(folder: Location) -> CheckpointProgress:
     if not finished:
         return CheckpointProgress(None, None, {})
     newest = max(finished)
-    path = folder / "offsets" / str(newest)
     try:
-        offsets = parse_offsets(path.read().decode())
-    except CheckpointError as error:
-        raise CheckpointError(f"{path}: {error}") from error
+        offsets = Checkpoint(folder).ends(newest)
     except FileNotFoundError:
         # Spark removes old files while it runs, so a newer one exists by now
         return read_checkpoint(folder)
@@ -299,7 +268,7 @@ def read_table_status(lake: Lake, name: str) -> TableStatus:
         counts = adds["num_records"].to_pylist() if "num_records" in adds.schema.names else [None] * len(adds)
         sizes = adds["size_bytes"].to_pylist()
         newest = table.history(1)
-    except LakeError as error:
+    except (LakeError, DeltaError) as error:  # Kiln's own, or such as of a feature that delta-rs does not have
         return TableStatus(name, None, 0, 0, None, None, str(error))
     rows = None if any(count is None for count in counts) else sum(counts)
     stamp = newest[0].get("timestamp") if newest else None

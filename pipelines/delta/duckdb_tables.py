@@ -16,12 +16,14 @@ from urllib.parse import unquote
 
 import duckdb
 from deltalake import DeltaTable
+from deltalake.exceptions import DeltaProtocolError
 
 from kiln.conf.process.location import Location
 from kiln.pipelines.delta.lake import Lake, LakeError
 from kiln.schemas.delta.tables import TABLES
 
 if TYPE_CHECKING:
+    from pyarrow.dataset import Dataset
     from pyarrow.fs import SubTreeFileSystem
 
 # DuckDB types by Delta type (PROTOCOL.md, Primitive Types)
@@ -85,13 +87,24 @@ def create_views(
         columns = read_columns(table)
         paths = None if columns is None else _list_files(lake.table(name), table)
         if columns is None or paths is None:
-            connection.register(name, table.to_pyarrow_dataset(filesystem=_build_local_file_system(lake.folder(name))))
+            connection.register(name, _build_dataset(lake, name, table))
             continue
         connection.execute(
             f"CREATE TEMP VIEW {quote_name(name)} AS {build_columns_query(columns, paths, union_by_name=reads_rows)}"
         )
         files += paths
     return files
+
+
+def _build_dataset(lake: Lake, name: str, table: DeltaTable) -> Dataset:
+    try:
+        return table.to_pyarrow_dataset(filesystem=_build_local_file_system(lake.folder(name)))
+    except DeltaProtocolError as error:
+        features = ", ".join(sorted(table.protocol().reader_features or ()))
+        raise LakeError(
+            f"cannot read table {name} in {lake.path}: it needs the Delta features {features}. Use a reader that has "
+            "them, such as kiln sql --spark"
+        ) from error
 
 
 def _build_local_file_system(location: Location) -> SubTreeFileSystem | None:

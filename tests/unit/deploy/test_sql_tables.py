@@ -14,10 +14,11 @@ from deltalake import DeltaTable, Field, write_deltalake
 from deltalake.fs import DeltaStorageHandler
 from deltalake.schema import PrimitiveType
 
+from kiln.deploy.ops.status import read_lake_status
 from kiln.deploy.query.answer_json import encode_value
 from kiln.deploy.query.ask import SqlError, query_lake
 from kiln.pipelines.delta.duckdb_tables import to_duckdb_type
-from kiln.pipelines.delta.lake import Lake
+from kiln.pipelines.delta.lake import Lake, LakeError
 from kiln.schemas.delta.tables import TABLES
 
 AT = datetime(2025, 3, 1, 12, 0, 0, 250, tzinfo=UTC)
@@ -122,6 +123,19 @@ def test_arrows_threads_read_such_a_table_without_python(tmp_path: Path, monkeyp
 def test_a_table_of_other_types_is_read_all_the_same(tmp_path: Path) -> None:
     write_deltalake(str(tmp_path / "t"), pa.table({"s": [{"x": 1}]}))
     assert rows(tmp_path, "SELECT * FROM t") == [{"s": {"x": 1}}]
+
+
+@pytest.mark.parametrize("feature", ["columnMapping", "deletionVectors", "fromTheFuture"])
+def test_a_table_with_features_that_nothing_here_reads_is_refused_in_a_sentence(feature: str, tmp_path: Path) -> None:
+    """Neither a query nor the status ends in a trace."""
+    write_deltalake(str(tmp_path / "t"), pa.table({"a": [1]}))
+    protocol = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": [feature], "writerFeatures": [feature]}
+    commit = tmp_path / "t" / "_delta_log" / f"{1:020}.json"
+    commit.write_text(json.dumps({"protocol": protocol}) + "\n", encoding="utf-8")
+    with pytest.raises(LakeError, match=rf"cannot read table t in {tmp_path}: .*{feature}"):
+        rows(tmp_path, "SELECT * FROM t")
+    (status,) = read_lake_status(Lake(str(tmp_path)))
+    assert status.rows == 1 or feature in status.problem
 
 
 @pytest.mark.parametrize("name", ["plain", "neu é, with spaces", "it's", 'q"uote'])
