@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from kiln.conf.process.errors import KilnError
 from kiln.conf.process.state_version import claim_state_folder
@@ -29,6 +31,30 @@ def read_lock_holders(state: Path) -> set[int]:
     return holders
 
 
+def is_locked(state: Path, name: str) -> bool:
+    """Report if a process holds the lock `locks/NAME` of a state folder, which may be read-only."""
+    try:
+        with (state / "locks" / name).open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return False
+
+
+def try_lock(lock: IO[str]) -> bool:
+    """Lock a file without waiting, and return true if that worked."""
+    # a process that checks the lock holds it for an instant, hence the retries
+    for _ in range(20):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            time.sleep(0.01)
+    return False
+
+
 @contextmanager
 def lock_state(state: Path, name: str) -> Iterator[None]:
     """Hold the lock `locks/NAME` of a state folder for this process, and claim the folder.
@@ -41,15 +67,13 @@ def lock_state(state: Path, name: str) -> Iterator[None]:
     folder = state / "locks"
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / name).open("a+") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(lock):
             lock.seek(0)
             holder = lock.read().strip() or "unknown"
             raise StateInUseError(
                 f"{name} of the state folder {state} is locked by process {holder}. Stop it, or pass another folder "
                 "with --state"
-            ) from None
+            )
         lock.truncate(0)
         lock.write(str(os.getpid()))
         lock.flush()

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import fcntl
 import os
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
+
+from kiln.conf.process.locks import try_lock
 
 
 class BrokerOwnership:
@@ -65,15 +66,3 @@ def read_owner(state: Path) -> int | None:
     except FileNotFoundError:
         return None
     return None
-
-
-def try_lock(lock: IO[str]) -> bool:
-    """Lock a file without waiting, and return true if that worked."""
-    # a process that checks the lock holds it for an instant, hence the retries
-    for _ in range(20):
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            time.sleep(0.01)
-    return False

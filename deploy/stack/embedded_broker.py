@@ -30,10 +30,10 @@ from types import TracebackType
 from typing import IO, NamedTuple, Self
 
 from kiln.conf.process.errors import PrerequisiteError
+from kiln.conf.process.locks import try_lock
 from kiln.conf.process.state_version import claim_state_folder
 from kiln.conf.settings.broker_password import ensure_password, private_file
 from kiln.conf.settings.model import EMBEDDED_USER, Kafka
-from kiln.deploy.stack.broker_owner import try_lock
 from kiln.deploy.stack.jars import PROJECT, JarsError, list_broker_jars
 from kiln.deploy.stack.java import JavaError, find_java
 from kiln.deploy.stack.ports import HOST, check_port_free, find_free_ports, find_port_holder
