@@ -1,4 +1,4 @@
-"""Multiaddrs, peer ids and separators, checked where the settings are read.
+"""Addresses, peer ids and separators, checked where the settings are read.
 
 Each check raises ValueError, which says what is expected. The packages that read these formats take tenths of a second
 to import, so each check imports what the check uses: a start with nothing to check is quick.
@@ -7,12 +7,54 @@ to import, so each check imports what the check uses: a start with nothing to ch
 from __future__ import annotations
 
 import re
+from typing import Final
+from urllib.parse import urlsplit
+
+_HOST_AND_PORT: Final = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9a-fA-F:.]+\]):(\d+)")
+
+_MAX_PORT: Final = 65535
+
+
+def check_servers(text: str) -> None:
+    """Check a list of Kafka servers, `host:port,host:port`. The error of one with a password does not have the text."""
+    expected = 'host:port, separated by commas, such as "kafka-1:9092,kafka-2:9092"'
+    if "@" in text:
+        raise ValueError(f"expected {expected}: user and password go into kafka.sasl_username and kafka.sasl_password")
+    for server in text.split(","):
+        if "://" in server:
+            raise ValueError(f'"{server}": expected {expected}, without the protocol, which is kafka.security_protocol')
+        match = _HOST_AND_PORT.fullmatch(server.strip())
+        if match is None:
+            raise ValueError(f'"{server}": expected {expected}')
+        if not 1 <= int(match[1]) <= _MAX_PORT:
+            raise ValueError(f'"{server}": expected a port from 1 to {_MAX_PORT}')
+
+
+def check_listener(text: str) -> None:
+    """Check the port of `host:port` to listen on, where 0 is any free port."""
+    if int(text.rpartition(":")[2]) > _MAX_PORT:
+        raise ValueError(f"a port of at most {_MAX_PORT}")
+
+
+def check_url(text: str) -> None:
+    """Check a URL for an HTTP client."""
+    expected = "a URL that begins with http:// or https://"
+    if not text.startswith(("http://", "https://")):
+        raise ValueError(expected)
+    try:
+        host, port = urlsplit(text).hostname, urlsplit(text).port
+    except ValueError as error:
+        raise ValueError(f"{expected}, with a port from 1 to {_MAX_PORT}") from error
+    if not host or port == 0:
+        raise ValueError(f"{expected}, with a host and a port from 1 to {_MAX_PORT}")
 
 
 def check_tcp(text: str) -> None:
     """Check a TCP multiaddr for `bridge/libp2p/host.py`: `/ip4/127.0.0.1/tcp/4811`, with or without a peer id."""
     expected = 'a multiaddr of TCP, such as "/ip4/127.0.0.1/tcp/4811"'
     names = _protocols(text, expected)
+    if names[:1] == ["dnsaddr"]:
+        raise ValueError(f"expected {expected}: dnsaddr is not looked up. Give an address in its TXT records")
     if names[1:2] != ["tcp"] or not {"tcp", "p2p"}.issuperset(names[1:]):
         raise ValueError(f"expected {expected}: only TCP is spoken, not QUIC or WebSocket")
 
@@ -69,6 +111,8 @@ def _protocols(text: str, expected: str) -> list[str]:
     from multiaddr import Multiaddr
     from multiaddr.exceptions import ParseError, ProtocolLookupError
 
+    if not text:
+        raise ValueError(f"expected {expected}: it is empty")
     # first, as py-multiaddr says of a bad peer id only that it is no CID
     for peer in re.findall(r"/p2p/([^/]*)", text):
         _check_peer_id(peer)
