@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kafka.admin import KafkaAdminClient
+from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
+import bench
 from bench.runs import Say
 from kafka import KafkaConsumer, TopicPartition
 from kiln.bridge.kafka.producers import FramesProducer, connect
@@ -26,6 +28,9 @@ Ends = dict[int, int]
 """Partition to the offset after its last record."""
 
 _GROUND = "ground"
+
+# Spark's workers import nothing from the current folder, so they are sent the functions of `bench` themselves.
+cloudpickle.register_pickle_by_value(bench)
 
 
 class LogRecord(NamedTuple):

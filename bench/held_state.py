@@ -28,6 +28,7 @@ ALIVE = 100
 
 _LENGTH = 10**12  # µs: no window ends while this measures
 _NOT_KNOWN = SeparatorRecord("-", "-")
+_AT = 1_735_689_600_000_000  # µs, 2025-01-01
 
 
 def measure(extent: Extent, say: Say) -> Finding:
@@ -162,7 +163,7 @@ class _Streams:
     @staticmethod
     def _records(first: int, end: int) -> Iterator[bytes]:
         for number in range(first, end):
-            yield encode(StreamRecord("bench", _text(number), SeparatorRecord("model", _text(number % 1_000)), 0))
+            yield encode(StreamRecord("bench", _text(number), SeparatorRecord("model", _text(number % 1_000)), _AT))
 
 
 def _digest(number: int) -> bytes:

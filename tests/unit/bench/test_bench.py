@@ -16,10 +16,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
+from pyspark import cloudpickle
 from rich.console import Console
 
 from bench.__main__ import NAMES, Bench, main
-from bench.batcher import update
+from bench.batcher import _log, _update_rows, update
 from bench.bep50 import CASES, simulate
 from bench.catch_up import MicroBatch
 from bench.frames import Keyed, generated, live_options, stamped_anew
@@ -305,6 +306,12 @@ def test_the_smallest_bench_there_is(capsys: pytest.CaptureFixture[str]) -> None
     assert "fewer than 5 runs" in out
 
 
+def test_workers_that_cannot_import_bench_run_its_functions(tmp_path: Path) -> None:
+    task = cloudpickle.dumps(_update_rows(_log(10, 2)))
+    worker = [sys.executable, "-P", "-c", "import pickle, sys; pickle.loads(sys.stdin.buffer.read())"]
+    subprocess.run(worker, input=task, cwd=tmp_path, check=True)
+
+
 def test_what_is_held_is_measured_in_small(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["held", "--runs", "1", "--scale", "0.01"]) == 0
     out = capsys.readouterr().out
@@ -370,9 +377,13 @@ def test_updates_for_the_batcher_are_such() -> None:
         assert len(cid_bytes(each.tip)) == 36
 
 
+AT, T = 1_700_000_000_000, 1_000_000
+"""ms and µs: when a window begins, and how long it is."""
+
+
 def test_lateness_is_beyond_the_end_of_the_window() -> None:
-    record = BatchRecord("local-bench", "LIVE", SeparatorRecord("model", "k1"), "b", b"", 1_000_000, 2_000_000)
-    late = lateness([LogRecord(stamp, b"", encode(record)) for stamp in (2_300, 2_100, 2_900, 2_200)])
+    record = BatchRecord("local-bench", "LIVE", SeparatorRecord("model", "k1"), "b", b"", AT * 1_000, AT * 1_000 + T)
+    late = lateness([LogRecord(AT + 1_000 + late, b"", encode(record)) for late in (300, 100, 900, 200)])
     assert late.late == (100, 200, 300, 900)
     assert late.percentile(0.5) == 300
     assert late.percentile(0.99) == 900
@@ -381,12 +392,12 @@ def test_lateness_is_beyond_the_end_of_the_window() -> None:
 
 
 def test_lateness_by_the_log_counts_from_the_stamp_of_the_update_that_opened_the_window() -> None:
-    first = structs.replace(decode_update(update(1, 1, separators=7)[1]), observed_at=1_000_000)
+    first = structs.replace(decode_update(update(1, 1, separators=7)[1]), observed_at=AT * 1_000)
     assert first.separator is not None
-    of_log = [LogRecord(61_000, b"", encode(first))]  # heard a minute before
-    batch = BatchRecord("local-bench", "LIVE", first.separator, "b", b"", 1_000_000, 2_000_000)
-    other = BatchRecord("local-bench", "LIVE", first.separator, "c", b"", 999_999, 1_999_999)
-    batches = [LogRecord(62_300, b"", encode(batch)), LogRecord(62_300, b"", encode(other))]
+    of_log = [LogRecord(AT + 60_000, b"", encode(first))]  # heard a minute before
+    batch = BatchRecord("local-bench", "LIVE", first.separator, "b", b"", AT * 1_000, AT * 1_000 + T)
+    other = BatchRecord("local-bench", "LIVE", first.separator, "c", b"", AT * 1_000 - 1, AT * 1_000 + T - 1)
+    batches = [LogRecord(AT + 61_300, b"", encode(each)) for each in (batch, other)]
     assert lateness_by_log(batches, of_log).late == (300,)
     with pytest.raises(BenchError, match="no batch came"):
         lateness_by_log(batches[1:], of_log)
