@@ -42,7 +42,7 @@ def run(
         typer.Option(
             "--source",
             metavar="frames|kafka|FILE",
-            help="Source of frames: the table frames, Kafka, or files. Repeatable for files. Default: frames.",
+            help="Source of frames: the table frames, Kafka, or files, folders and - (stdin). Default: frames.",
         ),
     ] = None,
     window: Annotated[str | None, typer.Option("--window", metavar="T", help="Window length [batch.window].")] = None,
@@ -74,6 +74,7 @@ def run(
     settings = settings_of(config, state)
     import json
 
+    from kiln.conf.settings.keys import suggest_key
     from kiln.deploy.run.backfill import run_backfill
     from kiln.deploy.screens.backfill_run import ProgressFormatter, describe_outcome
     from kiln.pipelines.app.backfill_run import BackfillRequest, parse_source, parse_time
@@ -86,7 +87,9 @@ def run(
             raise UsageError(f"{option} {text}: expected {error}") from None
 
     begin, end = time_of("--from", low), time_of("--to", high)
-    if begin >= end:
+    if begin == end:
+        raise UsageError(f"--from {low} --to {high}: the range is empty, because it ends before --to")
+    if begin > end:
         raise UsageError(f"--from {low} --to {high}: the range ends before it starts")
     texts = [*(source or ()), *(files or ())]
     try:
@@ -94,8 +97,8 @@ def run(
     except ValueError as error:
         raise UsageError(f"--source {' '.join(texts)}: expected {error}") from None
     for path in paths:
-        if not path.is_file():
-            raise UsageError(f"{path}: no such file")
+        if str(path) != "-" and not path.exists():
+            raise UsageError(f"{path}: no such file or folder{suggest_key(str(path), ('frames', 'kafka'))}")
     request = BackfillRequest(
         name,
         begin,
@@ -221,11 +224,13 @@ def backfill_drop(name: RunArgument, state: StateOption = None, config: ConfigOp
     """
     settings = settings_of(config, state)
     from kiln.pipelines.backfill.runs import drop_run, get_run_unless_dropped, lock_run
+    from kiln.pipelines.backfill.sources import delete_streams
 
     lake, out = lake_of(settings), notes()
     get_run_unless_dropped(lake, name)
     with lock_run(settings.state, name):
         dropped = drop_run(lake, name, _now)
+        delete_streams(settings.state / "backfill" / name)
     out.print(f"run {name} is dropped" if dropped else f"run {name} was dropped before: nothing to do")
 
 

@@ -8,11 +8,19 @@ from contextlib import ExitStack
 from kiln.conf.settings.model import Settings
 from kiln.deploy.stack.kafka_broker import start_broker
 from kiln.deploy.stack.spark import spark_session
-from kiln.pipelines.app.backfill_run import BackfillRequest, backfill, build_terms, cancel_on_signal
-from kiln.pipelines.backfill.run import RunOutcome, RunProgress, count_rows, find_matching_run
+from kiln.pipelines.app.backfill_run import (
+    BackfillRequest,
+    backfill,
+    build_terms,
+    cancel_on_signal,
+    save_request_streams,
+)
+from kiln.pipelines.backfill.run import RunOutcome, RunProgress, count_rows, find_matching_run, merge_outside
 from kiln.pipelines.backfill.run_log import check_name
 from kiln.pipelines.backfill.runs import lock_run
+from kiln.pipelines.backfill.sources import find_captures
 from kiln.pipelines.delta.lake import Lake
+from kiln.schemas.printable import printable_lines
 
 
 def run_backfill(
@@ -31,10 +39,16 @@ def run_backfill(
     """
     with ExitStack() as stack:
         stack.enter_context(lock_run(settings.state, check_name(request.name)))
+        request = save_request_streams(settings, request)
         terms = build_terms(settings, request)
         run = find_matching_run(terms, Lake.from_location(settings.lake_root))
         if run is not None and run.is_done and (run.is_published or not request.publish):
-            return RunOutcome(run.name, count_rows(run.chunks), 0, 0)
+            return RunOutcome(
+                run.name, count_rows(run.chunks), 0, 0, outside=merge_outside(run.chunks), is_repeated=True
+            )
+        if run is None and terms.files:  # what cannot be read is reported before Spark starts
+            for skipped in find_captures(terms.files)[1]:
+                say(printable_lines(skipped))
         if request.source == "kafka" or request.publish:
             stack.enter_context(start_broker(settings, say))
         say("starting Spark")

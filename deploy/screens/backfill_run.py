@@ -8,6 +8,8 @@ from datetime import UTC, datetime, timedelta
 
 from kiln.pipelines.backfill.run import RunOutcome, RunProgress
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
 
 class ProgressFormatter:
     """Formats the progress of a run: its position, its speed, and the time left in the current step."""
@@ -43,8 +45,15 @@ def describe_outcome(outcome: RunOutcome, publish: bool = False) -> str:
     """Describe the outcome of a run; `publish` is true if its batches were to be published."""
     tables = ", ".join(f"{rows:,} {table}" for table, rows in sorted(outcome.rows.items()))
     text = f"run {outcome.name} is done: {tables or 'no rows'}"
-    if not outcome.rows_written:
+    if outcome.is_repeated:
         text = f"run {outcome.name} was already done: nothing was written"
+    if outcome.outside.frames:
+        outside = outcome.outside
+        first, last = (
+            f"{_EPOCH + timedelta(microseconds=at):%Y-%m-%d %H:%M:%S}" for at in (outside.first_at, outside.last_at)
+        )
+        text += f"; {outside.frames:,} frames of the files are outside the range, and so not in the run: they are of "
+        text += f"{first} to {last} UTC. A run with these times in --from and --to has them"
     if outcome.lost:
         text += f"; its source lacked at the start: {'; '.join(outcome.lost)}"
     if publish:

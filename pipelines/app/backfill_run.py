@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import signal
 import sys
@@ -30,7 +29,6 @@ from kiln.conf.settings.model import Settings
 from kiln.conf.settings.reading import load_settings
 from kiln.pipelines.app.launch import batch_config, create_submitted_session, decode_config
 from kiln.pipelines.backfill.chunks import TimeRange
-from kiln.pipelines.backfill.frames import FilePart, split_file
 from kiln.pipelines.backfill.run import (
     LIVE_TABLES,
     RunError,
@@ -40,10 +38,12 @@ from kiln.pipelines.backfill.run import (
     RunResources,
     build_stopped_error,
     encode_outcome,
+    find_matching_run,
     run,
 )
 from kiln.pipelines.backfill.run_log import check_name
 from kiln.pipelines.backfill.runs import lock_run
+from kiln.pipelines.backfill.sources import InputError, delete_streams, find_captures, save_streams, split_capture
 from kiln.pipelines.backfill.terms import RunTerms, Source
 from kiln.pipelines.delta.commits import Commits
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
@@ -51,14 +51,9 @@ from kiln.pipelines.delta.delta_spark import DeltaSparkCommits
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.runtime.kafka import Broker
 from kiln.pipelines.runtime.topics import KafkaTopics
-from kiln.schemas.captures.formats import FORMATS, detect_format
 from kiln.schemas.printable import printable_lines
 
 _CANCEL_EVERY: Final = 0.5  # s
-
-
-class InputError(KilnError):
-    """An input of a run cannot be read."""
 
 
 class RequestError(KilnError):
@@ -90,6 +85,15 @@ class BackfillRequest:
             )
 
 
+def save_request_streams(settings: Settings, request: BackfillRequest) -> BackfillRequest:
+    """Save standard input and pipes of a request in the state folder, and name the saved files instead.
+
+    Raises:
+        InputError: They cannot be read or saved.
+    """
+    return replace(request, files=save_streams(request.files, settings.state / "backfill" / request.name))
+
+
 def build_terms(settings: Settings, request: BackfillRequest) -> RunTerms:
     """Build the terms of a run.
 
@@ -109,7 +113,7 @@ def build_terms(settings: Settings, request: BackfillRequest) -> RunTerms:
         as_of=request.as_of,
         block_limit=batches.block_limit,
         update_filter=batches.update_filter,
-        fetch=bool(settings.ipfs.api),
+        fetch=settings.fetches,
         signed_horizon=micros(settings.dedupe.signed_ttl),
         chunk=settings.backfill.frames_per_chunk,
     )
@@ -161,7 +165,9 @@ def backfill(
         report=report,
     )
     try:
-        return run(terms, resources, lambda: _read_inputs(settings, lake, terms, 2 * parallelism), publish)
+        outcome = run(terms, resources, lambda: _read_inputs(settings, lake, terms, 2 * parallelism), publish)
+        delete_streams(settings.state / "backfill" / terms.name)
+        return outcome
     except (Py4JError, PySparkException) as error:
         if is_stopped():  # `cancel_on_signal` cancels Spark's jobs
             raise build_stopped_error(terms.name) from error
@@ -259,7 +265,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             publish=options.publish,
         )
         with lock_run(settings.state, check_name(request.name)):
-            outcome = _execute(settings, request)
+            outcome = _execute(settings, save_request_streams(settings, request))
     except (KilnError, ValueError) as error:
         print(printable_lines(str(error)), file=sys.stderr)
         return error.exit_code if isinstance(error, KilnError) else 2
@@ -269,6 +275,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _execute(settings: Settings, request: BackfillRequest) -> RunOutcome:
     terms = build_terms(settings, request)
+    if terms.files and find_matching_run(terms, Lake.from_location(settings.lake_root)) is None:
+        for skipped in find_captures(terms.files)[1]:  # what cannot be read is reported before Spark starts
+            print(printable_lines(skipped), file=sys.stderr)
     spark = create_submitted_session("kiln-backfill", settings)
 
     def report(progress: RunProgress) -> None:
@@ -315,9 +324,9 @@ def _read_inputs(settings: Settings, lake: Lake, terms: RunTerms, parts_per_step
         offsets, lost = read_kafka_offsets(settings, terms)
         return replace(inputs, kafka=offsets, topic_id=topic_id, lost=lost)
     if terms.source == "files":
-        return replace(
-            inputs, files=[part for file in terms.files for part in _read_parts(file, terms, settings.network.name)]
-        )
+        network = terms.network or settings.network.name
+        captures, _ = find_captures(terms.files)
+        return replace(inputs, files=[part for each in captures for part in split_capture(each, network)])
     return inputs
 
 
@@ -406,18 +415,3 @@ def _describe_lost_range(start: int, oldest: int | None, span: TimeRange) -> str
         return ""
     at = datetime.fromtimestamp(oldest / 1000, UTC)
     return f"{start:,} records from before {at:%Y-%m-%d %H:%M:%S} UTC were removed"
-
-
-def _read_parts(file: str, terms: RunTerms, fallback: str) -> list[FilePart]:
-    path = Path(file)
-    try:
-        with path.open("rb") as opened:
-            digest = hashlib.file_digest(opened, "sha256").digest()
-            opened.seek(0)
-            capture_format = detect_format(opened)
-        default_time = path.stat().st_mtime_ns
-        if capture_format is None:
-            raise InputError(f"cannot read {file}: its format is none of {', '.join(FORMATS)}")
-        return split_file(file, capture_format.name, digest, terms.network or fallback, default_time)
-    except OSError as error:
-        raise InputError(f"cannot read {file}: {error.strerror}") from error

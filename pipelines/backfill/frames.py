@@ -19,19 +19,21 @@ from kiln.pipelines.backfill.merged_rows import (
     STAGE_OUTPUTS,
     MergedRow,
     MergedRowBuffer,
+    OutsideFrames,
     StageOutput,
     encode_outputs,
     read_groups,
 )
 from kiln.pipelines.backfill.messages import RunTarget, build_quarantine_row
+from kiln.pipelines.backfill.sources import FilePart
 from kiln.pipelines.decode.decoder import MessageRef, RejectedMessage, reject_failed, reject_unreadable
 from kiln.pipelines.decode.processing_errors import PROCESSING_ERRORS
 from kiln.pipelines.delta.files import TableFiles
 from kiln.pipelines.delta.frame_ranges import Ranges, contains, insert
 from kiln.pipelines.runtime.row_packing import pack, unpack
+from kiln.schemas.captures.compression import open_member
 from kiln.schemas.captures.formats import FORMATS
 from kiln.schemas.captures.items import FileSource, UnreadableItem
-from kiln.schemas.captures.lines import FileRange
 from kiln.schemas.kafka.frames import DIRECTIONS, HISTORY, find_frame_fault, read_frame
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.reject import Rejected
@@ -45,23 +47,6 @@ NEW_FRAME = 2
 """Rank of a frame that was read now: `data` is a packed row of `frames`."""
 
 _OBSERVED_AT = next(index for index, column in enumerate(FRAMES) if column.name == "observed_at")
-_PART_BYTES = 64 << 20
-
-
-class FilePart(msgspec.Struct, frozen=True, array_like=True):
-    """A part of a file, which one task reads."""
-
-    path: str
-    format: str
-    digest: bytes
-    network: str
-    heard_at: int
-    part: FileRange
-
-    @property
-    def partition(self) -> int:
-        """Value of the column `kafka_partition`: negative, and a function of the file's digest."""
-        return -1 - (int.from_bytes(self.digest[:4], "big") >> 2)
 
 
 @dataclass(frozen=True)
@@ -73,13 +58,6 @@ class FrameFilter:
 
     def matches(self, frame: Frame) -> bool:
         return frame.observed_at // 1000 in self.span and self.network in (None, frame.network)
-
-
-def split_file(path: str, format_name: str, digest: bytes, network: str, heard_at: int) -> list[FilePart]:
-    """Split a file into parts that tasks can read in parallel."""
-    with Path(path).open("rb") as file:
-        ranges = list(FORMATS[format_name].split(file, _PART_BYTES))
-    return [FilePart(path, format_name, digest, network, heard_at, part) for part in ranges]
 
 
 def read_kafka_frames(records: DataFrame, wanted: FrameFilter, target: RunTarget) -> DataFrame:
@@ -140,32 +118,37 @@ def _read_kafka_partition(wanted: FrameFilter, target: RunTarget) -> Callable[[_
 def _read_file_partition(wanted: FrameFilter, target: RunTarget) -> Callable[[_Batches], _Batches]:
     def rows(batches: _Batches) -> _Batches:
         out, faults, frames = MergedRowBuffer(), TableFiles(target.run, "quarantine"), 0
+        outside = OutsideFrames()
         for batch in batches:
             for packed in batch.column(0).to_pylist():
                 part = msgspec.msgpack.decode(packed, type=FilePart)
-                reader, path = FORMATS[part.format], Path(part.path)
-                with path.open("rb") as file:
+                reader = FORMATS[part.format]
+                with Path(part.path).open("rb") as raw:
+                    file = raw if part.member is None else open_member(raw, part.member)
                     items = reader.read(file, FileSource(part.digest, part.network, part.heard_at), part.part)
                     for number, item in enumerate(items):
                         if isinstance(item, UnreadableItem):
-                            _add_fault(faults, _reject_item(item, path.name, part.heard_at // 1000), of_frame=False)
+                            _add_fault(faults, _reject_item(item, part.name, part.heard_at // 1000), of_frame=False)
                             continue
                         frames += 1
                         fault = find_frame_fault(item)
                         if fault is not None:
-                            rejected = Rejected(fault.reason, f"{path.name}, frame {number + 1}: {fault.detail}")
+                            rejected = Rejected(fault.reason, f"{part.name}, frame {number + 1}: {fault.detail}")
                             rejection = reject_unreadable(
                                 rejected, item.SerializeToString(), 0, 0, part.heard_at // 1000
                             )
                             _add_fault(faults, rejection, of_frame=False)
-                        elif wanted.matches(item):
+                            continue
+                        if item.observed_at // 1000 not in target.span:
+                            outside = outside.add(item.observed_at // 1000)
+                        if wanted.matches(item):
                             offset = item.sequence if reader.has_lines else number
                             row = _merge_frame(part.partition, offset, item.observed_at // 1000, item)
                             if isinstance(row, MergedRow):
                                 yield from out.add(row)
                             else:
                                 _add_fault(faults, row)
-        yield from out.finish(StageOutput(faults.close(), frames=frames))
+        yield from out.finish(StageOutput(faults.close(), frames=frames, outside=outside))
 
     return rows
 

@@ -57,6 +57,25 @@ class MergedRow(NamedTuple):
     data: bytes = b""
 
 
+class OutsideFrames(msgspec.Struct, frozen=True, array_like=True):
+    """Frames of files that are outside the range of a run. Times are µs."""
+
+    frames: int = 0
+    first_at: int = 0
+    last_at: int = 0
+
+    def add(self, at: int) -> OutsideFrames:
+        """Add a frame."""
+        return self.merge(OutsideFrames(1, at, at))
+
+    def merge(self, other: OutsideFrames) -> OutsideFrames:
+        """Add the frames of another."""
+        if not self.frames or not other.frames:
+            return self if self.frames else other
+        first_at, last_at = min(self.first_at, other.first_at), max(self.last_at, other.last_at)
+        return OutsideFrames(self.frames + other.frames, first_at, last_at)
+
+
 class StageOutput(msgspec.Struct, frozen=True, array_like=True):
     """Result of one task."""
 
@@ -66,6 +85,7 @@ class StageOutput(msgspec.Struct, frozen=True, array_like=True):
     """files of rows outside the run's range"""
     frames: int = 0
     """frames read"""
+    outside: OutsideFrames = OutsideFrames()
 
 
 STAGE_OUTPUTS: Final = "data binary"

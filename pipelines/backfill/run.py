@@ -23,7 +23,7 @@ from kiln.conf.process.kafka_topics import describe_replaced_topic
 from kiln.pipelines.backfill import batches, frames, messages, publishing, updates
 from kiln.pipelines.backfill.chunks import UPDATES_PER_STEP, TimeRange, compute_margin, count_pieces, split_range
 from kiln.pipelines.backfill.frames import FilePart, FrameFilter
-from kiln.pipelines.backfill.merged_rows import StageOutput, group_rows, semi_join
+from kiln.pipelines.backfill.merged_rows import OutsideFrames, StageOutput, group_rows, semi_join
 from kiln.pipelines.backfill.messages import STAGE_OUTPUT, RunTarget
 from kiln.pipelines.backfill.run_log import (
     RUN_TABLES,
@@ -31,6 +31,7 @@ from kiln.pipelines.backfill.run_log import (
     RunEvent,
     append_event,
     check_name,
+    check_new_name,
     describe_unfinished_drop,
     find_run,
 )
@@ -109,6 +110,10 @@ class RunOutcome:
     """batches that this call handed to the bridge"""
     lost: Sequence[str] = ()
     """descriptions of what the source no longer had of the range when the run began"""
+    outside: OutsideFrames = field(default_factory=OutsideFrames)
+    """frames of files outside the range, in the whole run"""
+    is_repeated: bool = False
+    """true if the run was done before this call"""
 
 
 def encode_outcome(outcome: RunOutcome) -> dict[str, object]:
@@ -120,6 +125,7 @@ def encode_outcome(outcome: RunOutcome) -> dict[str, object]:
         "rows": dict(outcome.rows),
         "published": outcome.published,
         "gone": list(outcome.lost),
+        "outside": msgspec.structs.asdict(outcome.outside),
     }
 
 
@@ -176,6 +182,7 @@ def find_matching_run(terms: RunTerms, lake: Lake) -> BackfillRun | None:
     """
     backfill_run = find_run(lake, check_name(terms.name))
     if backfill_run is None:
+        check_new_name(terms.name)
         return None
     if backfill_run.is_dropping:
         raise RunError(describe_unfinished_drop(terms.name))
@@ -197,6 +204,14 @@ def count_rows(chunks: Iterable[RunEvent]) -> dict[str, int]:
         if isinstance(counts, dict):
             rows.update(counts)
     return dict(rows)
+
+
+def merge_outside(chunks: Iterable[RunEvent]) -> OutsideFrames:
+    """Merge the frames outside the range that chunks of a run read."""
+    outside = OutsideFrames()
+    for each in chunks:
+        outside = outside.merge(msgspec.convert(each.details.get("outside", []), OutsideFrames))
+    return outside
 
 
 class _SavedInputs(msgspec.Struct, frozen=True):
@@ -238,7 +253,8 @@ class _ChunkRunner:
 
     def run_to_end(self, publish: bool) -> RunOutcome:
         """Execute the steps that are left."""
-        if not self._run.is_done:
+        was_done = self._run.is_done
+        if not was_done:
             self._lake.create(RUN_TABLES)
             self._beyond.create(BEYOND_TABLES)
             if self._terms.source != "frames":
@@ -254,7 +270,14 @@ class _ChunkRunner:
             )
         published = self._publish() if publish and not self._run.is_published else 0
         return RunOutcome(
-            self._terms.name, self._count_rows(), self._rows_written, self._frames, published, self._inputs.gone
+            self._terms.name,
+            self._count_rows(),
+            self._rows_written,
+            self._frames,
+            published,
+            self._inputs.gone,
+            merge_outside(self._done.values()),
+            was_done,
         )
 
     def _count_rows(self) -> dict[str, int]:
@@ -303,7 +326,9 @@ class _ChunkRunner:
     ) -> None:
         """Commit the files of a chunk, table by table, and then log the chunk."""
         files_by_table: dict[tuple[str, str], list[DataFile]] = {}
+        outside = OutsideFrames()
         for each in outputs:
+            outside = outside.merge(each.outside)
             for lake, files in ((self._lake, each.files), (self._beyond, each.beyond)):
                 for file in files:
                     files_by_table.setdefault((lake.path, file.table), []).append(file)
@@ -316,6 +341,8 @@ class _ChunkRunner:
             if path == self._lake.path:
                 rows[table] += sum(file.rows for file in files)
         details = {"step": step, "number": number, "rows": rows, "versions": self._read_versions(), **more_details}
+        if outside.frames:
+            details["outside"] = msgspec.to_builtins(outside)
         at, name = self._resources.now(), self._terms.name
         low, high = span or (None, None)
         append_event(

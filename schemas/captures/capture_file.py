@@ -7,13 +7,13 @@ bytes), negotiated protocol (UTF-8) · the RPC, to the end of the record, withou
 
 from __future__ import annotations
 
-import gzip
 import struct
-import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, Final, Literal, NamedTuple, cast
+from typing import BinaryIO, Final, Literal, NamedTuple
+
+from kiln.schemas.captures.compression import describe_damage, open_decompressed
 
 VERSION: Final = 1
 MAX_RECORD: Final = 64 * 1024 * 1024  # bytes; a longer one is a corrupt length
@@ -21,7 +21,6 @@ MAX_RECORD: Final = 64 * 1024 * 1024  # bytes; a longer one is a corrupt length
 _LENGTH: Final = struct.Struct(">I")
 _HEAD: Final = struct.Struct(">BcQ")
 _SHORT: Final = struct.Struct(">H")
-_GZIP_MAGIC: Final = b"\x1f\x8b"
 _MAX_TIME: Final = 2**63 - 1  # Frame.observed_at is an int64
 
 
@@ -90,31 +89,23 @@ def write_capture(stream: BinaryIO, records: Iterable[CaptureRecord]) -> int:
 
 @contextmanager
 def open_capture(path: Path) -> Iterator[BinaryIO]:
-    """Open a capture file for `read_capture`. gzip is detected by the first bytes, not by the name.
+    """Open a capture file for `read_capture`. Compression is detected by the first bytes, not by the name.
 
     Raises:
         OSError: The file cannot be opened.
     """
     with path.open("rb") as raw:
-        magic = raw.read(2)
-        raw.seek(0)
-        if magic == _GZIP_MAGIC:
-            with gzip.open(raw) as unzipped:
-                yield cast(BinaryIO, unzipped)  # GzipFile is one in all but its declared type
-        else:
-            yield raw
+        yield open_decompressed(raw)
 
 
 def _read(stream: BinaryIO, size: int, number: int, offset: int) -> bytes:
     """Read `size` bytes, or fewer at the end. A raw stream may return less than requested at a time."""
-    try:
-        data = stream.read(size)
-        while data and len(data) < size and (more := stream.read(size - len(data))):
+    data = b""
+    with describe_damage() as damage:
+        while len(data) < size and (more := stream.read(size - len(data))):
             data += more
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise CaptureError(
-            f"record {number} at byte {offset}: the compressed file is truncated or corrupt: {error}"
-        ) from error
+    if damage:
+        raise CaptureError(f"record {number} at byte {offset}: the compressed file {damage[0]}")
     return data
 
 

@@ -10,23 +10,24 @@ from dataclasses import dataclass
 from typing import BinaryIO, Final
 
 from kiln.schemas.captures import ceramic_log, kiln_capture, kubo_sub, pubsub_trace
+from kiln.schemas.captures.compression import name_compression
 from kiln.schemas.captures.items import FileSource, Item
-from kiln.schemas.captures.lines import WHOLE, FileDamage, FileRange, read_blocks, split_lines
+from kiln.schemas.captures.lines import WHOLE, FileDamage, FileRange, read_blocks, split_begin, split_lines
 
-SNIFF_BYTES: Final = 64 * 1024
+SNIFF_BYTES: Final = 1024 * 1024
 """uncompressed bytes from which a format is detected"""
 
 
 @dataclass(frozen=True)
 class CaptureFormat:
-    """A format of files. Files may be compressed with gzip, whatever their names."""
+    """A format of files. Files may be compressed, whatever their names, and lines may have layers around them."""
 
     name: str
     """also the `protocol` of the Frames, except for Kiln's own captures"""
     description: str
     """description of the format, and of what it lacks compared with Kiln's own captures"""
     sniff: Callable[[bytes], bool]
-    """returns true if the first SNIFF_BYTES uncompressed bytes of a file are of this format"""
+    """returns true if a line is of this format or, without lines, the first SNIFF_BYTES uncompressed bytes of a file"""
     read: Callable[[BinaryIO, FileSource, FileRange], Iterator[Item]]
     """reads the items of one part of a seekable file, in order; raises only the file's OSError, whatever the bytes"""
     has_lines: bool
@@ -35,17 +36,8 @@ class CaptureFormat:
     """true if a file has times of messages; otherwise `FileSource.default_time` applies"""
 
     def split(self, file: BinaryIO, size: int) -> Iterator[FileRange]:
-        """Split a file into parts of about `size` bytes. A compressed file, or one without lines, is one part."""
+        """Split a file into parts of about `size` bytes. A file without lines is one part, and so are some others."""
         return split_lines(file, size) if self.has_lines else iter((WHOLE,))
-
-
-def _sniff_any_line(sniff: Callable[[bytes], bool]) -> Callable[[bytes], bool]:
-    """Build a detector that skips lines of other programs before the first one of the format."""
-
-    def sniff_lines(first: bytes) -> bool:
-        return any(sniff(line.removesuffix(b"\r")) for line in first.split(b"\n"))
-
-    return sniff_lines
 
 
 _ALL: Final = (
@@ -59,7 +51,7 @@ _ALL: Final = (
     CaptureFormat(
         kubo_sub.NAME,
         "the answer of Kubo's RPC pubsub/sub, one JSON object a line: no times, no signatures, no copies",
-        _sniff_any_line(kubo_sub.sniff),
+        kubo_sub.sniff,
         kubo_sub.read,
         has_lines=True,
         has_times=False,
@@ -67,14 +59,14 @@ _ALL: Final = (
     CaptureFormat(
         pubsub_trace.JSON_NAME,
         "a trace of go-libp2p-pubsub's JSONTracer: copies of messages without their data",
-        _sniff_any_line(pubsub_trace.sniff_json),
+        pubsub_trace.sniff_json,
         pubsub_trace.read_json,
         has_lines=True,
     ),
     CaptureFormat(
         ceramic_log.NAME,
         "a service log of js-ceramic: messages as the node had read them, times in whole seconds, no signatures",
-        _sniff_any_line(ceramic_log.sniff),
+        ceramic_log.sniff,
         ceramic_log.read,
         has_lines=True,
     ),
@@ -91,12 +83,63 @@ FORMATS: Final[dict[str, CaptureFormat]] = {each.name: each for each in _ALL}
 
 
 def detect_format(file: BinaryIO) -> CaptureFormat | None:
-    """Detect the format of a file by its first bytes, if it is one of FORMATS."""
+    """Detect the format of a file by its first bytes, if it is one of FORMATS.
+
+    Lines of other programs before the first one of the format are skipped.
+    """
+    first, _ = _read_first(file)
+    lines = split_begin(first)
+    return next(
+        (
+            each
+            for each in _ALL
+            if (any(each.sniff(line.content) for line in lines) if each.has_lines else each.sniff(first))
+        ),
+        None,
+    )
+
+
+def describe_file(file: BinaryIO) -> str:
+    """Describe a file of none of the FORMATS by what its first bytes show."""
+    first, damage = _read_first(file)
+    compression = name_compression(file)
+    inside = f"a {compression} file with " if compression else ""
+    if not first:
+        if damage:
+            return f"{damage.detail} before its first byte ({compression})"
+        return "it is empty" if not compression else f"it is {inside}nothing in it"
+    known = next((name for begin, name in _OTHERS.items() if first.startswith(begin)), "")
+    if known:
+        return f"it is {inside}{known}"
+    end = f"; {damage.detail} after {len(first):,} bytes" if damage else ""
+    text = next((line.content for line in split_begin(first) if line.content.strip()), b"").decode(errors="replace")
+    if not text or "\0" in text or "\ufffd" in text:
+        return f"it is {inside or 'a file with '}bytes that are no text, which begin with 0x{first[:8].hex()}{end}"
+    return f"it is {inside}text, and its first line is {text[:_SHOWN]!r}{end}"
+
+
+_SHOWN: Final = 80
+"""characters of a line that an error shows"""
+_OTHERS: Final = {
+    b"PAR1": "a table in Parquet: rows of Kiln's tables come with --source frames",
+    b"SQLite format 3": "a database of SQLite",
+    b"\xd4\xc3\xb2\xa1": "a capture of packets (pcap), which are encrypted",
+    b"\x0a\x0d\x0d\x0a": "a capture of packets (pcapng), which are encrypted",
+    b"7z\xbc\xaf\x27\x1c": "an archive of 7-Zip: extract it first",
+    b"Rar!": "an archive of RAR: extract it first",
+    b"\x04\x22\x4d\x18": "compressed with lz4: decompress it first",
+    b"LPKSHHRH": "a journal of systemd: write it with journalctl -o short-iso first",
+}
+"""descriptions of other files, by their first bytes"""
+
+
+def _read_first(file: BinaryIO) -> tuple[bytes, FileDamage | None]:
+    """Read the first SNIFF_BYTES uncompressed bytes of a file, or those before its damage."""
     first = b""
     for block in read_blocks(file):
         if isinstance(block, FileDamage):
-            break
+            return first, block
         first += block[: SNIFF_BYTES - len(first)]
         if len(first) >= SNIFF_BYTES:
             break
-    return next((each for each in _ALL if each.sniff(first)), None)
+    return first, None

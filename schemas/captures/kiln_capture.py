@@ -17,8 +17,9 @@ from collections.abc import Iterable, Iterator
 from typing import BinaryIO, Final, Literal, NamedTuple
 
 from kiln.schemas.captures.capture_file import CaptureError, CaptureRecord, read_capture
+from kiln.schemas.captures.compression import open_decompressed
 from kiln.schemas.captures.items import FILE_DAMAGED, FileSource, Item, UnreadableItem
-from kiln.schemas.captures.lines import WHOLE, FileRange, open_decompressed
+from kiln.schemas.captures.lines import WHOLE, FileRange
 from kiln.schemas.kafka.frames import CUT_PAYLOAD, MAX_NETWORK, MAX_RPC, read_rpc
 from kiln.schemas.proto.gossipsub import rpc_pb2
 from kiln.schemas.proto.kiln import frame_pb2

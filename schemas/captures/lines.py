@@ -1,12 +1,16 @@
-"""Reader of files of lines: splits files at line ends, decompresses them, and reads lines within bounded memory."""
+"""Reader of files of lines: decompresses and decodes files, divides them at line ends, and reads lines within bounded
+memory. The objects of a JSON array, or of pretty-printed JSON, are lines too."""
 
 from __future__ import annotations
 
-import gzip
-import zlib
+import codecs
+import re
 from collections.abc import Callable, Iterator
-from typing import BinaryIO, Final, NamedTuple, TypeAlias, cast
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import BinaryIO, Final, NamedTuple, TypeAlias
 
+from kiln.schemas.captures.compression import CUT_OFF, describe_damage, name_compression, open_decompressed
 from kiln.schemas.captures.items import (
     FILE_DAMAGED,
     FILE_ENDS_EARLY,
@@ -18,6 +22,7 @@ from kiln.schemas.captures.items import (
     LoggedMessage,
     UnreadableItem,
 )
+from kiln.schemas.captures.transport import UnwrappedLine, parse_time, unwrap
 from kiln.schemas.reject import Rejected
 
 MAX_LINE: Final = 16 * 1024 * 1024
@@ -26,7 +31,16 @@ QUARANTINED_LINE_BYTES: Final = 64 * 1024
 """Bytes of a longer line that go to quarantine."""
 
 _BLOCK: Final = 1024 * 1024
-_GZIP_MAGIC: Final = b"\x1f\x8b"
+_BEGIN: Final = 64 * 1024
+"""Bytes of a file by which it is decided how to read it."""
+_UTF16: Final = (
+    ("utf-16-le", re.compile(rb"\xff\xfe|(?:[\t\n\r -~]\0){2}")),
+    ("utf-16-be", re.compile(rb"\xfe\xff|(?:\0[\t\n\r -~]){2}")),
+)
+_JSON: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:\[\s*\{|\{[ \t\r]*\n\s*\")")
+"""Begin of a JSON array of objects, or of an object over several lines."""
+_TOKEN: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:(?P<end>")|\\?\Z)|[{}]', re.DOTALL)
+"""A string of JSON, or what there is of it, or a brace."""
 
 
 class FileRange(NamedTuple):
@@ -62,47 +76,38 @@ class Line(NamedTuple):
 ParseLine: TypeAlias = Callable[[bytes], LoggedMessage | Rejected]
 
 
-def is_gzip(file: BinaryIO) -> bool:
-    """Return true if a file is compressed, by its first bytes. The file is left at its begin."""
-    file.seek(0)
-    magic = file.read(2)
-    file.seek(0)
-    return magic == _GZIP_MAGIC
-
-
-def open_decompressed(file: BinaryIO) -> BinaryIO:
-    """Open the file from its begin, decompressed if it is compressed."""
-    # GzipFile is a BinaryIO in all but its declared type
-    return cast(BinaryIO, gzip.GzipFile(fileobj=file)) if is_gzip(file) else file
-
-
 def read_blocks(file: BinaryIO, start: int = 0, stop: int | None = None) -> Iterator[bytes | FileDamage]:
     """Read a file, or a range of an uncompressed one, in blocks. `FileDamage` comes last in a damaged file."""
-    opened = open_decompressed(file)
-    if start:
-        opened.seek(start)
+    opened = file
+    with describe_damage() as damage:
+        opened = open_decompressed(file)
+        if start:
+            opened.seek(start)
     left = stop - start if stop is not None else None
     # read1 returns the data before the damage
     read = getattr(opened, "read1", opened.read)
-    while left is None or left > 0:
-        try:
-            block: bytes = read(_BLOCK if left is None else min(_BLOCK, left))
-        except EOFError:
-            yield FileDamage(FILE_ENDS_EARLY, "the compressed file is cut off")
-            return
-        except (gzip.BadGzipFile, zlib.error) as error:
-            yield FileDamage(FILE_DAMAGED, f"the compressed file is damaged: {error}")
-            return
-        if not block:
-            return
+    while not damage and (left is None or left > 0):
+        block = b""
+        with describe_damage() as damage:
+            block = read(_BLOCK if left is None else min(_BLOCK, left))
+            if not block:
+                return
         if left is not None:
             left -= len(block)
         yield block
+    if damage:
+        reason = FILE_ENDS_EARLY if damage[0] == CUT_OFF else FILE_DAMAGED
+        yield FileDamage(reason, f"the compressed file {damage[0]}")
 
 
 def split_lines(file: BinaryIO, size: int) -> Iterator[FileRange]:
-    """Split a file into parts of `size` bytes and the rest of the last line. A compressed file is one part."""
-    if is_gzip(file):
+    """Split a file into parts of `size` bytes and the rest of the last line.
+
+    A file is one part if it is compressed, of UTF-16 or JSON over several lines, or if its lines may be in pieces.
+    """
+    file.seek(0)
+    begin = file.read(_BEGIN)
+    if name_compression(file) or _find_encoding(begin) or _JSON.match(begin) or _has_streams(begin):
         yield WHOLE
         return
     start, first, position, line_ends = 0, 1, 0, 0
@@ -121,10 +126,67 @@ def split_lines(file: BinaryIO, size: int) -> Iterator[FileRange]:
         yield FileRange(start, position, first)
 
 
+def split_begin(begin: bytes) -> list[UnwrappedLine]:
+    """Read the lines in the first bytes of a file, without their layers. The last line may be cut."""
+    return [
+        unwrap(line.data) for line in _read_block_lines(iter((begin,)), WHOLE) if not isinstance(line, UnreadableItem)
+    ]
+
+
 def read_lines(file: BinaryIO, part: FileRange = WHOLE) -> Iterator[Line | UnreadableItem]:
     """Read the lines of a part. `UnreadableItem` comes last if the file is damaged."""
-    number, partial, length = part.first, bytearray(), 0
-    for block in read_blocks(file, part.start, part.stop):
+    return _read_block_lines(read_blocks(file, part.start, part.stop), part)
+
+
+def _read_block_lines(blocks: Iterator[bytes | FileDamage], part: FileRange) -> Iterator[Line | UnreadableItem]:
+    if part.start == 0:  # else the file was divided, and so is plain text
+        begin, blocks = _take_begin(blocks)
+        encoding = _find_encoding(begin)
+        if encoding:
+            begin, blocks = _take_begin(_decode_blocks(blocks, encoding))
+        if _JSON.match(begin):
+            yield from _split_objects(blocks)
+            return
+    yield from _split_blocks(blocks, part.first)
+
+
+def _take_begin(blocks: Iterator[bytes | FileDamage]) -> tuple[bytes, Iterator[bytes | FileDamage]]:
+    """Return the first bytes of a file, and all of its blocks."""
+    taken: list[bytes | FileDamage] = []
+    begin = b""
+    for block in blocks:
+        taken.append(block)
+        if isinstance(block, FileDamage):
+            break
+        begin += block
+        if len(begin) >= _BEGIN:
+            break
+    return begin, chain(taken, blocks)
+
+
+def _find_encoding(begin: bytes) -> str:
+    """Find the encoding of a text in UTF-16; "" for any other file."""
+    return next((name for name, pattern in _UTF16 if pattern.match(begin)), "")
+
+
+def _has_streams(begin: bytes) -> bool:
+    return any(unwrap(line).stream for line in begin.split(b"\n"))
+
+
+def _decode_blocks(blocks: Iterator[bytes | FileDamage], encoding: str) -> Iterator[bytes | FileDamage]:
+    decoder = codecs.getincrementaldecoder(encoding)("replace")
+    for block in blocks:
+        if isinstance(block, FileDamage):
+            yield block
+        elif text := decoder.decode(block):
+            yield text.encode()
+    if rest := decoder.decode(b"", final=True):
+        yield rest.encode()
+
+
+def _split_blocks(blocks: Iterator[bytes | FileDamage], number: int) -> Iterator[Line | UnreadableItem]:
+    partial, length = bytearray(), 0
+    for block in blocks:
         if isinstance(block, FileDamage):
             yield UnreadableItem(number, bytes(partial[:QUARANTINED_LINE_BYTES]), block.reason, block.detail)
             return
@@ -141,15 +203,72 @@ def read_lines(file: BinaryIO, part: FileRange = WHOLE) -> Iterator[Line | Unrea
         yield _build_line(number, partial, length, ended=False)
 
 
+def _split_objects(blocks: Iterator[bytes | FileDamage]) -> Iterator[Line | UnreadableItem]:
+    """Split JSON into its outermost objects, and what is between them that is no punctuation of an array."""
+    number, text, scanned, start, depth = 1, bytearray(), 0, 0, 0
+    for block in blocks:
+        if isinstance(block, FileDamage):
+            yield UnreadableItem(number, bytes(text[:QUARANTINED_LINE_BYTES]), block.reason, block.detail)
+            return
+        text += block
+        while match := _TOKEN.search(text, scanned):
+            token = match.group()
+            if token[0] == _QUOTE and match["end"] is None:
+                scanned = match.start()  # the string ends in a later block
+                break
+            scanned = match.end()
+            if token == b"{":
+                depth += 1
+                if depth == 1:
+                    between, start = bytes(text[start : match.start()]), match.start()
+                    if rest := between.strip(_PUNCTUATION):
+                        yield _build_line(number, rest, len(rest), ended=True)
+                        number += 1
+            elif token == b"}" and depth:
+                depth -= 1
+                if depth == 0:
+                    yield _build_line(number, text[start:scanned], scanned - start, ended=True)
+                    number += 1
+                    start = scanned
+        else:
+            scanned = len(text)
+        del text[:start]
+        scanned, start = scanned - start, 0
+        if len(text) > MAX_LINE + _BLOCK:
+            detail = f"an object of over {MAX_LINE} bytes; the rest of the file is not read"
+            yield UnreadableItem(number, bytes(text[:QUARANTINED_LINE_BYTES]), LINE_TOO_LONG, detail)
+            return
+    if rest := bytes(text).strip(_PUNCTUATION):
+        yield _build_line(number, rest, len(rest), ended=False)
+
+
+_QUOTE: Final = ord('"')
+_PUNCTUATION: Final = b"\xef\xbb\xbf \t\r\n,[]"
+
+
 def _build_line(number: int, data: bytes | bytearray, length: int, *, ended: bool) -> Line:
     if length > MAX_LINE:
         return Line(number, bytes(data[:QUARANTINED_LINE_BYTES]), length, ended)
     return Line(number, bytes(data).removesuffix(b"\r"), length, ended)
 
 
+@dataclass
+class _PiecedLine:
+    """A line of which a runtime has written a piece in each line of the file."""
+
+    number: int
+    time: str
+    raw: bytearray = field(default_factory=bytearray)
+    content: bytearray = field(default_factory=bytearray)
+
+
 def read_log(name: str, parse: ParseLine, file: BinaryIO, source: FileSource, part: FileRange) -> Iterator[Item]:
-    """Read the items of a log with at most one message a line. Empty lines are skipped."""
+    """Read the items of a log with at most one message a line. Empty lines are skipped.
+
+    A line's layers (`kiln.schemas.captures.transport`) are removed first, and their time applies if the line has none.
+    """
     frames = LogFrames(name, source)
+    pieces: dict[str, _PiecedLine] = {}  # by stream
     for line in read_lines(file, part):
         if isinstance(line, UnreadableItem):
             yield line
@@ -158,12 +277,35 @@ def read_log(name: str, parse: ParseLine, file: BinaryIO, source: FileSource, pa
             detail += f"at most {MAX_LINE} are read"
             yield UnreadableItem(line.number, line.data, LINE_TOO_LONG, detail)
         elif line.data:
-            logged = parse(line.data)
-            if isinstance(logged, LoggedMessage):
-                yield frames.build_frame(line.number, line.data, logged)
-            elif logged.reason == LINE_MALFORMED and not line.ended:
-                yield UnreadableItem(
-                    line.number, line.data, FILE_ENDS_EARLY, f"the last line has no end: {logged.detail}"
-                )
-            else:
-                yield UnreadableItem(line.number, line.data, logged.reason, logged.detail)
+            unwrapped = unwrap(line.data)
+            if unwrapped.is_piece or unwrapped.stream in pieces:
+                pieced = pieces.setdefault(unwrapped.stream, _PiecedLine(line.number, unwrapped.time))
+                pieced.raw += line.data + b"\n"
+                pieced.content += unwrapped.content
+                if unwrapped.is_piece and len(pieced.content) <= MAX_LINE:
+                    continue
+                del pieces[unwrapped.stream]
+                yield _join_pieces(frames, parse, pieced, ended=line.ended)
+            elif unwrapped.content or not unwrapped.is_wrapped:
+                yield _build_item(frames, parse, line, unwrapped.content, unwrapped.time)
+    for pieced in pieces.values():
+        yield _join_pieces(frames, parse, pieced, ended=False)
+
+
+def _join_pieces(frames: LogFrames, parse: ParseLine, pieced: _PiecedLine, *, ended: bool) -> Item:
+    raw, content = bytes(pieced.raw[:-1]), bytes(pieced.content)
+    if len(content) > MAX_LINE:
+        detail = f"a line in pieces of over {MAX_LINE} bytes, of which data has the first {QUARANTINED_LINE_BYTES}"
+        return UnreadableItem(pieced.number, raw[:QUARANTINED_LINE_BYTES], LINE_TOO_LONG, detail)
+    return _build_item(frames, parse, Line(pieced.number, raw, len(raw), ended), content, pieced.time)
+
+
+def _build_item(frames: LogFrames, parse: ParseLine, line: Line, content: bytes, time: str) -> Item:
+    logged = parse(content)
+    if isinstance(logged, LoggedMessage):
+        if logged.at is None and time:
+            logged = logged._replace(at=parse_time(time))
+        return frames.build_frame(line.number, line.data, logged)
+    if logged.reason == LINE_MALFORMED and not line.ended:
+        return UnreadableItem(line.number, line.data, FILE_ENDS_EARLY, f"the last line has no end: {logged.detail}")
+    return UnreadableItem(line.number, line.data, logged.reason, logged.detail)

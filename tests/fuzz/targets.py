@@ -15,12 +15,16 @@ from kiln.bridge.gossipsub.options import RouterOptions
 from kiln.bridge.gossipsub.router import Router
 from kiln.bridge.gossipsub.table_agreements import TableAgreements
 from kiln.bridge.gossipsub.wire import OversizedRpc, RpcSplitter, WireError, encode
+from kiln.bridge.ipfs.bitswap.engine import BitswapEngine, EngineLimits
+from kiln.bridge.ipfs.bitswap.messages import PROTOCOLS, MessageError, write_message
+from kiln.bridge.ipfs.bitswap.messages import read_message as read_message_of_bitswap
 from kiln.bridge.libp2p.kademlia import read_address
 from kiln.bridge.publisher.transition import HeightError, read_height
 from kiln.pipelines.batch.windows import PartitionWindows
 from kiln.pipelines.decode.decoder import DecodeConfig, FrameDecoder
 from kiln.schemas.captures.capture_file import CaptureError, read_capture
-from kiln.schemas.captures.formats import FORMATS, detect_format
+from kiln.schemas.captures.compression import ArchiveError, list_members, open_member
+from kiln.schemas.captures.formats import FORMATS, describe_file, detect_format
 from kiln.schemas.captures.items import REASONS as HISTORY_REASONS
 from kiln.schemas.captures.items import FileSource, UnreadableItem
 from kiln.schemas.captures.lines import WHOLE
@@ -151,6 +155,31 @@ def dht_address(data: bytes) -> None:
     read_address(data, data[-38:])
 
 
+@target
+def bitswap(data: bytes) -> None:
+    """A message of bitswap, from a peer that was asked for a block. What waits for the peer stays within its bounds."""
+    who, protocol = b"peer", PROTOCOLS[len(data) % len(PROTOCOLS)]
+    engine = BitswapEngine(_FEW)
+    engine.set_peers({who}, 0.0)
+    engine.want(compute_cid(b"wanted"), compute_cid(b"wanted")[-32:], [who], 0.0)
+    try:
+        received = engine.receive(who, read_message_of_bitswap(data, protocol), 1.0)
+    except MessageError:
+        return
+    engine.resolve(who, {cid: len(cid) << cid[-1] % 12 if cid[-1] & 1 else None for cid in received.lookups})
+    sizes = engine.sizes
+    assert sizes["wants"] <= _FEW.wants, sizes
+    assert max(sizes["blocks"], sizes["presences"]) <= _FEW.replies, sizes
+    while (output := engine.next_output(who)) is not None:
+        blocks = [(cid, b"") for cid, _ in output.blocks]
+        read_message_of_bitswap(
+            write_message(protocol, output.wants, output.haves, output.dont_haves, blocks), protocol
+        )
+
+
+_FEW: Final = EngineLimits(wants=20, replies=10, message_bytes=1000)
+
+
 # ---------------------------------------------------------------- blocks
 
 
@@ -232,8 +261,12 @@ def trace_pb(data: bytes) -> None:
 
 @target
 def history_format(data: bytes) -> None:
-    """The beginning of a file of which nobody has said the format."""
+    """The beginning of a file of which nobody has said the format, and which may be an archive."""
     detect_format(BytesIO(data))
+    describe_file(BytesIO(data))
+    with suppress(ArchiveError):
+        for member in list_members(BytesIO(data)) or ():
+            detect_format(open_member(BytesIO(data), member.number))
 
 
 def _history(name: str, data: bytes) -> None:
@@ -331,7 +364,7 @@ def _rpc(rest: BytesIO, step: int) -> RPC | None:
 def batcher(data: bytes) -> None:
     """A partition in several micro-batches, its state kept between them: the same as record by record, said plainly."""
     log: list[list[LogRecord]] = [[]]
-    stamp = 1_000_000
+    stamp = 1_700_000_001_000_000
     for offset, step in enumerate(islice(data, 300)):
         stamp += (step & 3) * 400_000 - 200_000 * (step & 4)
         if step & 0x80 and step & 0x40:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import base64
+import bz2
 import gzip
 import io
 import json
-from collections.abc import Iterable
+import lzma
+import tarfile
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
+
+import pyarrow as pa
 
 from kiln.pipelines.decode.decoder import DecodeConfig, DecodedMessage, FrameDecoder, RejectedMessage
 from kiln.schemas.captures.formats import FORMATS
@@ -88,3 +94,85 @@ def _value(value: str | int | None) -> str:
     quoted = any(sign in text for sign in ' ="\\')
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"' if quoted or not text else escaped
+
+
+# ---------------------------------------------------------------- files as operators have them
+
+_STAMP = "2021-07-15T13:24:35.123456789Z"
+_PIECE = 16 * 1024
+_SYSLOG = "Jul 15 13:24:35 node-1 ceramic[812]: "
+
+
+def _docker(line: str) -> Iterator[str]:
+    """As Docker's driver json-file writes a line: in pieces of 16 KiB, of which the last has the newline."""
+    for start in range(0, len(line) + 1, _PIECE):
+        end = "" if start + _PIECE <= len(line) else "\n"
+        yield json.dumps({"log": line[start : start + _PIECE] + end, "stream": "stdout", "time": _STAMP})
+
+
+def _cri(line: str) -> Iterator[str]:
+    """As containerd and CRI-O write a line, in the same pieces."""
+    for start in range(0, len(line) + 1, _PIECE):
+        yield f"{_STAMP} stdout {'P' if start + _PIECE <= len(line) else 'F'} {line[start : start + _PIECE]}"
+
+
+def _each(around: Callable[[str], str]) -> Callable[[bytes], bytes]:
+    return lambda raw: "".join(f"{around(line)}\n" for line in raw.decode().splitlines()).encode()
+
+
+def _pieces(split: Callable[[str], Iterator[str]]) -> Callable[[bytes], bytes]:
+    return lambda raw: "".join(f"{each}\n" for line in raw.decode().splitlines() for each in split(line)).encode()
+
+
+def _zipped(raw: bytes) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("__MACOSX/._ceramic.log", "metadata")
+        archive.writestr("logs/ceramic.log.gz", zipped(raw))
+    return out.getvalue()
+
+
+def _tarred(raw: bytes) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:gz") as archive:
+        member = tarfile.TarInfo("logs/ceramic.log")
+        member.size = len(raw)
+        archive.addfile(member, io.BytesIO(raw))
+    return out.getvalue()
+
+
+LINE_LAYERS: dict[str, Callable[[bytes], bytes]] = {
+    "docker json-file": _pieces(_docker),
+    "CRI": _pieces(_cri),
+    "docker logs -t": _each(lambda line: f"{_STAMP} {line}"),
+    "kubectl --timestamps --prefix": _each(lambda line: f"[pod/ceramic-0/js-ceramic] {_STAMP} {line}"),
+    "compose": _each(lambda line: f"ceramic-1  | {line}"),
+    "compose in colors, with times": _each(lambda line: f"\x1b[36mceramic-1  | \x1b[0m{_STAMP} {line}"),
+    "pm2 logs": _each(lambda line: f"0|ceramic  | {line}"),
+    "pm2 --time": _each(lambda line: f"2021-07-15T13:24:35: {line}"),
+    "pm2 in JSON": _each(lambda line: json.dumps({"message": f"{line}\n", "timestamp": _STAMP, "type": "out"})),
+    "journalctl": _each(lambda line: _SYSLOG + line),
+    "journalctl -o short-iso": _each(lambda line: f"2021-07-15T13:24:35+0000 node-1 ceramic[812]: {line}"),
+    "journalctl -o short-full": _each(lambda line: f"Thu 2021-07-15 13:24:35 UTC node-1 ceramic[812]: {line}"),
+    "journalctl -o short-unix": _each(lambda line: f"1626355475.123456 node-1 ceramic[812]: {line}"),
+    "journalctl -o json": _each(
+        lambda line: json.dumps({"MESSAGE": list(line.encode()), "__REALTIME_TIMESTAMP": "1626355475123456"})
+    ),
+    "syslog": _each(lambda line: f"<30>{_SYSLOG}{line}"),
+    "RFC 5424": _each(lambda line: f"<30>1 {_STAMP} node-1 ceramic 812 - - {line}"),
+    "colors": _each(lambda line: f"\x1b[32m{line}\x1b[39m"),
+    "blanks": _each(lambda line: f"  \t{line}"),
+    "mark": lambda raw: b"\xef\xbb\xbf" + raw,
+    "UTF-16": lambda raw: raw.decode().encode("utf-16"),
+    "UTF-16 big-endian without a mark": lambda raw: raw.decode().encode("utf-16-be"),
+}
+"""A text file as log drivers, collectors and terminals have it."""
+
+PACKINGS: dict[str, Callable[[bytes], bytes]] = {
+    "gzip": zipped,
+    "bzip2": bz2.compress,
+    "xz": lzma.compress,
+    "zstd": lambda raw: bytes(pa.Codec("zstd").compress(raw, asbytes=True)),
+}
+
+ARCHIVES: dict[str, Callable[[bytes], bytes]] = {"zip": _zipped, "tar.gz": _tarred}

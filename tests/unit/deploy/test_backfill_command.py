@@ -10,6 +10,7 @@ import pytest
 from kiln.deploy.cli.app import run_command
 from kiln.deploy.cli.exits import USAGE
 from kiln.deploy.screens.backfill_run import ProgressFormatter, describe_outcome
+from kiln.pipelines.backfill.merged_rows import OutsideFrames
 from kiln.pipelines.backfill.run import RunOutcome, RunProgress, encode_outcome
 
 RANGE = ("--from", "2026-11-01", "--to", "2026-11-03")
@@ -19,9 +20,11 @@ RANGE = ("--from", "2026-11-01", "--to", "2026-11-03")
     ("arguments", "words"),
     [
         (("--from", "soon", "--to", "2026-11-03"), "--from soon: expected a time such as 2026-11-01"),
-        (("--from", "2026-11-03", "--to", "2026-11-03"), "the range ends before it starts"),
+        (("--from", "2026-11-03", "--to", "2026-11-03"), "the range is empty, because it ends before --to"),
+        (("--from", "2026-11-03", "--to", "2026-11-02"), "the range ends before it starts"),
+        ((*RANGE, "--source", "kafak"), "kafak: no such file or folder; did you mean kafka?"),
         ((*RANGE, "--source", "kafka", "a.log"), "--source kafka a.log: expected frames, kafka, or files"),
-        ((*RANGE, "--source", "nothing.log"), "nothing.log: no such file"),
+        ((*RANGE, "--source", "nothing.log"), "nothing.log: no such file or folder"),
         ((*RANGE, "--window", "0s"), "--window 0s: must be greater than zero"),
         ((*RANGE, "--window", "5"), "--window 5: expected a duration"),
         ((*RANGE, "--as-of", "then"), "--as-of then: expected a time"),
@@ -41,6 +44,13 @@ def test_a_name_that_no_run_can_have(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert not (tmp_path / "lake").exists()
 
 
+def test_no_run_is_taken_for_the_live_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`kiln backfill diff live` compares live and the run."""
+    assert run_command(["backfill", "run", "--run", "live", "--state", str(tmp_path), *RANGE]) == USAGE
+    assert "'live' names no run: it would be taken for the live tables" in capsys.readouterr().err
+    assert not (tmp_path / "lake").exists()
+
+
 def test_the_pace_of_a_run_is_that_of_its_step() -> None:
     times = iter([100.0, 110.0, 120.0, 200.0])
     pace = ProgressFormatter(lambda: next(times))
@@ -52,14 +62,27 @@ def test_the_pace_of_a_run_is_that_of_its_step() -> None:
     assert pace.format(RunProgress("batching", 0, 1, frames=10_000, rows=9_000)) == "batching: 0 of 1, 9,000 rows"
 
 
+def test_a_run_whose_rows_are_all_outside_its_range_says_where_they_are() -> None:
+    july = 1_626_355_473_000_000  # 2021-07-15 13:24:33
+    outside = OutsideFrames(1_952, july, july + 3_600_000_000)
+    outcome = RunOutcome("november", {}, 0, 1_952, outside=outside)
+    assert describe_outcome(outcome) == (
+        "run november is done: no rows; 1,952 frames of the files are outside the range, and so not in the run: they "
+        "are of 2021-07-15 13:24:33 to 2021-07-15 14:24:33 UTC. A run with these times in --from and --to has them"
+    )
+    assert encode_outcome(outcome)["outside"] == {"frames": 1_952, "first_at": july, "last_at": july + 3_600_000_000}
+
+
 def test_the_end_of_a_run_in_words_and_as_json() -> None:
     outcome = RunOutcome("november", {"updates": 2_000, "batches": 7}, 2_007, 10)
     assert describe_outcome(outcome) == "run november is done: 7 batches, 2,000 updates"
     assert (
-        describe_outcome(RunOutcome("november", outcome.rows, 0, 0))
+        describe_outcome(RunOutcome("november", outcome.rows, 0, 0, is_repeated=True))
         == "run november was already done: nothing was written"
     )
+    nowhere = {"frames": 0, "first_at": 0, "last_at": 0}
     said = {"run": "november", "wrote": 2_007, "frames": 10, "rows": outcome.rows, "published": 0, "gone": []}
+    said["outside"] = nowhere
     assert encode_outcome(outcome) == said
     lacking = replace(outcome, published=3, lost=["kiln.frames, partition 0: all 9 records were removed"])
     assert describe_outcome(lacking, publish=True) == (

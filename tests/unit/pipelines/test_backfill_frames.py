@@ -3,8 +3,9 @@ Spark."""
 
 from __future__ import annotations
 
-import hashlib
+import os
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 import msgspec
@@ -19,40 +20,53 @@ from kiln.pipelines.backfill.frames import (
     _read_file_partition,
     _read_kafka_partition,
     _write_partition,
-    split_file,
 )
 from kiln.pipelines.backfill.merged_rows import MergedRow, MergedRowBuffer
 from kiln.pipelines.backfill.messages import RunTarget
+from kiln.pipelines.backfill.sources import CaptureFile, FilePart, split_capture
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.captures.capture_file import CaptureRecord, write_capture
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 
 SECOND = 1_000_000
-WHOLE = FrameFilter(TimeRange(0, 100 * SECOND))
+BEGIN = 1_700_000_000
+"""s"""
+WHOLE = FrameFilter(TimeRange(BEGIN * SECOND, (BEGIN + 100) * SECOND))
 RECORDS = pa.schema([("partition", pa.int32()), ("offset", pa.int64()), ("stamp", pa.int64()), ("value", pa.binary())])
 
 
 @pytest.fixture
 def where(tmp_path: Path) -> RunTarget:
-    """A run of the 10th to the 20th second."""
+    """A run of the 10th to the 20th second after `BEGIN`."""
     run = Lake(str(tmp_path / "run"))
     beyond = Lake(f"{run.path}/beyond")
     run.create(("frames", "quarantine"))
     beyond.create(("frames",))
-    return RunTarget(run, beyond, TimeRange(10 * SECOND, 20 * SECOND))
+    return RunTarget(run, beyond, TimeRange((BEGIN + 10) * SECOND, (BEGIN + 20) * SECOND))
 
 
 def frame(sequence: int, at: int, network: str = "n") -> bytes:
-    """Heard at a second."""
+    """Heard at a second after `BEGIN`."""
     made = Frame(
-        network=network, connection=b"c" * 16, observed_at=at * 1_000_000_000, sequence=sequence, protocol="/meshsub"
+        network=network,
+        connection=b"c" * 16,
+        observed_at=(BEGIN + at) * 1_000_000_000,
+        sequence=sequence,
+        protocol="/meshsub",
     )
     return made.SerializeToString()
 
 
+def part_of(file: Path, modified_at: int) -> FilePart:
+    """The capture file as a run reads it; ns."""
+    os.utime(file, ns=(modified_at, modified_at))
+    (part,) = split_capture(CaptureFile(str(file), "kiln-capture"), "n")
+    return part
+
+
 def records(*values: bytes) -> Iterator[pa.RecordBatch]:
-    rows = [(1, offset, 12 * SECOND, value) for offset, value in enumerate(values)]
+    rows = [(1, offset, (BEGIN + 12) * SECOND, value) for offset, value in enumerate(values)]
     yield pa.RecordBatch.from_arrays([pa.array(column) for column in zip(*rows, strict=True)], schema=RECORDS)
 
 
@@ -100,10 +114,9 @@ def test_a_capture_file_gives_frames_with_a_place_of_their_own_and_its_damage_go
     file = tmp_path / "some.rpc"
     rpc = RPC(subscriptions=[RPC.SubOpts(subscribe=True, topicid="/ceramic/n")]).SerializeToString()
     with file.open("wb") as out:
-        write_capture(out, [CaptureRecord("R", 12_000_000_000, b"us", b"them", "/meshsub/1.2.0", rpc)])
+        write_capture(out, [CaptureRecord("R", (BEGIN + 12) * 1_000_000_000, b"us", b"them", "/meshsub/1.2.0", rpc)])
         out.write(b"\x00\x00\x00\x09cut")
-    digest = hashlib.sha256(file.read_bytes()).digest()
-    (part,) = split_file(str(file), "kiln-capture", digest, "n", 12_000_000_000)
+    part = part_of(file, (BEGIN + 12) * 1_000_000_000)
     given = pa.RecordBatch.from_pydict({"part": [msgspec.msgpack.encode(part)]})
     settle(_read_file_partition(WHOLE, where)(iter([given])), where)
     rows = written(where.run, "frames", "sequence", "kafka_partition", "kafka_offset", "payload", "origin")
@@ -122,9 +135,11 @@ def test_a_frame_beyond_the_bounds_goes_to_quarantine_with_its_bytes_and_the_res
     giant = b"\xff" * 65_535
     with file.open("wb") as out:
         peers = (b"them", giant, b"others")
-        write_capture(out, [CaptureRecord("R", 12_000_000_000, b"us", peer, "/meshsub/1.2.0", rpc) for peer in peers])
-    digest = hashlib.sha256(file.read_bytes()).digest()
-    (part,) = split_file(str(file), "kiln-capture", digest, "n", 12_000_000_000)
+        write_capture(
+            out,
+            [CaptureRecord("R", (BEGIN + 12) * 1_000_000_000, b"us", peer, "/meshsub/1.2.0", rpc) for peer in peers],
+        )
+    part = part_of(file, (BEGIN + 12) * 1_000_000_000)
     given = pa.RecordBatch.from_pydict({"part": [msgspec.msgpack.encode(part)]})
     rows = [row for batch in _read_file_partition(WHOLE, where)(iter([given])) for row in batch.to_pylist()]
     assert len({row["name"] for row in rows if row["name"]}) == 2, "two connections are read"
@@ -132,3 +147,21 @@ def test_a_frame_beyond_the_bounds_goes_to_quarantine_with_its_bytes_and_the_res
     assert [each[:2] for each in refused] == [("frame", "frame_invalid")] * 2, "the frame, and the closing one"
     assert all(Frame.FromString(data).remote_peer == giant for _, _, data, _ in refused if isinstance(data, bytes))
     assert all("giant.rpc, frame" in str(detail) and "remote_peer" in str(detail) for *_, detail in refused)
+
+
+@pytest.mark.parametrize(
+    "seconds", [0, 946_684_799, 4_102_444_800, 9_000_000_000], ids=["1970", "1999", "2100", "2255"]
+)
+def test_frames_of_a_capture_from_another_time_go_to_quarantine(where: RunTarget, tmp_path: Path, seconds: int) -> None:
+    file = tmp_path / "old.rpc"
+    rpc = RPC(subscriptions=[RPC.SubOpts(subscribe=True, topicid="/ceramic/n")]).SerializeToString()
+    with file.open("wb") as out:
+        write_capture(out, [CaptureRecord("R", seconds * 1_000_000_000, b"us", b"them", "/meshsub/1.2.0", rpc)])
+    part = part_of(file, (BEGIN + 12) * 1_000_000_000)
+    given = pa.RecordBatch.from_pydict({"part": [msgspec.msgpack.encode(part)]})
+    rows = [row for batch in _read_file_partition(WHOLE, where)(iter([given])) for row in batch.to_pylist()]
+    assert not [row["name"] for row in rows if row["name"]], "no frame is read"
+    refused = written(where.run, "quarantine", "stage", "reason", "detail", "observed_at")
+    assert {each[:2] for each in refused} == {("frame", "frame_invalid")}
+    assert all("not in the years 2000 to 2099" in str(detail) for _, _, detail, _ in refused)
+    assert {at.timestamp() for *_, at in refused if isinstance(at, datetime)} == {BEGIN + 12}

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import io
+import os
+import tarfile
+import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -12,13 +16,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from kiln.pipelines.archive.transform import DECODE_RESULT, FAULT, MESSAGES, build_message_rows, decode_records
+from kiln.pipelines.backfill.sources import InputError, find_captures, save_streams, split_capture
 from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.delta.lake import Lake
-from kiln.schemas.captures.items import Item, UnreadableItem
+from kiln.schemas.captures.compression import open_member
+from kiln.schemas.captures.formats import FORMATS
+from kiln.schemas.captures.items import FileSource, Item, UnreadableItem
 from kiln.schemas.kafka.frames import METADATA_ONLY
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.wire.identity import peer_bytes
-from kit.history import items, kubo_line
+from kit.history import ARCHIVES, LINE_LAYERS, PACKINGS, items, kubo_line, zipped
 
 FILES = Path(__file__).resolve().parents[1] / "schemas" / "history_files"
 CLAY = "/ceramic/testnet-clay"
@@ -89,6 +96,107 @@ def test_the_copies_of_a_trace_are_copies_and_say_what_is_missing(lake: Lake) ->
     assert len(heard) + len(unread) == len(found)
     assert len({row["message_id"] for row in heard}) == 10
     assert {len(list(peers)) for peers in _by_message(heard).values()} == {3}
+
+
+WRAPPINGS = {**LINE_LAYERS, **PACKINGS, **ARCHIVES}
+
+
+def read_all(*names: Path) -> list[Item]:
+    """What a run reads."""
+    captures, _ = find_captures([str(each) for each in names])
+    found: list[Item] = []
+    for capture in captures:
+        for part in split_capture(capture, "local-history"):
+            with Path(part.path).open("rb") as raw:
+                file = raw if part.member is None else open_member(raw, part.member)
+                source = FileSource(part.digest, part.network, part.heard_at)
+                found += FORMATS[part.format].read(file, source, part.part)
+    return found
+
+
+@pytest.mark.parametrize("name", WRAPPINGS)
+def test_each_form_of_a_log_gives_the_same_rows(name: str, lake: Lake, tmp_path: Path) -> None:
+    """All columns but those that name the file."""
+    raw = (FILES / "js_ceramic.log").read_bytes()
+    plain, wrapped = tmp_path / "plain.log", tmp_path / "wrapped.log"
+    plain.write_bytes(raw)
+    wrapped.write_bytes(WRAPPINGS[name](raw))
+    expected, faults = rows_of(lake, read_all(plain))
+    assert len(expected) == 8
+    assert rows_of(lake, read_all(wrapped)) == (expected, faults)
+
+
+def test_folders_archives_and_streams_are_read(tmp_path: Path) -> None:
+    line = kubo_line(AUTHOR, b'{"typ":3,"ts":1}', b"\x07", CLAY)
+    folder = tmp_path / "logs"
+    (folder / "old" / ".git").mkdir(parents=True)
+    (folder / "b.ndjson").write_bytes(line)
+    (folder / "old" / "a.ndjson.gz").write_bytes(zipped(line + b"\n" + line))
+    (folder / "old" / ".git" / "c.ndjson").write_bytes(line)
+    (folder / "README").write_bytes(b"logs of 2021\n")
+    (folder / "all.zip").write_bytes(ARCHIVES["zip"](line))
+    captures, skipped = find_captures([str(folder)])
+    found = [(Path(each.path).name, each.member.name if each.member else "") for each in captures]
+    assert found == [("all.zip", "logs/ceramic.log.gz"), ("b.ndjson", ""), ("a.ndjson.gz", "")]
+    assert skipped == [f"{folder}/README is not read: it is text, and its first line is 'logs of 2021'"]
+    assert len([item for item in read_all(folder) if isinstance(item, Frame)]) == 4
+
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=lambda: (tmp_path / "pipe").write_bytes(line))
+    writer.start()
+    (saved,) = save_streams([tmp_path / "pipe"], tmp_path / "state" / "run")
+    writer.join()
+    assert saved.read_bytes() == line
+    assert saved.parent == tmp_path / "state" / "run"
+    assert save_streams([saved, folder], tmp_path / "elsewhere") == (saved, folder)
+
+
+def test_two_members_of_one_name_are_both_read(tmp_path: Path) -> None:
+    lines = [kubo_line(AUTHOR, b'{"typ":3,"ts":%d}' % at, bytes([at]), CLAY) for at in (1, 2)]
+    with tarfile.open(tmp_path / "logs.tar", "w") as archive:
+        for line in lines:
+            member = tarfile.TarInfo("a.ndjson")
+            member.size = len(line)
+            archive.addfile(member, io.BytesIO(line))
+    assert read_all(tmp_path / "logs.tar") == read_all(*_written(tmp_path, lines))
+
+
+def _written(folder: Path, texts: list[bytes]) -> list[Path]:
+    paths = [folder / f"{number}.ndjson" for number in range(len(texts))]
+    for path, text in zip(paths, texts, strict=True):
+        path.write_bytes(text)
+        os.utime(path, (0, 0))  # as the members
+    return paths
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (b"", "it is empty"),
+        (b"hello\n", "it is text, and its first line is 'hello'"),
+        (ARCHIVES["zip"](b"hello\n"), "none of its 1 files is of a known format. Of logs/ceramic.log.gz in "),
+        (ARCHIVES["zip"](b"hello\n" * 99)[:80], "the archive is damaged: File is not a zip file. Extract what is left"),
+        (gzip.compress(gzip.decompress(ARCHIVES["tar.gz"](b"hello\n" * 9999))[:4000]), "the archive is cut off."),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_refused_with_what_it_is(raw: bytes, words: str, tmp_path: Path) -> None:
+    file = tmp_path / "some.file"
+    file.write_bytes(raw)
+    with pytest.raises(InputError) as error:
+        find_captures([str(file)])
+    assert str(error.value).startswith(f"cannot read {file}: {words}")
+
+
+def test_an_empty_folder_and_an_encrypted_archive_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="there are no files in it"):
+        find_captures([str(tmp_path)])
+    raw = bytearray(ARCHIVES["zip"](b"hello"))
+    for start in (b"PK\x03\x04", b"PK\x01\x02"):
+        at = raw.rfind(start)
+        raw[at + (6 if start[2] == 3 else 8)] |= 1  # the flag of encryption
+    (tmp_path / "secret.zip").write_bytes(raw)
+    with pytest.raises(InputError, match=r"logs/ceramic\.log\.gz in the archive is encrypted\. Extract it"):
+        find_captures([str(tmp_path / "secret.zip")])
 
 
 def _by_message(rows: list[dict[str, object]]) -> dict[object, set[object]]:

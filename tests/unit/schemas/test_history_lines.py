@@ -3,16 +3,21 @@ apart."""
 
 from __future__ import annotations
 
+import bz2
 import io
+import json
+import lzma
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
 from typing import BinaryIO, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kiln.schemas.captures.formats import FORMATS, detect_format
+from kiln.schemas.captures.formats import FORMATS, describe_file, detect_format
 from kiln.schemas.captures.items import (
     FILE_DAMAGED,
     FILE_ENDS_EARLY,
@@ -25,16 +30,30 @@ from kiln.schemas.captures.lines import (
     MAX_LINE,
     QUARANTINED_LINE_BYTES,
     WHOLE,
+    FileDamage,
     FileRange,
     Line,
+    _split_objects,
     read_lines,
     split_lines,
 )
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
-from kit.history import SOURCE, in_parts, items, kubo_line, only_frames, unread, zipped
+from kit.history import (
+    LINE_LAYERS,
+    PACKINGS,
+    SOURCE,
+    in_parts,
+    items,
+    kubo_line,
+    message_of,
+    only_frames,
+    unread,
+    zipped,
+)
 
 PEER = bytes.fromhex("002408011220") + bytes(32)
 GOOD = kubo_line(PEER, b'{"typ":3,"ts":1}', b"\x01" * 8, "/ceramic/local-history")
+CERAMIC = Path(__file__).parent / "history_files" / "js_ceramic.log"
 LINES = [name for name, each in FORMATS.items() if each.has_lines]
 
 some_bytes = st.one_of(
@@ -69,8 +88,8 @@ def test_any_bytes_become_frames_and_faults_and_nothing_is_raised(name: str, raw
 @pytest.mark.parametrize("name", LINES)
 @given(raw=some_bytes)
 def test_each_line_that_holds_something_is_one_item_under_its_number(name: str, raw: bytes) -> None:
-    if raw.startswith(b"\x1f\x8b"):
-        return  # a compressed file
+    if list(split_lines(io.BytesIO(raw), 1))[:1] == [WHOLE]:
+        return  # compressed, or not of plain lines
     holding = [number for number, line in enumerate(raw.split(b"\n"), 1) if line.removesuffix(b"\r")]
     found = items(name, raw)
     assert [item.line if isinstance(item, UnreadableItem) else item.sequence for item in found] == holding
@@ -90,9 +109,9 @@ def test_parts_of_any_size_give_what_the_whole_file_gives(name: str, raw: bytes,
 )
 def test_parts_begin_at_lines_and_know_their_numbers(lines: list[bytes], size: int) -> None:
     raw = b"\n".join(lines)
-    if raw.startswith(b"\x1f\x8b"):
-        return
     parts = list(split_lines(io.BytesIO(raw), size))
+    if parts[:1] == [WHOLE]:
+        return
     assert [part.start for part in parts] == [0, *(part.stop for part in parts)][: len(parts)]
     assert not parts or parts[-1].stop == len(raw)
     for part in parts:
@@ -102,8 +121,130 @@ def test_parts_begin_at_lines_and_know_their_numbers(lines: list[bytes], size: i
         assert part.stop - part.start >= size or part is parts[-1]
 
 
-def test_a_compressed_file_is_one_part() -> None:
-    assert list(split_lines(io.BytesIO(zipped(GOOD * 100)), 10)) == [WHOLE]
+@pytest.mark.parametrize("pack", PACKINGS.values(), ids=PACKINGS)
+def test_a_compressed_file_is_one_part_and_reads_as_the_file(pack: Callable[[bytes], bytes]) -> None:
+    raw = GOOD + b"\n" + GOOD
+    assert list(split_lines(io.BytesIO(pack(raw)), 10)) == [WHOLE]
+    assert items("kubo-sub", pack(raw)) == items("kubo-sub", raw)
+    assert detect_format(io.BytesIO(pack(raw))) is FORMATS["kubo-sub"]
+
+
+@pytest.mark.parametrize("pack", PACKINGS.values(), ids=PACKINGS)
+def test_compressed_files_that_are_cut_give_what_is_whole(pack: Callable[[bytes], bytes]) -> None:
+    """Incompressible lines, so that all kinds have several blocks."""
+    random = Random(1)
+    lines = [kubo_line(PEER, random.randbytes(3000), at.to_bytes(8), "/ceramic/local-history") for at in range(1, 400)]
+    whole = only_frames(items("kubo-sub", b"\n".join(lines)))
+    packed = pack(b"\n".join(lines))
+    found = items("kubo-sub", packed[: len(packed) * 9 // 10])
+    assert unread(found[-1:]) == [(len(found), FILE_ENDS_EARLY)]
+    assert found[:-1] == whole[: len(found) - 1]
+    if pack not in (bz2.compress, lzma.compress):  # these have blocks of 900 KB and more
+        assert len(found) > 200
+
+
+@pytest.mark.parametrize("wrap", LINE_LAYERS.values(), ids=LINE_LAYERS)
+def test_a_log_is_read_as_its_program_wrote_it_whatever_is_around_its_lines(wrap: Callable[[bytes], bytes]) -> None:
+    raw = CERAMIC.read_bytes()
+    assert detect_format(io.BytesIO(wrap(raw))) is FORMATS["ceramic-log"]
+    plain = items("ceramic-log", raw)
+    assert len(only_frames(plain[:8])) == 8
+    for found in (items("ceramic-log", wrap(raw)), in_parts("ceramic-log", wrap(raw), 700)):
+        assert only_frames(found[:8]) == plain[:8]
+        assert unread(found) == unread(plain)
+
+
+@pytest.mark.parametrize("wrap", [LINE_LAYERS[name] for name in ("docker json-file", "CRI")])
+def test_a_line_that_a_runtime_wrote_in_pieces_is_one_line(wrap: Callable[[bytes], bytes]) -> None:
+    lines = [
+        kubo_line(PEER, bytes([at]) * size, b"\x07", "/ceramic/local-history") for at, size in enumerate((9, 40_000))
+    ]
+    found = only_frames(items("kubo-sub", wrap(b"\n".join([*lines, *lines]))))
+    assert [len(message_of(frame).data) for frame in found] == [9, 40_000, 9, 40_000]
+    assert [frame.sequence for frame in found] == [1, 2, 6, 7]
+    cut = wrap(lines[1]).splitlines()[:-1]
+    assert unread(items("kubo-sub", b"\n".join(cut) + b"\n")) == [(1, FILE_ENDS_EARLY)]
+
+
+def test_streams_of_a_container_are_joined_apart() -> None:
+    out, error = (list(LINE_LAYERS["CRI"](each).splitlines()) for each in (GOOD + b" " * 20_000, b"x" * 20_000))
+    error = [line.replace(b"stdout", b"stderr") for line in error]
+    found = items("kubo-sub", b"\n".join([out[0], error[0], out[1], error[1], b""]))
+    assert [item.sequence if isinstance(item, Frame) else (item.line, item.reason) for item in found] == [
+        1,
+        (2, LINE_MALFORMED),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("prefix", "at"),
+    [
+        (b"2023-05-04T12:00:00.25Z ", 1_683_201_600_250_000_000),
+        (b"2023-05-04T14:00:00,250+02:00 ", 1_683_201_600_250_000_000),
+        (b"1683201600.25 ", 1_683_201_600_250_000_000),
+        (b"1683201600250 ", 1_683_201_600_250_000_000),
+        (b"[2023-05-04 12:00:00] ", 1_683_201_600_000_000_000),
+        (b"May  4 12:00:00 ", SOURCE.default_time),
+        (b"2023-15-04T12:00:00Z ", SOURCE.default_time),
+        (b"", SOURCE.default_time),
+    ],
+)
+def test_a_line_without_a_time_has_that_of_its_prefix(prefix: bytes, at: int) -> None:
+    (frame,) = only_frames(items("kubo-sub", prefix + GOOD))
+    assert frame.observed_at == at
+
+
+def test_text_of_strangers_inside_a_line_is_no_line() -> None:
+    log = CERAMIC.read_bytes().splitlines()[0]
+    for line in (b'nginx-1  | 10.0.0.1 "GET / " "' + log + b'"', b"note: " + log, b'{"msg":"%b"}' % log[:20]):
+        assert unread(items("ceramic-log", line + b"\n")) == [(1, LINE_MALFORMED)]
+
+
+@pytest.mark.parametrize("form", [b"[%b]", b"[\n  %b\n]\n", b"\xef\xbb\xbf [ %b ] "])
+def test_an_array_is_read_as_its_objects_are_as_lines(form: bytes) -> None:
+    lines = [kubo_line(PEER, b'{"}]"' + bytes([at, 92, 34]), b"\x07", "/ceramic/x") for at in range(1, 30)]
+    for separator in (b",", b",\n", b"\n,\n  "):
+        raw = form % separator.join(lines)
+        assert items("kubo-sub", raw) == items("kubo-sub", b"\n".join(lines))
+        assert detect_format(io.BytesIO(raw)) is FORMATS["kubo-sub"]
+        assert list(split_lines(io.BytesIO(raw), 10)) == [WHOLE]
+    pretty = b"\n".join(json.dumps(json.loads(line), indent=2).encode() for line in lines)
+    assert items("kubo-sub", pretty) == items("kubo-sub", b"\n".join(lines))
+
+
+@given(sizes=st.lists(st.integers(1, 40), min_size=1))
+def test_an_array_is_read_in_blocks_of_any_size(sizes: list[int]) -> None:
+    lines = [json.dumps({"a": '{"\\' + "é" * at, "b": {"c": [at, {}]}}).encode() for at in range(6)]
+    raw = b"[" + b" , ".join(lines) + b"] rest"
+    blocks: list[bytes | FileDamage] = []
+    for size in sizes:
+        blocks.append(raw[:size])
+        raw = raw[size:]
+    found = list(_split_objects(iter([*blocks, raw])))
+    assert [line.data for line in found if isinstance(line, Line)] == [*lines, b"rest"]
+
+
+def test_an_array_that_ends_early_says_so() -> None:
+    raw = b"[" + GOOD + b"," + GOOD
+    assert unread(items("kubo-sub", raw[:-9])) == [(2, FILE_ENDS_EARLY)]
+    assert unread(items("kubo-sub", b"[" + GOOD + b', "text", ' + GOOD + b"]")) == [(2, LINE_MALFORMED)]
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (b"", "it is empty"),
+        (zipped(b""), "it is a gzip file with nothing in it"),
+        (zipped(GOOD * 99)[:12], "the compressed file is cut off before its first byte (gzip)"),
+        (b"hello\nthere\n", "it is text, and its first line is 'hello'"),
+        (bz2.compress(b"\n\nhello"), "it is a bzip2 file with text, and its first line is 'hello'"),
+        (b"\x89PNG\r\n\x1a\n\0\0", "it is a file with bytes that are no text, which begin with 0x89504e470d0a1a0a"),
+        (b"PAR1\x15\x04", "it is a table in Parquet: rows of Kiln's tables come with --source frames"),
+    ],
+)
+def test_a_file_of_no_format_is_described(raw: bytes, words: str) -> None:
+    assert detect_format(io.BytesIO(raw)) is None
+    assert describe_file(io.BytesIO(raw)) == words
 
 
 def test_a_windows_file_and_one_without_a_last_newline_are_read() -> None:
@@ -205,8 +346,9 @@ def test_a_format_is_known_by_its_first_bytes(first: bytes, name: str | None) ->
 
 @given(st.binary(max_size=200))
 def test_to_recognise_raises_nothing(raw: bytes) -> None:
-    detect_format(io.BytesIO(raw))
-    detect_format(io.BytesIO(zipped(raw)[:-3]))
+    for each in (raw, zipped(raw)[:-3]):
+        detect_format(io.BytesIO(each))
+        assert describe_file(io.BytesIO(each))
 
 
 def test_the_same_file_gives_the_same_keys_and_another_file_others() -> None:

@@ -1,0 +1,226 @@
+"""Compressed files and archives: gzip, bzip2, xz and zstd by their first bytes, and the members of tar and zip."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import re
+import struct
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from itertools import islice
+from typing import BinaryIO, Final, NamedTuple, cast
+
+_BEGIN: Final = 512
+"""Bytes of a file that show whether it is compressed or an archive; also the size of a header in a tar."""
+_ZSTD_STEP: Final = 16 * 1024
+_NS: Final = 1_000_000_000
+_ENCRYPTED: Final = 1
+"""Flag of an encrypted member of a zip file."""
+
+_DAMAGE: Final = (
+    EOFError,
+    OSError,
+    # of zipfile and tarfile: unknown versions, names that are no text, sizes out of range
+    NotImplementedError,
+    OverflowError,
+    ValueError,
+    struct.error,
+    zlib.error,
+    lzma.LZMAError,
+    zipfile.BadZipFile,
+    tarfile.TarError,
+)
+"""Exceptions of damaged data. An `OSError` with an errno is of the file itself."""
+
+
+CUT_OFF: Final = "is cut off"
+"""Description of damage: the data ends too early."""
+
+
+class ArchiveError(Exception):
+    """An archive cannot be read. The text says why."""
+
+
+class Member(NamedTuple):
+    """A file in an archive."""
+
+    name: str
+    number: int
+    """from 0, over all entries of the archive: two may have one name"""
+    modified_at: int | None
+    """unix ns"""
+
+
+def open_decompressed(file: BinaryIO) -> BinaryIO:
+    """Open a file from its begin, decompressed if it is compressed."""
+    begin = _read_begin(file)
+    for kind in _COMPRESSIONS:
+        if kind.begin.match(begin):
+            return kind.open(file)
+    return file
+
+
+def name_compression(file: BinaryIO) -> str:
+    """Name the compression of a file, or "" if it has none. The file is left at its begin."""
+    begin = _read_begin(file)
+    return next((kind.name for kind in _COMPRESSIONS if kind.begin.match(begin)), "")
+
+
+@contextmanager
+def describe_damage() -> Iterator[list[str]]:
+    """Catch the exceptions of damaged data, and append a description to the list. Errors of the file are raised."""
+    damage: list[str] = []
+    try:
+        yield damage
+    except _DAMAGE as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        cut = isinstance(error, EOFError) or "Truncated" in str(error) or "unexpected end" in str(error)
+        damage.append(CUT_OFF if cut else f"is damaged: {error}")
+
+
+def list_members(file: BinaryIO) -> list[Member] | None:
+    """List the files in an archive, which may be compressed, in its order.
+
+    Returns:
+        The members without folders, links and hidden files; `None` if the file is no archive.
+
+    Raises:
+        ArchiveError: The archive is damaged, encrypted, or compressed in a way that is not supported.
+    """
+    with describe_damage() as damage:
+        if _is_zip(file):
+            entries = enumerate(zipfile.ZipFile(file).infolist())
+            return [_describe_zip_member(number, each) for number, each in entries if _is_wanted(each)]
+        opened = open_decompressed(file)
+        if not _is_tar(opened):
+            return None
+        with tarfile.open(fileobj=opened, mode="r:") as archive:
+            return [
+                Member(each.name, number, int(each.mtime * _NS))
+                for number, each in enumerate(archive)
+                if each.isfile() and not is_hidden(each.name)
+            ]
+    if not _is_zip(file) and not _is_tar_begin(file):
+        return None  # a damaged compressed file that is no archive: its readers report the damage
+    raise ArchiveError(f"the archive {damage[0]}. Extract what is left of it, and name the files")
+
+
+def open_member(file: BinaryIO, number: int) -> BinaryIO:
+    """Open the member of this number of an archive."""
+    if _is_zip(file):
+        archive = zipfile.ZipFile(file)
+        return cast(BinaryIO, archive.open(archive.infolist()[number]))
+    tar = tarfile.open(fileobj=open_decompressed(file), mode="r:")  # noqa: SIM115 - the caller closes the file
+    member = tar.extractfile(next(islice(tar, number, None)))
+    assert member is not None
+    return cast(BinaryIO, member)
+
+
+def is_hidden(name: str) -> bool:
+    """Return true if a part of a path begins with a dot, or is the folder of metadata that macOS adds to archives."""
+    return any((part.startswith(".") and part.strip(".")) or part == "__MACOSX" for part in name.split("/"))
+
+
+class _Compression(NamedTuple):
+    name: str
+    begin: re.Pattern[bytes]
+    open: Callable[[BinaryIO], BinaryIO]
+
+
+class _OpenFile(io.RawIOBase):
+    """Reads a file that stays open: pyarrow closes the files that it reads."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        return self._file.read(size)
+
+
+class _ZstdFile(io.RawIOBase):
+    """Zstandard as pyarrow reads it, in small steps: a step before damage loses its data."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        import pyarrow as pa  # slow to import, and few files need it
+
+        self._stream = pa.CompressedInputStream(pa.PythonFile(_OpenFile(file), mode="r"), "zstd")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # any buffer in typeshed
+        data: bytes = self._stream.read(min(len(buffer), _ZSTD_STEP))
+        buffer[: len(data)] = data
+        return len(data)
+
+
+# The classes of the standard library are a BinaryIO in all but their declared type.
+_COMPRESSIONS: Final = (
+    _Compression("gzip", re.compile(rb"\x1f\x8b"), lambda file: cast(BinaryIO, gzip.GzipFile(fileobj=file))),
+    _Compression(
+        "bzip2",
+        re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)", re.DOTALL),
+        lambda file: cast(BinaryIO, bz2.BZ2File(file)),
+    ),
+    _Compression("xz", re.compile(rb"\xfd7zXZ\0"), lambda file: cast(BinaryIO, lzma.LZMAFile(file))),  # noqa: SIM115
+    _Compression(
+        "zstd", re.compile(rb"\x28\xb5\x2f\xfd"), lambda file: cast(BinaryIO, io.BufferedReader(_ZstdFile(file)))
+    ),
+)
+
+
+def _read_begin(file: BinaryIO) -> bytes:
+    begin = b""
+    file.seek(0)
+    with describe_damage():  # of a member; whoever reads on comes to the damage
+        begin = file.read(_BEGIN)
+    file.seek(0)
+    return begin
+
+
+def _is_zip(file: BinaryIO) -> bool:
+    return _read_begin(file).startswith((b"PK\x03\x04", b"PK\x05\x06"))
+
+
+def _is_tar(opened: BinaryIO) -> bool:
+    begin = opened.read(_BEGIN)
+    opened.seek(0)
+    return begin[257:262] == b"ustar"
+
+
+def _is_tar_begin(file: BinaryIO) -> bool:
+    with describe_damage():
+        return open_decompressed(file).read(_BEGIN)[257:262] == b"ustar"
+    return False
+
+
+def _is_wanted(member: zipfile.ZipInfo) -> bool:
+    if member.is_dir() or is_hidden(member.filename):
+        return False
+    if member.flag_bits & _ENCRYPTED:
+        raise ArchiveError(f"{member.filename} in the archive is encrypted. Extract it, and name the files")
+    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA):
+        raise ArchiveError(
+            f"{member.filename} in the archive is compressed by method {member.compress_type}, which is not "
+            "supported. Extract it, and name the files"
+        )
+    return True
+
+
+def _describe_zip_member(number: int, member: zipfile.ZipInfo) -> Member:
+    try:  # the times of a zip file have no zone, and may be none
+        at = int(datetime(*member.date_time, tzinfo=UTC).timestamp()) * _NS
+    except ValueError:
+        return Member(member.filename, number, None)
+    return Member(member.filename, number, at)
