@@ -45,7 +45,7 @@ QUERIES: Final[dict[str, StreamingQuery]] = {
         StreamingQuery(
             "archive",
             ("frames",),
-            tables=("frames", "copies", "messages", "bundles"),
+            tables=("frames", "copies", "subscriptions", "controls", "messages", "bundles"),
             topics=("quarantine",),
             appends=("messages",),
             every=timedelta(seconds=10),

@@ -27,8 +27,8 @@ class FrameDedup:
         self._stored: StoredFrameRanges | None = None
 
     def drop_stored(self, results: Iterable[DecodeResult], write: WriteId) -> _Files:
-        """Return the files of `frames` and of `copies`, without the frames that the lake held before this micro-batch.
-        `write`: that of the micro-batch."""
+        """Return the files of `frames` and of their parts, without the frames that the lake held before this
+        micro-batch. `write`: that of the micro-batch."""
         in_order = sorted(results, key=lambda each: min(each.spans.items()))
         if self._stored is None:
             # If this micro-batch is a repeat, its own rows are in the table: a frame is no duplicate of itself. Rows at
@@ -38,19 +38,17 @@ class FrameDedup:
             is_repeat = newest is not None and newest >= write.batch_id
             self._stored = read_frame_ranges(self._lake, own if is_repeat else ())
         frames: list[DataFile] = []
-        copies: list[DataFile] = []
+        parts: list[DataFile] = []
         for each in in_order:
             near = self._stored.find_near(each.frame_ranges)
-            files = (
-                self._rewrite_without(each, near) if overlap(near, each.frame_ranges) else (each.frames, each.copies)
-            )
+            files = self._rewrite_without(each, near) if overlap(near, each.frame_ranges) else (each.frames, each.parts)
             frames += files[0]
-            copies += files[1]
+            parts += files[1]
             self._stored.add(each.frame_ranges)
-        return frames, copies
+        return frames, parts
 
     def _rewrite_without(self, result: DecodeResult, stored: FrameRanges) -> _Files:
-        """Rewrite the files of a task without the frames in `stored` and the copies in these frames."""
+        """Rewrite the files of a task without the frames in `stored` and the parts of these frames."""
         repeated: set[tuple[int, int]] = set()  # partition and offset
 
         def select_new_frames(rows: pa.Table) -> pa.Array:
@@ -65,9 +63,9 @@ class FrameDedup:
                 keep.append(not is_stored)
             return pa.array(keep, pa.bool_())
 
-        def select_new_copies(rows: pa.Table) -> pa.Array:
+        def select_new_parts(rows: pa.Table) -> pa.Array:
             positions = zip(rows["kafka_partition"].to_pylist(), rows["kafka_offset"].to_pylist(), strict=True)
             return pa.array([position not in repeated for position in positions], pa.bool_())
 
         frames = [new for file in result.frames for new in rewrite_file(self._lake, file, select_new_frames)]
-        return frames, [new for file in result.copies for new in rewrite_file(self._lake, file, select_new_copies)]
+        return frames, [new for file in result.parts for new in rewrite_file(self._lake, file, select_new_parts)]

@@ -1,5 +1,5 @@
-"""Query `archive`: to Delta every frame with its exact bytes, each copy of a message, and one valid copy of every
-message; to quarantine what is no message."""
+"""Query `archive`: to Delta every frame with its exact bytes, each subscription, control entry and copy of a message,
+and one valid copy of every message; to quarantine what is no message."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from kiln.pipelines.archive.transform import (
     ARCHIVE_OUTPUT,
     DECODE_RESULT,
     FAULT,
+    PARTS,
     ArchiveOutput,
     DecodeResult,
     archive_frames,
@@ -93,10 +94,11 @@ class _ArchiveWriter:
                 write_topic(out.where(F.col("kind") == FAULT), context.broker, "quarantine")
         finally:
             out.unpersist()
-        frames, copies = self._frame_dedup.drop_stored(results, write)
+        frames, parts = self._frame_dedup.drop_stored(results, write)
         self._commit("messages", [file for each in outputs for file in each.messages], write)
         self._commit("frames", frames, write)
-        self._commit("copies", copies, write)
+        for table in PARTS:
+            self._commit(table, [file for file in parts if file.table == table], write)
         counts = sum((Counter(each.counts) for each in outputs), Counter[str]())
         context.report("archive", {**counts, "copies": sum(each.valid_copies for each in results)})
 

@@ -1,8 +1,8 @@
-"""From `kiln.frames` to the tables `frames`, `copies` and `messages`, and to quarantine: one decode for all.
+"""From `kiln.frames` to the tables of the query, and to quarantine: one decode for all.
 
 The first copy of each message is selected between two stages (decisions 5, 10 and 18). The first stage decodes, and
-writes the files of `frames` and `copies` in its task. The second writes `messages`. Where the digests are in a file,
-one task does it all; where they are in Spark's state, its operators run between the stages.
+writes the files of `frames` and of the tables PARTS in its task. The second writes `messages`. Where the digests are in
+a file, one task does it all; where they are in Spark's state, its operators run between the stages.
 """
 
 from __future__ import annotations
@@ -18,6 +18,14 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import DataFrame
 
+from kiln.pipelines.archive.control_rows import (
+    CONTROLS,
+    ENTRY_ROW_BYTES,
+    SUBSCRIPTIONS,
+    ControlRows,
+    build_control_rows,
+    estimate_size,
+)
 from kiln.pipelines.decode.breaker import AuthorTally
 from kiln.pipelines.decode.decoder import (
     DecodeConfig,
@@ -25,6 +33,7 @@ from kiln.pipelines.decode.decoder import (
     FrameDecoder,
     MessageRef,
     RejectedMessage,
+    build_frame_key,
     compute_fault_identity,
     compute_identities,
     get_signer,
@@ -47,7 +56,7 @@ from kiln.pipelines.runtime.row_packing import (
     unpack_rows,
 )
 from kiln.schemas.delta.tables import TABLES, Column
-from kiln.schemas.kafka.frames import BEP50, DIRECTIONS, ORIGINS, read_frame
+from kiln.schemas.kafka.frames import BEP50, DIRECTIONS, ORIGINS, RPC_TOO_COSTLY, read_frame
 from kiln.schemas.kafka.records import (
     MAX_QUARANTINED,
     QuarantineRecord,
@@ -71,6 +80,9 @@ _TYPE, _AUTHOR, _TIPS, _VERDICT = (
 )
 _VALID = VERDICT_NAMES[Verdict.VALID]
 
+PARTS = ("copies", "subscriptions", "controls")
+"""Tables whose rows are parts of a frame, at its position."""
+
 IDENTITIES = ("early", "late")
 """Columns of the digests that identify copies of a message (decision 5)."""
 
@@ -89,7 +101,8 @@ class DecodeResult(msgspec.Struct, frozen=True, array_like=True):
     frame_ranges: dict[bytes, list[tuple[int, int]]]
     """the frames in the files, as `kiln.pipelines.delta.frame_ranges.FrameRanges`"""
     frames: list[DataFile]
-    copies: list[DataFile]
+    parts: list[DataFile]
+    """of the tables PARTS"""
     valid_copies: int = 0
     """copies of valid messages"""
 
@@ -105,8 +118,8 @@ class ArchiveOutput(msgspec.Struct, frozen=True, array_like=True):
 
 def archive_frames(records: DataFrame, config: DecodeConfig, lake: Lake, dedup: DedupStoreConfig) -> DataFrame:
     """Decode records, and write each table's rows. Columns partition, offset, stamp, value in; OUTPUT_DDL out:
-    quarantine records and, per task, a `DecodeResult` and an `ArchiveOutput`, which name the files of `frames` and
-    `copies`, and of `messages`.
+    quarantine records and, per task, a `DecodeResult` and an `ArchiveOutput`, which name the files of `frames` and of
+    their parts, and of `messages`.
 
     A frame that comes twice in one task is written once. The driver removes frames of earlier micro-batches.
     """
@@ -159,7 +172,8 @@ def write_messages(rows: DataFrame, lake: Lake) -> DataFrame:
 def decode_records(
     batches: _Batches, config: DecodeConfig, lake: Lake, task: bytes, *, every_copy: bool = False
 ) -> Iterator[PackedRow]:
-    """Decode the records of a task, and write the rows of `frames` and `copies` into files.
+    """Decode the records of a task, and write the rows of `frames`, `copies`, `subscriptions` and `controls` into
+    files.
 
     Args:
         batches: Columns partition, offset, stamp, value.
@@ -177,6 +191,8 @@ def decode_records(
     reject = partial(_record_rejection, rejected)
     frames = TableFiles(lake, "frames", refuse=partial(reject, FRAMES))
     copies = TableFiles(lake, "copies", refuse=partial(reject, COPIES))
+    subscriptions = TableFiles(lake, "subscriptions", refuse=partial(reject, SUBSCRIPTIONS))
+    controls = TableFiles(lake, "controls", refuse=partial(reject, CONTROLS))
     decoder = FrameDecoder(config)
     emitted: set[tuple[object, ...]] = set()  # by this task: other copies would be dropped anyway
     spans: dict[int, tuple[int, int]] = {}
@@ -190,6 +206,10 @@ def decode_records(
                 is_new = frame_filter.accept(record.frame.connection, record.frame.direction, record.frame.sequence)
                 if is_new:
                     frames.add(record.row, len(value))
+                    for row in record.control.subscriptions:
+                        subscriptions.add(row, ENTRY_ROW_BYTES)
+                    for row in record.control.controls:
+                        controls.add(row, estimate_size(row))
             size = len(value or b"")  # of the record, counted once for all messages that keep it in memory
             for item, copy in zip(record.items, record.copies, strict=True):
                 if is_new and copy is not None:
@@ -208,7 +228,7 @@ def decode_records(
                     digests = identities[:1] if is_lasting(item.message_id, is_signed) else identities
                     yield PackedRow("messages", digests, item.ref.text, item, size + _ROW_OVERHEAD)
                     size = 0
-    files = frames.close(), copies.close()
+    files = frames.close(), copies.close() + subscriptions.close() + controls.close()
     for fault in rejected:
         yield from _pack_faults(fault)
     if spans:
@@ -230,6 +250,7 @@ class RecordRows(NamedTuple):
     """`None` if the record is no Frame, or has no row"""
     row: _Row = ()
     """of `frames`"""
+    control: ControlRows = ControlRows([], [])
 
 
 def read_record(decoder: FrameDecoder, partition: int, offset: int, stamp: int, value: bytes | None) -> RecordRows:
@@ -247,7 +268,22 @@ def read_record(decoder: FrameDecoder, partition: int, offset: int, stamp: int, 
     except PROCESSING_ERRORS as error:  # all of the above is pure: the record alone has caused this
         fault = reject_failed("archive", error, MessageRef(partition, offset, None), value or b"", stamp)
         return RecordRows([fault], [None], frame if row and isinstance(frame, Frame) else None, row)
-    return RecordRows(items, copies, frame, row)
+    control = ControlRows([], [])
+    try:
+        control = build_control_rows(frame, decoder.bundles, partition, offset)
+        faults = [reject_unread(control, frame, partition, offset)] if control.unread else []
+    except PROCESSING_ERRORS as error:  # pure too; the messages do not depend on it
+        where = MessageRef(partition, offset, None)
+        faults = [reject_failed("archive", error, where, frame.payload, stamp, build_frame_key(frame))]
+    return RecordRows([*items, *faults], [*copies, *(None for _ in faults)], frame, row, control)
+
+
+def reject_unread(control: ControlRows, frame: Frame, partition: int, offset: int) -> RejectedMessage:
+    """Build the fault of a frame with more entries than are read of one RPC. The frame has their bytes."""
+    read = len(control.subscriptions) + len(control.controls)
+    detail = f"{read + control.unread} subscriptions and control entries, of which the first {read} are read"
+    ref, at = MessageRef(partition, offset, None), frame.observed_at // 1000
+    return RejectedMessage(ref, "rpc", RPC_TOO_COSTLY, detail, b"", at, build_frame_key(frame))
 
 
 def _record_rejection(

@@ -173,6 +173,7 @@ class FrameDecoder:
 
     def __init__(self, config: DecodeConfig) -> None:
         self._config = config
+        self.bundles = config.bundles
         self._cache: dict[_Key, _Verification] = {}
         self._cached_bytes = 0
 
@@ -192,7 +193,7 @@ class FrameDecoder:
             yield from self._decode_messages(frame, partition, offset)
         except PROCESSING_ERRORS as error:  # decoding is pure: the bytes alone have caused this
             ref = MessageRef(partition, offset, None)
-            yield reject_failed("decode", error, ref, frame.payload, frame.observed_at // 1000, _build_frame_key(frame))
+            yield reject_failed("decode", error, ref, frame.payload, frame.observed_at // 1000, build_frame_key(frame))
 
     def _decode_messages(self, frame: Frame, partition: int, offset: int) -> Iterator[DecodedMessage | RejectedMessage]:
         if frame.direction != Frame.IN:
@@ -208,13 +209,13 @@ class FrameDecoder:
             detail = f"{side}: {refused.detail}"
             frame_ref = MessageRef(partition, offset, None)
             yield RejectedMessage(
-                frame_ref, "hello", refused.reason, detail, hello, observed_at, _build_frame_key(frame)
+                frame_ref, "hello", refused.reason, detail, hello, observed_at, build_frame_key(frame)
             )
         messages = list_messages(frame)
         if isinstance(messages, Rejected):
             frame_ref = MessageRef(partition, offset, None)
             yield RejectedMessage(
-                frame_ref, "rpc", messages.reason, messages.detail, frame.payload, observed_at, _build_frame_key(frame)
+                frame_ref, "rpc", messages.reason, messages.detail, frame.payload, observed_at, build_frame_key(frame)
             )
             return
         if not messages:
@@ -228,7 +229,7 @@ class FrameDecoder:
                 f"{len(verdicts)} verdicts on {len(messages)} messages",
             )
             yield RejectedMessage(
-                frame_ref, "rpc", TOO_MANY_VERDICTS, detail, verdicts, observed_at, _build_frame_key(frame)
+                frame_ref, "rpc", TOO_MANY_VERDICTS, detail, verdicts, observed_at, build_frame_key(frame)
             )
             verdicts = b""  # the verdicts cannot be assigned to messages
         cost = unread = 0
@@ -242,7 +243,7 @@ class FrameDecoder:
                 judged = self._verify_cached(message, bridge_verdict, network, origin, agreed.table)
             except PROCESSING_ERRORS as error:  # decoding is pure: the bytes alone have caused this
                 yield reject_failed(
-                    "decode", error, ref, message.SerializeToString(), observed_at, _build_frame_key(frame)
+                    "decode", error, ref, message.SerializeToString(), observed_at, build_frame_key(frame)
                 )
                 continue
             cost += judged.cost
@@ -250,7 +251,7 @@ class FrameDecoder:
                 stage, reason, detail, author, copy = judged[:5]
                 data = message.SerializeToString() if reason in _WHOLE_MESSAGE_REASONS else message.data
                 yield RejectedMessage(
-                    ref, stage, reason, detail, data, observed_at, _build_frame_key(frame), author, copy
+                    ref, stage, reason, detail, data, observed_at, build_frame_key(frame), author, copy
                 )
             else:
                 yield DecodedMessage(
@@ -278,7 +279,7 @@ class FrameDecoder:
                 detail,
                 b"",
                 observed_at,
-                _build_frame_key(frame),
+                build_frame_key(frame),
             )
         if len(messages) > MAX_MESSAGES:
             detail = f"{len(messages)} messages, of which the first {MAX_MESSAGES} are read"
@@ -289,7 +290,7 @@ class FrameDecoder:
                 detail,
                 b"",
                 observed_at,
-                _build_frame_key(frame),
+                build_frame_key(frame),
             )
 
     def _verify_cached(
@@ -385,7 +386,7 @@ def _decode_announcement(frame: Frame, ref: MessageRef, config: DecodeConfig) ->
         datagram = Rejected("bad_network", str(error))
     if isinstance(datagram, Rejected):
         return RejectedMessage(
-            ref, "bep50", datagram.reason, datagram.detail, frame.payload, observed_at, _build_frame_key(frame)
+            ref, "bep50", datagram.reason, datagram.detail, frame.payload, observed_at, build_frame_key(frame)
         )
     item, announcement = datagram
     publisher = build_ed25519_peer_id(item.key)
@@ -486,5 +487,6 @@ def compute_fault_identity(fault: RejectedMessage) -> bytes:
     return blake2b(repr((where, fault.stage, fault.detail)).encode(), digest_size=16).digest()
 
 
-def _build_frame_key(frame: Frame) -> bytes:
+def build_frame_key(frame: Frame) -> bytes:
+    """Build the identity of a frame, as in `RejectedMessage`."""
     return b"%b%d/%d" % (frame.connection, frame.direction, frame.sequence)

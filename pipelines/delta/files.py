@@ -24,7 +24,7 @@ FILE_BYTES = 128 << 20
 _REPEATED = frozenset(
     (
         *("network", "direction", "origin", "local_peer", "remote_peer", "protocol", "topic", "topic_source", "type"),
-        *("from_peer", "separator_key", "separator_value", "separator_source", "source", "batch_cid"),
+        *("kind", "from_peer", "separator_key", "separator_value", "separator_source", "source", "batch_cid"),
         *("verdict", "transport", "stage", "reason"),
     )
 )

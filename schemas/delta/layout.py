@@ -19,6 +19,8 @@ class Layout(NamedTuple):
 LAYOUTS: Final[dict[str, Layout]] = {
     "frames": Layout(age="observed_at"),
     "copies": Layout(age="observed_at"),
+    "subscriptions": Layout(("topic", "remote_peer", "observed_at"), "observed_at"),
+    "controls": Layout(("kind", "topic", "observed_at"), "observed_at"),
     "messages": Layout(("type", "stream", "observed_at"), "observed_at"),
     "updates": Layout(("separator_key", "separator_value", "stream", "observed_at"), "observed_at"),
     "batches": Layout(("separator_key", "separator_value", "opened_at"), "closed_at"),

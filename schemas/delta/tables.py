@@ -98,6 +98,46 @@ _VERDICT_VALUES: Final = (
     "not_checked, or unverifiable (from the log of another node, which has no signatures)"
 )
 
+# columns of the tables of entries of an RPC
+_ENTRY_HEAD: Final = (
+    _NETWORK,
+    _ORIGIN,
+    _must("connection", "binary", "Connection, as in frames", "0x8d0c2b7fa1e94e35b6f0d2c47a19e853"),
+    _must("direction", "string", "IN: the remote peer sent it. OUT: our node sent it", "IN"),
+    _must("local_peer", "string", "Peer id of our node", _OUR_NODE),
+    _must("remote_peer", "string", "Peer id of the other side", _A_PEER),
+    _OBSERVED,
+)
+_ENTRY_TOPIC: Final = (
+    _may(
+        "topic",
+        "string",
+        "Topic. Null: the entry names none, its index does not resolve, or its name is no text of at most 4,096 "
+        "characters",
+        _A_TOPIC,
+    ),
+    _may(
+        "topic_source",
+        "string",
+        "name: the topic was on the wire. index: an index was, to be resolved through the topic table. Null: neither",
+        "name",
+    ),
+    _may("topic_index", "bigint", "The index on the wire, if there was no name", "17"),
+)
+_ENTRY_TAIL: Final = (
+    _may(
+        "raw",
+        "binary",
+        "Bytes of the entry without message ids, if topic is null although the entry names one, or if the entry has "
+        "fields that Kiln does not know. At most 64 KiB; the frame has all",
+        "0x1005",
+    ),
+    _must("wire_bytes", "int", "Bytes of the entry on the wire, with its tag and length", "77"),
+    _PARTITION,
+    _OFFSET,
+    _must("entry_index", "int", "Position of the entry among those of the RPC that are in this table, from 0", "0"),
+)
+
 _ALL: Final = (
     Table(
         "frames",
@@ -182,6 +222,44 @@ _ALL: Final = (
             _INDEX,
         ),
         ("kafka_partition", "kafka_offset", "message_index"),
+    ),
+    Table(
+        "subscriptions",
+        "Every SUBSCRIBE and UNSUBSCRIBE in both directions",
+        (
+            *_ENTRY_HEAD,
+            _must("subscribe", "boolean", "true: SUBSCRIBE. false: UNSUBSCRIBE", "true"),
+            *_ENTRY_TOPIC,
+            *_ENTRY_TAIL,
+        ),
+        ("kafka_partition", "kafka_offset", "entry_index"),
+    ),
+    Table(
+        "controls",
+        "Every entry of a gossipsub control message in both directions",
+        (
+            *_ENTRY_HEAD,
+            _must(
+                "kind",
+                "string",
+                "IHAVE, IWANT, IDONTWANT, GRAFT or PRUNE; EXTENSIONS (the hello); or UNKNOWN (fields of the RPC or of "
+                "its control message that Kiln does not know)",
+                "IHAVE",
+            ),
+            *_ENTRY_TOPIC,
+            _may(
+                "message_ids",
+                "array<string>",
+                "Message ids as in messages, or in hex if they have another form (IHAVE, IWANT, IDONTWANT). Of one RPC "
+                "the first 5,000",
+                f'["{_AN_AUTHOR}/18ea84e3da4699c6"]',
+            ),
+            _may("message_id_count", "int", "Number of all message ids (IHAVE, IWANT, IDONTWANT)", "1"),
+            _may("peer_count", "int", "Number of peers in the peer exchange (PRUNE)", "0"),
+            _may("backoff", "bigint", "Backoff in seconds (PRUNE); null: none given", "60"),
+            *_ENTRY_TAIL,
+        ),
+        ("kafka_partition", "kafka_offset", "entry_index"),
     ),
     Table(
         "messages",

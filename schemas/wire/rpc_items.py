@@ -35,8 +35,20 @@ def has_too_many_items(payload: bytes, limit: int = MAX_ITEMS) -> bool:
     """
     if len(payload) <= limit * _SMALLEST_FIELD:
         return False
+    return _has_more(payload, _RPC, limit)
+
+
+def has_too_many_entries(payload: bytes, limit: int = MAX_ITEMS) -> bool:
+    """Return whether an RPC has more than `limit` items that are messages, of which the parser makes an object each.
+
+    The ids in an IHAVE, IWANT or IDONTWANT do not count: they stay bytes until they are read.
+    """
+    return len(payload) > limit * _SMALLEST_FIELD and _has_more(payload, _ENTRIES, limit)
+
+
+def _has_more(payload: bytes, kind: _MessageType, limit: int) -> bool:
     try:
-        return _count_down(payload, 0, len(payload), _RPC, limit) < 0
+        return _count_down(payload, 0, len(payload), kind, limit) < 0
     except IndexError:  # cut within a field: the parser will say so
         return False
 
@@ -77,13 +89,24 @@ def _read_varint(payload: bytes, at: int) -> tuple[int, int]:
             raise IndexError("a varint of more than ten bytes")
 
 
-def _read_type(descriptor: Descriptor) -> _MessageType:
+def _read_type(descriptor: Descriptor, *, count_values: bool) -> _MessageType:
     kinds = [(each.number, each.message_type) for each in descriptor.fields if each.message_type is not None]
-    return _MessageType({number: _read_type(kind) for number, kind in kinds if _can_repeat(kind)})
+    return _MessageType(
+        {
+            number: _read_type(kind, count_values=count_values)
+            for number, kind in kinds
+            if _can_repeat(kind, count_values)
+        }
+    )
 
 
-def _can_repeat(kind: Descriptor) -> bool:
-    return any(each.is_repeated or (each.message_type and _can_repeat(each.message_type)) for each in kind.fields)
+def _can_repeat(kind: Descriptor, count_values: bool) -> bool:
+    return any(
+        (each.is_repeated and (count_values or each.message_type is not None))
+        or (each.message_type and _can_repeat(each.message_type, count_values))
+        for each in kind.fields
+    )
 
 
-_RPC: Final = _read_type(RPC.DESCRIPTOR)
+_RPC: Final = _read_type(RPC.DESCRIPTOR, count_values=True)
+_ENTRIES: Final = _read_type(RPC.DESCRIPTOR, count_values=False)

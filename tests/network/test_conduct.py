@@ -19,13 +19,13 @@ from libp2p.abc import INetStream
 from libp2p.custom_types import TProtocol
 from libp2p.exceptions import BaseLibp2pError
 
-from kiln.bridge.gossipsub.cache import gossip_id
 from kiln.bridge.gossipsub.options import RouterOptions
 from kiln.bridge.gossipsub.protocols import VERSIONS
 from kiln.bridge.gossipsub.wire import RpcSplitter, encode
 from kiln.bridge.libp2p.streams import get_swarm
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, ControlMessage
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
+from kiln.schemas.wire.gossip_id import gossip_id
 from kiln.schemas.wire.identity import peer_text
 from kit.chance import new_key
 from kit.node_town import (

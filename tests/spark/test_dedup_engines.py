@@ -123,7 +123,7 @@ def test_archive(by: str, spark: SparkSession, frames: Path, tmp_path: Path, see
                 files.extend(msgspec.msgpack.decode(bytes(row.value), type=ArchiveOutput).messages)
             elif row.kind == DECODE_RESULT:
                 passed = msgspec.msgpack.decode(bytes(row.value), type=DecodeResult)
-                files.extend([*passed.frames, *passed.copies])
+                files.extend([*passed.frames, *passed.parts])
             else:
                 assert row.kind == FAULT
                 faults[bytes(row.key)] += 1

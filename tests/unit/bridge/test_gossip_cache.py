@@ -8,18 +8,18 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kiln.bridge.gossipsub.cache import (
-    MessageCache,
-    SeenSet,
+from kiln.bridge.gossipsub.cache import MessageCache, SeenSet
+from kiln.schemas.proto.gossipsub.rpc_pb2 import Message, PublicKey
+from kiln.schemas.wire.gossip_id import (
     canonical_id,
+    format_gossip_id,
     gossip_id,
     is_key_form,
     is_text_form,
     key_form,
     text_form,
 )
-from kiln.schemas.proto.gossipsub.rpc_pb2 import Message, PublicKey
-from kiln.schemas.wire.identity import PrivateKey, compute_peer_id, peer_text, sign
+from kiln.schemas.wire.identity import PrivateKey, compute_peer_id, message_id, peer_text, sign
 
 
 def test_an_id_is_held_for_the_horizon_from_when_it_first_came() -> None:
@@ -138,6 +138,7 @@ def test_an_unsigned_message_is_its_data() -> None:
     one, other = Message(data=b"data", topic="t"), Message(data=b"data", seqno=b"1", topic="u")
     assert gossip_id(one) == gossip_id(other)
     assert gossip_id(one).hex() == "3a6eb0790f39ac87c94f3856b2dd2c5d110e6811602261a9a923d3bb23adc8b7"
+    assert format_gossip_id(gossip_id(one)) == message_id(one)
 
 
 @pytest.mark.parametrize("kind", KEYS)
@@ -151,6 +152,7 @@ def test_both_forms_of_an_id_are_one(kind: str) -> None:
     assert not is_key_form(canonical)
     assert canonical_id(other) == canonical
     assert canonical_id(canonical) == canonical
+    assert {format_gossip_id(each) for each in (canonical, other)} == {message_id(message)}
     assert key_form(canonical) == (other if kind in ("ed25519", "secp256k1") else canonical)
 
 
@@ -165,6 +167,7 @@ def test_an_id_in_text_is_the_same(kind: str, number: int) -> None:
     assert not is_key_form(text)
     assert canonical_id(text) == canonical
     assert text_form(canonical) == text
+    assert format_gossip_id(text) == format_gossip_id(canonical) == f"{peer_text(peer)}/{number:016x}"
 
 
 @pytest.mark.parametrize("number", ["", "00", "01", "-1", "1x", str(2**64), "9" * 30, "²"])
@@ -185,3 +188,13 @@ def test_any_bytes_have_one_canonical_form(raw: bytes) -> None:
     assert (is_key_form(raw) or is_text_form(raw)) == (canonical_id(raw) != raw)
     assert canonical_id(key_form(raw)) == canonical_id(raw)
     assert canonical_id(text_form(raw)) == canonical_id(raw)
+
+
+@pytest.mark.parametrize("raw", [b"", b"id", b"\0" * 31, b"\0" * 33, b"\x12\x20" + b"p" * 32 + b"s" * 65])
+def test_an_id_of_another_form_is_hex(raw: bytes) -> None:
+    assert format_gossip_id(raw) == raw.hex()
+
+
+@given(st.binary(max_size=300))
+def test_the_text_of_an_id_is_bounded(raw: bytes) -> None:
+    assert len(format_gossip_id(raw)) <= 2 * 128 + 1

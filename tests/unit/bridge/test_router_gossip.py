@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kiln.bridge.gossipsub.cache import gossip_id
 from kiln.bridge.gossipsub.options import RouterOptions
+from kiln.schemas.wire.gossip_id import gossip_id
 from kit.scripted_peers import (
     T,
     asked,

@@ -9,25 +9,30 @@ from random import Random
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from kiln.bridge.app.reporting import describe_policy_conflicts
 from kiln.bridge.gossipsub import rpc_parts
-from kiln.bridge.gossipsub.cache import gossip_id
-from kiln.bridge.gossipsub.effects import Deliver
+from kiln.bridge.gossipsub.effects import Deliver, PolicyConflict
 from kiln.bridge.gossipsub.options import RouterOptions
 from kiln.bridge.gossipsub.router import Router
 from kiln.bridge.gossipsub.rpc_parts import RpcLimits, split
 from kiln.schemas.kafka.frames import MAX_MESSAGES
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message, PublicKey
 from kiln.schemas.wire import identity
-from kiln.schemas.wire.identity import MAX_RPC_COST, Judgement, Policy, Verdict, compute_peer_id, sign
+from kiln.schemas.wire.gossip_id import gossip_id
+from kiln.schemas.wire.identity import MAX_RPC_COST, Judgement, Verdict, compute_peer_id, sign
+from kiln.schemas.wire.signing_policy import Policy
 from kit.cpu_time import measure_cpu
 from kit.key_bytes import KEY_ATTACKS, public_key
 from kit.scripted_peers import (
     OWN,
     T,
     check,
+    graft,
+    iwant,
     message,
     node,
     peer,
+    prune,
     receivers,
     rpc_of,
     with_peers,
@@ -236,6 +241,105 @@ def test_real_signatures_under_each_policy() -> None:
         router.join(T, 0.0)
         with_peers(router, 1)
         assert list(router.receive(peer(0), rpc_of(signed, tampered, plain), 1.0)[2]) == verdicts
+
+
+# ---------------------------------------------------------------- peers of another policy
+
+
+def unsigned(number: int) -> Message:
+    return Message(data=b"unsigned %d" % number, topic=T)
+
+
+def in_policy(policy: Policy) -> Router:
+    """A router with peers 0 to 2 in its mesh, which checks signatures under the policy."""
+    router = Router(
+        OWN, RouterOptions(topic_policies={"/ceramic/*": policy}), Random(1), partial(stand_in_check, policy=policy)
+    )
+    router.join(T, 0.0)
+    return with_peers(router, 3)
+
+
+def stand_in_check(message: Message, policy: Policy) -> Judgement:
+    """As `identity.check`, with signatures that are good unless they say so."""
+    judgement = check(message)
+    refused = policy == "strict" and judgement.verdict == Verdict.UNSIGNED
+    return Judgement(Verdict.AGAINST_POLICY, identity.MISSING_SIGNATURE) if refused else judgement
+
+
+def told(router: Router, number: int) -> set[bytes]:
+    """The ids that peers other than the mesh's would be offered of the peer's topic."""
+    (state,) = (send for send in router.heartbeat(9.0) if send.peer == peer(number) and send.rpc.control.ihave)
+    return {key for item in state.rpc.control.ihave for key in item.messageIDs}
+
+
+def test_a_peer_that_signs_nothing_is_sent_no_signed_message_and_all_others() -> None:
+    router = in_policy("either")
+    router.receive(peer(0), rpc_of(unsigned(1)), 1.0)
+    router.receive(peer(1), rpc_of(message(1)), 1.0)
+    assert receivers(router.publish(message(2, author=OWN), 2.0)) == {peer(1), peer(2)}
+    assert receivers(router.receive(peer(2), rpc_of(message(3)), 2.0)[0]) == {peer(1)}
+    assert receivers(router.receive(peer(2), rpc_of(message(4), message(5)), 2.0)[0]) == {peer(1)}
+    assert receivers(router.receive(peer(2), rpc_of(unsigned(2)), 2.0)[0]) == {peer(0)}  # and 1 signs all it sends
+    assert router.receive(peer(0), iwant(gossip_id(message(3))), 3.0)[0] == []
+    assert router.receive(peer(1), iwant(gossip_id(message(3))), 3.0)[0] != []
+    assert router.counters["withheld"] == 7
+    assert router.policy_conflicts == [(T, False, True), (T, True, True)]
+    # one that sends both takes both
+    router.receive(peer(0), rpc_of(message(6)), 4.0)
+    assert receivers(router.publish(message(7, author=OWN), 5.0)) == {peer(0), peer(1), peer(2)}
+
+
+def test_a_peer_that_signs_nothing_is_offered_no_signed_message() -> None:
+    router = in_policy("either")
+    router.receive(peer(0), rpc_of(unsigned(1)), 1.0)
+    router.receive(peer(0), prune(T), 1.0)
+    router.receive(peer(1), rpc_of(message(1), unsigned(2)), 1.0)
+    assert told(router, 0) == {gossip_id(unsigned(1)), gossip_id(unsigned(2))}
+
+
+def test_a_silent_peer_that_prunes_us_is_sent_no_signed_message_until_it_grafts_us_again() -> None:
+    router = in_policy("either")
+    assert peer(0) in receivers(router.publish(message(1, author=OWN), 1.0))
+    router.receive(peer(0), prune(T, 1), 2.0)
+    assert peer(0) not in receivers(router.publish(message(2, author=OWN), 3.0))
+    router.receive(peer(0), graft(T), 100.0)
+    assert peer(0) in receivers(router.publish(message(3, author=OWN), 101.0))
+
+
+def test_a_prune_where_all_sign_is_no_sign_of_anything() -> None:
+    router = in_policy("strict")
+    router.receive(peer(0), prune(T), 2.0)
+    assert peer(0) in receivers(router.publish(message(2, author=OWN), 3.0))
+
+
+def test_another_kiln_is_sent_everything() -> None:
+    router = in_policy("either")
+    router.set_agent(peer(0), "kiln/0.1.0")
+    router.receive(peer(0), rpc_of(unsigned(1)), 1.0)
+    assert peer(0) in receivers(router.publish(message(2, author=OWN), 2.0))
+    assert router.policy_conflicts == []
+
+
+def test_whatever_is_against_the_policy_is_refused_counted_and_costs_its_sender_nothing() -> None:
+    router = in_policy("strict")
+    for number in range(60):
+        _, delivered, verdicts = router.receive(peer(0), rpc_of(unsigned(number)), 1.0)
+        assert (delivered, verdicts) == ([], bytes([Verdict.AGAINST_POLICY]))
+    assert router.counters["against_policy"] == 60
+    assert router.peers[peer(0)].score == 0
+    assert router.policy_conflicts == [(T, False, False)]
+    assert receivers(router.publish(message(1, author=OWN), 2.0)) == {peer(1), peer(2)}  # it would reject this one
+    router.leave(T, 3.0)
+    assert router.policy_conflicts == []
+
+
+def test_conflicts_of_policies_are_described_with_the_setting_that_decides() -> None:
+    conflicts = [PolicyConflict(f"/t/{number}", False, False) for number in range(5)]
+    (refused,) = describe_policy_conflicts(conflicts)
+    assert "without a signature on /t/0, /t/1, /t/2 and 2 more topics" in refused
+    assert 'the policy is "strict". Set policy.topics' in refused
+    withheld = [PolicyConflict("/t", True, True), PolicyConflict("/t", False, True)]
+    assert "batches are not sent" in next(describe_policy_conflicts(withheld))
 
 
 def test_an_rpc_of_a_stranger_is_counted_and_left() -> None:

@@ -11,12 +11,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kiln.bridge.gossipsub.cache import gossip_id
 from kiln.bridge.gossipsub.effects import PeerID, Send
 from kiln.bridge.gossipsub.options import RouterOptions
 from kiln.bridge.gossipsub.protocols import VERSIONS
 from kiln.bridge.gossipsub.router import Router
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
+from kiln.schemas.wire.gossip_id import gossip_id
 from kit.scripted_peers import (
     MESHSUB,
     T,

@@ -27,6 +27,7 @@ from kiln.pipelines.archive.transform import (
     FRAMES,
     IDENTITIES,
     MESSAGES,
+    PARTS,
     ArchiveOutput,
     DecodeResult,
     build_copy_row,
@@ -55,9 +56,9 @@ from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.runtime.dedup_store import DedupStoreConfig, filter_new_copies
 from kiln.pipelines.runtime.row_packing import pack, pack_rows, unpack
 from kiln.schemas.delta.tables import TABLES, Column
-from kiln.schemas.kafka.frames import MAX_MESSAGES, read_frame
+from kiln.schemas.kafka.frames import DIRECTIONS, MAX_MESSAGES, read_frame
 from kiln.schemas.kafka.records import Epoch, decode_quarantine, parse_quarantine_key
-from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message, PeerInfo
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.reject import Rejected
 from kiln.schemas.wire.identity import compute_peer_id, peer_text, sign
@@ -187,7 +188,7 @@ def test_a_length_beyond_a_bigint_does_not_stop_the_query() -> None:
 @pytest.fixture(scope="module")
 def lake(tmp_path_factory: pytest.TempPathFactory) -> Lake:
     made = Lake(str(tmp_path_factory.mktemp("lake")))
-    made.create(("frames", "copies", "messages"))
+    made.create(("frames", *PARTS, "messages"))
     return made
 
 
@@ -218,6 +219,8 @@ class Made(NamedTuple):
     passed: DecodeResult
     frames: list[dict[str, object]]
     copies: list[dict[str, object]]
+    subscriptions: list[dict[str, object]]
+    controls: list[dict[str, object]]
 
 
 Record = Frame | bytes | None
@@ -257,11 +260,89 @@ def make(lake: Lake, *records: tuple[int, int, Record], how: DecodeConfig | None
                 assert not told, "what a task tells of itself comes last"
                 rows.append(PackedRow(each["kind"], each["early"], each["late"], row))
     (passed,) = told
-    return Made(rows, passed, in_files(lake, passed.frames), in_files(lake, passed.copies))
+    parts = {table: in_files(lake, [file for file in passed.parts if file.table == table]) for table in PARTS}
+    return Made(rows, passed, in_files(lake, passed.frames), **parts)
 
 
 def in_turn(*values: Record) -> list[tuple[int, int, Record]]:
     return [(3, 77 + number, value) for number, value in enumerate(values)]
+
+
+# ---------------------------------------------------------------- subscriptions and controls
+
+
+def control_rpc() -> RPC:
+    made = RPC(
+        subscriptions=[RPC.SubOpts(subscribe=True, topicid=CLAY), RPC.SubOpts(subscribe=False, topicIndex=1)],
+        publish=[Message(data=b"garbage", topic=CLAY)],
+    )
+    made.control.ihave.add(topicIndex=1, messageIDs=[compute_peer_id(ANNA) + b"\0\1", bytes(32), b"?"])
+    made.control.prune.add(topicID="elsewhere", backoff=60, peers=[PeerInfo(), PeerInfo()])
+    made.control.graft.add(topicIndex=9)
+    return made
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_every_entry_of_an_rpc_has_a_row_in_either_direction(lake: Lake, direction: str) -> None:
+    bundles = BundleSet({"clay": [CLAY]})
+    hello = write_hello(bundles)
+    made = frame(payload=control_rpc().SerializeToString(), verdicts=b"", hello_in=hello, hello_out=hello)
+    made.direction = DIRECTIONS.index(direction)
+    rows = make(lake, (3, 77, made), how=DecodeConfig(bundles=bundles))
+    one, two = rows.subscriptions
+    assert one == {
+        "network": "testnet-clay",
+        "origin": "REPLAY",
+        "connection": made.connection,
+        "direction": direction,
+        "local_peer": peer_text(compute_peer_id(ANNA)),
+        "remote_peer": peer_text(compute_peer_id(BERT)),
+        "observed_at": 1_700_000_000_123_456,
+        "subscribe": True,
+        "topic": CLAY,
+        "topic_source": "name",
+        "topic_index": None,
+        "raw": None,
+        "wire_bytes": 4 + len(CLAY) + 2,
+        "kafka_partition": 3,
+        "kafka_offset": 77,
+        "entry_index": 0,
+    }
+    by_index = {"subscribe": False, "topic_source": "index", "topic_index": 1, "wire_bytes": 6, "entry_index": 1}
+    assert two == one | by_index
+    names = ("kind", "network", "topic", "topic_source", "topic_index", "message_id_count", "peer_count", "backoff")
+    assert [tuple(row[name] for name in names) for row in rows.controls] == [
+        ("IHAVE", "testnet-clay", CLAY, "index", 1, 3, None, None),
+        ("GRAFT", "mainnet", None, "index", 9, None, None, None),
+        ("PRUNE", "mainnet", "elsewhere", "name", None, None, 2, 60),
+    ]
+    assert [row["entry_index"] for row in rows.controls] == [0, 1, 2]
+    signed_id = f"{peer_text(compute_peer_id(ANNA))}/0001"
+    assert rows.controls[0]["message_ids"] == [signed_id, f"sha256/{bytes(32).hex()}", b"?".hex()]
+    assert [row["raw"] for row in rows.controls] == [None, b"\x10\x09", None]
+    assert len(rows.copies) == (direction == "IN")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"declared_length": 5_000_000}, {"protocol": "bep50"}, {"payload": b""}, {"payload": b"\x1a\xff"}],
+    ids=["cut", "a datagram", "the end of a connection", "no RPC"],
+)
+def test_a_frame_without_an_rpc_has_no_entries(lake: Lake, changed: dict[str, object]) -> None:
+    made = make(lake, (3, 77, frame(**{"payload": control_rpc().SerializeToString(), **changed})))
+    assert made.subscriptions == made.controls == []
+    assert len(made.frames) == 1
+
+
+def test_entries_beyond_what_is_read_are_one_fault(lake: Lake) -> None:
+    payload = RPC(subscriptions=[RPC.SubOpts()] * 20_002).SerializeToString()
+    sent = frame(payload=payload, verdicts=b"", hello_in=b"", hello_out=b"")
+    made = make(lake, *in_turn(sent, sent))  # of a frame that comes twice, too
+    assert len(made.subscriptions) == 20_000
+    assert {row.early for row in made.rows} == {made.rows[0].early}
+    assert {(row.kind, row.row[0]) for row in made.rows} == {(FAULT, "rpc_too_costly")}
+    fault = decode_quarantine(made.rows[0].row[3])
+    assert fault.detail == "20002 subscriptions and control entries, of which the first 20000 are read"
 
 
 # ---------------------------------------------------------------- copies
@@ -457,7 +538,7 @@ def test_a_task_without_records_says_and_writes_nothing(lake: Lake) -> None:
 
 def test_a_task_without_frames_writes_no_file(lake: Lake) -> None:
     made = make(lake, *in_turn(b"no frame"))
-    assert (made.passed.frames, made.passed.copies) == ([], [])
+    assert (made.passed.frames, made.passed.parts) == ([], [])
 
 
 def test_frames_of_many_messages_make_batches_of_bounded_length(lake: Lake) -> None:
@@ -610,4 +691,4 @@ def test_whatever_a_peer_sends_is_in_the_files_or_in_quarantine(lake: Lake, data
     expected = [as_read(build_message_row(item)) for item in first.values()]
     assert found.messages == expected
     assert found.told.faults == sum(isinstance(item, RejectedMessage) for item in items)
-    assert sum(file.rows for file in msgspec.msgpack.decode(told, type=DecodeResult).copies) == len(datas)
+    assert sum(file.rows for file in msgspec.msgpack.decode(told, type=DecodeResult).parts) == len(datas)

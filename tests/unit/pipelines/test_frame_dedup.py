@@ -19,15 +19,18 @@ from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 
-TABLES = ("frames", "copies")
+TABLES = ("frames", "copies", "subscriptions", "controls")
 
 
 def frame(sequence: int, connection: bytes = b"c" * 16) -> bytes:
-    """A frame with two messages."""
+    """A frame with two messages, two subscriptions and two control entries."""
     messages = [Message(data=b"%d/%d" % (sequence, number), topic="/ceramic/mainnet") for number in range(2)]
     made = Frame(network="mainnet", connection=connection, remote_peer=b"peer", protocol="/meshsub/1.2.0")
-    made.sequence = sequence
-    made.payload = RPC(publish=messages).SerializeToString()
+    made.sequence, made.observed_at = sequence, 1_700_000_000_000_000_000
+    rpc = RPC(publish=messages, subscriptions=[RPC.SubOpts(subscribe=True, topicid="t")] * 2)
+    rpc.control.graft.add(topicID="t")
+    rpc.control.prune.add(topicID="t")
+    made.payload = rpc.SerializeToString()
     return made.SerializeToString()
 
 
@@ -47,7 +50,9 @@ class Driver:
         """As `kiln.pipelines.archive.query` does. `tables`: those to which it commits before it crashes."""
         passed = [self._passed(task) for task in tasks]
         write = WriteId("query", batch)
-        for table, files in zip(TABLES, self._new.drop_stored(reversed(passed), write), strict=True):
+        frames, parts = self._new.drop_stored(reversed(passed), write)
+        for table in TABLES:
+            files = [file for file in (*frames, *parts) if file.table == table]
             if files and (table not in tables or not self._commits.commit(table, files, write)):
                 delete_files(self._lake, files)
 
@@ -74,14 +79,15 @@ def lake(tmp_path: Path) -> Lake:
 
 
 def held(lake: Lake) -> list[tuple[int, int]]:
-    """Sequence and offset of each row of `frames`. The rows of `copies` are just those of these frames, and no file is
-    there that no commit names."""
+    """Sequence and offset of each row of `frames`. The rows of its parts are just those of these frames, and no file
+    is there that no commit names."""
     frames = lake.open("frames").to_pyarrow_table()
-    copies = lake.open("copies").to_pyarrow_table()
     places = zip(*(frames[name].to_pylist() for name in ("kafka_partition", "kafka_offset")), strict=True)
-    names = ("kafka_partition", "kafka_offset", "message_index")
-    found = sorted(zip(*(copies[name].to_pylist() for name in names), strict=True))
-    assert found == sorted((*place, index) for place in places for index in (0, 1))
+    expected = sorted((*place, index) for place in places for index in (0, 1))
+    for table in TABLES[1:]:
+        parts = lake.open(table).to_pyarrow_table()
+        names = ("kafka_partition", "kafka_offset", "message_index" if table == "copies" else "entry_index")
+        assert sorted(zip(*(parts[name].to_pylist() for name in names), strict=True)) == expected
     for table in TABLES:
         there = {path.name for path in Path(lake.table(table)).glob("*.parquet")}
         assert there == {Path(uri).name for uri in lake.open(table).file_uris()}

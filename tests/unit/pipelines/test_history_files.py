@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from kiln.pipelines.archive.transform import DECODE_RESULT, FAULT, MESSAGES, build_message_rows, decode_records
+from kiln.pipelines.archive.transform import DECODE_RESULT, FAULT, MESSAGES, PARTS, build_message_rows, decode_records
 from kiln.pipelines.backfill.sources import InputError, find_captures, save_streams, split_capture
 from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.delta.lake import Lake
@@ -35,7 +35,7 @@ AUTHOR = peer_bytes("QmQotCKxiMWt935TyCBFTN23jaivxwrZ3uD58wNxeg5npi")
 @pytest.fixture
 def lake(tmp_path: Path) -> Lake:
     made = Lake(str(tmp_path))
-    made.create(("frames", "copies", "messages"))
+    made.create(("frames", *PARTS, "messages"))
     return made
 
 

@@ -103,7 +103,7 @@ def batches_of(*values: bytes, **more: object) -> Iterator[pa.RecordBatch]:
 @pytest.fixture
 def lake(tmp_path: Path) -> Lake:
     made = Lake(str(tmp_path / "lake"))
-    made.create(("frames", "copies", "messages", *sink.OUTPUT_TABLES))
+    made.create(("frames", *archive.PARTS, "messages", *sink.OUTPUT_TABLES))
     return made
 
 
@@ -125,7 +125,7 @@ def archived(lake: Lake, *records: Frame) -> tuple[list[DataFile], list[tuple[by
     for row in rows:
         if row["kind"] == archive.DECODE_RESULT:
             passed = msgspec.msgpack.decode(row["value"], type=archive.DecodeResult)
-            files += passed.frames + passed.copies
+            files += passed.frames + passed.parts
         elif row["kind"] == archive.ARCHIVE_OUTPUT:
             files += msgspec.msgpack.decode(row["value"], type=archive.ArchiveOutput).messages
     return files, [(row["key"], row["value"]) for row in rows if row["kind"] == archive.FAULT]
@@ -228,6 +228,14 @@ def test_a_row_that_its_table_cannot_hold_is_quarantined_alone(
     assert decode_quarantine(value).reason == "processing_failed"
     assert found_key == (b"3/%d" % 2**70 if table == "frames" else key)
     assert len(column(lake, files, table, "observed_at")) == 2
+
+
+def test_entries_that_cannot_be_read_keep_no_message_back(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    fails = failing(archive.build_control_rows, TIPS[BAD], OverflowError("too large"))
+    monkeypatch.setattr(archive, "build_control_rows", fails)
+    files, [(key, value)] = archived(lake, *UPDATES)
+    assert (key, decode_quarantine(value).reason) == (b"3/78", "processing_failed")
+    assert column(lake, files, "messages", "tip") == TIPS
 
 
 @pytest.mark.parametrize("error", [OSError("disk"), MemoryError(), RuntimeError("no store")])

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -19,6 +20,7 @@ from kiln.schemas.queries import QUERIES
 from kiln.schemas.reject import Rejected
 from kiln.schemas.wire.batch_block import is_block_cid, read_block, write_blocks
 from kiln.schemas.wire.cid import cid_bytes
+from kiln.schemas.wire.control import Kind
 from kiln.schemas.wire.identity import VERDICT_NAMES, parse_author, peer_bytes
 from kiln.schemas.wire.pubsub import read_message
 from kiln.schemas.wire.streamid import StreamID
@@ -30,6 +32,11 @@ PROMISED = {
     "frames": "network connection direction local_peer remote_peer protocol observed_at sequence payload hello_in "
     "hello_out verdicts origin remote_address kafka_partition kafka_offset kafka_timestamp declared_length",
     "copies": "network message_id remote_peer observed_at kafka_partition kafka_offset message_index verdict",
+    "subscriptions": "network origin connection direction local_peer remote_peer observed_at subscribe topic "
+    "topic_source topic_index raw wire_bytes kafka_partition kafka_offset entry_index",
+    "controls": "network origin connection direction local_peer remote_peer observed_at kind topic topic_source "
+    "topic_index message_ids message_id_count peer_count backoff raw wire_bytes kafka_partition kafka_offset "
+    "entry_index",
     "messages": "message_id network origin topic topic_source type from_peer seqno stream tip model sep batch_cid data "
     "observed_at kafka_partition kafka_offset message_index query_id tips ts ver ipfs_ver verdict remote_peer",
     "updates": "network origin message_id separator_key separator_value separator_source stream tip log_time "
@@ -50,6 +57,8 @@ PROMISED = {
 }
 KEYS = {
     "frames": "connection direction sequence",
+    "subscriptions": "kafka_partition kafka_offset entry_index",
+    "controls": "kafka_partition kafka_offset entry_index",
     "messages": "network message_id",
     "updates": "network origin message_id",
     "batches": "network origin separator_key separator_value opened_at batch_cid",
@@ -147,6 +156,7 @@ IDS: dict[str, Callable[[str], object]] = {
     "origin": one_of(*ORIGINS),
     "type": one_of("UPDATE", "QUERY", "RESPONSE", "KEEPALIVE", "BATCH_UPDATE"),
     "topic_source": one_of("name", "index"),
+    "kind": one_of(*get_args(Kind)),
     "transport": one_of("gossipsub", "bep50"),
     "separator_source": one_of("genesis", "topic", "model"),
     "verdict": one_of(*VERDICT_NAMES),

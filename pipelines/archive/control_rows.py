@@ -1,0 +1,105 @@
+"""Rows of the tables `subscriptions` and `controls` of a frame, in either direction."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from kiln.pipelines.delta.arrow_rows import select_columns
+from kiln.schemas.delta.tables import TABLES
+from kiln.schemas.kafka.frames import BEP50, DIRECTIONS, ORIGINS
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
+from kiln.schemas.reject import Rejected
+from kiln.schemas.wire.control import has_control_part, read_control_part
+from kiln.schemas.wire.identity import peer_text
+from kiln.schemas.wire.topic_table import BundleSet, negotiate_table
+from kiln.schemas.wire.topics import parse_topic
+
+_Row = tuple[object, ...]
+
+SUBSCRIPTIONS: Final = select_columns(TABLES["subscriptions"])
+CONTROLS: Final = select_columns(TABLES["controls"])
+
+ENTRY_ROW_BYTES: Final = 500
+"""bytes, about, of a row in addition to its message ids"""
+
+
+class ControlRows(NamedTuple):
+    """Rows of one frame."""
+
+    subscriptions: list[_Row]
+    controls: list[_Row]
+    unread: int = 0
+    """entries beyond what is read of one RPC"""
+
+
+_NO_ROWS: Final = ControlRows([], [])
+
+
+def build_control_rows(frame: Frame, bundles: BundleSet, partition: int, offset: int) -> ControlRows:
+    """Build the rows of a frame, in the orders of SUBSCRIPTIONS and CONTROLS.
+
+    There are none if the frame was cut or is no gossipsub RPC. `FrameDecoder` has the fault of such a frame. The
+    network of a row is the topic's, as in the table `messages`; otherwise the frame's.
+    """
+    payload = frame.payload
+    if not has_control_part(payload) or frame.declared_length or frame.protocol == BEP50:
+        return _NO_ROWS
+    part = read_control_part(payload, negotiate_table(frame.hello_in, frame.hello_out, bundles).table)
+    if isinstance(part, Rejected):
+        return _NO_ROWS
+    network = frame.network
+    head = (
+        ORIGINS[frame.origin],
+        frame.connection,
+        DIRECTIONS[frame.direction],
+        peer_text(frame.local_peer),
+        peer_text(frame.remote_peer),
+        frame.observed_at // 1000,
+    )
+    subscriptions: list[_Row] = [
+        (
+            _find_network(each.topic.topic, network),
+            *head,
+            each.subscribe,
+            *each.topic,
+            each.raw,
+            each.size,
+            partition,
+            offset,
+            index,
+        )
+        for index, each in enumerate(part.subscriptions)
+    ]
+    controls: list[_Row] = [
+        (
+            _find_network(each.topic.topic, network),
+            *head,
+            each.kind,
+            *each.topic,
+            each.message_ids,
+            each.message_id_count,
+            each.peer_count,
+            each.backoff,
+            each.raw,
+            each.size,
+            partition,
+            offset,
+            index,
+        )
+        for index, each in enumerate(part.controls)
+    ]
+    return ControlRows(subscriptions, controls, part.unread)
+
+
+def _find_network(topic: str | None, network: str) -> str:
+    parsed = None if topic is None else parse_topic(topic)
+    return network if parsed is None else parsed.network
+
+
+def estimate_size(row: _Row) -> int:
+    """Estimate the bytes of a row of `controls`."""
+    ids = row[_IDS]
+    return ENTRY_ROW_BYTES + (100 * len(ids) if isinstance(ids, list) else 0)
+
+
+_IDS: Final = next(index for index, column in enumerate(CONTROLS) if column.name == "message_ids")

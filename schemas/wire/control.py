@@ -1,0 +1,256 @@
+"""Reader of the control part of a gossipsub RPC: subscriptions, and the entries of its control message.
+
+Source: libp2p specs, pubsub/README.md and pubsub/gossipsub/gossipsub-v1.{0,1,2,3}.md; the topic table draft. Nothing
+here raises on any bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, Literal, NamedTuple
+
+from google.protobuf.message import DecodeError
+
+from kiln.schemas.kafka.frames import RPC_MALFORMED, RPC_TOO_COSTLY
+from kiln.schemas.kafka.topics import MAX_TOPIC
+from kiln.schemas.proto.gossipsub.rpc_pb2 import (
+    RPC,
+    ControlGraft,
+    ControlIDontWant,
+    ControlIHave,
+    ControlIWant,
+    ControlMessage,
+    ControlPrune,
+)
+from kiln.schemas.reject import Rejected
+from kiln.schemas.wire.gossip_id import format_gossip_id
+from kiln.schemas.wire.rpc_items import MAX_ITEMS, has_too_many_entries
+from kiln.schemas.wire.topic_table import TopicSource, TopicTable
+
+Kind = Literal["IHAVE", "IWANT", "IDONTWANT", "GRAFT", "PRUNE", "EXTENSIONS", "UNKNOWN"]
+
+MAX_ENTRIES: Final = 20_000
+"""Entries of one RPC that are read. 1 MiB of subscriptions to the topics of CIP-120 has half as many."""
+MAX_IDS: Final = 5_000
+"""Message ids of one RPC that are read; the rest is counted. go-libp2p-pubsub sends at most so many in one IHAVE."""
+MAX_RAW: Final = 64 * 1024
+"""Bytes of `raw` that are kept; the frame has all."""
+
+_PUBLISH_TAG: Final = 0x12
+
+
+class TopicReference(NamedTuple):
+    """Topic of an entry. `source`: its form on the wire, `None` if the entry names no topic."""
+
+    topic: str | None = None
+    """the name; `None` if the index does not resolve, or if the name on the wire cannot be text"""
+    source: TopicSource | None = None
+    index: int | None = None
+    """the index on the wire"""
+
+
+class SubscriptionEntry(NamedTuple):
+    """A SUBSCRIBE or an UNSUBSCRIBE."""
+
+    subscribe: bool
+    topic: TopicReference
+    raw: bytes | None
+    """bytes of the entry, if it says more of its topic than `topic` does, or has unknown fields"""
+    size: int
+    """bytes on the wire"""
+
+
+class ControlEntry(NamedTuple):
+    """An entry of a control message. Fields that its kind does not have are `None`."""
+
+    kind: Kind
+    topic: TopicReference
+    message_ids: list[str] | None
+    """the first ids, as text; `message_id_count` is of all"""
+    message_id_count: int | None
+    peer_count: int | None
+    """peers in a peer exchange"""
+    backoff: int | None
+    """seconds"""
+    raw: bytes | None
+    """as in `SubscriptionEntry`, without message ids"""
+    size: int
+    """bytes on the wire"""
+
+
+class ControlPart(NamedTuple):
+    """The control part of an RPC."""
+
+    subscriptions: list[SubscriptionEntry]
+    controls: list[ControlEntry]
+    unread: int = 0
+    """entries after the first MAX_ENTRIES"""
+
+
+def has_control_part(payload: bytes) -> bool:
+    """Report if an RPC has a field other than `publish`. Bytes that are no RPC may have or not."""
+    at, end = 0, len(payload)
+    while at < end:
+        if payload[at] != _PUBLISH_TAG:
+            return True
+        size = shift = 0
+        while True:
+            at += 1
+            if at >= end or shift > 28:
+                return False
+            size |= (payload[at] & 0x7F) << shift
+            if payload[at] < 0x80:
+                break
+            shift += 7
+        at += 1 + size
+    return False
+
+
+def read_control_part(payload: bytes, table: TopicTable) -> ControlPart | Rejected:
+    """Read the control part of an RPC. `table`: resolves the topic indices of the connection.
+
+    An RPC may have any number of message ids, which take no object each before they are read.
+
+    Returns:
+        The entries, or a rejection: rpc_malformed if the payload is no RPC, or rpc_too_costly if it has more entries
+        than any honest peer sends.
+    """
+    if has_too_many_entries(payload):
+        return Rejected(RPC_TOO_COSTLY, f"{len(payload)} bytes hold more than {MAX_ITEMS} items")
+    try:
+        rpc = RPC.FromString(payload)
+    except DecodeError:
+        return Rejected(RPC_MALFORMED, f"{len(payload)} bytes are not an RPC protobuf")
+    subscriptions = rpc.subscriptions
+    is_known = _has_no_unknown_fields(rpc)
+    first = [_read_subscription(each, table, is_known) for each in subscriptions[:MAX_ENTRIES]]
+    controls: list[ControlEntry] = []
+    left = MAX_ENTRIES - len(first)
+    for entry in _read_entries(rpc, table, is_known):
+        if len(controls) >= left:
+            break
+        controls.append(entry)
+    control = rpc.control
+    count = len(control.ihave) + len(control.iwant) + len(control.graft) + len(control.prune) + len(control.idontwant)
+    return ControlPart(first, controls, max(0, len(subscriptions) + count - MAX_ENTRIES))
+
+
+def _has_no_unknown_fields(rpc: RPC) -> bool:
+    """Report if the RPC has no field that `rpc.proto` does not declare. Messages do not count."""
+    rest = RPC()
+    rest.CopyFrom(rpc)
+    rest.ClearField("publish")
+    size = rest.ByteSize()
+    rest.DiscardUnknownFields()
+    return rest.ByteSize() == size
+
+
+def _read_subscription(entry: RPC.SubOpts, table: TopicTable, is_known: bool) -> SubscriptionEntry:
+    if entry.HasField("topicid"):  # beside a name, field 3 is `requestsPartial` of the partial messages extension
+        topic = _resolve(entry.topicid, None, table)
+    else:
+        topic = _resolve(None, entry.topicIndex if entry.HasField("topicIndex") else None, table)
+    raw = _read_raw(entry, topic, is_known)
+    return SubscriptionEntry(entry.subscribe, topic, raw, _compute_wire_size(entry.ByteSize()))
+
+
+def _read_entries(rpc: RPC, table: TopicTable, is_known: bool) -> Iterator[ControlEntry]:
+    """Yield the entries of the control message, and what the RPC and the control message hold that is not known."""
+    if rpc.HasField("control"):
+        control = rpc.control
+        left = MAX_IDS
+        for have in control.ihave:
+            topic = _read_topic(have, table)
+            ids, count, size = _read_ids(have, left)
+            left -= len(ids)
+            yield ControlEntry("IHAVE", topic, ids, count, None, None, _read_raw(have, topic, is_known), size)
+        for want in control.iwant:
+            ids, count, size = _read_ids(want, left)
+            left -= len(ids)
+            yield ControlEntry("IWANT", _NO_TOPIC, ids, count, None, None, _read_raw(want, _NO_TOPIC, is_known), size)
+        for graft in control.graft:
+            topic, size = _read_topic(graft, table), _compute_wire_size(graft.ByteSize())
+            yield ControlEntry("GRAFT", topic, None, None, None, None, _read_raw(graft, topic, is_known), size)
+        for prune in control.prune:
+            topic, size = _read_topic(prune, table), _compute_wire_size(prune.ByteSize())
+            backoff = min(prune.backoff, _MAX_BIGINT) if prune.HasField("backoff") else None
+            raw = _read_raw(prune, topic, is_known)
+            yield ControlEntry("PRUNE", topic, None, None, len(prune.peers), backoff, raw, size)
+        for dont in control.idontwant:
+            ids, count, size = _read_ids(dont, left)
+            left -= len(ids)
+            raw = _read_raw(dont, _NO_TOPIC, is_known)
+            yield ControlEntry("IDONTWANT", _NO_TOPIC, ids, count, None, None, raw, size)
+        if control.HasField("extensions"):
+            extensions = control.extensions.SerializeToString()
+            size = _compute_wire_size(len(extensions))
+            yield ControlEntry("EXTENSIONS", _NO_TOPIC, None, None, None, None, extensions[:MAX_RAW], size)
+    if not is_known and (unknown := _read_unknown_fields(rpc)):
+        yield ControlEntry("UNKNOWN", _NO_TOPIC, None, None, None, None, unknown[:MAX_RAW], len(unknown))
+
+
+_NO_TOPIC: Final = TopicReference()
+_MAX_BIGINT: Final = 2**63 - 1
+_Entry = RPC.SubOpts | ControlIHave | ControlIWant | ControlIDontWant | ControlGraft | ControlPrune
+
+
+def _read_topic(entry: ControlIHave | ControlGraft | ControlPrune, table: TopicTable) -> TopicReference:
+    if entry.HasField("topicID"):
+        return _resolve(entry.topicID, None, table)
+    return _resolve(None, entry.topicIndex if entry.HasField("topicIndex") else None, table)
+
+
+def _resolve(name: str | bytes | None, index: int | None, table: TopicTable) -> TopicReference:
+    """Resolve a topic. A name takes precedence, as in a message."""
+    if name is not None:
+        # proto2 strings are not validated on parsing; upb returns bytes for those that are not UTF-8
+        is_text = isinstance(name, str) and len(name) <= MAX_TOPIC
+        return TopicReference(name if is_text and isinstance(name, str) else None, "name")
+    if index is None:
+        return _NO_TOPIC
+    topic = table.resolve(index)
+    return TopicReference(None if isinstance(topic, Rejected) else topic, "index", index)
+
+
+def _read_ids(entry: ControlIHave | ControlIWant | ControlIDontWant, left: int) -> tuple[list[str], int, int]:
+    """Return the first `left` ids as text, the number of all, and the size of the entry."""
+    ids = entry.messageIDs
+    return [format_gossip_id(each) for each in ids[:left]], len(ids), _compute_wire_size(entry.ByteSize())
+
+
+def _read_raw(entry: _Entry, topic: TopicReference, is_known: bool) -> bytes | None:
+    """Return the bytes of an entry without its message ids, if it says more of its topic than `topic` does, or has
+    unknown fields."""
+    names_more = topic.source is not None and (
+        topic.topic is None or (topic.source == "name" and entry.HasField("topicIndex"))
+    )
+    if is_known and not names_more:
+        return None
+    rest = type(entry)()
+    rest.CopyFrom(entry)
+    if not isinstance(entry, RPC.SubOpts | ControlGraft | ControlPrune):
+        rest.ClearField("messageIDs")
+    raw = rest.SerializeToString()
+    rest.DiscardUnknownFields()
+    return raw[:MAX_RAW] if names_more or rest.ByteSize() < len(raw) else None
+
+
+def _read_unknown_fields(rpc: RPC) -> bytes:
+    """Return the unknown fields of the RPC itself and of its control message."""
+    unknown = b""
+    for message, names in ((rpc, _RPC_FIELDS), (rpc.control, _CONTROL_FIELDS)):
+        rest = type(message)()
+        rest.CopyFrom(message)
+        for name in names:
+            rest.ClearField(name)
+        unknown += rest.SerializeToString()
+    return unknown
+
+
+_RPC_FIELDS: Final = tuple(RPC.DESCRIPTOR.fields_by_name)
+_CONTROL_FIELDS: Final = tuple(ControlMessage.DESCRIPTOR.fields_by_name)
+
+
+def _compute_wire_size(size: int) -> int:
+    """Compute the bytes of a field of `size` bytes with its tag and its length."""
+    return size + 2 if size < 0x80 else size + 1 + (size.bit_length() + 6) // 7
