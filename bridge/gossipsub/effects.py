@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 
@@ -29,6 +30,15 @@ class Deliver:
     message: Message
     topic: str
     source: PeerID
+
+
+class PolicyConflict(NamedTuple):
+    """Messages on a topic that are rejected for their signature, or for having none."""
+
+    topic: str
+    signed: bool
+    withheld: bool
+    """true if a peer rejects them, so that the node does not send them; false if the node refuses those of a peer"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kiln.bridge.gossipsub.rpc_parts import RpcLimits
 from kiln.bridge.gossipsub.score import ScoreOptions
 from kiln.schemas.kafka.frames import MAX_MESSAGES
-from kiln.schemas.wire.identity import Policy
+from kiln.schemas.wire.signing_policy import Policy, match_policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,8 @@ class RouterOptions:
     max_retained_scores: int = 10_000  # bad scores retained of disconnected peers
     retain_score: float = 3600.0
 
-    policy: Policy = "strict"  # for the router's `verify`; the router itself does not use it
+    policy: Policy = "strict"  # of topics that `topic_policies` does not match; `verify` applies it
+    topic_policies: Mapping[str, Policy] = field(default_factory=dict)  # by pattern
     authors: frozenset[bytes] = frozenset()  # peer ids of our messages' authors, in addition to the node's
     score: ScoreOptions = field(default_factory=ScoreOptions)
 
@@ -86,3 +88,7 @@ class RouterOptions:
             raise ValueError(f"mcache_gossip must be 1 to mcache_len: {self.mcache_gossip}")
         if self.heartbeat <= 0:
             raise ValueError(f"heartbeat must be above 0: {self.heartbeat}")
+
+    def policy_of(self, topic: str) -> Policy:
+        """Return the signature policy of a topic."""
+        return match_policy(topic, self.topic_policies) or self.policy

@@ -6,10 +6,27 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
+from typing import Final
 
 from kiln.bridge.gossipsub.effects import PeerID
 from kiln.bridge.gossipsub.options import RouterOptions
 from kiln.bridge.gossipsub.score import Score
+
+SIGNED: Final = 1
+UNSIGNED: Final = 2
+PRUNED: Final = 4
+"""Bits of what a peer sent on a topic: messages with a signature, messages without, and a PRUNE."""
+
+
+def rejects(sent: int, signed: bool) -> bool:
+    """Return whether a peer seems to reject messages with a signature, or those without, from the bits of what it sent.
+
+    Gossipsub has no message that says so. Most peers sign all messages and accept no others, or the other way round. A
+    peer that rejects messages prunes their sender.
+    """
+    if signed:
+        return bool(sent & (UNSIGNED | PRUNED)) and not sent & SIGNED
+    return sent & (SIGNED | UNSIGNED) == SIGNED
 
 
 @dataclass(slots=True, eq=False)
@@ -26,6 +43,9 @@ class PeerState:
     subscriptions: int = 0  # subscriptions sent, decaying with time
     awaits_first_rpc: bool = True  # no RPC has arrived yet
     encode_id: Callable[[bytes], bytes] | None = None  # converts our message id to the peer's form, if that differs
+    signing: dict[str, int] = field(default_factory=dict)  # bits for `rejects` by topic, unless as its policy demands
+    refused: dict[str, None] = field(default_factory=dict)  # topics on which it sent messages against the policy
+    is_kiln: bool = False
     unwanted: dict[bytes, int] = field(default_factory=dict)  # id -> heartbeat until which it does not want it
     id_budget: int = 0  # ids of this RPC's control messages that may still be processed
     # since the last heartbeat

@@ -64,7 +64,7 @@ class Score:
             self.first += 1.0
 
     def reject(self) -> None:
-        """Count a message that is invalid or against the policy (P4)."""
+        """Count an invalid message (P4)."""
         self.invalid += 1.0
         self.compute()
 

@@ -138,6 +138,7 @@ def decode_config(settings: Settings, *, remember: bool = False) -> DecodeConfig
     return DecodeConfig(
         default_policy=settings.policy.default,
         policies=settings.policy.networks,
+        topic_policies=settings.policy.topics,
         batch_typ=settings.batch.typ,
         unsigned_horizon=micros(settings.dedupe.unsigned_ttl),
         bundles=bundles,
@@ -149,4 +150,4 @@ def separator_config(settings: Settings) -> SeparatorConfig:
     separators, although this run fetches no blocks."""
     kafka = settings.broker
     streams = StreamsTopic(kafka.topic("streams"), tuple(kafka.server_list()), tuple(kafka.security_options().items()))
-    return SeparatorConfig(streams, fetch=bool(settings.ipfs.api), believe=not settings.batch.only_verified)
+    return SeparatorConfig(streams, fetch=settings.fetches, believe=not settings.batch.only_verified)

@@ -66,6 +66,7 @@ class RunTerms:
                 "batch.typ": config.batch_typ,
                 "policy.default": config.default_policy,
                 "policy.networks": dict(sorted(config.policies.items())),
+                **({"policy.topics": dict(sorted(config.topic_policies.items()))} if config.topic_policies else {}),
                 "dedupe.signed_ttl": self.signed_horizon,
                 "dedupe.unsigned_ttl": config.unsigned_horizon,
                 "topic_table.bundles": sorted(each.hex() for each, _ in config.bundles.items()),
@@ -86,9 +87,9 @@ def describe_differences(details: Mapping[str, object], span: TimeRange, terms: 
     then, now = details.get("settings"), mine["settings"]
     if isinstance(then, dict) and isinstance(now, dict):
         differences += [
-            f"its setting {key} is {_format(then.get(key))}, not {_format(now[key])}"
-            for key in now
-            if then.get(key) != now[key]
+            f"its setting {key} is {_format(then.get(key))}, not {_format(now.get(key))}"
+            for key in {**then, **now}
+            if then.get(key) != now.get(key)
         ]
     return differences
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from enum import IntEnum
 from functools import lru_cache
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 import base58
 from cryptography.exceptions import InternalError, InvalidSignature, UnsupportedAlgorithm
@@ -34,8 +34,8 @@ from kiln.schemas.wire.public_key import (
     fits_signature_length,
     read_public_key,
 )
+from kiln.schemas.wire.signing_policy import Policy
 
-Policy = Literal["strict", "none", "either"]
 PrivateKey = Ed25519PrivateKey | rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey
 
 SIGN_PREFIX: Final = b"libp2p-pubsub:"
@@ -252,7 +252,7 @@ def check(message: rpc_pb2.Message, policy: Policy, topic: str | None = None) ->
     signature = message.signature
     if not fits_signature_length(key, signature):
         return Judgement(Verdict.INVALID, BAD_SIGNATURE)
-    good = _verifies(key, signature, build_signed_bytes(message, topic))
+    good = verify_signature(key, signature, build_signed_bytes(message, topic))
     cost = estimate_signature_cost(key, good)
     return Judgement(Verdict.VALID, "", cost) if good else Judgement(Verdict.INVALID, BAD_SIGNATURE, cost)
 
@@ -433,7 +433,8 @@ def _sodium_verifies(key: bytes, signature: bytes, data: bytes) -> bool:
     return True
 
 
-def _verifies(key: PublicKey, signature: bytes, data: bytes) -> bool:
+def verify_signature(key: PublicKey, signature: bytes, data: bytes) -> bool:
+    """Return whether a signature is one of a libp2p key over the data (libp2p specs, peer-ids.md, Keys)."""
     try:
         if isinstance(key, Ed25519PublicKey):
             if _sodium_verifies(key.public_bytes_raw(), signature, data):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Final, Literal, get_args
 
 from kiln.conf.settings.model import Settings
-from kiln.schemas.wire.identity import Policy
+from kiln.schemas.wire.signing_policy import Policy
 
 GarbageKind = Literal[
     "random_data",  # a message of random bytes

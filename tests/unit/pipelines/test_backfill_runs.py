@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from kiln.pipelines.app.backfill_run import parse_source, parse_time
-from kiln.pipelines.archive.transform import FrameRow, build_frame_row, parse_frame_row
+from kiln.pipelines.archive.transform import build_frame_row
 from kiln.pipelines.backfill.chunks import TimeRange, compute_margin, count_pieces, split_range
 from kiln.pipelines.backfill.run import RunError, RunInputs, RunResources, run
 from kiln.pipelines.backfill.run_log import RunNameError, append_event, check_name, find_run, read_runs
 from kiln.pipelines.backfill.terms import RunTerms, describe_differences
 from kiln.pipelines.decode.decoder import DecodeConfig
+from kiln.pipelines.decode.frame_row import FrameRow, parse_frame_row
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.runtime.kafka import Broker
@@ -57,6 +58,10 @@ def test_a_run_reads_what_was_said_before_where_the_live_tables_do_not_say() -> 
         ({"as_of": 7}, "its --as-of in µs is none, not 7"),
         ({"fetch": True}, "its setting ipfs is False, not True"),
         ({"decoding": DecodeConfig(default_policy="none")}, "its setting policy.default is strict, not none"),
+        (
+            {"decoding": DecodeConfig(topic_policies={"/a/*": "none"})},
+            "its setting policy.topics is none, not {'/a/*': 'none'}",
+        ),
     ],
 )
 def test_other_terms_are_told(change: dict[str, object], words: str) -> None:

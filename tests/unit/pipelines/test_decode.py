@@ -39,9 +39,11 @@ from kiln.schemas.kafka.records import QuarantineRecord, decode_quarantine, enco
 from kiln.schemas.kafka.topics import MAX_RECORD
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, ExtTopicTable, Message
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
+from kiln.schemas.times import MIN_MICROS
 from kiln.schemas.wire.cid import cid_text, compute_cid
-from kiln.schemas.wire.identity import Policy, Verdict, compute_peer_id, peer_text, sign
+from kiln.schemas.wire.identity import Verdict, compute_peer_id, peer_text, sign
 from kiln.schemas.wire.pubsub import write_keepalive, write_query, write_update
+from kiln.schemas.wire.signing_policy import Policy
 from kiln.schemas.wire.topic_table import (
     INDEX_OUT_OF_RANGE,
     NO_TABLE,
@@ -592,6 +594,14 @@ def test_the_policy_is_that_of_the_messages_network() -> None:
     assert fault(frame(unsigned(topic="/ceramic/mainnet"), network="testnet-clay"), how).reason == "missing_signature"
 
 
+def test_the_policy_of_a_topic_goes_before_that_of_its_network() -> None:
+    patterns: dict[str, Policy] = {"/ceramic/mainnet/sep/*": "strict", "*": "either"}
+    how = DecodeConfig("strict", {"mainnet": "none"}, topic_policies=patterns)
+    assert fault(frame(unsigned(topic=f"/ceramic/mainnet/sep/model/{MODEL}")), how).reason == "missing_signature"
+    assert good(frame(unsigned(topic="/ceramic/mainnet")), how)
+    assert good(frame(signed(topic="/ceramic/mainnet")), how)
+
+
 def test_a_signature_is_over_the_topic_too() -> None:
     message = signed(topic="/ceramic/mainnet")
     message.topic = CLAY
@@ -639,7 +649,8 @@ def test_faults_are_kept_each_time_they_come() -> None:
 
 
 def at(observed_at: int, message: Message) -> DecodedMessage:
-    return good(frame(message, observed_at=observed_at * 1000))
+    """Heard at µs from the first time that there can be."""
+    return good(frame(message, observed_at=(MIN_MICROS + observed_at) * 1000))
 
 
 QUERY = write_query(STREAM)
