@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextlib import AsyncExitStack, suppress
 from copy import copy
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache
 from itertools import chain
 from typing import Final
 
@@ -47,8 +47,10 @@ from kiln.bridge.libp2p.addresses import (
     BootstrapPeer,
     NodeError,
     check_listen_address,
+    describe_dial_failure,
     parse_bootstrap_peers,
     parse_tcp_address,
+    resolve,
     socket_address,
 )
 from kiln.bridge.libp2p.budget import BanList, CaptureBudget, UnfinishedRpcs
@@ -58,6 +60,7 @@ from kiln.bridge.libp2p.keys import derive_author_keys
 from kiln.bridge.libp2p.links import InboundStream, PeerLink, PubsubSession
 from kiln.bridge.libp2p.options import NodeOptions
 from kiln.bridge.libp2p.seqno import Seqno
+from kiln.bridge.libp2p.slots import InboundSlots, PeerValue
 from kiln.bridge.libp2p.streams import AGENT_KEY, GossipStream, get_swarm, make_host
 from kiln.bridge.libp2p.view import BootstrapState, NodeView, peer_name
 from kiln.conf.process.backoff import pause_after
@@ -90,6 +93,7 @@ _MAX_UNCHECKED: Final = 200
 _UNCHECKED_BYTES: Final = 150  # of a signed message, at least
 _WRITE_BYTES: Final = 32 * 1024  # frames are captured as they are written, so that few are in flight when a write fails
 _BUDGET_CHECK_EVERY: Final = 1.0  # s between two checks whether a peer over its budget may be read or written
+_CACHED_POLICIES: Final = 4096  # topics
 _OPEN_ATTEMPTS: Final = 4  # failed outbound streams, after which the node waits until the peer opens one
 
 
@@ -132,7 +136,10 @@ class Node:
         self.bootstrap_peers = parse_bootstrap_peers(options.bootstrap, self.peer)
         table = TableAgreements(options.bundles, options.send_indices)
         gossip = replace(options.gossip, authors=frozenset(map(compute_peer_id, self._author_keys)))
-        self.router = router or Router(self.peer, gossip, random.Random(), partial(check, policy=gossip.policy), table)
+        policy_of = lru_cache(_CACHED_POLICIES)(gossip.policy_of)
+        self.router = router or Router(
+            self.peer, gossip, random.Random(), lambda message: check(message, policy_of(message.topic)), table
+        )
         self._links: dict[bytes, PeerLink] = {}
         self._sink_room = trio.Event()
         self._scope = trio.CancelScope()
@@ -149,6 +156,8 @@ class Node:
         self._budget_cpu = CaptureBudget(options.peer_cpu * _CPU_PERIOD, options.all_cpu * _CPU_PERIOD, _CPU_PERIOD)
         self._unfinished = UnfinishedRpcs[PubsubSession](options.unfinished_bytes)
         self._banned = BanList(options.ban)
+        self._slots = InboundSlots(options.max_connections, self._value_of)
+        self._reserved = frozenset(self.bootstrap)
 
     # ------------------------------------------------------------------ life cycle
 
@@ -159,7 +168,7 @@ class Node:
         """
         for address in self._listen:
             check_listen_address(address)
-        self._host = host = make_host(self._key, self._options.agent, self._options.max_connections)
+        self._host = host = make_host(self._key, self._options.agent, self._slots)
         self._swarm = get_swarm(host)
         self._swarm.register_notifee(_Notifee(self))
         for protocol, handler in self._handlers.items():
@@ -203,12 +212,12 @@ class Node:
     def publish(self, topic: str, data: bytes, author: int = 0) -> int:
         """Send a message to the network.
 
-        With policy none it has data and topic alone (StrictNoSign); else also from, seqno and signature (StrictSign),
-        and the key if the peer id does not contain it.
+        If the topic's policy is none it has data and topic alone (StrictNoSign); else also from, seqno and signature
+        (StrictSign), and the key if the peer id does not contain it.
         Returns the number of peers for which it was queued.
         """
         message = Message(topic=topic, data=data)
-        if self._options.gossip.policy != "none":
+        if self._options.gossip.policy_of(topic) != "none":
             message.seqno = self._seqno.next_bytes()
             sign(message, self._author_keys[author])
         return self._dispatch(self.router.publish(message, trio.current_time()))
@@ -294,12 +303,16 @@ class Node:
             self._dialling.discard(peer)
             self._remove_link(peer)
 
-    async def stream_to(self, peer: bytes, protocol: str) -> NetStream:
-        """Open a stream of a protocol to a connected peer; raises one of `BROKEN` on failure."""
+    async def stream_to(self, peer: bytes, *protocols: str) -> NetStream:
+        """Open a stream of the first protocol that a connected peer speaks; raises one of `BROKEN` on failure."""
         connections = self._open_connections(ID(peer))
         if not connections:
             raise trio.ClosedResourceError("no connection")
-        return await self._negotiate(connections[-1], [protocol])
+        return await self._negotiate(connections[-1], protocols)
+
+    async def disconnect(self, peer: bytes) -> None:
+        """Close all connections with a peer."""
+        await self._disconnect(ID(peer))
 
     async def disconnect_discovered(self, peer: bytes) -> None:
         """Disconnect a peer that `dial_discovered` dialled; do nothing for another peer."""
@@ -339,6 +352,7 @@ class Node:
             )
         counters = Counter(self.router.counters)
         counters.update(self.counters)
+        counters.update(connections_evicted=self._slots.evicted, connections_refused=self._slots.refused)
         return NodeView(
             peer=peer_name(self.peer),
             addresses=self.addresses,
@@ -347,9 +361,9 @@ class Node:
                 BootstrapState(
                     peer=peer_name(t.id.to_bytes()),
                     addresses=tuple(str(a) for a in t.addresses),
-                    connected=t.id.to_bytes() in self._links,
+                    connected=(link := self._links.get(t.id.to_bytes())) is not None,
                     attempts=t.attempts,
-                    error=t.error,
+                    error=t.error if link is None else link.error,
                 )
                 for t in self.bootstrap_peers
             ),
@@ -365,9 +379,15 @@ class Node:
             counters=dict(counters),
             kept_out=self._banned.count(trio.current_time()),
             savings=_copy_savings(self.router.savings.values()),
+            policy_conflicts=tuple(self.router.policy_conflicts),
         )
 
     # ------------------------------------------------------------------ connections
+
+    def _value_of(self, peer: bytes) -> PeerValue:
+        if peer in self._reserved:
+            return PeerValue.RESERVED
+        return PeerValue.USEFUL if self.router.has_delivered(peer) else PeerValue.UNKNOWN
 
     def _add_link(self, peer: bytes) -> PeerLink:
         link = self._links.get(peer)
@@ -414,7 +434,7 @@ class Node:
     async def _dial(self, target: BootstrapPeer) -> str:
         """Dial a peer, and return "" or the reason why no address answered."""
         if seconds := self._ban_left(target.id.to_bytes()):
-            return f"banned for {seconds:.0f} s more"
+            return f"{target.addresses[0]}: banned for bad conduct for {seconds:.0f} s more"
         error = ""
         for address in target.addresses:
             error = await self._dial_at(address, target.id, self._options.dial_timeout)
@@ -424,15 +444,22 @@ class Node:
         return error
 
     async def _dial_at(self, address: Multiaddr, peer: ID, seconds: float) -> str:
+        reason = ""
         try:
-            # not dial_peer: it dials one address from identify, and blocks a peer for 60 s after a failure
             with trio.fail_after(seconds):
-                await self._swarm.dial_addr(address, peer)
+                for resolved in await resolve(address):
+                    try:
+                        # not dial_peer: it dials one address from identify, and blocks a peer for 60 s after a failure
+                        await self._swarm.dial_addr(resolved, peer)
+                    except BROKEN as failure:
+                        reason = describe_dial_failure(failure, ID(self.peer))
+                    else:
+                        return ""
         except trio.TooSlowError:
-            return f"{address}: no answer in {seconds:g} s"
-        except BROKEN as failure:
-            return f"{address}: {failure.__cause__ or failure}"
-        return ""
+            reason = f"no answer in {seconds:g} s. Check the address, and the network and firewalls between."
+        except OSError as failure:
+            reason = describe_dial_failure(failure, ID(self.peer))
+        return f"{address}: {reason}"
 
     async def _disconnect(self, peer: ID) -> None:
         for conn in self._swarm.get_connections(peer):
@@ -474,8 +501,9 @@ class Node:
                     error = await self._run_session(link)
                     failures = failures + 1 if error else 0
                     if failures >= _OPEN_ATTEMPTS:
+                        link.error = self._describe_missing_pubsub(link.id)
                         await link.inbound_opened.wait()  # a peer that speaks pubsub will open a stream
-                        failures = 0
+                        failures, link.error = 0, ""
                     if trio.current_time() - started > 10:
                         delay = 0.05
                     await trio.sleep(delay)
@@ -486,6 +514,17 @@ class Node:
             link.disconnected.set()
             if link.unread_inbound is not None:
                 await self._drop_inbound(link.unread_inbound)
+
+    def _describe_missing_pubsub(self, peer: ID) -> str:
+        protocols: list[str] = []
+        with suppress(PeerStoreError):  # identify has not completed
+            protocols = self._host.get_peerstore().get_protocols(peer)
+        if not set(protocols).isdisjoint(VERSIONS):
+            return "connected, but it accepts no pubsub stream, which it says it speaks. See its log."
+        return (
+            f"connected, but it speaks no pubsub: none of its {len(protocols)} protocols is {next(iter(VERSIONS))} or "
+            "an older one. Enable pubsub there (in Kubo: Pubsub.Enabled), or name another peer."
+        )
 
     async def _run_session(self, link: PeerLink) -> bool:
         """Exchange frames until either stream ends, and return true if the node's could not be opened."""

@@ -101,3 +101,4 @@ class PeerLink:
         self.session: PubsubSession | None = None
         self.unread_inbound: InboundStream | None = None  # not read yet
         self.inbound_opened = trio.Event()
+        self.error = ""  # why there is no session although there is a connection

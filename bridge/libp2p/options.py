@@ -22,7 +22,7 @@ class NodeOptions:
     bundles: BundleSet = field(default_factory=BundleSet)  # of topics that may be sent by index
     send_indices: SendMode = "cautious"
     agent: str = "kiln"
-    max_connections: int = 300
+    max_connections: int = 300  # inbound ones; `InboundSlots` chooses among more
     max_rpc_bytes: int = MAX_RPC  # longer ones are cut
     # Bytes of incomplete RPCs of all peers. Beyond that the node disconnects the peer that holds most of them.
     unfinished_bytes: int = 128 << 20

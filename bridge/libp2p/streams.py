@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import logging
 import struct
-from typing import Final
+from collections.abc import Callable
+from typing import Final, cast
 
 import trio
 from Crypto.PublicKey.RSA import construct as rsa_from_numbers
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from libp2p import new_host
 from libp2p.abc import IMuxedConn, IMuxedStream, IPeerStore, IRawConnection, ISecureConn
 from libp2p.crypto import ed25519 as libp2p_ed25519
-from libp2p.crypto.keys import KeyPair, KeyType
+from libp2p.crypto.keys import KeyPair, KeyType, PublicKey
 from libp2p.crypto.rsa import RSAPublicKey
 from libp2p.crypto.serialization import key_type_to_public_key_deserializer
 from libp2p.crypto.x25519 import create_new_key_pair as new_noise_key
@@ -55,9 +57,12 @@ from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX
 from libp2p.transport.tcp.tcp import TCP, TCPListener
 from multiaddr import Multiaddr
 
+from kiln.bridge.libp2p.closing import shielded
 from kiln.bridge.libp2p.inflow import BufferedTCP, InflowNoise, InflowSession
+from kiln.bridge.libp2p.slots import InboundSlots
 from kiln.schemas.reject import Rejected
-from kiln.schemas.wire.public_key import read_rsa
+from kiln.schemas.wire.identity import verify_signature
+from kiln.schemas.wire.public_key import fits_signature_length, read_public_key, read_rsa
 
 CREDIT_BYTES: Final = 64 * 1024  # read bytes after which a window update is sent
 AGENT_KEY: Final = "kiln_agent"  # peerstore key of a peer's agent version
@@ -65,6 +70,9 @@ MAX_STREAMS: Final = 256  # of one connection; go-libp2p allows a peer fewer
 
 _WINDOW_POLL: Final = 0.02  # s
 _CLOSE_TIMEOUT: Final = 5.0  # s from the end of a connection until its socket is closed in any case
+# typed in stock for the kinds of keys that stock has
+_DESERIALIZERS: Final = cast(dict[int, Callable[[bytes], PublicKey]], key_type_to_public_key_deserializer)
+_NO_LIMIT: Final = 1 << 30  # connections
 _AGENT_CHARS: Final = 128
 _IDENTIFY_ITEMS: Final = 256  # most addresses, and most protocols
 _IDENTIFY_ITEM: Final = 512  # most bytes of one
@@ -156,6 +164,17 @@ class GossipStream(YamuxStream):
             if number in conn.stream_events:
                 conn.stream_events[number] = trio.Event()
 
+    async def wait_for_window(self) -> None:
+        """Wait until the peer accepts bytes.
+
+        Raises:
+            MuxedStreamError: The stream is closed.
+        """
+        while self.send_window <= 0:
+            if self.closed or self.send_closed:
+                raise MuxedStreamError("the stream is closed")
+            await trio.sleep(_WINDOW_POLL)
+
     async def write(self, data: bytes) -> None:
         """Write like stock, but wait for window without a timeout: the caller's cancel scope is the limit.
 
@@ -236,11 +255,26 @@ def _as_gossip_stream(stream: YamuxStream) -> YamuxStream:
 
 
 class _Swarm(Swarm):
-    """A swarm that frees the slot of an inbound connection when the connection ends.
+    """A swarm with `InboundSlots`, whose inbound connections free their slots when they end.
 
     Stock frees slots and tasks only when the swarm ends, so it accepts no more than `max_connections` inbound
-    connections in the whole life of the node.
+    connections in the whole life of the node, and then refuses whoever comes.
     """
+
+    slots: InboundSlots
+
+    async def _handle_inbound_connection(self, read_write_closer: ReadWriteCloser, maddr: Multiaddr) -> None:
+        remote = read_write_closer.get_remote_address()
+        evicted = self.slots.take(read_write_closer, remote[0] if remote else "")
+        try:
+            if evicted is not None:
+                with shielded(_CLOSE_TIMEOUT):
+                    await evicted.stream.close()
+                if evicted.stream is read_write_closer:
+                    return
+            await super()._handle_inbound_connection(read_write_closer, maddr)
+        finally:
+            self.slots.release(read_write_closer)
 
     async def upgrade_inbound_raw_conn(self, raw_conn: IRawConnection, maddr: Multiaddr) -> IMuxedConn:
         """Serve the connection until it ends, where stock would wait for the end of the swarm. It never returns.
@@ -249,6 +283,8 @@ class _Swarm(Swarm):
             SwarmException: The connection has ended.
         """
         muxed = await super().upgrade_inbound_raw_conn(raw_conn, maddr)
+        if isinstance(raw_conn, RawConnection):
+            self.slots.identify(raw_conn.stream, muxed.peer_id.to_bytes())
         if isinstance(muxed, Yamux):
             await muxed.event_shutting_down.wait()
             with trio.move_on_after(_CLOSE_TIMEOUT):
@@ -278,6 +314,35 @@ def _read_rsa_key(data: bytes) -> RSAPublicKey:
     return RSAPublicKey(rsa_from_numbers((numbers.n, numbers.e)))
 
 
+class _EcdsaPublicKey(PublicKey):
+    """An ECDSA key of a peer. Stock has none, and refuses the handshake of such a peer."""
+
+    def __init__(self, key: EllipticCurvePublicKey, encoded: bytes) -> None:
+        self._key = key
+        self._encoded = encoded
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> _EcdsaPublicKey:
+        """Read the key.
+
+        Raises:
+            ValueError: The bytes are no ECDSA key.
+        """
+        key = read_public_key(KeyType.ECDSA.value, data)
+        if not isinstance(key, EllipticCurvePublicKey):
+            raise ValueError(key.detail if isinstance(key, Rejected) else "not an ECDSA key")
+        return cls(key, data)
+
+    def to_bytes(self) -> bytes:
+        return self._encoded
+
+    def get_type(self) -> KeyType:
+        return KeyType.ECDSA
+
+    def verify(self, data: bytes, signature: bytes) -> bool:
+        return fits_signature_length(self._key, signature) and verify_signature(self._key, signature, data)
+
+
 async def _update_from_identify(peerstore: IPeerStore, peer_id: ID, message: Identify) -> None:
     """Update the peerstore from identify, with the agent version and with limits.
 
@@ -296,8 +361,10 @@ async def _update_from_identify(peerstore: IPeerStore, peer_id: ID, message: Ide
     peerstore.put(peer_id, AGENT_KEY, message.agent_version[:_AGENT_CHARS])
 
 
-def make_host(key: Ed25519PrivateKey, agent: str, max_connections: int) -> BasicHost:
+def make_host(key: Ed25519PrivateKey, agent: str, slots: InboundSlots) -> BasicHost:
     """Make a host on TCP + noise + yamux that dials no peer by itself. It answers ping, identify and identify/push.
+
+    `slots` limits its inbound connections. Outbound ones are limited by those who dial.
 
     It does not offer, although stock would: plaintext and secio (no or old encryption), mplex (no flow control), TLS,
     mDNS, UPnP, bootstrap lists. It has no resource manager, because stock's default one has silent limits.
@@ -307,7 +374,8 @@ def make_host(key: Ed25519PrivateKey, agent: str, max_connections: int) -> Basic
     if not libp2p_log.handlers:
         libp2p_log.addHandler(logging.NullHandler())
     identify.AGENT_VERSION = agent  # for the whole process, since it is a module constant
-    key_type_to_public_key_deserializer[KeyType.RSA.value] = _read_rsa_key
+    _DESERIALIZERS[KeyType.RSA.value] = _read_rsa_key
+    _DESERIALIZERS[KeyType.ECDSA.value] = _EcdsaPublicKey.from_bytes
     setattr(RSAPublicKey, RSAPublicKey.from_bytes.__name__, staticmethod(_read_rsa_key))
     for module in (basic_host, identify_push):
         setattr(module, update_peerstore_from_identify.__name__, _update_from_identify)
@@ -318,13 +386,15 @@ def make_host(key: Ed25519PrivateKey, agent: str, max_connections: int) -> Basic
         sec_opt={NOISE: InflowNoise(pair, noise_privkey=new_noise_key().private_key)},
         transports=[BufferedTCPTransport()],
         connection_config=ConnectionConfig(
-            max_connections=max_connections, min_connections=0, low_watermark=0, high_watermark=max_connections
+            max_connections=_NO_LIMIT, min_connections=0, low_watermark=0, high_watermark=_NO_LIMIT
         ),
         disable_identify_address_discovery=True,
     )
     assert isinstance(host, BasicHost)
     swarm = get_swarm(host)
-    swarm.__class__ = _Swarm  # `new_host` constructs the stock class; only a method differs
+    swarm.__class__ = _Swarm  # `new_host` constructs the stock class; only methods differ
+    assert isinstance(swarm, _Swarm)
+    swarm.slots = slots
     swarm.upgrader.muxer_multistream = _Muxer({TProtocol(YAMUX): GossipYamux})
     swarm.set_resource_manager(None)
     swarm.retry_config = RetryConfig(max_retries=0)

@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from multiformats import multibase
 
+from kiln.bridge.gossipsub.effects import PolicyConflict
 from kiln.conf.process.bridge_status import PeerStatus, SavingStatus
 
 
@@ -26,7 +27,7 @@ class BootstrapState:
     addresses: tuple[str, ...]
     connected: bool
     attempts: int
-    error: str  # of the last attempt; empty if it succeeded
+    error: str  # of the last attempt, or why a connected peer is no pubsub peer; empty if all is well
 
 
 @dataclass(frozen=True)
@@ -49,3 +50,4 @@ class NodeView:
     counters: Mapping[str, int]  # the node's and the router's
     kept_out: int  # banned peers
     savings: tuple[SavingStatus, ...]  # over all peers so far
+    policy_conflicts: tuple[PolicyConflict, ...] = ()

@@ -14,12 +14,13 @@ do the end of stdin, SIGTERM and Ctrl-C. Events are lines of JSON on stdout:
 
     {"event": "ready", "addresses": [MULTIADDR with /p2p/], "peers": {NODE: PEER ID},
      "overlay": {"contacts": [HOST:PORT], "follow": [SOURCE]}}                            once, when all nodes listen
-    {"event": "status", "published": {NODE: COUNT}, "failed": COUNT, "heard_batches": {NODE: COUNT}, "errors": [TEXT],
-     "overlay": {NODE: ITEMS HEARD}}
+    {"event": "status", "published": {NODE: COUNT}, "failed": COUNT, "heard_batches": {NODE: COUNT},
+     "fetched": {NODE: COUNT}, "errors": [TEXT], "overlay": {NODE: ITEMS HEARD}}
     {"event": "batch", "node": "kubo", "topic", "from": PEER ID, "cid", "data": BASE64}
 
 NODE is kubo, one or two. A status is sent every second. `failed` counts messages that had no peer or that Kubo
-rejected. `batch` is a BATCH_UPDATE that Kubo received, with its exact bytes; a slow reader gets only the last 50.
+rejected. `fetched` counts the blocks of received batches that a node has fetched over bitswap, each of them from the
+bridge. `batch` is a BATCH_UPDATE that Kubo received, with its exact bytes; a slow reader gets only the last 50.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ from kiln.bridge.libp2p.keys import KeyFileError, load_or_create_key
 from kiln.bridge.libp2p.options import NodeOptions
 from kiln.bridge.libp2p.seqno import Seqno, SeqnoError
 from kiln.conf.process.locks import StateInUseError, lock_state
+from kiln.deploy.demo.batch_fetcher import BatchFetcher
 from kiln.deploy.demo.events import EventCounts, Events, in_thread
 from kiln.deploy.demo.kubo_node import KUBO, KuboProcess
 from kiln.deploy.demo.kubo_peer import CATCH_UP, KuboError
@@ -61,7 +63,7 @@ MOST_SEPARATORS: Final = 500  # with a topic, as Kubo must be polled for the mes
 
 _KUBO_SHARE: Final = 0.3
 _KUBO_MOST: Final = 100.0  # messages a second: it takes one command at a time
-_GAP: Final = 0.1  # s between two messages of one author (`publish.min_interval`)
+_GAP: Final = 0.1  # s between two messages of one author, which Kubo validates in their order then
 _READ: Final = 1 << 16
 
 
@@ -96,6 +98,7 @@ class _Network:
         self._kubo = KuboProcess(folder / KUBO, self._tally, self._out)
         self._nodes: dict[str, Node] = {}
         self._names: dict[str, str] = {}  # peer id: node
+        self._fetchers: dict[str, BatchFetcher] = {}
         self._go = trio.Event()
         self._traffic = trio.CancelScope()
 
@@ -148,7 +151,9 @@ class _Network:
             node = self._nodes[name] = Node(
                 options, key, seqno, _NullSink(), self._build_receiver(name), authors=self._authors
             )
+            self._fetchers[name] = BatchFetcher(node, self._folder / f"{name}.blocks", name, self._tally)
             await nursery.start(node.run)
+            nursery.start_soon(self._fetchers[name].run)
             for topic in self._topics:
                 node.join(topic)
             known += node.addresses
@@ -167,7 +172,9 @@ class _Network:
 
     def _build_receiver(self, name: str) -> Callable[[Deliver], None]:
         def receive(deliver: Deliver) -> None:
-            self._tally.count_received(name, deliver.message.data)
+            cid = self._tally.count_received(name, deliver.message.data)
+            if cid is not None:
+                self._fetchers[name].add(cid, deliver)
 
         return receive
 
@@ -254,6 +261,7 @@ class _Network:
                     "published": {name: tally.published[name] for name in (KUBO, *OURS)},
                     "failed": tally.failed,
                     "heard_batches": {name: tally.batches[name] for name in (KUBO, *OURS)},
+                    "fetched": {name: tally.fetched[name] for name in (KUBO, *OURS)},
                     "errors": [*tally.errors, *self._describe_missing_connections()],
                     **({"overlay": {name: self._overlay.received[name] for name in NODES}} if self._overlay else {}),
                 }

@@ -21,6 +21,7 @@ from kiln.bridge.gossipsub.protocols import VERSIONS
 from kiln.bridge.libp2p.host import Node
 from kiln.bridge.libp2p.options import NodeOptions
 from kiln.bridge.libp2p.seqno import Seqno
+from kiln.bridge.libp2p.slots import InboundSlots
 from kiln.bridge.libp2p.streams import make_host
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
@@ -141,6 +142,7 @@ class Town:
         key: Ed25519PrivateKey | None = None,
         before: Callable[[Node], None] = lambda node: None,
         authors: int = 1,
+        kind: type[Node] = Node,
     ) -> Running:
         """A node that runs; `before` it does."""
         key = key or new_key()
@@ -152,7 +154,7 @@ class Town:
             self.bell.ring()
 
         numbers = Numbers(self.folder / peer_text(compute_peer_id(key)))
-        node = Node(options, key, numbers, tape, hear, authors=authors)
+        node = kind(options, key, numbers, tape, hear, authors=authors)
         before(node)
         await self.nursery.start(node.run)
         return Running(node, tape, heard, numbers, heard_at)
@@ -191,13 +193,13 @@ def in_town(folder: Path, test: Callable[[Town], Awaitable[None]], seconds: floa
 
 @asynccontextmanager
 async def raw_peer(
-    reads: bool = True, pause: float = 0.0, key: Ed25519PrivateKey | None = None
+    reads: bool = True, pause: float = 0.0, key: Ed25519PrivateKey | None = None, listen: bool = False
 ) -> AsyncIterator[BasicHost]:
     """A libp2p host that takes pubsub streams, and reads them or not, and says only what the test lets it say.
 
     `pause`: s before each read.
     """
-    host = make_host(key or new_key(), "odd/1", 10)
+    host = make_host(key or new_key(), "odd/1", InboundSlots(10))
 
     async def handler(stream: INetStream) -> None:
         if not reads:
@@ -210,7 +212,7 @@ async def raw_peer(
 
     for protocol in VERSIONS:
         host.set_stream_handler(TProtocol(protocol), handler)
-    async with host.run([]):
+    async with host.run([Multiaddr(LISTEN)] if listen else []):
         yield host
 
 

@@ -28,6 +28,7 @@ from libp2p.peer.peerinfo import PeerInfo, info_from_p2p_addr
 from multiaddr import Multiaddr
 
 from kiln.bridge.gossipsub.wire import encode
+from kiln.bridge.libp2p.slots import InboundSlots
 from kiln.bridge.libp2p.streams import get_swarm, make_host
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from kiln.schemas.wire.identity import message_id, sign
@@ -128,7 +129,7 @@ async def main() -> None:
     arguments = parser.parse_args()
     random.seed(arguments.topic)
     messages = signed(arguments.topic, arguments.count)
-    host = make_host(new_key(), "steady-sender", 10)
+    host = make_host(new_key(), "steady-sender", InboundSlots(10))
     host.set_stream_handler(PROTOCOL, _swallow)
     print("ready", flush=True)
     sys.stdin.readline()

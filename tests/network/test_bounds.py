@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import trio
 from libp2p.host.basic_host import BasicHost
+from libp2p.peer.peerinfo import info_from_p2p_addr
+from multiaddr import Multiaddr
 
 from kiln.bridge.gossipsub.options import RouterOptions
 from kiln.bridge.gossipsub.wire import encode
@@ -16,7 +18,7 @@ from kiln.bridge.libp2p.streams import get_swarm
 from kiln.conf.process.bridge_status import PeerStatus
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
-from kiln.schemas.wire.identity import peer_text
+from kiln.schemas.wire.identity import peer_bytes, peer_text
 from kit.chance import new_key
 from kit.node_town import (
     ENDS,
@@ -135,6 +137,46 @@ def test_more_may_come_one_after_another_than_there_are_places(tmp_path: Path) -
             await town.bell.until(lambda: not get_swarm(one.node._host).get_connections())
 
     in_town(tmp_path, test)
+
+
+def test_silent_connections_keep_nobody_out_and_who_brought_messages_stays(tmp_path: Path) -> None:
+    """Three kinds of silence: peers without a stream, peers on the topic, and sockets without a handshake."""
+    limit = 4
+
+    async def test(town: Town) -> None:
+        one = await town.node(replace(OPTIONS, max_connections=limit))
+        one.node.join(TOPIC)
+        good = await newcomer(town, one)
+        good.node.publish(TOPIC, b"before")
+        await town.until_heard(one, b"before")
+        async with AsyncExitStack() as crowd:
+            for number in range(2 * limit):
+                host = await crowd.enter_async_context(raw_peer())
+                await host.connect(info_from_p2p_addr(Multiaddr(one.address)))
+                if number % 2:
+                    await (await call(host, one)).write(encode(subscription()))
+            for _ in range(2 * limit):
+                stream = await trio.open_tcp_stream("127.0.0.1", int(Multiaddr(one.address).value_for_protocol("tcp")))
+                crowd.push_async_callback(stream.aclose)
+            for _ in range(3):
+                late = await newcomer(town, one)
+                late.node.publish(TOPIC, late.peer.encode())
+                await town.until_heard(one, late.peer.encode())
+                await town.until_heard(good, late.peer.encode())
+            assert {good.peer, late.peer} <= names(one)
+        assert len({f.connection for f in one.tape.frames if f.remote_peer == peer_bytes(good.peer)}) == 1
+        assert counted(one, "connections_evicted") >= 3 * limit
+        assert counted(one, "connections_refused") == 0
+
+    in_town(tmp_path, test)
+
+
+async def newcomer(town: Town, one: Running) -> Running:
+    """A node on TOPIC that knows of one other."""
+    node = await town.node(replace(OPTIONS, bootstrap=(one.address,)))
+    node.node.join(TOPIC)
+    await town.bell.until(lambda: subscribed(node, 1) and node.peer in names(one), 30)
+    return node
 
 
 def test_who_is_over_the_budget_of_all_cannot_have_bytes_taken_by_going(tmp_path: Path) -> None:

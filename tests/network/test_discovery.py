@@ -23,6 +23,7 @@ from kiln.bridge.libp2p.addresses import NodeError
 from kiln.bridge.libp2p.discovery import Discovery, DiscoveryOptions
 from kiln.bridge.libp2p.host import Node
 from kiln.bridge.libp2p.kademlia import TcpAddress, build_announcement, topic_key
+from kiln.bridge.libp2p.slots import InboundSlots
 from kiln.bridge.libp2p.streams import make_host
 from kiln.schemas.wire.identity import peer_bytes
 from kit.chance import new_key
@@ -324,7 +325,7 @@ class Hole:
 
 async def lie(at: Running, port: int | None, few: trio.CapacityLimiter) -> None:
     """A peer of its own that announces TOPIC; no port: it is where it says, but on no topic."""
-    liar = make_host(new_key(), "liar", 10)
+    liar = make_host(new_key(), "liar", InboundSlots(10))
     async with liar.run([] if port else [Multiaddr(LISTEN)]):
         here = [each.to_bytes() for each in liar.get_transport_addrs()]
         async with few:

@@ -6,6 +6,7 @@ import socket
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import trio
@@ -13,6 +14,7 @@ import trio.testing
 from libp2p.custom_types import TProtocol
 from libp2p.exceptions import BaseLibp2pError
 from libp2p.network.stream.net_stream import NetStream
+from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
 from kiln.bridge.gossipsub.options import RouterOptions
@@ -25,7 +27,7 @@ from kiln.bridge.libp2p.seqno import Seqno
 from kiln.bridge.libp2p.streams import GossipStream, get_swarm
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
-from kiln.schemas.wire.identity import Verdict, compute_peer_id, peer_text
+from kiln.schemas.wire.identity import Verdict, compute_peer_id, peer_bytes, peer_text
 from kit.awaiting import until
 from kit.chance import new_key
 from kit.node_town import (
@@ -335,6 +337,94 @@ def test_a_bootstrap_peer_that_is_not_there_is_tried_again_and_said(tmp_path: Pa
     in_town(tmp_path, test)
 
 
+class _NoNames(trio.abc.HostnameResolver):
+    """The answer of the system's resolver to a name that does not exist, without a question to a name server."""
+
+    async def getaddrinfo(self, host: bytes | None, port: bytes | str | int | None, *_: int, **more: int) -> NoReturn:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    async def getnameinfo(self, sockaddr: tuple[str, int], flags: int) -> NoReturn:
+        raise NotImplementedError
+
+
+def test_of_a_bootstrap_peer_that_does_not_answer_the_reason_is_told(tmp_path: Path) -> None:
+    nobody = peer_text(compute_peer_id(new_key()))
+    key = new_key()
+    own = peer_text(compute_peer_id(key))
+
+    async def answer_in_http(stream: trio.SocketStream) -> None:
+        with suppress(trio.BrokenResourceError):
+            await stream.send_all(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            await stream.receive_some()
+
+    async def test(town: Town) -> None:
+        trio.socket.set_custom_hostname_resolver(_NoNames())
+        there, mine = await town.node(), await town.node(key=key)
+        with socket.create_server(("127.0.0.1", 0)) as closed:
+            free = closed.getsockname()[1]
+        (web,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        town.nursery.start_soon(trio.serve_listeners, answer_in_http, [web])
+        reasons = {
+            f"/ip4/127.0.0.1/tcp/{free}/p2p/{nobody}": "no program listens there (connection refused)",
+            f"{there.address.rpartition('/')[0]}/{nobody}": f"{there.peer} answers there, not the named peer",
+            f"{mine.address.rpartition('/')[0]}/{nobody}": "it is an address of this bridge itself",
+            f"/dns4/kiln.invalid/tcp/1/p2p/{nobody}": "the host name has no address (Name or service not known)",
+            f"/ip4/127.0.0.1/tcp/{web.socket.getsockname()[1]}/p2p/{nobody}": "does not speak libp2p",
+        }
+        for address, reason in reasons.items():
+            error = await mine.node._dial_at(Multiaddr(address), ID(peer_bytes(nobody)), 10)
+            assert error.startswith(f"{address}: "), error
+            assert reason in error, error
+        assert own not in str(reasons)
+
+    in_town(tmp_path, test)
+
+
+@pytest.mark.parametrize("kind", ["dns", "dns4"])
+def test_names_of_the_hosts_file_are_looked_up(tmp_path: Path, kind: str) -> None:
+    async def test(town: Town) -> None:
+        there = await town.node()
+        address = there.address.replace("/ip4/127.0.0.1/", f"/{kind}/localhost/")
+        one = await town.node(replace(OPTIONS, bootstrap=(address,)))
+        await town.bell.until(lambda: bool(one.node.view().peers))
+        assert one.node.view().bootstrap[0].error == ""
+
+    in_town(tmp_path, test)
+
+
+def test_of_a_bootstrap_peer_without_pubsub_it_is_told(tmp_path: Path) -> None:
+    async def test(town: Town) -> None:
+        async with raw_peer(listen=True) as host:
+            for protocol in VERSIONS:
+                host.remove_stream_handler(TProtocol(protocol))
+            one = await town.node(replace(OPTIONS, bootstrap=(str(host.get_addrs()[0]),)))
+            await town.bell.until(lambda: bool(one.node.view().bootstrap[0].error))
+            (state,) = one.node.view().bootstrap
+            assert state.connected
+            assert state.error.startswith("connected, but it speaks no pubsub: none of its ")
+
+    in_town(tmp_path, test)
+
+
+def test_each_topic_has_its_policy(tmp_path: Path) -> None:
+    unsigned = f"{TOPIC}/sep/model/k1"
+    gossip = RouterOptions(topic_policies={"/ceramic/*/sep/*": "none"})
+
+    async def test(town: Town) -> None:
+        a, b = await town.pair(replace(OPTIONS, gossip=gossip))
+        for one in (a, b):
+            one.node.join(unsigned)
+        await town.bell.until(lambda: len(a.node.router.subscribers(unsigned)) == 1)
+        for topic in (TOPIC, unsigned):
+            assert a.node.publish(topic, topic.encode()) == 1
+            await town.until_heard(b, topic.encode())
+        came = [each for rpc in b.rpcs(Frame.IN) for each in rpc.publish]
+        assert [each.HasField("signature") for each in came] == [True, False]
+        assert b"".join(f.verdicts for f in b.tape.frames) == bytes([Verdict.VALID, Verdict.UNSIGNED])
+
+    in_town(tmp_path, test)
+
+
 def test_closing_takes_seconds_with_peers_that_read_and_one_that_does_not(tmp_path: Path) -> None:
     async def test(town: Town) -> None:
         a, _ = await town.pair()
@@ -373,6 +463,7 @@ def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
         ("bootstrap", "/ip4/127.0.0.1/tcp/4001"),
         ("bootstrap", "/ip4/127.0.0.1/tcp/4001/p2p/Qm"),
         ("bootstrap", ""),
+        ("listen", ""),
     ],
 )
 def test_an_address_that_is_none_is_named(tmp_path: Path, field: str, text: str) -> None:

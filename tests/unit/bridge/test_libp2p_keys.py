@@ -14,6 +14,7 @@ from libp2p.peer.pb.crypto_pb2 import PublicKey as Libp2pKey
 from libp2p.security.noise.messages import NoiseHandshakePayload
 from libp2p.security.noise.pb.noise_pb2 import NoiseHandshakePayload as HandshakeBytes
 
+from kiln.bridge.libp2p.slots import InboundSlots
 from kiln.bridge.libp2p.streams import make_host
 from kiln.schemas.proto.gossipsub.rpc_pb2 import PublicKey
 from kit.chance import new_key
@@ -26,7 +27,7 @@ PRIVATE = rsa.generate_private_key(65537, 2048)
 
 @pytest.fixture(scope="module", autouse=True)
 def _host() -> None:
-    make_host(new_key(), "kiln/test", 1)
+    make_host(new_key(), "kiln/test", InboundSlots(1))
 
 
 def strange_keys() -> dict[str, bytes]:
