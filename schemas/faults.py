@@ -37,7 +37,7 @@ _RETENTION: Final = (
 )
 _GARBAGE: Final = "Nothing if the message is garbage. If many come, another protocol may use the topic."
 _BATCH_TYP: Final = "Check whether the network uses another number for batches: `batch.typ`."
-_POLICY: Final = "Check whether `policy.networks` names the policy that the network uses."
+_POLICY: Final = "Check whether `policy.networks` and `policy.topics` name the policies that the network uses."
 _FORGED: Final = "Nothing if one peer sends them: identify the peer. If many peers send them, there is a forger."
 _ANNOUNCER: Final = "Nothing. The node that announced the batch is at fault."
 _GIVER: Final = "Check the IPFS node, and the peers that give blocks to the IPFS node."
@@ -64,8 +64,8 @@ FAULTS: Final = (
         "frame",
         "frame_invalid",
         "A Frame breaks the contract: `connection` is not 16 bytes, `direction` or `origin` is unknown, `sequence` is "
-        "0, a number is over 2^63 - 1, a time is before 1970, `network` has not 1 to 256 characters, or a field is "
-        "longer than its bound. `detail` names the field; `data` is the whole Frame.",
+        "0, a number is over 2^63 - 1, a time is not in the years 2000 to 2099, `network` has not 1 to 256 characters, "
+        "or a field is longer than its bound. `detail` names the field; `data` is the whole Frame.",
         _FRAME_WRITER,
     ),
     # ---- Kiln's own faults: one record, or one message, at which a query failed
@@ -313,7 +313,8 @@ FAULTS: Final = (
         "history",
         "line_malformed",
         "A line, or a record, of a file is not of the file's format. `detail` has the file and the line.",
-        "Nothing if other programs write into the same file. If all lines are refused, name the right format.",
+        "Nothing if other programs write into the same file. A file of two formats is read as the format of its first "
+        "line that is known: divide the file.",
     ),
     Fault(
         "history",

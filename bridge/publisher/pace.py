@@ -1,40 +1,48 @@
 """Rate limits of authors. Time comes from the caller.
 
-Kubo 0.40 and later validates several messages at once, and ignores a message that it validates after a later message of
-the same author (go-libp2p-pubsub, BasicSeqnoValidator). A peer never fetches again what it ignored. Two messages of one
-author are therefore sent with a gap between them, whatever their topics are. Several authors may send within one gap;
-each topic has one author.
+Kubo 0.40 and later ignores a message that it validates after a later message of the same author (go-libp2p-pubsub,
+BasicSeqnoValidator), and never fetches again what it ignored. It validates several messages at once, and messages
+overtake each other on their way over relays. Two messages of one author are therefore sent with a gap between them
+which no network reverses, and by turns by as many authors as the rate needs.
 
 Kubo drops messages that arrive while 32 wait to be validated (go-libp2p-pubsub, defaultValidateQueueSize). The messages
-of all authors are therefore spread as well: at most half as many are sent in one gap.
+of all authors are therefore spread as well: at most half as many are sent in `BURST_SPAN`.
 """
 
 from __future__ import annotations
 
-from hashlib import blake2b
+from collections import deque
 from typing import Final
 
-MAX_MESSAGES_PER_GAP: Final = 16
-"""Most messages of all authors sent in one gap."""
+MAX_BURST: Final = 16
+"""Most messages of all authors sent in `BURST_SPAN`."""
+BURST_SPAN: Final = 100_000
+"""µs"""
 
 
 class AuthorPacer:
-    """Rate limiter that keeps `gap` µs between two messages of each of `authors` authors."""
+    """Rate limiter that keeps `gap` µs between two messages of each of `authors` authors, and spreads all messages.
+
+    The author that has sent nothing for longest sends the next message. With a gap of 0 nothing is limited.
+    """
 
     def __init__(self, gap: int, authors: int) -> None:
         self._gap = gap
-        self._ready = [0] * authors
+        self._ready = deque((0, index) for index in range(authors))
         self._next = 0  # for any author
 
-    def author_index(self, topic: str) -> int:
-        """Return the index, from 0, of the author of a topic; it stays the same after a restart."""
-        return int.from_bytes(blake2b(topic.encode(), digest_size=8).digest()) % len(self._ready)
+    @property
+    def author_index(self) -> int:
+        """Index, from 0, of the author of the next message."""
+        return self._ready[0][1]
 
-    def ready_at(self, topic: str) -> int:
-        """Return the time, in µs, from which a message may be sent on this topic."""
-        return max(self._next, self._ready[self.author_index(topic)])
+    @property
+    def ready_at(self) -> int:
+        """Time, in µs, from which the next message may be sent."""
+        return max(self._next, self._ready[0][0])
 
-    def record_message(self, topic: str, now: int) -> None:
-        """Record a message sent on this topic."""
-        self._ready[self.author_index(topic)] = now + self._gap
-        self._next = now + self._gap // MAX_MESSAGES_PER_GAP
+    def record_message(self, now: int) -> None:
+        """Record a message that the author of `author_index` has sent."""
+        _, index = self._ready.popleft()
+        self._ready.append((now + self._gap, index))
+        self._next = now + min(self._gap, BURST_SPAN) // MAX_BURST

@@ -35,24 +35,26 @@ from kiln.conf.process.logs import Format, Level
 from kiln.conf.settings.addresses import (
     check_author,
     check_interest,
+    check_listener,
     check_peer,
+    check_servers,
     check_tcp,
     check_tcp_at_ip,
     check_tcp_of_peer,
+    check_url,
 )
 from kiln.conf.settings.durations import Duration
 from kiln.conf.settings.secrets import mask_secrets
 from kiln.schemas.delta.layout import EXPIRING
 from kiln.schemas.kafka.topics import MAX_OTHER_PARTITIONS, Partitions
 from kiln.schemas.queries import QUERIES
+from kiln.schemas.wire.signing_policy import Policy, match_policy
 
 if TYPE_CHECKING:
     JobName = str
     """The name of a query, one of `kiln.schemas.queries.QUERIES`."""
 else:
     JobName = Literal[tuple(QUERIES)]
-Policy = Literal["strict", "none", "either"]
-
 EMBEDDED_USER = "kiln"
 """User name of the embedded broker's only user."""
 
@@ -155,6 +157,16 @@ class Kafka(Section):
     sasl_password_file: str = ""
     ssl_cafile: str = ""
     ssl_certfile: str = ""
+
+    @field_validator("bootstrap")
+    @classmethod
+    def _servers(cls, value: str) -> str:
+        if value:
+            try:
+                check_servers(value)
+            except ValueError as error:  # without the value, which may have a password
+                raise PydanticCustomError("item", "{problem}", {"problem": str(error)}) from error
+        return value
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -312,14 +324,15 @@ class Batch(Section):
 
 
 class SignaturePolicy(Section):
-    """Signature policy by network (decision 5). Replayed frames always use `either`."""
+    """Signature policy by topic and network (decision 5). Replayed frames always use `either`."""
 
     default: Policy = "strict"
     networks: dict[str, Policy] = {}
+    topics: dict[str, Policy] = {}
 
-    def of(self, network: str) -> Policy:
-        """Return the policy of a network."""
-        return self.networks.get(network, self.default)
+    def of(self, network: str, topic: str = "") -> Policy:
+        """Return the policy of a topic of a network."""
+        return match_policy(topic, self.topics) or self.networks.get(network, self.default)
 
 
 class Dedupe(Section):
@@ -421,6 +434,14 @@ class Monitor(Section):
     listen: Annotated[
         str, _like(r"([^\s:/]+|\[[0-9a-fA-F:]+\]):\d{1,5}|", 'host and port, such as "127.0.0.1:4814"')
     ] = "127.0.0.1:4814"
+    hosts: Names = ()
+
+    @field_validator("listen")
+    @classmethod
+    def _port(cls, value: str) -> str:
+        if value:
+            check_listener(value)
+        return value
 
     @property
     def host_and_port(self) -> tuple[str, int] | None:
@@ -576,8 +597,8 @@ class Publish(Section):
 
     enabled: Switch = "auto"
     timeout: Duration = Field(default=timedelta(minutes=1), gt=timedelta())
-    min_interval: Duration = Field(default=timedelta(milliseconds=100), ge=timedelta())
-    author_keys: int = Field(default=64, ge=1, le=1024)
+    min_interval: Duration = Field(default=timedelta(seconds=1), ge=timedelta())
+    author_keys: int = Field(default=160, ge=1, le=1024)
 
 
 class Transition(Section):
@@ -604,8 +625,8 @@ class Transition(Section):
     @field_validator("rpc_url")
     @classmethod
     def _url(cls, value: SecretStr) -> SecretStr:
-        if value.get_secret_value() and not value.get_secret_value().startswith(("http://", "https://")):
-            raise ValueError("a URL that begins with http:// or https://")
+        if value.get_secret_value():
+            check_url(value.get_secret_value())
         return value
 
     @model_validator(mode="after")
@@ -638,38 +659,35 @@ class Receive(Section):
 
 
 class Ipfs(Section):
-    """IPFS node that serves the blocks of batches and fetches blocks and genesis events."""
+    """Blocks of batches for others to fetch, and blocks and geneses of others."""
 
-    api: str = ""
+    api: str = "self"
     api_auth: SecretStr = SecretStr("")
-    listen: str = "/ip4/127.0.0.1/tcp/4812"
     peers: Names = ()
     timeout: Duration = Field(default=timedelta(seconds=30), gt=timedelta())
     max_concurrent_fetches: int = Field(default=16, ge=1)
     give_up_after: Duration = Field(default=timedelta(hours=1), gt=timedelta())
     retry_after: Duration = Field(default=timedelta(minutes=10), gt=timedelta())
     pin_duration: Duration = Field(default=timedelta(hours=24), gt=timedelta())
-
-    @field_validator("listen")
-    @classmethod
-    def _tcp(cls, value: str) -> str:
-        if value not in ("", cls.model_fields["listen"].default):
-            check_tcp(value)
-        return value
+    fetch: Switch = "auto"
+    max_bytes_per_second: int = Field(default=8 << 20, ge=64 << 10)
 
     @field_validator("peers")
     @classmethod
     def _peers(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
-        cls._check_each(value, info, check_peer)
+        # the bridge dials over TCP alone
+        cls._check_each(value, info, check_tcp_of_peer if info.data.get("api") == "self" else check_peer)
         return value
 
     @field_validator("api")
     @classmethod
     def _known(cls, value: str) -> str:
-        if value not in ("", "helia") and not value.startswith(("http://", "https://")):
-            raise ValueError('"", "helia", or the URL of Kubo\'s RPC, such as "http://127.0.0.1:5001"')
+        if value not in ("", "self") and not value.startswith(("http://", "https://")):
+            raise ValueError('"self", "", or the URL of Kubo\'s RPC, such as "http://127.0.0.1:5001"')
         if "@" in value:  # it is shown in the status
             raise ValueError("a URL without user and password: they go into ipfs.api_auth")
+        if value not in ("", "self"):
+            check_url(value)
         return value
 
     @field_validator("api_auth")
@@ -755,19 +773,21 @@ class Settings(Section):
 
     @property
     def publishes(self) -> bool:
-        """True if batches are published over gossipsub."""
-        return bool(self.ipfs.api) if self.publish.enabled == "auto" else self.publish.enabled
+        """True if batches are published over gossipsub; always true on the demo network."""
+        return self.publish.enabled is True
 
     @property
-    def needs_neighbours(self) -> bool:
-        """True if batches are published only while a peer is known that can fetch blocks: Helia discovers none."""
-        return self.publish.enabled == "auto" and self.ipfs.api == "helia" and not self.ipfs.peers
+    def fetches(self) -> bool:
+        """True if blocks of others are fetched: geneses of streams, and blocks of batches."""
+        if not self.ipfs.api or self.ipfs.fetch != "auto":
+            return bool(self.ipfs.api) and bool(self.ipfs.fetch)
+        # no node of the demo network has the geneses of its synthetic streams
+        return self.ipfs.api != "self" or bool(self.bridge.bootstrap or self.bep50.enabled or self.ipfs.peers)
 
     @property
     def announces(self) -> bool:
-        """True if batches are announced over BEP 50."""
-        wanted = bool(self.ipfs.api) if self.bep50.publish == "auto" else self.bep50.publish
-        return self.bep50.enabled and wanted
+        """True if batches are announced over BEP 50; always true on the demo network."""
+        return self.bep50.enabled and self.bep50.publish is True
 
     @property
     def lake_root(self) -> Location:

@@ -70,6 +70,13 @@ def run(
         raise UsageError("--for and --catch-up: choose one; --catch-up ends by itself")
     length = None if duration is None else length_of(duration)
     settings = settings_of(config, state, network)
+    from kiln.conf.settings.addresses import check_tcp_of_peer
+
+    for address in bootstrap or ():
+        try:
+            check_tcp_of_peer(address)
+        except ValueError as error:
+            raise UsageError(f'--bootstrap "{address}": {error}') from error
     if bootstrap:
         settings = settings.model_copy(
             update={"bridge": settings.bridge.model_copy(update={"bootstrap": tuple(bootstrap)})}
@@ -152,7 +159,8 @@ def bridge(state: StateOption = None, config: ConfigOption = None) -> None:
     out = notes()
     told = settings.bridge_dir / "status.json"
     alone = BridgeMonitor(told, settings.network.name, metadata.version("kiln"), settings.broker.client_options)
-    with start_broker_eventually(settings, note_once(out)), Exporter(settings.monitor.host_and_port, alone) as exporter:
+    endpoint = Exporter(settings.monitor.host_and_port, alone, settings.monitor.hosts)
+    with start_broker_eventually(settings, note_once(out)), endpoint as exporter:
         out.print(exporter.error or f"{told} says how the bridge does; Ctrl-C stops it", style="dim")
         run_bridge(settings)
 

@@ -12,10 +12,14 @@ from pathlib import Path
 
 import httpx
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from libp2p.crypto.pb.crypto_pb2 import KeyType, PrivateKey
 
 from conftest import free_ports
 from kiln.bridge.ipfs import BlockStoreUnavailableError
 from kiln.bridge.ipfs.kubo import Kubo
+from kiln.schemas.wire.identity import compute_peer_id, peer_text
 from kit.awaiting import wait_until
 from kit.foreign_peer import BUILT, built_with_go
 
@@ -65,6 +69,24 @@ class Daemon:
         """Before its start: takes part in a DHT, of those that it is connected to."""
         self._ipfs("config", "--json", "Routing", '{"Type": "dhtserver"}')
 
+    def take_identity(self, key: EllipticCurvePrivateKey) -> None:
+        """Before its start: is the peer of this key."""
+        file = self._folder / "config"
+        config = json.loads(file.read_text())
+        data = key.private_bytes(Encoding.DER, PrivateFormat.TraditionalOpenSSL, NoEncryption())
+        encoded = PrivateKey(key_type=KeyType.ECDSA, data=data).SerializeToString()
+        config["Identity"] = {
+            "PeerID": peer_text(compute_peer_id(key)),
+            "PrivKey": base64.b64encode(encoded).decode(),
+        }
+        file.write_text(json.dumps(config))
+
+    def say(self, topic: str, data: bytes) -> None:
+        """Publish a message."""
+        httpx.post(
+            f"{self.url}/api/v0/pubsub/pub", params={"arg": _encode_topic(topic)}, files={"file": data}, timeout=30
+        ).raise_for_status()
+
     def _ipfs(self, *arguments: str) -> None:
         done = subprocess.run(
             [self._program, *arguments], env=self._environment, capture_output=True, text=True, timeout=60, check=False
@@ -104,11 +126,14 @@ class Daemon:
 
     async def hear(self, topic: str) -> AsyncIterator[bytes]:
         """Subscribe to a topic; what is said on it, until the daemon ends."""
-        name = "u" + base64.urlsafe_b64encode(topic.encode()).decode().rstrip("=")
         async with (
             httpx.AsyncClient(timeout=None) as client,
-            client.stream("POST", f"{self.url}/api/v0/pubsub/sub", params={"arg": name}) as answer,
+            client.stream("POST", f"{self.url}/api/v0/pubsub/sub", params={"arg": _encode_topic(topic)}) as answer,
         ):
             async for line in answer.aiter_lines():
                 data = json.loads(line)["data"][1:]
                 yield base64.urlsafe_b64decode(data + "=" * (-len(data) % 4))
+
+
+def _encode_topic(topic: str) -> str:
+    return "u" + base64.urlsafe_b64encode(topic.encode()).decode().rstrip("=")

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import pytest
 import trio
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from kiln.bridge.gossipsub.options import RouterOptions
 from kiln.bridge.gossipsub.wire import encode
@@ -23,6 +24,7 @@ from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.wire.identity import Verdict, message_id, peer_bytes
 from kit.chance import new_key
 from kit.foreign_peer import ForeignPeer, NewPeer, Published, Received, build_payload
+from kit.kubo_daemon import Daemon, program
 from kit.node_town import (
     OPTIONS,
     TOPIC,
@@ -215,6 +217,69 @@ def test_signatures_are_refused_where_nobody_signs(kind: str, request: pytest.Fi
         await town.bell.until(lambda: one.node.view().counters.get("against_policy", 0) == 1)
         assert one.heard == []
         assert b"".join(f.verdicts for f in one.tape.frames) == bytes([Verdict.AGAINST_POLICY])
+
+    in_town(tmp_path, test)
+
+
+@pytest.mark.parametrize("dialled", [True, False], ids=["dialled", "dials"])
+def test_a_kubo_with_an_ecdsa_identity(tmp_path: Path, dialled: bool) -> None:
+    kubo = Daemon(program(), tmp_path / "kubo")
+    kubo.take_identity(ec.generate_private_key(ec.SECP256R1()))
+    kubo.start().close()
+    heard: list[bytes] = []
+
+    async def test(town: Town) -> None:
+        one = await town.node(replace(OPTIONS, bootstrap=(kubo.address,) if dialled else ()))
+        one.node.join(TOPIC)
+        if not dialled:
+            await trio.to_thread.run_sync(kubo.connect, one.address)
+
+        async def listen() -> None:
+            async for data in kubo.hear(TOPIC):
+                heard.append(data)
+                town.bell.ring()
+
+        town.nursery.start_soon(listen)
+        await town.bell.until(lambda: subscribed(one, 1))
+        one.node.publish(TOPIC, b"to the peer")
+        await town.bell.until(lambda: heard == [b"to the peer"])
+        await trio.to_thread.run_sync(kubo.say, TOPIC, b"from the peer")
+        await town.until_heard(one, b"from the peer")
+        assert b"".join(f.verdicts for f in one.tape.frames) == bytes([Verdict.VALID])
+
+    try:
+        in_town(tmp_path, test)
+    finally:
+        kubo.stop()
+
+
+@pytest.mark.parametrize("kind", ["js", "rust"])
+def test_where_some_sign_and_some_do_not_each_hears_its_kind_and_nobody_is_dropped(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    new: NewPeer = request.getfixturevalue(f"{kind}_peer")
+    strict, none = new(), new(signing="none")
+
+    async def test(town: Town) -> None:
+        either = RouterOptions(policy="either")
+        one = await town.node(replace(OPTIONS, gossip=either, bootstrap=(strict.address, none.address)))
+        await meet(town, one, strict)
+        await meet(town, one, none)
+        await publish_there(none, "first", 1)
+        await town.bell.until(lambda: len(one.heard) == 1)
+        await publish_there(strict, "first", 1)
+        await town.bell.until(lambda: len(one.heard) == 2)
+        for number in range(60):
+            assert one.node.publish(TOPIC, b"batch %d" % number) == 1
+        for each in (none, strict):
+            await publish_there(each, "more", 60)
+        await town.bell.until(lambda: len(one.heard) == 122)
+        received = await told(strict.wait_received, 60, TOPIC)
+        assert sorted(each.data for each in received) == sorted(b"batch %d" % number for number in range(60))
+        assert none.received == []
+        assert one.node.view().counters["withheld"] == 60 + 61 + 60
+        signed = [message.HasField("signature") for rpc in one.rpcs(Frame.OUT, none.peer) for message in rpc.publish]
+        assert not any(signed)
 
     in_town(tmp_path, test)
 

@@ -8,8 +8,9 @@ KILN_TEST_PACE_MESSAGES: how many messages, 200 unless told. The figures in docs
 from __future__ import annotations
 
 import os
+import random
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,8 @@ import httpx
 import pytest
 import trio
 
+from kiln.bridge.gossipsub.effects import Send
+from kiln.bridge.libp2p.host import Node
 from kiln.bridge.publisher.pace import AuthorPacer
 from kiln.conf.settings.durations import micros
 from kiln.conf.settings.model import Publish
@@ -33,6 +36,7 @@ COUNT = int(os.environ.get("KILN_TEST_PACE_MESSAGES", "200"))
 TOPICS = [f"/ceramic/local-test/sep/model/k{number}" for number in range(50)]
 AUTHORS = Publish().author_keys
 GAP = micros(Publish().min_interval)
+JITTER = 0.3  # s
 
 Heard = dict[str, list[bytes]]
 
@@ -77,31 +81,41 @@ def near_and_far(tmp_path: Path) -> Iterator[tuple[Daemon, Daemon]]:
 
 
 async def said(one: Running, pace: AuthorPacer) -> Heard:
-    """Says COUNT messages over TOPICS, each author as fast as the pace lets it."""
-    by_author: dict[int, list[tuple[str, bytes]]] = defaultdict(list)
+    """Says COUNT messages over TOPICS as fast as the pace lets it."""
     sent: Heard = defaultdict(list)
     for number in range(COUNT):
-        topic = TOPICS[number % len(TOPICS)]
-        by_author[pace.author_index(topic)].append((topic, b"%d" % number))
-
-    async def speak(author_index: int) -> None:
-        for topic, data in by_author[author_index]:
-            while (ready := pace.ready_at(topic) / 1e6) > trio.current_time():
-                await trio.sleep_until(ready)
-            assert one.node.publish(topic, data, author_index) == 1
-            pace.record_message(topic, round(trio.current_time() * 1e6))
-            sent[topic].append(data)
-
-    async with trio.open_nursery() as speakers:
-        for author_index in by_author:
-            speakers.start_soon(speak, author_index)
+        topic, data = TOPICS[number % len(TOPICS)], b"%d" % number
+        await trio.sleep_until(pace.ready_at / 1e6)
+        assert one.node.publish(topic, data, pace.author_index) == 1
+        pace.record_message(round(trio.current_time() * 1e6))
+        sent[topic].append(data)
     return sent
 
 
+class Relay(Node):
+    """A node that hands each message on after a time of its own, so that messages overtake each other."""
+
+    def _dispatch(self, sends: Iterable[Send]) -> int:
+        at_once = []
+        for send in sends:
+            if send.rpc.publish:
+                self._nursery.start_soon(self._later, send)
+            else:
+                at_once.append(send)
+        return super()._dispatch(at_once)
+
+    async def _later(self, send: Send) -> None:
+        await trio.sleep(random.uniform(0, JITTER))
+        super()._dispatch([send])
+
+
 def heard_over(
-    folder: Path, kubos: tuple[Hearer, Hearer], pace: AuthorPacer, patience: float
+    folder: Path, kubos: tuple[Hearer, Hearer], pace: AuthorPacer, patience: float, relays: int = 0
 ) -> tuple[Heard, list[Heard]]:
-    """What is said, and what each Kubo hears; awaits everything for so many seconds."""
+    """What is said, and what each Kubo hears; awaits everything for so many seconds.
+
+    The first of the `relays` knows the first Kubo, each of the others the one before, and the speaker the last.
+    """
     heard: list[Heard] = [defaultdict(list), defaultdict(list)]
     sent: Heard = {}
 
@@ -112,9 +126,14 @@ def heard_over(
                 town.bell.ring()
 
     async def run(town: Town) -> None:
-        one = await town.node(replace(OPTIONS, bootstrap=(kubos[0].address,)), authors=AUTHORS)
+        address, between = kubos[0].address, []
+        for _ in range(relays):
+            between.append(await town.node(replace(OPTIONS, bootstrap=(address,)), kind=Relay))
+            address = between[-1].address
+        one = await town.node(replace(OPTIONS, bootstrap=(address,)), authors=AUTHORS)
         for topic in TOPICS:
-            one.node.join(topic)
+            for each in (*between, one):
+                each.node.join(topic)
             for which in range(2):
                 town.nursery.start_soon(listen, which, topic, town)
         await town.bell.until(lambda: all(len(one.node.router.mesh[topic]) == 1 for topic in TOPICS))
@@ -125,7 +144,7 @@ def heard_over(
                 if not all(heard[which][topic] for which in range(2)):
                     one.node.publish(topic, data, author_index % AUTHORS)
                     await trio.sleep(0.06)  # the pace itself
-            await trio.sleep(0.5)  # before what was missed is said again
+            await trio.sleep(1)  # before what was missed is said again
         for each in heard:
             each.clear()
         sent.update(await said(one, pace))
@@ -148,6 +167,14 @@ def test_kubo_hears_all_that_keeps_the_pace_in_order_over_one_and_two_hops(
     assert sum(map(len, sent.values())) == COUNT
     assert near == sent
     assert far == sent
+
+
+def test_kubo_hears_all_over_relays_on_which_messages_overtake_each_other(
+    near_and_far: tuple[Daemon, Daemon], tmp_path: Path
+) -> None:
+    """Two relays with jitter before the near one."""
+    sent, heard = heard_over(tmp_path, near_and_far, AuthorPacer(GAP, AUTHORS), 60, relays=2)
+    assert [in_no_order(each) for each in heard] == [in_no_order(sent)] * 2
 
 
 def test_an_old_kubo_hears_all_too(go_peer: NewPeer, tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kiln.bridge.ipfs import BlockRefusedError, BlockStoreUnavailableError
-from kiln.bridge.kafka.position import KafkaPosition
 from kiln.bridge.publisher.ledger import PublishLedger, PublishLedgerError
 from kiln.bridge.publisher.outbox import (
     IN_DOUBT,
@@ -18,13 +18,16 @@ from kiln.bridge.publisher.outbox import (
     RECORDS_LOST,
     TOO_OLD,
     Outbox,
+    OutboxPartition,
+    OutboxPosition,
     OutboxRecord,
     PublishError,
     PublishingOptions,
-    outbox_partition,
 )
-from kiln.bridge.publisher.pace import MAX_MESSAGES_PER_GAP, AuthorPacer
+from kiln.bridge.publisher.pace import BURST_SPAN, MAX_BURST, AuthorPacer
 from kiln.bridge.publisher.transition import BOTH, BY_NETWORK, BY_SEPARATOR, TopicScheme
+from kiln.conf.settings.durations import micros
+from kiln.conf.settings.model import Publish
 from kiln.schemas.kafka.records import (
     BatchRecord,
     Origin,
@@ -40,8 +43,9 @@ from kiln.schemas.wire.topics import Separator, encode_separator_value, format_t
 
 NETWORK = "local-test"
 S = 1_000_000
-START = 1_000 * S
+START = 1_700_000_000 * S
 OPTIONS = PublishingOptions(NETWORK, publish_timeout=10 * S, retry_every=S, max_age=60 * S)
+LIVE_PART, RUNS_PART = OutboxPartition("batches", 0), OutboxPartition("history", 0)
 
 
 def batch(
@@ -114,13 +118,13 @@ class Run:
         self.pace = pace
         self.ipfs = Ipfs()
         self.outbox = Outbox(OPTIONS)
-        self.outbox.start(0, 0, not_before)
+        self.outbox.start(LIVE_PART, 0, not_before)
         self.offset = 0
         self.outputs: list[OutboxRecord] = []
 
     def take(self, value: BatchRecord | bytes | None, now: int = START) -> None:
         data = encode(value) if isinstance(value, BatchRecord) else value
-        output = self.outbox.add_record(KafkaPosition(0, self.offset), data, now)
+        output = self.outbox.add_record(OutboxPosition(LIVE_PART, self.offset), data, now)
         self.offset += 1
         self.outputs += [] if output is None else [output]
 
@@ -128,7 +132,7 @@ class Run:
         def publish(topic: str, data: bytes) -> int:
             peers = self.node.publish(topic, data)
             if peers and self.pace is not None:
-                self.pace.record_message(topic, now)
+                self.pace.record_message(now)
             return peers
 
         outputs = self.outbox.step(held, self.ipfs, publish, now, on, self.pace)
@@ -137,7 +141,7 @@ class Run:
         return [decode_publication(output.value) for output in outputs]
 
     def place(self) -> int:
-        return self.outbox.resume_offsets()[0]
+        return self.outbox.resume_offsets()[LIVE_PART]
 
 
 def test_batch_goes_out_on_its_topic_and_gets_a_receipt() -> None:
@@ -173,8 +177,7 @@ def test_messages_of_one_author_leave_with_a_gap_and_no_topic_waits_for_another_
 
 
 def test_burst_of_many_separators_is_out_within_half_a_second() -> None:
-    gap = 100_000
-    run = Run(Node(), pace=AuthorPacer(gap, 64))
+    run = Run(Node(), pace=AuthorPacer(micros(Publish().min_interval), Publish().author_keys))
     for number in range(40):
         run.take(batch(number, model=number))
     now, sent_at = START, list[int]()
@@ -186,20 +189,26 @@ def test_burst_of_many_separators_is_out_within_half_a_second() -> None:
     assert len(sent_at) == 40
     assert sent_at[-1] - START < S // 2
     # a peer that is slow for a gap has room for all that comes meanwhile
-    assert max(sum(at <= each < at + gap for each in sent_at) for at in sent_at) == MAX_MESSAGES_PER_GAP
+    assert max(sum(at <= each < at + BURST_SPAN for each in sent_at) for at in sent_at) == MAX_BURST
 
 
-def test_each_topic_keeps_its_author_over_restarts_and_several_speak_at_once() -> None:
-    topics = [f"/ceramic/local-test/model/{number}" for number in range(100)]
-    pace = AuthorPacer(50_000, 4)
-    authors = {topic: pace.author_index(topic) for topic in topics}
-    assert authors == {topic: AuthorPacer(0, 4).author_index(topic) for topic in topics}
-    assert set(authors.values()) == {0, 1, 2, 3}
-    pace.record_message(topics[0], START)
-    assert {pace.ready_at(topic) for topic in topics if authors[topic] == authors[topics[0]]} == {START + 50_000}
-    assert {pace.ready_at(topic) for topic in topics if authors[topic] != authors[topics[0]]} == {
-        START + 50_000 // MAX_MESSAGES_PER_GAP
-    }
+def test_authors_take_turns_and_each_rests_for_the_gap_at_the_highest_rate() -> None:
+    gap, authors = micros(Publish().min_interval), Publish().author_keys
+    pace = AuthorPacer(gap, authors)
+    now, sent_at = START, defaultdict[int, list[int]](list)
+    while now < START + 5 * S:
+        sent_at[pace.author_index].append(now)
+        pace.record_message(now)
+        now = pace.ready_at
+    assert len(sent_at) == authors
+    assert min(later - at for times in sent_at.values() for at, later in pairwise(times)) >= gap >= S
+    assert sum(map(len, sent_at.values())) == 5 * S * MAX_BURST // BURST_SPAN  # no author is missing for the rate
+
+
+def test_without_a_gap_nothing_waits() -> None:
+    pace = AuthorPacer(0, 1)
+    pace.record_message(START)
+    assert pace.ready_at == START
 
 
 def test_place_moves_only_when_the_broker_has_the_receipt() -> None:
@@ -208,11 +217,11 @@ def test_place_moves_only_when_the_broker_has_the_receipt() -> None:
         run.take(batch(number))
     run.step()
     assert run.place() == 0
-    run.outbox.acknowledge(KafkaPosition(0, 1))
+    run.outbox.acknowledge(OutboxPosition(LIVE_PART, 1))
     assert run.place() == 0  # the first one is not there yet
-    run.outbox.acknowledge(KafkaPosition(0, 0))
+    run.outbox.acknowledge(OutboxPosition(LIVE_PART, 0))
     assert run.place() == 2
-    run.outbox.acknowledge(KafkaPosition(0, 2))
+    run.outbox.acknowledge(OutboxPosition(LIVE_PART, 2))
     assert (run.place(), run.outbox.open_count) == (3, 0)
 
 
@@ -388,7 +397,7 @@ def test_whatever_happens_each_batch_has_a_receipt_before_its_place_is_passed(ev
         elif what == "crash":
             place = run.place()
             run = Run(node)
-            run.outbox.start(0, place, 0)
+            run.outbox.start(LIVE_PART, place, 0)
             run.offset, acknowledged = place, 0
             for record in log[place:]:
                 run.take(record, now)
@@ -512,9 +521,9 @@ def test_duplicate_publishes_on_both_topics_with_a_receipt_of_each() -> None:
         (record.batch_cid, topic_of(record)),
         (record.batch_cid, network_topic()),
     }
-    run.outbox.acknowledge(KafkaPosition(0, 0))
+    run.outbox.acknowledge(OutboxPosition(LIVE_PART, 0))
     assert run.place() == 0  # one receipt is not there yet
-    run.outbox.acknowledge(KafkaPosition(0, 0))
+    run.outbox.acknowledge(OutboxPosition(LIVE_PART, 0))
     assert run.place() == 1
 
 
@@ -543,7 +552,7 @@ def test_what_is_out_on_one_topic_is_not_held_up_by_the_other_when_the_transitio
     run.node.peers[network_topic()] = 0
     run.take(batch(1))
     (receipt,) = run.step(on=BOTH)
-    run.outbox.acknowledge(KafkaPosition(0, 0))
+    run.outbox.acknowledge(OutboxPosition(LIVE_PART, 0))
     assert (receipt.topic, run.place()) == (topic_of(batch(1)), 0)
     assert run.step(START + S, on=BY_SEPARATOR) == []
     assert (run.place(), len(run.node.sent)) == (1, 1)
@@ -601,23 +610,23 @@ def test_whatever_topics_and_ipfs_do_no_batch_is_lost(events: list[tuple[str, in
 def test_batches_with_a_receipt_are_passed_over_up_to_where_the_place_was_lost() -> None:
     run = Run(Node())
     done = batch(0)
-    run.outbox.start(0, 0, 0, until=3)
+    run.outbox.start(LIVE_PART, 0, 0, until=3)
     run.outbox.set_receipted_topics({done.batch_cid: {topic_of(done)}})
     for number in (0, 1, 2):
         run.take(batch(number))
-    assert run.outbox.metadata(0) == "0 3"  # for a start after a crash now
+    assert run.outbox.metadata(LIVE_PART) == "0 3"  # for a start after a crash now
     run.take(batch(0, closed=START + S))  # the same bytes again, after that time: another batch
     run.step()
     assert run.node.cids == [batch(1).batch_cid, batch(2).batch_cid, done.batch_cid]
     for output in run.outputs:
         run.outbox.acknowledge(output.position)
-    assert (run.place(), run.outbox.metadata(0)) == (4, "0")
+    assert (run.place(), run.outbox.metadata(LIVE_PART)) == (4, "0")
 
 
 def test_after_a_crash_only_the_topics_without_a_receipt_get_a_batch() -> None:
     both, half, new = batch(0), batch(1), batch(2)
     run = Run(Node())
-    run.outbox.start(0, 0, 0, end=3)
+    run.outbox.start(LIVE_PART, 0, 0, end=3)
     network = f"/ceramic/{NETWORK}"
     run.outbox.set_receipted_topics({both.batch_cid: {network, topic_of(both)}, half.batch_cid: {network}})
     again = batch(0, closed=START + S)  # the same bytes, after the start: another batch
@@ -639,14 +648,14 @@ def test_records_that_are_gone_are_counted_and_the_place_waits_for_the_word() ->
     run = Run(Node())
     run.take(batch(0))
     run.step()
-    run.outbox.acknowledge(KafkaPosition(0, 0))
-    assert run.outbox.record_lost_range(0, 1, START) is None
-    word = run.outbox.record_lost_range(0, 5, START)
+    run.outbox.acknowledge(OutboxPosition(LIVE_PART, 0))
+    assert run.outbox.record_lost_range(LIVE_PART, 1, START) is None
+    word = run.outbox.record_lost_range(LIVE_PART, 5, START)
     assert word is not None
     fault = decode_quarantine(word.value)
     assert (fault.stage, fault.reason, fault.data) == ("publisher", RECORDS_LOST, b"")
     assert fault.detail == "records 0/1 to 0/4 of batches"
-    assert (run.outbox.lost, run.outbox.next_offset(0), run.place()) == (4, 5, 1)
+    assert (run.outbox.lost, run.outbox.next_offset(LIVE_PART), run.place()) == (4, 5, 1)
     run.outbox.acknowledge(word.position)
     assert run.place() == 5
 
@@ -678,10 +687,10 @@ def test_same_bytes_that_close_later_or_for_another_separator_are_another_batch(
 
 def test_batches_before_the_place_are_remembered_and_not_published() -> None:
     run = Run(Node())
-    run.outbox.start(0, 2, 0)
+    run.outbox.start(LIVE_PART, 2, 0)
     run.take(b"no batch")
     run.take(batch(0))
-    assert (run.place(), run.outbox.next_offset(0), run.outbox.open_count) == (2, 2, 0)
+    assert (run.place(), run.outbox.next_offset(LIVE_PART), run.outbox.open_count) == (2, 2, 0)
     run.take(batch(0))
     run.take(batch(1))
     run.step()
@@ -691,7 +700,7 @@ def test_batches_before_the_place_are_remembered_and_not_published() -> None:
 
 def test_memory_of_batches_is_bounded() -> None:
     run = Run(Node())
-    run.outbox.start(0, RECENT_BATCHES + 1, 0)
+    run.outbox.start(LIVE_PART, RECENT_BATCHES + 1, 0)
     for number in range(RECENT_BATCHES + 1):
         run.take(batch(number))
     run.take(batch(1))
@@ -701,9 +710,6 @@ def test_memory_of_batches_is_bounded() -> None:
 
 
 # ---------------------------------------------------------------- batches of backfill runs
-
-
-LIVE_PART, RUNS_PART = outbox_partition(0, False), outbox_partition(0, True)
 
 
 class KilledError(Exception):
@@ -717,7 +723,7 @@ class History:
         self.node = Node(peers)
         self.ipfs = Ipfs()
         self.path = folder / "handed-over.sqlite"
-        self.log: dict[int, list[BatchRecord]] = {LIVE_PART: [], RUNS_PART: []}
+        self.log: dict[OutboxPartition, list[BatchRecord]] = {LIVE_PART: [], RUNS_PART: []}
         self.places = dict.fromkeys(self.log, 0)
         self.receipts: list[PublicationRecord] = []
         self.now = START
@@ -736,10 +742,10 @@ class History:
     def went_out(self) -> dict[str, set[str]]:
         return {each.batch_cid: {each.topic or ""} for each in self.receipts if each.error is None}
 
-    def take(self, part: int, offset: int) -> None:
-        assert self.outbox.add_record(KafkaPosition(part, offset), encode(self.log[part][offset]), self.now) is None
+    def take(self, part: OutboxPartition, offset: int) -> None:
+        assert self.outbox.add_record(OutboxPosition(part, offset), encode(self.log[part][offset]), self.now) is None
 
-    def write(self, part: int, record: BatchRecord) -> None:
+    def write(self, part: OutboxPartition, record: BatchRecord) -> None:
         self.log[part].append(record)
         self.take(part, len(self.log[part]) - 1)
 
@@ -823,8 +829,8 @@ def test_batch_of_a_run_waits_for_a_peer_over_a_crash(tmp_path: Path) -> None:
 
 def test_unreadable_batch_of_a_run_is_quarantined_by_its_own_topic(tmp_path: Path) -> None:
     run = History(tmp_path)
-    run.outbox.start(outbox_partition(3, True), 7, 0)
-    output = run.outbox.add_record(KafkaPosition(outbox_partition(3, True), 7), b"{", START)
+    run.outbox.start(OutboxPartition("history", 3), 7, 0)
+    output = run.outbox.add_record(OutboxPosition(OutboxPartition("history", 3), 7), b"{", START)
     assert output is not None
     assert output.key == b"history/3/7"
     assert decode_quarantine(output.value).detail.startswith("record 3/7 of history: ")

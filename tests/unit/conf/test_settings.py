@@ -18,7 +18,7 @@ from kiln.conf.process.errors import SettingsError
 from kiln.conf.settings.durations import duration_text, micros, parse_duration, spark_interval
 from kiln.conf.settings.faults import line_of
 from kiln.conf.settings.keys import list_keys, name_variable
-from kiln.conf.settings.model import Kafka, Settings
+from kiln.conf.settings.model import Kafka, Settings, SignaturePolicy
 from kiln.conf.settings.printing import format_settings
 from kiln.conf.settings.reading import DEFAULT_FILE, environment, load, load_settings
 
@@ -94,6 +94,7 @@ def test_the_environment_weighs_more_than_the_file_and_the_command_line_more_tha
 def test_every_key_can_be_set_by_environment(keys: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     values = {
         "networks": '{"testnet-clay": "none"}',
+        "topics": '{"/ceramic/*": "none"}',
         "conf": '{"spark.a.b": "c"}',
         "bundles": '{"clay": ["/ceramic/testnet-clay"]}',
         "send": "eager",
@@ -125,7 +126,7 @@ def test_every_key_can_be_set_by_environment(keys: tuple[str, ...], monkeypatch:
         values |= {"listen": "/ip4/127.0.0.1/tcp/77", "bootstrap": peer, "peers": peer if keys[0] == "ipfs" else "77"}
     if keys[0] == "discovery":
         values |= {"server_mode": "false", "protocol_prefix": "/kiln", "announce": "/ip4/192.0.2.1/tcp/4811"}
-    values |= {"api": "helia", "api_auth": "bearer:token"}
+    values |= {"api": "http://127.0.0.1:5001", "api_auth": "bearer:token", "fetch": "false"}
     if keys[0] == "transition":
         values |= {"mode": "duplicate", "at": "2027-01-31T12:00:00Z", "rpc_url": "http://127.0.0.1:8545"}
         if keys[-1] == "height":
@@ -168,6 +169,19 @@ def test_tables_may_be_given_key_by_key_or_as_json(monkeypatch: pytest.MonkeyPat
     assert settings.jobs.of("archive").max_offsets_per_trigger == 400_000
     assert settings.policy.of("testnet-clay") == "none"
     assert settings.policy.of("mainnet") == "strict"
+
+
+def test_the_policy_of_a_topic_is_that_of_the_longest_pattern_and_else_that_of_its_network() -> None:
+    policy = SignaturePolicy(
+        networks={"n": "none"},
+        topics={"/ceramic/n/sep/*": "either", "/ceramic/n/sep/*/k1": "strict", "/[a]?": "strict"},
+    )
+    assert policy.of("n", "/ceramic/n") == "none"
+    assert policy.of("n", "/ceramic/n/sep/model/k2") == "either"
+    assert policy.of("n", "/ceramic/n/sep/model/k1") == "strict"
+    assert policy.of("n", "/[a]?") == "strict"
+    assert policy.of("n", "/ab") == "none"  # no character but the asterisk is special
+    assert policy.of("m", "/ceramic/m") == "strict"
 
 
 def test_part_of_a_table_in_a_file_leaves_its_other_keys_at_their_defaults(tmp_path: Path) -> None:
@@ -289,6 +303,26 @@ def test_json_that_is_none_names_its_variable(monkeypatch: pytest.MonkeyPatch) -
             "needs sasl_username, and sasl_password or sasl_password_file",
         ),
         ('[kafka]\nbootstrap = "a:1"\nsasl_password = "x"\nsasl_password_file = "y"\n', "choose one"),
+        *(
+            (f'[kafka]\nbootstrap = "{text}"\n', f'kafka.bootstrap: "{shown}": expected {expected}')
+            for text, shown, expected in (
+                ("localhost", "localhost", "host:port, separated by commas"),
+                ("a:1,localhost:", "localhost:", "host:port"),
+                ("a:1;b:2", "a:1;b:2", "host:port, separated by commas"),
+                ("a:1 b:2", "a:1 b:2", "host:port, separated by commas"),
+                ("PLAINTEXT://k:9092", "PLAINTEXT://k:9092", "host:port, separated by commas"),
+                ("k:99999", "k:99999", "a port from 1 to 65535"),
+                ("k:0", "k:0", "a port from 1 to 65535"),
+                ("::1:9092", "::1:9092", "host:port"),
+                (",", "", "host:port"),
+            )
+        ),
+        ('[monitor]\nlisten = "127.0.0.1:99999"\n', 'monitor.listen = "127.0.0.1:99999": expected a port of at most'),
+        (
+            '[ipfs]\napi = "http://127.0.0.1:99999"\n',
+            "expected a URL that begins with http:// or https://, with a port",
+        ),
+        ('[transition]\nrpc_url = "https://"\n', "expected a URL that begins with http:// or https://, with a host"),
         ("[jobs]\nqueries = ['batch', 'batch']\n", "each query once"),
         ('[network]\nname = "a/b"\n', "network.name"),
         ('network = "mainnet"\n', 'network = "mainnet": expected a table: [network]'),
@@ -312,6 +346,18 @@ def test_what_cannot_be_is_refused(text: str, expected: str, tmp_path: Path) -> 
     assert str(path) in found
     assert "Traceback" not in found
     assert "pydantic" not in found
+
+
+@pytest.mark.parametrize("text", ["a:1,b:2", "a:1, b:2", "[::1]:9092,10.0.0.5:9092", "kafka-1.example.org:9092"])
+def test_servers_of_kafka(text: str, tmp_path: Path) -> None:
+    assert load_settings(write(tmp_path, f'[kafka]\nbootstrap = "{text}"\n')).kafka.server_list()
+
+
+def test_a_password_in_the_servers_of_kafka_is_refused_and_not_shown(tmp_path: Path) -> None:
+    path = write(tmp_path, '[kafka]\nbootstrap = "SASL_SSL://user:hunter2@k:9092"\n')
+    with pytest.raises(SettingsError, match="user and password go into") as refused:
+        load_settings(path)
+    assert "hunter2" not in str(refused.value)
 
 
 def test_a_missing_file_says_how_it_is_named(tmp_path: Path) -> None:
@@ -467,18 +513,41 @@ def test_moment_of_a_transition_is_that_of_its_zone(tmp_path: Path) -> None:
     assert settings.transition.at_us == 1_801_389_600_000_000
 
 
+@pytest.mark.parametrize("api", ["", "self", "http://127.0.0.1:5001"])
+@pytest.mark.parametrize(("enabled", "announces"), [('"auto"', False), ("true", True), ("false", False)])
+def test_batches_are_announced_only_if_the_settings_say_so(
+    enabled: str, api: str, announces: bool, tmp_path: Path
+) -> None:
+    overlay = f"[bep50]\nenabled = true\npublish = {enabled}\n"
+    settings = load_settings(write(tmp_path, f'[publish]\nenabled = {enabled}\n[ipfs]\napi = "{api}"\n{overlay}'))
+    assert (settings.publishes, settings.announces) == (announces, announces)
+
+
+PEER = "/ip4/192.0.2.7/tcp/4001/p2p/12D3KooWM68GyFKBT9JsuTRB6CYkF61PtMuSkynUauSQEGBX51JW"
+
+
 @pytest.mark.parametrize(
-    ("enabled", "api", "publishes"),
+    ("text", "fetches"),
     [
-        ('"auto"', "", False),
-        ('"auto"', "http://127.0.0.1:5001", True),
-        ("true", "", True),
-        ("false", "helia", False),
+        ("", False),  # the demo network
+        (f'[bridge]\nbootstrap = ["{PEER}"]', True),
+        (f'[ipfs]\npeers = ["{PEER}"]', True),
+        ("[bep50]\nenabled = true", True),
+        ("[ipfs]\nfetch = true", True),
+        ('[ipfs]\napi = "http://127.0.0.1:5001"', True),
+        (f'[bridge]\nbootstrap = ["{PEER}"]\n[ipfs]\nfetch = false', False),
+        (f'[bridge]\nbootstrap = ["{PEER}"]\n[ipfs]\napi = ""', False),
+        ('[ipfs]\napi = ""\nfetch = true', False),
     ],
 )
-def test_batches_go_out_where_others_can_fetch_them(enabled: str, api: str, publishes: bool, tmp_path: Path) -> None:
-    text = f'[publish]\nenabled = {enabled}\n[ipfs]\napi = "{api}"\n'
-    assert load_settings(write(tmp_path, text)).publishes is publishes
+def test_blocks_are_fetched_where_a_peer_may_have_them(text: str, fetches: bool, tmp_path: Path) -> None:
+    assert load_settings(write(tmp_path, text)).fetches is fetches
+
+
+def test_the_bridge_itself_is_connected_over_tcp_alone(tmp_path: Path) -> None:
+    quic = PEER.replace("tcp/4001", "udp/4001/quic-v1")
+    assert "ipfs.peers" in problems(write(tmp_path, f'[ipfs]\npeers = ["{quic}"]'))
+    load_settings(write(tmp_path, f'[ipfs]\napi = "http://127.0.0.1:5001"\npeers = ["{quic}"]'))
 
 
 KEY = "ab" * 32
@@ -513,9 +582,8 @@ contacts = ["10.0.0.1:4813"]
 follow = ["{KEY}/model/k2t6"]'''
     settings = load_settings(write(tmp_path, text))
     assert settings.bep50.bootstrap == ("router.example:6881", "[2001:db8::1]:6881")
-    assert not settings.announces  # nobody could fetch what is announced
-    for more, announces in (("publish = true", True), ("publish = false", False), ('[ipfs]\napi = "helia"', True)):
-        assert load_settings(write(tmp_path, f"{text}\n{more}")).announces == announces
+    assert not settings.announces
+    assert load_settings(write(tmp_path, f"{text}\npublish = true")).announces
     assert not load_settings(write(tmp_path, "[bep50]\npublish = true")).announces
 
 
