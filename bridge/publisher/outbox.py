@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Set
-from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import Final, Literal, NamedTuple, Protocol
 
 from msgspec import structs
 
 from kiln.bridge.ipfs import BlockRefusedError, BlockStoreUnavailableError, BlockUnavailableError
-from kiln.bridge.kafka.position import KafkaPosition
 from kiln.bridge.publisher.ledger import PublishLedger
 from kiln.bridge.publisher.pace import AuthorPacer
 from kiln.bridge.publisher.pins import PinsError
@@ -74,10 +73,29 @@ class PublishingOptions:
     """the transport's own name of a topic, where it has one"""
 
 
+class OutboxPartition(NamedTuple):
+    """A partition of `kiln.batches`, or of `kiln.history`, which holds the batches of backfill runs."""
+
+    topic: Literal["batches", "history"]
+    number: int
+
+
+class OutboxPosition(NamedTuple):
+    """The position of a record."""
+
+    partition: OutboxPartition
+    offset: int
+
+    @property
+    def is_history(self) -> bool:
+        """Return whether a backfill run made the batch."""
+        return self.partition.topic == "history"
+
+
 class OutboxRecord(NamedTuple):
     """A record to write because of one batch; the caller acknowledges its position once the broker has it."""
 
-    position: KafkaPosition
+    position: OutboxPosition
     topic: str
     """`publications` or `quarantine`"""
     key: bytes
@@ -107,20 +125,10 @@ class BlockKeeper(Protocol):
     def close(self) -> None: ...
 
 
-def outbox_partition(partition: int, history: bool) -> int:
-    """Number a partition for an `Outbox`: in `kiln.batches` as Kafka does, in `kiln.history` from -1 down."""
-    return -1 - partition if history else partition
-
-
-def is_history(partition: int) -> bool:
-    """Return whether a number of `outbox_partition` is a partition of `kiln.history`, which holds backfill batches."""
-    return partition < 0
-
-
 class PendingPublication:
     """A batch and its deliveries, one per topic."""
 
-    def __init__(self, position: KafkaPosition, batch: BatchRecord, batch_typ: int) -> None:
+    def __init__(self, position: OutboxPosition, batch: BatchRecord, batch_typ: int) -> None:
         """Build the message of the batch.
 
         Raises:
@@ -136,11 +144,6 @@ class PendingPublication:
         self.deliveries: dict[str, TopicDelivery] = {}
         """deliveries without a receipt, by topic"""
         self.receipted_topics: set[str] = set()
-
-    @property
-    def is_history(self) -> bool:
-        """Return whether a backfill run made the batch."""
-        return is_history(self.position.partition)
 
     def reject_receipt(self, reason: str, now: int) -> PublicationRecord:
         """Return the receipt of a batch that is not published at all."""
@@ -183,11 +186,28 @@ class TopicDelivery:
         self._attempted_at = None
 
 
+@dataclass
+class _PartitionState:
+    """Progress in a partition; the first fields are the arguments of `Outbox.start`."""
+
+    start_offset: int
+    not_before: int
+    receipts_until: int
+    backlog_end: int
+    next_offset: int
+    recent_batches: dict[_BatchClosing, None] = field(default_factory=dict)  # live batches, oldest first
+    open: deque[int] = field(default_factory=deque)  # offsets without all receipts, in order
+
+    @property
+    def resume_offset(self) -> int:
+        return self.open[0] if self.open else self.next_offset
+
+
 class Outbox:
     """The state of the batches read from Kafka, and the offsets up to which all are published.
 
     The caller adds records, calls `step` repeatedly, writes the records it returns, and acknowledges each record
-    that the broker has. `outbox_partition` numbers the partitions of both topics.
+    that the broker has.
 
     A live batch may be published again after a crash. A batch of a backfill run is published at most once on a topic
     (decision 26): the ledger has the topics for which it was handed to the node, and `receipts` those of earlier
@@ -212,12 +232,8 @@ class Outbox:
         self._ledger = PublishLedger() if ledger is None else ledger
         self._receipts = receipts
         self._published_topics: dict[str, set[str]] | None = None  # by CID; None until a batch of a run needs them
-        self._not_before: dict[int, int] = {}
-        self._start_offsets: dict[int, int] = {}
-        self._recent_batches: dict[int, dict[_BatchClosing, None]] = {}  # live batches by partition, oldest first
-        self._next_offsets: dict[int, int] = {}
-        self._open: dict[int, deque[int]] = {}  # offsets without all receipts, by partition, in order
-        self._missing_receipts: dict[KafkaPosition, int] = {}  # by open position: not yet acknowledged
+        self._partitions: dict[OutboxPartition, _PartitionState] = {}
+        self._missing_receipts: dict[OutboxPosition, int] = {}  # by open position: not yet acknowledged
         self._unpinned: deque[PendingPublication] = deque()  # not in IPFS yet
         self._queues: dict[str, deque[TopicDelivery]] = {}  # by topic
         self._retry_at: dict[str, int] = {}
@@ -236,11 +252,9 @@ class Outbox:
         self.quarantined = 0
         self.lost = 0
         """records that Kafka deleted before they were read"""
-        self._receipts_until: dict[int, int] = {}
-        self._backlog_end: dict[int, int] = {}
         self._receipted: Mapping[str, Set[str]] = {}  # topics by CID
 
-    def start(self, partition: int, offset: int, not_before: int, until: int = 0, end: int = 0) -> None:
+    def start(self, partition: OutboxPartition, offset: int, not_before: int, until: int = 0, end: int = 0) -> None:
         """Start to publish a partition from an offset.
 
         The last `RECENT_BATCHES` records before it may be added first; they only serve to recognise repeats.
@@ -250,12 +264,7 @@ class Outbox:
             until: offset up to which batches may be published already, so that `set_receipted_topics` counts.
             end: offset after the records that existed before this start.
         """
-        self._next_offsets[partition] = self._start_offsets[partition] = offset
-        self._not_before[partition] = not_before
-        self._recent_batches[partition] = {}
-        self._receipts_until[partition] = until
-        self._backlog_end[partition] = end
-        self._open[partition] = deque()
+        self._partitions[partition] = _PartitionState(offset, not_before, until, end, next_offset=offset)
 
     def set_receipted_topics(self, topics: Mapping[str, Set[str]]) -> None:
         """Set the topics, by CID, for which receipts exist.
@@ -265,36 +274,36 @@ class Outbox:
         """
         self._receipted = topics
 
-    def next_offset(self, partition: int) -> int:
+    def next_offset(self, partition: OutboxPartition) -> int:
         """Return the offset of the next record, if Kafka has left out none."""
-        return self._next_offsets[partition]
+        return self._partitions[partition].next_offset
 
-    def record_lost_range(self, partition: int, first_offset: int, now: int) -> OutboxRecord | None:
+    def record_lost_range(self, partition: OutboxPartition, first_offset: int, now: int) -> OutboxRecord | None:
         """Record that Kafka has deleted everything before this offset.
 
         Returns:
             A quarantine record if records were lost.
         """
-        first = self._next_offsets[partition]
+        state = self._partitions[partition]
+        first = state.next_offset
         if first_offset <= first:
             return None
         self.lost += first_offset - first
-        self._next_offsets[partition] = first_offset
-        position = KafkaPosition(partition, first)
+        state.next_offset = first_offset
+        position = OutboxPosition(partition, first)
         self._open_position(position)
-        topic, number, _ = _kafka_position(position)
-        detail = f"records {number}/{first} to {number}/{first_offset - 1} of {topic}"
+        detail = f"records {partition.number}/{first} to {partition.number}/{first_offset - 1} of {partition.topic}"
         return self._quarantine(position, RECORDS_LOST, detail, b"", now)
 
     @property
     def open_count(self) -> int:
         """Number of records that are added and not yet acknowledged."""
-        return sum(map(len, self._open.values()))
+        return sum(len(state.open) for state in self._partitions.values())
 
     @property
     def open_history_count(self) -> int:
         """Number of them that are batches of backfill runs."""
-        return sum(len(offsets) for partition, offsets in self._open.items() if is_history(partition))
+        return sum(len(state.open) for partition, state in self._partitions.items() if partition.topic == "history")
 
     @property
     def waiting_by_topic(self) -> Mapping[str, int]:
@@ -306,11 +315,13 @@ class Outbox:
         """Number of batches that are not in IPFS yet."""
         return len(self._unpinned)
 
-    def add_record(self, position: KafkaPosition, value: bytes | None, now: int) -> OutboxRecord | None:
+    def add_record(self, position: OutboxPosition, value: bytes | None, now: int) -> OutboxRecord | None:
         """Add the next record of a partition and return the record to write at once, if any."""
-        is_replay = position.offset < self._start_offsets[position.partition]
+        partition, offset = position
+        state = self._partitions[partition]
+        is_replay = offset < state.start_offset
         if not is_replay:
-            self._next_offsets[position.partition] = position.offset + 1
+            state.next_offset = offset + 1
         try:
             batch = decode_batch(value or b"")
             if batch.origin != "LIVE" or batch.network != self._options.network:
@@ -320,17 +331,16 @@ class Outbox:
             if is_replay:
                 return None
             self._open_position(position)
-            topic, number, offset = _kafka_position(position)
-            detail = f"record {number}/{offset} of {topic}: {error}"
+            detail = f"record {partition.number}/{offset} of {partition.topic}: {error}"
             return self._quarantine(position, MALFORMED, detail, value or b"", now)
-        if self._is_repeat(batch, position.partition) or is_replay:
+        if self._is_repeat(batch, position) or is_replay:
             return None
-        if position.offset < self._receipts_until[position.partition] and publication.batch_cid in self._receipted:
+        if offset < state.receipts_until and publication.batch_cid in self._receipted:
             return None
         if self._is_from_other_source(publication):
             return None
         self._open_position(position)
-        if batch.closed_at < self._not_before[position.partition]:
+        if batch.closed_at < state.not_before:
             return self._write_receipt(position, publication.reject_receipt(TOO_OLD, now))
         self._unpinned.append(publication)
         self.block_bytes += len(publication.block)
@@ -351,7 +361,7 @@ class Outbox:
             publish: sends a message and returns the number of peers; raises `PublishError` if it could not try. It also
                 reports what it sent to `pace`.
             scheme: the topics to publish on now. If they change, waiting batches move to the new topics.
-            pace: decides when the author of a topic may send again.
+            pace: decides when the next message may be sent.
         """
         if scheme != self._scheme:
             self._scheme = scheme
@@ -376,31 +386,28 @@ class Outbox:
         soonest = min((self._retry_at.get(topic, now) - now for topic in self._queues), default=max_wait)
         return max(0, min(max_wait, soonest))
 
-    def acknowledge(self, position: KafkaPosition) -> None:
+    def acknowledge(self, position: OutboxPosition) -> None:
         """Record that the broker has one of the records written because of this position."""
         self._settle_receipts(position, 1)
 
-    def resume_offsets(self) -> dict[int, int]:
+    def resume_offsets(self) -> dict[OutboxPartition, int]:
         """Return the offset to resume from after a crash, by partition."""
-        return {
-            partition: self._open[partition][0] if self._open[partition] else next_offset
-            for partition, next_offset in self._next_offsets.items()
-        }
+        return {partition: state.resume_offset for partition, state in self._partitions.items()}
 
-    def metadata(self, partition: int) -> str:
+    def metadata(self, partition: OutboxPartition) -> str:
         """Return the metadata to commit with the offset: `not_before` and, while it counts, `until` of `start`."""
-        until = self._receipts_until[partition]
-        offset = self._open[partition][0] if self._open[partition] else self._next_offsets[partition]
-        return f"{self._not_before[partition]} {until}" if offset < until else f"{self._not_before[partition]}"
+        state = self._partitions[partition]
+        until = f" {state.receipts_until}" if state.resume_offset < state.receipts_until else ""
+        return f"{state.not_before}{until}"
 
-    def _open_position(self, position: KafkaPosition) -> None:
-        self._open[position.partition].append(position.offset)
+    def _open_position(self, position: OutboxPosition) -> None:
+        self._partitions[position.partition].open.append(position.offset)
         self._missing_receipts[position] = 1
 
-    def _settle_receipts(self, position: KafkaPosition, count: int) -> None:
+    def _settle_receipts(self, position: OutboxPosition, count: int) -> None:
         self._missing_receipts[position] -= count
-        queue = self._open[position.partition]
-        while queue and not self._missing_receipts[head := KafkaPosition(position.partition, queue[0])]:
+        queue = self._partitions[position.partition].open
+        while queue and not self._missing_receipts[head := OutboxPosition(position.partition, queue[0])]:
             del self._missing_receipts[head]
             queue.popleft()
 
@@ -443,7 +450,7 @@ class Outbox:
 
     def _enqueue_publication(self, publication: PendingPublication) -> None:
         topics = self._scheme.topics_of(publication.network, publication.separator)
-        known = publication.position.offset < self._backlog_end[publication.position.partition]
+        known = publication.position.offset < self._partitions[publication.position.partition].backlog_end
         if known and self._receipted.get(publication.batch_cid, frozenset()) >= set(topics):
             self.block_bytes -= len(publication.block)
             self._settle_receipts(publication.position, 1)
@@ -472,11 +479,11 @@ class Outbox:
             self._missing_receipts[position] += len(added)
             self._settle_receipts(position, len(dropped))
 
-    def _is_repeat(self, batch: BatchRecord, partition: int) -> bool:
+    def _is_repeat(self, batch: BatchRecord, position: OutboxPosition) -> bool:
         """Return whether this live batch was added before with the same closing time: a micro-batch written again."""
-        if is_history(partition):  # the ledger knows the batches of runs
+        if position.is_history:  # the ledger knows the batches of runs
             return False
-        recent = self._recent_batches[partition]
+        recent = self._partitions[position.partition].recent_batches
         closing = _BatchClosing(batch.batch_cid, batch.separator, batch.closed_at)
         if closing in recent:
             return True
@@ -488,7 +495,7 @@ class Outbox:
     def _is_from_other_source(self, publication: PendingPublication) -> bool:
         """Return whether a live batch was published as one of a run, or the other way round."""
         handed_over = publication.batch_cid in self._ledger
-        if not publication.is_history:
+        if not publication.position.is_history:
             return handed_over
         if self._published_topics is None:
             self._published_topics = {cid: set(topics) for cid, topics in self._receipts().items()}
@@ -499,14 +506,14 @@ class Outbox:
         publication = delivery.publication
         if self._is_from_other_source(publication):
             return True
-        return publication.is_history and delivery.topic in (self._published_topics or {}).get(
+        return publication.position.is_history and delivery.topic in (self._published_topics or {}).get(
             publication.batch_cid, ()
         )
 
     def _publish(self, delivery: TopicDelivery, publish: Callable[[str, bytes], int]) -> int:
         """Publish the batch and return the number of peers."""
         publication, topic = delivery.publication, delivery.topic
-        if not publication.is_history:
+        if not publication.position.is_history:
             return publish(topic, publication.data)
         self._ledger.add(publication.batch_cid, topic)
         try:
@@ -542,16 +549,16 @@ class Outbox:
                 self._dequeue(delivery)
                 self._settle_receipts(publication.position, 1)
                 continue
-            if publication.is_history and (publication.batch_cid, topic) in self._ledger:
+            if publication.position.is_history and (publication.batch_cid, topic) in self._ledger:
                 publication.receipted_topics.add(topic)
                 self._dequeue(delivery)
                 doubt = PublicationRecord(publication.batch_cid, TRANSPORT, now, topic=topic, error=IN_DOUBT)
                 outputs.append(self._write_receipt(publication.position, doubt))
                 continue
-            if pace is not None and blocked is None and now < (ready := pace.ready_at(topic)):
+            if pace is not None and blocked is None and now < (ready := pace.ready_at):
                 self._retry_at[topic] = ready
                 if outputs:
-                    self._queues[topic] = self._queues.pop(topic)  # the author's other topics come first next time
+                    self._queues[topic] = self._queues.pop(topic)  # the other topics come first next time
                 break
             peers, reason = 0, NO_PEER
             if blocked is None or delivery.is_last_try(now, self._options.publish_timeout):
@@ -568,7 +575,7 @@ class Outbox:
                 outputs.append(self._write_receipt(publication.position, receipt))
         return outputs
 
-    def _write_receipt(self, position: KafkaPosition, receipt: PublicationRecord) -> OutboxRecord:
+    def _write_receipt(self, position: OutboxPosition, receipt: PublicationRecord) -> OutboxRecord:
         if receipt.error is None:
             self.published += 1
             if self._published_topics is not None and receipt.topic:
@@ -581,18 +588,10 @@ class Outbox:
         receipt = structs.replace(receipt, transport=options.transport, target=target, error=error)
         return OutboxRecord(position, "publications", receipt.batch_cid.encode(), encode(receipt))
 
-    def _quarantine(self, position: KafkaPosition, reason: str, detail: str, value: bytes, now: int) -> OutboxRecord:
+    def _quarantine(self, position: OutboxPosition, reason: str, detail: str, value: bytes, now: int) -> OutboxRecord:
         self.quarantined += 1
         # one output for each record: the batch's own record holds what does not fit into a quarantine record
         fault = next(build_quarantine_records("publisher", reason, detail, value, now))
-        topic, partition, offset = _kafka_position(position)
-        return OutboxRecord(
-            position, "quarantine", build_quarantine_record_key(topic, partition, offset), encode(fault)
-        )
-
-
-def _kafka_position(position: KafkaPosition) -> tuple[str, int, int]:
-    """Return the topic, and the partition and offset in Kafka, of a position numbered by `outbox_partition`."""
-    if is_history(position.partition):
-        return "history", -1 - position.partition, position.offset
-    return "batches", position.partition, position.offset
+        (topic, partition), offset = position
+        key = build_quarantine_record_key(topic, partition, offset)
+        return OutboxRecord(position, "quarantine", key, encode(fault))

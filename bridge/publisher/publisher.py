@@ -40,14 +40,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from kafka.structs import OffsetAndMetadata
 
 from kafka import KafkaConsumer, TopicPartition
 from kiln.bridge.ipfs import BlockStoreUnavailableError
-from kiln.bridge.kafka.position import KafkaPosition
 from kiln.bridge.kafka.producers import FramesProducerError, StoppableKafkaProducer
 from kiln.bridge.kafka.thread import RENEW_EVERY, KafkaConfig, Leadership, LeaderThread, now_us
 from kiln.bridge.kafka.topic_notes import TopicNotes
@@ -59,10 +58,11 @@ from kiln.bridge.publisher.outbox import (
     RECENT_BATCHES,
     BlockKeeper,
     Outbox,
+    OutboxPartition,
+    OutboxPosition,
     OutboxRecord,
     PublishError,
     PublishingOptions,
-    outbox_partition,
 )
 from kiln.bridge.publisher.pace import AuthorPacer
 from kiln.bridge.publisher.pins import PinsError
@@ -84,6 +84,26 @@ class _PublishCounts(NamedTuple):
     failed: int = 0
     quarantined: int = 0
     lost: int = 0
+
+
+@dataclass
+class _Session:
+    """State of one session with Kafka."""
+
+    consumer: KafkaConsumer
+    producer: StoppableKafkaProducer
+    outbox: Outbox
+    committed: dict[OutboxPartition, int]
+    """committed offsets"""
+    outputs: list[OutboxRecord]
+    """records that are not sent yet"""
+    renew_at: int
+    commit_at: int = 0
+    unpin_at: int = 0
+    unacknowledged: int = 0
+    """sent records that the broker has not acknowledged"""
+    acknowledgements: deque[tuple[OutboxPosition, BaseException | None]] = field(default_factory=deque)
+    """filled by kafka-python's thread"""
 
 
 class Publisher(LeaderThread):
@@ -159,14 +179,9 @@ class Publisher(LeaderThread):
         outbox = Outbox(self._options, self._ledger, lambda: self._read_published_topics(producer))
         counts_before = self._counts
         committed, outputs = self._start_outbox(consumer, outbox)
-        history_parts = [part for part in consumer.assignment() if self._is_history(part)]
-        live_parts = [part for part in consumer.assignment() if not self._is_history(part)]
-        commit_at, renew_at = 0, self._clock_us() + RENEW_EVERY
-        acknowledgements: deque[tuple[KafkaPosition, BaseException | None]] = deque()  # filled by kafka-python's thread
-        unacknowledged = 0
+        session = _Session(consumer, producer, outbox, committed, outputs, self._clock_us() + RENEW_EVERY)
         grace = 2.0
-        unpin_at = 0
-        while not self._stop.is_set() or (unacknowledged and grace > 0):
+        while not self._stop.is_set() or (session.unacknowledged and grace > 0):
             if not self._is_leader:
                 return  # the bridge that leads now continues from the committed offset and the receipts
             now = self._clock_us()
@@ -174,61 +189,18 @@ class Publisher(LeaderThread):
                 grace -= 0.05
                 time.sleep(0.05)
             else:
-                held_back = self._can_publish()
-                room = MAX_OPEN - outbox.open_count if outbox.block_bytes < MAX_BLOCK_BYTES else 0
-                # whole ms, rounded up so that the next attempt is due after the wait
-                wait = (
-                    0
-                    if outbox.unpinned_count and outbox.ipfs_error is None
-                    else -(-outbox.time_to_next_attempt(now, _POLL_EVERY) // 1_000)
-                )
-                (consumer.resume if room > 0 else consumer.pause)(*live_parts)
-                full = room <= 0 or outbox.open_history_count >= MAX_OPEN_HISTORY
-                (consumer.pause if full else consumer.resume)(*history_parts)
-                self._check_topics()
-                for part, records in self._poll(consumer, wait, max(1, room)).items():
-                    number = self._outbox_partition(part)
-                    for record in records:
-                        if number < 0 and outbox.open_history_count >= MAX_OPEN_HISTORY:
-                            consumer.seek(part, record.offset)
-                            break
-                        if record.offset > outbox.next_offset(number):
-                            first = consumer.beginning_offsets([part])[part]
-                            outputs += self._record_lost_range(outbox, part, min(first, record.offset), now)
-                        output = outbox.add_record(KafkaPosition(number, record.offset), record.value, now)
-                        outputs += [] if output is None else [output]
-                if not self._must_stop:  # else receipts may not have been read to their end
-                    outputs += outbox.step(
-                        held_back is not None,
-                        self._keeper,
-                        self._publish_message,
-                        self._clock_us(),
-                        self._topics(),
-                        self._pace,
-                    )
-                if now >= unpin_at:
-                    self._unpin_expired(now)
-                    unpin_at = now + _UNPIN_EVERY
-                self._state = _describe_state(held_back, outbox)
-            for output in outputs:
-                if not self._is_leader:
-                    return
-                future = producer.send(f"{self._prefix}{output.topic}", value=output.value, key=output.key)
-                future.add_callback(partial(_add_success, acknowledgements, output.position))
-                future.add_errback(partial(_add_failure, acknowledgements, output.position))
-                unacknowledged += 1
-            outputs = []
-            while acknowledgements:
-                position, error = acknowledgements.popleft()
-                unacknowledged -= 1
+                self._publish_batches(session, now)
+            self._send_outputs(session)
+            while session.acknowledgements:
+                position, error = session.acknowledgements.popleft()
+                session.unacknowledged -= 1
                 if error is not None:
                     raise FramesProducerError(f"the broker refused a receipt: {error!r}") from error
                 outbox.acknowledge(position)
-            offsets = outbox.resume_offsets()
-            if ((offsets != committed and now >= commit_at) or now >= renew_at) and self._is_leader:
-                self._commit(consumer, outbox)
-                committed = offsets
-                commit_at, renew_at = now + _COMMIT_EVERY, now + RENEW_EVERY
+            has_changed = outbox.resume_offsets() != session.committed and now >= session.commit_at
+            if (has_changed or now >= session.renew_at) and self._is_leader:
+                session.committed = self._commit(consumer, outbox)
+                session.commit_at, session.renew_at = now + _COMMIT_EVERY, now + RENEW_EVERY
             self._counts = _PublishCounts(
                 counts_before.published + outbox.published,
                 counts_before.failed + outbox.failed,
@@ -238,43 +210,101 @@ class Publisher(LeaderThread):
             self._error = (
                 None if outbox.ipfs_error is None else f"nothing is published, IPFS is unavailable: {outbox.ipfs_error}"
             )
-        if outbox.resume_offsets() != committed and self._is_leader:
+        if outbox.resume_offsets() != session.committed and self._is_leader:
             self._commit(consumer, outbox)
+
+    def _publish_batches(self, session: _Session, now: int) -> None:
+        """Read batches and publish those that are due."""
+        outbox = session.outbox
+        held_back = self._can_publish()
+        self._read_batches(session, now)
+        if not self._must_stop:  # else receipts may not have been read to their end
+            session.outputs += outbox.step(
+                held_back is not None,
+                self._keeper,
+                self._publish_message,
+                self._clock_us(),
+                self._topics(),
+                self._pace,
+            )
+        if now >= session.unpin_at:
+            # a pin that lasts too long does no harm, and `store_and_pin` reports a node that is away
+            with suppress(BlockStoreUnavailableError, PinsError):
+                self._keeper.unpin_expired(now)
+            session.unpin_at = now + _UNPIN_EVERY
+        self._state = _describe_state(held_back, outbox)
+
+    def _read_batches(self, session: _Session, now: int) -> None:
+        """Poll for batches, as many as the outbox has room for, until the next attempt is due."""
+        consumer, outbox = session.consumer, session.outbox
+        room = MAX_OPEN - outbox.open_count if outbox.block_bytes < MAX_BLOCK_BYTES else 0
+        for part in consumer.assignment():
+            is_full = self._is_history(part) and outbox.open_history_count >= MAX_OPEN_HISTORY
+            (consumer.pause if room <= 0 or is_full else consumer.resume)(part)
+        self._check_topics()
+        # whole ms, rounded up so that the next attempt is due after the wait
+        has_blocks_to_pin = outbox.unpinned_count and outbox.ipfs_error is None
+        wait = 0 if has_blocks_to_pin else -(-outbox.time_to_next_attempt(now, _POLL_EVERY) // 1_000)
+        for part, records in self._poll(consumer, wait, max(1, room)).items():
+            partition = self._outbox_partition(part)
+            for record in records:
+                if self._is_history(part) and outbox.open_history_count >= MAX_OPEN_HISTORY:
+                    consumer.seek(part, record.offset)
+                    break
+                if record.offset > outbox.next_offset(partition):
+                    first = consumer.beginning_offsets([part])[part]
+                    session.outputs += self._record_lost_range(outbox, part, min(first, record.offset), now)
+                output = outbox.add_record(OutboxPosition(partition, record.offset), record.value, now)
+                session.outputs += [] if output is None else [output]
+
+    def _send_outputs(self, session: _Session) -> None:
+        """Send the outputs to Kafka, while this bridge leads."""
+
+        def send(output: OutboxRecord) -> None:
+            future = session.producer.send(f"{self._prefix}{output.topic}", value=output.value, key=output.key)
+            future.add_callback(lambda _: session.acknowledgements.append((output.position, None)))
+            future.add_errback(lambda error: session.acknowledgements.append((output.position, error)))
+
+        for output in session.outputs:
+            if not self._is_leader:
+                return
+            send(output)
+            session.unacknowledged += 1
+        session.outputs = []
 
     def _publish_message(self, topic: str, data: bytes) -> int:
         if not self._is_leader:
             raise PublishError(self._leadership.describe())
         peers = self._publish(topic, data)
         if peers and self._pace is not None:
-            self._pace.record_message(topic, self._clock_us())
+            self._pace.record_message(self._clock_us())
         return peers
-
-    def _unpin_expired(self, now: int) -> None:
-        # a pin that lasts too long does no harm, and `store_and_pin` reports a node that is away
-        with suppress(BlockStoreUnavailableError, PinsError):
-            self._keeper.unpin_expired(now)
 
     def _is_history(self, part: TopicPartition) -> bool:
         return bool(part.topic == f"{self._prefix}history")
 
-    def _outbox_partition(self, part: TopicPartition) -> int:
-        return outbox_partition(part.partition, self._is_history(part))
+    def _outbox_partition(self, part: TopicPartition) -> OutboxPartition:
+        return OutboxPartition("history" if self._is_history(part) else "batches", part.partition)
 
-    def _commit(self, consumer: KafkaConsumer, outbox: Outbox) -> None:
+    def _commit(self, consumer: KafkaConsumer, outbox: Outbox) -> dict[OutboxPartition, int]:
+        """Commit the offsets to resume from, and return them."""
         offsets = outbox.resume_offsets()
         to_commit = {
-            part: OffsetAndMetadata(offsets[number], outbox.metadata(number))
+            part: OffsetAndMetadata(offsets[partition], outbox.metadata(partition))
             for part in consumer.assignment()
-            if (number := self._outbox_partition(part)) in offsets
+            if (partition := self._outbox_partition(part)) in offsets
         }
         consumer.commit(to_commit, timeout_ms=10_000)
+        return offsets
 
     def _read_published_topics(self, producer: StoppableKafkaProducer) -> Mapping[str, set[str]]:
         """Return the topics, by CID, of everything published up to now that has a receipt."""
         producer.flush(timeout=30)
         return self._read_receipts(0, only_published=True)
 
-    def _start_outbox(self, consumer: KafkaConsumer, outbox: Outbox) -> tuple[dict[int, int], list[OutboxRecord]]:
+    def _start_outbox(
+        self, consumer: KafkaConsumer, outbox: Outbox
+    ) -> tuple[dict[OutboxPartition, int], list[OutboxRecord]]:
         """Move the consumer to the committed offsets.
 
         A first start sets and commits the limit of `max_age`. Where Kafka has lost an offset, receipts show what is
@@ -288,21 +318,27 @@ class Publisher(LeaderThread):
         history_parts = self._list_partitions(history)
         replaced_topics = self._watch_topics(topic, history)
         consumer.assign([*parts, *history_parts])
-        starts, ends = consumer.beginning_offsets([*parts, *history_parts]), consumer.end_offsets(parts)
+        starts = consumer.beginning_offsets([*parts, *history_parts])
+        ends = consumer.end_offsets([*parts, *history_parts])
+        committed = {
+            part: saved
+            for part in (*parts, *history_parts)
+            if part.topic not in replaced_topics
+            and (saved := consumer.committed(part, metadata=True, timeout_ms=10_000)) is not None
+            and saved.offset <= ends[part]  # else the topic was re-created
+        }
         now = self._clock_us()
         outputs: list[OutboxRecord] = []
         receipted: dict[str, set[str]] | None = None
-        since: int | None = None
+        times: list[int] = []
         for part in parts:
-            saved = None if topic in replaced_topics else consumer.committed(part, metadata=True, timeout_ms=10_000)
-            if saved is not None and saved.offset <= ends[part]:
+            if (saved := committed.get(part)) is not None:
                 # an offset without the limit was set by hand: publish from there
                 offset, (not_before, until) = saved.offset, _read_metadata(saved.metadata or "")
                 if saved.metadata and starts[part] <= offset < ends[part]:
                     # after a crash there may be receipts of batches beyond the offset
-                    stamp = self._read_log_time(part, offset)
-                    since = stamp if since is None else min(since, stamp)
-            else:  # an offset beyond the end: the topic was re-created
+                    times.append(self._read_log_time(part, offset))
+            else:
                 receipted = self._read_receipts(0) if receipted is None else receipted
                 if self._must_stop:  # not all receipts are read
                     return {}, []
@@ -316,21 +352,17 @@ class Publisher(LeaderThread):
                     )
             if offset < until and receipted is None:
                 receipted = self._read_receipts(0)
-            outbox.start(part.partition, offset, not_before, until, ends[part])
+            outbox.start(self._outbox_partition(part), offset, not_before, until, ends[part])
             outputs += self._record_lost_range(outbox, part, starts[part], now)
             consumer.seek(part, max(offset - RECENT_BATCHES, starts[part]))
         for part in history_parts:
-            saved = None if history in replaced_topics else consumer.committed(part, metadata=True, timeout_ms=10_000)
             # the ledger and the receipts show what is done, so a lost offset loses nothing
-            if saved is None or saved.offset > consumer.end_offsets([part])[part]:
-                offset = starts[part]
-            else:
-                offset = saved.offset
+            offset = committed[part].offset if part in committed else starts[part]
             outbox.start(self._outbox_partition(part), offset, 0)
             outputs += self._record_lost_range(outbox, part, starts[part], now)
             consumer.seek(part, max(offset, starts[part]))
-        if receipted is None and since is not None:
-            receipted = self._read_receipts(since)
+        if receipted is None and times:
+            receipted = self._read_receipts(min(times))
         outbox.set_receipted_topics(receipted or {})
         if self._is_leader:
             self._commit(consumer, outbox)
@@ -338,8 +370,9 @@ class Publisher(LeaderThread):
         return outbox.resume_offsets(), outputs
 
     def _record_lost_range(self, outbox: Outbox, part: TopicPartition, before: int, now: int) -> list[OutboxRecord]:
-        first = outbox.next_offset(self._outbox_partition(part))
-        output = outbox.record_lost_range(self._outbox_partition(part), before, now)
+        partition = self._outbox_partition(part)
+        first = outbox.next_offset(partition)
+        output = outbox.record_lost_range(partition, before, now)
         if output is None:
             return []
         _LOG.error(
@@ -388,18 +421,6 @@ def _read_metadata(text: str) -> tuple[int, int]:
     """Read `not_before` and `until` from what `Outbox.metadata` wrote."""
     numbers = [int(word) if word.lstrip("-").isdigit() else 0 for word in text.split()]
     return (*numbers, 0, 0)[0], (*numbers, 0, 0)[1]
-
-
-def _add_success(
-    acknowledgements: deque[tuple[KafkaPosition, BaseException | None]], position: KafkaPosition, _: object
-) -> None:
-    acknowledgements.append((position, None))
-
-
-def _add_failure(
-    acknowledgements: deque[tuple[KafkaPosition, BaseException | None]], position: KafkaPosition, error: BaseException
-) -> None:
-    acknowledgements.append((position, error))
 
 
 def _describe_state(held_back: str | None, outbox: Outbox) -> str:

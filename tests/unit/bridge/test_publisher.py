@@ -777,7 +777,7 @@ class History:
 
 def test_batch_of_a_run_goes_out_however_old_it_is_and_never_again(tmp_path: Path) -> None:
     run = History(tmp_path)
-    record = batch(1, closed=S)
+    record = batch(1, closed=START - 100_000 * S)
     run.write(RUNS_PART, record)
     run.write(RUNS_PART, record)  # the run was killed before it had told the account
     run.step()
