@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from msgspec import structs
 
 from kiln.bridge.fetcher.attempts import Answer, BatchAnswer, BlockRequest, FetchFailure, GenesisAnswer, IpfsUnavailable
 from kiln.bridge.fetcher.claims import ClaimedStreams, GenesisClaims, claims_of
+from kiln.bridge.fetcher.fetch_queue import Fetch, FetchQueue, KafkaPosition, KnownAnswers, WantedEntry
 from kiln.bridge.fetcher.offsets import MAX_RELEASING, DoneOffsets
-from kiln.bridge.kafka.position import KafkaPosition
 from kiln.conf.process.backoff import pause_after
 from kiln.schemas.kafka.records import (
     UNREADABLE,
@@ -45,15 +45,10 @@ RECORDS_LOST: Final = "wanted_gone"
 
 _SECOND: Final = 1_000_000  # µs
 _MAX_PAUSE: Final = 60 * _SECOND  # between two attempts for one block
-_PROBE_EVERY: Final = 2 * _SECOND  # while IPFS is unavailable
-_MAX_KNOWN_STREAMS: Final = 200_000  # streams with a cached separator
-_MAX_KNOWN_BLOCKS: Final = 10_000  # batches whose block was fetched
-_MAX_KNOWN_MISSING: Final = 50_000
 _MAX_CHECKS: Final = 1_000  # unknown streams of one batch whose genesis is fetched
 _MAX_READY: Final = 1_000  # updates that may be released and are not yet
 CLAIM_REPLAY: Final = 10_000
 """Records before its offset that a fetcher reads again at a start, to recover claims that were only counted."""
-_MAX_BLOCKS_IN_MEMORY: Final = 16  # blocks in memory while the geneses of their streams are fetched
 
 
 class FetchOutput(NamedTuple):
@@ -100,15 +95,10 @@ class FetchingOptions:
     """returns the peer ids, as text, under which this and our other bridges publish; their batches are not fetched"""
 
 
-class _WantedEntry(NamedTuple):
-    position: KafkaPosition
-    record: WantedRecord
-
-
 class _ReadyUpdate(NamedTuple):
     """An update whose separator is known, so that it may be released to `kiln.updates`."""
 
-    wanted: _WantedEntry
+    wanted: WantedEntry
     update: UpdateRecord
     separator: SeparatorRecord | None
     claimed: GenesisClaims | None = None
@@ -124,74 +114,13 @@ class _ReadyAnswer(NamedTuple):
 
 
 @dataclass
-class _Fetch:
-    """A block to fetch, and the records that wait for the block."""
-
-    request: BlockRequest
-    number: int
-    due: int
-    waiting: deque[_WantedEntry] = field(default_factory=deque)
-    checks: dict[str, set[str]] = field(default_factory=dict)  # streams by CID of the batch that lists them
-    tries: int = 0
-    in_flight: bool = False
-    started_at: int | None = None  # in uptime of IPFS
-    for_claims: bool = False  # started by ClaimedStreams, which must learn the outcome
-
-    @property
-    def has_waiters(self) -> bool:
-        """Return whether a record or a check waits for the block; a claim does not wait."""
-        return bool(self.waiting or self.checks)
-
-
-@dataclass
 class _BatchCheck:
     """A batch's block that waits for the geneses of its streams."""
 
     batch: BatchAnswer
     until: int
     missing_geneses: set[str]  # CIDs of geneses
-    waiting: deque[_WantedEntry]
-
-
-class KnownAnswers:
-    """Blocks that need no fetch: streams in `kiln.streams`, fetched blocks, and blocks given up recently.
-
-    It outlives a session with Kafka.
-    """
-
-    def __init__(self) -> None:
-        self.streams: OrderedDict[str, SeparatorRecord | None] = OrderedDict()
-        self.missing: OrderedDict[BlockRequest, tuple[int, FetchFailure]] = (
-            OrderedDict()
-        )  # with the time until which it counts
-        self.blocks: OrderedDict[tuple[str, SeparatorRecord | None], None] = OrderedDict()
-
-    def add_stream(self, stream: str, separator: SeparatorRecord | None) -> None:
-        """Add a stream of `kiln.streams` and its separator, if it has one."""
-        self.streams[stream] = separator
-        self.streams.move_to_end(stream)
-        if len(self.streams) > _MAX_KNOWN_STREAMS:
-            self.streams.popitem(last=False)
-
-    def add_block(self, record: WantedRecord) -> None:
-        """Add a batch whose block is in `kiln.blocks` under this separator."""
-        self.blocks[record.cid, record.separator] = None
-        if len(self.blocks) > _MAX_KNOWN_BLOCKS:
-            self.blocks.popitem(last=False)
-
-    def add_missing(self, request: BlockRequest, failed: FetchFailure, until: int) -> None:
-        self.missing[request] = (until, failed)
-        self.missing.move_to_end(request)
-        if len(self.missing) > _MAX_KNOWN_MISSING:
-            self.missing.popitem(last=False)
-
-    def recent_failure(self, request: BlockRequest, now: int) -> FetchFailure | None:
-        """Return the failure of a block that was given up recently."""
-        until, failure = self.missing.get(request, (now, None))
-        if failure is not None and until <= now:
-            del self.missing[request]
-            return None
-        return failure
+    waiting: deque[WantedEntry]
 
 
 class PendingFetches:
@@ -205,16 +134,9 @@ class PendingFetches:
         self._options = options
         self._known = known
         self._offsets: dict[int, DoneOffsets] = {}
-        self._fetches: dict[BlockRequest, _Fetch] = {}
-        self._checks: dict[str, _BatchCheck] = {}  # by the CID of the batch
         self._claims = ClaimedStreams()
-        self._in_flight = 0
-        self._number = 0
-        self._ipfs_uptime = 0  # µs that IPFS was available, up to _uptime_at
-        self._uptime_at: int | None = None
-        self._probe_at = 0
-        self.ipfs_error: str | None = None
-        """the reason why IPFS is unavailable"""
+        self._queue = FetchQueue(options.max_concurrent, options.retry_after, known, self._claims)
+        self._checks: dict[str, _BatchCheck] = {}  # by the CID of the batch
         self.counts: Counter[str] = Counter()
         """records by outcome: `released`, `blocks`, `not_of_interest`, …, and reasons"""
         self._ready: dict[int, deque[_ReadyUpdate | _ReadyAnswer]] = {}  # by partition
@@ -261,7 +183,12 @@ class PendingFetches:
     @property
     def in_flight(self) -> int:
         """Number of fetches in flight."""
-        return self._in_flight
+        return self._queue.in_flight
+
+    @property
+    def ipfs_error(self) -> str | None:
+        """The reason why IPFS is unavailable."""
+        return self._queue.ipfs_error
 
     @property
     def claimed_count(self) -> int:
@@ -271,7 +198,7 @@ class PendingFetches:
     @property
     def is_busy(self) -> bool:
         """Return whether there is work to do soon without a new record."""
-        return bool(self._fetches or self._checks or any(self._ready.values()))
+        return bool(self._queue or self._checks or any(self._ready.values()))
 
     def add_record(
         self, position: KafkaPosition, value: bytes | None, interests: Iterable[Interest], now: int
@@ -293,7 +220,7 @@ class PendingFetches:
             if record.network != self._options.network:
                 self._finish(position, "other_network")
                 return None
-            wanted = _WantedEntry(position, record)
+            wanted = WantedEntry(position, record)
             if record.reason == "batch":
                 return self._add_batch(wanted, interests, now)
             if record.reason == "claim":
@@ -307,7 +234,7 @@ class PendingFetches:
             self._finish(position, MALFORMED)
         return None
 
-    def _add_update(self, wanted: _WantedEntry, now: int) -> None:
+    def _add_update(self, wanted: WantedEntry, now: int) -> None:
         update = _read_update(wanted.record)
         request = BlockRequest("genesis", wanted.record.cid)
         for known in (self._unwritten_answers, self._known.streams):
@@ -318,9 +245,9 @@ class PendingFetches:
         if failed is not None:
             self._give_up_update(wanted, failed, now)
             return
-        self._get_fetch(request, now).waiting.append(wanted)
+        self._queue.add(request, now).waiting.append(wanted)
 
-    def _add_claim_record(self, wanted: _WantedEntry, now: int) -> None:
+    def _add_claim_record(self, wanted: WantedEntry, now: int) -> None:
         """Check or count a claim. The record is done, because nothing waits for a claim."""
         record = wanted.record
         stream = _read_update(record).stream
@@ -349,7 +276,7 @@ class PendingFetches:
             self.counts["claims_dropped"] = self._claims.evicted
             self.counts["claims_unreported"] = self._claims.unrecorded
 
-    def _add_batch(self, wanted: _WantedEntry, interests: Iterable[Interest], now: int) -> str | None:
+    def _add_batch(self, wanted: WantedEntry, interests: Iterable[Interest], now: int) -> str | None:
         record = wanted.record
         if (record.message_id or "").partition("/")[0] in self._options.authors():
             self._finish(wanted.position, "own")
@@ -367,121 +294,45 @@ class PendingFetches:
         if check is not None:
             check.waiting.append(wanted)
             return None
-        self._get_fetch(request, now).waiting.append(wanted)
+        self._queue.add(request, now).waiting.append(wanted)
         return parse_author(record.message_id or "")
-
-    def _get_fetch(self, request: BlockRequest, now: int) -> _Fetch:
-        fetch = self._fetches.get(request)
-        if fetch is None:
-            self._number += 1
-            fetch = self._fetches[request] = _Fetch(request, self._number, now)
-        return fetch
 
     # -------- fetches
 
     def start_fetches(self, now: int) -> list[BlockRequest]:
         """Start the fetches that are due; the caller must call `add_answer` for each."""
-        if self.ipfs_error is not None:
-            if now < self._probe_at or self._in_flight:
-                return []
-            self._probe_at = now + _PROBE_EVERY
-            probes = [self._start_fetch(fetch, now) for fetch in sorted(self._idle_fetches(), key=_fetch_order)[:1]]
-            return probes or self._start_claim_fetches(1, now)
-        free = self._options.max_concurrent - self._in_flight
-        if free <= 0:
-            return []
-        running = [fetch for fetch in self._fetches.values() if fetch.in_flight]
-        blocks = _MAX_BLOCKS_IN_MEMORY - len(self._checks) - sum(fetch.request.kind == "batch" for fetch in running)
-        # retries of blocks that never arrive leave room for first attempts
-        retries = max(1, self._options.max_concurrent // 2) - sum(fetch.tries > 1 for fetch in running)
-        started: list[BlockRequest] = []
-        for fetch in sorted((fetch for fetch in self._idle_fetches() if fetch.due <= now), key=_fetch_order):
-            if len(started) == free:
-                break
-            if (fetch.request.kind == "batch" and blocks <= 0) or (fetch.tries and retries <= 0):
-                continue
-            blocks -= fetch.request.kind == "batch"
-            retries -= fetch.tries > 0
-            started.append(self._start_fetch(fetch, now))
-        checks_in_flight = sum(not fetch.has_waiters for fetch in running)
-        limit = max(1, self._options.max_concurrent // 2) - checks_in_flight
-        return started + self._start_claim_fetches(min(free - len(started), limit), now)
-
-    def _start_claim_fetches(self, limit: int, now: int) -> list[BlockRequest]:
-        """Start fetches of geneses that are only claimed, so that no record waits for them."""
-        started: list[BlockRequest] = []
-        while len(started) < limit and (cid := self._claims.next_genesis(now)) is not None:
-            request = BlockRequest("genesis", cid)
-            if request in self._fetches or self._known.recent_failure(request, now) is not None:
-                self._claims.defer(cid, now + self._options.retry_after)
-                continue
-            fetch = self._get_fetch(request, now)
-            fetch.for_claims = True
-            started.append(self._start_fetch(fetch, now))
-        return started
-
-    def _record_claim_failure(self, cid: str, now: int, *, final: bool) -> None:
-        self.counts["claims_unchecked"] += self._claims.record_failure(
-            cid, now + self._options.retry_after, final=final
-        )
-
-    def _idle_fetches(self) -> Iterator[_Fetch]:
-        return (fetch for fetch in self._fetches.values() if not fetch.in_flight)
-
-    def _start_fetch(self, fetch: _Fetch, now: int) -> BlockRequest:
-        fetch.in_flight = True
-        fetch.tries += 1
-        self._in_flight += 1
-        if fetch.started_at is None:
-            fetch.started_at = self._update_ipfs_uptime(now)
-        return fetch.request
-
-    def _update_ipfs_uptime(self, now: int) -> int:
-        """Return the total time that IPFS was available, in µs."""
-        if self._uptime_at is not None and self.ipfs_error is None:
-            self._ipfs_uptime += max(0, now - self._uptime_at)
-        self._uptime_at = now
-        return self._ipfs_uptime
+        return self._queue.start(now, len(self._checks))
 
     def add_answer(self, request: BlockRequest, answer: Answer, now: int) -> None:
         """Add the outcome of a fetch."""
-        fetch = self._fetches[request]
-        fetch.in_flight = False
-        self._in_flight -= 1
-        uptime = self._update_ipfs_uptime(now)
-        if isinstance(answer, IpfsUnavailable):
-            self.ipfs_error = answer.reason
-            fetch.tries -= 1
-            if fetch.for_claims:
-                self._claims.put_back(request.cid)
-                fetch.for_claims = False
-                if not fetch.has_waiters:
-                    del self._fetches[request]
-            return
-        self.ipfs_error = None
+        fetch = self._queue.end_attempt(request, answer, now)
         if isinstance(answer, FetchFailure):
-            if fetch.for_claims:
-                self._record_claim_failure(request.cid, now, final=answer.final)
-                fetch.for_claims = False
-                # a record that starts to wait later deserves more than one attempt
-                if not fetch.has_waiters and not answer.final:
-                    del self._fetches[request]
-                    return
-            waited = uptime - (uptime if fetch.started_at is None else fetch.started_at)
-            for cid in fetch.checks.keys() - self._checks.keys():  # they waited long enough
-                del fetch.checks[cid]
-            if answer.final or waited >= self._options.give_up_after or not (fetch.waiting or fetch.checks):
-                self._give_up_fetch(fetch, answer, waited, now)
+            self._retry_or_give_up(fetch, answer, now)
+        elif not isinstance(answer, IpfsUnavailable):
+            self._queue.remove(fetch)
+            if isinstance(answer, GenesisAnswer):
+                self._answer_genesis(fetch, answer, now)
             else:
-                fetch.due = now + round(pause_after(fetch.tries, _SECOND, _MAX_PAUSE))
-            return
-        del self._fetches[request]
-        if isinstance(answer, GenesisAnswer):
-            self._answer_genesis(fetch, answer, now)
-        else:
-            self._answer_batch(fetch, answer, now)
+                self._answer_batch(fetch, answer, now)
 
-    def _answer_genesis(self, fetch: _Fetch, answer: GenesisAnswer, now: int) -> None:
+    def _retry_or_give_up(self, fetch: Fetch, failed: FetchFailure, now: int) -> None:
+        if fetch.for_claims:
+            fetch.for_claims = False
+            self.counts["claims_unchecked"] += self._claims.record_failure(
+                fetch.request.cid, now + self._options.retry_after, final=failed.final
+            )
+            # a record that starts to wait later deserves more than one attempt
+            if not fetch.has_waiters and not failed.final:
+                self._queue.remove(fetch)
+                return
+        for cid in fetch.checks.keys() - self._checks.keys():  # they waited long enough
+            del fetch.checks[cid]
+        if failed.final or fetch.waited >= self._options.give_up_after or not fetch.has_waiters:
+            self._give_up_fetch(fetch, failed, now)
+        else:
+            fetch.due = now + round(pause_after(fetch.tries, _SECOND, _MAX_PAUSE))
+
+    def _answer_genesis(self, fetch: Fetch, answer: GenesisAnswer, now: int) -> None:
         claimed = self._claims.pop_claims(fetch.request.cid)
         partitions: dict[str, int] = {}  # of the waiting updates, by stream
         tips: dict[str, dict[WaitedTip, None]] = {}
@@ -513,7 +364,7 @@ class PendingFetches:
             else:
                 self._write_stream(ready)
 
-    def _answer_batch(self, fetch: _Fetch, batch: BatchAnswer, now: int) -> None:
+    def _answer_batch(self, fetch: Fetch, batch: BatchAnswer, now: int) -> None:
         check = _BatchCheck(batch, now + self._options.genesis_timeout, set(), fetch.waiting)
         self._checks[fetch.request.cid] = check
         if not self._options.check_genesis:
@@ -522,7 +373,7 @@ class PendingFetches:
         for stream, _ in zip(unknown, range(_MAX_CHECKS), strict=False):
             request = BlockRequest("genesis", cid_text(StreamID.parse(stream).genesis))
             if self._known.recent_failure(request, now) is None:
-                self._get_fetch(request, now).checks.setdefault(fetch.request.cid, set()).add(stream)
+                self._queue.add(request, now).checks.setdefault(fetch.request.cid, set()).add(stream)
                 check.missing_geneses.add(request.cid)
 
     # -------- outcomes
@@ -574,11 +425,11 @@ class PendingFetches:
             if (check := self._checks.get(cid)) is not None:
                 check.missing_geneses.discard(request.cid)
 
-    def _give_up_fetch(self, fetch: _Fetch, failed: FetchFailure, waited: int, now: int) -> None:
-        del self._fetches[fetch.request]
+    def _give_up_fetch(self, fetch: Fetch, failed: FetchFailure, now: int) -> None:
+        self._queue.remove(fetch)
         if not failed.final:
             failed = failed._replace(
-                detail=f"not found in {fetch.tries} attempts over {waited / 1e6:.0f} s: {failed.detail}"
+                detail=f"not found in {fetch.tries} attempts over {fetch.waited / 1e6:.0f} s: {failed.detail}"
             )
         self._known.add_missing(fetch.request, failed, now + self._options.retry_after)
         if fetch.request.kind == "genesis":
@@ -594,7 +445,7 @@ class PendingFetches:
                 self._quarantine(record.cid.encode(), failed.reason, failed.detail, encode(record), now)
             self._finish(wanted.position, failed.reason if first else "already_fetched")
 
-    def _give_up_update(self, wanted: _WantedEntry, failed: FetchFailure, now: int) -> None:
+    def _give_up_update(self, wanted: WantedEntry, failed: FetchFailure, now: int) -> None:
         update = wanted.record.update
         if update is not None:
             key = build_quarantine_key(update.frame.partition, update.frame.offset, update.frame.index)
@@ -630,7 +481,7 @@ class PendingFetches:
             check = self._checks.pop(cid)
             self._write_block(check, now)
             for genesis in check.missing_geneses:
-                self._cancel_check(BlockRequest("genesis", genesis), cid)
+                self._queue.cancel_check(BlockRequest("genesis", genesis), cid)
         return StagedWrites(self._stages, releasing)
 
     def _release_ready(self, partition: int, now: int) -> set[int]:
@@ -661,14 +512,6 @@ class PendingFetches:
             ready.popleft()
         ready.extendleft(reversed(held_back))
         return releasing
-
-    def _cancel_check(self, request: BlockRequest, cid: str) -> None:
-        fetch = self._fetches.get(request)
-        # a fetch in flight continues, because its answer is useful later
-        if fetch is not None and not fetch.in_flight:
-            fetch.checks.pop(cid, None)
-            if not fetch.checks and not fetch.waiting:
-                del self._fetches[request]
 
     def confirm_writes(self) -> None:
         """Record that the broker has everything that `stage_writes` returned."""
@@ -706,18 +549,13 @@ def _get_separator(record: WantedRecord) -> SeparatorRecord:
     return record.separator
 
 
-def _network_order(wanted: _WantedEntry) -> tuple[int, int, int, int]:
+def _network_order(wanted: WantedEntry) -> tuple[int, int, int, int]:
     """Sort key: the order in which updates were received. The records of one micro-batch come in any order."""
     frame = wanted.record.update.frame if wanted.record.update is not None else None
     return wanted.record.observed_at, *((frame.partition, frame.offset, frame.index) if frame else (0, 0, 0))
 
 
-def _fetch_order(fetch: _Fetch) -> tuple[bool, int, int, int]:
-    """Sort key of fetches: blocks with waiting updates before checks, then fewest attempts, then age."""
-    return not fetch.waiting, fetch.tries, fetch.due, fetch.number
-
-
-def _mark_first_by_separator(waiting: Iterable[_WantedEntry]) -> Iterator[tuple[_WantedEntry, bool]]:
+def _mark_first_by_separator(waiting: Iterable[WantedEntry]) -> Iterator[tuple[WantedEntry, bool]]:
     """Pair each entry with whether it is the first of its separator: a block may be announced under several."""
     seen: set[SeparatorRecord | None] = set()
     for wanted in waiting:

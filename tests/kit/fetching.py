@@ -8,9 +8,9 @@ import cbor2
 from msgspec import structs
 
 from kiln.bridge.fetcher.attempts import Answer, BlockRequest, FetchFailure
+from kiln.bridge.fetcher.fetch_queue import KafkaPosition, KnownAnswers
 from kiln.bridge.fetcher.offsets import DoneOffsets
-from kiln.bridge.fetcher.pending import FetchingOptions, FetchOutput, KnownAnswers, PendingFetches
-from kiln.bridge.kafka.position import KafkaPosition
+from kiln.bridge.fetcher.pending import FetchingOptions, FetchOutput, PendingFetches
 from kiln.schemas.kafka.records import (
     BlockRecord,
     Coordinates,
@@ -33,7 +33,7 @@ from kiln.schemas.wire.topics import encode_separator_value, parse_interest
 
 NETWORK = "local-test"
 S = 1_000_000
-START = 1_000 * S
+START = 1_700_000_000 * S
 MODEL = SeparatorRecord("model", encode_separator_value(b"\x01\x02"))
 OTHER = SeparatorRecord("model", encode_separator_value(b"\x01\x03"))
 OPTIONS = FetchingOptions(NETWORK, max_concurrent=2, give_up_after=10 * S, retry_after=100 * S, genesis_timeout=5 * S)

@@ -23,12 +23,12 @@ from kiln.bridge.fetcher.attempts import (
     IpfsUnavailable,
     fetch_block,
 )
+from kiln.bridge.fetcher.fetch_queue import KafkaPosition, KnownAnswers
 from kiln.bridge.fetcher.offsets import MAX_METADATA, MAX_RELEASING, DoneOffsets
-from kiln.bridge.fetcher.pending import CLAIM_REPLAY, FetchingOptions, KnownAnswers, PendingFetches
+from kiln.bridge.fetcher.pending import CLAIM_REPLAY, FetchingOptions, PendingFetches
 from kiln.bridge.fetcher.position_file import FilePosition, PositionFile
 from kiln.bridge.ipfs import BlockRefusedError, BlockStore, BlockStoreUnavailableError, BlockUnavailableError
 from kiln.bridge.ipfs.folder import FolderBlockStore
-from kiln.bridge.kafka.position import KafkaPosition
 from kiln.pipelines.batch.windows import PartitionWindows
 from kiln.schemas.kafka.records import (
     BlockRecord,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from msgspec import structs
 
 from kiln.bridge.fetcher.attempts import BlockRequest, GenesisAnswer, IpfsUnavailable
+from kiln.bridge.fetcher.fetch_queue import KnownAnswers
 from kiln.bridge.fetcher.offsets import DoneOffsets
-from kiln.bridge.fetcher.pending import FetchingOptions, KnownAnswers
+from kiln.bridge.fetcher.pending import FetchingOptions
 from kiln.schemas.kafka.records import StreamRecord, decode_quarantine, decode_stream, decode_wanted
 from kit.fetching import (
     MODEL,
