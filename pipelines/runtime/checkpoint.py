@@ -19,6 +19,31 @@ REPLACED_EPOCH_FILE = "replaced-epoch"
 """Kiln's file in a checkpoint: an epoch as JSON"""
 
 
+class CheckpointError(ValueError):
+    """A checkpoint file is not what Spark writes; the message names the file."""
+
+
+def parse_offsets(text: str) -> log.Offsets:
+    """Parse a file of Spark's offset log, version 1: header, metadata, then one line per source ("-": no offsets).
+
+    Raises:
+        CheckpointError: The file has another version, or is not JSON.
+    """
+    header, *lines = text.splitlines() or [""]
+    if header != "v1":
+        raise CheckpointError(f"version {header!r} of Spark's offset log is not supported, only 'v1' is")
+    merged: dict[str, dict[int, int]] = {}
+    for line in lines[1:]:
+        if line.strip() in ("", "-"):
+            continue
+        try:
+            for topic, partitions in json.loads(line).items():
+                merged.setdefault(topic, {}).update({int(part): int(offset) for part, offset in partitions.items()})
+        except (ValueError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"not Kafka offsets: {line[:80]}") from error
+    return merged
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """A folder with `metadata`, `offsets/` and `commits/`, as Structured Streaming writes them."""
@@ -84,15 +109,19 @@ class Checkpoint:
 
     def ends(self, batch: int) -> log.Offsets:
         """Return the end offsets of a micro-batch, by full topic name and partition; none for the one before the
-        first."""
+        first.
+
+        Raises:
+            CheckpointError: The file is not what Spark writes.
+            OSError: The file cannot be read.
+        """
         if batch == _NONE:
             return {}
-        sources = self._read_lines(batch)[2:]
-        return {
-            topic: {int(partition): int(end) for partition, end in ends.items()}
-            for source in sources
-            for topic, ends in json.loads(source).items()
-        }
+        path = self.path / "offsets" / str(batch)
+        try:
+            return parse_offsets(path.read().decode())
+        except CheckpointError as error:
+            raise CheckpointError(f"{path}: {error}") from error
 
     def count_records(self, batch: int) -> int | None:
         """Count the records of a micro-batch; None if it is not known where it begins."""

