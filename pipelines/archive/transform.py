@@ -66,7 +66,7 @@ from kiln.schemas.kafka.records import (
 )
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.reject import Rejected
-from kiln.schemas.wire.identity import VERDICT_NAMES, Verdict, peer_text, raw_peer
+from kiln.schemas.wire.identity import VERDICT_NAMES, Verdict, peer_text
 
 _Batches = Iterator[pa.RecordBatch]
 _Row = tuple[object, ...]
@@ -361,50 +361,6 @@ def build_frame_row(partition: int, offset: int, stamp: int, frame: Frame) -> _R
     )
 
 
-class FrameRow(NamedTuple):
-    """A row of the table `frames`, in the order of FRAMES. Times are µs."""
-
-    network: str
-    connection: bytes
-    direction: str
-    local_peer: str
-    remote_peer: str
-    protocol: str
-    observed_at: int
-    sequence: int
-    payload: bytes
-    hello_in: bytes
-    hello_out: bytes
-    verdicts: bytes
-    origin: str
-    remote_address: bytes
-    declared_length: int
-    kafka_partition: int
-    kafka_offset: int
-    kafka_timestamp: int
-
-
-def parse_frame_row(row: FrameRow) -> Frame:
-    """Build the Frame of a row, to the µs: the reverse of `build_frame_row`."""
-    return Frame(
-        network=row.network,
-        connection=row.connection,
-        direction=Frame.IN if row.direction == DIRECTIONS[Frame.IN] else Frame.OUT,
-        local_peer=_parse_peer(row.local_peer, row.protocol),
-        remote_peer=_parse_peer(row.remote_peer, row.protocol),
-        protocol=row.protocol,
-        observed_at=row.observed_at * 1000,
-        sequence=row.sequence,
-        payload=row.payload,
-        hello_in=row.hello_in,
-        hello_out=row.hello_out,
-        verdicts=row.verdicts,
-        origin=Frame.LIVE if row.origin == ORIGINS[Frame.LIVE] else Frame.REPLAY,
-        remote_address=row.remote_address,
-        declared_length=row.declared_length,
-    )
-
-
 def build_copy_row(item: DecodedMessage | RejectedMessage, frame: Frame) -> _Row:
     """Build the row, in the order of COPIES, of a message that came IN, valid or not.
 
@@ -423,10 +379,6 @@ def build_copy_row(item: DecodedMessage | RejectedMessage, frame: Frame) -> _Row
 def _format_peer(raw: bytes, protocol: str) -> str:
     """Format a peer id as text. The only text form of a node id of the BitTorrent DHT is hex."""
     return raw.hex() if protocol == BEP50 else peer_text(raw)
-
-
-def _parse_peer(text: str, protocol: str) -> bytes:
-    return bytes.fromhex(text) if protocol == BEP50 else raw_peer(text)
 
 
 def build_message_row(item: DecodedMessage) -> _Row:

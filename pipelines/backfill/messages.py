@@ -17,11 +17,9 @@ from pyspark.sql import functions as F
 from kiln.pipelines.archive.transform import (
     FRAMES,
     MESSAGES,
-    FrameRow,
     build_copy_row,
     build_fault_records,
     build_message_row,
-    parse_frame_row,
     restore_tip_pairs,
 )
 from kiln.pipelines.backfill.chunks import TimeRange
@@ -43,6 +41,7 @@ from kiln.pipelines.decode.decoder import (
     reject_failed,
     reject_unreadable,
 )
+from kiln.pipelines.decode.frame_row import FrameRow, parse_frame_row
 from kiln.pipelines.decode.processing_errors import PROCESSING_ERRORS
 from kiln.pipelines.delta.arrow_rows import RowBuffer
 from kiln.pipelines.delta.files import TableFiles

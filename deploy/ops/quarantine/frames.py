@@ -9,18 +9,15 @@ import duckdb
 import pyarrow as pa
 
 from kiln.pipelines.decode.decoder import DecodeConfig, DecodedMessage, RejectedMessage, decode
-from kiln.schemas.kafka.frames import BEP50, DIRECTIONS, list_messages
+from kiln.pipelines.decode.frame_row import FrameRow, parse_frame_row
+from kiln.schemas.kafka.frames import ORIGINS, list_messages
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.reject import Rejected
-from kiln.schemas.wire.identity import peer_bytes
 
-COLUMNS: Final = (
-    "network, connection, direction, local_peer, remote_peer, protocol, epoch_us(observed_at), sequence, payload, "
-    "hello_in, hello_out, verdicts, remote_address, declared_length, kafka_partition, kafka_offset"
+_COLUMNS: Final = ", ".join(
+    f"epoch_us({name})" if name in ("observed_at", "kafka_timestamp") else name for name in FrameRow._fields
 )
-"""Columns of the table `frames` for `build_frame`."""
-
 _ROWS_AT_ONCE: Final = 1_000
 
 
@@ -83,7 +80,8 @@ def select_messages(frame: Frame, positions: Set[int]) -> Frame:
 def read_frames(
     connection: duckdb.DuckDBPyConnection, places: Collection[FramePosition]
 ) -> Iterator[tuple[FramePosition, Frame]]:
-    """Read frames from the view `frames` of the connection, in the order of arrival; skips missing ones."""
+    """Read frames from the view `frames` of the connection, in the order of arrival, with origin REPLAY; skip missing
+    ones."""
     if not places:
         return
     wanted = pa.table(
@@ -103,47 +101,10 @@ def read_frames(
     )
     connection.register("wanted", wanted)
     answer = connection.execute(
-        f"SELECT {COLUMNS} FROM frames SEMI JOIN wanted USING (kafka_partition, kafka_offset) "
+        f"SELECT {_COLUMNS} FROM frames SEMI JOIN wanted USING (kafka_partition, kafka_offset) "
         f"WHERE {bounds} ORDER BY kafka_timestamp, kafka_partition, kafka_offset"
     )
     while rows := answer.fetchmany(_ROWS_AT_ONCE):
-        for row in rows:
-            yield build_frame(row)
-
-
-def build_frame(row: tuple[object, ...]) -> tuple[FramePosition, Frame]:
-    """Build the original Frame, with origin REPLAY, from a row of the table `frames` in the order of COLUMNS."""
-    (network, connection, direction, local, remote, protocol, observed_at, sequence, payload) = row[:9]
-    (hello_in, hello_out, verdicts, address, declared_length, partition, offset) = row[9:]
-    frame = Frame(
-        network=str(network),
-        connection=_bytes(connection),
-        direction=Frame.IN if direction == DIRECTIONS[Frame.IN] else Frame.OUT,
-        local_peer=_peer(str(local), str(protocol)),
-        remote_peer=_peer(str(remote), str(protocol)),
-        protocol=str(protocol),
-        observed_at=_int(observed_at) * 1000,
-        payload=_bytes(payload),
-        hello_in=_bytes(hello_in),
-        hello_out=_bytes(hello_out),
-        sequence=_int(sequence),
-        verdicts=_bytes(verdicts),
-        origin=Frame.REPLAY,
-        remote_address=_bytes(address),
-        declared_length=_int(declared_length),
-    )
-    return FramePosition(_int(partition), _int(offset)), frame
-
-
-def _peer(text: str, protocol: str) -> bytes:
-    return bytes.fromhex(text) if protocol == BEP50 else peer_bytes(text)
-
-
-def _int(value: object) -> int:
-    assert isinstance(value, int)
-    return value
-
-
-def _bytes(value: object) -> bytes:
-    assert isinstance(value, bytes)
-    return value
+        for row in map(FrameRow._make, rows):
+            frame = parse_frame_row(row._replace(origin=ORIGINS[Frame.REPLAY]))
+            yield FramePosition(row.kafka_partition, row.kafka_offset), frame

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import duckdb
 import pyarrow as pa
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -16,7 +17,7 @@ from deltalake import write_deltalake
 from kiln.conf.process.state_version import claim_state_folder
 from kiln.deploy.cli.app import run_command
 from kiln.deploy.demo.traffic.replay import replay
-from kiln.deploy.ops.quarantine.frames import FramePosition, build_frame, decode_again, select_messages
+from kiln.deploy.ops.quarantine.frames import FramePosition, decode_again, read_frames, select_messages
 from kiln.deploy.ops.quarantine.replay import (
     QuarantineReplay,
     QuarantineReplayError,
@@ -254,11 +255,13 @@ def test_without_tables_there_is_nothing(tmp_path: Path) -> None:
 def test_a_frame_comes_out_of_its_row_as_it_went_in() -> None:
     original = frame(7, message(1), verdicts=b"\1")
     original.remote_address, original.declared_length = b"\x04\x7f\0\0\1", 5
-    row = list(build_frame_row(3, 4, 5, original))
-    del row[12]  # origin
-    at, again = build_frame((*row[:14], 3, 4))
+    stored = RowBuffer(build_arrow_schema(FRAMES))
+    stored.add(build_frame_row(3, 4, 5, original))
+    with duckdb.connect() as connection:
+        connection.register("frames", pa.Table.from_batches(stored.drain()))
+        read = list(read_frames(connection, [FramePosition(3, 4), FramePosition(3, 5)]))
     original.origin = Frame.REPLAY
-    assert (at, again) == (FramePosition(3, 4), original)
+    assert read == [(FramePosition(3, 4), original)]
 
 
 def test_a_whole_frame_that_can_be_read_now_brings_all_its_messages() -> None:

@@ -22,6 +22,7 @@ from kiln.pipelines.batch.windows import PartitionWindows
 from kiln.pipelines.decode import decoder as decode
 from kiln.pipelines.decode.breaker import AuthorTally
 from kiln.pipelines.decode.decoder import DecodeConfig
+from kiln.pipelines.decode.frame_row import FrameRow
 from kiln.pipelines.decode.processing_errors import PROCESSING_ERRORS
 from kiln.pipelines.delta.arrow_rows import RowBuffer
 from kiln.pipelines.delta.files import DataFile, TableFiles
@@ -339,7 +340,7 @@ def test_a_backfill_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         history_messages, "build_message_row", failing(archive.build_message_row, TIPS[BAD], ValueError("no"))
     )
-    rows = [archive.FrameRow._make(archive.build_frame_row(3, 77 + at, 0, frame)) for at, frame in enumerate(UPDATES)]
+    rows = [FrameRow._make(archive.build_frame_row(3, 77 + at, 0, frame)) for at, frame in enumerate(UPDATES)]
     decoder = decode.FrameDecoder(DecodeConfig("either"))
     found = [item for row in rows for item, _ in history_messages._decode_row(decoder, row)]
     (fault,) = (item for item in found if isinstance(item, decode.RejectedMessage))

@@ -1,0 +1,57 @@
+"""Frames out of the rows of the table `frames`."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kiln.schemas.kafka.frames import BEP50, DIRECTIONS, ORIGINS
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
+from kiln.schemas.wire.identity import raw_peer
+
+
+class FrameRow(NamedTuple):
+    """A row of the table `frames`, in the order of its columns. Times are µs."""
+
+    network: str
+    connection: bytes
+    direction: str
+    local_peer: str
+    remote_peer: str
+    protocol: str
+    observed_at: int
+    sequence: int
+    payload: bytes
+    hello_in: bytes
+    hello_out: bytes
+    verdicts: bytes
+    origin: str
+    remote_address: bytes
+    declared_length: int
+    kafka_partition: int
+    kafka_offset: int
+    kafka_timestamp: int
+
+
+def parse_frame_row(row: FrameRow) -> Frame:
+    """Build the Frame of a row, to the µs: the reverse of `pipelines.archive.transform.build_frame_row`."""
+    return Frame(
+        network=row.network,
+        connection=row.connection,
+        direction=Frame.IN if row.direction == DIRECTIONS[Frame.IN] else Frame.OUT,
+        local_peer=_parse_peer(row.local_peer, row.protocol),
+        remote_peer=_parse_peer(row.remote_peer, row.protocol),
+        protocol=row.protocol,
+        observed_at=row.observed_at * 1000,
+        sequence=row.sequence,
+        payload=row.payload,
+        hello_in=row.hello_in,
+        hello_out=row.hello_out,
+        verdicts=row.verdicts,
+        origin=Frame.LIVE if row.origin == ORIGINS[Frame.LIVE] else Frame.REPLAY,
+        remote_address=row.remote_address,
+        declared_length=row.declared_length,
+    )
+
+
+def _parse_peer(text: str, protocol: str) -> bytes:
+    return bytes.fromhex(text) if protocol == BEP50 else raw_peer(text)
