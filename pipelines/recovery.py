@@ -384,44 +384,49 @@ def _examine(location: DamageLocation, name: str) -> Damage | None:
     lake, checkpoint = location.lake, Checkpoint(location.checkpoints / name)
     logs = _read_table_logs(lake, name)
     within = [_log_entry_path(lake, table, version) for table, each in logs.items() for version in each.within]
-    torn = [_log_entry_path(lake, table, version) for table, each in logs.items() for version in each.torn]
-    checkpoints = [path for each in logs.values() for path in each.checkpoints]
     if within:
         problem = f"{_list_names(within)} is damaged, or names a missing file, and later commits are intact"
         return Damage(name, problem, _RESTORE_OR_RESTART, tuple(within))
     if not checkpoint.path.exists():
-        return _examine_missing_checkpoint(name, torn, checkpoints)
+        return _examine_missing_checkpoint(name, lake, logs)
     folder = checkpoint.path.folder
     if folder is None:
         return _examine_stored(name, checkpoint, lake, logs)
-    claimed, sound = find_claimed_end(folder), find_sound_end(folder)
     if not is_whole(folder / "metadata"):
-        return _examine_missing_metadata(name, folder, claimed)
+        return _examine_missing_metadata(name, folder)
+    sound = find_sound_end(folder)
     if sound is None:
         damaged = list_torn_files(folder, None)
-        return Damage(
-            name,
-            f"no micro-batch of {checkpoint.path} is intact. Damaged: {_list_names(damaged)}",
-            _RESTORE_OR_RESTART,
-            tuple(damaged),
-        )
-    newest = _find_newest_write(lake, checkpoint.query_id, logs)
-    extra = [] if sound == claimed else list_files_after(folder, sound)
-    files = [*torn, *checkpoints, *([] if sound == claimed else list_torn_files(folder, sound))]
-    if not files and not extra and newest.batch <= claimed.batch:
+        problem = f"no micro-batch of {checkpoint.path} is intact. Damaged: {_list_names(damaged)}"
+        return Damage(name, problem, _RESTORE_OR_RESTART, tuple(damaged))
+    return _examine_end(name, checkpoint, folder, sound, lake, logs)
+
+
+def _examine_end(
+    name: str, checkpoint: Checkpoint, folder: Path, sound: LastGoodBatch, lake: Lake, logs: Mapping[str, TableLog]
+) -> Damage | None:
+    """Examine the newest micro-batches of a checkpoint in which one, `sound`, is intact."""
+    claimed, newest = find_claimed_end(folder), _find_newest_write(lake, checkpoint.query_id, logs)
+    torn_logs = _list_torn_logs(lake, logs)
+    files, extra = [*torn_logs], list[Path]()
+    if sound != claimed:
+        files += list_torn_files(folder, sound)
+        extra = list_files_after(folder, sound)
+    if newest.batch > claimed.batch:
+        problem = _describe_older(name, checkpoint.path, claimed.batch, newest)
+    elif files or extra:
+        problem = _describe_torn(files or extra)
+    else:
         return None
-    problem = (
-        _describe_older(name, checkpoint.path, claimed.batch, newest)
-        if newest.batch > claimed.batch
-        else _describe_torn(files or extra)
-    )
-    committed = read_newest_commit_time(folder, sound)
     since = min((each.torn_since for each in logs.values() if each.torn_since is not None), default=None)
-    torn_after_commit = since is None or committed is None or since > committed
-    if torn_after_commit and _can_continue(name, claimed, sound, newest.batch):
+    committed = read_newest_commit_time(folder, sound)
+    if since is not None and committed is not None and since <= committed:
+        rewind_to = find_sound_end(folder, since)
+    elif _can_continue(name, claimed, sound, newest.batch):
         remedy = f"These files were set aside, and {name} continues with micro-batch {sound.next}"
-        return Damage(name, problem, remedy, tuple(files), (*torn, *extra, *checkpoints))
-    rewind_to = sound if torn_after_commit else find_sound_end(folder, since)
+        return Damage(name, problem, remedy, tuple(files), (*torn_logs, *extra))
+    else:
+        rewind_to = sound
     if not logs or rewind_to is None:
         return Damage(name, problem, _RESTORE_OR_RESTART, tuple(files))
     remedy = (
@@ -500,25 +505,32 @@ def _list_names(files: Sequence[Path]) -> str:
     return ", ".join(map(str, files[:3])) + more
 
 
-def _examine_missing_checkpoint(name: str, torn: Sequence[Path], checkpoints: Sequence[Path]) -> Damage | None:
+def _examine_missing_checkpoint(name: str, lake: Lake, logs: Mapping[str, TableLog]) -> Damage | None:
     """Examine a query without checkpoint: it has not begun, or the checkpoint was moved (the supervisor checks)."""
-    if not torn and not checkpoints:
-        return None
-    is_new = all(int(path.stem) == 0 for path in torn)
-    remedy = "These files were set aside, and Kiln writes them again" if is_new else _RESTORE_OR_RESTART
-    to_set_aside = (*torn, *checkpoints) if is_new else ()
-    return Damage(name, _describe_torn([*torn, *checkpoints]), remedy, tuple(torn), to_set_aside)
-
-
-def _examine_missing_metadata(name: str, checkpoint: Path, claimed: LastGoodBatch) -> Damage | None:
-    """Examine a checkpoint without intact `metadata`, which Kiln syncs before the first micro-batch."""
-    files = list(checkpoint.iterdir())
-    if claimed.batch > 0 or claimed == LastGoodBatch(0, True):
-        return Damage(name, _describe_torn([checkpoint / "metadata"]), _RESTORE_OR_RESTART, (checkpoint / "metadata",))
+    files = _list_torn_logs(lake, logs)
     if not files:
         return None
+    torn = tuple(files[: sum(len(each.torn) for each in logs.values())])
+    is_new = all(version == 0 for each in logs.values() for version in each.torn)
+    remedy = "These files were set aside, and Kiln writes them again" if is_new else _RESTORE_OR_RESTART
+    return Damage(name, _describe_torn(files), remedy, torn, tuple(files) if is_new else ())
+
+
+def _examine_missing_metadata(name: str, checkpoint: Path) -> Damage | None:
+    """Examine a checkpoint without intact `metadata`, which Kiln syncs before the first micro-batch."""
+    metadata, claimed = checkpoint / "metadata", find_claimed_end(checkpoint)
+    if claimed.batch > 0 or claimed == LastGoodBatch(0, True):
+        return Damage(name, _describe_torn([metadata]), _RESTORE_OR_RESTART, (metadata,))
+    if not any(checkpoint.iterdir()):
+        return None
     remedy = f"The checkpoint was set aside, and {name} starts"
-    return Damage(name, _describe_torn([checkpoint / "metadata"]), remedy, (checkpoint / "metadata",), (checkpoint,))
+    return Damage(name, _describe_torn([metadata]), remedy, (metadata,), (checkpoint,))
+
+
+def _list_torn_logs(lake: Lake, logs: Mapping[str, TableLog]) -> list[Path]:
+    """List the torn commits of the logs of tables, and then the unreadable checkpoints."""
+    torn = [_log_entry_path(lake, table, version) for table, each in logs.items() for version in each.torn]
+    return torn + [path for each in logs.values() for path in each.checkpoints]
 
 
 def _log_entry_path(lake: Lake, table: str, version: int) -> Path:
