@@ -115,20 +115,10 @@ def _explain_file_error(error: OSError) -> bool:
     """Print why a file cannot be read or written, and return true, unless the error is not one of a file."""
     if error.filename is not None:
         _complain(f"{error.filename}: {error.strerror}")
-    elif error.errno not in _WRITE_ERRORS:
-        return False
-    elif _is_stdout_writable():
-        _complain(f"cannot write a file: {error.strerror}")
-    else:
-        _complain(f"cannot write to stdout: {error.strerror}")
+    elif error.errno in _WRITE_ERRORS:
+        _complain(f"cannot write the output: {error.strerror}")
         discard_output()
-    return True
-
-
-def _is_stdout_writable() -> bool:
-    try:
-        sys.stdout.flush()  # what could not be written is still in its buffer
-    except OSError:
+    else:
         return False
     return True
 

@@ -8,6 +8,8 @@ import locale
 import os
 import signal
 import sys
+from collections.abc import Sequence
+from functools import partial
 from types import FrameType
 from typing import Final
 
@@ -31,7 +33,7 @@ def prepare_process() -> str:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # output never fails because of a character
     if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # else `nohup` ignores it
-        signal.signal(signal.SIGHUP, _hang_up)
+        signal.signal(signal.SIGHUP, partial(_hang_up, [stream for stream in (1, 2) if os.isatty(stream)]))
     exempt_loopback(os.environ)
     os.environ["PYTHONSAFEPATH"] = "1"  # child processes never import from the current folder
     return ""
@@ -63,10 +65,9 @@ def _use_utf8() -> None:
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
-def _hang_up(number: int, frame: FrameType | None) -> None:
+def _hang_up(terminals: Sequence[int], number: int, frame: FrameType | None) -> None:
     """End as by SIGTERM when the terminal is closed, without output to it."""
     with open(os.devnull, "w", encoding="utf-8") as nothing:
-        for stream in (1, 2):
-            if os.isatty(stream):
-                os.dup2(nothing.fileno(), stream)
+        for stream in terminals:
+            os.dup2(nothing.fileno(), stream)
     signal.raise_signal(signal.SIGTERM)

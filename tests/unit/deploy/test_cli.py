@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -295,12 +296,12 @@ def run_in(shell: str, **environment: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("shell", "said"),
     [
-        ("$KILN config show >/dev/full", "cannot write to stdout: No space left on device"),
-        ("$KILN sql --csv 'select * from range(10000)' >/dev/full", "cannot write to stdout: No space left on device"),
-        ("$KILN sql 'select 1' >/dev/full", "cannot write to stdout: No space left on device"),
+        ("$KILN config show >/dev/full", "cannot write the output: No space left on device"),
+        ("$KILN sql --csv 'select * from range(10000)' >/dev/full", "cannot write the output: No space left on device"),
+        ("$KILN sql 'select 1' >/dev/full", "cannot write the output: No space left on device"),
         ("$KILN config show >&-", "stdout is closed. Pass a file, such as >/dev/null"),
         ("$KILN generate /dev/full --for 1s", "/dev/full: No space left on device"),
-        ("$KILN generate $KILN_STATE.gz --for 1s --ledger /dev/full", "/dev/full: No space left on device"),
+        ("$KILN generate ${KILN_STATE}.gz --for 1s --ledger /dev/full", "/dev/full: No space left on device"),
     ],
 )
 def test_output_that_cannot_be_written_is_a_sentence_and_exit_code_1(shell: str, said: str) -> None:
@@ -347,9 +348,9 @@ assert prepare_process() == ""
 
 
 def test_java_gets_utf8(german: dict[str, str]) -> None:
-    script = f"{PREPARED}subprocess.run(['env'], check=True)"
+    script = shlex.quote(f"{PREPARED}subprocess.run(['env'], check=True)")
     for environment in ({"LC_ALL": "C"}, german):
-        done = run_in(f'{sys.executable} -c "{script}"', **environment)
+        done = run_in(f"{sys.executable} -c {script}", **environment)
         assert "LC_ALL=C.UTF-8\n" in done.stdout, done.stderr
         assert "PYTHONIOENCODING" not in done.stdout
 
@@ -384,7 +385,8 @@ while True:
 
 
 def test_nohup_keeps_a_command_running() -> None:
-    done = run_in(f"trap '' HUP; {sys.executable} -c \"{PREPARED}signal.raise_signal(signal.SIGHUP); print('alive')\"")
+    script = shlex.quote(f"{PREPARED}signal.raise_signal(signal.SIGHUP); print('alive')")
+    done = run_in(f"trap '' HUP; {sys.executable} -c {script}")
     assert done.stdout == "alive\n"
 
 
