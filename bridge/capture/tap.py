@@ -11,6 +11,7 @@ from typing import Final, Literal, Protocol
 from kiln.schemas.kafka.frames import BEP50, CUT_PAYLOAD, MAX_MESSAGES, MAX_RPC, find_frame_fault, read_rpc
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.reject import Rejected
+from kiln.schemas.times import MIN_NANOS, clamp_nanos
 from kiln.schemas.wire.topic_table import find_hello
 
 Direction = Literal["IN", "OUT"]
@@ -66,7 +67,7 @@ class ConnectionTap:
             origin=Frame.LIVE,
         )
         self._common_fields = fields.SerializeToString()
-        fields.sequence = 1
+        fields.sequence, fields.observed_at = 1, MIN_NANOS
         fault = find_frame_fault(fields)
         if fault is not None:
             raise ValueError(fault.detail)
@@ -117,7 +118,7 @@ class ConnectionTap:
             self._common_fields
             + Frame(
                 direction=Frame.IN if direction == "IN" else Frame.OUT,
-                observed_at=max(observed_at, 0),  # the clock may be set before 1970
+                observed_at=clamp_nanos(observed_at),  # the clock may be wrong
                 payload=payload,
                 sequence=sequence,
                 verdicts=verdicts[:MAX_MESSAGES],

@@ -30,6 +30,7 @@ from kiln.conf.process.kafka_topics import (
     describe_topics,
     find_replaced_topics,
 )
+from kiln.schemas.times import clamp_micros
 
 RENEW_EVERY: Final = 3_600_000_000
 """µs between two commits of an unchanged offset: brokers forget an offset that is not committed for a week, by default
@@ -51,8 +52,8 @@ _STANDBY_INTERVAL: Final = 0.1  # s between two checks whether this bridge leads
 
 
 def now_us() -> int:
-    """Return the Unix time in µs."""
-    return time.time_ns() // 1_000
+    """Return the Unix time in µs, within the range of records: the clock of the machine may be wrong."""
+    return clamp_micros(time.time_ns() // 1_000)
 
 
 class BlockedError(RuntimeError):

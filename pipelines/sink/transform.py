@@ -29,7 +29,6 @@ from kiln.pipelines.runtime.row_packing import (
 from kiln.schemas.delta.tables import TABLES, Column
 from kiln.schemas.kafka.records import (
     MAX_DETAIL,
-    MAX_MICROS,
     UNREADABLE,
     BatchRecord,
     decode_batch,
@@ -41,6 +40,7 @@ from kiln.schemas.kafka.records import (
     parse_quarantine_key,
 )
 from kiln.schemas.queries import QUERIES
+from kiln.schemas.times import clamp_micros
 from kiln.schemas.wire.batch_block import BlockError, read_block, read_foreign_block
 
 _Batches = Iterator[pa.RecordBatch]
@@ -281,9 +281,8 @@ def _reject_row(table: str, row: Sequence[object], error: Exception) -> _Row:
     detail = f"a row of {table} ({texts}): {describe(error)}"[:MAX_DETAIL]
     data = named.get("data", named.get("block"))
     at = next((value for name, value in named.items() if name.endswith("_at") and isinstance(value, int)), 0)
-    is_time = 0 <= at <= MAX_MICROS
     content = data if isinstance(data, bytes) else b""
-    return None, None, None, None, "sink", PROCESSING_FAILED, detail, content, at if is_time else 0
+    return None, None, None, None, "sink", PROCESSING_FAILED, detail, content, clamp_micros(at)
 
 
 def _digest(*parts: object) -> bytes:

@@ -10,6 +10,7 @@ from kiln.schemas.kafka.frames import MAX_PEER as MAX_FRAME_PEER
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.reject import Rejected
+from kiln.schemas.times import MAX_NANOS, MIN_NANOS
 from kiln.schemas.wire.identity import MAX_SEQNO, Verdict
 from kiln.schemas.wire.topics import parse_topic
 
@@ -21,7 +22,6 @@ FILE_DAMAGED: Final = "file_damaged"
 REASONS: Final = (LINE_MALFORMED, LINE_TOO_LONG, NO_MESSAGE, METADATA_ONLY, FILE_ENDS_EARLY, FILE_DAMAGED)
 
 MAX_PEER: Final = 2048  # bytes of an author's peer id, as kiln.schemas.wire.identity takes
-_MAX_TIME: Final = 2**63 - 1  # Frame.observed_at is an int64
 
 
 class UnreadableItem(NamedTuple):
@@ -119,8 +119,8 @@ class LogFrames:
 
 
 def _find_fault(logged: LoggedMessage, at: int) -> Rejected | None:
-    if not 0 <= at <= _MAX_TIME:
-        return Rejected(LINE_MALFORMED, f"time {at} is no time in unix nanoseconds")
+    if not MIN_NANOS <= at <= MAX_NANOS:
+        return Rejected(LINE_MALFORMED, f"time {at} ns is not in the years 2000 to 2099")
     if len(logged.author) > MAX_PEER:
         return Rejected(LINE_MALFORMED, f"the author's peer id has {len(logged.author)} bytes; at most {MAX_PEER}")
     if (longest := max(len(logged.node), len(logged.sender))) > MAX_FRAME_PEER:

@@ -14,6 +14,7 @@ from kiln.schemas.kafka.topics import MAX_TOPIC
 from kiln.schemas.proto.gossipsub import rpc_pb2
 from kiln.schemas.proto.kiln import frame_pb2
 from kiln.schemas.reject import Rejected
+from kiln.schemas.times import MAX_NANOS, MIN_NANOS
 from kiln.schemas.wire.rpc_items import MAX_ITEMS, has_too_many_items
 
 FRAME_MALFORMED: Final = "frame_malformed"
@@ -111,8 +112,8 @@ def _find_invalid_field(frame: frame_pb2.Frame, size: int) -> str | None:
         return f"declared_length {frame.declared_length} is beyond 2^63-1"
     if not 0 < len(frame.network) <= MAX_NETWORK:
         return f"network has {len(frame.network)} characters, not 1 to {MAX_NETWORK}"
-    if frame.observed_at < 0:
-        return f"observed_at is {frame.observed_at} ns, before 1970"
+    if not MIN_NANOS <= (at := frame.observed_at) <= MAX_NANOS:
+        return f"observed_at is {at} ns, not in the years 2000 to 2099"
     if (length := len(frame.remote_peer)) > MAX_PEER:
         return f"remote_peer has {length} bytes; a peer id has at most {MAX_PEER}"
     if (length := len(frame.local_peer)) > MAX_PEER:

@@ -20,15 +20,14 @@ import msgspec
 from msgspec import Meta, Struct
 
 from kiln.schemas.kafka.topics import MAX_TOPIC
+from kiln.schemas.times import MAX_MICROS, MIN_MICROS, clamp_micros
 from kiln.schemas.wire import cid, streamid
 
 Origin = Literal["LIVE", "REPLAY"]
 SeparatorSource = Literal["genesis", "topic", "model"]
 Natural = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-MIN_MICROS: Final = -62_135_596_800_000_000
-MAX_MICROS: Final = 253_402_300_799_999_999
 Micros = Annotated[int, Meta(ge=MIN_MICROS, le=MAX_MICROS)]
-"""time in the years 1 to 9999, which every reader of the tables supports"""
+"""time in the range of `kiln.schemas.times`"""
 
 # Some of these repeat in the row of each tip of a block, so each has a limit.
 Code = Annotated[str, Meta(min_length=1, max_length=256)]
@@ -164,7 +163,7 @@ def build_quarantine_records(
     stage: str, reason: str, detail: str, data: bytes, observed_at: int
 ) -> Iterator[QuarantineRecord]:
     """Build the records of all of `data`: each fits a topic, and `detail` names its part if there are several."""
-    size, observed_at = len(data), min(max(observed_at, MIN_MICROS), MAX_MICROS)
+    size, observed_at = len(data), clamp_micros(observed_at)
     for start in range(0, size or 1, MAX_QUARANTINED):
         part = data[start : start + MAX_QUARANTINED]
         prefix = "" if size <= MAX_QUARANTINED else f"bytes {start} to {start + len(part)} of {size}: "

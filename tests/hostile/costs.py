@@ -245,7 +245,10 @@ def measure(what: str, rpc: RPC) -> Cost:
     if isinstance(received, RPC):
         router.receive(peers[0], received, 1.0)
     in_router = time.thread_time() - began
-    value = Frame(connection=bytes(16), sequence=1, network="local-test", payload=payload).SerializeToString()
+    at = 1_700_000_000_000_000_000
+    value = Frame(
+        connection=bytes(16), sequence=1, network="local-test", observed_at=at, payload=payload
+    ).SerializeToString()
     decoder = FrameDecoder(DecodeConfig())
     began = time.thread_time()
     for _ in decoder.decode(value, 0, 0, 0):

@@ -52,6 +52,7 @@ from kit.turns import Turns
 pytestmark = pytest.mark.kafka
 
 S = 1_000_000
+AT = 1_700_000_000_000_000  # µs
 MODEL = SeparatorRecord("model", encode_separator_value(b"\x01\x02"))
 OPTIONS = FetchingOptions("local-test", max_concurrent=4, timeout=S, give_up_after=600 * S, genesis_timeout=2 * S)
 
@@ -77,9 +78,9 @@ def wanted(number: int, message: int) -> WantedRecord:
         f"message {message}",
         Epoch("updates", 0),
         Coordinates(0, message, 0),
-        1,
+        AT,
     )
-    return WantedRecord("local-test", cid_text(compute_cid(genesis(number))), "genesis", 1, update=update)
+    return WantedRecord("local-test", cid_text(compute_cid(genesis(number))), "genesis", AT, update=update)
 
 
 def has_released(fetcher: Fetcher) -> bool:
@@ -246,11 +247,11 @@ def test_blocks_of_batches(kiln: Kiln) -> None:
     kiln.ipfs.fault = faulty
     other = SeparatorRecord("tenant", MODEL.value)
     kiln.write(
-        WantedRecord("local-test", good.cid, "batch", 1, separator=MODEL, message_id="m1"),
-        WantedRecord("local-test", good.cid, "batch", 1, separator=MODEL, message_id="m2"),
-        WantedRecord("local-test", good.cid, "batch", 1, separator=other, message_id="m3"),
-        WantedRecord("local-test", bad, "batch", 1, separator=MODEL, message_id="m4"),
-        WantedRecord("local-test", faulty, "batch", 1, separator=MODEL, message_id="m5"),
+        WantedRecord("local-test", good.cid, "batch", AT, separator=MODEL, message_id="m1"),
+        WantedRecord("local-test", good.cid, "batch", AT, separator=MODEL, message_id="m2"),
+        WantedRecord("local-test", good.cid, "batch", AT, separator=other, message_id="m3"),
+        WantedRecord("local-test", bad, "batch", AT, separator=MODEL, message_id="m4"),
+        WantedRecord("local-test", faulty, "batch", AT, separator=MODEL, message_id="m5"),
         b"{",
     )
     fetcher = kiln.start()

@@ -195,7 +195,7 @@ def generate_bad_inputs(
     seed: int,
     *,
     options: TrafficOptions | None = None,
-    start_ns: int = 0,
+    start_ns: int = 1_700_000_000_000_000_000,
     spacing_ns: int = 100_000,
 ) -> BadInputs:
     """`number` items of one kind, `spacing_ns` apart. The same arguments give the same bytes.

@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 RECORDS = "partition int, offset bigint, stamp bigint, value binary"
 T = 1_000_000
+START = 1_700_000_000_000_000  # µs
 OPEN = 600  # windows: more than the head of a state holds
 STREAM = StreamID(3, compute_cid(b"genesis")).text
 FIRST, SECOND = compute_cid(b"first tip"), compute_cid(b"second tip")
@@ -40,10 +41,10 @@ def put(folder: Path, first: int, stamp: int, values: list[bytes]) -> None:
 
 
 def update(number: int, tip: bytes) -> bytes:
-    epoch, position, text = Epoch("query", 1), Coordinates(0, 0, 0), cid_text(tip)
+    epoch, position, text, at = Epoch("query", 1), Coordinates(0, 0, 0), cid_text(tip), START + T // 2
     separator, message = SeparatorRecord("model", f"k{number}"), f"{number} {text}"
     return encode(
-        UpdateRecord("mainnet", "LIVE", separator, "topic", STREAM, text, None, message, epoch, position, 1_500_000)
+        UpdateRecord("mainnet", "LIVE", separator, "topic", STREAM, text, None, message, epoch, position, at)
     )
 
 
@@ -65,12 +66,12 @@ def test_windows_in_shards_go_on_after_a_restart(spark: SparkSession, tmp_path: 
         writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
         writer.trigger(availableNow=True).start().awaitTermination()
 
-    put(folder, 0, T, [update(number, FIRST) for number in range(OPEN)])
+    put(folder, 0, START, [update(number, FIRST) for number in range(OPEN)])
     run()
-    put(folder, OPEN, 1_500_000, [update(number, SECOND) for number in range(0, OPEN, 100)])
+    put(folder, OPEN, START + T // 2, [update(number, SECOND) for number in range(0, OPEN, 100)])
     run()
     assert found == []
-    put(folder, 2 * OPEN, 2 * T, [TICK])
+    put(folder, 2 * OPEN, START + T, [TICK])
     run()
     leaves = [encode_stream_key(STREAM) + tip for tip in (FIRST, SECOND)]
     (one,), (two,) = write_leaves(set(leaves[:1])), write_leaves(set(leaves))

@@ -30,7 +30,8 @@ RECORDS = "topic string, partition int, offset bigint, stamp bigint, key binary,
 
 def put(folder: Path, number: int) -> None:
     """Two records: of a stream of this number, and of a stream that every file has."""
-    values = [encode(StreamRecord("mainnet", name, SeparatorRecord("model", "k"), 0)) for name in (f"s{number}", "all")]
+    separator = SeparatorRecord("model", "k")
+    values = [encode(StreamRecord("mainnet", name, separator, START)) for name in (f"s{number}", "all")]
     columns = {
         "topic": pa.array(["streams", "streams"]),
         "partition": pa.array([0, 0], pa.int32()),

@@ -16,11 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
-from pyspark import cloudpickle
 from rich.console import Console
 
 from bench.__main__ import NAMES, Bench, main
-from bench.batcher import _log, _update_rows, update
+from bench.batcher import update
 from bench.bep50 import CASES, simulate
 from bench.catch_up import MicroBatch
 from bench.frames import Keyed, generated, live_options, stamped_anew
@@ -304,12 +303,6 @@ def test_the_smallest_bench_there_is(capsys: pytest.CaptureFixture[str]) -> None
     out = capsys.readouterr().out
     assert "judge, ed25519" in out
     assert "fewer than 5 runs" in out
-
-
-def test_workers_that_cannot_import_bench_run_its_functions(tmp_path: Path) -> None:
-    task = cloudpickle.dumps(_update_rows(_log(10, 2)))
-    worker = [sys.executable, "-P", "-c", "import pickle, sys; pickle.loads(sys.stdin.buffer.read())"]
-    subprocess.run(worker, input=task, cwd=tmp_path, check=True)
 
 
 def test_what_is_held_is_measured_in_small(capsys: pytest.CaptureFixture[str]) -> None:

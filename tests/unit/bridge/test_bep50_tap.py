@@ -37,9 +37,10 @@ def came(datagram: bytes, address: DhtAddress = THERE, node: bytes = OTHER, targ
 
 def test_a_frame_says_all_of_a_datagram() -> None:
     tapped = Tapped()
-    tapped.tap.record(came(b"d...e"), 1_000)
+    at = 1_700_000_000_000_000_000
+    tapped.tap.record(came(b"d...e"), at)
     (frame,) = tapped.frames
-    begun = (1_000).to_bytes(8, "big")
+    begun = at.to_bytes(8, "big")
     assert frame == Frame(
         network="local-test",
         connection=hashlib.sha256(HERE.compact + THERE.compact + TOPIC + begun).digest()[:16],
@@ -47,7 +48,7 @@ def test_a_frame_says_all_of_a_datagram() -> None:
         local_peer=NODE,
         remote_peer=OTHER,
         protocol="bep50",
-        observed_at=1_000,
+        observed_at=at,
         payload=b"d...e",
         sequence=1,
         origin=Frame.LIVE,

@@ -71,7 +71,7 @@ def running(broker: Broker) -> Iterator[QuarantineWriter]:
 
 
 def record(number: int) -> QuarantineRecord:
-    return QuarantineRecord("bep50", "gap", f"number {number}", b"\x00", number)
+    return QuarantineRecord("bep50", "gap", f"number {number}", b"\x00", 1_700_000_000_000_000 + number)
 
 
 def put_all(quarantine: QuarantineWriter) -> list[threading.Event]:

@@ -28,9 +28,9 @@ def claim(genesis: int, tip: int = 0, separator: SeparatorRecord = MODEL) -> Wan
         f"message {tip}",
         Epoch("updates", 0),
         Coordinates(0, tip, 0),
-        1,
+        1_700_000_000_000_000,
     )
-    return WantedRecord("clay", cid_text(cid), "claim", 1, update=update, topic=separator)
+    return WantedRecord("clay", cid_text(cid), "claim", 1_700_000_000_000_000, update=update, topic=separator)
 
 
 def cid_of(genesis: int) -> str:

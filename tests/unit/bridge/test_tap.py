@@ -11,6 +11,7 @@ from kiln.schemas.kafka.frames import CUT_PAYLOAD, MAX_RPC, read_frame
 from kiln.schemas.proto.gossipsub import rpc_pb2
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.reject import Rejected
+from kiln.schemas.times import MIN_NANOS
 
 ID = bytes(range(16))
 LOCAL, REMOTE = b"\x00\x24local", b"\x00\x24remote"
@@ -61,13 +62,13 @@ def test_frame_has_all_that_is_known() -> None:
 def test_any_bytes_are_captured_and_numbered_by_direction(calls: list[tuple[Direction, bytes, bytes]]) -> None:
     tapped = connection()
     sequences = {"IN": 0, "OUT": 0}
-    for at, (direction, payload, verdicts) in enumerate(calls, 1):
+    for at, (direction, payload, verdicts) in enumerate(calls, MIN_NANOS):
         frame = read(tapped.frame(direction, payload, at, verdicts))
         sequences[direction] += 1
         assert (frame.payload, frame.verdicts, frame.observed_at) == (payload, verdicts, at)
         assert frame.sequence == sequences[direction]
         assert frame.direction == (Frame.IN if direction == "IN" else Frame.OUT)
-    closing = [read(value) for value in tapped.close(99)]
+    closing = [read(value) for value in tapped.close(MIN_NANOS + 99)]
     assert [(frame.direction, frame.sequence, frame.payload, frame.verdicts) for frame in closing] == [
         (Frame.IN, sequences["IN"] + 1, b"", b""),
         (Frame.OUT, sequences["OUT"] + 1, b"", b""),

@@ -378,6 +378,9 @@ def test_the_command(
 # ---------------------------------------------------------------- what was not to be had
 
 
+AT = 1_700_000_000_000_000
+
+
 def waiting(message: str, cid: str = "bafygenesis") -> WantedRecord:
     update = UpdateRecord(
         network="mainnet",
@@ -390,9 +393,9 @@ def waiting(message: str, cid: str = "bafygenesis") -> WantedRecord:
         message_id=message,
         epoch=Epoch("q", 1),
         frame=Coordinates(0, 1, 0),
-        observed_at=len(message),
+        observed_at=AT + len(message),
     )
-    return WantedRecord("mainnet", cid, "genesis", len(message), message_id=message, update=update)
+    return WantedRecord("mainnet", cid, "genesis", AT + len(message), message_id=message, update=update)
 
 
 def give_up(world: World, *records: WantedRecord | bytes) -> None:
@@ -414,7 +417,7 @@ def test_what_could_not_be_fetched_is_asked_for_again_in_its_order(world: World)
 
 
 def test_what_has_come_since_is_not_asked_for(world: World) -> None:
-    batch = WantedRecord("mainnet", "bafybatch", "batch", 5, SeparatorRecord("model", "ka"))
+    batch = WantedRecord("mainnet", "bafybatch", "batch", AT + 5, SeparatorRecord("model", "ka"))
     give_up(world, waiting("1st"), waiting("second"), batch)
     Lake(str(world.lake)).create(("updates", "tips"))
     update = ("mainnet", "LIVE", "1st", None, None, None, None, "kstream", "bafytip", 1, 1, 0, 0)

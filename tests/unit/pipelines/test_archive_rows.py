@@ -61,6 +61,7 @@ from kiln.schemas.kafka.records import Epoch, decode_quarantine, parse_quarantin
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message, PeerInfo
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.reject import Rejected
+from kiln.schemas.times import MAX_NANOS, MIN_NANOS
 from kiln.schemas.wire.identity import compute_peer_id, peer_text, sign
 from kiln.schemas.wire.pubsub import write_keepalive, write_query, write_response, write_update
 from kiln.schemas.wire.topic_table import BundleSet, write_hello
@@ -161,7 +162,7 @@ def test_a_column(fields: dict[str, object], column: str, found: object) -> None
         local_peer=st.binary(max_size=40),
         remote_peer=st.binary(max_size=40),
         protocol=st.sampled_from(("/meshsub/1.2.0", "bep50", "")),
-        observed_at=st.integers(0, 2**63 - 1),
+        observed_at=st.integers(MIN_NANOS, MAX_NANOS),
         payload=st.binary(max_size=40),
         hello_in=st.binary(max_size=10),
         sequence=st.integers(1, 2**63 - 1),
@@ -678,7 +679,7 @@ contents = st.tuples(
 ).map(lambda parts: json.dumps({name: value for part in parts for name, value in part.items()}).encode())
 
 
-@given(st.lists(contents | st.binary(max_size=30), max_size=5), st.integers(0, 2**63 - 1))
+@given(st.lists(contents | st.binary(max_size=30), max_size=5), st.integers(MIN_NANOS, MAX_NANOS))
 def test_whatever_a_peer_sends_is_in_the_files_or_in_quarantine(lake: Lake, datas: list[bytes], at: int) -> None:
     sent = heard(*(Message(data=data, topic=CLAY) for data in datas), observed_at=at, sequence=next(numbers))
     items = list(decode(sent.SerializeToString(), 3, 77, 0, DecodeConfig("either")))

@@ -43,6 +43,7 @@ from kiln.schemas.kafka.records import (
     decode_update,
     encode,
 )
+from kiln.schemas.times import MAX_MICROS
 from kiln.schemas.wire.batch_block import MAX_BLOCK
 from kiln.schemas.wire.cid import cid_bytes, cid_text, compute_cid
 from kiln.schemas.wire.streamid import StreamID
@@ -59,7 +60,8 @@ ANNA, BERT = SeparatorRecord("model", "ka"), SeparatorRecord("model", "kb")
 
 
 EPOCH = Epoch("query", 0)
-NEVER_BEFORE = 2**53 - 1  # µs: of a clock that is ahead, so that an update counts as heard when it was stamped
+ORIGIN = 1_700_000_000_000_000  # µs: stamps count from here
+NEVER_BEFORE = MAX_MICROS  # of a clock that is ahead, so that an update counts as heard when it was stamped
 
 
 def update(
@@ -78,7 +80,7 @@ def update(
 
 
 def log_of(*records: tuple[int, bytes | None]) -> list[LogRecord]:
-    return [LogRecord(0, offset, stamp, value) for offset, (stamp, value) in enumerate(records)]
+    return [LogRecord(0, offset, ORIGIN + stamp, value) for offset, (stamp, value) in enumerate(records)]
 
 
 def run(
@@ -115,7 +117,7 @@ def test_a_window_becomes_a_batch() -> None:
     assert not others
     (batch,) = batches
     assert (batch.network, batch.origin, batch.separator) == ("mainnet", "LIVE", ANNA)
-    assert (batch.opened_at, batch.closed_at) == (1_000_000, 2_000_000)
+    assert (batch.opened_at, batch.closed_at) == (ORIGIN + 1_000_000, ORIGIN + 2_000_000)
     assert tips_of(batch) == {STREAMS[0]: sorted((TIPS[0], TIPS[2]), key=cid_bytes), STREAMS[1]: [TIPS[1]]}
     cid = CID.decode(batch.batch_cid)
     assert (cid.version, cid.codec.name, cid.hashfun.name, cid.base.name) == (1, "dag-cbor", "sha2-256", "base32")
@@ -137,7 +139,7 @@ def test_records_and_their_keys_are_as_the_schema_says() -> None:
 def test_a_tick_moves_the_clock_and_nothing_else(tick: bytes | None) -> None:
     windows = PartitionWindows(T)
     assert run(log_of((0, tick), (2 * T, tick)), windows) == ([], [])
-    assert windows.log_time == 2 * T
+    assert windows.log_time == ORIGIN + 2 * T
     assert len(windows) == 0
 
 
@@ -199,7 +201,7 @@ def test_two_kilns_of_disjoint_authors_share_the_updates_between_them(
     ]
 
     def batched(order: list[int], authors: frozenset[str]) -> list[tuple[str, str]]:
-        windows, stamp = PartitionWindows(T), 0
+        windows, stamp = PartitionWindows(T), ORIGIN
         found: list[tuple[str, str]] = []
         records: list[tuple[int, int, bytes | None]] = []
         for number, pause in zip(order, pauses, strict=True):
@@ -279,7 +281,7 @@ def test_what_cannot_be_read_goes_to_quarantine_and_the_rest_goes_on(value: byte
     (output,) = others
     assert output.topic == "quarantine"
     fault = decode_quarantine(output.value)
-    assert (fault.stage, fault.reason, fault.data, fault.observed_at) == ("batch", "update_malformed", value, 10)
+    assert (fault.stage, fault.reason, fault.data, fault.observed_at) == ("batch", "update_malformed", value, ORIGIN + 10)
     assert "record 0/1 of updates" in fault.detail
 
 
@@ -340,7 +342,7 @@ def window_of(streams: int, tips: int, order: int) -> ClosedWindow:
         for m in range(tips)
     ]
     random.Random(order).shuffle(pairs)
-    window = Window(10, 20)
+    window = Window(ORIGIN + 10, ORIGIN + 20)
     for stream, tip in pairs:
         window.add(stream, tip)
     return ClosedWindow(WindowKey("mainnet", "LIVE", "model", "ka"), window)
@@ -356,7 +358,7 @@ def test_the_limit_splits_a_window_the_same_way_each_time(streams: int, tips: in
     batches = [decode_batch(output.value) for output in expected]
     assert all(len(batch.block) <= limit for batch in batches)
     assert len({batch.batch_cid for batch in batches}) == len(batches)
-    assert {(batch.opened_at, batch.closed_at) for batch in batches} == {(10, 20)}
+    assert {(batch.opened_at, batch.closed_at) for batch in batches} == {(ORIGIN + 10, ORIGIN + 20)}
     found = [(stream, tip) for batch in batches for stream, links in tips_of(batch).items() for tip in links]
     assert len(found) == len(set(found)) == streams * tips
     assert set(found) == {
@@ -397,7 +399,7 @@ steps = st.lists(
 
 
 def log_from(taken: Sequence[Step], partition: int = 0) -> list[LogRecord]:
-    log, now = [], 10 * T
+    log, now = [], ORIGIN + 10 * T
     for offset, step in enumerate(taken):
         now += step.step
         values = {
@@ -486,7 +488,7 @@ def as_records(taken: FreeLog, partition: int = 0) -> tuple[list[LogRecord], lis
     """The log, and the same as the model takes it. Offsets have gaps, as those of a log with transactions do."""
     records: list[LogRecord] = []
     plain: list[tuple[int, Update | None]] = []
-    now = 10 * T
+    now = ORIGIN + 10 * T
     for number, (step, what) in enumerate(taken):
         now += step
         value, said = what if not isinstance(what, Heard) else None, None
@@ -653,7 +655,7 @@ def test_ticks_flush_a_silent_separator_and_leave_no_window_in_state() -> None:
     assert len(PartitionWindows(T, state_of(made))) == 1
     found: list[BatchOutput] = []
     for n in range(1, 12):  # a tick every 100 ms, each in a micro-batch of its own
-        found += outputs_of(made.testInPandas(0, rows([LogRecord(0, n, n * T // 10, TICK)])))
+        found += outputs_of(made.testInPandas(0, rows([LogRecord(0, n, ORIGIN + n * T // 10, TICK)])))
         assert bool(found) == (n >= 10)
     assert len(found) == 1
     assert len(PartitionWindows(T, state_of(made))) == 0
@@ -677,12 +679,15 @@ def test_more_windows_than_the_head_of_the_state_holds() -> None:
 
 def test_a_new_length_holds_for_windows_opened_from_then_on() -> None:
     made = new_tester()
-    made.testInPandas(0, rows([LogRecord(0, 0, 0, update(message="m1"))]))
+    made.testInPandas(0, rows([LogRecord(0, 0, ORIGIN, update(message="m1"))]))
     longer = TwsTester(BatchProcessor(BatchConfig(3 * T)))
     longer.updateValueState("windows", 0, (state_of(made),))
-    log = [LogRecord(0, 1, T, update(message="m2")), LogRecord(0, 2, 4 * T, TICK)]
+    log = [LogRecord(0, 1, ORIGIN + T, update(message="m2")), LogRecord(0, 2, ORIGIN + 4 * T, TICK)]
     batches = [decode_batch(output.value) for output in outputs_of(longer.testInPandas(0, rows(log)))]
-    assert [(batch.opened_at, batch.closed_at) for batch in batches] == [(0, T), (T, 4 * T)]
+    assert [(batch.opened_at, batch.closed_at) for batch in batches] == [
+        (ORIGIN, ORIGIN + T),
+        (ORIGIN + T, ORIGIN + 4 * T),
+    ]
 
 
 def test_the_limit_of_the_settings_holds() -> None:
@@ -700,5 +705,5 @@ def test_the_processor_is_read_without_pandas() -> None:
 
 def test_quarantined_bytes_are_whole() -> None:
     value = bytes(range(256))
-    found = outputs_of(new_tester().testInPandas(0, rows([LogRecord(0, 0, 5, value)])))
+    found = outputs_of(new_tester().testInPandas(0, rows([LogRecord(0, 0, ORIGIN + 5, value)])))
     assert [base64.b64decode(msgspec.json.decode(output.value)["data"]) for output in found] == [value]

@@ -43,6 +43,7 @@ def frame(messages: list[Message], verdicts: bytes = b"") -> bytes:
     return Frame(
         connection=bytes(16),
         sequence=1,
+        observed_at=1_700_000_000_000_000_000,
         network="testnet-clay",
         protocol="/meshsub/1.2.0",
         payload=payload,

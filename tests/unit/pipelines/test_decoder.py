@@ -60,7 +60,7 @@ frames = st.builds(
     origin=st.sampled_from((Frame.LIVE, Frame.REPLAY)),
     local_peer=st.sampled_from((b"", compute_peer_id(ANNA))),
     remote_peer=st.sampled_from((b"one", b"two")),
-    observed_at=st.integers(0, 3).map(lambda n: n * 1_000_000),
+    observed_at=st.integers(0, 3).map(lambda n: 1_700_000_000_000_000_000 + n * 1_000_000),
     sequence=st.integers(1, 9),
 )
 ways = st.sampled_from(

@@ -21,11 +21,12 @@ Answers = dict[tuple[str, str], SeparatorRecord | None]
 
 NOT_KNOWN = SeparatorRecord("model", "what a caller gives for a stream that nobody knows")
 NETWORKS, STREAMS = ("mainnet", "testnet-clay"), ("s1", "s2", "s3", "s1\ns2")
+AT = 1_700_000_000_000_000  # µs
 SEPARATORS = (SeparatorRecord("model", "ka"), SeparatorRecord("model", "kb"), SeparatorRecord("controller", "ka"), None)
 
 
 def record(network: str, stream: str, separator: SeparatorRecord | None) -> StreamRecord:
-    return StreamRecord(network, stream, separator, 1, without=None if separator else "no_separator")
+    return StreamRecord(network, stream, separator, AT, without=None if separator else "no_separator")
 
 
 class Record:
@@ -129,7 +130,7 @@ def test_each_worker_knows_which_tips_waited(turns: list[tuple[list[tuple[str, s
         workers = [KnownStreams(log.consumer(), StreamsFile(path)) for _ in range(2)]
         for said, turn in turns:
             for network, stream, tips in said:
-                log.parts[0].append(encode(StreamRecord(network, stream, SEPARATORS[0], 1, waited=tuple(tips))))
+                log.parts[0].append(encode(StreamRecord(network, stream, SEPARATORS[0], AT, waited=tuple(tips))))
                 waited |= {(network, stream, tip) for tip in tips}
             workers[turn].refresh()
             assert waited == {
@@ -192,7 +193,7 @@ from kiln.pipelines.updates.known_streams import StreamsFile, _lock_file
 from kiln.schemas.kafka.records import StreamRecord, encode
 def values():
     for n in range(20_000):
-        yield encode(StreamRecord("mainnet", f"k{{n}}", None, 1, without="no_separator"))
+        yield encode(StreamRecord("mainnet", f"k{{n}}", None, {AT}, without="no_separator"))
     os.kill(os.getpid(), signal.SIGKILL)
 path = Path({str(path)!r})
 with _lock_file(path):

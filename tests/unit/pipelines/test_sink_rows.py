@@ -75,7 +75,7 @@ def update(separator: SeparatorRecord | None = SEPARATOR, author: str | None = "
 
 
 (BLOCK,) = write_blocks({STREAMS[0]: TIPS[:2], STREAMS[1]: TIPS[2:]})
-BATCH = BatchRecord("mainnet", "REPLAY", SEPARATOR, BLOCK.cid, BLOCK.data, 1_000_000, 2_000_000)
+BATCH = BatchRecord("mainnet", "REPLAY", SEPARATOR, BLOCK.cid, BLOCK.data, NOW - 2_000_000, NOW - 1_000_000)
 RECEIPT = PublicationRecord(
     batch_cid=BLOCK.cid,
     transport="gossipsub",
@@ -164,8 +164,8 @@ def test_a_batch_and_its_tips() -> None:
         "origin": "REPLAY",
         "separator_key": "model",
         "separator_value": "ka",
-        "opened_at": 1_000_000,
-        "closed_at": 2_000_000,
+        "opened_at": NOW - 2_000_000,
+        "closed_at": NOW - 1_000_000,
         "emitted_at": NOW,
         "stream_count": 2,
         "tip_count": 3,
@@ -199,7 +199,7 @@ def test_a_publication() -> None:
 @pytest.mark.parametrize("separator", [SEPARATOR, None])
 def test_what_is_known_of_a_stream(separator: SeparatorRecord | None) -> None:
     without = None if separator else "sep_missing"
-    ((table, row),) = rows("streams", StreamRecord("mainnet", STREAMS[0], separator, 1, without=without))
+    ((table, row),) = rows("streams", StreamRecord("mainnet", STREAMS[0], separator, NOW, without=without))
     assert table == "streams"
     assert row == {
         "network": "mainnet",
@@ -238,7 +238,7 @@ def test_a_bad_entry_of_somebody_elses_block_is_quarantined_and_its_good_tips_ar
 
 
 def test_a_block_that_could_not_be_had_has_no_rows() -> None:
-    assert rows("blocks", BlockRecord("mainnet", BLOCK.cid, 1, SEPARATOR, None, "block_unavailable")) == []
+    assert rows("blocks", BlockRecord("mainnet", BLOCK.cid, NOW, SEPARATOR, None, "block_unavailable")) == []
 
 
 @pytest.mark.parametrize(
@@ -299,7 +299,7 @@ def test_text_that_is_not_utf8_is_quarantined(topic: str) -> None:
 
 @pytest.mark.parametrize("block", [b"", b"\xff", b"\xa0", b"\xa1\x64tips\x01", BLOCK.data[:-1], BLOCK.data + b"\0"])
 def test_a_batch_whose_block_cannot_be_read_is_quarantined_whole(block: bytes) -> None:
-    value = encode(BatchRecord("mainnet", "LIVE", SEPARATOR, BLOCK.cid, block, 0, 1))
+    value = encode(BatchRecord("mainnet", "LIVE", SEPARATOR, BLOCK.cid, block, NOW, NOW + 1))
     ((table, row),) = rows("batches", value)
     assert (table, row["reason"], row["data"]) == ("quarantine", "record_malformed", value)
 
@@ -463,14 +463,14 @@ def test_an_update_is_known_by_its_message_and_a_tip_by_itself() -> None:
 
 
 def test_a_batch_is_known_by_its_window_and_its_tips_by_the_block() -> None:
-    later = BatchRecord("mainnet", "REPLAY", SEPARATOR, BLOCK.cid, BLOCK.data, 5_000_000, 6_000_000)
+    later = BatchRecord("mainnet", "REPLAY", SEPARATOR, BLOCK.cid, BLOCK.data, NOW + 5_000_000, NOW + 6_000_000)
     (first, *tips), (second, *same) = identities("batches", BATCH), identities("batches", later)
     assert first != second
     assert tips == same
 
 
 def test_faults_in_one_place_are_as_many_as_their_reasons() -> None:
-    other = QuarantineRecord("rpc", "rpc_malformed", "another", b"", 0)
+    other = QuarantineRecord("rpc", "rpc_malformed", "another", b"", NOW)
     assert identities("quarantine", FAULT, b"1/2") != identities("quarantine", other, b"1/2")
     assert identities("quarantine", FAULT, b"1/2") != identities("quarantine", FAULT, b"1/3")
 

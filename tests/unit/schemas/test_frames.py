@@ -24,10 +24,12 @@ from kiln.schemas.kafka.frames import (
 from kiln.schemas.proto.gossipsub import rpc_pb2
 from kiln.schemas.proto.kiln import frame_pb2
 from kiln.schemas.reject import Rejected
+from kiln.schemas.times import MAX_NANOS, MIN_NANOS
 
 
 def frame(payload: bytes = b"", /, **fields: bytes | int | str) -> frame_pb2.Frame:
-    made = frame_pb2.Frame(network="testnet-clay", connection=bytes(16), sequence=1, payload=payload)
+    at = 1_700_000_000_000_000_000
+    made = frame_pb2.Frame(network="testnet-clay", connection=bytes(16), sequence=1, payload=payload, observed_at=at)
     for name, value in fields.items():
         setattr(made, name, value)
     return made
@@ -111,9 +113,14 @@ def test_a_field_is_read_up_to_its_bound_and_refused_beyond(name: str, under: in
     assert len(refused.detail) < 200
 
 
-@given(st.integers(-(2**63), -1))
-def test_a_frame_from_before_1970_is_refused(observed_at: int) -> None:
+@given(st.integers(-(2**63), MIN_NANOS - 1) | st.integers(MAX_NANOS + 1, 2**63 - 1))
+def test_a_frame_of_another_time_than_2000_to_2099_is_refused(observed_at: int) -> None:
     assert reason(read_frame(frame(b"", observed_at=observed_at).SerializeToString())) == "frame_invalid"
+
+
+@pytest.mark.parametrize("observed_at", [MIN_NANOS, MAX_NANOS])
+def test_the_bounds_of_time_are_read(observed_at: int) -> None:
+    assert not isinstance(read_frame(frame(b"", observed_at=observed_at).SerializeToString()), Rejected)
 
 
 @pytest.mark.parametrize("value", [None, b"\xff", b"\x0a\x05ab", b"\x0a\x02\xff\xfe"])

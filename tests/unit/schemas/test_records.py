@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import msgspec
@@ -16,6 +17,7 @@ from msgspec import structs
 
 from kiln.schemas.kafka import records as r
 from kiln.schemas.kafka.topics import MAX_RECORD
+from kiln.schemas.times import MAX_MICROS, MIN_MICROS
 
 FOLDER = Path(__file__).resolve().parents[3] / "schemas" / "kafka"
 DECODE: dict[str, Callable[[bytes], r.Record]] = {
@@ -34,7 +36,7 @@ VALID = {topic: Draft202012Validator(schema) for topic, schema in SCHEMAS.items(
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 name = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
 natural = st.integers(0, 2**63 - 1)
-micros = st.integers(r.MIN_MICROS, r.MAX_MICROS)
+micros = st.integers(MIN_MICROS, MAX_MICROS)
 origin = st.sampled_from(("LIVE", "REPLAY"))
 separator = st.builds(r.SeparatorRecord, name, name)
 update = st.builds(
@@ -219,6 +221,20 @@ def test_every_text_has_a_bound_and_beyond_it_both_sides_refuse(topic: str, data
     assert not accepts(topic, document)
 
 
+@topics
+@pytest.mark.parametrize("year", [1, 1970, 1999, 2100, 9999])
+@given(data=st.data())
+@settings(max_examples=5)
+def test_every_time_is_in_one_range_and_both_sides_refuse_others(topic: str, year: int, data: st.DataObject) -> None:
+    document = json.loads(r.encode(data.draw(RECORDS[topic])))
+    times = [(each, key) for each in objects_in(document) for key in each if key.endswith("_at")]
+    assert times
+    record, key = data.draw(st.sampled_from(times))
+    record[key] = (datetime(year, 1, 1, tzinfo=UTC) - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+    assert not VALID[topic].is_valid(document)
+    assert not accepts(topic, document)
+
+
 @given(st.integers(0, 3 * r.MAX_QUARANTINED), st.text(max_size=3000))
 @settings(max_examples=10)
 def test_quarantine_holds_all_bytes_in_records_that_a_topic_takes(size: int, detail: str) -> None:
@@ -325,7 +341,7 @@ def test_what_is_no_record_is_a_decode_error(topic: str, value: bytes) -> None:
 
 @pytest.mark.parametrize("block", ["QQ", "Q===", "QQ==\n", "QQ_-", "é==="])
 def test_both_sides_refuse_broken_base64(block: str) -> None:
-    document = json.loads(r.encode(r.QuarantineRecord("frame", "frame_malformed", "", b"A", 0)))
+    document = json.loads(r.encode(r.QuarantineRecord("frame", "frame_malformed", "", b"A", MIN_MICROS)))
     assert VALID["quarantine"].is_valid(document)
     document["data"] = block
     assert not VALID["quarantine"].is_valid(document)
