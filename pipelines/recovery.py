@@ -6,6 +6,7 @@ All remedies lose nothing and duplicate nothing:
 - `rewind_query` restarts a query where its checkpoint is intact. It restores the tables as of that micro-batch, and the
   query repeats what followed from Kafka.
 - `advance_query` lets `updates`, which has no table, resume after its own output, with deduplication state read again.
+- `replace_dedup_store` rebuilds lost deduplication state of `archive` from its table.
 - `adopt_topics` lets a query resume in re-created topics, and keeps its tables, state and deduplication state.
 """
 
@@ -16,6 +17,7 @@ import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
@@ -45,7 +47,10 @@ from kiln.pipelines.runtime.checkpoint_faults import (
 )
 from kiln.pipelines.runtime.dedup_store import (
     FILE_NAME,
+    DedupStore,
+    DedupStoreConfig,
     DedupStoreError,
+    find_missing_digests,
     has_dedup_state,
     read_marked_epoch,
     release_positions,
@@ -89,6 +94,8 @@ class Damage:
     """progress that `advance_query` can resume at"""
     adopted_topics: Mapping[str, TopicState] = field(default_factory=dict)
     """re-created topics, by full name, that `adopt_topics` continues at their offsets `begin`"""
+    rebuilds_dedup_state: bool = False
+    """true if `replace_dedup_store` can rebuild the deduplication state from a table"""
 
     @property
     def is_self_repairing(self) -> bool:
@@ -101,6 +108,7 @@ class Damage:
             or self.rewind_to is not None
             or self.advance_from is not None
             or bool(self.adopted_topics)
+            or self.rebuilds_dedup_state
         )
 
 
@@ -227,6 +235,40 @@ def advance_query(location: DamageLocation, damage: Damage, since: log.Offsets, 
     to_disk(checkpoints)
 
 
+def replace_dedup_store(
+    location: DamageLocation, name: str, identities: Iterable[tuple[bytes, ...]], now: int, *, durable: bool
+) -> None:
+    """Replace a query's deduplication file by one with the digests of the rows that it has written. An interrupted call
+    can be repeated.
+
+    Args:
+        location: Folders of the query.
+        name: The query.
+        identities: Digests of each row.
+        now: µs; the digests are kept from now on.
+        durable: True if the file must survive a power cut.
+    """
+    checkpoint = Checkpoint(location.checkpoints / name)
+    folder = checkpoint.path.folder
+    assert folder is not None
+    fresh = folder / f"{FILE_NAME}.new"
+    for path in folder.glob(f"{fresh.name}*"):
+        path.unlink()
+    with DedupStore(DedupStoreConfig(str(fresh), 1, durable)) as store:
+        batch = iter(identities)
+        while chunk := list(islice(batch, _REBUILT_AT_ONCE)):
+            store.add_known(chunk, now)
+        store.mark(Epoch(checkpoint.query_id, checkpoint.committed), now)
+    to_disk(fresh)  # SQLite has removed its log, as no other process has the file open
+    for path in (folder / f"{FILE_NAME}{end}" for end in ("", "-wal", "-shm")):
+        _set_aside(location, path)
+    fresh.rename(folder / FILE_NAME)
+    to_disk(folder)
+
+
+_REBUILT_AT_ONCE = 10_000  # rows
+
+
 def adopt_topics(location: DamageLocation, damage: Damage) -> None:
     """Resume a query in the topics of `damage.adopted_topics`, at their offsets `begin`.
 
@@ -333,6 +375,7 @@ def _withdraw_remedies(damage: Damage | None, other: Damage | None) -> Damage | 
         remedy=_RESTORE_OR_RESTART,
         rewind_to=None,
         advance_from=None,
+        rebuilds_dedup_state=False,
     )
 
 
@@ -354,6 +397,12 @@ def _examine_progress(location: DamageLocation, name: str, progress: ProgressRep
         if not lost:
             return None
         problem = f"{lost}: without this deduplication state, {name} would accept repeated records as new"
+        if name == "archive" and location.lake.has("messages"):
+            remedy = (
+                "archive continues with deduplication state that is rebuilt from the table messages. A frame that Kiln "
+                "could not decode gets a second row in quarantine if it is sent again"
+            )
+            return Damage(name, problem, remedy, rebuilds_dedup_state=True)
     if progress is None or checkpoint.path.folder is None or checkpoint.planned < 0:
         return Damage(name, problem, _RESTORE_OR_RESTART)
     remedy = (
@@ -374,9 +423,10 @@ def _describe_lost_state(location: DamageLocation, name: str, checkpoint: Checkp
             marked = read_marked_epoch(folder)
         except DedupStoreError as error:
             return str(error)
-        if marked.query == checkpoint.query_id and marked.batch < done:
+        # after `rewind_query`, the query has a new id and the file has the mark of the old one
+        if marked.query in ("", checkpoint.query_id) and marked.batch < done:
             return f"{path} ends with micro-batch {marked.batch}, and the checkpoint with {done}"
-        return ""
+        return find_missing_digests(folder)
     return "" if has_dedup_state(folder) else f"{path} is missing"
 
 

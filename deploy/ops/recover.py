@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
+import pyarrow as pa
 from kafka.errors import KafkaError
 
 from kiln.bridge.kafka.topic_notes import NotedTopic, TopicNotes, list_topic_notes
@@ -20,12 +21,16 @@ from kiln.deploy.ops.maintenance import LOCK as MAINTAIN
 from kiln.deploy.ops.status import BrokerStatus, read_broker_status
 from kiln.deploy.stack.kafka_broker import Say, start_broker
 from kiln.pipelines.app.supervisor import build_damage_location, has_progress_marker, read_progress_report, read_topics
+from kiln.pipelines.decode.decoder import compute_column_identities, is_lasting
+from kiln.pipelines.delta.lake import Lake
+from kiln.pipelines.delta.rows import read_rows
 from kiln.pipelines.recovery import (
     Damage,
     DamageError,
     adopt_topics,
     advance_query,
     examine,
+    replace_dedup_store,
     rewind_query,
     set_files_aside,
 )
@@ -34,6 +39,22 @@ from kiln.pipelines.runtime.progress_marker import ProgressMarker
 from kiln.pipelines.runtime.topics import KafkaTopics, TopicState
 from kiln.schemas.kafka import topics as log
 from kiln.schemas.queries import QUERIES
+from kiln.schemas.wire.identity import VERDICT_NAMES, Verdict
+
+
+def read_message_identities(lake: Lake, horizon: int) -> Iterator[tuple[bytes, ...]]:
+    """Read the digests by which `archive` knows the messages in its table. `horizon`: of unsigned ones, µs."""
+    columns = ["network", "message_id", "verdict", "observed_at"]
+    for batch in read_rows(lake.open("messages"), columns):
+        times = batch.column("observed_at").cast(pa.int64()).to_pylist()
+        texts = (batch.column(name).to_pylist() for name in columns[:3])
+        for network, message_id, verdict, at in zip(*texts, times, strict=True):
+            is_signed = verdict == _SIGNED
+            identities = compute_column_identities(network, message_id, is_signed, at, "", horizon)
+            yield identities[:1] if is_lasting(message_id, is_signed) else identities
+
+
+_SIGNED: Final = VERDICT_NAMES[Verdict.VALID]
 
 
 class Recovery:
@@ -139,6 +160,8 @@ class Recovery:
                     set_files_aside(self._location, damage)
                 elif damage.advance_from is not None:
                     advance_query(self._location, damage, self._find_state_start(damage.advance_from.ends, now), now)
+                elif damage.rebuilds_dedup_state:
+                    self._rebuild_dedup_state(damage.query, now)
                 elif damage.query in self._notes:
                     self._adopt_bridge_topics(damage)
                 elif damage.adopted_topics:
@@ -151,6 +174,11 @@ class Recovery:
             except DamageError as error:
                 left.append(replace(damage, remedy=str(error), rewind_to=None, advance_from=None, adopted_topics={}))
         return left
+
+    def _rebuild_dedup_state(self, query: str, now: int) -> None:
+        dedupe, durable = self._settings.dedupe, self._settings.durability == "power"
+        identities = read_message_identities(self._location.lake, micros(dedupe.unsigned_ttl))
+        replace_dedup_store(self._location, query, identities, now, durable=durable)
 
     def _read_oldest_offsets(self) -> log.Offsets:
         status = self._read_broker_status()

@@ -5,17 +5,23 @@ from __future__ import annotations
 import json
 import os
 import re
+import sqlite3
 import tempfile
 import time
 import zlib
+from collections.abc import Callable
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from kiln.conf.process.location import parse_location
+from kiln.deploy.ops.recover import read_message_identities
 from kiln.deploy.screens.recovery import encode_recovery, render_recovery
 from kiln.pipelines.backfill.run_log import append_event, read_runs
+from kiln.pipelines.decode.decoder import compute_column_identities
 from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.files import TableFiles
@@ -27,6 +33,7 @@ from kiln.pipelines.recovery import (
     adopt_topics,
     examine,
     repair,
+    replace_dedup_store,
     rewind_query,
     set_files_aside,
 )
@@ -36,6 +43,7 @@ from kiln.pipelines.runtime.dedup_store import FILE_NAME, DedupStore, DedupStore
 from kiln.pipelines.runtime.topics import TopicState, read_topic_ids, save_topic_ids
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.kafka.records import Epoch
+from kit.small_lake import append
 
 QUERY = "0b0ccb4a-0b0c-4b0c-8b0c-0b0ccb4a0b0c"
 TABLE = "tips"
@@ -433,6 +441,96 @@ def test_in_another_topic_what_passed_does_not_pass_again_unless_it_got_no_furth
     adopt_topics(state.place, damage)
     with DedupStore(remembered) as file:
         assert file.filter_new([kept, lost], 2) == [lost]
+
+
+def damaged_file(state: State, damage: Callable[[Path], None]) -> str:
+    """The words about a query whose deduplication file is damaged after its micro-batches 0 to 2."""
+    state.run(0, 1, 2)
+    with DedupStore(DedupStoreConfig(str(state.path / FILE_NAME), 1_000)) as file:
+        copies = [MemoryCopy(f"0/{at}/0", (b"%016d" % at,)) for at in range(5_000)]
+        assert len(file.filter_new(copies, 1)) == 5_000
+        file.mark(Epoch(QUERY, 2), 1)
+    assert examine(state.place, [state.path.name]) == []
+    damage(state.path / FILE_NAME)
+    (found,) = examine(state.place, [state.path.name])
+    assert not found.is_self_repairing
+    with pytest.raises(DamageError, match="Run kiln recover"):
+        repair(state.place, [state.path.name])
+    return found.problem
+
+
+def change(sql: str) -> Callable[[Path], None]:
+    def execute(path: Path) -> None:
+        with closing(sqlite3.connect(path)) as file, file:
+            file.execute(sql)
+
+    return execute
+
+
+def tear(path: Path) -> None:
+    """Pages from the middle on are older: they are those of an empty file."""
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size // 2)
+        file.write(bytes(64 * 1024))
+
+
+@pytest.mark.parametrize("query", ["archive", "updates", "sink"])
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (change("DELETE FROM digests"), "has 0 digests of 5,000: without"),
+        (change("DELETE FROM digests WHERE position < '0/2'"), "digests of 5,000: without"),
+        (change("DELETE FROM progress"), "says no longer which micro-batches it has: without"),
+        (
+            change("UPDATE progress SET query_id = '', batch_id = -1"),
+            "ends with micro-batch -1, and the checkpoint with 2",
+        ),
+        (tear, FILE_NAME),
+        (lambda path: path.write_bytes(b""), "no such table"),
+    ],
+    ids=["emptied", "some gone", "no mark", "new", "torn", "no bytes"],
+)
+def test_a_deduplication_file_that_lacks_digests_is_not_relied_on(
+    tmp_path: Path, query: str, damage: Callable[[Path], None], words: str
+) -> None:
+    """What passed would pass again, and its rows would be there twice."""
+    assert words in damaged_file(State(tmp_path, query), damage)
+
+
+def test_archive_rebuilds_its_deduplication_state_from_its_table(tmp_path: Path) -> None:
+    """What passed, signed or not, does not pass again; what is new does."""
+    state, horizon, at = State(tmp_path, "archive"), 120_000_000, 1_700_000_000_000_000
+    state.lake.create(("messages",))
+    seen: list[dict[str, object]] = [
+        {"network": "n", "message_id": f"m{number}", "verdict": verdict, "observed_at": _time(at + number)}
+        for number, verdict in enumerate(["valid", "unsigned"] * 50)
+    ]
+    append(state.lake, "messages", seen)
+
+    def copy(number: int, signed: bool) -> MemoryCopy:
+        digests = compute_column_identities("n", f"m{number}", signed, at + number, "", horizon)
+        return MemoryCopy(f"1/{number}/0", digests[:1] if signed else digests)
+
+    copies = [copy(number, number % 2 == 0) for number in range(100)]
+    state.run(0, 1, 2)
+    with DedupStore(DedupStoreConfig(str(state.path / FILE_NAME), 1_000)) as file:
+        assert file.filter_new(copies, 1) == copies
+        file.mark(Epoch(QUERY, 2), 1)
+    change("DELETE FROM digests")(state.path / FILE_NAME)
+    (damage,) = examine(state.place, ["archive"])
+    assert damage.rebuilds_dedup_state
+    assert damage.is_repairable
+    for _ in range(2):  # it can be repeated
+        replace_dedup_store(state.place, "archive", read_message_identities(state.lake, horizon), 5, durable=True)
+    assert examine(state.place, ["archive"]) == []
+    new = copy(100, True)
+    with DedupStore(DedupStoreConfig(str(state.path / FILE_NAME), 1_000)) as file:
+        assert file.filter_new([*copies, new], 6) == [new]
+    assert list((tmp_path / "set-aside").rglob(FILE_NAME))
+
+
+def _time(micros: int) -> datetime:
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=micros)
 
 
 def test_a_query_whose_topic_is_another_does_not_go_back(tmp_path: Path) -> None:
