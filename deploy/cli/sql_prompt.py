@@ -20,10 +20,9 @@ from prompt_toolkit.output import Output
 
 from kiln.conf.process.errors import KilnError
 from kiln.deploy.cli.options import answers
-from kiln.deploy.query.ask import SqlError, read_view_columns
+from kiln.deploy.query.ask import read_view_columns
+from kiln.deploy.query.names import list_names, print_listing
 from kiln.pipelines.delta.lake import Lake
-from kiln.schemas.delta.tables import TABLES
-from kiln.schemas.delta.views import views
 from kiln.schemas.printable import printable_lines
 
 _KEYWORDS: Final = (
@@ -71,36 +70,14 @@ def converse(
         if text in _LEAVE:
             return
         try:
-            _answer(text, columns, show)
+            if text.startswith("\\"):
+                print_listing(list_names(lake, text), console)
+            elif text:
+                show(text)
         except KilnError as error:
             console.print(printable_lines(str(error)), style="red")
         except KeyboardInterrupt:
             console.print("stopped", style="dim")
-
-
-def _answer(text: str, columns: dict[str, tuple[str, ...]], show: Callable[[str], None]) -> None:
-    console = answers()
-    listed = re.fullmatch(r"\\d(?:\s+(\w+))?", text)
-    if not text:
-        return
-    if listed is None:
-        show(text)
-    elif name := listed[1]:
-        if name not in columns:
-            raise SqlError(f"there is no {name}; \\d lists what there is")
-        view = views().get(name)
-        console.print(f"{view.sentence} A row for {view.grain}." if view else _comment(name))
-        for column in columns[name]:
-            console.print(f"  {column}")
-    else:
-        for name in columns:
-            view = views().get(name)
-            said = view.sentence if view else _comment(name)
-            console.print(f"{name:<22} {said.split('. ')[0].removesuffix('.')}", soft_wrap=True)
-
-
-def _comment(table: str) -> str:
-    return f"{TABLES[table].comment}." if table in TABLES else "No table of Kiln's."
 
 
 class SqlNames(Completer):

@@ -59,7 +59,8 @@ def sql(
     """Query the Delta tables and views with DuckDB SQL.
 
     The command works while Kiln runs. Only --spark requires Java. Without QUERY it reads a query from stdin or starts a
-    prompt. --json prints an array of objects. Times are ISO 8601 in UTC, binary is hex.
+    prompt. The query "\\d" lists tables and views, "\\d NAME" the columns. --json prints an array of objects. Times are
+    ISO 8601 in UTC, binary is hex.
     """
     if as_json and as_csv:
         raise UsageError("--json and --csv: choose one")
@@ -79,7 +80,12 @@ def sql(
         asking = _asking(stack, settings, lake, at, shown, on_spark=on_spark)
 
         def show(question: str) -> None:
-            _show(asking(question), rows, as_json=as_json, as_csv=as_csv)
+            if question.strip().startswith("\\"):  # as at the prompt
+                from kiln.deploy.query.names import list_names
+
+                _show(list_names(lake, question), rows, as_json=as_json, as_csv=as_csv)
+            else:
+                _show(asking(question), rows, as_json=as_json, as_csv=as_csv)
 
         if prompted:
             from kiln.deploy.cli.sql_prompt import converse
@@ -122,8 +128,12 @@ def _show(answer: Answer, rows: int, *, as_json: bool, as_csv: bool) -> None:
             write_csv(answer, sys.stdout)
         else:
             from kiln.deploy.query.answer import print_table
+            from kiln.deploy.query.names import Listing, print_listing
 
-            print_table(answer, answers(), rows)
+            if isinstance(answer, Listing):
+                print_listing(answer, answers())
+            else:
+                print_table(answer, answers(), rows)
         sys.stdout.flush()
     except BrokenPipeError:
         # the reader has enough (`kiln sql … | head`); nothing more may be flushed into the pipe at exit

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import duckdb
 
 from kiln.conf.process.errors import KilnError
+from kiln.conf.settings.keys import suggest_key
 from kiln.deploy.query.as_of import AsOf, open_table
 from kiln.pipelines.delta.duckdb_tables import add_empty_tables, allow_only, create_views
 from kiln.pipelines.delta.lake import Lake
@@ -160,6 +161,7 @@ def _explain_missing_table(message: str, lake: Lake, there: Sequence[str]) -> st
     if not match:
         return message
     name = match[1].strip('"')
+    near = "" if name in TABLES else suggest_key(name, (*there, *views()))
     existing = f"Tables and views: {', '.join((*there, *views()))}" if there else "The lake has no tables yet"
     yet = " yet" if name in TABLES else ""
-    return f"there is no table {name} in {lake.path}{yet}. {existing}"
+    return f"there is no table {name} in {lake.path}{yet}{near or '.'} {existing}"

@@ -7,18 +7,21 @@ classes of `kiln.deploy.query.serve.classes`.
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+from kiln.conf.settings.keys import suggest_key
 from kiln.deploy.query.as_of import AsOf, open_table
 from kiln.deploy.query.ask import Answer, SqlError, find_named_tables
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.delta.views import views
 
+_MISSING: Final = re.compile(r"^\[TABLE_OR_VIEW_NOT_FOUND\].*?`(\w+)`")
 _SETTINGS: Final = {
     "spark.sql.runSQLOnFiles": "false",
     # ${env:NAME} in a query would be replaced by an environment variable
@@ -67,7 +70,10 @@ def query_spark(
         frame = session.sql(sql)
         table = (frame if most is None else frame.limit(most)).toArrow()
     except (PySparkException, Py4JJavaError) as error:
-        raise SqlError(_first_line(error)) from error
+        line = _first_line(error)
+        missing = _MISSING.search(line)
+        near = "" if missing is None else suggest_key(missing[1], (*lake.tables(), *views()))
+        raise SqlError(f"{line}{near}") from error
     return Answer(table.column_names, table.to_batches())
 
 

@@ -22,10 +22,14 @@ from kiln.schemas.delta.tables import TABLES
 
 Event = Literal["begun", "chunk", "done", "swapping", "swapped", "published", "dropping", "dropped"]
 
-RUN_TABLES: Final = ("frames", "copies", "messages", "updates", "batch_tips", "batches", "tips", "quarantine")
+RUN_TABLES: Final = (
+    *("frames", "copies", "subscriptions", "controls", "messages", "updates"),
+    *("batch_tips", "batches", "tips", "quarantine"),
+)
 """Tables of a run. `frames` has rows only if the run did not read the live table."""
 
 _RUNS = select_columns(TABLES["backfill_runs"])
+_RESERVED: Final = ("live",)
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -102,6 +106,16 @@ def check_name(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise RunNameError(f"{name!r} names no run: take a to z, 0 to 9 and -, at most 63, and not - first")
     return name
+
+
+def check_new_name(name: str) -> None:
+    """Check the name of a run that is about to begin.
+
+    Raises:
+        RunNameError: No run can have the name, or it would be taken for the live tables.
+    """
+    if check_name(name) in _RESERVED:
+        raise RunNameError(f"{name!r} names no run: it would be taken for the live tables. Take another name")
 
 
 def describe_unfinished_drop(name: str) -> str:

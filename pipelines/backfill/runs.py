@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kiln.conf.process.errors import KilnError
-from kiln.conf.process.locks import StateInUseError, lock_state
+from kiln.conf.process.locks import is_locked, lock_state
 from kiln.pipelines.backfill.run_log import (
     BackfillRun,
     RunEvent,
@@ -115,7 +115,7 @@ def lock_run(state: Path, name: str, *, swap: bool = False) -> Iterator[None]:
     Raises:
         StateInUseError: Another process has the lock.
     """
-    with lock_state(state, f"backfill-{name}"), lock_state(state, _SWAP) if swap else nullcontext():
+    with lock_state(state, _name_lock(name)), lock_state(state, _SWAP) if swap else nullcontext():
         yield
 
 
@@ -168,7 +168,7 @@ def _derive_state(state: Path, name: str, events: set[str]) -> State:
         return "dropped"
     if "swapped" in events and "dropping" not in events:
         return "swapped"
-    busy = _is_locked(state, name)
+    busy = is_locked(state, _name_lock(name))
     if "dropping" in events:
         return "dropping" if busy else "drop interrupted"
     if "swapping" in events:
@@ -178,12 +178,8 @@ def _derive_state(state: Path, name: str, events: set[str]) -> State:
     return "running" if busy else "interrupted"
 
 
-def _is_locked(state: Path, name: str) -> bool:
-    try:
-        with lock_run(state, name):
-            return False
-    except StateInUseError:
-        return True
+def _name_lock(run: str) -> str:
+    return f"backfill-{run}"
 
 
 def _count_rows(lake: Lake) -> dict[str, int]:

@@ -74,6 +74,15 @@ def test_list_shows_every_state(lake: Lake, state: Path, capsys: pytest.CaptureF
     assert "updates 20" in shown
 
 
+def test_list_writes_nothing_so_that_a_lake_that_is_read_only_is_listed(lake: Lake, state: Path) -> None:
+    def files() -> set[Path]:
+        return set(state.rglob("*"))
+
+    before = files()
+    assert list_runs(lake, state)
+    assert files() == before
+
+
 def test_drop_removes_the_tables_and_keeps_the_account(
     lake: Lake, state: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,6 +17,7 @@ from kiln.deploy.query.answer import format_cell, print_table
 from kiln.deploy.query.answer_json import encode_value, make_distinct, write_json
 from kiln.deploy.query.ask import SqlError, query_lake
 from kiln.pipelines.delta.lake import Lake, LakeError
+from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.delta.views import views
 from kit.kiln_table import append_rows
 
@@ -116,6 +117,47 @@ def test_a_table_that_is_not_written_yet_is_named_with_those_there_are(lake: Pat
 def test_a_table_that_will_never_be_is_told_apart(lake: Path) -> None:
     with pytest.raises(SqlError, match=r"there is no table mesages .*Tables and views: messages, updates"):
         query_lake(Lake(str(lake)), "SELECT * FROM mesages")
+
+
+@pytest.mark.parametrize(
+    ("sql", "words"),
+    [
+        ("SELECT * FROM mesages", "; did you mean messages? Tables and views: "),
+        ("SELECT * FROM latest_tip", "; did you mean latest_tips? Tables and views: "),
+        ("SELECT * FROM nothing_like_it", "nothing_like_it in "),
+    ],
+)
+def test_a_misspelt_table_or_view_is_told_with_the_one_that_is_meant(lake: Path, sql: str, words: str) -> None:
+    with pytest.raises(SqlError) as caught:
+        query_lake(Lake(str(lake)), sql)
+    assert words in str(caught.value)
+    assert ("did you mean" in str(caught.value)) is ("did you mean" in words)
+
+
+def test_names_are_listed_by_a_query_as_at_the_prompt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lake = Lake(str(tmp_path / "lake"))
+    lake.create(["tips"])
+
+    def told(*arguments: str, code: int = 0) -> str:
+        assert run_command(["sql", "--state", str(tmp_path), *arguments]) == code
+        said = capsys.readouterr()
+        return said.err if code else said.out
+
+    listed = json.loads(told("\\d", "--json"))
+    assert [each["name"] for each in listed] == ["tips", *views()]
+    assert {each["kind"] for each in listed} == {"table", "view"}
+    assert all(each["description"] for each in listed)
+    columns = json.loads(told("\\d tips", "--json"))
+    assert [(each["column"], each["type"]) for each in columns] == [
+        (column.name, column.type) for column in TABLES["tips"].columns
+    ]
+    assert columns[0]["description"] == TABLES["tips"].columns[0].comment
+    assert told("\\d tips", "--csv").splitlines()[0] == "column,type,description"
+    text = told("\\d")
+    assert [line.split()[0] for line in text.splitlines()] == ["tips", *views()]
+    assert "late_p99_seconds" in told("\\d lateness")
+    assert "there is no tisp; did you mean tips?; \\d lists what there is" in told("\\d tisp", code=1)
+    assert "there is no command \\x. \\d lists tables and views" in told("\\x", code=1)
 
 
 def test_an_empty_lake_says_so(tmp_path: Path) -> None:
