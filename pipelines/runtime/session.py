@@ -60,6 +60,8 @@ _STREAMING = {
     "spark.sql.codegen.cache.maxEntries": "2000",
     "spark.scheduler.mode": "FAIR",
     "spark.python.daemon.module": "kiln.pipelines.app.worker_daemon",
+    # The default of 15 s for a Python process to authenticate itself is too short for a busy machine.
+    "spark.python.authenticate.socketTimeout": "60s",
     "spark.executorEnv.PYTHONSAFEPATH": "1",  # Python workers never import from the current folder
     "spark.sql.session.timeZone": "UTC",
     # What Spark masks in its UI, logs and plans. The default misses the keys of Azure's and Kafka's settings.

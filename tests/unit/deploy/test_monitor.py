@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -17,8 +19,16 @@ from prometheus_client.parser import text_string_to_metric_families
 from test_console import EVIL
 from test_screen import STATUS
 
-from kiln.conf.process.bridge_status import BridgeStatus, FetcherStatus, OverlayStatus, PeerStatus, PublisherStatus
+from kiln.conf.process.bridge_status import (
+    BridgeStatus,
+    FetcherStatus,
+    OverlayStatus,
+    PeerStatus,
+    PublisherStatus,
+    write_status,
+)
 from kiln.conf.process.exporter import HostNames, render_metrics
+from kiln.deploy.ops.monitor.bridge import BridgeMonitor
 from kiln.deploy.ops.monitor.facts import MonitorInputs
 from kiln.deploy.ops.monitor.families import build_families
 from kiln.deploy.ops.monitor.history import RunHistory, build_plot
@@ -170,6 +180,18 @@ def test_other_names_are_answered_where_they_are_configured(lake: Lake) -> None:
 def test_off_loopback_any_name_is_answered_unless_some_are_configured() -> None:
     assert HostNames("0.0.0.0", ()).accept("kiln.namespace.svc:4814")
     assert not HostNames("0.0.0.0", ("kiln.example",)).accept("attacker.example")
+
+
+def test_a_bridge_is_not_ready_while_no_broker_answers(tmp_path: Path) -> None:
+    """Also without frames that would wait for it. No broker listens at the port, and the next one hangs."""
+    write_status(tmp_path / "status.json", msgspec.structs.replace(STATUS, at=time.time() + 60))
+    with socket.create_server(("127.0.0.1", 0)) as hangs:
+        for servers in (["127.0.0.1:9"], [f"127.0.0.1:{hangs.getsockname()[1]}"]):
+            options = {"bootstrap_servers": servers, "security_protocol": "PLAINTEXT"}
+            bridge = BridgeMonitor(tmp_path / "status.json", "n", "1", partial(dict, options))
+            (reason,) = bridge.why_not_ready()
+            assert reason.startswith("the broker does not answer: ")
+            assert bridge.why_dead() == []
 
 
 def test_labels_stay_few_with_ten_thousand_peers_and_a_hundred_thousand_separators(lake: Lake) -> None:

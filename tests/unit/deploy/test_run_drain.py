@@ -1,0 +1,190 @@
+"""kiln.deploy.run.application: how a bounded run ends. Broker, queries and bridge are made up; the loop is the real
+one."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import cast
+
+import pytest
+from pyspark.sql import SparkSession
+
+from kiln.conf.settings.model import Settings
+from kiln.deploy.ops.snapshot import Snapshot
+from kiln.deploy.ops.watch import TopicCounts
+from kiln.deploy.run import application
+from kiln.deploy.run.application import RunOutcome
+from kiln.deploy.screens.summary import describe_unread
+from kiln.deploy.screens.views import View
+from kiln.pipelines.runtime.progress import QueryProgress
+
+Offsets = Mapping[str, Mapping[int, int]]
+Execute = Callable[..., RunOutcome]
+
+
+class World:
+    """A run with frames that come until its input ends. The queries read one record at each look at the topics."""
+
+    def __init__(self, *, behind: int = 0, source: str = "network", failures: Mapping[str, str] | None = None) -> None:
+        self.end = 10
+        self.read_to = 10 - behind
+        self.counted_to = 0
+        self.source = source
+        self.done: list[str] = []
+        self.shown: list[Snapshot] = []
+        self.said: list[str] = []
+        self.failures = dict(failures or {})
+        self.input_ended = False
+        # as the supervisor, the watch and the monitor have them
+        self.held_queries: set[str] = set()
+        self.errors: Mapping[str, str] = {}
+        self.restarts: Mapping[str, int] = {}
+        self.progress: Mapping[str, QueryProgress] = {}
+        self.counts = TopicCounts()
+        self.open_windows: tuple[()] = ()
+        self.first_batch = threading.Event()
+        self.state = None
+        self.error = ""
+        self.last_check = None
+
+    # ---- topics
+
+    @property
+    def ends(self) -> Offsets:
+        return {"kiln.frames": {0: self.end}}
+
+    def read(self) -> Offsets:
+        if not self.input_ended:
+            self.end += 1
+            self.read_to += 1
+        else:
+            self.read_to = min(self.read_to + 1, self.end)
+        self.counted_to = self.read_to
+        return {"kiln.frames": {0: self.end}}
+
+    # ---- queries and watch
+
+    def count_unread(self, ends: Offsets) -> dict[str, int | None]:
+        unread = ends["kiln.frames"][0] - self.read_to
+        return {"archive": unread} if unread > 0 else {}
+
+    def has_caught_up(self, ends: Offsets) -> bool:
+        return not self.count_unread(ends)
+
+    def has_read(self, ends: Offsets) -> bool:
+        return self.counted_to >= ends["kiln.frames"][0]
+
+    def count(self, query: str, counts: Mapping[str, int]) -> None: ...
+
+    # ---- bridge
+
+    def end_input(self) -> None:
+        self.done.append("the input ends")
+        self.input_ended = self.source != "none"
+
+    @property
+    def has_ended_input(self) -> bool:
+        return "the input ends" in self.done
+
+    def mute(self) -> None:
+        self.done.append("mute")
+
+    # ---- all of them
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None:
+        self.done.append("stop")
+
+    def close(self) -> None: ...
+
+    def check(self) -> None: ...
+
+    def check_children(self) -> None: ...
+
+    def stop_children(self) -> None: ...
+
+    def show(self, snapshot: Snapshot) -> None:
+        self.shown.append(snapshot)
+
+    def see(self, snapshot: object) -> None: ...
+
+    def say(self, words: str) -> None:
+        self.said.append(words)
+
+
+class Companions:
+    def __init__(self, world: World) -> None:
+        self.live = self.monitor = world
+        self.errors: list[str] = []
+        self.last_check = None
+        self.check_children = self.stop_children = world.check_children
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Execute:
+    monkeypatch.setattr(application, "_CHECK_EVERY", 0.001)
+    monkeypatch.setattr(application, "_SHOW_EVERY", 0.0)
+    monkeypatch.setattr(application, "check_jvm", lambda *_: None)
+
+    def execute(world: World, drain: str = "60s", stop: threading.Event | None = None) -> RunOutcome:
+        for name in ("TopicWatch", "TopicEnds", "Supervisor"):
+            monkeypatch.setattr(application, name, lambda *_: world)
+        settings = Settings.model_validate({"state": tmp_path, "kafka": {"bootstrap": "127.0.0.1:9"}, "run": {"drain": drain}})
+        made = application._Run(
+            settings,
+            cast(View, world),
+            cast(SparkSession, None),
+            ("archive",),
+            timedelta(milliseconds=20),
+            False,
+            cast(application._Companions, Companions(world)),
+            time.monotonic(),
+        )
+        return made.execute(threading.Event() if stop is None else stop)
+
+    return execute
+
+
+def test_a_bounded_run_takes_nothing_new_and_reads_all_that_there_is(run: Execute) -> None:
+    world = World(behind=40)
+    outcome = run(world)
+    assert world.done[0] == "the input ends"
+    assert world.read_to == world.end, "the queries went on until they had read it all"
+    assert world.counted_to == world.end, "and so did the counts of the summary"
+    assert (outcome.error, outcome.unread) == ("", {})
+    assert [snapshot.mode for snapshot in world.shown][-1] == "draining"
+    assert any(words.startswith("draining: no new frames") for words in world.said)
+
+
+def test_what_is_left_after_the_longest_drain_is_told(run: Execute) -> None:
+    world = World(behind=1_000_000)
+    outcome = run(world, drain="50ms")
+    assert outcome.error == ""
+    assert outcome.unread == {"archive": world.end - world.read_to}
+    assert describe_unread(outcome.unread).startswith(f"not read yet: archive {outcome.unread['archive']:,} records. ")
+
+
+def test_a_run_without_a_drain_and_one_that_is_stopped_end_at_once(run: Execute) -> None:
+    world = World(behind=1_000_000)
+    assert run(world, drain="0s").unread == {}
+    assert "the input ends" not in world.done
+    stopped, world = threading.Event(), World(behind=1_000_000)
+    stopped.set()
+    assert run(world, stop=stopped).unread == {}
+    assert "the input ends" not in world.done
+
+
+def test_where_others_go_on_writing_it_reads_what_there_was_when_its_time_was_over(run: Execute) -> None:
+    world = World(behind=30, source="none")
+    assert run(world, drain="1h").unread == {}
+    assert world.read_to == world.end - 30, "the records since then are of the next run"
+
+
+def test_a_query_that_is_down_at_the_end_is_the_error_of_the_run(run: Execute) -> None:
+    outcome = run(World(failures={"batch": "Python worker failed to connect back"}))
+    assert outcome.error == "batch: Python worker failed to connect back"
