@@ -100,25 +100,8 @@ def install(wheel: Path, folder: Path) -> None:
     _uv(*into, str(wheel))
 
 
-def copy_jars(into: Path) -> None:
-    """Copy the jars that Kiln adds to Spark's to `jars/`, and their checksums to `jars.txt`.
-
-    Raises:
-        JarsError: The jars cannot be fetched.
-    """
-    _copy_pinned(IVY_XML, ensure_jars(), into / "jars")
-
-
-def copy_s3_jars(into: Path) -> None:
-    """Copy Spark's jars for an object store to `jars-s3/`, and their checksums to `jars-s3.txt`.
-
-    Raises:
-        JarsError: The jars cannot be fetched.
-    """
-    _copy_pinned(IVY_S3, ensure_jars(s3_root(), ivy_xml=IVY_S3), into / "jars-s3")
-
-
 def _copy_pinned(ivy_xml: Path, root: Path, into: Path) -> None:
+    """Copy the jars that Kiln adds to Spark's to a folder, and their checksums to a file next to it."""
     names = read_pinned_jars(ivy_xml.read_bytes())["spark"]
     shutil.rmtree(into, ignore_errors=True)
     into.mkdir(parents=True)
@@ -176,9 +159,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             build_wheel(into)
             shutil.copyfile(RUNTIME_LOCK, into / "requirements.txt")
         if "jars" in wanted:
-            copy_jars(into)
+            _copy_pinned(IVY_XML, ensure_jars(), into / "jars")
         if "jars-s3" in wanted:
-            copy_s3_jars(into)
+            _copy_pinned(IVY_S3, ensure_jars(s3_root(), ivy_xml=IVY_S3), into / "jars-s3")
         if "jobs" in wanted:
             copy_jobs(into)
         if "environment" in wanted:

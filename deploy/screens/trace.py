@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from datetime import datetime
+from textwrap import indent
 from typing import TextIO
 
 from rich.console import Console
@@ -40,7 +41,10 @@ class _CompactAnswer(Answer):
         days = {value.date() for row in rows for name in self.columns if isinstance(value := row[name], datetime)}
         if len(rows) > 1 and len(days) == 1:
             self.shared["day"] = days.pop()
-            rows = [{name: _format_time_of_day(value) for name, value in row.items()} for row in rows]
+            rows = [
+                {name: f"{each:%H:%M:%S.%f}"[:-3] if isinstance(each, datetime) else each for name, each in row.items()}
+                for row in rows
+            ]
         self._rows = [tuple(row[name] for name in self.columns) for row in rows]
 
     def rows(self) -> Iterator[Row]:
@@ -53,10 +57,6 @@ def _merge_position(row: dict[str, object]) -> dict[str, object]:
     parts = [row.pop(name) for name in _POSITION if name in row]
     position = "/".join(str(part) for part in parts if part is not None)
     return {**row, **({"position": position or None} if parts else {})}
-
-
-def _format_time_of_day(value: object) -> object:
-    return value.strftime("%H:%M:%S.%f")[:-3] if isinstance(value, datetime) else value
 
 
 def _shorten_ids(value: object) -> object:
@@ -85,14 +85,10 @@ def print_trace(trace: Trace, console: Console, limit: int, *, sql: bool, whole_
                 console.print(Text(f"all: {shared}", style="dim"), soft_wrap=True)
             print_table(compact, console, limit)
         if sql:
-            console.print(Text(_indent(answer.step.sql), style="dim"), soft_wrap=True)
+            console.print(Text(indent(answer.step.sql, "   ", lambda _: True), style="dim"), soft_wrap=True)
     if not sql:
         console.print()
         console.print(Text("--sql shows the query of each step, --json all rows with whole ids and bytes", style="dim"))
-
-
-def _indent(sql: str) -> str:
-    return "\n".join(f"   {line}" for line in sql.splitlines())
 
 
 def write_trace(trace: Trace, out: TextIO) -> None:

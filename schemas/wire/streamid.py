@@ -23,7 +23,6 @@ TILE = 0
 CAIP10_LINK = 1
 MODEL = 2
 MODEL_INSTANCE = 3
-UNLOADABLE = 4
 EVENT_ID = 5
 
 METAMODEL = "kh4q0ozorrgaq2mezktnrmdwleo1d"

@@ -136,17 +136,13 @@ class BundleSet(Mapping[bytes, tuple[str, ...]]):
         """
         return self._names[known]
 
-    def to_dict(self) -> dict[str, tuple[str, ...]]:
-        """Convert to the argument of `__init__`: topics by display name."""
-        return {self._names[known]: topics for known, topics in self._topics.items()}
-
     def merge(self, others: BundleSet) -> BundleSet:
         """Append the bundles of ``others`` whose hash is new. A display name that is taken is replaced by the hash.
 
         Raises:
             BundleError: One hash has different topics in the two sets.
         """
-        merged = self.to_dict()
+        merged = {self._names[known]: topics for known, topics in self._topics.items()}
         for known, topics in others._topics.items():
             if known not in self._topics:
                 name = others._names[known]

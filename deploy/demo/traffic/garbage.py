@@ -43,16 +43,11 @@ def build_truncated_rpc(random: Random, rpc: bytes) -> BadRpc:
 
 
 def build_oversized_rpc(random: Random, publish: bytes) -> BadRpc:
-    """Build an RPC over 4 MiB, a message and a field that is too long, cut; `restore_rpc` restores it."""
+    """Build an RPC over 4 MiB, a message and a field of zeros that is too long, cut; `write_traffic` restores it."""
     declared = MAX_RPC + random.randrange(1, 1 << 20)
     filler = declared - len(publish)
     head = publish + b"\x12" + _varint4(filler - 5)
     return BadRpc(head.ljust(CUT_PAYLOAD, b"\0"), declared, RPC_OVERSIZED)
-
-
-def restore_rpc(payload: bytes, declared_length: int) -> bytes:
-    """Restore an RPC as on the wire from its beginning."""
-    return payload.ljust(declared_length, b"\0")
 
 
 def build_bad_hello(random: Random) -> BadHello:

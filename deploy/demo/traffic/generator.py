@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from hashlib import sha256
 from random import Random
-from typing import Final
+from typing import BinaryIO, Final
 
 from kiln.deploy.demo.traffic.connection import Direction, GeneratedFrame, SyntheticConnection
 from kiln.deploy.demo.traffic.garbage import (
@@ -24,7 +24,9 @@ from kiln.deploy.demo.traffic.ledger import FrameEntry, Ledger
 from kiln.deploy.demo.traffic.messages import TYPES, MessageFactory, SyntheticCopy, field
 from kiln.deploy.demo.traffic.options import GarbageKind, TrafficOptions
 from kiln.deploy.demo.traffic.population import Population
+from kiln.schemas.captures.capture_file import CaptureRecord, write_capture
 from kiln.schemas.proto.gossipsub import rpc_pb2
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.wire.identity import Verdict
 
 _SECOND: Final = 1_000_000_000
@@ -323,3 +325,27 @@ def build_fault(
         reason=reason,
         observed_at=observed_at,
     )
+
+
+def write_traffic(stream: BinaryIO, frames: Iterable[GeneratedFrame]) -> int:
+    """Write frames as a capture, uncompressed (wrap the stream in gzip for `*.rpc.gz`).
+
+    RPCs that were cut get their full length. Closing frames are no RPCs and left out. Use `TrafficOptions.for_capture`:
+    a capture has no refused hellos, no verdicts and no ids of connections.
+
+    Returns:
+        The number of records.
+    """
+    records = (
+        CaptureRecord(
+            "R" if frame.direction == Frame.IN else "S",
+            frame.observed_at,
+            frame.local_peer,
+            frame.remote_peer,
+            frame.protocol,
+            frame.payload.ljust(frame.declared_length, b"\0"),
+        )
+        for frame in (generated.frame for generated in frames)
+        if frame.payload
+    )
+    return write_capture(stream, records)

@@ -54,7 +54,8 @@ def views() -> dict[str, View]:
     # what either engine's SELECT reads, so that a view exists on both engines or on neither
     read: dict[str, set[str]] = {}
     for name, text in texts.items():
-        read.setdefault(name.removesuffix(_SPARK), set()).update(_find_sources(text, texts))
+        sources = (each for each in _READS.findall(_COMMENT.sub("", text)) if each in TABLES or each in texts)
+        read.setdefault(name.removesuffix(_SPARK), set()).update(sources)  # without its own WITH queries
     result: dict[str, View] = {}
     for name in TopologicalSorter({name: sorted(read[name] - TABLES.keys()) for name in sorted(read)}).static_order():
         sentence, grain, select = _split_file(name, texts[name])
@@ -70,11 +71,6 @@ def markdown() -> str:
     lines = ["| view | one row per | content |", "| --- | --- | --- |"]
     lines += [f"| `{each.name}` | {each.grain} | {each.sentence} |" for _, each in sorted(views().items())]
     return "\n".join(lines)
-
-
-def _find_sources(text: str, names: dict[str, str]) -> set[str]:
-    """Return the tables and views that a SELECT names, without its own WITH queries."""
-    return {name for name in _READS.findall(_COMMENT.sub("", text)) if name in TABLES or name in names}
 
 
 def _split_file(name: str, text: str) -> tuple[str, str, str]:
