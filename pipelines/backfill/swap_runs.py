@@ -107,7 +107,8 @@ def swap_run(
                 _check_coverage(comparison, run)
         before = {table: lake.open(table).version() for table in tables}
     else:
-        before = _table_versions(next(each.details for each in reversed(run.events) if each.event == "swapping"))
+        details = next(each.details for each in reversed(run.events) if each.event == "swapping")
+        before = {table: version for table, version in details.items() if isinstance(version, int)}
     claim_swap(lake, run, by, now(), before, take_over=take_over)
     begun = run.events[0].happened_at
     with open_comparison(lake, run) as comparison:
@@ -192,10 +193,6 @@ def _check_late_frames(comparison: RangeComparison, run: BackfillRun) -> None:
             f"{late:,} frames of the range came into the table frames after run {run.name} had begun, and the run may "
             f"lack them. Drop the run, and begin it again when Kiln has caught up"
         )
-
-
-def _table_versions(details: Mapping[str, object]) -> dict[str, int]:
-    return {table: version for table, version in details.items() if isinstance(version, int)}
 
 
 class _RunSwap:
