@@ -6,12 +6,13 @@ to import, so each check imports what the check uses: a start with nothing to ch
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Final
 from urllib.parse import urlsplit
 
 _HOST_AND_PORT: Final = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9a-fA-F:.]+\]):(\d+)")
-
+_UNUSABLE: Final = re.compile(r"%[0-9A-Fa-f]{2}|[\\\[\]^|\x00-\x1f\x7f]")
 _MAX_PORT: Final = 65535
 
 
@@ -28,6 +29,18 @@ def check_servers(text: str) -> None:
             raise ValueError(f'"{server}": expected {expected}')
         if not 1 <= int(match[1]) <= _MAX_PORT:
             raise ValueError(f'"{server}": expected a port from 1 to {_MAX_PORT}')
+
+
+def check_path(path: str) -> None:
+    """Check the path of a folder that has Delta tables. delta-rs makes a URL of it, in which some characters fail, and
+    others name another folder."""
+    match = _UNUSABLE.search(path)
+    if match is not None:
+        raise ValueError(f"expected a path without {json.dumps(match[0])}, which delta-rs cannot open")
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise ValueError("expected a path in UTF-8") from None
 
 
 def check_listener(text: str) -> None:

@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
@@ -17,6 +17,7 @@ from pydantic import SecretStr, ValidationError
 from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
 
 from kiln.conf.process.errors import SettingsError
+from kiln.conf.settings.addresses import check_path
 from kiln.conf.settings.durations import duration_text
 from kiln.conf.settings.faults import ValueSources, find_unknown_variables, problem, service_links, unreadable_tables
 from kiln.conf.settings.keys import (
@@ -25,6 +26,7 @@ from kiln.conf.settings.keys import (
     NETWORK_VARIABLE,
     Keys,
     get_value,
+    join_key,
     list_keys,
     name_variable,
 )
@@ -96,13 +98,29 @@ def load(config: Path | None = None, *, state: Path | None = None, network: str 
         places = ValueSources(path, text, frozenset(map(str.upper, os.environ)), _leaves(command_line))
         raise SettingsError(problem(details, places) for details in error.errors()) from None
     resolved = settings.model_copy(update={"state": settings.state.expanduser().absolute()})
-    return LoadedSettings(
+    loaded = LoadedSettings(
         settings=resolved,
         file=path,
         from_file=_leaves(file),
         from_environment=_leaves(environment),
         from_command_line=_leaves(command_line),
     )
+    if problems := list(_find_unusable_paths(loaded)):
+        raise SettingsError(problems)
+    return loaded
+
+
+def _find_unusable_paths(loaded: LoadedSettings) -> Iterator[str]:
+    settings = loaded.settings
+    folders: dict[Keys, Path | None] = {("state",): settings.state}
+    folders |= {("lake", "uri"): settings.lake_root.folder} if settings.lake.uri else {}
+    folders |= {("checkpoints", "uri"): settings.checkpoints_root.folder} if settings.checkpoints.uri else {}
+    for keys, folder in folders.items():
+        try:
+            check_path("" if folder is None else str(folder))
+        except ValueError as error:
+            shown = json.dumps(str(folder), ensure_ascii=False)
+            yield f"{loaded.source(keys)}: {join_key(keys)} = {shown}: {error}"
 
 
 @cache  # once in a process, however often settings are read

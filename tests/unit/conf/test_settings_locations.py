@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
+from kiln.conf.process.errors import SettingsError
 from kiln.conf.settings.model import Checkpoints, Lake, Settings
 from kiln.conf.settings.reading import load
 
@@ -26,6 +28,28 @@ def test_a_path_is_taken_from_where_the_user_stands(tmp_path: Path, monkeypatch:
     settings = Settings(lake=Lake(uri="data/lake"), checkpoints=Checkpoints(uri="/srv/checkpoints"))
     assert settings.lake_root.folder == tmp_path / "data" / "lake"
     assert settings.checkpoints_root.folder == Path("/srv/checkpoints")
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        *((f"a{text}b", json.dumps(text)) for text in ("%20", "%2F", "\\", "[", "]", "^", "|", "\n", "\x7f")),
+        ("stra\udce9e", "UTF-8"),
+    ],
+)
+def test_a_folder_that_cannot_have_tables_is_refused_with_its_source(
+    name: str, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """delta-rs panics in some of them, and writes another folder in others."""
+    with pytest.raises(SettingsError) as refused:
+        load(state=tmp_path / name)
+    assert str(refused.value).startswith("command line: state = ")
+    assert shown in str(refused.value).partition(": expected ")[2]
+    for key in ("lake", "checkpoints"):
+        with monkeypatch.context() as environment:
+            environment.setenv(f"KILN_{key.upper()}__URI", str(tmp_path / name))
+            with pytest.raises(SettingsError, match=rf"KILN_{key.upper()}__URI: {key}\.uri = "):
+                load(state=tmp_path)
 
 
 def test_a_store_has_the_options_of_the_lake() -> None:

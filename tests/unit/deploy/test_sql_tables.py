@@ -14,6 +14,7 @@ from deltalake import DeltaTable, Field, write_deltalake
 from deltalake.fs import DeltaStorageHandler
 from deltalake.schema import PrimitiveType
 
+from kiln.conf.settings.addresses import check_path
 from kiln.deploy.ops.status import read_lake_status
 from kiln.deploy.query.answer_json import encode_value
 from kiln.deploy.query.ask import SqlError, query_lake
@@ -138,11 +139,19 @@ def test_a_table_with_features_that_nothing_here_reads_is_refused_in_a_sentence(
     assert status.rows == 1 or feature in status.problem
 
 
-@pytest.mark.parametrize("name", ["plain", "neu é, with spaces", "it's", 'q"uote'])
+@pytest.mark.parametrize(
+    "name", ["plain", "neu é, with spaces", "it's", 'q"uote', "a%b#c:d;e&f=g+h@i~j$k`l<m>n!o(p)q%"]
+)
 def test_the_state_folder_may_have_any_name(name: str, tmp_path: Path) -> None:
+    """Of those that the settings accept (tests/unit/conf/test_settings_locations.py)."""
     folder = tmp_path / name
-    write_deltalake(str(folder / "t"), pa.table({"a": [1]}))
-    assert rows(folder, "SELECT * FROM t") == [{"a": 1}]
+    for number in range(2):
+        write_deltalake(str(folder / "t"), pa.table({"a": [number]}), mode="append")
+    table = DeltaTable(str(folder / "t"))
+    table.optimize.compact()
+    table.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
+    assert rows(folder, "SELECT * FROM t ORDER BY a") == [{"a": 0}, {"a": 1}]
+    check_path(str(folder))
 
 
 def test_a_name_with_the_marks_of_a_pattern_names_one_folder(tmp_path: Path) -> None:
