@@ -334,40 +334,44 @@ class FrameSink:
         """
         while True:
             with self._lock:
-                while not self._ended and self._failure is None:
-                    if self._sent < self._next and not self._in_flight:
-                        break
-                    self._sender_waiting = True
-                    self._to_send.wait()
-                    self._sender_waiting = False
-                else:
+                if not self._await_frames():
                     return []
                 in_memory = self._next - len(self._waiting)
-                if self._sent >= in_memory or not self._segments.has(self._sent):
-                    self._sent = in_memory  # skips frames that cannot be read back
-                    self._acknowledged_until = self._sent
-                    if not self._waiting:
-                        continue
-                    linger = self._waiting[0].at + LINGER - self._clock()
-                    if linger <= 0:
+                is_spooled = self._sent < in_memory and self._segments.has(self._sent)
+                if not is_spooled:
+                    self._sent = self._acknowledged_until = in_memory  # skips frames that cannot be read back
+                    linger = self._waiting[0].at + LINGER - self._clock() if self._waiting else 0.0
+                    if linger > 0:
+                        self._to_send.wait(linger)
+                    elif self._waiting:
                         return self._take_from_memory()
-                    self._to_send.wait(linger)
-                    continue
-                number = self._sent
-            spooled = self._segments.read(number, self._portion)
-            now = self._clock()
-            with self._lock:
-                in_memory = self._next - len(self._waiting)
-                batch: list[_Outgoing] = []
-                for each in spooled:
-                    if each.number >= in_memory:
-                        break  # just written, and not yet removed from memory
-                    item = _PendingFrame(each.number, each.connection, None, len(each.frame), now)
-                    self._in_flight.append(item)
-                    self._sent = item.number + 1
-                    batch.append((item, each.frame))
-            if batch:
+            if is_spooled and (batch := self._take_from_spool()):
                 return batch
+
+    def _await_frames(self) -> bool:
+        """Wait until a portion can be sent; false if the producer has to be closed. The caller has the lock."""
+        while not self._ended and self._failure is None:
+            if self._sent < self._next and not self._in_flight:
+                return True
+            self._sender_waiting = True
+            self._to_send.wait()
+            self._sender_waiting = False
+        return False
+
+    def _take_from_spool(self) -> list[_Outgoing]:
+        spooled = self._segments.read(self._sent, self._portion)  # only this thread changes `_sent`
+        now = self._clock()
+        batch: list[_Outgoing] = []
+        with self._lock:
+            in_memory = self._next - len(self._waiting)
+            for each in spooled:
+                if each.number >= in_memory:
+                    break  # just written, and not yet removed from memory
+                item = _PendingFrame(each.number, each.connection, None, len(each.frame), now)
+                self._in_flight.append(item)
+                self._sent = item.number + 1
+                batch.append((item, each.frame))
+        return batch
 
     def _take_from_memory(self) -> list[_Outgoing]:
         batch: list[_Outgoing] = []
