@@ -12,7 +12,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 _HOST_AND_PORT: Final = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9a-fA-F:.]+\]):(\d+)")
-_UNUSABLE: Final = re.compile(r"%[0-9A-Fa-f]{2}|[\\\[\]^|\x00-\x1f\x7f]")
+_UNUSABLE: Final = re.compile(r"%[0-9A-Fa-f]{2}|[\\\[\]^|?\x00-\x1f\x7f]")
 _MAX_PORT: Final = 65535
 
 
@@ -32,11 +32,11 @@ def check_servers(text: str) -> None:
 
 
 def check_path(path: str) -> None:
-    """Check the path of a folder that has Delta tables. delta-rs makes a URL of it, in which some characters fail, and
-    others name another folder."""
+    """Check the path of a folder that has Delta tables or a database. delta-rs and DuckDB make a URL of it, in which some
+    characters fail, and others name another folder."""
     match = _UNUSABLE.search(path)
     if match is not None:
-        raise ValueError(f"expected a path without {json.dumps(match[0])}, which delta-rs cannot open")
+        raise ValueError(f"expected a path without {json.dumps(match[0])}, which delta-rs and DuckDB cannot open")
     try:
         path.encode()
     except UnicodeEncodeError:

@@ -33,7 +33,7 @@ def test_a_path_is_taken_from_where_the_user_stands(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize(
     ("name", "shown"),
     [
-        *((f"a{text}b", json.dumps(text)) for text in ("%20", "%2F", "\\", "[", "]", "^", "|", "\n", "\x7f")),
+        *((f"a{text}b", json.dumps(text)) for text in ("%20", "%2F", "\\", "[", "]", "^", "|", "?", "\n", "\x7f")),
         ("stra\udce9e", "UTF-8"),
     ],
 )
