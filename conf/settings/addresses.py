@@ -32,7 +32,7 @@ def check_servers(text: str) -> None:
 
 
 def check_path(path: str) -> None:
-    """Check the path of a folder that has Delta tables or a database. delta-rs and DuckDB make a URL of it, in which some
+    """Check the path of a folder with Delta tables or a database. delta-rs and DuckDB make a URL of it, in which some
     characters fail, and others name another folder."""
     match = _UNUSABLE.search(path)
     if match is not None:
