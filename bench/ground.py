@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kafka.admin import KafkaAdminClient
-from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
-import bench
 from bench.runs import Say
 from kafka import KafkaConsumer, TopicPartition
 from kiln.bridge.kafka.producers import FramesProducer, connect
@@ -28,9 +26,6 @@ Ends = dict[int, int]
 """Partition to the offset after its last record."""
 
 _GROUND = "ground"
-
-# Spark's workers import nothing from the current folder, so they are sent the functions of `bench` themselves.
-cloudpickle.register_pickle_by_value(bench)
 
 
 class LogRecord(NamedTuple):
@@ -143,4 +138,11 @@ def prepared(folder: Path, say: Say) -> Iterator[Ground]:
     with start_broker(settings, say):
         say("starting Spark")
         with spark_session(settings) as spark:
+            send_bench(spark, folder)
             yield Ground(spark, settings.broker, folder, say)
+
+
+def send_bench(spark: SparkSession, folder: Path) -> None:
+    """Give the package `bench` to Spark's workers, which import nothing from the current folder."""
+    sources = Path(__file__).parent
+    spark.sparkContext.addPyFile(shutil.make_archive(str(folder / "bench"), "zip", sources.parent, sources.name))
