@@ -359,7 +359,7 @@ def test_the_probes_ask_the_monitor_and_services_find_their_pods(rendered: dict[
                 paths = {
                     name: container[f"{name}Probe"]["httpGet"]["path"] for name in ("startup", "liveness", "readiness")
                 }
-                assert paths == {"startup": "/ready", "liveness": "/health", "readiness": "/ready"}
+                assert paths == {"startup": "/health", "liveness": "/health", "readiness": "/ready"}
             if each["kind"] in ("Service", "PodDisruptionBudget", "NetworkPolicy"):
                 spec = each["spec"]
                 wanted = spec["selector"] if each["kind"] == "Service" else spec.get("podSelector") or spec["selector"]
