@@ -34,6 +34,11 @@ def render_results(results: Sequence[CheckResult]) -> RenderableType:
         last = Text(f"{errors} errors, {warnings} warnings", "bold red" if errors else "yellow")
     else:
         last = Text(f"all {len(results)} expectations passed", "green")
+    for result in results:
+        if result.pending:
+            rows = f"{result.pending:,} rows are not judged yet" if result.pending > 1 else "1 row is not judged yet"
+            words = f"{result.check.table}: {rows} by {result.check.name}: what they refer to may still come"
+            lines.append(Text(printable(words), "yellow"))
     return Group(*lines, "", last)
 
 
@@ -46,7 +51,7 @@ def _render_failure(result: CheckResult) -> list[RenderableType]:
         lines.append(Text(f"        {printable(key_text)}" + (f": {printable(words)}" if words else "")))
     if result.count > _KEYS:
         lines.append(Text(f"        … and {result.count - _KEYS:,} more"))
-    lines.append(Text(f"        → {check.hint} ({check.owner}; {check.location})"))
+    lines.append(Text(f"        → {result.hint} ({check.owner}; {check.location})"))
     if result.sql:
         lines.append(Text(f'        kiln sql "{printable(result.sql)}"', "dim"))
     return lines

@@ -90,7 +90,13 @@ _KILN: Final = (
         "column",
         rows=True,
     ),
-    _define_own("expect_column_values_to_be_peer_ids", "Each value is a peer id.", _MAP, "column", rows=True),
+    _define_own(
+        "expect_column_values_to_be_peer_ids",
+        "Each value is a peer id, or empty: the files of some programs name no peers.",
+        _MAP,
+        "column",
+        rows=True,
+    ),
     _define_own(
         "expect_column_pair_cid_to_be_of_block",
         "`column_A` is the CID of the block in `column_B`: the hash of its bytes.",
@@ -110,12 +116,13 @@ _KILN: Final = (
         "expect_keys_to_be_unique",
         "No two rows have the same `columns` (default: the key of the table). `within`: two rows whose times differ by "
         "more are two. `parts_of`: a row may be there again where one of these tables has more than one row of the "
-        "same `named_by`.",
-        {"columns": "columns", "within": "duration", "parts_of": "tables", "named_by": "columns"},
+        "same `named_by`. `where` picks the rows.",
+        {"columns": "columns", "within": "duration", "parts_of": "tables", "named_by": "columns", "where": "text"},
     ),
     _define_own(
         "expect_sequences_without_gaps",
-        "The frames of a connection in one direction are numbered 1, 2, 3 …, and none is missing.",
+        "The frames of a connection in one direction are numbered 1, 2, 3 …, and none is missing. Frames out of files "
+        "are not judged: their numbers are those of lines.",
         {},
     ),
     _define_own(
@@ -125,26 +132,32 @@ _KILN: Final = (
     ),
     _define_own(
         "expect_offsets_without_holes",
-        "Each offset of a partition between the first and the last is a row, or a whole frame in quarantine.",
+        "Each offset of a partition of Kafka between the first and the last is a row, or a whole frame in quarantine.",
         {},
     ),
     _define_own(
         "expect_rows_in_tables",
         "Each row's `columns` are a row's `their_columns` (default: the same names) in one of `tables`, after `settle` "
-        "at the latest. `where` picks the rows.",
+        "at the latest; or its `or_columns` are a row's in one of `or_tables`. `where` picks the rows. Rows of the "
+        "other tables stay in the state for `remember` (7d); older ones are searched for in the tables. Rows are not "
+        "judged whose counterpart may have expired (`lake.retention`), nor tips of batches that a swap replaced.",
         {
             "columns": "columns",
             "tables": "tables",
             "their_columns": "list",
+            "or_columns": "columns",
+            "or_tables": "tables",
             "where": "text",
             "settle": "duration",
+            "remember": "duration",
         },
         "columns",
         "tables",
     ),
     _define_own(
         "expect_batches_to_follow_from_updates",
-        "The windows of `updates`, by the rule of decision 1, are the batches, after `settle` at the latest.",
+        "The windows of `updates`, by the rule of decision 1, are the batches, after `settle` at the latest. Windows "
+        "are not judged at the start of a range that a swap replaced, nor if their updates may have expired.",
         {"settle": "duration"},
     ),
     _define_own(

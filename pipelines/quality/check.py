@@ -42,6 +42,7 @@ def build_context(settings: Settings, now: datetime) -> CheckContext:
         block_limit=batch.max_block_bytes,
         authors=None if "*" in batch.authors else frozenset(peer_text(peer_bytes(text)) for text in batch.authors),
         only_verified=batch.only_verified,
+        retention=settings.lake.retention,
     )
 
 

@@ -85,7 +85,7 @@ def _build_result(result: CheckResult) -> ExpectationValidationResult:
         expectation_config=ExpectationConfiguration(
             type=check.expectation,
             kwargs=dict(check.arguments) if check.kind.rows else {},
-            description=f"{check.level}: {check.name}" + (f": {faults}. {check.hint}" if faults else ""),
+            description=f"{check.level}: {check.name}" + (f": {faults}. {result.hint}" if faults else ""),
         ),
         result={"observed_value": escape(printable(result.observed))},
         exception_info={"raised_exception": False, "exception_message": None, "exception_traceback": None},

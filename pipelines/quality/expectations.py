@@ -90,7 +90,7 @@ def _is_stream(text: object) -> bool:
 def _is_peer(text: object) -> bool:
     if not isinstance(text, str):
         return False
-    if len(text) == _NODE_ID and all(digit in "0123456789abcdef" for digit in text):
+    if not text or (len(text) == _NODE_ID and all(digit in "0123456789abcdef" for digit in text)):
         return True
     try:
         return bool(peer_bytes(text))
@@ -185,7 +185,7 @@ class ExpectColumnValuesToBeStreamIds(ColumnMapExpectation):
 
 
 class ExpectColumnValuesToBePeerIds(ColumnMapExpectation):
-    """Each value is a peer id, or a node id of the BitTorrent DHT in hex."""
+    """Each value is a peer id, a node id of the BitTorrent DHT in hex, or empty."""
 
     map_metric = _Peers.condition_metric_name
     success_keys = ("mostly",)

@@ -17,8 +17,10 @@ def _read_own(check: SuiteCheck) -> Sequence[str]:
 
 def _read_own_and_named(check: SuiteCheck) -> Sequence[str]:
     named = check.arguments.get("tables") or [check.arguments["than"]]
+    others = check.arguments.get("or_tables", [])
     assert isinstance(named, list)  # the suite was checked
-    return tuple(dict.fromkeys((check.table, *map(str, named))))
+    assert isinstance(others, list)
+    return tuple(dict.fromkeys((check.table, *map(str, named), *map(str, others))))
 
 
 FINDERS: Final[Mapping[str, TableCheck]] = {

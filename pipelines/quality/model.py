@@ -5,7 +5,7 @@ The model rebuilds the windows by a simple rule, independent of the code that bu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import lru_cache
 from itertools import groupby
@@ -30,7 +30,6 @@ _PAGE: Final = 50_000
 class BatchedUpdate(NamedTuple):
     """A row of `updates` that goes into a batch; times in µs."""
 
-    partition: int
     owner: Owner
     leaf: bytes
     observed_at: int
@@ -47,21 +46,21 @@ class ModelWindow(msgspec.Struct, array_like=True):
     """true if its batch is stored already: ticks close windows too, and `updates` has none"""
 
 
-OpenWindows = dict[tuple[int, Owner], ModelWindow]
+OpenWindows = dict[Owner, ModelWindow]
 
 
 def close_windows(
     updates: Iterable[BatchedUpdate], open_: OpenWindows, length: int, grace: int
 ) -> Iterator[tuple[Owner, ModelWindow]]:
-    """Yield the windows that later updates close, in the order of each partition, and maintain the open windows."""
-    for partition, owner, leaf, observed_at, log_time in updates:
+    """Yield the windows that later updates close, in the order of log time, and maintain the open windows."""
+    for owner, leaf, observed_at, log_time in updates:
         event_time = min(observed_at, log_time)
-        window = open_.get((partition, owner))
+        window = open_.get(owner)
         if window and (event_time >= window.opened_at + length or log_time >= window.log_time + length + grace):
             yield owner, window
             window = None
         if window is None:
-            window = open_[partition, owner] = ModelWindow(event_time, log_time, set())
+            window = open_[owner] = ModelWindow(event_time, log_time, set())
         window.leaves.add(leaf)
 
 
@@ -74,12 +73,14 @@ class UnmatchedBatch(NamedTuple):
     batch_cid: str
     is_stored: bool
     excused: bool
+    is_due: bool = True
 
 
 def select_faults(unmatched: Iterable[UnmatchedBatch]) -> Iterator[UnmatchedBatch]:
-    """Select faults outside any chain of overlapping windows that has an excused one.
+    """Select what is due outside any chain of overlapping windows that has an excused one.
 
-    One update more or less shifts the windows after it, until there is a pause.
+    One update more or less shifts the windows after it, until there is a pause. What is not due yet is part of the
+    chains: else a fault would disappear when it is.
     """
     for _, of_owner in groupby(sorted(unmatched), key=lambda each: each.owner):
         run: list[UnmatchedBatch] = []
@@ -94,7 +95,7 @@ def select_faults(unmatched: Iterable[UnmatchedBatch]) -> Iterator[UnmatchedBatc
 
 
 def _filter_excused(run: list[UnmatchedBatch]) -> list[UnmatchedBatch]:
-    return [] if any(each.excused for each in run) else run
+    return [] if any(each.excused for each in run) else [each for each in run if each.is_due]
 
 
 def check_batches_follow(inputs: CheckInputs) -> str:
@@ -115,8 +116,8 @@ def check_batches_follow(inputs: CheckInputs) -> str:
         if not window.is_stored:
             closed += _build_expected(owner, window, context.block_limit)
     open_now = [
-        ((partition, owner), each)
-        for (partition, owner), window in windows.items()
+        (owner, each)
+        for owner, window in windows.items()
         if not window.is_stored
         for each in _build_expected(owner, window, context.block_limit)
     ]
@@ -165,7 +166,6 @@ def check_batches_follow(inputs: CheckInputs) -> str:
     faults = inputs.create_state("found", "key JSON, seen_at TIMESTAMPTZ, words VARCHAR")
     db.execute(f"DELETE FROM {faults}")
     due = f"since + {format_interval(inputs.duration('settle'))} <= {inputs.now}"
-    overdue = db.execute(f"SELECT owner, opened_at, length, batch_cid, block FROM {unexplained} WHERE {due}").fetchall()
     unmatched = [
         # Another expectation reports tips without an update, and a window of another length is of other settings.
         UnmatchedBatch(
@@ -175,20 +175,58 @@ def check_batches_follow(inputs: CheckInputs) -> str:
             cid,
             True,
             length != context.window or not _has_all_updates(inputs, updates_table, owner, block),
+            is_due,
         )
-        for owner, opened_at, length, cid, block in overdue
+        for owner, opened_at, length, cid, block, is_due in db.execute(
+            f"SELECT owner, opened_at, length, batch_cid, block, {due} FROM {unexplained}"
+        ).fetchall()
     ]
-    missing = db.execute(f"SELECT owner, opened_at, batch_cid FROM {pending} WHERE {due}").fetchall()
+    is_cut = _find_cut_windows(inputs)
+    missing = db.execute(f"SELECT owner, opened_at, batch_cid, {due} FROM {pending}").fetchall()
     unmatched += [
-        UnmatchedBatch(owner, opened_at, context.window, cid, False, False) for owner, opened_at, cid in missing
+        UnmatchedBatch(owner, opened_at, context.window, cid, False, is_cut(opened_at), is_due)
+        for owner, opened_at, cid, is_due in missing
     ]
-    for each in select_faults(unmatched):
+    inputs.pending["rows"] += sum(not each.is_due for each in unmatched)
+    # A window that is still open may be shifted too, and so be the link between two windows.
+    unmatched += [
+        UnmatchedBatch(each.owner, each.opened_at, context.window, each.batch_cid, False, is_cut(each.opened_at), False)
+        for owner, each in open_now
+        if not windows[owner].is_stored
+    ]
+    # What was reported stays until a row explains it, even if the updates that show it have expired from the state.
+    reported = inputs.create_state("told", "owner VARCHAR, opened_at BIGINT, batch_cid VARCHAR")
+    known = set(db.execute(f"SELECT owner, opened_at, batch_cid FROM {reported}").fetchall())
+    due_faults = {
+        each
+        for each in unmatched
+        if (each.owner, each.opened_at, each.batch_cid) in known and (each.is_stored or not each.excused)
+    }
+    due_faults.update(select_faults(unmatched))
+    db.execute(f"DELETE FROM {reported}")
+    for each in sorted(due_faults):
+        db.execute(f"INSERT INTO {reported} VALUES (?, ?, ?)", [each.owner, each.opened_at, each.batch_cid])
         _report_fault(inputs, faults, each)
     return f"SELECT key, seen_at, words FROM {faults}"
 
 
+def _find_cut_windows(inputs: CheckInputs) -> Callable[[int], bool]:
+    """Return a function of a window's start, µs, which returns true if updates or batches of the window may be missing.
+
+    A run replaces the updates of its range. Where a window was open at the start of the range, its first updates and
+    its batch are outside.
+    """
+    context = inputs.context
+    swaps, length = inputs.read_swaps(), context.window + context.grace
+    expiry = context.find_expiry(("updates", "batches"))
+    expired = None if expiry is None else int(expiry.timestamp() * 1_000_000) + length
+    return lambda at: (
+        (expired is not None and at < expired) or any(swap.low <= at < swap.low + length for swap in swaps)
+    )
+
+
 def _read_new_updates(inputs: CheckInputs) -> Iterator[BatchedUpdate]:
-    """Read the new rows of `updates` in log order, page by page.
+    """Read the new rows of `updates` in the order of log time, page by page.
 
     Run no other query between two rows: the connection is streaming the result.
     """
@@ -198,20 +236,20 @@ def _read_new_updates(inputs: CheckInputs) -> Iterator[BatchedUpdate]:
         "SELECT network, origin, separator_key, separator_value FROM owners ORDER BY index"
     ).fetchall()
     pages = inputs.db.sql(
-        "SELECT log_partition, o.index, stream, tip, epoch_us(observed_at), epoch_us(log_time) "
+        "SELECT o.index, stream, tip, epoch_us(observed_at), epoch_us(log_time) "
         f"FROM ({_build_query(inputs)}) u JOIN owners o ON u.network = o.network AND u.origin = o.origin AND "
         "u.separator_key = o.separator_key AND u.separator_value IS NOT DISTINCT FROM o.separator_value "
-        "ORDER BY log_partition, log_offset"
+        "ORDER BY log_time, log_partition, log_offset"
     ).to_arrow_reader(_PAGE)
     for page in pages:
-        for partition, index, stream, tip, observed_at, log_time in zip(
+        for index, stream, tip, observed_at, log_time in zip(
             *(column.to_pylist() for column in page.columns), strict=True
         ):
             try:
                 leaf = encode_stream_key(stream) + cid_bytes(tip)
             except (KeyError, IndexError, ValueError):
                 continue  # other expectations report malformed CIDs and StreamIDs
-            yield BatchedUpdate(partition, owners[index], leaf, observed_at, log_time)
+            yield BatchedUpdate(owners[index], leaf, observed_at, log_time)
 
 
 def _build_query(inputs: CheckInputs) -> str:
@@ -304,9 +342,8 @@ def _format_owner(owner: Owner) -> str:
 
 
 def _encode_windows(windows: OpenWindows) -> bytes:
-    return msgspec.msgpack.encode([(partition, owner, window) for (partition, owner), window in windows.items()])
+    return msgspec.msgpack.encode(list(windows.items()))
 
 
 def _decode_windows(saved: bytes) -> OpenWindows:
-    rows = msgspec.msgpack.decode(saved, type=list[tuple[int, Owner, ModelWindow]])
-    return {(partition, owner): window for partition, owner, window in rows}
+    return dict(msgspec.msgpack.decode(saved, type=list[tuple[Owner, ModelWindow]]))

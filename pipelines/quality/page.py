@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from kiln.pipelines.quality.catalogue import EXPECTATIONS
+from kiln.pipelines.quality.results import fill_range
 from kiln.pipelines.quality.suites import FOLDER, read_suites
 
 _BEGIN: Final = "<!-- Made by `python -m kiln.pipelines.quality.page docs/quality.md`: do not edit it here. -->"
@@ -35,7 +36,7 @@ def render_lists() -> str:
         for check in checks:
             arguments = ", ".join(f"{name}: {_format_value(value)}" for name, value in check.arguments.items())
             name = f"`{check.expectation}`" + (f"<br>{_escape_cell(arguments)}" if arguments else "")
-            lines.append(f"| {name} | {check.level} | {check.owner} | {_escape_cell(check.hint)} |")
+            lines.append(f"| {name} | {check.level} | {check.owner} | {_escape_cell(fill_range(check.hint))} |")
         lines.append("")
     return "\n".join(lines)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 
 from kiln.pipelines.quality.suites import SuiteCheck
@@ -14,6 +14,9 @@ from kiln.schemas.delta.tables import TABLES
 
 SHOWN: Final = 20
 """keys that a result names at most"""
+ANY_RANGE: Final = "--from TIME --to TIME"
+"""Range of a command in a hint, if no key has a time."""
+_MARGIN: Final = timedelta(minutes=1)
 
 Key = Mapping[str, object]
 
@@ -40,6 +43,20 @@ class CheckResult:
     """up to `SHOWN` faulty keys"""
     words: Sequence[str] = ()
     """description of each key's fault"""
+    pending: int = 0
+    """rows that are not judged yet, because what they refer to may still come"""
+    span: tuple[datetime | None, datetime | None] = (None, None)
+    """times of the first and the last faulty key, if keys have times"""
+
+    @property
+    def hint(self) -> str:
+        """What to do, with the range of the faulty keys in its commands."""
+        first, last = self.span
+        if first is None or last is None:
+            return fill_range(self.check.hint)
+        low, high = first.replace(microsecond=0) - _MARGIN, last.replace(microsecond=0) + _MARGIN
+        text = f"--from {low.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ} --to {high.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
+        return fill_range(self.check.hint, text)
 
     @property
     def is_error(self) -> bool:
@@ -64,11 +81,17 @@ class CheckResult:
             "count": self.count,
             "keys": [dict(key) for key in self.keys],
             "words": list(self.words),
-            "hint": check.hint,
+            "not_judged": self.pending,
+            "hint": self.hint,
             "owner": check.owner,
             "suite": check.location,
             "sql": self.sql,
         }
+
+
+def fill_range(hint: str, text: str = ANY_RANGE) -> str:
+    """Fill the range into the commands of a hint."""
+    return hint.replace("{range}", text)
 
 
 def build_rows(results: Sequence[CheckResult], run: str, at: datetime) -> list[dict[str, object]]:

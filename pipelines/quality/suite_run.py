@@ -61,7 +61,7 @@ _VALUE: Final = "kiln_value"
 _MAX_KEYS: Final = 1_000
 """faulty keys that are stored for a check"""
 
-_FORMAT: Final = 3
+_FORMAT: Final = 4
 """version of the state. State of another version is deleted, and the checks start over."""
 
 _STATE: Final = """
@@ -326,7 +326,8 @@ class SuiteRun:
         keys: list[Key] = [json.loads(key) for key, _, _ in shown]
         words = [str(each) for _, _, each in shown]
         observed = "nothing" if not count else words[0] if count == 1 else f"{count:,} keys: {words[0]}, …"
-        return CheckResult(check, not count, observed, count, keys, words)
+        span = self._db.execute(f"SELECT min(seen_at), max(seen_at) FROM ({faults_query}){since}").fetchone()
+        return CheckResult(check, not count, observed, count, keys, words, inputs.pending["rows"], span or (None, None))
 
     def _select_all(self, name: str) -> str:
         if name not in self._tables:

@@ -7,6 +7,7 @@ wire, or null) and `words` (a description).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -18,6 +19,11 @@ from kiln.conf.settings.durations import micros, parse_duration
 from kiln.pipelines.delta.duckdb_tables import quote_name
 from kiln.pipelines.quality.suites import SuiteCheck
 from kiln.schemas.delta.tables import TABLES
+from kiln.schemas.kafka.frames import HISTORY
+
+FROM_KAFKA: Final = "kafka_partition >= 0"
+"""Condition of rows that came through Kafka. Rows out of files have a negative partition (docs/design, decision 21).
+Their numbers are those of lines, which have gaps and begin anywhere."""
 
 TIMES: Final[Mapping[str, str]] = {
     **dict.fromkeys(("frames", "copies", "messages", "updates", "tips", "quarantine"), "observed_at"),
@@ -44,6 +50,8 @@ KEY_RETENTION: Final = timedelta(days=7)
 """retention of a key in the state, which so grows with the rows of a week, not with the tables"""
 
 _SETTLE: Final = timedelta(minutes=10)
+_REPEATS: Final = timedelta(days=2)
+"""age of an update or a message at most that a row still refers to: more than `dedupe.signed_ttl`"""
 
 
 @dataclass(frozen=True)
@@ -58,6 +66,20 @@ class CheckContext:
     block_limit: int = 1_000_000
     authors: frozenset[str] | None = None
     only_verified: bool = False
+    retention: Mapping[str, timedelta] = field(default_factory=dict)
+    """age from which maintenance removes rows, by table"""
+
+    def find_expiry(self, tables: Sequence[str]) -> datetime | None:
+        """Find the time of the newest rows whose counterpart in one of the tables may have expired."""
+        ages = [self.retention[table] for table in tables if table in self.retention]
+        return self.now - min(ages) + _REPEATS if ages else None
+
+
+class SwappedRange(NamedTuple):
+    """A range of time that a backfill run replaced, µs."""
+
+    low: int
+    high: int
 
 
 @dataclass(frozen=True)
@@ -74,6 +96,8 @@ class CheckInputs:
     """DuckDB columns and types, by table"""
     select_all: Callable[[str], str] = lambda table: f"FROM new_{table}"
     """builds a query for all rows of a table, new or not; only for faults that a check is about to report"""
+    pending: Counter[str] = field(default_factory=Counter)
+    """receives under `rows` the number of rows that a finder does not judge yet"""
 
     def create_state(self, name: str, columns: str) -> str:
         """Create a table of the state if it is missing, and return its name."""
@@ -81,9 +105,17 @@ class CheckInputs:
         self.db.execute(f"CREATE TABLE IF NOT EXISTS {table} ({columns})")
         return table
 
-    def delete_old(self, table: str) -> None:
-        """Delete the rows of a state table whose `read_at` is longer ago than `KEY_RETENTION`."""
-        self.db.execute(f"DELETE FROM {table} WHERE read_at < {self.now} - {format_interval(KEY_RETENTION)}")
+    def delete_old(self, table: str, age: timedelta = KEY_RETENTION) -> None:
+        """Delete the rows of a state table whose `read_at` is longer ago than `age`."""
+        self.db.execute(f"DELETE FROM {table} WHERE read_at < {self.now} - {format_interval(age)}")
+
+    def read_swaps(self) -> list[SwappedRange]:
+        """Read the ranges that backfill runs replaced."""
+        rows = self.db.execute(
+            "SELECT DISTINCT epoch_us(range_from), epoch_us(range_to) FROM "
+            f"({self.select_all('backfill_runs')}) WHERE event = 'swapped' AND range_from IS NOT NULL"
+        ).fetchall()
+        return [SwappedRange._make(row) for row in rows]
 
     def duration(self, name: str, otherwise: timedelta = _SETTLE) -> timedelta:
         return parse_duration(self.check.arguments.get(name, otherwise))
@@ -175,12 +207,14 @@ def check_unique_keys(inputs: CheckInputs) -> str:
     names = ", ".join(map(quote_name, columns))
     keys = inputs.create_state("keys", "h UBIGINT, seen_at TIMESTAMPTZ, read_at TIMESTAMPTZ")
     twice = inputs.create_state("twice", "key JSON, seen_at TIMESTAMPTZ")
+    where = inputs.check.arguments.get("where")
+    source = f"(FROM new_{table} WHERE {where})" if where else f"new_{table}"
     within = inputs.check.arguments.get("within")
     near = f"AND old.seen_at > rows.seen_at - {format_interval(parse_duration(within))}" if within else ""
     close = f"AND max(seen_at) - min(seen_at) < {format_interval(parse_duration(within))}" if within else ""
     inputs.db.execute(
         f"CREATE OR REPLACE TEMP TABLE hashes AS SELECT hash({names}) AS h, max({_time_column(table)}) AS seen_at, "
-        f"count(*) AS n FROM new_{table} GROUP BY h"
+        f"count(*) AS n FROM {source} GROUP BY h"
     )
     # Nearly all hashes occur once. The keys themselves are read only for the others.
     inputs.db.execute(
@@ -191,7 +225,7 @@ def check_unique_keys(inputs: CheckInputs) -> str:
         inputs.db.execute(
             f"CREATE OR REPLACE TEMP TABLE rows AS "
             f"SELECT hash({names}) AS h, {names}, {_time_column(table)} AS seen_at "
-            f"FROM new_{table} WHERE hash({names}) IN (SELECT h FROM again)"
+            f"FROM {source} WHERE hash({names}) IN (SELECT h FROM again)"
         )
         key = build_key_expression(table, columns)
         inputs.db.execute(
@@ -224,7 +258,8 @@ def check_sequences(inputs: CheckInputs) -> str:
         "gaps", "connection BLOB, direction VARCHAR, first BIGINT, last BIGINT, seen_at TIMESTAMPTZ"
     )
     inputs.db.execute(
-        "CREATE OR REPLACE TEMP VIEW news AS SELECT connection, direction, sequence, observed_at FROM new_frames"
+        "CREATE OR REPLACE TEMP VIEW news AS SELECT connection, direction, sequence, observed_at FROM new_frames "
+        f"WHERE {FROM_KAFKA}"
     )
     _reset_if(
         inputs,
@@ -241,6 +276,7 @@ def check_sequences(inputs: CheckInputs) -> str:
         f"SELECT json_object('connection', lower(hex(connection)), 'direction', direction, 'sequence', first) AS key, "
         f"seen_at, CASE WHEN first = last THEN 'frame ' || first || ' is missing' "
         f"ELSE 'frames ' || first || ' to ' || last || ' are missing' END AS words FROM {gaps}"
+        + (" WHERE first > 1" if "frames" in inputs.context.retention else "")  # the first frames may have expired
     )
 
 
@@ -251,7 +287,7 @@ def check_connections_closed(inputs: CheckInputs) -> str:
             SELECT connection, direction, bool_or(closed) AS closed, max(seen_at) AS seen_at
             FROM (SELECT * FROM {ends} UNION ALL
                   SELECT connection, direction, octet_length(payload) = 0, observed_at FROM new_frames
-                  WHERE protocol <> 'bep50') GROUP BY ALL"""
+                  WHERE protocol <> 'bep50' AND {FROM_KAFKA}) GROUP BY ALL"""
     )
     inputs.db.execute(f"DELETE FROM {ends}")
     # A connection that has ended in both directions needs no check.
@@ -279,7 +315,8 @@ def check_offsets(inputs: CheckInputs) -> str:
         "WHERE kafka_offset IS NOT NULL AND message_index IS NULL"
     )
     inputs.db.execute(
-        "CREATE OR REPLACE TEMP VIEW news AS SELECT kafka_partition, kafka_offset, observed_at FROM new_frames"
+        "CREATE OR REPLACE TEMP VIEW news AS SELECT kafka_partition, kafka_offset, observed_at FROM new_frames "
+        f"WHERE {FROM_KAFKA}"
     )
     _reset_if(
         inputs,
@@ -323,40 +360,86 @@ def _reset_if(inputs: CheckInputs, sql: str) -> None:
 # ---------------------------------------------------------------- references
 
 
+class _Reference(NamedTuple):
+    """One place where a row's columns may be."""
+
+    name: str
+    """name of the column of hashes in the state, and of the table of hashes that exist"""
+    tables: list[str]
+    columns: list[str]
+    their_columns: list[str]
+
+
 def check_rows_in_tables(inputs: CheckInputs) -> str:
     table, columns = inputs.check.table, inputs.texts("columns")
-    theirs = ", ".join(map(quote_name, inputs.texts("their_columns") or columns))
-    existing = inputs.create_state("have", "h UBIGINT, read_at TIMESTAMPTZ")
-    pending = inputs.create_state("waits", "h UBIGINT, key JSON, seen_at TIMESTAMPTZ, since TIMESTAMPTZ")
-    for other in inputs.texts("tables"):
-        inputs.db.execute(
-            f"INSERT INTO {existing} "
-            f"SELECT h, {inputs.now} FROM (SELECT DISTINCT hash({theirs}) AS h FROM new_{other}) "
-            f"ANTI JOIN {existing} USING (h)"
-        )
+    references = [_Reference("h", inputs.texts("tables"), columns, inputs.texts("their_columns") or columns)]
+    if others := inputs.texts("or_tables"):
+        references.append(_Reference("other", others, inputs.texts("or_columns"), inputs.texts("or_columns")))
+    pending = inputs.create_state("waits", "h UBIGINT, other UBIGINT, key JSON, seen_at TIMESTAMPTZ, since TIMESTAMPTZ")
+    existing = {
+        each.name: inputs.create_state(f"have_{each.name}", "h UBIGINT, read_at TIMESTAMPTZ") for each in references
+    }
+    for each in references:
+        for other in each.tables:
+            inputs.db.execute(
+                f"INSERT INTO {existing[each.name]} SELECT h, {inputs.now} FROM "
+                f"(SELECT DISTINCT {_hash(each.their_columns)} AS h FROM new_{other}) "
+                f"ANTI JOIN {existing[each.name]} USING (h)"
+            )
     if table in inputs.committed:
-        names = ", ".join(map(quote_name, columns))
         since = format_timestamp(inputs.committed[table])
         where = inputs.check.arguments.get("where")
         key_columns = sorted(
             {*columns, *identity_columns(table)}, key=[column.name for column in TABLES[table].columns].index
         )
+        missing = [f"{_hash(each.columns)} NOT IN (SELECT h FROM {existing[each.name]})" for each in references]
         inputs.db.execute(
-            f"INSERT INTO {pending} "
-            f"SELECT hash({names}) AS h, {build_key_expression(table, key_columns)}, {_time_column(table)}, {since} "
-            f"FROM new_{table} WHERE {f'({where}) AND' if where else ''} "
-            f"hash({names}) NOT IN (SELECT h FROM {existing})"
+            f"INSERT INTO {pending} SELECT {_hash(columns)}, {_hash(references[-1].columns)}, "
+            f"{build_key_expression(table, key_columns)}, {_time_column(table)}, {since} "
+            f"FROM new_{table} WHERE {' AND '.join([f'({where})'] * bool(where) + missing)}"
         )
-    inputs.db.execute(f"DELETE FROM {pending} WHERE h IN (SELECT h FROM {existing})")
-    inputs.delete_old(existing)
+    for each in references:
+        inputs.db.execute(f"DELETE FROM {pending} WHERE {each.name} IN (SELECT h FROM {existing[each.name]})")
+        inputs.delete_old(existing[each.name], inputs.duration("remember", KEY_RETENTION))
     due = f"since + {format_interval(inputs.duration('settle'))} <= {inputs.now}"
-    for other in inputs.texts("tables"):  # a row may refer to one that is older than the state
-        if inputs.db.execute(f"SELECT 1 FROM {pending} WHERE {due} LIMIT 1").fetchone():
-            inputs.db.execute(
-                f"DELETE FROM {pending} WHERE {due} AND h IN (SELECT hash({theirs}) FROM ({inputs.select_all(other)}))"
-            )
-    where_to = " or ".join(inputs.texts("tables"))
+    _forget_expected_gaps(inputs, pending, due, [other for each in references for other in each.tables])
+    for each in references:
+        for other in each.tables:  # a row may refer to one that is older than the state
+            if inputs.db.execute(f"SELECT 1 FROM {pending} WHERE {due} LIMIT 1").fetchone():
+                theirs = f"SELECT {_hash(each.their_columns)} FROM ({inputs.select_all(other)})"
+                inputs.db.execute(f"DELETE FROM {pending} WHERE {due} AND {each.name} IN ({theirs})")
+    _count_pending(inputs, f"FROM {pending} WHERE NOT ({due})")
+    where_to = " or ".join(other for each in references for other in each.tables)
     return f"SELECT key, seen_at, 'there is no such row in {where_to}' AS words FROM {pending} WHERE {due}"
+
+
+def _hash(columns: Sequence[str]) -> str:
+    return f"hash({', '.join(map(quote_name, columns))})"
+
+
+def _count_pending(inputs: CheckInputs, rows: str) -> None:
+    """Count rows that are not judged yet."""
+    row = inputs.db.execute(f"SELECT count(*) {rows}").fetchone()
+    inputs.pending["rows"] += row[0] if row else 0
+
+
+def _forget_expected_gaps(inputs: CheckInputs, pending: str, due: str, tables: Sequence[str]) -> None:
+    """Forget rows whose counterpart Kiln itself has removed: by retention, or with a batch that a swap replaced."""
+    expiry = inputs.context.find_expiry(tables)
+    if expiry is not None:
+        inputs.db.execute(f"DELETE FROM {pending} WHERE seen_at IS NULL OR seen_at < {format_timestamp(expiry)}")
+    if inputs.check.table != "batch_tips":
+        return
+    if inputs.db.execute(f"SELECT 1 FROM {pending} WHERE {due} LIMIT 1").fetchone():
+        swaps = inputs.read_swaps()
+        cut = " OR ".join(
+            f"(epoch_us(opened_at) < {swap.high} AND epoch_us(closed_at) > {swap.high})" for swap in swaps
+        )
+        if swaps:  # a swap leaves the tips of replaced batches, and the last batch of a range has tips after it
+            inputs.db.execute(
+                f"DELETE FROM {pending} WHERE {due} AND key->>'batch_cid' NOT IN "
+                f"(SELECT batch_cid FROM ({inputs.select_all('batches')}) WHERE NOT ({cut}))"
+            )
 
 
 def check_claims(inputs: CheckInputs) -> str:
@@ -403,11 +486,11 @@ def check_old_messages(inputs: CheckInputs) -> str:
     h = "hash(network, message_id)"
     inputs.db.execute(
         f"INSERT INTO {first} SELECT h, seen_at FROM (SELECT {h} AS h, min(observed_at) AS seen_at FROM new_copies "
-        f"GROUP BY h) ANTI JOIN {first} USING (h)"
+        f"WHERE {FROM_KAFKA} GROUP BY h) ANTI JOIN {first} USING (h)"
     )
     inputs.db.execute(
         f"INSERT INTO {again} SELECT network, message_id, remote_peer, count(*), max(observed_at) FROM new_copies "
-        f"JOIN {first} f ON f.h = {h} WHERE observed_at > f.seen_at + {after} GROUP BY ALL"
+        f"JOIN {first} f ON f.h = {h} WHERE observed_at > f.seen_at + {after} AND {FROM_KAFKA} GROUP BY ALL"
     )
     day = "(SELECT max(seen_at) FROM {0}) - INTERVAL 24 HOURS"
     for table in (first, again):
@@ -423,8 +506,9 @@ def check_old_messages(inputs: CheckInputs) -> str:
 def check_copies(inputs: CheckInputs) -> str:
     hours = inputs.create_state("hours", "hour TIMESTAMPTZ, copies BIGINT, messages BIGINT")
     inputs.db.execute(
-        f"INSERT INTO {hours} SELECT date_trunc('hour', observed_at), count(*), 0 FROM new_copies GROUP BY 1 UNION ALL "
-        "SELECT date_trunc('hour', observed_at), 0, count(*) FROM new_messages WHERE remote_peer <> '' GROUP BY 1"
+        f"INSERT INTO {hours} SELECT date_trunc('hour', observed_at), count(*), 0 FROM new_copies WHERE {FROM_KAFKA} "
+        "GROUP BY 1 UNION ALL SELECT date_trunc('hour', observed_at), 0, count(*) FROM new_messages "
+        f"WHERE remote_peer <> '' AND {FROM_KAFKA} GROUP BY 1"
     )
     inputs.db.execute(f"DELETE FROM {hours} WHERE hour < (SELECT max(hour) FROM {hours}) - INTERVAL 24 HOURS")
     return (
@@ -471,7 +555,9 @@ def check_table_lag(inputs: CheckInputs) -> str:
     table, other = inputs.check.table, str(inputs.check.arguments["than"])
     newest = inputs.create_state("newest", "name VARCHAR, seen_at TIMESTAMPTZ")
     for name in (table, other):
-        inputs.db.execute(f"INSERT INTO {newest} SELECT '{name}', max({_time_column(name)}) FROM new_{name}")
+        inputs.db.execute(
+            f"INSERT INTO {newest} SELECT '{name}', max({_time_column(name)}) FROM new_{name}{_select_live(name)}"
+        )
     _delete_older(inputs, newest)
     within = format_interval(inputs.duration("within"))
     return (
@@ -488,8 +574,9 @@ def check_table_lag(inputs: CheckInputs) -> str:
 def check_freshness(inputs: CheckInputs) -> str:
     table = inputs.check.table
     newest = inputs.create_state("newest", "name VARCHAR, seen_at TIMESTAMPTZ")
-    live = "WHERE origin = 'LIVE'" if any(column.name == "origin" for column in TABLES[table].columns) else ""
-    inputs.db.execute(f"INSERT INTO {newest} SELECT '{table}', max({_time_column(table)}) FROM new_{table} {live}")
+    inputs.db.execute(
+        f"INSERT INTO {newest} SELECT '{table}', max({_time_column(table)}) FROM new_{table}{_select_live(table)}"
+    )
     _delete_older(inputs, newest)
     within = format_interval(inputs.duration("within"))
     return (
@@ -497,6 +584,10 @@ def check_freshness(inputs: CheckInputs) -> str:
         f"strftime(seen_at AT TIME ZONE 'UTC', '%Y-%m-%d %H:%M:%S') AS words FROM {newest} "
         f"WHERE {str(inputs.context.running).lower()} AND seen_at < {inputs.now} - {within}"
     )
+
+
+def _select_live(table: str) -> str:
+    return " WHERE origin = 'LIVE'" if any(column.name == "origin" for column in TABLES[table].columns) else ""
 
 
 def _delete_older(inputs: CheckInputs, newest: str) -> None:
@@ -535,7 +626,7 @@ def check_quarantine_share(inputs: CheckInputs) -> str:
     hours = inputs.create_state("hours", "reason VARCHAR, hour TIMESTAMPTZ, n BIGINT")
     inputs.db.execute(
         f"INSERT INTO {hours} SELECT stage || ': ' || reason, date_trunc('hour', observed_at), "
-        "count(*) FROM new_quarantine GROUP BY ALL UNION ALL "
+        f"count(*) FROM new_quarantine WHERE stage <> '{HISTORY}' GROUP BY ALL UNION ALL "
         "SELECT '', date_trunc('hour', observed_at), count(*) FROM new_copies GROUP BY ALL"
     )
     inputs.db.execute(f"DELETE FROM {hours} WHERE hour < (SELECT max(hour) FROM {hours}) - INTERVAL 24 HOURS")

@@ -17,8 +17,10 @@ from kiln.pipelines.archive.transform import build_copy_row, build_frame_row, bu
 from kiln.pipelines.decode.decoder import DecodeConfig, DecodedMessage, FrameDecoder, get_signer
 from kiln.pipelines.delta.arrow_rows import build_arrow_schema
 from kiln.pipelines.delta.lake import Lake
+from kiln.schemas.captures.items import Item
 from kiln.schemas.delta.tables import TABLES
-from kiln.schemas.kafka.frames import read_frame
+from kiln.schemas.kafka.frames import HISTORY, read_frame
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.reject import Rejected
 from kiln.schemas.wire.claims import Claims
 from kiln.schemas.wire.topics import Separator
@@ -45,16 +47,39 @@ def rows_of(
 ) -> dict[str, list[Row]]:
     """Rows by table: what the queries would make of these records of `kiln.frames`, with T = 1 s. `stamped_after`: how
     long after a frame was heard the broker had the frame, µs."""
+    frames: list[tuple[int, Frame]] = []
+    for offset, value in enumerate(values):
+        frame = read_frame(value)
+        assert not isinstance(frame, Rejected)
+        frames.append((offset, frame))
+    return _rows_of_frames(frames, 0, how, stamped_after)
+
+
+def rows_of_file(items: Iterable[Item], partition: int, *, has_lines: bool) -> dict[str, list[Row]]:
+    """Rows by table: what a backfill run would make of a file (decision 21)."""
+    every = list(items)
+    frames = [item for item in every if isinstance(item, Frame)]
+    numbered = [(frame.sequence if has_lines else number, frame) for number, frame in enumerate(frames)]
+    rows = _rows_of_frames(numbered, partition, None, 0)
+    for item in every:
+        if not isinstance(item, Frame):
+            nowhere = dict.fromkeys(("kafka_partition", "kafka_offset", "message_index", "cid"))
+            fault = {"stage": HISTORY, "reason": item.reason, "detail": item.detail, "data": item.data}
+            rows["quarantine"].append(nowhere | fault | {"observed_at": START})
+    return rows
+
+
+def _rows_of_frames(
+    numbered: Iterable[tuple[int, Frame]], partition: int, how: DecodeConfig | None, stamped_after: int
+) -> dict[str, list[Row]]:
     frames: list[tuple[object, ...]] = []
     copies: list[tuple[object, ...]] = []
     said: dict[tuple[str, str], DecodedMessage] = {}
     rows: dict[str, list[Row]] = {name: [] for name in TABLES}
     decoder = FrameDecoder(how or DecodeConfig())
-    for offset, value in enumerate(values):
-        frame = read_frame(value)
-        assert not isinstance(frame, Rejected)
-        frames.append(build_frame_row(0, offset, frame.observed_at // 1000 + stamped_after, frame))
-        for item in decoder.decode(value, 0, offset, 0):
+    for offset, frame in numbered:
+        frames.append(build_frame_row(partition, offset, frame.observed_at // 1000 + stamped_after, frame))
+        for item in decoder.decode_frame(frame, partition, offset):
             if item.copy is not None:
                 copies.append(build_copy_row(item, frame))
             if isinstance(item, DecodedMessage):
@@ -66,12 +91,12 @@ def rows_of(
     rows["frames"] = _named("frames", frames)
     rows["copies"] = _named("copies", copies)
     rows["messages"] = _named("messages", [build_message_row(item) for item in said.values()])
-    _batched(rows, sorted(said.values(), key=lambda item: item.observed_at))
+    _batched(rows, sorted(said.values(), key=lambda item: item.observed_at), in_log=partition >= 0)
     return rows
 
 
-def _batched(rows: dict[str, list[Row]], heard: Iterable[DecodedMessage]) -> None:
-    """Rows of the tables after `kiln.updates`, where every third record is a tick."""
+def _batched(rows: dict[str, list[Row]], heard: Iterable[DecodedMessage], *, in_log: bool) -> None:
+    """Rows of the tables after `kiln.updates`, where every third record is a tick; or of a run, which has no log."""
     known: set[tuple[object, ...]] = set()
     log: list[tuple[int, Update | None]] = []
     offset = clock = 0
@@ -85,7 +110,7 @@ def _batched(rows: dict[str, list[Row]], heard: Iterable[DecodedMessage]) -> Non
             continue
         known.add(new)
         offset += 1 if offset % 3 else 2
-        clock = item.observed_at + 50_000
+        clock = item.observed_at + (50_000 if in_log else 0)
         key, value = separator or (None, None)
         source = None if separator is None else "topic" if item.separator else "model"
         common = {
@@ -103,7 +128,7 @@ def _batched(rows: dict[str, list[Row]], heard: Iterable[DecodedMessage]) -> Non
                 "separator_key": key,
             }
             | {"separator_value": value, "separator_source": source, "log_time": clock}
-            | {"log_partition": 0, "log_offset": offset}
+            | {"log_partition": 0 if in_log else -1, "log_offset": offset if in_log else clock}
         )
         if not any(tip["stream"] == content.stream and tip["tip"] == content.tip for tip in rows["tips"][-50:]):
             rows["tips"].append(common | {"source": "update", "batch_cid": None})

@@ -293,3 +293,21 @@ def test_all_suites_are_owned_and_say_what_to_do() -> None:
     for check in CHECKS:
         assert check.owner
         assert len(check.hint) > 20
+
+
+TRIED = {
+    "kiln backfill run {range} --run repair",  # tests/spark/test_backfill.py runs it and the swap
+    "kiln backfill swap repair",
+    "kiln backfill run {range} --source kafka --run repair",  # tests/kafka/test_backfill_live.py
+    "kiln recover",  # tests/unit/pipelines/test_recovery.py: a checkpoint that is older than its tables
+    "kiln status",
+}
+
+
+def test_hints_name_only_commands_that_were_tried() -> None:
+    commands = {
+        command.removesuffix(".").strip()
+        for check in CHECKS
+        for command in re.findall(r"(?<![\w.])kiln (?:backfill swap \w+|backfill run [^,]+|\w+)", check.hint)
+    }
+    assert commands == TRIED

@@ -3,12 +3,14 @@ after the repair nothing fails. `FAULTS` is also the table in docs/quality.md.""
 
 from __future__ import annotations
 
+import gzip
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import duckdb
@@ -16,6 +18,7 @@ import pytest
 from deltalake import DeltaTable
 
 from kiln.conf.settings.durations import micros
+from kiln.deploy.demo.traffic import Traffic, TrafficOptions
 from kiln.deploy.demo.traffic.replay import replay
 from kiln.deploy.query.ask import query_lake
 from kiln.pipelines.decode.decoder import DecodeConfig
@@ -25,13 +28,18 @@ from kiln.pipelines.quality.results import CheckResult
 from kiln.pipelines.quality.suite_run import SuiteRun
 from kiln.pipelines.quality.suites import FOLDER, SuiteCheck, read_suites
 from kiln.pipelines.quality.table_checks import CheckContext
+from kiln.schemas.captures.formats import FORMATS
+from kiln.schemas.captures.items import Item
 from kiln.schemas.delta.tables import TABLES
+from kiln.schemas.delta.views import views
 from kiln.schemas.kafka.frames import read_rpc
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.reject import Rejected
+from kiln.schemas.wire.identity import peer_bytes
 from kiln.schemas.wire.topic_table import BundleSet
+from kit.history import ceramic_line, items, kubo_line
 from kit.log_model import Owner
-from kit.quality_lake import START, WINDOW, Row, add_batch, append, at, made_up_rows, rows_of, write_rows
+from kit.quality_lake import START, WINDOW, Row, add_batch, append, at, made_up_rows, rows_of, rows_of_file, write_rows
 
 ROOT = Path(__file__).resolve().parents[3]
 LATER = timedelta(hours=1)
@@ -49,17 +57,28 @@ class Town:
         self._checks, self._validator = checks, validator
         self.state_file = folder / "state.duckdb"
 
-    def check(self, now: datetime | None = None, *, running: bool = False) -> list[CheckResult]:
-        checking = SuiteRun(
-            self.lake, CheckContext(now or datetime.now(UTC) + LATER, running=running), self._validator, self.state_file
-        )
+    def check(
+        self,
+        now: datetime | None = None,
+        *,
+        running: bool = False,
+        retention: Mapping[str, timedelta] = MappingProxyType({}),
+    ) -> list[CheckResult]:
+        context = CheckContext(now or datetime.now(UTC) + LATER, running=running, retention=retention)
+        checking = SuiteRun(self.lake, context, self._validator, self.state_file)
         try:
             return checking.run_checks(self._checks)
         finally:
             checking.close()
 
-    def failed(self, *, running: bool = False, now: datetime | None = None) -> list[CheckResult]:
-        return [each for each in self.check(now, running=running) if not each.success]
+    def failed(
+        self,
+        *,
+        running: bool = False,
+        now: datetime | None = None,
+        retention: Mapping[str, timedelta] = MappingProxyType({}),
+    ) -> list[CheckResult]:
+        return [each for each in self.check(now, running=running, retention=retention) if not each.success]
 
     def delete(self, table: str, where: str) -> None:
         deleted = DeltaTable(self.lake.table(table)).delete(where)["num_deleted_rows"]
@@ -83,12 +102,16 @@ class Fault(NamedTuple):
     expectation: str
     level: str
     put: Callable[[Town], str]
+    also: tuple[str, ...] = ()
+    """tables whose references to the lost rows fail too"""
 
 
 def _gap(town: Town) -> str:
-    row = town.row("frames", lambda row: row["payload"] and row["sequence"] == 5)
+    """A frame with a message, in the middle of a connection."""
+    offsets = {row["kafka_offset"] for row in town.rows["copies"]}
+    row = town.row("frames", lambda row: row["kafka_offset"] in offsets and row["sequence"] == 7)
     town.delete("frames", f"kafka_offset = {row['kafka_offset']}")
-    return "frame 5 is missing"
+    return "frame 7 is missing"
 
 
 def _frame_twice(town: Town) -> str:
@@ -140,6 +163,36 @@ def _update_lost(town: Town) -> str:
     return str(row["tip"])
 
 
+def _messages_lost(town: Town) -> str:
+    row = town.row("updates")
+    town.delete("messages", f"message_id = '{row['message_id']}'")
+    return str(row["message_id"])
+
+
+def _answer_lost(town: Town) -> str:
+    row = town.row("messages", lambda row: row["type"] == "QUERY")
+    town.delete("messages", f"message_id = '{row['message_id']}'")
+    return str(row["message_id"])
+
+
+def _copies_lost(town: Town) -> str:
+    row = town.row("messages")
+    town.delete("copies", f"message_id = '{row['message_id']}'")
+    return str(row["message_id"])
+
+
+def _tips_lost(town: Town) -> str:
+    row = town.row("batches")
+    town.delete("batch_tips", f"batch_cid = '{row['batch_cid']}'")
+    return str(row["batch_cid"])
+
+
+def _tip_lost(town: Town) -> str:
+    row = town.row("updates")
+    town.delete("tips", f"tip = '{row['tip']}'")
+    return str(row["tip"])
+
+
 def _tip_of_nobody(town: Town) -> str:
     batch, other = town.row("batch_tips"), town.row("messages", lambda row: row["type"] == "BATCH_UPDATE")
     town.append("batch_tips", batch | {"tip": other["batch_cid"]})
@@ -158,13 +211,10 @@ def _not_fresh(town: Town) -> str:
     new = [row | {"observed_at": late + timedelta(seconds=n)} for n, row in enumerate(town.rows["frames"][-3:])]
     for n, row in enumerate(new):
         town.append("frames", row | {"connection": bytes([n]) * 16, "sequence": 1, "kafka_offset": _next(town) + n})
-    update = dict(town.rows["updates"][-1])
-    town.append(
-        "updates",
-        update
-        | {"message_id": "later", "observed_at": late, "log_time": late, "separator_key": None, "tip": update["tip"]}
-        | {"separator_value": None, "separator_source": None, "log_offset": 10_000_000},
-    )
+    update = town.rows["updates"][-1] | {"separator_key": None, "separator_value": None, "separator_source": None}
+    query = town.row("messages", lambda row: row["type"] == "QUERY")
+    times = {"observed_at": late, "log_time": late, "log_offset": 10_000_000}
+    town.append("updates", update | times | {"message_id": query["message_id"]})
     return "the newest row is of 2026-05-04 12:00"
 
 
@@ -201,7 +251,7 @@ def _false_claim(town: Town) -> str:
 def _flood(town: Town) -> str:
     row = town.row("copies")
     late = int(START.timestamp() * 1e6) + 400_000_000
-    town.append("copies", *(row | {"observed_at": late + n, "kafka_offset": 1_000_000 + n} for n in range(150)))
+    town.append("copies", *(row | {"observed_at": late + n, "message_index": 1_000 + n} for n in range(150)))
     return str(row["message_id"])
 
 
@@ -221,7 +271,7 @@ def _garbage(town: Town) -> str:
 
 
 FAULTS = (
-    Fault("a gap in frames", "frames", "expect_sequences_without_gaps", "error", _gap),
+    Fault("a gap in frames", "frames", "expect_sequences_without_gaps", "error", _gap, ("copies",)),
     Fault("a frame twice", "frames", "expect_keys_to_be_unique", "error", _frame_twice),
     Fault("a batch twice", "batches", "expect_keys_to_be_unique", "error", _batch_twice),
     Fault("a block that is not its CID", "batches", "expect_column_pair_cid_to_be_of_block", "error", _block_changed),
@@ -233,6 +283,18 @@ FAULTS = (
         _own_window,
     ),
     Fault("an update lost from the table", "messages", "expect_rows_in_tables", "error", _update_lost),
+    Fault("a message lost from the table", "copies", "expect_rows_in_tables", "error", _answer_lost),
+    Fault(
+        "the message of an update lost from the table",
+        "updates",
+        "expect_rows_in_tables",
+        "error",
+        _messages_lost,
+        ("copies",),
+    ),
+    Fault("copies lost from the table", "messages", "expect_rows_in_tables", "error", _copies_lost),
+    Fault("the tips of a batch lost from the table", "batches", "expect_rows_in_tables", "error", _tips_lost),
+    Fault("a tip lost from the table", "updates", "expect_rows_in_tables", "error", _tip_lost),
     Fault("a tip in a batch that nobody announced", "batch_tips", "expect_rows_in_tables", "error", _tip_of_nobody),
     Fault("a receipt of a batch that is not there", "publications", "expect_rows_in_tables", "error", _batch_lost),
     Fault("a table that is not fresh", "messages", "expect_table_to_keep_up", "error", _not_fresh),
@@ -280,8 +342,10 @@ def test_a_fault_is_found_and_named_and_clears_after_the_repair(fault: Fault, to
     found = [each for each in failed if (each.check.table, each.check.expectation) == (fault.table, fault.expectation)]
     assert [(each.check.level, each.success) for each in found] == [(fault.level, False)], [e.as_json() for e in failed]
     assert named in str(found[0].as_json())
-    errors = [each.check.name for each in failed if each.is_error and each not in found]
-    assert errors == []
+    errors = [each.check for each in failed if each.is_error and each not in found]
+    assert {(each.table, each.expectation) for each in errors} == {
+        (name, "expect_rows_in_tables") for name in fault.also
+    }
     assert found[0].sql
     list(query_lake(town.lake, found[0].sql).rows())  # the SQL can be asked
 
@@ -340,7 +404,7 @@ def test_a_key_is_remembered_for_a_week_and_a_row_may_refer_to_a_forgotten_one(t
     town.append("publications", receipt)
     assert town.failed(now=later + LATER) == []
     with duckdb.connect(str(town.state_file), read_only=True) as db:
-        kept = "SELECT table_name FROM duckdb_tables() WHERE table_name ~ '_(keys|have|made)$'"
+        kept = "SELECT table_name FROM duckdb_tables() WHERE table_name ~ '_(keys|have|have_h|have_other|made)$'"
         sizes = {
             name: db.execute(f"SELECT count(*) FROM {name}").fetchall()[0][0] for (name,) in db.execute(kept).fetchall()
         }
@@ -366,6 +430,140 @@ def test_state_of_another_format_is_forgotten(town: Town) -> None:
     assert town.failed() == []
     town.append("batches", town.row("batches"))
     assert {each.check.expectation for each in town.failed()} == {"expect_keys_to_be_unique"}
+
+
+DAY = int(START.timestamp()) + 86_400
+"""A time of history, s."""
+
+
+def _traffic(count: int) -> list[Frame]:
+    """Frames of a capture."""
+    options = TrafficOptions(seed=5, reconnects=0.002, garbage=0, forged=0, impostors=0)
+    traffic = Traffic(options, DAY * 1_000_000_000, 50.0, keep_ledger=False)
+    frames = [generated.frame for generated in traffic.frames(messages=count)]
+    for frame in frames:
+        frame.origin = Frame.REPLAY
+    return frames
+
+
+def _ceramic_log() -> bytes:
+    """Three updates a second, as js-ceramic has them: in whole seconds, and between lines of other services."""
+    updates = [row for row in made_up_rows(300)["messages"] if row["type"] == "UPDATE" and row["model"]][:60]
+    lines = [b"[Thu, 15 Jul 2021 13:24:33 GMT] service=http request=1"]
+    for number, row in enumerate(updates):
+        pairs = {"peer": NODE, "event": "received", "topic": "/ceramic/testnet-clay", "message.from": row["from_peer"]}
+        message = {
+            "seqno": f"{number:016x}",
+            "typ": 0,
+            "stream": row["stream"],
+            "tip": row["tip"],
+            "model": row["model"],
+        }
+        pairs |= {f"message.{name}": value for name, value in message.items()}
+        lines.append(ceramic_line(DAY + number // 3, [(name, str(value)) for name, value in pairs.items()]))
+        lines.append(b"[Thu, 15 Jul 2021 13:24:33 GMT] service=http request=1")
+    return b"\n".join(lines)
+
+
+def _kubo_lines() -> bytes:
+    rows = [row for row in made_up_rows(300)["messages"] if row["type"] == "UPDATE"][:60]
+    author = peer_bytes(NODE)
+    return b"\n".join(
+        kubo_line(author, bytes(row["data"]), number.to_bytes(8), "/ceramic/testnet-clay")  # type: ignore[arg-type]
+        for number, row in enumerate(rows, 1)
+    )
+
+
+NODE = "QmW4V8TbfaeSWYsbBdtqpydyid2bXkM8RFiEcCw8rHb7k2"
+HISTORY_FILES = Path(__file__).resolve().parents[1] / "schemas" / "history_files"
+HISTORY: dict[str, Callable[[], list[Item]]] = {
+    "kiln-capture": lambda: list(_traffic(300)),
+    "ceramic-log": lambda: items("ceramic-log", _ceramic_log()),
+    "kubo-sub": lambda: items("kubo-sub", _kubo_lines()),
+    "pubsub-trace-json": lambda: items(
+        "pubsub-trace-json", gzip.decompress((HISTORY_FILES / "go_pubsub.trace.json.gz").read_bytes())
+    ),
+    "pubsub-trace-pb": lambda: items(
+        "pubsub-trace-pb", gzip.decompress((HISTORY_FILES / "go_pubsub.trace.pb.gz").read_bytes())
+    ),
+}
+
+
+def _in_range(table: str, row: Row, low: datetime) -> bool:
+    name = {"updates": "log_time", "batches": "opened_at", "batch_tips": "", "publications": ""}.get(
+        table, "observed_at"
+    )
+    value = row.get(name)
+    at_time = datetime.fromtimestamp(value / 1e6, UTC) if isinstance(value, int) else value
+    return not isinstance(at_time, datetime) or at_time >= low
+
+
+def test_history_that_was_swapped_in_is_no_fault(town: Town) -> None:
+    """Files of each format. The range of the swap begins in the middle of the connections and windows of a capture."""
+    assert FORMATS.keys() == HISTORY.keys()
+    low = datetime.fromtimestamp(DAY + 2.53, UTC)
+    for number, name in enumerate(HISTORY):
+        rows = rows_of_file(HISTORY[name](), -7 - number, has_lines=FORMATS[name].has_lines)
+        if name == "kiln-capture":
+            rows = {table: [row for row in each if _in_range(table, row, low)] for table, each in rows.items()}
+            stored = {row["batch_cid"] for row in rows["batches"]}
+            rows["batch_tips"] = [row for row in rows["batch_tips"] if row["batch_cid"] in stored]
+        assert len(rows["copies"]) >= 20
+        assert len(rows["batches"]) >= 3 or name.startswith("pubsub-trace")
+        for table, each in (rows | {"publications": []}).items():
+            if each:
+                town.append(table, *each)
+    event = {"run": "old", "event": "swapped", "happened_at": START, "range_from": low, "range_to": START, "rows": None}
+    town.append("backfill_runs", event | {"details": "{}"})
+    assert [each.as_json() for each in town.failed()] == []
+    town.state_file.unlink()  # from scratch
+    assert [each.as_json() for each in town.failed()] == []
+    for view in views():
+        list(query_lake(town.lake, f"SELECT * FROM {view}").rows())
+    assert list(query_lake(town.lake, "SELECT * FROM sequence_gaps").rows()) == []
+    assert list(query_lake(town.lake, "SELECT * FROM relays WHERE remote_peer = ''").rows()) == []
+
+
+def test_batches_that_a_swap_replaced_leave_their_tips_and_receipts(town: Town) -> None:
+    batch = town.row("batches")
+    town.delete("batches", f"batch_cid = '{batch['batch_cid']}'")
+    lost = {"batches": "expect_batches_to_follow_from_updates", "batch_tips": "expect_rows_in_tables"}
+    assert {each.check.table: each.check.expectation for each in town.failed()} == lost
+    event = {"run": "five", "event": "swapped", "happened_at": START, "range_from": START, "range_to": at(3600)}
+    town.append("backfill_runs", event | {"rows": None, "details": "{}"})
+    del lost["batch_tips"]
+    assert {each.check.table: each.check.expectation for each in town.failed()} == lost
+
+
+def test_rows_that_retention_removed_are_no_fault(town: Town) -> None:
+    """Half of the rows of some tables are older than their retention. Any other deletion is a fault."""
+    times = sorted(row["observed_at"] for row in town.rows["updates"])  # type: ignore[type-var]  # of one type
+    edge = datetime.fromtimestamp(int(str(times[len(times) // 2])) / 1e6, UTC)
+    tables = {"messages": "observed_at", "updates": "observed_at", "frames": "observed_at", "batches": "closed_at"}
+    for table, column in tables.items():
+        town.delete(table, f"{column} < '{edge.isoformat()}'")
+    assert {each.check.table for each in town.failed()} >= {"frames", "copies", "batch_tips"}
+    town.state_file.unlink()
+    kept = dict.fromkeys(tables, datetime.now(UTC) + LATER - edge)
+    assert [each.as_json() for each in town.failed(retention=kept)] == []
+
+
+def test_rows_that_are_gone_are_counted_until_they_are_a_fault_and_then_stay_one(town: Town) -> None:
+    """Most updates: the windows of the others overlap with windows that cannot be judged."""
+    now = datetime.now(UTC)
+    deleted = [row for number, row in enumerate(town.rows["updates"]) if number % 8]
+    ids = ", ".join(f"'{row['message_id']}'" for row in deleted)
+    town.append("messages", town.row("messages") | {"message_id": "new"})
+    town.delete("updates", f"message_id IN ({ids})")
+    pending = [each for each in town.check(now) if each.pending]
+    assert {each.check.table for each in pending} >= {"messages"}
+    assert all(each.as_json()["not_judged"] == each.pending for each in pending)
+    found: set[str] = set()
+    for minutes in (11, 12, 24 * 60, 9 * 24 * 60):
+        failed = {each.check.id for each in town.failed(now=now + timedelta(minutes=minutes))}
+        assert found <= failed, "a fault has cleared itself"
+        found |= failed
+    assert found
 
 
 @pytest.mark.parametrize("age", [timedelta(), timedelta(days=1_200)])
