@@ -164,6 +164,9 @@ GROUPS: Final = (
             ),
             Gauge("kiln_ipfs_connected_peers", "Peers that the IPFS node is connected to."),
             Counter("kiln_ipfs_provided_blocks", "Blocks provided to the routing."),
+            Counter("kiln_ipfs_sent_blocks", "Blocks that the bridge itself sent over bitswap."),
+            Counter("kiln_ipfs_sent_bytes", "Bytes of these blocks."),
+            Counter("kiln_ipfs_received_blocks", "Wanted blocks that peers sent to the bridge itself."),
         ),
     ),
     MetricGroup(

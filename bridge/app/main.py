@@ -82,6 +82,8 @@ async def _run(settings: Settings) -> None:
                     await nursery.start(parts.carrier.run)
                 if parts.discovery is not None:
                     nursery.start_soon(parts.discovery.run)
+                if parts.exchange is not None:
+                    await nursery.start(parts.exchange.run)
                 nursery.start_soon(_update_every_second, parts, settings)
                 for thread in parts.threads:
                     thread.start()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import nlargest
 
 from msgspec import structs
 
-from kiln.bridge.app.wiring import BridgeComponents, describe_hold
+from kiln.bridge.app.wiring import BridgeComponents
 from kiln.bridge.bep50.carrier import TRANSPORT
+from kiln.bridge.gossipsub.effects import PolicyConflict
 from kiln.bridge.libp2p.view import NodeView
 from kiln.bridge.publisher.publisher import Publisher
 from kiln.bridge.publisher.transition import describe_unreached_peers
@@ -17,7 +19,7 @@ from kiln.conf.process.bridge_status import BridgeStatus, FetcherStatus, Overlay
 from kiln.conf.settings.model import Settings
 
 _MAX_SAVINGS = 50  # topics, and topics of each peer, with savings in the status
-_NO_IPFS = "ipfs.api is empty"
+_MAX_TOPICS = 3  # named in an error
 
 
 def build_status(
@@ -45,12 +47,12 @@ def build_status(
         bytes_in=view.bytes_in,
         bytes_out=view.bytes_out,
         spool=parts.sink.status(),
-        publisher=_publisher_status(parts.publisher, settings.publish.enabled is False, "publish.enabled"),
+        publisher=_publisher_status(parts.publisher, "publish.enabled"),
         counters=dict(view.counters),
         savings=select_largest(view.savings),
         errors=tuple(_errors(parts, settings, view)),
-        bep50=_overlay_status(parts, settings),
-        fetcher=FetcherStatus(f"off: {_NO_IPFS}") if parts.fetcher is None else parts.fetcher.status(),
+        bep50=_overlay_status(parts),
+        fetcher=_fetcher_status(parts, settings),
         ipfs=parts.blocks.describe(),
         ipfs_node=parts.blocks.status(),
         transition=parts.publishing.describe(),
@@ -66,32 +68,64 @@ def select_largest(savings: Iterable[SavingStatus]) -> tuple[SavingStatus, ...]:
     return tuple(nlargest(_MAX_SAVINGS, savings, key=lambda each: each.as_names - each.as_indices))
 
 
-def _publisher_status(publisher: Publisher | None, turned_off: bool, setting: str) -> PublisherStatus:
+def describe_policy_conflicts(conflicts: Iterable[PolicyConflict]) -> Iterator[str]:
+    """Describe which messages are refused, and which of the own messages are not sent, and the settings that matter."""
+    topics_of: defaultdict[tuple[bool, bool], list[str]] = defaultdict(list)
+    for each in conflicts:
+        topics_of[each.withheld, each.signed].append(each.topic)
+    for signed, kind, policy in ((True, "with", "none"), (False, "without", "strict")):
+        if topics := topics_of[False, signed]:
+            yield (
+                f"peers send messages {kind} a signature on {_list_topics(topics)}. They are refused: the policy is "
+                f'"{policy}". Set policy.topics or policy.networks if the network accepts them.'
+            )
+    if topics := topics_of[True, True]:
+        yield (
+            f"peers on {_list_topics(topics)} seem to reject messages with a signature, so batches are not sent "
+            'to them. Set policy.topics to "none" for a topic on which no node signs.'
+        )
+
+
+def _list_topics(topics: Sequence[str]) -> str:
+    more = len(topics) - _MAX_TOPICS
+    return ", ".join(topics[:_MAX_TOPICS]) + (f" and {more} more topics" if more > 0 else "")
+
+
+def _publisher_status(publisher: Publisher | None, setting: str) -> PublisherStatus:
     if publisher is None:
-        return PublisherStatus(f"off: {setting} is false" if turned_off else f"off: {_NO_IPFS}")
+        return PublisherStatus(f"off: set {setting} = true to announce batches")
     return publisher.status()
 
 
-def _overlay_status(parts: BridgeComponents, settings: Settings) -> OverlayStatus | None:
+def _fetcher_status(parts: BridgeComponents, settings: Settings) -> FetcherStatus:
+    if parts.fetcher is not None:
+        return parts.fetcher.status()
+    return FetcherStatus("off: ipfs.fetch is false" if settings.ipfs.api else "off: ipfs.api is empty")
+
+
+def _overlay_status(parts: BridgeComponents) -> OverlayStatus | None:
     if parts.carrier is None:
         return None
-    return parts.carrier.status(
-        _publisher_status(parts.announcer, settings.bep50.publish is False, "bep50.publish"),
-    )
+    return parts.carrier.status(_publisher_status(parts.announcer, "bep50.publish"))
 
 
 def _errors(parts: BridgeComponents, settings: Settings, view: NodeView) -> Iterator[str]:
     for each in view.bootstrap:
-        if each.error and not each.connected:
-            yield f"cannot reach bootstrap peer {each.addresses[0]}: {each.error}"
+        if each.error:
+            yield (
+                f"bootstrap peer {each.addresses[0]}: {each.error}"
+                if each.connected
+                else f"cannot reach bootstrap peer {each.error}"
+            )
+    if settings.bridge.bootstrap and not view.bootstrap and not view.peers:
+        yield f"bridge.bootstrap names no peer but this bridge itself ({view.peer}). Name others."
     if refused := parts.topic_selector.refused:
         yield f"{refused} topics of peers are not joined: raise bridge.max_topics or bridge.max_topics_per_peer"
     if parts.publisher is not None:
         topics = (peer.topics for peer in parts.node.router.peers.values())
         if group := describe_unreached_peers(parts.publishing.publishing_scheme(), settings.network.name, topics):
             yield group
-        if reason := describe_hold(settings, parts.blocks.status()):
-            yield f"batches are held back: {reason}"
+    yield from describe_policy_conflicts(view.policy_conflicts)
     for peer in sorted(parts.shares.others - {peer.peer for peer in view.peers}):
         yield f"bridge {peer} is no gossip peer of this one, so both receive everything. Add it to bridge.bootstrap."
     if throttled := sum(peer.held_back for peer in view.peers):

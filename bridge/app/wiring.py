@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
@@ -21,9 +21,13 @@ from kiln.bridge.cluster.membership import Membership
 from kiln.bridge.cluster.topics import TopicShares
 from kiln.bridge.fetcher.fetcher import Fetcher
 from kiln.bridge.fetcher.pending import FetchingOptions
+from kiln.bridge.gossipsub.effects import Deliver
 from kiln.bridge.gossipsub.options import RouterOptions
 from kiln.bridge.gossipsub.rpc_parts import MessageTooLargeError, RpcLimits
-from kiln.bridge.ipfs import BlockStore, open_blocks
+from kiln.bridge.ipfs import BlockStore, open_store
+from kiln.bridge.ipfs.bitswap.exchange import AnnouncementSources, BlockExchange, ExchangeOptions
+from kiln.bridge.ipfs.bitswap.store import BitswapBlockStore
+from kiln.bridge.ipfs.folder import FolderBlockStore
 from kiln.bridge.kafka.librdkafka import LibrdkafkaProducer
 from kiln.bridge.kafka.producers import StoppableKafkaProducer
 from kiln.bridge.kafka.quarantine import QuarantineWriter
@@ -40,7 +44,6 @@ from kiln.bridge.publisher.pace import AuthorPacer
 from kiln.bridge.publisher.pins import BlockPins
 from kiln.bridge.publisher.publisher import Publisher
 from kiln.bridge.publisher.transition import HeightWatch, TopicScheme, Transition
-from kiln.conf.process.bridge_status import IpfsStatus
 from kiln.conf.process.errors import KilnError
 from kiln.conf.settings.durations import micros
 from kiln.conf.settings.model import Settings
@@ -67,6 +70,7 @@ class BridgeComponents:
     sink: FrameSink
     node: Node
     discovery: Discovery | None
+    exchange: BlockExchange | None
     quarantine: QuarantineWriter
     carrier: Carrier | None
     blocks: BlockStore
@@ -95,12 +99,34 @@ def build_bridge(settings: Settings, stack: ExitStack, token: trio.lowlevel.Trio
     key = load_or_create_key(settings.bridge_dir / "key")
     shares = TopicShares(peer_text(compute_peer_id(key)))
     topic_selector = TopicSelector(settings.bridge.max_topics, settings.bridge.max_topics_per_peer, shares)
-    node = _create_node(settings, key, seqno, sink, topic_selector)
+    sources = AnnouncementSources()
+
+    def record_message(deliver: Deliver) -> None:
+        topic_selector.record_message(deliver)
+        sources.record_message(deliver.message.data, deliver.source)
+
+    node = _create_node(settings, key, seqno, sink, record_message)
+    discovery = _create_discovery(settings, node) if settings.discovery.enabled else None
     quarantine = _create_quarantine(settings)
     quarantine.start()
     stack.callback(quarantine.stop)
     carrier = _create_carrier(settings, sink, quarantine) if settings.bep50.enabled else None
-    blocks = stack.enter_context(_open_block_store(settings))
+    blocks: BlockStore
+    exchange: BlockExchange | None = None
+    if settings.ipfs.api == "self":
+        folder = FolderBlockStore(settings.state / "blocks")
+        exchange = _create_exchange(settings, node, folder, sources, discovery)
+        blocks = BitswapBlockStore(folder, exchange, discovery, token, node.counters)
+    else:
+        ipfs = settings.ipfs
+        blocks = open_store(
+            ipfs.api,
+            settings.state / "blocks",
+            auth=ipfs.api_auth.get_secret_value(),
+            peers=ipfs.peers,
+            at_most=ipfs.max_concurrent_fetches,
+        )
+    stack.callback(blocks.close)
     publishing = PublishingTopics(settings)
     publishing.start()
     stack.callback(publishing.stop)
@@ -114,7 +140,8 @@ def build_bridge(settings: Settings, stack: ExitStack, token: trio.lowlevel.Trio
         topic_selector=topic_selector,
         sink=sink,
         node=node,
-        discovery=_create_discovery(settings, node) if settings.discovery.enabled else None,
+        discovery=discovery,
+        exchange=exchange,
         quarantine=quarantine,
         carrier=carrier,
         blocks=blocks,
@@ -126,7 +153,7 @@ def build_bridge(settings: Settings, stack: ExitStack, token: trio.lowlevel.Trio
         announcer=_create_announcer(settings, carrier, blocks, membership, token)
         if carrier and settings.announces
         else None,
-        fetcher=_create_fetcher(settings, blocks, membership) if settings.ipfs.api else None,
+        fetcher=_create_fetcher(settings, blocks, membership) if settings.fetches else None,
     )
 
 
@@ -178,14 +205,21 @@ class PublishingTopics:
 
 
 def _create_node(
-    settings: Settings, key: Ed25519PrivateKey, seqno: Seqno, sink: FrameSink, topic_selector: TopicSelector
+    settings: Settings,
+    key: Ed25519PrivateKey,
+    seqno: Seqno,
+    sink: FrameSink,
+    record_message: Callable[[Deliver], None],
 ) -> Node:
+    peers = settings.ipfs.peers if settings.ipfs.api == "self" else ()
     options = NodeOptions(
         network=settings.network.name,
         listen=settings.bridge.listen,
-        bootstrap=settings.bridge.bootstrap,
+        bootstrap=(*settings.bridge.bootstrap, *peers),
         gossip=RouterOptions(
-            policy=settings.policy.of(settings.network.name), rpc_limits=RpcLimits(settings.bridge.max_rpc_bytes_out)
+            policy=settings.policy.of(settings.network.name),
+            topic_policies=settings.policy.topics,
+            rpc_limits=RpcLimits(settings.bridge.max_rpc_bytes_out),
         ),
         bundles=BundleSet(settings.topic_table.bundles),
         send_indices=settings.topic_table.send,
@@ -197,7 +231,7 @@ def _create_node(
         max_bytes_per_hour_out=settings.bridge.max_bytes_per_hour_out,
         ban=settings.bridge.ban.total_seconds(),
     )
-    return Node(options, key, seqno, sink, topic_selector.record_message, authors=settings.publish.author_keys)
+    return Node(options, key, seqno, sink, record_message, authors=settings.publish.author_keys)
 
 
 def _create_discovery(settings: Settings, node: Node) -> Discovery:
@@ -265,21 +299,16 @@ def _create_quarantine(settings: Settings) -> QuarantineWriter:
     )
 
 
-@contextmanager
-def _open_block_store(settings: Settings) -> Iterator[BlockStore]:
-    ipfs = settings.ipfs
-    blocks = open_blocks(
-        ipfs.api,
-        settings.state,
-        auth=ipfs.api_auth.get_secret_value(),
-        listen=ipfs.listen,
-        peers=ipfs.peers,
-        at_most=ipfs.max_concurrent_fetches,
-    )
-    try:
-        yield blocks
-    finally:
-        blocks.close()
+def _create_exchange(
+    settings: Settings,
+    node: Node,
+    folder: FolderBlockStore,
+    sources: AnnouncementSources,
+    discovery: Discovery | None,
+) -> BlockExchange:
+    options = ExchangeOptions(max_bytes_per_second=settings.ipfs.max_bytes_per_second)
+    search = None if discovery is None else discovery.connect_providers
+    return BlockExchange(node, folder, options, sources, search)
 
 
 def _create_pins(settings: Settings, blocks: BlockStore) -> BlockPins:
@@ -291,7 +320,7 @@ def _create_pins(settings: Settings, blocks: BlockStore) -> BlockPins:
 
 
 def _create_membership(settings: Settings, node: Node, interests: InterestsFile, carrier: Carrier | None) -> Membership:
-    duties = (settings.publishes, carrier is not None and settings.announces, bool(settings.ipfs.api))
+    duties = (settings.publishes, carrier is not None and settings.announces, settings.fetches)
     member = Member(
         node.authors[0], socket.gethostname(), interests_digest(interests.read()), sum(duties), authors=node.authors
     )
@@ -315,7 +344,7 @@ def _create_publisher(
 
     def publish(topic: str, data: bytes) -> int:
         try:
-            return trio.from_thread.run_sync(node.publish, topic, data, pace.author_index(topic), trio_token=token)
+            return trio.from_thread.run_sync(node.publish, topic, data, pace.author_index, trio_token=token)
         except (trio.RunFinishedError, SeqnoError, MessageTooLargeError) as error:
             raise PublishError(str(error) or "the bridge is stopping") from error
 
@@ -323,23 +352,13 @@ def _create_publisher(
         _kafka_config(settings),
         PublishingOptions(settings.network.name, micros(settings.publish.timeout), batch_typ=settings.batch.typ),
         publish,
-        lambda: describe_hold(settings, blocks.status()),
+        lambda: None,
         _create_pins(settings, blocks),
         topics.publishing_scheme,
         pace=pace,
         ledger=_create_ledger(settings, "gossipsub"),
         leadership=membership,
         notes=locate_topic_notes(settings.bridge_dir, "publisher"),
-    )
-
-
-def describe_hold(settings: Settings, ipfs: IpfsStatus) -> str | None:
-    """Describe why no batch is published although there is an IPFS node; `None` if batches are published."""
-    if not settings.needs_neighbours or ipfs.gossip_peers or ipfs.connections:
-        return None
-    return (
-        "no node could fetch the blocks from Helia: no gossip peer supports bitswap, and Helia has no connections. Set "
-        "ipfs.peers, or publish.enabled = true."
     )
 
 

@@ -1,10 +1,11 @@
-"""Blocks in a folder, one file each, for those without an IPFS node: they are kept, and no peer can fetch them."""
+"""Blocks in a folder, one file each. `kiln.bridge.ipfs.bitswap` serves them; without it no peer can fetch them."""
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 
 from kiln.bridge.ipfs.blocks import (
@@ -17,17 +18,21 @@ from kiln.bridge.ipfs.blocks import (
 from kiln.bridge.ipfs.neighbours import BitswapPeer
 from kiln.conf.process.bridge_status import IpfsStatus
 from kiln.schemas.wire.batch_block import MAX_BLOCK
-from kiln.schemas.wire.cid import cid_bytes, cid_text
+from kiln.schemas.wire.cid import cid_bytes, cid_text, read_sha2_256_digest
 
 
 class FolderBlockStore:
-    """`Blocks` in `folder`, made when first written to. A pin means nothing: nothing is ever collected."""
+    """A `BlockStore` in `folder`, which is created by the first `put`. All blocks are pinned; `unpin` removes one."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def put(self, cid: str, data: bytes) -> None:
-        """Implement `BlockStore.put`. On disk once it returns; BlocksAwayError: it cannot be written."""
+        """Implement `BlockStore.put`; the block is on disk once this returns.
+
+        Raises:
+            BlockStoreUnavailableError: the folder cannot be written.
+        """
         verify_block(cid, data)
         path = self._path(cid)
         try:
@@ -54,9 +59,7 @@ class FolderBlockStore:
             with self._path(cid).open("rb") as file:
                 data = file.read(limit + 1)
         except FileNotFoundError:
-            raise BlockUnavailableError(
-                f"{cid[:80]} is not in {self._folder}, and no IPFS node is set to ask"
-            ) from None
+            raise BlockUnavailableError(f"{cid[:80]} is not in {self._folder}, and ipfs.api is empty") from None
         except OSError as error:
             raise BlockStoreUnavailableError(f"{self._folder} cannot be read: {error.strerror}") from error
         if len(data) > limit:
@@ -70,7 +73,33 @@ class FolderBlockStore:
             raise BlockUnavailableError(f"{cid[:80]} is not in {self._folder}")
 
     def unpin(self, cid: str) -> None:
-        """Nothing."""
+        """Remove a block; do nothing if there is none."""
+        try:
+            self._path(cid).unlink(missing_ok=True)
+        except OSError as error:
+            raise BlockStoreUnavailableError(f"{self._folder} cannot be written: {error.strerror}") from error
+
+    def find_sizes(self, cids: Sequence[bytes]) -> Mapping[bytes, int | None]:
+        """Return the size of each block in bytes; `None` of those that are not here."""
+        sizes: dict[bytes, int | None] = {}
+        for cid in cids:
+            try:
+                sizes[cid] = (self._folder / cid_text(cid)).stat().st_size
+            except OSError:
+                sizes[cid] = None
+        return sizes
+
+    def read_blocks(self, cids: Sequence[bytes]) -> Mapping[bytes, bytes]:
+        """Read blocks; those that are missing, or do not have the hash of their CID, are left out."""
+        blocks: dict[bytes, bytes] = {}
+        for cid in cids:
+            try:
+                data = (self._folder / cid_text(cid)).read_bytes()
+            except OSError:
+                continue
+            if sha256(data).digest() == read_sha2_256_digest(cid):
+                blocks[cid] = data
+        return blocks
 
     def provide(self, cid: str) -> None:
         """Nothing."""

@@ -1,4 +1,4 @@
-"""Kubo's HTTP RPC: https://docs.ipfs.tech/reference/kubo/rpc/. Our node of Helia's answers in the same way.
+"""Kubo's HTTP RPC: https://docs.ipfs.tech/reference/kubo/rpc/.
 
 Every call is a POST. Success is 200; what Kubo itself refuses is JSON, `{"Message", "Code", "Type": "error"}`, with 500
 (400: an argument is wrong); its handler answers 403, 404 and 405 in plain text. Anything else is no RPC of Kubo's.
@@ -98,11 +98,6 @@ class Kubo:
             trust_env=not is_loopback(url),
         )
         self._closed = False
-
-    def set_endpoint(self, url: str, auth: str) -> None:
-        """From now on, speaks with the RPC at `url`. `auth`: as in the constructor."""
-        self.url = url.rstrip("/")
-        self._client.headers.update(auth_header(auth))
 
     # ------------------------------------------------------------ blocks
 

@@ -1,4 +1,4 @@
-"""An IPFS node: kept running, kept connected to its peers, and asked now and then how it is."""
+"""The user's Kubo: connected to its peers again and again, and checked now and then."""
 
 from __future__ import annotations
 
@@ -10,37 +10,29 @@ from contextlib import suppress
 from typing import Final
 
 from kiln.bridge.ipfs.blocks import BlockStoreUnavailableError
-from kiln.bridge.ipfs.helia import Helia, HeliaError
 from kiln.bridge.ipfs.kubo import Kubo, KuboError
 from kiln.bridge.ipfs.neighbours import AT_ONCE, BitswapPeer, BitswapPeers
 from kiln.bridge.ipfs.providing import BlockProvider
-from kiln.conf.process.backoff import pause_after
 from kiln.conf.process.bridge_status import IpfsStatus
 from kiln.schemas.wire.batch_block import MAX_BLOCK
 
-_EVERY: Final = 10.0  # s between two looks at the node
-_SHORTEST_PAUSE: Final = 1.0  # s between two looks, when somebody came or went
-_LONGEST_PAUSE: Final = 60.0  # s between two tries to start one of our own
-_HELLO: Final = 5.0  # s for a word from the node, or a connection to a peer
+_EVERY: Final = 10.0  # s between two checks of the node
+_SHORTEST_PAUSE: Final = 1.0  # s between two checks, when a peer came or went
+_HELLO: Final = 5.0  # s for an answer of the node, or a connection to a peer
 
 
 class NodeBlockStore:
-    """`Blocks` of an IPFS node: one that runs already, at the URL of `kubo`, or a Helia of our own.
+    """A `BlockStore` of a Kubo that runs already.
 
-    A thread of its own starts Helia, starts it again when it has ended, connects the node to `peers` and to its
-    neighbours again and again, and learns what `about` says. `close()` ends both.
+    A thread checks the node, and connects it to `peers` and to its neighbours again and again, until `close()`.
     """
 
-    def __init__(
-        self, kubo: Kubo, peers: Sequence[str] = (), helia: Helia | None = None, every: float = _EVERY
-    ) -> None:
+    def __init__(self, kubo: Kubo, peers: Sequence[str] = (), every: float = _EVERY) -> None:
         self._kubo = kubo
         self._peers = tuple(peers)
-        self._helia = helia
         self._every = every
-        self._up = helia is None
-        self._about = "Helia is starting" if helia else f"{kubo.url} was not spoken with yet"
-        self._routes: bool | None = None if helia is None else False  # Helia has no routing
+        self._about = f"{kubo.url} was not checked yet"
+        self._routes: bool | None = None  # unknown
         self._looked = threading.Event()
         self._stop = threading.Event()
         self._wake = threading.Event()
@@ -49,28 +41,23 @@ class NodeBlockStore:
         self._connections = 0
         self._pool = ThreadPoolExecutor(AT_ONCE, "ipfs-dial")
         self._providing = BlockProvider(kubo.provide)
-        self._providing.set_routes(helia is None)
         self._thread = threading.Thread(target=self._run_checks, name="ipfs", daemon=True)
         self._thread.start()
 
     def put(self, cid: str, data: bytes) -> None:
         """Implement `BlockStore.put`."""
-        self._need_node()
         self._kubo.put(cid, data)
 
     def get(self, cid: str, timeout: float, limit: int = MAX_BLOCK) -> bytes:
         """Implement `BlockStore.get`."""
-        self._need_node()
         return self._kubo.get(cid, timeout, limit)
 
     def pin(self, cid: str) -> None:
         """Implement `BlockStore.pin`."""
-        self._need_node()
         self._kubo.pin(cid)
 
     def unpin(self, cid: str) -> None:
         """Implement `BlockStore.unpin`."""
-        self._need_node()
         self._kubo.unpin(cid)
 
     def provide(self, cid: str) -> None:
@@ -112,8 +99,6 @@ class NodeBlockStore:
         self._stop.set()
         self._wake.set()
         self._providing.close()
-        if self._helia is not None:
-            self._helia.stop()  # first: what waits for it ends, the thread included
         self._thread.join(30)
         self._kubo.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -122,41 +107,15 @@ class NodeBlockStore:
         """Wait until the node was looked at for the first time: it is up by then, or `about` says why not."""
         return self._looked.wait(timeout)
 
-    def _need_node(self) -> None:
-        if not self._up:
-            raise BlockStoreUnavailableError(self._about)
-
     def _run_checks(self) -> None:
-        failures = 0
         while not self._stop.is_set():
             began = time.monotonic()
             self._wake.clear()
-            if self._ready():
-                self._about = self._check_node()
-                failures = 0
-            else:
-                failures += 1
+            self._about = self._check_node()
             self._looked.set()
-            self._wake.wait(pause_after(1 + failures, self._every, _LONGEST_PAUSE))
+            self._wake.wait(self._every)
             # strangers choose how often somebody comes and goes
             self._stop.wait(min(self._every, _SHORTEST_PAUSE) - (time.monotonic() - began))
-
-    def _ready(self) -> bool:
-        """Return whether there is a node to check; our own is started if it does not run."""
-        if self._helia is None or self._helia.running:
-            return True
-        self._up = False
-        self._clear_connected()
-        if self._looked.is_set():
-            self._about = "Helia has ended and is started again"
-        try:
-            url = self._helia.start()
-        except (HeliaError, OSError) as error:
-            self._about = str(error)
-            return False
-        self._kubo.set_endpoint(url, self._helia.auth)
-        self._up = True
-        return True
 
     def _check_node(self) -> str:
         try:
@@ -166,13 +125,11 @@ class NodeBlockStore:
                 self._providing.set_routes(self._routes)
         except BlockStoreUnavailableError as away:
             self._clear_connected()
-            self._routes = None if self._helia is None else False
+            self._routes = None
             return str(away)
-        # Of Kiln's own node the address for peers; of the user's node the address of its RPC.
-        where = f"{node.name} at {self._kubo.url if self._helia is None else ' '.join(node.addresses) or 'no address'}"
         near = self._dial_neighbours(node.peer)
         routing = "" if self._providing.routes else ", without routing"
-        return f"{where}{routing}{near}{self._dial_configured()}"
+        return f"{node.name} at {self._kubo.url}{routing}{near}{self._dial_configured()}"
 
     def _clear_connected(self) -> None:
         """Forget the connected peers, which are unknown now."""

@@ -1,7 +1,8 @@
 """Find peers for the node's topics through the libp2p DHT (CIP-120, Peer discovery), and serve the DHT to others.
 
 For each topic the node announces itself at the servers nearest to the topic's key, looks up which peers did the same,
-and dials some of them. It starts from the bootstrap peers; without one it sends no queries and only answers others.
+and dials some of them. It does the same for blocks: it announces those that it serves, and connects providers of those
+that it fetches. It starts from the bootstrap peers; without one it sends no queries and only answers others.
 
 Discovered peers deserve little trust. The node dials a few of them at a time, with a growing back-off after failures.
 It refuses addresses that cannot be meant for it, and disconnects a peer that is not on the topic. Discovered peers are
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import socket
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from random import Random
@@ -78,6 +79,9 @@ class DiscoveryOptions:
     dial_timeout: float = 5.0
     query_timeout: float = 10.0
     max_providers: int = 16  # providers of a topic dialled after one lookup
+    max_blocks: int = 10_000  # blocks that are announced, the newest ones
+    max_block_walks: int = 2  # at a time, to announce blocks
+    max_block_providers: int = 4  # providers of a block dialled during one lookup
     subscribe_timeout: float = 10.0  # a peer dialled for a topic that does not subscribe by then is disconnected
     max_discovered: int = 100  # discovered peers connected, for all topics together
     max_idle_connections: int = 32  # connections that no topic needs, retained for further queries
@@ -102,6 +106,13 @@ class _Topic:
     announce_at: float
     look_up_at: float
     delay: float
+    is_busy: bool = False
+
+
+@dataclass
+class _ProvidedBlock:
+    announce_at: float
+    is_announced: bool = False
     is_busy: bool = False
 
 
@@ -191,6 +202,9 @@ class Discovery:
         self._on_topic: set[bytes] = set()  # peers that we dialled, and are on a topic of ours
         self._ongoing_dials: dict[bytes, trio.Event] = {}  # being dialled
         self._streams: dict[bytes, int] = {}  # served, by peer
+        self._blocks: dict[bytes, _ProvidedBlock] = {}  # by multihash, the newest last
+        self._server.blocks = self._blocks
+        self._block_walks = 0
         self._next_answer_at = 0.0
         self._known_servers_at, self._known_servers_cache = -_KNOWN_SERVERS_AGE, list[DhtContact]()
         self._serves = options.serve and node.is_listening
@@ -210,6 +224,7 @@ class Discovery:
             "records": len(self._server.providers),
             "failures": len(self._failures),
             "connections": len(self._node.discovered),
+            "blocks": len(self._blocks),
         }
 
     async def run(self) -> None:
@@ -218,6 +233,77 @@ class Discovery:
             while True:
                 self._tick(nursery, trio.current_time())
                 await trio.sleep(_TICK)
+
+    # ------------------------------------------------------------------ blocks
+
+    def provide_block(self, key: bytes) -> None:
+        """Announce a block, and again at `reprovide_interval`, until it is withdrawn or too many newer ones came.
+
+        Args:
+            key: multihash of the block.
+        """
+        if key in self._blocks:
+            return
+        self._blocks[key] = _ProvidedBlock(trio.current_time())
+        if len(self._blocks) > self._options.max_blocks:
+            self.withdraw_block(next(iter(self._blocks)))
+
+    def withdraw_block(self, key: bytes) -> None:
+        """Do not announce a block any more; records at servers expire by themselves."""
+        block = self._blocks.pop(key, None)
+        if block is not None and not block.is_announced:
+            self._counters["discovery_blocks_unprovided"] += 1
+
+    async def connect_providers(self, key: bytes, report: Callable[[bytes], None]) -> None:
+        """Look up the providers of a block, and connect some of them.
+
+        Args:
+            key: multihash of the block.
+            report: called with each provider once it is connected.
+        """
+        tried: set[bytes] = set()
+
+        async def connect(contact: DhtContact) -> None:
+            if await self._dial(contact):
+                self._used[contact.peer] = trio.current_time()
+                report(contact.peer)
+
+        def add_provider(contact: DhtContact) -> None:
+            if contact.peer not in tried and len(tried) < self._options.max_block_providers:
+                tried.add(contact.peer)
+                nursery.start_soon(connect, contact)
+
+        self._counters["discovery_block_lookups"] += 1
+        async with trio.open_nursery() as nursery:
+            await self._look_up(key, Message.GET_PROVIDERS, add_provider)
+
+    def _announce_blocks(self, nursery: trio.Nursery, now: float) -> None:
+        """Start to announce blocks that are due, the newest first."""
+        if self._block_walks >= self._options.max_block_walks or not self._can_announce:
+            return
+        for key in reversed(self._blocks):
+            block = self._blocks[key]
+            if block.announce_at <= now and not block.is_busy:
+                block.is_busy = True
+                self._block_walks += 1
+                nursery.start_soon(self._announce_block, key, block)
+                if self._block_walks >= self._options.max_block_walks:
+                    return
+
+    async def _announce_block(self, key: bytes, block: _ProvidedBlock) -> None:
+        count = 0
+        try:
+            result = await self._look_up(key, Message.GET_PROVIDERS)
+            count = await self._announce(key, nearest_contacts(result.servers, key))
+        finally:
+            self._block_walks -= 1
+            block.is_busy = False
+            wait = self._options.lookup_interval
+            if count:
+                self._counters["discovery_blocks_provided"] += not block.is_announced
+                block.is_announced = True
+                wait = self._options.reprovide_interval * self._rng.uniform(0.8, 1)
+            block.announce_at = trio.current_time() + wait
 
     # ------------------------------------------------------------------ schedule
 
@@ -246,6 +332,7 @@ class Discovery:
         if self._serves and now >= self._self_at:
             self._self_at = now + (_SELF_LOOK_UP_EVERY if len(self._table) >= K else self._options.lookup_interval)
             nursery.start_soon(self._look_up, self._node.peer, Message.FIND_NODE)
+        self._announce_blocks(nursery, now)
         for topic, state in self._topics.items():
             if not state.is_busy and (
                 self._needs_announce(state, now) or (state.look_up_at <= now and self._missing_peers(topic) > 0)
@@ -253,8 +340,13 @@ class Discovery:
                 state.is_busy = True
                 nursery.start_soon(self._refresh_topic, topic, state)
 
+    @property
+    def _can_announce(self) -> bool:
+        """Return whether there is an address to announce."""
+        return bool(self._announced_addresses or self._node.addresses)
+
     def _needs_announce(self, state: _Topic, now: float) -> bool:
-        return state.announce_at <= now and bool(self._announced_addresses or self._node.addresses)
+        return state.announce_at <= now and self._can_announce
 
     def _missing_peers(self, topic: str) -> int:
         """Return the number of peers still to find for a topic."""
@@ -308,8 +400,14 @@ class Discovery:
 
     # ------------------------------------------------------------------ queries
 
-    async def _look_up(self, key: bytes, kind: Message.MessageType) -> _LookupResult:
-        """Query ever nearer servers until the K nearest have answered."""
+    async def _look_up(
+        self, key: bytes, kind: Message.MessageType, report: Callable[[DhtContact], None] = lambda contact: None
+    ) -> _LookupResult:
+        """Query ever nearer servers until the K nearest have answered.
+
+        Args:
+            report: called with the providers while the lookup goes on.
+        """
         options = self._options
         target = key_position(key)
         contacts = {contact.peer: contact for contact in self._initial_servers()}
@@ -342,6 +440,7 @@ class Discovery:
             for each in read_peers(answer.providerPeers, MAX_PROVIDERS, scope):
                 if each.peer != self._node.peer:
                     providers[each.peer] = merge_contacts(providers.get(each.peer, each), each)
+                    report(providers[each.peer])
 
         async def worker() -> None:
             nonlocal queries, running, news

@@ -15,7 +15,7 @@ Times are seconds of the caller's clock.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
@@ -293,7 +293,9 @@ class DhtServer:
         self._own = own
         self.providers = ProviderRecords(limits)
         self.provided: set[bytes] = set()
-        """Keys that we provide ourselves."""
+        """Keys of topics that we provide ourselves."""
+        self.blocks: Container[bytes] = ()
+        """Multihashes of blocks that we provide ourselves."""
 
     def answer(
         self,
@@ -330,7 +332,8 @@ class DhtServer:
         closest = nearest_contacts((each for each in known if each.peer != sender.peer), key)
         answer = Message(type=kind, key=key, closerPeers=write_peers(closest, sender_scope))
         if kind == Message.GET_PROVIDERS:
-            provided = self.providers.get_providers(key, now) + ([own_contact] if key in self.provided else [])
+            is_own = key in self.provided or key in self.blocks
+            provided = self.providers.get_providers(key, now) + ([own_contact] if is_own else [])
             answer.providerPeers.extend(write_peers(provided[-MAX_PROVIDERS:], sender_scope))
         elif kind == Message.FIND_NODE and key == self._own:
             answer.closerPeers.extend(write_peers([own_contact], sender_scope))

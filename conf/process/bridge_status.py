@@ -124,7 +124,8 @@ class FetcherStatus(Struct, frozen=True):
 
 
 class IpfsStatus(Struct, frozen=True):
-    """Connections of the IPFS node, and the number of provided blocks."""
+    """Connections of the IPFS node, and the number of provided blocks; of the bridge's own also blocks sent and
+    received."""
 
     connections: int = 0
     """number of connected peers of any kind"""
@@ -137,6 +138,10 @@ class IpfsStatus(Struct, frozen=True):
     provided: int = 0
     unprovided: int = 0
     """blocks that were left out, or could not be provided"""
+    blocks_sent: int = 0
+    bytes_sent: int = 0
+    blocks_received: int = 0
+    """blocks that were wanted"""
 
 
 class OverlayTopicStatus(Struct, frozen=True):

@@ -53,10 +53,12 @@ class Events:
 
 @dataclass
 class EventCounts:
-    """Counts of published and received messages; `failed` counts messages that reached no peer."""
+    """Counts of published and received messages and of the fetched blocks of batches; `failed` counts messages that
+    reached no peer."""
 
     published: Counter[str] = field(default_factory=Counter)
     batches: Counter[str] = field(default_factory=Counter)
+    fetched: Counter[str] = field(default_factory=Counter)
     failed: int = 0
     errors: deque[str] = field(default_factory=lambda: deque(maxlen=_ERRORS))
 

@@ -51,7 +51,7 @@ class KuboProcess:
         """
         find_library()
         self._folder.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "kiln.deploy.demo.kubo_peer", str(self._folder), "--no-peers"]
+        command = [sys.executable, "-m", "kiln.deploy.demo.kubo_peer", str(self._folder), "--no-peers", "--fetch"]
         commands, self._to = os.pipe()
         self._from, events = os.pipe()
         try:
@@ -138,6 +138,8 @@ class KuboProcess:
             case {"event": "published", "sent": int(sent), "failed": int(failed)}:
                 self._tally.published[KUBO] += sent
                 self._tally.failed += failed
+            case {"event": "fetched"}:
+                self._tally.fetched[KUBO] += 1
             case {"event": "error", "text": str(text)}:
                 self._tally.error(f"Kubo: {text}")
         number = event.get("id")

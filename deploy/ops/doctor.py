@@ -23,7 +23,6 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion
 
 from kiln.bridge.ipfs.blocks import BlockStoreUnavailableError
-from kiln.bridge.ipfs.helia import HeliaError, find_node, is_installed
 from kiln.bridge.ipfs.kubo import Kubo
 from kiln.conf.process.bridge_status import BridgeStatus, read_status
 from kiln.conf.process.errors import KilnError, PrerequisiteError
@@ -332,41 +331,21 @@ def check_bridge(status: BridgeStatus | None, now: float) -> DoctorCheck:
     return DoctorCheck("bridge", "ok", f"{len(status.peers)} peers, {len(status.topics)} topics")
 
 
-def check_ipfs(api: str, store: str, problem: str, isolated: bool = False) -> DoctorCheck:
+def check_ipfs(api: str, store: str, problem: str) -> DoctorCheck:
     """Check the store of batch blocks.
 
     Args:
         api: The setting `ipfs.api`.
         store: Description of the store.
         problem: Why the store does not work; empty if it does.
-        isolated: Result of `is_helia_isolated`.
     """
     if not api:
-        text = f"no node: peers cannot fetch the blocks of batches ({store}), and Kiln fetches no blocks of others"
-        return DoctorCheck(
-            "ipfs", "warn", text, 'set ipfs.api to the URL of Kubo\'s RPC, or to "helia" for a built-in node'
-        )
+        text = f"off: peers cannot fetch the blocks of batches ({store}), and Kiln fetches no blocks of others"
+        return DoctorCheck("ipfs", "warn", text, 'set ipfs.api = "self", or to the URL of Kubo\'s RPC')
     if problem:
-        start = "" if api == "helia" else "start Kubo, or "
-        advice = f"batches are held until the node works: {start}set another ipfs.api ({_name_variable('ipfs.api')})"
+        advice = f"batches are held until it answers: start Kubo, or set another ipfs.api ({_name_variable('ipfs.api')})"
         return DoctorCheck("ipfs", "fail", problem, advice)
-    if isolated:
-        text = f"{store}; without ipfs.peers, batches are published only while a gossip peer speaks bitswap: none does"
-        advice = "set ipfs.peers, or publish.enabled = true to publish batches in any case"
-        return DoctorCheck("ipfs", "warn", text, advice)
     return DoctorCheck("ipfs", "ok", store)
-
-
-def is_helia_isolated(settings: Settings, status: BridgeStatus | None, now: float) -> bool:
-    """Return true if no known peer can fetch blocks from Helia, so that the bridge holds batches back.
-
-    Args:
-        settings: The settings.
-        status: Newest status of the bridge.
-        now: Unix seconds.
-    """
-    node = None if status is None or now - status.at > _SILENT else status.ipfs_node
-    return settings.needs_neighbours and (node is None or not (node.gossip_peers or node.connections))
 
 
 # ---------------------------------------------------------------- measurements
@@ -419,9 +398,7 @@ def run_checks(settings: Settings) -> list[DoctorCheck]:
         "clocks": lambda: [check_clocks(find_trailing_clocks(settings, updates))],
         "bridge": lambda: [check_bridge(bridge, time.time())],
         "ipfs": lambda: [
-            check_ipfs(
-                settings.ipfs.api, *_describe_block_store(settings), is_helia_isolated(settings, bridge, time.time())
-            )
+            check_ipfs(settings.ipfs.api, *_describe_block_store(settings))
         ],
     }
     skipped = _IN_STORE if away else frozenset()
@@ -443,12 +420,8 @@ def list_listeners(settings: Settings) -> list[Listener]:
         Listener("kafka.embedded_controller_port", HOST, kafka.embedded_controller_port),
     ]
     listeners = listeners if kafka.embedded else []
-    for setting, addresses in (
-        ("bridge.listen", settings.bridge.listen),
-        ("ipfs.listen", (settings.ipfs.listen,) if settings.ipfs.api == "helia" else ()),
-    ):
-        found = (_TCP.match(address) for address in addresses)
-        listeners += [Listener(setting, each[1], int(each[2])) for each in found if each is not None]
+    found = (_TCP.match(address) for address in settings.bridge.listen)
+    listeners += [Listener("bridge.listen", each[1], int(each[2])) for each in found if each is not None]
     if monitor is not None:
         listeners.append(Listener("monitor.listen", *monitor))
     for address in settings.bep50.listen if settings.bep50.enabled else ():
@@ -490,13 +463,8 @@ def _describe_block_store(settings: Settings) -> tuple[str, str]:
     api = settings.ipfs.api
     if not api:
         return str(settings.state / "blocks"), ""
-    if api == "helia":
-        try:
-            node = find_node().node
-        except HeliaError as error:
-            return "", str(error)
-        installed = is_installed(settings.state / "helia" / "app")
-        return f"helia, {'installed' if installed else 'to be installed by npm at the first start'} ({node})", ""
+    if api == "self":
+        return f"the bridge serves the blocks in {settings.state / 'blocks'}, and fetches others", ""
     kubo = Kubo(api, settings.ipfs.api_auth.get_secret_value())
     try:
         return f"{kubo.identity(_KUBO).name} at {api}", ""
@@ -556,8 +524,7 @@ def _check_port(listener: Listener, broker_runs: bool, kilns: Collection[int]) -
     if error is None or listener.setting.startswith("kafka."):
         holder = None if error is None or broker_runs else find_port_holder(listener.port)
         return check_port(listener, error, ours=broker_runs and error is not None, holder=holder)
-    # Helia is a child of the bridge
-    holder = None if listener.udp or listener.setting == "ipfs.listen" else find_port_holder(listener.port)
+    holder = None if listener.udp else find_port_holder(listener.port)
     return check_port(listener, error, bool(kilns) if holder is None else holder.pid in kilns, holder)
 
 

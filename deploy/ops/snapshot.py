@@ -42,6 +42,8 @@ class BridgeInRun:
     """newest status, `None` if there is none or it is old"""
     received: Mapping[str, int] = field(default_factory=dict)
     """number of BATCH_UPDATEs that each node of the demo network has received"""
+    fetched: Mapping[str, int] = field(default_factory=dict)
+    """number of their blocks that each node has fetched from the bridge"""
 
 
 @dataclass(frozen=True)

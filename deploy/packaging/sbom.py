@@ -1,14 +1,12 @@
 """The bill of materials of Kiln as CycloneDX: `make sbom`.
 
 It lists what Kiln installs: the packages of `requirements.lock` (those for development too), the jars of
-`conf/ivy.xml` and `conf/ivy-s3.xml`, and the packages of Helia. Each is named by its purl, which scanners of advisories
-read. An image has a bill of its own, of what is in the image.
+`conf/ivy.xml` and `conf/ivy-s3.xml`. Each is named by its purl, which scanners of advisories read. An image has a bill
+of its own, of what is in the image.
 """
 
 from __future__ import annotations
 
-import base64
-import json
 import sys
 from collections.abc import Collection, Iterator
 from importlib import metadata
@@ -23,7 +21,6 @@ from packageurl import PackageURL
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from kiln.bridge.ipfs.helia import SOURCE
 from kiln.deploy.stack.jars import IVY_S3, IVY_XML, PROJECT, checksums_path
 
 
@@ -36,7 +33,6 @@ def build_bill(packages: Collection[str] | None = None, *, jars: bool = True) ->
     """
     parts = [part for part in _list_packages() if packages is None or canonicalize_name(part.name) in packages]
     parts += [*_list_jars(IVY_XML), *_list_jars(IVY_S3)] if jars else ()
-    parts += _list_helia_packages() if packages is None else ()
     kiln = Component(type=ComponentType.APPLICATION, name="kiln", version=metadata.version("kiln"))
     bom = Bom(components=parts)
     bom.metadata.component = kiln
@@ -60,20 +56,6 @@ def _list_jars(ivy_xml: Path) -> Iterator[Component]:
         group, name, version = jar.attrib["org"], jar.attrib["name"], jar.attrib["rev"]
         digest = checksums[f"{jar.attrib['conf'].partition('->')[0]}/{name}-{version}.jar"]
         yield _build_component("maven", group, name, version, HashType(alg=HashAlgorithm.SHA_256, content=digest))
-
-
-def _list_helia_packages() -> Iterator[Component]:
-    found = json.loads((SOURCE / "package-lock.json").read_text(encoding="utf-8"))["packages"]
-    for path, package in found.items():
-        group, _, name = path.rpartition("node_modules/")[2].rpartition("/")
-        if path and not package.get("link"):
-            kind, _, digest = package["integrity"].partition("-")
-            if kind != "sha512":
-                raise ValueError(f"package-lock.json: {path}: expected an integrity of sha512")
-            content = base64.b64decode(digest).hex()
-            yield _build_component(
-                "npm", group, name, package["version"], HashType(alg=HashAlgorithm.SHA_512, content=content)
-            )
 
 
 def _build_component(kind: str, group: str, name: str, version: str, *hashes: HashType) -> Component:

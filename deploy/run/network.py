@@ -80,7 +80,9 @@ class LiveNetwork:
         """Newest state of bridge and demo network, `None` if this run has no bridge."""
         if self.source == "none":
             return None
-        return BridgeInRun(self.status, self._demo.received if self._demo is not None else {})
+        if self._demo is None:
+            return BridgeInRun(self.status)
+        return BridgeInRun(self.status, self._demo.received, self._demo.fetched)
 
     @property
     def errors(self) -> tuple[str, ...]:
@@ -141,6 +143,7 @@ def build_demo_settings(
             "bridge": settings.bridge.model_copy(update={"bootstrap": addresses}),
             "discovery": settings.discovery.model_copy(update={"enabled": False}),  # its nodes have no DHT
             "publish": settings.publish.model_copy(update={"enabled": True}),
+            "ipfs": settings.ipfs.model_copy(update={"fetch": settings.fetches}),
             "bep50": settings.bep50.model_copy(
                 update={
                     "enabled": True,

@@ -83,11 +83,7 @@ def _format_bridge(bridge: BridgeInRun | None) -> list[str]:
     if bridge is None:
         return []
     status = bridge.status or _EMPTY_STATUS
-    received = (
-        f" (received by {', '.join(f'{name} {number}' for name, number in bridge.received.items())})"
-        if bridge.received
-        else ""
-    )
+    received = f" ({_describe_receivers(bridge)})" if bridge.received else ""
     traffic = f"in {format_count(status.frames_in)} out {format_count(status.frames_out)}"
     words = [
         f"peers {len(status.peers)} topics {len(status.topics)} {traffic}",
@@ -99,6 +95,14 @@ def _format_bridge(bridge: BridgeInRun | None) -> list[str]:
     if fetcher is not None:
         words.append(f"wanted {format_count(fetcher.waiting)} blocks {format_count(fetcher.counts.get('blocks', 0))}")
     return words
+
+
+def _describe_receivers(bridge: BridgeInRun) -> str:
+    """Describe how many blocks each node of the demo network has fetched, of how many batches it has received."""
+    return "fetched by " + ", ".join(
+        f"{printable(name)} {format_count(bridge.fetched.get(name, 0))} of {format_count(number)}"
+        for name, number in bridge.received.items()
+    )
 
 
 def _active_fetcher(status: BridgeStatus) -> FetcherStatus | None:
@@ -274,7 +278,6 @@ def _render_bridge(bridge: BridgeInRun | None, width: int, peers: int) -> list[R
     state = (
         "starting" if bridge.status is None else "not reading: the spool is full" if status.spool.full else "listening"
     )
-    received = ", ".join(f"{printable(name)} {format_count(number)}" for name, number in bridge.received.items())
     figures = Text.assemble(
         ("in ", _LABEL),
         format_count(status.frames_in),
@@ -288,7 +291,7 @@ def _render_bridge(bridge: BridgeInRun | None, width: int, peers: int) -> list[R
         f"{status.spool.disk_bytes / 1e6:.1f} MB" if status.spool.disk_bytes else "empty",
         ("  published ", _LABEL),
         format_count(status.publisher.published),
-        (f"  received by {received}" if received else f"  {printable(status.publisher.state)}", _LABEL),
+        (f"  {_describe_receivers(bridge)}" if bridge.received else f"  {printable(status.publisher.state)}", _LABEL),
     )
     figures.truncate(width, overflow="ellipsis")
     address = printable(next(iter(status.addresses), ""))

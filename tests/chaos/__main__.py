@@ -27,8 +27,6 @@ from chaos import proxy, wrong_clock
 from chaos.check import Log, Problem, check, quiet, told, unheard
 from chaos.faults import KINDS, Kind, Scene
 from chaos.whole_kiln import ChaosError, Stack
-from kiln.bridge.ipfs.helia import HeliaError
-from kit import helia_packages
 
 _ISOLATED = "CHAOS_ISOLATED"
 _BROKEN = (ChaosError, proxy.ProxyError, subprocess.SubprocessError, OSError, KafkaError)
@@ -228,15 +226,6 @@ def as_json(run: Run, absent: dict[str, str], seed: int) -> str:
     return json.dumps(told, indent=1)
 
 
-def installed_helia() -> Path | None:
-    """Where Helia's packages are; None: they cannot be installed."""
-    try:
-        return helia_packages.installed()
-    except HeliaError as error:
-        print(f"no Helia: {error}", file=sys.stderr)
-        return None
-
-
 def isolate(arguments: Sequence[str]) -> None:
     """Becomes the same command in namespaces of its own, if this user may: its mounts and processes end with it."""
     command = ["unshare", *(["-r"] if os.getuid() else []), "-nmpf", "--kill-child", "--mount-proc"]
@@ -271,7 +260,6 @@ def main() -> None:
         parser.error(f"no such kind: {', '.join(unknown)}. There are {', '.join(KINDS)}")
     # first, as there are no registries in a network of its own
     program = proxy.build() if any(name.startswith("proxy-") for name in names) and not proxy.absent() else None
-    helia = installed_helia() if any(name.endswith("-ipfs") for name in names) else None
     isolated = os.environ.get(_ISOLATED) == "1"
     if not isolated:
         isolate(sys.argv[1:])
@@ -290,7 +278,6 @@ def main() -> None:
         rate=given.rate,
         wrong_clocks=clocks,
         proxy=program,
-        helia=helia,
     )
     absent = {name: why for name in names if (why := KINDS[name].needs(stack))}
     here = [name for name in names if name not in absent]

@@ -236,9 +236,8 @@ def _published(log: Log) -> Iterator[Problem]:
 
 
 def _kept(stack: Stack, log: Log) -> Iterator[Problem]:
-    """What was announced can be fetched: a file of the IPFS node, or of the folder of blocks, has just these bytes."""
-    folder = stack.state / ("helia/repo/blocks" if stack.helia else "blocks")
-    kept = {hashlib.sha256(path.read_bytes()).digest() for path in files_below(folder)}
+    """What was announced can be fetched: a file of the folder of blocks has just these bytes."""
+    kept = {hashlib.sha256(path.read_bytes()).digest() for path in files_below(stack.state / "blocks")}
     for receipt in _receipts(log):
         if receipt.error is None and CID.decode(receipt.batch_cid).raw_digest not in kept:
             yield Problem("published batch whose block nobody keeps", receipt.batch_cid, receipt.published_at)

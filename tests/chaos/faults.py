@@ -97,10 +97,6 @@ def _namespaces(stack: Stack) -> str:
     return "" if stack.isolated else "namespaces of mounts and network are not permitted"
 
 
-def _no_helia(stack: Stack) -> str:
-    return "" if stack.helia else "Helia is not installed"
-
-
 def _no_proxy(stack: Stack) -> str:
     return "" if stack.proxy else proxy.absent() or "the proxy is not built"
 
@@ -141,14 +137,6 @@ def kill_broker(scene: Scene) -> str:
 @kind("kill-worker", NOTHING)
 def kill_worker(scene: Scene) -> str:
     return _kill(scene, "worker")
-
-
-@kind("kill-ipfs", NOTHING, _no_helia)
-def kill_ipfs(scene: Scene) -> str:
-    """The bridge starts its IPFS node again, and publishes what waited."""
-    told = _kill(scene, "ipfs")
-    scene.stack.until(lambda: scene.stack.pid("ipfs") != 0, "the IPFS node is started again")
-    return told
 
 
 @kind("kill-driver", AIR)
@@ -278,16 +266,11 @@ def pause_jvm(scene: Scene) -> str:
     return _pause(scene, "jvm")
 
 
-@kind("pause-ipfs", NOTHING, _no_helia)
-def pause_ipfs(scene: Scene) -> str:
-    return _pause(scene, "ipfs")
-
-
 @kind("slow-part", NOTHING)
 def slow_part(scene: Scene) -> str:
     """It runs for a tenth of the time."""
     stack = scene.stack
-    part = scene.next_of(["broker", "bridge", "jvm", "worker", *(["ipfs"] if stack.helia else [])])
+    part = scene.next_of(["broker", "bridge", "jvm", "worker"])
     for _ in range(15):
         with _paused(stack, part):
             time.sleep(0.18)  # the fault itself

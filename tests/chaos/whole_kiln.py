@@ -85,13 +85,12 @@ class Stack:
         rate: float = 30.0,
         wrong_clocks: str = "",
         proxy: Path | None = None,
-        helia: Path | None = None,
         network: str = NETWORK,
         settings: Mapping[str, str] | None = None,
     ) -> None:
         """`isolated`: in namespaces of mounts and network of its own. `wrong_clocks`: what to preload into the bridge,
-        so that its clock can be moved. `proxy`: the program of a proxy before the broker. `helia`: where Helia is
-        installed, which then keeps the blocks. `settings`: others (KILN_…)."""
+        so that its clock can be moved. `proxy`: the program of a proxy before the broker. `settings`: others
+        (KILN_…)."""
         self.folder = folder
         self.isolated = isolated
         self.control = folder / "control"
@@ -100,7 +99,6 @@ class Stack:
         self._rate = rate
         ports = free_ports(6)
         self.proxy = Proxy(proxy, ports[4], ports[5], ports[0]) if proxy else None
-        self.helia = helia
         self.wrong_clocks = wrong_clocks
         self.kiln = Kiln(
             folder / "state",
@@ -110,11 +108,11 @@ class Stack:
                 "CHAOS_CONTROL": str(self.control),
                 **({"CHAOS_CLOCK": wrong_clocks} if wrong_clocks else {}),
                 **({"CHAOS_PROXY": str(ports[5])} if proxy else {}),
-                **({"KILN_IPFS__API": "helia", "KILN_IPFS__LISTEN": "/ip4/127.0.0.1/tcp/0"} if helia else {}),
                 "KILN_NETWORK": network,
                 "KILN_BRIDGE__LISTEN": "/ip4/127.0.0.1/tcp/0",
                 "KILN_DISCOVERY__ENABLED": "false",
                 "KILN_PUBLISH__ENABLED": "true",
+                "KILN_IPFS__FETCH": "false",  # no peer has the geneses of synthetic streams
                 "KILN_JOBS__ARCHIVE__TRIGGER": "2s",
                 "KILN_JOBS__SINK__TRIGGER": "2s",
                 **(settings or {}),
@@ -158,10 +156,6 @@ class Stack:
             _do(*self.enter, "ip", "addr", "add", f"{THEIRS}/24", "dev", "chaos1")
             _do(*self.enter, "ip", "link", "set", "chaos1", "up")
             _do(*self.enter, "ip", "link", "set", "lo", "up")
-        if self.helia is not None:
-            app = self.state / "helia" / "app"
-            app.parent.mkdir()
-            app.symlink_to(self.helia)
         if self.proxy is not None:
             self.proxy.start()
         options = {
@@ -285,7 +279,7 @@ class Stack:
         return read_status(path) if fresh else None
 
     def pid(self, part: str) -> int:
-        """Of "driver", "jvm", "worker", "bridge", "ipfs" or "broker"; 0: there is none."""
+        """Of "driver", "jvm", "worker", "bridge" or "broker"; 0: there is none."""
         if part == "broker":
             told = self.state / "broker" / "address.json"
             return int(json.loads(told.read_bytes())["pid"]) if find_running_broker(self.state) and told.exists() else 0
@@ -295,8 +289,6 @@ class Stack:
         children = below(driver.pid)
         if part == "bridge":
             return next((each.pid for each in children if "kiln.bridge.app.main" in each.command), 0)
-        if part == "ipfs":
-            return next((each.pid for each in children if "server.mjs" in each.command), 0)
         if part == "jvm":
             return next((each.pid for each in children if "SparkSubmit" in each.command), 0)
         daemons = {each.pid for each in children if "worker_daemon" in each.command or "pyspark.daemon" in each.command}

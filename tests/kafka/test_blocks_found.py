@@ -1,7 +1,7 @@
 """A Kubo that is a gossip peer of the bridge and nothing else to us: it fetches every block that the bridge announces.
 
-The real bridge with a real broker; the blocks are in a Helia of the bridge's own, or in another Kubo. Needs `ipfs` on
-the PATH, or named by KILN_TEST_KUBO; skips where there is none.
+The real bridge with a real broker; the bridge serves the blocks itself, or another Kubo does. Needs `ipfs` on the PATH,
+or named by KILN_TEST_KUBO; skips where there is none.
 """
 
 from __future__ import annotations
@@ -24,14 +24,16 @@ from kiln.deploy.stack.kafka_topics import ensure_topics
 from kiln.schemas.kafka.records import BatchRecord, SeparatorRecord, encode
 from kiln.schemas.kafka.topics import TOPICS
 from kiln.schemas.wire.batch_block import write_blocks
-from kiln.schemas.wire.cid import compute_cid
+from kiln.schemas.wire.cid import cid_text, compute_cid
+from kiln.schemas.wire.pubsub import write_update
 from kiln.schemas.wire.topics import Separator, encode_separator_value, format_topic
 from kit.awaiting import wait_until
 from kit.bridge_alone import BridgeAlone
 from kit.broker_access import client, security
-from kit.foreign_peer import BUILT
+from kit.foreign_peer import NewPeer
 from kit.kubo_daemon import Daemon, program
 
+pytest_plugins = ["kit.foreign_fixtures"]
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
 
 STREAM = "kjzl6kcym7w8y7i5ugaq9a3vlm771v8s5m7f1zcsvrkzgjbwe2gh1vh6ab2m2ts"
@@ -53,21 +55,13 @@ def neighbour(tmp_path: Path) -> Iterator[Daemon]:
     daemon.stop()
 
 
-@pytest.fixture(params=["helia", "kubo"])
-def bridge(
-    request: pytest.FixtureRequest, neighbour: Daemon, broker: EmbeddedBroker, prefix: str, tmp_path: Path
-) -> Iterator[BridgeAlone]:
-    state, ours = tmp_path / "state", None
-    if request.param == "helia":
-        (state / "helia").mkdir(parents=True)
-        (BUILT / "helia").mkdir(parents=True, exist_ok=True)  # the first start installs the packages
-        (state / "helia" / "app").symlink_to(BUILT / "helia")
-    else:
-        ours = Daemon(program(), tmp_path / "ours")
-        ours.start().close()
+def make_topics(broker: EmbeddedBroker, prefix: str) -> None:
     days = dict.fromkeys(TOPICS, timedelta(days=1))
     ensure_topics(broker.address, prefix, {"updates": 1}, days, client_options=security(broker.address))
-    alone = BridgeAlone(
+
+
+def start_bridge(broker: EmbeddedBroker, prefix: str, state: Path, **settings: str) -> BridgeAlone:
+    return BridgeAlone(
         state,
         KILN_KAFKA__BOOTSTRAP=broker.address,
         KILN_KAFKA__PREFIX=prefix,
@@ -75,9 +69,28 @@ def bridge(
         KILN_KAFKA__SASL_MECHANISM="PLAIN",
         KILN_KAFKA__SASL_USERNAME=EMBEDDED_USER,
         KILN_KAFKA__SASL_PASSWORD=ensure_password(broker.state / "broker"),
-        KILN_IPFS__API="helia" if ours is None else ours.url,
-        KILN_IPFS__LISTEN="/ip4/127.0.0.1/tcp/0",
+        **settings,
     )
+
+
+def write_batches(broker: EmbeddedBroker, prefix: str, batches: list[BatchRecord]) -> None:
+    producer = KafkaProducer(**client(broker.address), acks="all")
+    for each in batches:
+        producer.send(f"{prefix}batches", value=encode(each), partition=0)
+    producer.close()
+
+
+@pytest.fixture(params=["self", "kubo"])
+def bridge(
+    request: pytest.FixtureRequest, neighbour: Daemon, broker: EmbeddedBroker, prefix: str, tmp_path: Path
+) -> Iterator[BridgeAlone]:
+    ours = None
+    if request.param == "kubo":
+        ours = Daemon(program(), tmp_path / "ours")
+        ours.start().close()
+    make_topics(broker, prefix)
+    api = "self" if ours is None else ours.url
+    alone = start_bridge(broker, prefix, tmp_path / "state", KILN_IPFS__API=api, KILN_PUBLISH__ENABLED="true")
     yield alone
     alone.kill()
     if ours is not None:
@@ -118,31 +131,55 @@ async def heard_and_fetched(daemon: Daemon, count: int) -> set[str]:
 def test_a_gossip_peer_fetches_every_announced_block(
     bridge: BridgeAlone, neighbour: Daemon, broker: EmbeddedBroker, prefix: str
 ) -> None:
-    helia = "helia" in str(bridge.until(lambda told: " at " in told.ipfs, "the IPFS node").ipfs)
+    itself = bridge.until(lambda told: bool(told.addresses), "an address").ipfs.startswith("the bridge itself")
     batches = [batch(number) for number in range(BATCHES)]
-    producer = KafkaProducer(**client(broker.address), acks="all")
-    for each in batches:
-        producer.send(f"{prefix}batches", value=encode(each), partition=0)
-    producer.close()
-    if helia:  # which finds nobody by itself
-        told = bridge.until(lambda told: f"(batches waiting: {BATCHES})" in told.publisher.state, "all held back")
-        assert told.publisher.state.startswith("held back: no node could fetch the blocks from Helia: no gossip peer")
-        assert "Set ipfs.peers" in told.errors[0]
-        assert told.publisher.published == 0
-
+    write_batches(broker, prefix, batches)
     neighbour.start().close()
     neighbour.connect(bridge.until(lambda told: bool(told.addresses), "an address").addresses[0])
-    assert connected(neighbour) == {told.peer} if helia else True
     assert trio.run(heard_and_fetched, neighbour, BATCHES) == {each.batch_cid for each in batches}
     told = bridge.until(lambda told: told.publisher.published == BATCHES, "receipts of all")
     assert (told.ipfs_node.gossip_peers, told.ipfs_node.gossip_connected, told.publisher.failed) == (1, 1, 0)
+    if itself:
+        assert connected(neighbour) == {told.peer}
+        assert told.ipfs_node.blocks_sent == BATCHES
+        return
     assert ", without routing, 1 of 1 gossip peers connected" in told.ipfs
-    assert len(connected(neighbour)) == 2
-
     ours = (connected(neighbour) - {told.peer}).pop()
-    # a peer that leaves the gossip is none any more, and with Helia nobody is left to fetch
+    # a peer that leaves the gossip is none any more
     httpx.post(f"{neighbour.url}/api/v0/swarm/disconnect", params={"arg": f"/p2p/{told.peer}"}, timeout=30)
     told = bridge.until(lambda told: not told.ipfs_node.gossip_peers, "its end as a neighbour")
     wait_until(lambda: ours not in connected(neighbour), "the end of the connection", 30)
-    if helia:
-        bridge.until(lambda told: told.publisher.state.startswith("held back: nobody"), "nobody to fetch")
+
+
+def test_a_bridge_with_default_settings_announces_no_batch(
+    broker: EmbeddedBroker, prefix: str, tmp_path: Path, js_peer: NewPeer
+) -> None:
+    make_topics(broker, prefix)
+    one, two = js_peer(), js_peer()
+    topic = format_topic("local-test", Separator(SEPARATORS[0].key, SEPARATORS[0].value))
+    bridge = start_bridge(broker, prefix, tmp_path / "state", KILN_BRIDGE__BOOTSTRAP=f"{one.address},{two.address}")
+    update = write_update(STREAM, cid_text(compute_cid(b"a tip")))
+    try:
+        told = bridge.until(lambda told: len(told.peers) == 2, "two peers")
+        assert told.publisher.state == "off: set publish.enabled = true to announce batches"
+        for peer in (one, two):
+            peer.subscribe(topic)
+            peer.wait_subscriber(topic, told.peer)
+        write_batches(broker, prefix, [batch(0)])
+        one.wait_mesh(topic, told.peer)
+        one.publish_raw(topic, update)
+        assert [each.data for each in two.wait_received(1, topic)] == [update], (
+            "the bridge relays, and announces nothing"
+        )
+        bridge.stop()
+        bridge = start_bridge(
+            broker,
+            prefix,
+            tmp_path / "state",
+            KILN_BRIDGE__BOOTSTRAP=f"{one.address},{two.address}",
+            KILN_PUBLISH__ENABLED="true",
+        )
+        heard = [each.data for each in two.wait_received(2, topic)]
+        assert json.loads(heard[1])["batch"] == batch(0).batch_cid
+    finally:
+        bridge.kill()

@@ -26,7 +26,7 @@ from kiln.conf.settings.model import EMBEDDED_USER
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kit.awaiting import PATIENCE, wait_until
-from kit.bridge_alone import NOWHERE, BridgeAlone
+from kit.bridge_alone import BridgeAlone
 from kit.broker_access import client
 from kit.chance import new_key
 from kit.descriptors import HangingBroker, descriptors, hanging_broker
@@ -142,7 +142,10 @@ def test_it_opens_no_more_and_more_descriptors_while_every_connection_fails(tmp_
 
     with hanging_broker() as broker:
         bridge = BridgeAlone(
-            tmp_path / "state", KILN_KAFKA__BOOTSTRAP=broker.address, KILN_IPFS__API=f"http://{NOWHERE}"
+            tmp_path / "state",
+            KILN_KAFKA__BOOTSTRAP=broker.address,
+            KILN_PUBLISH__ENABLED="true",
+            KILN_IPFS__FETCH="true",
         )
         try:
             most_until(150)

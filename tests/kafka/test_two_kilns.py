@@ -1,7 +1,11 @@
-"""Two Kilns and a node that others wrote: what one batches, the other fetches over bitswap and reads (CIP-123)."""
+"""Two Kilns and nodes that others wrote: what one batches, the other fetches over bitswap and reads (CIP-123).
+
+No IPFS node runs beside the Kilns. The geneses come from a peer of the first one.
+"""
 
 from __future__ import annotations
 
+import base64
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -13,16 +17,13 @@ import pytest
 from deltalake import DeltaTable
 
 from conftest import free_ports
-from kiln.bridge.ipfs.helia import Helia
-from kiln.bridge.ipfs.kubo import Kubo
-from kiln.bridge.ipfs.node import NodeBlockStore
 from kiln.conf.process.bridge_status import BridgeStatus, read_status
 from kiln.schemas.wire.cid import cid_text, compute_cid
 from kiln.schemas.wire.pubsub import write_update
 from kiln.schemas.wire.streamid import StreamID
 from kiln.schemas.wire.topics import Separator, format_separator, format_topic
 from kit.awaiting import wait_until
-from kit.foreign_peer import BUILT, NewPeer
+from kit.foreign_peer import NewPeer
 from kit.kiln_process import Kiln, end
 
 pytest_plugins = ["kit.foreign_fixtures"]
@@ -86,16 +87,6 @@ def told(kiln: Kiln) -> BridgeStatus | None:
     return read_status(kiln.state / "bridge" / "status.json")
 
 
-def address(words: str) -> str:
-    """Of an IPFS node, out of what is said of it; empty while it has none."""
-    return next((word.rstrip(",") for word in words.split() if word.startswith("/ip4/")), "")
-
-
-def ipfs_address(kiln: Kiln) -> str:
-    status = told(kiln)
-    return address(status.ipfs) if status else ""
-
-
 def rows(kiln: Kiln, table: str) -> list[dict[str, object]]:
     path = str(kiln.lake / table)
     if not DeltaTable.is_deltatable(path):
@@ -120,51 +111,35 @@ def of_followed(kiln: Kiln, table: str) -> list[dict[str, object]]:
 
 
 class Town:
-    """The world's IPFS node, and Kilns with IPFS nodes of their own."""
+    """Kilns that know each other's bridge."""
 
     def __init__(self, stack: ExitStack, folder: Path) -> None:
         self._stack = stack
         self._folder = folder
-        self._world, self._first, self._second = free_ports(3)
+        self._ports = free_ports(2)
 
-    def world(self) -> NodeBlockStore:
-        """Everybody else's IPFS. The same node again when it is called again."""
-        listen = f"/ip4/127.0.0.1/tcp/{self._world}"
-        helia = Helia(BUILT / "helia", self._folder / "world", self._folder / "world.log", listen)
-        node = NodeBlockStore(Kubo("http://127.0.0.1:0"), (), helia, every=0.5)
-        self._stack.callback(node.close)
-        assert node.wait_for_check(300), node.describe()  # the first start installs the packages
-        assert address(node.describe()), node.describe()
-        return node
+    def first(self, bootstrap: str, author: str) -> Kiln:
+        """It batches the updates of one author, and announces the batches."""
+        more = {"KILN_BATCH__AUTHORS": author, "KILN_PUBLISH__ENABLED": "true"}
+        return self._kiln("first", self._ports[0], bootstrap, more)
 
-    def first(self, bootstrap: str, ipfs_peer: str, author: str) -> Kiln:
-        """It batches the updates of one author."""
-        return self._kiln("first", self._first, bootstrap, ipfs_peer, {"KILN_BATCH__AUTHORS": author})
-
-    def second(self, bootstrap: str, ipfs_peer: str, author: str) -> Kiln:
+    def second(self, bootstrap: str, author: str) -> Kiln:
         """It follows two of the separators, batches the updates of another author, and publishes nothing."""
         follows = {
             "KILN_BATCH__AUTHORS": author,
             "KILN_BRIDGE__INTERESTS": ",".join(map(format_separator, FOLLOWED)),
-            "KILN_PUBLISH__ENABLED": "false",
         }
-        return self._kiln("second", self._second, bootstrap, ipfs_peer, follows)
+        return self._kiln("second", self._ports[1], bootstrap, follows)
 
-    def _kiln(self, name: str, port: int, bootstrap: str, ipfs_peer: str, more: dict[str, str]) -> Kiln:
-        state = self._folder / name
-        (state / "helia").mkdir(parents=True)
-        (state / "helia" / "app").symlink_to(BUILT / "helia")  # its packages, installed once
+    def _kiln(self, name: str, port: int, bootstrap: str, more: dict[str, str]) -> Kiln:
         environment = {
             "KILN_NETWORK": NETWORK,
-            "KILN_BRIDGE__LISTEN": "/ip4/127.0.0.1/tcp/0",
+            "KILN_BRIDGE__LISTEN": f"/ip4/127.0.0.1/tcp/{port}",
             "KILN_BRIDGE__BOOTSTRAP": bootstrap,
-            "KILN_IPFS__API": "helia",
-            "KILN_IPFS__LISTEN": f"/ip4/127.0.0.1/tcp/{port}",
-            "KILN_IPFS__PEERS": ipfs_peer,
             "KILN_IPFS__TIMEOUT": "3s",
             "KILN_IPFS__RETRY_AFTER": "1s",
         }
-        return Kiln(state, free_ports(2), environment | more)
+        return Kiln(self._folder / name, free_ports(2), environment | more)
 
     def run(self, kiln: Kiln, *arguments: str) -> subprocess.Popen[str]:
         process = kiln.start(*arguments)
@@ -182,26 +157,25 @@ def town(peers: ExitStack, tmp_path: Path) -> Town:
     return Town(peers, tmp_path)
 
 
-def test_what_one_kiln_batches_the_other_has(town: Town, js_peer: NewPeer, broker_classpath: list[Path]) -> None:
+def test_what_one_kiln_batches_the_other_has(
+    town: Town, js_peer: NewPeer, helia_peer: NewPeer, broker_classpath: list[Path]
+) -> None:
     author, another = js_peer(), js_peer()
     topics = [format_topic(NETWORK, separator) for separator in (None, *SEPARATORS)]
     for topic in topics:
         author.subscribe(topic)
         another.subscribe(topic)
-    world = town.world()
-    first = town.first(f"{author.address},{another.address}", address(world.describe()), author.peer)
-    world.close()  # it comes back later
+    first = town.first(f"{author.address},{another.address}", author.peer)
     run = town.run(first, "run")
-    wait_until(lambda: bool(ipfs_address(first)), "the first Kiln has an IPFS node", PATIENCE)
+    wait_until(lambda: told(first) is not None, "the first Kiln's bridge", PATIENCE)
     status = told(first)
     assert status is not None
     for topic in topics:
         author.wait_subscriber(topic, status.peer)
         another.wait_subscriber(topic, status.peer)
-    second = town.second(status.addresses[0], address(status.ipfs), another.peer)
+    second = town.second(status.addresses[0], another.peer)
     bridge = town.run(second, "bridge")
     wait_until(lambda: bool((heard := told(second)) and heard.peers), "the second Kiln has a peer", PATIENCE)
-    wait_until(lambda: bool(ipfs_address(second)), "the second Kiln has an IPFS node", PATIENCE)
     for topic, message in updates():
         author.publish_raw(topic, message)
     for stream, tip in OTHERS:
@@ -210,9 +184,11 @@ def test_what_one_kiln_batches_the_other_has(town: Town, js_peer: NewPeer, broke
     # nobody has the genesis of some: they wait, and nothing waits for them
     named = len(SEPARATORS) * STREAMS_EACH * TIPS_EACH + 1 + len(OTHERS)
     wait_until(lambda: len(rows(first, "updates")) == named, "all updates that name their separator", 180)
-    world = town.world()
+    world = helia_peer()
+    world.connect(status.addresses[0])
     for each in (*UNNAMED, FORGED, DISPUTED):
-        world.put(each.cid, each.block)
+        answer = world.command("put", codec=0x71, data=base64.b64encode(each.block).decode())
+        assert answer["cid"] == each.cid
     late = len(UNNAMED) * TIPS_EACH + 1
     wait_until(lambda: len(rows(first, "updates")) == named + late, "all updates, by their genesis", 180)
     by_genesis = [row for row in rows(first, "updates") if row["separator_source"] == "genesis"]
@@ -237,7 +213,6 @@ def test_what_one_kiln_batches_the_other_has(town: Town, js_peer: NewPeer, broke
     # the first Kiln's blocks are there to be fetched, without its queries
     end(run)
     town.run(first, "bridge")
-    wait_until(lambda: bool(ipfs_address(first)), "the first Kiln's IPFS node is back", PATIENCE)
     second.run("run", "--catch-up")
     wanted = {row["batch_cid"] for row in of_followed(first, "batches")}
 

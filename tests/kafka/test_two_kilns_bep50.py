@@ -35,7 +35,6 @@ from kiln.schemas.wire.topics import Separator, format_separator, format_topic
 from kit.awaiting import wait_until
 from kit.broker_access import client
 from kit.chance import new_key
-from kit.foreign_peer import BUILT
 from kit.kiln_process import Kiln, end
 from kit.log_feed import frames_producer, kiln_beside
 
@@ -124,9 +123,6 @@ class Side:
         self._stack = stack
         self._address = address
         self._running: dict[str, subprocess.Popen[str]] = {}
-        (kiln.state / "helia").mkdir(parents=True)
-        (BUILT / "helia").mkdir(parents=True, exist_ok=True)
-        (kiln.state / "helia" / "app").symlink_to(BUILT / "helia")  # its packages, installed once
 
     @property
     def key(self) -> bytes:
@@ -175,21 +171,15 @@ class Side:
         self._stack.callback(_ended, process)
 
     def start_bridge(self) -> None:
-        """Until it has an IPFS node."""
+        """Start the bridge, and return once it listens."""
         (self.kiln.state / "bridge" / "status.json").unlink(missing_ok=True)
         self.start("bridge")
-        self.wait_until(lambda: bool(self.ipfs), "an IPFS node", 300)
+        self.wait_until(lambda: self.status is not None, "the bridge")
 
     def end(self, command: str) -> None:
         process = self._running.pop(command)
         process.terminate()
         assert process.wait(timeout=120) == 0
-
-    @property
-    def ipfs(self) -> str:
-        """Where its IPFS node is; empty while there is none."""
-        words = self.status.ipfs.split() if self.status else []
-        return next((word.rstrip(",") for word in words if word.startswith("/ip4/")), "")
 
     def announce(self, batches: dict[str, tuple[BatchRecord, Tip]]) -> None:
         """Have its bridge announce batches, as if its queries had made them; returns when it has."""
@@ -231,15 +221,13 @@ class Stranger:
 
 @pytest.fixture
 def sides(peers: ExitStack, broker: EmbeddedBroker, prefix: str, tmp_path: Path) -> tuple[Side, Side]:
-    """The first batches; the second follows it, and publishes nothing. Neither listens for gossipsub, nor dials."""
+    """The first batches; the second follows it, and publishes nothing. They are connected for blocks alone."""
     blocks, first, second = free_ports(3)
     alike = {
         "KILN_NETWORK": NETWORK,
         "KILN_BRIDGE__LISTEN": "[]",
         "KILN_PUBLISH__ENABLED": "false",
         "KILN_PUBLISH__TIMEOUT": "3s",
-        "KILN_IPFS__API": "helia",
-        "KILN_IPFS__LISTEN": "/ip4/127.0.0.1/tcp/0",
         "KILN_IPFS__TIMEOUT": "3s",
         "KILN_BEP50__ENABLED": "true",
         "KILN_JOBS__SINK__TRIGGER": "1s",
@@ -253,7 +241,8 @@ def sides(peers: ExitStack, broker: EmbeddedBroker, prefix: str, tmp_path: Path)
     one = side(
         "first",
         {
-            "KILN_IPFS__LISTEN": f"/ip4/127.0.0.1/tcp/{blocks}",
+            "KILN_BRIDGE__LISTEN": f"/ip4/127.0.0.1/tcp/{blocks}",
+            "KILN_BEP50__PUBLISH": "true",
             "KILN_BEP50__LISTEN": f"127.0.0.1:{first}",
             "KILN_BEP50__CONTACTS": f"127.0.0.1:{second}",
             "KILN_JOBS__QUERIES": "updates,batch,sink",
@@ -276,7 +265,8 @@ def sides(peers: ExitStack, broker: EmbeddedBroker, prefix: str, tmp_path: Path)
 def test_batches_restarts_and_gaps_over_bep50_alone(sides: tuple[Side, Side], broker: EmbeddedBroker) -> None:
     one, other = sides
     one.start_bridge()
-    other.kiln.environment["KILN_IPFS__PEERS"] = one.ipfs
+    assert one.status is not None
+    other.kiln.environment["KILN_IPFS__PEERS"] = one.status.addresses[0]
     other.start_bridge()
     what_one_batches_the_other_has(one, other, broker.address)
     older = (
@@ -315,10 +305,9 @@ def what_one_batches_the_other_has(one: Side, other: Side, address: str) -> None
     assert len(ours) == len(FOLLOWED) * STREAMS_EACH * TIPS_EACH
     other.wait_until(lambda: received(other.kiln) >= ours, f"all {len(ours)} tips", 180)
     assert received(other.kiln) == ours
-    for side in (one, other):
+    for side in (one, other):  # connected for the blocks alone
         assert side.status is not None
-        assert side.status.peers == ()
-        assert side.status.addresses == ()
+        assert side.status.publisher.published == 0
 
 
 def what_was_announced_meanwhile_comes_after_a_restart(one: Side, other: Side) -> str:

@@ -21,6 +21,12 @@ def js_installed() -> Path:
 
 
 @pytest.fixture(scope="session")
+def helia_installed() -> Path:
+    """Where the Helia peer is, with its packages."""
+    return foreign_peer.install_helia()
+
+
+@pytest.fixture(scope="session")
 def rust_built() -> Path:
     """The rust peer's binary; skips without cargo."""
     if shutil.which("cargo") is None:
@@ -70,6 +76,18 @@ def js_peer(peers: ExitStack, tmp_path: Path, js_installed: Path) -> NewPeer:
     def start(*, port: int = 0, **options: str) -> ForeignPeer:
         folder = tmp_path / f"js{next(numbers)}"
         return peers.enter_context(foreign_peer.js_peer(js_installed, folder, port=port, **options))
+
+    return start
+
+
+@pytest.fixture
+def helia_peer(peers: ExitStack, tmp_path: Path, helia_installed: Path) -> NewPeer:
+    """`helia_peer(folder=…, port=…)`: a running Helia."""
+    numbers = count(1)
+
+    def start(folder: Path | None = None, *, port: int = 0) -> ForeignPeer:
+        folder = folder or tmp_path / f"helia{next(numbers)}"
+        return peers.enter_context(foreign_peer.helia_peer(helia_installed, folder, port=port))
 
     return start
 

@@ -4,6 +4,7 @@ go: Kubo 0.22 (`deploy/demo/kubo_peer.py`), gossipsub 1.1, RSA, strict signing o
 js: @libp2p/gossipsub (`tests/network/js`), up to 1.2.  rust: libp2p-gossipsub (`tests/network/rust`), up to 1.3.
 go_pubsub: go-libp2p-pubsub (`tests/network/go_pubsub`), gossipsub up to 1.3; of the commands, `publish_raw` publishes.
 go_kad: go-libp2p-kad-dht (`tests/network/go_kad`), which speaks no pubsub and has commands of its own.
+helia: Helia (`tests/network/helia`), an IPFS node with bitswap, which speaks no pubsub: `connect`, `put`, `fetch`.
 
 All three obey the commands that `deploy/demo/kubo_peer.py` describes, one JSON object a line. js and rust tell more:
 
@@ -56,6 +57,8 @@ __all__ = [
     "go_kad_peer",
     "go_peer",
     "go_pubsub_peer",
+    "helia_peer",
+    "install_helia",
     "install_js",
     "js_peer",
     "rust_peer",
@@ -367,6 +370,12 @@ def js_peer(installed: Path, folder: Path, *, port: int = 0, **options: str) -> 
     return ForeignPeer(f"js peer in {folder.name}", [str(node), str(script), *_flags(port, options)], folder)
 
 
+def helia_peer(installed: Path, folder: Path, *, port: int = 0) -> ForeignPeer:
+    """An IPFS node in JavaScript, from where `install_helia` put it, with its blocks in the folder."""
+    node, script = Path(NODE, "bin", "node"), installed / "peer.mjs"
+    return ForeignPeer(f"Helia in {folder.name}", [str(node), str(script), *_flags(port, {})], folder)
+
+
 def rust_peer(binary: Path, folder: Path, *, port: int = 0, **options: str) -> ForeignPeer:
     """A peer in Rust, as `build_rust` made it; options: see above."""
     return ForeignPeer(f"rust peer in {folder.name}", [str(binary), *_flags(port, options)], folder)
@@ -388,7 +397,16 @@ def _flags(port: int, options: Mapping[str, str]) -> list[str]:
 
 def install_js(built: Path = BUILT) -> Path:
     """The folder of the js peer with all it needs, in `.peers`: installed when its files changed since."""
-    with _made(SOURCES / "js", built, "js", built / "js" / "node_modules") as (place, stale):
+    return _installed_by_npm("js", built)
+
+
+def install_helia(built: Path = BUILT) -> Path:
+    """The folder of the Helia peer with all it needs, in `.peers`: installed when its files changed since."""
+    return _installed_by_npm("helia", built)
+
+
+def _installed_by_npm(name: str, built: Path) -> Path:
+    with _made(SOURCES / name, built, name, built / name / "node_modules") as (place, stale):
         if stale:
             npm = Path(NODE, "lib", "node_modules", "npm", "bin", "npm-cli.js")
             path = os.pathsep.join([str(Path(NODE, "bin")), os.environ.get("PATH", "")])

@@ -1,5 +1,5 @@
-"""A real Kubo on loopback, through its RPC, and a Helia beside it. Needs `ipfs` on the PATH, or named by
-KILN_TEST_KUBO; skips where there is none."""
+"""A real Kubo on loopback, through its RPC. Needs `ipfs` on the PATH, or named by KILN_TEST_KUBO; skips where there is
+none."""
 
 from __future__ import annotations
 
@@ -11,13 +11,10 @@ import httpx
 import pytest
 
 from kiln.bridge.ipfs import BlockStoreUnavailableError, BlockUnavailableError
-from kiln.bridge.ipfs.helia import Helia
-from kiln.bridge.ipfs.kubo import Kubo
 from kiln.bridge.ipfs.node import NodeBlockStore
 from kiln.schemas.wire.batch_block import write_blocks
 from kiln.schemas.wire.cid import cid_text, compute_cid
 from kit.awaiting import wait_until
-from kit.foreign_peer import BUILT
 from kit.kubo_daemon import Daemon, program
 
 pytestmark = [pytest.mark.network, pytest.mark.timeout(300)]
@@ -82,21 +79,3 @@ def test_a_kubo_that_routes_tells_others_who_has_a_block(daemon: Daemon, tmp_pat
         if node is not None:
             node.close()
         other.stop()
-
-
-def test_blocks_go_between_kubo_and_helia(daemon: Daemon, tmp_path: Path) -> None:
-    kubo = daemon.start()
-    kubo.put(BATCH.cid, BATCH.data)
-    theirs = cid_text(compute_cid(b"of Helia", 0x55))
-    address = f"{daemon.swarm}/p2p/{kubo.identity().peer}"
-    helia = Helia(BUILT / "helia", tmp_path / "helia", tmp_path / "helia.log", "/ip4/127.0.0.1/tcp/0")
-    node = NodeBlockStore(Kubo("http://127.0.0.1:0"), (address,), helia, every=0.5)
-    try:
-        assert node.wait_for_check(120), node.describe()
-        assert "1 of 1 peers connected" in node.describe()
-        assert node.get(BATCH.cid, 20.0) == BATCH.data
-        node.put(theirs, b"of Helia")
-        assert kubo.get(theirs, 20.0) == b"of Helia"
-    finally:
-        node.close()
-        kubo.close()

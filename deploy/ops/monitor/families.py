@@ -115,6 +115,9 @@ def build_bridge_families(status: BridgeStatus | None) -> Iterator[Metric]:
         yield build_family("kiln_fetcher_records", _label(fetcher.counts))
         yield build_family("kiln_ipfs_connected_peers", [((), node.connections)])
         yield build_family("kiln_ipfs_provided_blocks", [((), node.provided)])
+        yield build_family("kiln_ipfs_sent_blocks", [((), node.blocks_sent)])
+        yield build_family("kiln_ipfs_sent_bytes", [((), node.bytes_sent)])
+        yield build_family("kiln_ipfs_received_blocks", [((), node.blocks_received)])
     if overlay is not None:
         yield from _build_overlay_families(overlay)
 

@@ -41,6 +41,7 @@ def render_page(facts: MonitorInputs | None, plots: Sequence[Plot]) -> str:
         snapshot=snapshot,
         bridge=bridge,
         received=snapshot.bridge.received if snapshot.bridge is not None else {},
+        fetched=snapshot.bridge.fetched if snapshot.bridge is not None else {},
         peers=sorted(bridge.peers, key=lambda peer: -peer.frames_in)[:_PEERS] if bridge is not None else (),
         problems=[*dict.fromkeys([*snapshot.errors, *why_not_ready(facts)])],
         elapsed=format_clock(snapshot.elapsed),

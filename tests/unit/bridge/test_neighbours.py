@@ -9,15 +9,12 @@ import pytest
 from multiaddr import Multiaddr
 
 from kiln.bridge.app.neighbours import select_bitswap_peers
-from kiln.bridge.app.wiring import describe_hold
 from kiln.bridge.gossipsub.effects import PeerView
 from kiln.bridge.ipfs.blocks import BlockStoreUnavailableError
 from kiln.bridge.ipfs.kubo import KuboError, NoRoutingError
 from kiln.bridge.ipfs.neighbours import AT_ONCE, BITSWAP, MOST, MOST_ANNOUNCERS, BitswapPeer, BitswapPeers
 from kiln.bridge.ipfs.providing import MOST as MOST_BLOCKS
 from kiln.bridge.ipfs.providing import BlockProvider
-from kiln.conf.process.bridge_status import IpfsStatus
-from kiln.conf.settings.model import Ipfs, Publish, Settings
 from kiln.schemas.wire.identity import compute_peer_id, peer_bytes, peer_text
 from kit.awaiting import wait_until
 from kit.chance import new_key
@@ -223,20 +220,3 @@ def test_a_node_that_does_not_route_is_not_asked_again() -> None:
     providing.add("two")
     assert (calls, providing.unprovided) == (["one"], 0)
     providing.close()
-
-
-# ---------------------------------------------------------------- whether to publish
-
-
-def test_auto_waits_for_somebody_who_can_fetch_from_helia() -> None:
-    peer = "/ip4/192.0.2.7/tcp/4001/p2p/12D3KooWM68GyFKBT9JsuTRB6CYkF61PtMuSkynUauSQEGBX51JW"
-    nobody, helia = IpfsStatus(), Settings(ipfs=Ipfs(api="helia"))
-    assert "Set ipfs.peers, or publish.enabled = true" in (describe_hold(helia, nobody) or "")
-    assert describe_hold(helia, IpfsStatus(gossip_peers=1)) is None
-    assert describe_hold(helia, IpfsStatus(connections=1)) is None
-    for settings in (
-        Settings(ipfs=Ipfs(api="helia", peers=(peer,))),
-        Settings(ipfs=Ipfs(api="helia"), publish=Publish(enabled=True)),
-        Settings(ipfs=Ipfs(api="http://127.0.0.1:5001")),
-    ):
-        assert describe_hold(settings, nobody) is None

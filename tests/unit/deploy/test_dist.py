@@ -65,7 +65,6 @@ def test_wheel_and_source_name_version_and_commit(wheel: Path, root: Path) -> No
         "pyproject.toml",
         "kiln/conf/kiln.toml",
         "kiln/deploy/query/serve/Door.scala",
-        "kiln/bridge/ipfs/helia/.npmrc",
     } <= names
 
 

@@ -128,7 +128,7 @@ def test_the_compose_file_names_settings_and_files_that_there_are() -> None:
     compose = YAML(typ="safe").load(COMPOSE)
     known = set(map(name_variable, list_keys()))
     services = compose["services"]
-    assert {"kafka", "kubo", "bridge", "jobs", "prometheus"} == set(services)
+    assert {"kafka", "bridge", "jobs", "prometheus"} == set(services)
     for name, service in services.items():
         assert service["healthcheck"]["test"][0] == "CMD", name
         assert {key for key in service.get("environment", {}) if key.startswith("KILN_")} <= known
@@ -149,7 +149,7 @@ def test_the_compose_file_names_settings_and_files_that_there_are() -> None:
         ("", "", ""),
         ("healthcheck: *ready", "healthcheck: {tests: [CMD]}", "healthcheck"),
         ("{condition: service_healthy}", "{condition: service_well}", "condition"),
-        ("volumes: [kubo:/data/ipfs]", "volumes: kubo:/data/ipfs", "volumes"),
+        ("volumes: [bridge:/var/lib/kiln]", "volumes: bridge:/var/lib/kiln", "volumes"),
     ],
 )
 def test_compose_takes_the_file_and_refuses_a_broken_copy(tmp_path: Path, part: str, broken: str, word: str) -> None:

@@ -9,7 +9,6 @@ from urllib.parse import quote
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
-from kiln.bridge.ipfs.helia import SOURCE
 from kiln.deploy.packaging.sbom import build_bill
 from kiln.deploy.stack.jars import IVY_S3, IVY_XML, PROJECT, read_pinned_jars
 
@@ -28,11 +27,6 @@ def test_the_bill_is_valid_and_names_all_that_is_installed() -> None:
     assert set(jars) == {name for each in lists for names in each.values() for name in names}
     assert "pkg:maven/org.apache.kafka/kafka_2.13@4.1.2" in purls
     assert all(len(jar["hashes"][0]["content"]) == 64 for jar in jars.values())
-    of_helia = json.loads((SOURCE / "package-lock.json").read_text())["packages"]
-    for path, package in of_helia.items():
-        if path:
-            name = path.rpartition("node_modules/")[2].replace("@", "%40")
-            assert f"pkg:npm/{name}@{package['version']}" in purls
 
 
 def test_a_bill_with_a_fault_is_not_valid() -> None:

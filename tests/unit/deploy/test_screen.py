@@ -190,9 +190,9 @@ def test_what_is_fetched_out_of_ipfs_has_a_line_where_there_is_a_node() -> None:
 
 
 def test_the_bridge_is_shown_as_it_tells_of_itself() -> None:
-    text = "\n".join(picture(replace(FULL, bridge=BridgeInRun(STATUS, {"kubo": 40})), 100, 30))
+    text = "\n".join(picture(replace(FULL, bridge=BridgeInRun(STATUS, {"kubo": 40}, {"kubo": 38})), 100, 30))
     assert "listening /ip4/127.0.0.1/tcp/4001" in text
-    assert "in 12,345  out 678  topics 2  mesh 3  spool empty  published 211  received by kubo 40" in text
+    assert "in 12,345  out 678  topics 2  mesh 3  spool empty  published 211  fetched by kubo 38 of 40" in text
     assert "→ 12D3KooW0 /meshsub/1.1.0 kubo" in text
     full = msgspec.structs.replace(STATUS, spool=SpoolStatus(0, 0, 0, 2_000_000, full=True))
     text = "\n".join(picture(replace(FULL, bridge=BridgeInRun(full)), 100, 30))

@@ -1,0 +1,414 @@
+"""Bitswap without I/O: wantlists and blocks in, messages to send out.
+
+The caller passes in what peers send, what the block folder has, and the time. It fetches the messages to send by peer:
+`peers_with_output`, `next_output`, and `confirm` or `put_back` once the message was written or not. Like the router of
+gossipsub, the engine decides and the caller does the I/O.
+
+Serving: a want of a block that is not here is remembered, and answered when the block comes. A peer does not repeat a
+want as long as it is connected, so a reply is only forgotten when the peer cancels or disconnects.
+
+Fetching: the peers that relayed the announcement of a block get a want-block, all others a want-have. Of those that
+have it, one after the other gets a want-block.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Final, NamedTuple
+
+from kiln.bridge.ipfs.bitswap.messages import BitswapMessage, WantEntry
+from kiln.schemas.wire.cid import read_sha2_256_digest
+
+
+@dataclass(frozen=True)
+class EngineLimits:
+    """Limits by peer; sizes in bytes, times in seconds."""
+
+    wants: int = 1024  # wants of a peer that are remembered, as boxo does; the oldest is dropped
+    replies: int = 1024  # blocks, and presences, that wait to be sent to a peer
+    message_bytes: int = 256 << 10  # blocks in one message, or one larger block
+    replace_have: int = 1024  # a block up to this size is sent instead of HAVE, as boxo does
+    asked_peers: int = 64  # peers that are asked for one block
+    next_peer_after: float = 3.0  # time without an answer after which the next peer is asked for a block
+    repeat_after: float = 10.0  # time after which a want-block is sent to the same peer again
+
+
+class Output(NamedTuple):
+    """One message for a peer. The blocks are CIDs, since the caller reads them when it sends them."""
+
+    wants: tuple[WantEntry, ...] = ()
+    haves: tuple[bytes, ...] = ()
+    dont_haves: tuple[bytes, ...] = ()
+    blocks: tuple[tuple[bytes, int], ...] = ()
+    """CID and size"""
+
+
+class FetchedBlock(NamedTuple):
+    """A block that was wanted, with the digest by which it was."""
+
+    digest: bytes
+    data: bytes
+
+
+class Received(NamedTuple):
+    """Result of a message: CIDs to look up for `resolve`, and blocks that were wanted."""
+
+    lookups: tuple[bytes, ...] = ()
+    blocks: tuple[FetchedBlock, ...] = ()
+
+
+@dataclass
+class _PeerState:
+    """What a peer wants, what it is owed, and what it was asked for."""
+
+    wants: OrderedDict[bytes, WantEntry] = field(default_factory=OrderedDict)  # by CID, without those owed
+    blocks: OrderedDict[bytes, int] = field(default_factory=OrderedDict)  # size by CID, to send
+    presences: OrderedDict[bytes, bool] = field(default_factory=OrderedDict)  # HAVE or DONT_HAVE by CID, to send
+    requests: OrderedDict[bytes, WantEntry] = field(default_factory=OrderedDict)  # own wants by CID, to send
+    asked: set[bytes] = field(default_factory=set)  # digests of own wants that the peer knows, or will know
+
+    @property
+    def has_output(self) -> bool:
+        return bool(self.blocks or self.presences or self.requests)
+
+
+@dataclass
+class _OwnWant:
+    """A block that is wanted of peers."""
+
+    cid: bytes
+    digest: bytes
+    preferred: dict[bytes, None]  # peers that get a want-block at first
+    asked: dict[bytes, float] = field(default_factory=dict)  # time of the last want-block, or -inf, by peer
+    haves: dict[bytes, None] = field(default_factory=dict)  # peers that may have it, in the order of trying
+    dont_haves: set[bytes] = field(default_factory=set)
+
+
+_NEVER: Final = float("-inf")
+
+
+class BitswapEngine:
+    """State of all peers. Times are seconds of the caller's clock."""
+
+    def __init__(self, limits: EngineLimits | None = None) -> None:
+        self._limits = limits or EngineLimits()
+        self._peers: dict[bytes, _PeerState] = {}
+        self._own: dict[bytes, _OwnWant] = {}  # by digest
+        self._changed: dict[bytes, None] = {}
+        self.counters: Counter[str] = Counter()
+
+    # ------------------------------------------------------------------ peers
+
+    @property
+    def peers(self) -> Collection[bytes]:
+        """A live view of the peers."""
+        return self._peers.keys()
+
+    def set_peers(self, peers: Collection[bytes], now: float) -> None:
+        """Set the connected peers that speak bitswap. What the others wanted and were owed is forgotten."""
+        for peer in [each for each in self._peers if each not in peers]:
+            self.remove_peer(peer)
+        new = [peer for peer in peers if peer not in self._peers]
+        for peer in new:
+            self._peers[peer] = _PeerState()
+        if new:
+            self.tick(now)
+
+    def add_peer(self, peer: bytes) -> None:
+        """Add a peer that has opened a stream."""
+        self._peers.setdefault(peer, _PeerState())
+
+    def remove_peer(self, peer: bytes) -> None:
+        """Forget a peer that has disconnected."""
+        self._peers.pop(peer, None)
+        self._changed.pop(peer, None)
+        for want in self._own.values():
+            want.asked.pop(peer, None)
+            want.haves.pop(peer, None)
+            want.dont_haves.discard(peer)
+
+    def is_asked(self, peer: bytes) -> bool:
+        """Return whether a peer was asked for a block, so that it may send large messages."""
+        state = self._peers.get(peer)
+        return state is not None and bool(state.asked)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Number of entries of each store, for tests of the limits."""
+        states = self._peers.values()
+        return {
+            "wants": sum(len(state.wants) for state in states),
+            "blocks": sum(len(state.blocks) for state in states),
+            "presences": sum(len(state.presences) for state in states),
+            "requests": sum(len(state.requests) for state in states),
+            "asked": sum(len(state.asked) for state in states),
+            "own": len(self._own),
+        }
+
+    # ------------------------------------------------------------------ serving
+
+    def receive(self, peer: bytes, message: BitswapMessage, now: float) -> Received:
+        """Process a message of a peer. The caller then calls `resolve` with the sizes of the lookups."""
+        state = self._peers.setdefault(peer, _PeerState())
+        self.counters["bitswap_entries_skipped"] += message.skipped
+        if message.full:
+            state.wants.clear()
+            state.blocks.clear()
+            state.presences.clear()
+        lookups: dict[bytes, None] = {}
+        for entry in message.wants:
+            if entry.cancel:
+                for store in (state.wants, state.blocks, state.presences, lookups):
+                    store.pop(entry.cid, None)
+                continue
+            state.wants[entry.cid] = entry
+            state.wants.move_to_end(entry.cid)
+            lookups[entry.cid] = None
+            if len(state.wants) > self._limits.wants:
+                state.wants.popitem(last=False)
+                self.counters["bitswap_wants_dropped"] += 1
+        self._add_presences(peer, message, now)
+        blocks = [block for data in message.blocks if (block := self._add_block_of(peer, state, data)) is not None]
+        return Received(tuple(lookups), tuple(blocks))
+
+    def resolve(self, peer: bytes, sizes: Mapping[bytes, int | None]) -> None:
+        """Answer the lookups of a peer's message.
+
+        Args:
+            sizes: size in bytes of each block by CID; `None` of those that are not here.
+        """
+        state = self._peers.get(peer)
+        if state is None:
+            return
+        for cid, size in sizes.items():
+            entry = state.wants.get(cid)
+            if entry is None:  # canceled, or answered already because the block came meanwhile
+                continue
+            if size is not None:
+                self._owe(peer, state, entry, size)
+            elif entry.send_dont_have:
+                self._add_presence(peer, state, cid, has_block=False)
+
+    def add_block(self, cid: bytes, size: int) -> None:
+        """Send a block that is here from now on to the peers that want it."""
+        for peer, state in self._peers.items():
+            entry = state.wants.get(cid)
+            if entry is not None:
+                self._owe(peer, state, entry, size)
+
+    def _owe(self, peer: bytes, state: _PeerState, entry: WantEntry, size: int) -> None:
+        del state.wants[entry.cid]
+        if entry.have and size > self._limits.replace_have:
+            self._add_presence(peer, state, entry.cid, has_block=True)
+        elif entry.cid in state.blocks or len(state.blocks) < self._limits.replies:
+            state.presences.pop(entry.cid, None)
+            state.blocks[entry.cid] = size
+            self._changed[peer] = None
+        else:
+            self.counters["bitswap_replies_dropped"] += 1
+
+    def _add_presence(self, peer: bytes, state: _PeerState, cid: bytes, *, has_block: bool) -> None:
+        if cid in state.presences or len(state.presences) < self._limits.replies:
+            state.presences[cid] = has_block
+            self._changed[peer] = None
+        else:
+            self.counters["bitswap_replies_dropped"] += 1
+
+    # ------------------------------------------------------------------ fetching
+
+    def want(self, cid: bytes, digest: bytes, preferred: Iterable[bytes], now: float) -> None:
+        """Start to fetch a block, or continue with more preferred peers.
+
+        Args:
+            preferred: peers that get a want-block at first, such as those that relayed the announcement.
+        """
+        if digest not in self._own:
+            self._own[digest] = _OwnWant(cid, digest, {})
+        for peer in preferred:
+            self._prefer(self._own[digest], peer)
+        self._advance(self._own[digest], now)
+
+    def prefer(self, digest: bytes, peer: bytes, now: float) -> None:
+        """Send a want-block of a wanted block to a peer that is said to have it."""
+        want = self._own.get(digest)
+        if want is not None:
+            self._prefer(want, peer)
+            self._advance(want, now)
+
+    def _prefer(self, want: _OwnWant, peer: bytes) -> None:
+        if want.asked.get(peer) == _NEVER:  # a want-have so far
+            want.haves[peer] = None
+        want.preferred[peer] = None
+
+    def record_progress(self, peer: bytes, now: float) -> None:
+        """Record that a peer is sending a message, which may take longer than `next_peer_after`."""
+        state = self._peers.get(peer)
+        for digest in () if state is None else state.asked:
+            want = self._own.get(digest)
+            if want is not None and want.asked.get(peer, _NEVER) != _NEVER:
+                want.asked[peer] = now
+
+    def cancel(self, digest: bytes) -> None:
+        """Stop to fetch a block."""
+        want = self._own.pop(digest, None)
+        if want is not None:
+            self._cancel_at(want, want.asked)
+
+    def wanted(self) -> Collection[bytes]:
+        """Return a live view of the digests that are being fetched."""
+        return self._own.keys()
+
+    def is_exhausted(self, digest: bytes) -> bool:
+        """Return whether no connected peer can be expected to send the block: none was asked, or none has it."""
+        want = self._own.get(digest)
+        return want is not None and want.dont_haves.issuperset(want.asked)
+
+    def tick(self, now: float) -> None:
+        """Ask new peers for the wanted blocks, and the next ones where an answer does not come."""
+        for want in self._own.values():
+            self._advance(want, now)
+
+    def _advance(self, want: _OwnWant, now: float) -> None:
+        limits = self._limits
+        for peer in (*want.preferred, *self._peers):
+            if peer not in self._peers or peer in want.asked:
+                continue
+            if len(want.asked) >= limits.asked_peers and peer not in want.preferred:
+                continue
+            if peer in want.preferred:
+                self._ask_for_block(want, peer, now)
+            else:
+                want.asked[peer] = _NEVER
+                self._request(peer, want, WantEntry(want.cid, have=True, send_dont_have=True))
+        if any(at > now - limits.next_peer_after for peer, at in want.asked.items() if peer not in want.dont_haves):
+            return
+        for peer in (*want.haves, *want.preferred):
+            if peer in want.asked and want.asked[peer] <= now - limits.repeat_after and peer not in want.dont_haves:
+                self._ask_for_block(want, peer, now)
+                return
+
+    def _ask_for_block(self, want: _OwnWant, peer: bytes, now: float) -> None:
+        want.asked[peer] = now
+        self._request(peer, want, WantEntry(want.cid, send_dont_have=True))
+
+    def _request(self, peer: bytes, want: _OwnWant, entry: WantEntry) -> None:
+        state = self._peers[peer]
+        state.asked.add(want.digest)
+        state.requests[want.cid] = entry
+        self._changed[peer] = None
+
+    def _cancel_at(self, want: _OwnWant, peers: Iterable[bytes]) -> None:
+        for peer in peers:
+            state = self._peers.get(peer)
+            if state is None:
+                continue
+            state.asked.discard(want.digest)
+            state.requests[want.cid] = WantEntry(want.cid, cancel=True)
+            self._changed[peer] = None
+
+    def _add_presences(self, peer: bytes, message: BitswapMessage, now: float) -> None:
+        changed: dict[bytes, _OwnWant] = {}
+        for cids, has_block in ((message.haves, True), (message.dont_haves, False)):
+            for cid in cids if self._own else ():
+                digest = read_sha2_256_digest(cid)
+                want = self._own.get(digest) if isinstance(digest, bytes) else None
+                if want is None or peer not in want.asked:
+                    continue
+                if has_block:
+                    want.haves[peer] = None
+                    want.dont_haves.discard(peer)
+                else:
+                    want.haves.pop(peer, None)
+                    want.dont_haves.add(peer)
+                changed[want.digest] = want
+        for want in changed.values():  # once each, as a message may repeat a CID a thousand times
+            self._advance(want, now)
+
+    def _add_block_of(self, peer: bytes, state: _PeerState, data: bytes) -> FetchedBlock | None:
+        digest = sha256(data).digest() if state.asked else b""  # a block that nobody wants is not even hashed
+        want = self._own.get(digest)
+        if want is None or digest not in state.asked:
+            self.counters["bitswap_blocks_unwanted"] += 1
+            return None
+        self.counters["bitswap_blocks_received"] += 1
+        self.counters["bitswap_bytes_received"] += len(data)
+        del self._own[digest]
+        state.asked.discard(digest)
+        state.requests.pop(want.cid, None)
+        self._cancel_at(want, (each for each in want.asked if each != peer))
+        return FetchedBlock(digest, data)
+
+    # ------------------------------------------------------------------ output
+
+    def peers_with_output(self) -> list[bytes]:
+        """Return the peers that have something new to be sent since the last call."""
+        changed = [peer for peer in self._changed if self.has_output(peer)]
+        self._changed.clear()
+        return changed
+
+    def has_output(self, peer: bytes) -> bool:
+        """Return whether something waits to be sent to a peer."""
+        state = self._peers.get(peer)
+        return state is not None and state.has_output
+
+    def next_output(self, peer: bytes) -> Output | None:
+        """Take the next message for a peer; `None` if there is none."""
+        state = self._peers.get(peer)
+        if state is None or not state.has_output:
+            return None
+        wants = tuple(state.requests.values())
+        haves = tuple(cid for cid, has_block in state.presences.items() if has_block)
+        dont_haves = tuple(cid for cid, has_block in state.presences.items() if not has_block)
+        state.requests.clear()
+        state.presences.clear()
+        blocks: list[tuple[bytes, int]] = []
+        room = self._limits.message_bytes
+        while state.blocks:
+            cid, size = next(iter(state.blocks.items()))
+            if blocks and size > room:
+                break
+            room -= size
+            blocks.append((cid, size))
+            del state.blocks[cid]
+        return Output(wants, haves, dont_haves, tuple(blocks))
+
+    def confirm(self, output: Output, missing: Collection[bytes] = ()) -> None:
+        """Count a message that was written.
+
+        Args:
+            missing: CIDs of blocks that were in the message and not in the folder any more.
+        """
+        sent = [size for cid, size in output.blocks if cid not in missing]
+        self.counters["bitswap_blocks_sent"] += len(sent)
+        self.counters["bitswap_bytes_sent"] += sum(sent)
+        self.counters["bitswap_presences_sent"] += len(output.haves) + len(output.dont_haves)
+
+    def put_back(self, peer: bytes, output: Output) -> None:
+        """Keep a message that could not be written for the next attempt, where nothing newer replaces its parts."""
+        state = self._peers.get(peer)
+        if state is None:
+            return
+        self.counters["bitswap_messages_retried"] += 1
+        for entry in output.wants:
+            if entry.cancel or read_sha2_256_digest(entry.cid) in state.asked:  # else it came meanwhile
+                state.requests.setdefault(entry.cid, entry)
+        for cids, has_block in ((output.haves, True), (output.dont_haves, False)):
+            for cid in cids:
+                if cid not in state.blocks:
+                    state.presences.setdefault(cid, has_block)
+        for cid, size in reversed(output.blocks):
+            state.blocks.setdefault(cid, size)
+            state.blocks.move_to_end(cid, last=False)
+
+    def drop_output(self, peer: bytes) -> None:
+        """Forget what waits to be sent to a peer that accepts nothing."""
+        state = self._peers.get(peer)
+        if state is None:
+            return
+        self.counters["bitswap_replies_dropped"] += len(state.blocks) + len(state.presences)
+        state.blocks.clear()
+        state.presences.clear()
+        state.requests.clear()

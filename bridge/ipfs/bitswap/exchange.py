@@ -1,0 +1,516 @@
+"""Bitswap on the streams of the node: `BitswapEngine` decides, this module reads and writes.
+
+A peer sends on streams that it opens, often one for each message, and the bridge on one that it opens itself. Limits
+are by peer: streams, bytes of unfinished messages, CPU, bytes that wait to be written. Files are read in threads.
+Blocks have a budget of bytes per second, so that gossip on the same connections does not wait for them.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter, OrderedDict, deque
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final, Protocol
+
+import trio
+from libp2p.abc import INetStream
+from libp2p.network.stream.net_stream import NetStream
+from trio_typing import TaskStatus
+
+from kiln.bridge.gossipsub.wire import OversizedRpc, RpcSplitter, WireError, encode
+from kiln.bridge.ipfs.bitswap.engine import BitswapEngine, EngineLimits, Output
+from kiln.bridge.ipfs.bitswap.messages import PROTOCOLS, MessageError, read_message, write_message
+from kiln.bridge.ipfs.blocks import BlockUnavailableError, read_digest
+from kiln.bridge.libp2p.budget import CaptureBudget, UnfinishedRpcs
+from kiln.bridge.libp2p.closing import reset_stream, shielded
+from kiln.bridge.libp2p.host import BROKEN, Node
+from kiln.bridge.libp2p.streams import GossipStream
+from kiln.schemas.reject import Rejected
+from kiln.schemas.wire.cid import cid_bytes
+from kiln.schemas.wire.pubsub import read_message as read_pubsub_message
+
+_READ_BYTES: Final = 64 * 1024
+_WRITE_BYTES: Final = 64 * 1024  # between two of these, other peers and gossip have their turn
+_CPU_PERIOD: Final = 4.0  # s; a peer may use its CPU of this period at once
+_SEND_PERIOD: Final = 0.5  # s; the bytes of this period may be sent at once
+_CPU_TURN: Final = 0.005  # s of CPU for one peer's messages before the other tasks run
+_LOOKUP_CPU: Final = 10e-6  # s for a CID that is looked up in the folder, in a thread
+_BUDGET_CHECK_EVERY: Final = 1.0  # s
+_TICK: Final = 0.25  # s between two rounds while a block is wanted
+_IDLE_TICK: Final = 2.0  # s between two rounds otherwise
+_LONGEST_BACKOFF: Final = 30.0  # s between two attempts to write to a peer
+_MAX_ANNOUNCEMENTS: Final = 10_000  # batches whose announcing peer is remembered
+_MAX_SEARCHED: Final = 1_000  # blocks whose last search is remembered
+_MAX_UNREAD: Final = 16  # written messages that are written again if the peer resets the stream
+
+
+@dataclass(frozen=True)
+class ExchangeOptions:
+    """Sizes in bytes, times in seconds."""
+
+    max_bytes_per_second: int = 8 << 20  # of blocks and presences, to all peers
+    max_message: int = 4 << 20  # go and JavaScript send no longer ones
+    max_unasked: int = 256 << 10  # of a message from a peer that was asked for no block
+    max_streams: int = 192  # served at a time for one peer; Kubo opens one for each message
+    unfinished_bytes: int = 64 << 20  # of all unfinished messages; beyond that the longest one is refused
+    sending_bytes: int = 64 << 20  # of all messages being written; the longest one beyond that is tried again
+    peer_cpu: float = 0.2  # for messages of one peer, as part of one core
+    all_cpu: float = 0.3
+    idle_timeout: float = 300.0  # a served stream without a message is closed
+    open_timeout: float = 10.0
+    stuck_after: float = 30.0  # a peer that accepts no bytes for so long has failed once
+    max_failures: int = 6  # in a row; then what waits for the peer is dropped
+    linger: float = 2.0  # a written stream stays open for more messages
+    file_threads: int = 4
+    search_after: float = 1.0  # peers have so long to send a block before providers are looked up
+    search_again_after: float = 300.0
+    max_searches: int = 4  # at a time
+    limits: EngineLimits = field(default_factory=EngineLimits)
+
+
+class BlockFiles(Protocol):
+    """Access to the blocks that are served; called in threads."""
+
+    def find_sizes(self, cids: Sequence[bytes]) -> Mapping[bytes, int | None]:
+        """Return the size of each block, `None` of those that are not here."""
+        ...
+
+    def read_blocks(self, cids: Sequence[bytes]) -> Mapping[bytes, bytes]:
+        """Read blocks; those that are missing or damaged are left out."""
+        ...
+
+
+ProviderSearch = Callable[[bytes, Callable[[bytes], None]], Awaitable[None]]
+"""Connects providers of a multihash, and calls back with each that is connected."""
+
+
+class AnnouncementSources:
+    """The peers that relayed announcements of batches, by CID: they are the first to be asked for the block.
+
+    The author of an announcement is no address: it may be a key of its own.
+    """
+
+    def __init__(self, limit: int = _MAX_ANNOUNCEMENTS) -> None:
+        self._limit = limit
+        self._sources: OrderedDict[str, bytes] = OrderedDict()
+
+    def record_message(self, data: bytes, source: bytes) -> None:
+        """Record the source of a message if it is a BATCH_UPDATE."""
+        if b'"batch"' not in data:  # all messages pass here, so the others are not parsed
+            return
+        message = read_pubsub_message(data)
+        if isinstance(message, Rejected) or message.type != "BATCH_UPDATE" or message.batch is None:
+            return
+        self._sources[message.batch] = source
+        if len(self._sources) > self._limit:
+            self._sources.popitem(last=False)
+
+    def find_source(self, cid: str) -> bytes | None:
+        """Return the peer that relayed the announcement of a batch."""
+        return self._sources.get(cid)
+
+
+class _Fetch:
+    """Callers that wait for one block."""
+
+    def __init__(self) -> None:
+        self.ended = trio.Event()  # it has arrived, or nobody waits any more
+        self.data: bytes | None = None
+        self.waiting = 0
+
+
+class _Inbound:
+    """A served stream."""
+
+    def __init__(self) -> None:
+        self.scope = trio.CancelScope()
+
+
+class _Writer:
+    """The task that writes to one peer."""
+
+    def __init__(self) -> None:
+        self.scope = trio.CancelScope()
+        self.filled = trio.Event()
+        self.watch = trio.CancelScope()  # of the task that reads the stream, on which peers send nothing
+        self.is_reset = False
+        self.in_socket = False
+        """a write is in the socket, so that its end in the middle ends the connection"""
+
+
+class BlockExchange:
+    """Bitswap of one node: create it before the node runs, and `run` it once the node runs.
+
+    All methods are for the trio thread. It counts in the node's counters, as bitswap_….
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        files: BlockFiles,
+        options: ExchangeOptions | None = None,
+        sources: AnnouncementSources | None = None,
+        search: ProviderSearch | None = None,
+    ) -> None:
+        """Register the protocols of bitswap at the node.
+
+        Args:
+            files: the blocks that are served.
+            sources: the peers that are asked first.
+            search: looks for providers when the connected peers do not send a block; `None` without a DHT.
+        """
+        self._node = node
+        self._files = files
+        self._options = options = options or ExchangeOptions()
+        self._sources = sources or AnnouncementSources()
+        self._search_providers = search
+        self._engine = BitswapEngine(options.limits)
+        self._speakers: set[bytes] = set()  # peers that opened a stream, perhaps before identify was done
+        self._streams: Counter[bytes] = Counter()
+        self._writers: dict[bytes, _Writer] = {}
+        self._fetches: dict[bytes, _Fetch] = {}
+        self._searched: OrderedDict[bytes, float] = OrderedDict()  # time of the last search by digest
+        self._unfinished = UnfinishedRpcs[_Inbound](options.unfinished_bytes)
+        self._sending = UnfinishedRpcs[_Writer](options.sending_bytes)
+        self._cpu = CaptureBudget(options.peer_cpu * _CPU_PERIOD, options.all_cpu * _CPU_PERIOD, _CPU_PERIOD)
+        rate = options.max_bytes_per_second * _SEND_PERIOD
+        self._send_budget = CaptureBudget(rate, rate, _SEND_PERIOD)
+        self._file_limit = trio.CapacityLimiter(options.file_threads)
+        self._search_limit = trio.CapacityLimiter(options.max_searches)
+        self._woken = trio.Event()
+        self._nursery: trio.Nursery | None = None
+        for protocol in PROTOCOLS:
+            node.serve(protocol, self._serve)
+
+    # ------------------------------------------------------------------ life cycle
+
+    async def run(self, *, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve and fetch until cancelled."""
+        try:
+            async with trio.open_nursery() as self._nursery:
+                task_status.started()
+                while True:
+                    self._update_peers()
+                    self._engine.tick(trio.current_time())
+                    self._start_writers()
+                    self._woken = trio.Event()
+                    with trio.move_on_after(_TICK if self._fetches else _IDLE_TICK):
+                        await self._woken.wait()
+        finally:
+            self._nursery = None
+
+    def _update_peers(self) -> None:
+        self._speakers = {peer for peer in self._speakers if self._node.is_connected(peer)}
+        peers = {peer for peer, _ in self._node.peers_speaking(*PROTOCOLS)} | self._speakers
+        self._engine.set_peers(peers, trio.current_time())
+        self._node.counters.update(self._engine.counters)
+        self._engine.counters.clear()
+
+    @property
+    def peers(self) -> Collection[bytes]:
+        """A live view of the connected peers that speak bitswap."""
+        return self._engine.peers
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Number of entries of each store; all are bounded."""
+        return {**self._engine.sizes, "writers": len(self._writers), "streams": sum(self._streams.values())}
+
+    # ------------------------------------------------------------------ blocks
+
+    def add_block(self, cid: bytes, size: int) -> None:
+        """Announce a block of the folder to the peers that want it."""
+        self._engine.add_block(cid, size)
+        self._start_writers()
+
+    async def fetch(self, cid: str, timeout: float) -> bytes:
+        """Fetch a block from peers.
+
+        Args:
+            timeout: seconds.
+
+        Raises:
+            BlockUnavailableError: no peer sent it in time.
+            BlockRefusedError: the CID is none of sha2-256.
+        """
+        digest = read_digest(cid)
+        fetch = self._fetches.setdefault(digest, _Fetch())
+        fetch.waiting += 1
+        source = self._sources.find_source(cid)
+        try:
+            self._update_peers()
+            self._engine.want(cid_bytes(cid), digest, () if source is None else (source,), trio.current_time())
+            self._start_writers()
+            self._woken.set()
+            with trio.move_on_after(timeout):
+                if fetch.waiting == 1 and self._nursery is not None and self._needs_search(digest):
+                    self._nursery.start_soon(self._search, digest, fetch)
+                await fetch.ended.wait()
+        finally:
+            fetch.waiting -= 1
+            if not fetch.waiting and self._fetches.get(digest) is fetch:
+                del self._fetches[digest]
+                fetch.ended.set()
+                self._engine.cancel(digest)
+                self._start_writers()
+        if fetch.data is None:
+            raise BlockUnavailableError(f"{cid[:80]}: none of {len(self.peers)} peers sent it in {timeout:g} s")
+        return fetch.data
+
+    async def _search(self, digest: bytes, fetch: _Fetch) -> None:
+        """Ask providers of the DHT for a block that the connected peers do not send."""
+        assert self._search_providers is not None
+        if not self._engine.is_exhausted(digest):
+            with trio.move_on_after(self._options.search_after):
+                await fetch.ended.wait()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_cancel_at, fetch.ended, nursery.cancel_scope)
+            async with self._search_limit:
+                self._searched[digest] = trio.current_time()
+                self._searched.move_to_end(digest)
+                if len(self._searched) > _MAX_SEARCHED:
+                    self._searched.popitem(last=False)
+                await self._search_providers(b"\x12\x20" + digest, partial(self._ask_provider, digest))
+            nursery.cancel_scope.cancel()
+
+    def _needs_search(self, digest: bytes) -> bool:
+        if self._search_providers is None:
+            return False
+        return trio.current_time() - self._searched.get(digest, -math.inf) >= self._options.search_again_after
+
+    def _ask_provider(self, digest: bytes, peer: bytes) -> None:
+        self._node.counters["bitswap_providers_asked"] += 1
+        self._speakers.add(peer)
+        self._update_peers()
+        self._engine.prefer(digest, peer, trio.current_time())
+        self._start_writers()
+
+    # ------------------------------------------------------------------ reading
+
+    async def _serve(self, stream: INetStream) -> None:
+        """Handle a stream of messages for libp2p."""
+        assert isinstance(stream, NetStream)
+        peer = stream.muxed_conn.peer_id.to_bytes()
+        if self._streams[peer] >= self._options.max_streams or self._nursery is None:
+            self._node.counters["bitswap_streams_refused"] += 1
+            await reset_stream(stream)
+            return
+        self._streams[peer] += 1
+        self._speakers.add(peer)
+        self._engine.add_peer(peer)
+        inbound = _Inbound()
+        completed = False
+        try:
+            with inbound.scope:
+                await self._read_messages(peer, stream, inbound)
+                completed = True
+        except BROKEN:
+            pass
+        except (WireError, MessageError):
+            self._node.counters["bitswap_streams_unreadable"] += 1
+        finally:
+            self._unfinished.set_size(inbound, 0)
+            self._streams[peer] -= 1
+            if not self._streams[peer]:
+                del self._streams[peer]
+            with shielded(1), suppress(*BROKEN):
+                await (stream.close() if completed else stream.reset())
+
+    async def _read_messages(self, peer: bytes, stream: NetStream, inbound: _Inbound) -> None:
+        """Read messages until the end of the stream, or until it is idle."""
+        options = self._options
+        splitter = RpcSplitter(options.max_message, 1)
+        protocol = str(stream.get_protocol())
+        while True:
+            try:
+                with trio.fail_after(options.idle_timeout):
+                    chunk = await stream.muxed_stream.read(_READ_BYTES)
+            except (EOFError, trio.TooSlowError):
+                return
+            cpu = 0.0
+            for body in splitter.feed(chunk):
+                if isinstance(body, OversizedRpc):
+                    raise WireError("the message is too long")
+                started = time.thread_time()
+                lookups = self._process(peer, body, protocol)
+                cpu += time.thread_time() - started + len(lookups) * _LOOKUP_CPU
+                if lookups:
+                    sizes = await trio.to_thread.run_sync(self._files.find_sizes, lookups, limiter=self._file_limit)
+                    self._engine.resolve(peer, sizes)
+                self._start_writers()
+                if cpu >= _CPU_TURN:  # thousands of messages may be in one chunk
+                    await self._wait_for_cpu(peer, cpu)
+                    cpu = 0.0
+            if splitter.buffered > options.max_unasked and not self._engine.is_asked(peer):
+                raise WireError("a long message that was not asked for")
+            if splitter.buffered:
+                self._engine.record_progress(peer, trio.current_time())
+            largest = self._unfinished.set_size(inbound, splitter.buffered)
+            if largest is not None:
+                self._node.counters["bitswap_messages_unfinished"] += 1
+                largest.scope.cancel()
+            await self._wait_for_cpu(peer, cpu)
+
+    def _process(self, peer: bytes, body: bytes, protocol: str) -> Sequence[bytes]:
+        """Process a message, and return the CIDs to look up."""
+        self._node.counters["bitswap_messages_received"] += 1
+        received = self._engine.receive(peer, read_message(body, protocol), trio.current_time())
+        for block in received.blocks:
+            fetch = self._fetches.pop(block.digest, None)
+            if fetch is not None:
+                fetch.data = block.data
+                fetch.ended.set()
+        return received.lookups
+
+    async def _wait_for_cpu(self, peer: bytes, cpu: float) -> None:
+        pause = self._cpu.spend(peer, cpu, self._engine.peers, trio.current_time())
+        if not pause:
+            await trio.lowlevel.checkpoint()
+            return
+        self._node.counters["bitswap_over_budget_cpu"] += 1
+        while pause:
+            await trio.sleep(min(pause, _BUDGET_CHECK_EVERY))
+            pause = self._cpu.spend(peer, 0, self._engine.peers, trio.current_time())
+
+    # ------------------------------------------------------------------ writing
+
+    def _start_writers(self) -> None:
+        for peer in self._engine.peers_with_output():
+            writer = self._writers.get(peer)
+            if writer is not None:
+                writer.filled.set()
+            elif self._nursery is not None:
+                self._writers[peer] = _Writer()
+                self._nursery.start_soon(self._write, peer)
+
+    async def _write(self, peer: bytes) -> None:
+        """Write what waits for a peer, with growing pauses after failures."""
+        failures = 0
+        while self._engine.has_output(peer) and self._node.is_connected(peer):
+            writer = self._writers[peer] = _Writer()
+            is_written = False
+            try:
+                with writer.scope:
+                    await self._write_stream(peer, writer)
+                    is_written = True
+            except BROKEN:
+                pass
+            finally:
+                self._sending.set_size(writer, 0)
+            if is_written:
+                failures = 0
+                continue
+            failures += 1
+            self._node.counters["bitswap_writes_failed"] += 1
+            if writer.in_socket:
+                # a part of a frame may be sent, so that nothing more can be on this connection
+                await self._node.disconnect(peer)
+            if failures >= self._options.max_failures:
+                self._engine.drop_output(peer)
+            else:
+                await trio.sleep(min(2.0 ** (failures - 1), _LONGEST_BACKOFF))
+        del self._writers[peer]  # with no await since has_output, so that no output is left without a writer
+
+    async def _write_stream(self, peer: bytes, writer: _Writer) -> None:
+        """Write messages on a new stream until none is left.
+
+        Raises one of `BROKEN` on failure, after which the unwritten message waits again, and so do the last written
+        ones: bitswap has no acknowledgements, and a peer that resets the stream may not have read them.
+        """
+        with trio.fail_after(self._options.open_timeout):
+            stream = await self._node.stream_to(peer, *PROTOCOLS)
+        assert self._nursery is not None
+        self._nursery.start_soon(_watch_for_reset, stream, writer)
+        unread = deque[Output](maxlen=_MAX_UNREAD)
+        completed = False
+        try:
+            while not writer.is_reset:
+                writer.filled = trio.Event()
+                output = self._engine.next_output(peer)
+                if output is not None:
+                    unread.append(output)
+                    missing = await self._send(peer, stream, writer, output)
+                    self._engine.confirm(output, missing)
+                    continue
+                with trio.move_on_after(self._options.linger):
+                    await writer.filled.wait()
+                    continue
+                if not self._engine.has_output(peer):
+                    completed = True
+                    return
+            raise trio.BrokenResourceError("the peer has reset the stream")
+        finally:
+            writer.watch.cancel()
+            if not completed:
+                for output in reversed(unread):
+                    self._engine.put_back(peer, output)
+            with shielded(1), suppress(*BROKEN):
+                await (stream.close() if completed else stream.reset())
+
+    async def _send(self, peer: bytes, stream: NetStream, writer: _Writer, output: Output) -> Collection[bytes]:
+        """Write a message, and return the CIDs of its blocks that were not in the folder any more."""
+        cids = [cid for cid, _ in output.blocks]
+        blocks: Mapping[bytes, bytes] = {}
+        if cids:
+            blocks = await trio.to_thread.run_sync(self._files.read_blocks, cids, limiter=self._file_limit)
+        missing = [cid for cid in cids if cid not in blocks]
+        message = write_message(
+            str(stream.get_protocol()), output.wants, output.haves, (*output.dont_haves, *missing), blocks.items()
+        )
+        data = memoryview(encode(message))
+        largest = self._sending.set_size(writer, len(data))
+        if largest is not None:
+            largest.scope.cancel()
+        muxed = stream.muxed_stream
+        assert isinstance(muxed, GossipStream)
+        sent = 0
+        while sent < len(data):
+            await trio.lowlevel.checkpoint()  # a cancelled writer must not begin to write to the socket
+            with trio.fail_after(self._options.stuck_after):
+                await muxed.wait_for_window()
+            size = min(muxed.send_window, _WRITE_BYTES, len(data) - sent)
+            await self._wait_for_send_budget(peer, size)
+            await self._write_chunk(muxed, writer, bytes(data[sent : sent + size]))
+            sent += size
+        self._sending.set_size(writer, 0)
+        return missing
+
+    async def _write_chunk(self, stream: GossipStream, writer: _Writer, data: bytes) -> None:
+        """Write no more bytes than the window of the stream has room for, so that only the socket can be waited for."""
+        writer.in_socket = True
+        try:
+            with trio.fail_after(self._options.stuck_after):
+                await stream.write(data)
+        except trio.TooSlowError:
+            raise
+        except BROKEN:
+            writer.in_socket = False  # the stream was reset, or the connection is gone
+            raise
+        writer.in_socket = False
+
+    async def _wait_for_send_budget(self, peer: bytes, size: int) -> None:
+        pause = self._send_budget.spend(peer, size, self._writers, trio.current_time())
+        while pause:
+            await trio.sleep(min(pause, _BUDGET_CHECK_EVERY))
+            pause = self._send_budget.spend(peer, 0, self._writers, trio.current_time())
+
+
+async def _watch_for_reset(stream: NetStream, writer: _Writer) -> None:
+    with writer.watch:
+        try:
+            while True:
+                await stream.muxed_stream.read(_READ_BYTES)
+        except EOFError:
+            return  # some peers close the unused direction
+        except BROKEN:
+            writer.is_reset = True
+            writer.filled.set()
+
+
+async def _cancel_at(event: trio.Event, scope: trio.CancelScope) -> None:
+    await event.wait()
+    scope.cancel()

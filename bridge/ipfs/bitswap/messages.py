@@ -1,0 +1,137 @@
+"""Messages of bitswap 1.2.0, 1.1.0 and 1.0.0 as bytes and as data (https://specs.ipfs.tech/bitswap-protocol/)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from google.protobuf.message import DecodeError
+from libp2p.bitswap.pb.bitswap_pb2 import Message
+
+from kiln.schemas.wire.cid import is_cid
+
+V1_2: Final = "/ipfs/bitswap/1.2.0"
+V1_1: Final = "/ipfs/bitswap/1.1.0"
+V1_0: Final = "/ipfs/bitswap/1.0.0"
+PROTOCOLS: Final = (V1_2, V1_1, V1_0)
+"""Protocols that the bridge speaks, in order of preference."""
+
+MAX_ENTRIES: Final = 1024
+"""Wants, and presences, read of one message; boxo remembers no more wants of a peer. The rest is skipped."""
+MAX_CID: Final = 100
+"""Longest CID of a want in bytes, as boxo; a CID of sha2-256 has at most 44."""
+
+_SHA2_256: Final = b"\x12\x20"
+_DIGEST: Final = 32
+_V0_PREFIX: Final = b"\x00\x70\x12\x20"
+
+
+class MessageError(ValueError):
+    """Bytes that are not a bitswap message."""
+
+
+class WantEntry(NamedTuple):
+    """A change of a wantlist: a want, or with `cancel` the end of one.
+
+    Attributes:
+        have: only whether the peer has the block is wanted (want-have), not the block itself (want-block).
+        send_dont_have: the peer shall report that it does not have the block.
+    """
+
+    cid: bytes
+    have: bool = False
+    cancel: bool = False
+    send_dont_have: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BitswapMessage:
+    """A message as read.
+
+    Attributes:
+        full: `wants` is the whole wantlist of the peer, not a change.
+        haves: CIDs of blocks that the peer has.
+        dont_haves: CIDs of blocks that the peer does not have.
+        blocks: blocks without their CIDs; whoever wants one knows its digest.
+        skipped: entries that are no usable CID, or beyond MAX_ENTRIES.
+    """
+
+    wants: tuple[WantEntry, ...] = ()
+    full: bool = False
+    haves: tuple[bytes, ...] = ()
+    dont_haves: tuple[bytes, ...] = ()
+    blocks: tuple[bytes, ...] = ()
+    skipped: int = 0
+
+
+def read_message(body: bytes, protocol: str = V1_2) -> BitswapMessage:
+    """Read a message.
+
+    Args:
+        protocol: protocol of the stream, as only 1.2.0 has want-have and DONT_HAVE.
+
+    Raises:
+        MessageError: the bytes are no message.
+    """
+    try:
+        message = Message.FromString(body)
+    except DecodeError as error:
+        raise MessageError("not a bitswap message") from error
+    presences_known = protocol == V1_2
+    entries = message.wantlist.entries
+    wants = []
+    for entry in entries[:MAX_ENTRIES]:
+        cid = entry.block
+        if len(cid) <= MAX_CID and is_cid(cid):
+            have = presences_known and entry.wantType == Message.Wantlist.Have
+            wants.append(WantEntry(cid, have, entry.cancel, presences_known and entry.sendDontHave))
+    haves, dont_haves = [], []
+    for presence in message.blockPresences[:MAX_ENTRIES]:
+        (haves if presence.type == Message.Have else dont_haves).append(presence.cid)
+    return BitswapMessage(
+        wants=tuple(wants),
+        full=message.wantlist.full,
+        haves=tuple(haves),
+        dont_haves=tuple(dont_haves),
+        blocks=(*(block.data for block in message.payload), *message.blocks),
+        skipped=len(entries) - len(wants),
+    )
+
+
+def write_message(
+    protocol: str,
+    wants: Iterable[WantEntry] = (),
+    haves: Iterable[bytes] = (),
+    dont_haves: Iterable[bytes] = (),
+    blocks: Iterable[tuple[bytes, bytes]] = (),
+) -> bytes:
+    """Write a message.
+
+    What a protocol lacks is left out: presences before 1.2.0. Want-haves become want-blocks there.
+
+    Args:
+        blocks: CID and bytes of each block.
+    """
+    message = Message()
+    message.wantlist.SetInParent()  # older Kubo crashes on a message without a wantlist (litep2p issue 457)
+    presences_known = protocol == V1_2
+    for entry in wants:
+        message.wantlist.entries.add(
+            block=entry.cid,
+            priority=1,
+            cancel=entry.cancel,
+            wantType=Message.Wantlist.Have if entry.have and presences_known else Message.Wantlist.Block,
+            sendDontHave=entry.send_dont_have and presences_known,
+        )
+    if presences_known:
+        for cid in haves:
+            message.blockPresences.add(cid=cid, type=Message.Have)
+        for cid in dont_haves:
+            message.blockPresences.add(cid=cid, type=Message.DontHave)
+    for cid, data in blocks:
+        if protocol == V1_0:
+            message.blocks.append(data)
+        else:
+            message.payload.add(prefix=_V0_PREFIX if cid.startswith(_SHA2_256) else cid[:-_DIGEST], data=data)
+    return message.SerializeToString()

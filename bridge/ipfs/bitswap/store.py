@@ -1,0 +1,118 @@
+"""The block store of a bridge that is its own IPFS node: a folder, served and completed by bitswap."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+
+import trio
+
+from kiln.bridge.ipfs.bitswap.exchange import BlockExchange
+from kiln.bridge.ipfs.blocks import BlockStoreUnavailableError, BlockUnavailableError, read_digest, refuse_too_large
+from kiln.bridge.ipfs.folder import FolderBlockStore
+from kiln.bridge.ipfs.neighbours import BitswapPeer
+from kiln.bridge.libp2p.discovery import Discovery
+from kiln.conf.process.bridge_status import IpfsStatus
+from kiln.schemas.wire.batch_block import MAX_BLOCK
+from kiln.schemas.wire.cid import cid_bytes
+
+_STOPPING = "the bridge is stopping"
+
+
+class BitswapBlockStore:
+    """A `BlockStore` of own blocks in a folder, and of blocks that peers send.
+
+    Fetched blocks are not stored: the bridge serves its own. Threads hand their calls to the trio thread.
+    """
+
+    def __init__(
+        self,
+        folder: FolderBlockStore,
+        exchange: BlockExchange,
+        discovery: Discovery | None,
+        token: trio.lowlevel.TrioToken,
+        counters: Mapping[str, int],
+    ) -> None:
+        """Create the store.
+
+        Args:
+            discovery: announces the blocks in the DHT; `None` without one.
+            token: of the trio thread in which `exchange` runs.
+            counters: of exchange and discovery.
+        """
+        self._folder = folder
+        self._exchange = exchange
+        self._discovery = discovery
+        self._token = token
+        self._counters = counters
+        self._gossip_peers = 0
+        self._closed = False
+
+    def put(self, cid: str, data: bytes) -> None:
+        """Implement `BlockStore.put`. Peers that want the block get it at once."""
+        self._folder.put(cid, data)
+        self._call(self._exchange.add_block, cid_bytes(cid), len(data))
+
+    def get(self, cid: str, timeout: float, limit: int = MAX_BLOCK) -> bytes:
+        """Implement `BlockStore.get`."""
+        with suppress(BlockUnavailableError):
+            return self._folder.get(cid, timeout, limit)
+        if self._closed:
+            raise BlockStoreUnavailableError(_STOPPING)
+        try:
+            data = trio.from_thread.run(self._exchange.fetch, cid, timeout, trio_token=self._token)
+        except (trio.RunFinishedError, trio.Cancelled) as error:
+            raise BlockStoreUnavailableError(_STOPPING) from error
+        if len(data) > limit:
+            raise refuse_too_large(cid, limit)
+        return data
+
+    def pin(self, cid: str) -> None:
+        """Implement `BlockStore.pin`."""
+        self._folder.pin(cid)
+
+    def unpin(self, cid: str) -> None:
+        """Remove the block, and announce it no more."""
+        self._folder.unpin(cid)
+        if self._discovery is not None:
+            self._call(self._discovery.withdraw_block, b"\x12\x20" + read_digest(cid))
+
+    def provide(self, cid: str) -> None:
+        """Implement `BlockStore.provide`."""
+        if self._discovery is not None:
+            self._call(self._discovery.provide_block, b"\x12\x20" + read_digest(cid))
+
+    def connect_gossip_peers(self, peers: Sequence[BitswapPeer]) -> None:
+        """Count the gossip peers that speak bitswap; they are connected already."""
+        self._gossip_peers = len(peers)
+
+    def add_announcer(self, peer: str) -> None:
+        """Do nothing: the peer that relayed the announcement is known, and connected."""
+
+    def status(self) -> IpfsStatus:
+        """Implement `BlockStore.status`."""
+        counters = self._counters
+        return IpfsStatus(
+            connections=len(self._exchange.peers),
+            gossip_peers=self._gossip_peers,
+            gossip_connected=self._gossip_peers,
+            provided=counters.get("discovery_blocks_provided", 0),
+            unprovided=counters.get("discovery_blocks_unprovided", 0),
+            blocks_sent=counters.get("bitswap_blocks_sent", 0),
+            bytes_sent=counters.get("bitswap_bytes_sent", 0),
+            blocks_received=counters.get("bitswap_blocks_received", 0),
+        )
+
+    def describe(self) -> str:
+        """Implement `BlockStore.describe`."""
+        peers, sent = len(self._exchange.peers), self.status().blocks_sent
+        routing = "" if self._discovery is not None else ", without routing"
+        return f"the bridge itself: {peers} peers speak bitswap, {sent} blocks sent{routing}"
+
+    def close(self) -> None:
+        """Implement `BlockStore.close`."""
+        self._closed = True
+
+    def _call(self, call: Callable[..., None], *arguments: object) -> None:
+        with suppress(trio.RunFinishedError):  # at its next start a peer asks again
+            self._token.run_sync_soon(call, *arguments)

@@ -1,0 +1,102 @@
+"""Nodes of ours that serve and fetch blocks over bitswap, and blocks for them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from typing import NamedTuple
+
+from kiln.bridge.ipfs.bitswap.exchange import AnnouncementSources, BlockExchange, ExchangeOptions
+from kiln.bridge.ipfs.folder import FolderBlockStore
+from kiln.bridge.libp2p.discovery import Discovery, DiscoveryOptions
+from kiln.bridge.libp2p.host import Node
+from kiln.schemas.wire.cid import cid_bytes, cid_text, compute_cid
+from kit.node_town import OPTIONS, Running, Town
+
+FULL = bool(os.environ.get("KILN_TEST_FULL"))
+"""Whether tests with foreign peers run at their full size, which takes minutes."""
+COUNT = 1_000 if FULL else 40
+CODECS = (0x55, 0x71, 0x85)
+
+
+class Block(NamedTuple):
+    """A block and its CID."""
+
+    cid: str
+    data: bytes
+
+
+def make_blocks(count: int, seed: str, codecs: Sequence[int] = CODECS) -> list[Block]:
+    """Blocks of 100 B to 13 kB, and of several one of 2 MiB, of several codecs."""
+    random = Random(seed)
+    blocks = []
+    for number in range(count):
+        size = 2 << 20 if count > 3 and number == count - 1 else 100 << random.randrange(8)
+        data = random.randbytes(size)
+        blocks.append(Block(cid_text(compute_cid(data, codecs[number % len(codecs)])), data))
+    return blocks
+
+
+@dataclass
+class Side:
+    """A node that runs, with bitswap and, if it has one, the DHT."""
+
+    running: Running
+    exchange: BlockExchange
+    folder: FolderBlockStore
+    sources: AnnouncementSources
+    discovery: Discovery | None
+
+    @property
+    def node(self) -> Node:
+        return self.running.node
+
+    @property
+    def address(self) -> str:
+        return self.running.address
+
+    def put(self, block: Block) -> None:
+        """Store a block as the publisher does, and send it to the peers that want it."""
+        self.folder.put(*block)
+        self.exchange.add_block(cid_bytes(block.cid), len(block.data))
+
+    async def fetch(self, cid: str, seconds: float = 30) -> bytes:
+        return await self.exchange.fetch(cid, seconds)
+
+    def counts(self) -> dict[str, int]:
+        """The counters of bitswap that are not 0, up to date."""
+        self.exchange._update_peers()
+        return {name: count for name, count in self.node.counters.items() if name.startswith("bitswap_") and count}
+
+
+async def open_side(
+    town: Town,
+    name: str,
+    *bootstrap: str,
+    options: ExchangeOptions | None = None,
+    dht: DiscoveryOptions | None = None,
+    listen: Sequence[str] = OPTIONS.listen,
+) -> Side:
+    """A node of ours with its blocks in a folder of this name."""
+    folder, sources = FolderBlockStore(town.folder / name / "blocks"), AnnouncementSources()
+    made: list[tuple[BlockExchange, Discovery | None]] = []
+
+    def serve(node: Node) -> None:
+        discovery = None if dht is None else Discovery(node, dht, Random(name))
+        search = None if discovery is None else discovery.connect_providers
+        made.append((BlockExchange(node, folder, options, sources, search), discovery))
+
+    running = await town.node(replace(OPTIONS, bootstrap=bootstrap, listen=listen), before=serve)
+    ((exchange, discovery),) = made
+    await town.nursery.start(exchange.run)
+    if discovery is not None:
+        town.nursery.start_soon(discovery.run)
+    return Side(running, exchange, folder, sources, discovery)
+
+
+def batches_of(blocks: Sequence[Block], size: int) -> Iterator[Sequence[Block]]:
+    """The blocks in groups of a size."""
+    for start in range(0, len(blocks), size):
+        yield blocks[start : start + size]

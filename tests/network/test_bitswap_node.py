@@ -1,0 +1,308 @@
+"""Bitswap between nodes of ours, and with hostile peers: raw libp2p hosts that send what a test lets them send."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+import trio
+from libp2p.abc import INetStream
+from libp2p.bitswap.pb.bitswap_pb2 import Message
+from libp2p.custom_types import TProtocol
+from libp2p.host.basic_host import BasicHost
+from libp2p.peer.peerinfo import info_from_p2p_addr
+from multiaddr import Multiaddr
+
+from kiln.bridge.gossipsub.wire import RpcSplitter, encode
+from kiln.bridge.ipfs import BlockUnavailableError
+from kiln.bridge.ipfs.bitswap.exchange import ExchangeOptions
+from kiln.bridge.ipfs.bitswap.messages import PROTOCOLS, V1_0, V1_1, V1_2, WantEntry, write_message
+from kiln.bridge.ipfs.bitswap.store import BitswapBlockStore
+from kiln.bridge.libp2p.streams import make_host
+from kiln.schemas.wire.cid import cid_bytes, cid_text, compute_cid
+from kiln.schemas.wire.pubsub import write_batch_update
+from kiln.schemas.wire.topics import Separator
+from kit.bitswap_sides import FULL, Block, Side, make_blocks, open_side
+from kit.chance import new_key
+from kit.node_town import ENDS, Town, in_town
+
+pytestmark = [pytest.mark.network, pytest.mark.timeout(600 if FULL else 120)]
+
+ABSENT = compute_cid(b"nobody has this")
+
+
+# ---------------------------------------------------------------- two nodes
+
+
+def test_blocks_go_between_two_nodes_before_and_after_they_exist_and_at_once(tmp_path: Path) -> None:
+    async def test(town: Town) -> None:
+        one = await open_side(town, "one")
+        two = await open_side(town, "two", one.address)
+        await town.bell.until(lambda: one.node.peer in two.exchange.peers)
+        blocks = make_blocks(200 if FULL else 30, "two nodes")
+        early, late = blocks[: len(blocks) // 2], blocks[len(blocks) // 2 :]
+        for block in early:
+            one.put(block)
+        got: dict[str, bytes] = {}
+
+        async def fetch(block: Block) -> None:
+            got[block.cid] = await two.fetch(block.cid)
+
+        async with trio.open_nursery() as nursery:
+            for block in blocks:
+                nursery.start_soon(fetch, block)
+            await town.bell.until(lambda: len(got) == len(early))
+            assert got.keys() == {block.cid for block in early}
+            for block in late:
+                one.put(block)
+        assert got == dict(blocks)
+        # nothing is left over but what peers may still cancel
+        await town.bell.until(lambda: not one.exchange.sizes["wants"] and not two.exchange.sizes["asked"])
+        assert one.counts()["bitswap_blocks_sent"] == two.counts()["bitswap_blocks_received"] == len(blocks)
+
+    in_town(tmp_path, test)
+
+
+def test_the_peer_that_relayed_the_announcement_is_asked_first(tmp_path: Path) -> None:
+    async def test(town: Town) -> None:
+        one, two = await open_side(town, "one"), await open_side(town, "two")
+        three = await open_side(town, "three", one.address, two.address)
+        await town.bell.until(lambda: len(three.exchange.peers) == 2)
+        (block,) = make_blocks(1, "relayed")
+        for side in (one, two):
+            side.put(block)
+        announcement = write_batch_update(Separator("model", "k2t6"), block.cid)
+        three.sources.record_message(announcement, two.node.peer)
+        assert three.sources.find_source(block.cid) == two.node.peer
+        assert await three.fetch(block.cid) == block.data
+        assert "bitswap_blocks_sent" not in one.counts()
+        assert two.counts()["bitswap_blocks_sent"] == 1
+
+    in_town(tmp_path, test)
+
+
+def test_a_block_that_nobody_has_is_given_up_in_time_and_can_be_had_later(tmp_path: Path) -> None:
+    async def test(town: Town) -> None:
+        one = await open_side(town, "one")
+        two = await open_side(town, "two", one.address)
+        await town.bell.until(lambda: one.node.peer in two.exchange.peers)
+        (block,) = make_blocks(1, "later")
+        with pytest.raises(BlockUnavailableError, match="none of 1 peers sent it"):
+            await two.fetch(block.cid, 0.5)
+        one.put(block)
+        assert await two.fetch(block.cid) == block.data
+
+    in_town(tmp_path, test)
+
+
+def test_the_store_of_the_bridge_serves_its_folder_and_fetches_the_rest(tmp_path: Path) -> None:
+    async def test(town: Town) -> None:
+        one = await open_side(town, "one")
+        two = await open_side(town, "two", one.address)
+        await town.bell.until(lambda: one.node.peer in two.exchange.peers)
+        token = trio.lowlevel.current_trio_token()
+        stores = [
+            BitswapBlockStore(each.folder, each.exchange, each.discovery, token, each.node.counters)
+            for each in (one, two)
+        ]
+        block, other = make_blocks(2, "stores")
+        await trio.to_thread.run_sync(stores[0].put, *block)
+        assert await trio.to_thread.run_sync(stores[1].get, block.cid, 20.0, 2 << 20) == block.data
+        assert stores[0].get(block.cid, 1.0) == block.data, "one's own needs no thread"
+        stores[0].pin(block.cid)
+        stores[0].unpin(block.cid)
+        with pytest.raises(BlockUnavailableError):
+            await trio.to_thread.run_sync(stores[1].get, block.cid, 0.3)
+        with pytest.raises(BlockUnavailableError):
+            await trio.to_thread.run_sync(stores[1].get, other.cid, 0.3)
+        one.counts()
+        assert stores[0].status().blocks_sent == 1
+        assert "1 peers speak bitswap, 1 blocks sent" in stores[0].describe()
+
+    in_town(tmp_path, test)
+
+
+# ---------------------------------------------------------------- raw peers
+
+
+class RawPeer:
+    """What a raw peer received on streams of bitswap, and its ways to send."""
+
+    def __init__(self, host: BasicHost, side: Side, notify: Callable[[], None]) -> None:
+        self._host = host
+        self._side = side
+        self._notify = notify
+        self.blocks: list[bytes] = []
+        self.haves: list[bytes] = []
+        self.dont_haves: list[bytes] = []
+        self.wants: list[bytes] = []
+        self.reads = True
+        self.refusals = 0
+
+    async def open(self, protocol: str = V1_2) -> INetStream:
+        info = info_from_p2p_addr(Multiaddr(self._side.address))
+        await self._host.connect(info)
+        return await self._host.new_stream(info.peer_id, [TProtocol(protocol)])
+
+    async def send(self, *wants: WantEntry, protocol: str = V1_2) -> None:
+        stream = await self.open(protocol)
+        await stream.write(encode(write_message(protocol, wants)))
+        await stream.close()
+
+    async def handle(self, stream: INetStream) -> None:
+        if self.refusals:
+            self.refusals -= 1
+            await stream.reset()
+            return
+        if not self.reads:
+            await trio.sleep_forever()
+        splitter = RpcSplitter(4 << 20, 1)
+        with suppress(*ENDS):
+            while True:
+                data = await stream.read(65536)
+                if not data:
+                    return
+                for body in splitter.feed(data):
+                    assert isinstance(body, bytes)
+                    message = Message.FromString(body)
+                    self.blocks += [*(block.data for block in message.payload), *message.blocks]
+                    for each in message.blockPresences:
+                        (self.haves if each.type == Message.Have else self.dont_haves).append(each.cid)
+                    self.wants += [entry.block for entry in message.wantlist.entries if not entry.cancel]
+                    self._notify()
+
+
+@asynccontextmanager
+async def raw_peer(town: Town, side: Side, *protocols: str) -> AsyncIterator[RawPeer]:
+    """A raw peer that offers protocols of bitswap, all three by default."""
+    host = make_host(new_key(), "odd/1", 10)
+    peer = RawPeer(host, side, town.bell.ring)
+    for protocol in protocols or PROTOCOLS:
+        host.set_stream_handler(TProtocol(protocol), peer.handle)
+    async with host.run([]):
+        yield peer
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_peers_of_each_version_are_served(tmp_path: Path, protocol: str) -> None:
+    async def test(town: Town) -> None:
+        side = await open_side(town, "one")
+        blocks = make_blocks(3, "versions")
+        for block in blocks:
+            side.put(block)
+        async with raw_peer(town, side, protocol) as peer:
+            wanted = [WantEntry(cid_bytes(block.cid), send_dont_have=True) for block in blocks]
+            await peer.send(*wanted, WantEntry(ABSENT, send_dont_have=True), protocol=protocol)
+            await town.bell.until(lambda: len(peer.blocks) == 3)
+            assert sorted(peer.blocks) == sorted(block.data for block in blocks)
+            assert peer.dont_haves == ([ABSENT] if protocol == V1_2 else [])
+
+    in_town(tmp_path, test)
+
+
+def test_a_reply_is_tried_again_until_the_peer_takes_a_stream(tmp_path: Path) -> None:
+    async def test(town: Town) -> None:
+        side = await open_side(town, "one")
+        (block,) = make_blocks(1, "again")
+        side.put(block)
+        async with raw_peer(town, side) as peer:
+            peer.refusals = 2
+            await peer.send(WantEntry(cid_bytes(block.cid)))
+            await town.bell.until(lambda: peer.blocks == [block.data])
+            assert peer.refusals == 0
+
+    in_town(tmp_path, test)
+
+
+def test_malformed_messages_end_their_stream_and_nothing_else(tmp_path: Path) -> None:
+    async def test(town: Town) -> None:
+        side = await open_side(town, "one")
+        (block,) = make_blocks(1, "malformed")
+        side.put(block)
+        odd = [
+            encode(b"\xff" * 500),  # no protobuf
+            b"\xff" * 20,  # no varint
+            encode(b"\x0a\xff\xff\xff\xff\x0fabcd"),  # a field of 4 GiB
+            b"\xff\xff\xff\xff\x0f" + bytes(100),  # 4 GiB
+            b"\x80\x80\x80\x01" + bytes(400_000),  # the beginning of 2 MiB, from a peer that was not asked
+        ]
+        async with raw_peer(town, side) as peer:
+            for raw in odd:
+                stream = await peer.open()
+                with suppress(*ENDS):
+                    await stream.write(raw)
+                    assert not await stream.read(1)
+            ids = [b"", b"\x01", os.urandom(36), b"\x12\x20abc", os.urandom(5000)]
+            await peer.send(*map(WantEntry, ids), WantEntry(cid_bytes(block.cid)))
+            await town.bell.until(lambda: peer.blocks == [block.data])
+            assert side.counts()["bitswap_streams_unreadable"] >= len(odd) - 1
+            assert side.counts()["bitswap_entries_skipped"] == len(ids)
+
+    in_town(tmp_path, test)
+
+
+def test_a_peer_that_reads_nothing_holds_no_other_up_and_little_memory(tmp_path: Path) -> None:
+    async def test(town: Town) -> None:
+        options = ExchangeOptions(stuck_after=0.5, max_failures=2, sending_bytes=3 << 20)
+        side = await open_side(town, "one", options=options)
+        data = os.urandom(2 << 20)
+        (block,) = make_blocks(1, "stuck")
+        large = Block(cid_text(compute_cid(data, 0x55)), data)
+        for each in (block, large):
+            side.put(each)
+        async with raw_peer(town, side) as deaf, raw_peer(town, side) as honest:
+            deaf.reads = False
+            await deaf.send(*(WantEntry(cid_bytes(each.cid)) for each in (large, block)))
+            await honest.send(WantEntry(cid_bytes(block.cid)), WantEntry(cid_bytes(large.cid)))
+            await town.bell.until(lambda: len(honest.blocks) == 2)
+            await town.bell.until(lambda: side.counts().get("bitswap_replies_dropped", 0) > 0)
+            await town.bell.until(lambda: not side.exchange.sizes["writers"])
+
+    in_town(tmp_path, test)
+
+
+def test_a_storm_of_wants_is_bounded_and_delays_no_honest_peer_for_long(tmp_path: Path) -> None:
+    async def test(town: Town) -> None:
+        side = await open_side(town, "one")
+        blocks = make_blocks(50, "storm")
+        for block in blocks:
+            side.put(block)
+        async with raw_peer(town, side) as hostile, raw_peer(town, side) as honest:
+            stream = await hostile.open()
+
+            async def storm() -> None:
+                with suppress(*ENDS):
+                    for number in range(200 if FULL else 40):
+                        absent = [compute_cid(b"%d/%d" % (number, each)) for each in range(1000)]
+                        await stream.write(encode(write_message(V1_2, [WantEntry(cid, have=True) for cid in absent])))
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(storm)
+                for block in blocks:
+                    await honest.send(WantEntry(cid_bytes(block.cid)))
+                await town.bell.until(lambda: len(honest.blocks) == len(blocks), 60)
+            assert side.exchange.sizes["wants"] <= 1024 * 2
+
+    in_town(tmp_path, test)
+
+
+def test_blocks_that_were_not_asked_for_and_too_many_streams_are_refused(tmp_path: Path) -> None:
+    async def test(town: Town) -> None:
+        side = await open_side(town, "one", options=ExchangeOptions(max_streams=20))
+        async with raw_peer(town, side) as peer:
+            for _ in range(20):
+                data = os.urandom(50_000)
+                stream = await peer.open()
+                await stream.write(encode(write_message(V1_1, blocks=[(compute_cid(data), data)])))
+                await stream.close()
+            await town.bell.until(lambda: side.counts().get("bitswap_blocks_unwanted", 0) == 20)
+            for _ in range(40):
+                with suppress(*ENDS):
+                    await peer.open(V1_0)
+            await town.bell.until(lambda: side.counts().get("bitswap_streams_refused", 0) >= 15)
+            assert side.exchange.sizes["streams"] <= 20
+
+    in_town(tmp_path, test)
