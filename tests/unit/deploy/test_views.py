@@ -14,6 +14,7 @@ from typing import NamedTuple
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from kiln.deploy.cli.app import run_command
 from kiln.deploy.query.ask import SqlError, query_lake
@@ -499,7 +500,7 @@ def log_of(records: Iterable[Logged], origin: Origin = "LIVE") -> list[LogRecord
                     message_id=f"m{offset}",
                     epoch=Epoch("q", 1),
                     frame=Coordinates(0, offset, 0),
-                    observed_at=each.heard,
+                    observed_at=ORIGIN + each.heard,
                 )
             ),
         )
@@ -509,8 +510,16 @@ def log_of(records: Iterable[Logged], origin: Origin = "LIVE") -> list[LogRecord
 
 
 def batches_of(log: Iterable[LogRecord], window: int) -> list[BatchRecord]:
-    made = batch_partition(PartitionWindows(window), iter(log), 256_000)
-    return [decode_batch(output.value) for output in made if output.topic == "batches"]
+    records = (record._replace(stamp=ORIGIN + record.stamp) for record in log)
+    made = batch_partition(PartitionWindows(window), records, 256_000)
+    batches = (decode_batch(output.value) for output in made if output.topic == "batches")
+    return [
+        structs.replace(each, opened_at=each.opened_at - ORIGIN, closed_at=each.closed_at - ORIGIN) for each in batches
+    ]
+
+
+ORIGIN = 1_700_000_000 * SECOND
+"""added to times in the log, which count from 0 in these tests"""
 
 
 END = LogRecord(0, 10**6, 10**12, None)

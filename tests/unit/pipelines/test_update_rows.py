@@ -45,6 +45,7 @@ from kiln.schemas.kafka.records import (
 from kiln.schemas.kafka.topics import MAX_RECORD
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
+from kiln.schemas.times import MAX_MICROS, MIN_MICROS
 from kiln.schemas.wire.cid import cid_text, compute_cid
 from kiln.schemas.wire.claims import Claims
 from kiln.schemas.wire.identity import compute_peer_id, peer_text, sign
@@ -283,7 +284,7 @@ def test_another_tip_another_origin_and_another_separator_are_another_update() -
 
 
 def test_rows_say_when_they_were_heard() -> None:
-    assert [row.observed_at for row in rows(frame(signed(write_update(STREAM, TIP)), at=17))] == [17]
+    assert [row.observed_at for row in rows(frame(signed(write_update(STREAM, TIP)), at=SEEN_AT))] == [SEEN_AT]
 
 
 # ---------------------------------------------------------------- what must be fetched
@@ -441,7 +442,7 @@ def test_a_message_is_announced_by_each_of_its_networks() -> None:
 def test_the_batch_query_reads_what_is_written() -> None:
     topic = format_topic("testnet-clay", CONTROLLER)
     values = [row.value for row in rows(frame(unsigned(write_update(STREAM, TIP), topic)))]
-    log = [LogRecord(0, n, n * 1_000_000, value) for n, value in enumerate((*values, b""))]
+    log = [LogRecord(0, n, SEEN_AT + n * 1_000_000, value) for n, value in enumerate((*values, b""))]
     (batch,) = batch_partition(PartitionWindows(1_000_000), iter(log), 256_000)
     assert decode_batch(batch.value).separator.key == "controller"
     assert batch.key == f"testnet-clay/{CONTROLLER.key}/{CONTROLLER.value}".encode()
@@ -457,7 +458,7 @@ names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8
     st.sampled_from((None, MODEL.text)),
     st.sampled_from(("mainnet", "local-1")),
     st.sampled_from(("LIVE", "REPLAY")),
-    st.integers(0, 10**15),
+    st.integers(MIN_MICROS, MAX_MICROS),
 )
 def test_every_row_is_as_the_schema_says(topic: str, model: str | None, network: str, origin: str, at: int) -> None:
     message = unsigned(write_update(STREAM, TIP, model), topic)
