@@ -358,7 +358,7 @@ def run_checks(settings: Settings) -> list[DoctorCheck]:
     """
     kafka = settings.kafka
     runs = kafka.embedded and _read(lambda: find_running_broker(settings.state), None) is not None
-    kilns = _read(lambda: read_lock_holders(settings.state), set())
+    kilns = _read(lambda: read_lock_holders(settings.state), set[int]())
     broker = read_broker_status(settings.broker)
     updates = next((each.end for each in broker.topics if each.name == kafka.topic("updates")), {})
     wanted = (
