@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -28,6 +28,7 @@ from kiln.conf.settings.durations import micros, parse_duration
 from kiln.conf.settings.model import Settings
 from kiln.conf.settings.reading import load_settings
 from kiln.pipelines.app.launch import batch_config, create_submitted_session, decode_config
+from kiln.pipelines.app.supervisor import describe_failure
 from kiln.pipelines.backfill.chunks import TimeRange
 from kiln.pipelines.backfill.run import (
     LIVE_TABLES,
@@ -243,8 +244,8 @@ def parse_source(texts: Sequence[str]) -> tuple[Source, tuple[Path, ...]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run `pipelines/jobs/backfill.py` under `spark-submit`: print each step, and at the end rows by table, as lines of
-    JSON.
+    """Run `pipelines/jobs/backfill.py` under `spark-submit`: print each step, and at the end rows by table, or the root
+    cause of a failure, as lines of JSON.
 
     Returns:
         The exit status.
@@ -267,10 +268,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with lock_run(settings.state, check_name(request.name)):
             outcome = _execute(settings, save_request_streams(settings, request))
     except (KilnError, ValueError) as error:
-        print(printable_lines(str(error)), file=sys.stderr)
-        return error.exit_code if isinstance(error, KilnError) else 2
+        return _report_failure(options.run, str(error), error.exit_code if isinstance(error, KilnError) else 2)
+    except (Py4JJavaError, PySparkException) as error:
+        return _report_failure(options.run, describe_failure(error), 1)
     print(json.dumps(encode_outcome(outcome)))
     return 0
+
+
+def _report_failure(run: str, failure: str, status: int) -> int:
+    print(printable_lines(failure), file=sys.stderr, flush=True)
+    print(json.dumps({"run": run, "error": failure, "exit": status}), flush=True)
+    return status
 
 
 def _execute(settings: Settings, request: BackfillRequest) -> RunOutcome:
@@ -286,6 +294,9 @@ def _execute(settings: Settings, request: BackfillRequest) -> RunOutcome:
     try:
         with cancel_on_signal(spark) as is_stopped:
             return backfill(spark, settings, terms, is_stopped, report, request.publish)
+    except (KilnError, Py4JJavaError, PySparkException):
+        spark.sparkContext.setLogLevel("OFF")  # the reason is the last line, and not Spark's farewell
+        raise
     finally:
         spark.stop()
 
