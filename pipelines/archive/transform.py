@@ -263,19 +263,24 @@ def read_record(decoder: FrameDecoder, partition: int, offset: int, stamp: int, 
         if isinstance(frame, Rejected):
             return RecordRows([reject_unreadable(frame, value, partition, offset, stamp)], [None])
         row = build_frame_row(partition, offset, stamp, frame)
-        items = list(decoder.decode_frame(frame, partition, offset))
-        copies = [None if item.copy is None else build_copy_row(item, frame) for item in items]
+        return decode_parts(decoder, frame, partition, offset)._replace(frame=frame, row=row)
     except PROCESSING_ERRORS as error:  # all of the above is pure: the record alone has caused this
         fault = reject_failed("archive", error, MessageRef(partition, offset, None), value or b"", stamp)
         return RecordRows([fault], [None], frame if row and isinstance(frame, Frame) else None, row)
+
+
+def decode_parts(decoder: FrameDecoder, frame: Frame, partition: int, offset: int) -> RecordRows:
+    """Decode a frame into the rows of its parts. Messages do not depend on whether its control part can be read."""
+    items = list(decoder.decode_frame(frame, partition, offset))
+    copies = [None if item.copy is None else build_copy_row(item, frame) for item in items]
     control = ControlRows([], [])
     try:
         control = build_control_rows(frame, decoder.bundles, partition, offset)
         faults = [reject_unread(control, frame, partition, offset)] if control.unread else []
-    except PROCESSING_ERRORS as error:  # pure too; the messages do not depend on it
-        where = MessageRef(partition, offset, None)
-        faults = [reject_failed("archive", error, where, frame.payload, stamp, build_frame_key(frame))]
-    return RecordRows([*items, *faults], [*copies, *(None for _ in faults)], frame, row, control)
+    except PROCESSING_ERRORS as error:  # pure: the frame alone has caused this
+        ref, at = MessageRef(partition, offset, None), frame.observed_at // 1000
+        faults = [reject_failed("archive", error, ref, frame.payload, at, build_frame_key(frame))]
+    return RecordRows([*items, *faults], [*copies, *(None for _ in faults)], control=control)
 
 
 def reject_unread(control: ControlRows, frame: Frame, partition: int, offset: int) -> RejectedMessage:

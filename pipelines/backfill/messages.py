@@ -14,12 +14,15 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from kiln.pipelines.archive.control_rows import ENTRY_ROW_BYTES, estimate_size
 from kiln.pipelines.archive.transform import (
     FRAMES,
     MESSAGES,
-    build_copy_row,
+    PARTS,
+    RecordRows,
     build_fault_records,
     build_message_row,
+    decode_parts,
     restore_tip_pairs,
 )
 from kiln.pipelines.backfill.chunks import TimeRange
@@ -172,55 +175,64 @@ def mark_live_updates(updates: DataFrame) -> DataFrame:
 
 def _decode_partition(config: DecodeConfig, target: RunTarget) -> Callable[[_Batches], _Batches]:
     def rows(batches: _Batches) -> _Batches:
-        copies, faults = TableFiles(target.run, "copies"), TableFiles(target.run, "quarantine")
+        copies, subscriptions, controls = (TableFiles(target.run, table) for table in PARTS)
+        faults = TableFiles(target.run, "quarantine")
         out, decoder, frames = MergedRowBuffer(), FrameDecoder(config), 0
         for batch in batches:
             for row in map(FrameRow._make, zip(*(column.to_pylist() for column in batch.columns), strict=True)):
                 inside = row.observed_at in target.span
                 frames += 1
-                for item, copy in _decode_row(decoder, row):
-                    if isinstance(item, RejectedMessage):
+                parts = _decode_row(decoder, row)
+                for item, copy in zip(parts.items, parts.copies, strict=True):
+                    merged = _merge_copy(item) if isinstance(item, DecodedMessage) else item
+                    if isinstance(merged, RejectedMessage):
                         if inside:
-                            for record in build_fault_records(item):
-                                faults.add(build_quarantine_row(item, record), len(record.data))
+                            for record in build_fault_records(merged):
+                                faults.add(build_quarantine_row(merged, record), len(record.data))
                     else:
-                        yield from out.add(item)
+                        yield from out.add(merged)
                     if inside and copy is not None:
                         copies.add(copy, _COPY_ROW_BYTES)
-        yield from out.finish(StageOutput(copies.close() + faults.close(), frames=frames))
+                if inside:
+                    for subscription in parts.control.subscriptions:
+                        subscriptions.add(subscription, ENTRY_ROW_BYTES)
+                    for control in parts.control.controls:
+                        controls.add(control, estimate_size(control))
+        files = [file for each in (copies, subscriptions, controls, faults) for file in each.close()]
+        yield from out.finish(StageOutput(files, frames=frames))
 
     return rows
 
 
-def _decode_row(decoder: FrameDecoder, row: FrameRow) -> list[tuple[MergedRow | RejectedMessage, _Row | None]]:
-    """Decode a frame into its messages and faults, each with its row of `copies`, or reject the frame on failure."""
+def _decode_row(decoder: FrameDecoder, row: FrameRow) -> RecordRows:
+    """Decode a frame into its messages, its faults and the rows of its parts, or reject the frame on failure."""
     try:
         frame = parse_frame_row(row)
         fault = find_frame_fault(frame)
         if fault is not None:  # the row was written by a version of Kiln that accepted more
             data = frame.SerializeToString()
-            return [(reject_unreadable(fault, data, row.kafka_partition, row.kafka_offset, row.observed_at), None)]
-        return [
-            (
-                _merge_copy(item) if isinstance(item, DecodedMessage) else item,
-                None if item.copy is None else build_copy_row(item, frame),
-            )
-            for item in decoder.decode_frame(frame, row.kafka_partition, row.kafka_offset)
-        ]
+            rejected = reject_unreadable(fault, data, row.kafka_partition, row.kafka_offset, row.observed_at)
+            return RecordRows([rejected], [None])
+        return decode_parts(decoder, frame, row.kafka_partition, row.kafka_offset)
     except PROCESSING_ERRORS as error:  # pure: the frame alone has caused this
         position = MessageRef(row.kafka_partition, row.kafka_offset, None)
-        return [(reject_failed("archive", error, position, row.payload, row.observed_at), None)]
+        return RecordRows([reject_failed("archive", error, position, row.payload, row.observed_at)], [None])
 
 
 _COPY_ROW_BYTES = 500  # approximate size of a row of `copies`
 
 
-def _merge_copy(item: DecodedMessage) -> MergedRow:
+def _merge_copy(item: DecodedMessage) -> MergedRow | RejectedMessage:
+    try:
+        row = pack(build_message_row(item))
+    except PROCESSING_ERRORS as error:  # pure: the message alone has caused this
+        data = item.envelope.SerializeToString()
+        return reject_failed("archive", error, item.ref, data, item.observed_at)
     note = _UPDATE if item.content.type == "UPDATE" else 0
     note |= _REPLAY if item.origin == "REPLAY" else 0
     note |= _SIGNED if item.verdict is Verdict.VALID else 0
     place = item.ref.partition, item.ref.offset, item.ref.position or 0
-    return MergedRow(item.network, item.message_id, COPY, item.observed_at, *place, note, pack(build_message_row(item)))
+    return MergedRow(item.network, item.message_id, COPY, item.observed_at, *place, note, row)
 
 
 def build_quarantine_row(item: RejectedMessage, record: QuarantineRecord) -> _Row:

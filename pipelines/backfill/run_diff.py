@@ -87,6 +87,8 @@ def diff_run(lake: Lake, run: BackfillRun, report: Callable[[str], None]) -> lis
         for table, extent in comparison.extents.items():
             if table == "frames" and not comparison.run_lake.has_rows(table):
                 continue  # the run read the live table
+            if not comparison.run_lake.has(table):
+                continue  # a run of an earlier Kiln has no table that was added since
             report(f"{table}: comparing")
             diffs.append(compare_table(comparison, extent))
         return diffs

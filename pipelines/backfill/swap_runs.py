@@ -25,6 +25,8 @@ from kiln.schemas.delta.tables import TABLES
 STEPS: Final = (
     "frames",
     "copies",
+    "subscriptions",
+    "controls",
     "messages",
     "updates",
     "batch_tips",
@@ -116,8 +118,8 @@ def swap_run(
         for name in STEPS:
             table = name.removesuffix("_rest")
             mark = SwapMarker(run.name, name, begun)
-            if file_swap.has_step(table, mark):
-                continue
+            if file_swap.has_step(table, mark) or not comparison.run_lake.has(table):
+                continue  # a run of an earlier Kiln has no table that was added since
             say(f"{table}: swapping")
             run_swap.commit_step(name, table, file_swap, mark)
     after = {table: lake.open(table).version() for table in tables}

@@ -73,6 +73,21 @@ def build_extents(run: BackfillRun) -> dict[str, TableExtent]:
             ("network", "message_id", "remote_peer", "observed_at", "message_index"),
             ("verdict", *position),
         ),
+        *(
+            TableExtent(
+                table,
+                ("observed_at",),
+                ("connection", "direction", "observed_at", "entry_index"),
+                (
+                    *_content_columns(
+                        table,
+                        *("connection", "direction", "observed_at", "entry_index", "kafka_partition", "kafka_offset"),
+                    ),
+                    *position,
+                ),
+            )
+            for table in ("subscriptions", "controls")
+        ),
         TableExtent(
             "messages",
             ("observed_at",),

@@ -7,6 +7,7 @@ here raises on any bytes.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Final, Literal, NamedTuple
 
 from google.protobuf.message import DecodeError
@@ -121,18 +122,14 @@ def read_control_part(payload: bytes, table: TopicTable) -> ControlPart | Reject
         rpc = RPC.FromString(payload)
     except DecodeError:
         return Rejected(RPC_MALFORMED, f"{len(payload)} bytes are not an RPC protobuf")
-    subscriptions = rpc.subscriptions
     is_known = _has_no_unknown_fields(rpc)
-    first = [_read_subscription(each, table, is_known) for each in subscriptions[:MAX_ENTRIES]]
-    controls: list[ControlEntry] = []
-    left = MAX_ENTRIES - len(first)
-    for entry in _read_entries(rpc, table, is_known):
-        if len(controls) >= left:
-            break
-        controls.append(entry)
-    control = rpc.control
-    count = len(control.ihave) + len(control.iwant) + len(control.graft) + len(control.prune) + len(control.idontwant)
-    return ControlPart(first, controls, max(0, len(subscriptions) + count - MAX_ENTRIES))
+    subscriptions = [_read_subscription(each, table, is_known) for each in islice(rpc.subscriptions, MAX_ENTRIES)]
+    controls = list(islice(_read_entries(rpc, table, is_known), MAX_ENTRIES - len(subscriptions)))
+    if len(payload) <= 2 * MAX_ENTRIES:  # an entry has at least two bytes
+        return ControlPart(subscriptions, controls)
+    lists = (rpc.control.ihave, rpc.control.iwant, rpc.control.graft, rpc.control.prune, rpc.control.idontwant)
+    count = len(rpc.subscriptions) + sum(map(len, lists))
+    return ControlPart(subscriptions, controls, max(0, count - MAX_ENTRIES))
 
 
 def _has_no_unknown_fields(rpc: RPC) -> bool:

@@ -43,6 +43,8 @@ EQUAL = {
         "kafka_partition, kafka_offset, message_index, network, message_id, remote_peer, verdict",
         "observed_at",
     ),
+    "subscriptions": ("*", "observed_at"),
+    "controls": ("*", "observed_at"),
     "messages": (
         "network, message_id, origin, type, from_peer, seqno, stream, tip, model, sep, batch_cid, data",
         "observed_at",

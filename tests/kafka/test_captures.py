@@ -14,6 +14,7 @@ from deltalake import DeltaTable
 
 from conftest import free_ports
 from kiln.schemas.captures.capture_file import CaptureRecord, open_capture, read_capture
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
 from kit.kiln_process import Kiln
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
@@ -108,8 +109,6 @@ def test_each_published_message_is_there_once_under_its_topic(kiln: Kiln, shared
 
 
 def published_data(rpc: bytes) -> list[bytes]:
-    from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
-
     return [message.data for message in RPC.FromString(rpc).publish]
 
 
@@ -122,6 +121,28 @@ def test_every_copy_is_counted(kiln: Kiln, shared: Path) -> None:
     )
     assert kiln.count("copies") == copies
     assert kiln.count("copies", "network = 'testnet-clay'") == copies
+
+
+def test_every_entry_of_an_rpc_is_a_row_in_both_directions(kiln: Kiln, shared: Path) -> None:
+    """As many as protobuf alone counts, once each, although the files were replayed twice."""
+    expected = Counter[tuple[str, str]]()
+    for name in CAPTURES:
+        for record in records_of(shared, name):
+            rpc, direction = RPC.FromString(record.rpc), "IN" if record.direction == "R" else "OUT"
+            expected.update((direction, str(each.subscribe)) for each in rpc.subscriptions)
+            for kind in ("IHAVE", "IWANT", "IDONTWANT", "GRAFT", "PRUNE"):
+                expected[direction, kind] += len(getattr(rpc.control, kind.lower()))
+    held = Counter((row["direction"], row["kind"]) for row in rows(kiln, "controls", ["direction", "kind"]))
+    held.update(
+        (row["direction"], str(row["subscribe"])) for row in rows(kiln, "subscriptions", ["direction", "subscribe"])
+    )
+    others = {each: held.pop(each) for each in list(held) if each[1] in ("EXTENSIONS", "UNKNOWN")}
+    assert held == +expected
+    assert others[("IN", "UNKNOWN")] == 2  # RPCs of the test extension
+    ids = "select unnest(message_ids) as message_id from controls where kind = 'IHAVE'"
+    assert kiln.sql(f"select count(*) as n from ({ids}) where message_id not in (select message_id from copies)") == [
+        {"n": 0}
+    ]
 
 
 def test_what_is_no_message_is_in_quarantine_with_its_bytes(kiln: Kiln) -> None:

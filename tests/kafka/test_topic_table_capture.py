@@ -66,6 +66,15 @@ def test_each_message_has_the_topic_it_was_published_on(known: Kiln, shared: Pat
     assert all(published[str(row["digest"])] == row["topic"] for row in rows)
 
 
+def test_control_entries_have_the_topic_of_their_index(known: Kiln) -> None:
+    known_topic = "topic in (select topic from messages)"
+    by = f"select kind, topic_source, count(*) as n from controls where {known_topic} group by all"
+    entries = {(row["kind"], row["topic_source"]): row["n"] for row in known.sql(by)}
+    assert entries == {("GRAFT", "index"): 2 * 23, ("PRUNE", "index"): 2 * 2}
+    assert known.count("controls", "topic is null and kind in ('GRAFT', 'PRUNE', 'IHAVE')") == 0
+    assert known.count("subscriptions", "topic_source = 'name' and topic is not null") == 2 * 49
+
+
 @pytest.mark.parametrize(
     ("table", "left_out"),
     [

@@ -17,7 +17,17 @@ Row = Mapping[str, object]
 FROM, TO = 1_767_225_600_000_000, 1_767_312_000_000_000
 """µs: the range of the runs, which is the first day of 2026"""
 
-RUN_TABLES = ("copies", "messages", "updates", "batches", "batch_tips", "tips", "quarantine")
+RUN_TABLES = (
+    "copies",
+    "subscriptions",
+    "controls",
+    "messages",
+    "updates",
+    "batches",
+    "batch_tips",
+    "tips",
+    "quarantine",
+)
 
 _NOTHING: Mapping[str, object] = {
     "string": "a",
@@ -98,6 +108,19 @@ def copy(number: int, at: int, **named: object) -> Row:
     return row("copies", **{**said, **named})
 
 
+def subscription(number: int, at: int, **named: object) -> Row:
+    """A SUBSCRIBE in a frame of its own."""
+    said: dict[str, object] = {"network": "n", "topic": "t", "observed_at": at, "kafka_offset": number}
+    return row("subscriptions", **{**said, "subscribe": True, **named})
+
+
+def control(number: int, at: int, **named: object) -> Row:
+    """An IHAVE of that message."""
+    said: dict[str, object] = {"network": "n", "topic": "t", "observed_at": at, "kafka_offset": number}
+    ids = {"message_ids": [f"m{number}"], "message_id_count": 1}
+    return row("controls", **{**said, "kind": "IHAVE", **ids, **named})
+
+
 def batch(cid: str, at: int, numbers: Iterable[int], *, separator: str = "model/k1") -> dict[str, list[Row]]:
     """A batch of the tips of these updates, and its rows of `batch_tips`."""
     key, value = separator.split("/")
@@ -126,6 +149,8 @@ def history(numbers: Iterable[int], *, name: str = "b", at: int = FROM) -> dict[
     times = {number: at + number * 1_000_000 for number in held}
     tables: dict[str, list[Row]] = {
         "copies": [copy(each, times[each]) for each in held],
+        "subscriptions": [subscription(each, times[each]) for each in held],
+        "controls": [control(each, times[each]) for each in held],
         "messages": [message(each, times[each]) for each in held],
         "updates": [update(each, times[each]) for each in held],
         "tips": [tip(each, times[each]) for each in held],

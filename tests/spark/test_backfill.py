@@ -4,30 +4,42 @@ the tables that are there, at edges, with what became known later, and beside a 
 from __future__ import annotations
 
 import gzip
+import os
+import re
 import shutil
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import BinaryIO, cast
 
 import pyarrow as pa
 import pytest
-from deltalake import write_deltalake
+from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 
 from kiln.conf.settings.model import Backfill, Network, Settings, Spark
 from kiln.deploy.demo.traffic import Traffic, TrafficOptions, write_traffic
 from kiln.deploy.demo.traffic.ledger import Ledger, MessageEntry
-from kiln.pipelines.app.backfill_run import BackfillRequest, backfill, build_terms
+from kiln.pipelines.app.backfill_run import BackfillRequest, backfill, build_terms, parse_time
 from kiln.pipelines.backfill import publishing
 from kiln.pipelines.backfill.range_comparison import datetime_of
 from kiln.pipelines.backfill.run import RunError, RunOutcome, StoppedError
-from kiln.pipelines.backfill.run_log import find_run
+from kiln.pipelines.backfill.run_log import RUN_TABLES, find_run
+from kiln.pipelines.backfill.swap import FileSwap
+from kiln.pipelines.backfill.swap_runs import swap_run
 from kiln.pipelines.delta.arrow_rows import build_arrow_schema
 from kiln.pipelines.delta.lake import Lake
+from kiln.pipelines.quality.check import check_lake
+from kiln.pipelines.quality.expectations import RowValidator
+from kiln.pipelines.quality.suites import FOLDER as SUITES
+from kiln.pipelines.quality.suites import read_suites
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.kafka.records import BatchRecord, Origin, SeparatorRecord, decode_batch
+from kiln.schemas.wire.identity import peer_bytes
+from kit.history import ARCHIVES, LINE_LAYERS, PACKINGS, ceramic_line, kubo_line
 from kit.local_spark import open_session
 from kit.log_model import Update, block_of, cid_of, windows_of
 
@@ -39,6 +51,7 @@ WINDOW = 1_000_000
 OPTIONS = TrafficOptions(
     seed=3, network="local-history", separators=6, streams=40, reannounced=0.15, forged=0.05, peers=3, copies=2
 ).for_capture()
+FILES = Path(__file__).resolve().parents[1] / "unit" / "schemas" / "history_files"
 Rows = list[tuple[object, ...]]
 
 
@@ -70,6 +83,20 @@ class World:
                 found = found.set_column(number, field.name, found[field.name].cast(pa.int64()))
         return sorted((tuple(map(_plain, row.values())) for row in found.to_pylist()), key=repr)
 
+    def swap(self, name: str) -> None:
+        run = find_run(self.lake, name)
+        assert run is not None
+        assert swap_run(self.lake, run, FileSwap(self.lake, durable=False), lambda: time.time_ns() // 1000, print)
+
+    def check(self) -> dict[str, list[str]]:
+        """Hints of the expectations that fail, by table."""
+        later = datetime.now(UTC) + timedelta(hours=1)
+        failed: dict[str, list[str]] = {}
+        for each in check_lake(self.settings, self.lake, read_suites([SUITES]), RowValidator(), later):
+            if not each.success:
+                failed.setdefault(each.check.table, []).append(each.hint)
+        return failed
+
 
 def _plain(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
@@ -88,7 +115,7 @@ def world(broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactory
         lake = Lake.from_location(settings.lake_root)
         world = World(spark, settings, file, traffic.ledger, lake)
         world.make(BackfillRequest("heard", START, END, source="files", files=(file,)), chunk=400)
-        for table in ("frames", "copies", "messages", "updates", "batches", "batch_tips", "tips", "quarantine"):
+        for table in RUN_TABLES:
             shutil.rmtree(lake.table(table), ignore_errors=True)
             shutil.copytree(lake.locate_run("heard").table(table), lake.table(table))
         yield world
@@ -137,7 +164,7 @@ def test_the_frames_of_a_lake_give_its_tables_again_also_in_chunks_that_were_sto
     assert found is not None
     assert not found.is_done
     assert world.make(asked, chunk=400).rows_written > 0
-    for table in ("copies", "messages", "updates", "tips", "batches", "batch_tips"):
+    for table in RUN_TABLES[1:-1]:
         assert world.rows("again", table) == world.rows(None, table), table
         assert world.rows("again", table), table
     assert world.rows("again", "frames") == []
@@ -163,11 +190,71 @@ def test_two_runs_that_meet_give_what_one_run_gives(world: World) -> None:
     middle = START + 5_300_000
     world.run("early", high=middle)
     world.run("late", low=middle)
-    for table in ("copies", "messages", "updates", "batches"):
+    for table in ("copies", "subscriptions", "controls", "messages", "updates", "batches"):
         early, late = world.rows("early", table), world.rows("late", table)
         assert early
         assert late
         assert sorted(early + late, key=repr) == world.rows(None, table), table
+
+
+def _ceramic_log(world: World) -> bytes:
+    """A service log with updates of this time, three a second."""
+    messages = world.lake.open("messages").to_pyarrow_table().to_pylist()
+    updates = [row for row in messages if row["type"] == "UPDATE" and row["model"] and row["from_peer"]][:24]
+    assert len(updates) == 24
+    lines = []
+    for number, row in enumerate(updates):
+        pairs = {"peer": row["from_peer"], "event": "received", "topic": f"/ceramic/{OPTIONS.network}"}
+        pairs |= {"message.from": row["from_peer"], "message.seqno": f"{number + 1:016x}", "message.typ": "0"}
+        pairs |= {f"message.{name}": row[name] for name in ("stream", "tip", "model")}
+        lines.append(ceramic_line(START // 1_000_000 + 2 + number // 3, pairs.items()))
+    return b"\n".join(lines) + b"\n"
+
+
+def test_history_of_every_form_is_swapped_in_without_a_fault_and_hints_repair_what_is_lost(
+    world: World, tmp_path: Path
+) -> None:
+    """A folder of all forms of a log, a capture, lines of Kubo and traces, of which the range has a part."""
+    folder, log = tmp_path / "history", _ceramic_log(world)
+    folder.mkdir()
+    wrappings = {"plain": lambda raw: raw, **LINE_LAYERS, **PACKINGS, **ARCHIVES}
+    for number, wrap in enumerate(wrappings.values()):
+        (folder / f"{number}.log").write_bytes(wrap(log))
+    shutil.copy(world.file, folder / "traffic.rpc.gz")
+    for trace in (FILES / "go_pubsub.trace.json.gz", FILES / "go_pubsub.trace.pb.gz"):
+        shutil.copy(trace, folder)
+    author = peer_bytes("QmQotCKxiMWt935TyCBFTN23jaivxwrZ3uD58wNxeg5npi")
+    kubo = folder / "kubo.ndjson"
+    kubo.write_bytes(kubo_line(author, b'{"typ":3,"ts":1}', b"\x07", f"/ceramic/{OPTIONS.network}"))
+    os.utime(kubo, ns=((START + 5_000_000) * 1000,) * 2)
+    (folder / "README").write_text("logs of our nodes")
+
+    here = replace(world, settings=world.settings.model_copy(update={"state": tmp_path / "state"}))
+    here.lake = Lake.from_location(here.settings.lake_root)
+    low = START + 3_300_000
+    outcome = here.run("old", low=low, source="files", files=(folder,))
+    assert outcome.outside.frames > 24
+    assert outcome.outside.last_at > END, "the traces"
+    messages = here.lake.locate_run("old").open("messages").to_pyarrow_table().to_pylist()
+    of_log = [row for row in messages if str(row["message_id"]).startswith("unverified/") and row["type"] == "UPDATE"]
+    assert len(of_log) == 18, "two of eight seconds are before the range"
+    copies = here.lake.locate_run("old").open("copies").to_pyarrow_table().to_pylist()
+    per_message = Counter(row["message_id"] for row in copies)
+    assert {per_message[row["message_id"]] for row in of_log} == {len(wrappings)}
+
+    here.swap("old")
+    assert here.check() == {}
+    for table, where in (("messages", "type = 'UPDATE'"), ("updates", "true"), ("batches", "true"), ("tips", "true")):
+        assert DeltaTable(here.lake.table(table)).delete(where)["num_deleted_rows"]
+    hints = {hint for each in here.check().values() for hint in each}
+    commands = {command for hint in hints for command in re.findall(r"kiln backfill run [^,]+", hint)}
+    assert commands
+    ranges = [re.fullmatch(r"kiln backfill run --from (\S+) --to (\S+) --run repair", each) for each in commands]
+    times = [tuple(map(parse_time, each.groups())) for each in ranges if each]
+    assert len(times) == len(commands)
+    here.run("repair", low=min(low for low, _ in times), high=max(high for _, high in times))
+    here.swap("repair")
+    assert here.check() == {}
 
 
 def test_a_run_hands_over_the_live_batches_that_nobody_publishes(world: World) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,8 @@ from kiln.deploy.screens.backfill import describe_difference, encode_diff
 from kiln.pipelines.backfill.range_comparison import open_comparison
 from kiln.pipelines.backfill.run_diff import TableDiff, compare_table, diff_run
 from kiln.pipelines.backfill.run_log import BackfillRun
+from kiln.pipelines.backfill.swap import FileSwap
+from kiln.pipelines.backfill.swap_runs import swap_run
 from kiln.pipelines.delta.lake import Lake
 from kit.run_tables import (
     FROM,
@@ -25,11 +28,13 @@ from kit.run_tables import (
     append,
     batch,
     begin,
+    control,
     copy,
     fill,
     history,
     message,
     row,
+    subscription,
     tip,
     update,
 )
@@ -131,6 +136,18 @@ KINDS: list[tuple[str, Row, Row, str]] = [
     ),
     ("copies", copy(1, FROM), copy(1, FROM, verdict="invalid"), "verdict: live a, run invalid"),
     ("copies", copy(1, FROM), copy(1, FROM, kafka_offset=5), "kafka_offset: live 1, run 5"),
+    (
+        "subscriptions",
+        subscription(1, FROM),
+        subscription(1, FROM, subscribe=False),
+        "subscribe: live true, run false",
+    ),
+    (
+        "controls",
+        control(1, FROM),
+        control(1, FROM, message_ids=["m2"]),
+        'message_ids: live ["m1"], run ["m2"]',
+    ),
 ]
 
 
@@ -145,6 +162,16 @@ def test_a_row_that_differs_is_named_with_both_values(
     assert counts(found) == (0, 1, 1, 1)
     (first,) = found.examples
     assert describe_difference(first).endswith(words)
+
+
+def test_a_table_that_an_earlier_run_lacks_is_neither_compared_nor_swapped(lake: Lake) -> None:
+    run = begin(lake)
+    append(lake, "controls", [control(1, FROM)])
+    shutil.rmtree(lake.locate_run("r").table("controls"))
+    assert "controls" not in compared(lake, run)
+    lake.create(["frames"])
+    swap_run(lake, run, FileSwap(lake, durable=False), lambda: TO, print)
+    assert lake.open("controls").count() == 1
 
 
 def test_a_batch_that_lacks_a_tip_differs_in_its_tips(lake: Lake) -> None:

@@ -342,9 +342,15 @@ def test_a_backfill_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     rows = [FrameRow._make(archive.build_frame_row(3, 77 + at, 0, frame)) for at, frame in enumerate(UPDATES)]
     decoder = decode.FrameDecoder(DecodeConfig("either"))
-    found = [item for row in rows for item, _ in history_messages._decode_row(decoder, row)]
+    found = [
+        history_messages._merge_copy(item)
+        for row in rows
+        for item in history_messages._decode_row(decoder, row).items
+        if isinstance(item, decode.DecodedMessage)
+    ]
     (fault,) = (item for item in found if isinstance(item, decode.RejectedMessage))
-    assert (fault.ref[:2], fault.reason, fault.data) == ((3, 78), "processing_failed", UPDATES[BAD].payload)
+    assert (fault.ref, fault.reason) == ((3, 78, 0), "processing_failed")
+    assert Message.FromString(fault.data) == RPC.FromString(UPDATES[BAD].payload).publish[0]
     assert len(found) == 3
 
 
