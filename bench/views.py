@@ -41,6 +41,10 @@ _MESSAGES_A_STREAM = 20
 _TYPES = ("UPDATE", "QUERY", "RESPONSE", "KEEPALIVE", "BATCH_UPDATE")
 _SHARES = (0.85, 0.05, 0.05, 0.03, 0.02)
 _AGAIN = 0.1  # of the UPDATEs
+_PAYLOAD = 300  # bytes
+_KINDS = ("IHAVE", "IWANT", "IDONTWANT", "GRAFT", "PRUNE")
+_KIND_SHARES = (0.6, 0.1, 0.2, 0.05, 0.05)
+_IDS = (10, 3, 1, 0, 0)
 _ROWS_AT_ONCE = 20_000
 _TILE = 0
 _BASE36 = b"0123456789abcdefghijklmnopqrstuvwxyz"
@@ -110,8 +114,9 @@ def _traced(lake: Lake) -> dict[str, str]:
 def make_lake(lake: Lake, messages: int, seed: int = 1) -> dict[str, int]:
     """Fills the tables as the queries would after so many messages. Returns the rows of each table.
 
-    Two nodes of ours hear 200 separators, of which the first has a sixth of the updates. Frames have no payload worth
-    the name: no view reads payloads. Ids, and the blocks of batches, are as real ones.
+    Two nodes of ours hear 200 separators, of which the first has a sixth of the updates. Frames have payloads of the
+    usual length, without a meaning: no view reads more of them than the length. Ids, and the blocks of batches, are as
+    real ones.
     """
     rows: dict[str, int] = {}
     for name, columns in tables(messages, seed):
@@ -198,7 +203,7 @@ def _tables(rng: np.random.Generator, count: int) -> Iterator[tuple[str, Columns
         "protocol": pa.repeat("/meshsub/1.2.0", len(of)),
         "observed_at": _stamps(copied_at),
         "sequence": pa.array(sequence),
-        "payload": empty,
+        "payload": _bytes(rng, len(of), _PAYLOAD),
         "hello_in": empty,
         "hello_out": empty,
         "verdicts": empty,
@@ -209,6 +214,17 @@ def _tables(rng: np.random.Generator, count: int) -> Iterator[tuple[str, Columns
         "kafka_timestamp": _stamps(copied_at + 1_000),
     }
     yield "frames", {name: column.filter(pa.array(kept)) for name, column in frames.items()}
+
+    peers = np.arange(_POINTS * _NEIGHBOURS)
+    head = {
+        "network": pa.repeat("clay", len(peers)),
+        "origin": pa.repeat("LIVE", len(peers)),
+        "connection": connections,
+        "local_peer": points.take(pa.array(peers // _NEIGHBOURS)),
+        "remote_peer": neighbours.take(pa.array(peers % _NEIGHBOURS)),
+    }
+    yield "subscriptions", _subscriptions(head, topics)
+    yield "controls", _controls(rng, head, topics, ids, times)
 
     kept_copy = pa.array(np.flatnonzero(place == 0))
     entries = _cids(rng, count)
@@ -332,6 +348,59 @@ def _tables(rng: np.random.Generator, count: int) -> Iterator[tuple[str, Columns
             "source": pa.repeat("genesis", len(known)),
         },
     )
+
+
+def _subscriptions(head: Columns, topics: pa.Array) -> Columns:
+    """A SUBSCRIBE of each peer for each topic. `head`: the columns of a connection, a row for each."""
+    connection = np.repeat(np.arange(len(head["connection"])), len(topics))
+    topic = np.tile(np.arange(len(topics)), len(head["connection"]))
+    return {
+        **{name: column.take(pa.array(connection)) for name, column in head.items()},
+        "direction": pa.repeat("IN", len(topic)),
+        "observed_at": _stamps(np.full(len(topic), _START)),
+        "subscribe": pa.array(np.ones(len(topic), np.bool_)),
+        "topic": topics.take(pa.array(topic)),
+        "topic_source": pa.repeat("name", len(topic)),
+        "topic_index": pa.nulls(len(topic), pa.int64()),
+        **_entry_tail(connection, topic),
+    }
+
+
+def _controls(rng: np.random.Generator, head: Columns, topics: pa.Array, ids: pa.Array, times: _Ints) -> Columns:
+    """A control entry for each tenth message, most of them IHAVEs of ten ids. Each id is one of shortly before."""
+    count = max(100, len(times) // 10)
+    kind = rng.choice(len(_KINDS), count, p=_KIND_SHARES)
+    at = np.sort(rng.integers(0, len(times), count))
+    listed = np.array(_IDS)[kind]
+    of = np.repeat(np.arange(count), listed)
+    named = np.maximum(0, at[of] - rng.integers(0, 500, len(of)))
+    offsets = pa.array(np.concatenate(([0], np.cumsum(listed))), pa.int32(), mask=np.append(listed == 0, False))
+    connection = rng.integers(0, len(head["connection"]), count)
+    has_topic = ~np.isin(kind, (1, 2))
+    return {
+        **{name: column.take(pa.array(connection)) for name, column in head.items()},
+        "direction": pa.array(np.where(np.isin(kind, (1, 2)) | (rng.random(count) < 0.3), "OUT", "IN")),
+        "observed_at": _stamps(times[at]),
+        "kind": pa.array(np.array(_KINDS)[kind]),
+        "topic": _where(has_topic, topics.take(pa.array(rng.integers(0, len(topics), count)))),
+        "topic_source": _where(has_topic, pa.array(np.where(rng.random(count) < 0.3, "index", "name"))),
+        "topic_index": pa.nulls(count, pa.int64()),
+        "message_ids": pa.ListArray.from_arrays(offsets, ids.take(pa.array(named))),
+        "message_id_count": _where(listed > 0, pa.array(listed, pa.int32())),
+        "peer_count": pa.nulls(count, pa.int32()),
+        "backoff": pa.nulls(count, pa.int64()),
+        **_entry_tail(connection, np.arange(count)),
+    }
+
+
+def _entry_tail(connection: _Ints, number: _Ints) -> Columns:
+    return {
+        "raw": pa.nulls(len(number), pa.binary()),
+        "wire_bytes": pa.array(np.full(len(number), 80), pa.int32()),
+        "kafka_partition": pa.array(connection % 4, pa.int32()),
+        "kafka_offset": pa.array(number),
+        "entry_index": pa.array(np.zeros(len(number)), pa.int32()),
+    }
 
 
 def _windows(separator: _Ints, times: _Ints) -> tuple[_Ints, _Ints, _Ints, _Ints]:

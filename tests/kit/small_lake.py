@@ -112,11 +112,12 @@ def _odd_rows() -> dict[str, list[dict[str, object]]]:
                 "protocol": "/meshsub/1.1.0",
                 "sequence": sequence,
                 "kafka_offset": 10**9 + number,
-                "payload": b"\x0a\x00",
+                "payload": b"\x0a\x00" if sequence < 8 else b"",
                 "observed_at": _after(number - 1),
             }
             for number, sequence in enumerate([2, 3, 7, 8])
         ],
+        **_odd_entries(),
         "updates": [
             {
                 **({} if tip == "b9" else odd),
@@ -184,4 +185,37 @@ def _odd_rows() -> dict[str, list[dict[str, object]]]:
             )
         ],
         "bundles": [{"hash": "00", "topics": [topic]}],
+    }
+
+
+def _odd_entries() -> dict[str, list[dict[str, object]]]:
+    """What the peers a and b said to us: b's connection ends, is grafted twice and pruned by us, and once in a topic
+    that nobody knows."""
+    a, b = (
+        {"connection": bytes([0xE0 + n]) * 16, "local_peer": "us0", "remote_peer": name}
+        for n, name in ((0, "a"), (14, "b"))
+    )
+    by_name = {"topic": "odd", "topic_source": "name"}
+    by_index = {"topic": "odd", "topic_source": "index", "topic_index": 200}
+    controls: list[dict[str, object]] = [
+        {**a, "direction": "IN", "kind": "GRAFT", **by_name, "observed_at": _after(0)},
+        {**a, "direction": "IN", "kind": "GRAFT", **by_name, "observed_at": _after(1)},
+        {**a, "direction": "OUT", "kind": "PRUNE", **by_index, "backoff": 60, "observed_at": _after(2)},
+        {**a, "direction": "OUT", "kind": "GRAFT", **by_name, "observed_at": _after(3)},
+        {**b, "direction": "IN", "kind": "GRAFT", **by_name, "observed_at": _after(0)},
+        {**b, "direction": "IN", "kind": "GRAFT", "topic_source": "index", "topic_index": 999},
+        {**a, "direction": "IN", "kind": "IHAVE", **by_index, "message_ids": ["odd1", "odd2", "none"]},
+        {**a, "direction": "OUT", "kind": "IWANT", "message_ids": ["odd1", "none"]},
+        {**b, "direction": "IN", "kind": "IWANT", "message_ids": ["odd1"]},
+        {**b, "direction": "OUT", "kind": "IDONTWANT", "message_ids": ["odd1", "odd9"], "observed_at": _after(-1)},
+        {**a, "direction": "OUT", "kind": "IDONTWANT", "message_ids": ["odd1"], "observed_at": _after(9)},
+        {**a, "direction": "OUT", "kind": "IDONTWANT", "message_ids": [], "observed_at": _after(9)},
+    ]
+    subscriptions: list[dict[str, object]] = [
+        {**peer, "direction": "IN", "subscribe": subscribe, **by_name, "observed_at": _after(late)}
+        for peer, subscribe, late in ((a, True, -2), (a, False, -1), (a, True, 0), (b, True, 0))
+    ]
+    return {
+        table: [{**row, "wire_bytes": 10, "kafka_offset": 10**9 + number} for number, row in enumerate(rows)]
+        for table, rows in (("controls", controls), ("subscriptions", subscriptions))
     }

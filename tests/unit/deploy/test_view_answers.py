@@ -137,3 +137,108 @@ def test_the_announcement_of_a_batch_is_as_long_as_its_json(lake: Lake) -> None:
     for row in found:
         sep = f"{row['separator_key']}/{row['separator_value']}"
         assert row["message_bytes"] == len(orjson.dumps({"typ": 3, "sep": sep, "batch": row["batch_cid"]}))
+
+
+# ---------------------------------------------------------------- control entries
+
+A_CONNECTION, B_CONNECTION = "e0" * 16, "ee" * 16
+
+
+def test_a_stay_in_the_mesh_ends_with_a_prune_or_with_its_connection(lake: Lake) -> None:
+    found = rows_of(lake, "SELECT * FROM mesh_members WHERE topic = 'odd' ORDER BY remote_peer, since")
+    assert [
+        tuple(row[name] for name in ("connection", "since", "until", "grafted_by", "ended_by")) for row in found
+    ] == [
+        (A_CONNECTION, after(0), after(2), "IN", "OUT"),  # a second GRAFT is no second stay
+        (A_CONNECTION, after(3), None, "OUT", None),
+        (B_CONNECTION, after(0), after(2), "IN", "CLOSED"),
+    ]
+
+
+def test_churn_counts_each_graft_and_prune(lake: Lake) -> None:
+    found = rows_of(lake, "SELECT * EXCLUDE (minute, network) FROM mesh_churn WHERE topic = 'odd' OR topic IS NULL")
+    assert sorted((tuple(row.values()) for row in found), key=str) == [("odd", 3, 1, 0, 1, 2), (None, 1, 0, 0, 0, 1)]
+
+
+def test_a_subscriber_has_said_so_last_and_is_connected(lake: Lake) -> None:
+    found = rows_of(lake, "SELECT local_peer, remote_peer, since FROM subscribers WHERE topic = 'odd'")
+    assert found == [{"local_peer": "us0", "remote_peer": "a", "since": after(0)}]  # b's connection has ended
+
+
+def test_an_announced_message_is_requested_and_delivered(lake: Lake) -> None:
+    sql = "SELECT * EXCLUDE (local_peer) FROM gossip_efficiency WHERE remote_peer IN ('a', 'b') ORDER BY remote_peer"
+    assert [tuple(row.values()) for row in rows_of(lake, sql)] == [("a", 3, 2, 1, 0, 0), ("b", 0, 0, 0, 0, 1)]
+
+
+def test_duplicates_are_told_by_whether_an_idontwant_came_before(lake: Lake) -> None:
+    sql = "SELECT * FROM duplicate_savings WHERE length(remote_peer) = 1 ORDER BY remote_peer"
+    assert [tuple(row.values()) for row in rows_of(lake, sql)] == [
+        ("a", 2, 1, 0, 1, 1, 0),  # the IDONTWANT came after its copies
+        ("b", 1, 0, 0, 0, 2, 1),  # odd9 never came
+        ("c", 1, 1, 0, 1, 0, 0),
+    ]
+    (whole,) = rows_of(lake, "SELECT sum(copies) AS copies, sum(duplicates) AS more FROM duplicate_savings")
+    (copies,) = rows_of(lake, "SELECT count(*) AS copies FROM copies")
+    (late,) = rows_of(
+        lake,
+        """SELECT count(*) AS more FROM copies JOIN message_copies USING (network, message_id)
+           WHERE observed_at > first_at""",
+    )
+    assert whole == copies | late
+
+
+def test_the_share_of_control_is_that_of_the_bytes(lake: Lake) -> None:
+    sql = "SELECT sum(bytes) AS bytes, sum(control_bytes) AS control FROM control_share WHERE remote_peer <> 'b'"
+    (whole,) = rows_of(lake, sql)
+    (bytes_,) = rows_of(lake, "SELECT sum(octet_length(payload)) AS n FROM frames WHERE remote_peer <> 'b'")
+    (control,) = rows_of(
+        lake,
+        """SELECT sum(wire_bytes) AS n
+           FROM (SELECT connection, direction, wire_bytes FROM controls
+                 UNION ALL SELECT connection, direction, wire_bytes FROM subscriptions)
+           WHERE (connection, direction) IN (SELECT (connection, direction) FROM frames WHERE remote_peer <> 'b')""",
+    )
+    assert whole == {"bytes": bytes_["n"], "control": control["n"]}
+
+
+def test_a_connection_has_its_frames_and_ends_with_empty_ones(lake: Lake) -> None:
+    sql = f"""SELECT local_peer, opened_at, closed_at, last_at, frames_in, frames_out, bytes_in, control_bytes_in,
+                     control_bytes_out
+              FROM connections WHERE connection = '{B_CONNECTION}' ORDER BY local_peer"""
+    assert [tuple(row.values()) for row in rows_of(lake, sql)] == [
+        ("us0", after(-1), None, after(1), 2, 0, 4, 40, 10),
+        ("us1", after(0), after(2), after(2), 1, 0, 2, 40, 10),
+    ]
+
+
+def test_relays_of_all_topics_are_the_relays_of_messages(lake: Lake) -> None:
+    sql = "SELECT sum(copies) AS copies, sum(first) AS first FROM"
+    (by_topic,) = rows_of(lake, f"{sql} topic_relays")
+    known = "copies SEMI JOIN messages USING (network, message_id)"
+    (copies,) = rows_of(lake, f"SELECT count(*) AS n FROM {known}")
+    assert by_topic["copies"] == copies["n"]
+    (row,) = rows_of(lake, "SELECT * FROM topic_relays WHERE remote_peer = 'a' AND topic LIKE '%ключ%'")
+    assert (row["copies"], row["first"], row["behind_p99_seconds"]) == (2, 1, 0.25)
+
+
+def test_forms_of_topics_are_compared_by_kind(lake: Lake) -> None:
+    names = ("entries", "by_index", "as_sent", "as_names", "as_indices", "with_topic_streams")
+    forms = {
+        (row["kind"], row["direction"]): tuple(row[name] for name in names) for row in rows_of(lake, "FROM topic_forms")
+    }
+    assert {kind for kind, _ in forms} == {"PUBLISH", "SUBSCRIBE", "IHAVE", "GRAFT", "PRUNE"}
+    own = "controls WHERE kind = 'PRUNE' AND direction = 'OUT' AND topic"
+    (others,) = rows_of(
+        lake, f"SELECT count(*) AS n, sum(octet_length(encode(topic)) + 2) AS bytes FROM {own} <> 'odd'"
+    )
+    entries, _, as_sent, as_names, as_indices, rival = forms["PRUNE", "OUT"]
+    assert (entries, as_names, as_indices, rival) == (others["n"] + 1, others["bytes"] + 5, 2 * others["n"] + 3, 0)
+    assert as_sent < as_names
+    entries, by_index, as_sent, as_names, _, rival = forms["SUBSCRIBE", "IN"]
+    assert (by_index, as_sent, rival) == (0, as_names, as_names)
+    (copies,) = rows_of(
+        lake,
+        """SELECT count(*) AS n
+           FROM copies SEMI JOIN (FROM messages WHERE topic IS NOT NULL) USING (network, message_id)""",
+    )
+    assert forms["PUBLISH", "IN"][0] == copies["n"]

@@ -1,0 +1,32 @@
+-- Bytes of topics in each of the five kinds of entries that carry one: as sent, if all went by name, if all went by index
+-- (2 bytes, which is right up to index 127), and with a stream for each topic, the rival of the topic table, where only a
+-- SUBSCRIBE names it. For PUBLISH, the received copies of the messages in messages count, in the form of the stored copy.
+-- Grain: a network, kind and direction.
+WITH entries AS (
+    SELECT network, 'SUBSCRIBE' AS kind, direction, topic_source, topic_index, topic, CAST(1 AS BIGINT) AS entries
+    FROM subscriptions
+    WHERE topic IS NOT NULL
+    UNION ALL
+    SELECT network, kind, direction, topic_source, topic_index, topic, CAST(1 AS BIGINT) AS entries
+    FROM controls
+    WHERE topic IS NOT NULL AND kind IN ('IHAVE', 'GRAFT', 'PRUNE')
+    UNION ALL
+    SELECT m.network, 'PUBLISH' AS kind, 'IN' AS direction, m.topic_source, CAST(NULL AS BIGINT) AS topic_index,
+           m.topic, c.copies AS entries
+    FROM messages AS m
+         JOIN (SELECT network, message_id, count(*) AS copies FROM copies GROUP BY network, message_id) AS c
+           ON c.network = m.network AND c.message_id = m.message_id
+    WHERE m.topic IS NOT NULL),
+sized AS (
+    SELECT network, kind, direction, topic_source, entries,
+           bit_length(topic) / 8 + CASE WHEN bit_length(topic) < 1024 THEN 2 ELSE 3 END AS name_bytes,
+           CASE WHEN topic_index > 16383 THEN 4 WHEN topic_index > 127 THEN 3 ELSE 2 END AS index_bytes
+    FROM entries)
+SELECT network, kind, direction, CAST(sum(entries) AS BIGINT) AS entries,
+       CAST(sum(CASE WHEN topic_source = 'index' THEN entries ELSE 0 END) AS BIGINT) AS by_index,
+       CAST(sum(entries * CASE WHEN topic_source = 'index' THEN index_bytes ELSE name_bytes END) AS BIGINT) AS as_sent,
+       CAST(sum(entries * name_bytes) AS BIGINT) AS as_names,
+       CAST(sum(entries * index_bytes) AS BIGINT) AS as_indices,
+       CAST(sum(CASE WHEN kind = 'SUBSCRIBE' THEN entries * name_bytes ELSE 0 END) AS BIGINT) AS with_topic_streams
+FROM sized
+GROUP BY network, kind, direction
