@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import re
 from pathlib import Path
@@ -97,7 +98,6 @@ COMMANDS = [
     ["trace", "bafyreic5tutrbiczoqz3onmghm2rgaxn2ctiiyaopopnpgzz44357bvpli"],
     ["estimate"],
     ["status"],
-    ["doctor"],
     ["quality"],
     ["maintain"],
     ["recover"],
@@ -122,6 +122,18 @@ def test_each_command_refuses_an_older_folder(
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert f"the state folder {state} has version 2, and this Kiln reads version 3. Keep it" in err
+    assert files(tmp_path) == before
+
+
+def test_the_doctor_has_a_row_for_an_older_folder_and_changes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "version").write_text("2\n")
+    before = files(tmp_path)
+    assert run_command(["doctor", "--json", "--state", str(tmp_path)]) == 3
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows["state folder"]["level"] == "fail"
+    assert "has version 2, and this Kiln reads version 3. Keep it" in rows["state folder"]["found"]
     assert files(tmp_path) == before
 
 
