@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import subprocess
 import sys
 import warnings
@@ -72,7 +73,7 @@ def spark_session(settings: Settings, name: str = "kiln", classes: Sequence[Path
     configure_logs(settings.log.format, settings.log.level, settings.log.levels, driver_log, logging.WARNING)
     if is_local(settings.spark.master):
         isolate_spark()
-    with redirect_output(logs / "spark.out"):
+    with redirect_output(logs / "spark.out"), _ignore_hangups():
         spark = create_session(
             name,
             master=settings.spark.master,
@@ -113,6 +114,17 @@ def _archive_option() -> str:
     classes = spark_archive_path()
     # a JVM that does not match the archive runs without it
     return f'"-XX:SharedArchiveFile={classes}"' if classes.is_file() else ""
+
+
+@contextmanager
+def _ignore_hangups() -> Iterator[None]:
+    """Start processes in this context that ignore SIGHUP, as PySpark's ignore SIGINT: when the terminal is closed, this
+    process stops the queries, and its end ends the JVM."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 @contextmanager

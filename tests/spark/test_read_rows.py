@@ -4,6 +4,8 @@ have them."""
 from __future__ import annotations
 
 import os
+import re
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,6 +59,14 @@ def test_another_spark_of_the_user_is_ignored(spark: SparkSession) -> None:
     assert spark.conf.get("spark.kiln.foreign", "") == ""
     assert find_foreign_variables(os.environ.keys() & ANOTHER_SPARK.keys()) == ["PYSPARK_PYTHON", "SPARK_HOME"]
     assert os.environ["SPARK_HOME"] == str(find_spark_home())
+
+
+def test_the_jvm_outlives_the_terminal_and_ends_with_its_parent(spark: SparkSession) -> None:
+    """It is in the session of the terminal, and would end at once, in the middle of micro-batches."""
+    status = Path("/proc", str(spark.sparkContext._gateway.proc.pid), "status").read_text()
+    (ignored,) = re.findall(r"^SigIgn:\s+([0-9a-f]+)$", status, re.MULTILINE)
+    assert int(ignored, 16) & 1 << signal.SIGHUP - 1
+    assert signal.getsignal(signal.SIGHUP) != signal.SIG_IGN
 
 
 def file_of(lake: Lake, number: int) -> list[DataFile]:
