@@ -34,7 +34,6 @@ from kiln.schemas.wire.identity import (
     UNVERIFIED,
     VERDICT_NAMES,
     Judgement,
-    Policy,
     Verdict,
     build_ed25519_peer_id,
     check,
@@ -44,6 +43,7 @@ from kiln.schemas.wire.identity import (
     peer_text,
 )
 from kiln.schemas.wire.pubsub import PubsubMessage, read_message
+from kiln.schemas.wire.signing_policy import Policy, match_policy
 from kiln.schemas.wire.topic_table import BundleSet, TopicSource, TopicTable, negotiate_table, resolve_topic
 from kiln.schemas.wire.topics import Separator, TopicError, format_separator, format_topic, parse_topic
 
@@ -130,10 +130,13 @@ class DecodeConfig:
     batch_typ: int = 3
     unsigned_horizon: int = 120_000_000  # µs
     bundles: BundleSet = field(default_factory=BundleSet)  # to resolve topic indices
+    topic_policies: Mapping[str, Policy] = field(default_factory=dict)  # by pattern
 
-    def policy(self, network: str, origin: str) -> Policy:
+    def policy(self, network: str, origin: str, topic: str) -> Policy:
         """Return the signature policy. It is always `either` for a replayed capture (decision 5)."""
-        return "either" if origin == "REPLAY" else self.policies.get(network, self.default_policy)
+        if origin == "REPLAY":
+            return "either"
+        return match_policy(topic, self.topic_policies) or self.policies.get(network, self.default_policy)
 
 
 def decode(
@@ -354,7 +357,7 @@ def _verify(
         verdict, reason = Verdict.UNVERIFIABLE, ""
     else:
         verdict, reason, signature_cost = _check_signature(
-            message, name, bridge_verdict, config.policy(network, origin)
+            message, name, bridge_verdict, config.policy(network, origin, name)
         )
         cost += signature_cost
     if reason:
