@@ -18,7 +18,7 @@ from kiln.deploy.query.serve.classes import compile_classes
 from kiln.deploy.stack.spark import spark_session
 
 _FOREIGN = str(Path(__file__).with_name("foreign_hadoop"))
-ANOTHER_SPARK = {
+_ANOTHER_SPARK = {
     "HADOOP_CONF_DIR": _FOREIGN,
     "PYSPARK_PYTHON": "/nowhere/python3",
     "PYSPARK_SUBMIT_ARGS": "--master spark://nowhere.invalid:7077 pyspark-shell",
@@ -30,7 +30,7 @@ ANOTHER_SPARK = {
 
 def open_session(settings: Settings, name: str = "kiln") -> AbstractContextManager[SparkSession]:
     """Open a session with the classes of serve-sql: the first one of the process starts the JVM that all use."""
-    os.environ |= ANOTHER_SPARK
+    os.environ |= _ANOTHER_SPARK
     return spark_session(settings, name, classes=[compile_classes(print)])
 
 
