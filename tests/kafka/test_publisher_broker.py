@@ -396,7 +396,7 @@ def test_batches_that_retention_took_unread_are_told(kiln: Kiln, caplog: pytest.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_batches_of_a_backfill_run_go_out_once_whatever_live_and_other_runs_published(kiln: Kiln) -> None:
     """Also when the place is lost, and when the publisher ends between a message and its receipt."""
-    live, old = batch(0), [batch(number, age=10**15) for number in range(1, 2 * MAX_OPEN_HISTORY)]
+    live, old = batch(0), [batch(number, age=10**14) for number in range(1, 2 * MAX_OPEN_HISTORY)]
     kiln.write(encode(live))
     first = kiln.start()
     assert awaited(lambda: first.published == 1)
@@ -407,7 +407,7 @@ def test_batches_of_a_backfill_run_go_out_once_whatever_live_and_other_runs_publ
     kiln.forget_place()
     kiln.write(*map(encode, [*old, live]), topic="history")  # another run of the same range
     again = kiln.start()
-    last = batch(1_000, age=10**15)
+    last = batch(1_000, age=10**14)
     kiln.write(encode(last), topic="history")
     assert awaited(lambda: again.published == 1)
     again.stop()
@@ -416,7 +416,7 @@ def test_batches_of_a_backfill_run_go_out_once_whatever_live_and_other_runs_publ
     assert sorted(receipt.batch_cid for receipt in kiln.receipts()) == sorted(record.batch_cid for record in records)
 
     kiln.crash_after = True
-    fatal = batch(1_001, age=10**15)
+    fatal = batch(1_001, age=10**14)
     kiln.write(encode(fatal), topic="history")
     killed = kiln.start()
     assert awaited(lambda: killed.error is not None)
