@@ -22,7 +22,7 @@ from kiln.conf.process.errors import KilnError
 from kiln.conf.process.kafka_topics import describe_replaced_topic
 from kiln.pipelines.backfill import batches, frames, messages, publishing, updates
 from kiln.pipelines.backfill.chunks import UPDATES_PER_STEP, TimeRange, compute_margin, count_pieces, split_range
-from kiln.pipelines.backfill.frames import FilePart, FrameFilter
+from kiln.pipelines.backfill.frames import FrameFilter
 from kiln.pipelines.backfill.merged_rows import OutsideFrames, StageOutput, group_rows, semi_join
 from kiln.pipelines.backfill.messages import STAGE_OUTPUT, RunTarget
 from kiln.pipelines.backfill.run_log import (
@@ -35,6 +35,7 @@ from kiln.pipelines.backfill.run_log import (
     describe_unfinished_drop,
     find_run,
 )
+from kiln.pipelines.backfill.sources import FilePart
 from kiln.pipelines.backfill.terms import RunTerms, describe_differences
 from kiln.pipelines.batch.batching import BatchConfig
 from kiln.pipelines.delta.commits import Commits, WriteId
