@@ -270,6 +270,19 @@ def _garbage(town: Town) -> str:
     return "not_json"
 
 
+def _graft_of_a_stranger(town: Town) -> str:
+    row = town.row("controls", lambda row: row["kind"] == "GRAFT")
+    town.append("controls", row | {"topic": "/ceramic/elsewhere", "entry_index": 1_000})
+    return "/ceramic/elsewhere"
+
+
+def _announced_in_vain(town: Town) -> str:
+    row = town.row("controls", lambda row: row["kind"] == "GRAFT") | {"kind": "IHAVE", "direction": "IN"}
+    ids = [f"never{number}" for number in range(500)]
+    town.append("controls", row | {"message_ids": ids, "message_id_count": 500, "entry_index": 1_000})
+    return "announced messages never came"
+
+
 FAULTS = (
     Fault("a gap in frames", "frames", "expect_sequences_without_gaps", "error", _gap, ("copies",)),
     Fault("a frame twice", "frames", "expect_keys_to_be_unique", "error", _frame_twice),
@@ -301,6 +314,14 @@ FAULTS = (
     Fault("a clock 10 minutes off", "frames", "expect_clocks_to_agree", "warn", _clock_off),
     Fault("a false claim", "updates", "expect_claims_to_agree_with_geneses", "warn", _false_claim),
     Fault("a flood of one old message", "copies", "expect_old_messages_not_to_flood", "warn", _flood),
+    Fault("a GRAFT without a SUBSCRIBE", "controls", "expect_rows_in_tables", "warn", _graft_of_a_stranger),
+    Fault(
+        "messages that are announced and never come",
+        "controls",
+        "expect_announced_messages_to_come",
+        "warn",
+        _announced_in_vain,
+    ),
     Fault("much garbage", "quarantine", "expect_quarantine_share_to_be_at_most", "warn", _garbage),
 )
 
@@ -466,11 +487,11 @@ def _ceramic_log() -> bytes:
 
 
 def _kubo_lines() -> bytes:
-    rows = [row for row in made_up_rows(300)["messages"] if row["type"] == "UPDATE"][:60]
-    author = peer_bytes(NODE)
+    updates = [row["data"] for row in made_up_rows(300)["messages"] if row["type"] == "UPDATE"][:60]
     return b"\n".join(
-        kubo_line(author, bytes(row["data"]), number.to_bytes(8), "/ceramic/testnet-clay")  # type: ignore[arg-type]
-        for number, row in enumerate(rows, 1)
+        kubo_line(peer_bytes(NODE), data, number.to_bytes(8), "/ceramic/testnet-clay")
+        for number, data in enumerate(updates, 1)
+        if isinstance(data, bytes)
     )
 
 
