@@ -6,27 +6,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
-from typing import Final
 
 from kiln.bridge.gossipsub.effects import PeerID
 from kiln.bridge.gossipsub.options import RouterOptions
 from kiln.bridge.gossipsub.score import Score
-
-SIGNED: Final = 1
-UNSIGNED: Final = 2
-PRUNED: Final = 4
-"""Bits of what a peer sent on a topic: messages with a signature, messages without, and a PRUNE."""
-
-
-def rejects(sent: int, signed: bool) -> bool:
-    """Return whether a peer seems to reject messages with a signature, or those without, from the bits of what it sent.
-
-    Gossipsub has no message that says so. Most peers sign all messages and accept no others, or the other way round. A
-    peer that rejects messages prunes their sender.
-    """
-    if signed:
-        return bool(sent & (UNSIGNED | PRUNED)) and not sent & SIGNED
-    return sent & (SIGNED | UNSIGNED) == SIGNED
+from kiln.bridge.gossipsub.signing import PeerSigning
 
 
 @dataclass(slots=True, eq=False)
@@ -43,9 +27,7 @@ class PeerState:
     subscriptions: int = 0  # subscriptions sent, decaying with time
     awaits_first_rpc: bool = True  # no RPC has arrived yet
     encode_id: Callable[[bytes], bytes] | None = None  # converts our message id to the peer's form, if that differs
-    signing: dict[str, int] = field(default_factory=dict)  # bits for `rejects` by topic, unless as its policy demands
-    refused: dict[str, None] = field(default_factory=dict)  # topics on which it sent messages against the policy
-    is_kiln: bool = False
+    signing: PeerSigning = field(default_factory=PeerSigning)
     unwanted: dict[bytes, int] = field(default_factory=dict)  # id -> heartbeat until which it does not want it
     id_budget: int = 0  # ids of this RPC's control messages that may still be processed
     # since the last heartbeat
@@ -55,6 +37,13 @@ class PeerState:
     iwant_bytes: int = 0
     idontwant_count: int = 0
     graft_penalties: int = 0
+
+    def penalize_graft(self, count: int, limit: int) -> None:
+        """Penalize the peer for a GRAFT, up to the limit of a heartbeat."""
+        count = min(count, limit - self.graft_penalties)
+        if count > 0:
+            self.graft_penalties += count
+            self.score.penalize(count)
 
 
 @dataclass(slots=True)

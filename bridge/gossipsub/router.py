@@ -23,35 +23,17 @@ from typing import Final
 from kiln.bridge.gossipsub.cache import MessageCache, SeenSet, copy_number
 from kiln.bridge.gossipsub.effects import Deliver, PeerID, PeerView, PolicyConflict, Send
 from kiln.bridge.gossipsub.options import RouterOptions
-from kiln.bridge.gossipsub.peers import (
-    PRUNED,
-    SIGNED,
-    UNSIGNED,
-    Backoffs,
-    Fanout,
-    PeerState,
-    Promises,
-    RetainedScores,
-    rejects,
-    select_mesh_peers,
-)
+from kiln.bridge.gossipsub.peers import Backoffs, Fanout, PeerState, Promises, RetainedScores, select_mesh_peers
 from kiln.bridge.gossipsub.protocols import BACKOFF_VERSION, EXTENSIONS_VERSION, IDONTWANT_VERSION, VERSIONS
 from kiln.bridge.gossipsub.rpc_parts import MessageTooLargeError, split
 from kiln.bridge.gossipsub.score import Score
+from kiln.bridge.gossipsub.signing import TopicSigning
 from kiln.bridge.gossipsub.table_agreements import AGENT, Savings, TableAgreements
 from kiln.conf.process.bridge_status import SavingDirection, SavingStatus
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, ControlExtensions, ControlMessage, Message
 from kiln.schemas.wire.gossip_id import canonical_id, gossip_id, is_key_form, is_text_form, key_form, text_form
-from kiln.schemas.wire.identity import (
-    MAX_RPC_COST,
-    MISSING_SIGNATURE,
-    UNEXPECTED_AUTH,
-    Judgement,
-    Verdict,
-    estimate_id_cost,
-)
+from kiln.schemas.wire.identity import MAX_RPC_COST, Judgement, Verdict, estimate_id_cost
 from kiln.schemas.wire.public_key import KEY_ALGORITHM
-from kiln.schemas.wire.signing_policy import Policy
 from kiln.schemas.wire.topic_table import BundleSet
 
 Verify = Callable[[Message], Judgement]
@@ -59,8 +41,6 @@ Verify = Callable[[Message], Judgement]
 
 _ACCEPTED: Final = (Verdict.VALID, Verdict.UNSIGNED)
 _TEXT_ID_COST: Final = 3  # ids of `max_ids_per_rpc` that an id as text counts for, in addition to itself
-_USUAL: Final[Mapping[Policy, bool | None]] = {"strict": True, "none": False, "either": None}  # are messages signed?
-_UNSIGNED_ID_BYTES: Final = 32  # of `gossip_id`; those of signed messages are longer
 
 
 class Router:
@@ -84,7 +64,7 @@ class Router:
         self._floodsub = 0  # number of peers that support only floodsub
         # dicts instead of sets for their insertion order, so that a seeded rng always chooses the same
         self._mesh: dict[str, dict[PeerID, PeerState]] = {}  # its keys are the joined topics
-        self._signs: dict[str, bool | None] = {}  # by joined topic, whether all messages, or none, must be signed
+        self._signing = TopicSigning(options.policy_of)
         self._subscribers: dict[str, dict[PeerID, PeerState]] = {}
         self._fanout: dict[str, Fanout] = {}
         self._backoffs = Backoffs(options.max_backoffs)
@@ -147,13 +127,7 @@ class Router:
     @property
     def policy_conflicts(self) -> list[PolicyConflict]:
         """Signatures, or the lack of them, that separate the node from connected peers."""
-        conflicts: set[PolicyConflict] = set()
-        for state in self._peers.values():
-            conflicts.update(PolicyConflict(topic, self._signs[topic] is False, False) for topic in state.refused)
-            for topic, sent in state.signing.items():
-                if self._signs[topic] is None and not state.is_kiln:
-                    conflicts.update(PolicyConflict(topic, each, True) for each in (True, False) if rejects(sent, each))
-        return sorted(conflicts)
+        return self._signing.list_conflicts(state.signing for state in self._peers.values())
 
     def subscribers(self, topic: str) -> Collection[PeerID]:
         """Return a live view of the connected peers on a topic."""
@@ -216,8 +190,7 @@ class Router:
 
     def has_delivered(self, peer: PeerID) -> bool:
         """Return whether a connected peer was the first to deliver a valid message in the last minutes (P2)."""
-        state = self._peers.get(peer)
-        return state is not None and state.score.first > 0
+        return peer in self._peers and self._peers[peer].score.first > 0
 
     def penalize(self, peer: PeerID) -> None:
         """Penalize a connected peer for breaking a rule outside the router (P7)."""
@@ -228,14 +201,14 @@ class Router:
         """Set the agent version of a connected peer."""
         self._table.set_agent(peer, agent)
         if state := self._peers.get(peer):
-            state.is_kiln = agent.startswith(AGENT)
+            state.signing.is_kiln = agent.startswith(AGENT)
 
     def join(self, topic: str, now: float) -> list[Send]:
         """Subscribe to a topic: announce it to all peers, and graft up to D of those on it. [] if already joined."""
         if topic in self._mesh:
             return []
         mesh = self._mesh[topic] = {}
-        self._signs[topic] = _USUAL[self._options.policy_of(topic)]
+        self._signing.join(topic)
         fanout = self._fanout.pop(topic, None)
         chosen: list[PeerState] = []
         if fanout is not None:
@@ -261,10 +234,7 @@ class Router:
         mesh = self._mesh.pop(topic, None)
         if mesh is None:
             return []
-        del self._signs[topic]
-        for state in self._peers.values():
-            state.signing.pop(topic, None)
-            state.refused.pop(topic, None)
+        self._signing.leave(topic, (state.signing for state in self._peers.values()))
         for state in self._subscribers.get(topic, {}).values():
             state.unjoined_topics += 1
         sends: list[Send] = []
@@ -300,11 +270,7 @@ class Router:
         self._seen.add(key, copy_number(data, verdict), now)
         self._cache.put(key, topic, data)
         self._counters["published"] += 1
-        targets = [
-            state
-            for state in self._publish_targets(topic, now)
-            if key not in state.unwanted and not (state.signing and self._withholds(state, topic, key))
-        ]
+        targets = [state for state in self._publish_targets(topic, now) if self._wants(state, topic, key)]
         rpc = RPC()
         rpc.publish.append(message)
         return [Send(state.peer, self._table.encode_for_peer(state.peer, rpc), True) for state in targets]
@@ -491,9 +457,7 @@ class Router:
             if topic is None or topic not in joined:
                 counters["unknown_topic"] += 1
                 continue
-            signed = received.HasField("signature")
-            if signed is not self._signs[topic] or (state.signing and topic in state.signing):
-                state.signing[topic] = state.signing.get(topic, 0) | (SIGNED if signed else UNSIGNED)
+            self._signing.record_message(state.signing, topic, received.HasField("signature"))
             message = with_topic_name(received, topic)
             cost += estimate_id_cost(message)
             key = gossip_id(message)
@@ -549,9 +513,7 @@ class Router:
             self._counters["not_checked"] += 1
             return
         self._counters["bad_signature" if judgement.verdict == Verdict.INVALID else "against_policy"] += 1
-        if judgement.reason in (MISSING_SIGNATURE, UNEXPECTED_AUTH):
-            # a peer with other settings is no attacker: without a penalty, its messages are captured
-            state.refused[topic] = None
+        if self._signing.is_other_policy(state.signing, topic, judgement):
             return
         state.score.reject()
         if judgement.reason == KEY_ALGORITHM:
@@ -579,28 +541,16 @@ class Router:
             rpc = RPC()
             rpc.publish.append(message)
             for peer, state in self._relay_targets(topic).items():
-                if state is source or peer == author:
-                    continue
-                if key in state.unwanted:
-                    self._counters["idontwant_honoured"] += 1
-                    continue
-                if state.signing and self._withholds(state, topic, key):
-                    continue
-                sends.append(Send(peer, self._table.encode_for_peer(peer, rpc), False))
-                self._counters["forwarded"] += 1
+                if state is not source and peer != author and self._wants(state, topic, key):
+                    sends.append(Send(peer, self._table.encode_for_peer(peer, rpc), False))
+                    self._counters["forwarded"] += 1
             return
         chosen: dict[PeerID, list[int]] = {}
         for index, (message, topic, key) in enumerate(fresh):
             author = getattr(message, "from")
             for peer, state in self._relay_targets(topic).items():
-                if state is source or peer == author:
-                    continue
-                if key in state.unwanted:
-                    self._counters["idontwant_honoured"] += 1
-                    continue
-                if state.signing and self._withholds(state, topic, key):
-                    continue
-                chosen.setdefault(peer, []).append(index)
+                if state is not source and peer != author and self._wants(state, topic, key):
+                    chosen.setdefault(peer, []).append(index)
         made: dict[tuple[int, ...], list[RPC]] = {}
         for peer, indexes in chosen.items():
             parts = made.get(tuple(indexes))
@@ -612,16 +562,14 @@ class Router:
             sends.extend([Send(peer, self._table.encode_for_peer(peer, part), False) for part in parts])
             self._counters["forwarded"] += len(indexes)
 
-    def _rejects(self, state: PeerState, topic: str, key: bytes) -> bool:
-        """Return whether a peer seems to reject a message on a topic because of its signature, or for having none."""
-        # a Kiln captures messages against its policy, and lowers no score for them
-        return not state.is_kiln and rejects(state.signing.get(topic, 0), len(key) != _UNSIGNED_ID_BYTES)
-
-    def _withholds(self, state: PeerState, topic: str, key: bytes) -> bool:
-        rejected = self._rejects(state, topic, key)
-        if rejected:
+    def _wants(self, state: PeerState, topic: str, key: bytes) -> bool:
+        if key in state.unwanted:
+            self._counters["idontwant_honoured"] += 1
+            return False
+        if state.signing.sent and not state.signing.accepts(topic, key):
             self._counters["withheld"] += 1
-        return rejected
+            return False
+        return True
 
     def _relay_targets(self, topic: str) -> dict[PeerID, PeerState]:
         mesh = self._mesh[topic]
@@ -744,10 +692,8 @@ class Router:
                     continue
                 state.iwant_count += 1
                 cached = self._cache.get(key)
-                if cached is None:
+                if cached is None or not state.signing.accepts(cached.topic, key):
                     self._counters["iwant_unknown"] += 1
-                    continue
-                if state.signing and self._withholds(state, cached.topic, key):
                     continue
                 if self._cache.count(key, state.peer) > options.gossip_retransmission:
                     self._counters["iwant_over_limit"] += 1
@@ -772,7 +718,7 @@ class Router:
             until, since = self._backoffs.get(topic, state.peer)
             if now < until:
                 self._counters["graft_backoff"] += 1
-                self._penalize_graft(state, 2 if now < since + options.graft_flood else 1)
+                state.penalize_graft(2 if now < since + options.graft_flood else 1, options.max_graft_penalties)
             elif state.score.value < 0:
                 self._counters["graft_low_score"] += 1
             elif len(mesh) >= options.D_high and not state.outbound:
@@ -781,8 +727,7 @@ class Router:
                 self._counters["graft_discovered_full"] += 1
             else:
                 self._add_subscription(state, topic)  # a peer that grafts is on the topic
-                if topic in state.signing:
-                    state.signing[topic] &= ~PRUNED
+                state.signing.record_graft(topic)
                 self._add_to_mesh(mesh, state)
                 continue
             refused[topic] = None
@@ -791,12 +736,6 @@ class Router:
             for topic in refused:
                 self._add_prune(rpc.control, state, topic, options.prune_backoff, now)
             self._send(sends, state, rpc, priority=True)
-
-    def _penalize_graft(self, state: PeerState, count: int) -> None:
-        count = min(count, self._options.max_graft_penalties - state.graft_penalties)
-        if count > 0:
-            state.graft_penalties += count
-            state.score.penalize(count)
 
     def _handle_prune(self, state: PeerState, control: ControlMessage, now: float) -> None:
         options = self._options
@@ -809,8 +748,7 @@ class Router:
             self._counters["pruned_by_peer"] += 1
             if mesh.pop(state.peer, None) is not None:
                 state.meshes -= 1
-                if self._signs[topic] is None:
-                    state.signing[topic] = state.signing.get(topic, 0) | PRUNED
+                self._signing.record_prune(state.signing, topic)
             seconds = float(item.backoff) or options.prune_backoff
             self._backoffs.add(topic, state.peer, min(seconds, options.max_backoff), now)
             if item.peers:
@@ -885,7 +823,7 @@ class Router:
         ]
         count = max(options.D_lazy, math.ceil(options.gossip_factor * len(pool)))
         for state in self._sample(pool, count):
-            wanted = [key for key in keys if not self._rejects(state, topic, key)] if state.signing else keys
+            wanted = [key for key in keys if state.signing.accepts(topic, key)] if state.signing.sent else keys
             told = self._rng.sample(wanted, min(len(wanted), options.max_ihave_length))
             if not told:
                 continue

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Final
 
-import trio
 from libp2p.peer.id import ID
-from libp2p.security.noise.exceptions import PeerIDMismatchesPubkey
-from libp2p.transport.exceptions import MuxerUpgradeFailure, SecurityUpgradeFailure
 from multiaddr import Multiaddr
 from multiaddr.exceptions import BinaryParseError, ProtocolLookupError, StringParseError
 
 ADDRESS_ERRORS: Final = (ValueError, StringParseError, BinaryParseError, ProtocolLookupError)
-_FAMILIES: Final = {"dns": socket.AF_UNSPEC, "dns4": socket.AF_INET, "dns6": socket.AF_INET6}
 
 
 class NodeError(Exception):
@@ -102,58 +97,6 @@ def host_port(address: Multiaddr) -> tuple[str | None, int]:
     """Return the IP address, or `None` for a host name, and the port."""
     values = {protocol.name: value for protocol, value in address.items()}
     return values.get("ip4") or values.get("ip6"), int(values["tcp"])
-
-
-async def resolve(address: Multiaddr) -> list[Multiaddr]:
-    """Resolve the host name in a TCP multiaddr with the system's resolver, which knows the hosts file.
-
-    Raises:
-        OSError: The name has no address.
-    """
-    (kind, name), *rest = ((protocol.name, value) for protocol, value in address.items())
-    if kind not in _FAMILIES:
-        return [address]
-    tail = "".join(f"/{protocol}/{value}" for protocol, value in rest)
-    found = await trio.socket.getaddrinfo(name, None, _FAMILIES[kind], socket.SOCK_STREAM)
-    ips = dict.fromkeys(str(each[4][0]) for each in found)
-    return [Multiaddr(f"/{'ip6' if ':' in ip else 'ip4'}/{ip}{tail}") for ip in ips]
-
-
-def describe_dial_failure(failure: BaseException, own: ID) -> str:
-    """Describe why dialling a peer failed: what was found, what was expected, and what to do."""
-    causes = list(_walk_causes(failure))
-    for cause in causes:
-        if isinstance(cause, PeerIDMismatchesPubkey):
-            found = re.search(r"remote_peer_id_from_pubkey=(\w+)", str(cause))
-            peer = found[1] if found else "another peer"
-            if peer == str(own):
-                return "it is an address of this bridge itself. Name another peer."
-            return f"{peer} answers there, not the named peer. Correct the peer id or the address."
-    for cause in causes:
-        if isinstance(cause, socket.gaierror):
-            return f"the host name has no address ({cause.strerror}). Correct it, or add it to DNS or /etc/hosts."
-        if isinstance(cause, ConnectionRefusedError):
-            return "no program listens there (connection refused). Start the peer, or correct the address."
-        if isinstance(cause, OSError) and cause.errno:
-            return f"{cause.strerror}. Check the address, and the network between."
-    for cause in causes:
-        if isinstance(cause, SecurityUpgradeFailure | MuxerUpgradeFailure):
-            return "what listens there does not speak libp2p over noise and yamux, or refuses this bridge."
-    return str(failure.__cause__ or failure)
-
-
-def _walk_causes(failure: BaseException) -> Iterator[BaseException]:
-    """Yield an exception and those that led to it, groups included."""
-    pending, seen = [failure], set[int]()
-    while pending:
-        each = pending.pop()
-        if id(each) in seen:
-            continue
-        seen.add(id(each))
-        yield each
-        if isinstance(each, BaseExceptionGroup):
-            pending += each.exceptions
-        pending += [other for other in (each.__context__, each.__cause__) if other is not None]
 
 
 def socket_address(remote: tuple[str, int] | None) -> Multiaddr | None:

@@ -1,10 +1,23 @@
-"""Closing connections and streams, also those in which writes are stuck."""
+"""Closing connections and streams, also those in which writes are stuck, and the errors of those that broke."""
 
 from __future__ import annotations
 
+from typing import Final
+
 import trio
 from libp2p.abc import INetConn, INetStream
+from libp2p.exceptions import BaseLibp2pError
 from libp2p.stream_muxer.yamux.yamux import Yamux
+
+# Errors of a stream or a connection that the peer or the network broke.
+BROKEN: Final = (
+    BaseLibp2pError,
+    OSError,
+    EOFError,
+    trio.BrokenResourceError,
+    trio.ClosedResourceError,
+    trio.TooSlowError,
+)
 
 
 async def close_connection(conn: INetConn) -> None:

@@ -28,8 +28,8 @@ from multiaddr import Multiaddr
 
 from kiln.bridge.gossipsub.wire import OversizedRpc, RpcSplitter, WireError, encode
 from kiln.bridge.libp2p.addresses import ADDRESS_ERRORS, NodeError
-from kiln.bridge.libp2p.closing import shielded
-from kiln.bridge.libp2p.host import BROKEN, Node
+from kiln.bridge.libp2p.closing import BROKEN, shielded
+from kiln.bridge.libp2p.host import Node
 from kiln.bridge.libp2p.kademlia import (
     MAX_MESSAGE,
     MAX_PROVIDERS,

@@ -26,7 +26,6 @@ import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from libp2p.abc import INetConn, INetStream, INetwork, INotifee
 from libp2p.custom_types import TProtocol
-from libp2p.exceptions import BaseLibp2pError
 from libp2p.network.connection.swarm_connection import SwarmConn
 from libp2p.network.stream.net_stream import NetStream
 from libp2p.peer.id import ID
@@ -47,14 +46,13 @@ from kiln.bridge.libp2p.addresses import (
     BootstrapPeer,
     NodeError,
     check_listen_address,
-    describe_dial_failure,
     parse_bootstrap_peers,
     parse_tcp_address,
-    resolve,
     socket_address,
 )
 from kiln.bridge.libp2p.budget import BanList, CaptureBudget, UnfinishedRpcs
-from kiln.bridge.libp2p.closing import close_connection, reset_stream, shielded
+from kiln.bridge.libp2p.closing import BROKEN, close_connection, reset_stream, shielded
+from kiln.bridge.libp2p.dialling import describe_missing_pubsub, dial
 from kiln.bridge.libp2p.inflow import READ_BYTES
 from kiln.bridge.libp2p.keys import derive_author_keys
 from kiln.bridge.libp2p.links import InboundStream, PeerLink, PubsubSession
@@ -72,15 +70,6 @@ from kiln.schemas.reject import Rejected
 from kiln.schemas.wire.identity import Verdict, check, compute_peer_id, peer_text, sign
 
 _LOG: Final = logging.getLogger("kiln.bridge.libp2p")
-# Errors of a stream or a connection that the peer or the network broke.
-BROKEN: Final = (
-    BaseLibp2pError,
-    OSError,
-    EOFError,
-    trio.BrokenResourceError,
-    trio.ClosedResourceError,
-    trio.TooSlowError,
-)
 _FRAMES_BETWEEN_CHECKPOINTS: Final = 32
 _CPU_TURN: Final = 0.005  # s of CPU for one peer's RPCs before the other tasks run
 _CPU_PERIOD: Final = 4.0  # s; a peer may use its CPU of this period at once
@@ -298,7 +287,7 @@ class Node:
         self._discovered[peer] = None
         self._dialling.add(peer)
         try:
-            return await self._dial_at(Multiaddr(address), ID(peer), seconds)
+            return await dial(self._swarm, Multiaddr(address), ID(peer), seconds)
         finally:
             self._dialling.discard(peer)
             self._remove_link(peer)
@@ -437,29 +426,11 @@ class Node:
             return f"{target.addresses[0]}: banned for bad conduct for {seconds:.0f} s more"
         error = ""
         for address in target.addresses:
-            error = await self._dial_at(address, target.id, self._options.dial_timeout)
+            error = await dial(self._swarm, address, target.id, self._options.dial_timeout)
             self.counters["dial_failed" if error else "dialled"] += 1
             if not error:
                 break
         return error
-
-    async def _dial_at(self, address: Multiaddr, peer: ID, seconds: float) -> str:
-        reason = ""
-        try:
-            with trio.fail_after(seconds):
-                for resolved in await resolve(address):
-                    try:
-                        # not dial_peer: it dials one address from identify, and blocks a peer for 60 s after a failure
-                        await self._swarm.dial_addr(resolved, peer)
-                    except BROKEN as failure:
-                        reason = describe_dial_failure(failure, ID(self.peer))
-                    else:
-                        return ""
-        except trio.TooSlowError:
-            reason = f"no answer in {seconds:g} s. Check the address, and the network and firewalls between."
-        except OSError as failure:
-            reason = describe_dial_failure(failure, ID(self.peer))
-        return f"{address}: {reason}"
 
     async def _disconnect(self, peer: ID) -> None:
         for conn in self._swarm.get_connections(peer):
@@ -501,7 +472,7 @@ class Node:
                     error = await self._run_session(link)
                     failures = failures + 1 if error else 0
                     if failures >= _OPEN_ATTEMPTS:
-                        link.error = self._describe_missing_pubsub(link.id)
+                        link.error = describe_missing_pubsub(self._host.get_peerstore(), link.id)
                         await link.inbound_opened.wait()  # a peer that speaks pubsub will open a stream
                         failures, link.error = 0, ""
                     if trio.current_time() - started > 10:
@@ -514,17 +485,6 @@ class Node:
             link.disconnected.set()
             if link.unread_inbound is not None:
                 await self._drop_inbound(link.unread_inbound)
-
-    def _describe_missing_pubsub(self, peer: ID) -> str:
-        protocols: list[str] = []
-        with suppress(PeerStoreError):  # identify has not completed
-            protocols = self._host.get_peerstore().get_protocols(peer)
-        if not set(protocols).isdisjoint(VERSIONS):
-            return "connected, but it accepts no pubsub stream, which it says it speaks. See its log."
-        return (
-            f"connected, but it speaks no pubsub: none of its {len(protocols)} protocols is {next(iter(VERSIONS))} or "
-            "an older one. Enable pubsub there (in Kubo: Pubsub.Enabled), or name another peer."
-        )
 
     async def _run_session(self, link: PeerLink) -> bool:
         """Exchange frames until either stream ends, and return true if the node's could not be opened."""

@@ -21,6 +21,7 @@ from kiln.bridge.gossipsub.options import RouterOptions
 from kiln.bridge.gossipsub.protocols import VERSIONS
 from kiln.bridge.gossipsub.wire import encode
 from kiln.bridge.libp2p.addresses import NodeError
+from kiln.bridge.libp2p.dialling import dial
 from kiln.bridge.libp2p.host import Node
 from kiln.bridge.libp2p.options import NodeOptions
 from kiln.bridge.libp2p.seqno import Seqno
@@ -372,7 +373,7 @@ def test_of_a_bootstrap_peer_that_does_not_answer_the_reason_is_told(tmp_path: P
             f"/ip4/127.0.0.1/tcp/{web.socket.getsockname()[1]}/p2p/{nobody}": "does not speak libp2p",
         }
         for address, reason in reasons.items():
-            error = await mine.node._dial_at(Multiaddr(address), ID(peer_bytes(nobody)), 10)
+            error = await dial(get_swarm(mine.node._host), Multiaddr(address), ID(peer_bytes(nobody)), 10)
             assert error.startswith(f"{address}: "), error
             assert reason in error, error
         assert own not in str(reasons)

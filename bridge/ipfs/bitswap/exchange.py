@@ -26,8 +26,8 @@ from kiln.bridge.ipfs.bitswap.engine import BitswapEngine, EngineLimits, Output
 from kiln.bridge.ipfs.bitswap.messages import PROTOCOLS, MessageError, read_message, write_message
 from kiln.bridge.ipfs.blocks import BlockUnavailableError, read_digest
 from kiln.bridge.libp2p.budget import CaptureBudget, UnfinishedRpcs
-from kiln.bridge.libp2p.closing import reset_stream, shielded
-from kiln.bridge.libp2p.host import BROKEN, Node
+from kiln.bridge.libp2p.closing import BROKEN, reset_stream, shielded
+from kiln.bridge.libp2p.host import Node
 from kiln.bridge.libp2p.streams import GossipStream
 from kiln.schemas.reject import Rejected
 from kiln.schemas.wire.cid import cid_bytes

@@ -1,0 +1,93 @@
+"""Whether peers accept messages with a signature, and without one, as far as their own messages show.
+
+Gossipsub has no message for a rejection. Most peers sign all messages and accept no others, or the other way round
+(libp2p specs, pubsub/README.md, Signature policy options), and disconnect whoever sends the other kind. So a message is
+withheld from a peer that has sent only messages of the other kind on a topic. A peer that prunes the node may have
+rejected its signed messages; that counts where both kinds are accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from kiln.bridge.gossipsub.effects import PolicyConflict
+from kiln.schemas.wire.identity import MISSING_SIGNATURE, UNEXPECTED_AUTH, Judgement
+from kiln.schemas.wire.signing_policy import Policy
+
+_USUAL: Final[Mapping[Policy, bool | None]] = {"strict": True, "none": False, "either": None}
+_UNSIGNED_ID_BYTES: Final = 32  # of `gossip_id`; those of signed messages are longer
+_SIGNED: Final = 1
+_UNSIGNED: Final = 2
+_PRUNED: Final = 4
+
+
+@dataclass(slots=True, eq=False)
+class PeerSigning:
+    """What one peer sent. `sent`: bits by topic, unless all is as the policy demands."""
+
+    sent: dict[str, int] = field(default_factory=dict)
+    refused: dict[str, None] = field(default_factory=dict)  # topics on which it sent messages against the policy
+    is_kiln: bool = False  # a Kiln captures messages against its policy, and lowers no score for them
+
+    def record_graft(self, topic: str) -> None:
+        """Record that the peer wants the node's messages."""
+        if topic in self.sent:
+            self.sent[topic] &= ~_PRUNED
+
+    def accepts(self, topic: str, key: bytes) -> bool:
+        """Return whether the peer seems to accept a message, by its `gossip_id`."""
+        return self.is_kiln or not _rejects(self.sent.get(topic, 0), len(key) != _UNSIGNED_ID_BYTES)
+
+
+class TopicSigning:
+    """The policies of the joined topics."""
+
+    def __init__(self, policy_of: Callable[[str], Policy]) -> None:
+        self._policy_of = policy_of
+        self._usual: dict[str, bool | None] = {}  # whether all messages have a signature, none, or some
+
+    def join(self, topic: str) -> None:
+        self._usual[topic] = _USUAL[self._policy_of(topic)]
+
+    def leave(self, topic: str, peers: Iterable[PeerSigning]) -> None:
+        del self._usual[topic]
+        for peer in peers:
+            peer.sent.pop(topic, None)
+            peer.refused.pop(topic, None)
+
+    def record_message(self, peer: PeerSigning, topic: str, signed: bool) -> None:
+        """Record a message on a joined topic, good or not."""
+        if signed is not self._usual[topic] or (peer.sent and topic in peer.sent):
+            peer.sent[topic] = peer.sent.get(topic, 0) | (_SIGNED if signed else _UNSIGNED)
+
+    def record_prune(self, peer: PeerSigning, topic: str) -> None:
+        """Record that a peer in the mesh pruned the node."""
+        if self._usual[topic] is None:
+            peer.sent[topic] = peer.sent.get(topic, 0) | _PRUNED
+
+    def is_other_policy(self, peer: PeerSigning, topic: str, judgement: Judgement) -> bool:
+        """Return whether a message is rejected only because the peer has another policy, which is no attack."""
+        if judgement.reason not in (MISSING_SIGNATURE, UNEXPECTED_AUTH):
+            return False
+        peer.refused[topic] = None
+        return True
+
+    def list_conflicts(self, peers: Iterable[PeerSigning]) -> list[PolicyConflict]:
+        """List what separates the node from connected peers."""
+        conflicts: set[PolicyConflict] = set()
+        for peer in peers:
+            conflicts.update(PolicyConflict(topic, self._usual[topic] is False, False) for topic in peer.refused)
+            for topic, sent in peer.sent.items():
+                if self._usual[topic] is None and not peer.is_kiln:
+                    conflicts.update(
+                        PolicyConflict(topic, each, True) for each in (True, False) if _rejects(sent, each)
+                    )
+        return sorted(conflicts)
+
+
+def _rejects(sent: int, signed: bool) -> bool:
+    if signed:
+        return bool(sent & (_UNSIGNED | _PRUNED)) and not sent & _SIGNED
+    return sent & (_SIGNED | _UNSIGNED) == _SIGNED

@@ -1,0 +1,108 @@
+"""Dialling a peer at an address, and why it failed: what was found, what was expected, and what to do."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Final
+
+import trio
+from libp2p.abc import IPeerStore
+from libp2p.network.swarm import Swarm
+from libp2p.peer.id import ID
+from libp2p.peer.peerstore import PeerStoreError
+from libp2p.security.noise.exceptions import PeerIDMismatchesPubkey
+from libp2p.transport.exceptions import MuxerUpgradeFailure, SecurityUpgradeFailure
+from multiaddr import Multiaddr
+
+from kiln.bridge.gossipsub.protocols import VERSIONS
+from kiln.bridge.libp2p.closing import BROKEN
+
+_FAMILIES: Final = {"dns": socket.AF_UNSPEC, "dns4": socket.AF_INET, "dns6": socket.AF_INET6}
+
+
+async def dial(swarm: Swarm, address: Multiaddr, peer: ID, seconds: float) -> str:
+    """Connect to a peer, and return "" or the address with the reason of the failure."""
+    reason = ""
+    try:
+        with trio.fail_after(seconds):
+            for resolved in await _resolve(address):
+                try:
+                    # not dial_peer: it dials one address from identify, and blocks a peer for 60 s after a failure
+                    await swarm.dial_addr(resolved, peer)
+                except BROKEN as failure:
+                    reason = _describe_failure(failure, swarm.get_peer_id())
+                else:
+                    return ""
+    except trio.TooSlowError:
+        reason = f"no answer in {seconds:g} s. Check the address, and the network and firewalls between."
+    except OSError as failure:
+        reason = _describe_failure(failure, swarm.get_peer_id())
+    return f"{address}: {reason}"
+
+
+def describe_missing_pubsub(store: IPeerStore, peer: ID) -> str:
+    """Describe why a connected peer has no pubsub stream."""
+    protocols: list[str] = []
+    with suppress(PeerStoreError):  # identify has not completed
+        protocols = store.get_protocols(peer)
+    if not set(protocols).isdisjoint(VERSIONS):
+        return "connected, but it accepts no pubsub stream, which it says it speaks. See its log."
+    return (
+        f"connected, but it speaks no pubsub: none of its {len(protocols)} protocols is {next(iter(VERSIONS))} or an "
+        "older one. Enable pubsub there (in Kubo: Pubsub.Enabled), or name another peer."
+    )
+
+
+async def _resolve(address: Multiaddr) -> list[Multiaddr]:
+    """Resolve the host name in a TCP multiaddr with the system's resolver, which knows the hosts file.
+
+    Raises:
+        OSError: The name has no address.
+    """
+    (kind, name), *rest = ((protocol.name, value) for protocol, value in address.items())
+    if kind not in _FAMILIES:
+        return [address]
+    tail = "".join(f"/{protocol}/{value}" for protocol, value in rest)
+    found = await trio.socket.getaddrinfo(name, None, _FAMILIES[kind], socket.SOCK_STREAM)
+    ips = dict.fromkeys(str(each[4][0]) for each in found)
+    return [Multiaddr(f"/{'ip6' if ':' in ip else 'ip4'}/{ip}{tail}") for ip in ips]
+
+
+def _describe_failure(failure: BaseException, own: ID) -> str:
+    """Describe why dialling a peer failed: what was found, what was expected, and what to do."""
+    causes = list(_walk_causes(failure))
+    for cause in causes:
+        if isinstance(cause, PeerIDMismatchesPubkey):
+            found = re.search(r"remote_peer_id_from_pubkey=(\w+)", str(cause))
+            peer = found[1] if found else "another peer"
+            if peer == str(own):
+                return "it is an address of this bridge itself. Name another peer."
+            return f"{peer} answers there, not the named peer. Correct the peer id or the address."
+    for cause in causes:
+        if isinstance(cause, socket.gaierror):
+            return f"the host name has no address ({cause.strerror}). Correct it, or add it to DNS or /etc/hosts."
+        if isinstance(cause, ConnectionRefusedError):
+            return "no program listens there (connection refused). Start the peer, or correct the address."
+        if isinstance(cause, OSError) and cause.errno:
+            return f"{cause.strerror}. Check the address, and the network between."
+    for cause in causes:
+        if isinstance(cause, SecurityUpgradeFailure | MuxerUpgradeFailure):
+            return "what listens there does not speak libp2p over noise and yamux, or refuses this bridge."
+    return str(failure.__cause__ or failure)
+
+
+def _walk_causes(failure: BaseException) -> Iterator[BaseException]:
+    """Yield an exception and those that led to it, groups included."""
+    pending, seen = [failure], set[int]()
+    while pending:
+        each = pending.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        yield each
+        if isinstance(each, BaseExceptionGroup):
+            pending += each.exceptions
+        pending += [other for other in (each.__context__, each.__cause__) if other is not None]
