@@ -17,10 +17,11 @@ MAX_OPEN: Final = 1024
 
 
 class ItemTap:
-    """Numbers datagrams by connection: the traffic between another node and us about one topic.
+    """Numbers the datagrams of each connection.
 
-    UDP has no connections, so one begins with its first datagram. It has a new id each time, also after a restart,
-    since connection, direction and number identify a frame.
+    UDP has no connections. Here a connection is the traffic between another node and us about one topic, and begins
+    with the first datagram. It gets a new id each time, also after a restart, because connection, direction and number
+    together identify a frame.
 
     Args:
         local: Our listen addresses.

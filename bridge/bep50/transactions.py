@@ -41,7 +41,8 @@ class Transactions:
 
         Args:
             on_answer: Called once, with the response, or with `None` after the timeout.
-            node: See `OverlayCore.send`, as for ``target``.
+            node: The receiver's id, if known.
+            target: The target of the message's item, as in `OverlayCore.send`.
         """
         core = self._core
         # Four random bytes: the crate mainline answers no other size, and a node off the path cannot guess them.

@@ -175,8 +175,8 @@ class FrameSink:
     def put(self, connection: bytes, frame: bytes) -> None:
         """Add a serialized Frame to the queue.
 
-        It never waits for Kafka or the disk, and also accepts frames when `full`. These stay in memory, so stop
-        reading from peers then. After `end_input` it ignores frames.
+        It never waits for Kafka or the disk. It also accepts frames while `full` is true, but keeps them in memory, so
+        the caller should stop reading from peers. After `end_input` it ignores frames.
 
         Args:
             connection: The frame's key, 16 bytes.

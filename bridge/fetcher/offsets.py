@@ -59,10 +59,11 @@ class DoneOffsets:
     def __init__(self, offset: int, metadata: str, fresh_generation: int) -> None:
         """Load the committed `offset` and `metadata`.
 
-        Metadata that cannot be read was set by hand; every record from `offset` on then counts as unfinished.
+        If the metadata is missing or cannot be read, as after a user set the offset by hand, every record from `offset`
+        on counts as unfinished.
 
         Args:
-            fresh_generation: used if the metadata has none; greater than any before.
+            fresh_generation: The generation to continue from in that case, greater than all earlier ones.
         """
         committed = _read_metadata(offset, metadata)
         position, offsets, releasing = committed or (CommittedPosition(fresh_generation, offset), [], set[int]())

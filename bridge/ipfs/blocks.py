@@ -134,7 +134,7 @@ def verify_block(cid: str, data: bytes) -> bytes:
         BlockRefusedError: they are not, or the CID cannot be checked.
     """
     if sha256(data).digest() != read_digest(cid):
-        raise BlockRefusedError(WRONG_HASH, f"{cid[:80]}: the {len(data)} bytes that came have another hash")
+        raise BlockRefusedError(WRONG_HASH, f"{cid[:80]}: the {len(data)} bytes received have another hash")
     return data
 
 

@@ -136,7 +136,7 @@ class Kubo:
         except httpx.TimeoutException:
             raise BlockUnavailableError(f"{cid}: {self.url} did not answer in {timeout + _GRACE:g} s") from None
         except httpx.TransportError as error:
-            raise BlockUnavailableError(f"{cid}: {self.url} broke off after {len(data)} bytes: {error}") from None
+            raise BlockUnavailableError(f"{cid}: {self.url} stopped after {len(data)} bytes: {error}") from None
         try:
             return verify_block(cid, bytes(data))
         except BlockRefusedError:
@@ -231,7 +231,7 @@ class Kubo:
                 raise NoRoutingError(str(error)) from None
             raise
         except httpx.TransportError as error:
-            raise self._away(f"broke off in routing/provide: {error}") from None
+            raise self._away(f"did not complete routing/provide: {error}") from None
 
     # ------------------------------------------------------------ HTTP
 
@@ -249,7 +249,7 @@ class Kubo:
         except httpx.TimeoutException:
             raise self._away(f"no answer to {command} within {timeout:g} s") from None
         except httpx.TransportError as error:
-            raise self._away(f"broke off in {command}: {error}") from None
+            raise self._away(f"did not complete {command}: {error}") from None
         try:
             answer = json.loads(body)
         except ValueError:

@@ -151,9 +151,10 @@ class Node:
     # ------------------------------------------------------------------ life cycle
 
     async def run(self, *, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Listen, dial and gossip until `close` or cancelled; `started` once the node listens.
+        """Listen, dial and gossip until closed or cancelled. `task_status.started()` is called once the node listens.
 
-        Raises NodeError if it cannot listen on an address.
+        Raises:
+            NodeError: The node cannot listen on an address.
         """
         for address in self._listen:
             check_listen_address(address)

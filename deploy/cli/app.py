@@ -1,7 +1,7 @@
 """The command `kiln`: groups of commands, error messages and exit codes.
 
-To add a command, write it in the file of its group. To add a group, write a file with `commands`, and add the file to
-`GROUPS`.
+To add a command, write it in the file of its group. To add a group, write a file whose `commands` is a
+`typer.Typer`, and add the file to `GROUPS`.
 """
 
 from __future__ import annotations

@@ -300,14 +300,14 @@ class _Publication:
 def _read_text(command: Mapping[str, object], name: str) -> str:
     value = command.get(name)
     if not isinstance(value, str):
-        raise KuboError(f'{command.get("cmd")} wants "{name}", a text')
+        raise KuboError(f'command {command.get("cmd")} needs "{name}" as a string')
     return value
 
 
 def _read_number(command: Mapping[str, object], name: str, default: float | None) -> float:
     value = command.get(name, default)
     if not isinstance(value, int | float):
-        raise KuboError(f'{command.get("cmd")} wants "{name}", a number')
+        raise KuboError(f'command {command.get("cmd")} needs "{name}" as a number')
     return value
 
 

@@ -65,7 +65,7 @@ class Listeners:
         return [f"{key}/{format_separator(each)}" for each in self._reannounced.values()]
 
     async def run(self, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Run until cancelled; the task has started when both nodes listen.
+        """Run until cancelled. `task_status.started()` is called once both nodes listen.
 
         Raises:
             CarrierError: A node cannot listen.

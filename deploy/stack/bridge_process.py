@@ -63,10 +63,10 @@ class BridgeProcess:
         """Read the newest status of the bridge.
 
         Args:
-            wall: Unix seconds now.
+            wall: Current Unix time, s.
 
         Returns:
-            The status, or `None` if there is none, or none of the last 10 s.
+            The status, or `None` if the bridge has written no status in the last 10 s.
         """
         status = read_status(self._status_file)
         if status is None or wall - status.at > _FRESH:

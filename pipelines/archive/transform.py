@@ -1,8 +1,9 @@
-"""From `kiln.frames` to the tables of the query, and to quarantine: one decode for all.
+"""Transforms of the query `archive`: decode each frame of `kiln.frames` once, for its tables and for quarantine.
 
-The first copy of each message is selected between two stages (decisions 5, 10 and 18). The first stage decodes, and
-writes the files of `frames` and of the tables PARTS in its task. The second writes `messages`. Where the digests are in
-a file, one task does it all; where they are in Spark's state, its operators run between the stages.
+Two stages do this, and deduplication selects the first copy of each message between them (decisions 5, 10 and 18). The
+first stage decodes, and its tasks write the files of `frames` and of the tables in `PARTS`. The second stage writes
+`messages`. If the digests of messages are in a file, one task runs both stages. If they are in Spark's state, Spark's
+operators deduplicate between the stages.
 """
 
 from __future__ import annotations

@@ -104,7 +104,9 @@ def check_name(name: str) -> str:
         RunNameError: No run can have the name.
     """
     if not _NAME.fullmatch(name):
-        raise RunNameError(f"{name!r} names no run: take a to z, 0 to 9 and -, at most 63, and not - first")
+        raise RunNameError(
+            f"{name!r} is not a valid run name. Use a to z, 0 to 9 and -, at most 63 characters, not starting with -"
+        )
     return name
 
 
@@ -115,7 +117,7 @@ def check_new_name(name: str) -> None:
         RunNameError: No run can have the name, or it would be taken for the live tables.
     """
     if check_name(name) in _RESERVED:
-        raise RunNameError(f"{name!r} names no run: it would be taken for the live tables. Take another name")
+        raise RunNameError(f"no run can be named {name!r}: it stands for the live tables. Choose another name")
 
 
 def describe_unfinished_drop(name: str) -> str:
@@ -221,8 +223,8 @@ def claim_swap(
     if others and not take_over:
         name, other = next(iter(others.items()))
         raise SwapClaimedError(
-            f"run {name} is being swapped by {other}. Where that swap was cut short, type kiln backfill swap {name} "
-            "there once more, or, where that machine is gone, kiln backfill swap --take-over here"
+            f"run {name} is being swapped by {other}. If that swap was interrupted, type kiln backfill swap {name} "
+            f"there again. If that machine is gone, type kiln backfill swap --take-over {name} here"
         )
     if claimants.get(run.name) == by:
         return

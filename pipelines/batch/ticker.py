@@ -168,11 +168,11 @@ def _send_ticks(producer: Producer, partitions: Iterable[TopicPartition]) -> lis
 
 
 def read_log_times(client_options: Mapping[str, object], partitions: Iterable[TopicPartition]) -> dict[int, int]:
-    """Read log time of each partition of a topic from the broker.
+    """Read the log time of each partition of a topic from the broker.
 
     Returns:
-        Log time by partition, ms. Partitions without records are missing, and all are if the broker is older than
-        Kafka 3.0.
+        Log time by partition, ms. Partitions without records are missing. The result is empty if the broker is older
+        than Kafka 3.0.
 
     Raises:
         KafkaError: No broker answers.

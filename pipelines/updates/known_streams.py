@@ -212,10 +212,12 @@ _UNKNOWN: Final = SeparatorRecord("-", "-")
 
 @lru_cache(maxsize=2)
 def open_known_streams(where: StreamsTopic) -> KnownStreams:
-    """The one `KnownStreams` of this process: a worker serves many tasks.
+    """Return the `KnownStreams` of this process, which all tasks of a Python worker share.
 
-    The file is in the folder that Spark has for an application on each machine, and goes with the application.
-    kafka.errors.KafkaError: no broker answers.
+    Its file is in the folder of the application on this machine, which Spark removes when the application ends.
+
+    Raises:
+        KafkaError: No broker answers.
     """
     consumer = open_client(
         KafkaConsumer,

@@ -140,7 +140,7 @@ class StreamRecord(Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if (self.separator is None) == (self.without is None):
-            raise ValueError("a stream has either a separator or, in `without`, the reason why it has none")
+            raise ValueError("a stream needs either `separator` or `without`, the reason for having none, and not both")
 
 
 class QuarantineRecord(Struct, frozen=True, forbid_unknown_fields=True):

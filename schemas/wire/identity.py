@@ -420,11 +420,11 @@ def _parse_public_key(encoded: bytes) -> tuple[PublicKey | Rejected, bytes]:
 
 
 def _sodium_verifies(key: bytes, signature: bytes, data: bytes) -> bool:
-    """Return true if libsodium accepts an ed25519 signature, which takes it half of OpenSSL's time.
+    """Return true if libsodium accepts an ed25519 signature. It takes half of OpenSSL's time.
 
-    What it accepts, go and OpenSSL do. Not the other way round: it refuses points of small order and unusual encodings
-    of a point, which RFC 8032 leaves open, so a rejection must be confirmed by OpenSSL: a peer that passes on what all
-    others accept has done nothing wrong.
+    Go and OpenSSL accept every signature that libsodium accepts, but libsodium also rejects some that they accept: it
+    refuses points of small order and unusual encodings of a point, which RFC 8032 leaves open. So check a rejected
+    signature again with OpenSSL, because a peer may relay what all other nodes accept.
     """
     try:
         crypto_sign_open(signature + data, key)

@@ -117,7 +117,7 @@ def decode_separator_value(value: str) -> bytes:
         TopicError: The text is no separator value.
     """
     if not _is_value(value):
-        raise TopicError(f"{value[:80]!r} is not a separator value: lower-case base36 multibase (k…), non-empty")
+        raise TopicError(f"{value[:80]!r} is not a separator value: use non-empty lower-case base36 multibase (k…)")
     digits = value[1:]
     stripped = digits.lstrip("0")
     number = int(stripped, 36) if stripped else 0
@@ -132,7 +132,7 @@ def format_separator(s: Separator) -> str:
     """
     _require_key(s.key)
     if not _is_value(s.value):
-        raise TopicError(f"{s.value[:80]!r} is not a separator value: lower-case base36 multibase (k…), non-empty")
+        raise TopicError(f"{s.value[:80]!r} is not a separator value: use non-empty lower-case base36 multibase (k…)")
     return f"{s.key}/{s.value}"
 
 

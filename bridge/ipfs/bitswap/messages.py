@@ -108,7 +108,8 @@ def write_message(
 ) -> bytes:
     """Write a message.
 
-    What a protocol lacks is left out: presences before 1.2.0. Want-haves become want-blocks there.
+    Versions before 1.2.0 have neither presences nor want-haves: presences are omitted, and want-haves become
+    want-blocks.
 
     Args:
         blocks: CID and bytes of each block.

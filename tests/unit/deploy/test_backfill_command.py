@@ -40,14 +40,14 @@ def test_a_command_line_that_makes_no_sense(
 
 def test_a_name_that_no_run_can_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["backfill", "run", "--run", "../a", "--state", str(tmp_path), *RANGE]) == USAGE
-    assert "'../a' names no run" in capsys.readouterr().err
+    assert "'../a' is not a valid run name" in capsys.readouterr().err
     assert not (tmp_path / "lake").exists()
 
 
 def test_no_run_is_taken_for_the_live_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`kiln backfill diff live` compares live and the run."""
     assert run_command(["backfill", "run", "--run", "live", "--state", str(tmp_path), *RANGE]) == USAGE
-    assert "'live' names no run: it would be taken for the live tables" in capsys.readouterr().err
+    assert "no run can be named 'live': it stands for the live tables" in capsys.readouterr().err
     assert not (tmp_path / "lake").exists()
 
 
