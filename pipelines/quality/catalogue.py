@@ -213,6 +213,12 @@ _KILN: Final = (
         "factor",
     ),
     _define_own(
+        "expect_announced_messages_to_come",
+        "Of the message ids that peers announced with IHAVE in the last 24 hours of the table, at most `share` are in "
+        "no row of `copies` after `settle`. Fewer than `least` missing ids are not judged.",
+        {"share": "number", "least": "number", "settle": "duration"},
+    ),
+    _define_own(
         "expect_quarantine_share_to_be_at_most",
         "For each reason, the rows of the last 24 hours of the table are at most `share` of the copies of messages in "
         "that time. Fewer than `least` rows are not judged.",

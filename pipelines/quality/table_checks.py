@@ -26,7 +26,8 @@ FROM_KAFKA: Final = "kafka_partition >= 0"
 Their numbers are those of lines, which have gaps and begin anywhere."""
 
 TIMES: Final[Mapping[str, str]] = {
-    **dict.fromkeys(("frames", "copies", "messages", "updates", "tips", "quarantine"), "observed_at"),
+    **dict.fromkeys(("frames", "copies", "subscriptions", "controls", "messages"), "observed_at"),
+    **dict.fromkeys(("updates", "tips", "quarantine"), "observed_at"),
     "batches": "emitted_at",
     "publications": "published_at",
     "bundles": "first_seen",
@@ -50,6 +51,8 @@ KEY_RETENTION: Final = timedelta(days=7)
 """retention of a key in the state, which so grows with the rows of a week, not with the tables"""
 
 _SETTLE: Final = timedelta(minutes=10)
+_ANNOUNCED: Final = timedelta(hours=2)
+"""retention of the ids of copies: a peer announces a message for seconds after it has it"""
 _REPEATS: Final = timedelta(days=2)
 """age of an update or a message at most that a row still refers to: more than `dedupe.signed_ttl`"""
 
@@ -620,6 +623,38 @@ def check_volume(inputs: CheckInputs) -> str:
         FROM now_ JOIN before USING (type)
         WHERE days >= 3 AND greatest(now_.n, before.n) >= {least}
             AND (now_.n > before.n * {factor} OR now_.n * {factor} < before.n)"""
+
+
+def check_announcements(inputs: CheckInputs) -> str:
+    hours = inputs.create_state("hours", "hour TIMESTAMPTZ, n BIGINT, missing BIGINT")
+    waits = inputs.create_state("waits", "h UBIGINT, hour TIMESTAMPTZ, since TIMESTAMPTZ")
+    have = inputs.create_state("have", "h UBIGINT, read_at TIMESTAMPTZ")
+    inputs.db.execute(
+        f"INSERT INTO {have} SELECT h, {inputs.now} FROM (SELECT DISTINCT hash(message_id) AS h FROM new_copies) "
+        f"ANTI JOIN {have} USING (h)"
+    )
+    if "controls" in inputs.committed:
+        since = format_timestamp(inputs.committed["controls"])
+        inputs.db.execute(
+            f"INSERT INTO {waits} SELECT hash(id), min(hour), {since} FROM (SELECT unnest(message_ids) AS id, "
+            "date_trunc('hour', observed_at) AS hour FROM new_controls WHERE kind = 'IHAVE' AND direction = 'IN' "
+            f"AND {FROM_KAFKA}) GROUP BY id"
+        )
+    due = f"since + {format_interval(inputs.duration('settle'))} <= {inputs.now}"
+    inputs.db.execute(
+        f"INSERT INTO {hours} SELECT hour, count(*), count(*) FILTER (WHERE h NOT IN (SELECT h FROM {have})) "
+        f"FROM {waits} WHERE {due} GROUP BY hour"
+    )
+    inputs.db.execute(f"DELETE FROM {waits} WHERE {due}")
+    inputs.db.execute(f"DELETE FROM {hours} WHERE hour < (SELECT max(hour) FROM {hours}) - INTERVAL 24 HOURS")
+    inputs.delete_old(have, _ANNOUNCED)
+    _count_pending(inputs, f"FROM {waits}")
+    return (
+        "SELECT json_object('kind', 'IHAVE') AS key, max(hour) AS seen_at, "
+        f"sum(missing)::BIGINT || ' of ' || sum(n)::BIGINT || ' announced messages never came' AS words FROM {hours} "
+        f"HAVING sum(missing) >= {inputs.number('least', 20)} "
+        f"AND sum(missing) > {inputs.number('share', 0.05)} * sum(n)"
+    )
 
 
 def check_quarantine_share(inputs: CheckInputs) -> str:

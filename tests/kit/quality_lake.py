@@ -13,6 +13,7 @@ import pyarrow as pa
 from deltalake import write_deltalake
 
 from kiln.deploy.demo.traffic import Traffic, TrafficOptions
+from kiln.pipelines.archive.control_rows import build_control_rows
 from kiln.pipelines.archive.transform import build_copy_row, build_frame_row, build_message_row
 from kiln.pipelines.decode.decoder import DecodeConfig, DecodedMessage, FrameDecoder, get_signer
 from kiln.pipelines.delta.arrow_rows import build_arrow_schema
@@ -74,11 +75,16 @@ def _rows_of_frames(
 ) -> dict[str, list[Row]]:
     frames: list[tuple[object, ...]] = []
     copies: list[tuple[object, ...]] = []
+    subscriptions: list[tuple[object, ...]] = []
+    controls: list[tuple[object, ...]] = []
     said: dict[tuple[str, str], DecodedMessage] = {}
     rows: dict[str, list[Row]] = {name: [] for name in TABLES}
     decoder = FrameDecoder(how or DecodeConfig())
     for offset, frame in numbered:
         frames.append(build_frame_row(partition, offset, frame.observed_at // 1000 + stamped_after, frame))
+        control = build_control_rows(frame, decoder.bundles, partition, offset)
+        subscriptions += control.subscriptions
+        controls += control.controls
         for item in decoder.decode_frame(frame, partition, offset):
             if item.copy is not None:
                 copies.append(build_copy_row(item, frame))
@@ -90,6 +96,8 @@ def _rows_of_frames(
             rows["quarantine"].append(place | fault | {"cid": None})
     rows["frames"] = _named("frames", frames)
     rows["copies"] = _named("copies", copies)
+    rows["subscriptions"] = _named("subscriptions", subscriptions)
+    rows["controls"] = _named("controls", controls)
     rows["messages"] = _named("messages", [build_message_row(item) for item in said.values()])
     _batched(rows, sorted(said.values(), key=lambda item: item.observed_at), in_log=partition >= 0)
     return rows
