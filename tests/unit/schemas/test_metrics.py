@@ -49,6 +49,7 @@ PLACES = {
     "bridge/gossipsub": {"counters": COUNTERS, "_counters": COUNTERS},
     "bridge/libp2p": {"counters": COUNTERS, "_counters": COUNTERS},
     "bridge/fetcher": {"counts": "fetcher.counts."},
+    "bridge/ipfs/bitswap": {"counters": COUNTERS},
     "bridge/bep50": {"dropped": "bep50.dropped.", "unsent": "bep50.unsent.", "_counts": "bep50."},
 }
 FETCH_REASONS = (
@@ -71,7 +72,8 @@ MADE = {
 
 
 def counted(path: Path, places: dict[str, str]) -> Iterator[str]:
-    """The paths in the status of what a file counts: `counters[NAME] += …` or `= …`, `_finish(…, NAME)`."""
+    """The paths in the status of what a file counts: `counters[NAME] += …` or `= …`, `counters.update(NAME=…)`,
+    `_finish(…, NAME)`."""
     module = import_module(".".join(("kiln", *path.relative_to(ROOT).with_suffix("").parts)))
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.AugAssign | ast.Assign):
@@ -80,6 +82,10 @@ def counted(path: Path, places: dict[str, str]) -> Iterator[str]:
                 if isinstance(target, ast.Subscript) and (name := last_name(target.value)) in places:
                     for counter in names(target.slice, module):
                         yield places[name] + counter
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "update":
+            if (name := last_name(node.func.value)) in places:
+                for keyword in node.keywords:
+                    yield f"{places[name]}{keyword.arg}"
         elif isinstance(node, ast.Call) and last_name(node.func) == "_finish" and "counts" in places:
             for counter in names(node.args[1], module):
                 yield places["counts"] + counter
