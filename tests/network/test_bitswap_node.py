@@ -21,6 +21,7 @@ from kiln.bridge.ipfs import BlockUnavailableError
 from kiln.bridge.ipfs.bitswap.exchange import ExchangeOptions
 from kiln.bridge.ipfs.bitswap.messages import PROTOCOLS, V1_0, V1_1, V1_2, WantEntry, write_message
 from kiln.bridge.ipfs.bitswap.store import BitswapBlockStore
+from kiln.bridge.libp2p.slots import InboundSlots
 from kiln.bridge.libp2p.streams import make_host
 from kiln.schemas.wire.cid import cid_bytes, cid_text, compute_cid
 from kiln.schemas.wire.pubsub import write_batch_update
@@ -178,7 +179,7 @@ class RawPeer:
 @asynccontextmanager
 async def raw_peer(town: Town, side: Side, *protocols: str) -> AsyncIterator[RawPeer]:
     """A raw peer that offers protocols of bitswap, all three by default."""
-    host = make_host(new_key(), "odd/1", 10)
+    host = make_host(new_key(), "odd/1", InboundSlots(10))
     peer = RawPeer(host, side, town.bell.ring)
     for protocol in protocols or PROTOCOLS:
         host.set_stream_handler(TProtocol(protocol), peer.handle)

@@ -86,14 +86,12 @@ def read_message(body: bytes, protocol: str = V1_2) -> BitswapMessage:
         if len(cid) <= MAX_CID and is_cid(cid):
             have = presences_known and entry.wantType == Message.Wantlist.Have
             wants.append(WantEntry(cid, have, entry.cancel, presences_known and entry.sendDontHave))
-    haves, dont_haves = [], []
-    for presence in message.blockPresences[:MAX_ENTRIES]:
-        (haves if presence.type == Message.Have else dont_haves).append(presence.cid)
+    presences = message.blockPresences[:MAX_ENTRIES]
     return BitswapMessage(
         wants=tuple(wants),
         full=message.wantlist.full,
-        haves=tuple(haves),
-        dont_haves=tuple(dont_haves),
+        haves=tuple(each.cid for each in presences if each.type == Message.Have),
+        dont_haves=tuple(each.cid for each in presences if each.type == Message.DontHave),
         blocks=(*(block.data for block in message.payload), *message.blocks),
         skipped=len(entries) - len(wants),
     )
