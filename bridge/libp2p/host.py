@@ -36,7 +36,7 @@ from libp2p.stream_muxer.yamux.yamux import Yamux
 from multiaddr import Multiaddr
 from trio_typing import TaskStatus
 
-from kiln.bridge.capture.tap import ConnectionTap, Sink
+from kiln.bridge.capture.tap import ConnectionRecord, ConnectionTap, Sink
 from kiln.bridge.gossipsub.effects import Deliver, PeerID, Send
 from kiln.bridge.gossipsub.protocols import VERSIONS
 from kiln.bridge.gossipsub.router import Router
@@ -351,9 +351,9 @@ class Node:
                 BootstrapState(
                     peer=peer_name(t.id.to_bytes()),
                     addresses=tuple(str(a) for a in t.addresses),
-                    connected=(link := self._links.get(t.id.to_bytes())) is not None,
+                    connected=t.id.to_bytes() in self._links,
                     attempts=t.attempts,
-                    error=t.error if link is None else link.error,
+                    error=self._links[t.id.to_bytes()].error if t.id.to_bytes() in self._links else t.error,
                 )
                 for t in self.bootstrap_peers
             ),
@@ -515,7 +515,8 @@ class Node:
             link.session = None
             self._log_disconnect(link, session)
             now = self._clock_ns()
-            for frame in session.connection.close(now):
+            record = ConnectionRecord(session.agent, session.end_reason or _STOPPING, session.dialled)
+            for frame in session.connection.close(now, record):
                 self._sink.put(session.id, frame)
             sends = self.router.remove_peer(link.peer, trio.current_time())
             self._count_colocated(session.ip)
@@ -541,7 +542,7 @@ class Node:
             _LOG,
             "peer disconnected",
             peer=peer_name(link.peer),
-            reason=session.end_reason or "the bridge is stopping",
+            reason=session.end_reason or _STOPPING,
             agent=session.agent,
             frames_in=session.frames_in,
             frames_out=session.frames_out,

@@ -132,8 +132,8 @@ def heard_over(
             address = between[-1].address
         one = await town.node(replace(OPTIONS, bootstrap=(address,)), authors=AUTHORS)
         for topic in TOPICS:
-            for each in (*between, one):
-                each.node.join(topic)
+            for node in (*between, one):
+                node.node.join(topic)
             for which in range(2):
                 town.nursery.start_soon(listen, which, topic, town)
         await town.bell.until(lambda: all(len(one.node.router.mesh[topic]) == 1 for topic in TOPICS))

@@ -20,7 +20,6 @@ from kiln.schemas.reject import Rejected
 from kiln.schemas.wire.identity import (
     REASONS,
     PeerIdError,
-    Policy,
     PrivateKey,
     Verdict,
     build_signed_bytes,
@@ -32,6 +31,7 @@ from kiln.schemas.wire.identity import (
     peer_text,
     sign,
 )
+from kiln.schemas.wire.signing_policy import Policy
 
 CAPTURES = Path(__file__).resolve().parents[4] / "shared" / "captures"
 POLICIES: tuple[Policy, ...] = ("strict", "none", "either")
