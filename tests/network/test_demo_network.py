@@ -18,6 +18,8 @@ import pytest
 import trio
 
 from conftest import ROOT
+from kiln.bridge.ipfs.bitswap.exchange import BlockExchange
+from kiln.bridge.ipfs.folder import FolderBlockStore
 from kiln.bridge.libp2p.host import Node
 from kiln.bridge.libp2p.options import NodeOptions
 from kiln.bridge.libp2p.seqno import Seqno
@@ -31,6 +33,7 @@ from kiln.schemas.wire.identity import judge, peer_text
 from kiln.schemas.wire.pubsub import PubsubMessage, read_message, write_batch_update
 from kiln.schemas.wire.topics import parse_topic
 from kit.awaiting import PATIENCE, until, wait_until
+from kit.bitswap_sides import make_blocks
 from kit.chance import new_key
 
 WORLD = TrafficOptions(seed=5, network="local-demo-test", separators=6, streams=60)
@@ -179,15 +182,13 @@ def wait_gone(pids: list[int], seconds: float = 10) -> None:
     )
 
 
-def test_all_three_speak_and_a_batch_of_ours_is_heard_byte_for_byte(tmp_path: Path) -> None:
+def test_all_three_speak_and_a_batch_of_ours_is_heard_byte_for_byte_and_fetched(tmp_path: Path) -> None:
     network_topic, *separator_topics = list_topics(WORLD)
     on = parse_topic(separator_topics[0])
     assert on is not None
     assert on.separator is not None
-    batches = [
-        write_batch_update(on.separator, f"bafyreie2hqgcbvmp2hk5zcfxgxwkkswgetx3t5xvz2czdqr2wzrdd5wz{last}e")
-        for last in "aeim"
-    ]
+    blocks = make_blocks(4, "batches", codecs=[0x71])
+    batches = [write_batch_update(on.separator, block.cid) for block in blocks]
     assert all(isinstance(read_message(data), PubsubMessage) for data in batches)
 
     async def listen_in(demo: DemoNetwork) -> None:
@@ -202,8 +203,13 @@ def test_all_three_speak_and_a_batch_of_ours_is_heard_byte_for_byte(tmp_path: Pa
         options = NodeOptions(network=WORLD.network, bootstrap=addresses, redial_first=0.05)
         with Seqno(tmp_path / "seqno", time.time_ns) as seqno:
             node = Node(options, key, seqno, tape)
+            folder = FolderBlockStore(tmp_path / "blocks")
+            for block in blocks:
+                folder.put(*block)
+            exchange = BlockExchange(node, folder)
             async with trio.open_nursery() as nursery:
                 await nursery.start(node.run)
+                await nursery.start(exchange.run)
                 for topic in (network_topic, *separator_topics):
                     node.join(topic)
 
@@ -227,6 +233,10 @@ def test_all_three_speak_and_a_batch_of_ours_is_heard_byte_for_byte(tmp_path: Pa
                     assert isinstance(message, PubsubMessage)
                     assert event["cid"] == message.batch
 
+                everyone = dict.fromkeys(peers, len(batches))
+                await until(
+                    lambda: counts(demo.all("status")[-1]["fetched"]) == everyone, "each node fetches each block"
+                )
                 demo.say('{"cmd":"go"}')
 
                 def heard_all() -> bool:
