@@ -1,5 +1,5 @@
--- Every UPDATE message that was sent: new updates, as in updates, and repeats of an earlier update. A repeat is in
--- messages only and has the separator of the update that it repeats.
+-- Every UPDATE message that was sent: the new updates, which are in the table updates, and repeats of an earlier
+-- update. A repeat is in the table messages only and has the separator of the update that it repeats.
 -- Grain: an UPDATE message, once per origin in which it is new.
 -- If messages lags behind updates, update_bytes is the length of the newest form of UPDATE without a model. Lengths are
 -- computed before the joins, which would otherwise carry the bytes.

@@ -1,7 +1,7 @@
--- Duplicates by peer: copies after the first one. Some came although our node had sent the peer an IDONTWANT before; the
--- others are those that an earlier IDONTWANT could have saved. saved counts the IDONTWANTs after which the peer sent no
--- copy at all, which it may not have meant to send anyway.
--- Grain: a peer that sent copies, or to which an IDONTWANT went.
+-- Duplicates by peer: copies after the first one. Some came although our node had sent the peer an IDONTWANT before; an
+-- earlier IDONTWANT could have saved the others. saved counts the IDONTWANTs after which the peer sent no copy at all;
+-- it might have sent none anyway.
+-- Grain: a peer that sent copies, or that our node sent an IDONTWANT.
 WITH told AS (
     SELECT remote_peer, message_id, min(observed_at) AS told_at
     FROM (SELECT remote_peer, explode(message_ids) AS message_id, observed_at FROM controls

@@ -1,4 +1,5 @@
--- Tips in batches of another separator than the genesis of their stream names, which is true_key and true_value.
+-- Tips in batches of a separator that differs from the one that the genesis of their stream names (true_key,
+-- true_value).
 -- Grain: a tip in a batch.
 -- Equal tips of two separators give one CID: the separator belongs to the batch, not to the block.
 WITH known AS (

@@ -1,5 +1,6 @@
--- Message ids that each peer announced with IHAVE, those of them that our node requested with IWANT, and those that the
--- peer then delivered; and the ids that the peer requested of our node. Ids that are not listed do not count.
+-- Message ids that each peer announced with IHAVE, how many of them our node requested with IWANT, and how many the
+-- peer then delivered; and the ids that the peer requested from our node. Only ids in controls count: the first 5,000
+-- of each RPC.
 -- Grain: a local and a remote peer.
 WITH listed AS (
     SELECT DISTINCT local_peer, remote_peer, kind, direction, unnest(message_ids) AS message_id

@@ -1,6 +1,6 @@
--- Stays of peers in the mesh of a topic at our node: from a GRAFT that either side sent to the next PRUNE, or to the end
--- of the connection. A GRAFT that the other side refuses is a stay that its PRUNE ends at once. Without until, the peer
--- is in the mesh.
+-- Stays of peers in the mesh of a topic at our node: from a GRAFT that either side sent to the next PRUNE, or to the
+-- end of the connection. A GRAFT that the other side refuses counts as a stay, which the PRUNE of that side ends at
+-- once. If until is null, the peer is still in the mesh.
 -- Grain: a stay of a peer in the mesh of a topic.
 WITH events AS (
     SELECT network, connection, local_peer, remote_peer, topic, kind, direction, observed_at, kafka_offset, entry_index,

@@ -1,5 +1,6 @@
--- Messages on the topic of another separator than the one in the genesis of their stream, or in the message itself.
--- Grain: a message and a stream that it is about; a BATCH_UPDATE is about no stream.
+-- Messages whose topic belongs to another separator than the genesis of their stream names, or than the message itself
+-- names (BATCH_UPDATE).
+-- Grain: a message and a stream that it is about; a BATCH_UPDATE has no stream.
 -- Topics are parsed as in kiln.schemas.wire.topics.parse_topic. $ in Java also matches before a newline at the end.
 WITH split AS (
     SELECT topic, regexp_extract(topic, '(?s)^/ceramic/[^/]+/sep/(.+)/([0-9a-z]+)$', 1) AS topic_key,

@@ -1,6 +1,7 @@
 -- Messages that one vantage point received and another did not. A vantage point is one of our nodes on the gossip of a
--- network, identified by its peer id. A message can be missed between the first and the last frame that the node
--- received. The files of other programs are compared among themselves: their messages have ids of their own.
+-- network, identified by its peer id. A message counts as missed only if it was first received between the first and
+-- the last frame of the vantage point. Captures of other programs are compared only with each other, because their
+-- messages have other ids.
 -- Grain: a message and a vantage point that did not receive it.
 -- A number, `place`, stands for a vantage point, so that the vantage points of a message are a short list.
 WITH points AS (

@@ -1,4 +1,4 @@
--- Versions of each node, from its newest KEEPALIVE. Older nodes leave one or both out.
+-- Versions of each node, from its newest KEEPALIVE. Older nodes omit ver, ipfs_ver or both.
 -- Grain: an author of KEEPALIVEs on a network.
 SELECT network, from_peer, ver, ipfs_ver, observed_at AS heard_at
 FROM messages

@@ -1,5 +1,5 @@
 -- Gaps in the sequence numbers of the frames of a connection: frames that were lost between the wire and the table.
--- Frames out of files have the numbers of lines, and are left out.
+-- Frames from files are left out, because their sequence numbers are line numbers.
 -- Grain: a gap in one direction of a connection.
 WITH broken AS (
     SELECT connection, direction

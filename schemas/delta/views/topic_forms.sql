@@ -1,6 +1,7 @@
--- Bytes of topics in each of the five kinds of entries that carry one: as sent, if all went by name, if all went by index
--- (2 bytes, which is right up to index 127), and with a stream for each topic, the rival of the topic table, where only a
--- SUBSCRIBE names it. For PUBLISH, the received copies of the messages in messages count, in the form of the stored copy.
+-- Bytes of topics in the five kinds of entries that have a topic: as sent (as_sent), if every topic was a name
+-- (as_names), if every topic was an index (as_indices; 2 bytes where the index is unknown, which is correct up to index
+-- 127), and with topic streams, another draft, in which only a SUBSCRIBE names the topic (with_topic_streams). PUBLISH
+-- counts the received copies of the messages in the table messages, in the form of the stored copy.
 -- Grain: a network, kind and direction.
 WITH entries AS (
     SELECT network, 'SUBSCRIBE' AS kind, direction, topic_source, topic_index, topic, CAST(1 AS BIGINT) AS entries
