@@ -68,6 +68,17 @@ def select_largest(savings: Iterable[SavingStatus]) -> tuple[SavingStatus, ...]:
     return tuple(nlargest(_MAX_SAVINGS, savings, key=lambda each: each.as_names - each.as_indices))
 
 
+def describe_bootstrap(view: NodeView, configured: Sequence[str]) -> Iterator[str]:
+    """Describe which peers of `bridge.bootstrap` are no gossip peers, and why."""
+    for each in view.bootstrap:
+        if each.error and each.connected:
+            yield f"bootstrap peer {each.addresses[0]}: {each.error}"
+        elif each.error:
+            yield f"cannot reach bootstrap peer {each.error}"
+    if configured and not view.bootstrap and not view.peers:
+        yield f"bridge.bootstrap names no peer but this bridge itself ({view.peer}). Name others."
+
+
 def describe_policy_conflicts(conflicts: Iterable[PolicyConflict]) -> Iterator[str]:
     """Describe which messages are refused, and which of the own messages are not sent, and the settings that matter."""
     topics_of: defaultdict[tuple[bool, bool], list[str]] = defaultdict(list)
@@ -110,15 +121,7 @@ def _overlay_status(parts: BridgeComponents) -> OverlayStatus | None:
 
 
 def _errors(parts: BridgeComponents, settings: Settings, view: NodeView) -> Iterator[str]:
-    for each in view.bootstrap:
-        if each.error:
-            yield (
-                f"bootstrap peer {each.addresses[0]}: {each.error}"
-                if each.connected
-                else f"cannot reach bootstrap peer {each.error}"
-            )
-    if settings.bridge.bootstrap and not view.bootstrap and not view.peers:
-        yield f"bridge.bootstrap names no peer but this bridge itself ({view.peer}). Name others."
+    yield from describe_bootstrap(view, settings.bridge.bootstrap)
     if refused := parts.topic_selector.refused:
         yield f"{refused} topics of peers are not joined: raise bridge.max_topics or bridge.max_topics_per_peer"
     if parts.publisher is not None:

@@ -17,6 +17,7 @@ from libp2p.network.stream.net_stream import NetStream
 from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
+from kiln.bridge.app.reporting import describe_bootstrap
 from kiln.bridge.gossipsub.options import RouterOptions
 from kiln.bridge.gossipsub.protocols import VERSIONS
 from kiln.bridge.gossipsub.wire import encode
@@ -334,6 +335,25 @@ def test_a_bootstrap_peer_that_is_not_there_is_tried_again_and_said(tmp_path: Pa
         await town.bell.until(lambda: a.node.view().bootstrap[0].attempts >= 3)
         assert "127.0.0.1/tcp/1" in a.node.view().bootstrap[0].error
         assert not a.node.view().bootstrap[0].connected
+        (told,) = describe_bootstrap(a.node.view(), OPTIONS.bootstrap)
+        assert told.startswith(
+            f"cannot reach bootstrap peer /ip4/127.0.0.1/tcp/1/p2p/{nobody}: no program listens there"
+        )
+
+    in_town(tmp_path, test)
+
+
+def test_a_node_that_is_its_own_only_bootstrap_peer_is_told_so_while_nobody_else_comes(tmp_path: Path) -> None:
+    key = new_key()
+    own = f"/ip4/127.0.0.1/tcp/1/p2p/{peer_text(compute_peer_id(key))}"
+
+    async def test(town: Town) -> None:
+        one = await town.node(replace(OPTIONS, bootstrap=(own,)), key)
+        (told,) = describe_bootstrap(one.node.view(), (own,))
+        assert told.startswith("bridge.bootstrap names no peer but this bridge itself")
+        await town.node(replace(OPTIONS, bootstrap=(one.address,)))
+        await town.bell.until(lambda: bool(one.node.view().peers))
+        assert list(describe_bootstrap(one.node.view(), (own,))) == []
 
     in_town(tmp_path, test)
 
@@ -403,6 +423,8 @@ def test_of_a_bootstrap_peer_without_pubsub_it_is_told(tmp_path: Path) -> None:
             (state,) = one.node.view().bootstrap
             assert state.connected
             assert state.error.startswith("connected, but it speaks no pubsub: none of its ")
+            told = list(describe_bootstrap(one.node.view(), state.addresses))
+            assert told == [f"bootstrap peer {state.addresses[0]}: {state.error}"]
 
     in_town(tmp_path, test)
 
