@@ -75,13 +75,16 @@ def kiln(broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactory)
     up. Modules of the names of Kiln's folders lie in the current folder and on PYTHONPATH."""
     *ports, monitor, prometheus_port = free_ports(4)
     environment = {
+        "LC_ALL": "C",  # which cannot write the name of the state folder
         "KILN_MONITOR__LISTEN": f"127.0.0.1:{monitor}",
         "KILN_BRIDGE__LISTEN": "/ip4/127.0.0.1/tcp/0",
         "KILN_TRAFFIC__RATE": RATE,
         "KILN_TRAFFIC__SEPARATORS": SEPARATORS,
     }
     folder = tmp_path_factory.mktemp("live")
-    kiln = Kiln(folder, ports, environment, shadowing(folder / "current", "conf", "deploy", "random", "types"))
+    kiln = Kiln(
+        folder / "Straße ☃", ports, environment, shadowing(folder / "current", "conf", "deploy", "random", "types")
+    )
     kiln.environment["PYTHONPATH"] = str(shadowing(folder / "path", "conf", "deploy", "bridge", "schemas", "pipelines"))
     with ExitStack() as stack:
         prometheus = None
