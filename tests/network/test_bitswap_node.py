@@ -17,7 +17,7 @@ from libp2p.peer.peerinfo import info_from_p2p_addr
 from multiaddr import Multiaddr
 
 from kiln.bridge.gossipsub.wire import RpcSplitter, encode
-from kiln.bridge.ipfs import BlockUnavailableError
+from kiln.bridge.ipfs import BlockStoreUnavailableError, BlockUnavailableError
 from kiln.bridge.ipfs.bitswap.exchange import ExchangeOptions
 from kiln.bridge.ipfs.bitswap.messages import PROTOCOLS, V1_0, V1_1, V1_2, WantEntry, write_message
 from kiln.bridge.ipfs.bitswap.store import BitswapBlockStore
@@ -102,14 +102,17 @@ def test_a_block_that_nobody_has_is_given_up_in_time_and_can_be_had_later(tmp_pa
 def test_the_store_of_the_bridge_serves_its_folder_and_fetches_the_rest(tmp_path: Path) -> None:
     async def test(town: Town) -> None:
         one = await open_side(town, "one")
+        token = trio.lowlevel.current_trio_token()
+
+        def store_of(side: Side) -> BitswapBlockStore:
+            return BitswapBlockStore(side.folder, side.exchange, side.discovery, token, side.node.counters)
+
+        block, other = make_blocks(2, "stores")
+        with pytest.raises(BlockStoreUnavailableError, match="the bridge has no peer"):
+            await trio.to_thread.run_sync(store_of(one).get, block.cid, 20.0)
         two = await open_side(town, "two", one.address)
         await town.bell.until(lambda: one.node.peer in two.exchange.peers)
-        token = trio.lowlevel.current_trio_token()
-        stores = [
-            BitswapBlockStore(each.folder, each.exchange, each.discovery, token, each.node.counters)
-            for each in (one, two)
-        ]
-        block, other = make_blocks(2, "stores")
+        stores = [store_of(one), store_of(two)]
         await trio.to_thread.run_sync(stores[0].put, *block)
         assert await trio.to_thread.run_sync(stores[1].get, block.cid, 20.0, 2 << 20) == block.data
         assert stores[0].get(block.cid, 1.0) == block.data, "one's own needs no thread"

@@ -216,6 +216,12 @@ class BlockExchange:
         return self._engine.peers
 
     @property
+    def is_isolated(self) -> bool:
+        """Return whether the node is connected to no peer that has blocks, gossips, or was named to it."""
+        node = self._node
+        return not (self.peers or node.router.peers or any(map(node.is_connected, node.bootstrap)))
+
+    @property
     def sizes(self) -> dict[str, int]:
         """Number of entries of each store; all are bounded."""
         return {**self._engine.sizes, "writers": len(self._writers), "streams": sum(self._streams.values())}

@@ -60,12 +60,17 @@ class BitswapBlockStore:
         if self._closed:
             raise BlockStoreUnavailableError(_STOPPING)
         try:
-            data = trio.from_thread.run(self._exchange.fetch, cid, timeout, trio_token=self._token)
+            data = trio.from_thread.run(self._fetch, cid, timeout, trio_token=self._token)
         except (trio.RunFinishedError, trio.Cancelled) as error:
             raise BlockStoreUnavailableError(_STOPPING) from error
         if len(data) > limit:
             raise refuse_too_large(cid, limit)
         return data
+
+    async def _fetch(self, cid: str, timeout: float) -> bytes:
+        if self._exchange.is_isolated:
+            raise BlockStoreUnavailableError("the bridge has no peer. Check bridge.bootstrap, and the network.")
+        return await self._exchange.fetch(cid, timeout)
 
     def pin(self, cid: str) -> None:
         """Implement `BlockStore.pin`."""
