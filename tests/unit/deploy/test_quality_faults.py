@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from random import Random
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -585,6 +586,25 @@ def test_rows_that_are_gone_are_counted_until_they_are_a_fault_and_then_stay_one
         assert found <= failed, "a fault has cleared itself"
         found |= failed
     assert found
+
+
+@pytest.mark.parametrize("seed", [0, 1, 8])
+def test_a_batch_without_its_window_is_one_until_it_has_it(
+    seed: int, town: Town, checks: list[SuiteCheck], validator: RowValidator
+) -> None:
+    """Before and after the missing windows are due, and when the updates have left the state."""
+    follow = [check for check in checks if check.expectation == "expect_batches_to_follow_from_updates"]
+    here = Town(Path(town.lake.path).parent, town.rows, follow, validator)
+    random = Random(seed)
+    ids = ", ".join(f"'{row['message_id']}'" for row in town.rows["updates"] if random.random() < 0.3)
+    deleted_at = datetime.now(UTC)
+    here.delete("updates", f"message_id IN ({ids})")
+    found = set[object]()
+    settle = timedelta(minutes=10)
+    for later in (settle - timedelta(seconds=0.1), settle + timedelta(minutes=1), timedelta(days=1), timedelta(days=9)):
+        keys = {key["batch_cid"] for each in here.failed(now=deleted_at + later) for key in each.keys}
+        assert found <= keys, "a fault has cleared itself"
+        found |= keys
 
 
 @pytest.mark.parametrize("age", [timedelta(), timedelta(days=1_200)])
