@@ -210,7 +210,7 @@ class Stack:
         self._peers.stdin.flush()
 
     def kill(self) -> None:
-        """SIGKILL to `kiln run`, its JVM and its workers. The bridge hears of it; the broker does not."""
+        """SIGKILL to `kiln run`, its JVM and its workers. Bridge and broker hear of it, and end."""
         process = self.started()
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
