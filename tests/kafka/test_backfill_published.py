@@ -71,6 +71,7 @@ def test_a_peer_hears_each_batch_of_a_run_once(
         "KILN_BRIDGE__BOOTSTRAP": peer.address,
         "KILN_DISCOVERY__ENABLED": "false",
         "KILN_PUBLISH__ENABLED": "true",
+        "KILN_IPFS__FETCH": "false",  # no peer has the geneses of synthetic streams
     }
     kiln = kiln_beside(broker.address, prefix, tmp_path / "state", settings)
     low, high, separators = heard_frames(broker.address, prefix)

@@ -45,6 +45,7 @@ ENVIRONMENT = {
     # each batch that has no receipt is tried, and no peer is there
     "KILN_PUBLISH__ENABLED": "true",
     "KILN_PUBLISH__TIMEOUT": "1s",
+    "KILN_IPFS__FETCH": "false",  # no peer has the geneses of synthetic streams
     "KILN_BEP50__ENABLED": "true",
     "KILN_BEP50__PUBLISH": "true",
     "KILN_BEP50__LISTEN": '["127.0.0.1:0"]',
