@@ -1,2 +1,2 @@
-"""What a user of Kiln may change: `kiln.toml` (read by `kiln.conf.settings`), the pinned jars, settings of broker and
-logs; and what every room may import: errors, locks, back-off."""
+"""Files that a user of Kiln may change: `kiln.toml` (read by `kiln.conf.settings`), the pinned jars, settings of broker
+and logs. Also code that every top-level package may import: errors, locks, back-off."""

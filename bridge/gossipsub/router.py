@@ -136,9 +136,13 @@ class Router:
     # ---------------------------------------------------------------- peers and topics
 
     def add_peer(self, peer: PeerID, protocol: str, outbound: bool, now: float, discovered: bool = False) -> list[Send]:
-        """Add a peer whose pubsub stream is open. ValueError for an unknown protocol.
+        """Add a peer whose pubsub stream is open. If the peer is known, its state begins again.
 
-        A known peer starts again. `discovered` peers, which others named, are at most half of a mesh (D / 2).
+        Args:
+            discovered: True if the peer was found through other peers. Such peers are at most half of a mesh (D / 2).
+
+        Raises:
+            ValueError: The protocol is unknown.
         """
         version = VERSIONS.get(protocol)
         if version is None:
@@ -250,11 +254,13 @@ class Router:
     # ---------------------------------------------------------------- messages
 
     def publish(self, message: Message, now: float) -> list[Send]:
-        """Publish an own message, which is signed already if the network requires it: one `Send` per peer.
+        """Publish a message of our own, which is signed already if the network requires it: one `Send` per peer.
 
-        It goes to all peers on the topic with `flood_publish`, else to the mesh (filled up to D) or the fanout, and
-        always to floodsub peers. The same message may be published again.
-        MessageTooLargeError if no RPC within `rpc_limits` can carry it.
+        With `flood_publish` it goes to all peers on the topic, otherwise to the mesh (filled up to D) or the fanout,
+        and always to floodsub peers. The same message may be published again.
+
+        Raises:
+            MessageTooLargeError: No RPC within `rpc_limits` can carry the message.
         """
         topic = message.topic
         if not topic:

@@ -1,4 +1,4 @@
-"""Whether peers accept messages with a signature, and without one, as far as their own messages show.
+"""Infer from the messages of peers whether they accept messages with and without a signature.
 
 Gossipsub has no message for a rejection. Most peers sign all messages and accept no others, or the other way round
 (libp2p specs, pubsub/README.md, Signature policy options), and disconnect whoever sends the other kind. So a message is
@@ -25,7 +25,11 @@ _PRUNED: Final = 4
 
 @dataclass(slots=True, eq=False)
 class PeerSigning:
-    """What one peer sent. `sent`: bits by topic, unless all is as the policy demands."""
+    """Kinds of messages that one peer sent.
+
+    Attributes:
+        sent: Bits by topic; a topic is missing if all its messages follow the policy.
+    """
 
     sent: dict[str, int] = field(default_factory=dict)
     refused: dict[str, None] = field(default_factory=dict)  # topics on which it sent messages against the policy

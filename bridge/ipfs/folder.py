@@ -67,7 +67,11 @@ class FolderBlockStore:
         return verify_block(cid, data)
 
     def pin(self, cid: str) -> None:
-        """BlockUnavailableError: there is no such block."""
+        """Check that the block is there; all blocks of the folder count as pinned.
+
+        Raises:
+            BlockUnavailableError: There is no such block.
+        """
         read_digest(cid)
         if not self._path(cid).exists():
             raise BlockUnavailableError(f"{cid[:80]} is not in {self._folder}")

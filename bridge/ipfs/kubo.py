@@ -119,7 +119,10 @@ class Kubo:
             raise BlockRefusedError(WRONG_CID, f"{cid}: {self.url} keeps it as {theirs[:100]}")
 
     def get(self, cid: str, timeout: float, limit: int = MAX_BLOCK) -> bytes:
-        """Implement `BlockStore.get`. BlockUnavailableError when the node breaks off: it may, for this block alone."""
+        """Implement `BlockStore.get`.
+
+        If the connection breaks, the error is `BlockUnavailableError`: the node may fail for this block only.
+        """
         options = {"arg": _canonical_text(cid), "timeout": _go_duration(timeout)}
         ends_at = time.monotonic() + timeout + _GRACE
         data = bytearray()
@@ -130,7 +133,7 @@ class Kubo:
                     if len(data) > limit:
                         raise refuse_too_large(cid, limit)
                     if time.monotonic() > ends_at:
-                        raise BlockUnavailableError(f"{cid}: only {len(data)} bytes of it came in {timeout:g} s")
+                        raise BlockUnavailableError(f"{cid}: received only {len(data)} bytes in {timeout:g} s")
         except KuboError as error:
             raise BlockUnavailableError(f"{cid}: {error}") from None
         except httpx.TimeoutException:
@@ -190,13 +193,22 @@ class Kubo:
         return NodeIdentity(peer, agent, tuple(map(str, addresses)) if isinstance(addresses, list) else ())
 
     def connect(self, *multiaddrs: str, timeout: float = _CALL) -> None:
-        """Connect the node to a peer, at one of its addresses; nothing if it is so already. KuboError: why not.
-        BlocksAwayError."""
+        """Connect the node to a peer at one of its addresses; do nothing if it is connected.
+
+        Raises:
+            KuboError: The node cannot connect.
+            BlockStoreUnavailableError: The node does not answer.
+        """
         options: dict[str, str | list[str]] = {"arg": list(multiaddrs), "timeout": _go_duration(timeout)}
         self._json("swarm/connect", options, timeout + _GRACE)
 
     def disconnect(self, peer: str) -> None:
-        """Hang up on a peer; nothing if it is not connected. KuboError, BlocksAwayError."""
+        """Disconnect from a peer; do nothing if it is not connected.
+
+        Raises:
+            KuboError: The node refuses.
+            BlockStoreUnavailableError: The node does not answer.
+        """
         self._json("swarm/disconnect", {"arg": f"/p2p/{peer}"}, _CALL)
 
     def connected(self) -> frozenset[str]:
@@ -219,7 +231,13 @@ class Kubo:
             return True  # `provide` will tell
 
     def provide(self, cid: str, timeout: float = _PROVIDE) -> None:
-        """Tell the node's routing that the node has this block. NoRoutingError; KuboError: why not. BlocksAwayError."""
+        """Announce in the node's routing that the node has this block.
+
+        Raises:
+            NoRoutingError: The node has no routing.
+            KuboError: The node cannot announce it.
+            BlockStoreUnavailableError: The node does not answer.
+        """
         options = {"arg": _canonical_text(cid), "timeout": _go_duration(timeout)}
         try:
             with self._post("routing/provide", options, timeout + _GRACE) as response:
@@ -266,7 +284,12 @@ class Kubo:
         timeout: float,
         files: Mapping[str, tuple[str, bytes]] | None = None,
     ) -> Iterator[httpx.Response]:
-        """The response, if its status is 200. BlocksAwayError, KuboError; httpx's errors once there is a connection."""
+        """Yield the response, if its status is 200. Once there is a connection, httpx's errors pass through.
+
+        Raises:
+            KuboError: The node reports an error.
+            BlockStoreUnavailableError: The node does not answer.
+        """
         try:
             with self._client.stream(
                 "POST",
@@ -281,7 +304,7 @@ class Kubo:
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
             raise self._away(f"does not answer: {error or type(error).__name__}") from None
         except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
-            raise self._away(f"no address of an RPC: {error}") from None
+            raise self._away(f"is not the address of an RPC: {error}") from None
         except RuntimeError:
             if not self._closed:
                 raise
@@ -322,13 +345,21 @@ def _read(response: httpx.Response, limit: int) -> bytes:
 
 
 def _canonical_text(cid: str) -> str:
-    """The CID as Kubo writes it. BlockRefusedError: as `digest_of`."""
+    """Return the CID as Kubo writes it.
+
+    Raises:
+        BlockRefusedError: As `read_digest`.
+    """
     read_digest(cid)
     return cid_text(cid_bytes(cid))
 
 
 def _codec(cid: str, raw: bytes) -> str:
-    """Kubo's name for the codec of a CIDv1. BlockRefusedError: it has none, or the CID is of version 0."""
+    """Return Kubo's name for the codec of a CIDv1.
+
+    Raises:
+        BlockRefusedError: Kubo has no name for the codec, or the CID is of version 0.
+    """
     version, code, *_ = parse_cid(raw)
     name = multicodec.get(code=code).name if version == 1 and multicodec.exists(code=code) else ""
     if name not in _CODECS:

@@ -168,7 +168,7 @@ class NodeBlockStore:
         return f", {problems.count('')} of {len(problems)} peers connected{problem}"
 
     def _dial(self, peers: Sequence[tuple[str, ...]]) -> list[str]:
-        """Of each peer "", or why the node could not connect to it."""
+        """Return for each peer the reason why the node could not connect to it, or "" if it could."""
         return list(self._pool.map(self._connect, peers))
 
     def _connect(self, addresses: tuple[str, ...]) -> str:

@@ -25,7 +25,7 @@ class BlockProvider:
     """Calls `provide` for each block, in threads of its own, until `close()`."""
 
     def __init__(self, provide: Callable[[str], None], pause: float = _PAUSE) -> None:
-        """`provide`: NoRoutingError, KuboError, BlocksAwayError."""
+        """Announce a block, with the errors of `Kubo.provide`."""
         self._provide = provide
         self._pause = pause
         self._changed = threading.Condition()

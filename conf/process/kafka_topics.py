@@ -43,8 +43,8 @@ def find_replaced_topics(noted: Mapping[str, str], found: Mapping[str, TopicIden
     """Compare noted ids with what the broker has.
 
     Returns:
-        The topics whose ids differ, in the order of `noted`. A topic that does not exist is none of them, nor is one
-        whose id the broker does not tell.
+        The topics whose ids differ, in the order of `noted`. Topics that do not exist, and topics whose id
+        the broker does not report, are not among them.
     """
     return [topic for topic, known in noted.items() if known and topic in found and found[topic].id not in ("", known)]
 

@@ -24,8 +24,12 @@ _ALWAYS: Final[Mapping[str, str | int | bool]] = {
 
 
 def librdkafka_options(client_options: Mapping[str, object]) -> dict[str, str | int | bool]:
-    """For `client_options` of kiln.conf.settings.model.Kafka. Holds the password in clear: never print it. KeyError: an
-    option that these settings do not make."""
+    """Convert the result of `client_options` of kiln.conf.settings.model.Kafka. Both have the password in clear
+    text, so never print them.
+
+    Raises:
+        KeyError: An option is not one of those that `client_options` returns.
+    """
     servers = client_options["bootstrap_servers"]
     options: dict[str, str | int | bool] = {
         **_ALWAYS,

@@ -149,7 +149,7 @@ def _check_peer_id(text: str) -> None:
             digest = cid.digest
         multihash.unwrap(digest)
     except (ValueError, LookupError) as error:
-        raise ValueError(f'expected a peer id after /p2p/, such as 12D3KooW… or Qm…; "{text}" is none') from error
+        raise ValueError(f'expected a peer id after /p2p/, such as 12D3KooW… or Qm…, not "{text}"') from error
 
 
 def _in_base36(text: str) -> str | None:

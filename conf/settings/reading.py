@@ -67,7 +67,10 @@ class LoadedSettings:
 def load(config: Path | None = None, *, state: Path | None = None, network: str | None = None) -> LoadedSettings:
     """Read the settings file (`config`, else `KILN_CONFIG`, else `conf/kiln.toml`) and the environment.
 
-    Arguments that are not None weigh more than both. SettingsError lists everything that is wrong, not just the first.
+    Arguments that are not None take precedence over both.
+
+    Raises:
+        SettingsError: Something is wrong; the error lists all problems.
     """
     path = config or Path(os.environ.get(CONFIG_VARIABLE) or DEFAULT_FILE)
     text = _file_text(path)

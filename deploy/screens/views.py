@@ -1,4 +1,4 @@
-"""Where `kiln run` shows how it goes: a screen on a terminal, and elsewhere a line every five seconds."""
+"""Output of `kiln run` while it runs: a screen on a terminal, and otherwise a line every five seconds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LINE_EVERY = timedelta(seconds=5)
 
 
 class View(Protocol):
-    """Where `kiln run` shows how it goes. Used as a context manager, so that a terminal is left as it was found."""
+    """Output of `kiln run` while it runs. As a context manager, it restores the terminal at the end."""
 
     def show(self, snapshot: Snapshot) -> None:
         """Show this now."""

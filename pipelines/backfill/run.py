@@ -191,8 +191,8 @@ def find_matching_run(terms: RunTerms, lake: Lake) -> BackfillRun | None:
     differences = describe_differences(backfill_run.details, span, terms)
     if differences:
         raise RunError(
-            f"there is a run {terms.name} already, and {'; '.join(differences)}. Take another name, or remove that run "
-            f"first: kiln backfill drop {terms.name}"
+            f"there is a run {terms.name} already, and {'; '.join(differences)}. Choose another name, or remove that "
+            f"run first: kiln backfill drop {terms.name}"
         )
     return backfill_run
 

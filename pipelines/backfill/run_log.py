@@ -122,7 +122,7 @@ def check_new_name(name: str) -> None:
 
 def describe_unfinished_drop(name: str) -> str:
     """Describe a run whose drop was begun, and the remedy."""
-    return f"run {name} is being dropped, and some of its tables are gone. Type kiln backfill drop {name} once more"
+    return f"run {name} is being dropped, and some of its tables are gone. Type kiln backfill drop {name} again"
 
 
 def read_events(lake: Lake) -> list[RunEvent]:

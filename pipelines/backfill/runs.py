@@ -138,7 +138,7 @@ def drop_run(lake: Lake, name: str, now: Callable[[], int]) -> bool:
     events = {each.event for each in run.events}
     if "swapping" in events and "swapped" not in events:
         raise KilnError(
-            f"a swap of run {name} was cut short: live's tables need the rest of the run. Type kiln backfill swap "
+            f"a swap of run {name} was interrupted: the live tables lack the rest of the run. Type kiln backfill swap "
             f"{name} first"
         )
     if not run.is_dropping:  # logged first, so that no command uses what is left of the tables

@@ -153,7 +153,7 @@ def add_frames(lake: Lake, run: BackfillRun, file_swap: FileSwap, say: Callable[
 def _check_done(run: BackfillRun) -> None:
     if not run.is_done:
         raise SwapError(
-            f"run {run.name} is not done: the rest of its range would be empty. Type kiln backfill run once more, with "
+            f"run {run.name} is not done, so the rest of its range would be empty. Type kiln backfill run again, with "
             "the same options"
         )
 
@@ -192,7 +192,7 @@ def _check_late_frames(comparison: RangeComparison, run: BackfillRun) -> None:
     late = comparison.count(f"({now.select()}) WHERE {inside}") - comparison.count(f"({then.select()}) WHERE {inside}")
     if late > 0:
         raise SwapError(
-            f"{late:,} frames of the range came into the table frames after run {run.name} had begun, and the run may "
+            f"{late:,} frames of the range were added to the table frames after run {run.name} began, so the run may "
             f"lack them. Drop the run, and begin it again when Kiln has caught up"
         )
 
@@ -234,8 +234,8 @@ class _RunSwap:
             else:
                 return
         raise SwapError(
-            f"table {table}: other work took files out of the table each time that this swap was about to, {_TRIES} "
-            f"times. Nothing is lost. Type kiln backfill swap {mark.run} once more"
+            f"table {table}: each of {_TRIES} tries of this swap failed, because other commits removed files from the "
+            f"table meanwhile. Nothing is lost. Type kiln backfill swap {mark.run} again"
         )
 
     # -------- plans

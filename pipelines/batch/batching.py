@@ -1,4 +1,4 @@
-"""From one partition of `kiln.updates` to records of `kiln.batches` (CIP-123; decision 1). No Spark."""
+"""Make records of `kiln.batches` from one partition of `kiln.updates`, without Spark (CIP-123; decision 1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From `kiln.updates` to records of `kiln.batches`: CIP-123 batches, by log time."""
+"""Transforms of the query `batch`: make CIP-123 batches for `kiln.batches` from `kiln.updates`."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class CheckResult:
 
     @property
     def hint(self) -> str:
-        """What to do, with the range of the faulty keys in its commands."""
+        """Advice, with the range of the faulty keys in its commands."""
         first, last = self.span
         if first is None or last is None:
             return fill_range(self.check.hint)

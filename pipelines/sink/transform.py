@@ -1,4 +1,4 @@
-"""From `kiln.updates`, `.batches`, `.publications`, `.streams`, `.blocks` and `.quarantine` to rows of their tables."""
+"""Transforms of the query `sink`: convert the records of its topics, such as `kiln.updates`, to rows of tables."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _REMEMBERED: Final = 10_000  # answers in a worker's memory
 
 @dataclass(frozen=True)
 class StreamsTopic:
-    """Where to read: the full name of the topic, brokers, and kafka-python's options as (name, value) pairs."""
+    """The topic to read: its full name, the brokers, and kafka-python's options as (name, value) pairs."""
 
     topic: str
     servers: tuple[str, ...]

@@ -1,8 +1,8 @@
-"""From `kiln.frames` to records of `kiln.updates`: the first valid copy of each UPDATE, with its separator.
+"""Transforms of the query `updates`: emit the first valid copy of each UPDATE of `kiln.frames`, with its separator.
 
-Where blocks can be fetched, requests for them go to `kiln.wanted`: an update whose separator only its genesis can give,
-which waits there; each batch that another node announced; and a copy of each update that is emitted under a separator
-which is only claimed (decision 20).
+If blocks can be fetched, the query requests them in `kiln.wanted`: for an update whose separator only its genesis can
+give, and which waits there; for each batch that another node announced; and for each update that is emitted under a
+separator which is only claimed (decision 20).
 """
 
 from __future__ import annotations
@@ -75,8 +75,13 @@ _COPIES_DDL = f"identity binary, {_ROWS_DDL}, seen_at timestamp"
 
 @dataclass(frozen=True)
 class SeparatorConfig:
-    """How to find separators. `streams`: topic of the verified ones, if any. `fetch`: blocks can be fetched. `believe`:
-    a claim counts before it is verified, where it can be."""
+    """Configuration of separators.
+
+    Attributes:
+        streams: Topic of the verified separators, if any.
+        fetch: True if blocks can be fetched.
+        believe: True to accept a claim before it is verified, even if it can be.
+    """
 
     streams: StreamsTopic | None = None
     fetch: bool = False

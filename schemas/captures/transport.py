@@ -1,4 +1,4 @@
-"""What log drivers, collectors and terminals put around the lines of a program, and its removal.
+"""Remove what log drivers, collectors and terminals put around the lines of a program.
 
 Known are the JSON objects of Docker, journald, PM2 and collectors; the prefixes of CRI, `docker logs -t`,
 `kubectl logs --timestamps --prefix`, Docker Compose, PM2, journald, syslog and `ts`; ANSI colors, blanks and byte order

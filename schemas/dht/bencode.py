@@ -20,10 +20,13 @@ class BencodeError(ValueError):
 
 
 def decode(data: bytes) -> Value:
-    """Read exactly one canonical value. Raises BencodeError.
+    """Read exactly one canonical value.
 
-    Nesting is bounded by the size of ``data`` alone, which the caller bounds; compare decoded values by their encoding,
-    since Python's ``==`` is recursive.
+    Only the size of ``data``, which the caller limits, bounds how deeply values are nested. Compare decoded values by
+    their encoding, because Python's ``==`` is recursive.
+
+    Raises:
+        BencodeError: The bytes are not one canonical value.
     """
     try:
         value: Value = bencode2.bdecode(data)
@@ -38,9 +41,12 @@ def encode(value: Value) -> bytes:
 
 
 def fields(data: bytes) -> dict[bytes, bytes]:
-    """The entries of a dictionary, each value as its bytes, whatever their order; of equal keys the first one.
+    """Return the entries of a dictionary, each value as its bytes. Keys may be unsorted. The first of equal keys wins.
 
-    Only the frame is checked, not what is in the values. Raises BencodeError where even that does not hold.
+    Only the structure of the dictionary is checked, not the values.
+
+    Raises:
+        BencodeError: The bytes are not a dictionary.
     """
     if data[:1] != b"d":
         raise BencodeError("not a dictionary")

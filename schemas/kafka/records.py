@@ -278,7 +278,7 @@ def build_quarantine_record_key(topic: str, partition: int, offset: int) -> byte
 def parse_quarantine_key(key: bytes) -> QuarantineKey:
     """Parse a key on kiln.quarantine.
 
-    The key of another topic's record gives no coordinates, nor does one that is longer than a CID. Any other key is a
+    A key has no coordinates if it belongs to a record of another topic, or is longer than a CID. Any other key is a
     CID.
 
     Raises:

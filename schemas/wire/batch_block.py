@@ -118,12 +118,13 @@ def list_tips(leaves: Iterable[bytes]) -> dict[str, set[bytes]]:
 
 
 def write_leaves(leaves: Collection[bytes], limit: int = MAX_BLOCK) -> list[BatchBlock]:
-    """Write tips as ``write_blocks`` does, out of leaves.
+    """Write tips as ``write_blocks`` does, from leaves.
 
-    A leaf is one tip of one stream, ``stream_key(stream)`` ‖ CID bytes; leaves in their order as bytes stand as in a
-    block. None comes twice. Nothing is checked: the StreamIDs are canonical, and the CIDs are CIDs.
+    A leaf is one tip of one stream: ``encode_stream_key(stream)``, then the bytes of the CID. Sorted as bytes, leaves
+    have the order of a block. The leaves are distinct, with canonical StreamIDs and valid CIDs; this is not checked.
 
-    Raises BlockError for a limit that not even one tip fits into.
+    Raises:
+        BlockError: The limit is too small even for one tip.
     """
     blocks: list[BatchBlock] = []
     entries: list[bytes] = []

@@ -59,8 +59,11 @@ class CidError(ValueError):
 def read_varint(buf: bytes, at: int) -> tuple[int, int]:
     """Read an unsigned varint at ``at``; return its value and the index after it.
 
-    At most 9 bytes, and the shortest form only (multiformats unsigned-varint specification): two spellings of one CID
-    would be two keys. Raises CidError.
+    It has at most 9 bytes and must be the shortest form (multiformats unsigned-varint specification), because two forms
+    of one CID would be two keys.
+
+    Raises:
+        CidError: There is no such varint.
     """
     value = shift = 0
     for index in range(at, min(at + 9, len(buf))):
@@ -120,8 +123,11 @@ def is_cid(raw: bytes) -> bool:
 def cid_bytes(text: str) -> bytes:
     """Return the bytes of a CID from its text: v0 ``Qm…``, or v1 in any usual multibase.
 
-    Case follows the multibase table: bases of one case are read in either, as base32 and base36 are in hosts' names. A
-    v0 CID with a multibase prefix is refused (CID specification, decoding algorithm). Raises CidError.
+    Case follows the multibase table: a base of one case is read in either, as host names need for base32 and base36. A
+    v0 CID with a multibase prefix is refused (CID specification, decoding algorithm).
+
+    Raises:
+        CidError: The text is not a CID.
     """
     if len(text) > MAX_TEXT:
         raise CidError(f"text of {len(text)} characters is no CID; at most {MAX_TEXT} are taken")

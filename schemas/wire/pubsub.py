@@ -413,7 +413,7 @@ def write_batch_update(separator: Separator, cid: str, batch_typ: int = BATCH_UP
         raise ValueError(f"typ {batch_typ} is another message's; BATCH_UPDATE is {BATCH_UPDATE} in CIP-123")
     raw = cid_bytes(cid)
     if not is_block_cid(raw):
-        raise CidError(f"{cid[:80]} names no batch block: that is a CIDv1, dag-cbor, sha2-256")
+        raise CidError(f"{cid[:80]} names no batch block: use a CIDv1 of dag-cbor, cbor or raw with sha2-256")
     return orjson.dumps({"typ": batch_typ, "sep": format_separator(separator), "batch": cid_text(raw)})
 
 

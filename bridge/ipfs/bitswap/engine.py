@@ -62,7 +62,7 @@ class Received(NamedTuple):
 
 @dataclass
 class _PeerState:
-    """What a peer wants, what it is owed, and what it was asked for."""
+    """Wants of a peer, messages to send to it, and blocks requested from it."""
 
     wants: OrderedDict[bytes, WantEntry] = field(default_factory=OrderedDict)  # by CID, without those owed
     blocks: OrderedDict[bytes, int] = field(default_factory=OrderedDict)  # size by CID, to send

@@ -30,9 +30,10 @@ _MAX_DELAY: Final = 60_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class TrafficOptions:
-    """A world of made-up traffic: equal options are equal worlds. Shares are from 0 to 1.
+    """Options of synthetic traffic: equal options give the same traffic. Shares are from 0 to 1.
 
-    Raises ValueError for values that make no world.
+    Raises:
+        ValueError: A value is out of its range, or values contradict each other.
     """
 
     seed: int = 1
@@ -124,7 +125,7 @@ class TrafficOptions:
         if self.era_2020 + self.era_doc + self.era_doc_stream > 1:
             raise ValueError("era_2020, era_doc, era_doc_stream: their sum is more than 1")
         if self.garbage and not self.garbage_kinds:
-            raise ValueError("garbage_kinds: there is none to make garbage of")
+            raise ValueError("garbage_kinds is empty, but garbage is above 0")
 
     @property
     def mix(self) -> tuple[float, ...]:
@@ -153,7 +154,11 @@ class TrafficOptions:
 
 
 def traffic_options(settings: Settings) -> TrafficOptions:
-    """The world of the built-in traffic: unsigned where the network's policy is `none`. ValueError: impossible one."""
+    """Return the options of the demo network's traffic, which is unsigned if the network's policy is `none`.
+
+    Raises:
+        ValueError: The settings contradict each other.
+    """
     traffic = settings.traffic
     return TrafficOptions(
         seed=traffic.seed,

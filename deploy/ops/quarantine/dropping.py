@@ -75,7 +75,7 @@ def drop_rows(lake: Lake, wanted: QuarantineFilter, why: str, drop_id: str, now:
             lake.sync_commits("quarantine", table.version(), table.version())
             return DropResult(drop_id, rows, known)
         delete_files(lake, new)
-    raise QuarantineError("others write the table quarantine anew without pause: try again")
+    raise QuarantineError("other processes keep rewriting the table quarantine. Try again")
 
 
 def _record_rows(

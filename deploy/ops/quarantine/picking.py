@@ -84,8 +84,15 @@ class QuarantineRows:
     """The rows of a selection at the newest version of the table. A context manager."""
 
     def __init__(self, lake: Lake, wanted: QuarantineFilter, *, authors: bool = False) -> None:
-        """`authors`: whether rows are to have `author` and `remote_peer`, for which frames are read. A selection by
-        author reads them anyway. QuarantineError: there is no such table, stage or reason. LakeError."""
+        """Select the rows.
+
+        Args:
+            authors: Also fill `author` and `remote_peer`, which reads frames. A selection by author always does.
+
+        Raises:
+            QuarantineError: There is no such table, stage or reason.
+            LakeError: The table cannot be opened.
+        """
         there = lake.tables()
         if "quarantine" not in there:
             raise QuarantineError("there is no table quarantine yet")

@@ -96,8 +96,11 @@ class QuarantineReplay:
     """Replay of a lake's messages that were rejected for a reason. Call `find`, then `frames`."""
 
     def __init__(self, lake: Lake, reason: str, how: DecodeConfig) -> None:
-        """QuarantineReplayError: nothing is in quarantine for that reason, or what is there came from no frame.
-        LakeError.
+        """Select the rows.
+
+        Raises:
+            QuarantineReplayError: No row is in quarantine for that reason, or none of them came from a frame.
+            LakeError: A table cannot be opened.
         """
         self._reason = reason
         self._how = how

@@ -59,9 +59,10 @@ def list_pages() -> list[Path]:
 
 
 def copy_documents(into: Path, documents: Iterable[Path]) -> None:
-    """Copy documents and the files that they link to. Raises SiteError for a broken link.
+    """Copy documents and the files that they link to. A link to a folder becomes plain text.
 
-    Of a link to a folder the words remain.
+    Raises:
+        SiteError: A link is broken.
     """
     for page in documents:
         text = (PROJECT / page).read_text(encoding="utf-8")
@@ -108,7 +109,8 @@ def build_navigation(sections: Nav, documents: Iterable[Path]) -> Nav:
 def build_site(site: Path, script: Path) -> int:
     """Write the site, and return its number of pages; `script` draws the diagrams.
 
-    SiteError: mkdocs has something to say against a page.
+    Raises:
+        SiteError: mkdocs reports a problem with a page.
     """
     with tempfile.TemporaryDirectory(prefix="kiln-") as scratch:
         folder = Path(scratch)

@@ -220,7 +220,7 @@ def test_frames_that_came_when_the_run_had_begun_are_a_reason_to_refuse(lake: La
     lake.create(["frames"])
     begin(lake)
     append(lake, "frames", [row("frames")])
-    with pytest.raises(SwapError, match="1 frames of the range came into the table frames after run r had begun"):
+    with pytest.raises(SwapError, match="1 frames of the range were added to the table frames after run r began"):
         swapped(lake)
     assert [each.event for each in read_events(lake)] == ["begun", "done"]
 
