@@ -212,6 +212,9 @@ def _tables(rng: np.random.Generator, count: int) -> Iterator[tuple[str, Columns
         "declared_length": pa.array(np.zeros(len(of), np.int64)),
         **log,
         "kafka_timestamp": _stamps(copied_at + 1_000),
+        "agent": pa.nulls(len(of), pa.string()),
+        "end_reason": pa.nulls(len(of), pa.string()),
+        "dialled": pa.nulls(len(of), pa.bool_()),
     }
     yield "frames", {name: column.filter(pa.array(kept)) for name, column in frames.items()}
 

@@ -6,9 +6,9 @@ No I/O and no clock. All bytes become a frame, whatever they are: the tap valida
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, Literal, Protocol
+from typing import Final, Literal, NamedTuple, Protocol
 
-from kiln.schemas.kafka.frames import BEP50, CUT_PAYLOAD, MAX_MESSAGES, MAX_RPC, find_frame_fault, read_rpc
+from kiln.schemas.kafka.frames import BEP50, CUT_PAYLOAD, MAX_MESSAGES, MAX_NOTE, MAX_RPC, find_frame_fault, read_rpc
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.reject import Rejected
 from kiln.schemas.times import MIN_NANOS, clamp_nanos
@@ -25,6 +25,16 @@ class Sink(Protocol):
     def full(self) -> bool: ...
     def subscribe(self, callback: Callable[[], None]) -> object:
         """`callback` is called, from any thread, when the sink is no longer full."""
+
+
+class ConnectionRecord(NamedTuple):
+    """What the bridge knows of a connection that has ended, and no RPC tells."""
+
+    agent: str
+    """agent version of the remote peer, by identify; "" if unknown"""
+    end_reason: str
+    dialled: bool
+    """true if our node opened the connection"""
 
 
 class ConnectionTap:
@@ -126,11 +136,17 @@ class ConnectionTap:
             ).SerializeToString()
         )
 
-    def close(self, observed_at: int) -> list[bytes]:
-        """Make the closing frame of each direction, IN first; none if the connection is closed already."""
+    def close(self, observed_at: int, record: ConnectionRecord | None = None) -> list[bytes]:
+        """Make the closing frame of each direction, IN first; none if the connection is closed already.
+
+        `record`: goes into the first of them.
+        """
         if self.closed:
             return []
         frames = [self.frame("IN", b"", observed_at), self.frame("OUT", b"", observed_at)]
+        if record is not None:
+            agent, reason = (text[:MAX_NOTE] for text in (record.agent, record.end_reason))
+            frames[0] += Frame(agent=agent, end_reason=reason, dialled=record.dialled).SerializeToString()
         self.closed = True
         return frames
 

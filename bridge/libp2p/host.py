@@ -70,6 +70,7 @@ from kiln.schemas.reject import Rejected
 from kiln.schemas.wire.identity import Verdict, check, compute_peer_id, peer_text, sign
 
 _LOG: Final = logging.getLogger("kiln.bridge.libp2p")
+_STOPPING: Final = "the bridge is stopping"
 _FRAMES_BETWEEN_CHECKPOINTS: Final = 32
 _CPU_TURN: Final = 0.005  # s of CPU for one peer's RPCs before the other tasks run
 _CPU_PERIOD: Final = 4.0  # s; a peer may use its CPU of this period at once
@@ -513,10 +514,10 @@ class Node:
                     nursery.start_soon(self._read, link, session)
         finally:
             link.session = None
+            self._identify(link, session)
             self._log_disconnect(link, session)
-            now = self._clock_ns()
             record = ConnectionRecord(session.agent, session.end_reason or _STOPPING, session.dialled)
-            for frame in session.connection.close(now, record):
+            for frame in session.connection.close(self._clock_ns(), record):
                 self._sink.put(session.id, frame)
             sends = self.router.remove_peer(link.peer, trio.current_time())
             self._count_colocated(session.ip)

@@ -344,7 +344,7 @@ def _compute_task_digest() -> bytes:
 
 def build_frame_row(partition: int, offset: int, stamp: int, frame: Frame) -> _Row:
     """Build the row of a frame, in the order of FRAMES. `stamp`: the broker's, µs."""
-    protocol = frame.protocol
+    protocol, payload = frame.protocol, frame.payload
     return (
         frame.network,
         frame.connection,
@@ -354,7 +354,7 @@ def build_frame_row(partition: int, offset: int, stamp: int, frame: Frame) -> _R
         protocol,
         frame.observed_at // 1000,
         frame.sequence,
-        frame.payload,
+        payload,
         frame.hello_in,
         frame.hello_out,
         frame.verdicts,
@@ -364,7 +364,15 @@ def build_frame_row(partition: int, offset: int, stamp: int, frame: Frame) -> _R
         partition,
         offset,
         stamp,
+        *(_NO_RECORD if payload or not frame.HasField("dialled") else _read_connection_record(frame)),
     )
+
+
+_NO_RECORD: Final = (None, None, None)
+
+
+def _read_connection_record(frame: Frame) -> tuple[str | None, str | None, bool]:
+    return frame.agent or None, frame.end_reason or None, frame.dialled
 
 
 def build_copy_row(item: DecodedMessage | RejectedMessage, frame: Frame) -> _Row:

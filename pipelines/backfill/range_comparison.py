@@ -18,7 +18,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from kiln.pipelines.backfill.run_log import BackfillRun
+from kiln.pipelines.backfill.run_log import RUN_TABLES, BackfillRun
 from kiln.pipelines.backfill.table_extents import build_extents, get_network
 from kiln.pipelines.delta.arrow_rows import build_arrow_schema
 from kiln.pipelines.delta.duckdb_tables import build_files_query, register_store
@@ -69,6 +69,8 @@ class RangeComparison:
         self.connection = connection
         self.lake = lake
         self.run_lake = lake.locate_run(run.name)
+        for each in (self.lake, self.run_lake):
+            each.create(table for table in RUN_TABLES if each.has(table))  # an earlier Kiln's may lack columns
         self.extents = build_extents(run)
         self._range = _literal(run.range_from), _literal(run.range_to)
         self._bounds = datetime_of(run.range_from), datetime_of(run.range_to)

@@ -30,6 +30,9 @@ class FrameRow(NamedTuple):
     kafka_partition: int
     kafka_offset: int
     kafka_timestamp: int
+    agent: str | None = None
+    end_reason: str | None = None
+    dialled: bool | None = None
 
 
 def parse_frame_row(row: FrameRow) -> Frame:
@@ -50,6 +53,9 @@ def parse_frame_row(row: FrameRow) -> Frame:
         origin=Frame.LIVE if row.origin == ORIGINS[Frame.LIVE] else Frame.REPLAY,
         remote_address=row.remote_address,
         declared_length=row.declared_length,
+        agent=row.agent or "",
+        end_reason=row.end_reason or "",
+        dialled=row.dialled,
     )
 
 

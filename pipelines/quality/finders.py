@@ -42,9 +42,7 @@ FINDERS: Final[Mapping[str, TableCheck]] = {
     "expect_table_to_keep_up": TableCheck(table_checks.check_table_lag, _read_own_and_named),
     "expect_table_to_be_fresh": TableCheck(table_checks.check_freshness, _read_own),
     "expect_volume_as_on_days_before": TableCheck(table_checks.check_volume, lambda _: ("messages",)),
-    "expect_announced_messages_to_come": TableCheck(
-        table_checks.check_announcements, lambda _: ("controls", "copies")
-    ),
+    "expect_announced_messages_to_come": TableCheck(table_checks.check_announcements, lambda _: ("controls", "copies")),
     "expect_quarantine_share_to_be_at_most": TableCheck(
         table_checks.check_quarantine_share, lambda _: ("quarantine", "copies")
     ),

@@ -205,6 +205,16 @@ _ALL: Final = (
                 "LogAppendTime of the frame in kiln.frames (UTC)",
                 "2026-11-01 12:00:00.125",
             ),
+            _may(
+                "agent",
+                "string",
+                "Agent version of the remote peer, in the closing IN frame of a connection. Null: not known",
+                "kubo/0.43.1/",
+            ),
+            _may(
+                "end_reason", "string", "Why the connection ended, in its closing IN frame", "stream closed by the peer"
+            ),
+            _may("dialled", "boolean", "True if our node opened the connection, in its closing IN frame", "true"),
         ),
         ("connection", "direction", "sequence"),
     ),

@@ -54,6 +54,7 @@ MAX_NETWORK: Final = 256
 MAX_PEER: Final = 64
 MAX_PROTOCOL: Final = 256
 MAX_HELLO: Final = 16 * 1024  # 256 bundle hashes take 1.5 KiB; a hello may have fields that Kiln does not know
+MAX_NOTE: Final = 256  # characters of the agent, and of the reason of the end
 MAX_ADDRESS: Final = 1024  # a multiaddr through a relay has some 150 bytes
 BEP50: Final = "bep50"
 
@@ -61,7 +62,7 @@ DIRECTIONS: Final = ("IN", "OUT")
 ORIGINS: Final = ("LIVE", "REPLAY")
 
 # If all fields except peer ids and payload have at most this many bytes together, none exceeds its limit.
-_SHORT: Final = min(MAX_NETWORK, MAX_PROTOCOL, MAX_HELLO, MAX_ADDRESS, MAX_MESSAGES)
+_SHORT: Final = min(MAX_NETWORK, MAX_PROTOCOL, MAX_HELLO, MAX_ADDRESS, MAX_NOTE, MAX_MESSAGES)
 _MAX_BIGINT: Final = 2**63 - 1  # sequence and declared_length are BIGINTs in Delta
 _OVERSIZED: Final = Rejected(RPC_OVERSIZED, "the RPC was longer than the limit, and was truncated when it was captured")
 
@@ -132,6 +133,9 @@ def _find_invalid_long_field(frame: frame_pb2.Frame) -> str | None:
         return f"hello_out has {size} bytes; at most {MAX_HELLO} are read"
     if (size := len(frame.remote_address)) > MAX_ADDRESS:
         return f"remote_address has {size} bytes; at most {MAX_ADDRESS} are read"
+    for name, note in (("agent", frame.agent), ("end_reason", frame.end_reason)):
+        if len(note) > MAX_NOTE:
+            return f"{name} has {len(note)} characters; at most {MAX_NOTE} are read"
     if (size := len(frame.verdicts)) > MAX_MESSAGES:  # an unknown verdict counts as none: readers check the message
         return f"verdicts has {size} bytes; a frame has at most {MAX_MESSAGES}"
     return None

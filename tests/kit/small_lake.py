@@ -113,6 +113,7 @@ def _odd_rows() -> dict[str, list[dict[str, object]]]:
                 "sequence": sequence,
                 "kafka_offset": 10**9 + number,
                 "payload": b"\x0a\x00" if sequence < 8 else b"",
+                **({"agent": "kubo/1", "end_reason": "gone", "dialled": False} if sequence == 8 else {}),
                 "observed_at": _after(number - 1),
             }
             for number, sequence in enumerate([2, 3, 7, 8])

@@ -53,6 +53,9 @@ def test_all_that_was_said_before_a_peer_hung_up_is_captured(
             assert node.tape.payloads(Frame.IN) == said
         await town.bell.until(lambda: not node.node.view().peers)
         check_sequences(node.tape, closed=True)
+        (record,) = (frame for frame in node.tape.frames if frame.end_reason)
+        assert record.end_reason in REASONS[farewell]
+        assert (record.payload, record.direction, record.dialled) == (b"", Frame.IN, False)
 
     in_town(tmp_path, test)
     came, went = (

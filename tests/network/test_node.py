@@ -74,6 +74,11 @@ def test_all_messages_are_delivered_once_and_every_frame_is_captured_byte_for_by
             assert came == sent[: len(came)]
             assert sum(len(RPC.FromString(p).publish) for p in came) == 300
             check_sequences(one.tape, closed=True)
+        ends = [f for one in (a, b) for f in one.tape.frames if f.HasField("dialled")]
+        assert all(not f.payload and f.direction == Frame.IN for f in ends)
+        assert sorted(f.dialled for f in ends) == [False, True]
+        assert {f.agent for f in ends} <= {OPTIONS.agent, ""}  # identify may come late
+        assert [f.end_reason for f in ends].count("the bridge is stopping") == 1
         fields = {
             f.name for p in a.tape.payloads(Frame.IN) for m in RPC.FromString(p).publish for f, _ in m.ListFields()
         }

@@ -16,7 +16,9 @@ from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.reject import Rejected
 
 _COLUMNS: Final = ", ".join(
-    f"epoch_us({name})" if name in ("observed_at", "kafka_timestamp") else name for name in FrameRow._fields
+    f"epoch_us({name})" if name in ("observed_at", "kafka_timestamp") else name
+    for name in FrameRow._fields
+    if name not in FrameRow._field_defaults  # a frame with messages has none of these
 )
 _ROWS_AT_ONCE: Final = 1_000
 
@@ -105,6 +107,6 @@ def read_frames(
         f"WHERE {bounds} ORDER BY kafka_timestamp, kafka_partition, kafka_offset"
     )
     while rows := answer.fetchmany(_ROWS_AT_ONCE):
-        for row in map(FrameRow._make, rows):
+        for row in (FrameRow(*each) for each in rows):
             frame = parse_frame_row(row._replace(origin=ORIGINS[Frame.REPLAY]))
             yield FramePosition(row.kafka_partition, row.kafka_offset), frame

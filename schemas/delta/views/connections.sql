@@ -1,10 +1,13 @@
 -- Connections of gossipsub and of the BEP 50 overlay, with their frames, bytes and the bytes of subscriptions and control
--- entries in each direction. A connection without closed_at is open, or its last frames were lost.
+-- entries in each direction. A connection without closed_at is open, or its last frames were lost. Agent, reason and who
+-- dialled are known once it has ended.
 -- Grain: a connection.
 WITH sides AS (
     SELECT network, origin, connection, local_peer, remote_peer, protocol, direction, min(observed_at) AS opened_at,
            max(CASE WHEN octet_length(payload) = 0 THEN observed_at END) AS closed_at, max(observed_at) AS last_at,
            max(hello_in) AS hello_in, max(hello_out) AS hello_out, max(remote_address) AS remote_address,
+           max(agent) AS agent, max(end_reason) AS end_reason,
+           max(CASE WHEN dialled THEN 1 WHEN NOT dialled THEN 0 END) AS dialled,
            count(*) FILTER (WHERE octet_length(payload) > 0) AS frames,
            CAST(sum(greatest(octet_length(payload), declared_length)) AS BIGINT) AS bytes
     FROM frames
@@ -19,6 +22,7 @@ joined AS (
     SELECT network, origin, connection, local_peer, remote_peer, protocol, min(opened_at) AS opened_at,
            CASE WHEN count(*) = count(closed_at) THEN max(closed_at) END AS closed_at, max(last_at) AS last_at,
            max(hello_in) AS hello_in, max(hello_out) AS hello_out, max(remote_address) AS remote_address,
+           max(agent) AS agent, max(end_reason) AS end_reason, max(dialled) = 1 AS dialled,
            CAST(sum(CASE WHEN direction = 'IN' THEN frames ELSE 0 END) AS BIGINT) AS frames_in,
            CAST(sum(CASE WHEN direction = 'OUT' THEN frames ELSE 0 END) AS BIGINT) AS frames_out,
            CAST(sum(CASE WHEN direction = 'IN' THEN bytes ELSE 0 END) AS BIGINT) AS bytes_in,
@@ -26,7 +30,7 @@ joined AS (
     FROM sides
     GROUP BY network, origin, connection, local_peer, remote_peer, protocol)
 SELECT j.network, j.origin, lower(hex(j.connection)) AS connection, j.local_peer, j.remote_peer, j.protocol,
-       j.remote_address, j.hello_in, j.hello_out, j.opened_at, j.closed_at, j.last_at, j.frames_in, j.frames_out,
+       j.remote_address, j.agent, j.dialled, j.end_reason, j.hello_in, j.hello_out, j.opened_at, j.closed_at, j.last_at, j.frames_in, j.frames_out,
        j.bytes_in, j.bytes_out, coalesce(p.control_bytes_in, 0) AS control_bytes_in,
        coalesce(p.control_bytes_out, 0) AS control_bytes_out,
        (coalesce(p.control_bytes_in, 0) + coalesce(p.control_bytes_out, 0))

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eschemas/proto/kiln/frame.proto\x12\x04kiln\"\x93\x03\n\x05\x46rame\x12\x0f\n\x07network\x18\x01 \x01(\t\x12\x12\n\nconnection\x18\x02 \x01(\x0c\x12(\n\tdirection\x18\x03 \x01(\x0e\x32\x15.kiln.Frame.Direction\x12\x12\n\nlocal_peer\x18\x04 \x01(\x0c\x12\x13\n\x0bremote_peer\x18\x05 \x01(\x0c\x12\x10\n\x08protocol\x18\x06 \x01(\t\x12\x13\n\x0bobserved_at\x18\x07 \x01(\x03\x12\x0f\n\x07payload\x18\x08 \x01(\x0c\x12\x10\n\x08hello_in\x18\t \x01(\x0c\x12\x11\n\thello_out\x18\n \x01(\x0c\x12\x10\n\x08sequence\x18\x0b \x01(\x04\x12\x10\n\x08verdicts\x18\x0c \x01(\x0c\x12\"\n\x06origin\x18\r \x01(\x0e\x32\x12.kiln.Frame.Origin\x12\x16\n\x0eremote_address\x18\x0e \x01(\x0c\x12\x17\n\x0f\x64\x65\x63lared_length\x18\x0f \x01(\x04\"\x1c\n\tDirection\x12\x06\n\x02IN\x10\x00\x12\x07\n\x03OUT\x10\x01\"\x1e\n\x06Origin\x12\x08\n\x04LIVE\x10\x00\x12\n\n\x06REPLAY\x10\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eschemas/proto/kiln/frame.proto\x12\x04kiln\"\xd8\x03\n\x05\x46rame\x12\x0f\n\x07network\x18\x01 \x01(\t\x12\x12\n\nconnection\x18\x02 \x01(\x0c\x12(\n\tdirection\x18\x03 \x01(\x0e\x32\x15.kiln.Frame.Direction\x12\x12\n\nlocal_peer\x18\x04 \x01(\x0c\x12\x13\n\x0bremote_peer\x18\x05 \x01(\x0c\x12\x10\n\x08protocol\x18\x06 \x01(\t\x12\x13\n\x0bobserved_at\x18\x07 \x01(\x03\x12\x0f\n\x07payload\x18\x08 \x01(\x0c\x12\x10\n\x08hello_in\x18\t \x01(\x0c\x12\x11\n\thello_out\x18\n \x01(\x0c\x12\x10\n\x08sequence\x18\x0b \x01(\x04\x12\x10\n\x08verdicts\x18\x0c \x01(\x0c\x12\"\n\x06origin\x18\r \x01(\x0e\x32\x12.kiln.Frame.Origin\x12\x16\n\x0eremote_address\x18\x0e \x01(\x0c\x12\x17\n\x0f\x64\x65\x63lared_length\x18\x0f \x01(\x04\x12\r\n\x05\x61gent\x18\x10 \x01(\t\x12\x12\n\nend_reason\x18\x11 \x01(\t\x12\x14\n\x07\x64ialled\x18\x12 \x01(\x08H\x00\x88\x01\x01\"\x1c\n\tDirection\x12\x06\n\x02IN\x10\x00\x12\x07\n\x03OUT\x10\x01\"\x1e\n\x06Origin\x12\x08\n\x04LIVE\x10\x00\x12\n\n\x06REPLAY\x10\x01\x42\n\n\x08_dialledb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,9 +32,9 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'schemas.proto.kiln.frame_pb
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_FRAME']._serialized_start=41
-  _globals['_FRAME']._serialized_end=444
-  _globals['_FRAME_DIRECTION']._serialized_start=384
-  _globals['_FRAME_DIRECTION']._serialized_end=412
-  _globals['_FRAME_ORIGIN']._serialized_start=414
-  _globals['_FRAME_ORIGIN']._serialized_end=444
+  _globals['_FRAME']._serialized_end=513
+  _globals['_FRAME_DIRECTION']._serialized_start=441
+  _globals['_FRAME_DIRECTION']._serialized_end=469
+  _globals['_FRAME_ORIGIN']._serialized_start=471
+  _globals['_FRAME_ORIGIN']._serialized_end=501
 # @@protoc_insertion_point(module_scope)

@@ -14,10 +14,10 @@ import builtins as _builtins
 import sys
 import typing as _typing
 
-if sys.version_info >= (3, 11):
-    from typing import TypeAlias as _TypeAlias, Never as _Never
+if sys.version_info >= (3, 10):
+    from typing import TypeAlias as _TypeAlias
 else:
-    from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
+    from typing_extensions import TypeAlias as _TypeAlias
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -66,6 +66,9 @@ class Frame(_message.Message):
     ORIGIN_FIELD_NUMBER: _builtins.int
     REMOTE_ADDRESS_FIELD_NUMBER: _builtins.int
     DECLARED_LENGTH_FIELD_NUMBER: _builtins.int
+    AGENT_FIELD_NUMBER: _builtins.int
+    END_REASON_FIELD_NUMBER: _builtins.int
+    DIALLED_FIELD_NUMBER: _builtins.int
     network: _builtins.str
     """"mainnet", "testnet-clay", "local-…" """
     connection: _builtins.bytes
@@ -98,6 +101,13 @@ class Frame(_message.Message):
     """multiaddr or compact socket address, if known"""
     declared_length: _builtins.int
     """set where an RPC over 4 MiB was cut: payload then holds its first 64 KiB"""
+    agent: _builtins.str
+    """The bridge's record of a connection that has ended, in its closing frame of direction IN. The agent is that of
+    identify; 256 characters each.
+    """
+    end_reason: _builtins.str
+    dialled: _builtins.bool
+    """set with the two: true if our node opened the connection"""
     def __init__(
         self,
         *,
@@ -116,11 +126,16 @@ class Frame(_message.Message):
         origin: Global___Frame.Origin.ValueType = ...,
         remote_address: _builtins.bytes = ...,
         declared_length: _builtins.int = ...,
+        agent: _builtins.str = ...,
+        end_reason: _builtins.str = ...,
+        dialled: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_dialled", b"_dialled", "dialled", b"dialled"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["connection", b"connection", "declared_length", b"declared_length", "direction", b"direction", "hello_in", b"hello_in", "hello_out", b"hello_out", "local_peer", b"local_peer", "network", b"network", "observed_at", b"observed_at", "origin", b"origin", "payload", b"payload", "protocol", b"protocol", "remote_address", b"remote_address", "remote_peer", b"remote_peer", "sequence", b"sequence", "verdicts", b"verdicts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dialled", b"_dialled", "agent", b"agent", "connection", b"connection", "declared_length", b"declared_length", "dialled", b"dialled", "direction", b"direction", "end_reason", b"end_reason", "hello_in", b"hello_in", "hello_out", b"hello_out", "local_peer", b"local_peer", "network", b"network", "observed_at", b"observed_at", "origin", b"origin", "payload", b"payload", "protocol", b"protocol", "remote_address", b"remote_address", "remote_peer", b"remote_peer", "sequence", b"sequence", "verdicts", b"verdicts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__dialled: _TypeAlias = _typing.Literal["dialled"]  # noqa: Y015
+    _WhichOneofArgType__dialled: _TypeAlias = _typing.Literal["_dialled", b"_dialled"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__dialled) -> _WhichOneofReturnType__dialled | None: ...
 
 Global___Frame: _TypeAlias = Frame  # noqa: Y015

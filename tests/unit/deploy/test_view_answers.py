@@ -203,11 +203,11 @@ def test_the_share_of_control_is_that_of_the_bytes(lake: Lake) -> None:
 
 def test_a_connection_has_its_frames_and_ends_with_empty_ones(lake: Lake) -> None:
     sql = f"""SELECT local_peer, opened_at, closed_at, last_at, frames_in, frames_out, bytes_in, control_bytes_in,
-                     control_bytes_out
+                     control_bytes_out, agent, end_reason, dialled
               FROM connections WHERE connection = '{B_CONNECTION}' ORDER BY local_peer"""
     assert [tuple(row.values()) for row in rows_of(lake, sql)] == [
-        ("us0", after(-1), None, after(1), 2, 0, 4, 40, 10),
-        ("us1", after(0), after(2), after(2), 1, 0, 2, 40, 10),
+        ("us0", after(-1), None, after(1), 2, 0, 4, 40, 10, None, None, None),
+        ("us1", after(0), after(2), after(2), 1, 0, 2, 40, 10, "kubo/1", "gone", False),
     ]
 
 

@@ -137,6 +137,9 @@ def test_a_frame_is_in_its_row_byte_for_byte() -> None:
         "kafka_partition": 3,
         "kafka_offset": 77,
         "kafka_timestamp": 1_800_000_000_000_000,
+        "agent": None,
+        "end_reason": None,
+        "dialled": None,
     }
 
 
@@ -146,6 +149,10 @@ def test_a_frame_is_in_its_row_byte_for_byte() -> None:
         ({"direction": Frame.OUT}, "direction", "OUT"),
         ({"origin": Frame.LIVE}, "origin", "LIVE"),
         ({"payload": b""}, "payload", b""),
+        ({"payload": b"", "agent": "kubo/1", "dialled": False}, "agent", "kubo/1"),
+        ({"payload": b"", "end_reason": "gone", "dialled": True}, "end_reason", "gone"),
+        ({"payload": b"", "end_reason": "gone", "dialled": False}, "dialled", False),
+        ({"payload": b""}, "dialled", None),
         ({"declared_length": 5_000_000}, "declared_length", 5_000_000),
         ({"protocol": "bep50", "remote_peer": b"\x01" * 20}, "remote_peer", "01" * 20),
         ({"protocol": "bep50", "local_peer": b"\xff" * 20}, "local_peer", "ff" * 20),

@@ -161,7 +161,10 @@ _small = st.binary(max_size=20)
         origin=st.sampled_from([Frame.LIVE, Frame.REPLAY]),
         remote_address=_small,
         declared_length=st.integers(0, 2**40),
-    )
+    ),
+    st.none() | st.builds(Frame, agent=st.text(max_size=9), end_reason=st.text(max_size=9), dialled=st.booleans()),
 )
-def test_a_frame_out_of_its_row(frame: Frame) -> None:
+def test_a_frame_out_of_its_row(frame: Frame, record: Frame | None) -> None:
+    if record is not None and not frame.payload:
+        frame.MergeFrom(record)
     assert parse_frame_row(FrameRow._make(build_frame_row(3, 4, 5, frame))) == frame

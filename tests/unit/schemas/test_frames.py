@@ -12,6 +12,7 @@ from kiln.schemas.kafka.frames import (
     MAX_HELLO,
     MAX_MESSAGES,
     MAX_NETWORK,
+    MAX_NOTE,
     MAX_PEER,
     MAX_PROTOCOL,
     MAX_RPC,
@@ -84,6 +85,8 @@ BOUNDS = {
     "hello_out": MAX_HELLO,
     "verdicts": MAX_MESSAGES,
     "remote_address": MAX_ADDRESS,
+    "agent": MAX_NOTE,
+    "end_reason": MAX_NOTE,
 }
 """The longest value of each field that has no fixed length."""
 
@@ -92,7 +95,7 @@ def test_every_field_of_a_frame_has_a_bound() -> None:
     kinds = frame_pb2.Frame.DESCRIPTOR.fields_by_name
     lengths = {name for name, field in kinds.items() if field.type in (field.TYPE_BYTES, field.TYPE_STRING)}
     assert lengths == {*BOUNDS, "connection"}
-    assert set(kinds) - lengths == {"direction", "origin", "observed_at", "sequence", "declared_length"}
+    assert set(kinds) - lengths == {"direction", "origin", "observed_at", "sequence", "declared_length", "dialled"}
 
 
 @pytest.mark.parametrize("name", BOUNDS)

@@ -30,7 +30,8 @@ from kiln.schemas.wire.topics import Topic, parse_separator, parse_topic
 # docs/design/contracts.md, Delta tables: the columns others rely on
 PROMISED = {
     "frames": "network connection direction local_peer remote_peer protocol observed_at sequence payload hello_in "
-    "hello_out verdicts origin remote_address kafka_partition kafka_offset kafka_timestamp declared_length",
+    "hello_out verdicts origin remote_address kafka_partition kafka_offset kafka_timestamp declared_length "
+    "agent end_reason dialled",
     "copies": "network message_id remote_peer observed_at kafka_partition kafka_offset message_index verdict",
     "subscriptions": "network origin connection direction local_peer remote_peer observed_at subscribe topic "
     "topic_source topic_index raw wire_bytes kafka_partition kafka_offset entry_index",
