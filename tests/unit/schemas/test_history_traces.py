@@ -24,6 +24,7 @@ from kiln.schemas.kafka.frames import METADATA_ONLY
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.proto.pubsub_trace.trace_pb2 import TraceEvent
+from kiln.schemas.times import MAX_NANOS, MIN_NANOS
 from kiln.schemas.wire.identity import peer_text
 from kit.history import SOURCE, decoded, items, message_of, only_frames, unread, zipped
 
@@ -38,7 +39,7 @@ peers = st.one_of(keys.map(lambda key: bytes.fromhex("002408011220") + key), key
 copies = st.tuples(
     st.sampled_from((DUPLICATE, DELIVER)),
     peers,
-    st.integers(0, 2**63 - 1),
+    st.integers(MIN_NANOS, MAX_NANOS),
     peers,
     st.binary(min_size=1, max_size=8),
     peers,
@@ -133,7 +134,8 @@ def test_the_sample_of_bacalhau_is_of_nobody_s_copies() -> None:
     assert unread(items(JSON, path.read_bytes())) == [(line, METADATA_ONLY) for line in (1, 2, 3, 4)]
 
 
-ONE: Copy = (DELIVER, b"\x12\x20" + bytes(32), 1, b"\x12\x20" + b"a" * 32, b"\x01", b"\x12\x20" + b"b" * 32, CLAY)
+AUTHOR, SENDER = (b"\x12\x20" + letter * 32 for letter in (b"a", b"b"))
+ONE: Copy = (DELIVER, b"\x12\x20" + bytes(32), MIN_NANOS, AUTHOR, b"\x01", SENDER, CLAY)
 
 
 def test_an_id_that_is_not_author_and_seqno_gives_no_copy() -> None:
