@@ -6,11 +6,12 @@ here raises on any bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Final, Literal, NamedTuple
 
 from google.protobuf.message import DecodeError
+from google.protobuf.message import Message as ProtobufMessage
 
 from kiln.schemas.kafka.frames import RPC_MALFORMED, RPC_TOO_COSTLY
 from kiln.schemas.kafka.topics import MAX_TOPIC
@@ -46,7 +47,7 @@ class TopicReference(NamedTuple):
     topic: str | None = None
     """the name; `None` if the index does not resolve, or if the name on the wire cannot be text"""
     source: TopicSource | None = None
-    index: int | None = None
+    number: int | None = None
     """the index on the wire"""
 
 
@@ -127,8 +128,9 @@ def read_control_part(payload: bytes, table: TopicTable) -> ControlPart | Reject
     controls = list(islice(_read_entries(rpc, table, is_known), MAX_ENTRIES - len(subscriptions)))
     if len(payload) <= 2 * MAX_ENTRIES:  # an entry has at least two bytes
         return ControlPart(subscriptions, controls)
-    lists = (rpc.control.ihave, rpc.control.iwant, rpc.control.graft, rpc.control.prune, rpc.control.idontwant)
-    count = len(rpc.subscriptions) + sum(map(len, lists))
+    control = rpc.control
+    count = len(control.ihave) + len(control.iwant) + len(control.graft) + len(control.prune) + len(control.idontwant)
+    count += len(rpc.subscriptions)
     return ControlPart(subscriptions, controls, max(0, count - MAX_ENTRIES))
 
 
@@ -188,7 +190,6 @@ def _read_entries(rpc: RPC, table: TopicTable, is_known: bool) -> Iterator[Contr
 
 _NO_TOPIC: Final = TopicReference()
 _MAX_BIGINT: Final = 2**63 - 1
-_Entry = RPC.SubOpts | ControlIHave | ControlIWant | ControlIDontWant | ControlGraft | ControlPrune
 
 
 def _read_topic(entry: ControlIHave | ControlGraft | ControlPrune, table: TopicTable) -> TopicReference:
@@ -201,8 +202,7 @@ def _resolve(name: str | bytes | None, index: int | None, table: TopicTable) -> 
     """Resolve a topic. A name takes precedence, as in a message."""
     if name is not None:
         # proto2 strings are not validated on parsing; upb returns bytes for those that are not UTF-8
-        is_text = isinstance(name, str) and len(name) <= MAX_TOPIC
-        return TopicReference(name if is_text and isinstance(name, str) else None, "name")
+        return TopicReference(name if isinstance(name, str) and len(name) <= MAX_TOPIC else None, "name")
     if index is None:
         return _NO_TOPIC
     topic = table.resolve(index)
@@ -215,7 +215,7 @@ def _read_ids(entry: ControlIHave | ControlIWant | ControlIDontWant, left: int) 
     return [format_gossip_id(each) for each in ids[:left]], len(ids), _compute_wire_size(entry.ByteSize())
 
 
-def _read_raw(entry: _Entry, topic: TopicReference, is_known: bool) -> bytes | None:
+def _read_raw(entry: ProtobufMessage, topic: TopicReference, is_known: bool) -> bytes | None:
     """Return the bytes of an entry without its message ids, if it says more of its topic than `topic` does, or has
     unknown fields."""
     names_more = topic.source is not None and (
@@ -223,10 +223,7 @@ def _read_raw(entry: _Entry, topic: TopicReference, is_known: bool) -> bytes | N
     )
     if is_known and not names_more:
         return None
-    rest = type(entry)()
-    rest.CopyFrom(entry)
-    if not isinstance(entry, RPC.SubOpts | ControlGraft | ControlPrune):
-        rest.ClearField("messageIDs")
+    rest = _copy_without(entry, ("messageIDs",) if "messageIDs" in entry.DESCRIPTOR.fields_by_name else ())
     raw = rest.SerializeToString()
     rest.DiscardUnknownFields()
     return raw[:MAX_RAW] if names_more or rest.ByteSize() < len(raw) else None
@@ -234,14 +231,16 @@ def _read_raw(entry: _Entry, topic: TopicReference, is_known: bool) -> bytes | N
 
 def _read_unknown_fields(rpc: RPC) -> bytes:
     """Return the unknown fields of the RPC itself and of its control message."""
-    unknown = b""
-    for message, names in ((rpc, _RPC_FIELDS), (rpc.control, _CONTROL_FIELDS)):
-        rest = type(message)()
-        rest.CopyFrom(message)
-        for name in names:
-            rest.ClearField(name)
-        unknown += rest.SerializeToString()
-    return unknown
+    rests = (_copy_without(rpc, _RPC_FIELDS), _copy_without(rpc.control, _CONTROL_FIELDS))
+    return b"".join(rest.SerializeToString() for rest in rests)
+
+
+def _copy_without(message: ProtobufMessage, names: Iterable[str]) -> ProtobufMessage:
+    rest = type(message)()
+    rest.CopyFrom(message)
+    for name in names:
+        rest.ClearField(name)
+    return rest
 
 
 _RPC_FIELDS: Final = tuple(RPC.DESCRIPTOR.fields_by_name)

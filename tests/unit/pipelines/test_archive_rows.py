@@ -295,7 +295,7 @@ def test_every_entry_of_an_rpc_has_a_row_in_either_direction(lake: Lake, directi
     bundles = BundleSet({"clay": [CLAY]})
     hello = write_hello(bundles)
     made = frame(payload=control_rpc().SerializeToString(), verdicts=b"", hello_in=hello, hello_out=hello)
-    made.direction = DIRECTIONS.index(direction)
+    made.direction = Frame.IN if direction == "IN" else Frame.OUT
     rows = make(lake, (3, 77, made), how=DecodeConfig(bundles=bundles))
     one, two = rows.subscriptions
     assert one == {
@@ -349,8 +349,10 @@ def test_entries_beyond_what_is_read_are_one_fault(lake: Lake) -> None:
     assert len(made.subscriptions) == 20_000
     assert {row.early for row in made.rows} == {made.rows[0].early}
     assert {(row.kind, row.row[0]) for row in made.rows} == {(FAULT, "rpc_too_costly")}
-    fault = decode_quarantine(made.rows[0].row[3])
-    assert fault.detail == "20002 subscriptions and control entries, of which the first 20000 are read"
+    value = made.rows[0].row[3]
+    assert isinstance(value, bytes)
+    detail = "20002 subscriptions and control entries, of which the first 20000 are read"
+    assert decode_quarantine(value).detail == detail
 
 
 # ---------------------------------------------------------------- copies

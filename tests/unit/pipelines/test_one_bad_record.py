@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kiln.pipelines.archive import transform as archive
+from kiln.pipelines.archive.control_rows import build_control_rows
 from kiln.pipelines.backfill import messages as history_messages
 from kiln.pipelines.batch import offset_range as stretch
 from kiln.pipelines.batch.batching import BatchConfig, BatchOutput, batch_offset_ranges
@@ -232,7 +233,7 @@ def test_a_row_that_its_table_cannot_hold_is_quarantined_alone(
 
 
 def test_entries_that_cannot_be_read_keep_no_message_back(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    fails = failing(archive.build_control_rows, TIPS[BAD], OverflowError("too large"))
+    fails = failing(build_control_rows, TIPS[BAD], OverflowError("too large"))
     monkeypatch.setattr(archive, "build_control_rows", fails)
     files, [(key, value)] = archived(lake, *UPDATES)
     assert (key, decode_quarantine(value).reason) == (b"3/78", "processing_failed")
