@@ -13,11 +13,12 @@ from typing import cast
 import pytest
 from pyspark.sql import SparkSession
 
-from kiln.conf.settings.model import Settings
+from kiln.conf.settings.model import Ipfs, Settings
 from kiln.deploy.ops.snapshot import Snapshot
 from kiln.deploy.ops.watch import TopicCounts
 from kiln.deploy.run import application
 from kiln.deploy.run.application import RunOutcome
+from kiln.deploy.run.network import build_demo_settings
 from kiln.deploy.screens.summary import describe_unread
 from kiln.deploy.screens.views import View
 from kiln.pipelines.runtime.progress import QueryProgress
@@ -188,3 +189,15 @@ def test_where_others_go_on_writing_it_reads_what_there_was_when_its_time_was_ov
 def test_a_query_that_is_down_at_the_end_is_the_error_of_the_run(run: Execute) -> None:
     outcome = run(World(failures={"batch": "Python worker failed to connect back"}))
     assert outcome.error == "batch: Python worker failed to connect back"
+
+
+@pytest.mark.parametrize(("api", "fetches"), [("self", False), ("http://127.0.0.1:5001", True)])
+def test_on_the_demo_network_batches_are_announced_and_no_geneses_are_fetched(api: str, fetches: bool) -> None:
+    """Also in the bridge, whose settings name the demo's nodes as bootstrap peers: it fetches what the queries want."""
+    settings = Settings(ipfs=Ipfs(api=api))
+    assert not (settings.publishes or settings.announces)
+    peer = "/ip4/127.0.0.1/tcp/4001/p2p/12D3KooWM68GyFKBT9JsuTRB6CYkF61PtMuSkynUauSQEGBX51JW"
+    of_bridge = build_demo_settings(settings, (peer,), ("127.0.0.1:1",), ())
+    assert of_bridge.publishes
+    assert of_bridge.announces
+    assert settings.fetches == of_bridge.fetches == fetches
