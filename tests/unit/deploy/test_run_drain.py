@@ -195,7 +195,8 @@ def test_a_query_that_is_down_at_the_end_is_the_error_of_the_run(run: Execute) -
 def test_on_the_demo_network_batches_are_announced_and_no_geneses_are_fetched(api: str, fetches: bool) -> None:
     """Also in the bridge, whose settings name the demo's nodes as bootstrap peers: it fetches what the queries want."""
     settings = Settings(ipfs=Ipfs(api=api))
-    assert not (settings.publishes or settings.announces)
+    assert not settings.publishes
+    assert not settings.announces
     peer = "/ip4/127.0.0.1/tcp/4001/p2p/12D3KooWM68GyFKBT9JsuTRB6CYkF61PtMuSkynUauSQEGBX51JW"
     of_bridge = build_demo_settings(settings, (peer,), ("127.0.0.1:1",), ())
     assert of_bridge.publishes
