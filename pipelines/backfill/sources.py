@@ -199,15 +199,15 @@ def _add_captures(path: str, captures: list[CaptureFile], others: list[_OtherFil
     with _open(path) as raw:
         try:
             members = list_members(raw)
+            for member in [None] if members is None else members:
+                file = raw if member is None else open_member(raw, member.number)
+                capture_format = detect_format(file)
+                if capture_format is None:
+                    others.append(_OtherFile(_name(path, member), describe_file(file)))
+                else:
+                    captures.append(CaptureFile(path, capture_format.name, member))
         except ArchiveError as error:
             raise InputError(f"cannot read {path}: {error}") from error
-        for member in [None] if members is None else members:
-            file = raw if member is None else open_member(raw, member.number)
-            capture_format = detect_format(file)
-            if capture_format is None:
-                others.append(_OtherFile(_name(path, member), describe_file(file)))
-            else:
-                captures.append(CaptureFile(path, capture_format.name, member))
         return members is not None
 
 

@@ -114,14 +114,20 @@ def list_members(file: BinaryIO) -> list[Member] | None:
 
 
 def open_member(file: BinaryIO, number: int) -> BinaryIO:
-    """Open the member of this number of an archive."""
-    if _is_zip(file):
-        archive = zipfile.ZipFile(file)
-        return cast(BinaryIO, archive.open(archive.infolist()[number]))
-    tar = tarfile.open(fileobj=open_decompressed(file), mode="r:")  # noqa: SIM115 - the caller closes the file
-    member = tar.extractfile(next(islice(tar, number, None)))
-    assert member is not None
-    return cast(BinaryIO, member)
+    """Open the member of this number of an archive.
+
+    Raises:
+        ArchiveError: The archive is damaged.
+    """
+    with describe_damage() as damage:
+        if _is_zip(file):
+            archive = zipfile.ZipFile(file)
+            return cast(BinaryIO, archive.open(archive.infolist()[number]))
+        tar = tarfile.open(fileobj=open_decompressed(file), mode="r:")  # noqa: SIM115 - the caller closes the file
+        member = tar.extractfile(next(islice(tar, number, None)))
+        assert member is not None
+        return cast(BinaryIO, member)
+    raise ArchiveError(f"the archive {damage[0]}. Extract what is left of it, and name the files")
 
 
 def is_hidden(name: str) -> bool:
@@ -206,7 +212,7 @@ def _is_tar_begin(file: BinaryIO) -> bool:
 
 
 def _is_wanted(member: zipfile.ZipInfo) -> bool:
-    if member.is_dir() or is_hidden(member.filename):
+    if not member.filename or member.is_dir() or is_hidden(member.filename):
         return False
     if member.flag_bits & _ENCRYPTED:
         raise ArchiveError(f"{member.filename} in the archive is encrypted. Extract it, and name the files")
