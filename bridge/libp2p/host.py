@@ -343,7 +343,7 @@ class Node:
             )
         counters = Counter(self.router.counters)
         counters.update(self.counters)
-        counters.update(connections_evicted=self._slots.evicted, connections_refused=self._slots.refused)
+        counters.update(self._slots.counters)
         return NodeView(
             peer=peer_name(self.peer),
             addresses=self.addresses,

@@ -70,8 +70,7 @@ class InboundSlots:
         self._limit = limit
         self._value = value
         self._slots: dict[ReadWriteCloser, Slot] = {}
-        self.evicted = 0
-        self.refused = 0
+        self.counters = {"connections_evicted": 0, "connections_refused": 0, "handshakes_failed": 0}
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -86,9 +85,9 @@ class InboundSlots:
         evicted = self._find_worst() if len(self._slots) >= self._limit else None
         if evicted is not None:
             del self._slots[evicted.stream]
-            self.evicted += 1
+            self.counters["connections_evicted"] += 1
         elif len(self._slots) >= self._limit:
-            self.refused += 1
+            self.counters["connections_refused"] += 1
             return slot
         self._slots[stream] = slot
         return evicted

@@ -282,7 +282,11 @@ class _Swarm(Swarm):
         Raises:
             SwarmException: The connection has ended.
         """
-        muxed = await super().upgrade_inbound_raw_conn(raw_conn, maddr)
+        try:
+            muxed = await super().upgrade_inbound_raw_conn(raw_conn, maddr)
+        except SwarmException:
+            self.slots.counters["handshakes_failed"] += 1
+            raise
         if isinstance(raw_conn, RawConnection):
             self.slots.identify(raw_conn.stream, muxed.peer_id.to_bytes())
         if isinstance(muxed, Yamux):

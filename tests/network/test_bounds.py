@@ -167,6 +167,7 @@ def test_silent_connections_keep_nobody_out_and_who_brought_messages_stays(tmp_p
         assert len({f.connection for f in one.tape.frames if f.remote_peer == peer_bytes(good.peer)}) == 1
         assert counted(one, "connections_evicted") >= 3 * limit
         assert counted(one, "connections_refused") == 0
+        await town.bell.until(lambda: counted(one, "handshakes_failed") >= limit)  # of sockets that were sent away
 
     in_town(tmp_path, test)
 

@@ -62,7 +62,7 @@ def test_silent_connections_of_one_address_keep_nobody_out_and_only_they_go(iden
     for _ in range(100):
         assert crowd.come("9.9.9.9") == "9.9.9.9"
     assert len(crowd.slots) == LIMIT
-    assert (crowd.slots.evicted, crowd.slots.refused) == (110, 0)
+    assert crowd.slots.counters == {"connections_evicted": 110, "connections_refused": 0, "handshakes_failed": 0}
 
 
 def test_many_addresses_of_one_network_are_one_crowd() -> None:
@@ -80,7 +80,7 @@ def test_who_brings_messages_stays_and_a_bootstrap_peer_always() -> None:
     crowd.fill(["7.7.7.7"], PeerValue.UNKNOWN)
     assert crowd.come("11.1.0.1", PeerValue.USEFUL) == "7.7.7.7"
     assert crowd.come("11.2.0.1") == "11.2.0.1"  # nobody has to go for it
-    assert (crowd.slots.evicted, crowd.slots.refused) == (1, 1)
+    assert crowd.slots.counters == {"connections_evicted": 1, "connections_refused": 1, "handshakes_failed": 0}
 
 
 def test_an_attacker_does_not_keep_its_slots_by_bringing_messages() -> None:
