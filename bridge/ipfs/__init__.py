@@ -28,9 +28,7 @@ __all__ = [
 ]
 
 
-def open_store(
-    api: str, folder: Path, *, auth: str = "", peers: Sequence[str] = (), at_most: int = 16
-) -> BlockStore:
+def open_store(api: str, folder: Path, *, auth: str = "", peers: Sequence[str] = (), at_most: int = 16) -> BlockStore:
     """Open a store of blocks without bitswap of the bridge's own, and return at once; a node may start later.
 
     Args:

@@ -343,7 +343,9 @@ def check_ipfs(api: str, store: str, problem: str) -> DoctorCheck:
         text = f"off: peers cannot fetch the blocks of batches ({store}), and Kiln fetches no blocks of others"
         return DoctorCheck("ipfs", "warn", text, 'set ipfs.api = "self", or to the URL of Kubo\'s RPC')
     if problem:
-        advice = f"batches are held until it answers: start Kubo, or set another ipfs.api ({_name_variable('ipfs.api')})"
+        advice = (
+            f"batches are held until it answers: start Kubo, or set another ipfs.api ({_name_variable('ipfs.api')})"
+        )
         return DoctorCheck("ipfs", "fail", problem, advice)
     return DoctorCheck("ipfs", "ok", store)
 
@@ -397,9 +399,7 @@ def run_checks(settings: Settings) -> list[DoctorCheck]:
         "columns": lambda: [check_columns(_find_column_faults(lake))],
         "clocks": lambda: [check_clocks(find_trailing_clocks(settings, updates))],
         "bridge": lambda: [check_bridge(bridge, time.time())],
-        "ipfs": lambda: [
-            check_ipfs(settings.ipfs.api, *_describe_block_store(settings))
-        ],
+        "ipfs": lambda: [check_ipfs(settings.ipfs.api, *_describe_block_store(settings))],
     }
     skipped = _IN_STORE if away else frozenset()
     return [check for name, run in checks.items() if name not in skipped for check in _run_check(name, run)]

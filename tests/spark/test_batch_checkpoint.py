@@ -43,9 +43,7 @@ def put(folder: Path, first: int, stamp: int, values: list[bytes]) -> None:
 def update(number: int, tip: bytes) -> bytes:
     epoch, position, text, at = Epoch("query", 1), Coordinates(0, 0, 0), cid_text(tip), START + T // 2
     separator, message = SeparatorRecord("model", f"k{number}"), f"{number} {text}"
-    return encode(
-        UpdateRecord("mainnet", "LIVE", separator, "topic", STREAM, text, None, message, epoch, position, at)
-    )
+    return encode(UpdateRecord("mainnet", "LIVE", separator, "topic", STREAM, text, None, message, epoch, position, at))
 
 
 def test_windows_in_shards_go_on_after_a_restart(spark: SparkSession, tmp_path: Path) -> None:

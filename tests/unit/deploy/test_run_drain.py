@@ -135,7 +135,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Execute:
     def execute(world: World, drain: str = "60s", stop: threading.Event | None = None) -> RunOutcome:
         for name in ("TopicWatch", "TopicEnds", "Supervisor"):
             monkeypatch.setattr(application, name, lambda *_: world)
-        settings = Settings.model_validate({"state": tmp_path, "kafka": {"bootstrap": "127.0.0.1:9"}, "run": {"drain": drain}})
+        settings = Settings.model_validate(
+            {"state": tmp_path, "kafka": {"bootstrap": "127.0.0.1:9"}, "run": {"drain": drain}}
+        )
         made = application._Run(
             settings,
             cast(View, world),

@@ -281,7 +281,12 @@ def test_what_cannot_be_read_goes_to_quarantine_and_the_rest_goes_on(value: byte
     (output,) = others
     assert output.topic == "quarantine"
     fault = decode_quarantine(output.value)
-    assert (fault.stage, fault.reason, fault.data, fault.observed_at) == ("batch", "update_malformed", value, ORIGIN + 10)
+    assert (fault.stage, fault.reason, fault.data, fault.observed_at) == (
+        "batch",
+        "update_malformed",
+        value,
+        ORIGIN + 10,
+    )
     assert "record 0/1 of updates" in fault.detail
 
 
