@@ -13,7 +13,8 @@ from kafka import KafkaProducer, TopicPartition
 from kiln.conf.settings.reading import load_settings
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
 from kiln.deploy.stack.kafka_topics import ensure_topics
-from kiln.pipelines.app.backfill_run import BackfillRequest, InputError, build_terms, read_kafka_offsets
+from kiln.pipelines.app.backfill_run import BackfillRequest, build_terms, read_kafka_offsets
+from kiln.pipelines.backfill.sources import InputError
 from kiln.schemas.kafka.topics import TOPICS
 from kit.broker_access import client, security, variables
 
