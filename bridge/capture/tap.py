@@ -28,7 +28,7 @@ class Sink(Protocol):
 
 
 class ConnectionRecord(NamedTuple):
-    """What the bridge knows of a connection that has ended, and no RPC tells."""
+    """Facts about a connection that has ended which its RPCs do not contain."""
 
     agent: str
     """agent version of the remote peer, by identify; "" if unknown"""

@@ -107,11 +107,13 @@ class Node:
         """Create a node without connecting it.
 
         Args:
-            on_message: called for the first valid copy of each message on a joined topic.
-            clock_ns: unix time of frames, in ns.
-            authors: number of keys that sign own messages (`publish`).
+            on_message: Called for the first valid copy of each message on a joined topic.
+            clock_ns: Returns the Unix time of frames, in ns.
+            authors: Number of keys that sign messages of our own (`publish`).
 
-        Raises NodeError for a malformed address, and BundleError for too many bundles.
+        Raises:
+            NodeError: An address is malformed.
+            BundleError: There are too many bundles.
         """
         self.peer: PeerID = compute_peer_id(key)
         self.counters: Counter[str] = Counter()

@@ -37,9 +37,7 @@ commands = typer.Typer()
 def run(
     duration: Annotated[
         str | None,
-        typer.Option(
-            "--for", metavar="DURATION", help="Take frames for this long, such as 60s. Default: until Ctrl-C."
-        ),
+        typer.Option("--for", metavar="DURATION", help="Capture for this long, such as 60s. Default: until Ctrl-C."),
     ] = None,
     catch_up: Annotated[
         bool, typer.Option("--catch-up", help="Process all records in Kafka without a bridge, then stop.")
@@ -63,7 +61,7 @@ def run(
 ) -> None:
     """Run broker, bridge, all queries and a status screen.
 
-    With --for, the queries then read all that was taken (run.drain), so that the tables agree with the summary.
+    With --for, the queries then read all that was captured (run.drain), so that the tables agree with the summary.
     Without a bootstrap peer, Kiln starts a demo network on this machine and publishes its batches there.
     """
     if duration is not None and catch_up:

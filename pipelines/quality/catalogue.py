@@ -121,8 +121,8 @@ _KILN: Final = (
     ),
     _define_own(
         "expect_sequences_without_gaps",
-        "The frames of a connection in one direction are numbered 1, 2, 3 …, and none is missing. Frames out of files "
-        "are not judged: their numbers are those of lines.",
+        "The frames of a connection in one direction are numbered 1, 2, 3 …, and none is missing. Frames from files "
+        "are not judged, because their numbers are line numbers.",
         {},
     ),
     _define_own(

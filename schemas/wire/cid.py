@@ -90,7 +90,8 @@ def write_varint(value: int) -> bytes:
 def find_cid_end(buf: bytes, start: int = 0) -> int:
     """Return the index just after the CID that starts at ``start``.
 
-    Raises CidError if no CID starts there, if it is cut short, or if its digest is longer than MAX_DIGEST.
+    Raises:
+        CidError: No CID starts there, it is incomplete, or its digest is longer than MAX_DIGEST.
     """
     if buf[start : start + 2] == b"\x12\x20":
         end = start + 34
@@ -152,7 +153,8 @@ def cid_bytes(text: str) -> bytes:
 def cid_text(raw: bytes) -> str:
     """Return the usual text of a CID: v1 in lower-case base32 (``b…``), v0 in base58btc (``Qm…``).
 
-    Raises CidError if ``raw`` is not exactly one CID.
+    Raises:
+        CidError: ``raw`` is not exactly one CID.
     """
     if not is_cid(raw):
         raise CidError(f"{len(raw) - find_cid_end(raw)} bytes follow the CID")
@@ -173,7 +175,11 @@ class CidParts(NamedTuple):
 
 
 def parse_cid(raw: bytes) -> CidParts:
-    """Take a CID apart. Raises CidError if ``raw`` is not exactly one CID."""
+    """Split a CID into its parts.
+
+    Raises:
+        CidError: ``raw`` is not exactly one CID.
+    """
     if not is_cid(raw):
         raise CidError(f"{len(raw) - find_cid_end(raw)} bytes follow the CID")
     if raw.startswith(b"\x12\x20"):

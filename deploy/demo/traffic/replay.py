@@ -35,7 +35,12 @@ class ReplayResult(NamedTuple):
 
 
 def survey_file(path: Path) -> CaptureSurvey:
-    """First pass over a capture file, to its end. CaptureError, OSError: the file cannot be read."""
+    """Read a capture file to its end, and return what it contains.
+
+    Raises:
+        CaptureError: The file is not a valid capture.
+        OSError: The file cannot be read.
+    """
     with open_capture(path) as stream:
         return survey_capture(read_capture(stream))
 
@@ -54,10 +59,17 @@ def replay(
 ) -> ReplayResult:
     """Send the frames of one capture file, in order.
 
-    `found`: what `survey_file` said of the file, where the caller has asked. `network`: of all frames; by default the
-    network that the file's topics name most often, else `fallback`. `pace`: None for full speed; 1.0 as captured, 2.0
-    twice as fast; `now` and `sleep`, in seconds, are used only then. `progress` hears of every record. Nothing is sent
-    of a file that cannot be read to its end: CaptureError, OSError. ValueError: `pace` is not above 0.
+    Args:
+        found: Result of `survey_file`, if the caller has it.
+        network: Network of all frames. By default the one that the file's topics name most often, else `fallback`.
+        pace: Factor of the captured speed, such as 2.0 for twice as fast; `None` for full speed.
+        now: Returns the time in seconds. Used only with `pace`, like `sleep`.
+        progress: Called for each record.
+
+    Raises:
+        CaptureError: The file is not a valid capture. No frame was sent.
+        OSError: The file cannot be read to its end. No frame was sent.
+        ValueError: `pace` is not above 0.
     """
     if pace is not None and not pace > 0:
         raise ValueError(f"pace must be above 0 (1.0 is the speed of the capture), not {pace}")
