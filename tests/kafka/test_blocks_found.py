@@ -141,7 +141,7 @@ def test_a_gossip_peer_fetches_every_announced_block(
     assert (told.ipfs_node.gossip_peers, told.ipfs_node.gossip_connected, told.publisher.failed) == (1, 1, 0)
     if itself:
         assert connected(neighbour) == {told.peer}
-        assert told.ipfs_node.blocks_sent == BATCHES
+        bridge.until(lambda told: told.ipfs_node.blocks_sent == BATCHES, "the count of blocks")
         return
     assert ", without routing, 1 of 1 gossip peers connected" in told.ipfs
     ours = (connected(neighbour) - {told.peer}).pop()

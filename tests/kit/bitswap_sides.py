@@ -66,8 +66,7 @@ class Side:
         return await self.exchange.fetch(cid, seconds)
 
     def counts(self) -> dict[str, int]:
-        """The counters of bitswap that are not 0, up to date."""
-        self.exchange._update_peers()
+        """The counters of bitswap that are not 0."""
         return {name: count for name, count in self.node.counters.items() if name.startswith("bitswap_") and count}
 
 

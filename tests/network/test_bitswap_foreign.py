@@ -163,7 +163,7 @@ def test_a_kubo_that_knows_neither_side_finds_a_block_through_a_third_dht_server
     daemon: Daemon, go_kad_peer: NewPeer, tmp_path: Path
 ) -> None:
     """And a node of ours finds one of Kubo's in the same way."""
-    server = go_kad_peer(mode="server", prefix="/ipfs")
+    server = go_kad_peer(mode="server", prefix="/ipfs/lan")  # as Kubo among private addresses
     daemon.route()
     kubo = daemon.start()
     daemon.connect(server.address)
@@ -181,7 +181,7 @@ def test_a_kubo_that_knows_neither_side_finds_a_block_through_a_third_dht_server
     wait_until(is_provided, "Kubo announces its block")
 
     async def test(town: Town) -> None:
-        side = await open_side(town, "one", server.address, dht=DiscoveryOptions())
+        side = await open_side(town, "one", server.address, dht=DiscoveryOptions(prefix="/ipfs/lan"))
         assert side.discovery is not None
         for each in (block, small):
             side.put(each)
@@ -191,7 +191,7 @@ def test_a_kubo_that_knows_neither_side_finds_a_block_through_a_third_dht_server
             for each in (block, small):
                 await kubo_fetch(daemon, client)(each.cid, len(each.data))
         # a second node, which knows the DHT server alone
-        other = await open_side(town, "other", server.address, dht=DiscoveryOptions())
+        other = await open_side(town, "other", server.address, dht=DiscoveryOptions(prefix="/ipfs/lan"))
         await town.bell.until(lambda: other.node.is_connected(other.node.bootstrap_peers[0].id.to_bytes()))
         assert await other.fetch(theirs.cid, 60) == theirs.data
         assert await other.fetch(block.cid, 60) == block.data

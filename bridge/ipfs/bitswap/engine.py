@@ -93,12 +93,17 @@ _NEVER: Final = float("-inf")
 class BitswapEngine:
     """State of all peers. Times are seconds of the caller's clock."""
 
-    def __init__(self, limits: EngineLimits | None = None) -> None:
+    def __init__(self, limits: EngineLimits | None = None, counters: Counter[str] | None = None) -> None:
+        """Create an engine without peers.
+
+        Args:
+            counters: where it counts, as bitswap_…; by default in a counter of its own.
+        """
         self._limits = limits or EngineLimits()
         self._peers: dict[bytes, _PeerState] = {}
         self._own: dict[bytes, _OwnWant] = {}  # by digest
         self._changed: dict[bytes, None] = {}
-        self.counters: Counter[str] = Counter()
+        self.counters: Counter[str] = Counter() if counters is None else counters
 
     # ------------------------------------------------------------------ peers
 

@@ -168,7 +168,7 @@ class BlockExchange:
         self._options = options = options or ExchangeOptions()
         self._sources = sources or AnnouncementSources()
         self._search_providers = search
-        self._engine = BitswapEngine(options.limits)
+        self._engine = BitswapEngine(options.limits, node.counters)
         self._speakers: set[bytes] = set()  # peers that opened a stream, perhaps before identify was done
         self._streams: Counter[bytes] = Counter()
         self._writers: dict[bytes, _Writer] = {}
@@ -207,8 +207,6 @@ class BlockExchange:
         self._speakers = {peer for peer in self._speakers if self._node.is_connected(peer)}
         peers = {peer for peer, _ in self._node.peers_speaking(*PROTOCOLS)} | self._speakers
         self._engine.set_peers(peers, trio.current_time())
-        self._node.counters.update(self._engine.counters)
-        self._engine.counters.clear()
 
     @property
     def peers(self) -> Collection[bytes]:
