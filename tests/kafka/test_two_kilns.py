@@ -1,6 +1,6 @@
 """Two Kilns and nodes that others wrote: what one batches, the other fetches over bitswap and reads (CIP-123).
 
-No IPFS node runs beside the Kilns. The geneses come from a peer of the first one.
+No IPFS node runs beside the Kilns. The geneses come from a peer of both.
 """
 
 from __future__ import annotations
@@ -185,7 +185,10 @@ def test_what_one_kiln_batches_the_other_has(
     named = len(SEPARATORS) * STREAMS_EACH * TIPS_EACH + 1 + len(OTHERS)
     wait_until(lambda: len(rows(first, "updates")) == named, "all updates that name their separator", 180)
     world = helia_peer()
-    world.connect(status.addresses[0])
+    follower = told(second)
+    assert follower is not None
+    for address in (status.addresses[0], follower.addresses[0]):
+        world.connect(address)
     for each in (*UNNAMED, FORGED, DISPUTED):
         answer = world.command("put", codec=0x71, data=base64.b64encode(each.block).decode())
         assert answer["cid"] == each.cid
