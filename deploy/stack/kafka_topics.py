@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 from kiln.conf.process.errors import PrerequisiteError
 from kiln.conf.process.kafka_errors import describe_kafka_error
 from kiln.schemas.kafka.topics import MAX_RECORD, TOPICS
+
+if TYPE_CHECKING:
+    from kafka.admin import KafkaAdminClient
 
 
 class TopicsError(PrerequisiteError):
@@ -128,7 +132,7 @@ def ensure_topics(
         BrokerAwayError: The broker does not answer.
     """
     from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
-    from kafka.errors import AuthorizationError, KafkaError, TopicAlreadyExistsError, for_code
+    from kafka.errors import KafkaError
 
     from kiln.conf.process.kafka_clients import open_client
 
@@ -140,42 +144,21 @@ def ensure_topics(
     try:
         with open_client(KafkaAdminClient, **options) as admin:
             missing = sorted(names.keys() - set(admin.list_topics()))
-            created: list[str] = []
-            if missing:
-                response = admin.create_topics(
-                    {
-                        topic: {
-                            "num_partitions": partitions.get(names[topic], 1),
-                            "replication_factor": replication,
-                            "configs": build_topic_settings(
-                                names[topic],
-                                retention.get(names[topic]),
-                                (retention_bytes or {}).get(names[topic], 0) // partitions.get(names[topic], 1),
-                            ),
-                        }
-                        for topic in missing
-                    },
-                    raise_errors=False,
-                )
-                failures = []
-                for topic in response["topics"]:
-                    error = for_code(topic["error_code"])
-                    if not topic["error_code"]:
-                        created.append(topic["name"])
-                    elif error is not TopicAlreadyExistsError:  # another Kiln has just created it: checked below
-                        right = "the right CREATE is missing, or DESCRIBE if the topic exists: "
-                        prefix_text = right if issubclass(error, AuthorizationError) else ""
-                        failures.append(f"{topic['name']}: {prefix_text}{topic['error_message'] or error.__name__}")
-                if failures:
-                    raise TopicsError("\n".join([f"{bootstrap} cannot create topics:", *failures]))
-                admin.wait_for_topics(missing)
+            new_topics: dict[str, dict[str, object]] = {}
+            for topic in missing:
+                name = names[topic]
+                count = partitions.get(name, 1)
+                partition_bytes = (retention_bytes or {}).get(name, 0) // count
+                configs = build_topic_settings(name, retention.get(name), partition_bytes)
+                new_topics[topic] = {"num_partitions": count, "replication_factor": replication, "configs": configs}
+            created = _create_topics(admin, new_topics, bootstrap) if missing else []
             descriptions = {topic["name"]: topic for topic in admin.describe_topics(list(names))}
             missing_rights = [line for topic in descriptions.values() for line in find_missing_rights(topic)]
             if missing_rights:
                 user = options.get("sasl_plain_username", "")
                 head = f"{bootstrap}: kafka.sasl_username ({user}) lacks rights:"
                 raise TopicsError("\n".join([head, *missing_rights]))
-            configs = admin.describe_configs(
+            resources = admin.describe_configs(
                 [ConfigResource(ConfigResourceType.TOPIC, topic) for topic in names], config_filter="all"
             )["topic"]
     except (OSError, KafkaError) as error:
@@ -190,10 +173,36 @@ def ensure_topics(
             name,
             partitions.get(name, 1),
             len(descriptions[topic]["partitions"]),
-            {key: str(entry["value"]) for key, entry in configs[topic].items()},
+            {key: str(entry["value"]) for key, entry in resources[topic].items()},
             bootstrap,
         )
     ]
     if problems:
         raise TopicsError("\n".join(problems))
     return sorted(created)
+
+
+def _create_topics(admin: KafkaAdminClient, topics: Mapping[str, Mapping[str, object]], bootstrap: str) -> list[str]:
+    """Create topics, and wait for them.
+
+    Returns:
+        The names of the created topics, without those that another Kiln has just created.
+
+    Raises:
+        TopicsError: The broker rejects a topic.
+    """
+    from kafka.errors import AuthorizationError, TopicAlreadyExistsError, for_code
+
+    created, failures = [], []
+    for topic in admin.create_topics(topics, raise_errors=False)["topics"]:
+        error = for_code(topic["error_code"])
+        if not topic["error_code"]:
+            created.append(topic["name"])
+        elif error is not TopicAlreadyExistsError:
+            right = "the right CREATE is missing, or DESCRIBE if the topic exists: "
+            prefix = right if issubclass(error, AuthorizationError) else ""
+            failures.append(f"{topic['name']}: {prefix}{topic['error_message'] or error.__name__}")
+    if failures:
+        raise TopicsError("\n".join([f"{bootstrap} cannot create topics:", *failures]))
+    admin.wait_for_topics(list(topics))
+    return created

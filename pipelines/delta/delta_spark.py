@@ -38,8 +38,12 @@ class DeltaSparkCommits:
         if self._durable:
             self._lake.folder(table).sync()  # the files are named before a commit names them
         now = log.clock().getTimeMillis()
+        # PROTOCOL.md, Add File and Transaction Identifiers
+        fixed = {"partitionValues": {}, "modificationTime": now, "dataChange": True}
+        added = [{"add": {"path": each.name, "size": each.size, "stats": each.stats, **fixed}} for each in files]
+        txn = {"txn": {"appId": app_id, "version": write.batch_id, "lastUpdated": now}}
         actions = jvm.java.util.ArrayList()
-        for action in (*(_build_add(each, now) for each in files), _build_txn(app_id, write.batch_id, now)):
+        for action in (*added, txn):
             actions.add(delta.actions.Action.fromJson(json.dumps(action)))
         append = getattr(delta, "DeltaOperations$Write")(jvm.org.apache.spark.sql.SaveMode.Append, *[nothing] * 8)
         try:
@@ -49,22 +53,3 @@ class DeltaSparkCommits:
         if self._durable:
             self._lake.sync_commits(table, version, version)
         return True
-
-
-def _build_add(file: DataFile, now: int) -> dict[str, object]:
-    """Build an add action (PROTOCOL.md, Add File)."""
-    return {
-        "add": {
-            "path": file.name,
-            "partitionValues": {},
-            "size": file.size,
-            "modificationTime": now,
-            "dataChange": True,
-            "stats": file.stats,
-        }
-    }
-
-
-def _build_txn(app_id: str, version: int, now: int) -> dict[str, object]:
-    """Build a txn action (PROTOCOL.md, Transaction Identifiers)."""
-    return {"txn": {"appId": app_id, "version": version, "lastUpdated": now}}
