@@ -106,12 +106,12 @@ def rust_peer(peers: ExitStack, tmp_path: Path, rust_built: Path) -> NewPeer:
 
 @pytest.fixture
 def go_pubsub_peer(peers: ExitStack, tmp_path: Path, go_pubsub_built: Path) -> NewPeer:
-    """`go_pubsub_peer()`: a running peer of go-libp2p-pubsub."""
+    """`go_pubsub_peer(trace=…, degree=…)`: a running peer of go-libp2p-pubsub."""
     numbers = count(1)
 
-    def start(*, port: int = 0) -> ForeignPeer:
+    def start(*, port: int = 0, **options: str) -> ForeignPeer:
         folder = tmp_path / f"go_pubsub{next(numbers)}"
-        return peers.enter_context(foreign_peer.go_pubsub_peer(go_pubsub_built, folder, port=port))
+        return peers.enter_context(foreign_peer.go_pubsub_peer(go_pubsub_built, folder, port=port, **options))
 
     return start
 

@@ -386,9 +386,9 @@ def go_kad_peer(binary: Path, folder: Path, *, port: int = 0, **options: str) ->
     return ForeignPeer(f"go DHT node in {folder.name}", [str(binary), *_flags(port, options)], folder)
 
 
-def go_pubsub_peer(binary: Path, folder: Path, *, port: int = 0) -> ForeignPeer:
-    """A peer of go-libp2p-pubsub, as `build_go_pubsub` made it."""
-    return ForeignPeer(f"go pubsub peer in {folder.name}", [str(binary), *_flags(port, {})], folder)
+def go_pubsub_peer(binary: Path, folder: Path, *, port: int = 0, **options: str) -> ForeignPeer:
+    """A peer of go-libp2p-pubsub, as `build_go_pubsub` made it. `options`: its flags, `trace` and `degree`."""
+    return ForeignPeer(f"go pubsub peer in {folder.name}", [str(binary), *_flags(port, options)], folder)
 
 
 def _flags(port: int, options: Mapping[str, str]) -> list[str]:

@@ -1,6 +1,6 @@
 // A gossipsub peer of go-libp2p-pubsub on 127.0.0.1, driven by lines of JSON on stdin and answering in lines of JSON on
 // stdout, as tests/kit/foreign_peer.py describes. Everything is go-libp2p-pubsub's default: signatures, message ids, and
-// the sizes of RPCs that it accepts.
+// the sizes of RPCs that it accepts. -degree sets that of the mesh, and -trace FILE keeps the library's own trace.
 //
 //	{"cmd": "connect", "addr"}                      dials
 //	{"cmd": "subscribe" | "unsubscribe", "topic"}
@@ -154,6 +154,8 @@ func (n *node) obey(c command) (answer, error) {
 
 func run() error {
 	port := flag.Int("port", 0, "to listen on")
+	trace := flag.String("trace", "", "file for go-libp2p-pubsub's own JSON trace")
+	degree := flag.Int("degree", 0, "of the mesh; with a few peers, IHAVE goes to those outside a small mesh only")
 	flag.Parse()
 	out.Encoder = json.NewEncoder(os.Stdout)
 	own, err := libp2p.New(
@@ -164,7 +166,20 @@ func run() error {
 	if err != nil {
 		return err
 	}
-	gossip, err := pubsub.NewGossipSub(context.Background(), own)
+	options := []pubsub.Option{}
+	if *trace != "" {
+		tracer, err := pubsub.NewJSONTracer(*trace)
+		if err != nil {
+			return err
+		}
+		options = append(options, pubsub.WithEventTracer(tracer))
+	}
+	if *degree > 0 {
+		params := pubsub.DefaultGossipSubParams()
+		params.D, params.Dlo, params.Dhi, params.Dscore, params.Dout = *degree, *degree, *degree, *degree, 0
+		options = append(options, pubsub.WithGossipSubParams(params))
+	}
+	gossip, err := pubsub.NewGossipSub(context.Background(), own, options...)
 	if err != nil {
 		return err
 	}
