@@ -18,7 +18,7 @@ from kiln.pipelines.app.backfill_run import (
 from kiln.pipelines.backfill.run import RunOutcome, RunProgress, count_rows, find_matching_run, merge_outside
 from kiln.pipelines.backfill.run_log import check_name
 from kiln.pipelines.backfill.runs import lock_run
-from kiln.pipelines.backfill.sources import find_captures
+from kiln.pipelines.backfill.sources import delete_streams, find_captures
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.printable import printable_lines
 
@@ -43,6 +43,7 @@ def run_backfill(
         terms = build_terms(settings, request)
         run = find_matching_run(terms, Lake.from_location(settings.lake_root))
         if run is not None and run.is_done and (run.is_published or not request.publish):
+            delete_streams(settings.state / "backfill" / run.name)
             return RunOutcome(
                 run.name, count_rows(run.chunks), 0, 0, outside=merge_outside(run.chunks), is_repeated=True
             )

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from kiln.pipelines.archive.transform import DECODE_RESULT, FAULT, MESSAGES, PARTS, build_message_rows, decode_records
-from kiln.pipelines.backfill.sources import InputError, find_captures, save_streams, split_capture
+from kiln.pipelines.backfill.sources import InputError, delete_streams, find_captures, save_streams, split_capture
 from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.captures.compression import open_member
@@ -149,6 +149,27 @@ def test_folders_archives_and_streams_are_read(tmp_path: Path) -> None:
     assert saved.read_bytes() == line
     assert saved.parent == tmp_path / "state" / "run"
     assert save_streams([saved, folder], tmp_path / "elsewhere") == (saved, folder)
+
+
+def test_standard_input_is_saved_under_its_content_unless_it_is_a_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = kubo_line(AUTHOR, b'{"typ":3,"ts":1}', b"\x07", CLAY)
+    names = set[str]()
+    for _ in range(2):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(line)))
+        (saved,) = save_streams([Path("-")], tmp_path / "run")
+        assert saved.read_bytes() == line
+        names.add(saved.name)
+    assert len(names) == 1, "a call that resumes the run names the same file"
+    assert [each.name for each in (tmp_path / "run").iterdir()] == [*names]
+    delete_streams(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    terminal = io.TextIOWrapper(io.BytesIO())
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr("sys.stdin", terminal)
+    with pytest.raises(InputError, match="standard input is a terminal"):
+        save_streams([Path("-")], tmp_path / "run")
 
 
 def test_two_members_of_one_name_are_both_read(tmp_path: Path) -> None:
