@@ -29,11 +29,12 @@ class Block(NamedTuple):
 
 
 def make_blocks(count: int, seed: str, codecs: Sequence[int] = CODECS) -> list[Block]:
-    """Blocks of 100 B to 13 kB, and of several one of 2 MiB, of several codecs."""
+    """Blocks of 100 B to 13 kB, at full size to 410 kB, of several codecs. Of several, one in 50 has 2 MiB."""
     random = Random(seed)
     blocks = []
     for number in range(count):
-        size = 2 << 20 if count > 3 and number == count - 1 else 100 << random.randrange(8)
+        is_largest = count > 3 and (count - 1 - number) % 50 == 0
+        size = 2 << 20 if is_largest else 100 << random.randrange(13 if FULL else 8)
         data = random.randbytes(size)
         blocks.append(Block(cid_text(compute_cid(data, codecs[number % len(codecs)])), data))
     return blocks
