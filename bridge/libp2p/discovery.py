@@ -254,8 +254,8 @@ class Discovery:
         if block is not None and not block.is_announced:
             self._counters["discovery_blocks_unprovided"] += 1
 
-    async def connect_providers(self, key: bytes, report: Callable[[bytes], None]) -> None:
-        """Look up the providers of a block, and connect some of them.
+    async def connect_providers(self, key: bytes, report: Callable[[bytes], None]) -> bool:
+        """Look up the providers of a block, connect some of them, and return whether a server answered.
 
         Args:
             key: multihash of the block.
@@ -275,7 +275,8 @@ class Discovery:
 
         self._counters["discovery_block_lookups"] += 1
         async with trio.open_nursery() as nursery:
-            await self._look_up(key, Message.GET_PROVIDERS, add_provider)
+            result = await self._look_up(key, Message.GET_PROVIDERS, add_provider)
+        return bool(result.servers)
 
     def _announce_blocks(self, nursery: trio.Nursery, now: float) -> None:
         """Start to announce blocks that are due, the newest first."""

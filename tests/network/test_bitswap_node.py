@@ -21,6 +21,7 @@ from kiln.bridge.ipfs import BlockStoreUnavailableError, BlockUnavailableError
 from kiln.bridge.ipfs.bitswap.exchange import ExchangeOptions
 from kiln.bridge.ipfs.bitswap.messages import PROTOCOLS, V1_0, V1_1, V1_2, WantEntry, write_message
 from kiln.bridge.ipfs.bitswap.store import BitswapBlockStore
+from kiln.bridge.libp2p.discovery import DiscoveryOptions
 from kiln.bridge.libp2p.slots import InboundSlots
 from kiln.bridge.libp2p.streams import make_host
 from kiln.schemas.wire.cid import cid_bytes, cid_text, compute_cid
@@ -124,6 +125,40 @@ def test_the_store_of_the_bridge_serves_its_folder_and_fetches_the_rest(tmp_path
             await trio.to_thread.run_sync(stores[1].get, other.cid, 0.3)
         assert stores[0].status().blocks_sent == 1
         assert "1 peers speak bitswap, 1 blocks sent" in stores[0].describe()
+
+    in_town(tmp_path, test)
+
+
+def test_the_newest_blocks_are_announced_in_the_dht_first_and_found_there(tmp_path: Path) -> None:
+    async def test(town: Town) -> None:
+        server = await open_side(town, "server", dht=DiscoveryOptions())
+        dht = DiscoveryOptions(serve=False, max_blocks=3, max_block_walks=1)
+        one = await open_side(town, "one", server.address, dht=dht)
+        assert one.discovery is not None
+        assert server.discovery is not None
+        blocks = make_blocks(5, "dht", codecs=[0x71])[:5]
+        keys = [b"\x12\x20" + cid_bytes(block.cid)[-32:] for block in blocks]
+        for block, key in zip(blocks, keys, strict=True):
+            one.put(block)
+            one.discovery.provide_block(key)
+            one.discovery.provide_block(key)
+        await town.bell.until(lambda: one.node.counters["discovery_blocks_provided"] == 3)
+        assert one.node.counters["discovery_blocks_unprovided"] == 2
+        assert one.discovery.sizes["blocks"] == 3
+        records = server.discovery._server.providers
+        await town.bell.until(lambda: len(records._by_peer.get(one.node.peer, ())) == 3)
+        assert list(records._by_peer[one.node.peer]) == keys[:1:-1]
+        # another node knows the server alone, which is connected with both and has no blocks
+        other = await open_side(town, "other", server.address, dht=DiscoveryOptions())
+        with pytest.raises(BlockUnavailableError):  # not connected yet: a search that no server answers does not count
+            await other.fetch(blocks[4].cid, 0.01)
+        await town.bell.until(lambda: server.node.peer in other.exchange.peers)
+        assert await other.fetch(blocks[4].cid) == blocks[4].data
+        assert other.node.counters["bitswap_providers_asked"] == 1
+        assert other.node.is_connected(one.node.peer)
+        one.discovery.withdraw_block(keys[4])
+        assert one.discovery.sizes["blocks"] == 2
+        assert one.node.counters["discovery_blocks_unprovided"] == 2
 
     in_town(tmp_path, test)
 

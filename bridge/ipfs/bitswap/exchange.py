@@ -84,8 +84,8 @@ class BlockFiles(Protocol):
         ...
 
 
-ProviderSearch = Callable[[bytes, Callable[[bytes], None]], Awaitable[None]]
-"""Connects providers of a multihash, and calls back with each that is connected."""
+ProviderSearch = Callable[[bytes, Callable[[bytes], None]], Awaitable[bool]]
+"""Connects providers of a multihash, and calls back with each that is connected; false if no server answered."""
 
 
 class AnnouncementSources:
@@ -274,11 +274,11 @@ class BlockExchange:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_cancel_at, fetch.ended, nursery.cancel_scope)
             async with self._search_limit:
-                self._searched[digest] = trio.current_time()
-                self._searched.move_to_end(digest)
-                if len(self._searched) > _MAX_SEARCHED:
-                    self._searched.popitem(last=False)
-                await self._search_providers(b"\x12\x20" + digest, partial(self._ask_provider, digest))
+                if await self._search_providers(b"\x12\x20" + digest, partial(self._ask_provider, digest)):
+                    self._searched[digest] = trio.current_time()
+                    self._searched.move_to_end(digest)
+                    if len(self._searched) > _MAX_SEARCHED:
+                        self._searched.popitem(last=False)
             nursery.cancel_scope.cancel()
 
     def _needs_search(self, digest: bytes) -> bool:
