@@ -253,12 +253,10 @@ def test_a_kubo_with_an_ecdsa_identity(tmp_path: Path, dialled: bool) -> None:
         kubo.stop()
 
 
-@pytest.mark.parametrize("kind", ["js", "rust"])
 def test_where_some_sign_and_some_do_not_each_hears_its_kind_and_nobody_is_dropped(
-    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+    js_peer: NewPeer, tmp_path: Path
 ) -> None:
-    new: NewPeer = request.getfixturevalue(f"{kind}_peer")
-    strict, none = new(), new(signing="none")
+    strict, none = js_peer(), js_peer(signing="none")
 
     async def test(town: Town) -> None:
         either = RouterOptions(policy="either")
