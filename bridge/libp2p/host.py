@@ -305,12 +305,13 @@ class Node:
 
     async def disconnect(self, peer: bytes) -> None:
         """Close all connections with a peer."""
-        await self._disconnect(ID(peer))
+        for conn in self._swarm.get_connections(ID(peer)):
+            await close_connection(conn)
 
     async def disconnect_discovered(self, peer: bytes) -> None:
         """Disconnect a peer that `dial_discovered` dialled; do nothing for another peer."""
         if peer in self._discovered:
-            await self._disconnect(ID(peer))
+            await self.disconnect(peer)
 
     # ------------------------------------------------------------------ views
 
@@ -436,10 +437,6 @@ class Node:
                 break
         return error
 
-    async def _disconnect(self, peer: ID) -> None:
-        for conn in self._swarm.get_connections(peer):
-            await close_connection(conn)
-
     async def _accept(self, stream: INetStream) -> None:
         """Handle a new inbound pubsub stream for libp2p; the stream lives as long as this runs."""
         assert isinstance(stream, NetStream)
@@ -508,7 +505,14 @@ class Node:
             )
             self._count_colocated(session.ip)
             self._identify(link, session)
-            self._log_connect(link, session)
+            log_event(
+                _LOG,
+                "peer connected",
+                peer=peer_name(link.peer),
+                address=session.address,
+                protocol=session.protocol,
+                dialled=session.dialled,
+            )
             with session.scope:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._write, link, session)
@@ -517,8 +521,17 @@ class Node:
         finally:
             link.session = None
             self._identify(link, session)
-            self._log_disconnect(link, session)
-            record = ConnectionRecord(session.agent, session.end_reason or _STOPPING, session.dialled)
+            reason = session.end_reason or _STOPPING
+            log_event(
+                _LOG,
+                "peer disconnected",
+                peer=peer_name(link.peer),
+                reason=reason,
+                agent=session.agent,
+                frames_in=session.frames_in,
+                frames_out=session.frames_out,
+            )
+            record = ConnectionRecord(session.agent, reason, session.dialled)
             for frame in session.connection.close(self._clock_ns(), record):
                 self._sink.put(session.id, frame)
             sends = self.router.remove_peer(link.peer, trio.current_time())
@@ -529,27 +542,6 @@ class Node:
             if session.inbound is not None:
                 await self._drop_inbound(session.inbound)
         return False
-
-    def _log_connect(self, link: PeerLink, session: PubsubSession) -> None:
-        log_event(
-            _LOG,
-            "peer connected",
-            peer=peer_name(link.peer),
-            address=session.address,
-            protocol=session.protocol,
-            dialled=session.dialled,
-        )
-
-    def _log_disconnect(self, link: PeerLink, session: PubsubSession) -> None:
-        log_event(
-            _LOG,
-            "peer disconnected",
-            peer=peer_name(link.peer),
-            reason=session.end_reason or _STOPPING,
-            agent=session.agent,
-            frames_in=session.frames_in,
-            frames_out=session.frames_out,
-        )
 
     async def _open_stream(self, link: PeerLink) -> tuple[NetStream, str]:
         # not host.new_stream: it dials addresses from other peers when the peer is disconnected
@@ -714,7 +706,7 @@ class Node:
         if not self._ban_left(link.peer):
             self.counters["peers_banned"] += 1
         self._banned.add(link.peer, trio.current_time())
-        self._nursery.start_soon(self._disconnect, link.id)
+        self._nursery.start_soon(self.disconnect, link.peer)
         session.end("banned: score below the graylist threshold")
 
     def _process_rpc(
@@ -789,7 +781,7 @@ class Node:
             except trio.TooSlowError:
                 self.counters["peer_stuck"] += 1
                 # a part of the frame may be written, so that nothing more can be sent on this connection
-                self._nursery.start_soon(self._disconnect, link.id)
+                self._nursery.start_soon(self.disconnect, link.peer)
                 session.end(f"no bytes accepted for {self._options.stuck_after:g} s")
             except BROKEN:
                 session.end("write failed")
@@ -828,7 +820,7 @@ class Node:
             elif send.priority and not messages:
                 # without these RPCs the peer would have a wrong state of the node
                 self.counters["peer_control_overflow"] += 1
-                self._nursery.start_soon(self._disconnect, link.id)
+                self._nursery.start_soon(self.disconnect, link.peer)
                 session.end("control queue full")
             else:
                 self.counters["dropped"] += 1
