@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from itertools import count, cycle
 from pathlib import Path
 
 import pytest
@@ -28,8 +30,9 @@ from kiln.schemas.wire.cid import cid_bytes, cid_text, compute_cid
 from kiln.schemas.wire.pubsub import write_batch_update
 from kiln.schemas.wire.topics import Separator
 from kit.bitswap_sides import FULL, Block, Side, make_blocks, open_side
+from kit.bridge_alone import memory_of
 from kit.chance import new_key
-from kit.node_town import ENDS, Town, in_town
+from kit.node_town import ENDS, OPTIONS, TOPIC, Town, in_town
 
 pytestmark = [pytest.mark.network, pytest.mark.timeout(600 if FULL else 120)]
 
@@ -342,5 +345,111 @@ def test_blocks_that_were_not_asked_for_and_too_many_streams_are_refused(tmp_pat
                     await peer.open(V1_0)
             await town.bell.until(lambda: side.counts().get("bitswap_streams_refused", 0) >= 15)
             assert side.exchange.sizes["streams"] <= 20
+
+    in_town(tmp_path, test)
+
+
+async def _storm(peer: RawPeer) -> None:
+    """A thousand want-haves of blocks that nobody has in each message."""
+    stream = await peer.open()
+    for number in count():
+        absent = [compute_cid(b"%d/%d" % (number, each)) for each in range(1000)]
+        await stream.write(
+            encode(write_message(V1_2, [WantEntry(cid, have=True, send_dont_have=True) for cid in absent]))
+        )
+
+
+async def _want_much(peer: RawPeer) -> None:
+    """Want-blocks without a DONT_HAVE, each of another block."""
+    stream = await peer.open()
+    for number in count():
+        absent = [compute_cid(b"%d|%d" % (number, each)) for each in range(2000)]
+        await stream.write(encode(write_message(V1_2, map(WantEntry, absent))))
+
+
+async def _send_unasked(peer: RawPeer) -> None:
+    for _ in count():
+        data = os.urandom(200_000)
+        stream = await peer.open()
+        await stream.write(encode(write_message(V1_1, blocks=[(compute_cid(data), data)])))
+        await stream.close()
+
+
+async def _send_malformed(peer: RawPeer) -> None:
+    for raw in cycle([encode(b"\xff" * 500), b"\xff" * 20, b"\x80\x80\x80\x01" + bytes(400_000)]):
+        with suppress(*ENDS):
+            await (await peer.open()).write(raw)
+
+
+async def _send_tiny(peer: RawPeer) -> None:
+    """Empty messages, thousands in a chunk."""
+    stream = await peer.open()
+    while True:
+        await stream.write(bytes(60_000))
+
+
+async def _read_nothing(peer: RawPeer) -> None:
+    peer.reads = False
+    large = [block for block in make_blocks(200, "served") if len(block.data) > 1 << 20]
+    while True:
+        await peer.send(*(WantEntry(cid_bytes(block.cid)) for block in large))
+        await trio.sleep(0.5)  # as fast as it may
+
+
+HOSTILE = [_storm, _want_much, _send_unasked, _send_malformed, _send_tiny, _read_nothing]
+
+
+def test_gossip_and_fetching_go_on_beside_all_hostile_peers(tmp_path: Path) -> None:
+    """For three seconds, or a minute at full size; delays and memory are printed."""
+    seconds = 60 if FULL else 3
+
+    async def test(town: Town) -> None:
+        side = await open_side(town, "one")
+        for block in make_blocks(200, "served"):
+            side.put(block)
+        side.node.join(TOPIC)
+        options = replace(OPTIONS, listen=(), bootstrap=(side.address,))
+        here, there = await town.node(options), await town.node(options)
+        for each in (here, there):
+            each.node.join(TOPIC)
+        fetcher = await open_side(town, "fetcher", side.address)
+        await town.bell.until(lambda: all(each.node.router.mesh.get(TOPIC) for each in (here, there)))
+        sent: list[tuple[bytes, float]] = []
+        fetched: list[float] = []
+
+        async def gossip() -> None:
+            while True:
+                sent.append((b"%d" % len(sent), trio.current_time()))
+                here.node.publish(TOPIC, sent[-1][0])
+                await trio.sleep(0.1)
+
+        async def fetch() -> None:
+            for block in make_blocks(100 * seconds, "honest"):
+                side.put(block)
+                began = trio.current_time()
+                assert await fetcher.fetch(block.cid) == block.data
+                fetched.append(trio.current_time() - began)
+                await trio.sleep(0.05)
+
+        async def attack(hostile: Callable[[RawPeer], Awaitable[None]]) -> None:
+            while True:
+                async with raw_peer(town, side) as peer:
+                    with suppress(*ENDS):
+                        await hostile(peer)
+
+        with trio.move_on_after(seconds):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(gossip)
+                nursery.start_soon(fetch)
+                for hostile in HOSTILE:
+                    nursery.start_soon(attack, hostile)
+        await town.bell.until(lambda: len(there.heard) >= len(sent), 60)
+        assert there.heard == [data for data, _ in sent]
+        delays = [came - at for came, (_, at) in zip(there.heard_at, sent, strict=True)]
+        assert fetched
+        sizes = side.exchange.sizes
+        assert sizes["wants"] <= 1024 * (len(HOSTILE) + 2)
+        print(f"{len(sent)} messages, slowest {max(delays):.2f} s; {len(fetched)} blocks, slowest {max(fetched):.2f} s")
+        print(f"{memory_of(os.getpid(), 'VmRSS') >> 20} MiB; {sizes}; {side.counts()}")
 
     in_town(tmp_path, test)
