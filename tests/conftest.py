@@ -7,6 +7,7 @@ import random
 import shlex
 import shutil
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import SystemRandom
@@ -22,6 +23,10 @@ from kiln.deploy.stack import jars
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
 from kiln.deploy.stack.java import JavaError, find_java
 from kit import loopback
+
+# A process of pytest-xdist has a main module without a file. pyspark.sql.connect takes that for a doctest, and exits.
+if not hasattr(sys.modules["__main__"], "__file__"):
+    sys.modules["__main__"].__file__ = __file__
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
