@@ -46,6 +46,11 @@ GROUPS: Final = (
             Counter("kiln_messages", "Valid messages, without duplicates, since the run started.", labels=("type",)),
             Counter("kiln_copies", "Copies of valid messages, duplicates included, since the run started."),
             Counter(
+                "kiln_control_entries",
+                "SUBSCRIBEs, UNSUBSCRIBEs and entries of control messages, in both directions, since the run started.",
+                labels=("kind",),
+            ),
+            Counter(
                 "kiln_quarantined_records",
                 "Records written to quarantine since the run started.",
                 labels=("stage", "reason"),

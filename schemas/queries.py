@@ -35,6 +35,9 @@ class StreamingQuery:
     the queries that make batches come first."""
 
 
+CONTROL_PREFIX: Final = "control "
+"""Prefix of the counts of subscriptions and control entries, by kind, that `archive` reports."""
+
 # In the order of the commits: no reader sees a batch without its tips.
 _SINK = ("updates", "tips", "batch_tips", "batches", "publications", "streams", "quarantine")
 

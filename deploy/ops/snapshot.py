@@ -83,6 +83,8 @@ class Snapshot:
     """by type"""
     copies: int | None = None
     """of all messages counted in `messages`"""
+    control_entries: Mapping[str, int] = field(default_factory=dict)
+    """subscriptions and control entries in both directions, by kind"""
     open_separators: int | None = None
     batches: int = 0
     newest_batches: Sequence[BatchLine] = ()

@@ -12,7 +12,7 @@ from kiln.deploy.ops.watch import TopicWatch
 from kiln.pipelines.app.supervisor import Supervisor
 from kiln.pipelines.runtime.query_status import QueryState, QueryWatch
 from kiln.pipelines.runtime.topic_ends import Ends
-from kiln.schemas.queries import QUERIES
+from kiln.schemas.queries import CONTROL_PREFIX, QUERIES
 
 
 class SnapshotBuilder:
@@ -53,6 +53,7 @@ class SnapshotBuilder:
         self._started = started
         self._messages: dict[str, int] = {}
         self._copies: int | None = None
+        self._control_entries: dict[str, int] = {}
         self._counting = threading.Lock()
         self._watches = {name: QueryWatch(name, map(topic, QUERIES[name].reads)) for name in names}
         self._first_end: int | None = None
@@ -69,6 +70,9 @@ class SnapshotBuilder:
                 for name, number in counts.items():
                     if name.isupper():  # types; reasons are counted from the topic `quarantine`
                         self._messages[name] = self._messages.get(name, 0) + number
+                    elif name.startswith(CONTROL_PREFIX):
+                        kind = name.removeprefix(CONTROL_PREFIX)
+                        self._control_entries[kind] = self._control_entries.get(kind, 0) + number
 
     @property
     def messages(self) -> dict[str, int]:
@@ -108,6 +112,7 @@ class SnapshotBuilder:
             frames_rate=self._rate,
             messages=messages,
             copies=self._copies,
+            control_entries=dict(self._control_entries),
             open_separators=len(self._watch.open_windows),
             batches=counts.batches,
             newest_batches=tuple(counts.newest),

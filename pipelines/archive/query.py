@@ -32,7 +32,7 @@ from kiln.pipelines.runtime.checkpoint import Checkpoint
 from kiln.pipelines.runtime.dedup_store import DedupStoreConfig
 from kiln.pipelines.runtime.kafka import stream_topics, write_topic
 from kiln.pipelines.runtime.query_context import QueryContext, coalesce_small, start_query, write_micro_batches
-from kiln.schemas.queries import QUERIES
+from kiln.schemas.queries import CONTROL_PREFIX, QUERIES
 
 
 def start(context: QueryContext, decoding: DecodeConfig, breaker: DecodeBreaker) -> StreamingQuery:
@@ -100,6 +100,8 @@ class _ArchiveWriter:
         for table in PARTS:
             self._commit(table, [file for file in parts if file.table == table], write)
         counts = sum((Counter(each.counts) for each in outputs), Counter[str]())
+        entries = sum((Counter(each.entries) for each in results), Counter[str]())
+        counts.update({f"{CONTROL_PREFIX}{kind}": number for kind, number in entries.items()})
         context.report("archive", {**counts, "copies": sum(each.valid_copies for each in results)})
 
     def _commit(self, table: str, files: list[DataFile], write: WriteId) -> None:

@@ -79,6 +79,8 @@ _TYPE, _AUTHOR, _TIPS, _VERDICT = (
     next(index for index, column in enumerate(MESSAGES) if column.name == name)
     for name in ("type", "from_peer", "tips", "verdict")
 )
+_SUBSCRIBE = next(index for index, column in enumerate(SUBSCRIPTIONS) if column.name == "subscribe")
+_KIND = next(index for index, column in enumerate(CONTROLS) if column.name == "kind")
 _VALID = VERDICT_NAMES[Verdict.VALID]
 
 PARTS = ("copies", "subscriptions", "controls")
@@ -106,6 +108,8 @@ class DecodeResult(msgspec.Struct, frozen=True, array_like=True):
     """of the tables PARTS"""
     valid_copies: int = 0
     """copies of valid messages"""
+    entries: dict[str, int] = {}
+    """subscriptions and control entries by kind"""
 
 
 class ArchiveOutput(msgspec.Struct, frozen=True, array_like=True):
@@ -197,6 +201,7 @@ def decode_records(
     decoder = FrameDecoder(config)
     emitted: set[tuple[object, ...]] = set()  # by this task: other copies would be dropped anyway
     spans: dict[int, tuple[int, int]] = {}
+    entries = Counter[str]()
     valid_copies = 0
     for batch in batches:
         for partition, offset, stamp, value in zip(*(column.to_pylist() for column in batch.columns), strict=True):
@@ -209,8 +214,10 @@ def decode_records(
                     frames.add(record.row, len(value))
                     for row in record.control.subscriptions:
                         subscriptions.add(row, ENTRY_ROW_BYTES)
+                        entries["SUBSCRIBE" if row[_SUBSCRIBE] else "UNSUBSCRIBE"] += 1
                     for row in record.control.controls:
                         controls.add(row, estimate_size(row))
+                        entries[str(row[_KIND])] += 1
             size = len(value or b"")  # of the record, counted once for all messages that keep it in memory
             for item, copy in zip(record.items, record.copies, strict=True):
                 if is_new and copy is not None:
@@ -233,7 +240,7 @@ def decode_records(
     for fault in rejected:
         yield from _pack_faults(fault)
     if spans:
-        result = msgspec.msgpack.encode(DecodeResult(spans, frame_filter.accepted, *files, valid_copies))
+        result = msgspec.msgpack.encode(DecodeResult(spans, frame_filter.accepted, *files, valid_copies, entries))
         yield PackedRow(DECODE_RESULT, (task,), task.hex(), (result,), len(result))
 
 

@@ -62,6 +62,7 @@ SNAPSHOT = Snapshot(
     frames_rate=12.5,
     messages={"UPDATE": 40, "QUERY": 2},
     copies=99,
+    control_entries={"GRAFT": 3, "IHAVE": 20},
     open_separators=3,
     batches=3,
     late_p50=1.2,

@@ -47,10 +47,12 @@ def test_messages_are_counted_by_type_and_reasons_are_not() -> None:
     snapshots, queries = made()
     assert snapshots.build(101.0, {}, queries, None, ()).copies is None
     snapshots.count("archive", {"UPDATE": 3, "bad_tip": 7, "copies": 9})
-    snapshots.count("archive", {"UPDATE": 2, "QUERY": 1, "copies": 4})
+    snapshots.count("archive", {"UPDATE": 2, "QUERY": 1, "copies": 4, "control GRAFT": 2})
+    snapshots.count("archive", {"control GRAFT": 1, "control IHAVE": 5})
     snapshots.count("updates", {"UPDATE": 100, "copies": 100})
     taken = snapshots.build(101.0, {}, queries, None, ())
     assert (taken.messages, taken.copies) == ({"UPDATE": 5, "QUERY": 1}, 13)
+    assert taken.control_entries == {"GRAFT": 3, "IHAVE": 5}
 
 
 def test_bridge_and_errors_are_passed_on() -> None:

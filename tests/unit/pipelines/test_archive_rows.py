@@ -329,6 +329,7 @@ def test_every_entry_of_an_rpc_has_a_row_in_either_direction(lake: Lake, directi
     assert rows.controls[0]["message_ids"] == [signed_id, f"sha256/{bytes(32).hex()}", b"?".hex()]
     assert [row["raw"] for row in rows.controls] == [None, b"\x10\x09", None]
     assert len(rows.copies) == (direction == "IN")
+    assert rows.passed.entries == {"SUBSCRIBE": 1, "UNSUBSCRIBE": 1, "IHAVE": 1, "GRAFT": 1, "PRUNE": 1}
 
 
 @pytest.mark.parametrize(
