@@ -30,7 +30,7 @@ from kiln.bridge.gossipsub.score import Score
 from kiln.bridge.gossipsub.signing import TopicSigning
 from kiln.bridge.gossipsub.table_agreements import AGENT, Savings, TableAgreements
 from kiln.conf.process.bridge_status import SavingDirection, SavingStatus
-from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, ControlExtensions, ControlMessage, Message
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, ControlMessage, Message
 from kiln.schemas.wire.gossip_id import canonical_id, gossip_id, is_key_form, is_text_form, key_form, text_form
 from kiln.schemas.wire.identity import MAX_RPC_COST, Judgement, Verdict, estimate_id_cost
 from kiln.schemas.wire.public_key import KEY_ALGORITHM
@@ -302,7 +302,11 @@ class Router:
         control = rpc.control if rpc.HasField("control") else None
         self._table.receive(peer, rpc)
         if control is not None and control.HasField("extensions"):
-            self._handle_hello(state, control.extensions)
+            # they count in a peer's first RPC only; all but the topic table are ignored (gossipsub-v1.3.md)
+            if not state.awaits_first_rpc:
+                self._counters["extensions_repeated"] += 1
+            elif state.version >= EXTENSIONS_VERSION:
+                self._counters["extensions"] += 1
         state.awaits_first_rpc = False
         subscriptions = rpc.subscriptions
         if subscriptions:
@@ -368,18 +372,6 @@ class Router:
             self._send(sends, self._peers[peer], RPC(control=control), priority=False)
         self._cache.shift()
         return sends
-
-    # ---------------------------------------------------------------- decoding and encoding by topic table
-
-    def _handle_hello(self, state: PeerState, extensions: ControlExtensions) -> None:
-        """Handle the extensions that a peer offers, which count in its first RPC only.
-
-        `TableAgreements.receive` handles the topic table; others are ignored (gossipsub-v1.3.md).
-        """
-        if not state.awaits_first_rpc:
-            self._counters["extensions_repeated"] += 1
-        elif state.version >= EXTENSIONS_VERSION:
-            self._counters["extensions"] += 1
 
     # ---------------------------------------------------------------- subscriptions and messages
 
