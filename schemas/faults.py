@@ -148,8 +148,8 @@ FAULTS: Final = (
         "rpc_too_costly",
         "Checking the first messages of the RPC cost all the CPU that one RPC may cost. The other messages that the "
         "bridge had not checked were not read. This one row stands for all of them; the table `frames` has their "
-        "bytes. Or the RPC has more than 50,000 messages, subscriptions and ids, and nothing of it was read: `data` is "
-        "the RPC.",
+        "bytes. Or the RPC has more than 50,000 messages, subscriptions and ids, and no message of it was read: `data` "
+        "is the RPC. Or it has more than 20,000 subscriptions and control entries, of which the first have rows.",
         "Nothing if one peer sends them: find the peer. Ordinary signatures do not cost so much.",
     ),
     # ---- topics
