@@ -519,7 +519,6 @@ def test_origin_is_in_every_frame() -> None:
         (lambda: TrafficOptions(network="a/b"), "network"),
         (lambda: TrafficOptions(garbage_kinds=()), "garbage_kinds"),
     ],
-    ids=str,
 )
 def test_impossible_options_are_refused_by_name(options: Callable[[], TrafficOptions], name: str) -> None:
     with pytest.raises(ValueError, match=name):

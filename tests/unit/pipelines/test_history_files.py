@@ -199,6 +199,7 @@ def _written(folder: Path, texts: list[bytes]) -> list[Path]:
         (ARCHIVES["zip"](b"hello\n" * 99)[:80], "the archive is damaged: File is not a zip file. Extract what is left"),
         (gzip.compress(gzip.decompress(ARCHIVES["tar.gz"](b"hello\n" * 9999))[:4000]), "the archive is cut off."),
     ],
+    ids=["empty", "text", "zip of text", "cut zip", "cut tar"],
 )
 def test_a_file_that_cannot_be_read_is_refused_with_what_it_is(raw: bytes, words: str, tmp_path: Path) -> None:
     file = tmp_path / "some.file"
