@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import gzip
 import os
-import re
 import shutil
 import time
 from collections import Counter
@@ -17,13 +16,13 @@ from typing import BinaryIO, cast
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import write_deltalake
 from pyspark.sql import SparkSession
 
 from kiln.conf.settings.model import Backfill, Network, Settings, Spark
 from kiln.deploy.demo.traffic import Traffic, TrafficOptions, write_traffic
 from kiln.deploy.demo.traffic.ledger import Ledger, MessageEntry
-from kiln.pipelines.app.backfill_run import BackfillRequest, backfill, build_terms, parse_time
+from kiln.pipelines.app.backfill_run import BackfillRequest, backfill, build_terms
 from kiln.pipelines.backfill import publishing
 from kiln.pipelines.backfill.range_comparison import datetime_of
 from kiln.pipelines.backfill.run import RunError, RunOutcome, StoppedError
@@ -211,9 +210,7 @@ def _ceramic_log(world: World) -> bytes:
     return b"\n".join(lines) + b"\n"
 
 
-def test_history_of_every_form_is_swapped_in_without_a_fault_and_hints_repair_what_is_lost(
-    world: World, tmp_path: Path
-) -> None:
+def test_history_of_every_form_is_swapped_in_without_a_fault(world: World, tmp_path: Path) -> None:
     """A folder of all forms of a log, a capture, lines of Kubo and traces, of which the range has a part."""
     folder, log = tmp_path / "history", _ceramic_log(world)
     folder.mkdir()
@@ -240,20 +237,10 @@ def test_history_of_every_form_is_swapped_in_without_a_fault_and_hints_repair_wh
     assert len(of_log) == 18, "two of eight seconds are before the range"
     copies = here.lake.locate_run("old").open("copies").to_pyarrow_table().to_pylist()
     per_message = Counter(row["message_id"] for row in copies)
-    assert {per_message[row["message_id"]] for row in of_log} == {len(wrappings)}
+    # a file that is there again, packed into an archive, is one file
+    assert {per_message[row["message_id"]] for row in of_log} == {len(wrappings) - len(ARCHIVES)}
 
     here.swap("old")
-    assert here.check() == {}
-    for table, where in (("messages", "type = 'UPDATE'"), ("updates", "true"), ("batches", "true"), ("tips", "true")):
-        assert DeltaTable(here.lake.table(table)).delete(where)["num_deleted_rows"]
-    hints = {hint for each in here.check().values() for hint in each}
-    commands = {command for hint in hints for command in re.findall(r"kiln backfill run [^,]+", hint)}
-    assert commands
-    ranges = [re.fullmatch(r"kiln backfill run --from (\S+) --to (\S+) --run repair", each) for each in commands]
-    times = [tuple(map(parse_time, each.groups())) for each in ranges if each]
-    assert len(times) == len(commands)
-    here.run("repair", low=min(low for low, _ in times), high=max(high for _, high in times))
-    here.swap("repair")
     assert here.check() == {}
 
 

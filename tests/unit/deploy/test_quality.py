@@ -296,7 +296,7 @@ def test_all_suites_are_owned_and_say_what_to_do() -> None:
 
 
 TRIED = {
-    "kiln backfill run {range} --run repair",  # tests/spark/test_backfill.py runs it and the swap
+    "kiln backfill run {range} --run repair",  # tests/spark/test_backfill.py and test_backfill_swap.py
     "kiln backfill swap repair",
     "kiln backfill run {range} --source kafka --run repair",  # tests/kafka/test_backfill_live.py
     "kiln recover",  # tests/unit/pipelines/test_recovery.py: a checkpoint that is older than its tables
