@@ -39,7 +39,7 @@ jars-s3: $(VENV)/.installed ## fetch Spark's jars for an object store (kiln run 
 run: setup ## run Kiln: broker, demo network, queries, status screen (ARGS="--for 60s")
 	@$(KILN) run $(ARGS)
 
-PYTEST := PYTHONHASHSEED=0 $(PY) -m pytest --dist loadgroup
+PYTEST := PYTHONHASHSEED=0 $(PY) -m pytest --dist loadscope
 
 test: setup ## run the unit tests and the main path on Spark, Kafka and foreign peers, within ten minutes (ARGS="tests/unit -k cid")
 	@$(PYTEST) -n 2 -m "not slow" $(ARGS)

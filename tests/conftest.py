@@ -9,6 +9,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from random import SystemRandom
 
@@ -18,6 +19,8 @@ from hypothesis.database import DirectoryBasedExampleDatabase
 from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
 from trio._core._run import _r as order_of_tasks
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from kiln.deploy.stack import jars
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
@@ -67,15 +70,33 @@ def pytest_sessionstart() -> None:
         pytest.MonkeyPatch().setattr(providers, "_get_local_constants", lambda: none)
 
 
-@pytest.hookimpl(tryfirst=True)
+class ModuleScheduling(LoadScopeScheduling):
+    """Runs the tests of a module in one process, and those of all modules that start Spark in one, too.
+
+    One Spark at a time: two of them leave each other's Python workers no processor to start on.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        module = nodeid.partition("::")[0]
+        return "spark" if _starts_spark(ROOT / module) else module
+
+
+@cache
+def _starts_spark(module: Path) -> bool:
+    return "pytest.mark.spark" in module.read_text()
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ModuleScheduling:
+    return ModuleScheduling(config, log)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    folder = item.path.relative_to(ROOT / "tests").parts[0]
+    if folder not in ("unit", "fuzz") and item.get_closest_marker("main_path") is None:
+        item.add_marker(pytest.mark.slow)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        # One Spark at a time: two of them leave each other's Python workers no processor to start on.
-        is_spark = item.get_closest_marker("spark") is not None
-        item.add_marker(pytest.mark.xdist_group("spark" if is_spark else item.nodeid.partition("::")[0]))
-        folder = item.path.relative_to(ROOT / "tests").parts[0]
-        if folder not in ("unit", "fuzz") and item.get_closest_marker("main_path") is None:
-            item.add_marker(pytest.mark.slow)
     if _profile() == "fuzz":
         random.shuffle(items)  # the time may be up before the last
 

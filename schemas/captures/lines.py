@@ -7,7 +7,7 @@ import codecs
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, islice
 from typing import BinaryIO, Final, NamedTuple, TypeAlias
 
 from kiln.schemas.captures.compression import CUT_OFF, describe_damage, name_compression, open_decompressed
@@ -33,6 +33,8 @@ QUARANTINED_LINE_BYTES: Final = 64 * 1024
 _BLOCK: Final = 1024 * 1024
 _BEGIN: Final = 64 * 1024
 """Bytes of a file by which it is decided how to read it."""
+_SNIFFED_LINES: Final = 1_000
+"""Lines of those bytes that are read for it: a line costs more than its bytes."""
 _UTF16: Final = (
     ("utf-16-le", re.compile(rb"\xff\xfe|(?:[\t\n\r -~]\0){2}")),
     ("utf-16-be", re.compile(rb"\xfe\xff|(?:\0[\t\n\r -~]){2}")),
@@ -127,10 +129,9 @@ def split_lines(file: BinaryIO, size: int) -> Iterator[FileRange]:
 
 
 def split_begin(begin: bytes) -> list[UnwrappedLine]:
-    """Read the lines in the first bytes of a file, without their layers. The last line may be cut."""
-    return [
-        unwrap(line.data) for line in _read_block_lines(iter((begin,)), WHOLE) if not isinstance(line, UnreadableItem)
-    ]
+    """Read the first lines in the first bytes of a file, without their layers. The last line may be cut."""
+    lines = islice(_read_block_lines(iter((begin,)), WHOLE), _SNIFFED_LINES)
+    return [unwrap(line.data) for line in lines if not isinstance(line, UnreadableItem)]
 
 
 def read_lines(file: BinaryIO, part: FileRange = WHOLE) -> Iterator[Line | UnreadableItem]:
