@@ -99,7 +99,11 @@ def giant_frame(number: int, name: str) -> Frame:
 GIANT_RECORDS: Final[tuple[tuple[str, bytes, bytes], ...]] = (
     ("updates", b"key", b"{" * (7 << 20)),
     ("quarantine", b"k" * 1_000_000, b'{"detail": 1}'),
-    ("quarantine", b"k" * 1_000_000, b'{"stage":"s","reason":"r","detail":"d","data":"","observed_at":1700000000000000}'),
+    (
+        "quarantine",
+        b"k" * 1_000_000,
+        b'{"stage":"s","reason":"r","detail":"d","data":"","observed_at":1700000000000000}',
+    ),
     ("publications", b"key", b'{"batch_cid":"c","transport":"t","published_at":9223372036854775807,"peer_count":1}'),
     ("batches", b"key", b'{"batch_cid":"%b"}' % (b"c" * 1_000_000)),
 )
