@@ -25,29 +25,37 @@ class Fault(NamedTuple):
     """what an operator does about the fault, in sentences"""
 
 
-_HELLO_WRITER: Final = "Fix the program that wrote the frame: the program must leave a refused hello empty."
-_NOTHING: Final = "Nothing. If the rows grow, find the peer that sends them."
-_WRITER: Final = "Find the program that writes to the topic: only Kiln may write there."
+_HELLO_WRITER: Final = "Fix the program that wrote the frame: it must leave the hello empty if it refused the hello."
+_NOTHING: Final = "Nothing. If the number of rows grows, find the sending peer."
+_WRITER: Final = "Find the program that writes to the topic. Only Kiln may write to it."
 _FRAME_WRITER: Final = "Fix the program that wrote the frame."
-_CLIENT: Final = "Nothing if one client is at fault. If many authors send them, messages may have a new form."
-_OTHER_CLIENT: Final = "Nothing. The client that made the message is at fault."
-_RETENTION: Final = (
-    "Keep the bridge up, or raise `kafka.retention`: what waits for longer is lost. For a topic that is there, use "
-    "Kafka's own tools."
+_CLIENT: Final = (
+    "Nothing if a single client is at fault. If many authors send such messages, the message format may have changed."
 )
-_GARBAGE: Final = "Nothing if the message is garbage. If many come, another protocol may use the topic."
-_BATCH_TYP: Final = "Check whether the network uses another number for batches: `batch.typ`."
-_POLICY: Final = "Check whether `policy.networks` and `policy.topics` name the policies that the network uses."
-_FORGED: Final = "Nothing if one peer sends them: identify the peer. If many peers send them, there is a forger."
+_OTHER_CLIENT: Final = "Nothing. The client that created the message is at fault."
+_RETENTION: Final = (
+    "Keep the bridge running, or raise `kafka.retention`: records that wait longer "
+    "are lost. For an existing topic, change the retention with Kafka's own tools."
+)
+_GARBAGE: Final = (
+    "Nothing if the message is garbage. If there are many such messages, another protocol may be using the topic."
+)
+_BATCH_TYP: Final = "Check whether the network uses another number for batches, and set `batch.typ` to it."
+_POLICY: Final = "Check whether `policy.networks` and `policy.topics` match the policies that the network uses."
+_FORGED: Final = (
+    "If a single peer sends such messages, identify it; nothing else is needed. If "
+    "many peers send them, someone is forging messages."
+)
 _ANNOUNCER: Final = "Nothing. The node that announced the batch is at fault."
-_GIVER: Final = "Check the IPFS node, and the peers that give blocks to the IPFS node."
-_NO_STREAM: Final = "Nothing. If the rows grow, find the peer that announces such streams."
+_GIVER: Final = "Check the IPFS node, and the peers from which it fetches blocks."
+_NO_STREAM: Final = "Nothing. If the number of rows grows, find the peer that announces such streams."
 _PUBLISHER: Final = (
-    "Nothing. The publisher is at fault, or publishes items of another kind under a key that you follow."
+    "Nothing. Either the publisher is at fault, or it publishes items of another kind under a key that you follow."
 )
 _BUG: Final = (
-    "Report the fault with `detail`, which names the error and the line of code, and with `data`. Once a version of "
-    "Kiln processes the record, run `kiln quarantine replay --reason processing_failed`."
+    "Report the fault with `detail`, which has the error and the line of code, and "
+    "with `data`. Once a version of Kiln can process the record, run `kiln quarantine "
+    "replay --reason processing_failed`."
 )
 _DHT_SENDER: Final = "Nothing. The sender of the datagram is at fault."
 
@@ -56,101 +64,104 @@ FAULTS: Final = (
     Fault(
         "frame",
         "frame_malformed",
-        "A record of `kiln.frames` is no Frame, or has no value.",
+        "A record of `kiln.frames` is not a valid Frame, or has no value.",
         "Find the program that writes to the topic. Only the bridge, `kiln replay` and `kiln quarantine replay` may "
-        "write there.",
+        "write to it.",
     ),
     Fault(
         "frame",
         "frame_invalid",
-        "A Frame breaks the contract: `connection` is not 16 bytes, `direction` or `origin` is unknown, `sequence` is "
-        "0, a number is over 2^63 - 1, a time is not in the years 2000 to 2099, `network` has not 1 to 256 characters, "
-        "or a field is longer than its bound. `detail` names the field; `data` is the whole Frame.",
+        "A Frame violates the contract: `connection` is not 16 bytes long, `direction` or `origin` is unknown, "
+        "`sequence` is 0, a number exceeds 2^63 - 1, a time is outside the years 2000 to 2099, `network` is not 1 "
+        "to 256 characters long, or a field exceeds its maximum length. `detail` names the field; `data` is the "
+        "whole Frame.",
         _FRAME_WRITER,
     ),
     # ---- Kiln's own faults: one record, or one message, at which a query failed
     Fault(
         "decode",
         "processing_failed",
-        "Kiln itself failed while it decoded a message, or a frame. The other messages of the frame are read.",
+        "Kiln itself failed while decoding a message or a frame. The other messages of the frame are read.",
         _BUG,
     ),
     Fault(
         "archive",
         "processing_failed",
-        "The query `archive`, or a backfill, failed at one frame, or at one row of a frame. All others are in the "
-        "tables.",
+        "The query `archive`, or a backfill, failed on one frame or on one row of a frame. All other rows are in "
+        "the tables.",
         _BUG,
     ),
     Fault(
         "updates",
         "processing_failed",
-        "The query `updates` failed at one message. The message is in no batch.",
+        "The query `updates` failed on one message. The message is in no batch.",
         _BUG,
     ),
     # ---- hellos: a row for each frame of the connection
     Fault(
         "hello",
         "hello_malformed",
-        "The topic table in a hello is no protobuf message. The frame's messages are read all the same.",
+        "The topic table in a hello is not a valid protobuf message. The frame's messages are still read.",
         _HELLO_WRITER,
     ),
     Fault(
         "hello",
         "hello_too_many_bundles",
-        "The topic table in a hello has more than 256 bundle hashes. The frame's messages are read all the same.",
+        "The topic table in a hello has more than 256 bundle hashes. The frame's messages are still read.",
         _HELLO_WRITER,
     ),
     Fault(
         "hello",
         "hello_hash_length",
-        "A bundle hash in a hello is not 4 bytes long. The frame's messages are read all the same.",
+        "A bundle hash in a hello is not 4 bytes long. The frame's messages are still read.",
         _HELLO_WRITER,
     ),
     Fault(
         "hello",
         "hello_repeats",
-        "A hello has one bundle hash twice, so the two peers would build different tables. The frame's messages are "
-        "read all the same.",
+        "A hello contains the same bundle hash twice, so the two peers would build different tables. The frame's "
+        "messages are still read.",
         _HELLO_WRITER,
     ),
     # ---- RPCs
     Fault(
         "rpc",
         "rpc_malformed",
-        "The bytes are no gossipsub RPC.",
-        "Nothing if one peer sends them. If many peers send them, the peers may speak a new protocol: look at "
-        "`protocol` in the table `frames`.",
+        "The bytes are not a valid gossipsub RPC.",
+        "Nothing if a single peer sends them. If many peers do, they may use a new protocol: check `protocol` in "
+        "the table `frames`.",
     ),
     Fault(
         "rpc",
         "rpc_oversized",
-        "The RPC was over `bridge.max_rpc_bytes` (4 MiB), so the bridge stored only the RPC's first 64 KiB. "
+        "The RPC exceeds `bridge.max_rpc_bytes` (4 MiB), so the bridge stored only its first 64 KiB. "
         "`declared_length` in the table `frames` has the true length.",
         _NOTHING,
     ),
     Fault(
         "rpc",
         "rpc_too_many_messages",
-        "The RPC has more than 5,000 messages. Kiln read the first 5,000. This one row stands for all the others; the "
-        "table `frames` has their bytes.",
+        "The RPC has more than 5,000 messages. Kiln read only the first 5,000. This row represents all the others, "
+        "whose bytes are in the table `frames`.",
         _NOTHING,
     ),
     Fault(
         "rpc",
         "rpc_too_many_verdicts",
-        "The frame has more verdicts than its RPC has messages, so the verdicts cannot be matched. "
-        "Kiln checked the messages again. `data` is the verdicts.",
+        "The frame has more verdicts than its RPC has messages, so the verdicts cannot be matched to messages. Kiln "
+        "validated the messages again. `data` is the verdicts.",
         _FRAME_WRITER,
     ),
     Fault(
         "rpc",
         "rpc_too_costly",
-        "Checking the first messages of the RPC cost all the CPU that one RPC may cost. The other messages that the "
-        "bridge had not checked were not read. This one row stands for all of them; the table `frames` has their "
-        "bytes. Or the RPC has more than 50,000 messages, subscriptions and ids, and no message of it was read: `data` "
-        "is the RPC. Or it has more than 20,000 subscriptions and control entries, of which the first have rows.",
-        "Nothing if one peer sends them: find the peer. Ordinary signatures do not cost so much.",
+        "Validating the first messages of the RPC used up the CPU budget of one RPC, so the messages that the "
+        "bridge had not validated were not read. This row represents all of them; their bytes are in the table "
+        "`frames`. Alternatively, the RPC has more than 50,000 messages, subscriptions and ids, so none of its "
+        "messages was read and `data` is the RPC; or it has more than 20,000 subscriptions and control entries, of "
+        "which only the first have rows.",
+        "Nothing if a single peer sends them, except to find that peer. Ordinary signatures are far cheaper to "
+        "validate.",
     ),
     # ---- topics
     Fault("topic", "topic_missing", "The message has neither a topic nor a topic index.", _NOTHING),
@@ -159,78 +170,81 @@ FAULTS: Final = (
     Fault(
         "topic",
         "no_table_agreed",
-        "The message has a topic index, and the two hellos share no bundle, or one hello is missing or was refused.",
+        "The message has a topic index, but the two hellos share no bundle, or one hello is missing or was refused.",
         "Nothing. The peer uses indices that were not agreed on.",
     ),
     Fault(
         "topic",
         "index_out_of_range",
-        "The topic index is 0, or is beyond the table that the two hellos make.",
+        "The topic index is 0, or is outside the table that the two hellos define.",
         _NOTHING,
     ),
     Fault(
         "topic",
         "unknown_bundle_hash",
-        "The topic index points into a bundle that both sides announced and whose topics Kiln does not know, or into a "
-        "bundle after such a bundle.",
-        "Find out which topics the bundle holds: `detail` has the bundle's hash. Put the topics into "
-        "`topic_table.bundles`, start Kiln again, and run `kiln quarantine replay --reason unknown_bundle_hash`.",
+        "The topic index refers to a bundle that both sides announced but whose topics Kiln does not know, or to a "
+        "bundle that comes after it.",
+        "Find out which topics the bundle contains; `detail` has its hash. Add them to `topic_table.bundles`, "
+        "restart Kiln, and run `kiln quarantine replay --reason unknown_bundle_hash`.",
     ),
     # ---- signatures
     Fault(
         "signature",
         "bad_signature",
-        "The signature is not the author's signature over these bytes. Somebody forged the message, or a peer altered "
-        "the message on the way.",
+        "The signature is not the author's signature of these bytes. Someone forged the message, or a peer altered "
+        "it on the way.",
         _FORGED,
     ),
     Fault(
         "signature",
         "bad_key",
-        "The author (`from`) is no peer id, holds no usable key, or is not the peer id of the key in the message.",
+        "The author (`from`) is not a peer id, contains no usable key, or is not the peer id of the key in the "
+        "message.",
         _FORGED,
     ),
     Fault(
         "signature",
         "key_algorithm",
-        "The bytes of the key name another algorithm than the key's type. Such keys are made to be expensive to read; "
-        "Kiln reads the algorithm first, and the rest not at all. The bridge bans who sends one on a topic it follows.",
-        "Find the peer that sends them: `remote_peer` in the table `frames`.",
+        "The key's bytes name a different algorithm than its type. Such keys are crafted to be expensive to parse, "
+        "so Kiln reads the algorithm first and does not parse the rest. The bridge bans any peer that sends one on "
+        "a topic that the bridge follows.",
+        "Find the sending peer: `remote_peer` in the table `frames`.",
     ),
     Fault(
         "signature",
         "missing_signature",
-        "The message is unsigned, and the network's policy is `strict`.",
+        "The message is unsigned, but the network's policy is `strict`.",
         _POLICY,
     ),
     Fault(
         "signature",
         "missing_from",
-        "The message is signed and names no author. A message's id is made of author and sequence number.",
+        "The message is signed but names no author. A message id consists of the author and the sequence number.",
         _OTHER_CLIENT,
     ),
     Fault(
         "signature",
         "missing_seqno",
-        "The message is signed and has no sequence number. A message's id is made of author and sequence number.",
+        "The message is signed but has no sequence number. A message id consists of the author and the sequence "
+        "number.",
         _OTHER_CLIENT,
     ),
     Fault(
         "signature",
         "invalid_seqno",
-        "The message is signed and its sequence number is longer than 64 bytes.",
+        "The message is signed, but its sequence number is longer than 64 bytes.",
         _OTHER_CLIENT,
     ),
     Fault(
         "signature",
         "unexpected_auth",
-        "The message has an author, a sequence number, a signature or a key, and the network's policy is `none`.",
+        "The message has an author, a sequence number, a signature or a key, but the network's policy is `none`.",
         _POLICY,
     ),
     Fault(
         "signature",
         "against_policy",
-        "The bridge checked the message when the frame came, and refused the message under the network's policy.",
+        "The bridge validated the message when the frame arrived, and rejected it under the network's policy.",
         _POLICY,
     ),
     # ---- messages
@@ -240,184 +254,191 @@ FAULTS: Final = (
         "The message is not JSON.",
         _GARBAGE,
     ),
-    Fault("message", "not_an_object", "The message is JSON and no object.", _GARBAGE),
-    Fault("message", "data_too_large", "The message has more than 1 MiB of data, which is not read as JSON.", _GARBAGE),
+    Fault("message", "not_an_object", "The message is JSON, but not an object.", _GARBAGE),
+    Fault(
+        "message", "data_too_large", "The message has more than 1 MiB of data, which is not parsed as JSON.", _GARBAGE
+    ),
     Fault(
         "message",
         "unknown_typ",
-        "`typ` is missing, is no number, or is the number of no type of message.",
-        "Check whether the network has a new type of message.",
+        "`typ` is missing, is not a number, or is not the number of a message type.",
+        "Check whether the network has a new message type.",
     ),
     Fault(
         "message",
         "unknown_shape",
-        "`typ` is that of KEEPALIVE and BATCH_UPDATE, and the message has the fields of neither.",
+        "`typ` is the number of KEEPALIVE and BATCH_UPDATE, but the message has the fields of neither.",
         _BATCH_TYP,
     ),
     Fault(
         "message",
         "ambiguous_shape",
-        "`typ` is that of KEEPALIVE and BATCH_UPDATE, and the message has the fields of both.",
+        "`typ` is the number of KEEPALIVE and BATCH_UPDATE, and the message has the fields of both.",
         _BATCH_TYP,
     ),
     Fault(
         "message",
         "missing_stream",
-        "The message has no StreamID where one must be: no `stream`, no `doc`, and no `id` with a `doctype`.",
+        "The message lacks a required StreamID: it has no `stream`, no `doc`, and no `id` with a `doctype`.",
         _CLIENT,
     ),
-    Fault("message", "bad_stream", "The stream's id is no StreamID. A CommitID is no StreamID.", _CLIENT),
+    Fault(
+        "message", "bad_stream", "The stream's id is not a StreamID. A CommitID does not count as a StreamID.", _CLIENT
+    ),
     Fault(
         "message",
         "unknown_doctype",
-        "A message of 2020 has a `doctype` other than `tile` and `caip10-link`, so the message's StreamID is not "
-        "known.",
+        "A message in the format of 2020 has a `doctype` other than `tile` and `caip10-link`, so its StreamID is "
+        "unknown.",
         _CLIENT,
     ),
-    Fault("message", "missing_tip", "The message has no tip where one must be.", _CLIENT),
-    Fault("message", "bad_tip", "The tip is no CID.", _CLIENT),
-    Fault("message", "bad_model", "`model` is there and is no StreamID.", _CLIENT),
+    Fault("message", "missing_tip", "The message lacks a required tip.", _CLIENT),
+    Fault("message", "bad_tip", "The tip is not a CID.", _CLIENT),
+    Fault("message", "bad_model", "`model` is present but is not a StreamID.", _CLIENT),
     Fault("message", "missing_id", "A QUERY or RESPONSE has no `id`.", _CLIENT),
-    Fault("message", "bad_id", "`id` of a QUERY or RESPONSE is no text.", _CLIENT),
+    Fault("message", "bad_id", "`id` of a QUERY or RESPONSE is not a string.", _CLIENT),
     Fault("message", "missing_tips", "A RESPONSE has no tips.", _CLIENT),
-    Fault("message", "bad_tips", "`tips` of a RESPONSE is no object, or a key of `tips` is no StreamID.", _CLIENT),
+    Fault(
+        "message", "bad_tips", "`tips` of a RESPONSE is not an object, or one of its keys is not a StreamID.", _CLIENT
+    ),
     Fault(
         "message",
         "conflicting_tips",
-        "`tips` of a RESPONSE spells one StreamID in two ways, with different tips.",
+        "`tips` of a RESPONSE contains the same StreamID in two spellings, with different tips.",
         _CLIENT,
     ),
     Fault("message", "bad_ts", "`ts` of a KEEPALIVE is outside the range of a date.", _CLIENT),
-    Fault("message", "bad_version", "`ver` or `ipfsVer` of a KEEPALIVE is no text.", _CLIENT),
+    Fault("message", "bad_version", "`ver` or `ipfsVer` of a KEEPALIVE is not a string.", _CLIENT),
     Fault("message", "bad_separator", "`sep` of a BATCH_UPDATE is not `<key>/<value in base36>`.", _CLIENT),
-    Fault("message", "bad_batch", "`batch` of a BATCH_UPDATE is no CID.", _CLIENT),
+    Fault("message", "bad_batch", "`batch` of a BATCH_UPDATE is not a CID.", _CLIENT),
     Fault(
         "message",
         "unusable_batch",
-        "`batch` of a BATCH_UPDATE is a CID that names no batch block. Only a CIDv1 by sha2-256 of dag-cbor, cbor or "
-        "raw names one.",
+        "`batch` of a BATCH_UPDATE is a CID that cannot be that of a batch block. Only a CIDv1 with sha2-256 and "
+        "the codec dag-cbor, cbor or raw can be.",
         _CLIENT,
     ),
     # ---- separators
     Fault(
         "separator",
         "contradicts_genesis",
-        "An update claims a separator, by its topic or its `model`, and the genesis of the stream names another "
-        "separator. The update goes on under the separator of the genesis. Where the genesis came later, the update "
-        "had gone on under its claim. `data` is then the record of `kiln.wanted` of the first update with that claim.",
-        "Nothing. The view `misplaced` shows who announces streams on the wrong topic. The view `false_claims` shows "
-        "the batches that hold such updates.",
+        "The separator that an update claims, by its topic or its `model`, differs from the one in the genesis of "
+        "its stream. If the genesis was known in time, the update is batched under the separator of the genesis. If "
+        "the genesis arrived later, the update had already been released under its claim, and `data` is the record "
+        "of `kiln.wanted` of the first update with that claim.",
+        "Nothing. The view `misplaced` shows who announces streams on the wrong topic. The view `false_claims` "
+        "shows the batches that contain such updates.",
     ),
     # ---- files of history
     Fault(
         "history",
         "line_malformed",
-        "A line, or a record, of a file is not of the file's format. `detail` has the file and the line.",
-        "Nothing if other programs write into the same file. A file of two formats is read as the format of its first "
-        "line that is known: divide the file.",
+        "A line or a record of a file is not in the file's format. `detail` has the file and the line.",
+        "Nothing if other programs write to the same file. A file with two formats is read in the format of its "
+        "first recognized line, so split such a file.",
     ),
     Fault(
         "history",
         "line_too_long",
-        "A line of a file is over 16 MiB, or the message in the line is over 4 MiB. Of a line over 16 MiB, `data` has "
-        "the first 64 KiB; the file has the rest.",
-        "Check the line in the file. No gossip message is as long.",
+        "A line of a file is longer than 16 MiB, or the message in it is longer than 4 MiB. For a line over 16 MiB, "
+        "`data` has the first 64 KiB; the rest is in the file.",
+        "Check the line in the file. No gossip message is that long.",
     ),
     Fault(
         "history",
         "no_message",
-        "A line of a service log is of another service, or of an event that carries no message.",
-        "Nothing. The line is as it should be.",
+        "A line of a service log belongs to another service, or to an event that carries no message.",
+        "Nothing. Such lines are expected.",
     ),
     Fault(
         "history",
         "metadata_only",
-        "An event of a go-libp2p-pubsub trace. A trace never has the data of messages. Where the event is of a "
-        "received copy, the copy is in the table `copies`, and `data` is the author, the seqno and the topic as a "
-        "gossipsub message. Else `data` is the event.",
-        "Nothing. For messages with their data, read a capture file of Kiln or the output of `pubsub/sub` of Kubo.",
+        "An event of a go-libp2p-pubsub trace. A trace never contains message data. If the event is about a "
+        "received copy, the copy is in the table `copies`, and `data` is a gossipsub message with only the author, "
+        "the seqno and the topic. Otherwise, `data` is the event.",
+        "Nothing. For messages with their data, read a capture file of Kiln or the output of Kubo's `pubsub/sub`.",
     ),
     Fault(
         "history",
         "file_ends_early",
-        "A file ends inside a line, an event or its compressed stream. What came before is read.",
-        "If the file is still written, or was not copied to its end, read the whole file later.",
+        "A file ends within a line, an event or its compressed stream. Everything before that point is read.",
+        "If the file is still being written, or was not copied completely, read the whole file later.",
     ),
     Fault(
         "history",
         "file_damaged",
-        "A file cannot be read beyond this place: its compression or its lengths are wrong, or a capture file ends "
-        "inside a record. What came before is read. Nothing is read of a capture that names more connections and "
-        "subscriptions than 256 MiB hold.",
-        "Find a whole copy of the file, and read that copy.",
+        "A file cannot be read beyond this point: its compression or its lengths are invalid, or a capture file "
+        "ends within a record. Everything before that point is read. However, nothing is read from a capture that "
+        "names more connections and subscriptions than fit into 256 MiB.",
+        "Find an intact copy of the file, and read that copy.",
     ),
     # ---- BEP 50
-    Fault("bep50", "not_krpc", "A datagram with an item is no message of the DHT.", _DHT_SENDER),
-    Fault("bep50", "no_item", "The datagram's message holds no whole mutable item.", _DHT_SENDER),
+    Fault("bep50", "not_krpc", "A datagram with an item is not a message of the DHT.", _DHT_SENDER),
+    Fault("bep50", "no_item", "The message in the datagram does not contain a complete mutable item.", _DHT_SENDER),
     Fault(
         "bep50",
         "beyond_limits",
-        "The item's salt, value or sequence number is one that no node may store.",
+        "The item's salt, value or sequence number is one that no node is allowed to store.",
         _DHT_SENDER,
     ),
-    Fault("bep50", "bad_signature", "The item is not signed by its key under its salt.", _DHT_SENDER),
-    Fault("bep50", "not_bencoded", "The item's value is not one canonical bencoded value.", _PUBLISHER),
-    Fault("bep50", "not_an_announcement", "The item's value is no dictionary, or has another `typ`.", _PUBLISHER),
-    Fault("bep50", "bad_batch", "`batch` of an announcement is not one CID.", _PUBLISHER),
-    Fault("bep50", "bad_prev", "`prev` of an announcement is not a row of CIDs.", _PUBLISHER),
+    Fault("bep50", "bad_signature", "The item's signature is not valid for its key and salt.", _DHT_SENDER),
+    Fault("bep50", "not_bencoded", "The item's value is not a single canonical bencoded value.", _PUBLISHER),
+    Fault("bep50", "not_an_announcement", "The item's value is not a dictionary, or has another `typ`.", _PUBLISHER),
+    Fault("bep50", "bad_batch", "`batch` of an announcement is not a single CID.", _PUBLISHER),
+    Fault("bep50", "bad_prev", "`prev` of an announcement is not a sequence of CIDs.", _PUBLISHER),
     Fault("bep50", "bad_separator", "`sep` of an announcement is not `<key>/<value in base36>`.", _PUBLISHER),
-    Fault("bep50", "bad_ts", "`ts` of an announcement is no number of ms.", _PUBLISHER),
-    Fault("bep50", "bad_n", "`n` of an announcement is no count.", _PUBLISHER),
+    Fault("bep50", "bad_ts", "`ts` of an announcement is not a number of milliseconds.", _PUBLISHER),
+    Fault("bep50", "bad_n", "`n` of an announcement is not a count.", _PUBLISHER),
     Fault(
         "bep50",
         "wrong_salt",
-        "The item's salt is the salt of another separator than the announcement claims.",
+        "The item's salt belongs to a separator other than the one that the announcement claims.",
         _PUBLISHER,
     ),
     Fault("bep50", "wrong_topic", "The datagram's topic is not the target of the item's key and salt.", _PUBLISHER),
-    Fault("bep50", "bad_network", "The frame's network is a name that no topic can hold.", _FRAME_WRITER),
+    Fault("bep50", "bad_network", "The frame's network has a name that cannot be part of a topic.", _FRAME_WRITER),
     Fault(
         "bep50",
         "gap",
-        "A new item of a followed publisher does not name the batch that was the publisher's newest when Kiln last "
-        "received one of its items. Kiln has missed the announcements between the two: an item names at "
-        "most 23 batches before its own, and fewer where the separator is long. `detail` has the publisher, the "
-        "separator and both CIDs; `data` is the item's value.",
-        "Keep the bridge up: the bridge was away for too long, or the publisher announced too much at once. If the "
-        "publisher lost its state, nothing is missing. Other nodes may still tell the tips.",
+        "A new item of a followed publisher does not list the batch that was the publisher's newest when Kiln last "
+        "received one of its items. Kiln has missed the announcements in between: an item lists at most 23 batches "
+        "before its own, and fewer if the separator is long. `detail` has the publisher, the separator and both "
+        "CIDs; `data` is the item's value.",
+        "Keep the bridge running: it was offline for too long, or the publisher announced too much at once. If the "
+        "publisher lost its state, nothing is missing. Kiln may still receive the missed tips from other nodes.",
     ),
     # ---- blocks wanted out of IPFS
     Fault(
         "wanted",
         "wanted_gone",
-        "Kafka let records of `kiln.wanted` go before the fetcher was done with them. Their updates are in no batch. "
-        "`detail` has the partition, the offsets, and how many records are lost; there are no bytes.",
+        "Kafka deleted records of `kiln.wanted` before the fetcher finished them. Their updates are in no batch. "
+        "`detail` has the partition, the offsets, and the number of lost records; `data` is empty.",
         _RETENTION,
     ),
-    Fault("wanted", "wanted_malformed", "A record of `kiln.wanted` cannot be read, or asks for nothing.", _WRITER),
+    Fault("wanted", "wanted_malformed", "A record of `kiln.wanted` cannot be read, or requests nothing.", _WRITER),
     Fault(
         "fetch",
         "cid_malformed",
-        "The bytes in the stream's id, or in the batch's announcement, are no CID.",
+        "The bytes in the stream's id, or in the announcement of the batch, are not a CID.",
         _NO_STREAM,
     ),
     Fault(
         "fetch",
         "cid_hash_unsupported",
-        "The CID has another hash than sha2-256, so the block cannot be verified.",
+        "The CID uses a hash function other than sha2-256, so the block cannot be verified.",
         _NO_STREAM,
     ),
     Fault(
         "fetch",
         "cid_codec_unsupported",
-        "The CID of the stream's genesis has another codec than DAG-CBOR and DAG-JOSE. No init event has such a CID.",
+        "The CID of the stream's genesis uses a codec other than DAG-CBOR and DAG-JOSE. No init event has such a CID.",
         _NO_STREAM,
     ),
-    Fault("fetch", "genesis_malformed", "The block in the StreamID cannot be read as an event.", _NO_STREAM),
+    Fault("fetch", "genesis_malformed", "The block that the StreamID names cannot be read as an event.", _NO_STREAM),
     Fault(
         "fetch",
         "genesis_not_init",
-        "The block in the StreamID is no init event: the event has no header, or comes after another event.",
+        "The block that the StreamID names is not an init event: it has no header, or it comes after another event.",
         _NO_STREAM,
     ),
     Fault(
@@ -430,30 +451,30 @@ FAULTS: Final = (
     Fault(
         "fetch",
         "block_unavailable",
-        "No peer provided the block of another node's batch within `ipfs.give_up_after`. The record on `kiln.blocks` "
-        "has the reason too.",
-        "The node that announced the batch must serve the block. Once the node does, run "
-        "`kiln quarantine replay --reason block_unavailable`.",
+        "No peer provided the block of another node's batch within `ipfs.give_up_after`. The record on "
+        "`kiln.blocks` also has the reason.",
+        "The node that announced the batch must serve the block. Once it does, run `kiln quarantine replay --reason "
+        "block_unavailable`.",
     ),
-    Fault("fetch", "block_malformed", "The block of another node's batch holds no batch.", _ANNOUNCER),
+    Fault("fetch", "block_malformed", "The block of another node's batch does not contain a batch.", _ANNOUNCER),
     Fault(
         "fetch",
         "block_too_large",
-        "The block of a batch or of a genesis is over 2 MiB, which is the most that bitswap carries.",
+        "The block of a batch or of a genesis is over 2 MiB, the maximum that bitswap carries.",
         _ANNOUNCER,
     ),
-    Fault("fetch", "block_hash_mismatch", "The block is not the block that the CID names.", _GIVER),
+    Fault("fetch", "block_hash_mismatch", "The block does not match the hash in its CID.", _GIVER),
     Fault(
         "fetch",
         "fetch_fault",
-        "Kiln itself failed while Kiln read the block.",
+        "Kiln itself failed while reading the block.",
         "Report the fault with the trace in `logs/bridge.log`.",
     ),
     Fault(
         "receive",
         "other_separator",
-        "A batch of another node lists a tip of a stream whose genesis names another separator than the batch's. Kiln "
-        "keeps the tip out of the table `tips`. `data` is the tip's CID.",
+        "A batch of another node lists a tip of a stream whose genesis names a separator other than the batch's. "
+        "Kiln does not write the tip to the table `tips`. `data` is the tip's CID.",
         _ANNOUNCER,
     ),
     # ---- Kiln's own records
@@ -466,15 +487,15 @@ FAULTS: Final = (
     Fault(
         "batch",
         "processing_failed",
-        "The query `batch` failed at one record of `kiln.updates`, which is in no batch. `detail` has the record's "
-        "partition and offset.",
+        "The query `batch` failed on one record of `kiln.updates`. The update is in no batch. `detail` has the "
+        "record's partition and offset.",
         _BUG,
     ),
     Fault(
         "publisher",
         "batches_gone",
-        "Kafka let records of `kiln.batches` go before the publisher read them, so their batches were never published. "
-        "`detail` has the partition and the offsets; there are no bytes.",
+        "Kafka deleted records of `kiln.batches` before the publisher read them, so these batches were never "
+        "published. `detail` has the partition and the offsets; `data` is empty.",
         _RETENTION,
     ),
     Fault(
@@ -487,20 +508,22 @@ FAULTS: Final = (
     Fault(
         "sink",
         "record_malformed",
-        "The query `sink` cannot read a record of another topic. `detail` has the topic, the partition and the offset.",
+        "The query `sink` cannot read a record of one of its topics. `detail` has the topic, the partition and the "
+        "offset.",
         _WRITER,
     ),
     Fault(
         "sink",
         "processing_failed",
-        "The query `sink` failed at one record of another topic, or at one row of it. `detail` has the topic, the "
-        "partition and the offset.",
+        "The query `sink` failed on one record of one of its topics, or on one row of it. `detail` has the topic, "
+        "the partition and the offset.",
         _BUG,
     ),
     Fault(
         "sink",
         "entry_malformed",
-        "A stream in the block of another node's batch cannot be read. The other streams of the block are in `tips`.",
+        "A stream in the block of another node's batch cannot be read. The other streams of the block are in the "
+        "table `tips`.",
         _ANNOUNCER,
     ),
 )
