@@ -38,7 +38,7 @@ _RETENTION: Final = (
     "are lost. For an existing topic, change the retention with Kafka's own tools."
 )
 _GARBAGE: Final = (
-    "Nothing if the message is garbage. If there are many such messages, another protocol may be using the topic."
+    "Nothing if the message is garbage. If there are many such messages, another protocol may use the topic."
 )
 _BATCH_TYP: Final = "Check whether the network uses another number for batches, and set `batch.typ` to it."
 _POLICY: Final = "Check whether `policy.networks` and `policy.topics` match the policies that the network uses."
