@@ -92,14 +92,14 @@ _KILN: Final = (
     ),
     _define_own(
         "expect_column_values_to_be_peer_ids",
-        "Each value is a peer id, or empty: the files of some programs name no peers.",
+        "Each value is a peer id or empty. Empty is allowed because the files of some programs do not name peers.",
         _MAP,
         "column",
         rows=True,
     ),
     _define_own(
         "expect_column_pair_cid_to_be_of_block",
-        "`column_A` is the CID of the block in `column_B`: the hash of its bytes.",
+        "`column_A` is the CID of the block in `column_B`, that is, its hash matches the bytes of the block.",
         _PAIR,
         "column_A",
         "column_B",
@@ -107,40 +107,42 @@ _KILN: Final = (
     ),
     _define_own(
         "expect_rows_to_hold",
-        "The `rule`, a condition in DuckDB's SQL over the columns of the table, is not false for any row.",
+        "`rule`, a condition in DuckDB's SQL over the columns of the table, is not false for any row.",
         {"rule": "text"},
         "rule",
     ),
     _define_own("expect_table_to_have_its_columns", "The table has the columns and types of docs/TABLES.md.", {}),
     _define_own(
         "expect_keys_to_be_unique",
-        "No two rows have the same `columns` (default: the key of the table). `within`: two rows whose times differ by "
-        "more are two. `parts_of`: a row may be there again where one of these tables has more than one row of the "
-        "same `named_by`. `where` picks the rows.",
+        "No two rows have the same `columns` (default: the key of the table). With `within`, equal rows count as "
+        "duplicates only if their times differ by no more than that. With `parts_of`, a row may be repeated if one of "
+        "these tables has more than one row with the same `named_by`. `where` selects the rows.",
         {"columns": "columns", "within": "duration", "parts_of": "tables", "named_by": "columns", "where": "text"},
     ),
     _define_own(
         "expect_sequences_without_gaps",
-        "The frames of a connection in one direction are numbered 1, 2, 3 …, and none is missing. Frames from files "
-        "are not judged, because their numbers are line numbers.",
+        "The frames of a connection in one direction are numbered 1, 2, 3 … without a gap. Frames from files are not "
+        "checked, because their numbers are line numbers.",
         {},
     ),
     _define_own(
         "expect_connections_to_be_closed",
-        "Where one direction of a connection has ended for longer than `settle`, the other has ended too.",
+        "If one direction of a connection ended more than `settle` ago, the other direction has ended too.",
         {"settle": "duration"},
     ),
     _define_own(
         "expect_offsets_without_holes",
-        "Each offset of a partition of Kafka between the first and the last is a row, or a whole frame in quarantine.",
+        "For each Kafka partition, every offset between the first and the last has a row in the table, or a whole "
+        "frame in quarantine.",
         {},
     ),
     _define_own(
         "expect_rows_in_tables",
-        "Each row's `columns` are a row's `their_columns` (default: the same names) in one of `tables`, after `settle` "
-        "at the latest; or its `or_columns` are a row's in one of `or_tables`. `where` picks the rows. Rows of the "
-        "other tables stay in the state for `remember` (7d); older ones are searched for in the tables. Rows are not "
-        "judged whose counterpart may have expired (`lake.retention`), nor tips of batches that a swap replaced.",
+        "For each row, one of `tables` has a row whose `their_columns` (default: the same names) equal the row's "
+        "`columns`, after `settle` at the latest. Alternatively, one of `or_tables` has a row that matches its "
+        "`or_columns`. `where` selects the rows. Rows of the other tables stay in the state for `remember` (7d); "
+        "older ones are looked up in the tables. Rows whose counterpart may have expired (`lake.retention`) and tips "
+        "of batches that a swap replaced are not checked.",
         {
             "columns": "columns",
             "tables": "tables",
@@ -156,19 +158,19 @@ _KILN: Final = (
     ),
     _define_own(
         "expect_batches_to_follow_from_updates",
-        "The windows of `updates`, by the rule of decision 1, are the batches, after `settle` at the latest. Windows "
-        "are not judged at the start of a range that a swap replaced, nor if their updates may have expired.",
+        "The batches are those that decision 1 derives from `updates`, after `settle` at the latest. Windows at the "
+        "start of a range that a swap replaced, and windows whose updates may have expired, are not checked.",
         {"settle": "duration"},
     ),
     _define_own(
         "expect_claims_to_agree_with_geneses",
-        "No update claims another separator than the verified genesis of its stream names.",
+        "No update claims a separator other than the one in the verified genesis of its stream.",
         {},
     ),
     _define_own(
         "expect_old_messages_not_to_flood",
-        "Fewer than `most` copies of a message come later than `after` behind its first copy. What is older than a day "
-        "is forgotten.",
+        "Fewer than `most` copies of a message arrive more than `after` after its first copy. The check drops data "
+        "that is older than a day.",
         {"after": "duration", "most": "number"},
     ),
     _define_own(
@@ -179,15 +181,15 @@ _KILN: Final = (
     ),
     _define_own(
         "expect_clocks_to_agree",
-        "In the last 10 minutes of the table, the stamps of bridge and broker on each bridge's quickest LIVE "
-        "frame differ by at most `within`.",
+        "In the last 10 minutes of the table, the timestamps of bridge and broker on the fastest LIVE frame of each "
+        "bridge differ by at most `within`.",
         {"within": "duration"},
         "within",
     ),
     _define_own(
         "expect_lateness_to_be_at_most",
-        "Of the LIVE batches of the last hour of the table, 99 of 100 were in Kafka within `most` after their window's "
-        "end. Late batches of no more than `minutes` minutes (5) are no fault: a start makes some.",
+        "In the last hour of the table, 99% of the LIVE batches were in Kafka at most `most` after the end of their "
+        "window. Late batches in no more than `minutes` minutes (5) are ignored, because a start causes some.",
         {"most": "duration", "minutes": "number"},
         "most",
     ),
@@ -206,22 +208,22 @@ _KILN: Final = (
     ),
     _define_own(
         "expect_volume_as_on_days_before",
-        "In the last whole hour, each type of LIVE message came at most `factor` times as often, and at least "
-        "1/`factor` times as often, as in the median of that hour on up to 7 days before. With fewer than 3 such days, "
-        "or fewer than `least` messages, nothing is judged.",
+        "In the last full hour, the number of LIVE messages of each type was at most `factor` times, and at least "
+        "1/`factor` of, the median for the same hour on up to 7 previous days. The check is skipped with fewer than 3 "
+        "such days or fewer than `least` messages.",
         {"factor": "number", "least": "number"},
         "factor",
     ),
     _define_own(
         "expect_announced_messages_to_come",
-        "Of the message ids that peers announced with IHAVE in the last 24 hours of the table, at most `share` are in "
-        "no row of `copies` after `settle`. Fewer than `least` missing ids are not judged.",
+        "Of the message ids that peers announced with IHAVE in the last 24 hours of the table, at most the fraction "
+        "`share` is missing from `copies` after `settle`. Fewer than `least` missing ids are ignored.",
         {"share": "number", "least": "number", "settle": "duration"},
     ),
     _define_own(
         "expect_quarantine_share_to_be_at_most",
-        "For each reason, the rows of the last 24 hours of the table are at most `share` of the copies of messages in "
-        "that time. Fewer than `least` rows are not judged.",
+        "For each reason, the number of rows in the last 24 hours of the table is at most the fraction `share` of the "
+        "copies of messages in that time. Fewer than `least` rows are ignored.",
         {"share": "number", "least": "number"},
         "share",
     ),

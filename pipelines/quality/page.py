@@ -20,7 +20,7 @@ _END: Final = "<!-- End of what is made. -->"
 
 def render_lists() -> str:
     """Render the lists as Markdown."""
-    lines = ["### Kiln's own expectations", "", "| expectation | arguments | what it says |", "| --- | --- | --- |"]
+    lines = ["### Kiln's own expectations", "", "| expectation | arguments | description |", "| --- | --- | --- |"]
     for each in EXPECTATIONS.values():
         if not each.is_stock:
             arguments = ", ".join(f"`{name}`" if name in each.required else f"[`{name}`]" for name in each.arguments)
@@ -28,11 +28,11 @@ def render_lists() -> str:
     stock = ", ".join(f"`{each.name}`" for each in EXPECTATIONS.values() if each.is_stock)
     lines += [
         "",
-        "Of Great Expectations' own, a suite may name these, with the arguments that they have there:",
+        "A suite may also use these expectations of Great Expectations, with their own arguments:",
     ]
     lines += ["", f"{stock}.", "", "### The suites", ""]
     for table, checks in groupby(read_suites([FOLDER]), key=lambda check: check.table):
-        lines += [f"#### {table}", "", "| expectation | level | owner | where it fails |", "| --- | --- | --- | --- |"]
+        lines += [f"#### {table}", "", "| expectation | level | owner | hint |", "| --- | --- | --- | --- |"]
         for check in checks:
             arguments = ", ".join(f"{name}: {_format_value(value)}" for name, value in check.arguments.items())
             name = f"`{check.expectation}`" + (f"<br>{_escape_cell(arguments)}" if arguments else "")
