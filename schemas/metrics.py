@@ -18,7 +18,7 @@ from prometheus_client.core import HistogramMetricFamily as Histogram
 
 
 class MetricGroup(NamedTuple):
-    """Families of one part of Kiln. A group with a condition is left out while that does not hold."""
+    """Families of one part of Kiln. A group is exposed only while its condition holds."""
 
     title: str
     condition: str
@@ -113,7 +113,7 @@ GROUPS: Final = (
         "The bridge",
         _BRIDGE,
         (
-            Gauge("kiln_bridge_up", "1 if the bridge reported its status in the last seconds."),
+            Gauge("kiln_bridge_up", "1 if the bridge reported its status within the last few seconds."),
             Gauge(
                 "kiln_bridge_peers",
                 "Connected pubsub peers by agent name and protocol.",
@@ -125,7 +125,7 @@ GROUPS: Final = (
                 "Live bridges of the network, including this one; 0 until the group membership is known.",
             ),
             Gauge("kiln_bridge_leader", "1 if this bridge is the leader, which publishes and fetches for all."),
-            Gauge("kiln_bridge_banned_peers", "Peers that are banned for bad conduct."),
+            Gauge("kiln_bridge_banned_peers", "Peers that are banned for misbehavior."),
             Gauge("kiln_bridge_topics", "Joined topics."),
             Gauge(
                 "kiln_bridge_topics_on_other_bridges",
@@ -140,7 +140,7 @@ GROUPS: Final = (
             Counter("kiln_bridge_bytes", "Captured bytes.", labels=_DIRECTION),
             Counter(
                 "kiln_bridge_events",
-                "Events of node and router; the section Node and router below lists them.",
+                "Events of node and router, as listed in the section Node and router below.",
                 labels=("event",),
             ),
             Gauge("kiln_bridge_spool_frames", "Frames that Kafka has not acknowledged yet."),
@@ -159,16 +159,16 @@ GROUPS: Final = (
         "Fetching",
         FETCHES,
         (
-            Gauge("kiln_fetcher_waiting_records", "Records that wait for a block."),
+            Gauge("kiln_fetcher_waiting_records", "Records waiting for a block."),
             Gauge("kiln_fetcher_fetches_in_flight", "Block fetches in flight."),
-            Gauge("kiln_fetcher_pending_claim_checks", "Claimed separators that are not yet verified by a genesis."),
+            Gauge("kiln_fetcher_pending_claim_checks", "Claimed separators not yet verified against a genesis."),
             Counter(
                 "kiln_fetcher_records",
-                "Outcomes of records; the section Outcomes of the fetcher below lists them.",
+                "Outcomes of records, as listed in the section Outcomes of the fetcher below.",
                 labels=("outcome",),
             ),
             Gauge("kiln_ipfs_connected_peers", "Peers that the IPFS node is connected to."),
-            Counter("kiln_ipfs_provided_blocks", "Blocks provided to the routing."),
+            Counter("kiln_ipfs_provided_blocks", "Blocks announced to content routing."),
             Counter("kiln_ipfs_sent_blocks", "Blocks that the bridge itself sent over bitswap."),
             Counter("kiln_ipfs_sent_bytes", "Bytes of these blocks."),
             Counter("kiln_ipfs_received_blocks", "Wanted blocks that peers sent to the bridge itself."),
@@ -176,7 +176,7 @@ GROUPS: Final = (
     ),
     MetricGroup(
         "BEP 50",
-        "if `bep50.enabled`",
+        "if `bep50.enabled` is true",
         (
             Gauge("kiln_bep50_topics", "Joined topics of the overlay."),
             Gauge("kiln_bep50_contacts", "Contacts of all joined topics."),
@@ -235,7 +235,7 @@ def insert_tables(page: str) -> str:
     before, _, rest = page.partition(BEGIN)
     parts = [before, BEGIN, "\n"]
     for group in GROUPS:
-        condition = f"Only {group.condition}.\n\n" if group.condition else ""
+        condition = f"Kiln exposes these metrics only {group.condition}.\n\n" if group.condition else ""
         parts.append(f"\n### {group.title}\n\n{condition}| name | kind | labels | description |\n")
         parts.append("| --- | --- | --- | --- |\n")
         for family in group.families:

@@ -70,7 +70,7 @@ _ORIGIN: Final = _must(
     "origin",
     "string",
     "LIVE: captured by the bridge. REPLAY: from a capture file or from kiln quarantine replay. A batch never mixes "
-    "them",
+    "the two",
     "LIVE",
 )
 _MESSAGE: Final = _must(
@@ -83,10 +83,10 @@ _MESSAGE: Final = _must(
 _OBSERVED: Final = _must(
     "observed_at",
     "timestamp",
-    "Capture time: when the frame was on the wire, by the clock of the node that captured it (UTC)",
+    "Capture time of the frame, by the clock of the node that captured it (UTC)",
     "2026-11-01 12:00:00.123456",
 )
-_SEPARATOR_KEY: Final = _may("separator_key", "string", "Separator key, e.g. model; null: no separator", "model")
+_SEPARATOR_KEY: Final = _may("separator_key", "string", "Separator key, e.g. model. Null: no separator", "model")
 _SEPARATOR_VALUE: Final = _may(
     "separator_value", "string", "Separator value, base36 text as in the topic name", _A_MODEL
 )
@@ -94,8 +94,8 @@ _PARTITION: Final = _must("kafka_partition", "int", "Partition of the frame in k
 _OFFSET: Final = _must("kafka_offset", "bigint", "Offset of the frame in kiln.frames", "481516")
 _INDEX: Final = _must("message_index", "int", "Position of the message in the RPC of the frame, from 0", "0")
 _VERDICT_VALUES: Final = (
-    "valid (good signature), invalid (bad signature), unsigned (and allowed), against_policy (of the network), "
-    "not_checked, or unverifiable (from the log of another node, which has no signatures)"
+    "valid (good signature), invalid (bad signature), unsigned (and allowed), against_policy (violates the policy of "
+    "the network), not_checked, or unverifiable (from the log of another node, which has no signatures)"
 )
 
 # columns of the tables of entries of an RPC
@@ -112,24 +112,24 @@ _ENTRY_TOPIC: Final = (
     _may(
         "topic",
         "string",
-        "Topic. Null: the entry names none, its index does not resolve, or its name is no text of at most 4,096 "
-        "characters",
+        "Topic. Null: the entry names none, its index does not resolve, or its name is not UTF-8 text of at most "
+        "4,096 characters",
         _A_TOPIC,
     ),
     _may(
         "topic_source",
         "string",
-        "name: the topic was on the wire. index: an index was, to be resolved through the topic table. Null: neither",
+        "name: the wire had the topic. index: the wire had an index into the topic table. Null: neither",
         "name",
     ),
-    _may("topic_index", "bigint", "The index on the wire, if there was no name", "17"),
+    _may("topic_index", "bigint", "Index on the wire, if there was no name", "17"),
 )
 _ENTRY_TAIL: Final = (
     _may(
         "raw",
         "binary",
-        "Bytes of the entry without message ids, if topic is null although the entry names one, or if the entry has "
-        "fields that Kiln does not know. At most 64 KiB; the frame has all",
+        "Bytes of the entry without message ids. Set if topic is null although the entry names one, or if the entry "
+        "has unknown fields. At most 64 KiB; the frame has all bytes",
         "0x1005",
     ),
     _must("wire_bytes", "int", "Bytes of the entry on the wire, with its tag and length", "77"),
@@ -172,7 +172,7 @@ _ALL: Final = (
             _must(
                 "hello_in",
                 "binary",
-                "ExtTopicTable bytes of the hello of the remote peer. Empty: no hello, or one that our node refused",
+                "ExtTopicTable bytes of the hello of the remote peer. Empty: no hello, or our node refused it",
                 "0x0a042cfd3499",
             ),
             _must("hello_out", "binary", "ExtTopicTable bytes of the hello of our node", "0x0a042cfd3499"),
@@ -193,8 +193,8 @@ _ALL: Final = (
             _must(
                 "declared_length",
                 "bigint",
-                "Length in bytes of an RPC that was too long; the payload has its beginning only. 0: the payload is "
-                "whole",
+                "Length in bytes of an RPC that was too long, of which the payload has only the beginning. 0: the "
+                "payload is complete",
                 "0",
             ),
             _PARTITION,
@@ -252,28 +252,28 @@ _ALL: Final = (
             _must(
                 "kind",
                 "string",
-                "IHAVE, IWANT, IDONTWANT, GRAFT or PRUNE; EXTENSIONS (the hello); or UNKNOWN (fields of the RPC or of "
-                "its control message that Kiln does not know)",
+                "IHAVE, IWANT, IDONTWANT, GRAFT or PRUNE; EXTENSIONS (the hello); or UNKNOWN (unknown fields of the "
+                "RPC or of its control message)",
                 "IHAVE",
             ),
             *_ENTRY_TOPIC,
             _may(
                 "message_ids",
                 "array<string>",
-                "Message ids as in messages, or in hex if they have another form (IHAVE, IWANT, IDONTWANT). Of one RPC "
-                "the first 5,000",
+                "Message ids as in messages, or in hex if they have another form (IHAVE, IWANT, IDONTWANT). Only the "
+                "first 5,000 of an RPC",
                 f'["{_AN_AUTHOR}/18ea84e3da4699c6"]',
             ),
             _may("message_id_count", "int", "Number of all message ids (IHAVE, IWANT, IDONTWANT)", "1"),
             _may("peer_count", "int", "Number of peers in the peer exchange (PRUNE)", "0"),
-            _may("backoff", "bigint", "Backoff in seconds (PRUNE); null: none given", "60"),
+            _may("backoff", "bigint", "Backoff in seconds (PRUNE). Null: none given", "60"),
             *_ENTRY_TAIL,
         ),
         ("kafka_partition", "kafka_offset", "entry_index"),
     ),
     Table(
         "messages",
-        "One row per message, from one of its valid copies. Which valid copy is not defined",
+        "One row per message, from any one of its valid copies",
         (
             _MESSAGE,
             _NETWORK,
@@ -282,7 +282,7 @@ _ALL: Final = (
             _may(
                 "topic_source",
                 "string",
-                "name: the topic was on the wire. index: resolved from an index through the topic table",
+                "name: the wire had the topic. index: the wire had an index into the topic table",
                 "name",
             ),
             _must("type", "string", "UPDATE, QUERY, RESPONSE, KEEPALIVE or BATCH_UPDATE", "UPDATE"),
@@ -331,7 +331,7 @@ _ALL: Final = (
     Table(
         "updates",
         "Every new update of a stream, with its separator and its offset in kiln.updates, from which the batches are "
-        "made. An update that is announced again is in messages and copies only",
+        "built. If an update is announced again, the repeat is only in messages and copies",
         (
             _NETWORK,
             _ORIGIN,
@@ -342,7 +342,7 @@ _ALL: Final = (
             _may(
                 "separator_source",
                 "string",
-                "Source of the separator: genesis (which may name no separator), topic or model. Null: not known",
+                "Source of the separator: genesis (which may have none), topic or model. Null: not known",
                 "genesis",
             ),
             _must("stream", "string", "StreamID, base36", _A_STREAM),
@@ -362,7 +362,7 @@ _ALL: Final = (
     ),
     Table(
         "batches",
-        "Every CIP-123 batch block that Kiln made: the tips of one window of one separator",
+        "Every CIP-123 batch block that Kiln built, with the tips of one window of one separator",
         (
             _must("batch_cid", "string", "CID of the batch block", _A_BATCH),
             _NETWORK,
@@ -391,8 +391,8 @@ _ALL: Final = (
     ),
     Table(
         "batch_tips",
-        "The tips of each batch, one row per tip. A batch of the same tips that is made again after more than "
-        "dedupe.signed_ttl has its rows twice",
+        "The tips of each batch, one row per tip. If a batch with the same tips is built again after more than "
+        "dedupe.signed_ttl, its rows are repeated",
         (
             _must("batch_cid", "string", "CID of the batch block", _A_BATCH),
             _must("stream", "string", "StreamID, base36", _A_STREAM),
@@ -418,7 +418,7 @@ _ALL: Final = (
                 "observed_at",
                 "timestamp",
                 "update: capture time of the frame, by the clock of the node that captured it. batch: when the bridge "
-                "had fetched the block (UTC)",
+                "finished fetching the block (UTC)",
                 "2026-11-01 12:00:00.123456",
             ),
         ),
@@ -443,7 +443,7 @@ _ALL: Final = (
     ),
     Table(
         "publications",
-        "Every attempt to publish a batch: a receipt or an error",
+        "Every attempt to publish a batch, with a receipt or an error",
         (
             _must("batch_cid", "string", "CID of the batch block", _A_BATCH),
             _must("transport", "string", "Transport: gossipsub or bep50", "gossipsub"),
@@ -461,7 +461,7 @@ _ALL: Final = (
                 "8",
             ),
             _must("published_at", "timestamp", "Time of the attempt (UTC)", "2026-11-01 12:00:01.561"),
-            _may("error", "string", "Why the attempt failed; null: it succeeded", "no peer on the topic"),
+            _may("error", "string", "Why the attempt failed. Null: it succeeded", "no peer on the topic"),
         ),
         ("batch_cid", "transport", "topic", "published_at"),
     ),
@@ -470,7 +470,7 @@ _ALL: Final = (
         "Topic bundles: the topics behind each hash in the hellos of peers. A known bundle is never removed",
         (
             _must("hash", "string", "Last 4 bytes of the sha256 of the sorted and joined topics, hex", "2cfd3499"),
-            _may("name", "string", "Name from the settings, if they give one", "clay"),
+            _may("name", "string", "Name of the bundle in the settings, if any", "clay"),
             _must(
                 "topics",
                 "array<string>",
@@ -521,13 +521,13 @@ _ALL: Final = (
             _may(
                 "detail",
                 "string",
-                "Human-readable reason. If data holds a part only, which part",
+                "Human-readable reason. If data has only a part of the bytes, it also states which part",
                 "the tip is no CID",
             ),
             _must(
                 "data",
                 "binary",
-                "The rejected bytes. More than 5 MiB are split over several rows",
+                "The rejected bytes. More than 5 MiB are split into several rows",
                 "0x7b22747970223a332c227473223a313634363932353936383037377d",
             ),
             _must(
@@ -542,11 +542,13 @@ _ALL: Final = (
     ),
     Table(
         "quarantine_dropped",
-        "Rows that kiln quarantine drop removed from quarantine: everything but their bytes, and when and why",
+        "Rows that kiln quarantine drop removed from quarantine, without their bytes, and when and why",
         (
-            _must("drop_id", "string", "Id of the drop: the rows that one command removed", "1f0c9a7e5b3d4c21"),
+            _must(
+                "drop_id", "string", "Id of the drop, shared by all rows that one command removed", "1f0c9a7e5b3d4c21"
+            ),
             _must("dropped_at", "timestamp", "When the command ran (UTC)", "2026-11-03 09:00:00"),
-            _must("why", "string", "Why, in the words of the user", "garbage of one client, looked at on 2 November"),
+            _must("why", "string", "Reason given by the user", "garbage of one client, looked at on 2 November"),
             _may("kafka_partition", "int", "As in quarantine", "5"),
             _may("kafka_offset", "bigint", "As in quarantine", "481516"),
             _may("message_index", "int", "As in quarantine", "0"),
@@ -576,7 +578,7 @@ _ALL: Final = (
             _may(
                 "column_name",
                 "string",
-                "Columns, tables or rule of the expectation; null: the whole table",
+                "Columns, tables or rule of the expectation. Null: the whole table",
                 "observed_at",
             ),
             _must("success", "boolean", "True if the table met the expectation", "true"),
@@ -588,7 +590,8 @@ _ALL: Final = (
     ),
     Table(
         "backfill_runs",
-        "History of each backfill run, one row per event. Rows are never changed or removed, even if a run is",
+        "History of each backfill run, one row per event. Rows are never changed or removed, even if the run is "
+        "dropped",
         (
             _must(
                 "run",
@@ -599,8 +602,8 @@ _ALL: Final = (
             _must(
                 "event",
                 "string",
-                "begun, chunk (a chunk is in the run's tables), done, published (its batches are queued for the "
-                "bridge), swapping, swapped, dropping or dropped",
+                "begun, chunk (a chunk was written to the run's tables), done, published (its batches are queued for "
+                "the bridge), swapping, swapped, dropping or dropped",
                 "chunk",
             ),
             _must(
@@ -625,7 +628,7 @@ _ALL: Final = (
             _must(
                 "details",
                 "string",
-                "JSON. begun: the input and all settings that the results depend on. chunk: rows by table. "
+                "JSON. begun: the input, and all settings on which the results depend. chunk: rows by table. "
                 "swapping, swapped: tables and their versions",
                 '{"step": "decoding", "number": 0, "rows": {"updates": 190000}}',
             ),
@@ -647,14 +650,15 @@ def markdown() -> str:
         "",
         "<!-- Generated by `python -m kiln.schemas.delta.tables > docs/TABLES.md`: do not edit it here. -->",
         "",
-        "The lake folder has a folder for each of these Delta tables. The column comments are also in the tables.",
+        "The lake folder contains one folder per Delta table. The descriptions of columns are also stored in the",
+        "tables as comments.",
         "",
         "- Peer ids, StreamIDs and CIDs are text in their usual form.",
         "- Separator values are base36 text as in the topic name.",
         "- Times are UTC.",
-        "- The key of a table is the columns that identify a row.",
-        "- The examples of a table are not from one row. Binary is 0x and hex, where … is the rest. Arrays and maps",
-        "  are JSON.",
+        "- The key of a table consists of the columns that identify a row.",
+        "- The examples of a table come from different rows. Binary values are written as 0x and hex, where …",
+        "  stands for the rest, and arrays and maps as JSON.",
         "",
         "See [the contracts](design/contracts.md#delta-tables) for what each query reads and writes, and",
         "[SQL.md](SQL.md) for queries.",
