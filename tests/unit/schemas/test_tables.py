@@ -106,7 +106,7 @@ def test_ddl_names_type_nullability_and_comment() -> None:
 
 def test_the_table_names_are_the_design_s() -> None:
     design = Path(__file__).resolve().parents[3] / "docs" / "design" / "contracts.md"
-    listed = re.search(r"one folder a table: (.*?)\.\n", design.read_text(), re.DOTALL)
+    listed = re.search(r"one folder for each table: (.*?)\.\n", design.read_text(), re.DOTALL)
     assert listed is not None
     assert set(re.findall(r"`(\w+)`", listed.group(1))) == set(TABLES)
 
