@@ -21,11 +21,11 @@ class PeerValue(IntEnum):
     """Value of a peer to the node."""
 
     UNKNOWN = 0
-    """It has delivered no message, or has not shown its identity."""
+    """a peer that has delivered no message, or has not shown its identity"""
     USEFUL = 1
-    """It has delivered messages first."""
+    """a peer that was the first to deliver some messages"""
     RESERVED = 2
-    """It is a bootstrap peer, and keeps its slot."""
+    """a bootstrap peer, which keeps its slot"""
 
 
 @dataclass(eq=False, slots=True)

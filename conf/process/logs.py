@@ -34,7 +34,7 @@ def identify_problem(text: str) -> str:
     """Return what stays the same while a problem lasts: the text before its reason, without numbers.
 
     A problem reads `SUBJECT: reason`, such as `frames wait for Kafka, topic kiln.frames: no acknowledgement for 5 s`.
-    Its reason is worded anew as time goes on, and by each attempt that fails in another way.
+    The wording of its reason changes over time, and with each attempt that fails in another way.
     """
     return _NUMBER.sub("N", text.partition(": ")[0])
 

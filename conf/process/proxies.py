@@ -1,4 +1,4 @@
-"""One rule for proxies: HTTP clients follow `http_proxy`, `https_proxy` and `no_proxy`, except to loopback addresses.
+"""The rule for proxies: HTTP clients follow `http_proxy`, `https_proxy` and `no_proxy`, except to loopback addresses.
 
 Every room may import this file.
 """

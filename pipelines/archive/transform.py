@@ -105,7 +105,7 @@ class DecodeResult(msgspec.Struct, frozen=True, array_like=True):
     """the frames in the files, as `kiln.pipelines.delta.frame_ranges.FrameRanges`"""
     frames: list[DataFile]
     parts: list[DataFile]
-    """of the tables PARTS"""
+    """files of the tables in PARTS"""
     valid_copies: int = 0
     """copies of valid messages"""
     entries: dict[str, int] = {}

@@ -364,7 +364,7 @@ def _reset_if(inputs: CheckInputs, sql: str) -> None:
 
 
 class _Reference(NamedTuple):
-    """One place where a row's columns may be."""
+    """The tables to which a row may refer, and the columns by which it does."""
 
     name: str
     """name of the column of hashes in the state, and of the table of hashes that exist"""

@@ -27,7 +27,7 @@ _ENCRYPTED: Final = 1
 _DAMAGE: Final = (
     EOFError,
     OSError,
-    # of zipfile and tarfile: unknown versions, names that are no text, sizes out of range
+    # raised by zipfile and tarfile: unknown versions, names that are no text, sizes out of range
     NotImplementedError,
     OverflowError,
     ValueError,
@@ -179,7 +179,7 @@ _COMPRESSIONS: Final = (
         re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)", re.DOTALL),
         lambda file: cast(BinaryIO, bz2.BZ2File(file)),
     ),
-    _Compression("xz", re.compile(rb"\xfd7zXZ\0"), lambda file: cast(BinaryIO, lzma.LZMAFile(file))),  # noqa: SIM115
+    _Compression("xz", re.compile(rb"\xfd7zXZ\0"), lambda file: cast(BinaryIO, lzma.LZMAFile(file))),  # noqa: SIM115 - the caller closes it
     _Compression(
         "zstd", re.compile(rb"\x28\xb5\x2f\xfd"), lambda file: cast(BinaryIO, io.BufferedReader(_ZstdFile(file)))
     ),

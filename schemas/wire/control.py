@@ -75,7 +75,7 @@ class ControlEntry(NamedTuple):
     backoff: int | None
     """seconds"""
     raw: bytes | None
-    """as in `SubscriptionEntry`, without message ids"""
+    """the entry as in `SubscriptionEntry.raw`, without its message ids"""
     size: int
     """bytes on the wire"""
 

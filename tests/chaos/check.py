@@ -236,7 +236,7 @@ def _published(log: Log) -> Iterator[Problem]:
 
 
 def _kept(stack: Stack, log: Log) -> Iterator[Problem]:
-    """What was announced can be fetched: a file of the folder of blocks has just these bytes."""
+    """Check that every announced block can be fetched: its file in the block folder has exactly its bytes."""
     kept = {hashlib.sha256(path.read_bytes()).digest() for path in files_below(stack.state / "blocks")}
     for receipt in _receipts(log):
         if receipt.error is None and CID.decode(receipt.batch_cid).raw_digest not in kept:

@@ -279,7 +279,7 @@ class Stack:
         return read_status(path) if fresh else None
 
     def pid(self, part: str) -> int:
-        """Of "driver", "jvm", "worker", "bridge" or "broker"; 0: there is none."""
+        """Return the process id of "driver", "jvm", "worker", "bridge" or "broker", or 0 if it does not run."""
         if part == "broker":
             told = self.state / "broker" / "address.json"
             return int(json.loads(told.read_bytes())["pid"]) if find_running_broker(self.state) and told.exists() else 0

@@ -124,7 +124,7 @@ def test_every_copy_is_counted(kiln: Kiln, shared: Path) -> None:
 
 
 def test_every_entry_of_an_rpc_is_a_row_in_both_directions(kiln: Kiln, shared: Path) -> None:
-    """As many as protobuf alone counts, once each, although the files were replayed twice."""
+    """The tables have the entries that protobuf alone counts, once each, although the files were replayed twice."""
     expected = Counter[tuple[str, str]]()
     for name in CAPTURES:
         for record in records_of(shared, name):

@@ -151,7 +151,7 @@ def test_kiln_broker_stop(kiln: Kiln, capsys: Capture) -> None:
 def test_kiln_broker_stop_ends_a_broker_without_a_kiln(
     tmp_path: Path, new_broker: Callable[..., EmbeddedBroker], capsys: Capture
 ) -> None:
-    """As on a system where it does not end with its Kiln."""
+    """On systems without PR_SET_PDEATHSIG, a broker outlives its Kiln."""
     address = new_broker(tmp_path).start()
     assert run_command(("broker", "stop", "--state", str(tmp_path))) == 0
     assert capsys.readouterr().out == f"stopped the embedded broker of {tmp_path}, which was at {address}\n"

@@ -119,7 +119,7 @@ class Town:
         self._ports = free_ports(2)
 
     def first(self, bootstrap: str, author: str) -> Kiln:
-        """It batches the updates of one author, and announces the batches."""
+        """The Kiln that batches the updates of one author and announces the batches."""
         more = {"KILN_BATCH__AUTHORS": author, "KILN_PUBLISH__ENABLED": "true"}
         return self._kiln("first", self._ports[0], bootstrap, more)
 

@@ -16,7 +16,7 @@ from kiln.schemas.wire.cid import cid_bytes, cid_text, compute_cid
 from kit.node_town import OPTIONS, Running, Town
 
 FULL = bool(os.environ.get("KILN_TEST_FULL"))
-"""Whether tests with foreign peers run at their full size, which takes minutes."""
+"""True if tests with foreign peers run at their full size, which takes minutes."""
 COUNT = 1_000 if FULL else 40
 CODECS = (0x55, 0x71, 0x85)
 

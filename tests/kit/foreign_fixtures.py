@@ -22,7 +22,7 @@ def js_installed() -> Path:
 
 @pytest.fixture(scope="session")
 def helia_installed() -> Path:
-    """Where the Helia peer is, with its packages."""
+    """The folder of the Helia peer and its packages."""
     return foreign_peer.install_helia()
 
 

@@ -104,14 +104,14 @@ _SYSLOG = "Jul 15 13:24:35 node-1 ceramic[812]: "
 
 
 def _docker(line: str) -> Iterator[str]:
-    """As Docker's driver json-file writes a line: in pieces of 16 KiB, of which the last has the newline."""
+    """Write a line as Docker's json-file driver does: in pieces of 16 KiB, the last of which has the newline."""
     for start in range(0, len(line) + 1, _PIECE):
         end = "" if start + _PIECE <= len(line) else "\n"
         yield json.dumps({"log": line[start : start + _PIECE] + end, "stream": "stdout", "time": _STAMP})
 
 
 def _cri(line: str) -> Iterator[str]:
-    """As containerd and CRI-O write a line, in the same pieces."""
+    """Write a line as containerd and CRI-O do, in the same pieces."""
     for start in range(0, len(line) + 1, _PIECE):
         yield f"{_STAMP} stdout {'P' if start + _PIECE <= len(line) else 'F'} {line[start : start + _PIECE]}"
 

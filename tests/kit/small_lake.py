@@ -190,8 +190,8 @@ def _odd_rows() -> dict[str, list[dict[str, object]]]:
 
 
 def _odd_entries() -> dict[str, list[dict[str, object]]]:
-    """What the peers a and b said to us: b's connection ends, is grafted twice and pruned by us, and once in a topic
-    that nobody knows."""
+    """Rows of the control traffic with peers a and b: the connection of b ends; we graft it twice and prune it, once
+    in a topic of an unknown index."""
     a, b = (
         {"connection": bytes([0xE0 + n]) * 16, "local_peer": "us0", "remote_peer": name}
         for n, name in ((0, "a"), (14, "b"))

@@ -170,7 +170,7 @@ def test_the_newest_blocks_are_announced_in_the_dht_first_and_found_there(tmp_pa
 
 
 class RawPeer:
-    """What a raw peer received on streams of bitswap, and its ways to send."""
+    """A raw peer: sends any bytes on bitswap streams, and keeps what it receives."""
 
     def __init__(self, host: BasicHost, side: Side, notify: Callable[[], None]) -> None:
         self._host = host
@@ -393,7 +393,7 @@ async def _read_nothing(peer: RawPeer) -> None:
     large = [block for block in make_blocks(200, "served") if len(block.data) > 1 << 20]
     while True:
         await peer.send(*(WantEntry(cid_bytes(block.cid)) for block in large))
-        await trio.sleep(0.5)  # as fast as it may
+        await trio.sleep(0.5)  # the pace at which a peer may send wantlists
 
 
 HOSTILE = [_storm, _want_much, _send_unasked, _send_malformed, _send_tiny, _read_nothing]
@@ -421,7 +421,7 @@ def test_gossip_and_fetching_go_on_beside_all_hostile_peers(tmp_path: Path) -> N
             while True:
                 sent.append((b"%d" % len(sent), trio.current_time()))
                 here.node.publish(TOPIC, sent[-1][0])
-                await trio.sleep(0.1)
+                await trio.sleep(0.1)  # the pace of gossip
 
         async def fetch() -> None:
             for block in make_blocks(100 * seconds, "honest"):
@@ -429,7 +429,7 @@ def test_gossip_and_fetching_go_on_beside_all_hostile_peers(tmp_path: Path) -> N
                 began = trio.current_time()
                 assert await fetcher.fetch(block.cid) == block.data
                 fetched.append(trio.current_time() - began)
-                await trio.sleep(0.05)
+                await trio.sleep(0.05)  # the pace of fetching
 
         async def attack(hostile: Callable[[RawPeer], Awaitable[None]]) -> None:
             while True:

@@ -1,5 +1,4 @@
-"""What go-libp2p-pubsub's own tracer says that it sent to the bridge and had from it is, entry by entry, in the rows of
-`subscriptions` and `controls`."""
+"""The rows of `subscriptions` and `controls` equal, entry by entry, the events of go-libp2p-pubsub's own tracer."""
 
 from __future__ import annotations
 
@@ -115,7 +114,7 @@ def test_every_entry_that_the_tracer_has_is_once_in_the_rows(go_pubsub_peer: New
 
         with trio.move_on_after(20):
             while not agree():
-                await trio.sleep(0.2)  # the tracer writes in its own time, and heartbeats go on
+                await trio.sleep(0.2)  # a file reports no growth, and heartbeats add entries
         found = Counter[tuple[str, str]]()
         for trace, peer in zip(traces, peers, strict=True):
             rows = Counter(held(bridge, peer_bytes(peer.peer)))

@@ -370,7 +370,7 @@ class _NoNames(trio.abc.HostnameResolver):
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     async def getnameinfo(self, sockaddr: tuple[str, int], flags: int) -> NoReturn:
-        raise NotImplementedError
+        raise AssertionError("no test looks up the name of an address")
 
 
 def test_of_a_bootstrap_peer_that_does_not_answer_the_reason_is_told(tmp_path: Path) -> None:

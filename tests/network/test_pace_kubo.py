@@ -112,7 +112,7 @@ class Relay(Node):
 def heard_over(
     folder: Path, kubos: tuple[Hearer, Hearer], pace: AuthorPacer, patience: float, relays: int = 0
 ) -> tuple[Heard, list[Heard]]:
-    """What is said, and what each Kubo hears; awaits everything for so many seconds.
+    """Publish batches, and return them and those that each Kubo receives within `patience` seconds.
 
     The first of the `relays` knows the first Kubo, each of the others the one before, and the speaker the last.
     """
@@ -144,7 +144,7 @@ def heard_over(
                 if not all(heard[which][topic] for which in range(2)):
                     one.node.publish(topic, data, author_index % AUTHORS)
                     await trio.sleep(0.06)  # the pace itself
-            await trio.sleep(1)  # before what was missed is said again
+            await trio.sleep(1)  # the pace of repeats
         for each in heard:
             each.clear()
         sent.update(await said(one, pace))

@@ -61,7 +61,7 @@ def test_another_spark_of_the_user_is_ignored(spark: SparkSession) -> None:
 
 
 def test_the_jvm_outlives_the_terminal_and_ends_with_its_parent(spark: SparkSession) -> None:
-    """It is in the session of the terminal, and would end at once, in the middle of micro-batches."""
+    """The JVM is in the session of the terminal: SIGHUP would end it in the middle of micro-batches."""
     gateway = spark.sparkContext._gateway
     assert gateway is not None
     status = Path("/proc", str(gateway.proc.pid), "status").read_text()

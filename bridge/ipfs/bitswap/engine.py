@@ -37,7 +37,7 @@ class EngineLimits:
 
 
 class Output(NamedTuple):
-    """One message for a peer. The blocks are CIDs, since the caller reads them when it sends them."""
+    """A message for a peer. Blocks are given by CID, because the caller reads them when it sends them."""
 
     wants: tuple[WantEntry, ...] = ()
     haves: tuple[bytes, ...] = ()

@@ -65,7 +65,7 @@ def output(engine: BitswapEngine, peer: bytes) -> Output:
 
 
 def requests(engine: BitswapEngine, *peers: bytes) -> dict[bytes, str]:
-    """What each peer is asked now: "have", "block" or "cancel"."""
+    """Requests to each peer: "have", "block" or "cancel"."""
     found = {}
     for peer in peers:
         for each in outputs(engine, peer):

@@ -1,4 +1,4 @@
-"""Which connection gives up its slot to a new one."""
+"""The choice of the connection that gives up its slot to a new one."""
 
 from __future__ import annotations
 

@@ -260,7 +260,7 @@ def in_policy(policy: Policy) -> Router:
 
 
 def stand_in_check(message: Message, policy: Policy) -> Judgement:
-    """As `identity.check`, with signatures that are good unless they say so."""
+    """Stand in for `identity.check`: signatures are good unless they are marked as bad."""
     judgement = check(message)
     refused = policy == "strict" and judgement.verdict == Verdict.UNSIGNED
     return Judgement(Verdict.AGAINST_POLICY, identity.MISSING_SIGNATURE) if refused else judgement

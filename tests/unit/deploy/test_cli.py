@@ -358,7 +358,7 @@ def test_java_gets_utf8(german: dict[str, str]) -> None:
 
 
 def test_a_closed_terminal_ends_a_command_as_sigterm_does() -> None:
-    """What it prints then goes nowhere."""
+    """Its later output is discarded."""
     script = f"""{PREPARED}
 def end(number, frame):
     print("still here", flush=True)

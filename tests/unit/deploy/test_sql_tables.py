@@ -143,7 +143,7 @@ def test_a_table_with_features_that_nothing_here_reads_is_refused_in_a_sentence(
     "name", ["plain", "neu é, with spaces", "it's", 'q"uote', "a%b#c:d;e&f=g+h@i~j$k`l<m>n!o(p)q%"]
 )
 def test_the_state_folder_may_have_any_name(name: str, tmp_path: Path) -> None:
-    """Of those that the settings accept (tests/unit/conf/test_settings_locations.py)."""
+    """Every name that the settings accept works (tests/unit/conf/test_settings_locations.py)."""
     folder = tmp_path / name
     for number in range(2):
         write_deltalake(str(folder / "t"), pa.table({"a": [number]}), mode="append")

@@ -222,7 +222,7 @@ CHANGES: Mapping[str, tuple[Callable[[pa.Table], pa.Table], str]] = {
 def test_nothing_is_written_to_a_table_whose_columns_another_program_has_changed(
     tmp_path: Path, change: Callable[[pa.Table], pa.Table], fault: str
 ) -> None:
-    """Its rows would be null where the column was, and nobody would notice."""
+    """Without the check, new rows would be null in the renamed column, and no error would show it."""
     lake = Lake(str(tmp_path))
     lake.create(("tips",))
     running = DeltaRsCommits(lake)
@@ -237,7 +237,7 @@ def test_nothing_is_written_to_a_table_whose_columns_another_program_has_changed
 
 
 def test_a_column_that_is_missing_beside_an_unknown_one_is_not_added(tmp_path: Path) -> None:
-    """It was renamed. Kiln adds a column that an older version did not have where nothing else has changed."""
+    """Such a column was renamed. Kiln adds a column of a newer version only if nothing else has changed."""
     lake = Lake(str(tmp_path))
     lake.create(("tips",))
     rewritten_by_another(lake, lambda rows: rows.drop_columns(["batch_cid"]))
@@ -264,7 +264,7 @@ def test_a_nullable_column_of_somebody_else_does_no_harm_and_no_rewrite_drops_it
 
 
 def test_a_renamed_column_of_a_table_with_column_mapping_is_seen() -> None:
-    """Its name is what it was: `tip` was renamed, and another column took the name (PROTOCOL.md, Column Mapping)."""
+    """The set of names is unchanged: `tip` was renamed, and another column took its name (Delta's Column Mapping)."""
     fields = [
         {
             "name": name,

@@ -102,7 +102,7 @@ WRAPPINGS = {**LINE_LAYERS, **PACKINGS, **ARCHIVES}
 
 
 def read_all(*names: Path) -> list[Item]:
-    """What a run reads."""
+    """Read the files as a backfill run does."""
     captures, _ = find_captures([str(each) for each in names])
     found: list[Item] = []
     for capture in captures:

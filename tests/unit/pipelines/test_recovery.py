@@ -493,12 +493,12 @@ def tear(path: Path) -> None:
 def test_a_deduplication_file_that_lacks_digests_is_not_relied_on(
     tmp_path: Path, query: str, damage: Callable[[Path], None], words: str
 ) -> None:
-    """What passed would pass again, and its rows would be there twice."""
+    """Frames of the past would pass again, and their rows would be in the tables twice."""
     assert words in damaged_file(State(tmp_path, query), damage)
 
 
 def test_archive_rebuilds_its_deduplication_state_from_its_table(tmp_path: Path) -> None:
-    """What passed, signed or not, does not pass again; what is new does."""
+    """Messages that passed, signed or not, do not pass again; new ones do."""
     state, horizon, at = State(tmp_path, "archive"), 120_000_000, 1_700_000_000_000_000
     state.lake.create(("messages",))
     seen: list[dict[str, object]] = [
