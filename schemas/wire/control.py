@@ -68,7 +68,7 @@ class ControlEntry(NamedTuple):
     kind: Kind
     topic: TopicReference
     message_ids: list[str] | None
-    """the first ids, as text; `message_id_count` is of all"""
+    """the first ids, as text; `message_id_count` counts all"""
     message_id_count: int | None
     peer_count: int | None
     """peers in a peer exchange"""
@@ -90,7 +90,7 @@ class ControlPart(NamedTuple):
 
 
 def has_control_part(payload: bytes) -> bool:
-    """Report if an RPC has a field other than `publish`. Bytes that are no RPC may have or not."""
+    """Report if an RPC has a field other than `publish`. For bytes that are no RPC, the answer is arbitrary."""
     at, end = 0, len(payload)
     while at < end:
         if payload[at] != _PUBLISH_TAG:
@@ -109,9 +109,11 @@ def has_control_part(payload: bytes) -> bool:
 
 
 def read_control_part(payload: bytes, table: TopicTable) -> ControlPart | Rejected:
-    """Read the control part of an RPC. `table`: resolves the topic indices of the connection.
+    """Read the control part of an RPC.
 
-    An RPC may have any number of message ids, which take no object each before they are read.
+    Args:
+        payload: The RPC. It may hold a million message ids: those beyond MAX_IDS are counted and not read.
+        table: Topic table of the connection, which resolves topic indices.
 
     Returns:
         The entries, or a rejection: rpc_malformed if the payload is no RPC, or rpc_too_costly if it has more entries
@@ -154,7 +156,7 @@ def _read_subscription(entry: RPC.SubOpts, table: TopicTable, is_known: bool) ->
 
 
 def _read_entries(rpc: RPC, table: TopicTable, is_known: bool) -> Iterator[ControlEntry]:
-    """Yield the entries of the control message, and what the RPC and the control message hold that is not known."""
+    """Yield the entries of the control message, then the unknown fields of the RPC and of the control message."""
     if rpc.HasField("control"):
         control = rpc.control
         left = MAX_IDS

@@ -371,14 +371,10 @@ class BlockExchange:
         return received.lookups
 
     async def _wait_for_cpu(self, peer: bytes, cpu: float) -> None:
-        pause = self._cpu.spend(peer, cpu, self._engine.peers, trio.current_time())
-        if not pause:
+        if await _spend(self._cpu, peer, cpu, self._engine.peers):
+            self._node.counters["bitswap_over_budget_cpu"] += 1
+        else:
             await trio.lowlevel.checkpoint()
-            return
-        self._node.counters["bitswap_over_budget_cpu"] += 1
-        while pause:
-            await trio.sleep(min(pause, _BUDGET_CHECK_EVERY))
-            pause = self._cpu.spend(peer, 0, self._engine.peers, trio.current_time())
 
     # ------------------------------------------------------------------ writing
 
@@ -477,7 +473,7 @@ class BlockExchange:
             with trio.fail_after(self._options.stuck_after):
                 await muxed.wait_for_window()
             size = min(muxed.send_window, _WRITE_BYTES, len(data) - sent)
-            await self._wait_for_send_budget(peer, size)
+            await _spend(self._send_budget, peer, size, self._writers)
             await self._write_chunk(muxed, writer, bytes(data[sent : sent + size]))
             sent += size
         self._sending.set_size(writer, 0)
@@ -496,11 +492,19 @@ class BlockExchange:
             raise
         writer.in_socket = False
 
-    async def _wait_for_send_budget(self, peer: bytes, size: int) -> None:
-        pause = self._send_budget.spend(peer, size, self._writers, trio.current_time())
-        while pause:
-            await trio.sleep(min(pause, _BUDGET_CHECK_EVERY))
-            pause = self._send_budget.spend(peer, 0, self._writers, trio.current_time())
+
+async def _spend(budget: CaptureBudget, peer: bytes, amount: float, peers: Collection[bytes]) -> bool:
+    """Spend of a peer's budget, and wait while the peer is over it.
+
+    Returns:
+        True if it had to wait.
+    """
+    pause = budget.spend(peer, amount, peers, trio.current_time())
+    has_waited = bool(pause)
+    while pause:
+        await trio.sleep(min(pause, _BUDGET_CHECK_EVERY))
+        pause = budget.spend(peer, 0, peers, trio.current_time())
+    return has_waited
 
 
 async def _watch_for_reset(stream: NetStream, writer: _Writer) -> None:
