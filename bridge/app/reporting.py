@@ -130,7 +130,7 @@ def _errors(parts: BridgeComponents, settings: Settings, view: NodeView) -> Iter
             yield group
     yield from describe_policy_conflicts(view.policy_conflicts)
     for peer in sorted(parts.shares.others - {peer.peer for peer in view.peers}):
-        yield f"bridge {peer} is no gossip peer of this one, so both receive everything. Add it to bridge.bootstrap."
+        yield f"bridge {peer} is not a gossip peer of this one, so both receive everything. Add it to bridge.bootstrap."
     if throttled := sum(peer.held_back for peer in view.peers):
         limits = "bridge.max_peer_bytes_per_hour or bridge.max_bytes_per_hour"
         yield f"{throttled} peers send more than {limits} allow; reading from them is throttled"

@@ -355,7 +355,7 @@ class Carrier:
         name, update = parse_topic(topic), read_message(data, self._options.batch_typ)
         if name is None or name.separator is None or isinstance(update, Rejected) or update.batch is None:
             raise PublishError(
-                f"cannot announce on {topic}: it is no topic of a separator, or the message no BATCH_UPDATE"
+                f"cannot announce on {topic}: the topic has no separator, or the message is not a BATCH_UPDATE"
             )
         separator = name.separator
         try:

@@ -297,7 +297,7 @@ class TopicNode:
         return True
 
     def _find_nodes(self, node: DhtNode, wanted: bytes, tries: int = 1) -> None:
-        """Request the nodes near ``wanted`` from a node. Failures do not count, since those of gets do."""
+        """Request the nodes near ``wanted`` from a node. Only gets count as failures of a contact."""
 
         def handle_answer(answer: Answer) -> None:
             if isinstance(answer, KrpcResponse) and answer.sender == node.id:

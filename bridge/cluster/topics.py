@@ -21,7 +21,7 @@ class TopicShares:
     """
 
     def __init__(self, me: str) -> None:
-        """Create the shares of a bridge without others; `me` is its peer id."""
+        """Create the shares of a bridge that is alone so far; `me` is its peer id."""
         self._me = me
         self._bridges: tuple[LiveBridge, ...] = ()
         self._same_interests: tuple[str, ...] = (me,)

@@ -186,7 +186,9 @@ class Kubo:
         try:
             answer = self._json("id", {}, timeout)
         except KuboError as error:
-            raise BlockStoreUnavailableError(f"{self.url} does not say who it is: {error}") from None
+            raise BlockStoreUnavailableError(
+                f"cannot read the peer id of the IPFS node at {self.url}: {error}"
+            ) from None
         peer, agent, addresses = answer.get("ID"), answer.get("AgentVersion"), answer.get("Addresses")
         if not isinstance(peer, str) or not isinstance(agent, str):
             raise self._unexpected_answer("id", answer)

@@ -62,7 +62,7 @@ def _load(path: Path) -> Ed25519PrivateKey:
         with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
-                raise KeyFileError(f"cannot read the identity key {path}: it is no regular file. Move it away.")
+                raise KeyFileError(f"cannot read the identity key {path}: it is not a regular file. Move it away.")
             mode = stat.S_IMODE(status.st_mode)
             if mode & 0o077:
                 raise KeyFileError(

@@ -27,7 +27,7 @@ class BootstrapState:
     addresses: tuple[str, ...]
     connected: bool
     attempts: int
-    error: str  # of the last attempt, or why a connected peer is no pubsub peer; empty if all is well
+    error: str  # of the last attempt, or why a connected peer is not a pubsub peer; empty if all is well
 
 
 @dataclass(frozen=True)

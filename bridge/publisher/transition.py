@@ -149,7 +149,7 @@ def read_height(body: bytes) -> int:
     try:
         reply = _REPLY.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise HeightError(f"the response is no JSON-RPC: {error}") from None
+        raise HeightError(f"the response is not JSON-RPC: {error}") from None
     if reply.error is not None:
         raise HeightError(f"the response is an error: {reply.error.message[:200]}")
     try:

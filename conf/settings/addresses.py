@@ -126,7 +126,7 @@ def _protocols(text: str, expected: str) -> list[str]:
 
     if not text:
         raise ValueError(f"expected {expected}: it is empty")
-    # first, as py-multiaddr says of a bad peer id only that it is no CID
+    # first, as py-multiaddr says of a bad peer id only that it is not a CID
     for peer in re.findall(r"/p2p/([^/]*)", text):
         _check_peer_id(peer)
     try:

@@ -88,7 +88,7 @@ def run(
 
     begin, end = time_of("--from", low), time_of("--to", high)
     if begin == end:
-        raise UsageError(f"--from {low} --to {high}: the range is empty, because it ends before --to")
+        raise UsageError(f"--from {low} --to {high}: the range is empty, because --to is exclusive. Pass a later --to")
     if begin > end:
         raise UsageError(f"--from {low} --to {high}: the range ends before it starts")
     texts = [*(source or ()), *(files or ())]

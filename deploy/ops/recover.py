@@ -187,7 +187,7 @@ class Recovery:
         return {topic.name: topic.begin for topic in status.topics}
 
     def _find_state_start(self, ends: log.Offsets, now: int) -> log.Offsets:
-        """Find the offsets from which records before `ends` are still in the deduplication state of `updates`."""
+        """Find the offsets before `ends` at which the records begin that `updates` still needs for deduplication."""
         kafka = self._settings.broker
         self._read_broker_status()
         try:

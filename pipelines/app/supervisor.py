@@ -377,8 +377,10 @@ class Supervisor:
         return errors
 
     def _newest_times(self) -> dict[str, int]:
-        """Return the newest time that each query with deduplication state has used
-        (`kiln.pipelines.runtime.micro_batch_clock`), µs."""
+        """Return the latest time, in µs, by which each query expires its deduplication state.
+
+        See `kiln.pipelines.runtime.micro_batch_clock`.
+        """
         times = {
             name: max(at.dedup_time, at.watermark and at.watermark + self._dedup_retention)
             for name, at in self.progress.items()

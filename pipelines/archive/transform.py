@@ -255,7 +255,7 @@ class RecordRows(NamedTuple):
     copies: list[_Row | None]
     """the row of `copies` of each item"""
     frame: Frame | None = None
-    """`None` if the record is no Frame, or has no row"""
+    """`None` if the record is not a Frame, or has no row"""
     row: _Row = ()
     """of `frames`"""
     control: ControlRows = ControlRows([], [])
@@ -391,7 +391,7 @@ def build_copy_row(item: DecodedMessage | RejectedMessage, frame: Frame) -> _Row
         ValueError: The item is no copy.
     """
     if item.copy is None:
-        raise ValueError("a fault of a whole frame, or an announcement in the DHT, is no copy of a message")
+        raise ValueError("a fault of a whole frame, or an announcement in the DHT, is not a copy of a message")
     remote = item.remote_peer if isinstance(item, DecodedMessage) else peer_text(frame.remote_peer)
     network, message_id, verdict = item.copy
     return network, message_id, remote, item.observed_at, verdict, *item.ref

@@ -61,7 +61,7 @@ class FrameFilter:
 
 
 def read_kafka_frames(records: DataFrame, wanted: FrameFilter, target: RunTarget) -> DataFrame:
-    """Convert Kafka records (partition, offset, stamp, value) to MERGED_ROWS. Tasks quarantine what is no Frame."""
+    """Convert Kafka records (partition, offset, stamp, value) to MERGED_ROWS. Tasks quarantine what is not a Frame."""
     source = records.select("partition", "offset", "stamp", "value")
     return source.mapInArrow(_read_kafka_partition(wanted, target), MERGED_ROWS)
 

@@ -96,11 +96,9 @@ class FileSwap:
                         f"table {table} in {self._lake.path} has the step {mark.step} already"
                     ) from None
                 if not set(map(str, opened.get_add_actions()["path"].to_pylist())).issuperset(removed):
-                    raise OvertakenError(
-                        f"table {table} in {self._lake.path} has other files than a moment ago"
-                    ) from None
+                    raise OvertakenError(f"table {table} in {self._lake.path} was changed by another writer") from None
         else:
-            raise OvertakenError(f"somebody commits to table {table} in {self._lake.path} all the time")
+            raise OvertakenError(f"other writers keep committing to table {table} in {self._lake.path}. Try again")
         opened.update_incremental()
         if self._durable:
             self._lake.sync_commits(table, known + 1, opened.version())

@@ -86,7 +86,7 @@ class MessageCopy(NamedTuple):
 class RejectedMessage(NamedTuple):
     """A message or frame for quarantine.
 
-    `frame`: identity of the frame, empty if the record is no Frame. `author`: the peer whose valid signature the
+    `frame`: identity of the frame, empty if the record is not a Frame. `author`: the peer whose valid signature the
     message has, else "". `copy`: set for a message, and for nothing else.
     """
 
@@ -145,13 +145,13 @@ def decode(
     """Decode one record of `kiln.frames`: its messages in order, each valid or rejected, and faults of the frame.
 
     A datagram of the BitTorrent DHT holds one message. A frame that Kiln sent (OUT) holds none. `stamp`: the broker's,
-    µs; the time of a record that is no Frame.
+    µs; the time of a record that is not a Frame.
     """
     return FrameDecoder(config).decode(value, partition, offset, stamp)
 
 
 def reject_unreadable(why: Rejected, value: bytes | None, partition: int, offset: int, stamp: int) -> RejectedMessage:
-    """Build the fault of a record that is no Frame."""
+    """Build the fault of a record that is not a Frame."""
     return RejectedMessage(MessageRef(partition, offset, None), "frame", why.reason, why.detail, value or b"", stamp)
 
 

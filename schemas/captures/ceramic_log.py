@@ -149,7 +149,7 @@ def _parse_peer(pairs: _Pairs, key: str) -> bytes:
     """Parse the peer id at a key; b"" if there is none.
 
     Raises:
-        ValueError: The value is no peer id.
+        ValueError: The value is not a peer id.
     """
     text = pairs.get(key)
     if not text:

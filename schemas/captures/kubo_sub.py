@@ -71,7 +71,7 @@ def _parse_old_line(response: _Line) -> LoggedMessage | Rejected:
             base64.b64decode(text, validate=True) for text in (response.author, response.data, response.seqno)
         )
     except ValueError as error:
-        return Rejected(LINE_MALFORMED, f"`from` is no peer id, and the fields are no base64: {error}")
+        return Rejected(LINE_MALFORMED, f"`from` is not a peer id, and the fields are not base64: {error}")
     return LoggedMessage(response.topics[0], data, author, seqno, b"", b"", None)
 
 

@@ -522,7 +522,7 @@ _ALL: Final = (
                 "detail",
                 "string",
                 "Human-readable reason. If data has only a part of the bytes, it also states which part",
-                "the tip is no CID",
+                "the tip is not a CID",
             ),
             _must(
                 "data",
@@ -555,7 +555,7 @@ _ALL: Final = (
             _may("cid", "string", "As in quarantine", _A_BATCH),
             _must("stage", "string", "As in quarantine", "message"),
             _must("reason", "string", "As in quarantine", "bad_tip"),
-            _may("detail", "string", "As in quarantine", "the tip is no CID"),
+            _may("detail", "string", "As in quarantine", "the tip is not a CID"),
             _must("bytes", "bigint", "Number of bytes that the row held", "28"),
             _must(
                 "sha256",

@@ -71,7 +71,7 @@ def read_frame(value: bytes | None) -> frame_pb2.Frame | Rejected:
     """Read the Frame in a record value of `kiln.frames`.
 
     Returns:
-        The Frame, or a rejection: frame_malformed if the value is no Frame protobuf, or frame_invalid as
+        The Frame, or a rejection: frame_malformed if the value is not a Frame protobuf, or frame_invalid as
         `find_frame_fault` returns it.
     """
     if value is None:

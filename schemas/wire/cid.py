@@ -131,7 +131,7 @@ def cid_bytes(text: str) -> bytes:
         CidError: The text is not a CID.
     """
     if len(text) > MAX_TEXT:
-        raise CidError(f"text of {len(text)} characters is no CID; at most {MAX_TEXT} are taken")
+        raise CidError(f"text of {len(text)} characters is not a CID; at most {MAX_TEXT} are taken")
     plain = text.startswith("Q")
     if not plain and text[:1] not in _MULTIBASES:
         raise CidError(f"{text[:80]!r} starts with no multibase prefix of a CID")

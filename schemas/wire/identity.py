@@ -48,7 +48,7 @@ INVALID_SEQNO: Final = "invalid_seqno"
 UNEXPECTED_AUTH: Final = "unexpected_auth"
 REASONS: Final = (
     BAD_SIGNATURE,  # INVALID: the signature is not the author's over this message
-    BAD_KEY,  # INVALID: `from` is no peer id, holds no usable key, or is not the peer id of `key`
+    BAD_KEY,  # INVALID: `from` is not a peer id, holds no usable key, or is not the peer id of `key`
     KEY_ALGORITHM,  # INVALID: the key is of another algorithm than its type, which no honest program makes
     MISSING_SIGNATURE,  # AGAINST_POLICY: strict, and not signed
     MISSING_FROM,  # AGAINST_POLICY: signed, but without `from`

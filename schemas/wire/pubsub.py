@@ -191,7 +191,7 @@ def _read_response(message: dict[str, _JSON]) -> PubsubMessage | Rejected:
         return query_id
     if not isinstance(tips, dict):
         return Rejected("bad_tips", f"tips is {_format_value(tips)}")
-    # js-ceramic checks no key, but looks up the queried stream by key: a key that is no StreamID is useless. An empty
+    # js-ceramic checks no key, but looks up the queried stream by key: a key that is not one is useless. An empty
     # `tips` is well-formed there and here.
     canonical: dict[str, str] = {}
     for key in tips:

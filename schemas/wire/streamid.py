@@ -73,7 +73,7 @@ class StreamID(NamedTuple):
         """Parse text: ``k…``, ``ceramic://k…`` or ``/ceramic/k…``.
 
         Raises:
-            StreamIdError: The text is no StreamID, for example a CommitID.
+            StreamIdError: The text is not a StreamID, for example a CommitID.
         """
         return cls.from_bytes(_decode_text(_strip_scheme(text)))
 
@@ -139,7 +139,7 @@ class CommitID(NamedTuple):
         try:
             commit = cid_bytes(commit_part)
         except CidError as error:
-            raise StreamIdError(f"the commit in {text[:80]!r} is no CID: {error}") from error
+            raise StreamIdError(f"the commit in {text[:80]!r} is not a CID: {error}") from error
         return cls(stream.type, stream.genesis, None if commit == stream.genesis else commit)
 
 
@@ -149,10 +149,10 @@ def stream_text(text: str) -> str:
     Cached, because the messages of a network repeat the same streams and models.
 
     Raises:
-        StreamIdError: The text is no StreamID, for example a CommitID.
+        StreamIdError: The text is not a StreamID, for example a CommitID.
     """
     if len(text) > MAX_TEXT:  # before the cache, so that it stores no large text
-        raise StreamIdError(f"text of {len(text)} characters is no StreamID; at most {MAX_TEXT} are accepted")
+        raise StreamIdError(f"text of {len(text)} characters is not a StreamID; at most {MAX_TEXT} are accepted")
     return _stream_text(text)
 
 
@@ -181,7 +181,7 @@ def _strip_scheme(text: str) -> str:
 def _decode_text(text: str) -> bytes:
     # int() also accepts signs, spaces, underscores and any script's digits; js-ceramic accepts lower case only.
     if len(text) > MAX_TEXT:
-        raise StreamIdError(f"text of {len(text)} characters is no StreamID; at most {MAX_TEXT} are accepted")
+        raise StreamIdError(f"text of {len(text)} characters is not a StreamID; at most {MAX_TEXT} are accepted")
     if not _is_base36(text) or text[1:2] in ("", "0"):
         # A leading 0 would be a leading zero byte, and an ID starts with 0xce.
         raise StreamIdError(f"{text[:80]!r} is not the base36 text (k…) of a StreamID")

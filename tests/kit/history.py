@@ -45,7 +45,7 @@ def only_frames(found: Iterable[Item]) -> list[Frame]:
 
 
 def unread(found: Iterable[Item]) -> list[tuple[int, str]]:
-    """Line and reason of what is no Frame."""
+    """Line and reason of what is not a Frame."""
     return [(item.line, item.reason) for item in found if isinstance(item, UnreadableItem)]
 
 

@@ -64,7 +64,7 @@ class MessageEntry(msgspec.Struct, tag_field="entry", tag="message"):
 class FrameEntry(msgspec.Struct, tag_field="entry", tag="frame", frozen=True):
     """A frame that is bad as a whole, and not because of a message.
 
-    `connection`, `direction` and `sequence` are None where the record's value is no Frame at all. `sha256` is that of
+    `connection`, `direction` and `sequence` are None where the record's value is not a Frame. `sha256` is that of
     the bytes at fault: the hello, the payload, or the record's whole value.
     """
 

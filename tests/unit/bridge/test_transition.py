@@ -193,7 +193,7 @@ def test_height_is_awaited_and_then_not_asked_for_again(chain: Chain, tmp_path: 
     ("status", "body", "says"),
     [
         (500, b"", "the response has status 500"),
-        (200, b"<html>", "the response is no JSON-RPC"),
+        (200, b"<html>", "the response is not JSON-RPC"),
         (200, b'{"error":{"message":"daily limit"}}', "the response is an error: daily limit"),
     ],
 )

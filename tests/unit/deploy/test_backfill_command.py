@@ -20,7 +20,7 @@ RANGE = ("--from", "2026-11-01", "--to", "2026-11-03")
     ("arguments", "words"),
     [
         (("--from", "soon", "--to", "2026-11-03"), "--from soon: expected a time such as 2026-11-01"),
-        (("--from", "2026-11-03", "--to", "2026-11-03"), "the range is empty, because it ends before --to"),
+        (("--from", "2026-11-03", "--to", "2026-11-03"), "the range is empty, because --to is exclusive"),
         (("--from", "2026-11-03", "--to", "2026-11-02"), "the range ends before it starts"),
         ((*RANGE, "--source", "kafak"), "kafak: no such file or folder; did you mean kafka?"),
         ((*RANGE, "--source", "kafka", "a.log"), "--source kafka a.log: expected frames, kafka, or files"),
