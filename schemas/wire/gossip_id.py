@@ -108,11 +108,16 @@ def _key_end(raw: bytes) -> int:
 def format_gossip_id(raw: bytes) -> str:
     """Format an id as the column `message_id` of the table `messages` has it, in whatever form a peer wrote it.
 
-    An id of none of the forms is hex. Of a long one, the hex of its first bytes and "…" are the text.
+    An id of none of the forms is hex.
     """
     if len(raw) == _HASH_BYTES:
         return f"sha256/{raw.hex()}"
     parts = split_peer(canonical_id(raw))
     if parts is not None and _HASH_BYTES < len(parts[0]) <= _MAX_HEX and len(parts[1]) <= MAX_SEQNO:
         return f"{peer_text(parts[0])}/{parts[1].hex()}"
+    return format_unknown_id(raw)
+
+
+def format_unknown_id(raw: bytes) -> str:
+    """Format an id of no known form as hex; of a long one, the hex of its first bytes and "…"."""
     return raw.hex() if len(raw) <= _MAX_HEX else f"{raw[:_MAX_HEX].hex()}…"

@@ -20,5 +20,10 @@ def match_policy(topic: str, patterns: Mapping[str, Policy]) -> Policy | None:
     Args:
         patterns: Policies by pattern, in which `*` stands for any characters, slashes included.
     """
-    matching = [pattern for pattern in patterns if fnmatchcase(topic, re.sub(r"[?[]", r"[\g<0>]", pattern))]
+    matching = [pattern for pattern in patterns if match_topic(topic, pattern)]
     return patterns[max(matching, key=len)] if matching else None
+
+
+def match_topic(topic: str, pattern: str) -> bool:
+    """Return whether a pattern, in which `*` stands for any characters, matches a topic's name."""
+    return fnmatchcase(topic, re.sub(r"[?[]", r"[\g<0>]", pattern))
