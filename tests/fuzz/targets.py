@@ -41,6 +41,7 @@ from kiln.schemas.wire.pubsub import read_message
 from kiln.schemas.wire.streamid import CommitID, StreamID, StreamIdError
 from kiln.schemas.wire.topic_table import BundleSet, negotiate_table, parse_hello
 from kiln.schemas.wire.topics import TopicError, format_topic, parse_interest, parse_separator, parse_topic
+from kit.control_truth import check_control_part
 from kit.plain_batcher import LogRecord, batch_partition, plainly
 from kit.scripted_peers import MESHSUB, T, check, message, peer
 
@@ -85,6 +86,12 @@ def _split(chunks: list[bytes]) -> list[bytes | OversizedRpc | str]:
 def rpc(data: bytes) -> None:
     """An RPC."""
     read_rpc(data)
+
+
+@target
+def control(data: bytes) -> None:
+    """The control part of an RPC: what protobuf has of it."""
+    check_control_part(data, 400)  # entry by entry, it costs more than what is measured
 
 
 @target
