@@ -57,6 +57,10 @@ _BUG: Final = (
     "with `data`. Once a version of Kiln can process the record, run `kiln quarantine "
     "replay --reason processing_failed`."
 )
+_DECODER: Final = (
+    "Fix the decoder, restart Kiln, and rebuild the rows: `kiln backfill run`, then `kiln backfill swap`. Nothing if "
+    "the message is garbage."
+)
 _DHT_SENDER: Final = "Nothing. The sender of the datagram is at fault."
 
 FAULTS: Final = (
@@ -371,6 +375,28 @@ FAULTS: Final = (
         "ends within a record. Everything before that point is read. However, nothing is read from a capture that "
         "names more connections and subscriptions than fit into 256 MiB.",
         "Find an intact copy of the file, and read that copy.",
+    ),
+    # ---- the user's decoder; the message itself is in the table `messages`
+    Fault(
+        "decoder",
+        "decoder_failed",
+        "The decoder of `network.decoder` raised an error. The message is in the table `messages`, without `decoded`; "
+        "`detail` has the error and `data` the message.",
+        _DECODER,
+    ),
+    Fault(
+        "decoder",
+        "decoder_too_slow",
+        "The decoder of `network.decoder` took longer than 1 s. After five such messages, Kiln does not call it again "
+        "until the next micro-batch. The message is in the table `messages`, without `decoded`.",
+        _DECODER,
+    ),
+    Fault(
+        "decoder",
+        "decoder_output",
+        "The decoder of `network.decoder` returned something other than a dict, a dict that JSON cannot represent, or "
+        "more than 1 MiB of JSON. The message is in the table `messages`, without `decoded`.",
+        _DECODER,
     ),
     # ---- BEP 50
     Fault("bep50", "not_krpc", "A datagram with an item is not a message of the DHT.", _DHT_SENDER),

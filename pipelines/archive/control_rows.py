@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.delta.arrow_rows import select_columns
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.kafka.frames import BEP50, DIRECTIONS, ORIGINS
@@ -11,8 +12,7 @@ from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.reject import Rejected
 from kiln.schemas.wire.control import has_control_part, read_control_part
 from kiln.schemas.wire.identity import peer_text
-from kiln.schemas.wire.topic_table import BundleSet, negotiate_table
-from kiln.schemas.wire.topics import parse_topic
+from kiln.schemas.wire.topic_table import negotiate_table
 
 _Row = tuple[object, ...]
 
@@ -35,7 +35,7 @@ class ControlRows(NamedTuple):
 _NO_ROWS: Final = ControlRows([], [])
 
 
-def build_control_rows(frame: Frame, bundles: BundleSet, partition: int, offset: int) -> ControlRows:
+def build_control_rows(frame: Frame, config: DecodeConfig, partition: int, offset: int) -> ControlRows:
     """Build the rows of a frame, in the orders of SUBSCRIPTIONS and CONTROLS.
 
     There are none if the frame was cut or is no gossipsub RPC. `FrameDecoder` has the fault of such a frame. The
@@ -44,7 +44,8 @@ def build_control_rows(frame: Frame, bundles: BundleSet, partition: int, offset:
     payload = frame.payload
     if not has_control_part(payload) or frame.declared_length or frame.protocol == BEP50:
         return _NO_ROWS
-    part = read_control_part(payload, negotiate_table(frame.hello_in, frame.hello_out, bundles).table)
+    table = negotiate_table(frame.hello_in, frame.hello_out, config.bundles).table
+    part = read_control_part(payload, table, config.message_ids.format)
     if isinstance(part, Rejected):
         return _NO_ROWS
     network = frame.network
@@ -58,7 +59,7 @@ def build_control_rows(frame: Frame, bundles: BundleSet, partition: int, offset:
     )
     subscriptions: list[_Row] = [
         (
-            _find_network(each.topic.topic, network),
+            config.find_network(each.topic.topic, network),
             *head,
             each.subscribe,
             *each.topic,
@@ -72,7 +73,7 @@ def build_control_rows(frame: Frame, bundles: BundleSet, partition: int, offset:
     ]
     controls: list[_Row] = [
         (
-            _find_network(each.topic.topic, network),
+            config.find_network(each.topic.topic, network),
             *head,
             each.kind,
             *each.topic,
@@ -89,11 +90,6 @@ def build_control_rows(frame: Frame, bundles: BundleSet, partition: int, offset:
         for index, each in enumerate(part.controls)
     ]
     return ControlRows(subscriptions, controls, part.unread)
-
-
-def _find_network(topic: str | None, network: str) -> str:
-    parsed = None if topic is None else parse_topic(topic)
-    return network if parsed is None else parsed.network
 
 
 def estimate_size(row: _Row) -> int:

@@ -73,7 +73,7 @@ class _ArchiveWriter:
         self._clock.set_time(rows.sparkSession.sparkContext)
         rows = coalesce_small(rows, self._checkpoint.count_records(batch_id))
         if self._dedup is None:
-            out = write_messages(rows, context.lake)
+            out = write_messages(rows, self._decoding, context.lake)
         else:
             out = archive_frames(rows, self._decoding, context.lake, self._dedup)
         out.persist(StorageLevel.DISK_ONLY)  # the faults are read again, and a stage must write its files only once

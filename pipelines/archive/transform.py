@@ -43,6 +43,8 @@ from kiln.pipelines.decode.decoder import (
     reject_unreadable,
 )
 from kiln.pipelines.decode.processing_errors import PROCESSING_ERRORS
+from kiln.pipelines.decode.user_decoder import STAGE as DECODER_STAGE
+from kiln.pipelines.decode.user_decoder import MessageDecoder
 from kiln.pipelines.delta.arrow_rows import RowBuffer, select_columns
 from kiln.pipelines.delta.files import DataFile, TableFiles
 from kiln.pipelines.delta.frame_ranges import FrameRangeFilter
@@ -75,9 +77,20 @@ _Row = tuple[object, ...]
 FRAMES = select_columns(TABLES["frames"])
 COPIES = select_columns(TABLES["copies"])
 MESSAGES = select_columns(TABLES["messages"])
-_TYPE, _AUTHOR, _TIPS, _VERDICT = (
+_TYPE, _AUTHOR, _TIPS, _DATA, _VERDICT, _OBSERVED, _PARTITION, _OFFSET, _INDEX, _DECODED = (
     next(index for index, column in enumerate(MESSAGES) if column.name == name)
-    for name in ("type", "from_peer", "tips", "verdict")
+    for name in (
+        "type",
+        "from_peer",
+        "tips",
+        "data",
+        "verdict",
+        "observed_at",
+        "kafka_partition",
+        "kafka_offset",
+        "message_index",
+        "decoded",
+    )
 )
 _SUBSCRIBE = next(index for index, column in enumerate(SUBSCRIPTIONS) if column.name == "subscribe")
 _KIND = next(index for index, column in enumerate(CONTROLS) if column.name == "kind")
@@ -132,7 +145,7 @@ def archive_frames(records: DataFrame, config: DecodeConfig, lake: Lake, dedup: 
     def rows(batches: _Batches) -> _Batches:
         items = decode_records(batches, config, lake, _compute_task_digest(), every_copy=True)
         new = filter_new_copies(items, dedup, get_batch_time(), get_task_epoch())
-        return write_rows(build_message_rows(new), lake)
+        return write_rows(apply_decoder(build_message_rows(new), config), lake)
 
     return records.select("partition", "offset", "stamp", "value").mapInArrow(rows, OUTPUT_DDL)
 
@@ -162,11 +175,11 @@ def deduplicate_messages(rows: DataFrame, retention: int) -> DataFrame:
     return rows.dropDuplicatesWithinWatermark(["early"]).dropDuplicatesWithinWatermark(["late"]).select("kind", "data")
 
 
-def write_messages(rows: DataFrame, lake: Lake) -> DataFrame:
+def write_messages(rows: DataFrame, config: DecodeConfig, lake: Lake) -> DataFrame:
     """Run the second stage of `archive_frames`. Columns kind, data in; OUTPUT_DDL out."""
 
     def write(batches: _Batches) -> _Batches:
-        return write_rows(unpack_message_rows(batches), lake)
+        return write_rows(apply_decoder(unpack_message_rows(batches), config), lake)
 
     return rows.select("kind", "data").mapInArrow(write, OUTPUT_DDL)
 
@@ -227,13 +240,14 @@ def decode_records(
                     continue
                 valid_copies += 1
                 is_signed = item.verdict is Verdict.VALID
-                signed = (item.network, item.message_id) if is_signed else None
+                lasting = is_lasting(item.message_id, is_signed)
+                signed = (item.network, item.message_id) if is_signed and lasting else None
                 if signed in emitted and not every_copy:
                     continue
                 identities = compute_identities(item, "", config.unsigned_horizon)
                 if every_copy or identities not in emitted:
                     emitted.add(signed or identities)  # the digests of a signed message cover all that is signed
-                    digests = identities[:1] if is_lasting(item.message_id, is_signed) else identities
+                    digests = identities[:1] if lasting else identities
                     yield PackedRow("messages", digests, item.ref.text, item, size + _ROW_OVERHEAD)
                     size = 0
     files = frames.close(), copies.close() + subscriptions.close() + controls.close()
@@ -283,7 +297,7 @@ def decode_parts(decoder: FrameDecoder, frame: Frame, partition: int, offset: in
     copies = [None if item.copy is None else build_copy_row(item, frame) for item in items]
     control = ControlRows([], [])
     try:
-        control = build_control_rows(frame, decoder.bundles, partition, offset)
+        control = build_control_rows(frame, decoder.config, partition, offset)
         faults = [reject_unread(control, frame, partition, offset)] if control.unread else []
     except PROCESSING_ERRORS as error:  # pure: the frame alone has caused this
         ref, at = MessageRef(partition, offset, None), frame.observed_at // 1000
@@ -335,6 +349,45 @@ def build_message_rows(items: Iterable[PackedRow]) -> Iterator[PackedRow]:
             continue
         size = len(message.envelope.data) + len(message.message_id) + len(message.topic) + _ROW_OVERHEAD
         yield PackedRow(item.kind, item.identities, item.position, row, size)
+
+
+def apply_decoder(rows: Iterable[PackedRow], config: DecodeConfig) -> Iterator[PackedRow]:
+    """Fill the column `decoded` of the rows of `messages`, and add a fault for each message whose decoding fails.
+
+    Call it after deduplication: the decoder is the user's, and may be slow.
+    """
+    if not config.decoder:
+        yield from rows
+        return
+    decoder = MessageDecoder(config.decoder)
+    for item in rows:
+        if item.kind != "messages":
+            yield item
+            continue
+        row, fault = decode_data(item.row, decoder)
+        decoded = row[_DECODED]
+        yield item._replace(row=row, size=item.size + (len(decoded) if isinstance(decoded, str) else 0))
+        if fault is not None:
+            yield from _pack_faults(fault)
+
+
+def decode_data(row: Sequence[object], decoder: MessageDecoder) -> tuple[Sequence[object], RejectedMessage | None]:
+    """Fill the column `decoded` of a row in the order of MESSAGES.
+
+    Returns:
+        The row, and `None`; or the row as it was, and the fault, with the data of the message.
+    """
+    data, observed_at, partition, offset = row[_DATA], row[_OBSERVED], row[_PARTITION], row[_OFFSET]
+    assert isinstance(data, bytes)
+    assert isinstance(observed_at, int)
+    assert isinstance(partition, int)
+    assert isinstance(offset, int)
+    decoded = decoder.decode(data)
+    if isinstance(decoded, str):
+        return (*row[:_DECODED], decoded, *row[_DECODED + 1 :]), None
+    index = row[_INDEX]
+    ref = MessageRef(partition, offset, index if isinstance(index, int) else None)
+    return row, RejectedMessage(ref, DECODER_STAGE, decoded.reason, decoded.detail, data, observed_at)
 
 
 def _pack_faults(item: RejectedMessage) -> Iterator[PackedRow]:
@@ -430,6 +483,7 @@ def build_message_row(item: DecodedMessage) -> _Row:
         item.remote_peer,
         item.observed_at,
         *item.ref,
+        None,  # decoded: `decode_data`, after deduplication
     )
 
 

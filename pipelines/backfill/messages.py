@@ -22,6 +22,7 @@ from kiln.pipelines.archive.transform import (
     RecordRows,
     build_fault_records,
     build_message_row,
+    decode_data,
     decode_parts,
     restore_tip_pairs,
 )
@@ -41,11 +42,13 @@ from kiln.pipelines.decode.decoder import (
     FrameDecoder,
     MessageRef,
     RejectedMessage,
+    is_lasting,
     reject_failed,
     reject_unreadable,
 )
 from kiln.pipelines.decode.frame_row import FrameRow, parse_frame_row
 from kiln.pipelines.decode.processing_errors import PROCESSING_ERRORS
+from kiln.pipelines.decode.user_decoder import MessageDecoder
 from kiln.pipelines.delta.arrow_rows import RowBuffer
 from kiln.pipelines.delta.files import TableFiles
 from kiln.pipelines.delta.lake import Lake
@@ -68,7 +71,7 @@ LIVE_UPDATE = 4
 COPY = 5
 """Rank of a copy: `data` is a packed row of `messages`."""
 
-_UPDATE, _REPLAY, _SIGNED = 1, 2, 4
+_UPDATE, _REPLAY, _LASTING = 1, 2, 4
 """Bits of `note`."""
 
 CANDIDATES = "kind string, network string, stream string, data binary"
@@ -139,7 +142,7 @@ def select_messages(
     rows: DataFrame, chunk: TimeRange, config: DecodeConfig, signed_horizon: int, target: RunTarget
 ) -> DataFrame:
     """Select the copies to keep from grouped MERGED_ROWS, and return CANDIDATES. Tasks write `messages` to files."""
-    return rows.mapInArrow(_select_partition(chunk, config.unsigned_horizon, signed_horizon, target), CANDIDATES)
+    return rows.mapInArrow(_select_partition(chunk, config, signed_horizon, target), CANDIDATES)
 
 
 # ---------------------------------------------------------------- known messages and updates
@@ -230,7 +233,7 @@ def _merge_copy(item: DecodedMessage) -> MergedRow | RejectedMessage:
         return reject_failed("archive", error, item.ref, data, item.observed_at)
     note = _UPDATE if item.content.type == "UPDATE" else 0
     note |= _REPLAY if item.origin == "REPLAY" else 0
-    note |= _SIGNED if item.verdict is Verdict.VALID else 0
+    note |= _LASTING if item.verdict is Verdict.VALID and is_lasting(item.message_id, True) else 0
     place = item.ref.partition, item.ref.offset, item.ref.position or 0
     return MergedRow(item.network, item.message_id, COPY, item.observed_at, *place, note, row)
 
@@ -244,12 +247,14 @@ def build_quarantine_row(item: RejectedMessage, record: QuarantineRecord) -> _Ro
 
 
 def _select_partition(
-    chunk: TimeRange, horizon: int, signed_horizon: int, target: RunTarget
+    chunk: TimeRange, config: DecodeConfig, signed_horizon: int, target: RunTarget
 ) -> Callable[[_Batches], _Batches]:
-    signed, unsigned = match_signed(signed_horizon), match_unsigned(horizon)
+    signed, unsigned = match_signed(signed_horizon), match_unsigned(config.unsigned_horizon)
 
     def rows(batches: _Batches) -> _Batches:
         inside, outside = TableFiles(target.run, "messages"), TableFiles(target.beyond, "messages")
+        faults = TableFiles(target.run, "quarantine")
+        decoder = MessageDecoder(config.decoder) if config.decoder else None
         out = RowBuffer(_CANDIDATE_SCHEMA)
         for group in read_groups(batches):
             message = _MessageGroup(chunk, signed, unsigned)
@@ -259,13 +264,20 @@ def _select_partition(
                     continue
                 message.add(row)
             for packed_row in message.select_rows():
-                message_row = restore_tip_pairs(unpack(packed_row))
-                (inside if message_row[_OBSERVED_AT] in target.span else outside).add(message_row, len(packed_row))
+                message_row, fault = restore_tip_pairs(unpack(packed_row)), None
+                is_inside = message_row[_OBSERVED_AT] in target.span
+                if decoder is not None:
+                    message_row, fault = decode_data(message_row, decoder)
+                (inside if is_inside else outside).add(message_row, len(packed_row))
+                if fault is not None and is_inside:
+                    for record in build_fault_records(fault):
+                        faults.add(build_quarantine_row(fault, record), len(record.data))
             for candidate in message.list_candidates(target.span):
                 data = msgspec.msgpack.encode(candidate)
                 if out.add((CANDIDATE, candidate.network, candidate.stream, data), len(data)):
                     yield from out.drain()
-        out.add((STAGE_OUTPUT, None, None, msgspec.msgpack.encode(StageOutput(inside.close(), outside.close()))))
+        result = StageOutput([*inside.close(), *faults.close()], outside.close())
+        out.add((STAGE_OUTPUT, None, None, msgspec.msgpack.encode(result)))
         yield from out.drain()
 
     return rows
@@ -301,7 +313,7 @@ class _MessageGroup:
             self._live_updates[row.note] = row
         else:
             if self._selector is None:
-                self._selector = self._build_selector(bool(row.note & _SIGNED))
+                self._selector = self._build_selector(bool(row.note & _LASTING))
             if self._selector.offer(row.at, FramePosition(row.partition, row.offset, row.position), row.data):
                 self._kept.append(row.data)
             if row.note & _UPDATE:

@@ -71,6 +71,9 @@ class RunTerms:
                 "dedupe.unsigned_ttl": config.unsigned_horizon,
                 "topic_table.bundles": sorted(each.hex() for each, _ in config.bundles.items()),
                 "ipfs": self.fetch,
+                # absent on a Ceramic network, so that runs from before these settings continue
+                **({"network.message_id": config.message_ids.text} if config.message_ids.by_content else {}),
+                **({} if config.ceramic else {"network.kind": "gossip", "network.decoder": config.decoder}),
             },
         }
 

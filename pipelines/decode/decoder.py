@@ -39,9 +39,9 @@ from kiln.schemas.wire.identity import (
     check,
     compute_unverified_id,
     estimate_id_cost,
-    message_id,
     peer_text,
 )
+from kiln.schemas.wire.message_id import CONTENT_PREFIXES, MessageIdRule
 from kiln.schemas.wire.pubsub import PubsubMessage, read_message
 from kiln.schemas.wire.signing_policy import Policy, match_policy
 from kiln.schemas.wire.topic_table import BundleSet, TopicSource, TopicTable, negotiate_table, resolve_topic
@@ -56,6 +56,8 @@ _BRIDGE_JUDGEMENTS: Mapping[int, Judgement] = {
 }
 """Meaning of each verdict of the bridge, and the reason why a message is rejected."""
 
+
+_DATA = PubsubMessage("DATA")
 
 _WHOLE_MESSAGE_REASONS = (METADATA_ONLY, PROCESSING_FAILED)
 """Reasons with which quarantine holds the whole message, and not its data alone."""
@@ -131,12 +133,20 @@ class DecodeConfig:
     unsigned_horizon: int = 120_000_000  # µs
     bundles: BundleSet = field(default_factory=BundleSet)  # to resolve topic indices
     topic_policies: Mapping[str, Policy] = field(default_factory=dict)  # by pattern
+    ceramic: bool = True  # false: every message is DATA, whatever its bytes and its topic
+    message_ids: MessageIdRule = field(default_factory=MessageIdRule)
+    decoder: str = ""  # entry point of the user's decoder
 
     def policy(self, network: str, origin: str, topic: str) -> Policy:
         """Return the signature policy. It is always `either` for a replayed capture (decision 5)."""
         if origin == "REPLAY":
             return "either"
         return match_policy(topic, self.topic_policies) or self.policies.get(network, self.default_policy)
+
+    def find_network(self, topic: str | None, network: str) -> str:
+        """Return the network that a Ceramic topic names, or else the frame's."""
+        parsed = parse_topic(topic) if self.ceramic and topic is not None else None
+        return network if parsed is None else parsed.network
 
 
 def decode(
@@ -175,8 +185,7 @@ class FrameDecoder:
     _MAX_MESSAGE_SIZE = 2048  # bytes of one
 
     def __init__(self, config: DecodeConfig) -> None:
-        self._config = config
-        self.bundles = config.bundles
+        self.config = config
         self._cache: dict[_Key, _Verification] = {}
         self._cached_bytes = 0
 
@@ -203,10 +212,10 @@ class FrameDecoder:
             return
         if frame.protocol == BEP50:
             if frame.payload:
-                yield _decode_announcement(frame, MessageRef(partition, offset, 0), self._config)
+                yield _decode_announcement(frame, MessageRef(partition, offset, 0), self.config)
             return
         observed_at = frame.observed_at // 1000
-        agreed = negotiate_table(frame.hello_in, frame.hello_out, self._config.bundles)
+        agreed = negotiate_table(frame.hello_in, frame.hello_out, self.config.bundles)
         for side, refused in agreed.refused:
             hello = frame.hello_in if side == "hello_in" else frame.hello_out
             detail = f"{side}: {refused.detail}"
@@ -300,7 +309,7 @@ class FrameDecoder:
         self, message: Message, bridge_verdict: int, network: str, origin: Origin, table: TopicTable
     ) -> _Verification:
         if message.ByteSize() > self._MAX_MESSAGE_SIZE:
-            return _verify(message, bridge_verdict, network, origin, table, self._config)
+            return _verify(message, bridge_verdict, network, origin, table, self.config)
         key = (message.SerializeToString(), bridge_verdict, network, origin, table)
         judged = self._cache.get(key)
         if judged is None:
@@ -308,7 +317,7 @@ class FrameDecoder:
             if len(self._cache) >= self._MAX_CACHED or self._cached_bytes > self._MAX_CACHED_BYTES:
                 self._cache.clear()
                 self._cached_bytes = len(key[0])
-            judged = self._cache[key] = _verify(message, bridge_verdict, network, origin, table, self._config)
+            judged = self._cache[key] = _verify(message, bridge_verdict, network, origin, table, self.config)
         return judged
 
 
@@ -338,7 +347,7 @@ def _verify(
     name = resolve_topic(message, table)
     # no bridge gives this verdict: a window whose batches are published must not hold unverifiable messages
     unverifiable = bridge_verdict == Verdict.UNVERIFIABLE and origin == "REPLAY" and not message.HasField("signature")
-    message_id_ = compute_unverified_id(message) if unverifiable else message_id(message)
+    message_id_ = _compute_id(message, "" if isinstance(name, Rejected) else name, config.message_ids, unverifiable)
     cost = estimate_id_cost(message)
     if isinstance(name, Rejected):
         return _Verification(
@@ -349,7 +358,7 @@ def _verify(
             MessageCopy(network, message_id_, VERDICT_NAMES[bridge_verdict]),
             cost=cost,
         )
-    topic = parse_topic(name)
+    topic = parse_topic(name) if config.ceramic else None
     if topic is not None:
         network = topic.network
     copy = MessageCopy(network, message_id_, VERDICT_NAMES[bridge_verdict])
@@ -366,7 +375,7 @@ def _verify(
         detail = "a copy of a message, of which the log has no data"
         return _Verification(HISTORY, METADATA_ONLY, detail, "", copy, cost=cost)
     try:
-        content = read_message(message.data, config.batch_typ)
+        content = read_message(message.data, config.batch_typ) if config.ceramic else _DATA
     except PROCESSING_ERRORS as error:  # pure; caught here too, because the breaker counts failures by author
         author = _get_signer(message, verdict) or ""
         return _Verification("decode", PROCESSING_FAILED, describe(error), author, copy, cost=cost)
@@ -375,6 +384,12 @@ def _verify(
         return _Verification("message", content.reason, content.detail, author, copy, cost=cost)
     source: TopicSource = "name" if message.HasField("topic") else "index"
     return _Verification("", "", "", "", copy, name, source, topic.separator if topic else None, verdict, content, cost)
+
+
+def _compute_id(message: Message, topic: str, rule: MessageIdRule, unverifiable: bool) -> str:
+    if not unverifiable:
+        return rule.describe(message, topic)
+    return UNVERIFIED + rule.describe(message, topic) if rule.by_content else compute_unverified_id(message)
 
 
 def _decode_announcement(frame: Frame, ref: MessageRef, config: DecodeConfig) -> DecodedMessage | RejectedMessage:
@@ -448,10 +463,10 @@ def compute_identities(decoded: DecodedMessage, scope: str, horizon: int) -> tup
     """Compute the two digests that identify copies of a message; copies agree in at least one of them.
 
     Copies of a signed message are identified while the digests are stored; so are those of an unverifiable one
-    with author and seqno. An unsigned one is identified by its bytes, which may legitimately come again (an unsigned
-    QUERY is always the same), so only within its horizon. Time is cut into spans of one horizon, in two ways, the
-    second half a span later: copies less than half a span apart share a span in one way or the other; a repeat after
-    a whole horizon shares none.
+    with author and seqno. An unsigned one, and any on a network with ids by content, is identified by its bytes, which
+    may legitimately come again (an unsigned QUERY is always the same), so only within its horizon. Time is cut into
+    spans of one horizon, in two ways, the second half a span later: copies less than half a span apart share a span in
+    one way or the other; a repeat after a whole horizon shares none.
 
     Args:
         decoded: The message.
@@ -480,7 +495,9 @@ def compute_column_identities(
 
 def is_lasting(message_id_: str, signed: bool) -> bool:
     """Report if copies of a message are identified while digests are stored, not only within a horizon."""
-    return signed or message_id_.startswith(UNVERIFIED)
+    if signed:
+        return not message_id_.startswith(CONTENT_PREFIXES)
+    return message_id_.startswith(UNVERIFIED) and not message_id_.startswith(CONTENT_PREFIXES, len(UNVERIFIED))
 
 
 def compute_fault_identity(fault: RejectedMessage) -> bytes:

@@ -285,7 +285,12 @@ _ALL: Final = (
                 "name: the wire had the topic. index: the wire had an index into the topic table",
                 "name",
             ),
-            _must("type", "string", "UPDATE, QUERY, RESPONSE, KEEPALIVE or BATCH_UPDATE", "UPDATE"),
+            _must(
+                "type",
+                "string",
+                "UPDATE, QUERY, RESPONSE, KEEPALIVE or BATCH_UPDATE; DATA on any network that is not a Ceramic one",
+                "UPDATE",
+            ),
             _may("from_peer", "string", "Peer id of the author; null: unsigned", _AN_AUTHOR),
             _may(
                 "seqno",
@@ -325,6 +330,12 @@ _ALL: Final = (
             _PARTITION,
             _OFFSET,
             _INDEX,
+            _may(
+                "decoded",
+                "string",
+                "JSON that the decoder of network.decoder made of the data (DATA). Null: no decoder, or it failed",
+                '{"sensor": 7, "celsius": 21.5}',
+            ),
         ),
         ("network", "message_id"),
     ),

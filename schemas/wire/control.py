@@ -6,7 +6,7 @@ here raises on any bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Final, Literal, NamedTuple
 
@@ -98,8 +98,10 @@ def has_control_part(payload: bytes) -> bool:
         size = shift = 0
         while True:
             at += 1
-            if at >= end or shift > 28:
+            if at >= end:
                 return False
+            if shift > 28:  # padded: the parser decides
+                return True
             size |= (payload[at] & 0x7F) << shift
             if payload[at] < 0x80:
                 break
@@ -108,12 +110,15 @@ def has_control_part(payload: bytes) -> bool:
     return False
 
 
-def read_control_part(payload: bytes, table: TopicTable) -> ControlPart | Rejected:
+def read_control_part(
+    payload: bytes, table: TopicTable, format_id: Callable[[bytes], str] = format_gossip_id
+) -> ControlPart | Rejected:
     """Read the control part of an RPC.
 
     Args:
         payload: The RPC. It may hold a million message ids: those beyond MAX_IDS are counted and not read.
         table: Topic table of the connection, which resolves topic indices.
+        format_id: Formats a message id as the column `message_id` has it.
 
     Returns:
         The entries, or a rejection: rpc_malformed if the payload is no RPC, or rpc_too_costly if it has more entries
@@ -127,7 +132,7 @@ def read_control_part(payload: bytes, table: TopicTable) -> ControlPart | Reject
         return Rejected(RPC_MALFORMED, f"{len(payload)} bytes are not an RPC protobuf")
     is_known = _has_no_unknown_fields(rpc)
     subscriptions = [_read_subscription(each, table, is_known) for each in islice(rpc.subscriptions, MAX_ENTRIES)]
-    controls = list(islice(_read_entries(rpc, table, is_known), MAX_ENTRIES - len(subscriptions)))
+    controls = list(islice(_read_entries(rpc, table, format_id, is_known), MAX_ENTRIES - len(subscriptions)))
     if len(payload) <= 2 * MAX_ENTRIES:  # an entry has at least two bytes
         return ControlPart(subscriptions, controls)
     control = rpc.control
@@ -155,18 +160,20 @@ def _read_subscription(entry: RPC.SubOpts, table: TopicTable, is_known: bool) ->
     return SubscriptionEntry(entry.subscribe, topic, raw, _compute_wire_size(entry.ByteSize()))
 
 
-def _read_entries(rpc: RPC, table: TopicTable, is_known: bool) -> Iterator[ControlEntry]:
+def _read_entries(
+    rpc: RPC, table: TopicTable, format_id: Callable[[bytes], str], is_known: bool
+) -> Iterator[ControlEntry]:
     """Yield the entries of the control message, then the unknown fields of the RPC and of the control message."""
     if rpc.HasField("control"):
         control = rpc.control
         left = MAX_IDS
         for have in control.ihave:
             topic = _read_topic(have, table)
-            ids, count, size = _read_ids(have, left)
+            ids, count, size = _read_ids(have, left, format_id)
             left -= len(ids)
             yield ControlEntry("IHAVE", topic, ids, count, None, None, _read_raw(have, topic, is_known), size)
         for want in control.iwant:
-            ids, count, size = _read_ids(want, left)
+            ids, count, size = _read_ids(want, left, format_id)
             left -= len(ids)
             yield ControlEntry("IWANT", _NO_TOPIC, ids, count, None, None, _read_raw(want, _NO_TOPIC, is_known), size)
         for graft in control.graft:
@@ -178,7 +185,7 @@ def _read_entries(rpc: RPC, table: TopicTable, is_known: bool) -> Iterator[Contr
             raw = _read_raw(prune, topic, is_known)
             yield ControlEntry("PRUNE", topic, None, None, len(prune.peers), backoff, raw, size)
         for dont in control.idontwant:
-            ids, count, size = _read_ids(dont, left)
+            ids, count, size = _read_ids(dont, left, format_id)
             left -= len(ids)
             raw = _read_raw(dont, _NO_TOPIC, is_known)
             yield ControlEntry("IDONTWANT", _NO_TOPIC, ids, count, None, None, raw, size)
@@ -211,10 +218,12 @@ def _resolve(name: str | bytes | None, index: int | None, table: TopicTable) -> 
     return TopicReference(None if isinstance(topic, Rejected) else topic, "index", index)
 
 
-def _read_ids(entry: ControlIHave | ControlIWant | ControlIDontWant, left: int) -> tuple[list[str], int, int]:
+def _read_ids(
+    entry: ControlIHave | ControlIWant | ControlIDontWant, left: int, format_id: Callable[[bytes], str]
+) -> tuple[list[str], int, int]:
     """Return the first `left` ids as text, the number of all, and the size of the entry."""
     ids = entry.messageIDs
-    return [format_gossip_id(each) for each in ids[:left]], len(ids), _compute_wire_size(entry.ByteSize())
+    return [format_id(each) for each in ids[:left]], len(ids), _compute_wire_size(entry.ByteSize())
 
 
 def _read_raw(entry: ProtobufMessage, topic: TopicReference, is_known: bool) -> bytes | None:

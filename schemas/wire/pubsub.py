@@ -41,7 +41,7 @@ from kiln.schemas.wire.cid import CidError, cid_bytes, cid_text
 from kiln.schemas.wire.streamid import CAIP10_LINK, TILE, StreamID, StreamIdError, stream_text
 from kiln.schemas.wire.topics import Separator, TopicError, format_separator, parse_separator
 
-MessageType = Literal["UPDATE", "QUERY", "RESPONSE", "KEEPALIVE", "BATCH_UPDATE"]
+MessageType = Literal["UPDATE", "QUERY", "RESPONSE", "KEEPALIVE", "BATCH_UPDATE", "DATA"]
 Era = Literal["2020", "doc", "doc+stream", "stream"]
 
 UPDATE: Final = 0
@@ -101,6 +101,7 @@ class PubsubMessage(msgspec.Struct, frozen=True):
     RESPONSE              tips: StreamID -> CID, possibly empty; query_id (None in the 2020 form)
     KEEPALIVE             ts (ms since the epoch), ver, ipfs_ver
     BATCH_UPDATE          sep ("<key>/<value>", see kiln.schemas.wire.topics), batch
+    DATA                  none: a message of a network that is not Ceramic's, which `read_message` never returns
     ====================  =====================================================================================
 
     ``query_id`` is the text as sent, base64url or the decimal list of 2020-21: it is opaque, and clients exist that

@@ -82,7 +82,7 @@ def _rows_of_frames(
     decoder = FrameDecoder(how or DecodeConfig())
     for offset, frame in numbered:
         frames.append(build_frame_row(partition, offset, frame.observed_at // 1000 + stamped_after, frame))
-        control = build_control_rows(frame, decoder.bundles, partition, offset)
+        control = build_control_rows(frame, decoder.config, partition, offset)
         subscriptions += control.subscriptions
         controls += control.controls
         for item in decoder.decode_frame(frame, partition, offset):

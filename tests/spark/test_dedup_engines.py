@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -42,8 +45,9 @@ from kiln.pipelines.sink.transform import (
 )
 from kiln.pipelines.sink.transform import SinkOutput as SinkWrote
 from kiln.pipelines.updates.transform import SeparatorConfig, decode_updates, deduplicate_updates, select_first_updates
-from kiln.schemas.kafka.records import decode_update
+from kiln.schemas.kafka.records import QuarantineRecord, decode_quarantine, decode_update
 from kiln.schemas.queries import QUERIES
+from kit.decoder_package import install_decoders
 
 pytest_plugins = ["kit.local_spark"]
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
@@ -109,13 +113,21 @@ def as_is(rows: DataFrame) -> DataFrame:
     return rows
 
 
-@pytest.mark.parametrize("by", ["file", "Spark"])
-def test_archive(by: str, spark: SparkSession, frames: Path, tmp_path: Path, seen: dict[str, object]) -> None:
-    lake = Lake(str(tmp_path / "lake"))
+class Archived(NamedTuple):
+    lake: Lake
+    files: dict[str, list[DataFile]]
+    faults: Counter[bytes]
+    """by key"""
+    quarantined: list[QuarantineRecord]
+
+
+def archive(by: str, spark: SparkSession, frames: Path, folder: Path, how: DecodeConfig = HOW) -> Archived:
+    lake = Lake(str(folder / "lake"))
     lake.create(QUERIES["archive"].tables)
-    memory = remembered(tmp_path / "checkpoint")
+    memory = remembered(folder / "checkpoint")
     files: list[DataFile] = []
     faults: Counter[bytes] = Counter()
+    quarantined: list[QuarantineRecord] = []
 
     def take(made: DataFrame) -> None:
         for row in made.collect():
@@ -127,18 +139,25 @@ def test_archive(by: str, spark: SparkSession, frames: Path, tmp_path: Path, see
             else:
                 assert row.kind == FAULT
                 faults[bytes(row.key)] += 1
+                quarantined.append(decode_quarantine(bytes(row.value)))
 
     ways: dict[str, Ways] = {
-        "file": (as_is, lambda rows: archive_frames(rows, HOW, lake, memory)),
+        "file": (as_is, lambda rows: archive_frames(rows, how, lake, memory)),
         "Spark": (
-            lambda records: deduplicate_messages(decode_frames(records, HOW, lake), SPAN),
-            lambda rows: write_archived_messages(rows, lake),
+            lambda records: deduplicate_messages(decode_frames(records, how, lake), SPAN),
+            lambda rows: write_archived_messages(rows, how, lake),
         ),
     }
-    checkpoint = tmp_path / "checkpoint"
+    checkpoint = folder / "checkpoint"
     micro_batches(spark, frames, checkpoint, ways[by], take)
     assert (checkpoint / "state").exists() == (by == "Spark")
     named = {name: [file for file in files if file.table == name] for name in ("frames", "copies", "messages")}
+    return Archived(lake, named, faults, quarantined)
+
+
+@pytest.mark.parametrize("by", ["file", "Spark"])
+def test_archive(by: str, spark: SparkSession, frames: Path, tmp_path: Path, seen: dict[str, object]) -> None:
+    lake, named, faults, _ = archive(by, spark, frames, tmp_path)
     messages = rows_of(lake, named["messages"], "network", "message_id")
     copies = rows_of(lake, named["copies"], "kafka_partition", "kafka_offset", "message_index")
     assert set(messages.values()) == set(copies.values()) == {1}
@@ -147,6 +166,35 @@ def test_archive(by: str, spark: SparkSession, frames: Path, tmp_path: Path, see
     assert set(faults.values()) == {1}
     assert sum(file.rows for file in named["frames"]) == 1_000
     same(seen, "archive", (messages, copies, faults))
+
+
+@pytest.mark.parametrize("by", ["file", "Spark"])
+def test_a_decoder_of_the_users_own_works_in_sparks_workers(
+    by: str, spark: SparkSession, frames: Path, tmp_path: Path, decoders: str, seen: dict[str, object]
+) -> None:
+    """It is called once for each message, after deduplication, and reads JSON. The traffic has garbage too."""
+    how = DecodeConfig("either", ceramic=False, decoder=f"{decoders}.parse")
+    lake, named, _, quarantined = archive(by, spark, frames, tmp_path, how)
+    paths = [Path(lake.table("messages")) / file.name for file in named["messages"]]
+    rows = [row for path in paths for row in pq.read_table(path).to_pylist()]
+    assert {row["type"] for row in rows} == {"DATA"}
+    read = {row["data"]: row["decoded"] for row in rows}
+    good = {data: json.loads(decoded) for data, decoded in read.items() if decoded is not None}
+    assert len(good) > 50
+    assert good == {data: json.loads(data) for data in good}
+    failed = Counter(each.data for each in quarantined if each.stage == "decoder")
+    assert failed == Counter(row["data"] for row in rows if row["decoded"] is None)
+    assert failed
+    same(seen, "decoded", (read, failed))
+
+
+@pytest.fixture(scope="module")
+def decoders(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A package of decoders that Spark's workers have, as its module."""
+    folder = tmp_path_factory.mktemp("decoders")
+    install_decoders(folder / "site", "worker_decoders")
+    spark.sparkContext.addPyFile(shutil.make_archive(str(folder / "worker_decoders"), "zip", folder / "site"))
+    return "worker_decoders"
 
 
 @pytest.mark.parametrize("by", ["file", "Spark"])

@@ -15,6 +15,7 @@ from kiln.bridge.fetcher import attempts, pending
 from kiln.bridge.ipfs import blocks
 from kiln.bridge.publisher.outbox import MALFORMED as BATCH_MALFORMED
 from kiln.bridge.publisher.outbox import RECORDS_LOST as BATCHES_GONE
+from kiln.pipelines.decode import user_decoder
 from kiln.pipelines.decode.processing_errors import PROCESSING_FAILED
 from kiln.pipelines.sink.transform import OTHER_SEPARATOR
 from kiln.schemas.captures import items
@@ -31,6 +32,7 @@ WRITTEN: dict[str, tuple[str, ...]] = {
     "frame": (frames.FRAME_MALFORMED, frames.FRAME_INVALID),
     "decode": (PROCESSING_FAILED,),
     "archive": (PROCESSING_FAILED,),
+    user_decoder.STAGE: user_decoder.REASONS,
     "updates": (PROCESSING_FAILED,),
     "hello": topic_table.REASONS,
     "rpc": (

@@ -39,7 +39,7 @@ PROMISED = {
     "topic_index message_ids message_id_count peer_count backoff raw wire_bytes kafka_partition kafka_offset "
     "entry_index",
     "messages": "message_id network origin topic topic_source type from_peer seqno stream tip model sep batch_cid data "
-    "observed_at kafka_partition kafka_offset message_index query_id tips ts ver ipfs_ver verdict remote_peer",
+    "observed_at kafka_partition kafka_offset message_index query_id tips ts ver ipfs_ver verdict remote_peer decoded",
     "updates": "network origin message_id separator_key separator_value separator_source stream tip log_time "
     "log_partition log_offset from_peer observed_at",
     "batches": "batch_cid network origin separator_key separator_value opened_at closed_at stream_count tip_count "
