@@ -25,7 +25,7 @@ def python_files(*folders: str) -> dict[str, str]:
     }
 
 
-CODE = python_files(*ROOMS)
+CODE = python_files(*ROOMS) | {"kiln/__init__.py": (ROOT / "kiln/__init__.py").read_text(encoding="utf-8")}
 LAW = read_law((ROOT / "docs/design/overview.md").read_text(encoding="utf-8"))
 
 
