@@ -35,6 +35,9 @@ class StreamingQuery:
     the queries that make batches come first."""
 
 
+CERAMIC_QUERIES: Final = frozenset({"updates", "batch"})
+"""Queries that run only where `network.kind` is "ceramic"."""
+
 CONTROL_PREFIX: Final = "control "
 """Prefix of the counts of subscriptions and control entries, by kind, that `archive` reports."""
 

@@ -1,4 +1,4 @@
-"""Addresses, peer ids and separators, checked where the settings are read.
+"""Addresses, peer ids, topics and separators, checked where the settings are read.
 
 Each check raises ValueError, which says what is expected. The packages that read these formats take tenths of a second
 to import, so each check imports what the check uses: a start with nothing to check is quick.
@@ -14,6 +14,9 @@ from urllib.parse import urlsplit
 _HOST_AND_PORT: Final = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9a-fA-F:.]+\]):(\d+)")
 _UNUSABLE: Final = re.compile(r"%[0-9A-Fa-f]{2}|[\\\[\]^|?\x00-\x1f\x7f]")
 _MAX_PORT: Final = 65535
+
+MAX_TOPIC_BYTES: Final = 1024
+"""Longest topic name that the router reads (`RouterOptions.max_topic_bytes`)."""
 
 
 def check_servers(text: str) -> None:
@@ -117,6 +120,18 @@ def check_interest(text: str) -> None:
         base36 = _in_base36(value)
         if base36 is not None:
             raise ValueError(f'expected the value of the separator in base36: "{key}/{base36}"')
+
+
+def check_topic(text: str) -> None:
+    """Check the name of a pubsub topic, or a pattern of names, in which `*` stands for any characters."""
+    if not 0 < len(text.encode("utf-8", "replace")) <= MAX_TOPIC_BYTES:
+        raise ValueError(f'expected a topic of 1 to {MAX_TOPIC_BYTES} bytes, or a pattern such as "/app/*"')
+
+
+def check_protocol(text: str) -> None:
+    """Check the id of a pubsub protocol."""
+    if not re.fullmatch(r"/[!-~]{1,255}", text):
+        raise ValueError('expected the id of a pubsub protocol, such as "/meshsub/1.1.0" or "/vac/waku/relay/2.0.0"')
 
 
 def _protocols(text: str, expected: str) -> list[str]:

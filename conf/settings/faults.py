@@ -33,7 +33,10 @@ def find_unknown_variables(environ: Mapping[str, str]) -> Iterable[str]:
     for name in _nameless(environ):
         if is_service_link(name, environ[name]):
             continue
-        yield f"environment {name}: no such setting{suggest_key(name.upper(), names) or _SEE_FILE}"
+        # the nearest name is not that of the short variable
+        is_long = name.upper() == f"{NETWORK_VARIABLE}__NAME"
+        hint = f"; did you mean {NETWORK_VARIABLE}?" if is_long else suggest_key(name.upper(), names)
+        yield f"environment {name}: no such setting{hint or _SEE_FILE}"
 
 
 def service_links(environ: Mapping[str, str]) -> tuple[str, ...]:

@@ -12,16 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
     SecretStr,
-    ValidationError,
     ValidationInfo,
-    ValidatorFunctionWrapHandler,
-    WrapValidator,
     create_model,
     field_validator,
     model_validator,
@@ -37,17 +33,20 @@ from kiln.conf.settings.addresses import (
     check_interest,
     check_listener,
     check_peer,
+    check_protocol,
     check_servers,
     check_tcp,
     check_tcp_at_ip,
     check_tcp_of_peer,
+    check_topic,
     check_url,
 )
 from kiln.conf.settings.durations import Duration
 from kiln.conf.settings.secrets import mask_secrets
+from kiln.conf.settings.values import Memory, Names, StorageUri, Switch, like, split_items
 from kiln.schemas.delta.layout import EXPIRING
 from kiln.schemas.kafka.topics import MAX_OTHER_PARTITIONS, Partitions
-from kiln.schemas.queries import QUERIES
+from kiln.schemas.queries import CERAMIC_QUERIES, QUERIES
 from kiln.schemas.wire.signing_policy import Policy, match_policy
 
 if TYPE_CHECKING:
@@ -57,6 +56,11 @@ else:
     JobName = Literal[tuple(QUERIES)]
 EMBEDDED_USER = "kiln"
 """User name of the embedded broker's only user."""
+
+_FOR_GOSSIP = {
+    "bridge.interests": "name the topics in network.topics",
+    "jobs.queries": f"leave out {' and '.join(sorted(CERAMIC_QUERIES))}",
+}
 
 
 class Section(BaseModel):
@@ -80,66 +84,49 @@ class Section(BaseModel):
                 raise PydanticCustomError("item", "{item}: {problem}", said) from error
 
 
-def _items(value: object) -> object:
-    """Split the text of an environment variable into a list: "archive, batch" or '["archive", "batch"]'."""
-    if isinstance(value, str):
-        if value.startswith("["):
-            try:
-                return json.loads(value)
-            except json.JSONDecodeError:
-                pass
-        return [item for item in re.split(r'[\[\]",\s]+', value) if item]
-    return value
+class Network(Section):
+    """The network that the bridge joins: a Ceramic network, or any other network of gossipsub."""
 
+    name: Annotated[str, like(r"[^/\s]{1,256}", "a name without slash and space")] = "local-demo"
+    kind: Literal["ceramic", "gossip"] = "ceramic"
+    topics: Names = ("*",)
+    protocols: Names = ("/meshsub/1.3.0", "/meshsub/1.2.0", "/meshsub/1.1.0", "/meshsub/1.0.0", "/floodsub/1.0.0")
+    message_id: str = "author_seqno"
+    max_message_bytes: int = Field(default=0, ge=0)
+    decoder: Annotated[str, like(r"[\w.:-]{0,256}", "the name of an entry point in the group kiln.decoders")] = ""
 
-def _like(pattern: str, expected: str) -> AfterValidator:
-    """Validate that a text matches a pattern in full; `expected` describes the pattern."""
-
-    def check(value: str) -> str:
-        if not re.fullmatch(pattern, value):
-            raise ValueError(expected)
+    @field_validator("topics", "protocols")
+    @classmethod
+    def _readable(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        if not value:
+            raise ValueError("at least one")
+        cls._check_each(value, info, check_topic if info.field_name == "topics" else check_protocol)
         return value
 
-    return AfterValidator(check)
+    @field_validator("message_id")
+    @classmethod
+    def _known_rule(cls, value: str) -> str:
+        if value != cls.model_fields["message_id"].default:
+            from kiln.schemas.wire.message_id import parse_message_id_rule  # not at the top: protobuf is slow to import
 
+            parse_message_id_rule(value)
+        return value
 
-def _switch(value: object, validate: ValidatorFunctionWrapHandler) -> object:
-    try:
-        return validate(value)
-    except ValidationError:
-        raise ValueError('true, false or "auto"') from None
-
-
-Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_items)]
-"""A list of names or addresses."""
-
-Memory = Annotated[str, _like(r"[0-9]+[mg]", 'a size as -Xmx takes it, such as "384m" or "2g"')]
-"""Heap size of a JVM."""
-
-StorageUri = Annotated[
-    str,
-    _like(
-        r"(?!.*://).*|s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[\w.=@+-]+)*/?",
-        'a path, or s3://BUCKET/PREFIX, such as "s3://kiln/lake"',
-    ),
-]
-"""Folder on this machine or in an object store."""
-
-Switch = Annotated[bool | Literal["auto"], WrapValidator(_switch)]
-"""True, false, or derived from other settings."""
-
-
-class Network(Section):
-    """The Ceramic network that the bridge joins."""
-
-    name: Annotated[str, _like(r"[^/\s]{1,256}", "a name without slash and space")] = "local-demo"
+    @model_validator(mode="after")
+    def _of_kind(self) -> Self:
+        if self.kind == "ceramic":
+            fields = {"topics", "protocols", "message_id", "max_message_bytes", "decoder"}
+            for name in sorted(fields):
+                if getattr(self, name) != type(self).model_fields[name].default:
+                    raise ValueError(f'{name} is for network.kind = "gossip"; a Ceramic network has its own')
+        return self
 
 
 class Kafka(Section):
     """Broker connection and topic configuration. Without `bootstrap`, Kiln runs an embedded broker."""
 
     bootstrap: str = ""
-    prefix: Annotated[str, _like(r"[A-Za-z0-9._-]{0,100}", "at most 100 letters, digits, dots, - and _")] = "kiln."
+    prefix: Annotated[str, like(r"[A-Za-z0-9._-]{0,100}", "at most 100 letters, digits, dots, - and _")] = "kiln."
     embedded_port: int = Field(default=29092, ge=1, le=65535)
     embedded_controller_port: int = Field(default=29093, ge=1, le=65535)
     embedded_heap: Memory = "384m"
@@ -432,7 +419,7 @@ class Monitor(Section):
     """Endpoint of metrics and status page."""
 
     listen: Annotated[
-        str, _like(r"([^\s:/]+|\[[0-9a-fA-F:]+\]):\d{1,5}|", 'host and port, such as "127.0.0.1:4814"')
+        str, like(r"([^\s:/]+|\[[0-9a-fA-F:]+\]):\d{1,5}|", 'host and port, such as "127.0.0.1:4814"')
     ] = "127.0.0.1:4814"
     hosts: Names = ()
 
@@ -475,7 +462,7 @@ class Job(Section):
 class _Jobs(Section):
     """Queries that `kiln run` starts, and a section for each query."""
 
-    queries: Annotated[tuple[JobName, ...], NoDecode, BeforeValidator(_items)] = tuple(QUERIES)
+    queries: Annotated[tuple[JobName, ...], NoDecode, BeforeValidator(split_items)] = tuple(QUERIES)
     max_restarts: int = Field(default=5, ge=0)
 
     @field_validator("queries")
@@ -580,7 +567,7 @@ class Discovery(Section):
 
     enabled: bool = True
     server_mode: bool = True
-    protocol_prefix: Annotated[str, _like(r"(/[^/\s]+)+", 'the start of a protocol\'s name, such as "/ipfs"')] = "/ipfs"
+    protocol_prefix: Annotated[str, like(r"(/[^/\s]+)+", 'the start of a protocol\'s name, such as "/ipfs"')] = "/ipfs"
     announce: Names = ()
     reprovide_interval: Duration = Field(default=timedelta(hours=12), ge=timedelta(minutes=1))
     lookup_interval: Duration = Field(default=timedelta(minutes=5), ge=timedelta(seconds=1))
@@ -766,6 +753,37 @@ class Settings(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _of_kind(self) -> Self:
+        """Refuse settings of Ceramic on another network, where they would do nothing."""
+        if self.is_ceramic:
+            return self
+        wrong = {
+            "publish.enabled": self.publish.enabled is True,
+            "bep50.enabled": self.bep50.enabled,
+            "ipfs.fetch": self.ipfs.fetch is True,
+            "bridge.interests": self.bridge.interests != Bridge().interests,
+            "transition": self.transition.under_way,
+            "jobs.queries": self.jobs.queries != tuple(QUERIES) and not CERAMIC_QUERIES.isdisjoint(self.jobs.queries),
+        }
+        for key, is_wrong in wrong.items():
+            if is_wrong:
+                instead = _FOR_GOSSIP.get(key, "remove it")
+                raise ValueError(
+                    f'{key} is for a Ceramic network, but network.kind is "gossip", where Kiln only captures: {instead}'
+                )
+        return self
+
+    @property
+    def is_ceramic(self) -> bool:
+        """True if the network is a Ceramic one, with updates and batches."""
+        return self.network.kind == "ceramic"
+
+    @property
+    def queries(self) -> tuple[JobName, ...]:
+        """Queries that run: those of `jobs.queries` that the kind of the network has."""
+        return tuple(name for name in self.jobs.queries if self.is_ceramic or name not in CERAMIC_QUERIES)
+
     @property
     def broker(self) -> Kafka:
         """`kafka` for clients, with the credentials of the embedded broker if there is one."""
@@ -774,11 +792,13 @@ class Settings(Section):
     @property
     def publishes(self) -> bool:
         """True if batches are published over gossipsub; always true on the demo network."""
-        return self.publish.enabled is True
+        return self.is_ceramic and self.publish.enabled is True
 
     @property
     def fetches(self) -> bool:
         """True if blocks of others are fetched: geneses of streams, and blocks of batches."""
+        if not self.is_ceramic:
+            return False
         if not self.ipfs.api or self.ipfs.fetch != "auto":
             return bool(self.ipfs.api) and bool(self.ipfs.fetch)
         # no node of the demo network has the geneses of its synthetic streams

@@ -113,7 +113,11 @@ def test_every_key_can_be_set_by_environment(keys: tuple[str, ...], monkeypatch:
     }
     if keys == ("kafka", "security_protocol"):
         monkeypatch.setenv("KILN_KAFKA__BOOTSTRAP", "broker:9092")
+    if keys[0] == "network" and keys[1] not in ("name", "kind"):
+        monkeypatch.setenv("KILN_NETWORK__KIND", "gossip")
     before: object = load_settings()
+    if keys[0] == "network":
+        values |= {"kind": "gossip", "protocols": "/meshsub/1.1.0", "topics": "/app/*", "message_id": "sha256_data"}
     if keys[0] in ("bep50", "monitor"):
         values |= {
             "listen": "127.0.0.1:77",
