@@ -1,11 +1,17 @@
-"""The topics that the node joins: the network's topic, and the topics of the interests (CIP-120, Specification)."""
+"""The topics that the node joins: of a Ceramic network its own topic and those of the interests (CIP-120,
+Specification), of another network those that the settings name.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from kiln.conf.settings.addresses import check_topic
+from kiln.conf.settings.model import Settings
+from kiln.schemas.wire.signing_policy import match_topic
 from kiln.schemas.wire.topics import Interest, Separator, format_topic, parse_interest, parse_topic
 
 
@@ -41,16 +47,68 @@ def select_topics(network: str, interests: Iterable[Interest], seen: Iterable[st
     return selected
 
 
+@dataclass(frozen=True)
+class CeramicTopics:
+    """Topics of a Ceramic network: its own, and those of the separators that an interest covers."""
+
+    network: str
+    interests: tuple[Interest, ...]
+
+    @property
+    def shared(self) -> frozenset[str]:
+        """Topics that each of several bridges of the network joins."""
+        return frozenset(network_topics(self.network))
+
+    def select(self, seen: Iterable[str]) -> set[str]:
+        """Select the topics to join, by name or of those that peers subscribe to."""
+        return select_topics(self.network, self.interests, seen)
+
+
+@dataclass(frozen=True)
+class GossipTopics:
+    """Topics of another network: names, and patterns in which `*` stands for any characters."""
+
+    patterns: tuple[str, ...]
+
+    @property
+    def shared(self) -> frozenset[str]:
+        """Topics that each of several bridges of the network joins: none."""
+        return frozenset()
+
+    def select(self, seen: Iterable[str]) -> set[str]:
+        """Select the topics to join, by name or of those that peers subscribe to."""
+        names = {each for each in self.patterns if "*" not in each}
+        globs = [each for each in self.patterns if "*" in each]
+        return names | {name for name in seen if any(match_topic(name, each) for each in globs)}
+
+
+TopicRule = CeramicTopics | GossipTopics
+
+
+def build_topic_rule(network: str, texts: Iterable[str], *, is_ceramic: bool) -> TopicRule:
+    """Build the rule by which topics are joined.
+
+    Args:
+        network: Name of the network.
+        texts: Interests of a Ceramic network, topics and patterns of another.
+        is_ceramic: The kind of the network.
+    """
+    return CeramicTopics(network, tuple(map(parse_interest, texts))) if is_ceramic else GossipTopics(tuple(texts))
+
+
 class InterestsFile:
     """Interests that may change while the bridge runs: a JSON list of texts in the state folder.
+
+    On a Ceramic network they are interests in separators, on another network topics and patterns of topics.
 
     Without a file, the interests of the settings apply. If a file cannot be read, the last interests stay in force, and
     `error` reports it.
     """
 
-    def __init__(self, path: Path, default: Sequence[str]) -> None:
+    def __init__(self, path: Path, default: Sequence[str], *, is_ceramic: bool = True) -> None:
         self._path = path
         self._default = tuple(default)
+        self._check: Callable[[str], object] = parse_interest if is_ceramic else check_topic
         self._stamp: tuple[int, int] | None = None
         self._texts = self._default
         self.error: str | None = None
@@ -72,11 +130,11 @@ class InterestsFile:
         """Replace the interests.
 
         Raises:
-            TopicError: A text is no interest.
+            ValueError: A text is no interest, or no topic.
         """
         interests = list(dict.fromkeys(texts))
         for text in interests:
-            parse_interest(text)
+            self._check(text)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         new = self._path.with_suffix(".new")
         new.write_text(json.dumps(interests) + "\n")
@@ -88,7 +146,7 @@ class InterestsFile:
             if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
                 raise ValueError("not a list of strings")
             for text in texts:
-                parse_interest(text)
+                self._check(text)
         except (OSError, ValueError) as error:
             self.error = (
                 f"cannot read the interests in {self._path} ({error}); the previous ones stay in force. Fix the file, "
@@ -98,3 +156,9 @@ class InterestsFile:
                 self._stamp = None  # retry an unchanged file too, since the cause may be a lack of descriptors
         else:
             self._texts, self.error = tuple(texts), None
+
+
+def open_interests(settings: Settings) -> InterestsFile:
+    """Open the interests of a bridge; each thread needs a file object of its own, since it caches the file."""
+    default = settings.bridge.interests if settings.is_ceramic else settings.network.topics
+    return InterestsFile(settings.bridge_dir / "interests.json", default, is_ceramic=settings.is_ceramic)

@@ -11,12 +11,12 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack, suppress
 
 import trio
 
-from kiln.bridge.app.interests import network_topics
+from kiln.bridge.app.interests import TopicRule, build_topic_rule
 from kiln.bridge.app.neighbours import select_bitswap_peers
 from kiln.bridge.app.reporting import build_status
 from kiln.bridge.app.wiring import BridgeComponents, build_bridge
@@ -35,7 +35,6 @@ from kiln.conf.settings.model import Settings
 from kiln.conf.settings.reading import load_settings
 from kiln.schemas.printable import printable_lines
 from kiln.schemas.wire.identity import peer_text
-from kiln.schemas.wire.topics import parse_interest
 
 _LOG = logging.getLogger("kiln.bridge.app")
 _UPDATE_INTERVAL = 1.0  # s
@@ -110,7 +109,8 @@ async def _update_every_second(parts: BridgeComponents, settings: Settings) -> N
         peers = parts.node.router.peers
         parts.membership.set_interests(interests)
         parts.shares.set_bridges(parts.membership.bridges)
-        await _update_topics(parts, settings.network.name, interests, peers, view.topics)
+        rule = build_topic_rule(settings.network.name, interests, is_ceramic=settings.is_ceramic)
+        await _update_topics(parts, rule, peers, view.topics)
         parts.blocks.connect_gossip_peers(select_bitswap_peers(parts.node, peers))
         for thread in (parts.membership, *parts.threads):
             thread.revive()
@@ -122,16 +122,12 @@ async def _update_every_second(parts: BridgeComponents, settings: Settings) -> N
 
 
 async def _update_topics(
-    parts: BridgeComponents,
-    network: str,
-    interests: Iterable[str],
-    peers: Mapping[bytes, PeerView],
-    joined: Collection[str],
+    parts: BridgeComponents, rule: TopicRule, peers: Mapping[bytes, PeerView], joined: Collection[str]
 ) -> None:
     """Join and leave topics to match the interests. There may be thousands, so other tasks run in between."""
-    selected = parts.topic_selector.select(network, map(parse_interest, interests), peers, joined)
+    selected = parts.topic_selector.select(rule, peers, joined)
     if not parts.publishing.joins_network_topic():
-        selected.difference_update(network_topics(network))
+        selected.difference_update(rule.shared)
     for topic in sorted(selected.difference(joined)):
         parts.node.join(topic)
         await trio.lowlevel.checkpoint()

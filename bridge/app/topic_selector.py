@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
-from kiln.bridge.app.interests import network_topics, select_topics
+from kiln.bridge.app.interests import TopicRule
 from kiln.bridge.cluster.topics import TopicShares
 from kiln.bridge.gossipsub.effects import Deliver, PeerView
 from kiln.schemas.wire.identity import peer_text
-from kiln.schemas.wire.topics import Interest
 
 _MAX_SELECTION_INTERVAL: Final = 10  # rounds between two selections while there are too many topics
 _TOPICS_PER_ROUND: Final = 2000  # a selection from more topics takes longer, and is made less often
@@ -43,8 +42,7 @@ class TopicSelector:
         self._max_topics = max_topics
         self._shares = shares
         self._max_topics_per_peer = max_topics_per_peer
-        self._interests: tuple[Interest, ...] = ()
-        self._network = ""
+        self._rule: TopicRule | None = None
         self._covered: dict[str, bool] = {}  # by name, since parsing a name takes longer than a lookup
         self._chosen: set[str] = set()
         self._refused: set[str] = set()
@@ -67,28 +65,23 @@ class TopicSelector:
         """Record a valid message on a topic."""
         self._active.add(deliver.topic)
 
-    def select(
-        self, network: str, interests: Iterable[Interest], peers: Mapping[bytes, PeerView], joined: Collection[str]
-    ) -> set[str]:
+    def select(self, rule: TopicRule, peers: Mapping[bytes, PeerView], joined: Collection[str]) -> set[str]:
         """Select the topics to be joined, given the connected `peers` and the `joined` topics."""
-        interests = tuple(interests)
         bridges = self._select_bridges(peers)
         peers = {peer: view for peer, view in peers.items() if peer not in bridges}
-        if (network, interests) != (self._network, self._interests):
-            self._network, self._interests, self._covered = network, interests, {}
-        fixed = select_topics(network, interests, ())
+        if rule != self._rule:
+            self._rule, self._covered = rule, {}
+        fixed = rule.select(())
         seen = {topic for peer in peers.values() for topic in peer.topics}
         new = seen.difference(self._covered)
-        new_covered = select_topics(network, interests, new)
+        new_covered = rule.select(new)
         self._covered = {topic: is_covered for topic, is_covered in self._covered.items() if topic in seen}
         self._covered.update((topic, topic in new_covered) for topic in new)
         covered = {topic for topic, is_covered in self._covered.items() if is_covered} - fixed
         if self._shares is not None:
-            network_names = network_topics(network)
+            shared = rule.shared
             bridge_topics = {peer_text(peer): view.topics for peer, view in bridges.items()}
-            left = self._shares.select_left(
-                covered.difference(network_names), fixed.difference(network_names), seen, bridge_topics
-            )
+            left = self._shares.select_left(covered.difference(shared), fixed.difference(shared), seen, bridge_topics)
             covered, fixed = covered - left, fixed - left
         self._round += 1
         if self._round % _ACTIVITY_ROUNDS == 0:
@@ -101,18 +94,18 @@ class TopicSelector:
             refused = covered - self._chosen
             self.refusals += len(refused - self._refused)
             self._refused = refused
-        return self._limit_changes(fixed, self._chosen & covered, set(joined))
+        return self._limit_changes(rule, fixed, self._chosen & covered, set(joined))
 
     def _select_bridges(self, peers: Mapping[bytes, PeerView]) -> Mapping[bytes, PeerView]:
         """Select our other bridges among the peers: their subscriptions are no evidence of traffic."""
         others = frozenset[str]() if self._shares is None else self._shares.others
         return {peer: view for peer, view in peers.items() if peer_text(peer) in others} if others else {}
 
-    def _limit_changes(self, fixed: set[str], chosen: set[str], joined: set[str]) -> set[str]:
+    def _limit_changes(self, rule: TopicRule, fixed: set[str], chosen: set[str], joined: set[str]) -> set[str]:
         """Return the topics to be joined in this round, on the way from the joined to the chosen ones."""
         max_changes = max(_CHANGES_PER_ROUND, _CHANGES - len(joined))
         changes = min(self._changes + _CHANGES_PER_ROUND, max_changes)
-        idle = select_topics(self._network, self._interests, joined - chosen) & joined - fixed - chosen
+        idle = rule.select(joined - chosen) & joined - fixed - chosen
         spare = sorted(idle)
         topics = (joined & chosen) | idle
         self._waiting = 0

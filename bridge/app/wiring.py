@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from kiln.bridge.app.interests import InterestsFile
+from kiln.bridge.app.interests import InterestsFile, open_interests
 from kiln.bridge.app.topic_selector import TopicSelector
 from kiln.bridge.bep50.carrier import TRANSPORT, Carrier, CarrierOptions, publisher_key
 from kiln.bridge.capture.spool import FrameSink
@@ -23,6 +23,7 @@ from kiln.bridge.fetcher.fetcher import Fetcher
 from kiln.bridge.fetcher.pending import FetchingOptions
 from kiln.bridge.gossipsub.effects import Deliver
 from kiln.bridge.gossipsub.options import RouterOptions
+from kiln.bridge.gossipsub.protocols import select_versions
 from kiln.bridge.gossipsub.rpc_parts import MessageTooLargeError, RpcLimits
 from kiln.bridge.ipfs import BlockStore, open_store
 from kiln.bridge.ipfs.bitswap.exchange import AnnouncementSources, BlockExchange, ExchangeOptions
@@ -49,6 +50,7 @@ from kiln.conf.settings.durations import micros
 from kiln.conf.settings.model import Settings
 from kiln.schemas.dht.announcement import parse_source
 from kiln.schemas.wire.identity import compute_peer_id, peer_text
+from kiln.schemas.wire.message_id import parse_message_id_rule
 from kiln.schemas.wire.topic_table import BundleSet
 from kiln.schemas.wire.topics import format_separator
 
@@ -113,7 +115,9 @@ def build_bridge(settings: Settings, stack: ExitStack, token: trio.lowlevel.Trio
     carrier = _create_carrier(settings, sink, quarantine) if settings.bep50.enabled else None
     blocks: BlockStore
     exchange: BlockExchange | None = None
-    if settings.ipfs.api == "self":
+    if not settings.is_ceramic:
+        blocks = open_store("", settings.state / "blocks")  # no message of such a network names a block to Kiln
+    elif settings.ipfs.api == "self":
         folder = FolderBlockStore(settings.state / "blocks")
         exchange = _create_exchange(settings, node, folder, sources, discovery)
         blocks = BitswapBlockStore(folder, exchange, discovery, token, node.counters)
@@ -130,7 +134,7 @@ def build_bridge(settings: Settings, stack: ExitStack, token: trio.lowlevel.Trio
     publishing = PublishingTopics(settings)
     publishing.start()
     stack.callback(publishing.stop)
-    interests = _create_interests(settings)
+    interests = open_interests(settings)
     membership = _create_membership(settings, node, interests, carrier)
     membership.start()
     stack.callback(membership.stop)
@@ -211,7 +215,7 @@ def _create_node(
     sink: FrameSink,
     record_message: Callable[[Deliver], None],
 ) -> Node:
-    peers = settings.ipfs.peers if settings.ipfs.api == "self" else ()
+    peers = settings.ipfs.peers if settings.ipfs.api == "self" and settings.is_ceramic else ()
     options = NodeOptions(
         network=settings.network.name,
         listen=settings.bridge.listen,
@@ -219,6 +223,9 @@ def _create_node(
         gossip=RouterOptions(
             policy=settings.policy.of(settings.network.name),
             topic_policies=settings.policy.topics,
+            protocols=select_versions(settings.network.protocols),
+            message_id=parse_message_id_rule(settings.network.message_id),
+            max_message_bytes=settings.network.max_message_bytes,
             rpc_limits=RpcLimits(settings.bridge.max_rpc_bytes_out),
         ),
         bundles=BundleSet(settings.topic_table.bundles),
@@ -258,11 +265,6 @@ def _create_carrier(settings: Settings, sink: FrameSink, quarantine: QuarantineW
         batch_typ=settings.batch.typ,
     )
     return Carrier(options, publisher_key(folder), folder / "bep50", sink, quarantine=quarantine.put)
-
-
-def _create_interests(settings: Settings) -> InterestsFile:
-    """Create one for each thread, since it caches the file."""
-    return InterestsFile(settings.bridge_dir / "interests.json", settings.bridge.interests)
 
 
 # ---------------------------------------------------------------- Kafka and IPFS
@@ -397,7 +399,7 @@ def _create_ledger(settings: Settings, transport: str) -> PublishLedger:
 
 
 def _create_fetcher(settings: Settings, blocks: BlockStore, membership: Membership) -> Fetcher:
-    file = _create_interests(settings)
+    file = open_interests(settings)
     followed = settings.bep50.follow if settings.bep50.enabled else ()
     announced_interests = [format_separator(parse_source(text).separator) for text in followed]
     options = FetchingOptions(

@@ -67,10 +67,11 @@ class SeenSet:
 
 
 class CachedMessage(NamedTuple):
-    """A message for IWANT: its topic and its bytes."""
+    """A message for IWANT: its topic, its bytes, and whether it has a signature."""
 
     topic: str
     data: bytes
+    signed: bool
 
 
 class MessageCache:
@@ -102,11 +103,11 @@ class MessageCache:
         """Bytes of the cached messages."""
         return self._bytes
 
-    def put(self, key: bytes, topic: str, data: bytes) -> None:
+    def put(self, key: bytes, topic: str, data: bytes, signed: bool) -> None:
         """Add a message if it is not cached yet."""
         if key in self._messages:
             return
-        self._messages[key] = CachedMessage(topic, data)
+        self._messages[key] = CachedMessage(topic, data, signed)
         self._order.append(key)
         self._bytes += len(data)
         count, topics = self._windows[0]
@@ -121,6 +122,10 @@ class MessageCache:
     def get(self, key: bytes) -> CachedMessage | None:
         """Return the message with this id, if it is still cached."""
         return self._messages.get(key)
+
+    def is_signed(self, key: bytes) -> bool:
+        """Return whether a cached message has a signature."""
+        return self._messages[key].signed
 
     def count(self, key: bytes, peer: bytes) -> int:
         """Count a transmission of a cached message to a peer for its IWANT, and return the count."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from kiln.bridge.gossipsub.protocols import VERSIONS
 from kiln.bridge.gossipsub.rpc_parts import RpcLimits
 from kiln.bridge.gossipsub.score import ScoreOptions
 from kiln.schemas.kafka.frames import MAX_MESSAGES
+from kiln.schemas.wire.message_id import MessageIdRule
 from kiln.schemas.wire.signing_policy import Policy, match_policy
 
 
@@ -74,6 +76,10 @@ class RouterOptions:
 
     policy: Policy = "strict"  # of topics that `topic_policies` does not match; `verify` applies it
     topic_policies: Mapping[str, Policy] = field(default_factory=dict)  # by pattern
+    # ids of pubsub protocols, the preferred first, with their versions (`select_versions`)
+    protocols: Mapping[str, int] = field(default_factory=lambda: VERSIONS)
+    message_id: MessageIdRule = field(default_factory=MessageIdRule)
+    max_message_bytes: int = 0  # data of a message that is forwarded; 0 for no limit
     authors: frozenset[bytes] = frozenset()  # peer ids of our messages' authors, in addition to the node's
     score: ScoreOptions = field(default_factory=ScoreOptions)
 

@@ -6,11 +6,15 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
+from typing import Final
 
 from kiln.bridge.gossipsub.effects import PeerID
 from kiln.bridge.gossipsub.options import RouterOptions
 from kiln.bridge.gossipsub.score import Score
 from kiln.bridge.gossipsub.signing import PeerSigning
+from kiln.schemas.wire.gossip_id import canonical_id, is_key_form, is_text_form, key_form, text_form
+
+_TEXT_ID_COST: Final = 3  # ids of `max_ids_per_rpc` that an id as text counts for, in addition to itself
 
 
 @dataclass(slots=True, eq=False)
@@ -37,6 +41,14 @@ class PeerState:
     iwant_bytes: int = 0
     idontwant_count: int = 0
     graft_penalties: int = 0
+
+    def read_id(self, raw: bytes) -> bytes:
+        """Convert a message id to canonical form, and learn the form that the peer uses."""
+        if is_key_form(raw):
+            self.encode_id = key_form
+        elif is_text_form(raw):
+            self.encode_id, self.id_budget = text_form, self.id_budget - _TEXT_ID_COST
+        return canonical_id(raw)
 
     def penalize_graft(self, count: int, limit: int) -> None:
         """Penalize the peer for a GRAFT, up to the limit of a heartbeat."""

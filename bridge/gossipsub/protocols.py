@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
 
@@ -21,3 +21,9 @@ BACKOFF_VERSION: Final = 11
 """PRUNE has a back-off in seconds."""
 IDONTWANT_VERSION: Final = 12
 EXTENSIONS_VERSION: Final = 13
+_OTHER_VERSION: Final = 11  # of a network's own protocol, such as Waku's relay
+
+
+def select_versions(protocols: Iterable[str]) -> Mapping[str, int]:
+    """Return the gossipsub version of each protocol, times ten, in the order given; gossipsub 1.1 for an own id."""
+    return {protocol: VERSIONS.get(protocol, _OTHER_VERSION) for protocol in protocols}

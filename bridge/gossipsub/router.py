@@ -7,8 +7,8 @@ router does as go-libp2p-pubsub, which most peers run. Differences, all on purpo
   forged copy can never stand in the way of the true copy.
 * The router neither uses nor sends peers in PRUNE (peer exchange): the host decides which peers to dial.
 * The router grafts a peer that comes onto a topic whose mesh is too small at once, not at the next heartbeat.
-* The router understands ids of js-libp2p (key ‖ seqno) and rust-libp2p (both as text), and speaks them to a peer that
-  uses them.
+* Of ids by author and seqno the router understands the forms of js-libp2p (key ‖ seqno) and rust-libp2p (both as text),
+  and speaks them to a peer that uses them.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from kiln.bridge.gossipsub.cache import MessageCache, SeenSet, copy_number
 from kiln.bridge.gossipsub.effects import Deliver, PeerID, PeerView, PolicyConflict, Send
 from kiln.bridge.gossipsub.options import RouterOptions
 from kiln.bridge.gossipsub.peers import Backoffs, Fanout, PeerState, Promises, RetainedScores, select_mesh_peers
-from kiln.bridge.gossipsub.protocols import BACKOFF_VERSION, EXTENSIONS_VERSION, IDONTWANT_VERSION, VERSIONS
+from kiln.bridge.gossipsub.protocols import BACKOFF_VERSION, EXTENSIONS_VERSION, IDONTWANT_VERSION
 from kiln.bridge.gossipsub.rpc_parts import MessageTooLargeError, split
 from kiln.bridge.gossipsub.score import Score
 from kiln.bridge.gossipsub.signing import TopicSigning
 from kiln.bridge.gossipsub.table_agreements import AGENT, Savings, TableAgreements
 from kiln.conf.process.bridge_status import SavingDirection, SavingStatus
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, ControlMessage, Message
-from kiln.schemas.wire.gossip_id import canonical_id, gossip_id, is_key_form, is_text_form, key_form, text_form
+from kiln.schemas.wire.gossip_id import canonical_id
 from kiln.schemas.wire.identity import MAX_RPC_COST, Judgement, Verdict, estimate_id_cost
 from kiln.schemas.wire.public_key import KEY_ALGORITHM
 from kiln.schemas.wire.topic_table import BundleSet
@@ -40,7 +40,6 @@ Verify = Callable[[Message], Judgement]
 """Verification of a message's signature: `kiln.schemas.wire.identity.check` under the topic's policy."""
 
 _ACCEPTED: Final = (Verdict.VALID, Verdict.UNSIGNED)
-_TEXT_ID_COST: Final = 3  # ids of `max_ids_per_rpc` that an id as text counts for, in addition to itself
 
 
 class Router:
@@ -57,6 +56,8 @@ class Router:
     ) -> None:
         self._own = {own, *options.authors}
         self._options = options
+        self._compute_id = options.message_id.compute
+        self._by_content = options.message_id.by_content
         self._rng = rng
         self._verify = verify
         self._table = TableAgreements(BundleSet()) if table is None else table
@@ -144,9 +145,9 @@ class Router:
         Raises:
             ValueError: The protocol is unknown.
         """
-        version = VERSIONS.get(protocol)
+        version = self._options.protocols.get(protocol)
         if version is None:
-            raise ValueError(f"not a pubsub protocol of ours: {protocol!r}; known are {', '.join(VERSIONS)}")
+            raise ValueError(f"not a pubsub protocol of ours: {protocol!r}; known are {list(self._options.protocols)}")
         if peer in self._peers:
             self.remove_peer(peer, now)
         score = self._retained.pop(peer, now) or Score(self._options.score)
@@ -265,18 +266,18 @@ class Router:
         topic = message.topic
         if not topic:
             raise ValueError("a message to publish needs a topic")
-        key = gossip_id(message)
+        key = self._compute_id(message, topic)
         data = message.SerializeToString()
         if not self._options.rpc_limits.accept(len(data), len(message.data)):
             raise MessageTooLargeError(
                 f"a message of {len(data)} bytes does not fit in an RPC of {self._options.rpc_limits.size}. "
                 "Raise bridge.max_rpc_bytes_out if every peer of the network accepts more."
             )
-        verdict = Verdict.VALID if message.HasField("signature") else Verdict.UNSIGNED
-        self._seen.add(key, copy_number(data, verdict), now)
-        self._cache.put(key, topic, data)
+        signed = message.HasField("signature")
+        self._seen.add(key, copy_number(data, Verdict.VALID if signed else Verdict.UNSIGNED), now)
+        self._cache.put(key, topic, data, signed)
         self._counters["published"] += 1
-        targets = [state for state in self._publish_targets(topic, now) if self._wants(state, topic, key)]
+        targets = [state for state in self._publish_targets(topic, now) if self._wants(state, topic, key, signed)]
         rpc = RPC()
         rpc.publish.append(message)
         return [Send(state.peer, self._table.encode_for_peer(state.peer, rpc), True) for state in targets]
@@ -328,7 +329,8 @@ class Router:
         self._counters["dropped_messages"] += len(rpc.publish)
         for item in rpc.control.iwant:
             for raw in item.messageIDs:
-                self._promises.remove(canonical_id(raw), peer)  # it was not requested after all
+                # it was not requested after all
+                self._promises.remove(raw if self._by_content else canonical_id(raw), peer)
 
     def heartbeat(self, now: float) -> list[Send]:
         """Update scores, promises, meshes, fanout, gossip and expiry, every `RouterOptions.heartbeat` seconds."""
@@ -439,6 +441,7 @@ class Router:
         counters = self._counters
         joined = self._mesh
         seen = self._seen
+        max_size = self._options.max_message_bytes
         with_topic_name = (
             self._table.with_topic_name
         )  # no message has an index from here on, since it belongs to one connection's table
@@ -455,12 +458,14 @@ class Router:
             if topic is None or topic not in joined:
                 counters["unknown_topic"] += 1
                 continue
-            self._signing.record_message(state.signing, topic, received.HasField("signature"))
+            signed = received.HasField("signature")
+            self._signing.record_message(state.signing, topic, signed)
             message = with_topic_name(received, topic)
             cost += estimate_id_cost(message)
-            key = gossip_id(message)
+            key = self._compute_id(message, topic)
             data = message.SerializeToString()
-            can_relay = self._options.rpc_limits.accept(len(data), len(message.data))
+            size = len(message.data)
+            can_relay = self._options.rpc_limits.accept(len(data), size) and (not max_size or size <= max_size)
             if not can_relay:
                 counters["message_too_large"] += 1
                 state.score.penalize()
@@ -482,8 +487,8 @@ class Router:
             if known is not None:
                 counters["duplicate"] += 1  # the same message in other bytes
                 continue
-            if not can_relay and verdict == Verdict.UNSIGNED:
-                # anyone can pad an unsigned message, whose id is that of its data: a copy that fits is still wanted
+            if not can_relay and (self._by_content or verdict == Verdict.UNSIGNED):
+                # anyone can pad a message whose id is that of its data: a copy that fits is still wanted
                 delivered.append(Deliver(message, topic, state.peer))
                 continue
             seen.add(key, copy_number(data, verdict), now)
@@ -496,7 +501,7 @@ class Router:
             if not can_relay:
                 too_large.append((message, topic, key))
                 continue
-            self._cache.put(key, topic, data)
+            self._cache.put(key, topic, data, signed)
             state.score.deliver()
             fresh.append((message, topic, key))
         if too_large:
@@ -535,19 +540,19 @@ class Router:
     def _forward(self, source: PeerState, fresh: list[tuple[Message, str, bytes]], sends: list[Send]) -> None:
         if len(fresh) == 1:  # nearly always
             message, topic, key = fresh[0]
-            author = getattr(message, "from")
+            author, signed = getattr(message, "from"), message.HasField("signature")
             rpc = RPC()
             rpc.publish.append(message)
             for peer, state in self._relay_targets(topic).items():
-                if state is not source and peer != author and self._wants(state, topic, key):
+                if state is not source and peer != author and self._wants(state, topic, key, signed):
                     sends.append(Send(peer, self._table.encode_for_peer(peer, rpc), False))
                     self._counters["forwarded"] += 1
             return
         chosen: dict[PeerID, list[int]] = {}
         for index, (message, topic, key) in enumerate(fresh):
-            author = getattr(message, "from")
+            author, signed = getattr(message, "from"), message.HasField("signature")
             for peer, state in self._relay_targets(topic).items():
-                if state is not source and peer != author and self._wants(state, topic, key):
+                if state is not source and peer != author and self._wants(state, topic, key, signed):
                     chosen.setdefault(peer, []).append(index)
         made: dict[tuple[int, ...], list[RPC]] = {}
         for peer, indexes in chosen.items():
@@ -560,11 +565,11 @@ class Router:
             sends.extend([Send(peer, self._table.encode_for_peer(peer, part), False) for part in parts])
             self._counters["forwarded"] += len(indexes)
 
-    def _wants(self, state: PeerState, topic: str, key: bytes) -> bool:
+    def _wants(self, state: PeerState, topic: str, key: bytes, signed: bool) -> bool:
         if key in state.unwanted:
             self._counters["idontwant_honoured"] += 1
             return False
-        if state.signing.sent and not state.signing.accepts(topic, key):
+        if state.signing.sent and not state.signing.accepts(topic, signed):
             self._counters["withheld"] += 1
             return False
         return True
@@ -628,11 +633,7 @@ class Router:
             if len(raw) > self._options.max_id_bytes:
                 self._counters["id_too_long"] += 1
                 continue
-            if is_key_form(raw):
-                state.encode_id = key_form
-            elif is_text_form(raw):
-                state.encode_id, state.id_budget = text_form, state.id_budget - _TEXT_ID_COST
-            yield raw, canonical_id(raw)
+            yield raw, raw if self._by_content else state.read_id(raw)
 
     def _handle_ihave(self, state: PeerState, control: ControlMessage, sends: list[Send], now: float) -> None:
         options = self._options
@@ -690,7 +691,7 @@ class Router:
                     continue
                 state.iwant_count += 1
                 cached = self._cache.get(key)
-                if cached is None or not state.signing.accepts(cached.topic, key):
+                if cached is None or not state.signing.accepts(cached.topic, cached.signed):
                     self._counters["iwant_unknown"] += 1
                     continue
                 if self._cache.count(key, state.peer) > options.gossip_retransmission:
@@ -821,7 +822,8 @@ class Router:
         ]
         count = max(options.D_lazy, math.ceil(options.gossip_factor * len(pool)))
         for state in self._sample(pool, count):
-            wanted = [key for key in keys if state.signing.accepts(topic, key)] if state.signing.sent else keys
+            accepts, is_signed = state.signing.accepts, self._cache.is_signed
+            wanted = [key for key in keys if accepts(topic, is_signed(key))] if state.signing.sent else keys
             told = self._rng.sample(wanted, min(len(wanted), options.max_ihave_length))
             if not told:
                 continue

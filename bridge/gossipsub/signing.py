@@ -17,7 +17,6 @@ from kiln.schemas.wire.identity import MISSING_SIGNATURE, UNEXPECTED_AUTH, Judge
 from kiln.schemas.wire.signing_policy import Policy
 
 _USUAL: Final[Mapping[Policy, bool | None]] = {"strict": True, "none": False, "either": None}
-_UNSIGNED_ID_BYTES: Final = 32  # of `gossip_id`; those of signed messages are longer
 _SIGNED: Final = 1
 _UNSIGNED: Final = 2
 _PRUNED: Final = 4
@@ -40,9 +39,9 @@ class PeerSigning:
         if topic in self.sent:
             self.sent[topic] &= ~_PRUNED
 
-    def accepts(self, topic: str, key: bytes) -> bool:
-        """Return whether the peer seems to accept a message, by its `gossip_id`."""
-        return self.is_kiln or not _rejects(self.sent.get(topic, 0), len(key) != _UNSIGNED_ID_BYTES)
+    def accepts(self, topic: str, signed: bool) -> bool:
+        """Return whether the peer seems to accept messages on a topic that have a signature, or none."""
+        return self.is_kiln or not _rejects(self.sent.get(topic, 0), signed)
 
 
 class TopicSigning:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from typing import Final
 
@@ -17,7 +17,6 @@ from libp2p.security.noise.exceptions import PeerIDMismatchesPubkey
 from libp2p.transport.exceptions import MuxerUpgradeFailure, SecurityUpgradeFailure
 from multiaddr import Multiaddr
 
-from kiln.bridge.gossipsub.protocols import VERSIONS
 from kiln.bridge.libp2p.closing import BROKEN
 
 _FAMILIES: Final = {"dns": socket.AF_UNSPEC, "dns4": socket.AF_INET, "dns6": socket.AF_INET6}
@@ -43,16 +42,20 @@ async def dial(swarm: Swarm, address: Multiaddr, peer: ID, seconds: float) -> st
     return f"{address}: {reason}"
 
 
-def describe_missing_pubsub(store: IPeerStore, peer: ID) -> str:
-    """Describe why a connected peer has no pubsub stream."""
+def describe_missing_pubsub(store: IPeerStore, peer: ID, offered: Collection[str]) -> str:
+    """Describe why a connected peer has no pubsub stream.
+
+    Args:
+        offered: Pubsub protocols of the node.
+    """
     protocols: list[str] = []
     with suppress(PeerStoreError):  # identify has not completed
         protocols = store.get_protocols(peer)
-    if not set(protocols).isdisjoint(VERSIONS):
+    if not set(protocols).isdisjoint(offered):
         return "connected, but it accepts no pubsub stream, which it says it speaks. See its log."
     return (
-        f"connected, but it speaks no pubsub: none of its {len(protocols)} protocols is {next(iter(VERSIONS))} or an "
-        "older one. Enable pubsub there (in Kubo: Pubsub.Enabled), or name another peer."
+        f"connected, but it speaks no pubsub of this network: none of its {len(protocols)} protocols is one of "
+        f"{', '.join(offered)}. Enable pubsub there (in Kubo: Pubsub.Enabled), or name another peer."
     )
 
 

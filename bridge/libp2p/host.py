@@ -38,7 +38,6 @@ from trio_typing import TaskStatus
 
 from kiln.bridge.capture.tap import ConnectionRecord, ConnectionTap, Sink
 from kiln.bridge.gossipsub.effects import Deliver, PeerID, Send
-from kiln.bridge.gossipsub.protocols import VERSIONS
 from kiln.bridge.gossipsub.router import Router
 from kiln.bridge.gossipsub.table_agreements import TableAgreements
 from kiln.bridge.gossipsub.wire import OversizedRpc, RpcSplitter, WireError, encode
@@ -137,7 +136,9 @@ class Node:
         self._scope = trio.CancelScope()
         self._topics: dict[str, None] = {}
         self._closing = False
-        self._handlers: dict[str, Callable[[INetStream], Awaitable[None]]] = dict.fromkeys(VERSIONS, self._accept)
+        self._handlers: dict[str, Callable[[INetStream], Awaitable[None]]] = dict.fromkeys(
+            options.gossip.protocols, self._accept
+        )
         self.addresses: tuple[str, ...] = ()
         """Multiaddrs that the node listens on, with actual ports, each ending in /p2p/<peer id>, for use as
         bootstrap."""
@@ -473,7 +474,9 @@ class Node:
                     error = await self._run_session(link)
                     failures = failures + 1 if error else 0
                     if failures >= _OPEN_ATTEMPTS:
-                        link.error = describe_missing_pubsub(self._host.get_peerstore(), link.id)
+                        link.error = describe_missing_pubsub(
+                            self._host.get_peerstore(), link.id, self._options.gossip.protocols
+                        )
                         await link.inbound_opened.wait()  # a peer that speaks pubsub will open a stream
                         failures, link.error = 0, ""
                     if trio.current_time() - started > 10:
@@ -550,7 +553,7 @@ class Node:
         conn = offered if offered in connections else connections[-1] if connections else None
         if not isinstance(conn, SwarmConn):
             raise trio.ClosedResourceError("no connection")
-        stream = await self._negotiate(conn, VERSIONS)
+        stream = await self._negotiate(conn, self._options.gossip.protocols)
         return stream, str(stream.get_protocol())
 
     async def _negotiate(self, conn: INetConn, protocols: Iterable[str]) -> NetStream:

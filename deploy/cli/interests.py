@@ -19,7 +19,7 @@ commands = typer.Typer()
 def interests(
     add: Annotated[
         list[str] | None,
-        typer.Option("--add", metavar="X", help="Follow X: * for all, a key, or key/value. Repeatable."),
+        typer.Option("--add", metavar="X", help="Follow X: * for all, a key, key/value, or a topic. Repeatable."),
     ] = None,
     remove: Annotated[
         list[str] | None, typer.Option("--remove", metavar="X", help="Stop following X. Repeatable.")
@@ -28,13 +28,12 @@ def interests(
     state: StateOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """List or change the separators that the bridge follows."""
+    """List or change the separators (or topics) that the bridge follows."""
     settings = settings_of(config, state)
-    from kiln.bridge.app.interests import InterestsFile
+    from kiln.bridge.app.interests import open_interests
     from kiln.schemas.printable import printable
-    from kiln.schemas.wire.topics import TopicError
 
-    file = InterestsFile(settings.bridge_dir / "interests.json", settings.bridge.interests)
+    file = open_interests(settings)
     now = list(file.read())
     if file.error:
         raise KilnError(f"{file.error}. Fix or remove the file, then try again")
@@ -46,7 +45,7 @@ def interests(
         claim_state_folder(settings.state)
         try:
             file.write(now)
-        except TopicError as error:
+        except ValueError as error:
             raise UsageError(f"--add: {error}") from None
     now = list(dict.fromkeys(now))
     print(json.dumps(now) if as_json else "\n".join(map(printable, now)))

@@ -64,7 +64,7 @@ def test_the_seen_set_keeps_its_bounds_and_forgets_nothing_early(events: list[tu
 
 def test_a_message_is_kept_for_its_heartbeats_and_told_of_for_fewer() -> None:
     cache = MessageCache(length=5, gossip=3, cap=1000)
-    cache.put(b"id", "t", b"data")
+    cache.put(b"id", "t", b"data", True)
     for beat in range(5):
         assert (cache.gossip_ids("t") == [b"id"]) == (beat < 3)
         assert cache.get(b"id") is not None
@@ -75,20 +75,20 @@ def test_a_message_is_kept_for_its_heartbeats_and_told_of_for_fewer() -> None:
 
 def test_ids_are_told_by_topic_newest_window_first() -> None:
     cache = MessageCache(length=3, gossip=2, cap=1000)
-    cache.put(b"a", "t", b"")
-    cache.put(b"b", "u", b"")
+    cache.put(b"a", "t", b"", True)
+    cache.put(b"b", "u", b"", True)
     cache.shift()
-    cache.put(b"c", "t", b"")
+    cache.put(b"c", "t", b"", True)
     assert cache.gossip_ids("t") == [b"c", b"a"]
     assert cache.gossip_ids("u") == [b"b"]
 
 
 def test_sendings_are_counted_per_peer_and_forgotten_with_the_message() -> None:
     cache = MessageCache(length=1, gossip=1, cap=1000)
-    cache.put(b"a", "t", b"")
+    cache.put(b"a", "t", b"", True)
     assert [cache.count(b"a", b"p"), cache.count(b"a", b"p"), cache.count(b"a", b"q")] == [1, 2, 1]
     cache.shift()
-    cache.put(b"a", "t", b"")
+    cache.put(b"a", "t", b"", True)
     assert cache.count(b"a", b"p") == 1
 
 
@@ -102,7 +102,7 @@ def test_the_bytes_kept_stay_under_the_cap(events: list[int | None]) -> None:
             cache.shift()
             beat += 1
         else:
-            cache.put(b"%d" % number, "t", bytes(size))
+            cache.put(b"%d" % number, "t", bytes(size), True)
             kept.append((b"%d" % number, size, beat))
         kept = [each for each in kept if beat - each[2] < 4]
         while sum(each[1] for each in kept) > 100:

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kiln.bridge.app.interests import build_topic_rule
 from kiln.bridge.app.topic_selector import TopicSelector
 from kiln.bridge.cluster.group import LiveBridge, interests_digest
 from kiln.bridge.cluster.rendezvous import find_owner
 from kiln.bridge.cluster.topics import TopicShares
 from kiln.bridge.gossipsub.effects import PeerView
 from kiln.schemas.wire.identity import peer_text
-from kiln.schemas.wire.topics import parse_interest
 
 NETWORK = "local-test"
 OWN = f"/ceramic/{NETWORK}"
@@ -50,8 +50,8 @@ class Town:
         for other in live:
             if other != bridge and frozenset((bridge, other)) not in self.apart:
                 peers[other] = self._view(self.on[other])
-        followed = map(parse_interest, self.interests[bridge])
-        return self.joining[bridge].select(NETWORK, followed, peers, self.on[bridge])
+        rule = build_topic_rule(NETWORK, self.interests[bridge], is_ceramic=True)
+        return self.joining[bridge].select(rule, peers, self.on[bridge])
 
     @staticmethod
     def _view(topics: set[str]) -> PeerView:
@@ -113,7 +113,6 @@ def test_no_topic_goes_unheard_whoever_knows_whom(data: st.DataObject) -> None:
         town.run()
         heard = set[str]().union(*(town.heard(bridge) for bridge in town.on))
         for bridge in town.on:
-            alone = TopicSelector(1_000, 1_000).select(
-                NETWORK, map(parse_interest, town.interests[bridge]), {b"s": town._view(town.strangers[bridge])}, ()
-            )
+            rule = build_topic_rule(NETWORK, town.interests[bridge], is_ceramic=True)
+            alone = TopicSelector(1_000, 1_000).select(rule, {b"s": town._view(town.strangers[bridge])}, ())
             assert heard >= alone & town.strangers[bridge]
