@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 .SUFFIXES:
-.PHONY: help setup java jars jars-s3 run test test-all fuzz chaos hostile lint proto pages bench lock sbom dist images docs clean
+.PHONY: help setup java jars jars-s3 run test test-all fuzz chaos hostile lint proto pages sample bench lock audit sbom dist images docs clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -76,11 +76,14 @@ bench: setup ## measure (ARGS="--help")
 LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate
 
 lock: $(VENV)/.installed ## resolve pyproject.toml into the lock files, and write the checksums of the jars
-	$(LOCK) --extra dev --override conf/overrides.txt pyproject.toml -o requirements.lock
-	$(LOCK) --override conf/overrides.txt --constraint requirements.lock pyproject.toml -o conf/runtime.lock
+	$(LOCK) --extra all --extra dev --override conf/overrides.txt pyproject.toml -o requirements.lock
+	$(LOCK) --extra all --override conf/overrides.txt --constraint requirements.lock pyproject.toml -o conf/runtime.lock
 	echo "$(UV)" | $(LOCK) - -o conf/uv.lock
 	$(PY) -m kiln.deploy.stack.jars --lock
 	$(PY) -m kiln.deploy.stack.jars --lock --s3
+
+audit: $(VENV)/.installed ## check lock files, jars and the VEX document, without a network (ARGS=--yanked asks the package index too)
+	@$(PY) -m kiln.deploy.packaging.audit $(ARGS)
 
 sbom: $(VENV)/.installed ## write the bill of materials as CycloneDX (ARGS="FILE")
 	@$(PY) -m kiln.deploy.packaging.sbom $(or $(ARGS),build/kiln.cdx.json)

@@ -10,7 +10,7 @@ class KilnError(Exception):
 
 
 class PrerequisiteError(KilnError):
-    """A prerequisite is missing: Java, jars, a free port, a broker."""
+    """A prerequisite is missing: an extra, Java, jars, a free port, a broker."""
 
     exit_code = 3
 

@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 
 from kiln.conf.process.disk import to_disk
 from kiln.conf.process.errors import KilnError
+from kiln.conf.process.extras import require_extras
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -237,10 +238,10 @@ class StorePrefix(Location):
         return urlsplit(self.uri).netloc
 
     def exists(self) -> bool:
-        from pyarrow.fs import FileType
-
         with self._translate_errors():
             (info,) = self._store.get_file_info([self._key])
+        from pyarrow.fs import FileType
+
         return bool(info.type != FileType.NotFound)
 
     def files(self) -> Iterator[FileEntry]:
@@ -286,11 +287,12 @@ class StorePrefix(Location):
         """Do nothing: objects need no repair after a power cut."""
 
     def _list_objects(self, *, recursive: bool) -> Iterator[pa.fs.FileInfo]:
+        store = self._store
         from pyarrow.fs import FileSelector
 
         selector = FileSelector(self._key, allow_not_found=True, recursive=recursive)
         with self._translate_errors():
-            infos = self._store.get_file_info_selector(selector)
+            infos = store.get_file_info_selector(selector)
         yield from infos
 
     @contextmanager
@@ -339,6 +341,7 @@ class _Upload(io.RawIOBase):
 @lru_cache(maxsize=4)
 def _store(bucket: str, options: tuple[tuple[str, str], ...]) -> DeltaStorageHandler:
     """Open the connections to a bucket, once per process."""
+    require_extras("lake")
     from deltalake.fs import DeltaStorageHandler
 
     return DeltaStorageHandler(bucket, dict(options))

@@ -14,6 +14,7 @@ from typing import Annotated, Final
 import typer
 
 from kiln.conf.process.errors import KilnError
+from kiln.conf.process.extras import format_install_command, read_version
 from kiln.deploy.cli import (
     backfill,
     broker,
@@ -30,7 +31,7 @@ from kiln.deploy.cli import (
     trace,
     traffic,
 )
-from kiln.deploy.cli.exits import FAILED, INTERRUPTED, OK, USAGE
+from kiln.deploy.cli.exits import ENVIRONMENT, FAILED, INTERRUPTED, OK, USAGE
 from kiln.deploy.cli.startup import discard_output, prepare_process
 from kiln.schemas.printable import printable_lines
 
@@ -62,8 +63,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Archive the pubsub traffic of a Ceramic network in Delta tables and publish CIP-123 batches.\n\n"
-    "Exit codes: 0 success; 1 failure; 2 invalid command line or settings; 3 missing requirement (Java, jars, a free "
-    "port, a broker); 130 interrupted.",
+    "Exit codes: 0 success; 1 failure; 2 invalid command line or settings; 3 missing requirement (an extra, Java, "
+    "jars, a free port, a broker); 130 interrupted.",
 )
 for group in GROUPS:
     app.add_typer(group.commands)
@@ -71,9 +72,7 @@ for group in GROUPS:
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
-
-        print(f"kiln {version('kiln')}")
+        print(f"kiln {read_version()}")
         raise typer.Exit
 
 
@@ -101,6 +100,11 @@ def run_command(arguments: Sequence[str]) -> int:
     except KilnError as error:
         _complain(str(error))
         return error.exit_code
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("kiln"):
+            raise
+        _complain(f"the package of the module {error.name} is not installed: {format_install_command('all')}")
+        return ENVIRONMENT
     except BrokenPipeError:
         discard_output()  # the reader has enough, as in `kiln status | head`
         return OK

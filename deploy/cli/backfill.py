@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from kiln.conf.process.extras import require_extras
 from kiln.deploy.cli.exits import FAILED, OK, UsageError
 from kiln.deploy.cli.options import (
     ConfigOption,
@@ -71,6 +72,7 @@ def run(
     The tables of the run are in backfill/NAME of the lake. The command works while Kiln runs. Repeat it to resume a
     stopped run; a completed run is not changed.
     """
+    require_extras("spark")
     settings = settings_of(config, state)
     import json
 
@@ -129,6 +131,7 @@ def run(
 @commands.command("list")
 def backfill_list(as_json: JsonOption = False, state: StateOption = None, config: ConfigOption = None) -> None:
     """List runs with range, source, state and row counts."""
+    require_extras("lake")
     settings = settings_of(config, state)
     from kiln.deploy.screens.backfill import encode_runs, render_runs
     from kiln.pipelines.backfill.runs import list_runs
@@ -149,6 +152,7 @@ def backfill_diff(
     The comparison is by table, day and separator, down to the CID, and lists the first differences. Exit code 1 if
     anything differs. Requires no Java.
     """
+    require_extras("lake")
     settings = settings_of(config, state)
     from kiln.deploy.screens.backfill import encode_diff, print_diff
     from kiln.pipelines.backfill.run_diff import diff_run
@@ -188,6 +192,7 @@ def backfill_swap(
 
     Kiln may run meanwhile. Repeat the command to resume an interrupted swap. Requires no Java.
     """
+    require_extras("lake")
     settings = settings_of(config, state)
     from kiln.pipelines.backfill.runs import get_run, lock_run
     from kiln.pipelines.backfill.swap import FileSwap
@@ -222,6 +227,7 @@ def backfill_drop(name: RunArgument, state: StateOption = None, config: ConfigOp
 
     Rows that were swapped in stay, and backfill_runs keeps the events of the run.
     """
+    require_extras("lake")
     settings = settings_of(config, state)
     from kiln.pipelines.backfill.runs import drop_run, get_run_unless_dropped, lock_run
     from kiln.pipelines.backfill.sources import delete_streams

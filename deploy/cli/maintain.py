@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kiln.conf.process.extras import require_extras
 from kiln.deploy.cli.exits import FAILED, OK, UsageError
 from kiln.deploy.cli.options import ConfigOption, JsonOption, StateOption, answers, notes, settings_of
 
@@ -33,6 +34,7 @@ def maintain(
     """
     if dry_run and watch:
         raise UsageError("--dry-run and --watch: choose one")
+    require_extras("lake")
     settings = settings_of(config, state)
     from kiln.deploy.ops.maintenance import Maintenance, preview_maintenance
     from kiln.deploy.screens.maintain import encode_maintenance, format_maintenance_line, render_maintenance

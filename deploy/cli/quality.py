@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kiln.conf.process.extras import require_extras
 from kiln.deploy.cli.exits import FAILED, OK, UsageError
 from kiln.deploy.cli.options import (
     ConfigOption,
@@ -50,6 +51,7 @@ def quality(
     Each check reads only rows that it has not read before. Results go to the table quality_results. The command works
     while Kiln runs and requires no Java. Exit code 1 if an expectation of level error fails.
     """
+    require_extras("quality")
     settings = settings_of(config, state)
     from kiln.conf.settings.keys import suggest_key
     from kiln.schemas.delta.tables import TABLES

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from kiln.conf.process.extras import require_extras
 from kiln.deploy.cli.exits import UsageError
 from kiln.deploy.cli.options import (
     ConfigOption,
@@ -63,6 +64,7 @@ def quarantine_list(
     config: ConfigOption = None,
 ) -> None:
     """Count quarantined records by reason, hour or author."""
+    require_extras("lake")
     settings = settings_of(config, state)
     wanted = _selection(stage, reason, since, until, author)
     from kiln.deploy.ops.quarantine.picking import QuarantineRows
@@ -95,6 +97,7 @@ def quarantine_show(
 
     Bytes that are text are printed as escaped text, all others in hex. --json prints complete rows.
     """
+    require_extras("lake")
     settings = settings_of(config, state)
     wanted = _selection(stage, reason, since, until, author)
     from kiln.deploy.ops.quarantine.picking import QuarantineRows
@@ -129,6 +132,7 @@ def quarantine_drop(
     Without --yes the command only counts. The table quarantine_dropped records each row with the hash of its bytes, the
     time and TEXT. Dropped rows cannot be replayed. The command works while Kiln runs.
     """
+    require_extras("lake")
     settings = settings_of(config, state)
     wanted = _selection(stage, reason, since, until, author)
     if wanted.is_all != everything:
@@ -221,6 +225,7 @@ def quarantine_replay(
     replay changes nothing. For stage fetch, blocks are fetched again, which needs a running bridge. Afterwards, run
     kiln run --catch-up.
     """
+    require_extras("spark")
     settings = settings_of(config, state)
     from kiln.bridge.kafka.producers import FramesProducer, connect
     from kiln.deploy.ops.quarantine.replay import QuarantineReplay, describe_candidates

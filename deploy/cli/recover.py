@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from kiln.conf.process.extras import require_extras
 from kiln.deploy.cli.exits import FAILED, OK
 from kiln.deploy.cli.options import ConfigOption, JsonOption, StateOption, answers, note_once, notes, settings_of
 
@@ -26,6 +27,7 @@ def recover(
     deleted: damaged files move to the folder set-aside of the state folder. Kiln must not run meanwhile. Exit code 1
     while damage is left.
     """
+    require_extras("spark")
     settings = settings_of(config, state)
     from kiln.deploy.ops.recover import Recovery
     from kiln.deploy.screens.recovery import encode_recovery, render_recovery

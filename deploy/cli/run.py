@@ -8,12 +8,12 @@ import shutil
 import sys
 from collections.abc import Sequence
 from datetime import timedelta
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kiln.conf.process.extras import read_version, require_extras
 from kiln.deploy.cli.exits import FAILED, OK, UsageError
 from kiln.deploy.cli.options import (
     ConfigOption,
@@ -64,6 +64,7 @@ def run(
     With --for, the queries then read all that was captured (run.drain), so that the tables agree with the summary.
     Without a bootstrap peer, Kiln starts a demo network on this machine and publishes its batches there.
     """
+    require_extras("bridge", "spark")
     if duration is not None and catch_up:
         raise UsageError("--for and --catch-up: choose one; --catch-up ends by itself")
     length = None if duration is None else length_of(duration)
@@ -128,8 +129,13 @@ def job(
     config: ConfigOption = None,
 ) -> None:
     """Run one query as a Spark application, until Ctrl-C."""
-    query = _job_name(name)
-    raise typer.Exit(_run(settings_of(config, state), (query,), length=None, catch_up=False, source="none"))
+    require_extras("bridge", "spark")
+    query, settings = _job_name(name), settings_of(config, state)
+    from kiln.schemas.queries import CERAMIC_QUERIES
+
+    if not settings.is_ceramic and query in CERAMIC_QUERIES:
+        raise UsageError(f'{query} is for a Ceramic network, but network.kind is "gossip": run archive and sink')
+    raise typer.Exit(_run(settings, (query,), length=None, catch_up=False, source="none"))
 
 
 def _job_name(name: str) -> JobName:
@@ -148,6 +154,7 @@ def bridge(state: StateOption = None, config: ConfigOption = None) -> None:
 
     It connects to bridge.bootstrap. While the broker is unreachable, it spools frames on disk.
     """
+    require_extras("bridge")
     settings = settings_of(config, state)
     from kiln.bridge.app.main import run as run_bridge
     from kiln.conf.process.exporter import Exporter
@@ -156,7 +163,7 @@ def bridge(state: StateOption = None, config: ConfigOption = None) -> None:
 
     out = notes()
     told = settings.bridge_dir / "status.json"
-    alone = BridgeMonitor(told, settings.network.name, metadata.version("kiln"), settings.broker.client_options)
+    alone = BridgeMonitor(told, settings.network.name, read_version(), settings.broker.client_options)
     endpoint = Exporter(settings.monitor.host_and_port, alone, settings.monitor.hosts)
     with start_broker_eventually(settings, note_once(out)), endpoint as exporter:
         out.print(exporter.error or f"{told} says how the bridge does; Ctrl-C stops it", style="dim")

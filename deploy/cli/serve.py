@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from kiln.conf.process.extras import require_extras
 from kiln.deploy.cli.options import ConfigOption, StateOption, lake_of, note_once, notes, settings_of
 
 commands = typer.Typer()
@@ -35,6 +36,7 @@ def serve_sql(
     Runs Spark's Thrift server until Ctrl-C. HiveServer2 clients connect with user and password on loopback; there is no
     TLS, so use an SSH tunnel from other machines. It runs next to kiln run and reads what kiln run commits.
     """
+    require_extras("spark")
     settings = settings_of(config, state)
     from kiln.deploy.query.serve.server import SqlEndpoint, start_server
     from kiln.deploy.query.serve.server import ensure_password_file as made

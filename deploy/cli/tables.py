@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kiln.conf.process.extras import require_extras
 from kiln.deploy.cli.exits import UsageError
 from kiln.deploy.cli.options import (
     ConfigOption,
@@ -103,6 +104,7 @@ def _asking(
         from kiln.deploy.query.ask import query_lake
 
         return lambda question: query_lake(lake, question, as_of)
+    require_extras("spark")
     from kiln.deploy.query.serve.classes import compile_classes
     from kiln.deploy.query.spark import query_spark
     from kiln.deploy.stack.spark import spark_session

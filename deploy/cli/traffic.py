@@ -10,6 +10,7 @@ from typing import Annotated, BinaryIO, cast
 import typer
 
 from kiln.conf.process.errors import KilnError
+from kiln.conf.process.extras import require_extras
 from kiln.deploy.cli.exits import UsageError
 from kiln.deploy.cli.options import (
     ConfigOption,
@@ -48,6 +49,7 @@ def replay(
     for file in files:
         if not file.is_file():
             raise UsageError(f"{file}: no such capture file")
+    require_extras("bridge")
     settings = settings_of(config, state)
     import time
 

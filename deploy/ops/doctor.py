@@ -1,6 +1,7 @@
-"""Checks of `kiln doctor`: can Kiln run on this machine, with these settings and this state folder?
+"""Checks of `kiln doctor`: what can Kiln do on this machine, with these settings and this state folder?
 
-A check is a pure function from measured values to a `DoctorCheck`; `run_checks` measures them.
+A check is a pure function from measured values to a `DoctorCheck`; `run_checks` measures them, in groups by what one
+wants to do. A group whose extra is not installed has one row, which says how to install it.
 """
 
 import errno
@@ -13,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, TypeVar
@@ -22,10 +23,9 @@ from deltalake.exceptions import DeltaError
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion
 
-from kiln.bridge.ipfs.blocks import BlockStoreUnavailableError
-from kiln.bridge.ipfs.kubo import Kubo
 from kiln.conf.process.bridge_status import BridgeStatus, read_status
 from kiln.conf.process.errors import KilnError, PrerequisiteError
+from kiln.conf.process.extras import Extra, format_install_command, list_requirements
 from kiln.conf.process.location import shorten_error
 from kiln.conf.process.locks import read_lock_holders
 from kiln.conf.process.state_version import StateVersionError, check_state_version, is_private
@@ -52,6 +52,16 @@ _T = TypeVar("_T")
 _GB = 1_000_000_000
 _KUBO = 3.0  # s, timeout of a request to Kubo
 _SILENT = 10.0  # s, age of a status after which its bridge counts as stopped
+GROUPS: Final[Mapping[str, Extra | None]] = {
+    "query a lake": None,
+    "maintain a lake": "lake",
+    "capture from a network": "bridge",
+    "run the queries": "spark",
+    "check quality": "quality",
+    "run the demo network": "demo",
+}
+"""What one wants to do, in the order of the output, with the extra that it needs."""
+
 _IN_STORE: Final = frozenset({"checkpoints", "lake", "columns", "clocks"})
 """checks that read the lake's store, which takes minutes if it does not answer"""
 _TCP: Final = re.compile(r"/ip[46]/([^/]+)/tcp/(\d+)")
@@ -65,6 +75,8 @@ class DoctorCheck:
     level: Level
     found: str
     what_to_do: str = ""
+    group: str = ""
+    """what one wants to do, such as "query a lake"; one of `GROUPS`"""
 
 
 class Listener(NamedTuple):
@@ -74,6 +86,11 @@ class Listener(NamedTuple):
     host: str
     port: int
     udp: bool = False
+
+    @property
+    def is_of_broker(self) -> bool:
+        """True if the embedded broker listens there."""
+        return self.setting.startswith("kafka.")
 
 
 # ---------------------------------------------------------------- the checks, pure
@@ -117,14 +134,17 @@ def check_s3_jars(complete: bool) -> DoctorCheck:
     return DoctorCheck("jars for the store", "warn", "incomplete", "make jars-s3 (or let kiln run fetch them)")
 
 
-def check_packages(required: Iterable[str], installed: Mapping[str, str]) -> DoctorCheck:
+def check_packages(required: Iterable[str], installed: Mapping[str, str], extra: Extra | None = None) -> DoctorCheck:
     """Compare installed versions with the project's requirements.
 
     Args:
         required: Requirements as in package metadata; those of extras are skipped.
         installed: Versions by normalized package name.
+        extra: The extra that has these requirements. Missing packages are then no fault.
     """
+    row = f"extra {extra}" if extra else "packages"
     wrong: list[str] = []
+    missing: list[str] = []
     number = 0
     for line in required:
         try:
@@ -137,7 +157,7 @@ def check_packages(required: Iterable[str], installed: Mapping[str, str]) -> Doc
         number += 1
         version = installed.get(requirement.name.lower().replace("_", "-"))
         if version is None:
-            wrong.append(f"{requirement.name} is missing")
+            missing.append(requirement.name)
             continue
         try:
             is_satisfied = requirement.specifier.contains(version, prereleases=True)
@@ -145,9 +165,12 @@ def check_packages(required: Iterable[str], installed: Mapping[str, str]) -> Doc
             is_satisfied = False
         if not is_satisfied:
             wrong.append(f"{requirement.name} is {version}, not {requirement.specifier}")
+    if extra and missing:
+        return DoctorCheck(row, "warn", f"not installed: {', '.join(missing)}", format_install_command(extra))
+    wrong += [f"{name} is missing" for name in missing]
     if wrong:
-        return DoctorCheck("packages", "fail", "; ".join(wrong), "make setup")
-    return DoctorCheck("packages", "ok", f"all {number} requirements are satisfied")
+        return DoctorCheck(row, "fail", "; ".join(wrong), format_install_command(extra))
+    return DoctorCheck(row, "ok", f"all {number} requirements are satisfied")
 
 
 def check_spark(home: Path | PrerequisiteError, ignored: Sequence[str]) -> DoctorCheck:
@@ -370,39 +393,60 @@ def run_checks(settings: Settings) -> list[DoctorCheck]:
     bridge = _read(lambda: read_status(settings.bridge_dir / "status.json"), None)
     lake = Lake.from_location(settings.lake_root)
     away = probe_store(lake) if settings.uses_store else ""
-    checks: Mapping[str, Callable[[], Iterable[DoctorCheck]]] = {
-        "python": lambda: [check_python(sys.version_info[:2])],
-        "packages": lambda: [check_packages(metadata.requires("kiln") or (), _read_installed_versions())],
-        "java": lambda: [check_java(_find_java())],
-        "spark": lambda: (
-            [check_spark(_find_spark(), find_foreign_variables(os.environ))] if is_local(settings.spark.master) else []
-        ),
-        "jars": lambda: [check_jars(jars.is_complete(root), root)],
-        "jars for the store": lambda: (
-            [check_s3_jars(jars.is_complete(jars.s3_root(root), jars.IVY_S3))] if settings.uses_store else []
-        ),
-        "state folder": lambda: [_check_state(settings.state)],
-        "disk": lambda: [check_disk(shutil.disk_usage(_find_existing_parent(settings.state)).free)],
-        "memory": lambda: [check_memory(_read_available_memory(), wanted)],
-        "ports": lambda: [_check_port(listener, runs, kilns) for listener in list_listeners(settings)],
-        "broker": lambda: [check_broker(broker, kafka.embedded, runs)],
-        "partitions of updates": lambda: [
-            check_updates_partitions(broker, kafka.topic("updates"), kafka.updates_partitions)
-        ],
-        "checkpoints": lambda: [
-            check_checkpoints(
-                [read_query_status(name, settings.checkpoints_root / name, {}) for name in settings.jobs.queries]
-            )
-        ],
-        "object store": lambda: [check_store(lake.path, away)] if settings.uses_store else [],
-        "lake": lambda: [check_lake(read_lake_status(lake))],
-        "columns": lambda: [check_columns(_find_column_faults(lake))],
-        "clocks": lambda: [check_clocks(find_trailing_clocks(settings, updates))],
-        "bridge": lambda: [check_bridge(bridge, time.time())],
-        "ipfs": lambda: [check_ipfs(settings.ipfs.api, *_describe_block_store(settings))],
+    installed = _read_installed_versions()
+    checks: Mapping[str, Mapping[str, Callable[[], Iterable[DoctorCheck]]]] = {
+        "query a lake": {
+            "python": lambda: [check_python(sys.version_info[:2])],
+            "state folder": lambda: [_check_state(settings.state)],
+            "object store": lambda: [check_store(lake.path, away)] if settings.uses_store else [],
+            "lake": lambda: [check_lake(read_lake_status(lake))],
+            "columns": lambda: [check_columns(_find_column_faults(lake))],
+        },
+        "capture from a network": {
+            "ports": lambda: [
+                _check_port(each, runs, kilns) for each in list_listeners(settings) if not each.is_of_broker
+            ],
+            "bridge": lambda: [check_bridge(bridge, time.time())],
+            "ipfs": lambda: [check_ipfs(settings.ipfs.api, *_describe_block_store(settings))],
+        },
+        "run the queries": {
+            "java": lambda: [check_java(_find_java())],
+            "spark": lambda: (
+                [check_spark(_find_spark(), find_foreign_variables(os.environ))]
+                if is_local(settings.spark.master)
+                else []
+            ),
+            "jars": lambda: [check_jars(jars.is_complete(root), root)],
+            "jars for the store": lambda: (
+                [check_s3_jars(jars.is_complete(jars.s3_root(root), jars.IVY_S3))] if settings.uses_store else []
+            ),
+            "disk": lambda: [check_disk(shutil.disk_usage(_find_existing_parent(settings.state)).free)],
+            "memory": lambda: [check_memory(_read_available_memory(), wanted)],
+            "ports": lambda: [_check_port(each, runs, kilns) for each in list_listeners(settings) if each.is_of_broker],
+            "broker": lambda: [check_broker(broker, kafka.embedded, runs)],
+            "partitions of updates": lambda: [
+                check_updates_partitions(broker, kafka.topic("updates"), kafka.updates_partitions)
+            ],
+            "checkpoints": lambda: [
+                check_checkpoints(
+                    [read_query_status(name, settings.checkpoints_root / name, {}) for name in settings.jobs.queries]
+                )
+            ],
+            "clocks": lambda: [check_clocks(find_trailing_clocks(settings, updates))],
+        },
     }
     skipped = _IN_STORE if away else frozenset()
-    return [check for name, run in checks.items() if name not in skipped for check in _run_check(name, run)]
+    found: list[DoctorCheck] = []
+    for group, extra in GROUPS.items():
+        packages = check_packages(
+            [f"{each.name}{each.specifier}" for each in list_requirements(extra)], installed, extra
+        )
+        rows = [packages]
+        if packages.level != "warn":
+            for name, run in checks.get(group, {}).items():
+                rows += [] if name in skipped else _run_check(name, run)
+        found += [replace(row, group=group) for row in rows]
+    return found
 
 
 def _run_check(name: str, run: Callable[[], Iterable[DoctorCheck]]) -> list[DoctorCheck]:
@@ -465,6 +509,9 @@ def _describe_block_store(settings: Settings) -> tuple[str, str]:
         return str(settings.state / "blocks"), ""
     if api == "self":
         return f"the bridge serves the blocks in {settings.state / 'blocks'}, and fetches others", ""
+    from kiln.bridge.ipfs.blocks import BlockStoreUnavailableError
+    from kiln.bridge.ipfs.kubo import Kubo
+
     kubo = Kubo(api, settings.ipfs.api_auth.get_secret_value())
     try:
         return f"{kubo.identity(_KUBO).name} at {api}", ""
@@ -521,7 +568,7 @@ def _read(read: Callable[[], _T], otherwise: _T) -> _T:
 def _check_port(listener: Listener, broker_runs: bool, kilns: Collection[int]) -> DoctorCheck:
     """Check a port. Kiln's own processes may use it: the broker, those that hold a lock, and their children."""
     error = check_port_free(listener.port, listener.host, udp=listener.udp)
-    if error is None or listener.setting.startswith("kafka."):
+    if error is None or listener.is_of_broker:
         holder = None if error is None or broker_runs else find_port_holder(listener.port)
         return check_port(listener, error, ours=broker_runs and error is not None, holder=holder)
     holder = None if listener.udp else find_port_holder(listener.port)

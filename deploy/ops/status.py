@@ -15,6 +15,7 @@ from deltalake.exceptions import DeltaError
 from kiln.conf.process.bridge_status import BridgeStatus
 from kiln.conf.process.bridge_status import read_status as read_bridge_status
 from kiln.conf.process.errors import SettingsError
+from kiln.conf.process.extras import format_install_command
 from kiln.conf.process.kafka_errors import describe_kafka_error
 from kiln.conf.process.kafka_topics import TopicIdentity, describe_replaced_topic, describe_topics, find_replaced_topics
 from kiln.conf.process.location import Location
@@ -203,9 +204,13 @@ def read_broker_status(kafka: Kafka, patience: float = 3.0) -> BrokerStatus:
     # kafka-python keeps retrying a closed port for long
     if not any(is_listening(server, patience) for server in kafka.server_list()):
         return BrokerStatus(kafka.servers, False, "nothing listens there", ())
-    from kafka.errors import KafkaError
+    try:
+        from kafka.errors import KafkaError
 
-    from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
+        from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
+    except ModuleNotFoundError:
+        problem = f"kafka-python, which asks it, is not installed: {format_install_command('bridge')}"
+        return BrokerStatus(kafka.servers, False, problem, ())
     from kiln.conf.process.kafka_clients import open_client
 
     millis = int(patience * 1000)

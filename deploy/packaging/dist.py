@@ -1,6 +1,6 @@
 """Parts of a release, which `make dist` writes to the folder `dist`.
 
-- `kiln-VERSION+gCOMMIT….whl` and `.tar.gz`: the wheel, and the source distribution from which the wheel was built;
+- `kiln_gossip-VERSION+gCOMMIT….whl` and `.tar.gz`: the wheel, and the source distribution from which it was built;
 - `requirements.txt`: every package that Kiln runs with, with checksums (a copy of `conf/runtime.lock`);
 - `environment.tar.gz`: the wheel, and what the queries need of those packages, as a Python environment that
   spark-submit hands to executors;
@@ -25,9 +25,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kiln.conf.process.errors import KilnError
+from kiln.conf.process.extras import DISTRIBUTION
 from kiln.deploy.stack.jars import IVY_S3, IVY_XML, PROJECT, checksums_path, ensure_jars, read_pinned_jars, s3_root
 
 RUNTIME_LOCK = PROJECT / "conf" / "runtime.lock"
+_FILES = f"{DISTRIBUTION.replace('-', '_')}-*"
+"""Pattern of the names of wheel and source distribution."""
 _VERSION = re.compile(r'^version = "([^"+]+)"$', re.MULTILINE)
 _NOT_ON_EXECUTORS = (
     *("pyspark/jars/*", "pyspark/examples/*", "pyspark/data/*", "pyspark/licenses/*"),  # an executor has its own Spark
@@ -65,11 +68,11 @@ def build_wheel(into: Path) -> Path:
         _uv(
             "build", "--quiet", "--no-build-isolation", "--python", sys.executable, "--out-dir", str(built), str(source)
         )
-        for old in (*into.glob("kiln-*.whl"), *into.glob("kiln-*.tar.gz")):
+        for old in (*into.glob(f"{_FILES}.whl"), *into.glob(f"{_FILES}.tar.gz")):
             old.unlink()
-        for file in sorted(built.glob("kiln-*")):
+        for file in sorted(built.glob(_FILES)):
             shutil.copyfile(file, into / file.name)
-    (wheel,) = into.glob("kiln-*.whl")
+    (wheel,) = into.glob(f"{_FILES}.whl")
     return wheel
 
 
@@ -165,7 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if "jobs" in wanted:
             copy_jobs(into)
         if "environment" in wanted:
-            wheels = list(into.glob("kiln-*.whl"))
+            wheels = list(into.glob(f"{_FILES}.whl"))
             if len(wheels) != 1:
                 raise DistError(f"{into}: one wheel is expected there: make dist ARGS=wheel")
             build_environment(wheels[0], into / "environment.tar.gz")

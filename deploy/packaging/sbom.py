@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Iterator
-from importlib import metadata
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -21,6 +20,7 @@ from packageurl import PackageURL
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from kiln.conf.process.extras import DISTRIBUTION, read_version
 from kiln.deploy.stack.jars import IVY_S3, IVY_XML, PROJECT, checksums_path
 
 
@@ -33,7 +33,7 @@ def build_bill(packages: Collection[str] | None = None, *, jars: bool = True) ->
     """
     parts = [part for part in _list_packages() if packages is None or canonicalize_name(part.name) in packages]
     parts += [*_list_jars(IVY_XML), *_list_jars(IVY_S3)] if jars else ()
-    kiln = Component(type=ComponentType.APPLICATION, name="kiln", version=metadata.version("kiln"))
+    kiln = Component(type=ComponentType.APPLICATION, name=DISTRIBUTION, version=read_version())
     bom = Bom(components=parts)
     bom.metadata.component = kiln
     bom.register_dependency(kiln, bom.components)

@@ -8,12 +8,14 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, NamedTuple
 
 import duckdb
 
 from kiln.conf.process.errors import KilnError
+from kiln.conf.process.extras import require_extras
 from kiln.conf.settings.keys import suggest_key
 from kiln.deploy.query.as_of import AsOf, open_table
 from kiln.pipelines.delta.duckdb_tables import add_empty_tables, allow_only, create_views
@@ -57,19 +59,42 @@ class Answer:
             raise SqlError(str(error)) from error
 
 
-class _Cursor(Answer):
-    """Result of a connection's query, read as Python values without pyarrow."""
+class Interval(NamedTuple):
+    """A value of DuckDB's type INTERVAL, with months of no fixed length, which Python's timedelta lacks."""
 
-    def __init__(self, columns: Sequence[str], connection: duckdb.DuckDBPyConnection) -> None:
+    months: int
+    days: int
+    nanoseconds: int
+
+
+class _Cursor(Answer):
+    """Result of a connection's query, read as Python values without pyarrow.
+
+    Args:
+        columns: Names of the columns.
+        connection: The connection that runs the query.
+        intervals: Numbers of the columns that `_split_intervals` made.
+    """
+
+    def __init__(
+        self, columns: Sequence[str], connection: duckdb.DuckDBPyConnection, intervals: Collection[int] = ()
+    ) -> None:
         super().__init__(columns, ())
         self._connection = connection
+        self._intervals = intervals
 
     def rows(self) -> Iterator[Row]:
         try:
             while rows := self._connection.fetchmany(_ROWS_AT_ONCE):
-                yield from rows
+                yield from (map(self._join_intervals, rows) if self._intervals else rows)
         except (duckdb.Error, OSError) as error:
             raise SqlError(str(error)) from error
+
+    def _join_intervals(self, row: Row) -> Row:
+        return tuple(
+            Interval(*value) if number in self._intervals and isinstance(value, tuple) else value
+            for number, value in enumerate(row)
+        )
 
 
 def query_lake(lake: Lake, sql: str, as_of: AsOf | None = None) -> Answer:
@@ -79,6 +104,58 @@ def query_lake(lake: Lake, sql: str, as_of: AsOf | None = None) -> Answer:
         SqlError: The text is not one read-only query, or it names an unknown table or column.
         LakeError: A table cannot be read.
         NoSuchVersionError: A table does not have that version.
+    """
+    connection, existing = _connect(lake, sql, as_of)
+    with _translate_errors(lake, existing):
+        connection.execute(sql)
+        columns = [(str(column[0]), str(column[1])) for column in connection.description or ()]
+        titles = [title for title, _ in columns]
+        intervals = [number for number, (_, kind) in enumerate(columns) if kind == "INTERVAL"]
+        if any("INTERVAL" in kind != "INTERVAL" for _, kind in columns):
+            require_extras("lake")
+            connection.abort()
+            return Answer(titles, connection.sql(sql).to_arrow_reader(_ROWS_AT_ONCE))
+        if intervals:
+            connection.abort()
+            connection.execute(_split_intervals(connection.extract_statements(sql)[0].query, len(columns), intervals))
+    return _Cursor(titles, connection, intervals)
+
+
+def _split_intervals(query: str, columns: int, intervals: Collection[int]) -> str:
+    """Wrap a query so that columns of intervals are tuples of their parts, as `Interval` has them."""
+    names = [f"c{number}" for number in range(columns)]
+    parts = [
+        f"CASE WHEN {name} IS NOT NULL THEN row(datepart('year', {name}) * 12 + datepart('month', {name}), "
+        f"datepart('day', {name}), 1000 * (3600000000 * datepart('hour', {name}) + "
+        f"60000000 * datepart('minute', {name}) + datepart('microsecond', {name}))) END"
+        if number in intervals
+        else name
+        for number, name in enumerate(names)
+    ]
+    return f"SELECT {', '.join(parts)} FROM (\n{query.strip().removesuffix(';')}\n) AS result({', '.join(names)})"
+
+
+class QueryRelation:
+    """A query over one version of the tables, which runs each time that its rows are read."""
+
+    def __init__(self, lake: Lake, sql: str, as_of: AsOf | None = None) -> None:
+        """Check the query as `query_lake` does, with the same errors."""
+        self._lake = lake
+        # a relation does not keep its connection open
+        self._connection, self._existing = _connect(lake, sql, as_of)
+        with self.translate_errors():
+            self.relation = self._connection.sql(sql)
+
+    def translate_errors(self) -> AbstractContextManager[None]:
+        """Raise SqlError if the query fails."""
+        return _translate_errors(self._lake, self._existing)
+
+
+def _connect(lake: Lake, sql: str, as_of: AsOf | None) -> tuple[duckdb.DuckDBPyConnection, tuple[str, ...]]:
+    """Connect to a database with the tables and views that a query names, and no access to other files.
+
+    Returns:
+        The connection, and the names of the tables that exist.
     """
     connection = duckdb.connect()
     connection.execute("SET TimeZone = 'UTC'")
@@ -102,18 +179,17 @@ def query_lake(lake: Lake, sql: str, as_of: AsOf | None = None) -> Answer:
             if speaks_of_some:
                 raise SqlError(f"{view.name}, over {' and '.join(view.tables)}: {error}") from error
     allow_only(connection, files)
+    return connection, there
+
+
+@contextmanager
+def _translate_errors(lake: Lake, existing: Sequence[str]) -> Iterator[None]:
     try:
-        connection.execute(sql)
-        columns = [(str(column[0]), str(column[1])) for column in connection.description or ()]
-        titles = [title for title, _ in columns]
-        if any("INTERVAL" in kind for _, kind in columns):  # which has months, as Python's timedelta has not
-            connection.abort()
-            return Answer(titles, connection.sql(sql).to_arrow_reader(_ROWS_AT_ONCE))
+        yield
     except duckdb.CatalogException as error:
-        raise SqlError(_explain_missing_table(str(error), lake, there)) from error
-    except duckdb.Error as error:
+        raise SqlError(_explain_missing_table(str(error), lake, existing)) from error
+    except (duckdb.Error, OSError) as error:
         raise SqlError(str(error)) from error
-    return _Cursor(titles, connection)
 
 
 def _quote(path: str) -> str:

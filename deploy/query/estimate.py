@@ -10,12 +10,12 @@ from itertools import groupby
 from operator import itemgetter
 from typing import NamedTuple, TextIO
 
-import pyarrow as pa
 from rich.console import Console
 
 from kiln.conf.settings.durations import micros, parse_duration
 from kiln.deploy.query.answer import print_table
-from kiln.deploy.query.ask import Answer, query_lake
+from kiln.deploy.query.ask import query_lake
+from kiln.deploy.query.names import Listing
 from kiln.pipelines.batch.windows import Window
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.kafka.records import Origin
@@ -237,6 +237,5 @@ def print_estimate(savings: Sequence[BatchSavings], console: Console, limit: int
     )
 
 
-def _build_answer(records: Sequence[Record], columns: Sequence[str]) -> Answer:
-    table = pa.table({name: [record[name] for record in records] for name in columns})
-    return Answer(columns, table.to_batches())
+def _build_answer(records: Sequence[Record], columns: Sequence[str]) -> Listing:
+    return Listing(columns, [tuple(record[name] for name in columns) for record in records])

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from importlib import metadata
 from types import FrameType
 
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
+from kiln.conf.process.extras import read_version
 from kiln.conf.process.locks import lock_state
 from kiln.conf.process.logs import ProblemLog, log_event
 from kiln.conf.process.state_version import claim_state_folder
@@ -112,10 +112,9 @@ def run_application(
         lake.create(TABLES)
         live.start()
         endpoint = settings.monitor
-        monitor = stack.enter_context(Monitor(endpoint.host_and_port, lake, metadata.version("kiln"), endpoint.hosts))
+        monitor = stack.enter_context(Monitor(endpoint.host_and_port, lake, read_version(), endpoint.hosts))
         maintenance = MaintenanceProcess(settings) if maintain else None
         quality = QualityChecks(settings) if maintain else None
-        names = names or settings.jobs.queries
         companions = _Companions(broker, live, monitor, maintenance, quality)
         run = _Run(settings, view, spark, names, duration, catch_up, companions, started)
         return run.execute(stop)

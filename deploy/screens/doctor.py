@@ -23,7 +23,11 @@ def render_checks(checks: Sequence[DoctorCheck]) -> RenderableType:
     """Render the checks for the screen, with the number of problems in the last line."""
     marks = {"ok": ("ok", "green"), "warn": ("!", "yellow"), "fail": ("✕", "bold red")}
     table = Table.grid(padding=(0, 2, 0, 0))
+    group = ""
     for check in checks:
+        if check.group != group:
+            group = check.group
+            table.add_row("", Text(group, "bold"), "")
         mark, colour = marks[check.level]
         result = Text(printable(check.found))
         if check.what_to_do:

@@ -29,6 +29,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from kiln.conf.process.errors import PrerequisiteError
+from kiln.conf.process.extras import format_install_command
 from kiln.deploy.stack.java import JavaError, find_java
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -286,7 +287,7 @@ def _find_ivy_jar() -> Path:
     for folder in folders:
         for jar in sorted(Path(folder, "jars").glob("ivy-*.jar")):
             return jar
-    raise JarsError("pyspark, whose Ivy fetches the jars, is not installed. Run make setup")
+    raise JarsError(f"pyspark, whose Ivy fetches the jars, is not installed: {format_install_command('spark')}")
 
 
 def _build_stamp(root: Path, ivy_xml: Path) -> dict[str, object]:

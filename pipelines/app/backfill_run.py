@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FrameType
 from typing import Final
@@ -23,6 +22,7 @@ from pyspark.sql import SparkSession
 
 from kafka import KafkaConsumer, TopicPartition
 from kiln.conf.process.errors import KilnError
+from kiln.conf.process.extras import read_version
 from kiln.conf.process.kafka_clients import open_client
 from kiln.conf.settings.durations import micros, parse_duration
 from kiln.conf.settings.model import Settings
@@ -160,7 +160,7 @@ def backfill(
         commits=create_commits,
         broker=Broker(kafka.servers, kafka.prefix, kafka.spark_options() if terms.source == "kafka" or publish else {}),
         now=lambda: time.time_ns() // 1000,
-        version=_get_code_version(),
+        version=read_version(),
         topic_id=(lambda: read_frames_topic_id(settings)) if terms.source == "kafka" else (lambda: ""),
         is_stopped=is_stopped,
         report=report,
@@ -312,13 +312,6 @@ def _build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--as-of", metavar="TIME")
     parser.add_argument("--publish", action="store_true")
     return parser
-
-
-def _get_code_version() -> str:
-    try:
-        return version("kiln")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 def _read_inputs(settings: Settings, lake: Lake, terms: RunTerms, parts_per_step: int) -> RunInputs:

@@ -14,13 +14,13 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 
 from kafka.errors import KafkaError
 from prometheus_client.metrics_core import Metric
 
 from kiln.conf.process.errors import KilnError
 from kiln.conf.process.exporter import Exporter
+from kiln.conf.process.extras import read_version
 from kiln.conf.process.logs import configure_logs
 from kiln.conf.process.state_version import claim_state_folder
 from kiln.conf.settings.model import JobName, Kafka
@@ -61,8 +61,7 @@ class SubmittedQuery:
         self._newest = _Observation(time.monotonic(), line, problems)
 
     def metrics(self) -> Iterator[Metric]:
-        version = metadata.version("kiln")
-        yield build_family("kiln_info", [((version, self._network, f"job {self._name}"), 1)])
+        yield build_family("kiln_info", [((read_version(), self._network, f"job {self._name}"), 1)])
         yield build_family("kiln_uptime_seconds", [((), time.monotonic() - self._started)])
         newest = self._newest
         if newest is not None:

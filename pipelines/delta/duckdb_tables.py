@@ -18,6 +18,7 @@ import duckdb
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaProtocolError
 
+from kiln.conf.process.extras import require_extras
 from kiln.conf.process.location import Location
 from kiln.pipelines.delta.lake import Lake, LakeError
 from kiln.schemas.delta.tables import TABLES
@@ -56,6 +57,7 @@ def register_store(connection: duckdb.DuckDBPyConnection, lake: Lake) -> None:
     """Let a connection read the files of a lake in an object store."""
     root = lake.root
     if root.folder is None:
+        require_extras("lake")
         from kiln.pipelines.delta.duckdb_files import StoreFiles  # slow, and a lake on a disk does not need it
 
         connection.register_filesystem(StoreFiles(root))
@@ -97,6 +99,7 @@ def create_views(
 
 
 def _build_dataset(lake: Lake, name: str, table: DeltaTable) -> Dataset:
+    require_extras("lake")
     try:
         return table.to_pyarrow_dataset(filesystem=_build_local_file_system(lake.folder(name)))
     except DeltaProtocolError as error:

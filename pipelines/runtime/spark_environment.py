@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from kiln.conf.process.errors import PrerequisiteError
+from kiln.conf.process.extras import format_install_command
 
 _PREFIXES: Final = ("HADOOP_", "PYSPARK_", "SPARK_", "YARN_")
 _MASTER: Final = "MASTER"
@@ -56,4 +57,4 @@ def find_spark_home() -> Path:
             return folder
     if folders:
         raise PrerequisiteError(f"pyspark in {folders[0]} has no Spark. Unset PYTHONPATH if it names that folder")
-    raise PrerequisiteError("pyspark is not installed. Run make setup")
+    raise PrerequisiteError(f"pyspark is not installed: {format_install_command('spark')}")

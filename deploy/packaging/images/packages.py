@@ -1,4 +1,4 @@
-"""Selection of the pinned packages for each image: those that it imports, with their dependencies.
+"""Selection of pinned packages: those of an image, or of an extra, with their dependencies.
 
 `requirements.lock` has the versions and the checksums; an image takes its part of the lock.
 """
@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 import re
-import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from importlib import metadata
 from typing import Final, Literal, get_args
 
@@ -15,6 +14,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from kiln.conf.process.errors import KilnError
+from kiln.conf.process.extras import list_requirements
 from kiln.deploy.stack.jars import PROJECT
 
 Image = Literal["bridge", "jobs"]
@@ -44,19 +44,24 @@ def list_packages(image: Image) -> frozenset[str]:
     Raises:
         PackagesError: A package is not installed or not pinned.
     """
-    locked = set(_read_lock_entries())
-    unknown = sorted(set(direct := _list_direct_packages(image)) - locked)
+    unknown = sorted(set(direct := _list_direct_packages(image)) - set(_read_lock_entries()))
     if unknown:
         raise PackagesError(f"deploy/packaging/images/packages.py: not in requirements.lock: {', '.join(unknown)}")
+    return list_dependencies(map(Requirement, direct))
+
+
+def list_dependencies(requirements: Iterable[Requirement]) -> frozenset[str]:
+    """List the normalized names of packages with all that they need, as far as the lock has them."""
+    locked = set(_read_lock_entries())
     found: set[str] = set()
-    wanted = [Requirement(name) for name in direct]
+    wanted = list(requirements)
     while wanted:
         each = wanted.pop()
         name = canonicalize_name(each.name)
         # conf/overrides.txt leaves some dependencies out of the lock
         if name in locked and (name not in found or each.extras):
             found.add(name)
-            wanted.extend(_list_dependencies(name, each.extras))
+            wanted.extend(_read_dependencies(name, each.extras))
     return frozenset(found)
 
 
@@ -66,19 +71,22 @@ def build_lock(image: Image) -> str:
     Raises:
         PackagesError: A package is not installed or not pinned.
     """
-    names = list_packages(image)
+    return select_locked(list_packages(image))
+
+
+def select_locked(names: Collection[str]) -> str:
+    """Return the part of `requirements.lock` for packages."""
     return "".join(text for name, text in _read_lock_entries().items() if name in names)
 
 
 def _list_direct_packages(image: Image) -> tuple[str, ...]:
     if image == "bridge":
         return _BRIDGE
-    project = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    names = (canonicalize_name(Requirement(text).name) for text in project["dependencies"])
+    names = (canonicalize_name(each.name) for each in (*list_requirements(), *list_requirements("all")))
     return tuple(name for name in names if name not in _NOT_IN_JOBS)
 
 
-def _list_dependencies(name: str, extras: Iterable[str]) -> Iterator[Requirement]:
+def _read_dependencies(name: str, extras: Iterable[str]) -> Iterator[Requirement]:
     for text in metadata.requires(name) or ():
         requirement = Requirement(text)
         marker = requirement.marker

@@ -17,6 +17,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.metadata import Metadata
 
 from conftest import free_ports
 from kiln.deploy.packaging import dist
@@ -50,12 +51,12 @@ def test_the_wheel_has_every_file_of_its_packages(wheel: Path, root: Path) -> No
         inside = {name for name in file.namelist() if ".dist-info/" not in name}
     tracked = subprocess.run(["git", "ls-files", *PACKAGES], cwd=root, capture_output=True, text=True, check=True)
     packaged = {f"kiln/{name}" for name in tracked.stdout.split("\n")[:-1] if not OF_THE_CHECKOUT.fullmatch(name)}
-    assert inside == packaged | {"kiln/__init__.py"}
+    assert inside == packaged | {"kiln/__init__.py", "kiln/py.typed"}
 
 
 def test_wheel_and_source_name_version_and_commit(wheel: Path, root: Path) -> None:
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=True).stdout
-    found = re.fullmatch(r"kiln-(\d+\.\d+\.\d+)\+g([0-9a-f]{12})(\.dirty)?-py3-none-any\.whl", wheel.name)
+    found = re.fullmatch(r"kiln_gossip-(\d+\.\d+\.\d+)\+g([0-9a-f]{12})(\.dirty)?-py3-none-any\.whl", wheel.name)
     assert found is not None, wheel.name
     assert commit.startswith(found[2])
     (source,) = wheel.parent.glob("*.tar.gz")
@@ -66,6 +67,20 @@ def test_wheel_and_source_name_version_and_commit(wheel: Path, root: Path) -> No
         "kiln/conf/kiln.toml",
         "kiln/deploy/query/serve/Door.scala",
     } <= names
+
+
+def test_the_metadata_of_the_wheel_is_valid(unpacked: Path) -> None:
+    (file,) = unpacked.glob("*.dist-info/METADATA")
+    metadata = Metadata.from_email(file.read_bytes(), validate=True)
+    assert (metadata.name, metadata.license_expression, metadata.license_files) == (
+        "kiln-gossip",
+        "Apache-2.0",
+        ["LICENSE"],
+    )
+    assert str(metadata.requires_python) == "<3.14,>=3.11"
+    assert {"lake", "quality", "bridge", "spark", "demo", "all"} <= set(metadata.provides_extra or ())
+    assert not any(each.marker is None and each.name in ("pyarrow", "pyspark") for each in metadata.requires_dist or ())
+    assert all(url.startswith("https://github.com/ceramicnetwork/") for url in (metadata.project_urls or {}).values())
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_an_image_has_every_package_that_it_imports(image: Image) -> None:
         if module in imported
     }
     # httpx has a command line where there is a click
-    assert packages - list_packages(image) <= {"kiln", "setuptools", "pip", "click"}
+    assert packages - list_packages(image) <= {"kiln-gossip", "setuptools", "pip", "click"}
 
 
 def test_the_bridge_has_no_spark_and_no_tables() -> None:

@@ -1,0 +1,128 @@
+"""Extras of Kiln's distribution: optional packages, by what one wants to do with Kiln. Every room may import this file.
+
+pyproject.toml alone says which packages an extra has. They are read from the metadata of the installed distribution.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal
+from urllib.parse import unquote, urlsplit
+
+from kiln.conf.process.errors import PrerequisiteError
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
+DISTRIBUTION: Final = "kiln-gossip"
+"""Name of the distribution. The import package and the command are `kiln`."""
+
+Extra = Literal["lake", "quality", "bridge", "spark", "demo", "all"]
+
+
+class MissingExtraError(PrerequisiteError):
+    """Packages of an extra are not installed. The message names the extra and the command that installs it."""
+
+
+def read_version() -> str:
+    """Return Kiln's version; `unknown` for a copy of the code that is not installed."""
+    try:
+        return metadata.version(DISTRIBUTION)
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def require_extras(*extras: Extra) -> None:
+    """Check that the packages of extras are installed.
+
+    Raises:
+        MissingExtraError: A package is missing.
+    """
+    missing = {extra: names for extra in extras if (names := find_missing_packages(extra))}
+    if missing:
+        names = sorted({name for each in missing.values() for name in each})
+        several = len(missing) > 1
+        raise MissingExtraError(
+            f"this needs the extra{'s' if several else ''} {' and '.join(missing)} of {DISTRIBUTION}, which "
+            f"{'are' if several else 'is'} not installed ({', '.join(names[:3])}{', …' if len(names) > 3 else ''} "
+            f"{'are' if len(names) > 1 else 'is'} missing): {format_install_command(*missing)}"
+        )
+
+
+def find_missing_packages(extra: Extra) -> list[str]:
+    """List the packages of an extra that are not installed."""
+    return [each.name for each in list_requirements(extra) if not _is_installed(each.name)]
+
+
+def list_requirements(extra: Extra | None = None) -> list[Requirement]:
+    """List the requirements of an extra, with those of the extras that it includes.
+
+    Args:
+        extra: The extra; `None` for the requirements of Kiln without extras.
+
+    Returns:
+        The requirements that apply to this Python and system; none if Kiln is not installed.
+    """
+    return list({each.name: each for each in _expand(extra or "")}.values())
+
+
+def format_install_command(*extras: Extra | None) -> str:
+    """Format the command that installs Kiln with extras, from where this Kiln was installed."""
+    wanted = f"[{','.join(names)}]" if (names := [extra for extra in extras if extra]) else ""
+    source = _find_source()
+    if source is not None and source.is_dir():  # a checkout
+        return "make setup"
+    return f"pip install {shlex.quote(f'{source or DISTRIBUTION}{wanted}')}"
+
+
+def _expand(extra: str) -> Iterator[Requirement]:
+    for each in _read_requirements():
+        if not _applies(each, extra) or (extra and _applies(each, "")):
+            continue
+        if each.name == DISTRIBUTION:
+            for included in sorted(each.extras):
+                yield from _expand(included)
+        else:
+            yield each
+
+
+def _applies(requirement: Requirement, extra: str) -> bool:
+    return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
+
+
+@cache
+def _read_requirements() -> tuple[Requirement, ...]:
+    from packaging.requirements import Requirement
+
+    try:
+        return tuple(Requirement(line) for line in metadata.requires(DISTRIBUTION) or ())
+    except metadata.PackageNotFoundError:
+        return ()
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _find_source() -> Path | None:
+    """Find the wheel or the checkout that this Kiln was installed from (PEP 610).
+
+    Returns:
+        `None` for a package index, and for a file that is gone.
+    """
+    try:
+        text = metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
+    except metadata.PackageNotFoundError:
+        return None
+    url = urlsplit(json.loads(text)["url"]) if text else None
+    path = Path(unquote(url.path)) if url is not None and url.scheme == "file" else None
+    return path if path is not None and path.exists() else None

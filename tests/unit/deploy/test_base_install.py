@@ -1,0 +1,169 @@
+"""The wheel without extras in an empty environment: what it can do, and what it says about what it cannot.
+
+One environment serves all tests; uv fills it from its cache. With `-s`, the tests print its size.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from kiln.conf.process.extras import list_requirements
+from kiln.deploy.packaging.dist import build_wheel
+from kiln.deploy.packaging.images.packages import list_dependencies, select_locked
+from kit.small_lake import small_lake
+
+pytestmark = pytest.mark.slow
+
+MOST_BYTES = 300_000_000
+ABSENT = ("confluent_kafka", "great_expectations", "kafka", "libp2p", "numpy", "pandas", "pyarrow", "pyspark", "scipy")
+
+
+class BaseInstall:
+    """An environment with the wheel and the packages that it needs without extras."""
+
+    def __init__(self, folder: Path, wheel: Path) -> None:
+        self.wheel = wheel
+        self._environment = folder / "environment"
+        self._place = folder / "place"
+        self._place.mkdir()
+        self.state = self._place / "state"
+        self._uv("venv", "--quiet", "--python", sys.executable, str(self._environment))
+        lock = folder / "base.lock"
+        lock.write_text(select_locked(list_dependencies(list_requirements())), encoding="utf-8")
+        into = ("pip", "install", "--quiet", "--python", str(self.python), "--no-deps")
+        began = time.monotonic()
+        self._uv(*into, "--require-hashes", "-r", str(lock))
+        self._uv(*into, str(wheel))
+        self.seconds = time.monotonic() - began
+
+    @property
+    def python(self) -> Path:
+        return self._environment / "bin" / "python"
+
+    @property
+    def size(self) -> int:
+        """Bytes of the environment, without links."""
+        files = (path for path in self._environment.rglob("*") if path.is_file() and not path.is_symlink())
+        return sum(path.stat().st_size for path in files)
+
+    def check(self) -> None:
+        """Fail if a package lacks a requirement."""
+        self._uv("pip", "check", "--python", str(self.python))
+
+    def run(self, *command: str) -> subprocess.CompletedProcess[str]:
+        variables = {"HOME": str(self._place), "PATH": os.environ["PATH"], "KILN_STATE": str(self.state)}
+        return subprocess.run(
+            command, cwd=self._place, env=variables, capture_output=True, text=True, check=False, timeout=120
+        )
+
+    def kiln(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return self.run(str(self._environment / "bin" / "kiln"), *arguments)
+
+    def answer(self, *arguments: str) -> str:
+        """Run a command that has to succeed, and return its output."""
+        done = self.kiln(*arguments)
+        assert (done.returncode, done.stderr) == (0, ""), done.stdout
+        return done.stdout
+
+    @staticmethod
+    def _uv(*arguments: str) -> None:
+        done = subprocess.run(
+            [str(Path(sys.executable).with_name("uv")), *arguments], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> BaseInstall:
+    folder = tmp_path_factory.mktemp("base")
+    made = BaseInstall(folder, build_wheel(folder / "dist"))
+    made.state.mkdir(mode=0o700)
+    small_lake(str(made.state / "lake"))
+    return made
+
+
+def test_the_base_is_small_and_complete(base: BaseInstall) -> None:
+    print(f"{base.size / 1e6:.0f} MB, {base.seconds:.1f} s")
+    base.check()
+    assert base.size <= MOST_BYTES
+    found = f"import importlib.util as u; print([name for name in {ABSENT!r} if u.find_spec(name)])"
+    assert base.run(str(base.python), "-c", found).stdout == "[]\n"
+
+
+def test_it_answers_queries(base: BaseInstall) -> None:
+    assert "kiln 0." in base.answer("--version")
+    assert "quarantine" in base.answer("--help")
+    (row,) = json.loads(base.answer("sql", "--json", "SELECT count(*) AS n FROM messages"))
+    assert row["n"] > 0
+    (row,) = json.loads(
+        base.answer("sql", "--json", "SELECT INTERVAL '1 month 2 days 250 ms' AS d, NULL::INTERVAL AS e")
+    )
+    assert row == {"d": "P1M2DT0.25S", "e": None}
+    assert "messages" in base.answer("sql", "\\d")
+    assert json.loads(base.answer("estimate", "--json"))["totals"]
+    (row,) = json.loads(base.answer("sql", "--json", "SELECT stream FROM updates LIMIT 1"))
+    assert json.loads(base.answer("trace", "--json", row["stream"]))
+    assert {each["name"] for each in json.loads(base.answer("status", "--json"))["tables"]} >= {"messages", "batches"}
+
+
+def test_it_queries_the_sample(base: BaseInstall) -> None:
+    (row,) = json.loads(base.answer("sql", "--sample", "--json", "SELECT count(*) AS n FROM messages"))
+    assert row["n"] > 0
+    program = "import kiln; print(kiln.sample().sql('SELECT count(*) FROM batches').rows()[0][0] > 0)"
+    assert base.run(str(base.python), "-c", program).stdout == "True\n"
+
+
+def test_it_makes_captures_and_reads_settings(base: BaseInstall) -> None:
+    capture = base.state.parent / "traffic.rpc.gz"
+    assert base.kiln("generate", str(capture), "--for", "2s").returncode == 0
+    assert capture.stat().st_size > 0
+    assert "[kafka]" in base.answer("config", "show")
+    assert "fine" in base.answer("config", "check")
+    assert base.answer("interests") == "*\n"
+
+
+def test_the_doctor_names_what_is_not_installed(base: BaseInstall) -> None:
+    done = base.kiln("doctor", "--json")
+    checks = json.loads(done.stdout)
+    assert done.returncode == 0, [check for check in checks if check["level"] == "fail"]
+    missing = {check["group"]: check["what_to_do"] for check in checks if check["name"].startswith("extra ")}
+    extras = {
+        "maintain a lake": "lake",
+        "capture from a network": "bridge",
+        "run the queries": "spark",
+        "check quality": "quality",
+        "run the demo network": "demo",
+    }
+    assert missing == {group: f"pip install '{base.wheel}[{extra}]'" for group, extra in extras.items()}
+    assert {check["group"] for check in checks if check["level"] == "ok"} == {"query a lake"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "extras"),
+    [
+        ("run", "bridge,spark"),
+        ("bridge", "bridge"),
+        ("job archive", "bridge,spark"),
+        ("sql --spark SELECT", "spark"),
+        ("serve-sql", "spark"),
+        ("quality", "quality"),
+        ("maintain", "lake"),
+        ("recover", "spark"),
+        ("backfill list", "lake"),
+        ("backfill run --from 2026-01-01 --to 2026-01-02 --run r", "spark"),
+        ("quarantine list", "lake"),
+        ("quarantine replay --reason x", "spark"),
+    ],
+)
+def test_a_command_of_an_extra_says_what_to_install(base: BaseInstall, arguments: str, extras: str) -> None:
+    done = base.kiln(*arguments.split())
+    assert (done.returncode, done.stdout) == (3, "")
+    (line,) = done.stderr.splitlines()
+    assert line.endswith(f": pip install '{base.wheel}[{extras}]'")
