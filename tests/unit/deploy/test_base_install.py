@@ -17,7 +17,7 @@ import pytest
 from kiln.conf.process.extras import list_requirements
 from kiln.deploy.packaging.dist import build_wheel
 from kiln.deploy.packaging.images.packages import list_dependencies, select_locked
-from kit.small_lake import small_lake
+from kiln.deploy.query.sample import copy_sample
 
 pytestmark = pytest.mark.slow
 
@@ -85,7 +85,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> BaseInstall:
     folder = tmp_path_factory.mktemp("base")
     made = BaseInstall(folder, build_wheel(folder / "dist"))
     made.state.mkdir(mode=0o700)
-    small_lake(str(made.state / "lake"))
+    copy_sample(made.state)
     return made
 
 
