@@ -106,7 +106,7 @@ def rust_peer(peers: ExitStack, tmp_path: Path, rust_built: Path) -> NewPeer:
 
 @pytest.fixture
 def go_pubsub_peer(peers: ExitStack, tmp_path: Path, go_pubsub_built: Path) -> NewPeer:
-    """`go_pubsub_peer(trace=…, degree=…)`: a running peer of go-libp2p-pubsub."""
+    """`go_pubsub_peer(network=…, trace=…, degree=…)`: a running peer of go-libp2p-pubsub."""
     numbers = count(1)
 
     def start(*, port: int = 0, **options: str) -> ForeignPeer:

@@ -2,7 +2,8 @@
 
 go: Kubo 0.22 (`deploy/demo/kubo_peer.py`), gossipsub 1.1, RSA, strict signing only.
 js: @libp2p/gossipsub (`tests/network/js`), up to 1.2.  rust: libp2p-gossipsub (`tests/network/rust`), up to 1.3.
-go_pubsub: go-libp2p-pubsub (`tests/network/go_pubsub`), gossipsub up to 1.3; of the commands, `publish_raw` publishes.
+go_pubsub: go-libp2p-pubsub (`tests/network/go_pubsub`), gossipsub up to 1.3; with `network` it is a node of Waku or
+Filecoin, and `scores` tells how it scores its peers.
 go_kad: go-libp2p-kad-dht (`tests/network/go_kad`), which speaks no pubsub and has commands of its own.
 helia: Helia (`tests/network/helia`), an IPFS node with bitswap, which speaks no pubsub: `connect`, `put`, `fetch`.
 
@@ -18,7 +19,7 @@ What js and rust are started with: `signing` strict | none; `protocol`, the high
 1.0.0; rust 1.3.0, 1.1.0, 1.0.0); `key` ed25519 | secp256k1 | rsa (rust: not rsa); `ids` common | own: own is what the
 implementation calls a message in IHAVE and IWANT unless told otherwise, common is Go's (author and seqno; the sha-256
 of the data where nobody signs). The three implementations differ, so that in a network of several only common ids mean
-anything.
+anything. js also has `degree` and `trace`, as go_pubsub.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -110,6 +112,8 @@ class ForeignPeer:
         self.peer = ""
         self.addresses: list[str] = []
         self.received: list[Received] = []
+        self.received_at: list[float] = []
+        """seconds of the monotonic clock at which each was told"""
         self.connected: set[str] = set()
         self.subscribers: set[tuple[str, str]] = set()  # (topic, peer)
         self.mesh: set[tuple[str, str]] = set()  # (topic, peer); js and rust only
@@ -225,6 +229,12 @@ class ForeignPeer:
         """Publishes one message of just these bytes."""
         return _published(self.command("publish_raw", topic=topic, data=base64.b64encode(data).decode()))
 
+    def lowest_scores(self) -> dict[str, float]:
+        """The lowest score that each peer had so far. go_pubsub with `network` only."""
+        lowest = self.command("scores")["lowest"]
+        assert isinstance(lowest, dict)
+        return lowest
+
     def command(self, name: str, timeout: float = PATIENCE, **fields: object) -> Mapping[str, object]:
         """Sends any command and returns its answer. ForeignPeerError if that is an error, or does not come in time."""
         return self._answer(self._tell(name, **fields), name, timeout)
@@ -310,6 +320,7 @@ class ForeignPeer:
         match event:
             case {"event": "messages", "items": list(items)}:
                 self.received.extend(_received(item) for item in items)
+                self.received_at += [time.monotonic()] * len(items)
             case {"event": "ready", "peer": str(peer), "addrs": list(addresses)}:
                 self.peer, self.addresses = peer, [str(each) for each in addresses]
             case {"event": "peer", "peer": str(peer), "connected": bool(connected)}:
@@ -387,7 +398,8 @@ def go_kad_peer(binary: Path, folder: Path, *, port: int = 0, **options: str) ->
 
 
 def go_pubsub_peer(binary: Path, folder: Path, *, port: int = 0, **options: str) -> ForeignPeer:
-    """A peer of go-libp2p-pubsub, as `build_go_pubsub` made it. `options`: its flags, `trace` and `degree`."""
+    """A peer of go-libp2p-pubsub, as `build_go_pubsub` made it. `options`: its flags, `trace`, `degree` and
+    `bundle`."""
     return ForeignPeer(f"go pubsub peer in {folder.name}", [str(binary), *_flags(port, options)], folder)
 
 

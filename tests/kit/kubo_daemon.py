@@ -69,6 +69,14 @@ class Daemon:
         """Before its start: takes part in a DHT, of those that it is connected to."""
         self._ipfs("config", "--json", "Routing", '{"Type": "dhtserver"}')
 
+    def log(self, system: str) -> None:
+        """Before its start: `lines` has the debug log of a part of Kubo, as JSON."""
+        self._environment |= {"GOLOG_LOG_LEVEL": f"error,{system}=debug", "GOLOG_LOG_FMT": "json"}
+
+    def lines(self) -> list[str]:
+        """Return what it has logged."""
+        return (self._folder / "daemon.log").read_text().splitlines()
+
     def take_identity(self, key: EllipticCurvePrivateKey) -> None:
         """Before its start: is the peer of this key."""
         file = self._folder / "config"
@@ -86,6 +94,24 @@ class Daemon:
         httpx.post(
             f"{self.url}/api/v0/pubsub/pub", params={"arg": _encode_topic(topic)}, files={"file": data}, timeout=30
         ).raise_for_status()
+
+    async def publish(self, client: httpx.AsyncClient, topic: str, data: bytes) -> None:
+        """As `say`, in trio."""
+        answer = await client.post(
+            f"{self.url}/api/v0/pubsub/pub", params={"arg": _encode_topic(topic)}, files={"file": data}
+        )
+        answer.raise_for_status()
+
+    async def fetch(self, client: httpx.AsyncClient, cid: str, seconds: int) -> bytes | None:
+        """Return a block, which the daemon fetches if it does not have it, or None if it did not get it in time."""
+        answer = await client.post(f"{self.url}/api/v0/block/get", params={"arg": cid, "timeout": f"{seconds}s"})
+        return answer.content if answer.status_code == 200 else None
+
+    @property
+    def pid(self) -> int:
+        """Of its process, which runs."""
+        assert self._child is not None
+        return self._child.pid
 
     def _ipfs(self, *arguments: str) -> None:
         done = subprocess.run(

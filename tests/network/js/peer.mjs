@@ -2,6 +2,7 @@
 // The protocol is described in tests/kit/foreign_peer.py.
 
 import { createHash } from 'node:crypto'
+import { appendFileSync } from 'node:fs'
 import { createInterface } from 'node:readline'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { parseArgs } from 'node:util'
@@ -25,7 +26,9 @@ const { values: options } = parseArgs({
     port: { type: 'string', default: '0' },
     protocol: { type: 'string', default: LADDER[0] }, // the highest version offered
     ids: { type: 'string', default: 'common' }, // common | own
-    key: { type: 'string', default: 'ed25519' } // ed25519 | secp256k1 | rsa
+    key: { type: 'string', default: 'ed25519' }, // ed25519 | secp256k1 | rsa
+    degree: { type: 'string', default: '0' }, // of the mesh; 0: the library's own
+    trace: { type: 'string', default: '' } // a file for the RPCs, in the JSON of go-libp2p-pubsub's own tracer
   }
 })
 
@@ -61,11 +64,14 @@ function commonId (message) {
     : createHash('sha256').update(message.data).digest()
 }
 
+const degree = Number(options.degree)
+
 function service (components) {
   const made = gossipsub({
     globalSignaturePolicy: strict ? StrictSign : StrictNoSign,
     fallbackToFloodsub: false,
     maxInboundDataLength: MAX_DATA,
+    ...(degree > 0 ? { D: degree, Dlo: degree, Dhi: degree, Dscore: degree, Dout: 0 } : {}),
     ...(options.ids === 'common' ? { msgIdFn: commonId } : {})
   })(components)
   made.protocols = LADDER.slice(LADDER.indexOf(options.protocol)).map((version) => `/meshsub/${version}`)
@@ -75,9 +81,45 @@ function service (components) {
     if (sending.has(message.data)) sending.set(message.data, textId(message))
     return id(message)
   }
+  if (options.trace !== '') trace(made)
   return made
 }
 const sending = new WeakMap() // data -> id in text
+
+const base64 = (bytes) => Buffer.from(bytes).toString('base64')
+
+// What the library has of an RPC once it was decoded, or when it was encoded.
+function note (name, side, peer, rpc) {
+  const control = {}
+  for (const kind of ['ihave', 'iwant', 'graft', 'prune', 'idontwant']) {
+    const entries = rpc.control?.[kind] ?? []
+    if (entries.length === 0) continue
+    control[kind] = entries.map(({ topicID, messageIDs }) => ({ topic: topicID, messageIDs: messageIDs?.map(base64) }))
+  }
+  const meta = { subscription: rpc.subscriptions ?? [], control }
+  const line = { timestamp: Date.now() * 1e6, [name]: { [side]: base64(peer.toMultihash().bytes), meta } }
+  appendFileSync(options.trace, `${JSON.stringify(line)}\n`)
+}
+
+function trace (pubsub) {
+  const { handleReceivedRpc, sendRpc, sendRpcInBatch } = pubsub
+  const sent = (id, rpc) => {
+    note('sendRPC', 'sendTo', node.getPeers().find((peer) => peer.toString() === id), rpc)
+  }
+  pubsub.handleReceivedRpc = function (from, rpc) {
+    note('recvRPC', 'receivedFrom', from, rpc)
+    return handleReceivedRpc.call(this, from, rpc)
+  }
+  pubsub.sendRpc = function (id, rpc) {
+    const wasSent = sendRpc.call(this, id, rpc)
+    if (wasSent) sent(id, rpc)
+    return wasSent
+  }
+  pubsub.sendRpcInBatch = function (ids, rpc) {
+    sendRpcInBatch.call(this, ids, rpc) // takes those out that it could not send to
+    for (const id of ids) sent(id, rpc)
+  }
+}
 
 const node = await createLibp2p({
   privateKey: await generateKeyPair(...KEYS[options.key]),
