@@ -64,11 +64,15 @@ lint: $(VENV)/.installed ## check style and types
 proto: $(VENV)/.installed ## regenerate the protobuf code from schemas/proto/*/*.proto
 	@PATH="$(CURDIR)/$(BIN):$$PATH" bash schemas/proto/generate.sh
 
-pages: $(VENV)/.installed ## regenerate from the code: docs/TABLES.md, the tables of docs/METRICS.md and of faults in docs/RUNBOOK.md, and the schema of the chart
+pages: $(VENV)/.installed ## regenerate from the code: docs/TABLES.md, the tables of docs/METRICS.md and of faults in docs/RUNBOOK.md, the schema of the chart, and what assistants read
 	@$(PY) -m kiln.schemas.delta.tables > docs/TABLES.md
 	@$(PY) -m kiln.schemas.metrics docs/METRICS.md
 	@$(PY) -m kiln.schemas.faults docs/RUNBOOK.md
 	@$(PY) -m kiln.deploy.packaging.values_schema
+	@$(PY) -m kiln.deploy.packaging.reference
+
+sample: setup ## record the sample lake anew from a demo network (ARGS="--from STATE")
+	@$(PY) -m kiln.deploy.packaging.sample $(ARGS)
 
 bench: setup ## measure (ARGS="--help")
 	@$(PY) -m bench $(ARGS)

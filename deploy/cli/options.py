@@ -36,6 +36,7 @@ ConfigOption = Annotated[
     Path | None,
     typer.Option("--config", metavar="FILE", help="Settings file [KILN_CONFIG]. Default: conf/kiln.toml."),
 ]
+SampleOption = Annotated[bool, typer.Option("--sample", help="Read the sample lake, which comes with Kiln.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -58,6 +59,29 @@ def settings_of(config: Path | None, state: Path | None, network: str | None = N
     settings = loaded(config, state, network).settings
     check_state_version(settings.state)
     return settings
+
+
+def reading_settings(config: Path | None, state: Path | None, *, sample: bool) -> Settings:
+    """Return the settings in force for a command that only reads the lake.
+
+    Args:
+        config: Settings file.
+        state: State folder.
+        sample: Put the sample lake in the place of the lake.
+
+    Raises:
+        UsageError: Both `state` and `sample` name a lake.
+        SettingsError: The settings cannot be used.
+        StateVersionError: An older or a newer Kiln wrote the state folder.
+    """
+    if not sample:
+        return settings_of(config, state)
+    if state is not None:
+        raise UsageError("--sample and --state: choose one")
+    from kiln.deploy.query.sample import SAMPLE_LAKE
+
+    settings = loaded(config, None).settings
+    return settings.model_copy(update={"lake": settings.lake.model_copy(update={"uri": str(SAMPLE_LAKE)})})
 
 
 def lake_of(settings: Settings) -> Lake:

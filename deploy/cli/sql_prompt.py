@@ -13,7 +13,7 @@ from prompt_toolkit.application.current import get_app
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 from prompt_toolkit.filters import Condition
-from prompt_toolkit.history import FileHistory
+from prompt_toolkit.history import FileHistory, InMemoryHistory
 from prompt_toolkit.input import Input
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import Output
@@ -38,11 +38,19 @@ HELP: Final = (
 
 
 def converse(
-    lake: Lake, history: Path, show: Callable[[str], None], *, read: Input | None = None, write: Output | None = None
+    lake: Lake,
+    history: Path | None,
+    show: Callable[[str], None],
+    *,
+    read: Input | None = None,
+    write: Output | None = None,
 ) -> None:
     """Read queries until the user quits, and pass each to `show`. Errors are printed.
 
     Args:
+        lake: The lake whose names are completed.
+        history: File of the earlier queries; None to forget them.
+        show: Prints the result of a query.
         read: Input other than this program's terminal.
         write: Output other than this program's terminal.
     """
@@ -53,7 +61,7 @@ def converse(
         prompt_continuation="  ... ",
         completer=SqlNames(columns),
         complete_while_typing=False,
-        history=FileHistory(_private(history)),
+        history=InMemoryHistory() if history is None else FileHistory(_private(history)),
         key_bindings=_keys(),
         input=read,
         output=write,

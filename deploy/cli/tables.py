@@ -1,4 +1,4 @@
-"""`kiln sql` and `kiln estimate`: questions to the Delta tables. Neither needs Java."""
+"""`kiln sql`, `kiln estimate` and `kiln sample`: queries of the Delta tables, and tables to try. No Java needed."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from kiln.deploy.cli.exits import UsageError
 from kiln.deploy.cli.options import (
     ConfigOption,
     JsonOption,
+    SampleOption,
     StateOption,
     answers,
     lake_of,
     note_once,
     notes,
-    settings_of,
+    reading_settings,
 )
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ def sql(
         ),
     ] = None,
     on_spark: Annotated[bool, typer.Option("--spark", help="Run the query in Spark SQL. Requires Java.")] = False,
+    sample: SampleOption = False,
     state: StateOption = None,
     config: ConfigOption = None,
 ) -> None:
@@ -65,7 +67,7 @@ def sql(
     """
     if as_json and as_csv:
         raise UsageError("--json and --csv: choose one")
-    settings = settings_of(config, state)
+    settings = reading_settings(config, state, sample=sample)
     lake = lake_of(settings)
     from kiln.deploy.query.as_of import parse_as_of
 
@@ -91,7 +93,7 @@ def sql(
         if prompted:
             from kiln.deploy.cli.sql_prompt import converse
 
-            converse(lake, settings.state / "sql_history", show)
+            converse(lake, None if sample else settings.state / "sql_history", show)
         elif query is not None:
             show(query)
 
@@ -151,6 +153,7 @@ def estimate(
     rows: Annotated[
         int, typer.Option("--rows", metavar="N", min=1, help="Maximum number of separators. --json prints all.")
     ] = 20,
+    sample: SampleOption = False,
     state: StateOption = None,
     config: ConfigOption = None,
 ) -> None:
@@ -159,7 +162,7 @@ def estimate(
     Prints messages and bytes without batches, with batches instead of UPDATEs, and with both, in total and by
     separator. Requires no Java.
     """
-    settings = settings_of(config, state)
+    settings = reading_settings(config, state, sample=sample)
     from kiln.deploy.query.estimate import estimate_savings as savings_of
     from kiln.deploy.query.estimate import parse_windows, print_estimate, read_received_updates, write_estimate
 
@@ -173,3 +176,16 @@ def estimate(
         write_estimate(savings, sys.stdout)
     else:
         print_estimate(savings, answers(), rows)
+
+
+@commands.command()
+def sample(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="New state folder. The tables are in DIR/lake.")],
+) -> None:
+    """Copy the sample lake into a new state folder.
+
+    Use it with any Delta reader, or with commands that have no --sample: kiln quality --state DIR.
+    """
+    from kiln.deploy.query.sample import copy_sample
+
+    print(copy_sample(folder))

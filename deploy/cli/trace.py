@@ -8,7 +8,15 @@ from typing import Annotated
 
 import typer
 
-from kiln.deploy.cli.options import ConfigOption, JsonOption, StateOption, answers, lake_of, settings_of
+from kiln.deploy.cli.options import (
+    ConfigOption,
+    JsonOption,
+    SampleOption,
+    StateOption,
+    answers,
+    lake_of,
+    reading_settings,
+)
 
 commands = typer.Typer()
 
@@ -37,6 +45,7 @@ def trace(
             help="Number of latest messages and batches to show in detail.",
         ),
     ] = 25,
+    sample: SampleOption = False,
     state: StateOption = None,
     config: ConfigOption = None,
 ) -> None:
@@ -45,7 +54,7 @@ def trace(
     Shows frames, peers and copies, verdict, separator and its source, offset in the log, window, block, publications,
     and quarantined records. Each step is one query of the tables, which --sql prints. Requires no Java.
     """
-    settings = settings_of(config, state)
+    settings = reading_settings(config, state, sample=sample)
     from kiln.deploy.query.trace.follow import trace_subject
     from kiln.deploy.query.trace.ids import parse_id
 

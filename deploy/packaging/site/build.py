@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import logging
+import os
 import re
 import shutil
 import subprocess
@@ -34,6 +35,8 @@ from kiln.deploy.stack.jars import PROJECT
 
 CONFIG: Final = Path(__file__).with_name("mkdocs.yml")
 SITE: Final = PROJECT / "build" / "site"
+INDEX: Final = Path("docs/llms.txt")
+REFERENCE: Final = Path("docs/reference.json")
 _MERMAID: Final = "mermaid@12.3.0"
 _MERMAID_SHA512: Final = (
     "e35d774dd5de2c0b0caee27bf4ea452f93bcf8b4c55e142a676eb4ac5ded8149"
@@ -106,6 +109,22 @@ def build_navigation(sections: Nav, documents: Iterable[Path]) -> Nav:
     return [*made, *([{"More": more}] if more else [])]
 
 
+def read_navigation(documents: Iterable[Path]) -> Nav:
+    """Read the sections of the site from mkdocs.yml, and add the pages that it does not list."""
+    config = load_config(str(CONFIG), docs_dir=str(PROJECT / "docs"), site_dir=str(SITE))
+    return build_navigation(config.nav or [], documents)
+
+
+def copy_markdown(site: Path, documents: Iterable[Path]) -> None:
+    """Copy the documents as Markdown next to their pages, with the index of them (llmstxt.org), for assistants."""
+    for page in documents:
+        _copy(PROJECT / page, site / page)
+    index = (PROJECT / INDEX).read_text(encoding="utf-8")
+    linked = _LINK.sub(lambda link: f"]({os.path.normpath(INDEX.parent / link[1])}", index)
+    (site / INDEX.name).write_text(linked, encoding="utf-8")
+    _copy(PROJECT / REFERENCE, site / REFERENCE)
+
+
 def build_site(site: Path, script: Path) -> int:
     """Write the site, and return its number of pages; `script` draws the diagrams.
 
@@ -127,6 +146,7 @@ def build_site(site: Path, script: Path) -> int:
             raise SiteError("\n".join([*said.lines, str(error)])) from None
         finally:
             logging.getLogger("mkdocs").removeHandler(said)
+    copy_markdown(site, documents)
     return len(documents)
 
 

@@ -6,6 +6,7 @@ With KILN_TEST_SITE set, the command itself runs: it fetches what draws the diag
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -57,6 +58,13 @@ def test_every_page_is_on_the_site_and_asks_no_other_host(site: Path) -> None:
     concepts = (site / "docs/concepts.html").read_text(encoding="utf-8")
     assert '<pre class="mermaid">' in concepts
     assert "assets/mermaid.min.js" in concepts
+
+
+def test_the_site_has_the_index_and_the_markdown_that_assistants_read(site: Path) -> None:
+    index = (site / "llms.txt").read_text(encoding="utf-8")
+    linked = re.findall(r"\]\(([^)]+)\)", index)
+    assert {"README.md", "docs/SQL.md", "docs/reference.json", "docs/design/overview.md"} <= set(linked)
+    assert [link for link in linked if not (site / link).is_file()] == []
 
 
 def test_a_link_to_nowhere_is_found(tmp_path: Path) -> None:

@@ -1,0 +1,108 @@
+"""The examples of the documents: blocks of shell and of Python, each with the output that the page shows after it.
+
+`PYTHONPATH=tests .venv/bin/python -m kit.doc_examples` runs those on the sample lake, and writes their outputs anew.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+PYTHON_PAGE, README = ROOT / "docs/python.md", ROOT / "README.md"
+OF_SPARK = ("Spark", "JDBC and HiveServer2")
+"""Headings of the page of Python whose examples need Spark: tests/spark runs them."""
+
+_BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.DOTALL | re.MULTILINE)
+_HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+_LEFT_OUT = "…\n"
+"""A line that stands for any lines of an output."""
+
+
+class Example(NamedTuple):
+    """A block of a page."""
+
+    page: Path
+    heading: str
+    """the heading above it"""
+    language: str
+    code: str
+    output: str | None
+    """the output that the page shows; None: it shows none"""
+
+    def run(self, folder: Path, environment: Mapping[str, str] | None = None) -> str:
+        """What the block prints, in a folder, with `kiln` and the Python of the tests on the path."""
+        bin_ = Path(sys.executable).parent
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("KILN_")}
+        path = f"{bin_}{os.pathsep}{os.environ['PATH']}"
+        command = ["bash", "-euo", "pipefail", "-c"] if self.language == "sh" else [sys.executable, "-c"]
+        done = subprocess.run(
+            [*command, self.code],
+            cwd=folder,
+            env={**inherited, "PATH": path, **(environment or {})},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        assert done.returncode == 0, f"{self.code}\nended with {done.returncode}:\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    def shows(self, printed: str) -> bool:
+        """Whether the output of the page is what was printed, but for lines that it leaves out."""
+        parts = [re.escape(part) for part in (self.output or "").split(_LEFT_OUT)]
+        return re.fullmatch(r"(?:.*\n)*?".join(parts), printed) is not None
+
+
+def examples(page: Path) -> Iterator[Example]:
+    """Each block of a page, in order."""
+    text = page.read_text(encoding="utf-8")
+    for block in _BLOCK.finditer(text):
+        heading = _HEADING.findall(text[: block.start()])[-1]
+        yield Example(page, heading, block[1], block[2], block[3])
+
+
+def sample_examples() -> Iterator[Example]:
+    """The examples on the sample lake that need neither Spark nor a package that is not installed."""
+    for each in examples(PYTHON_PAGE):
+        if each.heading not in OF_SPARK and ("import polars" not in each.code or find_spec("polars")):
+            yield each
+    for each in examples(README):
+        if "sample" in each.code:
+            yield each
+
+
+def prepare(folder: Path) -> None:
+    """Lets the commands of the README find the environment that it makes."""
+    (folder / "env").symlink_to(sys.prefix)
+
+
+def write_outputs() -> None:
+    """Writes the outputs of the examples on the sample lake into their pages; what a page leaves out stays out."""
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        prepare(folder)
+        for each in list(sample_examples()):
+            printed = each.run(folder)
+            if each.output is None:
+                continue
+            head, left_out, tail = each.output.partition(_LEFT_OUT)
+            if left_out:
+                lines = printed.splitlines(keepends=True)
+                last = lines[len(lines) - tail.count("\n") :]
+                printed = "".join([*lines[: head.count("\n")], _LEFT_OUT, *last])
+            text = each.page.read_text(encoding="utf-8")
+            block = f"```{each.language}\n{each.code}```\n\n```text\n"
+            each.page.write_text(text.replace(f"{block}{each.output}```", f"{block}{printed}```"), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_outputs()
