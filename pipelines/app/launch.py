@@ -18,6 +18,7 @@ from kiln.pipelines.batch.batching import BatchConfig
 from kiln.pipelines.batch.offset_range import UpdateFilter
 from kiln.pipelines.decode.breaker import DecodeBreaker
 from kiln.pipelines.decode.decoder import DecodeConfig
+from kiln.pipelines.decode.user_decoder import load_decoder
 from kiln.pipelines.delta.bundles import read_bundles, save_bundles
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.delta_spark import DeltaSparkCommits
@@ -31,6 +32,7 @@ from kiln.pipelines.updates import query as updates
 from kiln.pipelines.updates.known_streams import StreamsTopic
 from kiln.pipelines.updates.transform import SeparatorConfig
 from kiln.schemas.wire.identity import peer_bytes, peer_text
+from kiln.schemas.wire.message_id import parse_message_id_rule
 from kiln.schemas.wire.topic_table import BundleSet
 
 
@@ -127,7 +129,11 @@ def decode_config(settings: Settings, *, remember: bool = False) -> DecodeConfig
 
     Raises:
         BundleError: The two contradict each other.
+        DecoderError: The decoder of the settings cannot be used.
     """
+    network = settings.network
+    if network.decoder:
+        load_decoder(network.decoder)  # before a task of a query needs it
     lake = Lake.from_location(settings.lake_root)
     given = BundleSet(settings.topic_table.bundles)
     if remember:
@@ -142,6 +148,9 @@ def decode_config(settings: Settings, *, remember: bool = False) -> DecodeConfig
         batch_typ=settings.batch.typ,
         unsigned_horizon=micros(settings.dedupe.unsigned_ttl),
         bundles=bundles,
+        ceramic=settings.is_ceramic,
+        message_ids=parse_message_id_rule(network.message_id),
+        decoder=network.decoder,
     )
 
 

@@ -55,6 +55,18 @@ class SuiteCheck:
         return blake2b(identity.encode(), digest_size=6).hexdigest()
 
     @property
+    def tables(self) -> frozenset[str]:
+        """Tables that the check reads."""
+        named: set[str] = {self.table}
+        for argument, kind in self.kind.arguments.items():
+            value = self.arguments.get(argument)
+            if kind == "table" and isinstance(value, str):
+                named.add(value)
+            elif kind == "tables" and isinstance(value, list):
+                named.update(map(str, value))
+        return frozenset(named)
+
+    @property
     def name(self) -> str:
         """The expectation and its subject: `expect_keys_to_be_unique(network, message_id)`."""
         values = [

@@ -4,6 +4,7 @@ the tables that are there, at edges, with what became known later, and beside a 
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import shutil
 import time
@@ -11,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -29,6 +31,7 @@ from kiln.pipelines.backfill.run import RunError, RunOutcome, StoppedError
 from kiln.pipelines.backfill.run_log import RUN_TABLES, find_run
 from kiln.pipelines.backfill.swap import FileSwap
 from kiln.pipelines.backfill.swap_runs import swap_run
+from kiln.pipelines.decode.user_decoder import load_decoder
 from kiln.pipelines.delta.arrow_rows import build_arrow_schema
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.quality.check import check_lake
@@ -38,6 +41,7 @@ from kiln.pipelines.quality.suites import read_suites
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.kafka.records import BatchRecord, Origin, SeparatorRecord, decode_batch
 from kiln.schemas.wire.identity import peer_bytes
+from kit.decoder_package import install_decoders
 from kit.history import ARCHIVES, LINE_LAYERS, PACKINGS, ceramic_line, kubo_line
 from kit.local_spark import open_session
 from kit.log_model import Update, block_of, cid_of, windows_of
@@ -242,6 +246,35 @@ def test_history_of_every_form_is_swapped_in_without_a_fault(world: World, tmp_p
 
     here.swap("old")
     assert here.check() == {}
+
+
+def test_the_frames_of_another_network_give_data_that_the_users_decoder_reads(world: World, tmp_path: Path) -> None:
+    """The same lake, read as one of any gossip: by its frames, and by its capture."""
+    install_decoders(tmp_path / "site", "history_decoders")
+    archive = shutil.make_archive(str(tmp_path / "history_decoders"), "zip", tmp_path / "site")
+    world.spark.sparkContext.addPyFile(archive)
+    load_decoder.cache_clear()
+    network = Network(name=OPTIONS.network, kind="gossip", message_id="sha256_data", decoder="history_decoders.parse")
+    other = replace(world, settings=world.settings.model_copy(update={"network": network}))
+    other.run("data")
+    other.run("captured", source="files", files=(world.file,))
+    lake = world.lake.locate_run("data")
+    rows = lake.open("messages").to_pyarrow_table().to_pylist()
+    copies = lake.open("copies").to_pyarrow_table().to_pylist()
+    assert {row["type"] for row in rows} == {"DATA"}
+    assert {row["message_id"] for row in rows} == {f"sha256/{sha256(row['data']).hexdigest()}" for row in rows}
+    assert {row["message_id"] for row in rows} <= {row["message_id"] for row in copies}
+    good = {row["data"]: row["decoded"] for row in rows if row["decoded"] is not None}
+    assert len(good) > 60
+    expected = {data: json.loads(data, parse_constant=lambda _: None) for data in good}
+    assert {data: json.loads(decoded) for data, decoded in good.items()} == expected
+    faults = [row for row in lake.open("quarantine").to_pyarrow_table().to_pylist() if row["stage"] == "decoder"]
+    assert Counter(row["data"] for row in faults) == Counter(row["data"] for row in rows if row["decoded"] is None)
+    assert faults
+    assert not world.rows("data", "updates")
+    assert not world.rows("data", "batches")
+    captured = world.lake.locate_run("captured").open("messages").to_pyarrow_table().to_pylist()
+    assert Counter(row["decoded"] for row in captured) == Counter(row["decoded"] for row in rows)
 
 
 def test_a_run_hands_over_the_live_batches_that_nobody_publishes(world: World) -> None:

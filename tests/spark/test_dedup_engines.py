@@ -181,7 +181,7 @@ def test_a_decoder_of_the_users_own_works_in_sparks_workers(
     read = {row["data"]: row["decoded"] for row in rows}
     good = {data: json.loads(decoded) for data, decoded in read.items() if decoded is not None}
     assert len(good) > 50
-    assert good == {data: json.loads(data) for data in good}
+    assert good == {data: json.loads(data, parse_constant=lambda _: None) for data in good}
     failed = Counter(each.data for each in quarantined if each.stage == "decoder")
     assert failed == Counter(row["data"] for row in rows if row["decoded"] is None)
     assert failed
