@@ -330,6 +330,51 @@ def test_a_storm_of_wants_is_bounded_and_delays_no_honest_peer_for_long(tmp_path
     in_town(tmp_path, test)
 
 
+def test_a_peer_that_pulls_much_gets_the_budget_of_bytes_and_an_honest_one_its_blocks_meanwhile(tmp_path: Path) -> None:
+    rate = 200_000  # bytes per second
+    large = [Block(cid_text(compute_cid(data, 0x55)), data) for data in (os.urandom(64 << 10) for _ in range(10))]
+    small = make_blocks(3, "small")
+
+    async def test(town: Town) -> None:
+        side = await open_side(town, "one", options=ExchangeOptions(max_bytes_per_second=rate))
+        for block in (*large, *small):
+            side.put(block)
+        async with raw_peer(town, side) as greedy, raw_peer(town, side) as honest:
+            began = trio.current_time()
+            await greedy.send(*(WantEntry(cid_bytes(block.cid)) for block in large))
+            await town.bell.until(lambda: bool(greedy.blocks))
+            await honest.send(*(WantEntry(cid_bytes(block.cid)) for block in small))
+            await town.bell.until(lambda: len(honest.blocks) == len(small))
+            assert len(greedy.blocks) < len(large), "the honest peer waited for the greedy one"
+            await town.bell.until(lambda: len(greedy.blocks) == len(large))
+            at_once = rate * 0.5  # bytes of half a second may go at once
+            assert sum(map(len, greedy.blocks)) <= at_once + rate * (trio.current_time() - began)
+
+    in_town(tmp_path, test)
+
+
+def test_a_peer_over_its_budget_of_cpu_is_not_read_and_an_honest_one_is_served_meanwhile(tmp_path: Path) -> None:
+    """After one message of a thousand wants it has to wait for minutes."""
+    blocks = make_blocks(3, "cheap")
+
+    async def test(town: Town) -> None:
+        side = await open_side(town, "one", options=ExchangeOptions(peer_cpu=1e-4))
+        for block in blocks:
+            side.put(block)
+        async with raw_peer(town, side) as hostile, raw_peer(town, side) as honest:
+            stream = await hostile.open()
+            for number in range(2):
+                absent = [compute_cid(b"%d/%d" % (number, each)) for each in range(1000)]
+                await stream.write(encode(write_message(V1_2, [WantEntry(cid) for cid in absent])))
+            await town.bell.until(lambda: side.exchange.sizes["wants"] >= 1000)
+            for number, block in enumerate(blocks, 1):
+                await honest.send(WantEntry(cid_bytes(block.cid)))
+                await town.bell.until(lambda number=number: len(honest.blocks) == number)
+            assert side.counts()["bitswap_messages_received"] == 1 + len(blocks)
+
+    in_town(tmp_path, test)
+
+
 def test_blocks_that_were_not_asked_for_and_too_many_streams_are_refused(tmp_path: Path) -> None:
     async def test(town: Town) -> None:
         side = await open_side(town, "one", options=ExchangeOptions(max_streams=20))

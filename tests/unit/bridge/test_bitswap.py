@@ -6,11 +6,14 @@ from collections.abc import Iterable
 from random import Random
 
 import pytest
+import trio
 from hypothesis import given
 from hypothesis import strategies as st
 from libp2p.bitswap.pb.bitswap_pb2 import Message
+from trio.testing import MockClock
 
 from kiln.bridge.ipfs.bitswap.engine import BitswapEngine, EngineLimits, Output
+from kiln.bridge.ipfs.bitswap.exchange import _spend
 from kiln.bridge.ipfs.bitswap.messages import (
     MAX_ENTRIES,
     PROTOCOLS,
@@ -23,6 +26,7 @@ from kiln.bridge.ipfs.bitswap.messages import (
     read_message,
     write_message,
 )
+from kiln.bridge.libp2p.budget import CaptureBudget
 from kiln.schemas.wire.cid import compute_cid
 
 A, B, C, D = b"peer a", b"peer b", b"peer c", b"peer d"
@@ -389,3 +393,18 @@ def transfer(
     received = receiver.receive(source, read_message(body), now)
     receiver.resolve(source, {cid: len(here[cid]) if cid in here else None for cid in received.lookups})
     return {block.digest for block in received.blocks}
+
+
+def test_a_peer_over_its_budget_waits_until_it_is_paid_and_another_does_not() -> None:
+    """In virtual time: 2 a second for a peer, of which 8 at once."""
+    budget = CaptureBudget(8.0, 1000.0, 4.0)
+
+    async def test() -> None:
+        assert not await _spend(budget, A, 8.0, {A, B})
+        assert trio.current_time() == 0
+        assert await _spend(budget, A, 10.0, {A, B})
+        assert trio.current_time() == pytest.approx(5.0)
+        assert not await _spend(budget, B, 8.0, {A, B})
+        assert trio.current_time() == pytest.approx(5.0)
+
+    trio.run(test, clock=MockClock(autojump_threshold=0))
