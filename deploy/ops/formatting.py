@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import timedelta
 
 from kiln.deploy.ops.snapshot import Snapshot
@@ -70,6 +70,19 @@ def take_top(counts: Mapping[str, int], rows: int) -> list[tuple[str, int]]:
         return ordered
     rest = ordered[rows - 1 :]
     return [*ordered[: rows - 1], (f"{len(rest)} others", sum(number for _, number in rest))]
+
+
+def format_range(numbers: Collection[int]) -> str:
+    """Format the least and the greatest number: `2-6`, or `6` if they are the same."""
+    if not numbers:
+        return "0"
+    least, greatest = min(numbers), max(numbers)
+    return f"{least}" if least == greatest else f"{least}-{greatest}"
+
+
+def compute_duplicate_share(messages: int, copies: int | None) -> float | None:
+    """Compute the share of copies that were received after the first copy of their message."""
+    return max(0.0, 1 - messages / copies) if copies else None
 
 
 def compute_copies_per_message(snapshot: Snapshot) -> float | None:

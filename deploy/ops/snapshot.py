@@ -13,6 +13,9 @@ from kiln.pipelines.runtime.query_status import QueryState
 BATCH_DELAY_BUCKETS: Final = (0.25, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 5.0, 10.0, 30.0, 60.0)
 """Upper bounds, seconds."""
 
+CONTROL_KINDS: Final = ("IHAVE", "IWANT", "IDONTWANT", "GRAFT", "PRUNE")
+"""Kinds of control entries whose rates are shown."""
+
 QUALITY_RESULTS: Final = ("passed", "warn", "error")
 """Results of an expectation: `passed`, or the level of a failed one."""
 
@@ -85,6 +88,8 @@ class Snapshot:
     """of all messages counted in `messages`"""
     control_entries: Mapping[str, int] = field(default_factory=dict)
     """subscriptions and control entries in both directions, by kind"""
+    control_rates: Mapping[str, float] = field(default_factory=dict)
+    """of these, per second over the last minute"""
     open_separators: int | None = None
     batches: int = 0
     newest_batches: Sequence[BatchLine] = ()

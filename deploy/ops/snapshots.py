@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from typing import Final
 
 from kiln.conf.settings.model import JobName
 from kiln.deploy.ops.snapshot import BridgeInRun, QualityInRun, Snapshot
@@ -13,6 +15,8 @@ from kiln.pipelines.app.supervisor import Supervisor
 from kiln.pipelines.runtime.query_status import QueryState, QueryWatch
 from kiln.pipelines.runtime.topic_ends import Ends
 from kiln.schemas.queries import CONTROL_PREFIX, QUERIES
+
+_RATE_SECONDS: Final = 60.0
 
 
 class SnapshotBuilder:
@@ -54,6 +58,7 @@ class SnapshotBuilder:
         self._messages: dict[str, int] = {}
         self._copies: int | None = None
         self._control_entries: dict[str, int] = {}
+        self._earlier_entries: deque[tuple[float, dict[str, int]]] = deque([(started, {})])
         self._counting = threading.Lock()
         self._watches = {name: QueryWatch(name, map(topic, QUERIES[name].reads)) for name in names}
         self._first_end: int | None = None
@@ -103,6 +108,8 @@ class SnapshotBuilder:
         """
         self._count_frames(now, sum(ends.get(self._topic("frames"), {}).values()))
         counts, messages = self._watch.counts, self.messages
+        with self._counting:
+            entries = dict(self._control_entries)
         return Snapshot(
             network=self._network,
             mode=self.mode,
@@ -112,7 +119,8 @@ class SnapshotBuilder:
             frames_rate=self._rate,
             messages=messages,
             copies=self._copies,
-            control_entries=dict(self._control_entries),
+            control_entries=entries,
+            control_rates=self._compute_rates(now, entries),
             open_separators=len(self._watch.open_windows),
             batches=counts.batches,
             newest_batches=tuple(counts.newest),
@@ -139,6 +147,16 @@ class SnapshotBuilder:
             error=queries.errors.get(name, ""),
             tripped=name in queries.held_queries,
         )
+
+    def _compute_rates(self, now: float, entries: dict[str, int]) -> dict[str, float]:
+        """Compute the entries per second since a minute ago, or since the start of the run."""
+        earlier = self._earlier_entries
+        if now - earlier[-1][0] >= 1:
+            earlier.append((now, entries))
+        while len(earlier) > 1 and now - earlier[1][0] >= _RATE_SECONDS:
+            earlier.popleft()
+        then, before = earlier[0]
+        return {kind: (number - before.get(kind, 0)) / max(1.0, now - then) for kind, number in entries.items()}
 
     def _count_frames(self, now: float, frames: int) -> None:
         if self._first_end is None:

@@ -14,15 +14,17 @@ from rich.text import Text
 from kiln.conf.process.bridge_status import BridgeStatus, FetcherStatus, OverlayStatus, PublisherStatus, SpoolStatus
 from kiln.deploy.ops.formatting import (
     compute_copies_per_message,
+    compute_duplicate_share,
     format_clock,
     format_count,
+    format_range,
     format_rate,
     format_seconds,
     format_separator,
     shorten,
     take_top,
 )
-from kiln.deploy.ops.snapshot import BridgeInRun, Snapshot, sum_by_reason
+from kiln.deploy.ops.snapshot import CONTROL_KINDS, BridgeInRun, Snapshot, sum_by_reason
 from kiln.pipelines.runtime.query_status import QueryPhase
 from kiln.schemas.printable import printable
 
@@ -72,21 +74,25 @@ def format_line(snapshot: Snapshot) -> str:
         f"delay p50 {format_seconds(snapshot.late_p50)} p99 {format_seconds(snapshot.late_p99)}",
         f"quarantine {format_count(sum(snapshot.quarantine.values()))}",
         f"lag: {', '.join(lags) or 'none'}",
-        *_format_bridge(snapshot.bridge),
+        *_format_bridge(snapshot),
         *failing,
         *(f"error: {error}" for error in snapshot.errors[-1:]),
     ]
     return " | ".join(" ".join(part.split()) for part in parts)
 
 
-def _format_bridge(bridge: BridgeInRun | None) -> list[str]:
+def _format_bridge(snapshot: Snapshot) -> list[str]:
+    bridge = snapshot.bridge
     if bridge is None:
         return []
     status = bridge.status or _EMPTY_STATUS
     received = f" ({_describe_receivers(bridge)})" if bridge.received else ""
     traffic = f"in {format_count(status.frames_in)} out {format_count(status.frames_out)}"
+    duplicates = compute_duplicate_share(sum(snapshot.messages.values()), snapshot.copies)
     words = [
-        f"peers {len(status.peers)} topics {len(status.topics)} {traffic}",
+        f"peers {len(status.peers)} topics {len(status.topics)} mesh {format_range(status.mesh.values())} {traffic}",
+        f"control {format_rate(sum(snapshot.control_rates.values()))}/s"
+        + ("" if duplicates is None else f" duplicates {duplicates:.0%}"),
         f"published {format_count(status.publisher.published)}{received}",
     ]
     if status.bep50 is not None:
@@ -140,7 +146,7 @@ def _render_parts(snapshot: Snapshot, width: int, height: int) -> list[Renderabl
     errors = _wrap_errors(snapshot.errors, width, 4 if roomy else 2)
     middle = 6 if roomy else 5
     queries = len(snapshot.queries)
-    network = _render_bridge(snapshot.bridge, width, 4 if roomy else 2)
+    network = _render_bridge(snapshot, width, 5 if roomy else 2)
     fixed = 1 + 2 + 1 + middle + 2 + 2 + queries + 4 * len(gap) + (len(errors) + 1 if errors else 0)
     fixed += len(network) + len(gap) if network else 0
     batches = max(2, min(8, height - fixed))
@@ -270,8 +276,9 @@ def _render_batches(snapshot: Snapshot, width: int, rows: int) -> list[Renderabl
     return [_render_title("batches", width, "newest first"), table, *filler]
 
 
-def _render_bridge(bridge: BridgeInRun | None, width: int, peers: int) -> list[RenderableType]:
-    """Render the title, a line of figures, lines for BEP 50 and IPFS if they are on, and a line per peer."""
+def _render_bridge(snapshot: Snapshot, width: int, rows: int) -> list[RenderableType]:
+    """Render the title, a line of figures, and `rows` lines: BEP 50 and IPFS if they are on, gossip, and the peers."""
+    bridge = snapshot.bridge
     if bridge is None:
         return []
     status = bridge.status or _EMPTY_STATUS
@@ -286,7 +293,7 @@ def _render_bridge(bridge: BridgeInRun | None, width: int, peers: int) -> list[R
         ("  topics ", _LABEL),
         format_count(len(status.topics)),
         ("  mesh ", _LABEL),
-        f"{max(status.mesh.values(), default=0)}",
+        format_range(status.mesh.values()),
         ("  spool ", _LABEL),
         f"{status.spool.disk_bytes / 1e6:.1f} MB" if status.spool.disk_bytes else "empty",
         ("  published ", _LABEL),
@@ -295,22 +302,35 @@ def _render_bridge(bridge: BridgeInRun | None, width: int, peers: int) -> list[R
     )
     figures.truncate(width, overflow="ellipsis")
     address = printable(next(iter(status.addresses), ""))
-    lines: list[RenderableType] = [_render_title("network", width, f"{state} {address}".strip()), figures]
+    lines: list[RenderableType] = []
     if status.bep50 is not None:
         lines.append(_render_overlay(status.bep50, width))
-        peers -= 1
     fetcher = _active_fetcher(status)
     if fetcher is not None:
         lines.append(_render_fetcher(fetcher, status.ipfs, width))
-        peers -= 1
-    for peer in status.peers[:peers]:
+    lines.append(_render_gossip(snapshot, width))
+    for peer in status.peers[:rows]:
         arrow = "→" if peer.outbound else "←"
         line = Text.assemble(
             f"{arrow} {shorten(peer.peer, 16)} ", (f"{printable(peer.protocol)} ", _LABEL), printable(peer.agent)
         )
         line.truncate(width, overflow="ellipsis")
         lines.append(line)
-    return [*lines, *(Text("") for _ in range(peers - len(status.peers)))]
+    lines += [Text("") for _ in range(rows - len(lines))]
+    return [_render_title("network", width, f"{state} {address}".strip()), figures, *lines[:rows]]
+
+
+def _render_gossip(snapshot: Snapshot, width: int) -> Text:
+    """Render the share of duplicates, and the rate of each kind of control entry."""
+    duplicates = compute_duplicate_share(sum(snapshot.messages.values()), snapshot.copies)
+    figures = Text.assemble(
+        ("duplicates ", _LABEL), "-" if duplicates is None else f"{duplicates:.0%}", ("  per s:", _LABEL)
+    )
+    for number, kind in enumerate(CONTROL_KINDS):
+        figures.append(f"{'  ' if number else ' '}{kind} ", _LABEL)
+        figures.append(format_rate(snapshot.control_rates.get(kind, 0.0)))
+    figures.truncate(width, overflow="ellipsis")
+    return figures
 
 
 def _render_overlay(overlay: OverlayStatus, width: int) -> Text:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
 
+from kiln.deploy.ops.formatting import compute_duplicate_share
 from kiln.deploy.ops.snapshot import Snapshot
 
 _EVERY: Final = 5.0  # seconds between two points
@@ -26,6 +27,9 @@ class HistoryPoint(NamedTuple):
     late_p99: float | None
     lag_seconds: float
     """lag of the query that is furthest behind"""
+    messages: int
+    copies: int
+    control_entries: int
 
 
 class Plot(NamedTuple):
@@ -65,20 +69,35 @@ class RunHistory:
                 snapshot.late_p50,
                 snapshot.late_p99,
                 max(lags, default=0.0),
+                sum(snapshot.messages.values()),
+                snapshot.copies or 0,
+                sum(snapshot.control_entries.values()),
             )
         )
 
     def plots(self) -> list[Plot]:
-        """Build the plots: frames and batches per second, batch delay, the greatest lag."""
+        """Build the plots: frames, batches, batch delay, the greatest lag, control entries, duplicates."""
         points = list(self._points)
+        steps = list(pairwise(points))
         batches: list[float | None] = [
-            (later.batches - earlier.batches) / (later.at - earlier.at) for earlier, later in pairwise(points)
+            (later.batches - earlier.batches) / (later.at - earlier.at) for earlier, later in steps
+        ]
+        control: list[float | None] = [
+            (later.control_entries - earlier.control_entries) / (later.at - earlier.at) for earlier, later in steps
+        ]
+        duplicates = [
+            compute_duplicate_share(later.messages - earlier.messages, later.copies - earlier.copies)
+            for earlier, later in steps
         ]
         return [
             build_plot("Frames", "/s", [each.frames_rate for each in points]),
             build_plot("Batches", "/s", batches),
             build_plot("Batch delay, p50 and p99", "s", [p.late_p50 for p in points], [p.late_p99 for p in points]),
             build_plot("Lag of the slowest query", "s", [each.lag_seconds for each in points]),
+            build_plot("Control entries", "/s", control),
+            build_plot(
+                "Duplicates among copies", "%", [None if share is None else 100 * share for share in duplicates]
+            ),
         ]
 
 

@@ -10,15 +10,17 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from kiln.deploy.ops.formatting import (
     compute_copies_per_message,
+    compute_duplicate_share,
     format_clock,
     format_count,
+    format_range,
     format_rate,
     format_seconds,
     take_top,
 )
 from kiln.deploy.ops.monitor.facts import MonitorInputs, why_not_ready
 from kiln.deploy.ops.monitor.history import Plot
-from kiln.deploy.ops.snapshot import QUALITY_RESULTS, QualityInRun, sum_by_reason
+from kiln.deploy.ops.snapshot import CONTROL_KINDS, QUALITY_RESULTS, QualityInRun, sum_by_reason
 from kiln.schemas.printable import printable
 
 _REASONS: Final = 8
@@ -46,6 +48,8 @@ def render_page(facts: MonitorInputs | None, plots: Sequence[Plot]) -> str:
         problems=[*dict.fromkeys([*snapshot.errors, *why_not_ready(facts)])],
         elapsed=format_clock(snapshot.elapsed),
         copies=compute_copies_per_message(snapshot),
+        duplicates=compute_duplicate_share(sum(snapshot.messages.values()), snapshot.copies),
+        control_kinds=[*CONTROL_KINDS, *sorted(snapshot.control_entries.keys() - {*CONTROL_KINDS})],
         quarantine=take_top(sum_by_reason(snapshot.quarantine), _REASONS),
         plots=plots,
         quality=_group_by_table(snapshot.quality),
@@ -78,6 +82,7 @@ def format_size(number: float) -> str:
 
 _TEMPLATES.filters |= {
     "count": format_count,
+    "range": format_range,
     "rate": format_rate,
     "seconds": format_seconds,
     "printable": printable,

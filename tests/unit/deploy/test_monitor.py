@@ -62,7 +62,8 @@ SNAPSHOT = Snapshot(
     frames_rate=12.5,
     messages={"UPDATE": 40, "QUERY": 2},
     copies=99,
-    control_entries={"GRAFT": 3, "IHAVE": 20},
+    control_entries={"GRAFT": 3, "IHAVE": 20, "SUBSCRIBE": 2},
+    control_rates={"GRAFT": 0.3, "IHAVE": 2.0, "SUBSCRIBE": 0.2},
     open_separators=3,
     batches=3,
     late_p50=1.2,
@@ -299,6 +300,16 @@ def test_the_page_says_that_the_breaker_tripped_and_how_to_go_on_and_what_the_la
     assert "archive tripped" in page
     assert "<h2>Quality, 0:31 ago</h2>" in page
     assert '<tr><td>messages<td class="n">9<td class="n">1<td class="n">0</tr>' in page
+
+
+def test_the_page_shows_mesh_control_rates_and_duplicates(lake: Lake) -> None:
+    page = render_page(facts_of(SNAPSHOT, lake), [])
+    assert "<p>mesh 0-8 peers · 58 % of copies are duplicates</p>" in page
+    for row in ("IHAVE,2.0,20", "GRAFT,0.3,3", "IWANT,0,0", "SUBSCRIBE,0.2,2"):
+        assert '<tr><td>{}<td class="n">{}<td class="n">{}</tr>'.format(*row.split(",")) in page
+    page = render_page(facts_of(replace(SNAPSHOT, copies=None, bridge=BridgeInRun(None)), lake), [])
+    assert "<p>mesh – peers · no copies yet</p>" in page
+    assert "<h2>Gossip</h2>" not in render_page(facts_of(replace(SNAPSHOT, bridge=None), lake), [])
 
 
 def test_how_long_the_oldest_unread_record_has_been_there() -> None:

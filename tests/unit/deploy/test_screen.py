@@ -59,6 +59,8 @@ FULL = Snapshot(
     frames_rate=604.2,
     messages={"UPDATE": 4_790, "RESPONSE": 1_310, "QUERY": 1_002, "KEEPALIVE": 388, "BATCH_UPDATE": 231},
     copies=23_163,
+    control_entries={"IHAVE": 720, "GRAFT": 6, "SUBSCRIBE": 9},
+    control_rates={"IHAVE": 12.0, "GRAFT": 0.1, "SUBSCRIBE": 0.15},
     open_separators=17,
     batches=211,
     newest_batches=[BatchLine("model", VALUE, 3 + n, 9 + n, CID[:-1] + str(n), 0.3 + n / 10) for n in range(8)],
@@ -192,8 +194,9 @@ def test_what_is_fetched_out_of_ipfs_has_a_line_where_there_is_a_node() -> None:
 def test_the_bridge_is_shown_as_it_tells_of_itself() -> None:
     text = "\n".join(picture(replace(FULL, bridge=BridgeInRun(STATUS, {"kubo": 40}, {"kubo": 38})), 100, 30))
     assert "listening /ip4/127.0.0.1/tcp/4001" in text
-    assert "in 12,345  out 678  topics 2  mesh 3  spool empty  published 211  fetched by kubo 38 of 40" in text
+    assert "in 12,345  out 678  topics 2  mesh 2-3  spool empty  published 211  fetched by kubo 38 of 40" in text
     assert "→ 12D3KooW0 /meshsub/1.1.0 kubo" in text
+    assert "duplicates 67%  per s: IHAVE 12  IWANT 0  IDONTWANT 0  GRAFT 0.1  PRUNE 0 " in text
     full = msgspec.structs.replace(STATUS, spool=SpoolStatus(0, 0, 0, 2_000_000, full=True))
     text = "\n".join(picture(replace(FULL, bridge=BridgeInRun(full)), 100, 30))
     assert "not reading: the spool is full" in text
@@ -206,7 +209,8 @@ def test_a_bridge_that_has_said_nothing_is_starting() -> None:
     text = "\n".join(picture(replace(FULL, bridge=BridgeInRun()), 100, 30))
     assert "network  starting" in text
     assert "in 0  out 0  topics 0  mesh 0  spool empty  published 0" in text
-    assert "peers 0 topics 0 in 0 out 0 | published 0" in format_line(replace(FULL, bridge=BridgeInRun()))
+    line = format_line(replace(FULL, bridge=BridgeInRun()))
+    assert "peers 0 topics 0 mesh 0 in 0 out 0 | control 12/s duplicates 67% | published 0" in line
 
 
 def test_more_room_shows_more_batches() -> None:

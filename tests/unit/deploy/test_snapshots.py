@@ -55,6 +55,20 @@ def test_messages_are_counted_by_type_and_reasons_are_not() -> None:
     assert taken.control_entries == {"GRAFT": 3, "IHAVE": 5}
 
 
+def test_control_rates_are_those_of_the_last_minute() -> None:
+    snapshots, queries = made()
+
+    def rates(now: float) -> dict[str, float]:
+        return dict(snapshots.build(now, {}, queries, None, ()).control_rates)
+
+    assert rates(100.5) == {}
+    snapshots.count("archive", {"control IHAVE": 40})
+    assert rates(110.0) == {"IHAVE": 4.0}
+    assert rates(130.0) == {"IHAVE": 40 / 30}
+    snapshots.count("archive", {"control GRAFT": 6})
+    assert rates(170.0) == {"IHAVE": 0.0, "GRAFT": 0.1}, "since the snapshot of a minute ago"
+
+
 def test_bridge_and_errors_are_passed_on() -> None:
     snapshots, queries = made()
     bridge = BridgeInRun(None, {"kubo": 1})

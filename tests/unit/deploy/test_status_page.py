@@ -43,7 +43,9 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     lake.create(["messages", "batches"])
     history = RunHistory()
     for number in range(50):
-        history.see(replace(SNAPSHOT, batches=number, frames_rate=float(number % 7)), number * 5.0)
+        entries = {"IHAVE": number * number}
+        seen = replace(SNAPSHOT, batches=number, frames_rate=float(number % 7), control_entries=entries)
+        history.see(replace(seen, messages={"UPDATE": 40 * number}, copies=(90 + number) * number), number * 5.0)
     now = time.time()
     seen = replace(SNAPSHOT, errors=["x" * 300], quality=QualityInRun(now - 70, {("messages", "passed"): 9}))
     return render_page(MonitorInputs(seen, now, now, "1.2.3", read_lake_status(lake)), history.plots())
@@ -62,5 +64,5 @@ def test_the_page_fits_and_its_plots_are_drawn(page: str, tmp_path: Path, width:
     needed, cut_off, lines, beside = found.groups()
     assert int(needed) <= width
     assert cut_off == ""
-    assert int(lines) == 5
+    assert int(lines) == 7
     assert int(beside) in columns
