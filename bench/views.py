@@ -481,10 +481,20 @@ def _stamps(micros: _Ints) -> pa.Array:
 
 
 def write(lake: Lake, name: str, columns: Columns, batch_id: int = 0) -> None:
-    """One commit, as the queries write: the same files, row groups and statistics. `batch_id`: of the micro-batch."""
+    """One commit, as the queries write: the same files, row groups and statistics. `batch_id`: of the micro-batch.
+
+    A column that is not given is null, if it may be.
+    """
     lake.create([name])
     schema = build_arrow_schema(TABLES[name].columns, strict=True)
-    table = pa.table([columns[each] for each in schema.names], schema=schema)
+    nulls = pa.nulls(len(next(iter(columns.values()))))
+    table = pa.table(
+        [
+            nulls.cast(field.type) if field.nullable and field.name not in columns else columns[field.name]
+            for field in schema
+        ],
+        schema=schema,
+    )
     files = TableFiles(lake, name)
     for batch in table.to_batches(max_chunksize=_ROWS_AT_ONCE):
         files.add_batch(batch)
