@@ -23,7 +23,6 @@ from pydantic import (
     model_validator,
 )
 from pydantic_core import PydanticCustomError
-from pydantic_settings import NoDecode
 
 from kiln.conf.process.errors import SettingsError
 from kiln.conf.process.location import STORE, Location, parse_location
@@ -462,7 +461,7 @@ class Job(Section):
 class _Jobs(Section):
     """Queries that `kiln run` starts, and a section for each query."""
 
-    queries: Annotated[tuple[JobName, ...], NoDecode, BeforeValidator(split_items)] = tuple(QUERIES)
+    queries: Annotated[tuple[JobName, ...], BeforeValidator(split_items)] = tuple(QUERIES)
     max_restarts: int = Field(default=5, ge=0)
 
     @field_validator("queries")

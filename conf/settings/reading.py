@@ -7,14 +7,13 @@ import logging
 import os
 import tomllib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
-from typing import ClassVar
 
 from pydantic import SecretStr, ValidationError
-from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
 
 from kiln.conf.process.errors import SettingsError
 from kiln.conf.settings.addresses import check_path
@@ -23,6 +22,7 @@ from kiln.conf.settings.faults import ValueSources, find_unknown_variables, prob
 from kiln.conf.settings.keys import (
     CONFIG_VARIABLE,
     ENV_PREFIX,
+    NETWORK_NAME,
     NETWORK_VARIABLE,
     Keys,
     get_value,
@@ -35,12 +35,6 @@ from kiln.conf.settings.model import Settings
 _LOG = logging.getLogger(__name__)
 
 DEFAULT_FILE = Path(__file__).resolve().parents[1] / "kiln.toml"
-
-
-class _Environment(Settings, BaseSettings):
-    """Model by which pydantic-settings finds the variables; never instantiated."""
-
-    model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(env_prefix=ENV_PREFIX, env_nested_delimiter="__")
 
 
 @dataclass(frozen=True)
@@ -83,14 +77,7 @@ def load(config: Path | None = None, *, state: Path | None = None, network: str 
         raise SettingsError(problems)
     links = service_links(os.environ)
     _warn_of_links(links)
-    variables = EnvSettingsSource(_Environment)
-    # a Service may be named kiln-bridge--x
-    variables.env_vars = {
-        f"{name}__name" if name.upper() == NETWORK_VARIABLE else name: value
-        for name, value in variables.env_vars.items()
-        if name.upper() not in links
-    }
-    environment = variables()
+    environment = read_variables({name: value for name, value in os.environ.items() if name not in links})
     command_line: dict[str, object] = {} if state is None else {"state": state}
     if network is not None:
         command_line["network"] = {"name": network}
@@ -111,6 +98,32 @@ def load(config: Path | None = None, *, state: Path | None = None, network: str 
     if problems := list(_find_unusable_paths(loaded)):
         raise SettingsError(problems)
     return loaded
+
+
+def read_variables(environ: Mapping[str, str]) -> dict[str, object]:
+    """Read the settings in environment variables as a tree, with values as text.
+
+    The variable of a section or of a free table is a JSON object, with which those of single keys are merged. Values of
+    a free table may be JSON. Names of variables do not depend on case, and keys of free tables are lower case.
+    """
+    known = list_keys()
+    found: dict[Keys, str] = {}
+    for name, value in environ.items():
+        upper = name.upper()
+        if upper.startswith(ENV_PREFIX) and upper != CONFIG_VARIABLE:
+            parts = tuple(upper.removeprefix(ENV_PREFIX).lower().split("__"))
+            found[NETWORK_NAME if upper == NETWORK_VARIABLE else parts] = value
+    tree: dict[str, object] = {}
+    for keys in sorted(found, key=len):
+        value: object = found[keys]
+        if known.get(keys) is not False:  # no single key
+            with suppress(json.JSONDecodeError):
+                value = json.loads(found[keys])
+        branch: dict[str, object] = {keys[-1]: value}
+        for key in reversed(keys[:-1]):
+            branch = {key: branch}
+        tree = _merge(tree, branch)
+    return tree
 
 
 def _find_unusable_paths(loaded: LoadedSettings) -> Iterator[str]:

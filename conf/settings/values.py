@@ -5,7 +5,6 @@ import re
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
-from pydantic_settings import NoDecode
 
 
 def split_items(value: object) -> object:
@@ -38,7 +37,7 @@ def _switch(value: object, validate: ValidatorFunctionWrapHandler) -> object:
         raise ValueError('true, false or "auto"') from None
 
 
-Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(split_items)]
+Names = Annotated[tuple[str, ...], BeforeValidator(split_items)]
 """A list of names or addresses."""
 
 Memory = Annotated[str, like(r"[0-9]+[mg]", 'a size as -Xmx takes it, such as "384m" or "2g"')]

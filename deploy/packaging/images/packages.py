@@ -24,7 +24,7 @@ _BRIDGE: Final = (
     "confluent-kafka",
     *("base58", "bencode2", "cbor2", "crc32c", "cryptography", "httpx", "jinja2", "kafka-python", "libipld", "libp2p"),
     *("msgspec", "multiformats", "orjson", "packaging", "prometheus-client", "protobuf", "pydantic"),
-    *("pydantic-settings", "pynacl", "rich", "trio", "typer"),
+    *("pynacl", "rich", "trio", "typer"),
 )
 """Packages that `kiln bridge` imports."""
 
