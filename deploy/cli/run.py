@@ -80,11 +80,11 @@ def run(
         settings = settings.model_copy(
             update={"bridge": settings.bridge.model_copy(update={"bootstrap": tuple(bootstrap)})}
         )
-    # synthetic traffic must not reach a real network
-    elsewhere = settings.bridge.bootstrap or settings.bep50.enabled
+    # synthetic traffic, which is Ceramic's, must not reach a real network
+    elsewhere = settings.bridge.bootstrap or settings.bep50.enabled or not settings.is_ceramic
     source: Source = "network" if elsewhere else "demo" if settings.traffic.enabled else "none"
     source = "none" if no_network or catch_up else source
-    raise typer.Exit(_run(settings, settings.jobs.queries, length, catch_up, source, maintain=True))
+    raise typer.Exit(_run(settings, settings.queries, length, catch_up, source, maintain=True))
 
 
 def _run(
@@ -117,6 +117,7 @@ def _run(
         before=before,
         errors=[outcome.error] if outcome.error else (),
         unread=outcome.unread,
+        is_ceramic=settings.is_ceramic,
     )
     console.print(render_summary(summary, command_line(sys.argv[0], settings)), soft_wrap=True)
     return FAILED if outcome.error else OK

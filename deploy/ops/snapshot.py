@@ -114,3 +114,5 @@ class Snapshot:
     """problem with the broker; empty if it answers"""
     errors: Sequence[str] = ()
     """newest last"""
+    is_ceramic: bool = True
+    """false on a network that has no batches"""

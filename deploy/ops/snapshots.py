@@ -29,6 +29,7 @@ class SnapshotBuilder:
         topic: Callable[[str], str],
         *,
         network: str,
+        is_ceramic: bool = True,
         mode: str,
         window: timedelta,
         duration: timedelta | None,
@@ -41,6 +42,7 @@ class SnapshotBuilder:
             watch: Counts of the topics.
             topic: Returns the full name of a topic.
             network: Name of the network.
+            is_ceramic: False if the network has no batches.
             mode: Source of frames.
             window: Length of a window.
             duration: Duration limit of the run.
@@ -50,6 +52,7 @@ class SnapshotBuilder:
         self._watch = watch
         self._topic = topic
         self._network = network
+        self._is_ceramic = is_ceramic
         self.mode = mode
         """source of frames, or "draining"; may be changed"""
         self._window = window
@@ -112,6 +115,7 @@ class SnapshotBuilder:
             entries = dict(self._control_entries)
         return Snapshot(
             network=self._network,
+            is_ceramic=self._is_ceramic,
             mode=self.mode,
             elapsed=timedelta(seconds=now - self._started),
             duration=self._duration,

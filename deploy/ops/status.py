@@ -28,7 +28,7 @@ from kiln.pipelines.runtime.checkpoint import Checkpoint, CheckpointError
 from kiln.pipelines.runtime.topics import read_topic_ids
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.kafka.topics import Offsets, count_unread
-from kiln.schemas.queries import QUERIES
+from kiln.schemas.queries import CERAMIC_QUERIES, QUERIES
 
 
 @dataclass(frozen=True)
@@ -321,7 +321,8 @@ def read_status(settings: Settings, patience: float = 3.0) -> KilnStatus:
     broker = read_broker_status(settings.broker, patience)
     topics = {topic.name: topic for topic in broker.topics}
     checkpoints = settings.checkpoints_root
-    names = [*QUERIES, *sorted(set(checkpoints.folders()) - set(QUERIES))]
+    running = [name for name in QUERIES if settings.is_ceramic or name not in CERAMIC_QUERIES]
+    names = [*running, *sorted(set(checkpoints.folders()) - set(running))]
     queries = tuple(read_query_status(name, checkpoints / name, topics) for name in names)
     savings = summarize_savings(read_bridge_status(settings.bridge_dir / "status.json"))
     updates = topics.get(settings.kafka.topic("updates"))

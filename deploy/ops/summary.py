@@ -37,6 +37,8 @@ class RunSummary:
     quarantine: Sequence[tuple[str, str, int]]
     """stage, reason and number of rows, of the whole table"""
     errors: Sequence[str] = ()
+    is_ceramic: bool = True
+    """false on a network that has no batches"""
     unread: Mapping[str, int | None] = field(default_factory=dict)
     """records that the queries have not read, by query; `None` for an unknown number"""
 
@@ -57,6 +59,7 @@ def read_summary(
     before: Mapping[str, int],
     errors: Sequence[str] = (),
     unread: Mapping[str, int | None] | None = None,
+    is_ceramic: bool = True,
 ) -> RunSummary:
     """Read the lake, and build the summary.
 
@@ -70,6 +73,7 @@ def read_summary(
         before: `read_row_counts` at the start of the run.
         errors: Errors of the run.
         unread: See `RunSummary`.
+        is_ceramic: See `RunSummary`.
 
     Raises:
         SqlError: A query fails.
@@ -80,7 +84,19 @@ def read_summary(
         for table in read_lake_status(lake)
     ]
     quarantine = _read_quarantine(lake) if "quarantine" in lake.tables() else []
-    return RunSummary(lake, elapsed, first_batch, tables, batches, late_p50, late_p99, quarantine, errors, unread or {})
+    return RunSummary(
+        lake,
+        elapsed,
+        first_batch,
+        tables,
+        batches,
+        late_p50,
+        late_p99,
+        quarantine,
+        errors,
+        is_ceramic,
+        unread or {},
+    )
 
 
 def _read_quarantine(lake: Lake) -> list[tuple[str, str, int]]:

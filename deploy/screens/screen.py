@@ -69,9 +69,7 @@ def format_line(snapshot: Snapshot) -> str:
         format_clock(snapshot.elapsed),
         f"frames {format_count(snapshot.frames)} ({format_rate(snapshot.frames_rate)}/s)",
         f"messages {format_count(sum(snapshot.messages.values()))}" + (f" x{copies:.1f}" if copies else ""),
-        f"open {format_count(snapshot.open_separators)}",
-        f"batches {format_count(snapshot.batches)}",
-        f"delay p50 {format_seconds(snapshot.late_p50)} p99 {format_seconds(snapshot.late_p99)}",
+        *_format_batches(snapshot),
         f"quarantine {format_count(sum(snapshot.quarantine.values()))}",
         f"lag: {', '.join(lags) or 'none'}",
         *_format_bridge(snapshot),
@@ -79,6 +77,16 @@ def format_line(snapshot: Snapshot) -> str:
         *(f"error: {error}" for error in snapshot.errors[-1:]),
     ]
     return " | ".join(" ".join(part.split()) for part in parts)
+
+
+def _format_batches(snapshot: Snapshot) -> list[str]:
+    if not snapshot.is_ceramic:
+        return []
+    return [
+        f"open {format_count(snapshot.open_separators)}",
+        f"batches {format_count(snapshot.batches)}",
+        f"delay p50 {format_seconds(snapshot.late_p50)} p99 {format_seconds(snapshot.late_p99)}",
+    ]
 
 
 def _format_bridge(snapshot: Snapshot) -> list[str]:
@@ -93,7 +101,7 @@ def _format_bridge(snapshot: Snapshot) -> list[str]:
         f"peers {len(status.peers)} topics {len(status.topics)} mesh {format_range(status.mesh.values())} {traffic}",
         f"control {format_rate(sum(snapshot.control_rates.values()))}/s"
         + ("" if duplicates is None else f" duplicates {duplicates:.0%}"),
-        f"published {format_count(status.publisher.published)}{received}",
+        *([f"published {format_count(status.publisher.published)}{received}"] if snapshot.is_ceramic else []),
     ]
     if status.bep50 is not None:
         words.append(f"BEP 50 announced {format_count(status.bep50.publisher.published)}")
@@ -158,8 +166,7 @@ def _render_parts(snapshot: Snapshot, width: int, height: int) -> list[Renderabl
         _render_counts(snapshot, width, middle),
         *gap,
         *([*network, *gap] if network else []),
-        *_render_batches(snapshot, width, batches),
-        *gap,
+        *([*_render_batches(snapshot, width, batches), *gap] if snapshot.is_ceramic else []),
         *_render_queries(snapshot, width),
         *_render_errors(errors, width),
     ]
@@ -186,15 +193,18 @@ def _render_figures(snapshot: Snapshot, width: int) -> Table:
     copies = compute_copies_per_message(snapshot)
     late = f"{format_seconds(snapshot.late_p50)} / {format_seconds(snapshot.late_p99)}"
 
-    figures = (
+    figures = [
         ("frames/s", format_rate(snapshot.frames_rate)),
         ("frames", format_count(snapshot.frames)),
         ("messages", format_count(sum(snapshot.messages.values()))),
         ("copies each", "-" if copies is None else f"{copies:.1f}"),
-        ("open windows", format_count(snapshot.open_separators)),
-        ("batches", format_count(snapshot.batches)),
-        ("batch delay, p50 / p99" if width >= 92 else "delay p50/p99", late),
-    )
+    ]
+    if snapshot.is_ceramic:
+        figures += [
+            ("open windows", format_count(snapshot.open_separators)),
+            ("batches", format_count(snapshot.batches)),
+            ("batch delay, p50 / p99" if width >= 92 else "delay p50/p99", late),
+        ]
     table = Table.grid(padding=(0, 2, 0, 0), expand=True)
     for _ in figures:
         table.add_column(no_wrap=True)
@@ -296,10 +306,12 @@ def _render_bridge(snapshot: Snapshot, width: int, rows: int) -> list[Renderable
         format_range(status.mesh.values()),
         ("  spool ", _LABEL),
         f"{status.spool.disk_bytes / 1e6:.1f} MB" if status.spool.disk_bytes else "empty",
-        ("  published ", _LABEL),
-        format_count(status.publisher.published),
-        (f"  {_describe_receivers(bridge)}" if bridge.received else f"  {printable(status.publisher.state)}", _LABEL),
     )
+    if snapshot.is_ceramic:
+        state_of_publisher = _describe_receivers(bridge) if bridge.received else printable(status.publisher.state)
+        figures.append("  published ", _LABEL)
+        figures.append(format_count(status.publisher.published))
+        figures.append(f"  {state_of_publisher}", _LABEL)
     figures.truncate(width, overflow="ellipsis")
     address = printable(next(iter(status.addresses), ""))
     lines: list[RenderableType] = []

@@ -72,7 +72,9 @@ def render_summary(summary: RunSummary, command: str = "kiln sql") -> Renderable
         if summary.first_batch is None
         else f"first batch after {format_seconds(summary.first_batch.total_seconds())}"
     )
-    head = [f"ran {format_clock(summary.elapsed)}", first, f"{summary.batches:,} batches"]
+    head = [f"ran {format_clock(summary.elapsed)}"]
+    if summary.is_ceramic:
+        head += [first, f"{summary.batches:,} batches"]
     if summary.late_p50 is not None:
         late = f"{format_seconds(summary.late_p50)} (p50), {format_seconds(summary.late_p99)} (p99)"
         head.append(f"batch delay {late}")
@@ -94,7 +96,7 @@ def render_summary(summary: RunSummary, command: str = "kiln sql") -> Renderable
     parts += [Text(f"error: {' '.join(error.split())}", "red") for error in summary.errors]
     if summary.unread:
         parts.append(Text(describe_unread(summary.unread), "yellow"))
-    lines = suggest_queries([total.name for total in summary.tables], command)
+    lines = suggest_queries([total.name for total in summary.tables if total.rows != 0], command)
     if lines:
         parts += [Text(f"the lake is {summary.lake.path}; query it with", "dim")]
         for title, line in lines:

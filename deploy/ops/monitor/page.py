@@ -51,7 +51,7 @@ def render_page(facts: MonitorInputs | None, plots: Sequence[Plot]) -> str:
         duplicates=compute_duplicate_share(sum(snapshot.messages.values()), snapshot.copies),
         control_kinds=[*CONTROL_KINDS, *sorted(snapshot.control_entries.keys() - {*CONTROL_KINDS})],
         quarantine=take_top(sum_by_reason(snapshot.quarantine), _REASONS),
-        plots=plots,
+        plots=[plot for plot in plots if snapshot.is_ceramic or not plot.title.startswith("Batch")],
         quality=_group_by_table(snapshot.quality),
         checked=format_clock(timedelta(seconds=facts.read_at - snapshot.quality.at))
         if snapshot.quality is not None

@@ -17,7 +17,7 @@ FORMS: Final = (
 
 _POSITION: Final = re.compile("([0-9]{1,10})/([0-9]{1,19})(?:/([0-9]{1,10}))?")
 _MESSAGE: Final = re.compile(
-    "(?:[1-9A-HJ-NP-Za-km-z]{40,256}/[0-9a-f]{0,64}|sha256/[0-9a-f]{64}|bep50/[0-9a-f]+/[0-9a-f]+)"
+    "(?:[1-9A-HJ-NP-Za-km-z]{40,256}/[0-9a-f]{0,64}|(?:sha256|blake2b)/[0-9a-f]{8,64}|bep50/[0-9a-f]+/[0-9a-f]+)"
 )
 
 

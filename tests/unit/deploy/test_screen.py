@@ -156,6 +156,18 @@ def test_everything_a_user_asks_for_is_in_the_picture(width: int, height: int) -
         assert expected in text, expected
 
 
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 40)])
+def test_nothing_of_batches_is_shown_where_a_network_has_none(width: int, height: int) -> None:
+    other = replace(FULL, is_ceramic=False, messages={"DATA": 4_790}, newest_batches=(), bridge=BridgeInRun(STATUS))
+    lines = picture(other, width, height)
+    assert len(lines) <= height
+    text = "\n".join([*lines, format_line(other)])
+    for absent in ("batches", "open windows", "| open", "delay", "published"):
+        assert absent not in text, absent
+    for expected in ("DATA", "4,790", "duplicates", "GRAFT", "restarting", "sink: disk is full"):
+        assert expected in text, expected
+
+
 def test_lateness_is_said_to_be_from_event_time_where_there_is_room() -> None:
     assert "batch delay, p50 / p99" in "".join(picture(FULL, 120, 30))
 
@@ -378,6 +390,28 @@ def test_the_summary_tells_totals_what_came_in_this_run_and_how_late_batches_wer
     assert [row.split() for row in text.splitlines() if row.startswith("batches ")] == [["batches", "│", "3", "│", "2"]]
     assert "error: sink: disk is full" in text
     assert read_row_counts(Lake(str(lake)))["quarantine"] == 3
+
+
+def test_the_summary_of_a_network_without_batches_has_nothing_of_them(tmp_path: Path) -> None:
+    lake = Lake(str(tmp_path / "lake"))
+    lake.create(("messages", "copies", "batches", "batch_tips", "tips"))
+    summary = read_summary(
+        lake,
+        elapsed=timedelta(seconds=61),
+        first_batch=None,
+        batches=0,
+        late_p50=None,
+        late_p99=None,
+        before={},
+        is_ceramic=False,
+    )
+    console = Console(width=100, file=io.StringIO())
+    console.print(render_summary(summary, "kiln sql"), soft_wrap=True)
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert "ran 1:01\n" in text
+    assert "no batch" not in text
+    assert "kiln sql" not in text  # there are no rows to query
 
 
 def test_every_line_of_sql_in_the_summary_can_be_asked(lake: Path) -> None:

@@ -51,6 +51,16 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     return render_page(MonitorInputs(seen, now, now, "1.2.3", read_lake_status(lake)), history.plots())
 
 
+def test_a_network_without_batches_has_none_on_its_page(tmp_path: Path) -> None:
+    history, now = RunHistory(), time.time()
+    other = replace(SNAPSHOT, is_ceramic=False, messages={"DATA": 7})
+    history.see(other, 0.0)
+    text = render_page(MonitorInputs(other, now, now, "1.2.3", ()), history.plots())
+    assert "messages<b>7" in text
+    assert not re.search("open windows|batches<b>|atch delay|Batches|published", text)
+    assert re.search("open windows", render_page(MonitorInputs(SNAPSHOT, now, now, "1.2.3", ()), history.plots()))
+
+
 @pytest.mark.parametrize(("width", "columns"), [(1200, range(5, 9)), (375, range(1, 4))])
 def test_the_page_fits_and_its_plots_are_drawn(page: str, tmp_path: Path, width: int, columns: range) -> None:
     file = tmp_path / "frame.html"

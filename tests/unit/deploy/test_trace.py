@@ -168,6 +168,7 @@ def test_copies_are_those_of_the_newest_messages(lake: Lake) -> None:
         (f" /ceramic/{stream('x')}\n", StreamRef(stream("x"))),
         (message(1), MessageRef(message(1))),
         (f"sha256/{'0f' * 32}", MessageRef(f"sha256/{'0f' * 32}")),
+        ("blake2b/0123456789abcdef0123", MessageRef("blake2b/0123456789abcdef0123")),  # network.message_id ":hex20"
         ("0/12/3", FrameRef(0, 12, 3)),
         ("2/12", FrameRef(2, 12, None)),
     ],
