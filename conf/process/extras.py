@@ -1,6 +1,7 @@
 """Extras of Kiln's distribution: optional packages, by what one wants to do with Kiln. Every room may import this file.
 
-pyproject.toml alone says which packages an extra has. They are read from the metadata of the installed distribution.
+pyproject.toml alone says which packages an extra has. They are read from the metadata of the installed distribution, by
+`importlib.metadata`, which is slow to import and which most commands do not need.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ import json
 import shlex
 from collections.abc import Iterator
 from functools import cache
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 from urllib.parse import unquote, urlsplit
@@ -31,6 +31,8 @@ class MissingExtraError(PrerequisiteError):
 
 def read_version() -> str:
     """Return Kiln's version; `unknown` for a copy of the code that is not installed."""
+    from importlib import metadata
+
     try:
         return metadata.version(DISTRIBUTION)
     except metadata.PackageNotFoundError:
@@ -97,6 +99,8 @@ def _applies(requirement: Requirement, extra: str) -> bool:
 
 @cache
 def _read_requirements() -> tuple[Requirement, ...]:
+    from importlib import metadata
+
     from packaging.requirements import Requirement
 
     try:
@@ -106,6 +110,8 @@ def _read_requirements() -> tuple[Requirement, ...]:
 
 
 def _is_installed(package: str) -> bool:
+    from importlib import metadata
+
     try:
         metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -119,6 +125,8 @@ def _find_source() -> Path | None:
     Returns:
         `None` for a package index, and for a file that is gone.
     """
+    from importlib import metadata
+
     try:
         text = metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
     except metadata.PackageNotFoundError:
