@@ -3,8 +3,11 @@
 flood: floods of every kind and a crowd that comes and goes, beside honest traffic. topics: peers that are each on
 thousands of topics. batches: such a flood beside a whole Kiln, and how late its batches come. giants: RPCs and records
 with giant fields beside a whole Kiln, likewise. keys: what an RPC costs by what is in it, and expensive keys in every
-field beside a whole Kiln. large: messages of more than go accepts, to a bridge with Kubo and
-go-libp2p-pubsub behind it, and to a whole Kiln. Exit code 0: all that is promised held. 1: something did not.
+field beside a whole Kiln. large: messages of more than go accepts, to a bridge with Kubo and go-libp2p-pubsub behind
+it, and to a whole Kiln. kubos: nobody hostile, three Kubos that fetch each batch for an hour. silent: peers that say
+nothing hold all slots of the bridge, and honest ones come meanwhile. bitswap: one hostile peer of bitswap after
+another, beside gossip and fetching. soak: nobody hostile, 13 foreign peers for 20 minutes, jitter on relays, and a
+`kill -9` of the bridge. Exit code 0: all that is promised held. 1: something did not.
 """
 
 from __future__ import annotations
@@ -14,13 +17,18 @@ import sys
 import tempfile
 from pathlib import Path
 
+from hostile.bitswap import bitswap
 from hostile.costs import dear, measure, rpcs, slowness, table
 from hostile.giants import giants_in_the_log
+from hostile.kubos import kubos
 from hostile.large import large_messages
 from hostile.scene import MEMORY, MIB, flood, names, wrong
+from hostile.silent import silent_peers
+from hostile.soak import soak
 from hostile.whole import whole
 from kiln.conf.settings.model import Bridge
 from kit.bridge_alone import BridgeAlone
+from kit.raw_bitswap import HOSTILE
 
 _TOPICS = Bridge().max_topics
 
@@ -78,6 +86,38 @@ def _keys(args: argparse.Namespace, folder: Path) -> list[str]:
     return dear(costs, slow) + came.wrong()
 
 
+def _kubos(args: argparse.Namespace, folder: Path) -> list[str]:
+    came = kubos(folder, args.seconds, args.rate)
+    print(came)
+    return came.wrong()
+
+
+def _soak(args: argparse.Namespace, folder: Path) -> list[str]:
+    came = soak(folder, args.seconds, args.rate, args.tables)
+    print(came)
+    return came.wrong()
+
+
+def _bitswap(args: argparse.Namespace, folder: Path) -> list[str]:
+    bridge = BridgeAlone(folder / "state")
+    try:
+        came = bitswap(bridge, folder, args.quiet, args.seconds, args.kinds)
+    finally:
+        bridge.kill()
+    print(came)
+    return came.wrong()
+
+
+def _silent(args: argparse.Namespace, folder: Path) -> list[str]:
+    bridge = BridgeAlone(folder / "state")
+    try:
+        came = silent_peers(bridge, folder, args.quiet, args.seconds, args.peers, args.newcomers)
+    finally:
+        bridge.kill()
+    print(came)
+    return came.wrong()
+
+
 def _names(args: argparse.Namespace, folder: Path) -> list[str]:
     bridge = BridgeAlone(folder / "state", KILN_BRIDGE__BAN=args.ban)
     try:
@@ -125,6 +165,26 @@ def main() -> int:
     large.add_argument("--quiet", type=float, default=60, help="seconds without an attack, to compare with")
     large.add_argument("--seed", type=int, default=1)
     large.set_defaults(run=_large)
+    hour = kinds.add_parser("kubos")
+    hour.add_argument("--seconds", type=float, default=3600)
+    hour.add_argument("--rate", type=float, default=50, help="messages per second, of all three Kubos")
+    hour.set_defaults(run=_kubos)
+    blocks = kinds.add_parser("bitswap")
+    blocks.add_argument("--seconds", type=float, default=60, help="of each kind")
+    blocks.add_argument("--quiet", type=float, default=20, help="seconds without an attack, to compare with")
+    blocks.add_argument("--kinds", nargs="+", choices=HOSTILE, default=list(HOSTILE))
+    blocks.set_defaults(run=_bitswap)
+    long = kinds.add_parser("soak")
+    long.add_argument("--seconds", type=float, default=1200)
+    long.add_argument("--rate", type=float, default=25, help="messages per second, of all peers")
+    long.add_argument("--tables", action="store_true", help="run the query archive over the frames at the end")
+    long.set_defaults(run=_soak)
+    silent = kinds.add_parser("silent")
+    silent.add_argument("--seconds", type=float, default=60)
+    silent.add_argument("--quiet", type=float, default=20, help="seconds without an attack, to compare with")
+    silent.add_argument("--peers", type=int, default=300)
+    silent.add_argument("--newcomers", type=int, default=20, help="honest peers that come during the attack")
+    silent.set_defaults(run=_silent)
     other = kinds.add_parser("topics")
     other.add_argument("--seconds", type=float, default=60)
     other.add_argument("--quiet", type=float, default=20, help="seconds without an attack, to compare with")

@@ -2,10 +2,11 @@
 did, as JSON.
 
     cd tests && python -m hostile.attack ADDRESS --seed N [--flood] [--giants] [--keys] [--large] [--crowd N]
-        [--topics N --peers N --at-once N]
+        [--topics N --peers N --at-once N] [--silent N] [--bitswap KIND]
 
 Of a flood, each peer does one thing, as fast as it is read. The crowd comes and goes, and each of it keeps its key. The
-others subscribe to so many topics and stay. When the node hangs up, a peer comes again, with a new key.
+others subscribe to so many topics and stay; the silent ones subscribe to one. When the node hangs up, a peer comes
+again, with a new key.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from kiln.schemas.kafka.frames import MAX_RPC
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
 from kit.large_messages import large_message, message_of_overhead
 from kit.node_town import ENDS, TOPIC, call_at, message, raw_peer, subscription
+from kit.raw_bitswap import HOSTILE, raw_bitswap_peer
 from kit.strange_identity import disguise
 
 LARGE_EVERY = 2.0  # s
@@ -129,6 +131,10 @@ class _Attack:
                 nursery.start_soon(self._again, "large messages", self._large, 0.0)
             for number in range(args.crowd):
                 nursery.start_soon(self._crowd, Random(self._rng.getrandbits(64)), args.crowd, number)
+            if args.bitswap:
+                nursery.start_soon(self._bitswap, args.bitswap)
+            for _ in range(args.silent):
+                nursery.start_soon(self._again, "silent", self._stay, 0.0, self._dials)
             for _ in range(args.peers):
                 nursery.start_soon(self._again, "names", partial(self._names, args.topics, args.at_once), 0.0)
 
@@ -171,9 +177,28 @@ class _Attack:
             self._said["names"] += len(payload)
         await stream.read(1)
 
-    async def _again(self, name: str, talk: Callable[[INetStream], Awaitable[None]], pause: float) -> None:
+    async def _bitswap(self, kind: str) -> None:
+        """A hostile peer of bitswap, which comes again when the node hangs up."""
+        while True:
+            async with raw_bitswap_peer(self._address) as peer:
+                self._arrive(kind)
+                with suppress(*ENDS, trio.TooSlowError):
+                    await HOSTILE[kind](peer)
+            await trio.sleep(0.05)  # the pace of the attack
+
+    async def _stay(self, stream: INetStream) -> None:
+        """Says nothing until the node hangs up."""
+        await stream.read(1)
+
+    async def _again(
+        self,
+        name: str,
+        talk: Callable[[INetStream], Awaitable[None]],
+        pause: float,
+        dials: trio.CapacityLimiter | None = None,
+    ) -> None:
         """Peer after peer, each with a new key, each for as long as the node bears it."""
-        alone = trio.CapacityLimiter(1)
+        alone = dials or trio.CapacityLimiter(1)
         while True:
             await self._come(name, Ed25519PrivateKey.from_private_bytes(self._rng.randbytes(32)), talk, pause, alone)
             await trio.sleep(0.05)  # the pace of the attack
@@ -231,6 +256,8 @@ def main() -> None:
     parser.add_argument("--large", action="store_true", help="a message of more than go accepts, each 2 s")
     parser.add_argument("--crowd", type=int, default=0, help="peers that come and go")
     parser.add_argument("--peers", type=int, default=0, help="peers that subscribe")
+    parser.add_argument("--bitswap", choices=HOSTILE, help="a hostile peer of bitswap")
+    parser.add_argument("--silent", type=int, default=0, help="peers that subscribe to the topic and say nothing")
     parser.add_argument("--topics", type=int, default=0, help="to so many topics, each")
     parser.add_argument("--at-once", type=int, default=2500, help="in one RPC")
     args = parser.parse_args()

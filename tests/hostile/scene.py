@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -39,7 +40,9 @@ class Latencies:
     seconds: list[float] = field(default_factory=list)
 
     def at(self, part: float) -> float:
-        """Milliseconds that so great a part took at most."""
+        """Milliseconds that so great a part took at most; nan if there is nothing."""
+        if not self.seconds:
+            return math.nan
         ordered = sorted(self.seconds)
         return ordered[min(len(ordered) - 1, int(part * len(ordered)))] * 1e3
 
@@ -112,7 +115,7 @@ class Honest:
         for each in (one, other):
             each.node.join(TOPIC)
         for each in (one, other):
-            await town.bell.until(partial(_grafted, each))
+            await town.bell.until(partial(is_grafted, each))
         return cls((one, other))
 
     async def speak(self, seconds: float) -> None:
@@ -151,7 +154,8 @@ def _has_heard(one: Running, other: Running) -> bool:
     return len(one.heard) >= len(other.published)
 
 
-def _grafted(one: Running) -> bool:
+def is_grafted(one: Running) -> bool:
+    """Return whether the bridge has taken a peer into its mesh."""
     return any(graft.topicID == TOPIC for rpc in one.rpcs(Frame.IN) for graft in rpc.control.graft)
 
 

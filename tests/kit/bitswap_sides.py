@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import NamedTuple
@@ -13,6 +13,7 @@ from kiln.bridge.ipfs.folder import FolderBlockStore
 from kiln.bridge.libp2p.discovery import Discovery, DiscoveryOptions
 from kiln.bridge.libp2p.host import Node
 from kiln.schemas.wire.cid import cid_bytes, cid_text, compute_cid
+from kit.awaiting import until
 from kit.node_town import OPTIONS, Running, Town
 
 FULL = bool(os.environ.get("KILN_TEST_FULL"))
@@ -65,6 +66,15 @@ class Side:
 
     async def fetch(self, cid: str, seconds: float = 30) -> bytes:
         return await self.exchange.fetch(cid, seconds)
+
+    async def until_wanted(self, blocks: Iterable[Block]) -> None:
+        """Until peers want blocks that this node does not have."""
+        awaited = {cid_bytes(block.cid) for block in blocks}
+        peers = self.exchange._engine._peers
+        await until(
+            lambda: awaited <= {cid for state in peers.values() for cid in state.wants},
+            "a peer wants the blocks that are not there",
+        )
 
     def counts(self) -> dict[str, int]:
         """The counters of bitswap that are not 0."""

@@ -11,7 +11,9 @@ from pathlib import Path
 
 from kiln.bridge.capture.segments import MAGIC, SUFFIX, decode_records
 from kiln.conf.process.bridge_status import BridgeStatus, read_status
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
+from kiln.schemas.wire.identity import message_id
 from kit.awaiting import PATIENCE, wait_until
 
 NOWHERE = "127.0.0.1:9"
@@ -78,8 +80,10 @@ class BridgeAlone:
         return self.process.returncode, said
 
     def kill(self) -> None:
-        self.process.kill()
-        self.process.communicate()
+        """SIGKILL, if it runs."""
+        if self.process.returncode is None:
+            self.process.kill()
+            self.process.communicate()
 
     def frames(self) -> Iterator[Frame]:
         """All frames in the spool, of a bridge that has ended, in their order."""
@@ -88,3 +92,10 @@ class BridgeAlone:
                 assert stream.read(len(MAGIC)) == MAGIC
                 for _, frame in decode_records(stream):
                     yield Frame.FromString(frame)
+
+    def received_ids(self) -> Iterator[tuple[bytes, str]]:
+        """The remote peer and the id of each received message in the spool, of a bridge that has ended."""
+        for frame in self.frames():
+            if frame.direction == Frame.IN:
+                for message in RPC.FromString(frame.payload).publish:
+                    yield frame.remote_peer, message_id(message)

@@ -47,7 +47,7 @@ async def fetch_all(fetch: Fetch, side: Side, blocks: list[Block]) -> None:
         async with trio.open_nursery() as nursery:
             for block in group:
                 nursery.start_soon(fetch, block.cid, len(block.data))
-            await trio.sleep(0.3)  # until the peer wants them
+            await side.until_wanted(late)
             for block in late:
                 side.put(block)
     print(f"one by one p50 {sorted(times)[len(times) // 2] * 1e3:.0f} ms; {side.counts()}")

@@ -8,9 +8,8 @@ KILN_TEST_PACE_MESSAGES: how many messages, 200 unless told. The figures in docs
 from __future__ import annotations
 
 import os
-import random
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -20,12 +19,11 @@ import httpx
 import pytest
 import trio
 
-from kiln.bridge.gossipsub.effects import Send
-from kiln.bridge.libp2p.host import Node
 from kiln.bridge.publisher.pace import AuthorPacer
 from kiln.conf.settings.durations import micros
 from kiln.conf.settings.model import Publish
 from kit.foreign_peer import ForeignPeer, NewPeer
+from kit.jitter import JitteryNode
 from kit.kubo_daemon import Daemon, program
 from kit.node_town import OPTIONS, Running, Town, in_town
 
@@ -36,7 +34,6 @@ COUNT = int(os.environ.get("KILN_TEST_PACE_MESSAGES", "200"))
 TOPICS = [f"/ceramic/local-test/sep/model/k{number}" for number in range(50)]
 AUTHORS = Publish().author_keys
 GAP = micros(Publish().min_interval)
-JITTER = 0.3  # s
 
 Heard = dict[str, list[bytes]]
 
@@ -92,23 +89,6 @@ async def said(one: Running, pace: AuthorPacer) -> Heard:
     return sent
 
 
-class Relay(Node):
-    """A node that hands each message on after a time of its own, so that messages overtake each other."""
-
-    def _dispatch(self, sends: Iterable[Send]) -> int:
-        at_once = []
-        for send in sends:
-            if send.rpc.publish:
-                self._nursery.start_soon(self._later, send)
-            else:
-                at_once.append(send)
-        return super()._dispatch(at_once)
-
-    async def _later(self, send: Send) -> None:
-        await trio.sleep(random.uniform(0, JITTER))
-        super()._dispatch([send])
-
-
 def heard_over(
     folder: Path, kubos: tuple[Hearer, Hearer], pace: AuthorPacer, patience: float, relays: int = 0
 ) -> tuple[Heard, list[Heard]]:
@@ -128,7 +108,7 @@ def heard_over(
     async def run(town: Town) -> None:
         address, between = kubos[0].address, []
         for _ in range(relays):
-            between.append(await town.node(replace(OPTIONS, bootstrap=(address,)), kind=Relay))
+            between.append(await town.node(replace(OPTIONS, bootstrap=(address,)), kind=JitteryNode))
             address = between[-1].address
         one = await town.node(replace(OPTIONS, bootstrap=(address,)), authors=AUTHORS)
         for topic in TOPICS:
