@@ -74,23 +74,20 @@ def build_reference() -> Record:
     }
 
 
-def _list_commands(command: typer.core.TyperCommand | typer.core.TyperGroup, name: str) -> Iterator[Record]:
+def _list_commands(command: object, name: str) -> Iterator[Record]:
     if isinstance(command, typer.core.TyperGroup):
         for word, below in command.commands.items():
             yield from _list_commands(below, f"{name} {word}")
         return
-    arguments = [each for each in command.params if each.param_type_name == "argument"]
-    options = [each for each in command.params if each.param_type_name == "option"]
+    assert isinstance(command, typer.core.TyperCommand)
+    arguments = [each for each in command.params if isinstance(each, typer.core.TyperArgument)]
+    options = [each for each in command.params if isinstance(each, typer.core.TyperOption)]
     yield {
         "command": " ".join([name, *(str(each.metavar) for each in arguments)]),
         "help": command.help,
-        "arguments": {each.name: each.help for each in arguments},
+        "arguments": {str(each.metavar): each.help for each in arguments},
         "options": [
-            {
-                "option": ", ".join(each.opts),
-                "value": None if each.is_flag else each.metavar,
-                "help": each.help,
-            }
+            {"option": ", ".join(each.opts), "value": None if each.is_flag else each.metavar, "help": each.help}
             for each in options
         ],
     }

@@ -77,7 +77,8 @@ class QueryResult:
             PrerequisiteError: pandas is not installed.
         """
         _require("pandas")
-        return self._read(self._query.relation.df)
+        frame: pd.DataFrame = self._read(self._query.relation.df)
+        return frame
 
     def polars(self) -> pl.DataFrame:
         """Return the rows as a polars DataFrame.

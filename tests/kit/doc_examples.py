@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-PYTHON_PAGE, README = ROOT / "docs/python.md", ROOT / "README.md"
+PYTHON_PAGE, README, TUTORIAL = ROOT / "docs/python.md", ROOT / "README.md", ROOT / "docs/tutorial.md"
 OF_SPARK = ("Spark", "JDBC and HiveServer2")
 """Headings of the page of Python whose examples need Spark: tests/spark runs them."""
 

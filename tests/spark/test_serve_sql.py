@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import os
 import select
 import socket
 import struct
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -28,6 +30,7 @@ from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.delta.views import views
 from kit.awaiting import wait_until
+from kit.doc_examples import PYTHON_PAGE, examples
 from kit.hive_client import BAD, COMPLETE, START, HiveClient, HiveError, answer, hive_gateway, log_in, query, rows
 from kit.kiln_process import Kiln
 from kit.questions import QUESTIONS, Question
@@ -303,6 +306,19 @@ def test_a_client_reads_every_table_and_view(server: Server) -> None:
     assert counts["messages"] > 0
     shown = {row[1] for row in csv.reader(done.stdout.splitlines()) if len(row) == 3 and row[0] == "default"}
     assert shown == set(names)
+
+
+def test_the_clients_on_the_page_of_python_are_answered(server: Server, tmp_path: Path) -> None:
+    """beeline, and impyla where it is installed; on the lake of these tests."""
+    (tmp_path / "sample").symlink_to(server.kiln.state)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{find_java().executable.parent}{os.pathsep}{os.environ['PATH']}"
+    clients = [each for each in examples(PYTHON_PAGE) if "10000" in each.code]
+    assert len(clients) == 2
+    for each in clients:
+        if "impala" not in each.code or find_spec("impala"):
+            code = each.code.replace("10000", str(server.port))
+            printed = each._replace(code=code).run(tmp_path, {"PATH": path})
+            assert printed.strip() in ("type,messages\nBATCH_UPDATE,2\nUPDATE,3", "[('valid', 10)]")
 
 
 def test_rows_that_come_later_are_in_the_next_answer(server: Server) -> None:

@@ -14,9 +14,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from kiln.deploy.query.ask import Answer, SqlError, query_lake
+from kiln.deploy.query.sample import copy_sample
 from kiln.deploy.query.spark import query_spark
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.delta.views import views
+from kit.doc_examples import PYTHON_PAGE, examples
 from kit.questions import QUESTIONS, Question
 from kit.small_lake import small_lake
 
@@ -158,3 +160,12 @@ def test_the_command_asks_spark(lake: Lake, tmp_path: Path, root: Path) -> None:
     assert isinstance(hour, datetime)
     assert done.stdout.splitlines() == ["hour,hex", f"{hour:%Y-%m-%dT%H:%M:%S}.000000Z,{data}"]
     assert [path.name for path in (tmp_path / "state").iterdir()] == ["lake"]  # its logs are not those of Kiln
+
+
+def test_the_example_of_spark_on_the_page_of_python_prints_what_the_page_shows(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy_sample(tmp_path / "sample")
+    (example,) = (each for each in examples(PYTHON_PAGE) if each.heading == "Spark")
+    exec(example.code.replace("file:///SAMPLE", (tmp_path / "sample").as_uri()), {})
+    assert example.output == capsys.readouterr().out

@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kit.doc_examples import PYTHON_PAGE, README, examples, prepare, sample_examples
+from kit.doc_examples import PYTHON_PAGE, README, TUTORIAL, examples, prepare, sample_examples
 from kit.questions import PAGES
-
-TUTORIAL = "tutorial.md"
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +26,7 @@ def test_each_example_on_the_sample_prints_what_its_page_shows(folder: Path) -> 
             assert each.shows(printed), f"{each.page.name} shows other than\n{printed}\nRun python -m kit.doc_examples"
 
 
-def test_python_stands_only_on_pages_whose_examples_are_run() -> None:
+def test_programs_stand_only_on_pages_whose_examples_are_run() -> None:
     """tests/spark and tests/kafka run the rest of these pages."""
-    pages = {page.name for page in PAGES for each in examples(page) if each.language == "python"}
-    assert pages == {PYTHON_PAGE.name, README.name, TUTORIAL}
+    programs = [each for page in PAGES for each in examples(page) if each.code.startswith(("import ", "from "))]
+    assert {each.page for each in programs} == {PYTHON_PAGE, README, TUTORIAL}
