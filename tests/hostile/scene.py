@@ -21,6 +21,7 @@ from kiln.conf.process.bridge_status import BridgeStatus
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.wire.identity import message_id
+from kit.awaiting import PATIENCE
 from kit.bridge_alone import BridgeAlone
 from kit.node_town import OPTIONS, TOPIC, Running, Town, in_town
 
@@ -159,9 +160,11 @@ def is_grafted(one: Running) -> bool:
     return any(graft.topicID == TOPIC for rpc in one.rpcs(Frame.IN) for graft in rpc.control.graft)
 
 
-async def until(bridge: BridgeAlone, true: Callable[[BridgeStatus], bool], what: str) -> BridgeStatus:
+async def until(
+    bridge: BridgeAlone, true: Callable[[BridgeStatus], bool], what: str, seconds: float = PATIENCE
+) -> BridgeStatus:
     """As `BridgeAlone.until`; the other tasks go on meanwhile."""
-    return await trio.to_thread.run_sync(bridge.until, true, what)
+    return await trio.to_thread.run_sync(bridge.until, true, what, seconds)
 
 
 @asynccontextmanager

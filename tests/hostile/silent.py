@@ -14,6 +14,8 @@ from kiln.conf.process.bridge_status import BridgeStatus
 from kit.bridge_alone import BridgeAlone
 from kit.node_town import OPTIONS, TOPIC, Running, Town, in_town
 
+_FILLING = 240.0  # s in which the silent peers take all slots: each of them needs CPU for its handshake
+
 
 @dataclass
 class Newcomers:
@@ -60,6 +62,10 @@ class Newcomers:
         ]
 
 
+def _is_full(status: BridgeStatus) -> bool:
+    return status.counters.get("connections_evicted", 0) > 0
+
+
 def silent_peers(bridge: BridgeAlone, folder: Path, quiet: float, seconds: float, peers: int, count: int) -> Newcomers:
     """Two honest peers speak for so many quiet seconds, and for `seconds` while `peers` silent ones hold all slots and
     `count` newcomers come, each of which speaks once. Ends the bridge."""
@@ -91,9 +97,7 @@ def silent_peers(bridge: BridgeAlone, folder: Path, quiet: float, seconds: float
         async with trio.open_nursery() as nursery:
             nursery.start_soon(watch, bridge, machine)
             async with attacked(address, done, "--silent", peers):
-                await until(
-                    bridge, lambda status: status.counters.get("connections_evicted", 0) > 0, "all slots are taken"
-                )
+                await until(bridge, _is_full, "all slots are taken", _FILLING)
                 began = trio.current_time()
                 nursery.start_soon(honest.speak, seconds)
                 for number in range(count):

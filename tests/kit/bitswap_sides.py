@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import NamedTuple
@@ -67,12 +67,12 @@ class Side:
     async def fetch(self, cid: str, seconds: float = 30) -> bytes:
         return await self.exchange.fetch(cid, seconds)
 
-    async def until_wanted(self, blocks: Iterable[Block]) -> None:
-        """Until peers want blocks that this node does not have."""
+    async def until_wanted(self, blocks: Collection[Block], at_once: int) -> None:
+        """Until peers that fetch `at_once` blocks at a time want these, which this node does not have."""
         awaited = {cid_bytes(block.cid) for block in blocks}
         peers = self.exchange._engine._peers
         await until(
-            lambda: awaited <= {cid for state in peers.values() for cid in state.wants},
+            lambda: sum(len(awaited & state.wants.keys()) for state in peers.values()) >= min(at_once, len(awaited)),
             "a peer wants the blocks that are not there",
         )
 

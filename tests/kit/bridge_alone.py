@@ -56,7 +56,7 @@ class BridgeAlone:
         assert self.process.poll() is None, self.process.communicate()[1]
         return read_status(self.files / "status.json")
 
-    def until(self, true: Callable[[BridgeStatus], bool], what: str) -> BridgeStatus:
+    def until(self, true: Callable[[BridgeStatus], bool], what: str, seconds: float = PATIENCE) -> BridgeStatus:
         """The first status of which something is true."""
         found: list[BridgeStatus] = []
 
@@ -66,7 +66,7 @@ class BridgeAlone:
                 found.append(status)
             return bool(found)
 
-        wait_until(holds, what)
+        wait_until(holds, what, seconds)
         return found[0]
 
     def memory(self, of: str = "VmHWM") -> int:

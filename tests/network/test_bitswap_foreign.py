@@ -16,6 +16,7 @@ import trio
 
 from kiln.bridge.ipfs.kubo import KuboError
 from kiln.bridge.libp2p.discovery import DiscoveryOptions
+from kiln.deploy.demo.kubo_peer import FETCH_THREADS
 from kiln.schemas.wire.cid import cid_text, compute_cid
 from kit.awaiting import wait_until
 from kit.bitswap_sides import COUNT, FULL, Block, Side, batches_of, make_blocks, open_side
@@ -31,8 +32,11 @@ Fetch = Callable[[str, int], Awaitable[None]]
 _CODEC_NAMES = {0x55: "raw", 0x71: "dag-cbor", 0x85: "dag-jose"}
 
 
-async def fetch_all(fetch: Fetch, side: Side, blocks: list[Block]) -> None:
-    """Have a peer fetch blocks: a tenth one by one, the rest 50 at a time, a part of them before they exist."""
+async def fetch_all(fetch: Fetch, side: Side, blocks: list[Block], at_once: int = 50) -> None:
+    """Have a peer fetch blocks: a tenth one by one, the rest 50 at a time, a part of them before they exist.
+
+    `at_once`: that the peer itself fetches at a time.
+    """
     first, rest = blocks[: len(blocks) // 10], blocks[len(blocks) // 10 :]
     times = []
     for block in first:
@@ -47,7 +51,7 @@ async def fetch_all(fetch: Fetch, side: Side, blocks: list[Block]) -> None:
         async with trio.open_nursery() as nursery:
             for block in group:
                 nursery.start_soon(fetch, block.cid, len(block.data))
-            await side.until_wanted(late)
+            await side.until_wanted(late, at_once)
             for block in late:
                 side.put(block)
     print(f"one by one p50 {sorted(times)[len(times) // 2] * 1e3:.0f} ms; {side.counts()}")
@@ -154,7 +158,7 @@ def test_kubo_of_the_wheel_fetches_every_block(go_peer: NewPeer, tmp_path: Path)
     async def test(town: Town) -> None:
         side = await open_side(town, "one")
         await trio.to_thread.run_sync(kubo.connect, side.address)
-        await fetch_all(peer_fetch(kubo), side, make_blocks(COUNT, "wheel"))
+        await fetch_all(peer_fetch(kubo), side, make_blocks(COUNT, "wheel"), FETCH_THREADS)
 
     in_town(tmp_path, test, 900)
 
