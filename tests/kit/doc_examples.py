@@ -10,7 +10,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -71,9 +70,9 @@ def examples(page: Path) -> Iterator[Example]:
 
 
 def sample_examples() -> Iterator[Example]:
-    """The examples on the sample lake that need neither Spark nor a package that is not installed."""
+    """The examples on the sample lake that do not need Spark."""
     for each in examples(PYTHON_PAGE):
-        if each.heading not in OF_SPARK and ("import polars" not in each.code or find_spec("polars")):
+        if each.heading not in OF_SPARK:
             yield each
     for each in examples(README):
         if "sample" in each.code:

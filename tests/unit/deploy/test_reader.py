@@ -68,14 +68,10 @@ def test_a_result_is_read_by_each_library_and_again(lake: LakeReader) -> None:
     frame = result.pandas()
     assert list(frame["n"]) == [2, 3]
     assert str(frame["at"].dt.tz) == "UTC"
+    assert result.polars()["n"].to_list() == [2, 3]
     assert result.rows() == rows
     assert repr(result).splitlines()[0].split() == ["type", "┃", "n", "┃", "at", "┃", "data"]
     assert repr(result).endswith("(2 rows)")
-
-
-def test_polars_reads_a_result(lake: LakeReader) -> None:
-    pytest.importorskip("polars", reason="no `polars` package")
-    assert lake.sql(COUNT).polars()["n"].to_list() == [5]
 
 
 def test_a_missing_package_is_named_with_the_command_that_installs_it(
