@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 from great_expectations.expectations.registry import get_expectation_impl
 
 from kiln.conf.process.errors import SettingsError
-from kiln.conf.settings.model import Settings
+from kiln.conf.settings.model import Network, Settings
 from kiln.deploy.cli.app import run_command
 from kiln.deploy.run.quality import QualityChecks
 from kiln.pipelines.delta.lake import Lake
@@ -311,3 +311,15 @@ def test_hints_name_only_commands_that_were_tried() -> None:
         for command in re.findall(r"(?<![\w.])kiln (?:backfill swap \w+|backfill run [^,]+|\w+)", check.hint)
     }
     assert commands == TRIED
+
+
+def test_a_network_without_batches_is_not_checked_for_them(tmp_path: Path) -> None:
+    lake = lake_of(tmp_path)
+    other = Settings(state=tmp_path / "state", network=Network(kind="gossip"))
+    now = datetime.now(UTC) + timedelta(hours=1)
+    results = check_lake(other, lake, CHECKS, RowValidator(), now)
+    tables = {each.check.table for each in results}
+    assert {"frames", "copies", "messages", "controls", "subscriptions", "quarantine"} <= tables
+    filled_elsewhere = {"updates", "tips", "batches", "batch_tips", "publications", "streams"}
+    assert not any(filled_elsewhere & each.check.tables for each in results)
+    assert check_lake(other, lake, CHECKS, RowValidator(), now, tables=["batches"]) == []

@@ -446,6 +446,25 @@ def test_a_tip_is_there_again_only_where_its_batch_is(town: Town) -> None:
     assert "batch_tips" not in {each.check.table for each in town.failed()}
 
 
+def test_the_same_bytes_are_another_message_after_a_minute(town: Town) -> None:
+    """Of ids by content, which nodes forget; an id of author and seqno comes only once a day."""
+    row = town.row("messages", lambda row: row["type"] == "KEEPALIVE") | {"type": "DATA", "ts": None, "ver": None}
+    content = row | {"message_id": f"sha256/{'0f' * 32}"}
+    at, minute = row["observed_at"], 60_000_000
+    assert isinstance(at, int)
+    town.append("messages", content, content | {"observed_at": at + 3 * minute})
+    assert town.failed() == []
+    town.append("messages", content | {"observed_at": at + 3 * minute + minute // 2})
+    (failed,) = town.failed()
+    assert (failed.check.table, failed.check.name) == ("messages", "expect_keys_to_be_unique")
+    assert "half of dedupe.unsigned_ttl" in failed.hint
+    town.append("messages", row | {"observed_at": at + 3 * minute})
+    assert [("24h" in str(each.check.arguments), each.check.table) for each in town.failed()] == [
+        (True, "messages"),
+        (False, "messages"),
+    ]
+
+
 def test_state_of_another_format_is_forgotten(town: Town) -> None:
     with duckdb.connect(str(town.state_file)) as db:
         db.execute("UPDATE format SET version = 1")
