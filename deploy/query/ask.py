@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 _ROWS_AT_ONCE = 2_048
 _MOST_SPILLED = "8GB"
+_CATALOG = re.compile(r"\b(show|desc|describe|information_schema|(duckdb|pg|pragma|sqlite)_\w+)\b", re.IGNORECASE)
+"""Words of a query that lists tables or columns, for which all of them must exist."""
 
 Row = tuple[object, ...]
 
@@ -166,7 +168,7 @@ def _connect(lake: Lake, sql: str, as_of: AsOf | None) -> tuple[duckdb.DuckDBPyC
     there = lake.tables()
     names, wanted = find_named_tables(sql, there)
     speaks_of_some = bool(names or wanted)
-    if not speaks_of_some:
+    if not speaks_of_some and _CATALOG.search(sql):
         names, wanted = there, tuple(views().values())
     tables = {name: table for name in names if (table := open_table(lake, name, as_of)) is not None}
     there = tuple(name for name in there if name in tables or name not in names)
@@ -221,7 +223,10 @@ def find_named_tables(sql: str, there: Sequence[str]) -> tuple[tuple[str, ...], 
             wanted.update((view.name, *view.views))
     chosen = tuple(view for view in views().values() if view.name in wanted)
     named = words.union(*(view.tables for view in chosen))
-    return tuple(name for name in there if name in named), chosen
+    text = sql.lower()
+    return tuple(
+        name for name in there if (name.lower() in named if re.fullmatch(r"\w+", name) else name.lower() in text)
+    ), chosen
 
 
 def read_view_columns() -> dict[str, tuple[str, ...]]:

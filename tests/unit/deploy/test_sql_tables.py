@@ -188,3 +188,24 @@ def test_intervals_are_whole_wherever_they_stand(tmp_path: Path) -> None:
 
 def test_times_beyond_what_python_knows_are_text(tmp_path: Path) -> None:
     assert rows(tmp_path, "SELECT TIMESTAMPTZ '15000-01-01 00:00:00' AS t") == [{"t": "15000-01-01 00:00:00+00"}]
+
+
+def test_a_query_that_names_no_table_opens_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake, opened, plain_open = Lake(str(tmp_path)), [""], Lake.open
+    lake.create(("tips", "batches"))
+
+    def record_open(self: Lake, name: str, version: int | None = None) -> DeltaTable:
+        opened.append(name)
+        return plain_open(self, name, version)
+
+    monkeypatch.setattr(Lake, "open", record_open)
+    assert list(query_lake(lake, "SELECT 1").rows()) == [(1,)]
+    assert opened == [""]
+    for query in (
+        "SHOW TABLES",
+        "SELECT table_name FROM information_schema.tables",
+        "SELECT view_name FROM duckdb_views()",
+    ):
+        opened.clear()
+        assert {("batches",), ("tips",)} <= set(query_lake(lake, query).rows())
+        assert sorted(opened) == ["batches", "tips"]
