@@ -429,7 +429,7 @@ def run_checks(settings: Settings) -> list[DoctorCheck]:
             ],
             "checkpoints": lambda: [
                 check_checkpoints(
-                    [read_query_status(name, settings.checkpoints_root / name, {}) for name in settings.jobs.queries]
+                    [read_query_status(name, settings.checkpoints_root / name, {}) for name in settings.queries]
                 )
             ],
             "clocks": lambda: [check_clocks(find_trailing_clocks(settings, updates))],
