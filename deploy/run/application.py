@@ -46,6 +46,8 @@ _JVM_ERRORS = (Py4JError, ConnectionError)
 """Errors of calls that Spark's JVM does not answer."""
 _DYING = 5.0
 """s that a JVM may take to end after it stopped answering"""
+_CATCH_UP_TRIGGER = timedelta(seconds=2)
+"""longest trigger interval of a run that catches up"""
 
 
 @dataclass(frozen=True)
@@ -94,12 +96,15 @@ def run_application(
     """
     started = time.monotonic()
     stop = threading.Event()
+    names = names or settings.queries
+    if catch_up:
+        settings = shorten_triggers(settings, names)
     with ExitStack() as stack:
         stack.enter_context(_handle_signals(stop))
         claim_state_folder(settings.state)
-        for name in names or settings.jobs.queries:
+        for name in names:
             stack.enter_context(lock_state(settings.state, name))
-        for words in repair(build_damage_location(settings), names or settings.jobs.queries):
+        for words in repair(build_damage_location(settings), names):
             view.say(words)
         broker = stack.enter_context(launch_broker(settings, view.say))
         live = LiveNetwork(settings, source)
@@ -118,6 +123,19 @@ def run_application(
         companions = _Companions(broker, live, monitor, maintenance, quality)
         run = _Run(settings, view, spark, names, duration, catch_up, companions, started)
         return run.execute(stop)
+
+
+def shorten_triggers(settings: Settings, names: Sequence[JobName]) -> Settings:
+    """Shorten the trigger intervals of these queries for a run that catches up.
+
+    Micro-batches of a backlog take longer than any trigger interval. At the end of the run, the last ones would wait
+    for the intervals of `archive` and `sink`, which keep the number of files low in a live run.
+    """
+    jobs = {name: settings.jobs.of(name) for name in names}
+    shortened = {
+        name: job.model_copy(update={"trigger": min(job.trigger, _CATCH_UP_TRIGGER)}) for name, job in jobs.items()
+    }
+    return settings.model_copy(update={"jobs": settings.jobs.model_copy(update=shortened)})
 
 
 @dataclass(frozen=True)
@@ -186,6 +204,7 @@ class _Run:
             self._watch,
             kafka.topic,
             network=settings.network.name,
+            is_ceramic=settings.is_ceramic,
             mode="catching up" if catch_up else _MODES[companions.live.source],
             window=settings.batch.window,
             duration=duration,

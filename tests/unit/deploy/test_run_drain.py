@@ -193,6 +193,16 @@ def test_a_query_that_is_down_at_the_end_is_the_error_of_the_run(run: Execute) -
     assert outcome.error == "batch: Python worker failed to connect back"
 
 
+def test_the_queries_of_a_run_that_catches_up_pause_for_two_seconds_at_most() -> None:
+    """The last micro-batches of `archive` and `sink` would wait ten seconds. Where the settings say less, it stays."""
+    settings = Settings.model_validate({"jobs": {"archive": {"trigger": "1s", "max_offsets_per_trigger": 7}}})
+    jobs = application.shorten_triggers(settings, ("archive", "batch", "sink")).jobs
+    seconds = {name: jobs.of(name).trigger.total_seconds() for name in jobs.queries}
+    assert seconds == {"archive": 1, "updates": 0.9, "batch": 0.5, "sink": 2}
+    assert jobs.of("archive").max_offsets_per_trigger == 7
+    assert settings.jobs.of("sink").trigger.total_seconds() == 10, "other runs keep theirs"
+
+
 @pytest.mark.parametrize(("api", "fetches"), [("self", False), ("http://127.0.0.1:5001", True)])
 def test_on_the_demo_network_batches_are_announced_and_no_geneses_are_fetched(api: str, fetches: bool) -> None:
     """Also in the bridge, whose settings name the demo's nodes as bootstrap peers: it fetches what the queries want."""
