@@ -82,7 +82,7 @@ def format_range(numbers: Collection[int]) -> str:
 
 def compute_duplicate_share(messages: int, copies: int | None) -> float | None:
     """Compute the share of copies that were received after the first copy of their message."""
-    return max(0.0, 1 - messages / copies) if copies else None
+    return max(0.0, 1 - messages / copies) if copies and copies > 0 else None
 
 
 def compute_copies_per_message(snapshot: Snapshot) -> float | None:
