@@ -105,7 +105,7 @@ class MessageDecoder:
             self._timeouts += 1
             return Rejected(DECODER_TOO_SLOW, f"stopped after {self._time_limit} s")
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code, of which no error may stop the query
-            return Rejected(DECODER_FAILED, describe(error))
+            return Rejected(DECODER_FAILED, _describe_safely(error))
         if not isinstance(value, dict):
             return Rejected(DECODER_OUTPUT, f"the decoder returned {type(value).__name__}, not a dict")
         try:
@@ -115,6 +115,15 @@ class MessageDecoder:
         if len(text) > MAX_DECODED:
             return Rejected(DECODER_OUTPUT, f"{len(text):,} bytes of JSON; at most {MAX_DECODED:,} are stored")
         return text.decode()
+
+
+def _describe_safely(error: BaseException) -> str:
+    """Describe an error whose own text may raise, or hold half a surrogate pair, which no table can store."""
+    try:
+        text = describe(error)
+    except Exception:  # noqa: BLE001 - the text of the error is the user's code too
+        text = type(error).__name__
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 @contextmanager

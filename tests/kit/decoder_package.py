@@ -16,6 +16,19 @@ def fail(data: bytes) -> object:
     raise RuntimeError(f"cannot read {len(data)} bytes")
 
 
+class SilentError(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+def fail_silently(data: bytes) -> object:
+    raise SilentError
+
+
+def fail_strangely(data: bytes) -> object:
+    raise ValueError(data.decode("utf-8", "surrogateescape"))
+
+
 def leave(data: bytes) -> object:
     sys.exit(3)
 
@@ -39,7 +52,7 @@ def give_bytes(data: bytes) -> object:
 
 number = 7
 """
-NAMES = ("parse", "fail", "leave", "hang", "grow", "give_bytes", "number", "missing")
+NAMES = ("parse", "fail", "fail_silently", "fail_strangely", "leave", "hang", "grow", "give_bytes", "number", "missing")
 
 
 def install_decoders(folder: Path, module: str = "some_decoders") -> None:

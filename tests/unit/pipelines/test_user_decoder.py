@@ -46,7 +46,9 @@ def test_what_the_decoder_returns_is_json() -> None:
     [
         ("parse", b"no JSON", DECODER_FAILED, "JSONDecodeError"),
         ("fail", b"abc", DECODER_FAILED, "RuntimeError at some_decoders.py:10: cannot read 3 bytes"),
-        ("leave", b"", DECODER_FAILED, "SystemExit at some_decoders.py:14: 3"),
+        ("fail_silently", b"", DECODER_FAILED, "SilentError"),
+        ("fail_strangely", b"\xff", DECODER_FAILED, "ValueError at some_decoders.py:23: "),
+        ("leave", b"", DECODER_FAILED, "SystemExit at some_decoders.py:27: 3"),
         ("parse", b"[1, 2]", DECODER_OUTPUT, "the decoder returned list, not a dict"),
         ("parse", b"null", DECODER_OUTPUT, "the decoder returned NoneType, not a dict"),
         ("parse", b'{"many": 1' + b"0" * 30 + b"}", DECODER_OUTPUT, "the dict cannot be written as JSON"),
@@ -60,6 +62,7 @@ def test_whatever_goes_wrong_is_a_reason(name: str, data: bytes, reason: str, de
     assert isinstance(rejected, Rejected)
     assert rejected.reason == reason
     assert rejected.detail.startswith(detail)
+    rejected.detail.encode()  # it is text that tables can hold
 
 
 def test_a_decoder_that_hangs_is_stopped_and_then_not_called_again() -> None:
