@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from random import SystemRandom
+from typing import Final
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -21,6 +22,7 @@ from hypothesis.internal.constants_ast import Constants
 from trio._core._run import _r as order_of_tasks
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 from kiln.deploy.stack import jars
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
@@ -70,29 +72,66 @@ def pytest_sessionstart() -> None:
         pytest.MonkeyPatch().setattr(providers, "_get_local_constants", lambda: none)
 
 
-class ModuleScheduling(LoadScopeScheduling):
-    """Runs the tests of a module in one process, and those of all modules that start Spark in one, too.
+SPARKS: Final = 2
+"""processes that may run Spark at the same time: with more, Python workers may wait too long for a core to start on"""
 
-    One Spark at a time: two of them leave each other's Python workers no processor to start on.
-    """
+
+class ModuleScheduling(LoadScopeScheduling):
+    """Runs the tests of a module in one process, and those of all modules with a session in one too, as they share its
+    JVM. Modules with Spark come first, in at most `SPARKS` processes at the same time."""
 
     def _split_scope(self, nodeid: str) -> str:
         module = nodeid.partition("::")[0]
-        return "spark" if _starts_spark(ROOT / module) else module
+        return _SESSION if _opens_session(module) else module
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        others = (work for other, work in self.assigned_work.items() if other is not node)
+        busy = sum(
+            any(_starts_spark(scope) and self._pending_of({scope: unit}) for scope, unit in work.items())
+            for work in others
+        )
+        units = sorted(self.workqueue, key=lambda scope: (not _starts_spark(scope), scope != _SESSION))
+        allowed = units if busy < SPARKS else [scope for scope in units if not _starts_spark(scope)] or units
+        self.workqueue.move_to_end(allowed[0], last=False)
+        super()._assign_work_unit(node)
+
+
+_SESSION: Final = "modules that share a session"
 
 
 @cache
-def _starts_spark(module: Path) -> bool:
-    return "pytest.mark.spark" in module.read_text()
+def _opens_session(module: str) -> bool:
+    return "kit.local_spark" in (ROOT / module).read_text()
+
+
+@cache
+def _starts_spark(scope: str) -> bool:
+    return scope == _SESSION or "pytest.mark.spark" in (ROOT / scope).read_text()
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ModuleScheduling:
     return ModuleScheduling(config, log)
 
 
+def _is_slow_folder(path: Path) -> bool:
+    return path.relative_to(ROOT / "tests").parts[0] not in ("unit", "fuzz")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Ignore modules of which `-m` selects no test: otherwise each process would import all of them."""
+    if collection_path.suffix != ".py":
+        return None
+    slow, text = _is_slow_folder(collection_path), collection_path.read_text()
+    match config.option.markexpr:
+        case "slow":
+            return None if slow or "mark.slow" in text else True
+        case "not slow":
+            return None if not slow or "mark.main_path" in text else True
+    return None
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
-    folder = item.path.relative_to(ROOT / "tests").parts[0]
-    if folder not in ("unit", "fuzz") and item.get_closest_marker("main_path") is None:
+    if _is_slow_folder(item.path) and item.get_closest_marker("main_path") is None:
         item.add_marker(pytest.mark.slow)
 
 

@@ -12,10 +12,11 @@ from typing import Any  # columns of any type
 import pytest
 from deltalake import DeltaTable
 
-from conftest import free_ports
+from kiln.deploy.stack.embedded_broker import EmbeddedBroker
 from kiln.schemas.captures.capture_file import CaptureRecord, open_capture, read_capture
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
 from kit.kiln_process import Kiln
+from kit.log_feed import kiln_beside
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 
@@ -23,9 +24,9 @@ CAPTURES = ("go4nosign", "go4tt")
 
 
 @pytest.fixture(scope="module")
-def kiln(shared: Path, broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Kiln:
+def kiln(shared: Path, broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> Kiln:
     """Both captures replayed twice, and caught up."""
-    kiln = Kiln(tmp_path_factory.mktemp("captures"), free_ports(2))
+    kiln = kiln_beside(broker.address, "captures.", tmp_path_factory.mktemp("captures"))
     files = [str(shared / "captures" / f"{name}.rpc.gz") for name in CAPTURES]
     kiln.run("replay", *files)
     kiln.run("run", "--catch-up")

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from conftest import free_ports
+from kiln.deploy.stack.embedded_broker import EmbeddedBroker
 from kit.kiln_process import Kiln
+from kit.log_feed import kiln_beside
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 
@@ -25,10 +26,10 @@ def bundle(shared: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def known(
-    shared: Path, bundle: dict[str, str], broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactory
+    shared: Path, bundle: dict[str, str], broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory
 ) -> Kiln:
     """It knew the bundle from the start."""
-    kiln = Kiln(tmp_path_factory.mktemp("known"), free_ports(2), bundle)
+    kiln = kiln_beside(broker.address, "known.", tmp_path_factory.mktemp("known"), bundle)
     kiln.run("replay", str(shared / "captures" / "go4tt.rpc.gz"))
     kiln.run("run", "--catch-up")
     return kiln
@@ -36,10 +37,10 @@ def known(
 
 @pytest.fixture(scope="module")
 def told(
-    shared: Path, bundle: dict[str, str], broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactory
+    shared: Path, bundle: dict[str, str], broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory
 ) -> Kiln:
     """It was told of the bundle when all was in quarantine."""
-    kiln = Kiln(tmp_path_factory.mktemp("told"), free_ports(2))
+    kiln = kiln_beside(broker.address, "told.", tmp_path_factory.mktemp("told"))
     kiln.run("replay", str(shared / "captures" / "go4tt.rpc.gz"))
     kiln.run("run", "--catch-up")
     assert kiln.count("messages") == kiln.count("updates") == 0
