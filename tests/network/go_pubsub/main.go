@@ -1,10 +1,17 @@
 // A gossipsub peer of go-libp2p-pubsub on 127.0.0.1, driven by lines of JSON on stdin and answering in lines of JSON on
 // stdout, as tests/kit/foreign_peer.py describes. Everything is go-libp2p-pubsub's default: signatures, message ids, and
-// the sizes of RPCs that it accepts. -degree sets that of the mesh, and -trace FILE keeps the library's own trace.
+// the sizes of RPCs that it accepts. -degree sets that of the mesh, -trace FILE keeps the library's own trace, and
+// -bundle TOPIC,… agrees to topic tables with a bundle of these topics (topic_table.go).
 //
 //	{"cmd": "connect", "addr"}                      dials
 //	{"cmd": "subscribe" | "unsubscribe", "topic"}
 //	{"cmd": "publish_raw", "topic", "data": BASE64}
+//	{"cmd": "publish", "topic", "count", "rate", "size", "tag"}
+//
+// -network waku makes it a node of Waku's relay (a protocol of its own, unsigned messages, ids that are the sha256 of the
+// data), -network filecoin one of Filecoin (ids that are the blake2b-256 of the data). Either scores its peers:
+//
+//	{"cmd": "scores"}     answers with "lowest" and "now", each {PEER: SCORE}
 package main
 
 import (
@@ -17,6 +24,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"strings"
 	"sync"
 	"time"
 
@@ -35,6 +43,10 @@ type command struct {
 	Addr  string          `json:"addr"`
 	Topic string          `json:"topic"`
 	Data  string          `json:"data"`
+	Tag   string          `json:"tag"`
+	Count int             `json:"count"`
+	Rate  float64         `json:"rate"`
+	Size  int             `json:"size"`
 }
 
 type answer map[string]any
@@ -56,6 +68,8 @@ type node struct {
 	host   host.Host
 	gossip *pubsub.PubSub
 	topics map[string]*joined
+	scores *scoreBoard
+	scored bool
 }
 
 type joined struct {
@@ -70,6 +84,11 @@ func (n *node) join(name string) (*joined, error) {
 	topic, err := n.gossip.Join(name)
 	if err != nil {
 		return nil, err
+	}
+	if n.scored {
+		if err := scoreTopic(topic); err != nil {
+			return nil, err
+		}
 	}
 	n.topics[name] = &joined{topic: topic}
 	events, err := topic.EventHandler()
@@ -148,6 +167,14 @@ func (n *node) obey(c command) (answer, error) {
 			return nil, err
 		}
 		return answer{"event": "published", "topic": c.Topic, "sent": 1, "failed": 0}, on.topic.Publish(ctx, data)
+	case "publish":
+		on, err := n.join(c.Topic)
+		if err == nil {
+			go n.publishMany(c.ID, on, c)
+		}
+		return nil, err
+	case "scores":
+		return n.scores.tell(), nil
 	}
 	return nil, fmt.Errorf("no command %q", c.Cmd)
 }
@@ -155,6 +182,8 @@ func (n *node) obey(c command) (answer, error) {
 func run() error {
 	port := flag.Int("port", 0, "to listen on")
 	trace := flag.String("trace", "", "file for go-libp2p-pubsub's own JSON trace")
+	bundle := flag.String("bundle", "", "topics, separated by commas, that go by index")
+	kind := flag.String("network", "", "waku or filecoin: behaves as a node of this network")
 	degree := flag.Int("degree", 0, "of the mesh; with a few peers, IHAVE goes to those outside a small mesh only")
 	flag.Parse()
 	out.Encoder = json.NewEncoder(os.Stdout)
@@ -179,7 +208,17 @@ func run() error {
 		params.D, params.Dlo, params.Dhi, params.Dscore, params.Dout = *degree, *degree, *degree, *degree, 0
 		options = append(options, pubsub.WithGossipSubParams(params))
 	}
-	gossip, err := pubsub.NewGossipSub(context.Background(), own, options...)
+	scores := &scoreBoard{lowest: map[string]float64{}}
+	special, err := networkOptions(*kind, scores)
+	if err != nil {
+		return err
+	}
+	options = append(options, special...)
+	wire := host.Host(own)
+	if *bundle != "" {
+		wire = withTopicTable(own, strings.Split(*bundle, ","))
+	}
+	gossip, err := pubsub.NewGossipSub(context.Background(), wire, options...)
 	if err != nil {
 		return err
 	}
@@ -198,7 +237,7 @@ func run() error {
 		addrs = append(addrs, fmt.Sprintf("%s/p2p/%s", addr, own.ID()))
 	}
 	tell(answer{"event": "ready", "peer": own.ID().String(), "addrs": addrs})
-	n := &node{own, gossip, map[string]*joined{}}
+	n := &node{own, gossip, map[string]*joined{}, scores, *kind != ""}
 	lines := bufio.NewScanner(os.Stdin)
 	lines.Buffer(nil, 8<<20)
 	for lines.Scan() {
@@ -213,8 +252,10 @@ func run() error {
 		if err != nil {
 			said = answer{"event": "error", "text": err.Error()}
 		}
-		said["id"] = c.ID
-		tell(said)
+		if said != nil { // else the answer comes later
+			said["id"] = c.ID
+			tell(said)
+		}
 	}
 	return errors.Join(lines.Err(), own.Close())
 }
