@@ -14,11 +14,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
+from kiln.deploy.query.sample import copy_sample
+
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON_PAGE, README, TUTORIAL = ROOT / "docs/python.md", ROOT / "README.md", ROOT / "docs/tutorial.md"
 OF_SPARK = ("Spark", "JDBC and HiveServer2")
 """Headings of the page of Python whose examples need Spark: tests/spark runs them."""
 
+_OF_A_RUN = ("kiln run", "kiln backfill run", "kiln backfill drop", "kiln quality")
+"""Commands of the tutorial that need Java or write: tests/kafka runs them with the rest."""
 _BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.DOTALL | re.MULTILINE)
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 _LEFT_OUT = "…\n"
@@ -77,11 +81,15 @@ def sample_examples() -> Iterator[Example]:
     for each in examples(README):
         if "sample" in each.code:
             yield each
+    for each in examples(TUTORIAL):
+        if not any(command in each.code for command in _OF_A_RUN):
+            yield each
 
 
 def prepare(folder: Path) -> None:
-    """Lets the commands of the README find the environment that it makes."""
+    """Lets commands of the README find the environment that it makes, and those of the tutorial a recorded state."""
     (folder / "env").symlink_to(sys.prefix)
+    copy_sample(folder / "state")
 
 
 def write_outputs() -> None:
