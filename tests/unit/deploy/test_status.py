@@ -1,4 +1,4 @@
-"""`kiln status`: what it says of a breaker that tripped."""
+"""`kiln status`: what it says of a breaker that tripped, and which queries it names."""
 
 from __future__ import annotations
 
@@ -35,3 +35,13 @@ def test_status_says_that_the_breaker_tripped_why_and_how_to_go_on(tmp_path: Pat
     assert read_status(settings).trip is not None
     clear_breaker_state(tmp_path, "archive")
     assert read_status(settings).trip is None
+
+
+def test_status_names_the_queries_that_the_network_has_and_those_that_ran(tmp_path: Path) -> None:
+    port = {"embedded_port": free_ports(1)[0]}
+    ceramic = Settings.model_validate({"state": tmp_path, "kafka": port})
+    other = Settings.model_validate({"state": tmp_path, "kafka": port, "network": {"kind": "gossip"}})
+    assert [query.name for query in read_status(ceramic).queries] == ["archive", "updates", "batch", "sink"]
+    assert [query.name for query in read_status(other).queries] == ["archive", "sink"]
+    (tmp_path / "checkpoints" / "updates").mkdir(parents=True)
+    assert [query.name for query in read_status(other).queries] == ["archive", "sink", "updates"]
