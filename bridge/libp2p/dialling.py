@@ -54,8 +54,8 @@ def describe_missing_pubsub(store: IPeerStore, peer: ID, offered: Collection[str
     if not set(protocols).isdisjoint(offered):
         return "connected, but it accepts no pubsub stream, which it says it speaks. See its log."
     return (
-        f"connected, but it speaks no pubsub of this network: none of its {len(protocols)} protocols is one of "
-        f"{', '.join(offered)}. Enable pubsub there (in Kubo: Pubsub.Enabled), or name another peer."
+        f"connected, but it speaks no pubsub: none of its {len(protocols)} protocols is {' or '.join(offered)}. "
+        "Enable pubsub there (in Kubo: Pubsub.Enabled), or name another peer."
     )
 
 
