@@ -2,7 +2,7 @@
 
 Spark forks workers from this process. Each worker would otherwise spend a second or two of CPU on the same imports.
 After each task a worker collects garbage, and would each time traverse all imported objects: 70 ms of CPU, forty times
-the cost of a small task.
+the cost of a small task. Within a task it collects seldom: the rows of a task are many objects, and hold no cycles.
 """
 
 # ruff: noqa: F401 - imported for the workers
@@ -22,4 +22,5 @@ import kiln.pipelines.updates.transform
 
 if __name__ == "__main__":
     gc.freeze()
+    gc.set_threshold(100_000, 50, 100)
     manager()

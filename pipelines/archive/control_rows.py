@@ -8,9 +8,10 @@ from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.delta.arrow_rows import select_columns
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.kafka.frames import BEP50, DIRECTIONS, ORIGINS
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.reject import Rejected
-from kiln.schemas.wire.control import has_control_part, read_control_part
+from kiln.schemas.wire.control import has_control_part, list_control_entries, parse_control_rpc
 from kiln.schemas.wire.identity import peer_text
 from kiln.schemas.wire.topic_table import negotiate_table
 
@@ -32,22 +33,28 @@ class ControlRows(NamedTuple):
     """entries beyond what is read of one RPC"""
 
 
-_NO_ROWS: Final = ControlRows([], [])
+NO_CONTROL_ROWS: Final = ControlRows([], [])
 
 
-def build_control_rows(frame: Frame, config: DecodeConfig, partition: int, offset: int) -> ControlRows:
-    """Build the rows of a frame, in the orders of SUBSCRIPTIONS and CONTROLS.
+def read_control_rpc(frame: Frame) -> RPC | None:
+    """Read the RPC of a frame if it has a control part.
 
-    There are none if the frame was cut or is no gossipsub RPC. `FrameDecoder` has the fault of such a frame. The
-    network of a row is the topic's, as in the table `messages`; otherwise the frame's.
+    There is none if the frame was cut or is no gossipsub RPC. `FrameDecoder` has the fault of such a frame.
     """
     payload = frame.payload
     if not has_control_part(payload) or frame.declared_length or frame.protocol == BEP50:
-        return _NO_ROWS
+        return None
+    rpc = parse_control_rpc(payload)
+    return None if isinstance(rpc, Rejected) else rpc
+
+
+def build_control_rows(frame: Frame, rpc: RPC, config: DecodeConfig, partition: int, offset: int) -> ControlRows:
+    """Build the rows of a frame, in the orders of SUBSCRIPTIONS and CONTROLS.
+
+    The network of a row is the topic's, as in the table `messages`; otherwise the frame's. `rpc`: of the frame.
+    """
     table = negotiate_table(frame.hello_in, frame.hello_out, config.bundles).table
-    part = read_control_part(payload, table, config.message_ids.format)
-    if isinstance(part, Rejected):
-        return _NO_ROWS
+    part = list_control_entries(rpc, table, config.message_ids.format)
     network = frame.network
     head = (
         ORIGINS[frame.origin],

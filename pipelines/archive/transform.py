@@ -9,7 +9,7 @@ operators deduplicate between the stages.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from hashlib import blake2b
 from typing import Final, NamedTuple
@@ -22,10 +22,12 @@ from pyspark.sql import DataFrame
 from kiln.pipelines.archive.control_rows import (
     CONTROLS,
     ENTRY_ROW_BYTES,
+    NO_CONTROL_ROWS,
     SUBSCRIPTIONS,
     ControlRows,
     build_control_rows,
     estimate_size,
+    read_control_rpc,
 )
 from kiln.pipelines.decode.breaker import AuthorTally
 from kiln.pipelines.decode.decoder import (
@@ -49,7 +51,7 @@ from kiln.pipelines.delta.arrow_rows import RowBuffer, select_columns
 from kiln.pipelines.delta.files import DataFile, TableFiles
 from kiln.pipelines.delta.frame_ranges import FrameRangeFilter
 from kiln.pipelines.delta.lake import Lake
-from kiln.pipelines.runtime.dedup_store import DedupStoreConfig, filter_new_copies
+from kiln.pipelines.runtime.dedup_store import CHUNK_BYTES, CHUNK_ROWS, DedupStoreConfig, filter_new_copies
 from kiln.pipelines.runtime.epoch import get_task_epoch
 from kiln.pipelines.runtime.micro_batch_clock import get_batch_time, with_dedup_watermark
 from kiln.pipelines.runtime.row_packing import (
@@ -73,6 +75,8 @@ from kiln.schemas.wire.identity import VERDICT_NAMES, Verdict, peer_text
 
 _Batches = Iterator[pa.RecordBatch]
 _Row = tuple[object, ...]
+_RejectRow = Callable[[tuple[Column, ...], Sequence[object], Exception], None]
+"""Receives the columns of a table, a row that the table cannot store, and the error."""
 
 FRAMES = select_columns(TABLES["frames"])
 COPIES = select_columns(TABLES["copies"])
@@ -143,9 +147,11 @@ def archive_frames(records: DataFrame, config: DecodeConfig, lake: Lake, dedup: 
     """
 
     def rows(batches: _Batches) -> _Batches:
-        items = decode_records(batches, config, lake, _compute_task_digest(), every_copy=True)
-        new = filter_new_copies(items, dedup, get_batch_time(), get_task_epoch())
-        return write_rows(apply_decoder(build_message_rows(new), config), lake)
+        output = OutputWriter(config, lake)
+        chunks = decode_records(batches, config, lake, _compute_task_digest(), every_copy=True)
+        for new in filter_new_copies(chunks, dedup, get_batch_time(), get_task_epoch()):
+            yield from output.write(new)
+        yield from output.finish()
 
     return records.select("partition", "offset", "stamp", "value").mapInArrow(rows, OUTPUT_DDL)
 
@@ -155,11 +161,9 @@ def decode_frames(records: DataFrame, config: DecodeConfig, lake: Lake) -> DataF
     of a message, each fault, and one `DecodeResult` per task."""
 
     def rows(batches: _Batches) -> _Batches:
-        return pack_rows(
-            build_message_rows(decode_records(batches, config, lake, _compute_task_digest())),
-            IDENTITIES,
-            get_batch_time(),
-        )
+        chunks = decode_records(batches, config, lake, _compute_task_digest())
+        packed = (row for chunk in chunks for copy in chunk for row in build_message_rows(copy))
+        return pack_rows(packed, IDENTITIES, get_batch_time())
 
     return records.select("partition", "offset", "stamp", "value").mapInArrow(rows, build_packed_ddl(IDENTITIES))
 
@@ -179,7 +183,9 @@ def write_messages(rows: DataFrame, config: DecodeConfig, lake: Lake) -> DataFra
     """Run the second stage of `archive_frames`. Columns kind, data in; OUTPUT_DDL out."""
 
     def write(batches: _Batches) -> _Batches:
-        return write_rows(apply_decoder(unpack_message_rows(batches), config), lake)
+        output = OutputWriter(config, lake)
+        yield from output.write(unpack_message_rows(batches))
+        yield from output.finish()
 
     return rows.select("kind", "data").mapInArrow(write, OUTPUT_DDL)
 
@@ -189,9 +195,8 @@ def write_messages(rows: DataFrame, config: DecodeConfig, lake: Lake) -> DataFra
 
 def decode_records(
     batches: _Batches, config: DecodeConfig, lake: Lake, task: bytes, *, every_copy: bool = False
-) -> Iterator[PackedRow]:
-    """Decode the records of a task, and write the rows of `frames`, `copies`, `subscriptions` and `controls` into
-    files.
+) -> Iterator[list[PackedRow]]:
+    """Decode the records of a task, and write the rows of `frames` and of the tables in PARTS into files.
 
     Args:
         batches: Columns partition, offset, stamp, value.
@@ -202,107 +207,134 @@ def decode_records(
             the rest. A deduplication file needs every copy: the one that passed before may be a later one of this task.
 
     Yields:
-        Copies of messages, each with its `DecodedMessage` as row; faults; and the task's `DecodeResult`.
+        In chunks for `filter_new_copies`: copies of messages, each with its `DecodedMessage` as row; faults; and the
+        task's `DecodeResult`.
     """
-    frame_filter = FrameRangeFilter({})
     rejected: list[RejectedMessage] = []
-    reject = partial(_record_rejection, rejected)
-    frames = TableFiles(lake, "frames", refuse=partial(reject, FRAMES))
-    copies = TableFiles(lake, "copies", refuse=partial(reject, COPIES))
-    subscriptions = TableFiles(lake, "subscriptions", refuse=partial(reject, SUBSCRIPTIONS))
-    controls = TableFiles(lake, "controls", refuse=partial(reject, CONTROLS))
+    frames = TableFiles(lake, "frames", refuse=partial(_record_rejection, rejected, FRAMES))
+    parts = PartFiles(lake, partial(_record_rejection, rejected))
     decoder = FrameDecoder(config)
-    emitted: set[tuple[object, ...]] = set()  # by this task: other copies would be dropped anyway
+    frame_filter = FrameRangeFilter({})
+    lasting: dict[tuple[str, str], tuple[bytes, ...]] = {}  # digests that do not depend on the time, by message
+    emitted: set[tuple[bytes, ...]] = set()  # the other digests
     spans: dict[int, tuple[int, int]] = {}
-    entries = Counter[str]()
     valid_copies = 0
+    chunk: list[PackedRow] = []
+    chunk_bytes = 0
     for batch in batches:
         for partition, offset, stamp, value in zip(*(column.to_pylist() for column in batch.columns), strict=True):
             spans[partition] = (spans.get(partition, (offset,))[0], offset)
-            record = read_record(decoder, partition, offset, stamp, value)
-            is_new = False
-            if record.frame is not None:
-                is_new = frame_filter.accept(record.frame.connection, record.frame.direction, record.frame.sequence)
-                if is_new:
-                    frames.add(record.row, len(value))
-                    for row in record.control.subscriptions:
-                        subscriptions.add(row, ENTRY_ROW_BYTES)
-                        entries["SUBSCRIBE" if row[_SUBSCRIBE] else "UNSUBSCRIBE"] += 1
-                    for row in record.control.controls:
-                        controls.add(row, estimate_size(row))
-                        entries[str(row[_KIND])] += 1
-            size = len(value or b"")  # of the record, counted once for all messages that keep it in memory
-            for item, copy in zip(record.items, record.copies, strict=True):
-                if is_new and copy is not None:
-                    copies.add(copy, _ROW_OVERHEAD)
+            decoded = decode_record(decoder, partition, offset, stamp, value)
+            frame = decoded.frame
+            if frame is not None and frame_filter.accept(frame.connection, frame.direction, frame.sequence):
+                frames.add(decoded.row, len(value))
+                parts.add(decoded)
+            for item in decoded.items:
                 if isinstance(item, RejectedMessage):
-                    yield from _pack_faults(item)
+                    chunk += pack_faults(item)
                     continue
                 valid_copies += 1
-                is_signed = item.verdict is Verdict.VALID
-                lasting = is_lasting(item.message_id, is_signed)
-                signed = (item.network, item.message_id) if is_signed and lasting else None
-                if signed in emitted and not every_copy:
-                    continue
-                identities = compute_identities(item, "", config.unsigned_horizon)
-                if every_copy or identities not in emitted:
-                    emitted.add(signed or identities)  # the digests of a signed message cover all that is signed
-                    digests = identities[:1] if lasting else identities
-                    yield PackedRow("messages", digests, item.ref.text, item, size + _ROW_OVERHEAD)
-                    size = 0
-    files = frames.close(), copies.close() + subscriptions.close() + controls.close()
+                if is_lasting(item.message_id, item.verdict is Verdict.VALID):
+                    name = item.network, item.message_id
+                    identities = lasting.get(name)
+                    is_repeated = identities is not None
+                    if identities is None:
+                        identities = lasting[name] = compute_identities(item, "", config.unsigned_horizon)[:1]
+                else:
+                    identities = compute_identities(item, "", config.unsigned_horizon)
+                    is_repeated = identities in emitted
+                    emitted.add(identities)
+                if every_copy or not is_repeated:
+                    chunk.append(PackedRow("messages", identities, item.ref.text, item, 0))
+            if decoded.items:
+                chunk_bytes += len(value or b"") + _ROW_OVERHEAD * len(decoded.items)
+                if len(chunk) >= CHUNK_ROWS or chunk_bytes >= CHUNK_BYTES:
+                    yield chunk
+                    chunk, chunk_bytes = [], 0
+    files = frames.close(), parts.close()
     for fault in rejected:
-        yield from _pack_faults(fault)
+        chunk += pack_faults(fault)
     if spans:
-        result = msgspec.msgpack.encode(DecodeResult(spans, frame_filter.accepted, *files, valid_copies, entries))
-        yield PackedRow(DECODE_RESULT, (task,), task.hex(), (result,), len(result))
+        result = msgspec.msgpack.encode(DecodeResult(spans, frame_filter.accepted, *files, valid_copies, parts.entries))
+        chunk.append(PackedRow(DECODE_RESULT, (task,), task.hex(), (result,), len(result)))
+    if chunk:
+        yield chunk
 
 
 _ROW_OVERHEAD: Final = 500
 """bytes, about, of a message or of its row, in addition to its data"""
 
 
-class RecordRows(NamedTuple):
-    """The rows of one record of `kiln.frames`."""
+class DecodedRecord(NamedTuple):
+    """A decoded record of `kiln.frames`, and the rows of its parts."""
 
     items: list[DecodedMessage | RejectedMessage]
-    copies: list[_Row | None]
-    """the row of `copies` of each item"""
+    copies: Sequence[_Row] = ()
+    control: ControlRows = NO_CONTROL_ROWS
     frame: Frame | None = None
     """`None` if the record is not a Frame, or has no row"""
     row: _Row = ()
     """of `frames`"""
-    control: ControlRows = ControlRows([], [])
 
 
-def read_record(decoder: FrameDecoder, partition: int, offset: int, stamp: int, value: bytes | None) -> RecordRows:
-    """Decode one record into rows. If this fails, the record is a fault of the stage `archive`, and stays in `frames`
-    if it has a row there."""
-    frame: Frame | Rejected | None = None
+def decode_record(decoder: FrameDecoder, partition: int, offset: int, stamp: int, value: bytes | None) -> DecodedRecord:
+    """Decode one record. If this fails, the record is a fault of the stage `archive`, and stays in `frames` if it has a
+    row there."""
+    frame: Frame | None = None
     row: _Row = ()
     try:
-        frame = read_frame(value)
-        if isinstance(frame, Rejected):
-            return RecordRows([reject_unreadable(frame, value, partition, offset, stamp)], [None])
-        row = build_frame_row(partition, offset, stamp, frame)
-        return decode_parts(decoder, frame, partition, offset)._replace(frame=frame, row=row)
+        read = read_frame(value)
+        if isinstance(read, Rejected):
+            return DecodedRecord([reject_unreadable(read, value, partition, offset, stamp)])
+        row, frame = build_frame_row(partition, offset, stamp, read), read
+        return decode_parts(decoder, frame, partition, offset, row)
     except PROCESSING_ERRORS as error:  # all of the above is pure: the record alone has caused this
         fault = reject_failed("archive", error, MessageRef(partition, offset, None), value or b"", stamp)
-        return RecordRows([fault], [None], frame if row and isinstance(frame, Frame) else None, row)
+        return DecodedRecord([fault], frame=frame, row=row)
 
 
-def decode_parts(decoder: FrameDecoder, frame: Frame, partition: int, offset: int) -> RecordRows:
+def decode_parts(decoder: FrameDecoder, frame: Frame, partition: int, offset: int, row: _Row = ()) -> DecodedRecord:
     """Decode a frame into the rows of its parts. Messages do not depend on whether its control part can be read."""
-    items = list(decoder.decode_frame(frame, partition, offset))
-    copies = [None if item.copy is None else build_copy_row(item, frame) for item in items]
-    control = ControlRows([], [])
+    rpc = read_control_rpc(frame)  # parsed once for its messages and its control part
+    items = decoder.decode_frame(frame, partition, offset, rpc)
+    copies = [build_copy_row(item, frame) for item in items if item.copy is not None]
+    control = NO_CONTROL_ROWS
     try:
-        control = build_control_rows(frame, decoder.config, partition, offset)
-        faults = [reject_unread(control, frame, partition, offset)] if control.unread else []
+        if rpc is not None:
+            control = build_control_rows(frame, rpc, decoder.config, partition, offset)
+        if control.unread:
+            items.append(reject_unread(control, frame, partition, offset))
     except PROCESSING_ERRORS as error:  # pure: the frame alone has caused this
         ref, at = MessageRef(partition, offset, None), frame.observed_at // 1000
-        faults = [reject_failed("archive", error, ref, frame.payload, at, build_frame_key(frame))]
-    return RecordRows([*items, *faults], [*copies, *(None for _ in faults)], control=control)
+        items.append(reject_failed("archive", error, ref, frame.payload, at, build_frame_key(frame)))
+    return DecodedRecord(items, copies, control, frame, row)
+
+
+class PartFiles:
+    """Writer of the rows of the tables in PARTS."""
+
+    def __init__(self, lake: Lake, reject: _RejectRow | None = None) -> None:
+        """`reject`: called with each row that its table cannot store; by default `add` or `close` raises."""
+        self._copies, self._subscriptions, self._controls = (
+            TableFiles(lake, table, refuse=reject and partial(reject, select_columns(TABLES[table]))) for table in PARTS
+        )
+        self.entries = Counter[str]()
+        """subscriptions and control entries by kind"""
+
+    def add(self, record: DecodedRecord) -> None:
+        """Add the rows of a record."""
+        for row in record.copies:
+            self._copies.add(row, _ROW_OVERHEAD)
+        for row in record.control.subscriptions:
+            self._subscriptions.add(row, ENTRY_ROW_BYTES)
+            self.entries["SUBSCRIBE" if row[_SUBSCRIBE] else "UNSUBSCRIBE"] += 1
+        for row in record.control.controls:
+            self._controls.add(row, estimate_size(row))
+            self.entries[str(row[_KIND])] += 1
+
+    def close(self) -> list[DataFile]:
+        """Close and return all files."""
+        return [file for each in (self._copies, self._subscriptions, self._controls) for file in each.close()]
 
 
 def reject_unread(control: ControlRows, frame: Frame, partition: int, offset: int) -> RejectedMessage:
@@ -334,41 +366,19 @@ def reject_row(columns: tuple[Column, ...], row: Sequence[object], error: Except
     )
 
 
-def build_message_rows(items: Iterable[PackedRow]) -> Iterator[PackedRow]:
-    """Build the rows of `messages` of what `decode_records` yields. Call it after deduplication: a row is expensive."""
-    for item in items:
-        if not isinstance(item.row, DecodedMessage):
-            yield item
-            continue
-        message = item.row
-        try:
-            row = build_message_row(message)
-        except PROCESSING_ERRORS as error:  # pure: the message alone has caused this
-            data = message.envelope.SerializeToString()
-            yield from _pack_faults(reject_failed("archive", error, message.ref, data, message.observed_at))
-            continue
-        size = len(message.envelope.data) + len(message.message_id) + len(message.topic) + _ROW_OVERHEAD
-        yield PackedRow(item.kind, item.identities, item.position, row, size)
-
-
-def apply_decoder(rows: Iterable[PackedRow], config: DecodeConfig) -> Iterator[PackedRow]:
-    """Fill the column `decoded` of the rows of `messages`, and add a fault for each message whose decoding fails.
-
-    Call it after deduplication: the decoder is the user's, and may be slow.
-    """
-    if not config.decoder:
-        yield from rows
-        return
-    decoder = MessageDecoder(config.decoder)
-    for item in rows:
-        if item.kind != "messages":
-            yield item
-            continue
-        row, fault = decode_data(item.row, decoder)
-        decoded = row[_DECODED]
-        yield item._replace(row=row, size=item.size + (len(decoded) if isinstance(decoded, str) else 0))
-        if fault is not None:
-            yield from _pack_faults(fault)
+def build_message_rows(item: PackedRow) -> list[PackedRow]:
+    """Build the row of `messages` of a copy that `decode_records` yields; anything else stays as it is. Call it after
+    deduplication: a row is expensive."""
+    message = item.row
+    if not isinstance(message, DecodedMessage):
+        return [item]
+    try:
+        row = build_message_row(message)
+    except PROCESSING_ERRORS as error:  # pure: the message alone has caused this
+        data = message.envelope.SerializeToString()
+        return pack_faults(reject_failed("archive", error, message.ref, data, message.observed_at))
+    size = len(message.envelope.data) + len(message.message_id) + len(message.topic) + _ROW_OVERHEAD
+    return [PackedRow(item.kind, item.identities, item.position, row, size)]
 
 
 def decode_data(row: Sequence[object], decoder: MessageDecoder) -> tuple[Sequence[object], RejectedMessage | None]:
@@ -390,9 +400,10 @@ def decode_data(row: Sequence[object], decoder: MessageDecoder) -> tuple[Sequenc
     return row, RejectedMessage(ref, DECODER_STAGE, decoded.reason, decoded.detail, data, observed_at)
 
 
-def _pack_faults(item: RejectedMessage) -> Iterator[PackedRow]:
-    for identity, row in build_fault_rows(item):
-        yield PackedRow(FAULT, (identity,), item.ref.text, row, len(row[-1]))
+def pack_faults(item: RejectedMessage) -> list[PackedRow]:
+    """Build the rows of a fault for quarantine."""
+    position = item.ref.text
+    return [PackedRow(FAULT, (identity,), position, row, len(row[-1])) for identity, row in build_fault_rows(item)]
 
 
 def _compute_task_digest() -> bytes:
@@ -504,39 +515,58 @@ def build_fault_records(item: RejectedMessage) -> Iterator[QuarantineRecord]:
 # ---------------------------------------------------------------- the second stage
 
 
-def write_rows(rows: Iterable[PackedRow], lake: Lake) -> _Batches:
-    """Write the rows of `messages` into files. Deduplicated rows in; OUTPUT_DDL out."""
-    rejected: list[RejectedMessage] = []
-    files = TableFiles(lake, "messages", refuse=partial(_record_rejection, rejected, MESSAGES))
-    out = RowBuffer(pa.schema([("kind", pa.string()), ("key", pa.binary()), ("value", pa.binary())]))
-    counts, good, bad = Counter[str](), Counter[str](), Counter[str]()
-    for kind, _, _, row, size in rows:
-        if kind == "messages":
-            files.add(row, size)
-            counts[str(row[_TYPE])] += 1
-            if row[_VERDICT] == _VALID:
-                good[str(row[_AUTHOR])] += 1
-        elif kind == FAULT:
-            reason, by, key, value = row
-            counts[str(reason)] += 1
-            bad[str(by)] += 1
-            if out.add((FAULT, key, value), size):
-                yield from out.drain()
-        elif out.add((kind, None, row[0]), size):
-            yield from out.drain()
-    messages = files.close()
-    for fault in rejected:
-        for _, (reason, by, key, value) in build_fault_rows(fault):
-            counts[reason] += 1
-            bad[by] += 1
-            if out.add((FAULT, key, value), len(value)):
-                yield from out.drain()
-    faults = bad.total()
-    del bad[""]  # not signed
-    tallies = [AuthorTally(name, good[name], bad[name]) for name in good.keys() | bad.keys()]
-    output = msgspec.msgpack.encode(ArchiveOutput(messages, counts, faults, tallies))
-    out.add((ARCHIVE_OUTPUT, None, output))
-    yield from out.drain()
+class OutputWriter:
+    """Second stage: writes `messages` into files, and builds OUTPUT_DDL rows."""
+
+    def __init__(self, config: DecodeConfig, lake: Lake) -> None:
+        self._decoder = MessageDecoder(config.decoder) if config.decoder else None
+        self._rejected: list[RejectedMessage] = []
+        self._messages = TableFiles(lake, "messages", refuse=partial(_record_rejection, self._rejected, MESSAGES))
+        self._out = RowBuffer(pa.schema([("kind", pa.string()), ("key", pa.binary()), ("value", pa.binary())]))
+        self._counts, self._valid, self._failed = Counter[str](), Counter[str](), Counter[str]()
+
+    def write(self, rows: Iterable[PackedRow]) -> _Batches:
+        """Write deduplicated rows."""
+        for item in rows:
+            for kind, _, _, row, size in build_message_rows(item):
+                if kind == "messages":
+                    if self._decoder is not None:  # after deduplication: the decoder is the user's, and may be slow
+                        row, fault = decode_data(row, self._decoder)
+                        if fault is not None:
+                            yield from self._add_faults(fault)
+                    decoded = row[_DECODED]
+                    self._messages.add(row, size + (len(decoded) if isinstance(decoded, str) else 0))
+                    self._counts[str(row[_TYPE])] += 1
+                    if row[_VERDICT] == _VALID:
+                        self._valid[str(row[_AUTHOR])] += 1
+                elif kind == FAULT:
+                    yield from self._add_fault(row, size)
+                elif self._out.add((kind, None, row[0]), size):
+                    yield from self._out.drain()
+
+    def finish(self) -> _Batches:
+        """Close the files, and yield the last rows with the `ArchiveOutput`."""
+        files = self._messages.close()
+        for fault in self._rejected:
+            yield from self._add_faults(fault)
+        faults = self._failed.total()
+        del self._failed[""]  # not signed
+        names = self._valid.keys() | self._failed.keys()
+        tallies = [AuthorTally(name, self._valid[name], self._failed[name]) for name in names]
+        output = msgspec.msgpack.encode(ArchiveOutput(files, self._counts, faults, tallies))
+        self._out.add((ARCHIVE_OUTPUT, None, output))
+        yield from self._out.drain()
+
+    def _add_faults(self, fault: RejectedMessage) -> _Batches:
+        for packed in pack_faults(fault):
+            yield from self._add_fault(packed.row, packed.size)
+
+    def _add_fault(self, row: Sequence[object], size: int) -> _Batches:
+        reason, author, key, value = row
+        self._counts[str(reason)] += 1
+        self._failed[str(author)] += 1
+        if self._out.add((FAULT, key, value), size):
+            yield from self._out.drain()
 
 
 def unpack_message_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[PackedRow]:

@@ -14,12 +14,11 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from kiln.pipelines.archive.control_rows import ENTRY_ROW_BYTES, estimate_size
 from kiln.pipelines.archive.transform import (
     FRAMES,
     MESSAGES,
-    PARTS,
-    RecordRows,
+    DecodedRecord,
+    PartFiles,
     build_fault_records,
     build_message_row,
     decode_data,
@@ -178,36 +177,29 @@ def mark_live_updates(updates: DataFrame) -> DataFrame:
 
 def _decode_partition(config: DecodeConfig, target: RunTarget) -> Callable[[_Batches], _Batches]:
     def rows(batches: _Batches) -> _Batches:
-        copies, subscriptions, controls = (TableFiles(target.run, table) for table in PARTS)
-        faults = TableFiles(target.run, "quarantine")
+        parts, faults = PartFiles(target.run), TableFiles(target.run, "quarantine")
         out, decoder, frames = MergedRowBuffer(), FrameDecoder(config), 0
         for batch in batches:
             for row in map(FrameRow._make, zip(*(column.to_pylist() for column in batch.columns), strict=True)):
                 inside = row.observed_at in target.span
                 frames += 1
-                parts = _decode_row(decoder, row)
-                for item, copy in zip(parts.items, parts.copies, strict=True):
+                record = _decode_row(decoder, row)
+                for item in record.items:
                     merged = _merge_copy(item) if isinstance(item, DecodedMessage) else item
-                    if isinstance(merged, RejectedMessage):
-                        if inside:
-                            for record in build_fault_records(merged):
-                                faults.add(build_quarantine_row(merged, record), len(record.data))
-                    else:
+                    if not isinstance(merged, RejectedMessage):
                         yield from out.add(merged)
-                    if inside and copy is not None:
-                        copies.add(copy, _COPY_ROW_BYTES)
+                    elif inside:
+                        for fault in build_fault_records(merged):
+                            faults.add(build_quarantine_row(merged, fault), len(fault.data))
                 if inside:
-                    for subscription in parts.control.subscriptions:
-                        subscriptions.add(subscription, ENTRY_ROW_BYTES)
-                    for control in parts.control.controls:
-                        controls.add(control, estimate_size(control))
-        files = [file for each in (copies, subscriptions, controls, faults) for file in each.close()]
+                    parts.add(record)
+        files = parts.close() + faults.close()
         yield from out.finish(StageOutput(files, frames=frames))
 
     return rows
 
 
-def _decode_row(decoder: FrameDecoder, row: FrameRow) -> RecordRows:
+def _decode_row(decoder: FrameDecoder, row: FrameRow) -> DecodedRecord:
     """Decode a frame into its messages, its faults and the rows of its parts, or reject the frame on failure."""
     try:
         frame = parse_frame_row(row)
@@ -215,14 +207,11 @@ def _decode_row(decoder: FrameDecoder, row: FrameRow) -> RecordRows:
         if fault is not None:  # the row was written by a version of Kiln that accepted more
             data = frame.SerializeToString()
             rejected = reject_unreadable(fault, data, row.kafka_partition, row.kafka_offset, row.observed_at)
-            return RecordRows([rejected], [None])
+            return DecodedRecord([rejected])
         return decode_parts(decoder, frame, row.kafka_partition, row.kafka_offset)
     except PROCESSING_ERRORS as error:  # pure: the frame alone has caused this
         position = MessageRef(row.kafka_partition, row.kafka_offset, None)
-        return RecordRows([reject_failed("archive", error, position, row.payload, row.observed_at)], [None])
-
-
-_COPY_ROW_BYTES = 500  # approximate size of a row of `copies`
+        return DecodedRecord([reject_failed("archive", error, position, row.payload, row.observed_at)])
 
 
 def _merge_copy(item: DecodedMessage) -> MergedRow | RejectedMessage:

@@ -25,7 +25,7 @@ from kiln.schemas.kafka.frames import (
     read_frame,
 )
 from kiln.schemas.kafka.records import Origin
-from kiln.schemas.proto.gossipsub.rpc_pb2 import Message
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.reject import Rejected
 from kiln.schemas.wire.cid import cid_text
@@ -151,7 +151,7 @@ class DecodeConfig:
 
 def decode(
     value: bytes | None, partition: int, offset: int, stamp: int, config: DecodeConfig
-) -> Iterator[DecodedMessage | RejectedMessage]:
+) -> list[DecodedMessage | RejectedMessage]:
     """Decode one record of `kiln.frames`: its messages in order, each valid or rejected, and faults of the frame.
 
     A datagram of the BitTorrent DHT holds one message. A frame that Kiln sent (OUT) holds none. `stamp`: the broker's,
@@ -191,23 +191,32 @@ class FrameDecoder:
 
     def decode(
         self, value: bytes | None, partition: int, offset: int, stamp: int
-    ) -> Iterator[DecodedMessage | RejectedMessage]:
+    ) -> list[DecodedMessage | RejectedMessage]:
         """Decode one record, as the function `decode` does."""
         frame = read_frame(value)
         if isinstance(frame, Rejected):
-            yield reject_unreadable(frame, value, partition, offset, stamp)
-        else:
-            yield from self.decode_frame(frame, partition, offset)
+            return [reject_unreadable(frame, value, partition, offset, stamp)]
+        return self.decode_frame(frame, partition, offset)
 
-    def decode_frame(self, frame: Frame, partition: int, offset: int) -> Iterator[DecodedMessage | RejectedMessage]:
-        """Decode one frame. If decoding itself fails, the fault is of that message, or of the frame."""
+    def decode_frame(
+        self, frame: Frame, partition: int, offset: int, rpc: RPC | None = None
+    ) -> list[DecodedMessage | RejectedMessage]:
+        """Decode one frame. If decoding itself fails, the fault is of that message, or of the frame.
+
+        `rpc`: the RPC in its payload, if the caller has parsed it.
+        """
+        items: list[DecodedMessage | RejectedMessage] = []
         try:
-            yield from self._decode_messages(frame, partition, offset)
+            items.extend(self._decode_messages(frame, partition, offset, rpc))
         except PROCESSING_ERRORS as error:  # decoding is pure: the bytes alone have caused this
             ref = MessageRef(partition, offset, None)
-            yield reject_failed("decode", error, ref, frame.payload, frame.observed_at // 1000, build_frame_key(frame))
+            key = build_frame_key(frame)
+            items.append(reject_failed("decode", error, ref, frame.payload, frame.observed_at // 1000, key))
+        return items
 
-    def _decode_messages(self, frame: Frame, partition: int, offset: int) -> Iterator[DecodedMessage | RejectedMessage]:
+    def _decode_messages(
+        self, frame: Frame, partition: int, offset: int, rpc: RPC | None
+    ) -> Iterator[DecodedMessage | RejectedMessage]:
         if frame.direction != Frame.IN:
             return
         if frame.protocol == BEP50:
@@ -223,7 +232,7 @@ class FrameDecoder:
             yield RejectedMessage(
                 frame_ref, "hello", refused.reason, detail, hello, observed_at, build_frame_key(frame)
             )
-        messages = list_messages(frame)
+        messages = list_messages(frame, rpc)
         if isinstance(messages, Rejected):
             frame_ref = MessageRef(partition, offset, None)
             yield RejectedMessage(

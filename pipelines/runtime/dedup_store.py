@@ -10,7 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -23,13 +23,17 @@ from kiln.schemas.kafka.records import Epoch
 
 FILE_NAME: Final = "dedup.sqlite"
 
+CHUNK_ROWS: Final = 1_000
+"""Copies in a transaction"""
+CHUNK_BYTES: Final = 16 << 20
+"""Bytes that the copies of a transaction may keep in memory"""
+
 _PATIENCE_S: Final = 60.0  # until another task has put its rows into the file
 _SWEPT_PER_ROW: Final = (
     8  # old rows looked at for each new one: the file is at most an eighth larger than what it must hold
 )
 _MIN_SWEPT: Final = 64
-_CHUNK: Final = 1_000  # rows in a transaction
-_CHUNK_BYTES: Final = 16 << 20
+_MAX_LOOKUP: Final = 999  # digests in a query: the most parameters that any SQLite takes
 
 
 @dataclass(frozen=True)
@@ -123,7 +127,6 @@ class DedupStore:
                 self._file.execute(f"PRAGMA journal_size_limit = {64 << 20}")
                 self._file.executescript(_TABLES)
         self._inode = self._path.stat().st_ino
-        self._added = 0  # digests of this `filter_new`
 
     def __enter__(self) -> Self:
         return self
@@ -135,13 +138,47 @@ class DedupStore:
         """Report if the file is still the one of that name."""
         return self._path.exists() and self._path.stat().st_ino == self._inode
 
-    def filter_new(self, copies: Iterable[_Copy], now: int) -> list[_Copy]:
-        """Return the copies that pass: one per digest, and again one per digest that has expired. `now`: µs."""
+    def filter_new(self, copies: Collection[_Copy], now: int) -> list[_Copy]:
+        """Return the copies that pass: one per digest, and again one per digest that has expired. `now`: µs.
+
+        The digests of a copy are checked in turn, as two operators in a row would: a copy that the second drops was new
+        to the first.
+        """
+        passed: list[_Copy] = []
         with self._transaction():
-            self._added = 0
-            passed = [copy for copy in copies if self._passes(copy, now)]
-            self._forget(now)
+            keys = {_key(digest, turn) for copy in copies for turn, digest in enumerate(copy.identities)}
+            positions, expired = self._find_positions(list(keys), now - self._span)
+            added: dict[bytes, str] = {}
+            for copy in copies:
+                for turn, digest in enumerate(copy.identities):
+                    key = _key(digest, turn)
+                    position = positions.get(key)
+                    if position is None:
+                        positions[key] = added[key] = copy.position
+                    elif position != copy.position:
+                        break
+                else:
+                    passed.append(copy)
+            self._file.executemany(_PUT_COPY, ((key, added[key], now) for key in sorted(added)))
+            self._forget(now, len(added.keys() - expired))
         return passed
+
+    def _find_positions(self, keys: list[bytes], expired_at: int) -> tuple[dict[bytes, str], set[bytes]]:
+        """Look up digests.
+
+        Returns:
+            The position of the copy that passed, by digest, and the digests that have expired.
+        """
+        positions: dict[bytes, str] = {}
+        expired: set[bytes] = set()
+        for start in range(0, len(keys), _MAX_LOOKUP):
+            some = keys[start : start + _MAX_LOOKUP]
+            for key, position, passed_at in self._file.execute(_SELECT_COPIES % ", ".join("?" * len(some)), some):
+                if passed_at > expired_at:
+                    positions[key] = position
+                else:
+                    expired.add(key)
+        return positions, expired
 
     def mark(self, epoch: Epoch, now: int) -> None:
         """Note that the file has all copies of a micro-batch that one of its tasks read. `now`: as in `filter_new`."""
@@ -157,28 +194,15 @@ class DedupStore:
                     added += self._file.execute(_ADD_KNOWN, (_key(digest, turn), now)).rowcount
             self._file.execute(_ADD_COUNT, (added,))
 
-    def _passes(self, copy: DedupCopy, now: int) -> bool:
-        """Check each digest in turn, as two operators in a row would: a copy that the second drops was new to the
-        first."""
-        for turn, digest in enumerate(copy.identities):
-            key = _key(digest, turn)
-            stored = self._file.execute(_SELECT_COPY, (key,)).fetchone()
-            if stored is None or stored[1] <= now - self._span:
-                self._file.execute(_PUT_COPY, (key, copy.position, now))
-                self._added += stored is None
-            elif stored[0] != copy.position:
-                return False
-        return True
-
-    def _forget(self, now: int) -> None:
-        """Check some of the digests, in turn, and delete those that have expired."""
+    def _forget(self, now: int, added: int) -> None:
+        """Check some of the digests, in turn, and delete those that have expired. `added`: digests that are new."""
         (first,) = self._file.execute(_SELECT_SWEPT).fetchone()
-        last = self._file.execute(_SELECT_LAST, (first, _SWEPT_PER_ROW * self._added + _MIN_SWEPT)).fetchone()
+        last = self._file.execute(_SELECT_LAST, (first, _SWEPT_PER_ROW * added + _MIN_SWEPT)).fetchone()
         if last is None:  # fewer are left, up to the last of all
             forgotten = self._file.execute(_DELETE_REST, (first, now - self._span)).rowcount
         else:
             forgotten = self._file.execute(_DELETE_EXPIRED, (first, *last, now - self._span)).rowcount
-        self._file.execute(_MARK_SWEPT, (b"" if last is None else last[0], self._added - forgotten))
+        self._file.execute(_MARK_SWEPT, (b"" if last is None else last[0], added - forgotten))
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -206,7 +230,7 @@ CREATE TABLE IF NOT EXISTS progress
   (id INTEGER PRIMARY KEY, swept_to BLOB, digest_count INTEGER, query_id TEXT, batch_id INTEGER, newest_time INTEGER);
 INSERT OR IGNORE INTO progress VALUES (1, x'', 0, '', -1, 0);
 """
-_SELECT_COPY = "SELECT position, passed_at FROM digests WHERE digest = ?"
+_SELECT_COPIES = "SELECT digest, position, passed_at FROM digests WHERE digest IN (%s)"
 _PUT_COPY = "INSERT OR REPLACE INTO digests VALUES (?, ?, ?)"
 _ADD_KNOWN = "INSERT OR IGNORE INTO digests VALUES (?, '', ?)"
 _ADD_COUNT = "UPDATE progress SET digest_count = digest_count + ?"
@@ -225,21 +249,29 @@ def _key(digest: bytes, turn: int) -> bytes:
     return digest + bytes([turn]) if turn else digest
 
 
-def filter_new_copies(copies: Iterable[_Copy], config: DedupStoreConfig, now: int, epoch: Epoch) -> Iterator[_Copy]:
-    """Yield the copies of a task that pass, in their order. `now`: the time of the micro-batch, µs."""
-    store = _open_store(config)
-    if not store.is_in_place():  # the state folder was replaced
-        _open_store.cache_clear()
-        store = _open_store(config)
+def chunk_copies(copies: Iterable[_Copy]) -> Iterator[list[_Copy]]:
+    """Cut the copies of a task into chunks for `filter_new_copies`."""
     chunk: list[_Copy] = []
     size = 0
     for copy in copies:
         chunk.append(copy)
         size += copy.size
-        if len(chunk) >= _CHUNK or size >= _CHUNK_BYTES:
-            yield from store.filter_new(chunk, now)
+        if len(chunk) >= CHUNK_ROWS or size >= CHUNK_BYTES:
+            yield chunk
             chunk, size = [], 0
-    yield from store.filter_new(chunk, now)
+    yield chunk
+
+
+def filter_new_copies(
+    chunks: Iterable[list[_Copy]], config: DedupStoreConfig, now: int, epoch: Epoch
+) -> Iterator[list[_Copy]]:
+    """Yield the copies of a task that pass, in their order. `now`: the time of the micro-batch, µs."""
+    store = _open_store(config)
+    if not store.is_in_place():  # the state folder was replaced
+        _open_store.cache_clear()
+        store = _open_store(config)
+    for chunk in chunks:
+        yield store.filter_new(chunk, now)
     store.mark(epoch, now)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import blake2b
+from itertools import chain
 
 import msgspec
 import pyarrow as pa
@@ -15,7 +16,7 @@ from kiln.pipelines.decode.processing_errors import PROCESSING_ERRORS, PROCESSIN
 from kiln.pipelines.delta.arrow_rows import RowBuffer, build_arrow_schema, build_ddl
 from kiln.pipelines.delta.files import DataFile, TableFiles
 from kiln.pipelines.delta.lake import Lake
-from kiln.pipelines.runtime.dedup_store import DedupStoreConfig, filter_new_copies
+from kiln.pipelines.runtime.dedup_store import DedupStoreConfig, chunk_copies, filter_new_copies
 from kiln.pipelines.runtime.epoch import get_task_epoch
 from kiln.pipelines.runtime.micro_batch_clock import get_batch_time, with_dedup_watermark
 from kiln.pipelines.runtime.row_packing import (
@@ -102,8 +103,9 @@ def sink_records(records: DataFrame, lake: Lake, log_times: LogTimes, dedup: Ded
     """
 
     def rows(batches: _Batches) -> _Batches:
-        new = filter_new_copies(decode_records(batches), dedup, get_batch_time(), get_task_epoch())
-        return write_rows(new, lake, log_times)
+        chunks = chunk_copies(decode_records(batches))
+        new = filter_new_copies(chunks, dedup, get_batch_time(), get_task_epoch())
+        return write_rows(chain.from_iterable(new), lake, log_times)
 
     return _select_columns(records).mapInArrow(rows, OUTPUT_DDL)
 

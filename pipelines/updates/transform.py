@@ -27,7 +27,7 @@ from kiln.pipelines.decode.decoder import (
 )
 from kiln.pipelines.decode.processing_errors import PROCESSING_ERRORS
 from kiln.pipelines.delta.arrow_rows import RowBuffer
-from kiln.pipelines.runtime.dedup_store import DedupStoreConfig, filter_new_copies
+from kiln.pipelines.runtime.dedup_store import DedupStoreConfig, chunk_copies, filter_new_copies
 from kiln.pipelines.runtime.epoch import get_task_epoch
 from kiln.pipelines.runtime.micro_batch_clock import get_batch_time, with_dedup_watermark
 from kiln.pipelines.updates.known_streams import StreamsTopic, open_known_streams
@@ -121,9 +121,10 @@ def select_first_updates(
     def rows(batches: _Batches) -> _Batches:
         rows = decode_records(batches, config, separating, _get_epoch(first_epoch), every_copy=True)
         buffer = RowBuffer(_ROWS)
-        for row in filter_new_copies(rows, dedup, get_batch_time(), get_task_epoch()):
-            if buffer.add((row.topic, row.key, row.value, row.observed_at), row.size):
-                yield from buffer.drain()
+        for chunk in filter_new_copies(chunk_copies(rows), dedup, get_batch_time(), get_task_epoch()):
+            for row in chunk:
+                if buffer.add((row.topic, row.key, row.value, row.observed_at), row.size):
+                    yield from buffer.drain()
         yield from buffer.drain()
 
     return records.select("partition", "offset", "stamp", "value").mapInArrow(rows, _ROWS_DDL)

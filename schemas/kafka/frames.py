@@ -156,8 +156,12 @@ def read_rpc(payload: bytes) -> rpc_pb2.RPC | Rejected:
         return Rejected(RPC_MALFORMED, f"{len(payload)} bytes are not an RPC protobuf")
 
 
-def list_messages(frame: frame_pb2.Frame) -> Sequence[rpc_pb2.Message] | Rejected:
+def list_messages(frame: frame_pb2.Frame, rpc: rpc_pb2.RPC | None = None) -> Sequence[rpc_pb2.Message] | Rejected:
     """List the messages published in one frame; the index of a message is its position.
+
+    Args:
+        frame: The frame.
+        rpc: The RPC in its payload, if the caller has parsed it.
 
     Returns:
         The messages, none for a closing frame and for bep50 datagrams; or a rejection: rpc_oversized if the RPC was
@@ -165,12 +169,13 @@ def list_messages(frame: frame_pb2.Frame) -> Sequence[rpc_pb2.Message] | Rejecte
     """
     if frame.declared_length:
         return _OVERSIZED
-    if not frame.payload or frame.protocol == BEP50:
+    payload = frame.payload
+    if not payload or frame.protocol == BEP50:
         return ()
-    rpc = read_rpc(frame.payload)
-    if isinstance(rpc, Rejected):
-        return rpc
-    return rpc.publish
+    if rpc is not None and not has_too_many_items(payload):
+        return rpc.publish
+    read = read_rpc(payload)
+    return read if isinstance(read, Rejected) else read.publish
 
 
 def read_topic_name(message: rpc_pb2.Message) -> str | Rejected | None:

@@ -113,27 +113,40 @@ def has_control_part(payload: bytes) -> bool:
 def read_control_part(
     payload: bytes, table: TopicTable, format_id: Callable[[bytes], str] = format_gossip_id
 ) -> ControlPart | Rejected:
-    """Read the control part of an RPC.
+    """Read the control part of an RPC: `parse_control_rpc` and `list_control_entries`."""
+    rpc = parse_control_rpc(payload)
+    return rpc if isinstance(rpc, Rejected) else list_control_entries(rpc, table, format_id)
 
-    Args:
-        payload: The RPC. It may hold a million message ids: those beyond MAX_IDS are counted and not read.
-        table: Topic table of the connection, which resolves topic indices.
-        format_id: Formats a message id as the column `message_id` has it.
+
+def parse_control_rpc(payload: bytes) -> RPC | Rejected:
+    """Parse an RPC for its control part.
 
     Returns:
-        The entries, or a rejection: rpc_malformed if the payload is no RPC, or rpc_too_costly if it has more entries
-        than any honest peer sends.
+        The RPC, which may hold a million message ids; or a rejection: rpc_malformed if the payload is no RPC, or
+        rpc_too_costly if it has more entries than any honest peer sends.
     """
     if has_too_many_entries(payload):
         return Rejected(RPC_TOO_COSTLY, f"{len(payload)} bytes hold more than {MAX_ITEMS} items")
     try:
-        rpc = RPC.FromString(payload)
+        return RPC.FromString(payload)
     except DecodeError:
         return Rejected(RPC_MALFORMED, f"{len(payload)} bytes are not an RPC protobuf")
+
+
+def list_control_entries(
+    rpc: RPC, table: TopicTable, format_id: Callable[[bytes], str] = format_gossip_id
+) -> ControlPart:
+    """List the entries of an RPC. Message ids beyond MAX_IDS are counted and not read.
+
+    Args:
+        rpc: The RPC.
+        table: Topic table of the connection, which resolves topic indices.
+        format_id: Formats a message id as the column `message_id` has it.
+    """
     is_known = _has_no_unknown_fields(rpc)
     subscriptions = [_read_subscription(each, table, is_known) for each in islice(rpc.subscriptions, MAX_ENTRIES)]
     controls = list(islice(_read_entries(rpc, table, format_id, is_known), MAX_ENTRIES - len(subscriptions)))
-    if len(payload) <= 2 * MAX_ENTRIES:  # an entry has at least two bytes
+    if len(subscriptions) + len(controls) < MAX_ENTRIES:
         return ControlPart(subscriptions, controls)
     control = rpc.control
     count = len(control.ihave) + len(control.iwant) + len(control.graft) + len(control.prune) + len(control.idontwant)

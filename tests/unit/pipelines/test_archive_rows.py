@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,6 +30,7 @@ from kiln.pipelines.archive.transform import (
     PARTS,
     ArchiveOutput,
     DecodeResult,
+    OutputWriter,
     build_copy_row,
     build_fault_rows,
     build_frame_row,
@@ -37,7 +38,6 @@ from kiln.pipelines.archive.transform import (
     build_message_rows,
     decode_records,
     unpack_message_rows,
-    write_rows,
 )
 from kiln.pipelines.decode.breaker import AuthorTally
 from kiln.pipelines.decode.decoder import (
@@ -248,7 +248,8 @@ def batches_of(*records: tuple[int, int, Record]) -> Iterator[pa.RecordBatch]:
 
 
 def first_packed(batches: Iterator[pa.RecordBatch], how: DecodeConfig, lake: Lake) -> Iterator[pa.RecordBatch]:
-    return pack_rows(build_message_rows(decode_records(batches, how, lake, TASK)), IDENTITIES, NOW)
+    rows = map(build_message_rows, chain.from_iterable(decode_records(batches, how, lake, TASK)))
+    return pack_rows(chain.from_iterable(rows), IDENTITIES, NOW)
 
 
 def make(lake: Lake, *records: tuple[int, int, Record], how: DecodeConfig | None = None) -> Made:
@@ -502,20 +503,20 @@ def test_a_file_is_asked_for_every_copy(lake: Lake, tmp_path: Path) -> None:
     remembered = DedupStoreConfig(str(tmp_path / "remembered"), 1_000)
     later, earlier = (5, 90, heard(UPDATE, sequence=8)), (3, 77, heard(UPDATE))
     for records in ([later], [earlier, later], [earlier]):
-        items = decode_records(batches_of(*records), DecodeConfig("either"), lake, TASK, every_copy=True)
-        passed = [
-            item.position for item in filter_new_copies(items, remembered, 0, Epoch("q", 0)) if item.kind == "messages"
-        ]
+        chunks = decode_records(batches_of(*records), DecodeConfig("either"), lake, TASK, every_copy=True)
+        new = chain.from_iterable(filter_new_copies(chunks, remembered, 0, Epoch("q", 0)))
+        passed = [item.position for item in new if item.kind == "messages"]
         assert passed == (["5/90/0"] if later in records else [])
 
 
-def test_a_copy_that_waits_to_be_asked_for_counts_the_frame_that_it_keeps_in_memory(lake: Lake) -> None:
+def test_chunks_are_small_in_number_and_by_the_frames_that_their_copies_keep_in_memory(lake: Lake) -> None:
     """Else a thousand small messages, each beside megabytes that nobody reads, could fill the memory."""
-    large = heard(UPDATE, Message(data=b"x" * 1_000_000, topic=CLAY))
-    items = list(decode_records(batches_of(*in_turn(large, heard(ANSWER))), DecodeConfig("none"), lake, TASK))
-    first, other = (item.size for item in items if item.kind == "messages")
-    assert first > 1_000_000
-    assert other < 10_000
+    large = [heard(signed(CLAY, b"{}", bytes((n,))), Message(data=b"x" * (5 << 20)), sequence=1 + n) for n in range(8)]
+    small = [heard(ASKED, ANSWER, sequence=9 + n) for n in range(1_250)]
+    for frames, lengths in ((large, [8, 8, 1]), (small, [1_000, 1_000, 501])):
+        records = batches_of(*in_turn(*frames))
+        chunks = list(decode_records(records, DecodeConfig("either"), lake, TASK, every_copy=True))
+        assert list(map(len, chunks)) == lengths
 
 
 def test_a_frame_that_comes_twice_is_written_once(lake: Lake) -> None:
@@ -590,7 +591,8 @@ class Second(NamedTuple):
 def write(lake: Lake, *rows: tuple[str, bytes]) -> Second:
     schema = pa.schema([("kind", pa.string()), ("data", pa.binary())])
     batches = (pa.RecordBatch.from_pylist([{"kind": kind, "data": data}], schema) for kind, data in rows)
-    output = write_rows(unpack_message_rows(batches), lake)
+    writer = OutputWriter(DecodeConfig(), lake)
+    output = chain(writer.write(unpack_message_rows(batches)), writer.finish())
     found = [tuple(row.values()) for batch in output for row in batch.to_pylist()]
     kind, _, value = found.pop()
     assert kind == ARCHIVE_OUTPUT

@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Iterator
 from hashlib import blake2b, sha256
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,10 +24,8 @@ from kiln.pipelines.archive.transform import (
     PARTS,
     ArchiveOutput,
     DecodeResult,
-    apply_decoder,
-    build_message_rows,
+    OutputWriter,
     decode_records,
-    write_rows,
 )
 from kiln.pipelines.decode.decoder import DecodeConfig, DecodedMessage, compute_identities, decode
 from kiln.pipelines.decode.user_decoder import load_decoder
@@ -95,26 +94,26 @@ def archive(folder: Path, config: DecodeConfig, *frames: Frame) -> Written:
     columns = [(0, number, 1_700_000_000_000_000, each.SerializeToString()) for number, each in enumerate(frames)]
     schema = pa.schema([("p", pa.int32()), ("o", pa.int64()), ("s", pa.int64()), ("v", pa.binary())])
     batch = pa.RecordBatch.from_pylist([dict(zip("posv", each, strict=True)) for each in columns], schema)
-    items = decode_records(iter([batch]), config, lake, b"task")
-    out = [
-        row for each in write_rows(apply_decoder(build_message_rows(items), config), lake) for row in each.to_pylist()
-    ]
+    chunks = decode_records(iter([batch]), config, lake, b"task")
+    writer = OutputWriter(config, lake)
+    output = chain(writer.write(chain.from_iterable(chunks)), writer.finish())
+    out = [row for each in output for row in each.to_pylist()]
     values = {
         kind: [row["value"] for row in out if row["kind"] == kind] for kind in (FAULT, DECODE_RESULT, ARCHIVE_OUTPUT)
     }
     result = msgspec.msgpack.decode(values[DECODE_RESULT][0], type=DecodeResult)
-    output = msgspec.msgpack.decode(values[ARCHIVE_OUTPUT][0], type=ArchiveOutput)
+    archived = msgspec.msgpack.decode(values[ARCHIVE_OUTPUT][0], type=ArchiveOutput)
 
     def rows(table: str, files: list[DataFile]) -> list[dict[str, object]]:
         paths = [Path(lake.table(table)) / file.name for file in files if file.table == table]
         return [row for path in paths for row in pq.read_table(path).to_pylist()]
 
     return Written(
-        rows("messages", output.messages),
+        rows("messages", archived.messages),
         rows("copies", result.parts),
         rows("controls", result.parts),
         [decode_quarantine(value) for value in values[FAULT]],
-        output.counts,
+        archived.counts,
     )
 
 

@@ -8,9 +8,10 @@ import sqlite3
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Barrier
@@ -30,6 +31,7 @@ from kiln.pipelines.runtime.dedup_store import (
     DedupStoreConfig,
     DedupStoreError,
     DedupStoreState,
+    chunk_copies,
     filter_new_copies,
     find_dedup_store,
     read_dedup_state,
@@ -49,6 +51,11 @@ class Copy(NamedTuple):
 
 def copy(at: int, *digests: int) -> Copy:
     return Copy(f"0/{at}", tuple(digest.to_bytes(16) for digest in digests))
+
+
+def filter_copies(copies: Iterable[Copy], config: DedupStoreConfig, epoch: Epoch) -> Iterator[Copy]:
+    """The copies that pass, one after another."""
+    return chain.from_iterable(filter_new_copies(chunk_copies(copies), config, 0, epoch))
 
 
 def digests(copies: Sequence[Copy]) -> list[bytes]:
@@ -180,9 +187,9 @@ def test_a_digest_of_another_turn_is_another_digest(tmp_path: Path) -> None:
 def test_a_task_asks_for_many_copies_together_and_they_keep_their_order(tmp_path: Path) -> None:
     remembered = DedupStoreConfig(str(tmp_path / "file"), SPAN)
     copies = [copy(at, at // 2) for at in range(5_000)]
-    assert list(filter_new_copies(copies, remembered, 0, BATCH)) == copies[::2]
+    assert list(filter_copies(copies, remembered, BATCH)) == copies[::2]
     large = (Copy(f"1/{at}", (at.to_bytes(16),), 9 << 20) for at in range(10_000, 10_010))
-    found = filter_new_copies(large, remembered, 0, BATCH)
+    found = filter_copies(large, remembered, BATCH)
     assert next(found).position == "1/10000"
     assert next(large).position == "1/10002", "of large copies a task holds few at a time"
 
@@ -194,14 +201,14 @@ from pathlib import Path
 sys.path.insert(0, {root!r})
 from kiln.conf.process.errors import KilnError
 from kiln.conf.process.location import parse_location
-from kiln.pipelines.runtime.dedup_store import DedupStoreConfig, filter_new_copies
+from kiln.pipelines.runtime.dedup_store import DedupStoreConfig
 from kiln.schemas.kafka.records import Epoch
-from tests.unit.pipelines.test_dedup_store import copy
+from tests.unit.pipelines.test_dedup_store import copy, filter_copies
 
 print("ready", flush=True)
 sys.stdin.readline()
 copies = [copy({number} * 100_000 + at, at) for at in range(20_000)]
-for each in filter_new_copies(copies, DedupStoreConfig({path!r}, 1_000), 0, Epoch("q", 1)):
+for each in filter_copies(copies, DedupStoreConfig({path!r}, 1_000), Epoch("q", 1)):
     print(each.position, int.from_bytes(each.identities[0]))
 """
 
@@ -236,12 +243,12 @@ def test_the_file_says_which_micro_batch_it_has(tmp_path: Path) -> None:
     remembered = DedupStoreConfig(str(tmp_path / FILE_NAME), SPAN)
     with DedupStore(remembered):
         assert read_marked_epoch(tmp_path) == Epoch("", -1)
-    copies = filter_new_copies([copy(at, at) for at in range(3_000)], remembered, 0, BATCH)
+    copies = filter_copies([copy(at, at) for at in range(3_000)], remembered, BATCH)
     next(copies)
     assert read_marked_epoch(tmp_path) == Epoch("", -1), "the task is not at its end"
     assert sum(1 for _ in copies) == 2_999
     assert read_marked_epoch(tmp_path) == BATCH
-    assert list(filter_new_copies([], remembered, 0, Epoch("query", 8))) == []
+    assert list(filter_copies([], remembered, Epoch("query", 8))) == []
     assert read_marked_epoch(tmp_path) == Epoch("query", 8)
 
 
@@ -257,10 +264,10 @@ def test_the_newest_time_is_kept_and_does_not_go_back(tmp_path: Path) -> None:
 def test_a_task_asks_the_file_that_is_there_now(tmp_path: Path) -> None:
     """Somebody has put back another state folder, and a worker of Spark has the file of the old one open."""
     remembered = DedupStoreConfig(str(tmp_path / "file"), SPAN)
-    assert list(filter_new_copies([copy(0, 1)], remembered, 0, BATCH)) == [copy(0, 1)]
+    assert list(filter_copies([copy(0, 1)], remembered, BATCH)) == [copy(0, 1)]
     for left in tmp_path.iterdir():
         left.unlink()
-    assert list(filter_new_copies([copy(1, 1)], remembered, 0, BATCH)) == [copy(1, 1)]
+    assert list(filter_copies([copy(1, 1)], remembered, BATCH)) == [copy(1, 1)]
     with DedupStore(remembered) as file:
         assert file.filter_new([copy(2, 1)], 0) == []
 

@@ -66,7 +66,7 @@ class Driver:
         }
         digest = b"%d/%d" % (partition, first)
         made = decode_records(iter([pa.RecordBatch.from_pydict(columns)]), DecodeConfig("none"), self._lake, digest)
-        ((told,),) = (item.row for item in made if item.kind == DECODE_RESULT)
+        ((told,),) = (item.row for chunk in made for item in chunk if item.kind == DECODE_RESULT)
         assert isinstance(told, bytes)
         return msgspec.msgpack.decode(told, type=DecodeResult)
 

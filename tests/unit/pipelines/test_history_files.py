@@ -9,6 +9,7 @@ import tarfile
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 
 import pyarrow as pa
@@ -56,7 +57,8 @@ def rows_of(lake: Lake, found: Iterable[Item]) -> tuple[list[dict[str, object]],
 
     messages: list[dict[str, object]] = []
     faults: Counter[str] = Counter()
-    for item in build_message_rows(decode_records(records(), DecodeConfig("strict"), lake, b"task")):
+    items = chain.from_iterable(decode_records(records(), DecodeConfig("strict"), lake, b"task"))
+    for item in chain.from_iterable(map(build_message_rows, items)):
         if item.kind == FAULT:
             faults[str(item.row[0])] += 1
         elif item.kind != DECODE_RESULT:
