@@ -241,7 +241,10 @@ def test_a_row_that_its_table_cannot_hold_is_quarantined_alone(
 def test_entries_that_cannot_be_read_keep_no_message_back(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     fails = failing(build_control_rows, TIPS[BAD], OverflowError("too large"))
     monkeypatch.setattr(archive, "build_control_rows", fails)
-    files, [(key, value)] = archived(lake, *UPDATES)
+    sent = [Frame.FromString(each.SerializeToString()) for each in UPDATES]
+    for each in sent:
+        each.payload += RPC(subscriptions=[RPC.SubOpts(subscribe=True, topicid=TOPIC)]).SerializeToString()
+    files, [(key, value)] = archived(lake, *sent)
     assert (key, decode_quarantine(value).reason) == (b"3/78", "processing_failed")
     assert column(lake, files, "messages", "tip") == TIPS
 
