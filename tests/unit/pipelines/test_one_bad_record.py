@@ -119,19 +119,18 @@ def column(lake: Lake, files: list[DataFile], table: str, name: str) -> list[obj
     ]
 
 
-def archive_rows(lake: Lake, batches: Iterator[pa.RecordBatch]) -> list[dict[str, object]]:
-    """The rows that a task of the query `archive` returns."""
+def archive_batches(lake: Lake, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The output of a task of the query `archive`."""
     config = DecodeConfig("either")
     writer = archive.OutputWriter(config, lake)
     chunks = archive.decode_records(batches, config, lake, b"task", every_copy=True)
-    output = chain(writer.write(chain.from_iterable(chunks)), writer.finish())
-    return [row for batch in output for row in batch.to_pylist()]
+    return chain(writer.write(chain.from_iterable(chunks)), writer.finish())
 
 
 def archived(lake: Lake, *records: Frame) -> tuple[list[DataFile], list[tuple[bytes, bytes]]]:
     """The files of the query `archive`, and key and value of its records for quarantine."""
     batches = batches_of(*(record.SerializeToString() for record in records))
-    rows = archive_rows(lake, batches)
+    rows = [row for batch in archive_batches(lake, batches) for row in batch.to_pylist()]
     files: list[DataFile] = []
     for row in rows:
         if row["kind"] == archive.DECODE_RESULT:
@@ -199,7 +198,8 @@ def test_a_fault_of_kilns_own_in_a_good_message_counts_for_the_breaker(
     (frame,) = frames(b"")
     frame.payload = RPC(publish=[message]).SerializeToString()
     monkeypatch.setattr(decode, "read_message", failing(read_message, STREAMS[BAD], TypeError()))
-    rows = archive_rows(lake, batches_of(frame.SerializeToString()))
+    output = archive_batches(lake, batches_of(frame.SerializeToString()))
+    rows = [row for batch in output for row in batch.to_pylist()]
     (wrote,) = (row["value"] for row in rows if row["kind"] == archive.ARCHIVE_OUTPUT)
     assert msgspec.msgpack.decode(wrote, type=archive.ArchiveOutput).tallies == [
         AuthorTally(peer_text(compute_peer_id(key)), 0, 1)
