@@ -126,6 +126,6 @@ def _expected_raw(entry: Entry, topic: TopicReference) -> bytes | None:
     if known.ByteSize() == entry.ByteSize() and not both and (topic.source is None or topic.topic is not None):
         return None
     rest = type(entry).FromString(entry.SerializeToString())
-    if "messageIDs" in names:
+    if isinstance(rest, ControlIHave | ControlIWant | ControlIDontWant):
         rest.ClearField("messageIDs")
     return rest.SerializeToString()[:MAX_RAW]
