@@ -1,0 +1,213 @@
+"""The tables `subscriptions` and `controls` equal the traces of foreign peers, with topics by name and by index,
+although the bridge was killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections import Counter
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from conftest import free_ports
+from kiln.conf.process.bridge_status import BridgeStatus, read_status
+from kiln.schemas.wire.identity import peer_bytes
+from kit.awaiting import wait_until
+from kit.control_traces import Entry, read_trace
+from kit.foreign_peer import ForeignPeer, go_pubsub_peer
+from kit.kiln_process import Kiln, end, kill_all
+
+pytest_plugins = ["kit.foreign_fixtures"]
+pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.network, pytest.mark.timeout(1_200)]
+
+NETWORK = "local-control"
+WHOLE = f"/ceramic/{NETWORK}"
+OTHER, LAST = f"{WHOLE}/sep/model/kother", f"{WHOLE}/sep/model/klast"
+ROUNDS = 10
+EDGE = 3_000_000
+"""µs before and after the last frame of a connection: what was on its way when the bridge was killed or stopped is in
+the trace or in the tables alone"""
+PATIENCE = 120.0
+
+
+@dataclass
+class Scene:
+    """A Kiln that ran among traced peers, and what they traced."""
+
+    kiln: Kiln
+    bridge: str
+    traces: dict[str, Path]
+    """of each peer"""
+    ends: list[int]
+    """when the last frame of each connection was captured, unix µs"""
+    by_index: set[str]
+    """peers that write indices"""
+
+
+def new_peers(name: str, binary: Path, folder: Path, stack: ExitStack, bundle: str = "") -> dict[str, ForeignPeer]:
+    """Two peers that know each other, by their traces."""
+    traces = [str(folder / f"{name}{number}.json") for number in range(2)]
+    peers = [
+        go_pubsub_peer(binary, Path(trace).with_suffix(""), trace=trace, degree="2", bundle=bundle) for trace in traces
+    ]
+    one, other = (stack.enter_context(peer) for peer in peers)
+    one.connect(other)
+    return {traces[0]: one, traces[1]: other}
+
+
+def data(number: int, peer: int) -> bytes:
+    """A KEEPALIVE, so long that go sends IDONTWANT."""
+    return json.dumps({"typ": 3, "ts": 1_800_000_000_000 + number, "ver": f"{peer}.0.0"}).encode().ljust(1_500)
+
+
+def publish(peers: list[ForeignPeer], numbers: range, before: int) -> None:
+    """Each peer says something in each round, and each hears it, half of it through the bridge."""
+    for number in numbers:
+        for which, peer in enumerate(peers):
+            peer.publish_raw(WHOLE, data(number, which))
+        for peer in peers:
+            peer.wait_received(before + len(peers) * (number - numbers.start + 1), WHOLE, PATIENCE)
+
+
+@pytest.fixture(scope="module")
+def scene(
+    broker_classpath: list[Path],
+    go_pubsub_built: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Scene:
+    folder = tmp_path_factory.mktemp("control")
+    topics = [WHOLE, OTHER, LAST]
+    with ExitStack() as stack:
+        by_name = new_peers("name", go_pubsub_built, folder, stack)
+        by_index = new_peers("index", go_pubsub_built, folder, stack, ",".join(topics))
+        traced = by_name | by_index
+        peers = list(traced.values())
+        *ports, listen = free_ports(3)
+        environment = {
+            "KILN_NETWORK": NETWORK,
+            "KILN_BRIDGE__LISTEN": f"/ip4/127.0.0.1/tcp/{listen}",
+            "KILN_DISCOVERY__ENABLED": "false",
+            "KILN_PUBLISH__ENABLED": "false",
+            "KILN_TOPIC_TABLE__BUNDLES": json.dumps({"all": topics}),
+            "KILN_TOPIC_TABLE__SEND": "eager",
+        }
+        kiln = Kiln(folder / "state", ports, environment)
+        for peer in peers:
+            peer.subscribe(WHOLE)
+            peer.subscribe(OTHER)
+        run = kiln.start("run", "--for", "10m", *(word for peer in peers for word in ("--bootstrap", peer.address)))
+        try:
+            bridge = await_bridge(kiln, run, 0)
+            await_subscribed(peers, bridge.peer, (WHOLE, OTHER))
+            publish(peers, range(ROUNDS), 0)
+            os.kill(bridge.pid, signal.SIGKILL)
+            for peer in peers:
+                gone = partial(lacks, peer, WHOLE, bridge.peer)
+                peer.wait_for(gone, PATIENCE, "the end of the bridge's subscription")
+            bridge = await_bridge(kiln, run, bridge.pid)
+            await_subscribed(peers, bridge.peer, (WHOLE, OTHER))
+            publish(peers, range(ROUNDS, 2 * ROUNDS), len(peers) * ROUNDS)
+            for peer in peers:
+                peer.subscribe(LAST)
+                peer.unsubscribe(OTHER)
+            await_subscribed(peers, bridge.peer, (LAST,))
+            publish(peers, range(2 * ROUNDS, 3 * ROUNDS), 2 * len(peers) * ROUNDS)
+            end(run)
+        finally:
+            if run.poll() is None:
+                kill_all(run)
+    kiln.run("run", "--catch-up")
+    last = kiln.sql("select epoch_us(max(observed_at)) as at from frames group by connection")
+    ends = [int(str(row["at"])) for row in last]
+    traces = {peer.peer: Path(trace) for trace, peer in traced.items()}
+    return Scene(kiln, bridge.peer, traces, ends, {peer.peer for peer in by_index.values()})
+
+
+def await_bridge(kiln: Kiln, run: subprocess.Popen[str], killed: int) -> BridgeStatus:
+    """The status of a bridge that is not the one killed, with all its peers."""
+    found: list[BridgeStatus] = []
+
+    def runs() -> bool:
+        assert run.poll() is None, (kiln.state / "started.out").read_text()
+        status = read_status(kiln.state / "bridge" / "status.json")
+        if status is not None and status.pid != killed and len(status.peers) == 4:
+            found.append(status)
+        return bool(found)
+
+    wait_until(runs, "a bridge with its peers", PATIENCE)
+    return found[0]
+
+
+def await_subscribed(peers: list[ForeignPeer], bridge: str, topics: tuple[str, ...]) -> None:
+    for peer in peers:
+        for topic in topics:
+            peer.wait_subscriber(topic, bridge, PATIENCE)
+
+
+def lacks(peer: ForeignPeer, topic: str, other: str) -> bool:
+    return (topic, other) not in peer.subscribers
+
+
+def entries_of(kiln: Kiln, peer: str) -> list[tuple[int, Entry]]:
+    """The entries of the tables with a peer. What go sends first on a stream its tracer does not have."""
+    same = "kafka_partition, kafka_offset"
+    columns = f"remote_peer = '{peer}' and (direction = 'OUT' or sequence > 1)"
+    subscriptions = kiln.sql(
+        "select epoch_us(s.observed_at) as at, s.direction, 'SUBSCRIBE' as kind, topic, subscribe as content "
+        f"from subscriptions as s join (select {same}, sequence from frames) using ({same}) where {columns}"
+    )
+    controls = kiln.sql(
+        "select epoch_us(observed_at) as at, direction, kind, topic, coalesce(message_ids, []) as content "
+        f"from controls where remote_peer = '{peer}' and kind not in ('EXTENSIONS', 'UNKNOWN')"
+    )
+    return [
+        (
+            int(str(row["at"])),
+            Entry(
+                str(row["direction"]),
+                str(row["kind"]),
+                None if row["topic"] is None else str(row["topic"]),
+                tuple(map(str, row["content"])) if isinstance(row["content"], list) else bool(row["content"]),
+            ),
+        )
+        for row in [*subscriptions, *controls]
+    ]
+
+
+def check(scene: Scene) -> Counter[tuple[str, str]]:
+    """Compare the tables with the traces: each entry as often in one as in the other. Returns how many of each kind."""
+    seen = Counter[tuple[str, str]]()
+    for peer, path in scene.traces.items():
+        trace = [(each.at // 1_000, each.entry) for each in read_trace(path, peer_bytes(scene.bridge))]
+        rows = entries_of(scene.kiln, peer)
+        assert firm(trace, scene.ends) - Counter(entry for _, entry in rows) == Counter(), f"missing, of {peer}"
+        assert firm(rows, scene.ends) - Counter(entry for _, entry in trace) == Counter(), f"too many, of {peer}"
+        seen.update((entry.direction, entry.kind) for _, entry in rows)
+    return seen
+
+
+def firm(entries: list[tuple[int, Entry]], ends: list[int]) -> Counter[Entry]:
+    """Those that were not on their way when the bridge ended."""
+    return Counter(entry for at, entry in entries if not any(before - EDGE < at < before + EDGE for before in ends))
+
+
+def test_every_entry_of_the_traces_is_once_in_the_tables(scene: Scene) -> None:
+    seen = check(scene)
+    assert seen.keys() >= {("IN", kind) for kind in ("SUBSCRIBE", "PRUNE", "IDONTWANT")}, seen
+    assert seen.keys() >= {("OUT", kind) for kind in ("SUBSCRIBE", "GRAFT", "IDONTWANT")}, seen
+
+
+def test_topics_went_by_index_with_the_peers_that_have_a_table(scene: Scene) -> None:
+    rows = scene.kiln.sql(
+        "select remote_peer, direction, kind, count(*) as n from controls where topic_source = 'index' group by all"
+    )
+    assert {row["remote_peer"] for row in rows} == scene.by_index
+    assert {(row["direction"], row["kind"]) for row in rows} >= {("IN", "PRUNE"), ("OUT", "GRAFT")}
+    unresolved = "topic is null and kind in ('IHAVE', 'GRAFT', 'PRUNE')"
+    assert scene.kiln.count("controls", unresolved) == 0
