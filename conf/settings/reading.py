@@ -108,11 +108,11 @@ def read_variables(environ: Mapping[str, str]) -> dict[str, object]:
     """
     known = list_keys()
     found: dict[Keys, str] = {}
-    for name, value in environ.items():
+    for name, text in environ.items():
         upper = name.upper()
         if upper.startswith(ENV_PREFIX) and upper != CONFIG_VARIABLE:
             parts = tuple(upper.removeprefix(ENV_PREFIX).lower().split("__"))
-            found[NETWORK_NAME if upper == NETWORK_VARIABLE else parts] = value
+            found[NETWORK_NAME if upper == NETWORK_VARIABLE else parts] = text
     tree: dict[str, object] = {}
     for keys in sorted(found, key=len):
         value: object = found[keys]
