@@ -309,15 +309,15 @@ def test_a_client_reads_every_table_and_view(server: Server) -> None:
 
 
 def test_the_clients_on_the_page_of_python_are_answered(server: Server, tmp_path: Path) -> None:
-    """beeline and impyla, on the lake of these tests."""
+    """beeline, on the lake of these tests."""
     (tmp_path / "sample").symlink_to(server.kiln.state)
     path = f"{Path(sys.executable).parent}{os.pathsep}{find_java().executable.parent}{os.pathsep}{os.environ['PATH']}"
     clients = [each for each in examples(PYTHON_PAGE) if "10000" in each.code]
-    assert len(clients) == 2
+    assert len(clients) == 1
     for each in clients:
         code = each.code.replace("10000", str(server.port))
         printed = each._replace(code=code).run(tmp_path, {"PATH": path})
-        assert printed.strip() in ("type,messages\nBATCH_UPDATE,2\nUPDATE,3", "[('valid', 10)]")
+        assert printed.strip().endswith("type,messages\nBATCH_UPDATE,2\nUPDATE,3")
 
 
 def test_rows_that_come_later_are_in_the_next_answer(server: Server) -> None:
