@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final, cast
 
 import trio
@@ -40,6 +40,8 @@ from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.network.exceptions import SwarmException
 from libp2p.network.swarm import Swarm
 from libp2p.peer.id import ID
+from libp2p.peer.peerdata import PeerData
+from libp2p.peer.peerstore import PeerStore
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
 from libp2p.stream_muxer.exceptions import MuxedStreamEOF, MuxedStreamError, MuxedStreamReset
 from libp2p.stream_muxer.muxer_multistream import MuxerMultistream
@@ -365,6 +367,18 @@ async def _update_from_identify(peerstore: IPeerStore, peer_id: ID, message: Ide
     peerstore.put(peer_id, AGENT_KEY, message.agent_version[:_AGENT_CHARS])
 
 
+class _PeerData(dict[ID, PeerData]):
+    """Data of peers, of which that of the node itself is never deleted."""
+
+    def __init__(self, own: ID, data: Mapping[ID, PeerData]) -> None:
+        super().__init__(data)
+        self._own = own
+
+    def __delitem__(self, peer: ID) -> None:
+        if peer != self._own:
+            super().__delitem__(peer)
+
+
 def make_host(key: Ed25519PrivateKey, agent: str, slots: InboundSlots) -> BasicHost:
     """Make a host on TCP + noise + yamux that dials no peer by itself. It answers ping, identify and identify/push.
 
@@ -395,6 +409,11 @@ def make_host(key: Ed25519PrivateKey, agent: str, slots: InboundSlots) -> BasicH
         disable_identify_address_discovery=True,
     )
     assert isinstance(host, BasicHost)
+    # of more than 1,000 peers stock forgets those without addresses first, and so this node's own key, without which
+    # the next identify ends the host
+    own_id, store = host.get_id(), host.get_peerstore()
+    assert isinstance(store, PeerStore)
+    store.peer_data_map = _PeerData(own_id, store.peer_data_map)
     swarm = get_swarm(host)
     swarm.__class__ = _Swarm  # `new_host` constructs the stock class; only methods differ
     assert isinstance(swarm, _Swarm)

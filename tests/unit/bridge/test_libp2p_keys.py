@@ -13,6 +13,7 @@ from libp2p.peer.id import ID
 from libp2p.peer.pb.crypto_pb2 import PublicKey as Libp2pKey
 from libp2p.security.noise.messages import NoiseHandshakePayload
 from libp2p.security.noise.pb.noise_pb2 import NoiseHandshakePayload as HandshakeBytes
+from multiaddr import Multiaddr
 
 from kiln.bridge.libp2p.slots import InboundSlots
 from kiln.bridge.libp2p.streams import make_host
@@ -57,3 +58,13 @@ def test_an_rsa_peer_is_known_by_the_same_id() -> None:
     encoded = public_key(PublicKey.RSA, data)
     peer = ID.from_pubkey(deserialize_public_key(encoded))
     assert peer.to_bytes() == b"\x12\x20" + hashlib.sha256(encoded).digest()
+
+
+def test_a_host_keeps_its_own_key_however_many_peers_come() -> None:
+    """Without it, the next identify ends the host, and with it the bridge."""
+    host = make_host(new_key(), "kiln/test", InboundSlots(1))
+    key, store = host.get_public_key(), host.get_peerstore()
+    for number in range(1_200):
+        store.add_addrs(ID(b"peer %d" % number), [Multiaddr("/ip4/127.0.0.1/tcp/1")], 60)
+    assert host.get_public_key() == key
+    assert len(store.peer_ids()) <= 1_001
