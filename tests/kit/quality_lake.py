@@ -13,7 +13,7 @@ import pyarrow as pa
 from deltalake import write_deltalake
 
 from kiln.deploy.demo.traffic import Traffic, TrafficOptions
-from kiln.pipelines.archive.control_rows import build_control_rows
+from kiln.pipelines.archive.control_rows import build_control_rows, read_control_rpc
 from kiln.pipelines.archive.transform import build_copy_row, build_frame_row, build_message_row
 from kiln.pipelines.decode.decoder import DecodeConfig, DecodedMessage, FrameDecoder, get_signer
 from kiln.pipelines.delta.arrow_rows import build_arrow_schema
@@ -82,9 +82,11 @@ def _rows_of_frames(
     decoder = FrameDecoder(how or DecodeConfig())
     for offset, frame in numbered:
         frames.append(build_frame_row(partition, offset, frame.observed_at // 1000 + stamped_after, frame))
-        control = build_control_rows(frame, decoder.config, partition, offset)
-        subscriptions += control.subscriptions
-        controls += control.controls
+        rpc = read_control_rpc(frame)
+        if rpc is not None:
+            control = build_control_rows(frame, rpc, decoder.config, partition, offset)
+            subscriptions += control.subscriptions
+            controls += control.controls
         for item in decoder.decode_frame(frame, partition, offset):
             if item.copy is not None:
                 copies.append(build_copy_row(item, frame))

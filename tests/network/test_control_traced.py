@@ -17,7 +17,7 @@ from typing import Any  # JSON
 import pytest
 import trio
 
-from kiln.pipelines.archive.control_rows import CONTROLS, SUBSCRIPTIONS, build_control_rows
+from kiln.pipelines.archive.control_rows import CONTROLS, SUBSCRIPTIONS, build_control_rows, read_control_rpc
 from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.schemas.delta.tables import Column
 from kiln.schemas.kafka.frames import DIRECTIONS
@@ -45,7 +45,10 @@ def rows(bridge: Running, peer: str) -> Iterator[tuple[str, int, Row]]:
     for frame in bridge.tape.frames:
         if frame.remote_peer != peer_bytes(peer):
             continue
-        built = build_control_rows(frame, DecodeConfig(bundles=BUNDLES), 0, 0)
+        rpc = read_control_rpc(frame)
+        if rpc is None:
+            continue
+        built = build_control_rows(frame, rpc, DecodeConfig(bundles=BUNDLES), 0, 0)
         for columns, entries in ((SUBSCRIPTIONS, built.subscriptions), (CONTROLS, built.controls)):
             for each in entries:
                 yield DIRECTIONS[frame.direction], frame.sequence, _named(columns, each)
