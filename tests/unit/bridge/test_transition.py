@@ -114,11 +114,11 @@ def test_answer_of_a_node() -> None:
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        (b"", "no JSON-RPC"),
-        (b"<html>", "no JSON-RPC"),
-        (b"\xff", "no JSON-RPC"),
-        (b"[]", "no JSON-RPC"),
-        (b'{"result":12}', "no JSON-RPC"),
+        (b"", "not JSON-RPC"),
+        (b"<html>", "not JSON-RPC"),
+        (b"\xff", "not JSON-RPC"),
+        (b"[]", "not JSON-RPC"),
+        (b'{"result":12}', "not JSON-RPC"),
         (b'{"jsonrpc":"2.0","id":1}', "no block number: null"),
         (b'{"jsonrpc":"2.0","id":1,"result":"12"}', "no block number: 12"),
         (b'{"jsonrpc":"2.0","id":1,"result":"0x"}', "no block number: 0x"),
