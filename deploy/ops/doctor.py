@@ -60,7 +60,7 @@ GROUPS: Final[Mapping[str, Extra | None]] = {
     "check quality": "quality",
     "run the demo network": "demo",
 }
-"""What one wants to do, in the order of the output, with the extra that it needs."""
+"""Purposes, in the order of the output, and the extra that each needs."""
 
 _IN_STORE: Final = frozenset({"checkpoints", "lake", "columns", "clocks"})
 """checks that read the lake's store, which takes minutes if it does not answer"""
@@ -76,7 +76,7 @@ class DoctorCheck:
     found: str
     what_to_do: str = ""
     group: str = ""
-    """what one wants to do, such as "query a lake"; one of `GROUPS`"""
+    """purpose that the check belongs to, such as "query a lake"; one of `GROUPS`"""
 
 
 class Listener(NamedTuple):

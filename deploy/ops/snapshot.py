@@ -89,7 +89,7 @@ class Snapshot:
     control_entries: Mapping[str, int] = field(default_factory=dict)
     """subscriptions and control entries in both directions, by kind"""
     control_rates: Mapping[str, float] = field(default_factory=dict)
-    """of these, per second over the last minute"""
+    """mean rate of each kind over the last minute, per second"""
     open_separators: int | None = None
     batches: int = 0
     newest_batches: Sequence[BatchLine] = ()

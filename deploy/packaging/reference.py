@@ -1,4 +1,4 @@
-"""What an assistant reads about Kiln: docs/reference.json, docs/llms.txt, and the lists of docs/assistants.md.
+"""Reference for assistants: docs/reference.json, docs/llms.txt, and the lists of docs/assistants.md.
 
 All three are made from what the code reads itself: the command line, the tables and views, the settings with their
 comments in conf/kiln.toml, and the navigation of the site. `python -m kiln.deploy.packaging.reference` writes them, as

@@ -28,7 +28,7 @@ _DAMAGE: Final = (
     EOFError,
     OSError,
     # raised by zipfile and tarfile: unknown versions, names that are no text, sizes out of range
-    NotImplementedError,
+    NotImplementedError,  # a library does not support what the file names
     OverflowError,
     ValueError,
     struct.error,

@@ -96,7 +96,7 @@ def _ids(rng: Random) -> list[bytes]:
 
 
 class Done(msgspec.Struct):
-    """What attackers did, by what they do: bytes that the node took from them, and how often one came."""
+    """Work of the attackers, by kind of attack: bytes that the node took from them, and how often one came."""
 
     said: dict[str, int]
     came: dict[str, int]

@@ -57,7 +57,7 @@ class Rounds:
         return "\n".join((*map(str, self.rounds), f"{self.published} honest messages, {self.lost} not captured"))
 
     def wrong(self) -> list[str]:
-        """What is promised and did not hold."""
+        """Return a sentence for each requirement that was not met."""
         most = max(each.memory for each in self.rounds)
         return [
             text

@@ -279,7 +279,7 @@ def slowness() -> float:
 
 
 def dear(costs: list[Cost], slow: float) -> list[str]:
-    """What is promised and did not hold, where all took `slow` times longer than with nothing else to do."""
+    """Return a sentence for each requirement that was not met, if a busy machine took `slow` times longer than idle."""
     return [
         f"{cost.what}: {seconds * 1e3:.0f} ms"
         for cost in costs

@@ -36,7 +36,7 @@ _GROWTH = 0.05  # of the memory, after that, which counts as none
 
 @dataclass(frozen=True)
 class Usage:
-    """What a process takes at one moment: bytes, open descriptors, seconds of CPU since its start."""
+    """Resources of a process at one moment: bytes, open descriptors, seconds of CPU since its start."""
 
     memory: int
     descriptors: int
@@ -94,7 +94,7 @@ def is_growing(memory: list[int]) -> bool:
 
 @dataclass
 class Fetched:
-    """What became of the messages and the batches."""
+    """Counts of messages captured, and of batches received and fetched."""
 
     published: int
     missed: int
@@ -118,7 +118,7 @@ class Fetched:
         )
 
     def wrong(self) -> list[str]:
-        """What is promised and did not hold."""
+        """Return a sentence for each requirement that was not met."""
         return list(self._find_faults())
 
     def _find_faults(self) -> Iterator[str]:

@@ -49,7 +49,7 @@ class HonestMessages:
         )
 
     def wrong(self) -> list[str]:
-        """What is promised and did not hold."""
+        """Return a sentence for each requirement that was not met."""
         return [
             text
             for text, bad in (

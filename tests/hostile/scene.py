@@ -54,8 +54,7 @@ class Latencies:
 
 @dataclass
 class Machine:
-    """What a bridge took: bytes of memory at most, bytes on disk at most, seconds of CPU; topics joined at most, and
-    the lowest score of a peer that was seen."""
+    """Resources of a bridge: peak memory and disk in bytes, CPU in seconds, most topics joined, lowest score."""
 
     memory: int = 0
     disk: int = 0
@@ -139,7 +138,7 @@ class Honest:
             await town.bell.until(partial(_has_heard, other, one), seconds)
 
     def latencies(self, since: float = 0.0) -> Latencies:
-        """Of what was said from a moment on."""
+        """Return the latencies of messages published from `since` on."""
         said = self._said_at
         return Latencies(
             [
@@ -195,7 +194,7 @@ async def attacked(address: str, done: list[Done], *options: object) -> AsyncIte
 
 @dataclass
 class Flood:
-    """What became of a flood, and of those who spoke meanwhile."""
+    """Result of a flood, and of the honest peers that published during it."""
 
     before: Latencies
     during: Latencies
@@ -285,7 +284,7 @@ def flood(bridge: BridgeAlone, folder: Path, quiet: float, seconds: float, crowd
 
 
 def wrong(came: Flood, of_peer: int, of_all: int) -> list[str]:
-    """What is promised and did not hold. `of_peer`, `of_all`: the budgets, in bytes an hour."""
+    """Return a sentence for each requirement that was not met. `of_peer`, `of_all`: the budgets, in bytes an hour."""
     most = of_all * (1 + came.seconds / 3600) + _IN_THE_AIR
     return [
         text
@@ -304,7 +303,7 @@ def wrong(came: Flood, of_peer: int, of_all: int) -> list[str]:
 
 @dataclass
 class Names:
-    """What became of peers that are on thousands of topics, and of those who spoke meanwhile."""
+    """Result for peers on thousands of topics, and for the honest peers that published meanwhile."""
 
     before: Latencies
     during: Latencies

@@ -19,7 +19,7 @@ _FILLING = 240.0  # s in which the silent peers take all slots: each of them nee
 
 @dataclass
 class Newcomers:
-    """What became of honest peers that came while silent ones held all slots."""
+    """Result for honest peers that connect while silent ones hold all slots."""
 
     before: Latencies
     during: Latencies
@@ -49,7 +49,7 @@ class Newcomers:
         )
 
     def wrong(self) -> list[str]:
-        """What is promised and did not hold."""
+        """Return a sentence for each requirement that was not met."""
         return [
             text
             for text, bad in (

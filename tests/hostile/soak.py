@@ -60,22 +60,22 @@ class SoakPeer:
 
 @dataclass
 class Soaked:
-    """What became of the messages and the batches."""
+    """Counts of messages captured and lost, and of batches missed."""
 
     published: int
     ledger: int
     """messages that a neighbour of the bridge had while it was connected"""
     captured: int
     lost: dict[str, str]
-    """of the ledger, those that are in no frame: data, and the peers that had them"""
+    """messages of the ledger that are in no frame, with the peers that received them"""
     batches: int
     kubos: list[FetchingKubo]
     missed: list[int]
     """batches that each Kubo did not receive"""
     lives: list[list[Usage]]
-    """of each bridge, each minute"""
+    """resources of each bridge process, once a minute"""
     rows: str = ""
-    """what `messages` holds, if the query ran"""
+    """comparison with the table `messages`, if the query ran"""
 
     def __str__(self) -> str:
         return "\n".join(
@@ -93,7 +93,7 @@ class Soaked:
         )
 
     def wrong(self) -> list[str]:
-        """What is promised and did not hold."""
+        """Return a sentence for each requirement that was not met."""
         return list(self._find_faults())
 
     def _find_faults(self) -> Iterator[str]:

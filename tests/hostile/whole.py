@@ -45,7 +45,7 @@ class Lateness:
 
 @dataclass
 class Whole:
-    """What became of honest messages and their batches."""
+    """Counts of honest messages and of their batches."""
 
     before: Lateness
     during: Lateness
@@ -53,7 +53,7 @@ class Whole:
     unheard: int
     never_done: str
     memory: int
-    """of the bridge at most, bytes"""
+    """peak memory of the bridge, bytes"""
     disk: int
     """of the state folder at the end, bytes"""
     done: Done

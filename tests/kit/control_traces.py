@@ -17,7 +17,7 @@ class Entry(NamedTuple):
     """An entry of an RPC."""
 
     direction: str
-    """as the bridge sees it"""
+    """IN or OUT, from the side of the bridge"""
     kind: str
     topic: str | None
     content: tuple[str, ...] | bool

@@ -36,8 +36,8 @@ def leave(data: bytes) -> object:
 def hang(data: bytes) -> object:
     while data.startswith(b"slow"):
         try:
-            time.sleep(30)
-        except Exception:
+            time.sleep(30)  # hangs
+        except Exception:  # as a careless decoder does
             pass
     return {"size": len(data)}
 

@@ -41,7 +41,7 @@ class Example(NamedTuple):
     """the output that the page shows; None: it shows none"""
 
     def run(self, folder: Path, environment: Mapping[str, str] | None = None) -> str:
-        """What the block prints, in a folder, with `kiln` and the Python of the tests on the path."""
+        """Run the block and return its output, in a folder, with `kiln` and the Python of the tests on the path."""
         bin_ = Path(sys.executable).parent
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("KILN_")}
         path = f"{bin_}{os.pathsep}{os.environ['PATH']}"
@@ -60,7 +60,7 @@ class Example(NamedTuple):
         return done.stdout
 
     def shows(self, printed: str) -> bool:
-        """Whether the output of the page is what was printed, but for lines that it leaves out."""
+        """Report if the page shows the printed output, apart from lines that it leaves out."""
         parts = [re.escape(part) for part in (self.output or "").split(_LEFT_OUT)]
         return re.fullmatch(r"(?:.*\n)*?".join(parts), printed) is not None
 

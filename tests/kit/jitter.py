@@ -26,5 +26,5 @@ class JitteryNode(Node):
         return super()._dispatch(at_once)
 
     async def _later(self, send: Send) -> None:
-        await trio.sleep(random.uniform(0, JITTER))
+        await trio.sleep(random.uniform(0, JITTER))  # the injected jitter
         super()._dispatch([send])

@@ -96,7 +96,7 @@ class Daemon:
         ).raise_for_status()
 
     async def publish(self, client: httpx.AsyncClient, topic: str, data: bytes) -> None:
-        """As `say`, in trio."""
+        """Publish without blocking trio's loop; otherwise like `say`."""
         answer = await client.post(
             f"{self.url}/api/v0/pubsub/pub", params={"arg": _encode_topic(topic)}, files={"file": data}
         )
@@ -109,7 +109,7 @@ class Daemon:
 
     @property
     def pid(self) -> int:
-        """Of its process, which runs."""
+        """Process id of the running daemon."""
         assert self._child is not None
         return self._child.pid
 

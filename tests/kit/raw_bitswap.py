@@ -141,4 +141,4 @@ async def read_nothing(peer: RawPeer) -> None:
 HOSTILE = {
     hostile.__name__: hostile for hostile in (storm, want_much, send_unasked, send_malformed, send_tiny, read_nothing)
 }
-"""What a hostile peer does for as long as it is connected, by name."""
+"""Behaviours of hostile peers, by name. Each lasts as long as the connection."""

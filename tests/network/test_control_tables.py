@@ -43,7 +43,7 @@ class Scene:
     kiln: Kiln
     bridge: str
     traces: dict[str, Path]
-    """of each peer"""
+    """trace file of each peer"""
     ends: list[int]
     """when the last frame of each connection was captured, unix µs"""
     by_index: set[str]

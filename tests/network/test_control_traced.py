@@ -204,7 +204,7 @@ LOGGED = {
     "LEAVE: Remove mesh link to peer in topic": ("IN", "PRUNE"),
     "HEARTBEAT: Remove mesh link to peer in topic": ("IN", "PRUNE"),
 }
-"""What go-libp2p-pubsub logs, and the entry that it says so of."""
+"""Log lines of go-libp2p-pubsub, and the control entry that each reports."""
 
 
 def test_the_log_of_kubo_has_the_entries_of_the_rows(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def test_commands_of_the_base_require_nothing() -> None:
 
 @pytest.fixture
 def base_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if no package of an extra were installed."""
+    """Hide the packages of all extras."""
     base = {each.name for each in list_requirements()}
     monkeypatch.setattr(extras, "_is_installed", lambda package: package in base)
     monkeypatch.setattr(extras, "_find_source", lambda: None)

@@ -447,7 +447,7 @@ def test_a_tip_is_there_again_only_where_its_batch_is(town: Town) -> None:
 
 
 def test_the_same_bytes_are_another_message_after_a_minute(town: Town) -> None:
-    """Of ids by content, which nodes forget; an id of author and seqno comes only once a day."""
+    """Ids by content expire after a minute, and those of author and seqno are unique for a day."""
     row = town.row("messages", lambda row: row["type"] == "KEEPALIVE") | {"type": "DATA", "ts": None, "ver": None}
     content = row | {"message_id": f"sha256/{'0f' * 32}"}
     at, minute = row["observed_at"], 60_000_000

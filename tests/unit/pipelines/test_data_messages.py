@@ -37,6 +37,7 @@ from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.wire.identity import compute_peer_id, peer_text, sign
 from kiln.schemas.wire.message_id import parse_message_id_rule
 from kiln.schemas.wire.pubsub import write_keepalive
+from kiln.schemas.wire.signing_policy import Policy
 from kiln.schemas.wire.topic_table import BundleSet, write_hello
 from kit.decoder_package import install_decoders
 
@@ -53,7 +54,7 @@ RULES = (
 
 
 def gossip(rule: str = "author_seqno", **more: object) -> DecodeConfig:
-    return DecodeConfig("either", ceramic=False, message_ids=parse_message_id_rule(rule), **more)  # type: ignore[arg-type]
+    return DecodeConfig("either", ceramic=False, message_ids=parse_message_id_rule(rule), **more)  # type: ignore[arg-type]  # any field of the config
 
 
 def signed(data: bytes, seqno: int = 1, key: Ed25519PrivateKey = ANNA, topic: str = TOPIC) -> Message:
@@ -88,7 +89,7 @@ class Written(NamedTuple):
 
 
 def archive(folder: Path, config: DecodeConfig, *frames: Frame) -> Written:
-    """What a task writes of these frames."""
+    """Archive the frames in one task, and return the rows that it writes."""
     lake = Lake(str(folder))
     lake.create(("frames", *PARTS, "messages"))
     columns = [(0, number, 1_700_000_000_000_000, each.SerializeToString()) for number, each in enumerate(frames)]
@@ -148,9 +149,9 @@ def test_every_message_is_a_row_with_its_bytes(tmp_path: Path) -> None:
     ],
 )
 def test_the_signature_policy_and_the_topic_still_decide(
-    tmp_path: Path, policy: str, message: Message, reason: str
+    tmp_path: Path, policy: Policy, message: Message, reason: str
 ) -> None:
-    config = DecodeConfig(default_policy=policy, ceramic=False)  # type: ignore[arg-type]
+    config = DecodeConfig(default_policy=policy, ceramic=False)
     made = archive(tmp_path, config, frame(RPC(publish=[message])))
     assert (made.messages, [each.reason for each in made.faults]) == ([], [reason])
 
