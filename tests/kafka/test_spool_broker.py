@@ -188,9 +188,16 @@ def test_spool_outlives_the_process_and_the_broker(tmp_path: Path, new_broker: N
 
 
 def longest_record(address: str, topic: str, size: int) -> None:
-    """The longest batch of records that the broker takes for the topic, in bytes."""
+    """Set the longest batch of records that the broker takes for the topic, in bytes, and wait until it applies."""
+    resource = ConfigResource(ConfigResourceType.TOPIC, topic, {"max.message.bytes": size})
     with KafkaAdminClient(**client(address)) as admin:
-        admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, {"max.message.bytes": size})])
+        admin.alter_configs([resource])
+
+        def applied() -> bool:
+            described = admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic)])
+            return bool(described["topic"][topic]["max.message.bytes"]["value"] == str(size))
+
+        assert awaited(applied)
 
 
 def test_nothing_overtakes_a_frame_that_the_broker_refuses(tmp_path: Path, broker: EmbeddedBroker, prefix: str) -> None:
