@@ -310,7 +310,7 @@ def _release_positions(
         return len(reads) == 1 or text.split("/")[0] in names
 
     def is_lost(text: str) -> bool:
-        if is_written or len(reads) > 1:
+        if is_written or len(reads) > 1 or "/" not in text:  # the result of a task has the digest of the task
             return False
         part, offset = map(int, text.split("/")[:2])
         return any(starts.get(topic, {}).get(part, 0) <= offset < ends.get(part, 0) for topic, ends in lost.items())

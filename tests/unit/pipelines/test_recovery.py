@@ -431,9 +431,10 @@ def test_in_another_topic_what_passed_does_not_pass_again_unless_it_got_no_furth
     state.run(0, 1, 2)
     state.begin(3)
     kept, lost = MemoryCopy("0/5/0", (b"kept",)), MemoryCopy("0/35/0", (b"lost",))
+    task = MemoryCopy("3fa9", (b"task",))  # as the result of a decode task of `archive` has it
     remembered = DedupStoreConfig(str(state.path / FILE_NAME), 1_000)
     with DedupStore(remembered) as file:
-        assert file.filter_new([kept, lost], 1) == [kept, lost]
+        assert file.filter_new([kept, lost, task], 1) == [kept, lost, task]
         assert file.filter_new([kept], 1) == [kept], "a micro-batch that is repeated reads the same copy"
         file.mark(Epoch(QUERY, 2), 1)
     save_topic_ids(parse_location(state.path), {"kiln.updates": "old"})
