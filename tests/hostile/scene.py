@@ -79,10 +79,10 @@ async def watch(bridge: BridgeAlone, machine: Machine) -> None:
     """Each second, until cancelled."""
     began = cpu_seconds(bridge)
     while True:
+        status = bridge.status()  # AssertionError with its last words, if it has ended
         machine.memory = max(machine.memory, bridge.memory())
         machine.disk = max(machine.disk, on_disk(bridge.state))
         machine.cpu = cpu_seconds(bridge) - began
-        status = bridge.status()
         if status is not None:
             machine.topics = max(machine.topics, len(status.topics))
             machine.score = min((machine.score, *(peer.score for peer in status.peers)))

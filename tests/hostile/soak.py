@@ -70,8 +70,8 @@ class Soaked:
     """messages of the ledger that are in no frame, with the peers that received them"""
     batches: int
     kubos: list[FetchingKubo]
-    missed: list[int]
-    """batches that each Kubo did not receive"""
+    missed: list[list[float]]
+    """by Kubo, the batches that it did not receive: seconds after the kill at which each was written to Kafka"""
     lives: list[list[Usage]]
     """resources of each bridge process, once a minute"""
     rows: str = ""
@@ -82,7 +82,8 @@ class Soaked:
             (
                 f"{self.published} messages published, {self.captured} captured",
                 f"{self.ledger} reached a neighbour while it was connected, {len(self.lost)} of them not captured",
-                f"{self.batches} batches: missed {self.missed}, the neighbour fetched {len(self.kubos[0].fetched)}",
+                f"{self.batches} batches: missed {[len(each) for each in self.missed]}",
+                f"fetched by the neighbour: {len(self.kubos[0].fetched)}",
                 *(
                     f"bridge {number}: MiB {' '.join(f'{usage.memory / MIB:.0f}' for usage in life)}, "
                     f"descriptors {' '.join(str(usage.descriptors) for usage in life)}"
@@ -101,7 +102,8 @@ class Soaked:
             yield f"in no frame, although {who} had it: {data[:200]}"
         for number, (missed, kubo) in enumerate(zip(self.missed, self.kubos, strict=True), 1):
             if missed:
-                yield f"Kubo {number} missed {missed} of {self.batches} batches"
+                times = " ".join(f"{at:+.1f}" for at in missed)
+                yield f"Kubo {number} missed {len(missed)} of {self.batches} batches: {times} s after the kill"
             if kubo.fetches and len(kubo.fetched) < len(kubo.heard_at):
                 yield f"Kubo {number} fetched {len(kubo.fetched)} of {len(kubo.heard_at)} batches"
         if self.rows and not self.rows.endswith(" once"):
@@ -258,18 +260,19 @@ class _Scene:
                 peer.published.append((data, at))
 
     def _required(self) -> dict[bytes, str]:
-        """The ledger: messages that a neighbour published or received while it was connected, and who."""
+        """The ledger: messages that a neighbour published or received while it was connected; who, and when."""
         had: dict[bytes, list[str]] = {}
+        published = {data for peer in self._all for data, _ in peer.published}  # not the bridge's own batches
         for peer in self._near:
             for data, at in (*peer.published, *peer.received()):
-                if at < self._killed_at - _BEFORE or at > peer.rejoined_at + _AFTER:
-                    had.setdefault(data, []).append(peer.name)
-        return {data: ", ".join(sorted(set(names))) for data, names in had.items()}
+                if data in published and not self._killed_at - _BEFORE <= at <= peer.rejoined_at + _AFTER:
+                    had.setdefault(data, []).append(f"{peer.name} at {at - self._killed_at:+.1f} s")
+        return {data: ", ".join(who) for data, who in had.items()}
 
     def _is_done(self) -> bool:
         written = set(self._batches.written_at)
         return self._required().keys() <= self._batches.captured_data and all(
-            written <= kubo.fetched.keys() for kubo in self._kubos
+            written <= (kubo.fetched if kubo.fetches else kubo.heard_at).keys() for kubo in self._kubos
         )
 
     async def _report(
@@ -295,7 +298,11 @@ class _Scene:
     def _build_result(self) -> Soaked:
         required = self._required()
         lost = {data.decode(errors="replace"): required[data] for data in required.keys() - self._batches.captured_data}
-        written = set(self._batches.written_at)
+        written = self._batches.written_at
+        missed = [
+            sorted(at - self._killed_at for cid, at in written.items() if cid not in kubo.heard_at)
+            for kubo in self._kubos
+        ]
         return Soaked(
             sum(len(peer.published) for peer in self._all),
             len(required),
@@ -303,7 +310,7 @@ class _Scene:
             lost,
             len(written),
             self._kubos,
-            [len(written - kubo.heard_at.keys()) for kubo in self._kubos],
+            missed,
             self._lives,
         )
 
