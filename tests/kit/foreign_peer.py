@@ -439,7 +439,10 @@ def _installed_by_npm(name: str, built: Path) -> Path:
 
 
 def build_rust(built: Path = BUILT) -> Path:
-    """The rust peer's binary, in `.peers`: built when its files changed since (minutes, the first time)."""
+    """The rust peer's binary, in `.peers`: built when its files changed since (minutes, the first time on a machine).
+
+    A later checkout of this user copies the binary of an earlier one: cargo shares nothing between target folders.
+    """
     cargo = shutil.which("cargo")
     if cargo is None:
         raise ForeignPeerError("no cargo on the PATH to build the rust peer with")
@@ -447,8 +450,24 @@ def build_rust(built: Path = BUILT) -> Path:
     binary = target / "release" / "peer"
     with _made(SOURCES / "rust", built, "rust", binary) as (place, stale):
         if stale:
-            _run([cargo, "build", "--release", "--quiet", "--color=never", "--target-dir", target], place, {})
+            compiler = _run([cargo, "-vV"], place, {})  # version and host
+            digest = hashlib.sha256(f"{_digest(SOURCES / 'rust')}{compiler}".encode()).hexdigest()
+            cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "kiln-tests")
+            kept = cache / f"rust-peer-{digest[:16]}"
+            if kept.is_file():
+                _copy(kept, binary)
+            else:
+                _run([cargo, "build", "--release", "--quiet", "--color=never", "--target-dir", target], place, {})
+                _copy(binary, kept)
     return binary
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a program; a reader of `target` finds all of it, or nothing."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    fresh = target.with_name(f"{target.name}.{os.getpid()}")
+    shutil.copy2(source, fresh)
+    fresh.replace(target)
 
 
 def build_go_kad(built: Path = BUILT) -> Path:
@@ -483,28 +502,37 @@ def _made(source: Path, built: Path, name: str, result: Path) -> Iterator[tuple[
     place = built / name
     stamp = built / f"{name}.stamp"
     place.mkdir(parents=True, exist_ok=True)
-    files = sorted(
-        path
-        for path in source.rglob("*")
-        if path.is_file() and not {"node_modules", "target"} & set(path.relative_to(source).parts)
-    )
-    digest = hashlib.sha256()
-    for path in files:
-        digest.update(f"{path.relative_to(source)}\0{path.stat().st_size}\0".encode() + path.read_bytes())
+    digest = _digest(source)
     with (built / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        stale = not result.exists() or not stamp.exists() or stamp.read_text() != digest.hexdigest()
+        stale = not result.exists() or not stamp.exists() or stamp.read_text() != digest
         if stale:
             stamp.unlink(missing_ok=True)
-            for path in files:
+            for path in _files(source):
                 copy = place / path.relative_to(source)
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, copy)
         yield place, stale
-        stamp.write_text(digest.hexdigest())
+        stamp.write_text(digest)
 
 
-def _run(arguments: Sequence[str | Path], folder: Path, environment: Mapping[str, str]) -> None:
+def _files(source: Path) -> list[Path]:
+    return sorted(
+        path
+        for path in source.rglob("*")
+        if path.is_file() and not {"node_modules", "target"} & set(path.relative_to(source).parts)
+    )
+
+
+def _digest(source: Path) -> str:
+    digest = hashlib.sha256()
+    for path in _files(source):
+        digest.update(f"{path.relative_to(source)}\0{path.stat().st_size}\0".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _run(arguments: Sequence[str | Path], folder: Path, environment: Mapping[str, str]) -> str:
+    """Run a program of a toolchain, and return its output. ForeignPeerError if it fails."""
     done = subprocess.run(
         [str(each) for each in arguments],
         cwd=folder,
@@ -517,3 +545,4 @@ def _run(arguments: Sequence[str | Path], folder: Path, environment: Mapping[str
     )
     if done.returncode != 0:
         raise ForeignPeerError(f"{' '.join(str(each) for each in arguments)}\nin {folder}:\n{done.stdout[-4000:]}")
+    return done.stdout
