@@ -1,1 +1,1 @@
-"""Running Kiln: the `kiln` command, and the embedded stack that makes a laptop a whole deployment."""
+"""Running Kiln: the `kiln` command, and the embedded stack that runs all of Kiln on a laptop."""

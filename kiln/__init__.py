@@ -1,4 +1,4 @@
-"""Kiln: gossip traffic into Delta tables, and its updates into CIP-123 batches.
+"""Kiln records gossip traffic in Delta tables, and collects its updates into CIP-123 batches.
 
     import kiln
 

@@ -1,1 +1,1 @@
-"""Kiln's streaming queries, and all that they are made of."""
+"""Kiln's streaming queries and their parts."""

@@ -1,9 +1,10 @@
 """Detection and repair of power-loss damage, of stale checkpoints, and of re-created topics (decision 19).
 
-All remedies lose nothing and duplicate nothing:
+No remedy loses or duplicates rows:
 
-- `repair` applies what is safe in every case, at each start.
-- `rewind_query` restarts a query where its checkpoint is intact. It restores the tables as of that micro-batch, and the
+- `repair` applies the repairs that are safe in every case, at each start.
+- `rewind_query` restarts a query at the newest micro-batch whose checkpoint is intact. It restores the tables as of
+  that micro-batch, and the
   query repeats what followed from Kafka.
 - `advance_query` lets `updates`, which has no table, resume after its own output, with deduplication state read again.
 - `replace_dedup_store` rebuilds lost deduplication state of `archive` from its table.
@@ -64,7 +65,7 @@ from kiln.schemas.queries import QUERIES
 
 
 class DamageError(KilnError):
-    """Something is damaged or stale, and needs an explicit `kiln recover`."""
+    """A checkpoint or table is damaged or stale, and needs an explicit `kiln recover`."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +166,7 @@ def repair(
 
 
 def set_files_aside(location: DamageLocation, damage: Damage) -> str:
-    """Move the blocking files away, and describe what was done."""
+    """Move the blocking files to `set-aside`, and describe the moves."""
     for path in damage.files_to_set_aside:
         _set_aside(location, path)
     return f"{damage.query}: {damage.problem}. {damage.remedy}"
@@ -203,10 +204,9 @@ def rewind_query(location: DamageLocation, damage: Damage, oldest: log.Offsets) 
 def advance_query(location: DamageLocation, damage: Damage, since: log.Offsets, now: int) -> None:
     """Resume a query at `damage.advance_from` with a new checkpoint. An interrupted call can be repeated.
 
-    The first micro-batch reads from `since` up to there, and only fills the deduplication state. Later ones continue
-    the epochs of the old checkpoint, which is set aside: output beyond `damage.advance_from` has the next epoch
-    (decision 7).
-    `now` is in µs.
+    The first micro-batch reads from `since` up to `damage.advance_from`, and only fills the deduplication state. The
+    old checkpoint is set aside, and the new one continues its epochs: the first output beyond `damage.advance_from` has
+    the epoch after the old checkpoint's last one (decision 7). `now` is in µs.
     """
     if damage.advance_from is None:
         raise DamageError(f"{damage.query}: {damage.remedy}")
@@ -272,9 +272,9 @@ _REBUILT_AT_ONCE = 10_000  # rows
 def adopt_topics(location: DamageLocation, damage: Damage) -> None:
     """Resume a query in the topics of `damage.adopted_topics`, at their offsets `begin`.
 
-    The newest finished micro-batch then ends there, so the next one reads from there. A micro-batch that was begun and
-    not finished keeps its id, and reads nothing of these topics when Spark repeats it. Tables, state and deduplication
-    state stay as they are. An interrupted call can be repeated.
+    Afterwards the newest finished micro-batch ends at these offsets, and the next one reads from them. A micro-batch
+    that was begun and not finished keeps its id, and reads nothing of these topics when Spark repeats it. Tables, state
+    and deduplication state stay as they are. An interrupted call can be repeated.
     """
     checkpoint = Checkpoint(location.checkpoints / damage.query)
     planned, done = checkpoint.planned, checkpoint.planned == checkpoint.committed
@@ -526,11 +526,11 @@ _RESTORE_OR_RESTART = (
 
 
 def _can_continue(name: str, claimed: LastGoodBatch, sound: LastGoodBatch, newest_write: int) -> bool:
-    """Return true if a query that resumes at the sound end loses and repeats nothing.
+    """Return true if a query that resumes at the sound end neither loses nor repeats anything.
 
-    A micro-batch with intact offsets reads the same records again, and tables recognize it. One that is planned again
-    may read others, so nothing of it may be in a table. `updates` recognizes repeats of its newest micro-batch alone
-    (decision 7). `batch` is a function of its log (decision 1).
+    A micro-batch with intact offsets reads the same records again, and the tables recognise it. A micro-batch that is
+    planned again may read other records, so no table may have rows of it yet. The repeats of `updates` are recognised
+    for its newest micro-batch only (decision 7). `batch` is a function of its log (decision 1).
     """
     if name == "batch":
         return True

@@ -1,8 +1,8 @@
-"""Every fault that Kiln writes to quarantine: the stage that refused the bytes, the reason, and what a reader does.
+"""Every fault that Kiln writes to quarantine: the stage that rejected the bytes, the reason, and what an operator does.
 
-FAULTS is the closed set. A module that refuses bytes defines its own reasons (``kiln.schemas.wire.pubsub.REASONS``, for
-example); tests/unit/test_faults.py holds those reasons and this set equal. The runbook's table is `markdown()`; write
-the table with `python -m kiln.schemas.faults docs/RUNBOOK.md`.
+FAULTS is the closed set. A module that rejects bytes defines its own reasons (``kiln.schemas.wire.pubsub.REASONS``, for
+example); tests/unit/test_faults.py checks that this set has the same reasons. The runbook's table is `markdown()`;
+write the table with `python -m kiln.schemas.faults docs/RUNBOOK.md`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ class Fault(NamedTuple):
     """A kind of row in the table `quarantine`."""
 
     stage: str
-    """the step that refused the bytes, snake_case"""
+    """the step that rejected the bytes, snake_case"""
     reason: str
     """snake_case; one reason may occur at several stages"""
     meaning: str
-    """what was refused, in sentences"""
+    """description of the rejected bytes, in sentences"""
     what_to_do: str
     """what an operator does about the fault, in sentences"""
 
@@ -560,7 +560,7 @@ END: Final = "<!-- end of what is made from schemas/faults.py -->"
 
 
 def markdown() -> str:
-    """FAULTS as a table for people, between the markers that the runbook has around the table."""
+    """Render FAULTS as the table of the runbook, between its markers."""
     lines = [BEGIN, "", "| stage | reason | what it is | what to do |", "| --- | --- | --- | --- |"]
     lines += [f"| {fault.stage} | `{fault.reason}` | {fault.meaning} | {fault.what_to_do} |" for fault in FAULTS]
     return "\n".join([*lines, "", END])

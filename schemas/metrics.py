@@ -1,7 +1,8 @@
-"""Metric families of `/metrics`, as prometheus_client has them, and their tables in docs/METRICS.md.
+"""Metric families of `/metrics`, as objects of prometheus_client, and their tables in docs/METRICS.md.
 
-Names end in their base unit. Labels have a bounded number of values: of names that peers choose, the most frequent are
-label values and the rest count as `other`. `python -m kiln.schemas.metrics docs/METRICS.md` regenerates the tables.
+Names end in their base unit. Labels have a bounded number of values: if peers choose the names, the most frequent ones
+are label values, and the rest count as `other`. `python -m kiln.schemas.metrics docs/METRICS.md` regenerates the
+tables.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ _SHORT: Final = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 
 
 def printable(text: str) -> str:
-    """Return the text on one line, with characters escaped that are not visible: `\\u001b`, `\\n`, `\\u202e`."""
+    """Return the text on one line, with invisible characters escaped: `\\u001b`, `\\n`, `\\u202e`."""
     return _UNSAFE.sub(_escape, text)
 
 

@@ -12,10 +12,10 @@ import msgspec
 class Rejected(msgspec.Struct, frozen=True):
     """A rejected item. It goes to quarantine with its bytes (decision 6).
 
-    ``reason`` is a snake_case code out of a closed set, one that counts and dashboards may group by; each reader
-    documents its own (``kiln.schemas.wire.pubsub.REASONS``, ``kiln.schemas.wire.topic_table.REASONS``), and
-    ``kiln.schemas.faults.FAULTS`` has them all. ``detail`` is for people: a short text, of which nothing may depend on
-    the wording.
+    ``reason`` is a snake_case code from a closed set, by which counts and dashboards may group; each reader documents
+    its own (``kiln.schemas.wire.pubsub.REASONS``, ``kiln.schemas.wire.topic_table.REASONS``), and
+    ``kiln.schemas.faults.FAULTS`` has them all. ``detail`` is a short text for people: no code may depend on its
+    wording.
     """
 
     reason: str

@@ -1,7 +1,7 @@
 """The range of times that Kiln stores: the years 2000 to 2099.
 
-Frames and records with other times go to quarantine. Every reader of the tables takes a time in this range: pandas ends
-in 2262, Python's datetime in 9999. No node has received a message before 2000.
+Frames and records with other times go to quarantine. Every reader of the tables supports the times in this range:
+pandas ends in 2262, Python's datetime in 9999. No node has received a message before 2000.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ _UPDATE_INTERVAL = 1.0  # s
 
 
 class BridgeError(PrerequisiteError):
-    """A bridge that cannot run; the text gives the reason and the remedy."""
+    """The bridge cannot run; the message gives the reason and the remedy."""
 
 
 def run(settings: Settings) -> None:

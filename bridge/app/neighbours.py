@@ -12,7 +12,7 @@ from kiln.schemas.wire.identity import peer_text
 
 
 class PeerConnector(Protocol):
-    """The used part of the node."""
+    """The part of the node that this module uses."""
 
     def peers_speaking(self, *protocols: str) -> list[tuple[bytes, list[bytes]]]: ...
     def remote_address(self, peer: bytes) -> tuple[str, int] | None: ...

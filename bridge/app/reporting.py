@@ -69,7 +69,7 @@ def select_largest(savings: Iterable[SavingStatus]) -> tuple[SavingStatus, ...]:
 
 
 def describe_bootstrap(view: NodeView, configured: Sequence[str]) -> Iterator[str]:
-    """Describe which peers of `bridge.bootstrap` are no gossip peers, and why."""
+    """Describe which peers of `bridge.bootstrap` are not connected as gossip peers, and why."""
     for each in view.bootstrap:
         if each.error and each.connected:
             yield f"bootstrap peer {each.addresses[0]}: {each.error}"
@@ -80,7 +80,8 @@ def describe_bootstrap(view: NodeView, configured: Sequence[str]) -> Iterator[st
 
 
 def describe_policy_conflicts(conflicts: Iterable[PolicyConflict]) -> Iterator[str]:
-    """Describe which messages are refused, and which of the own messages are not sent, and the settings that matter."""
+    """Describe which messages of peers are rejected for their signature policy, which own messages are withheld from
+    peers for it, and the settings that change this."""
     topics_of: defaultdict[tuple[bool, bool], list[str]] = defaultdict(list)
     for each in conflicts:
         topics_of[each.withheld, each.signed].append(each.topic)

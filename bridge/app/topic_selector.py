@@ -23,7 +23,8 @@ _CHANGES_PER_ROUND: Final = 8
 
 
 class TopicSelector:
-    """Limits the topics joined by pattern: in total, and of those to which only one peer subscribes.
+    """Limits the number of topics joined by pattern, in total and for each peer that is the only subscriber of its
+    topics.
 
     The most useful topics are joined. A peer counts for each of its N topics as 1 / N, so a peer that subscribes to
     thousands has little weight for each. A peer with a score below 0 does not count. `select` is called once a round,
@@ -35,8 +36,8 @@ class TopicSelector:
         """Create the selector.
 
         Args:
-            max_topics: Most topics joined by pattern.
-            max_topics_per_peer: Most of them to which only one and the same peer subscribes.
+            max_topics: Maximum number of topics joined by pattern.
+            max_topics_per_peer: Maximum number of them whose only subscriber is one and the same peer.
             shares: The topics that other bridges of the same network join instead; `None` without other bridges.
         """
         self._max_topics = max_topics
@@ -54,7 +55,7 @@ class TopicSelector:
         self._changes = float(_CHANGES)
         self._waiting = 0
         self.refusals = 0
-        """Refused topics since the start; a topic counts each time it is refused after it was not."""
+        """Number of refusals since the start. A topic that stays refused counts once."""
 
     @property
     def refused(self) -> int:
@@ -97,7 +98,8 @@ class TopicSelector:
         return self._limit_changes(rule, fixed, self._chosen & covered, set(joined))
 
     def _select_bridges(self, peers: Mapping[bytes, PeerView]) -> Mapping[bytes, PeerView]:
-        """Select our other bridges among the peers: their subscriptions are no evidence of traffic."""
+        """Select our other bridges among the peers. Their subscriptions do not count, because they are no evidence of
+        traffic."""
         others = frozenset[str]() if self._shares is None else self._shares.others
         return {peer: view for peer, view in peers.items() if peer_text(peer) in others} if others else {}
 

@@ -59,7 +59,8 @@ _ACKNOWLEDGEMENT_INTERVAL = 100_000  # µs between checks for contacts that ackn
 
 
 class FramesLostError(KilnError):
-    """At its end the bridge had frames that neither Kafka nor the spool stored; the message says how many, and why."""
+    """The bridge ended with frames that neither Kafka nor the spool stored; the message gives their number and the
+    reason."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +174,7 @@ class PublishingTopics:
             self._height = HeightWatch(group.rpc_url.get_secret_value(), group.height, path, now_us)
 
     def start(self) -> None:
-        """Start to watch the block height if the settings name one."""
+        """Start watching the block height if the settings name one."""
         if self._height is not None:
             self._height.start()
 
@@ -314,7 +315,7 @@ def _create_exchange(
 
 
 def _create_pins(settings: Settings, blocks: BlockStore) -> BlockPins:
-    """Create one for each thread, since it has a connection of SQLite."""
+    """Create the pins for one thread: each thread needs its own, since it has a connection of SQLite."""
     return BlockPins(blocks, settings.bridge_dir / "pins.sqlite", micros(settings.ipfs.pin_duration))
 
 

@@ -35,19 +35,20 @@ class OverlaySettings(Struct, frozen=True):
     probe_pause: float = 30.0
     """Time for which an address that did not respond is not probed again, unless it sends a query."""
     nodes: int = 8
-    """Most nodes that a response names. BEP 50's K = 1 can be read as one; with more a node joins sooner."""
+    """Maximum number of nodes that a response names. BEP 50's K = 1 can be read as one; with more a node joins
+    sooner."""
     probes: int = 16
-    """Most addresses of a topic that are probed at a time."""
+    """Maximum number of addresses of a topic that are probed at a time."""
     per_ip: int = 2
-    """Most contacts with one IP in a routing table; 0 is no limit."""
+    """Maximum number of contacts with one IP in a routing table; 0 is no limit."""
     bound_ids: bool = False
-    """If true, a contact needs an id that BEP 42 allows for its IP. A node behind a NAT may not know its IP, and so
-    lack such an id."""
+    """If true, accept only contacts whose id BEP 42 allows for their IP. A node behind a NAT may not know its IP, so
+    its id may not conform."""
     rate: float = 200.0
     """Queries a second answered to one IPv4 address, or one /64 of IPv6. It also bounds the traffic to a host whose
     address others spoof."""
     burst: float = 400.0
-    """Queries answered to it at once."""
+    """Queries of that address answered at once."""
 
 
 Via = Literal["put", "get", "plain", "publish"]

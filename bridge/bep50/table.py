@@ -46,7 +46,8 @@ class OverlayContact:
     get_pending: bool = False
     """A get to it waits for its response."""
     put_pending: bool = False
-    """A put to it waits for its response. At most one does: of a burst of items it gets the first and the newest."""
+    """A put to it waits for its response. At most one put waits at a time: of a burst of items, the contact gets the
+    first and the newest."""
     refusals: int = 0
     """Number of times it refused our newest item."""
 
@@ -61,7 +62,7 @@ class RoutingTable:
     Args:
         far: Capacity of an uncle: BEP 50's K; 8 makes BEP 5's table.
         near: Capacity of the home bucket and its sibling.
-        per_ip: Most contacts of one IP, since ids cost nothing and addresses do; 0 is no limit.
+        per_ip: Maximum number of contacts of one IP, since ids cost nothing and addresses do; 0 is no limit.
         bound_ids: If true, accept only ids that BEP 42 allows.
     """
 

@@ -13,7 +13,8 @@ from kiln.schemas.dht.krpc import DhtAddress, Family
 from kiln.schemas.kafka.frames import BEP50, CONNECTION_BYTES
 
 MAX_OPEN: Final = 1024
-"""Most open connections: a stranger can have as many as addresses. The least recently used one is closed."""
+"""Maximum number of open connections, because a stranger can open one from each of its addresses. Beyond it, the least
+recently used one is closed."""
 
 
 class ItemTap:

@@ -204,7 +204,7 @@ class TopicNode:
     def _refresh(self, delay: float) -> None:
         """Send a get to every contact: soon after the start, then at growing intervals.
 
-        A table that lacks contacts lacks them because of losses in the first seconds.
+        If contacts are missing from the table, it is mostly because datagrams were lost in the first seconds.
         """
         if self.closed:
             return
@@ -572,7 +572,7 @@ class TopicNode:
         return write_nodes(others[: self._core.settings.nodes])
 
     def _respond(self, query: KrpcQuery, values: dict[bytes, Value], source: DhtAddress) -> None:
-        """Respond in one datagram: where a large value leaves no room for all nodes, some are left out."""
+        """Respond in one datagram. If a large value leaves no room for all nodes, omit some of them."""
         response = KrpcResponse(query.transaction, self._core.id, values, self.target)
         excess = len(write_message(response)) - _ROOM[source.family]
         if excess > 0:

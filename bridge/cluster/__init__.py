@@ -1,1 +1,1 @@
-"""Several bridges of one network: which of them live, which one leads, and which one hears which topic."""
+"""Several bridges of one network: which of them are alive, which one leads, and which one joins which topic."""

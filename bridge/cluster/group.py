@@ -70,8 +70,8 @@ def interests_digest(texts: Iterable[str]) -> str:
 def build_round(members: Collection[Member]) -> GroupView:
     """Build the round of these members.
 
-    The leader stays leader; of several, the one of the latest round. A member with fewer duties than another never
-    leads, because the missing ones would not be done.
+    The leader stays leader. If several members lead, the one that has led since the latest round does. A member with
+    fewer duties than another never leads, because no bridge would do the missing ones.
 
     Raises:
         ValueError: there is no member.

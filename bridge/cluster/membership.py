@@ -226,10 +226,10 @@ class Membership(KafkaThread):
         """Begin a new round.
 
         Args:
-            begins: the begin of the lease in the round before.
+            begins: start of the lease in the previous round.
 
         Returns:
-            The begin of the lease, if this bridge leads.
+            Start of the lease, if this bridge leads.
         """
         me = self._assignor.member
         is_leader = view.leader == me.peer
@@ -241,7 +241,8 @@ class Membership(KafkaThread):
         return begins if is_leader and me.led else now + SESSION if view.after else 0.0
 
     def _rejoin_if_changed(self, coordinator: _Coordinator) -> None:
-        """Rejoin if the group has outdated data of this bridge: after a restart it is still the member that it was."""
+        """Rejoin if the group has outdated data of this bridge: after a restart, the group still has the data from
+        before."""
         if self._assignor.member.interests != self._interests:
             self._assignor.member = structs.replace(self._assignor.member, interests=self._interests)
         view, me = self._round, self._assignor.member

@@ -12,7 +12,7 @@ from kiln.schemas.wire.claims import Claims
 from kiln.schemas.wire.topics import Separator
 
 MAX_CLAIMED: Final = 10_000
-"""Most geneses that wait for a fetch or for their next attempt."""
+"""Maximum number of geneses that wait for a fetch or for their next attempt."""
 _MAX_TRIES: Final = 6
 _MAX_KINDS: Final = 4  # different claims per genesis whose first update is kept
 _MAX_TIPS: Final = 32  # kept per genesis
@@ -38,8 +38,8 @@ class GenesisClaims:
 class ClaimedStreams:
     """Geneses to fetch, by CID, counted by the Space-Saving algorithm (Metwally, Agrawal, El Abbadi, 2005).
 
-    A genesis waits, is deferred after an attempt that brought no block, or is being fetched: from `next_genesis` until
-    `pop_claims`, `record_failure`, `put_back` or `defer`.
+    A genesis waits, is deferred after an attempt that brought no block, or is being fetched. It is being fetched from
+    `next_genesis` until `pop_claims`, `record_failure`, `put_back` or `defer`.
     """
 
     def __init__(self, most: int = MAX_CLAIMED) -> None:
@@ -55,13 +55,14 @@ class ClaimedStreams:
         self.evicted = 0
         """geneses evicted since the start"""
         self.unrecorded = 0
-        """claims since the start that no quarantine record will report, because too many of their genesis came first"""
+        """claims since the start that no quarantine record will report, because their genesis had too many claims
+        already"""
 
     def __len__(self) -> int:
         return len(self._claims)
 
     def add(self, record: WantedRecord) -> None:
-        """Count a claim. If there is no room, the genesis that is least worth an attempt is evicted."""
+        """Count a claim. If there is no room, the genesis with the lowest priority is evicted."""
         claims = self._claims.get(record.cid)
         if claims is None:
             count = self._evict() if len(self._claims) >= self._capacity else 0

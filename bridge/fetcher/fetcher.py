@@ -126,7 +126,7 @@ class Fetcher(LeaderThread):
         )
 
     def _on_standby(self) -> None:
-        """Drop offsets and streams, because the leader commits and finds others."""
+        """Drop offsets and streams, because the leader commits newer offsets and finds more streams."""
         super()._on_standby()
         self._known = None
         if self._file is not None:

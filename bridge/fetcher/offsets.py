@@ -42,7 +42,8 @@ _POSITION: Final = msgspec.json.Decoder(CommittedPosition)
 MAX_METADATA: Final = 3_500
 """Longest metadata written, in bytes: brokers refuse more than 4,096 (`offset.metadata.max.bytes`)."""
 MAX_RELEASING: Final = 300
-"""Most records released at a time: two bytes each, so that they fit into the metadata with any other open ones."""
+"""Maximum number of records released at a time. Each takes two bytes, so that they fit into the metadata together with
+all other open records."""
 
 _MAX_OPEN_BYTES: Final = 2_100  # of `unfinished` before base85
 _MAX_SPAN: Final = 8 * (_MAX_OPEN_BYTES - 1)  # offsets that a bitmap can span
@@ -52,8 +53,8 @@ _MAX_STEP_BYTES: Final = 4  # of one varint: 268 million finished records betwee
 class DoneOffsets:
     """Finished records of one partition.
 
-    The metadata always fits in `MAX_METADATA` bytes: when records finish, the steps never grow longer in sum, and the
-    span of the bitmap grows only by added records. `room` limits how many may be added.
+    The metadata always fits in `MAX_METADATA` bytes: a finished record never lengthens the encoded steps in total, and
+    only an added record widens the bitmap. `room` limits how many may be added.
     """
 
     def __init__(self, offset: int, metadata: str, fresh_generation: int) -> None:

@@ -3,12 +3,12 @@
 Sources: libp2p specs, pubsub/gossipsub/gossipsub-v1.0.md to v1.3.md and pubsub/README.md. Where they leave room, the
 router does as go-libp2p-pubsub, which most peers run. Differences, all on purpose:
 
-* The router judges a message before it remembers or announces anything of the message (IDONTWANT included), so that a
-  forged copy can never stand in the way of the true copy.
+* The router verifies a message before it stores or announces anything about it (IDONTWANT included), so that a forged
+  copy never blocks the true one.
 * The router neither uses nor sends peers in PRUNE (peer exchange): the host decides which peers to dial.
-* The router grafts a peer that comes onto a topic whose mesh is too small at once, not at the next heartbeat.
-* Of ids by author and seqno the router understands the forms of js-libp2p (key ‖ seqno) and rust-libp2p (both as text),
-  and speaks them to a peer that uses them.
+* If a peer subscribes to a topic whose mesh is too small, the router grafts it at once, not at the next heartbeat.
+* For message ids by author and seqno, the router also reads the forms of js-libp2p (key ‖ seqno) and rust-libp2p (both
+  as text), and writes a peer's form in RPCs to that peer.
 """
 
 from __future__ import annotations
@@ -127,7 +127,8 @@ class Router:
 
     @property
     def policy_conflicts(self) -> list[PolicyConflict]:
-        """Signatures, or the lack of them, that separate the node from connected peers."""
+        """Signature policies in which the node and connected peers differ, so that one side rejects the other's
+        messages."""
         return self._signing.list_conflicts(state.signing for state in self._peers.values())
 
     def subscribers(self, topic: str) -> Collection[PeerID]:

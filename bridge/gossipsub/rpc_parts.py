@@ -9,7 +9,8 @@ from typing import Final, NamedTuple
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, ControlIHave
 
 MAX_MESSAGES: Final = 2000
-"""Messages of one RPC: the number of ed25519 signatures that a Kiln verifies of it (`MAX_RPC_COST`)."""
+"""Maximum number of messages in one RPC: Kiln verifies at most this many ed25519 signatures of an RPC
+(`MAX_RPC_COST`)."""
 
 _FIELD: Final = 6  # bytes; tag and length of a field of up to 4 GiB
 
@@ -22,9 +23,9 @@ class MessageTooLargeError(ValueError):
 class RpcLimits:
     """Bytes that a peer accepts in one RPC, the length prefix not included.
 
-    go-libp2p-pubsub resets the stream of a longer RPC (`DefaultMaxMessageSize`, comm.go). Since 0.17 it does so, too,
-    where all but the data of messages is over `overhead` (`DefaultMaxControlMessageSize`, pb/validator.go): control
-    messages, subscriptions, and of a message its topic, author, signature and unknown fields.
+    go-libp2p-pubsub resets the stream of a longer RPC (`DefaultMaxMessageSize`, comm.go). Since 0.17 it also does so if
+    everything except the data of the messages is over `overhead` (`DefaultMaxControlMessageSize`, pb/validator.go):
+    control messages, subscriptions, and the topic, author, signature and unknown fields of each message.
     """
 
     size: int = 1 << 20
@@ -51,7 +52,7 @@ class RpcParts(NamedTuple):
 def split(rpc: RPC, limits: RpcLimits) -> RpcParts:
     """Split an RPC into RPCs within the limits, of at most MAX_MESSAGES messages each, in order.
 
-    An RPC that is small enough is returned itself, since a peer takes needless RPCs for a flood. The extensions are in
+    An RPC that is small enough is not split, because a peer may treat many small RPCs as a flood. The extensions are in
     the first part, since they belong in the first RPC of a stream.
     """
     size = rpc.ByteSize()

@@ -2,8 +2,8 @@
 
 Gossipsub has no message for a rejection. Most peers sign all messages and accept no others, or the other way round
 (libp2p specs, pubsub/README.md, Signature policy options), and disconnect whoever sends the other kind. So a message is
-withheld from a peer that has sent only messages of the other kind on a topic. A peer that prunes the node may have
-rejected its signed messages; that counts where both kinds are accepted.
+withheld from a peer that has sent only messages of the other kind on a topic. On a topic that accepts both kinds, a
+PRUNE counts too, because the peer may have sent it after it rejected signed messages.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class PeerSigning:
             self.sent[topic] &= ~_PRUNED
 
     def accepts(self, topic: str, signed: bool) -> bool:
-        """Return whether the peer seems to accept messages on a topic that have a signature, or none."""
+        """Return whether the peer seems to accept messages with a signature, or without one, on a topic."""
         return self.is_kiln or not _rejects(self.sent.get(topic, 0), signed)
 
 
@@ -71,14 +71,14 @@ class TopicSigning:
             peer.sent[topic] = peer.sent.get(topic, 0) | _PRUNED
 
     def is_other_policy(self, peer: PeerSigning, topic: str, judgement: Judgement) -> bool:
-        """Return whether a message is rejected only because the peer has another policy, which is no attack."""
+        """Return whether a message is rejected only because the peer has another policy. That is no attack."""
         if judgement.reason not in (MISSING_SIGNATURE, UNEXPECTED_AUTH):
             return False
         peer.refused[topic] = None
         return True
 
     def list_conflicts(self, peers: Iterable[PeerSigning]) -> list[PolicyConflict]:
-        """List what separates the node from connected peers."""
+        """List the conflicts of signature policies between the node and connected peers."""
         conflicts: set[PolicyConflict] = set()
         for peer in peers:
             conflicts.update(PolicyConflict(topic, self._usual[topic] is False, False) for topic in peer.refused)

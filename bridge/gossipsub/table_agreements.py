@@ -86,10 +86,10 @@ class TableAgreements:
 
         Args:
             bundles: The bundles in our hello; without any, no index is read or written.
-            send: When to write an index. `cautious`: to a peer that has itself sent an index, or is a Kiln, because
-                names are always right (the draft, section "Protocol"), and one implementation agrees to a table of
-                several bundles that it then cannot read. `eager`: wherever a table has the topic. `off`: never.
-                Indices are read in every mode.
+            send: When to write an index. `cautious`: to a peer that is a Kiln or has itself sent an index. A name is
+                always correct (the draft, section "Protocol"), whereas one implementation agrees to a table of several
+                bundles that it then cannot read. `eager`: wherever a table has the topic. `off`: never. Indices are
+                read in every mode.
 
         Raises:
             BundleError: There are more bundles than a hello may have.

@@ -1,7 +1,7 @@
 """The bridge's interface to IPFS: store and fetch blocks.
 
-Publisher and fetcher are threads, so calls wait. Any thread may make any call. Every block that comes out has the hash
-that its CID names: no answer of a node is believed.
+Publisher and fetcher are threads, so calls block. Any thread may make any call. Every returned block was verified
+against its CID: no response of a node is trusted.
 """
 
 from __future__ import annotations
@@ -27,15 +27,17 @@ CODEC_UNSUPPORTED: Final = "cid_codec_unsupported"
 
 
 class BlockStoreUnavailableError(Exception):
-    """There is no node to speak with, so the caller waits. The text says which node, and why."""
+    """No node is reachable, so the caller waits. The message names the node and the reason."""
 
 
 class BlockUnavailableError(Exception):
-    """The block could not be had (or stored, or pinned) now: no peer gave it in time. Another try later may work."""
+    """The block could not be fetched (or stored, or pinned) now: no peer sent it in time. A later attempt may
+    succeed."""
 
 
 class BlockRefusedError(Exception):
-    """Another try would give the same. `reason`: for the quarantine; the text says the same in words."""
+    """The block is rejected, and a later attempt would be too. `reason` is the reason for quarantine, which the message
+    describes."""
 
     def __init__(self, reason: str, text: str) -> None:
         super().__init__(text)
@@ -58,7 +60,7 @@ class BlockStore(Protocol):
         """Fetch a block and verify it against its CID, reading at most `limit` bytes.
 
         Args:
-            timeout: seconds, roughly, to look for it at peers.
+            timeout: seconds, roughly, to search for it among peers.
 
         Raises:
             BlockStoreUnavailableError: it may work later.
@@ -85,7 +87,8 @@ class BlockStore(Protocol):
         ...
 
     def provide(self, cid: str) -> None:
-        """Announce in the background that the node has this block, if it has a routing. Returns at once."""
+        """Announce in the background that the node has this block, if the node has a routing system. Returns at
+        once."""
         ...
 
     def connect_gossip_peers(self, peers: Sequence[BitswapPeer]) -> None:

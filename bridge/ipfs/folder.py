@@ -22,7 +22,7 @@ from kiln.schemas.wire.cid import cid_bytes, cid_text, read_sha2_256_digest
 
 
 class FolderBlockStore:
-    """A `BlockStore` in `folder`, which is created by the first `put`. All blocks are pinned; `unpin` removes one."""
+    """A `BlockStore` in a folder, which the first `put` creates. All blocks count as pinned; `unpin` removes one."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -53,7 +53,7 @@ class FolderBlockStore:
             raise BlockStoreUnavailableError(f"{self._folder} cannot be written: {error.strerror}") from error
 
     def get(self, cid: str, timeout: float, limit: int = MAX_BLOCK) -> bytes:
-        """Implement `BlockStore.get`; there is nobody to wait for, so `timeout` is of no account."""
+        """Implement `BlockStore.get`. `timeout` is ignored, because there are no peers to wait for."""
         read_digest(cid)
         try:
             with self._path(cid).open("rb") as file:
@@ -67,7 +67,7 @@ class FolderBlockStore:
         return verify_block(cid, data)
 
     def pin(self, cid: str) -> None:
-        """Check that the block is there; all blocks of the folder count as pinned.
+        """Check that the block exists; all blocks of the folder count as pinned.
 
         Raises:
             BlockUnavailableError: There is no such block.

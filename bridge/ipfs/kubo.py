@@ -1,7 +1,8 @@
 """Kubo's HTTP RPC: https://docs.ipfs.tech/reference/kubo/rpc/.
 
-Every call is a POST. Success is 200; what Kubo itself refuses is JSON, `{"Message", "Code", "Type": "error"}`, with 500
-(400: an argument is wrong); its handler answers 403, 404 and 405 in plain text. Anything else is no RPC of Kubo's.
+Every call is a POST. Success is 200. If Kubo itself rejects a call, the response is JSON, `{"Message", "Code", "Type":
+"error"}`, with 500 (400: an argument is wrong). Its HTTP handler answers with 403, 404 and 405 in plain text. Any other
+response is not from Kubo's RPC.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from kiln.schemas.wire.batch_block import MAX_BLOCK
 from kiln.schemas.wire.cid import CidError, cid_bytes, cid_text, parse_cid
 
 _CODECS: Final = ("raw", "dag-pb", "dag-cbor", "dag-jose", "dag-json", "cbor", "json")
-"""Codecs that Kubo puts blocks with; Kubo names them as the multicodec table does."""
+"""Codecs with which Kubo stores blocks; Kubo names them as the multicodec table does."""
 _CONNECT: Final = 5.0  # s
 _CALL: Final = 15.0  # s, of a call that asks no peer
 _GRACE: Final = 5.0  # s on top of the time the node is given: it is to say itself that there was no time
@@ -42,20 +43,20 @@ _PROVIDE: Final = 60.0  # s for a walk through the DHT
 
 
 class KuboError(Exception):
-    """An error that the node returned; the text is its message."""
+    """The node returned an error; the message is the node's."""
 
 
 class NoRoutingError(Exception):
-    """A node without routing (no DHT), so that it cannot announce a block."""
+    """The node has no routing system (no DHT), so it cannot announce a block."""
 
 
 class _NoSuchCommandError(BlockStoreUnavailableError):
-    """A command that the RPC does not have."""
+    """The RPC does not have this command."""
 
 
 @dataclass(frozen=True)
 class NodeIdentity:
-    """Identity of the node that answers."""
+    """Identity of a node."""
 
     peer: str
     agent: str
@@ -69,7 +70,8 @@ class NodeIdentity:
 
 
 def auth_header(auth: str) -> dict[str, str]:
-    """The header for a secret written as in Kubo's API.Authorizations: "bearer:TOKEN", "basic:USER:PASSWORD", or "".
+    """Return the header for a secret in the form of Kubo's API.Authorizations: "bearer:TOKEN", "basic:USER:PASSWORD",
+    or "".
 
     ValueError, without the secret in it: written otherwise.
     """
@@ -102,7 +104,7 @@ class Kubo:
     # ------------------------------------------------------------ blocks
 
     def put(self, cid: str, data: bytes) -> None:
-        """Implement `BlockStore.put`. The block is not pinned, and what it links to is not looked at."""
+        """Implement `BlockStore.put`. It pins nothing, and ignores the links of the block."""
         verify_block(cid, data)
         ours = cid_bytes(cid)
         options = {"cid-codec": _codec(cid, ours), "mhtype": "sha2-256", "mhlen": "32", "pin": "false"}
@@ -148,7 +150,7 @@ class Kubo:
             raise BlockUnavailableError(f"{cid}: {self.url} answered with nothing") from None
 
     def pin(self, cid: str) -> None:
-        """Implement `BlockStore.pin`: a direct pin. One that is pinned with all it links to already is left so."""
+        """Implement `BlockStore.pin` with a direct pin. A block that is pinned recursively stays so."""
         usual = _canonical_text(cid)
         options = {"arg": usual, "recursive": "false", "timeout": _go_duration(_CALL)}
         try:
@@ -226,17 +228,17 @@ class Kubo:
         return frozenset(str(each.get("Peer")) for each in peers)
 
     def routes(self) -> bool:
-        """Return whether the node reports a routing (Kubo's Routing.Type)."""
+        """Return whether the node reports a routing system (Kubo's Routing.Type)."""
         try:
             return self._json("config", {"arg": "Routing.Type"}, _CALL).get("Value") != "none"
         except (KuboError, BlockStoreUnavailableError):  # an RPC may be set to keep its configuration to itself
             return True  # `provide` will tell
 
     def provide(self, cid: str, timeout: float = _PROVIDE) -> None:
-        """Announce in the node's routing that the node has this block.
+        """Announce in the node's routing system that the node has this block.
 
         Raises:
-            NoRoutingError: The node has no routing.
+            NoRoutingError: The node has no routing system.
             KuboError: The node cannot announce it.
             BlockStoreUnavailableError: The node does not answer.
         """

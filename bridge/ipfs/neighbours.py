@@ -1,7 +1,8 @@
-"""Whom the IPFS node is to be connected to beside `ipfs.peers`: gossip peers that speak bitswap, and announcers.
+"""Peers that the IPFS node stays connected to in addition to `ipfs.peers`: gossip peers that speak bitswap, and
+announcers.
 
-A Ceramic node's gossip and IPFS are one node, so a gossip peer that speaks bitswap wants the blocks of Kiln's batches,
-and has the blocks of its own. Pure: time comes from the caller, in s.
+A Ceramic node uses one libp2p node for gossip and IPFS, so a gossip peer that speaks bitswap wants the blocks of Kiln's
+batches, and has the blocks of its own. Time comes from the caller, in s.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from typing import Final, NamedTuple
 from kiln.conf.process.backoff import pause_after
 
 BITSWAP: Final = ("/ipfs/bitswap/1.2.0", "/ipfs/bitswap/1.1.0", "/ipfs/bitswap/1.0.0", "/ipfs/bitswap")
-"""The protocols of bitswap (https://specs.ipfs.tech/bitswap-protocol/), by which a peer is known to give and take
-blocks."""
+"""The protocols of bitswap (https://specs.ipfs.tech/bitswap-protocol/): a peer that supports one exchanges blocks."""
 
 MOST: Final = 64
-"""Neighbours at most. Kubo trims its connections to 32 from 96 on by default, and the user's own need room."""
+"""Maximum number of neighbours. By default Kubo trims its connections to 32 once it has 96, and the user's own
+connections need room."""
 MOST_ANNOUNCERS: Final = 16  # as many as blocks are fetched at one time by default
 AT_ONCE: Final = 8  # dialled at one time
 _ANNOUNCED_FOR: Final = 600.0  # s that an announcer stays a neighbour; `ipfs.retry_after` is as long
@@ -26,7 +27,8 @@ _LONGEST_PAUSE: Final = 300.0  # s
 
 
 class BitswapPeer(NamedTuple):
-    """A peer, and the multiaddrs at which it may be dialled, without /p2p/. None: the node may know some itself."""
+    """A peer, and the multiaddrs at which it may be dialled, without /p2p/. There may be none, if the node itself knows
+    some."""
 
     peer: str
     addresses: tuple[str, ...] = ()
@@ -61,7 +63,7 @@ class BitswapPeers:
         return self._gossip.keys() != before.keys()
 
     def add_announcer(self, peer: str, now: float) -> bool:
-        """A block that this peer announced is about to be fetched. Whether the peer is new."""
+        """Add the announcer of a block that is about to be fetched, and return whether it is new."""
         new = peer not in self._announcers and peer not in self._gossip
         self._announcers[peer] = now + _ANNOUNCED_FOR
         self._announcers.move_to_end(peer)
@@ -90,7 +92,7 @@ class BitswapPeers:
         self._failed[peer] = failures, now + pause_after(failures, _FIRST_PAUSE, _LONGEST_PAUSE)
 
     def select_to_disconnect(self, own: str, connected: Collection[str]) -> list[str]:
-        """Peers that were dialled as neighbours, and are none any more. The node may hang up on them."""
+        """Select the peers that were dialled as neighbours and no longer are. The node may disconnect them."""
         wanted = self._wanted(own)
         gone = [peer for peer in self._made if peer not in wanted]
         self._made.difference_update(gone)

@@ -1,4 +1,4 @@
-"""The user's Kubo: connected to its peers again and again, and checked now and then."""
+"""The user's Kubo, whose state a thread checks, and whose connections it restores."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _HELLO: Final = 5.0  # s for an answer of the node, or a connection to a peer
 class NodeBlockStore:
     """A `BlockStore` of a Kubo that runs already.
 
-    A thread checks the node, and connects it to `peers` and to its neighbours again and again, until `close()`.
+    Until `close()`, a thread checks the node periodically, and reconnects it to `peers` and to its neighbours.
     """
 
     def __init__(self, kubo: Kubo, peers: Sequence[str] = (), every: float = _EVERY) -> None:
@@ -104,7 +104,7 @@ class NodeBlockStore:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def wait_for_check(self, timeout: float) -> bool:
-        """Wait until the node was looked at for the first time: it is up by then, or `about` says why not."""
+        """Wait until the node was checked for the first time. If it is not up by then, `about` has the reason."""
         return self._looked.wait(timeout)
 
     def _run_checks(self) -> None:
@@ -132,11 +132,11 @@ class NodeBlockStore:
         return f"{node.name} at {self._kubo.url}{routing}{near}{self._dial_configured()}"
 
     def _clear_connected(self) -> None:
-        """Forget the connected peers, which are unknown now."""
+        """Clear the connected peers, which are unknown now."""
         self._connections = self._neighbours.connected = 0
 
     def _dial_neighbours(self, own: str) -> str:
-        """Dials neighbours, and hangs up on those that are none any more. In words."""
+        """Dial neighbours, disconnect former ones, and return a description."""
         near = self._neighbours
         try:
             connected = self._kubo.connected()
@@ -160,7 +160,7 @@ class NodeBlockStore:
         return f", {near.connected} of {near.gossip_peers} gossip peers connected" if near.gossip_peers else ""
 
     def _dial_configured(self) -> str:
-        """Keeps the node connected to `ipfs.peers`. In words."""
+        """Keep the node connected to `ipfs.peers`, and return a description."""
         if not self._peers:
             return ""
         problems = self._dial([(peer,) for peer in self._peers])

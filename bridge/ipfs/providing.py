@@ -1,7 +1,7 @@
-"""Blocks of ours told to the routing of the IPFS node (the DHT), so that peers find who has them.
+"""Announcement of our blocks in the routing system of the IPFS node (the DHT), so that peers find a provider.
 
-A walk through a DHT takes seconds to a minute, and batches may come faster than that. So this happens in threads of its
-own, behind the publishing. The newest block comes first. What does not fit is left out, and counted.
+A DHT walk takes seconds to a minute, and batches may come faster than that. So threads of its own announce blocks after
+they are published, the newest first. Blocks beyond the limit are left out and counted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class BlockProvider:
     """Calls `provide` for each block, in threads of its own, until `close()`."""
 
     def __init__(self, provide: Callable[[str], None], pause: float = _PAUSE) -> None:
-        """Announce a block, with the errors of `Kubo.provide`."""
+        """Create the threads."""
         self._provide = provide
         self._pause = pause
         self._changed = threading.Condition()
@@ -34,13 +34,13 @@ class BlockProvider:
         self._told: OrderedDict[str, None] = OrderedDict()
         self._started = False
         self.routes = True
-        """whether the node has a routing, as far as is known"""
+        """whether the node has a routing system, as far as is known"""
         self.provided = 0
         self.unprovided = 0
-        """blocks left out, or that could not be provided"""
+        """number of blocks that were left out or could not be announced"""
 
     def add(self, cid: str) -> None:
-        """Provide this block, once. Returns at once."""
+        """Queue a block that is not yet announced. Returns at once."""
         with self._changed:
             if not self.routes or cid in self._told or self._stop.is_set():
                 return
@@ -58,7 +58,7 @@ class BlockProvider:
             self._changed.notify()
 
     def set_routes(self, routes: bool) -> None:
-        """Set whether the node has a routing. Without one, nothing is announced, and nothing waits."""
+        """Set whether the node has a routing system. Without one, nothing is announced, and nothing waits."""
         with self._changed:
             self.routes = routes
             if not routes:
@@ -66,7 +66,7 @@ class BlockProvider:
                 self._told.clear()
 
     def close(self) -> None:
-        """Does not wait for calls under way: their threads end with the process, or with the calls."""
+        """Stop without waiting for calls in progress: their threads end with the process, or with the calls."""
         with self._changed:
             self._stop.set()
             self._changed.notify_all()

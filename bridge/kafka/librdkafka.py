@@ -1,4 +1,5 @@
-"""Write frames to Kafka with librdkafka, whose threads are in C: a frame costs half of what it does in kafka-python.
+"""Write frames to Kafka with librdkafka. Its threads are in C, so a frame costs half the CPU that it does in
+kafka-python.
 
 The bridge's other records are few and use kafka-python (kiln.bridge.kafka.producers).
 """
@@ -156,7 +157,7 @@ class LibrdkafkaProducer:
 
 
 def _to_kafka_error(error: LibrdkafkaError) -> KafkaError:
-    """Return kafka-python's error for one of librdkafka's; those below 0 have no name there."""
+    """Return kafka-python's error for one of librdkafka's. Codes below 0 have no counterpart there."""
     if error.code() < 0:
         return KafkaError(error.str())
     kind: type[BrokerResponseError] = for_code(error.code())

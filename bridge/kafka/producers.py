@@ -41,14 +41,14 @@ class FramesProducerError(PrerequisiteError):
 
 
 class SendFuture(Protocol):
-    """The used part of kafka-python's future of one record."""
+    """The part of kafka-python's future of one record that Kiln uses."""
 
     def add_callback(self, f: Callable[[object], None], /) -> object: ...
     def add_errback(self, f: Callable[[BaseException], None], /) -> object: ...
 
 
 class Producer(Protocol):
-    """The used part of kafka-python's `KafkaProducer`."""
+    """The part of kafka-python's `KafkaProducer` that Kiln uses."""
 
     def send(self, topic: str, *, value: bytes, key: bytes) -> SendFuture: ...
     def flush(self, timeout: float | None = None) -> None: ...
@@ -191,7 +191,7 @@ class FramesProducer:
                 raise FramesProducerError(f"cannot flush {self._topic}: {self._describe_unacknowledged()}")
 
     def close(self, timeout: float | None = None) -> None:
-        """Flush, then close the producer, in any case."""
+        """Flush, then close the producer even if the flush fails."""
         try:
             self.flush(timeout)
         finally:

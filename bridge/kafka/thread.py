@@ -184,7 +184,7 @@ class KafkaThread(ABC):
     ) -> Mapping[TopicPartition, list[ConsumerRecord]]:
         """Poll like `KafkaConsumer.poll`.
 
-        kafka-python can silently lose what refreshes its cluster metadata; only a new consumer then reads on.
+        kafka-python can silently lose the task that refreshes its cluster metadata. Then only a new consumer continues.
 
         Raises:
             KafkaTimeoutError: the broker has records, and none arrives.
@@ -246,7 +246,7 @@ class KafkaThread(ABC):
 
 
 class Leadership(Protocol):
-    """The decision which of several bridges publishes and fetches."""
+    """Election of the bridge that publishes and fetches, of several bridges."""
 
     def is_leader(self) -> bool:
         """Return whether this bridge leads at this moment."""
@@ -312,7 +312,8 @@ class LeaderThread(KafkaThread):
 
     @property
     def _is_leader(self) -> bool:
-        """Return whether this bridge has led for the whole session; check it before each action of the leader."""
+        """Return whether this bridge has led since the start of the session. The thread checks it before each action of
+        the leader."""
         self._lost_lead = self._lost_lead or not self._leadership.is_leader()
         return not self._lost_lead
 
@@ -347,7 +348,7 @@ class LeaderThread(KafkaThread):
         """Compare topics with the noted ones, and watch them for as long as the session lasts.
 
         Returns:
-            Those that are read from their beginning, whatever offsets Kafka has of the group.
+            The topics to read from their beginning, whatever offsets the group has committed.
 
         Raises:
             TopicReplacedError: A topic was deleted and created again.
@@ -383,7 +384,7 @@ class LeaderThread(KafkaThread):
         kafka-python silently reads on in a re-created topic, at the old offset or from the beginning.
 
         Raises:
-            TopicReplacedError: A topic is another one.
+            TopicReplacedError: A topic was deleted and created again.
             FramesProducerError: A topic has more partitions, which the next session reads.
         """
         if time.monotonic() < self._check_at or not self._watched:

@@ -31,8 +31,8 @@ class CaptureBudget:
     Nothing is dropped: `spend` returns how long received bytes must wait, and meanwhile the peer is not read. While the
     total is exceeded, its rate is shared with max-min fairness. A peer that uses less than its share is read at once,
     whatever others send, and its unused part goes to the others, so that neither floods nor hundreds of silent peers
-    hold it back. A new peer has nothing saved, so that new keys gain nothing, and a peer that reconnects keeps its
-    account. Time comes from the caller, in seconds.
+    hold it back. A new peer starts without savings, so that new keys gain nothing, and a peer that reconnects keeps its
+    balance. Time comes from the caller, in seconds.
     """
 
     def __init__(self, per_peer: float, total: float, period: float = _HOUR) -> None:
@@ -122,7 +122,7 @@ class UnfinishedRpcs(Generic[_Peer]):
 
 
 class BanList:
-    """Banned peers, each for `seconds`. Of more than `limit` peers the longest banned is dropped."""
+    """Banned peers, each for `seconds`. Over `limit` peers, the one that was banned first is dropped."""
 
     def __init__(self, seconds: float, limit: int = _MAX_PEERS) -> None:
         self._seconds = seconds

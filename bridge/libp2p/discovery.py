@@ -1,8 +1,8 @@
 """Find peers for the node's topics through the libp2p DHT (CIP-120, Peer discovery), and serve the DHT to others.
 
 For each topic the node announces itself at the servers nearest to the topic's key, looks up which peers did the same,
-and dials some of them. It does the same for blocks: it announces those that it serves, and connects providers of those
-that it fetches. It starts from the bootstrap peers; without one it sends no queries and only answers others.
+and dials some of them. It does the same for blocks: it announces those that it serves, and connects to providers of
+those that it fetches. It starts from the bootstrap peers; without one it sends no queries and only answers others.
 
 Discovered peers deserve little trust. The node dials a few of them at a time, with a growing back-off after failures.
 It refuses addresses that cannot be meant for it, and disconnects a peer that is not on the topic. Discovered peers are
@@ -155,7 +155,7 @@ class DialBackoff:
             del self._dialled[next(iter(self._dialled))]
 
     def record_failure(self, peer: bytes, address: TcpAddress | None, now: float) -> None:
-        """Record that the peer was not at the address or, without one, was of no use."""
+        """Record that the peer was not at the address or, without an address, that it was useless."""
         count = self._failed.pop((peer, address), (0, 0.0))[0]
         self._failed[peer, address] = (count + 1, now + pause_after(count + 1, self._first, self._longest))
         if len(self._failed) > self._max_entries:
@@ -169,7 +169,7 @@ class DialBackoff:
 class Discovery:
     """Peer discovery of a node. Create it before the node runs, and `run` it once the node listens.
 
-    It counts in the node's counters, as discovery_….
+    Events are counted in the node's counters, as discovery_….
     """
 
     def __init__(self, node: Node, options: DiscoveryOptions, rng: Random, mesh: int = 6) -> None:
@@ -237,7 +237,7 @@ class Discovery:
     # ------------------------------------------------------------------ blocks
 
     def provide_block(self, key: bytes) -> None:
-        """Announce a block, and again at `reprovide_interval`, until it is withdrawn or too many newer ones came.
+        """Announce a block now and at each `reprovide_interval`, until it is withdrawn or displaced by newer ones.
 
         Args:
             key: multihash of the block.
@@ -255,7 +255,7 @@ class Discovery:
             self._counters["discovery_blocks_unprovided"] += 1
 
     async def connect_providers(self, key: bytes, report: Callable[[bytes], None]) -> bool:
-        """Look up the providers of a block, connect some of them, and return whether a server answered.
+        """Look up the providers of a block, connect to some of them, and return whether a server answered.
 
         Args:
             key: multihash of the block.
@@ -279,7 +279,7 @@ class Discovery:
         return bool(result.servers)
 
     def _announce_blocks(self, nursery: trio.Nursery, now: float) -> None:
-        """Start to announce blocks that are due, the newest first."""
+        """Start announcing the blocks that are due, the newest first."""
         if self._block_walks >= self._options.max_block_walks or not self._can_announce:
             return
         for key in reversed(self._blocks):
@@ -576,7 +576,7 @@ class Discovery:
     # ------------------------------------------------------------------ dialling
 
     async def _dial(self, contact: DhtContact) -> bool:
-        """Connect a peer at one of its addresses that are not in back-off, and return whether it is connected."""
+        """Connect to a peer at one of its addresses that are not in back-off, and return whether it is connected."""
         peer = contact.peer
         while (call := self._ongoing_dials.get(peer)) is not None:
             await call.wait()
@@ -779,7 +779,7 @@ def _parse_announced(text: str, own: bytes) -> TcpAddress:
 
 
 def _local_address(remote: tuple[str, int] | None) -> str | None:
-    """Return this machine's address towards another, from the routing table; nothing is sent."""
+    """Return the local address from which another address is reached, by the routing table. Nothing is sent."""
     if remote is None:
         return None
     family = socket.AF_INET6 if ":" in remote[0] else socket.AF_INET

@@ -240,7 +240,7 @@ class Node:
 
     @property
     def discovered(self) -> Collection[bytes]:
-        """A live view of the peers that `dial_discovered` connected or is dialling, oldest first."""
+        """A live view of the peers that `dial_discovered` has connected to or is dialling, oldest first."""
         return self._discovered.keys()
 
     @property
@@ -465,7 +465,8 @@ class Node:
     # ------------------------------------------------------------------ one peer
 
     async def _serve(self, link: PeerLink) -> None:
-        """Keep a stream pair with a connected peer, and open a new pair when only the streams broke."""
+        """Keep a stream pair with a connected peer, and open a new pair if the streams break but the connection does
+        not."""
         delay, failures = 0.05, 0
         try:
             with link.scope:
@@ -588,7 +589,8 @@ class Node:
         return session
 
     def _count_colocated(self, ip: str) -> None:
-        """Pass the number of peers that share a public address to the router: many are often one attacker."""
+        """Pass the number of peers that share a public address to the router: many peers there are often one
+        attacker."""
         if not ip or not ipaddress.ip_address(ip).is_global:
             return
         colocated = [link.peer for link in self._links.values() if link.session is not None and link.session.ip == ip]
@@ -715,7 +717,8 @@ class Node:
     def _process_rpc(
         self, link: PeerLink, session: PubsubSession, received: bytes | OversizedRpc, decode: bool = True
     ) -> None:
-        """Capture an RPC after the router has processed it, or without it unless `decode`; queries then check it."""
+        """Let the router process an RPC, then capture it. Without `decode` the router is left out, and the queries
+        check the RPC."""
         started = time.thread_time()
         if isinstance(received, OversizedRpc):
             payload, declared = received.head, received.declared_length
@@ -790,7 +793,7 @@ class Node:
                 session.end("write failed")
 
     async def _wait_for_send_budget(self, link: PeerLink, session: PubsubSession, size: int) -> None:
-        """Charge bytes to send to the peer, and wait while it is over its budget, as its queue fills."""
+        """Charge bytes to send to the peer, and wait while it is over its budget. Its queue fills meanwhile."""
         pause = self._budget_out.spend(link.peer, size, self._links, trio.current_time())
         if not pause:
             return

@@ -28,7 +28,8 @@ _STREAM_AND_LENGTH: Final = Struct(">4xII")
 
 
 class BufferedTCP(TrioTCPStream):
-    """A TCP stream that reads ahead: noise reads 2 bytes, then the rest, and each would be a system call."""
+    """A TCP stream that reads ahead. Noise reads 2 bytes, then the rest, and without it each read would be a system
+    call."""
 
     _ahead = b""
     _at = 0

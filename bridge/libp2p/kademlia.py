@@ -1,11 +1,12 @@
 """The libp2p Kademlia DHT without I/O: keys, addresses, the nearest servers, provider records, answers.
 
-Source: libp2p specs, kad-dht/README.md. It uses py-libp2p's messages, but not its KadDHT (0.8.1):
+Source: libp2p specs, kad-dht/README.md. It uses py-libp2p's messages, but not its KadDHT (0.8.1), which has these
+faults:
 
 * A node that announces a key finds only itself under that key: its own record ends the look-up.
 * It dials every address that it receives, including DNS names.
 * It queries any connected peer, whether or not that peer is in the DHT.
-* It accepts the prefix of the protocol and ignores it.
+* It accepts a prefix of the protocol id and ignores it.
 * It stores keys, values (50,000 of 1 MiB) and counts by peer for others with no useful limit.
 * It echoes ADD_PROVIDER. go sends another query on the same stream, and would take the echo for its answer.
 
@@ -165,7 +166,7 @@ def shareable_addresses(addresses: Iterable[TcpAddress], listener_scope: Address
 class KademliaTable:
     """Servers that have answered, up to K for each number of leading bits that they share with the node's position.
 
-    A full bucket takes no more, because a long-lived server is likely to stay.
+    A full bucket takes no new server, because one that has been up for long is likely to stay.
     """
 
     def __init__(self, own: bytes) -> None:

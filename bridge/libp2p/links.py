@@ -12,7 +12,7 @@ from kiln.bridge.capture.tap import ConnectionTap
 
 
 class SendQueue:
-    """Serialized RPCs that wait to be written to one peer, in two lanes, of which the priority lane goes first."""
+    """Serialized RPCs that wait to be written to one peer, in two lanes. The priority lane is written first."""
 
     def __init__(self) -> None:
         self._lanes: dict[bool, deque[bytes]] = {False: deque(), True: deque()}

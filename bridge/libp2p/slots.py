@@ -55,9 +55,9 @@ class InboundSlots:
     """A limited number of inbound connections, in handshake or established.
 
     A new connection finds a slot even if all are taken, so that silent connections cannot keep others out. The
-    connection that gives up its slot is one of the network prefix, and there of the address, with the most
-    connections, and one of those that brought nothing. Useful peers give up no slot while others exist, unless their
-    prefix has a quarter of all slots: one attacker with many peers could make them all useful. That limit is for
+    connection that gives up its slot is chosen within the network prefix with the most connections, and there at the
+    address with the most, among those that delivered nothing. Useful peers give up no slot while others exist, unless
+    their prefix has a quarter of all slots: one attacker with many peers could make them all useful. That limit is for
     global addresses, since many peers may share a private network or loopback.
     """
 
@@ -76,7 +76,7 @@ class InboundSlots:
         return len(self._slots)
 
     def take(self, stream: ReadWriteCloser, address: str) -> Slot | None:
-        """Give a new connection a slot, and return the connection that must be closed, if any: it may be the new one.
+        """Give a new connection a slot, and return the connection to close for it, if any. It may be the new one.
 
         Args:
             address: The IP address of the other end.

@@ -260,7 +260,7 @@ class _Swarm(Swarm):
     """A swarm with `InboundSlots`, whose inbound connections free their slots when they end.
 
     Stock frees slots and tasks only when the swarm ends, so it accepts no more than `max_connections` inbound
-    connections in the whole life of the node, and then refuses whoever comes.
+    connections in the whole life of the node, and then refuses all others.
     """
 
     slots: InboundSlots
@@ -382,10 +382,10 @@ class _PeerData(dict[ID, PeerData]):
 def make_host(key: Ed25519PrivateKey, agent: str, slots: InboundSlots) -> BasicHost:
     """Make a host on TCP + noise + yamux that dials no peer by itself. It answers ping, identify and identify/push.
 
-    `slots` limits its inbound connections. Outbound ones are limited by those who dial.
+    `slots` limits its inbound connections. Code that dials limits the outbound ones itself.
 
-    It does not offer, although stock would: plaintext and secio (no or old encryption), mplex (no flow control), TLS,
-    mDNS, UPnP, bootstrap lists. It has no resource manager, because stock's default one has silent limits.
+    Unlike a stock host, it offers no plaintext or secio (no or old encryption), mplex (no flow control), TLS, mDNS,
+    UPnP or bootstrap lists. It has no resource manager, because the default one applies limits without reporting them.
     """
     # stock clears its handlers, so its warnings about misbehaving peers would reach stderr through logging.lastResort
     libp2p_log = logging.getLogger("libp2p")

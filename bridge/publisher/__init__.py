@@ -1,1 +1,1 @@
-"""Batches out to the network: which topics, in what order, with the block kept in IPFS first."""
+"""Publishing of batches to the network: the topics, the order, and the block in IPFS first."""

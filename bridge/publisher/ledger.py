@@ -14,7 +14,7 @@ from kiln.bridge.kafka.thread import PositionLostError
 
 
 class PublishLedgerError(PositionLostError):
-    """The ledger file, which the message names, cannot be used, so it is unknown which batches were published."""
+    """The ledger file cannot be used, so it is unknown which batches were published. The message names the file."""
 
 
 class PublishLedger:

@@ -1,4 +1,4 @@
-"""Choose the batches to publish next and track their receipts, without a clock, a socket or Kafka."""
+"""Select the batches to publish next, and track their receipts. No clock, no socket, no Kafka."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ RECORDS_LOST: Final = "batches_gone"
 MAX_OPEN: Final = 1_000  # batches read and not yet committed, so that batches that wait for peers cannot fill memory
 MAX_BLOCK_BYTES: Final = 32 << 20  # bytes of blocks that wait for IPFS; one more poll may exceed it
 RECENT_BATCHES: Final = 10_000
-"""Live batches per partition that are checked for repeats. A query that stops in the middle of a micro-batch writes the
-batches of the micro-batch again; they are not published twice."""
+"""Number of live batches per partition that are checked for repeats. A query that stops in the middle of a micro-batch
+writes the batches of the micro-batch again; they are not published twice."""
 MAX_OPEN_HISTORY: Final = 20  # batches of backfill runs among MAX_OPEN, so that live batches do not wait behind them
 MAX_PINS_PER_STEP: Final = 20  # blocks put into IPFS before the batches that are already there are published
 _IPFS_CHECK_EVERY: Final = 5_000_000  # µs; the greatest age of the last answer of IPFS when a batch is published
 
 
 class _BatchClosing(NamedTuple):
-    """The identity of a closed batch. The same bytes may close again later, which is another batch."""
+    """The identity of a closed batch. If a later window gives the same bytes, that is another batch."""
 
     batch_cid: str
     separator: SeparatorRecord
@@ -54,7 +54,7 @@ class _BatchClosing(NamedTuple):
 
 
 class PublishError(RuntimeError):
-    """A publishing attempt that could not be made. The batch waits as if there were no peer."""
+    """An attempt to publish could not be made. The batch waits as if there were no peer."""
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ class TopicDelivery:
         return self._waited + since >= timeout
 
     def pause_wait(self) -> None:
-        """Leave out the time until the next attempt, as publishing is held back."""
+        """Do not count the time until the next attempt, because publishing is paused."""
         self._attempted_at = None
 
 
@@ -255,7 +255,7 @@ class Outbox:
         self._receipted: Mapping[str, Set[str]] = {}  # topics by CID
 
     def start(self, partition: OutboxPartition, offset: int, not_before: int, until: int = 0, end: int = 0) -> None:
-        """Start to publish a partition from an offset.
+        """Start publishing a partition from an offset.
 
         The last `RECENT_BATCHES` records before it may be added first; they only serve to recognise repeats.
 
@@ -502,7 +502,8 @@ class Outbox:
         return publication.batch_cid in self._published_topics and not handed_over
 
     def _is_published(self, delivery: TopicDelivery) -> bool:
-        """Return whether the batch was published on this topic before, so that neither it nor a receipt is due."""
+        """Return whether the batch was published on this topic before, so that neither the batch nor a receipt is to be
+        sent."""
         publication = delivery.publication
         if self._is_from_other_source(publication):
             return True

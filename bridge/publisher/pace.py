@@ -2,8 +2,8 @@
 
 Kubo 0.40 and later ignores a message that it validates after a later message of the same author (go-libp2p-pubsub,
 BasicSeqnoValidator), and never fetches again what it ignored. It validates several messages at once, and messages
-overtake each other on their way over relays. Two messages of one author are therefore sent with a gap between them
-which no network reverses, and by turns by as many authors as the rate needs.
+overtake each other on their way over relays. Two messages of one author are therefore sent with a gap between them that
+is longer than any reordering in the network. As many authors take turns as the rate needs.
 
 Kubo drops messages that arrive while 32 wait to be validated (go-libp2p-pubsub, defaultValidateQueueSize). The messages
 of all authors are therefore spread as well: at most half as many are sent in `BURST_SPAN`.
@@ -15,7 +15,7 @@ from collections import deque
 from typing import Final
 
 MAX_BURST: Final = 16
-"""Most messages of all authors sent in `BURST_SPAN`."""
+"""Maximum number of messages, of all authors, sent in `BURST_SPAN`."""
 BURST_SPAN: Final = 100_000
 """µs"""
 

@@ -16,7 +16,7 @@ _MAX_UNPINS: Final = 100  # in one call, so that nothing waits long behind it
 
 
 class PinsError(Exception):
-    """The file of pins, which the message names, cannot be used."""
+    """The file of pins cannot be used; the message names it."""
 
 
 class BlockPins:

@@ -72,7 +72,7 @@ def describe_unreached_peers(scheme: TopicScheme, network: str, peers: Iterable[
 class Transition:
     """Settings of the transition. Times in µs since the epoch, durations in µs.
 
-    With neither `at` nor `height`, a `cutover` is over, and a `duplicate` continues until the settings change.
+    With neither `at` nor `height`, a `cutover` counts as done, and a `duplicate` continues until the settings change.
     """
 
     mode: Mode = "cutover"

@@ -12,7 +12,7 @@ _LONGEST_PAUSE = 30.0
 def pause_after(failures: int, least: float, most: float) -> float:
     """Compute the delay after so many failures in a row: `least` after one, then twice as long each time, up to `most`.
 
-    In the unit of `least` and `most`. 0.0 where nothing has failed yet.
+    The result has the unit of `least` and `most`, and is 0.0 if nothing has failed yet.
     """
     if failures < 1:
         return 0.0

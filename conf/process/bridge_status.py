@@ -1,6 +1,6 @@
 """Status that a bridge writes each second to `status.json` in its folder, for the screen, `kiln status` and scripts.
 
-The parts of the bridge give out these structs themselves. docs/METRICS.md says what each number counts.
+The parts of the bridge return these structs themselves. docs/METRICS.md describes each number.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ SavingDirection = Literal["received", "sent"]
 
 
 class SavingStatus(Struct):
-    """References to a topic by index, in one direction: how many, and the bytes on the wire that they took as indices
-    and would have taken as names. Bytes of the field alone: tag, length and value.
+    """References to a topic by index, in one direction: their number, the bytes that they took on the wire as indices,
+    and the bytes that they would have taken as names. The bytes are those of the field: tag, length and value.
 
-    The router counts in it, so it changes until it is copied.
+    The router keeps counting in this object, so copy it to keep its values.
     """
 
     topic: str
@@ -124,20 +124,20 @@ class FetcherStatus(Struct, frozen=True):
 
 
 class IpfsStatus(Struct, frozen=True):
-    """Connections of the IPFS node, and the number of provided blocks; of the bridge's own also blocks sent and
-    received."""
+    """Connections of the IPFS node, and the number of announced blocks. If the bridge is itself the IPFS node, also the
+    blocks sent and received."""
 
     connections: int = 0
     """number of connected peers of any kind"""
     gossip_peers: int = 0
     """gossip peers that speak bitswap"""
     gossip_connected: int = 0
-    """of those, how many the node is connected to"""
+    """number of them that the node is connected to"""
     gossip_left_out: int = 0
-    """of those, how many are too many"""
+    """number of them beyond the limit"""
     provided: int = 0
     unprovided: int = 0
-    """blocks that were left out, or could not be provided"""
+    """blocks that were left out, or could not be announced"""
     blocks_sent: int = 0
     bytes_sent: int = 0
     blocks_received: int = 0
@@ -189,7 +189,8 @@ class SharingStatus(Struct, frozen=True):
 
 
 class BridgeStatus(Struct, frozen=True):
-    """Counts since the bridge started. `at`: unix seconds; `mesh`: peers by topic; `ipfs`, `transition`: in words."""
+    """Counts since the bridge started. `at`: unix seconds; `mesh`: peers by topic; `ipfs`, `transition`:
+    descriptions."""
 
     at: float
     pid: int

@@ -39,7 +39,7 @@ class ObservedProcess(Protocol):
 
 
 class Exporter:
-    """A context manager that serves from its own threads. An error to listen does not stop the process."""
+    """A context manager that serves from its own threads. If it cannot listen, the process continues without it."""
 
     def __init__(self, listen: tuple[str, int] | None, process: ObservedProcess, hosts: Iterable[str] = ()) -> None:
         """Create the exporter.
@@ -47,7 +47,7 @@ class Exporter:
         Args:
             listen: Host and port, with port 0 for any free one; `None` serves nothing.
             process: State to serve.
-            hosts: Names by which clients may call it, in addition to those of loopback; "*" for any.
+            hosts: Host names under which clients may reach it, in addition to those of loopback; "*" for any.
         """
         self._listen = listen
         self._process = process
@@ -97,15 +97,15 @@ class _Families(Collector):
 
 
 class HostNames:
-    """The host names that a server answers to. A page of a browser on this machine reaches a server on loopback by a
-    name of its own (DNS rebinding), and then reads the answers."""
+    """The host names that a server answers to. Without this check, a web page in a browser on this machine could reach
+    a server on loopback under the page's own host name (DNS rebinding), and read the responses."""
 
     def __init__(self, listens: str, others: Iterable[str]) -> None:
         """Create the list.
 
         Args:
-            listens: Host that the server listens on. One that is not on loopback answers to any name unless `others`
-                names some.
+            listens: Host that the server listens on. If it is not on loopback, the server answers to any name, unless
+                `others` lists some.
             others: Names in addition to those of loopback; "*" for any.
         """
         self._others = {name.lower() for name in others}
@@ -113,7 +113,7 @@ class HostNames:
         self._any = "*" in self._others or not (is_private or self._others)
 
     def accept(self, header: str | None) -> bool:
-        """Report if a request with this header `Host` is answered. Every browser sends the header."""
+        """Return true if a request with this header `Host` is answered. Every browser sends the header."""
         if self._any or header is None:
             return True
         try:

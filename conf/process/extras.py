@@ -1,6 +1,6 @@
-"""Extras of Kiln's distribution: optional packages, by what one wants to do with Kiln. Every room may import this file.
+"""Extras of Kiln's distribution: optional packages, grouped by task. Every room may import this file.
 
-pyproject.toml alone says which packages an extra has. They are read from the metadata of the installed distribution, by
+Only pyproject.toml lists the packages of an extra. They are read from the metadata of the installed distribution, by
 `importlib.metadata`, which is slow to import and which most commands do not need.
 """
 

@@ -1,4 +1,4 @@
-"""Clients of kafka-python 3.0.12 that hold no descriptor longer than they must, and give up in time.
+"""Clients of kafka-python 3.0.12 that close their file descriptors promptly, and time out.
 
 A constructor of kafka-python opens an epoll, two sockets and often a thread before it connects. When no broker answers,
 it raises and leaves them all to the thread, which keeps them for as long as the process lives. The socket of each
@@ -51,7 +51,7 @@ class _Sockets(KafkaNetSocket):  # type: ignore[misc]  # kafka-python has no typ
 
 
 class _TlsTransport(KafkaSSLTransport):  # type: ignore[misc]  # as above
-    """kafka-python's own, whose handshake ends at the deadline of the connection."""
+    """kafka-python's transport, with a handshake that ends at the deadline of the connection."""
 
     timeout_at: float | None = None
 
@@ -68,7 +68,7 @@ class _TlsTransport(KafkaSSLTransport):  # type: ignore[misc]  # as above
 
 
 class ConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  # as above
-    """kafka-python's own, with the two classes above."""
+    """kafka-python's connection manager, with the two classes above."""
 
     async def _build_transport(self, node: _Broker, timeout_at: float | None = None) -> KafkaTCPTransport:
         options, proxy = self.config["socket_options"], f"{_SCHEME}://"
@@ -98,8 +98,8 @@ def open_client(kind: Callable[..., _Client], **options: object) -> _Client:
         options: Those of the client.
 
     Raises:
-        kafka.errors.KafkaError: No broker answers, or none takes the password.
-        OSError: No descriptor is free, or a file of the options cannot be read.
+        kafka.errors.KafkaError: No broker answers, or none accepts the password.
+        OSError: No file descriptor is free, or a file of the options cannot be read.
         AssertionError: kafka-python does not know an option.
         ValueError: An option has a wrong value.
         RuntimeError: No thread can be started.

@@ -24,7 +24,7 @@ class TopicIdentity(NamedTuple):
 
 
 def describe_topics(admin: KafkaAdminClient, topics: Iterable[str]) -> dict[str, TopicIdentity]:
-    """Ask a broker for the identities of topics.
+    """Request the identities of topics from a broker.
 
     Returns:
         The identities by full topic name, without the topics that do not exist.

@@ -1,7 +1,7 @@
 """Locations of tables and checkpoints: a folder of this machine, or a prefix in an object store (`s3://BUCKET/PREFIX`).
 
-Both are the same to who reads and writes there. A file that `write` or `create` gave is whole, under its name, and
-survives a power cut: on a disk because it is synced, in a store because a PUT is answered when it is kept.
+Callers use both in the same way. A file made by `write` or `create` is complete once it has its name, and survives a
+power cut: on a disk because it is synced, in a store because a PUT is answered once it is durable.
 
 Every room may import this file.
 """

@@ -32,7 +32,7 @@ def read_lock_holders(state: Path) -> set[int]:
 
 
 def is_locked(state: Path, name: str) -> bool:
-    """Report if a process holds the lock `locks/NAME` of a state folder, which may be read-only."""
+    """Return true if a process holds the lock `locks/NAME` of a state folder, which may be read-only."""
     try:
         with (state / "locks" / name).open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)

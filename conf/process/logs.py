@@ -31,7 +31,7 @@ def log_event(log: logging.Logger, event: str, level: int = logging.INFO, **fiel
 
 
 def identify_problem(text: str) -> str:
-    """Return what stays the same while a problem lasts: the text before its reason, without numbers.
+    """Return the part of a text that stays the same while the problem lasts: what precedes the reason, without numbers.
 
     A problem reads `SUBJECT: reason`, such as `frames wait for Kafka, topic kiln.frames: no acknowledgement for 5 s`.
     The wording of its reason changes over time, and with each attempt that fails in another way.
@@ -44,7 +44,8 @@ _NUMBER: Final = re.compile(r"(?<![\w./:-])\d[\d,.]*(?![\w./:-])")
 
 
 class ProblemLog:
-    """Log of current problems, each logged when it appears and when it is resolved, however it is worded meanwhile."""
+    """Log of current problems. Each is logged when it appears and when it is resolved, even if its wording changes
+    meanwhile."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
@@ -52,7 +53,7 @@ class ProblemLog:
         """the first text of each problem, by its identity"""
 
     def see(self, problems: Iterable[str]) -> None:
-        """`problems`: all there are, in words."""
+        """`problems`: descriptions of all current problems."""
         now: dict[str, str] = {}
         for text in problems:
             now.setdefault(identify_problem(text), text)
@@ -88,8 +89,8 @@ def configure_logs(
 
 
 class LogFile(RotatingFileHandler):
-    """A rotated log file. Lines that cannot be written, as on a full disk, are counted, and the next line has the
-    count."""
+    """A rotated log file. Lines that cannot be written, such as on a full disk, are counted, and the next line has
+    their number."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, maxBytes=_FILE_BYTES, backupCount=2, delay=True)
@@ -108,10 +109,10 @@ class LogFile(RotatingFileHandler):
 
 
 class RateLimitFilter:
-    """A filter that lets 20 lines per event and minute pass.
+    """A filter that passes 20 lines per event and minute.
 
-    The last of them announces that more are dropped, and the first of a later minute has their number. Events are
-    distinguished by logger and text.
+    The last of them states that more are dropped, and the first line of a later minute has the number of dropped ones.
+    Events are distinguished by logger and text.
     """
 
     def __init__(self) -> None:

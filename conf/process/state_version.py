@@ -19,8 +19,8 @@ STATE_VERSION: Final = 3
 
 _FILE = "version"
 _CONTENT = ("broker", "checkpoints")
-"""Folders that only a Kiln fills. They are empty where a user mounts a disk for one. A user may bring `bridge`, to keep
-a node's keys, and the tables in `lake` have a version of their own."""
+"""Folders that only Kiln fills; an empty one may be a mounted disk. Not among them are `bridge`, which a user may copy
+to keep a node's keys, and `lake`, whose tables have a version of their own."""
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
@@ -42,8 +42,8 @@ def check_state_version(state: Path) -> None:
 def claim_state_folder(state: Path) -> None:
     """Create a state folder readable by its user alone, as it has keys and network data, and write its version.
 
-    Call it before anything else is written to the folder. The permissions of another user's folder, and of one that is
-    meant for all (/tmp), stay as they are: `kiln doctor` reports them.
+    Call it before anything else is written to the folder. The permissions of another user's folder, and of a shared one
+    such as /tmp, stay as they are: `kiln doctor` reports them.
 
     Raises:
         StateVersionError: An older or a newer Kiln wrote the folder. Nothing is changed.

@@ -1,7 +1,7 @@
 """Addresses, peer ids, topics and separators, checked where the settings are read.
 
 Each check raises ValueError, which says what is expected. The packages that read these formats take tenths of a second
-to import, so each check imports what the check uses: a start with nothing to check is quick.
+to import, so each check imports its own: a start with nothing to check is quick.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ MAX_TOPIC_BYTES: Final = 1024
 
 
 def check_servers(text: str) -> None:
-    """Check a list of Kafka servers, `host:port,host:port`. The error of one with a password does not have the text."""
+    """Check a list of Kafka servers, `host:port,host:port`. The error for an entry that contains a password does not
+    repeat it."""
     expected = 'host:port, separated by commas, such as "kafka-1:9092,kafka-2:9092"'
     if "@" in text:
         raise ValueError(f"expected {expected}: user and password go into kafka.sasl_username and kafka.sasl_password")

@@ -11,8 +11,8 @@ from pathlib import Path
 def ensure_password(broker_dir: Path) -> str:
     """Read the password of this folder's broker, after creating a missing one.
 
-    The broker and its clients may start in any order: of two that make the password at the same time, one wins.
-    OSError.
+    The broker and its clients may start in any order. If two of them create the password at the same time, both use one
+    of the two. OSError.
     """
     path = broker_dir / "password"
     while True:

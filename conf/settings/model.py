@@ -754,7 +754,7 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _of_kind(self) -> Self:
-        """Refuse settings of Ceramic on another network, where they would do nothing."""
+        """Reject settings for Ceramic on another network, where they would have no effect."""
         if self.is_ceramic:
             return self
         wrong = {
@@ -780,7 +780,7 @@ class Settings(Section):
 
     @property
     def queries(self) -> tuple[JobName, ...]:
-        """Queries that run: those of `jobs.queries` that the kind of the network has."""
+        """Queries that run: those of `jobs.queries` that apply to the kind of the network."""
         return tuple(name for name in self.jobs.queries if self.is_ceramic or name not in CERAMIC_QUERIES)
 
     @property

@@ -39,7 +39,7 @@ DEFAULT_FILE = Path(__file__).resolve().parents[1] / "kiln.toml"
 
 @dataclass(frozen=True)
 class LoadedSettings:
-    """Settings together with where they came from."""
+    """Settings and the source of each."""
 
     settings: Settings
     file: Path

@@ -27,7 +27,7 @@ def broker_stop(
 ) -> None:
     """Stop the embedded broker that a killed Kiln left running.
 
-    Without --force, the command refuses if the broker belongs to a running Kiln. Exit code 0 also if no broker runs.
+    Without --force, the command fails if the broker belongs to a running Kiln. Exit code 0 also if no broker runs.
     """
     folder = loaded(config, state).settings.state
     from kiln.deploy.stack.broker_owner import read_owner

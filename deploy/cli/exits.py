@@ -1,8 +1,8 @@
-"""Exit codes of `kiln`, and the error of a command line that makes no sense.
+"""Exit codes of `kiln`, and the error of an invalid command line.
 
 0 done; 1 the command failed; 2 the command line or the settings are wrong; 3 something that Kiln needs is missing
-(an extra, Java, jars, a free port, a broker); 130 interrupted. A `kiln run` that Ctrl-C stops has done its work, and
-exits with 0. `kiln.conf.process.errors` has the errors that bear these codes.
+(an extra, Java, jars, a free port, a broker); 130 interrupted. `kiln run` exits with 0 when Ctrl-C stops it, because
+that is how it normally ends. The errors with these codes are in `kiln.conf.process.errors`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,6 @@ INTERRUPTED: Final = 130
 
 
 class UsageError(KilnError):
-    """The command line makes no sense."""
+    """The command line is invalid."""
 
     exit_code = USAGE

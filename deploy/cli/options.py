@@ -48,7 +48,7 @@ def loaded(config: Path | None, state: Path | None, network: str | None = None) 
 
 
 def settings_of(config: Path | None, state: Path | None, network: str | None = None) -> Settings:
-    """Return the settings in force, once the state folder is known to be of this version.
+    """Return the settings in force, after checking the version of the state folder.
 
     Raises:
         SettingsError: The settings cannot be used.
@@ -67,7 +67,7 @@ def reading_settings(config: Path | None, state: Path | None, *, sample: bool) -
     Args:
         config: Settings file.
         state: State folder.
-        sample: Put the sample lake in the place of the lake.
+        sample: Use the sample lake instead of the lake of the settings.
 
     Raises:
         UsageError: Both `state` and `sample` name a lake.
@@ -110,7 +110,8 @@ def length_of(text: str, option: str = "--for") -> timedelta:
 
 @contextmanager
 def name_file(path: Path) -> Iterator[None]:
-    """Name a file in the errors of writing to it, such as a full disk, which the system reports without it."""
+    """Add the name of a file to errors of writing to it, such as a full disk: the system reports them without a
+    name."""
     try:
         yield
     except OSError as error:

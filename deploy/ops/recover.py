@@ -43,7 +43,8 @@ from kiln.schemas.wire.identity import VERDICT_NAMES, Verdict
 
 
 def read_message_identities(lake: Lake, horizon: int) -> Iterator[tuple[bytes, ...]]:
-    """Read the digests by which `archive` knows the messages in its table. `horizon`: of unsigned ones, µs."""
+    """Read the digests by which `archive` recognises the messages in its table. `horizon` is that of unsigned messages,
+    in µs."""
     columns = ["network", "message_id", "verdict", "observed_at"]
     for batch in read_rows(lake.open("messages"), columns):
         times = batch.column("observed_at").cast(pa.int64()).to_pylist()
@@ -147,7 +148,7 @@ class Recovery:
             now: Current time, µs.
 
         Returns:
-            The damages that are left, with what blocks their repair as the remedy.
+            The damages that remain, each with the obstacle to its repair as the remedy.
 
         Raises:
             BrokerError: The embedded broker does not start.
@@ -187,7 +188,7 @@ class Recovery:
         return {topic.name: topic.begin for topic in status.topics}
 
     def _find_state_start(self, ends: log.Offsets, now: int) -> log.Offsets:
-        """Find the offsets before `ends` at which the records begin that `updates` still needs for deduplication."""
+        """Find the offsets, before `ends`, of the first records that `updates` still needs for deduplication."""
         kafka = self._settings.broker
         self._read_broker_status()
         try:

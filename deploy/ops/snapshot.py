@@ -99,7 +99,7 @@ class Snapshot:
     """delay of live batches, s (`BatchLine.late`)"""
     late_p99: float | None = None
     late_by_bucket: Sequence[int] = ()
-    """live batches by lateness: as many numbers as `BATCH_DELAY_BUCKETS` has bounds, and one"""
+    """live batches by delay: a number for each bound of `BATCH_DELAY_BUCKETS`, and one for longer delays"""
     late_sum: float = 0.0
     tips: int = 0
     """in all batches"""

@@ -68,7 +68,7 @@ class SnapshotBuilder:
         self._last_count: tuple[float, int] = (started, 0)  # time and number of frames
         self._rate: float | None = None
         self.frames = 0
-        """frames that came into Kafka since the first snapshot"""
+        """frames written to Kafka since the first snapshot"""
 
     def count(self, query: str, counts: Mapping[str, int]) -> None:
         """Add the counts that a query reports for a micro-batch."""

@@ -1,7 +1,7 @@
 """Status of Kiln without Spark: the broker's topics, the queries' checkpoints, the lake's tables.
 
 The progress of a query comes from its checkpoint: `offsets/N` holds the end offsets of micro-batch N, and `commits/N`
-exists once that micro-batch is done. So it is also right after Kiln stopped or crashed.
+exists once that micro-batch is done. So it is correct even after Kiln stopped or crashed.
 """
 
 import socket
@@ -93,7 +93,8 @@ class TableStatus:
 
 @dataclass(frozen=True)
 class WireSavings:
-    """Bytes on the wire of topic references in one direction, as indices and as the names that they replace."""
+    """Topic references sent or received by index: the bytes that they took on the wire, and the bytes of the names that
+    they replace."""
 
     name: str
     """a topic, or a peer id"""

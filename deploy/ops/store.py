@@ -1,4 +1,4 @@
-"""Probe of an object store: can it hold a lake? Tests it with a temporary table."""
+"""Probe of an object store with a temporary table: does it support a lake?"""
 
 from __future__ import annotations
 

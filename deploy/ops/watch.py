@@ -71,7 +71,7 @@ class TopicCounts:
 
 
 class OpenWindows:
-    """Number of open windows, derived from the log without its values.
+    """Number of open windows, derived from keys and times of the log alone.
 
     A window per key opens with an update and ends T + G later in log time (decision 1).
     """
@@ -117,7 +117,7 @@ class TopicWatch:
         self._positions: dict[str, dict[int, int]] = {}
 
     def has_read(self, ends: Mapping[str, Mapping[int, int]]) -> bool:
-        """Report if all records before `ends` (full topic names) are counted."""
+        """Return true if all records before `ends` (by full topic name) are counted."""
         return all(
             self._positions.get(topic, {}).get(partition, 0) >= end
             for topic in self._topics

@@ -1,4 +1,4 @@
-"""Audit of what Kiln installs, as far as files tell: `make audit`.
+"""Audit, from files alone, of what Kiln installs: `make audit`.
 
 It reads the lock files, the lists of jars and `conf/kiln.vex.json`, and needs no network. Advisories change every day:
 `.github/workflows/audit.yml` scans the bill of materials for them, where there is a network.
@@ -133,7 +133,7 @@ def find_jar_faults(ivy_xml: Path) -> Iterator[str]:
 
 
 def find_vex_faults(document: bytes, purls: frozenset[str]) -> Iterator[str]:
-    """Find statements that say nothing, or are about components that Kiln no longer installs.
+    """Find incomplete statements, and statements about components that Kiln no longer installs.
 
     Args:
         document: OpenVEX 0.2.0 as JSON.
@@ -159,7 +159,7 @@ def find_vex_faults(document: bytes, purls: frozenset[str]) -> Iterator[str]:
 
 
 def find_yanked(lock: Path) -> list[str]:
-    """Ask the package index of pip's and uv's settings which versions of a lock file were yanked."""
+    """Query the package index of pip's and uv's settings for yanked versions in a lock file."""
     uv = str(Path(sys.executable).with_name("uv"))
     command = [uv, "pip", "install", "--dry-run", "--reinstall", "--no-deps", "--require-hashes", "-r", str(lock)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

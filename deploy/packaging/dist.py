@@ -6,7 +6,7 @@
   spark-submit hands to executors;
 - `jars/` and `jars.txt`: the jars that Kiln adds to Spark's, with checksums as sha256sum writes them;
 - `jobs/`: the scripts for spark-submit;
-- `jars-s3/` and `jars-s3.txt`, only when asked for: the jars that Spark needs for an object store.
+- `jars-s3/` and `jars-s3.txt`, only on request: the jars that Spark needs for an object store.
 
 The version carries the commit as a local version (PEP 440): `0.1.0+g0123456789ab`, and `.dirty` where the files of the
 checkout are not those of the commit.
@@ -77,9 +77,8 @@ def build_wheel(into: Path) -> Path:
 
 
 def build_environment(wheel: Path, archive: Path) -> None:
-    """Packs an environment with a wheel of Kiln and what its queries need. DistError.
-
-    The environment needs the same Python, at the same place, on each machine that unpacks it.
+    """Pack an environment with a wheel of Kiln and the packages that its queries need. The environment needs the same
+    Python, at the same place, on each machine that unpacks it.
     """
     from venv_pack import Env  # not at the top: only this needs it
 

@@ -106,7 +106,7 @@ def estimate_savings(
 
 
 def _add_window(saving: BatchSavings, separator: Separator, window: Window, typ: int, limit: int) -> None:
-    """Add the batches of a window, which has none without tips."""
+    """Add the batches of a window: none if it has no tips."""
     for block in write_leaves(window.leaves, limit):
         saving.batches += 1
         saving.batch_bytes += len(write_batch_update(separator, block.cid, typ))

@@ -45,7 +45,7 @@ _SHOW_EVERY = 1.0
 _JVM_ERRORS = (Py4JError, ConnectionError)
 """Errors of calls that Spark's JVM does not answer."""
 _DYING = 5.0
-"""s that a JVM may take to end after it stopped answering"""
+"""s that a JVM that no longer answers may take to end"""
 _CATCH_UP_TRIGGER = timedelta(seconds=2)
 """longest trigger interval of a run that catches up"""
 
@@ -80,7 +80,7 @@ def run_application(
 ) -> RunOutcome:
     """Run the queries until `duration` is over, they have caught up, or a signal (Ctrl-C, SIGTERM) arrives.
 
-    When `duration` is over, the run takes no new frames, and the queries read what there is (`run.drain`).
+    When `duration` is over, the run takes no new frames, and the queries read the remaining records (`run.drain`).
 
     Args:
         settings: The settings.
@@ -310,11 +310,11 @@ class _Run:
         self._live.end_input()
 
     def _has_drained(self, now: float, before: Ends, ends: Ends) -> bool:
-        """Report if tables and topics agree, or cannot agree any more.
+        """Return true if the tables have everything from the topics, or cannot get it any more.
 
         Args:
             now: Monotonic clock, s.
-            before: End offsets at the poll before.
+            before: End offsets at the previous poll.
             ends: End offsets now.
         """
         assert self._drain_started is not None

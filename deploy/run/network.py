@@ -91,7 +91,7 @@ class LiveNetwork:
         return (*bridge, *(self.status.errors if self.status else ()), *(self._demo.errors if self._demo else ()))
 
     def end_input(self) -> None:
-        """Stop the traffic of the demo network, and let the bridge capture nothing more.
+        """Stop the traffic of the demo network, and then the capture of the bridge.
 
         The bridge keeps publishing. It captures for another second, in which the demo network's last messages arrive.
         """

@@ -106,7 +106,7 @@ def render_summary(summary: RunSummary, command: str = "kiln sql") -> Renderable
 
 
 def describe_unread(unread: Mapping[str, int | None]) -> str:
-    """Describe what a run left unread, which is not in the tables above."""
+    """Describe the records that a run left unread, which are not in the tables above."""
     rest = ", ".join(name if count is None else f"{name} {count:,} records" for name, count in sorted(unread.items()))
     return f"not read yet: {rest}. The next run reads them; run.drain sets how long this one waits"
 

@@ -28,8 +28,8 @@ _POSITION = ("kafka_partition", "kafka_offset", "message_index")
 
 
 class _CompactAnswer(Answer):
-    """Result in a compact form: long ids are shortened, positions are one column, and values that all rows share, like
-    the day of their times, are in `shared` and not in columns."""
+    """Result in a compact form: long ids are shortened, positions are one column, and values that all rows share, such
+    as the day, are in `shared` instead of columns."""
 
     def __init__(self, answer: StepAnswer, *, whole_ids: bool) -> None:
         rows = [_merge_position(dict(zip(answer.columns, cells, strict=True))) for cells in answer.cells]

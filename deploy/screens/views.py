@@ -22,10 +22,10 @@ class View(Protocol):
     """Output of `kiln run` while it runs. As a context manager, it restores the terminal at the end."""
 
     def show(self, snapshot: Snapshot) -> None:
-        """Show this now."""
+        """Show a snapshot."""
 
     def say(self, words: str) -> None:
-        """Show something that has no snapshot: "starting the broker …"."""
+        """Show a message that has no snapshot, such as "starting the broker …"."""
 
     def __enter__(self) -> Self: ...
 
@@ -35,7 +35,7 @@ class View(Protocol):
 
 
 class LiveView:
-    """A picture that fills the terminal and is drawn anew in place; gone when left."""
+    """A screen that fills the terminal and is redrawn in place. It disappears at the end."""
 
     def __init__(self, console: Console) -> None:
         self._live = Live(Text(""), console=console, screen=True, auto_refresh=False, redirect_stderr=False)
@@ -45,7 +45,7 @@ class LiveView:
         self._live.update(render_screen(snapshot), refresh=True)
 
     def say(self, words: str) -> None:
-        """Show the words alone on the screen."""
+        """Show the message alone on the screen."""
         self._live.update(Text.assemble((" Kiln ", "bold reverse cyan"), f" {printable(words)}"), refresh=True)
 
     def __enter__(self) -> Self:
@@ -59,7 +59,7 @@ class LiveView:
 
 
 class LineView:
-    """A plain line every five seconds (by the snapshots' own clock), and one for each error when it comes."""
+    """Prints a plain line every five seconds, by the times of the snapshots, and a line for each new error."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -67,7 +67,7 @@ class LineView:
         self._told: set[str] = set()
 
     def show(self, snapshot: Snapshot) -> None:
-        """Print the snapshot's line when one is due."""
+        """Print the line of the snapshot if one is due."""
         for error in snapshot.errors:
             if identify_problem(error) not in self._told:
                 self.say(f"error: {' '.join(error.split())}")
@@ -77,7 +77,7 @@ class LineView:
             self.say(format_line(snapshot))
 
     def say(self, words: str) -> None:
-        """Print the words as a line."""
+        """Print the message as a line."""
         self._console.print(Text(printable(words)), soft_wrap=True)
 
     def __enter__(self) -> Self:
@@ -90,5 +90,5 @@ class LineView:
 
 
 def open_view(console: Console) -> LiveView | LineView:
-    """The view that fits the console."""
+    """Open the view that suits the console."""
     return LiveView(console) if console.is_terminal and not console.is_dumb_terminal else LineView(console)

@@ -76,8 +76,8 @@ class BridgeProcess:
         return status
 
     def end_capture(self) -> None:
-        """Let the bridge capture no more frames. It keeps publishing. One that is still starting has captured none, and
-        ends."""
+        """Stop the capture of frames; the bridge keeps publishing. A bridge that is still starting has captured none,
+        and ends."""
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGUSR1 if self._status_file.exists() else signal.SIGTERM)
 

@@ -3,8 +3,8 @@
 Layout of a jars folder: `spark/*.jar` (added to Spark), `broker/*.jar` (class path of the embedded broker) and
 `complete`, a stamp with a digest of the `ivy.xml` and the size of each file. The stamp is written last, so an
 interrupted download is repeated, and the check of a complete folder takes a few `stat` calls and no JVM.
-`conf/jars.sha256` has the checksum of each jar, so that a repository can only provide the files that Kiln was tested
-with.
+`conf/jars.sha256` has the checksum of each jar, so that Kiln accepts from a repository only the files that it was
+tested with.
 
 The jars for an object store are pinned in `conf/ivy-s3.xml`, are in the subfolder `s3`, and are fetched only if the
 settings name a store.
@@ -322,7 +322,7 @@ def _lock_folder(root: Path) -> Iterator[None]:
 
 
 def write_checksums(ivy_xml: Path = IVY_XML, resolve: Resolve = run_ivy) -> None:
-    """Write the checksums of the jars in the repository. To commit them is to trust those jars."""
+    """Write the checksums of the jars in the repository. Whoever commits them trusts those jars."""
     with tempfile.TemporaryDirectory() as fresh:
         resolve(ivy_xml, Path(fresh), _ignore_progress)
         lines = [f"{digest}  {name}\n" for name, digest in _compute_checksums(Path(fresh), ivy_xml).items()]

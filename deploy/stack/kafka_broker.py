@@ -51,7 +51,7 @@ class LaunchedBroker:
 
     @property
     def error(self) -> str:
-        """Why the broker is unavailable, as far as this process knows; empty if it is available."""
+        """Why the broker is unavailable, as far as is known; empty if it is available."""
         return ""
 
 
@@ -213,7 +213,7 @@ def launch_broker(settings: Settings, say: Say) -> Iterator[LaunchedBroker]:
 
 @contextmanager
 def start_broker_eventually(settings: Settings, say: Say) -> Iterator[None]:
-    """Start a broker as `start_broker`, but do not wait for brokers that are down.
+    """Start a broker as `start_broker`, but do not wait for a broker that is down.
 
     For processes that can work without a broker for a while. The topics are created or checked once a broker answers.
 

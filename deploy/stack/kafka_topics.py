@@ -88,7 +88,7 @@ RIGHTS = ("DESCRIBE", "DESCRIBE_CONFIGS", "READ", "WRITE")
 
 
 def find_missing_rights(topic: Mapping[str, object]) -> Iterable[str]:
-    """Find the missing rights on a topic, as a line.
+    """Describe the missing rights on a topic in one line.
 
     A broker that reports no rights counts as one that grants all.
 

@@ -35,7 +35,7 @@ class PeriodicProcess:
         """Create the process.
 
         Args:
-            command: What to run.
+            command: The command of a child.
             every: Pause between children, and before the first, so that a short run starts none; zero for no children.
             on_exit: Called with the exit code of each child.
             now: Monotonic clock, s.
@@ -63,7 +63,7 @@ class PeriodicProcess:
             self._start()
 
     def stop(self) -> None:
-        """End the child, if one runs. A later child does the rest of its work."""
+        """End the child, if one runs. A later child completes its work."""
         process, self._process = self._process, None
         if process is not None:
             terminate_process(process, _PATIENCE)

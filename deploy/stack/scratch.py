@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import IO, Final
 
 _LOCK: Final = "lock"
-"""Name of a file in each folder, locked by its process until the process ends; and of one next to the folders."""
+"""Name of the lock file in each folder, which its process holds until it ends, and of the lock file next to the
+folders."""
 
 _locks: list[IO[str]] = []
 """Locks held until the end of this process, as a JVM uses its first folder for all its sessions."""

@@ -118,8 +118,8 @@ def _archive_option() -> str:
 
 @contextmanager
 def _ignore_hangups() -> Iterator[None]:
-    """Start processes in this context that ignore SIGHUP, as PySpark's ignore SIGINT: when the terminal is closed, this
-    process stops the queries, and its end ends the JVM."""
+    """Let processes started in this context ignore SIGHUP, as PySpark's ignore SIGINT. When the terminal is closed,
+    this process stops the queries, and the JVM ends with it."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         yield

@@ -1,4 +1,4 @@
-"""A backfill run as the settings and a request say: terms, what it reads, and what it works with."""
+"""Setup of a backfill run from the settings and a request: its terms, its inputs, and the services that it uses."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def backfill(
 
 @contextmanager
 def cancel_on_signal(spark: SparkSession) -> Iterator[Callable[[], bool]]:
-    """Cancel Spark's jobs on SIGTERM or Ctrl-C, and yield a function that reports if one arrived.
+    """Cancel Spark's jobs on SIGTERM or Ctrl-C, and yield a function that returns true once a signal has arrived.
 
     A second Ctrl-C raises KeyboardInterrupt at once.
     """
@@ -356,9 +356,9 @@ def read_frames_topic_id(settings: Settings) -> str:
 
 
 def read_kafka_offsets(settings: Settings, terms: RunTerms) -> tuple[dict[str, tuple[int, int]], list[str]]:
-    """Read the offsets of a run's records in `kiln.frames`, and describe what of its range Kafka has removed.
-
-    Frames are captured before the broker stamps them, so a run reads from the first stamp of its range to the end.
+    """Read the offsets of a run's records in `kiln.frames`, and describe the parts of its range that Kafka has removed.
+    A frame is captured before the broker stamps it, so a run reads from the first record with a stamp in its range to
+    the end of the topic.
 
     Returns:
         First offset and end by partition, and the descriptions.

@@ -37,7 +37,7 @@ from kiln.schemas.wire.topic_table import BundleSet
 
 
 def create_submitted_session(name: str, settings: Settings) -> SparkSession:
-    """Create the session of a job that `spark-submit` started, which brings the jars."""
+    """Create the session of a job that was started by `spark-submit`, which provides the jars."""
     return create_session(
         name,
         master=settings.spark.master,

@@ -69,7 +69,7 @@ class SubmittedQuery:
             yield from build_query_metrics([newest.line])
 
     def why_dead(self) -> list[str]:
-        """Return the problems of liveness. A driver that starts is alive."""
+        """Return the reasons why the driver is not alive. A starting driver is alive."""
         silent = 0.0 if self._newest is None else time.monotonic() - self._newest.at
         return [f"the driver has not checked its query for {silent:.0f} s"] if silent > _HANG_TIMEOUT else []
 

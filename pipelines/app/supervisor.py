@@ -66,7 +66,7 @@ class _QueryRun:
     batch_id: int = -1
     """of the newest micro-batch at the last failure"""
     restart_at: float | None = None
-    """restart time of a failed query, monotonic s; None if the query runs, or is held"""
+    """restart time of a failed query, monotonic s; None if the query runs or is held"""
     held: bool = False
     """the query waits for the next start of Kiln, because the breaker tripped"""
     error: str = ""
@@ -74,7 +74,8 @@ class _QueryRun:
 
 
 class RestartsExhaustedError(RuntimeError):
-    """A query must not continue: it failed more often in a row than the settings allow, or would do harm."""
+    """A query must not continue, because it failed more often in a row than the settings allow, or because it would
+    write wrong data."""
 
 
 def _refuse_tables_without_checkpoint(name: JobName, settings: Settings) -> None:
@@ -96,7 +97,7 @@ def build_damage_location(settings: Settings) -> DamageLocation:
 
 
 def has_progress_marker(settings: Settings) -> bool:
-    """Report if `updates` may have committed its progress to Kafka."""
+    """Return true if `updates` may have committed its progress to Kafka."""
     return Checkpoint(settings.checkpoints_root / "updates").exists
 
 
@@ -133,10 +134,10 @@ class Supervisor:
             spark: The session.
             settings: The settings.
             names: The queries.
-            report: Receives the counts of the queries that count.
+            report: Receives the counts that queries report.
             now: A monotonic clock, s.
             clock: The time, µs.
-            topics: By default those of the settings' broker.
+            topics: Identities of topics; by default read from the broker of the settings.
         """
         self._spark = spark
         self._settings = settings
@@ -233,8 +234,8 @@ class Supervisor:
             save_topic_ids(checkpoint.path, {topic: state.id for topic, state in self._reads[name].items()})
 
     def _check_topics(self) -> None:
-        """Compare the topics with those of the start: a query would continue in another topic of the same name. What
-        Spark or kafka-python then do depends on how long that topic is.
+        """Check that no topic was replaced since the start. Otherwise a query would continue in the new topic of the
+        same name, in a way that depends on the length of that topic.
 
         Raises:
             RestartsExhaustedError: A topic was replaced, or has more partitions.
@@ -336,8 +337,8 @@ class Supervisor:
 
     @property
     def failures(self) -> dict[str, str]:
-        """The last failure of each query that is held, or has not finished a micro-batch since. A query that found
-        nothing to read since then has recovered too."""
+        """The last failure of each query that is held or has not recovered. A query has recovered once it finished a
+        micro-batch or found nothing to read."""
         progress = self._listener.snapshot()
         failures: dict[str, str] = {}
         for name, run in self._runs.items():
@@ -359,8 +360,8 @@ class Supervisor:
 
     @property
     def errors(self) -> dict[str, str]:
-        """The failure of each query that waits for its restart or is held; under "ticks" that of the ticks; under
-        "log time" and "clock" the consequence of a clock that trails."""
+        """The failure of each query that waits for its restart or is held, by query. In addition, "ticks" has the
+        failure of the ticks, and "log time" and "clock" the consequence of a clock that is behind."""
         errors: dict[str, str] = {
             name: run.error for name, run in self._runs.items() if run.restart_at is not None or run.held
         }
@@ -393,12 +394,12 @@ class Supervisor:
         return {name: run.failures for name, run in self._runs.items()}
 
     def has_caught_up(self, ends: Mapping[str, Mapping[int, int]]) -> bool:
-        """Report if no query lags behind `ends` (full topic names) and the ticks have passed the last window."""
+        """Return true if no query lags behind `ends` (by full topic name) and the ticks have passed the last window."""
         return (self.ticker is None or self.ticker.is_quiet) and not self.count_unread(ends)
 
     def count_unread(self, ends: Mapping[str, Mapping[int, int]]) -> dict[str, int | None]:
-        """Count the records before `ends` (full topic names) that each query has not read; a query that has read all is
-        missing, and one that waits for its restart or has not reported yet has `None`."""
+        """Count the records before `ends` (by full topic name) that each query has not read. A query that has read all
+        of them is missing, and a query that waits for its restart or has not reported yet has `None`."""
         progress, unread = self.progress, dict[str, int | None]()
         for name in self._names:
             topics = {full: ends[full] for full in map(self._settings.kafka.topic, QUERIES[name].reads) if full in ends}
@@ -436,8 +437,8 @@ _LOST_TASK = re.compile(r".*most recent failure: Lost task \S+ in stage \S+ \(TI
 
 
 def _read_cause(line: str) -> str:
-    """Read the error in a line of a traceback: `KIND: message`, in Java `Caused by: KIND: message` or, of a failed
-    stage, the error of its last task. Empty if there is none, or if it only says that another one follows."""
+    """Read the error in a line of a traceback: `KIND: message`, in Java `Caused by: KIND: message` or, for a failed
+    stage, the error of its last task. Empty if the line has none, or only announces another one."""
     text, is_task = _LOST_TASK.subn("", line.removeprefix("Caused by: ").removeprefix(": "))
     kind, colon, _ = text.partition(": ")
     is_error = is_task or (colon and kind.replace(".", "").isidentifier())

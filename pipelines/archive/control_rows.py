@@ -21,7 +21,7 @@ SUBSCRIPTIONS: Final = select_columns(TABLES["subscriptions"])
 CONTROLS: Final = select_columns(TABLES["controls"])
 
 ENTRY_ROW_BYTES: Final = 500
-"""bytes, about, of a row in addition to its message ids"""
+"""approximate bytes of a row, in addition to its message ids"""
 
 
 class ControlRows(NamedTuple):
@@ -30,7 +30,7 @@ class ControlRows(NamedTuple):
     subscriptions: list[_Row]
     controls: list[_Row]
     unread: int = 0
-    """entries beyond what is read of one RPC"""
+    """number of entries beyond the limit for one RPC"""
 
 
 NO_CONTROL_ROWS: Final = ControlRows([], [])
@@ -39,7 +39,7 @@ NO_CONTROL_ROWS: Final = ControlRows([], [])
 def read_control_rpc(frame: Frame) -> RPC | None:
     """Read the RPC of a frame if it has a control part.
 
-    There is none if the frame was cut or is no gossipsub RPC. `FrameDecoder` has the fault of such a frame.
+    Returns `None` if the frame was cut or is no gossipsub RPC: `FrameDecoder` returns the fault of such a frame.
     """
     payload = frame.payload
     if not has_control_part(payload) or frame.declared_length or frame.protocol == BEP50:
@@ -51,7 +51,8 @@ def read_control_rpc(frame: Frame) -> RPC | None:
 def build_control_rows(frame: Frame, rpc: RPC, config: DecodeConfig, partition: int, offset: int) -> ControlRows:
     """Build the rows of a frame, in the orders of SUBSCRIPTIONS and CONTROLS.
 
-    The network of a row is the topic's, as in the table `messages`; otherwise the frame's. `rpc`: of the frame.
+    The network of a row is that of its topic, as in the table `messages`, and without a topic that of the frame. `rpc`
+    is the frame's.
     """
     table = negotiate_table(frame.hello_in, frame.hello_out, config.bundles).table
     part = list_control_entries(rpc, table, config.message_ids.format)

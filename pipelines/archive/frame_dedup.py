@@ -19,16 +19,17 @@ _Files = tuple[list[DataFile], list[DataFile]]
 
 
 class FrameDedup:
-    """Tracks, from the first micro-batch on, which frames the lake holds. Tasks write all frames into files, and the
-    rare file with a frame that the lake holds is rewritten: no task needs to know what all tasks wrote before."""
+    """Tracks, from the first micro-batch on, which frames the lake has. Tasks write all frames into files without
+    knowing the frames of earlier tasks. The rare file with a frame that the lake already has is rewritten
+    afterwards."""
 
     def __init__(self, lake: Lake) -> None:
         self._lake = lake
         self._stored: StoredFrameRanges | None = None
 
     def drop_stored(self, results: Iterable[DecodeResult], write: WriteId) -> _Files:
-        """Return the files of `frames` and of their parts, without the frames that the lake held before this
-        micro-batch. `write`: that of the micro-batch."""
+        """Return the files of `frames` and of their parts, without the frames that the lake had before this
+        micro-batch. `write` is the id of the micro-batch's writes."""
         in_order = sorted(results, key=lambda each: min(each.spans.items()))
         if self._stored is None:
             # If this micro-batch is a repeat, its own rows are in the table: a frame is no duplicate of itself. Rows at

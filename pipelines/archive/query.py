@@ -1,5 +1,5 @@
-"""Query `archive`: to Delta every frame with its exact bytes, each subscription, control entry and copy of a message,
-and one valid copy of every message; to quarantine what is no message."""
+"""Query `archive`. It writes to Delta every frame with its exact bytes, each subscription, control entry and copy of a
+message, and one valid copy of every message. Bytes that are no message go to quarantine."""
 
 from __future__ import annotations
 

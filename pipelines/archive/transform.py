@@ -203,8 +203,9 @@ def decode_records(
         config: How to decode.
         lake: The lake of the files.
         task: Digest that each attempt of the task shares, and no other task.
-        every_copy: If false, only the first copy of each message in the task is yielded, which spares Spark's operators
-            the rest. A deduplication file needs every copy: the one that passed before may be a later one of this task.
+        every_copy: If false, only the first copy of each message in the task is yielded, to save Spark's operators
+            work. With a deduplication file every copy is needed, because the file may have accepted a later copy of
+            this task already.
 
     Yields:
         In chunks for `filter_new_copies`: copies of messages, each with its `DecodedMessage` as row; faults; and the
@@ -262,7 +263,7 @@ def decode_records(
 
 
 _ROW_OVERHEAD: Final = 500
-"""bytes, about, of a message or of its row, in addition to its data"""
+"""approximate bytes of a message or of its row, in addition to its data"""
 
 
 class DecodedRecord(NamedTuple):
@@ -294,7 +295,7 @@ def decode_record(decoder: FrameDecoder, partition: int, offset: int, stamp: int
 
 
 def decode_parts(decoder: FrameDecoder, frame: Frame, partition: int, offset: int, row: _Row = ()) -> DecodedRecord:
-    """Decode a frame into the rows of its parts. Messages do not depend on whether its control part can be read."""
+    """Decode a frame into the rows of its parts. Its messages are decoded even if its control part cannot be read."""
     rpc = read_control_rpc(frame)  # parsed once for its messages and its control part
     items = decoder.decode_frame(frame, partition, offset, rpc)
     copies = [build_copy_row(item, frame) for item in items if item.copy is not None]
@@ -338,7 +339,7 @@ class PartFiles:
 
 
 def reject_unread(control: ControlRows, frame: Frame, partition: int, offset: int) -> RejectedMessage:
-    """Build the fault of a frame with more entries than are read of one RPC. The frame has their bytes."""
+    """Build the fault of a frame with more entries than the limit for one RPC. The frame has their bytes."""
     read = len(control.subscriptions) + len(control.controls)
     detail = f"{read + control.unread} subscriptions and control entries, of which the first {read} are read"
     ref, at = MessageRef(partition, offset, None), frame.observed_at // 1000
@@ -348,12 +349,12 @@ def reject_unread(control: ControlRows, frame: Frame, partition: int, offset: in
 def _record_rejection(
     faults: list[RejectedMessage], columns: tuple[Column, ...], row: Sequence[object], error: Exception
 ) -> None:
-    """Record a row that its table cannot hold."""
+    """Record a row that its table cannot store."""
     faults.append(reject_row(columns, row, error))
 
 
 def reject_row(columns: tuple[Column, ...], row: Sequence[object], error: Exception) -> RejectedMessage:
-    """Build the fault of a row, in the order of `columns`, that its table cannot hold. Its data is the payload of the
+    """Build the fault of a row, in the order of `columns`, that its table cannot store. Its data is the payload of the
     frame or the data of the message; a row of `copies` has none."""
     named = {column.name: value for column, value in zip(columns, row, strict=True)}
     partition, offset, index = (named.get(name) for name in ("kafka_partition", "kafka_offset", "message_index"))
@@ -368,7 +369,7 @@ def reject_row(columns: tuple[Column, ...], row: Sequence[object], error: Except
 
 def build_message_rows(item: PackedRow) -> list[PackedRow]:
     """Build the row of `messages` of a copy that `decode_records` yields; anything else stays as it is. Call it after
-    deduplication: a row is expensive."""
+    deduplication, because rows are expensive to build."""
     message = item.row
     if not isinstance(message, DecodedMessage):
         return [item]
@@ -447,9 +448,10 @@ def _read_connection_record(frame: Frame) -> tuple[str | None, str | None, bool]
 
 
 def build_copy_row(item: DecodedMessage | RejectedMessage, frame: Frame) -> _Row:
-    """Build the row, in the order of COPIES, of a message that came IN, valid or not.
+    """Build the row, in the order of COPIES, of a received message, valid or not.
 
-    The network is the topic's, given by name or by index, as in the table `messages`; otherwise the frame's.
+    The network is that of the topic, given by name or by index, as in the table `messages`, and without a topic that of
+    the frame.
 
     Raises:
         ValueError: The item is no copy.
@@ -499,8 +501,8 @@ def build_message_row(item: DecodedMessage) -> _Row:
 
 
 def build_fault_rows(item: RejectedMessage) -> Iterator[tuple[bytes, tuple[str, str, bytes, bytes]]]:
-    """Build the identity, and reason, author, key and value, of the quarantine record. There is more than one where the
-    bytes are too many for one record; each then holds a numbered part."""
+    """Build identity, reason, author, key and value of the quarantine record. Bytes that are too many for one record
+    give several, each with a numbered part."""
     own = compute_fault_identity(item)
     for number, record in enumerate(build_fault_records(item)):
         identity = blake2b(own + (number * MAX_QUARANTINED).to_bytes(8), digest_size=16).digest() if number else own
@@ -576,7 +578,7 @@ def unpack_message_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[PackedRow
 
 
 def restore_tip_pairs(row: Sequence[object]) -> Sequence[object]:
-    """Turn the pairs of a map into tuples, as Arrow takes them: packing makes them lists."""
+    """Turn the pairs of a map into tuples, which Arrow expects. Packing makes them lists."""
     pairs = row[_TIPS]
     if isinstance(pairs, list) and isinstance(row, list):
         row[_TIPS] = [tuple(pair) for pair in pairs]

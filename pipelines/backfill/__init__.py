@@ -1,2 +1,2 @@
-"""Backfill: history through the functions of the streams, as Spark batch jobs, into tables of a run's own
-(docs/design, decision 21)."""
+"""Backfill: Spark batch jobs that process history with the functions of the streaming queries, and write it to tables
+of the run (docs/design, decision 21)."""

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 _LATENESS: Final = 600_000_000
-"""Greatest disorder of updates in the log with which windows at the edges of a run are exact."""
+"""Maximum disorder of updates in the log up to which windows at the edges of a run are exact."""
 
 UPDATES_PER_STEP: Final = 2_000_000
 """Updates whose windows one step builds."""

@@ -1,7 +1,7 @@
 """Deduplication of history: selects the copy of a message to keep, and the UPDATEs that are new (decision 21). Pure.
 
-In live, the order of processing decides both (decision 5). Here, the choice of live takes precedence, and otherwise the
-order of event times decides.
+In the streaming queries, the order of processing decides both (decision 5). Here, their choice takes precedence, and
+otherwise the order of event times decides.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class FramePosition(NamedTuple):
 class FirstCopySelector(Generic[T]):
     """Selects from the copies of one message (network and message id) within a chunk of time.
 
-    Add what is known of the message, then offer its copies in the order of event times, then take the fallbacks. Times
-    are µs.
+    Add the known copies of the message, then offer the chunk's copies in the order of event times, then list the
+    fallbacks. Times are µs.
     """
 
     def __init__(self, is_same: Callable[[int, int], bool]) -> None:
@@ -66,7 +66,8 @@ class FirstCopySelector(Generic[T]):
         return True
 
     def list_fallbacks(self) -> Iterable[T]:
-        """Return the first copy of each message whose live copy was not offered: that one is no longer a good copy."""
+        """Return the first copy of each message whose live copy was not offered, because it is no longer a valid
+        copy."""
         return self._fallbacks.values()
 
     def _find_same(self, times: list[int], at: int) -> int | None:
@@ -105,8 +106,8 @@ def select_new_updates(
 ) -> Iterator[T]:
     """Select the new UPDATEs of one stream and tip.
 
-    These are the updates of live, and others that were not announced in the `signed_horizon` µs before and live has not
-    within `signed_horizon` either way.
+    These are the updates of the live table, and those that were not announced in the `signed_horizon` µs before and
+    that the live table does not have within `signed_horizon` before or after.
 
     Args:
         known: Event time and claim of the new updates in the run's earlier chunks and in live.

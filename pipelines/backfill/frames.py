@@ -1,4 +1,5 @@
-"""Frames of Kafka or of files, written once each to the run's table `frames`, which a run reads like the live table."""
+"""Frames from Kafka or files, each written once to the run's table `frames`, which the run reads like the live
+table."""
 
 from __future__ import annotations
 

@@ -60,7 +60,8 @@ _Batches = Iterator[pa.RecordBatch]
 _Row = tuple[object, ...]
 
 RUN_MESSAGE = 1
-"""Rank of a message that the run has from an earlier chunk. Ranks put what is known of a message before its copies."""
+"""Rank of a message that the run has from an earlier chunk. By rank, the known rows of a message come before its
+copies."""
 LIVE_MESSAGE = 2
 """Rank of the copy that live keeps."""
 RUN_UPDATE = 3
@@ -279,7 +280,7 @@ _CopyMatcher = Callable[[int, int], bool]
 
 
 class _MessageGroup:
-    """The rows of one message: first what is known of it, then its copies."""
+    """The rows of one message: first the known rows, then its copies."""
 
     def __init__(self, chunk: TimeRange, signed: _CopyMatcher, unsigned: _CopyMatcher) -> None:
         self._chunk = chunk

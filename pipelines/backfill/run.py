@@ -1,8 +1,7 @@
 """Execution of a run, chunk by chunk: commits the files of each chunk to the run's tables, and logs its progress.
 
-A run that is stopped or killed resumes with the chunk that it was at. A chunk reads the run's own tables as of the end
-of the previous chunk, and live tables as of the begin of the run. So it gives the same rows however often it is
-repeated.
+A stopped or killed run resumes with its current chunk. A chunk reads the run's own tables as of the end of the previous
+chunk, and the live tables as of the start of the run. So it gives the same rows each time that it is repeated.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ class StoppedError(KilnError):
 
 @dataclass(frozen=True)
 class RunInputs:
-    """Inputs of a run, as of its begin."""
+    """Inputs of a run, as of its start."""
 
     live: Mapping[str, int]
     """versions of the live tables, without `streams` if no stream was known"""
@@ -216,7 +215,7 @@ def merge_outside(chunks: Iterable[RunEvent]) -> OutsideFrames:
 
 
 class _SavedInputs(msgspec.Struct, frozen=True):
-    """`RunInputs` and chunk sizes as stored in the event `begun`: a run resumes with the chunks that it began with."""
+    """`RunInputs` and chunk sizes as stored in the event `begun`, so that a resumed run has the same chunks."""
 
     live: dict[str, int]
     chunk: int
@@ -289,7 +288,7 @@ class _ChunkRunner:
     def _read_live(
         self, table: str, low: int | None = None, high: int | None = None, by: str = "observed_at"
     ) -> DataFrame:
-        """Read a live table as of the begin of the run, between two times of column `by`."""
+        """Read a live table as of the start of the run, between two times of column `by`."""
         version = self._inputs.live.get(table)
         if version is None:  # of streams: nothing was known
             return create_empty(self._resources.spark, table)

@@ -17,7 +17,7 @@ from kiln.pipelines.backfill.table_extents import TableExtent
 from kiln.pipelines.delta.lake import Lake
 
 MAX_EXAMPLES = 10
-"""Greatest number of differences of a table to show."""
+"""Maximum number of differences to show of a table."""
 
 _MAX_ROWS_PER_KEY = 50
 """rows of one key to search for examples"""

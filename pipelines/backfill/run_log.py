@@ -147,7 +147,7 @@ def _read_events(table: DeltaTable) -> list[RunEvent]:
 
 
 def read_runs(lake: Lake) -> list[BackfillRun]:
-    """Read the runs that were begun and not dropped, in the order of their begin."""
+    """Read the runs that were begun and not dropped, in the order of their start."""
     events: dict[str, list[RunEvent]] = {}
     for each in read_events(lake):
         if each.event == "dropped":

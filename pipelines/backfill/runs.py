@@ -61,7 +61,7 @@ class RunSummary:
 
 
 def list_runs(lake: Lake, state: Path) -> list[RunSummary]:
-    """List all runs in the order of their begin, dropped ones included.
+    """List all runs in the order of their start, including dropped ones.
 
     Raises:
         LakeError: There is no lake.
@@ -84,7 +84,7 @@ def get_run(lake: Lake, name: str) -> BackfillRun:
     """Get the run of this name.
 
     Raises:
-        NoRunError: There was never one, or it is dropped.
+        NoRunError: No such run was ever begun, or it is dropped.
     """
     run = get_run_unless_dropped(lake, name)
     if run is None:
@@ -100,7 +100,7 @@ def get_run_unless_dropped(lake: Lake, name: str) -> BackfillRun | None:
     """Get the run of this name, or `None` if it is dropped.
 
     Raises:
-        NoRunError: There was never one.
+        NoRunError: No such run was ever begun.
     """
     run = find_run(lake, check_name(name))
     if run is None and not any(each.run == name for each in read_events(lake)):

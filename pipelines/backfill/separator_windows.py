@@ -1,8 +1,8 @@
 """Windows of one separator over its rows of the table `updates`, in log order (decisions 1 and 21). Pure.
 
-The rows of a separator may be in several partitions: a false claim sends an update elsewhere, and history was never in
-`kiln.updates`. They are sorted by log time (`log_time`), then by partition and offset. Log time never goes back
-within a partition, so this is the order of each partition.
+The rows of a separator may be in several partitions: an update with a false claim is in the partition of the claimed
+separator, and history was never in `kiln.updates`. They are sorted by log time (`log_time`), then by partition and
+offset. Log time never goes back within a partition, so this is the order of each partition.
 """
 
 from __future__ import annotations

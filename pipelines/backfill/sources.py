@@ -83,11 +83,12 @@ def find_captures(files: Sequence[str]) -> tuple[list[CaptureFile], list[str]]:
     """Find the files to read: those named, and all in the named folders and archives.
 
     Returns:
-        The files, in the order of the names and then by name, and descriptions of what is of no format: in a folder
-        or an archive other files are skipped.
+        The files, in the order of the named paths and then by name, and descriptions of the files that are skipped in
+        folders and archives because they have no known format.
 
     Raises:
-        InputError: A named file cannot be read, or is of no format, or a folder or an archive has none that is.
+        InputError: A named file cannot be read or has no known format, or a folder or an archive contains no file that
+            has one.
     """
     captures: list[CaptureFile] = []
     skipped: list[str] = []
@@ -151,7 +152,7 @@ def save_streams(files: Sequence[Path], folder: Path) -> tuple[Path, ...]:
 
 
 def delete_streams(folder: Path) -> None:
-    """Delete the saved files of a run that needs them no more."""
+    """Delete the saved files of a run that no longer needs them."""
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -29,7 +29,7 @@ class SwapMarker:
     run: str
     step: str
     begun: int
-    """begin of the run, µs, which tells it from a later run of the same name"""
+    """start of the run, µs, which distinguishes it from a later run of the same name"""
 
     @property
     def app_id(self) -> str:

@@ -181,7 +181,8 @@ def _check_coverage(comparison: RangeComparison, run: BackfillRun) -> None:
 
 
 def _check_late_frames(comparison: RangeComparison, run: BackfillRun) -> None:
-    """Raise SwapError if frames of the range were added after the run began: it may lack them, and live does not."""
+    """Raise SwapError if frames of the range were added to the live table after the run began, because the run may lack
+    them."""
     now, then = (
         comparison.open_as_of("frames", when)
         for when in (comparison.lake.open("frames").version(), datetime_of(run.events[0].happened_at))

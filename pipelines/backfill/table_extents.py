@@ -42,7 +42,7 @@ class TableExtent:
         return tuple(column.name for column in TABLES[self.table].columns)
 
     def term(self, column: str) -> str:
-        """Return the SQL expression that a column is compared by."""
+        """Return the SQL expression with which a column is compared."""
         return self.terms.get(column, column)
 
     @property

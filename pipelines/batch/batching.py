@@ -23,7 +23,7 @@ from kiln.schemas.wire.batch_block import MAX_BLOCK, write_leaves
 
 @dataclass(frozen=True)
 class BatchConfig:
-    """T and G in µs, the greatest size of a block in bytes, and the updates that go into batches."""
+    """T and G in µs, the maximum size of a block in bytes, and the updates that go into batches."""
 
     window: int = 1_000_000
     grace: int = 0

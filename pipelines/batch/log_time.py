@@ -22,7 +22,8 @@ class LogTimeFile:
     """Log time before each micro-batch. A micro-batch that a crash repeats starts at the same log time."""
 
     def __init__(self, path: Location) -> None:
-        """Read the file, which is in the folder of the query's checkpoint. If it is missing, the log begins."""
+        """Read the file, which is in the folder of the query's checkpoint. If it is missing, the query starts at the
+        beginning of the log."""
         self._path = path
         self._saved = msgspec.json.decode(path.read(), type=_SavedTimes) if path.exists() else _SavedTimes(-1, {}, {})
 

@@ -1,5 +1,5 @@
-"""Offset ranges of one partition of `kiln.updates`, decoded: what the windows need of each record (decision 1). No
-Spark.
+"""Offset ranges of one partition of `kiln.updates`, decoded into the fields of each record that the windows need
+(decision 1). No Spark.
 
 Decoding needs no order and no state, so many tasks can do it at once; the windows then take range by range.
 """
@@ -55,7 +55,7 @@ ALL: Final = UpdateFilter()
 
 
 class WindowOwner(NamedTuple):
-    """Owner of the window of an update, and the epoch of the writer that the update is from."""
+    """Owner of the window of an update, and the writer's epoch in which it was written."""
 
     key: WindowKey
     query: str
@@ -176,7 +176,7 @@ def _read_stream_key(stream: str) -> bytes:
         stream: The StreamID in any spelling.
 
     Raises:
-        StreamIdError: It is none.
+        StreamIdError: The text is no StreamID.
     """
     return encode_stream_key(stream_text(stream))
 

@@ -1,7 +1,7 @@
 """Stateful processor of the query `batch`: from offset ranges of a partition of `kiln.updates` to batches (decision 1).
 
-Spark asks the processor for its state in a separate Python process when the query starts. So pandas, two seconds of
-CPU, is imported where rows come.
+When the query starts, Spark requests the processor's state schema in a separate Python process. So pandas, whose import
+takes two seconds of CPU, is imported only where rows are processed.
 """
 
 from __future__ import annotations

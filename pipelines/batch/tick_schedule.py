@@ -1,6 +1,6 @@
 """Schedule of the ticks of a partition of `kiln.updates` (decision 1).
 
-Pure: the broker's answers and the time in, yes or no out.
+It does no I/O and reads no clock: the caller passes the broker's stamps and the time.
 """
 
 from __future__ import annotations
@@ -12,22 +12,23 @@ from typing import NamedTuple
 
 
 class _WindowEnd(NamedTuple):
-    """An end of windows that a tick is to reach."""
+    """A log time at which windows end, to be reached by a tick."""
 
     log_time: int
-    """log time, ms: every window ends here that was opened before the tick that found this end"""
+    """log time, ms, at which all windows end that were opened before the tick that recorded this end"""
     at: int
-    """when the broker's clock should reach it, by the caller's time, ms"""
+    """the caller's time, ms, at which the broker's clock should reach it"""
 
 
 @dataclass
 class TickSchedule:
-    """Decide when one partition needs a tick: after other writers' records, where windows end, and at rest.
+    """Decides when one partition needs a tick: after other writers' records, when windows end, and once more after a
+    pause.
 
     The first tick after other records reports log time. All windows that these records opened end `span` (T + G) later
-    in log time. The schedule waits by the caller's time, and decides by the broker's stamps: until they have advanced
-    so far, the tick stays due. A last tick comes `rest` ms after the first. `rest` must be well over `span`, so that
-    windows that were opened with a greater T end then too.
+    in log time. The schedule waits by the caller's time, but a tick stays due until the broker's stamps have reached
+    that log time. A last tick is due `rest` ms after the first. `rest` must be well over `span`, so that windows that
+    were opened with a greater T end then too.
     """
 
     span: int
@@ -35,15 +36,15 @@ class TickSchedule:
     rest: int
     """ms"""
     log_time: int = 0
-    """greatest stamp so far: of what was in the partition before, and of our ticks since, ms"""
+    """greatest stamp so far, ms, of the earlier records in the partition and of our ticks"""
     stamp: int = 0
-    """of our newest tick; 0 if there is none. Stamps before log time are those of a broker whose clock went back."""
+    """stamp of our newest tick; 0 if there is none. If it is below log time, the broker's clock went back."""
     _last: int = -1  # offset of our newest tick
     _ends: deque[_WindowEnd] = field(default_factory=deque)  # ascending
     _rest: _WindowEnd | None = None  # after the newest other record
 
     def is_due(self, end_offset: int, now: int) -> bool:
-        """Report if the partition, which ends before `end_offset`, needs a tick at `now`."""
+        """Return true if the partition, which ends before `end_offset`, needs a tick at `now`."""
         return self.stamp == 0 or end_offset > self._last + 1 or self.next_at <= now
 
     @property
@@ -53,7 +54,7 @@ class TickSchedule:
         return inf if first is None else first.at
 
     def record_tick(self, offset: int, stamp: int, now: int) -> None:
-        """Record the offset and the stamp of a tick. A gap after the last tick is other records.
+        """Record the offset and the stamp of a tick. A gap after the previous tick means that others wrote records.
 
         Args:
             offset: Offset of the tick.

@@ -88,7 +88,7 @@ class Ticker:
                 self._stop.wait(max(self._interval, 0.5))
 
     def _tick_until_stopped(self) -> None:
-        """Tick with librdkafka: with kafka-python, ticks cost most of the CPU time of the driver's Python."""
+        """Tick with librdkafka. With kafka-python, ticks took most of the CPU time of the driver's Python."""
         options = librdkafka_options(self._options)
         admin = AdminClient({**options}, logger=_log)
         producer = Producer({**options, **_PRODUCER}, logger=_log)

@@ -39,8 +39,8 @@ def build_range_reader(update_filter: UpdateFilter) -> Callable[[Iterator[pa.Rec
     """Build a function for `mapInArrow`. In: partition int, offset bigint, stamp bigint (µs), value binary. Out:
     OFFSET_RANGES.
 
-    It makes one row per partition and record batch: PySpark unpacks each row that it hands to a stateful processor, at
-    5 µs a row. Each partition is read by a task of its own here, while the shuffle brings several to one task.
+    It makes one row per partition and record batch, because PySpark takes 5 µs to unpack each row for a stateful
+    processor. Here each partition has a task of its own; after the shuffle, one task may have several.
     """
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -28,7 +28,8 @@ _NEVER: Final = -(2**63)
 _FOREVER: Final = 2**63
 
 _MAX_HEAD_WINDOWS: Final = 256
-"""Most windows that the head of a state holds itself: reading and writing them costs less than loading shards."""
+"""Maximum number of windows in the head of a state: up to it, reading and writing the head costs less than loading
+shards."""
 _SHARD_WINDOWS: Final = 16
 """Windows per shard, on average."""
 _NO_DUE: Final = 2**63 - 1
@@ -83,7 +84,7 @@ class _WindowsHead(msgspec.Struct, array_like=True):
     windows: list[tuple[WindowKey, _SavedWindow]] = []
     """in order of opening; empty if they are in shards"""
     epochs: list[tuple[str, int, list[bytes]]] = []
-    """by writer, the one that wrote last at the end: number, and digests of the messages"""
+    """number and message digests by writer, in the order of their last write"""
     dues: bytes = b""
     """least `due` of the windows of each shard: 8 bytes each, little-endian, µs"""
     count: int = 0
@@ -139,13 +140,13 @@ class _WriterEpoch:
 class PartitionWindows:
     """Open windows of one partition.
 
-    Call `add_range` for each range of records, in offset order. Record by record, the same is: `advance(stamp)`, then
-    `add(…)` for each update that `is_duplicate` does not reject.
+    Call `add_range` for each range of records, in offset order. The equivalent for single records is `advance(stamp)`,
+    then `add(…)` for each update that `is_duplicate` does not reject.
 
-    A state is a head and, where many windows are open, shards. A window is in the shard that the digest of its key
-    selects, among as many shards as there are windows for (linear hashing: a new shard takes windows from one other
-    shard alone). So the cost of reading and writing depends on the windows that records touch and that come due, and
-    not on how many are open.
+    A state is a head and, where many windows are open, shards. The digest of its key selects the shard of a window. The
+    number of shards follows the number of windows (linear hashing: a new shard takes windows from one other shard
+    only). So the cost of reading and writing depends on the windows that records touch and that come due, and not on
+    how many are open.
     """
 
     def __init__(self, length: int, state: bytes = b"", grace: int = 0, shards: StateShards | None = None) -> None:
@@ -253,7 +254,7 @@ class PartitionWindows:
         return self._add_leaf(key, encode_stream_key(stream) + tip, event_time)
 
     def is_duplicate(self, query: str, batch: int, message: str) -> bool:
-        """Add a message, and report whether it already came in its writer's newest epoch (decision 7).
+        """Add a message, and return true if its writer's newest epoch already had it (decision 7).
 
         An epoch is one micro-batch of the query that writes the log, or the records that the bridge released between
         two commits: after a crash Kafka may have them twice. Messages are stored for the newest epoch of each of the

@@ -14,7 +14,7 @@ _FILE: Final = "breaker.json"
 
 @dataclass(frozen=True)
 class BreakerState:
-    """A tripped breaker. `query`: its query; `why`: the reason; `at`: the time, UTC."""
+    """A tripped breaker: its query, the reason (`why`), and the time in UTC (`at`)."""
 
     query: str
     why: str
@@ -22,7 +22,7 @@ class BreakerState:
 
     @property
     def description(self) -> str:
-        """The cause and what to do."""
+        """The cause and the remedy."""
         return (
             f"the breaker tripped at {self.at:%Y-%m-%d %H:%M} UTC: {self.why}. Fix the build, or raise "
             "breaker.consecutive_failures if Kiln is to refuse that format, and start Kiln again: "

@@ -60,7 +60,7 @@ _BRIDGE_JUDGEMENTS: Mapping[int, Judgement] = {
 _DATA = PubsubMessage("DATA")
 
 _WHOLE_MESSAGE_REASONS = (METADATA_ONLY, PROCESSING_FAILED)
-"""Reasons with which quarantine holds the whole message, and not its data alone."""
+"""Reasons for which quarantine stores the whole message, not only its data."""
 
 
 class MessageRef(NamedTuple):
@@ -125,7 +125,7 @@ class DecodedMessage(NamedTuple):
 
 @dataclass(frozen=True)
 class DecodeConfig:
-    """All that decoding depends on in addition to the bytes."""
+    """Everything that decoding depends on in addition to the bytes."""
 
     default_policy: Policy = "strict"
     policies: Mapping[str, Policy] = field(default_factory=dict)
@@ -154,7 +154,7 @@ def decode(
 ) -> list[DecodedMessage | RejectedMessage]:
     """Decode one record of `kiln.frames`: its messages in order, each valid or rejected, and faults of the frame.
 
-    A datagram of the BitTorrent DHT holds one message. A frame that Kiln sent (OUT) holds none. `stamp`: the broker's,
+    A datagram of the BitTorrent DHT has one message. A frame that Kiln sent (OUT) gives none. `stamp`: the broker's,
     µs; the time of a record that is not a Frame.
     """
     return FrameDecoder(config).decode(value, partition, offset, stamp)
@@ -174,7 +174,7 @@ def reject_failed(
 
 
 class FrameDecoder:
-    """Decodes frames one after another, and each message once, however many copies of it come.
+    """Decodes frames one after another, and each message once even if there are several copies.
 
     The result for a message depends on its bytes and on a few properties of its frame. These are the cache key, so a
     cached result is the same as a fresh one.
@@ -442,9 +442,8 @@ def _decode_announcement(frame: Frame, ref: MessageRef, config: DecodeConfig) ->
 
 
 def _check_signature(message: Message, topic: str, bridge_verdict: int, policy: Policy) -> Judgement:
-    """Return the bridge's judgement if it has checked, else our own. The reason is empty if the message is accepted.
-
-    A signature covers the topic's name: the index that was on the wire instead is not part of what was signed.
+    """Return the verdict of the bridge if it has checked the signature, else our own. The reason is empty if the
+    message is accepted. A signature covers the topic's name, not the index that replaced it on the wire.
     """
     judgement = _BRIDGE_JUDGEMENTS.get(bridge_verdict)
     if judgement is not None:
@@ -471,11 +470,12 @@ def _get_signer(message: Message, verdict: Verdict) -> str | None:
 def compute_identities(decoded: DecodedMessage, scope: str, horizon: int) -> tuple[bytes, bytes]:
     """Compute the two digests that identify copies of a message; copies agree in at least one of them.
 
-    Copies of a signed message are identified while the digests are stored; so are those of an unverifiable one
-    with author and seqno. An unsigned one, and any on a network with ids by content, is identified by its bytes, which
-    may legitimately come again (an unsigned QUERY is always the same), so only within its horizon. Time is cut into
-    spans of one horizon, in two ways, the second half a span later: copies less than half a span apart share a span in
-    one way or the other; a repeat after a whole horizon shares none.
+    Copies of a signed message are identified as long as the digests are stored, and so are those of an unverifiable
+    message with author and seqno. An unsigned message, and any message on a network with ids by content, is identified
+    by its bytes. The same bytes may legitimately be sent again (an unsigned QUERY is always the same), so these digests
+    hold only within the horizon. Time is divided into spans of one horizon in two ways, which are half a span apart.
+    Copies less than half a span apart share a span in at least one division; a repeat after a whole horizon shares
+    none.
 
     Args:
         decoded: The message.
@@ -503,15 +503,15 @@ def compute_column_identities(
 
 
 def is_lasting(message_id_: str, signed: bool) -> bool:
-    """Report if copies of a message are identified while digests are stored, not only within a horizon."""
+    """Return true if copies of a message are identified while digests are stored, not only within a horizon."""
     if signed:
         return not message_id_.startswith(CONTENT_PREFIXES)
     return message_id_.startswith(UNVERIFIED) and not message_id_.startswith(CONTENT_PREFIXES, len(UNVERIFIED))
 
 
 def compute_fault_identity(fault: RejectedMessage) -> bytes:
-    """Compute the digest of a fault, which has no copies: each one is stored, but only once for a frame that
-    was written twice (docs/design/contracts.md, Frame)."""
+    """Compute the digest of a fault. Faults have no copies, so each is stored, but only once for a frame that was
+    written twice (docs/design/contracts.md, Frame)."""
     where = (fault.frame, fault.ref.position) if fault.frame else fault.ref
     return blake2b(repr((where, fault.stage, fault.detail)).encode(), digest_size=16).digest()
 

@@ -1,4 +1,4 @@
-"""Frames out of the rows of the table `frames`."""
+"""Conversion of rows of the table `frames` to Frames."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults of Kiln itself while it processes one record: the record goes to quarantine, and the query goes on."""
+"""Faults of Kiln itself while it processes one record: the record goes to quarantine, and the query continues."""
 
 from __future__ import annotations
 

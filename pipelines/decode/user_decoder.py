@@ -1,7 +1,7 @@
 """The user's own decoder of messages (`network.decoder`): a function from the bytes of a message to a dict.
 
-The dict becomes JSON in the column `decoded` of the table `messages`. The decoder is code that Kiln knows nothing
-about, so whatever it does with one message is a fault of that message alone.
+The dict becomes JSON in the column `decoded` of the table `messages`. Kiln knows nothing about the decoder's code, so a
+failure on one message affects that message alone.
 """
 
 from __future__ import annotations

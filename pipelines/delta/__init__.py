@@ -1,1 +1,1 @@
-"""The lake: where the Delta tables are; how Kiln opens, makes and appends to them."""
+"""The lake: opening and creating the Delta tables, and appending to them."""

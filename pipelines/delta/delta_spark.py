@@ -1,4 +1,4 @@
-"""Commits by Delta's own Spark connector, for places where Spark's catalog and log store must commit."""
+"""Commits by Delta's own Spark connector, for installations in which Spark's catalog and log store must commit."""
 
 from __future__ import annotations
 

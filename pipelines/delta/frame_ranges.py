@@ -6,10 +6,10 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 
 Ranges = list[tuple[int, int]]
-"""Sequences as ascending closed ranges that do not touch: a connection with no loss is one range."""
+"""Sequence numbers as ascending closed ranges that are not adjacent: a connection without loss is one range."""
 
 FrameRanges = dict[bytes, Ranges]
-"""The ranges by connection and direction, as `side()` writes the two."""
+"""The ranges by connection and direction; `build_range_key` builds the key."""
 
 _LAST = 2**63
 
@@ -20,7 +20,7 @@ def build_range_key(connection: bytes, direction: int) -> bytes:
 
 
 def insert(ranges: Ranges, low: int, high: int) -> bool:
-    """Add low…high to `ranges` in place. Returns False if all of it was there."""
+    """Insert low…high into `ranges` in place. Returns False if `ranges` already has all of it."""
     if ranges and low == ranges[-1][1] + 1:  # nearly always
         ranges[-1] = (ranges[-1][0], high)
         return True
@@ -39,7 +39,7 @@ def insert(ranges: Ranges, low: int, high: int) -> bool:
 
 
 def contains(ranges: Ranges, sequence: int) -> bool:
-    """Report if a sequence lies in one of the ranges."""
+    """Return true if a sequence lies in one of the ranges."""
     at = bisect_right(ranges, (sequence, _LAST)) - 1
     return at >= 0 and ranges[at][1] >= sequence
 
@@ -73,7 +73,7 @@ def merge(into: FrameRanges, added: Mapping[bytes, Iterable[tuple[int, int]]]) -
 
 
 def overlap(stored: Mapping[bytes, Ranges], frames: Mapping[bytes, Iterable[tuple[int, int]]]) -> bool:
-    """Report if one of the frames is stored."""
+    """Return true if one of the frames is stored."""
     return any(
         _overlaps(stored[key], low, high) for key, ranges in frames.items() if key in stored for low, high in ranges
     )

@@ -17,7 +17,7 @@ from kiln.pipelines.delta.files import DataFile
 from kiln.pipelines.delta.lake import Lake, locate_commit
 
 _INSPECTED_COMMITS = 50
-"""newest commits that are inspected: older ones are on the disk for sure"""
+"""number of newest commits that are inspected; older ones are certainly on the disk"""
 
 
 @dataclass
@@ -29,9 +29,9 @@ class TableLog:
     """the newest commits, newest first, if they cannot be read or name missing files"""
     torn_since: float | None = None
     """unix s: when the first torn commit was made, or the first file that it may name was written. `None` if no commit
-    is torn. Spark notes a micro-batch as done after its commits and before the next one writes files."""
+    is torn. Spark records a micro-batch as done after its commits, and before the next one writes files."""
     within: list[int] = field(default_factory=list)
-    """torn commits that whole commits follow"""
+    """torn commits that are followed by intact ones"""
     checkpoints: list[Path] = field(default_factory=list)
     """unreadable checkpoints of the log that the log itself can replace"""
 
@@ -73,7 +73,7 @@ def read_commit(table: Location, version: int) -> list[dict[str, dict[str, objec
 
 
 def adds_any(actions: Sequence[Mapping[str, Mapping[str, object]]], files: Sequence[DataFile]) -> bool:
-    """Report if a commit adds one of these files to its table."""
+    """Return true if a commit adds one of these files to its table."""
     names = {file.name for file in files}
     return any(action["add"]["path"] in names for action in actions if "add" in action)
 

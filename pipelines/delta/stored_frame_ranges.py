@@ -1,4 +1,4 @@
-"""Frame ranges of the table `frames`, read by delta-rs: Spark would load all of Delta's classes at each start."""
+"""Frame ranges of the table `frames`, read by delta-rs. With Spark, each start would load all of Delta's classes."""
 
 from __future__ import annotations
 

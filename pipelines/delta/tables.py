@@ -18,7 +18,7 @@ from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.delta.tables import TABLES
 
 _STATISTICS_ROUNDING: Final = 1_000
-"""µs by which the greatest time of a file may be above what is stated: Spark states milliseconds (PROTOCOL.md,
+"""µs by which the greatest time of a file may exceed its statistic, because Spark writes milliseconds (PROTOCOL.md,
 Per-file Statistics)."""
 
 

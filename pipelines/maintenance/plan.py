@@ -21,16 +21,17 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SMALLEST_TIER = 64 << 10
 _TIER = 8
 _FILES_PER_REWRITE = 8
-"""files of a tier that are worth a rewrite while the period still grows"""
+"""number of files of a tier that are worth a rewrite while the period still grows"""
 _FILES_PER_REWRITE_AT_REST = 2
 """the same for past periods"""
 _FULL_FRACTION = 0.5
-"""fraction of the target from which a file stays as it is; any two smaller ones fit into one"""
+"""fraction of the target size from which a file is not rewritten; any two smaller files fit into one"""
 
 _MIN_ENTRIES = 100
 """newest log entries, which always stay: recovery after a power cut reads them (decision 19)"""
 _MAX_ENTRIES = 5_000
-"""log entries that stay, except those that `MaintenancePolicy.readers` protects: each commit lists them all"""
+"""maximum number of log entries in addition to those that `MaintenancePolicy.readers` protects, because each commit
+lists them all"""
 _MIN_TRIMMED_ENTRIES = 25
 """removable log entries from which shortening the log is worthwhile"""
 
@@ -44,11 +45,11 @@ class MaintenancePolicy:
     keep: int
     """time that a version stays readable after the next one"""
     readers: int = _HOUR
-    """the same in a log that `keep` would make too long"""
+    """the same if `keep` would make the log too long"""
     unnamed: int = _DAY
     """age from which a file that no commit names is garbage"""
     retention: int | None = None
-    """greatest age of a row, or `None` for no limit"""
+    """maximum age of a row, or `None` for no limit"""
     pinned: int | None = None
     """oldest version that stays readable at any age"""
 
@@ -91,7 +92,7 @@ class RemovedFiles:
     """Files that log entries remove."""
 
     before_start: frozenset[str] = frozenset()
-    """removed before the new begin of the log"""
+    """removed before the new start of the log"""
     after_start: frozenset[str] = frozenset()
     """removed later, so versions in the log still need them"""
 

@@ -31,7 +31,7 @@ _CERAMIC_TABLES: Final = frozenset(QUERIES["sink"].tables) - {"quarantine"}
 """Tables whose rows follow from updates and batches."""
 
 _MAX_STATUS_AGE = timedelta(seconds=10)
-"""age of a status above which its bridge does not run"""
+"""age of a status above which its bridge counts as stopped"""
 
 
 def build_context(settings: Settings, now: datetime) -> CheckContext:

@@ -116,7 +116,7 @@ def _test_values(values: pd.Series, is_valid: Callable[[object], bool], usual: s
     Args:
         values: The values.
         is_valid: The test.
-        usual: A regular expression of valid texts. For Arrow strings it saves a call for each value that matches.
+        usual: A regular expression of valid texts. For Arrow strings, `is_valid` is not called for values that match.
     """
     array = pa.Array.from_pandas(values)
     if not usual or not isinstance(values.dtype, pd.ArrowDtype) or not pa.types.is_string(array.type):

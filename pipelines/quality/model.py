@@ -77,10 +77,9 @@ class UnmatchedBatch(NamedTuple):
 
 
 def select_faults(unmatched: Iterable[UnmatchedBatch]) -> Iterator[UnmatchedBatch]:
-    """Select what is due outside any chain of overlapping windows that has an excused one.
-
-    One update more or less shifts the windows after it, until there is a pause. What is not due yet is part of the
-    chains: else a fault would disappear when it is.
+    """Select the due faults, except those in a chain of overlapping windows with an excused one. An additional or
+    missing update shifts the windows after it, until there is a pause. Faults that are not due yet are part of the
+    chains. Otherwise a fault would disappear once they are due.
     """
     for _, of_owner in groupby(sorted(unmatched), key=lambda each: each.owner):
         run: list[UnmatchedBatch] = []
@@ -264,7 +263,7 @@ def _build_query(inputs: CheckInputs) -> str:
 
 
 def _remember_updates(inputs: CheckInputs, updates_table: str) -> None:
-    """Add the new updates to the state, as hashes of owner, stream and tip in their usual texts."""
+    """Add the new updates to the state, as hashes of owner, stream and tip in canonical form."""
     key = f"hash({_OWNER_SQL}, stream, tip)"
     inputs.db.execute(f"INSERT INTO {updates_table} SELECT DISTINCT {key}, {inputs.now} FROM ({_build_query(inputs)})")
     unusual = inputs.db.execute(

@@ -13,7 +13,7 @@ from kiln.pipelines.quality.table_checks import TIMES
 from kiln.schemas.delta.tables import TABLES
 
 SHOWN: Final = 20
-"""keys that a result names at most"""
+"""maximum number of keys in a result"""
 ANY_RANGE: Final = "--from TIME --to TIME"
 """Range of a command in a hint, if no key has a time."""
 _MARGIN: Final = timedelta(minutes=1)
@@ -44,7 +44,7 @@ class CheckResult:
     words: Sequence[str] = ()
     """description of each key's fault"""
     pending: int = 0
-    """rows that are not judged yet, because what they refer to may still come"""
+    """number of rows that are not judged yet, because the rows that they refer to may still arrive"""
     span: tuple[datetime | None, datetime | None] = (None, None)
     """times of the first and the last faulty key, if keys have times"""
 

@@ -22,7 +22,7 @@ from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.kafka.frames import HISTORY
 
 FROM_KAFKA: Final = "kafka_partition >= 0"
-"""Condition of rows that came through Kafka. Rows out of files have a negative partition (docs/design, decision 21).
+"""Condition of rows that came through Kafka. Rows from files have a negative partition (docs/design, decision 21).
 Their numbers are those of lines, which have gaps and begin anywhere."""
 
 TIMES: Final[Mapping[str, str]] = {
@@ -48,13 +48,13 @@ DUCKDB: Final[Mapping[str, str]] = {
 """DuckDB types by type of `kiln.schemas.delta.tables`."""
 
 KEY_RETENTION: Final = timedelta(days=7)
-"""retention of a key in the state, which so grows with the rows of a week, not with the tables"""
+"""retention of a key in the state, whose size thus depends on the rows of a week, not on the tables"""
 
 _SETTLE: Final = timedelta(minutes=10)
 _ANNOUNCED: Final = timedelta(hours=2)
-"""retention of the ids of copies: a peer announces a message for seconds after it has it"""
+"""retention of the ids of copies: a peer announces a message only within seconds after it received it"""
 _REPEATS: Final = timedelta(days=2)
-"""age of an update or a message at most that a row still refers to: more than `dedupe.signed_ttl`"""
+"""maximum age of an update or a message to which a row still refers: more than `dedupe.signed_ttl`"""
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class CheckInputs:
 
 
 class CheckReset(Exception):  # noqa: N818 - no error: rows were added where the state has a gap
-    """The check deletes its state, and reads its tables from the beginning."""
+    """Signals that the check must delete its state and read its tables from the beginning."""
 
 
 Finder = Callable[[CheckInputs], str]
@@ -346,7 +346,7 @@ def check_offsets(inputs: CheckInputs) -> str:
 
 
 def _upsert_greatest(inputs: CheckInputs, table: str, names: str, newest: str) -> None:
-    """Update `last` of each `names` in a table by the new rows in `news`."""
+    """Update the column `last` of a state table for the names in `news`, which has the new rows."""
     inputs.db.execute(
         f"CREATE OR REPLACE TEMP TABLE merged AS SELECT {names}, max(last) AS last FROM (SELECT * FROM {table} "
         f"UNION ALL SELECT {names}, {newest} FROM news GROUP BY ALL) GROUP BY ALL"
@@ -364,7 +364,7 @@ def _reset_if(inputs: CheckInputs, sql: str) -> None:
 
 
 class _Reference(NamedTuple):
-    """The tables to which a row may refer, and the columns by which it does."""
+    """The tables to which a row may refer, and the columns of the reference."""
 
     name: str
     """name of the column of hashes in the state, and of the table of hashes that exist"""

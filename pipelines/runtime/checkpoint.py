@@ -1,4 +1,4 @@
-"""Reader of a query's checkpoint: Spark's files, which are never written here. It needs no Spark."""
+"""Reader of a query's checkpoint: Spark's files, which it never writes. It needs no Spark."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REPLACED_EPOCH_FILE = "replaced-epoch"
 
 
 class CheckpointError(ValueError):
-    """A checkpoint file is not what Spark writes; the message names the file."""
+    """A checkpoint file does not have Spark's format; the message names the file."""
 
 
 def parse_offsets(text: str) -> log.Offsets:
@@ -93,11 +93,11 @@ class Checkpoint:
         return msgspec.json.decode(path.read(), type=Epoch) if path.exists() else None
 
     def behind_since(self, time: int) -> int | None:
-        """Find since when micro-batches have begun before `time` by the driver's clock.
+        """Find the first of the newest consecutive micro-batches that began before `time` by the driver's clock.
 
         Returns:
-            The begin of the first of the newest such micro-batches in a row, as far back as Spark keeps them, µs; None
-            if the newest one began later.
+            The time at which it began, µs, as far back as Spark keeps micro-batches; None if the newest one began
+            later.
         """
         since = None
         for batch in sorted(self._list_numbers("offsets"), reverse=True):
@@ -112,7 +112,7 @@ class Checkpoint:
         first.
 
         Raises:
-            CheckpointError: The file is not what Spark writes.
+            CheckpointError: The file does not have Spark's format.
             OSError: The file cannot be read.
         """
         if batch == _NONE:

@@ -25,7 +25,7 @@ class LastGoodBatch:
     batch: int
     """-1 if none was begun"""
     done: bool
-    """true if Spark has noted it as done"""
+    """true if Spark has recorded it as done"""
 
     @property
     def next(self) -> int:
@@ -34,7 +34,7 @@ class LastGoodBatch:
 
 
 def is_whole(path: Path) -> bool:
-    """Report if a file exists, holds bytes, and agrees with the checksums that Hadoop keeps next to it."""
+    """Return true if a file exists, holds bytes, and agrees with the checksums that Hadoop keeps next to it."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -57,11 +57,11 @@ def find_claimed_end(checkpoint: Path) -> LastGoodBatch:
 
 
 def find_sound_end(checkpoint: Path, before: float | None = None) -> LastGoodBatch | None:
-    """Find the newest micro-batch with intact files, which counts as done or can be repeated.
+    """Find the newest micro-batch with intact files: it is done, or can be repeated.
 
     Args:
         checkpoint: Folder of the checkpoint.
-        before: Consider only micro-batches noted as done before this time, unix s.
+        before: Consider only micro-batches that were recorded as done before this time, unix s.
 
     Returns:
         None if there is none.
@@ -104,13 +104,14 @@ def list_files_after(checkpoint: Path, end: LastGoodBatch) -> list[Path]:
 
 
 def read_newest_commit_time(checkpoint: Path, end: LastGoodBatch) -> float | None:
-    """Return when the newest done micro-batch up to an end was noted as done, unix s; None if there is none."""
+    """Return the time at which the newest done micro-batch up to an end was recorded as done, unix s; None if there is
+    none."""
     done = [n for n in _list_numbers(checkpoint / "commits") if n < end.next]
     return (checkpoint / "commits" / str(max(done))).stat().st_mtime if done else None
 
 
 def _offsets_are_whole(path: Path) -> bool:
-    """Report if a file of offsets is intact: version, metadata, and the offsets of the query's one source."""
+    """Return true if a file of offsets is intact: version, metadata, and the offsets of the query's one source."""
     if not is_whole(path):
         return False
     try:
@@ -121,7 +122,8 @@ def _offsets_are_whole(path: Path) -> bool:
 
 
 def _state_is_whole(checkpoint: Path, version: int) -> bool:
-    """Report if each partition of the state can be read as of a version: from a snapshot, and the changes since."""
+    """Return true if each partition of the state can be read as of a version: from a snapshot, and the changes since it.
+    """
     return all(_partition_is_whole(folder, version) for folder in _list_partitions(checkpoint))
 
 

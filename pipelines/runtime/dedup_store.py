@@ -1,8 +1,8 @@
 """Deduplication store of a query, on the disk next to the query's checkpoint (decision 10).
 
 Each digest is stored with the Kafka position of the one copy that passed. When that copy is read again, it passes
-again: a micro-batch that a crash repeats has the same rows, however it is cut into tasks then. So the file may be ahead
-of the checkpoint, and must never be behind it.
+again. So a micro-batch that is repeated after a crash has the same rows, even if it is split into other tasks, and the
+file may be ahead of the checkpoint, but never behind it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def find_dedup_store(checkpoint: Location, master: str, span: int, *, durable: b
         None if the deduplication state is in Spark's state, because tasks may run on machines without the file.
 
     Raises:
-        KilnError: The query has its deduplication state in the other form.
+        KilnError: The query has its deduplication state in the other of the two places.
     """
     if checkpoint.folder is None:
         return None
@@ -80,12 +80,12 @@ def find_dedup_store(checkpoint: Location, master: str, span: int, *, durable: b
 
 
 class DedupStoreError(KilnError):
-    """The file cannot be read or written: the disk is full, or the file is none."""
+    """The file cannot be read or written, because the disk is full or it is not a file of this format."""
 
 
 @contextmanager
 def _lock_folder(folder: Path) -> Iterator[None]:
-    """Keep other tasks of this machine from making the file meanwhile."""
+    """Prevent other tasks on this machine from creating the file meanwhile."""
     lock = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -95,7 +95,8 @@ def _lock_folder(folder: Path) -> Iterator[None]:
 
 
 class DedupCopy(Protocol):
-    """A copy, of which one is to pass. `identities`: its digests; `position`: unique to this copy; `size`: bytes."""
+    """One of several copies, of which one passes. `identities`: its digests; `position`: unique to this copy; `size`:
+    bytes."""
 
     @property
     def identities(self) -> tuple[bytes, ...]: ...
@@ -135,14 +136,14 @@ class DedupStore:
         self._file.close()
 
     def is_in_place(self) -> bool:
-        """Report if the file is still the one of that name."""
+        """Return true if the file is still the one of that name."""
         return self._path.exists() and self._path.stat().st_ino == self._inode
 
     def filter_new(self, copies: Collection[_Copy], now: int) -> list[_Copy]:
         """Return the copies that pass: one per digest, and again one per digest that has expired. `now`: µs.
 
-        The digests of a copy are checked in turn, as two operators in a row would: a copy that the second drops was new
-        to the first.
+        The digests of a copy are checked one after the other, as by two consecutive operators: a copy that the second
+        one drops still counts as seen for the first.
         """
         passed: list[_Copy] = []
         with self._transaction():
@@ -181,7 +182,7 @@ class DedupStore:
         return positions, expired
 
     def mark(self, epoch: Epoch, now: int) -> None:
-        """Note that the file has all copies of a micro-batch that one of its tasks read. `now`: as in `filter_new`."""
+        """Record that the file has all copies that one task of a micro-batch read. `now` as in `filter_new`."""
         with self._transaction():
             self._file.execute(_MARK_EPOCH, (epoch.query, epoch.batch, now))
 
@@ -195,7 +196,8 @@ class DedupStore:
             self._file.execute(_ADD_COUNT, (added,))
 
     def _forget(self, now: int, added: int) -> None:
-        """Check some of the digests, in turn, and delete those that have expired. `added`: digests that are new."""
+        """Check some of the digests, others at each call, and delete those that have expired. `added`: digests that are
+        new."""
         (first,) = self._file.execute(_SELECT_SWEPT).fetchone()
         last = self._file.execute(_SELECT_LAST, (first, _SWEPT_PER_ROW * added + _MIN_SWEPT)).fetchone()
         if last is None:  # fewer are left, up to the last of all
@@ -245,12 +247,12 @@ _DELETE_REST = "DELETE FROM digests WHERE digest > ? AND passed_at <= ?"
 
 
 def _key(digest: bytes, turn: int) -> bytes:
-    """Build the key of a digest: those of different turns differ, though their bytes may be the same."""
+    """Build the key of a digest. Equal digests at different indexes of a copy have different keys."""
     return digest + bytes([turn]) if turn else digest
 
 
 def chunk_copies(copies: Iterable[_Copy]) -> Iterator[list[_Copy]]:
-    """Cut the copies of a task into chunks for `filter_new_copies`."""
+    """Split the copies of a task into chunks for `filter_new_copies`."""
     chunk: list[_Copy] = []
     size = 0
     for copy in copies:
@@ -290,8 +292,8 @@ class DedupStoreState(NamedTuple):
 
 
 def read_dedup_state(checkpoint: Path | None) -> DedupStoreState:
-    """Read the state of the file next to a checkpoint; all 0 if there is none, or if it cannot be read, which the query
-    reports."""
+    """Read the state of the file next to a checkpoint; all 0 if there is none or it cannot be read. The query itself
+    reports an unreadable file."""
     if checkpoint is None or not (checkpoint / FILE_NAME).exists():
         return DedupStoreState()
     path = checkpoint / FILE_NAME
@@ -303,7 +305,7 @@ def read_dedup_state(checkpoint: Path | None) -> DedupStoreState:
 
 
 def has_dedup_state(checkpoint: Path) -> bool:
-    """Report if a query with this checkpoint has deduplication state, in such a file or in Spark's state."""
+    """Return true if a query with this checkpoint has deduplication state, in such a file or in Spark's state."""
     return (checkpoint / FILE_NAME).exists() or (checkpoint / "state").exists()
 
 
@@ -328,11 +330,11 @@ def find_missing_digests(checkpoint: Path) -> str:
     """Compare the file next to a checkpoint with its own count of digests.
 
     Each transaction updates digests and count together, so they differ only if another program has changed the file, or
-    if it was copied while a query wrote to it. This reads the whole file, some 5 million digests a second, and once for
-    as long as the file stays as it is: a start examines it twice.
+    if it was copied while a query wrote to it. This reads the whole file, at some 5 million digests per second. The
+    result is cached until the file changes, because a start needs it twice.
 
     Returns:
-        What is wrong with the file; empty if nothing is.
+        A description of the fault; empty if there is none.
     """
     path = checkpoint / FILE_NAME
     files = (path, path.with_name(f"{FILE_NAME}-wal"))
@@ -356,14 +358,14 @@ def _count_missing_digests(path: Path, state: tuple[tuple[int, int, int], ...]) 
 
 
 def release_positions(checkpoint: Path, is_of_topic: Callable[[str], bool], is_lost: Callable[[str], bool]) -> None:
-    """Forget where copies passed: their topic is gone, and another record is at the same offset of the new one.
+    """Clear the positions of copies whose topic was re-created: the new topic has other records at these offsets.
 
-    A digest stays known, so a copy that comes again does not pass.
+    The digests stay, so further copies do not pass.
 
     Args:
         checkpoint: The folder with the file; nothing happens if there is none.
         is_of_topic: Returns true for a position in the topic.
-        is_lost: Returns true for a position whose copy passed and reached no table. Its digest is forgotten.
+        is_lost: Returns true for a position whose copy passed but reached no table. Its digest is removed.
 
     Raises:
         DedupStoreError: The file cannot be read or written.

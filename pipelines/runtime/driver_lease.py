@@ -116,7 +116,7 @@ class DriverLease:
             return
 
     def _poll_group(self, consumer: KafkaConsumer) -> None:
-        """Join the group, or rejoin it after the session has expired. The group exists for its membership alone."""
+        """Join the group, or rejoin it after the session has expired. The group has no purpose but its membership."""
         until = self._now() + _JOIN_TIMEOUT
         consumer.poll(timeout_ms=0, max_records=1)
         # kafka-python 3.0.12 drops the result of a join that ends between two polls, and joins again: with rare polls a
@@ -175,8 +175,8 @@ class DriverLease:
 
 
 def _compute_machine_id() -> str:
-    """Compute an id of the processes that see each other's process ids: the machine since its start, and the
-    namespace."""
+    """Compute an id that is shared by all processes that see each other's process ids: that of the machine's boot and
+    of the PID namespace."""
     try:
         identity = Path("/proc/sys/kernel/random/boot_id").read_text() + os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -185,7 +185,7 @@ def _compute_machine_id() -> str:
 
 
 def _has_ended(process: str) -> bool:
-    """Report if a driver ran on this machine and has ended. An earlier driver with this process's own id has."""
+    """Return true if a driver ran on this machine and has ended, which includes one with this process's own id."""
     pid, machine, _ = process.split("_", 2)
     if machine != _compute_machine_id():
         return False

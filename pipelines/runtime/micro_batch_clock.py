@@ -1,8 +1,9 @@
 """Clock by which a query expires its deduplication state (decision 10).
 
-The driver passes its time to the tasks of a micro-batch, and it never goes back: after a wrong clock is set back,
-Spark's own `current_timestamp` would let the deduplicating operators silently drop every row as late. It also never
-advances by more than the elapsed time: a clock set ahead by days would expire digests that are a second old.
+The driver passes its time to the tasks of a micro-batch. This time never goes back: with Spark's own
+`current_timestamp`, the deduplicating operators would silently drop every row as late after a wrong clock is set back.
+It also never advances by more than the elapsed time: otherwise a clock that is set ahead by days would expire digests
+that are a second old.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Progress of a query, committed to Kafka as the offsets of a consumer group: for a query that writes no table with
-which an older checkpoint could be compared (decision 19). Tools for consumer groups then show the query's lag."""
+"""Progress of a query, committed to Kafka as the offsets of a consumer group. It is for a query that writes no table,
+with which an older checkpoint could be compared (decision 19). Tools for consumer groups then show the query's lag."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class ProgressMarker:
         self._consumer.commit({partition: OffsetAndMetadata(at, metadata) for partition, at in offsets.items()})
 
     def find_offsets_since(self, ends: log.Offsets, stamp: int) -> log.Offsets:
-        """Find the offsets from which on the records before `ends` have this broker stamp (ms), or a later one."""
+        """Find the offsets, before `ends`, of the first records with this broker stamp (ms) or a later one."""
         parts = {TopicPartition(topic, part): end for topic, parts in ends.items() for part, end in parts.items()}
         by_time = self._consumer.offsets_for_times(dict.fromkeys(parts, stamp))
         firsts = {part: end if by_time[part] is None else min(by_time[part].offset, end) for part, end in parts.items()}

@@ -1,4 +1,4 @@
-"""Context that a query is started with, and functions that start it."""
+"""Context of a query, and functions that start one."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class QueryContext:
     uptime: Callable[[], int]
     """returns the time since the machine's start, µs; this clock is never set"""
     durable: bool = False
-    """sync all effects of a micro-batch to disk before Spark notes it as done"""
+    """sync all effects of a micro-batch to disk before Spark records it as done"""
     report: Report = field(default=ignore_report)
     listener: StreamingQueryListener | None = None
 
@@ -71,7 +71,7 @@ class QueryContext:
         return find_dedup_store(checkpoint, master, 2 * self.dedup_retention, durable=self.durable)
 
     def find_durable_checkpoint(self, query: str) -> DurableCheckpoint | None:
-        """Return the query's checkpoint if it must be synced, which does not hold for an object store."""
+        """Return the query's checkpoint if it must be synced, which is never the case in an object store."""
         folder = (self.checkpoints / query).folder
         return DurableCheckpoint(folder) if self.durable and folder is not None else None
 
@@ -90,12 +90,13 @@ class QueryContext:
 
 
 _INTERPRETED: Final = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
-"""Settings against code generation: Spark would compile classes for each query, and a micro-batch has few rows, with
-little work in the JVM."""
+"""Settings that disable code generation. With it, Spark would compile classes for each query, although a micro-batch
+has few rows and little work in the JVM."""
 
 
 def coalesce_small(rows: DataFrame, records: int | None) -> DataFrame:
-    """Coalesce the rows of a small micro-batch into one partition, as each task has a startup cost and makes a file.
+    """Coalesce the rows of a small micro-batch into one partition, because each task has a startup cost and writes a
+    file.
 
     `records`: number of records that the micro-batch reads, if known.
     """
@@ -103,7 +104,7 @@ def coalesce_small(rows: DataFrame, records: int | None) -> DataFrame:
 
 
 def is_small(records: int | None, small: int) -> bool:
-    """Report if a micro-batch is known to read fewer than `small` records."""
+    """Return true if a micro-batch is known to read fewer than `small` records."""
     return records is not None and records < small
 
 
@@ -127,7 +128,7 @@ def write_micro_batches(
     """Call `write(rows, batch_id, query_id)` for each micro-batch. The two ids identify a repeated write.
 
     `checkpoint` is synced before the call, so that the micro-batch's offsets are on disk before its effects, and after
-    it, so that its state is on disk before Spark notes the micro-batch as done (decision 19).
+    it, so that its state is on disk before Spark records the micro-batch as done (decision 19).
     """
 
     def call(rows: DataFrame, batch_id: int) -> None:

@@ -35,7 +35,7 @@ def pack(row: object) -> bytes:
 
 
 def unpack(data: bytes) -> list[object]:
-    """Unpack a row: a list where there was a tuple, a list of pairs where there was a map."""
+    """Unpack a row. Tuples become lists, and maps become lists of pairs."""
     return _decoder.decode(data)
 
 

@@ -13,7 +13,7 @@ from kiln.conf.process.location import Location, StorePrefix
 
 _PREFIX: Final = "spark.hadoop.fs.s3a."
 _ENVIRONMENT: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION")
-"""variables that delta-rs reads and S3A does not; of two with the same meaning, the first counts"""
+"""variables that delta-rs reads and S3A does not; if two have the same meaning, the first takes precedence"""
 
 _SIMPLE: Final = "org.apache.hadoop.fs.s3a.SimpleAWSCredentialsProvider"
 _TEMPORARY: Final = "org.apache.hadoop.fs.s3a.TemporaryAWSCredentialsProvider"

@@ -1,7 +1,8 @@
 """Environment of a Spark on this machine: PySpark's own, without the variables of another Spark or Hadoop.
 
-A user's SPARK_HOME, SPARK_CONF_DIR, HADOOP_CONF_DIR or PYSPARK_PYTHON belong to another installation. Spark's scripts,
-its JVM and PySpark would follow them to other jars, settings, file systems and interpreters. On a cluster they count.
+A user's SPARK_HOME, SPARK_CONF_DIR, HADOOP_CONF_DIR or PYSPARK_PYTHON belong to another installation. With them,
+Spark's scripts, its JVM and PySpark would use other jars, settings, file systems and interpreters. On a cluster they
+apply.
 """
 
 from __future__ import annotations

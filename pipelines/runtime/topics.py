@@ -133,7 +133,7 @@ def find_mismatches(
 
     Args:
         saved: Topic ids in the checkpoint.
-        read: Offsets up to which the query has read, or has begun to.
+        read: Offsets up to which the query has read, or has begun to read.
         states: The topics that the query reads.
 
     Returns:

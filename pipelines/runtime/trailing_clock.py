@@ -1,4 +1,4 @@
-"""Detection of a clock that trails a recorded time: it was ahead and was set back, or is wrong now.
+"""Detection of a clock that is behind a recorded time: it was ahead and was set back, or it is wrong now.
 
 Times are µs since the epoch."""
 
@@ -18,7 +18,7 @@ class TrailingClock:
     """Comparison of a clock with the newest time that was recorded."""
 
     since: int | None = None
-    """when the clock was first seen to trail, by itself; `None` if it does not trail"""
+    """time, by that clock, at which it was first seen to be behind; `None` if it is not"""
     now: int = 0
     newest: int = 0
 
@@ -32,7 +32,7 @@ class TrailingClock:
 
 
 def is_trailing(now: int, newest: int) -> bool:
-    """Report if `now` trails `newest` by more than the tolerance."""
+    """Return true if `now` trails `newest` by more than the tolerance."""
     return newest - now > _TOLERANCE
 
 

@@ -61,7 +61,7 @@ RECEIVED_COLUMNS = (
     Column("separator_key", "string", "of the separator that the batch was announced under"),
     Column("separator_value", "string", "its value"),
 )
-"""Tips out of blocks of others' batches. They are not yet rows of a table, because their separator is to be compared
+"""Tips in the batches of other nodes. They are not yet rows of a table, because their separator must first be compared
 with the verified one."""
 
 IDENTITY = ("identity",)
@@ -93,7 +93,7 @@ def sink_records(records: DataFrame, lake: Lake, log_times: LogTimes, dedup: Ded
     """Write the rows of the tables once each. Columns topic, partition, offset, stamp, key, value in; OUTPUT_DDL out:
     rows of no table, unchanged, and one `SinkOutput` per task, which names the files of the tables' rows.
 
-    A topic holds a record twice if its writer was killed and restarted.
+    A topic has a record twice if its writer was killed and restarted.
 
     Args:
         records: Records of TOPICS.
@@ -143,8 +143,8 @@ def _select_columns(records: DataFrame) -> DataFrame:
 
 
 def apply_log_time(row: Sequence[object], log_times: LogTimes) -> Sequence[object]:
-    """Set `log_time` of a row of the table `updates`. A task knows only the stamps of its own records, so `log_times`
-    is log time at the start of the micro-batch."""
+    """Set `log_time` of a row of the table `updates`. A task has only the stamps of its own records, so `log_times` is
+    the log time at the start of the micro-batch."""
     partition, at = row[_LOG_PARTITION], row[_LOG_TIME]
     assert isinstance(partition, int)
     assert isinstance(at, int)
@@ -153,7 +153,7 @@ def apply_log_time(row: Sequence[object], log_times: LogTimes) -> Sequence[objec
 
 
 def read_received_tips(rows: DataFrame) -> DataFrame:
-    """kind, data in; RECEIVED out: the rows of that kind."""
+    """Read the received tips. Columns kind, data in; RECEIVED out."""
     schema = build_arrow_schema(RECEIVED_COLUMNS)
 
     def unpack_rows(batches: _Batches) -> _Batches:
@@ -169,7 +169,7 @@ def read_received_tips(rows: DataFrame) -> DataFrame:
 
 
 def exclude_own_batches(rows: DataFrame, publications: DataFrame) -> DataFrame:
-    """RECEIVED in and out: without what we published ourselves, which comes back to us like anybody's."""
+    """Exclude the tips of batches that Kiln published itself, which peers send back. RECEIVED in and out."""
     ours = publications.where(F.col("error").isNull()).select("batch_cid").distinct()
     return rows.join(ours, "batch_cid", "left_anti").select(*(column.name for column in RECEIVED_COLUMNS))
 
@@ -275,8 +275,8 @@ def write_rows(rows: Iterable[PackedRow], lake: Lake, log_times: LogTimes) -> _B
 
 
 def _reject_row(table: str, row: Sequence[object], error: Exception) -> _Row:
-    """Build the row of `quarantine` for a row that its table cannot hold. It has no values but texts: one of them is at
-    fault."""
+    """Build the row of `quarantine` for a row that its table cannot store. It has only the row's texts, because one of
+    the other values is at fault."""
     columns = TABLES[table].columns
     named = {column.name: value for column, value in zip(columns, row, strict=True)}
     texts = ", ".join(f"{name} {value[:80]!r}" for name, value in named.items() if isinstance(value, str))
@@ -339,7 +339,7 @@ def build_batch_rows(batch: BatchRecord, emitted_at: int) -> Iterator[tuple[str,
     """Build the rows of a batch and its tips: (table, identity of the row, row). `emitted_at`: µs.
 
     Raises:
-        BlockError: Its block is none.
+        BlockError: Its block is malformed.
     """
     tips = read_block(batch.block)
     owner = (batch.network, batch.origin, batch.separator.key, batch.separator.value)

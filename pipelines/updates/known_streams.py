@@ -1,5 +1,5 @@
-"""The verified separators of streams: a file on each machine's disk, which Python workers bring up to where
-`kiln.streams` ends, and share."""
+"""The verified separators of streams, in a file on each machine's disk. The Python workers share it, and update it to
+the current end of `kiln.streams`."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class StreamsTopic:
 
 
 class StreamsFile:
-    """Streams and their separators in an SQLite file, with the offsets in the topic up to which it holds them.
+    """Streams and their separators in an SQLite file, with the offsets in the topic up to which the file is complete.
 
     A stream takes some 30 bytes of disk, a tip that waited 20, and a separator its text. Memory use does not depend on
     the number of streams. Several processes may have the file open. A process that dies leaves the file as of its last
-    `add`. sqlite3.Error, of each method: the disk is full, or the file is none.
+    `add`. Each method raises sqlite3.Error if the disk is full or the file has another format.
     """
 
     def __init__(self, path: Path) -> None:
@@ -59,7 +59,7 @@ class StreamsFile:
     def add(self, values: Iterable[bytes | None], offsets: Mapping[int, int]) -> None:
         """Add records of the topic, in the order of their offsets, and the offsets after them: all or nothing.
 
-        The rows are sorted on disk first: put in one by one, each would rewrite a page of its own.
+        The rows are first sorted on disk. Inserted one by one, each would rewrite a page of its own.
         """
         with self._transaction():
             self._file.executemany("INSERT INTO temp.new_streams VALUES (?, ?)", self._rows(values))
@@ -76,7 +76,7 @@ class StreamsFile:
         return None if row[0] is None else SeparatorRecord(*row)
 
     def has_waited(self, stream: tuple[str, str], tip: WaitedTip, /) -> bool:
-        """Report if the record of a stream, by network and StreamID, names this tip as one that waited."""
+        """Return true if the record of a stream, by network and StreamID, names this tip as one that waited."""
         return self._file.execute(_HAS_WAITED, (_digest_tip(stream, tip),)).fetchone() is not None
 
     def _rows(self, values: Iterable[bytes | None]) -> Iterator[tuple[bytes, int | None]]:
@@ -129,7 +129,7 @@ def _digest_tip(stream: tuple[str, str], tip: WaitedTip) -> bytes:
 
 
 class _StreamsConsumer(Protocol):
-    """The used part of kafka-python's consumer, which is assigned to all partitions of one topic."""
+    """The part of kafka-python's consumer that this module uses. It is assigned to all partitions of one topic."""
 
     def assignment(self) -> set[TopicPartition]: ...
     def end_offsets(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]: ...
@@ -166,7 +166,7 @@ class KnownStreams:
         return separator if known else default
 
     def has_waited(self, stream: tuple[str, str], tip: WaitedTip, /) -> bool:
-        """Report if an update of a stream, by network and StreamID, waited for the genesis, and is in
+        """Return true if an update of a stream, by network and StreamID, waited for the genesis, and is in
         `kiln.updates`."""
         return self._file.has_waited(stream, tip)
 
@@ -201,7 +201,7 @@ def _is_behind(offsets: Mapping[int, int], ends: Mapping[TopicPartition, int]) -
 
 @contextmanager
 def _lock_file(path: Path) -> Iterator[None]:
-    """While this lasts, no other process of this machine reads the topic into the file."""
+    """Prevent other processes on this machine from reading the topic into the file meanwhile."""
     with path.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -1,4 +1,5 @@
-"""Query `updates`: each new update, with its separator, to `kiln.updates`; what must be fetched, to `kiln.wanted`."""
+"""Query `updates`. It writes each new update, with its separator, to `kiln.updates`, and requests for blocks to
+`kiln.wanted`."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ _SMALL = 2_000  # records that one task decodes no later than several would
 def start(context: QueryContext, decoding: DecodeConfig, separating: SeparatorConfig) -> StreamingQuery:
     """Start the query.
 
-    After a crash, Kafka may hold a micro-batch twice, under the same epoch (decision 7). After `kiln recover`, the
+    After a crash, Kafka may have a micro-batch twice, under the same epoch (decision 7). After `kiln recover`, the
     first micro-batch only fills the deduplication state (decision 19).
 
     Raises:

@@ -1,8 +1,8 @@
 """Transforms of the query `updates`: emit the first valid copy of each UPDATE of `kiln.frames`, with its separator.
 
-If blocks can be fetched, the query requests them in `kiln.wanted`: for an update whose separator only its genesis can
-give, and which waits there; for each batch that another node announced; and for each update that is emitted under a
-separator which is only claimed (decision 20).
+If blocks can be fetched, the query requests three kinds in `kiln.wanted`: the genesis of an update whose separator is
+otherwise unknown, and which waits in that topic; each batch that another node announced; and the genesis of an update
+that is emitted under a separator which is only claimed (decision 20).
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ class KnownSeparators(Protocol):
 
 
 class WaitedUpdate(Protocol):
-    """Reports if an update waited for the genesis of its stream (network, StreamID), and is in `kiln.updates` since."""
+    """Returns true if an update waited for the genesis of its stream (network, StreamID), and has since been written to
+    `kiln.updates`."""
 
     def __call__(self, stream: tuple[str, str], tip: WaitedTip, /) -> bool: ...
 
@@ -80,7 +81,7 @@ class SeparatorConfig:
     Attributes:
         streams: Topic of the verified separators, if any.
         fetch: True if blocks can be fetched.
-        believe: True to accept a claim before it is verified, even if it can be.
+        believe: True to accept a claim before it is verified, even if it can be verified.
     """
 
     streams: StreamsTopic | None = None
@@ -142,7 +143,7 @@ def decode_updates(
 
 
 def deduplicate_updates(rows: DataFrame, retention: int) -> DataFrame:
-    """Keep each identity once of what `decode_updates` returned. Topic, key, value, observed_at out. `retention`: µs.
+    """Keep one row of each identity from `decode_updates`. Columns topic, key, value, observed_at out. `retention`: µs.
 
     As in `archive`, no row is ever late.
     """
@@ -151,7 +152,7 @@ def deduplicate_updates(rows: DataFrame, retention: int) -> DataFrame:
 
 
 def sort_by_capture_time(rows: DataFrame) -> DataFrame:
-    """Sort the rows of one micro-batch by capture time, in which windows take their times from the log (decision 1).
+    """Sort the rows of one micro-batch by capture time, because windows depend on the order in the log (decision 1).
     Columns topic, key, value, observed_at in; topic, key, value out.
 
     One task writes them: a micro-batch has few new updates, and a shuffle by key costs more than it saves.
@@ -173,14 +174,14 @@ def resolve_separator(
     """Resolve the separator of an update (decision 4): from the verified genesis, else from the topic, else from
     `model`.
 
-    A genesis without a separator contradicts no claim, and still counts. Where the genesis can be fetched, claims that
-    disagree are ignored.
+    A genesis without a separator contradicts no claim, but still takes precedence. If the genesis can be fetched,
+    claims that contradict each other are ignored.
 
     Args:
         claims: Claims of the update.
         stream: Network and StreamID.
         known: Verified separators.
-        separating: Which claims count.
+        separating: The configuration, which decides which claims are accepted.
     """
     verified = known.get(stream, _UNKNOWN)
     if verified is None:
@@ -279,7 +280,7 @@ def _compute_update_identity(item: DecodedMessage, separator: Separator | None) 
     """Compute the identity of an update: the same for every announcement, on every topic (decision
     4).
 
-    It includes the separator: an announcement under a false separator must not mask the true one.
+    It includes the separator, so that an announcement under a false separator does not hide the true one.
     """
     content = item.content
     where = format_separator(separator) if separator else ""
@@ -351,8 +352,8 @@ def _build_separator_record(separator: Separator | None) -> SeparatorRecord | No
 
 def _build_wanted_batches(item: DecodedMessage) -> Iterator[UpdateRow]:
     """Build the requests for the batches that a BATCH_UPDATE of another node names. The announced batch is requested at
-    each announcement: the fetcher may have given it up, or followed another interest then. Earlier ones are requested
-    once, whoever names them."""
+    each announcement, because the fetcher may have given it up earlier, or may not have followed its separator. Earlier
+    batches that it names are requested once."""
     content = item.content
     if item.own or content.sep is None or content.batch is None:
         return

@@ -40,7 +40,7 @@ _DECIMALS: Final = re.compile(r"\d{1,3}(,\d{1,3})*", re.ASCII)
 _EMPTY_OBJECT: Final = "[object Object]"
 _NUMBERS: Final = frozenset({"typ", "ts"})
 _ENVELOPE: Final = frozenset({"from", "seqno", "receivedFrom", "topicIDs", "data", "key", "signature"})
-"""Fields of the gossipsub message, which are next to the fields of Ceramic's message."""
+"""Fields of the gossipsub message, which a line has in addition to the fields of Ceramic's message."""
 
 _Pairs = dict[str, str | None]
 

@@ -37,7 +37,7 @@ _DAMAGE: Final = (
     zipfile.BadZipFile,
     tarfile.TarError,
 )
-"""Exceptions of damaged data. An `OSError` with an errno is of the file itself."""
+"""Exceptions of damaged data. An `OSError` with an errno is an error of the file system."""
 
 
 CUT_OFF: Final = "is cut off"
@@ -45,7 +45,7 @@ CUT_OFF: Final = "is cut off"
 
 
 class ArchiveError(Exception):
-    """An archive cannot be read. The text says why."""
+    """An archive cannot be read. The message has the reason."""
 
 
 class Member(NamedTuple):
@@ -59,7 +59,7 @@ class Member(NamedTuple):
 
 
 def open_decompressed(file: BinaryIO) -> BinaryIO:
-    """Open a file from its begin, decompressed if it is compressed."""
+    """Open a file from its start, decompressed if it is compressed."""
     begin = _read_begin(file)
     for kind in _COMPRESSIONS:
         if kind.begin.match(begin):
@@ -68,7 +68,7 @@ def open_decompressed(file: BinaryIO) -> BinaryIO:
 
 
 def name_compression(file: BinaryIO) -> str:
-    """Name the compression of a file, or "" if it has none. The file is left at its begin."""
+    """Name the compression of a file, or "" if it has none. The file is left at its start."""
     begin = _read_begin(file)
     return next((kind.name for kind in _COMPRESSIONS if kind.begin.match(begin)), "")
 
@@ -142,7 +142,7 @@ class _Compression(NamedTuple):
 
 
 class _OpenFile(io.RawIOBase):
-    """Reads a file that stays open: pyarrow closes the files that it reads."""
+    """Keeps a file open, although pyarrow closes the files that it reads."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -155,7 +155,8 @@ class _OpenFile(io.RawIOBase):
 
 
 class _ZstdFile(io.RawIOBase):
-    """Zstandard as pyarrow reads it, in small steps: a step before damage loses its data."""
+    """Zstandard as pyarrow reads it, in small steps, because pyarrow drops the data of the step in which it finds
+    damage."""
 
     def __init__(self, file: BinaryIO) -> None:
         import pyarrow as pa  # slow to import, and few files need it

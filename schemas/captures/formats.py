@@ -20,14 +20,15 @@ SNIFF_BYTES: Final = 1024 * 1024
 
 @dataclass(frozen=True)
 class CaptureFormat:
-    """A format of files. Files may be compressed, whatever their names, and lines may have layers around them."""
+    """A format of files. A file may be compressed whatever its name is, and its lines may be wrapped (`transport`)."""
 
     name: str
     """also the `protocol` of the Frames, except for Kiln's own captures"""
     description: str
     """description of the format, and of what it lacks compared with Kiln's own captures"""
     sniff: Callable[[bytes], bool]
-    """returns true if a line is of this format or, without lines, the first SNIFF_BYTES uncompressed bytes of a file"""
+    """returns true for a line of this format or, if the format has no lines, for the first SNIFF_BYTES uncompressed
+    bytes of a file"""
     read: Callable[[BinaryIO, FileSource, FileRange], Iterator[Item]]
     """reads the items of one part of a seekable file, in order; raises only the file's OSError, whatever the bytes"""
     has_lines: bool
@@ -100,7 +101,7 @@ def detect_format(file: BinaryIO) -> CaptureFormat | None:
 
 
 def describe_file(file: BinaryIO) -> str:
-    """Describe a file of none of the FORMATS by what its first bytes show."""
+    """Describe a file of none of the FORMATS by its first bytes."""
     first, damage = _read_first(file)
     compression = name_compression(file)
     inside = f"a {compression} file with " if compression else ""

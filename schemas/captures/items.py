@@ -31,7 +31,7 @@ class UnreadableItem(NamedTuple):
     line: int
     """number of the line from 1, or of the record in a binary file"""
     data: bytes
-    """the line without its end; only the begin of a line over 16 MiB or of damaged data"""
+    """the line without its end; of a line over 16 MiB, or of damaged data, only the beginning"""
     reason: str
     """one of REASONS"""
     detail: str
@@ -44,7 +44,7 @@ class FileSource(NamedTuple):
     """Facts of a file that its bytes do not contain."""
 
     digest: bytes
-    """sha256 of the file as stored: the same file gives the same keys of `frames` each time"""
+    """sha256 of the file as stored: the same file always gives the same keys of `frames`"""
     network: str
     """of messages whose topic names no Ceramic network; 1 to 256 characters"""
     default_time: int

@@ -1,11 +1,11 @@
 """Conversion of Kiln's own capture files into Frames (docs/design/contracts.md, Capture file).
 
-A capture has pairs of peers, not connections. Connection n of a pair is its n-th inbound with its n-th outbound
-hello: a hello is the first RPC of a direction, and a later one that no peer sends twice on a stream: it carries
-control.extensions (gossipsub v1.3: in the first message only), or subscribes to a topic that this peer is already
-subscribed to.
+A capture has pairs of peers, not connections. Connection n of a pair begins with its n-th inbound and its n-th outbound
+hello. The first RPC of a direction is a hello, and so is each later RPC that a peer sends only at the start of a
+stream: one with control.extensions (gossipsub v1.3: in the first message only), or one that subscribes to a topic to
+which this peer is already subscribed.
 
-Every frame carries both hellos of its connection, also the frames before the later of the two. So a file is read twice:
+Every frame has both hellos of its connection, even a frame from before the second hello. So a file is read twice:
 `survey_capture` finds the connections, and `build_frames` builds the frames.
 """
 
@@ -30,7 +30,8 @@ from kiln.schemas.wire.topics import parse_topic
 NAME: Final = "kiln-capture"
 
 MAX_SURVEY_BYTES: Final = 256 * 1024 * 1024
-"""memory limit for the connections and subscriptions of one capture: a few kilobytes of gzip can name millions"""
+"""memory limit for the connections and subscriptions of one capture, because a few kilobytes of gzip can contain
+millions"""
 _STREAM_BYTES: Final = 1000  # approximate memory of one direction of a connection, without its peer ids
 _TOPIC_BYTES: Final = 100  # approximate memory of a subscription
 _MAX_NETWORKS: Final = 10_000  # counted networks
@@ -60,7 +61,8 @@ class CaptureSurvey(NamedTuple):
     """bytes of all RPCs"""
 
     def select_network(self, fallback: str) -> str:
-        """Select the Ceramic network named most often (of equals the first in the alphabet), else the fallback."""
+        """Select the Ceramic network that is named most often (if several are, the first in alphabetical order), else
+        the fallback."""
         return min(self.networks, key=lambda name: (-self.networks[name], name), default=fallback)
 
 

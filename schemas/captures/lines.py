@@ -32,17 +32,17 @@ QUARANTINED_LINE_BYTES: Final = 64 * 1024
 
 _BLOCK: Final = 1024 * 1024
 _BEGIN: Final = 64 * 1024
-"""Bytes of a file by which it is decided how to read it."""
+"""Number of bytes at the start of a file that decide how to read it."""
 _SNIFFED_LINES: Final = 1_000
-"""Lines of those bytes that are read for it: a line costs more than its bytes."""
+"""Maximum number of lines in these bytes that are read to decide, because a line costs more than its bytes."""
 _UTF16: Final = (
     ("utf-16-le", re.compile(rb"\xff\xfe|(?:[\t\n\r -~]\0){2}")),
     ("utf-16-be", re.compile(rb"\xfe\xff|(?:\0[\t\n\r -~]){2}")),
 )
 _JSON: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:\[\s*\{|\{[ \t\r]*\n\s*\")")
-"""Begin of a JSON array of objects, or of an object over several lines."""
+"""Start of a JSON array of objects, or of an object over several lines."""
 _TOKEN: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:(?P<end>")|\\?\Z)|[{}]', re.DOTALL)
-"""A string of JSON, or what there is of it, or a brace."""
+"""A JSON string, possibly incomplete, or a brace."""
 
 
 class FileRange(NamedTuple):
@@ -105,7 +105,8 @@ def read_blocks(file: BinaryIO, start: int = 0, stop: int | None = None) -> Iter
 def split_lines(file: BinaryIO, size: int) -> Iterator[FileRange]:
     """Split a file into parts of `size` bytes and the rest of the last line.
 
-    A file is one part if it is compressed, of UTF-16 or JSON over several lines, or if its lines may be in pieces.
+    A file is one part if it is compressed, if it is UTF-16 or JSON over several lines, or if its lines may be in
+    pieces.
     """
     file.seek(0)
     begin = file.read(_BEGIN)
@@ -205,7 +206,7 @@ def _split_blocks(blocks: Iterator[bytes | FileDamage], number: int) -> Iterator
 
 
 def _split_objects(blocks: Iterator[bytes | FileDamage]) -> Iterator[Line | UnreadableItem]:
-    """Split JSON into its outermost objects, and what is between them that is no punctuation of an array."""
+    """Split JSON into its outermost objects, and into the text between them that is not punctuation of an array."""
     number, text, scanned, start, depth = 1, bytearray(), 0, 0, 0
     for block in blocks:
         if isinstance(block, FileDamage):
@@ -255,7 +256,7 @@ def _build_line(number: int, data: bytes | bytearray, length: int, *, ended: boo
 
 @dataclass
 class _PiecedLine:
-    """A line of which a runtime has written a piece in each line of the file."""
+    """A line that a runtime has split over several lines of the file."""
 
     number: int
     time: str

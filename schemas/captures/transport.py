@@ -1,9 +1,9 @@
-"""Remove what log drivers, collectors and terminals put around the lines of a program.
+"""Removal of the wrappers that log drivers, collectors and terminals put around the lines of a program.
 
 Known are the JSON objects of Docker, journald, PM2 and collectors; the prefixes of CRI, `docker logs -t`,
 `kubectl logs --timestamps --prefix`, Docker Compose, PM2, journald, syslog and `ts`; ANSI colors, blanks and byte order
-marks. They nest: Compose prefixes lines that may begin with a time. A prefix is only removed where a line begins with
-it, because the rest of a line may be text of strangers.
+marks. They nest: Compose prefixes lines that may begin with a time. A prefix is only removed at the start of a line,
+because peers may have chosen the rest of the line.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import msgspec
 
 _MAX_LAYERS: Final = 6
 _DOCKER_PIECE: Final = 16 * 1024
-"""Docker and CRI runtimes cut longer lines into pieces of this size."""
+"""Docker and CRI runtimes split longer lines into pieces of this size."""
 
 _BARE: Final = re.compile(rb'\[[A-Z][a-z]{2}, |\{"(?:from|data|type|peerID)"')
-"""Begin of most lines without any layer."""
+"""Start of most lines that have no layer."""
 _COLOR: Final = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 _BLANK: Final = re.compile(rb"(?:[ \t]|\xef\xbb\xbf)+")  # also a byte order mark
 
@@ -54,7 +54,7 @@ _TEXT_KEYS: Final = ("log", "MESSAGE", "message")
 _TIME_KEYS: Final = ("time", "timestamp", "@timestamp", "__REALTIME_TIMESTAMP")
 _OBJECT: Final = msgspec.json.Decoder(dict[str, object])
 _NS_OF_DIGITS: Final = {10: 1_000_000_000, 13: 1_000_000, 16: 1_000, 19: 1}
-"""ns of a unit, by the number of digits that unix times of these years have in it"""
+"""ns of a unit of time, by the number of digits of a present unix time in that unit"""
 
 
 class UnwrappedLine(NamedTuple):

@@ -242,7 +242,7 @@ class MissedBatches(NamedTuple):
     batches: tuple[bytes, ...]
     """CIDs to fetch, oldest first"""
     gap: bool
-    """true if the reader missed more than ``prev`` names"""
+    """true if the reader missed more batches than ``prev`` lists"""
 
 
 def find_missed_batches(announcement: Announcement, last: bytes | None) -> MissedBatches:

@@ -1,4 +1,4 @@
-"""Strict bencoding (BEP 3, Bencoding): one value has one encoding, and nothing else is read.
+"""Strict bencoding (BEP 3, Bencoding): each value has one encoding, and any other is rejected.
 
 The codec is the library ``bencode2``: it refuses keys out of order or repeated, leading zeros, ``-0``, and bytes after
 the value. So ``encode(decode(data)) == data`` for all data that is read, and a signature made over a bencoded value can

@@ -109,7 +109,8 @@ class DhtAddress(NamedTuple):
 
     @property
     def usable(self) -> bool:
-        """True if a datagram to it can reach one node: no port 0, multicast, broadcast or unspecified address."""
+        """True if a datagram to it can reach exactly one node: the port is not 0, and the address is no multicast,
+        broadcast or unspecified one."""
         if self.family == 4:
             return self.port > 0 and 0 < self.ip[0] < 224
         return self.port > 0 and self.ip[0] != 0xFF and not self.ip.startswith(_NOT_IPV6)

@@ -77,8 +77,8 @@ class UpdateRecord(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     origin: Origin
     separator: SeparatorRecord | None
     separator_source: SeparatorSource | None
-    """source of the separator; `None` if it is not known yet. "genesis" without a separator: it has none (decision
-    4)"""
+    """source of the separator; `None` if it is not known yet. "genesis" without a separator means that the stream has
+    none (decision 4)"""
     stream: StreamText
     tip: CidText
     from_: Author | None = msgspec.field(name="from")
@@ -154,9 +154,10 @@ class QuarantineRecord(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 MAX_QUARANTINED: Final = 5 * 1024 * 1024
-"""Bytes in one record of quarantine: base64 makes four thirds of them, and a topic takes records of 8 MiB."""
+"""Maximum bytes in one record of quarantine: in base64 they become four thirds as many, and a topic accepts records of
+8 MiB."""
 MAX_DETAIL: Final = 1024
-"""Characters of `detail` that Kiln writes: JSON may make six bytes of each."""
+"""Maximum characters of `detail`: JSON may need six bytes for each."""
 
 
 def build_quarantine_records(

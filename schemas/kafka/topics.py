@@ -10,21 +10,21 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 MAX_RECORD: Final = 8 * 1024 * 1024
-"""greatest size of a record in bytes, for every topic and producer"""
+"""maximum size of a record in bytes, for every topic and producer"""
 
 MAX_OTHER_PARTITIONS: Final = 64
-"""greatest number of partitions of a topic other than `frames` and `updates`"""
+"""maximum number of partitions of a topic other than `frames` and `updates`"""
 
 MAX_NETWORKS: Final = 4
-"""greatest number of networks whose bridges write to one `kiln.updates`"""
+"""maximum number of networks whose bridges write to one `kiln.updates`"""
 
 MAX_EPOCH_WRITERS: Final = (1 + MAX_OTHER_PARTITIONS) * MAX_NETWORKS
-"""greatest number of epoch writers to one partition of `kiln.updates`: the query `updates`, and for each network the
+"""maximum number of epoch writers to one partition of `kiln.updates`: the query `updates`, and for each network the
 bridge's fetcher, with one epoch for each partition of `kiln.wanted` (decision 7)"""
 
 MAX_TOPIC: Final = 4096
-"""greatest length of a gossipsub topic name in bytes: names repeat in records and rows. A Ceramic topic has about
-100"""
+"""maximum length of a gossipsub topic name in bytes, because names repeat in records and rows. A Ceramic topic has
+about 100"""
 
 Partitions = Literal["frames", "updates", "other"]
 

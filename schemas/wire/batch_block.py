@@ -39,7 +39,7 @@ _MAJOR = {
 
 
 class BlockError(ValueError):
-    """Bytes that are no batch block, or tips that do not fit into one."""
+    """The bytes are no batch block, or the tips do not fit into one."""
 
 
 class BatchBlock(NamedTuple):
@@ -68,7 +68,7 @@ def is_block_cid(cid: bytes) -> bool:
     """Return true if a CID can name a batch block: v1, sha2-256 of 32 bytes, codec dag-cbor, cbor or raw.
 
     CIP-123 specifies none of them. Only sha2-256 is checked (`kiln.schemas.wire.cid.check_block`), and only CBOR is
-    read. A writer of the literal byte keys, which DAG-CBOR forbids, may state cbor or raw.
+    read. A writer that uses the literal byte keys, which DAG-CBOR forbids, may write the codec cbor or raw.
 
     Raises:
         CidError: ``cid`` is not one CID.
@@ -241,7 +241,7 @@ def read_block(data: bytes) -> dict[str, list[str]]:
     of a stream is returned once. There is no size limit: MAX_BLOCK applies to writers.
 
     Raises:
-        BlockError: The block is invalid. The text names the byte.
+        BlockError: The block is invalid. The message names the byte.
     """
     reader = _Reader(data)
     if reader.head(_MAP, "the block") != 1:
@@ -259,11 +259,11 @@ def read_block(data: bytes) -> dict[str, list[str]]:
 def read_foreign_block(data: bytes) -> ForeignBlock:
     """Read a block of another writer, as ``read_block`` does, and keep all valid tips.
 
-    Keys other than ``tips`` are ignored. An invalid entry (no StreamID, no link, a repeated stream) affects no other
-    entry if its end can be found.
+    Keys other than ``tips`` are ignored. An invalid entry (no StreamID, no link, a repeated stream) does not affect
+    other entries if its end can be found.
 
     Raises:
-        BlockError: The block is no DAG-CBOR, or no batch. The text names the byte.
+        BlockError: The block is no DAG-CBOR, or no batch. The message names the byte.
     """
     reader = _Reader(data)
     batch: dict[str, list[str]] = {}

@@ -1,4 +1,4 @@
-"""CIDs as bytes and as text, cut by their lengths alone.
+"""CIDs as bytes and as text, parsed by their lengths alone.
 
 Layout (multiformats CID specification)::
 
@@ -34,26 +34,26 @@ REASONS: Final = (
 """Every reason that ``check_block`` rejects with."""
 
 MAX_DIGEST = 128
-"""Longest digest taken, in bytes: what Kubo allows an identity hash; no real hash is longer than 64. It bounds the work
-that one hostile CID can cause, base 36 and base 58 being quadratic."""
+"""Longest accepted digest, in bytes: Kubo's limit for an identity hash; no real hash is longer than 64. It bounds the
+work that one hostile CID can cause, because base 36 and base 58 take quadratic time."""
 
 MAX_TEXT = 1280
-"""Longest CID text taken, in characters: a CID with a digest of MAX_DIGEST bytes, written in base 2."""
+"""Longest accepted CID text, in characters: that of a CID with a digest of MAX_DIGEST bytes, in base 2."""
 
 # The two CIDs that nearly all Ceramic traffic consists of: sha2-256 of DAG-CBOR and of DAG-JOSE.
 _DAG_CBOR_SHA256 = b"\x01\x71\x12\x20"
 _DAG_JOSE_SHA256 = b"\x01\x85\x01\x12\x20"
 
 USUAL_TEXT: Final = "bafyrei[a-h][a-z2-7]{50}[aeimquy4]|bagcqcera[a-z2-7]{51}[aq]"
-"""A regular expression, for all of a text, of these two in their usual text: 36 and 37 bytes in base32, in which the
-bits over are 0."""
+"""A regular expression that matches the whole usual text of these two: 36 and 37 bytes in base32, with unused bits of
+0."""
 
 # libipld also knows the identity "base" (a NUL, then the bytes as they are); no CID is written so.
 _MULTIBASES = frozenset("079fFvVtTbBcCkKzZmMuUh")
 
 
 class CidError(ValueError):
-    """Bytes or text that are not one CID."""
+    """The bytes or the text are not exactly one CID."""
 
 
 def read_varint(buf: bytes, at: int) -> tuple[int, int]:
@@ -111,7 +111,7 @@ def find_cid_end(buf: bytes, start: int = 0) -> int:
 
 
 def is_cid(raw: bytes) -> bool:
-    """Tell whether ``raw`` is one CID and nothing more."""
+    """Return true if ``raw`` is exactly one CID."""
     size = len(raw)
     if (size == 36 and raw.startswith(_DAG_CBOR_SHA256)) or (size == 37 and raw.startswith(_DAG_JOSE_SHA256)):
         return True
@@ -124,8 +124,8 @@ def is_cid(raw: bytes) -> bool:
 def cid_bytes(text: str) -> bytes:
     """Return the bytes of a CID from its text: v0 ``Qm…``, or v1 in any usual multibase.
 
-    Case follows the multibase table: a base of one case is read in either, as host names need for base32 and base36. A
-    v0 CID with a multibase prefix is refused (CID specification, decoding algorithm).
+    Case follows the multibase table: a base that uses one case is read in either case, because host names may change it
+    for base32 and base36. A v0 CID with a multibase prefix is refused (CID specification, decoding algorithm).
 
     Raises:
         CidError: The text is not a CID.
@@ -193,8 +193,8 @@ def parse_cid(raw: bytes) -> CidParts:
 def read_sha2_256_digest(cid: bytes) -> bytes | Rejected:
     """Extract the digest that a block must have, or the reason why none can be checked against the CID (REASONS).
 
-    sha2-256 alone is checked, as nothing in Ceramic is named by another hash but the metamodel, which has no block. A
-    shortened digest is no proof, and an identity CID holds its bytes itself: both are ``cid_hash_unsupported``.
+    Only sha2-256 is checked, because Ceramic uses another hash only for the metamodel, which has no block. A shortened
+    digest is no proof, and an identity CID contains its bytes itself: both are ``cid_hash_unsupported``.
     """
     try:
         _, _, code, digest = parse_cid(cid)
@@ -206,7 +206,7 @@ def read_sha2_256_digest(cid: bytes) -> bytes | Rejected:
 
 
 def check_block(block: bytes, cid: bytes) -> Rejected | None:
-    """Check a block against its CID; None if it is the one named, else why not (REASONS)."""
+    """Check a block against its CID, and return None if it fits, else the reason (one of REASONS)."""
     digest = read_sha2_256_digest(cid)
     if isinstance(digest, Rejected):
         return digest

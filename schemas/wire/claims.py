@@ -11,7 +11,7 @@ CONTRADICTS: Final = "contradicts_genesis"
 
 
 class Claims(NamedTuple):
-    """The separators that the topic and the field `model` claim; the key of the latter is always "model"."""
+    """The separators that the topic and the field `model` claim. The key of the field's separator is always "model"."""
 
     topic: Separator | None
     model: Separator | None

@@ -32,11 +32,13 @@ from kiln.schemas.wire.topic_table import TopicSource, TopicTable
 Kind = Literal["IHAVE", "IWANT", "IDONTWANT", "GRAFT", "PRUNE", "EXTENSIONS", "UNKNOWN"]
 
 MAX_ENTRIES: Final = 20_000
-"""Entries of one RPC that are read. 1 MiB of subscriptions to the topics of CIP-120 has half as many."""
+"""Maximum number of entries of one RPC that are read. 1 MiB of subscriptions to the topics of CIP-120 has half as
+many."""
 MAX_IDS: Final = 5_000
-"""Message ids of one RPC that are read; the rest is counted. go-libp2p-pubsub sends at most so many in one IHAVE."""
+"""Maximum number of message ids of one RPC that are read; the rest is counted. go-libp2p-pubsub sends at most this many
+in one IHAVE."""
 MAX_RAW: Final = 64 * 1024
-"""Bytes of `raw` that are kept; the frame has all."""
+"""Maximum bytes of `raw`; the frame has all of them."""
 
 _PUBLISH_TAG: Final = 0x12
 
@@ -57,7 +59,7 @@ class SubscriptionEntry(NamedTuple):
     subscribe: bool
     topic: TopicReference
     raw: bytes | None
-    """bytes of the entry, if it says more of its topic than `topic` does, or has unknown fields"""
+    """bytes of the entry, if it has unknown fields, or more about its topic than `topic`"""
     size: int
     """bytes on the wire"""
 
@@ -90,7 +92,7 @@ class ControlPart(NamedTuple):
 
 
 def has_control_part(payload: bytes) -> bool:
-    """Report if an RPC has a field other than `publish`. For bytes that are no RPC, the answer is arbitrary."""
+    """Return true if an RPC has a field other than `publish`. For bytes that are no RPC, the answer is arbitrary."""
     at, end = 0, len(payload)
     while at < end:
         if payload[at] != _PUBLISH_TAG:
@@ -122,7 +124,7 @@ def parse_control_rpc(payload: bytes) -> RPC | Rejected:
     """Parse an RPC for its control part.
 
     Returns:
-        The RPC, which may hold a million message ids; or a rejection: rpc_malformed if the payload is no RPC, or
+        The RPC, which may have a million message ids; or a rejection: rpc_malformed if the payload is no RPC, or
         rpc_too_costly if it has more entries than any honest peer sends.
     """
     if has_too_many_entries(payload):
@@ -155,7 +157,7 @@ def list_control_entries(
 
 
 def _has_no_unknown_fields(rpc: RPC) -> bool:
-    """Report if the RPC has no field that `rpc.proto` does not declare. Messages do not count."""
+    """Return true if the RPC has no field that `rpc.proto` does not declare. Messages do not count."""
     rest = RPC()
     rest.CopyFrom(rpc)
     rest.ClearField("publish")
@@ -240,8 +242,8 @@ def _read_ids(
 
 
 def _read_raw(entry: ProtobufMessage, topic: TopicReference, is_known: bool) -> bytes | None:
-    """Return the bytes of an entry without its message ids, if it says more of its topic than `topic` does, or has
-    unknown fields."""
+    """Return the bytes of an entry without its message ids, if it has unknown fields, or more about its topic than
+    `topic`."""
     names_more = topic.source is not None and (
         topic.topic is None or (topic.source == "name" and entry.HasField("topicIndex"))
     )

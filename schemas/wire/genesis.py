@@ -7,9 +7,8 @@ The CID of the first block is in the StreamID. Blocks, all named by sha2-256::
     signed     DAG-JOSE   {"payload": <bytes of the CID of a block as above>, "signatures": […]}
 
 ``header.sep`` is the separator's key and names another field of the header, whose bytes are its value: for a model
-instance the model's StreamID, for a model the metamodel's. Tiles and CAIP-10 links have no ``sep``, nor have model
-instances of before 2023. Signatures are not checked: the CID in the StreamID identifies the genesis, regardless of its
-signer.
+instance the model's StreamID, for a model the metamodel's. Tiles, CAIP-10 links and model instances from before 2023
+have no ``sep``. Signatures are not checked: the CID in the StreamID identifies the genesis, regardless of its signer.
 
 Nothing is fetched here: the caller provides the blocks, one after the other.
 """
@@ -55,7 +54,7 @@ class Genesis(NamedTuple):
 
 
 class NeedsBlock(NamedTuple):
-    """The genesis continues in another block, of this CID (bytes)."""
+    """The genesis continues in another block, which has this CID (bytes)."""
 
     cid: bytes
 
@@ -172,7 +171,7 @@ _BYTES, _TEXT, _ARRAY, _MAP, _TAG = 2, 3, 4, 5, 6
 
 
 class _MalformedError(ValueError):
-    """Bytes that are not DAG-CBOR; the text names the byte."""
+    """The bytes are not DAG-CBOR; the message names the byte."""
 
 
 def _read_head(data: bytes, at: int) -> tuple[int, int, int]:
@@ -191,7 +190,7 @@ def _read_head(data: bytes, at: int) -> tuple[int, int, int]:
 
 
 def _skip(data: bytes, at: int) -> int:
-    """Find the index after the item at ``at``, without recursion, as a peer chooses the depth."""
+    """Find the index after the item at ``at``, without recursion, because a peer chooses the depth."""
     left = 1
     while left:
         start = at

@@ -1,4 +1,4 @@
-"""Message ids as gossipsub's control messages have them, in the forms of the implementations, and as text.
+"""Message ids in gossipsub's control messages, in the forms of the different implementations, and as text.
 
 Source: libp2p specs, pubsub/README.md, Message Identification.
 """
@@ -35,10 +35,9 @@ def gossip_id(message: rpc_pb2.Message) -> bytes:
 
 
 def canonical_id(raw: bytes) -> bytes:
-    """Convert an id from any form that peers use to that of `gossip_id`.
-
-    js-libp2p puts the author's PublicKey where others put the peer id made of that key: key ‖ seqno. rust-libp2p writes
-    both as text: the peer id in base58, the seqno in decimal.
+    """Convert an id from any form that peers use to the form of `gossip_id`. js-libp2p puts the author's PublicKey
+    where others put the peer id made of that key: key ‖ seqno. rust-libp2p writes both as text: the peer id in base58,
+    the seqno in decimal.
     """
     end = _key_end(raw)
     if not end:
@@ -106,7 +105,7 @@ def _key_end(raw: bytes) -> int:
 
 
 def format_gossip_id(raw: bytes) -> str:
-    """Format an id as the column `message_id` of the table `messages` has it, in whatever form a peer wrote it.
+    """Format an id as in the column `message_id` of the table `messages`, from any form that a peer may use.
 
     An id of none of the forms is hex.
     """

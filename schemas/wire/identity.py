@@ -73,7 +73,7 @@ _NO_KEY: Final = Rejected(BAD_KEY, "no key of the author")
 _MESSAGE_COST: Final = 12
 
 MAX_RPC_COST: Final = 200_000
-"""Nominal µs of CPU that the messages of one RPC may cost: 2,000 messages signed by ed25519."""
+"""Maximum cost of the messages of one RPC, in nominal µs of CPU: that of 2,000 messages signed by ed25519."""
 
 
 class Verdict(IntEnum):
@@ -106,7 +106,7 @@ class PeerIdError(ValueError):
 def peer_text(raw: bytes) -> str:
     """Format a peer id as usual: base58btc of its multihash ("12D3Koo…", "Qm…").
 
-    Any bytes have a text. For more than 1,024 bytes, which no peer id has, it is "f" and the hex digits.
+    Any bytes have a text. For more than 1,024 bytes, which no peer id has, it is "f" followed by hex digits.
     """
     if len(raw) <= _USUAL_PEER:
         return _format_usual_text(raw)
@@ -166,7 +166,7 @@ def message_id(message: rpc_pb2.Message) -> str:
     """Compute the identity of a message within its network.
 
     Signed (it has a signature, good or not): "<author's peer id>/<seqno in hex>". Unsigned: "sha256/<hex of
-    sha256(data)>". Signed with an author or a seqno that is too long for `judge`: "oversized/<hex of a sha256>".
+    sha256(data)>". Signed, but with an author or a seqno over the limit of `judge`: "oversized/<hex of a sha256>".
     """
     if message.HasField("signature"):
         return _format_id(_get_author(message), message.seqno)
@@ -219,8 +219,8 @@ def check(message: rpc_pb2.Message, policy: Policy, topic: str | None = None) ->
     """Judge a message under a network's policy.
 
     strict: it must have a valid signature. none: it must have no from, seqno, signature or key. either: a signature
-    must be valid, and messages without one are UNSIGNED. A signed message needs from and seqno under every policy: they
-    are its id.
+    must be valid, and messages without one are UNSIGNED. A signed message needs from and seqno under every policy,
+    because they are its id.
 
     Args:
         topic: Name of the message's topic index; signatures cover the name.
@@ -422,8 +422,8 @@ def _parse_public_key(encoded: bytes) -> tuple[PublicKey | Rejected, bytes]:
 def _sodium_verifies(key: bytes, signature: bytes, data: bytes) -> bool:
     """Return true if libsodium accepts an ed25519 signature. It takes half of OpenSSL's time.
 
-    Go and OpenSSL accept every signature that libsodium accepts, but libsodium also rejects some that they accept: it
-    refuses points of small order and unusual encodings of a point, which RFC 8032 leaves open. So check a rejected
+    Go and OpenSSL accept every signature that libsodium accepts, but libsodium rejects some that they accept: it
+    rejects points of small order and unusual encodings of a point, which RFC 8032 leaves open. So check a rejected
     signature again with OpenSSL, because a peer may relay what all other nodes accept.
     """
     try:

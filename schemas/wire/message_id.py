@@ -33,14 +33,14 @@ _DIGESTS: Final[dict[str, Callable[[bytes], _Digest]]] = {
 }
 _DIGEST_BYTES: Final = 32
 CONTENT_PREFIXES: Final = tuple(f"{name}/" for name in _DIGESTS)
-"""Starts of the text of ids by content, and of no other id. Messages with the same data have the same id, however much
-later they come."""
+"""Prefixes of the text of ids by content, and of no other id. Messages with the same data have the same id, however far
+apart they are sent."""
 _MIN_LENGTH: Final = 8  # bytes; shorter ids of different messages could be equal
 _RULE: Final = re.compile(rf"({'|'.join(_DIGESTS)})_(topic_)?data(?::(?=.)(hex)?([0-9]{{1,3}})?)?")
 
 
 class MessageIdRuleError(ValueError):
-    """A text that names no rule of message ids."""
+    """The text names no rule of message ids."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
-"""Public keys of libp2p peers: bytes of strangers to keys, at a cost that is bounded whatever the bytes are.
+"""Parser of the public keys of libp2p peers, with bounded cost for any bytes, because strangers send them.
 
-OpenSSL's loader of DER reads and checks whatever kind of key the bytes name. A Diffie-Hellman key of 8,192 bits costs a
-minute, before a caller can check its type. Here the algorithm, the structure and all sizes are read first, in one
-canonical encoding, and the key is made of its numbers.
+OpenSSL's loader of DER reads and checks any kind of key that the bytes name. A Diffie-Hellman key of 8,192 bits takes a
+minute before a caller can check its type. So this module first reads the algorithm, the structure and all sizes, in one
+canonical encoding, and then builds the key from its numbers.
 
 Sources: libp2p specs, peer-ids/peer-ids.md (Keys); RFC 5280, 4.1.2.7, and RFC 3279, 2.3.1 (RSA); RFC 5480, 2.1.1 and
 2.2 (named curves, uncompressed points); the bounds of RSA keys as in go-libp2p and Go's crypto/rsa.
@@ -57,11 +57,11 @@ _CURVE_COST: Final[Mapping[str, int]] = {
 def read_public_key(kind: int, data: bytes) -> PublicKey | Rejected:
     """Read the Data of a PublicKey protobuf whose Type is `kind`.
 
-    Each RSA and ECDSA key has one encoding only, that of go-libp2p: else one author could have many peer ids.
+    Each RSA and ECDSA key has one encoding only, that of go-libp2p. Otherwise one author could have many peer ids.
 
     Returns:
         The key, or why it is refused. key_algorithm: the bytes name another algorithm than the type, or a curve that
-        libp2p does not have. No honest program makes such a key. bad_key: all else.
+        libp2p does not have. No honest program makes such a key. bad_key: any other fault.
     """
     try:
         if kind == rpc_pb2.PublicKey.Ed25519:
@@ -118,7 +118,7 @@ def fits_signature_length(key: PublicKey, signature: bytes) -> bool:
 def estimate_signature_cost(key: PublicKey, good: bool) -> int:
     """Estimate the CPU for checking one signature of a key, in µs of a core of 2026 (docs/performance.md).
 
-    A table instead of a clock, so that the same bytes always cost the same. Each value is a third above the
+    It is a table, not a measurement, so that the same bytes always cost the same. Each value is a third above the
     measurement. A bad ed25519 signature costs more, since libsodium and OpenSSL both check it.
     """
     if isinstance(key, Ed25519PublicKey):

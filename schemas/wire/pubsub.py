@@ -17,11 +17,11 @@ them; in brackets the first version that has the form::
 
 The era depends on the fields, never on key order: clients write keys in different orders, and may add some.
 
-How JSON is read follows js-ceramic (``TextDecoder``, ``JSON.parse``): bytes that are not UTF-8 become U+FFFD, a leading
-byte order mark is dropped, the last of several equal keys wins, 1, 1.0 and 1e0 are one number and ``true`` is none,
-unknown keys are tolerated, an optional field that is ``null`` is an error. Three things that JSON.parse accepts are
-refused as ``invalid_json``, since no message needs them and later stages could not store them: escapes of lone
-surrogates, numbers beyond a double, nesting over 1,024 levels.
+JSON is read as js-ceramic does (``TextDecoder``, ``JSON.parse``). Bytes that are not UTF-8 become U+FFFD, and a leading
+byte order mark is dropped. Of several equal keys the last one wins. 1, 1.0 and 1e0 are the same number; ``true`` is no
+number. Unknown keys are allowed; an optional field that is ``null`` is an error. Three things that JSON.parse accepts
+are rejected as ``invalid_json``, because no message needs them and later stages could not store them: escapes of lone
+surrogates, numbers beyond a double, and nesting over 1,024 levels.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ MAX_TIMESTAMP = 8_640_000_000_000_000
 """Largest accepted ``ts``, in ms on either side of the epoch: the range of a JavaScript Date."""
 
 MAX_DATA: Final = 1 << 20
-"""Bytes of a message's data that are read as JSON. An object of 270,000 keys takes 150 ms of CPU, and one of this size
-takes 35 ms."""
+"""Maximum bytes of a message's data that are read as JSON. An object of 270,000 keys takes 150 ms of CPU, and one of
+this size takes 35 ms."""
 
 REASONS = (
     "data_too_large",  # data over MAX_DATA, which no go-libp2p peer would pass on
@@ -318,7 +318,8 @@ def _read_query_id(message: dict[str, _JSON]) -> str | Rejected:
 
 
 def _format_value(value: _JSON) -> str:
-    """Format a value for a detail; objects and arrays by type alone, since repr would traverse all of them."""
+    """Format a value for `detail`. Of objects and arrays only the type is named, because repr would traverse all of
+    them."""
     if isinstance(value, str):
         return repr(value[:80])
     if isinstance(value, dict | list):
@@ -337,7 +338,8 @@ def compute_query_id(stream: str, era: Era = "stream") -> bytes:
 
 
 def format_query_id(raw: bytes, *, decimal: bool = False) -> str:
-    """Write a query id: base64url with no padding, or the decimal list (``"18,32,…"``) of before 2021-02-25."""
+    """Write a query id: base64url without padding, or the decimal list (``"18,32,…"``) that was used before
+    2021-02-25."""
     return ",".join(map(str, raw)) if decimal else base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
 
 

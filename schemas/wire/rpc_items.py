@@ -13,16 +13,16 @@ from google.protobuf.descriptor import Descriptor
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
 
 MAX_ITEMS: Final = 50_000
-"""Items that are read of one RPC: its fields, and those in it that can repeat. 1 MiB of subscriptions to the topics of
-CIP-120 has a fifth, and so have 5,000 message ids in each of IHAVE, IWANT and IDONTWANT."""
+"""Maximum number of items of one RPC: its fields, and the repeated fields within them. 1 MiB of subscriptions to the
+topics of CIP-120 has a fifth of it, and so have 5,000 message ids in each of IHAVE, IWANT and IDONTWANT."""
 
 _SMALLEST_FIELD: Final = 2  # bytes
 
 
 class _MessageType(NamedTuple):
-    """Types of the fields, by number, that are messages in which something can repeat.
+    """Types of those fields, by number, that are messages with repeated fields.
 
-    What else is in a message takes no object each: a publish entry is one item whatever it holds.
+    The parser makes no objects for other contents, so a publish entry is one item whatever it contains.
     """
 
     nested: dict[int, _MessageType]
@@ -31,7 +31,7 @@ class _MessageType(NamedTuple):
 def has_too_many_items(payload: bytes, limit: int = MAX_ITEMS) -> bool:
     """Return whether an RPC has more than `limit` items. Bytes that are not a protobuf end the count.
 
-    Takes no time for a payload too short to hold so many, else at most `limit` steps.
+    It takes no time if the payload is too short for so many, and at most `limit` steps otherwise.
     """
     if len(payload) <= limit * _SMALLEST_FIELD:
         return False

@@ -5,9 +5,9 @@ Layout::
     StreamID = varint(0xce) varint(type) <genesis CID>
     CommitID = varint(0xce) varint(type) <genesis CID> ( 00 | <commit CID> )        00: the commit is the genesis
 
-Text is multibase base36, "k…". A CommitID can have the very length and prefix of a StreamID: only the bytes tell them
-apart. Types in use: 0 tile, 1 caip10-link, 2 model, 3 model instance, 4 the metamodel's; 5 is an EventID (CIP-124),
-which is something else. Other types are accepted, so that a new type loses no traffic.
+Text is multibase base36, "k…". A CommitID can have the same length and prefix as a StreamID: only the bytes distinguish
+them. Types in use: 0 tile, 1 caip10-link, 2 model, 3 model instance, 4 the metamodel's; 5 is an EventID (CIP-124),
+which is something else. Other types are accepted, so that no traffic of a new type is lost.
 """
 
 from __future__ import annotations
@@ -220,9 +220,8 @@ def _describe_rest(raw: bytes, end: int) -> str:
 
 
 def _compute_usual_ranges() -> dict[str, tuple[str, str]]:
-    """Compute the least and the greatest text of each usual kind of StreamID, by prefix.
-
-    Usual are a one-byte type, and a genesis in DAG-CBOR or DAG-JOSE with sha2-256; the metamodel's is not.
+    """Compute the least and the greatest text of each usual kind of StreamID, by prefix. A StreamID is usual if it has
+    a one-byte type, and a genesis in DAG-CBOR or DAG-JOSE with sha2-256. The metamodel's is not usual.
     """
     ranges: dict[str, tuple[str, str]] = {}
     for kind in range(EVENT_ID):

@@ -7,16 +7,16 @@ then on may write a topic's index in place of its name. Rule by rule, in the ord
   lexicographically": ``bundle_hash``.
 * "a hello packet which includes an ord[e]rd list of bundle ha[s]hes is sent … with higher-priority bundles listed
   first": ``BundleSet`` keep the order of the settings; ``write_hello`` writes it, ``parse_hello`` reads it.
-* "we use the Intersect function … This function is symmetric": ``intersect``. Neither side's order decides: the common
-  prefix is the same list seen from both, and what follows is sorted by bytes.
+* "we use the Intersect function … This function is symmetric": ``intersect``. Neither side takes precedence: the common
+  prefix is the same for both, and the rest is sorted by bytes.
 * "the topic table is constructed by expanding each agreed bundle to its constituent topic list, concatenating all
   expanded topics into a single sequence, and assigning 1-based indices": ``TopicTable``. The first topic is 1.
 * "If we receive a message with a topic name instead of a topic index, we leave it as it is": ``resolve_topic``.
 
-What the draft leaves open, and what is done here: a bundle expands in the order its hash is made in (bytewise UTF-8, as
-the one existing implementation does); a topic that is in two agreed bundles has two indices, of which the lowest is
-written and both are read; a hello that repeats a hash is refused, since Intersect is then not symmetric; so is one with
-a hash that is not 4 bytes long.
+The draft leaves some points open. Here a bundle expands in the order of its hash (bytewise UTF-8, as in the one
+existing implementation). A topic that is in two agreed bundles has two indices: the lower one is written, and both are
+read. A hello that repeats a hash is rejected, because Intersect would not be symmetric, and so is one with a hash that
+is not 4 bytes long.
 """
 
 from __future__ import annotations
@@ -66,14 +66,14 @@ _MISSING: Final = Rejected(TOPIC_MISSING, "neither a topic nor an index")
 
 
 class BundleError(ValueError):
-    """Bundles that cannot be used. The text names the bundle and says what to do."""
+    """Bundles cannot be used. The message names the bundle and the remedy."""
 
 
 # ---------------------------------------------------------------- bundles
 
 
 def bundle_hash(topics: Iterable[str]) -> bytes:
-    """Hash a bundle: the last 4 bytes of sha256 of its topics, in order and with nothing between (section "Protocol").
+    """Hash a bundle: the last 4 bytes of the sha256 of its topics, concatenated in order (section "Protocol").
 
     A bundle is a set, so a topic given twice counts once; the lexicographic order is that of the UTF-8 bytes.
     """
@@ -209,8 +209,8 @@ def find_hello(rpc: RPC) -> bytes:
     """Find the hello in the first RPC of a direction, as ExtTopicTable bytes for Frame.hello_in and Frame.hello_out.
 
     Empty if the RPC has no topic table, or an invalid one. Unknown fields are left out: they do not affect the table,
-    and every later frame of the connection has these bytes. All builders of Frames, live or from capture files, must
-    produce the same bytes in all versions.
+    and every later frame of the connection has these bytes. The bytes must be the same for live and captured frames,
+    and in all versions of Kiln.
     """
     if not rpc.HasField("control") or not rpc.control.HasField("extensions"):
         return b""

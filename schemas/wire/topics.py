@@ -57,8 +57,8 @@ def parse_topic(name: str) -> Topic | None:
     Any name below ``/ceramic/<network>`` belongs to that network. A name that is neither the network topic nor a
     well-formed separator topic (the ``/ceramic/<network>/<sep>`` of CIP-120's first draft, ``/ceramic/inmemory/test``,
     a value that is no lower-case base36, a key longer than MAX_KEY) has no separator: its messages are read as on the
-    network topic, so that a bad name loses none, and no separator is guessed. The bare ``/ceramic`` of 2020
-    names no network and gives None: the network is then the frame's (docs/design/contracts.md).
+    network topic, so that none is lost for a bad name and no separator is guessed. The bare ``/ceramic`` of 2020 names
+    no network and gives None: the network is then that of the frame (docs/design/contracts.md).
     """
     if len(name) > _MAX_CACHED:  # before the cache, so that it stores no large name
         return _parse_topic(name)
@@ -166,8 +166,8 @@ class Interest(NamedTuple):
 def parse_interest(text: str) -> Interest:
     """Parse ``*``, a key, ``key/*`` or ``key/value``.
 
-    A text without a value after its last slash is a key. ``key/*`` is for keys that would be ambiguous alone: ``*/*``
-    is the key ``*``, and ``a/k2/*`` the key ``a/k2``. A value must have its prefix.
+    A text without a value after its last slash is a key. Write ``key/*`` for a key that would be ambiguous alone:
+    ``*/*`` is the key ``*``, and ``a/k2/*`` the key ``a/k2``. A value must have its prefix.
 
     Raises:
         TopicError: The text is empty, or its key is invalid.

@@ -1,14 +1,14 @@
 """Bitswap without I/O: wantlists and blocks in, messages to send out.
 
-The caller passes in what peers send, what the block folder has, and the time. It fetches the messages to send by peer:
-`peers_with_output`, `next_output`, and `confirm` or `put_back` once the message was written or not. Like the router of
-gossipsub, the engine decides and the caller does the I/O.
+The caller passes in the messages of peers, the sizes of the blocks in the folder, and the time. It fetches the messages
+to send by peer: `peers_with_output`, `next_output`, and `confirm` or `put_back` once the message was written or not.
+Like the router of gossipsub, the engine decides and the caller does the I/O.
 
-Serving: a want of a block that is not here is remembered, and answered when the block comes. A peer does not repeat a
-want as long as it is connected, so a reply is only forgotten when the peer cancels or disconnects.
+Serving: a want for a block that the folder lacks is kept, and answered once the block is added. A connected peer never
+repeats a want, so the engine drops a want only when the peer cancels it or disconnects.
 
-Fetching: the peers that relayed the announcement of a block get a want-block, all others a want-have. Of those that
-have it, one after the other gets a want-block.
+Fetching: the peers that relayed the announcement of a block get a want-block, all others a want-have. The peers that
+report the block then get a want-block, one after the other.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Output(NamedTuple):
 
 
 class FetchedBlock(NamedTuple):
-    """A block that was wanted, with the digest by which it was."""
+    """A block that was wanted, and its digest."""
 
     digest: bytes
     data: bytes
@@ -97,7 +97,7 @@ class BitswapEngine:
         """Create an engine without peers.
 
         Args:
-            counters: where it counts, as bitswap_…; by default in a counter of its own.
+            counters: Counter of its events, named bitswap_…; by default one of its own.
         """
         self._limits = limits or EngineLimits()
         self._peers: dict[bytes, _PeerState] = {}
@@ -113,7 +113,8 @@ class BitswapEngine:
         return self._peers.keys()
 
     def set_peers(self, peers: Collection[bytes], now: float) -> None:
-        """Set the connected peers that speak bitswap. What the others wanted and were owed is forgotten."""
+        """Set the connected peers that speak bitswap. The wants of all other peers, and the output for them, are
+        dropped."""
         for peer in [each for each in self._peers if each not in peers]:
             self.remove_peer(peer)
         new = [peer for peer in peers if peer not in self._peers]
@@ -136,7 +137,7 @@ class BitswapEngine:
             want.dont_haves.discard(peer)
 
     def is_asked(self, peer: bytes) -> bool:
-        """Return whether a peer was asked for a block, so that it may send large messages."""
+        """Return whether a block was requested from a peer, which may therefore send large messages."""
         state = self._peers.get(peer)
         return state is not None and bool(state.asked)
 
@@ -225,7 +226,7 @@ class BitswapEngine:
     # ------------------------------------------------------------------ fetching
 
     def want(self, cid: bytes, digest: bytes, preferred: Iterable[bytes], now: float) -> None:
-        """Start to fetch a block, or continue with more preferred peers.
+        """Start fetching a block, or add preferred peers to a fetch.
 
         Args:
             preferred: peers that get a want-block at first, such as those that relayed the announcement.
@@ -237,7 +238,7 @@ class BitswapEngine:
         self._advance(self._own[digest], now)
 
     def prefer(self, digest: bytes, peer: bytes, now: float) -> None:
-        """Send a want-block of a wanted block to a peer that is said to have it."""
+        """Send a want-block for a wanted block to a peer that is reported to have it."""
         want = self._own.get(digest)
         if want is not None:
             self._prefer(want, peer)
@@ -257,7 +258,7 @@ class BitswapEngine:
                 want.asked[peer] = now
 
     def cancel(self, digest: bytes) -> None:
-        """Stop to fetch a block."""
+        """Stop fetching a block."""
         want = self._own.pop(digest, None)
         if want is not None:
             self._cancel_at(want, want.asked)
@@ -267,12 +268,13 @@ class BitswapEngine:
         return self._own.keys()
 
     def is_exhausted(self, digest: bytes) -> bool:
-        """Return whether no connected peer can be expected to send the block: none was asked, or none has it."""
+        """Return whether no connected peer can be expected to send the block: it was requested from none, or none has
+        it."""
         want = self._own.get(digest)
         return want is not None and want.dont_haves.issuperset(want.asked)
 
     def tick(self, now: float) -> None:
-        """Ask new peers for the wanted blocks, and the next ones where an answer does not come."""
+        """Request the wanted blocks from new peers, and from the next peer where a response is overdue."""
         for want in self._own.values():
             self._advance(want, now)
 
@@ -392,7 +394,7 @@ class BitswapEngine:
         self.counters["bitswap_presences_sent"] += len(output.haves) + len(output.dont_haves)
 
     def put_back(self, peer: bytes, output: Output) -> None:
-        """Keep a message that could not be written for the next attempt, where nothing newer replaces its parts."""
+        """Requeue the parts of a message that could not be written, unless something newer replaces them."""
         state = self._peers.get(peer)
         if state is None:
             return
@@ -409,7 +411,7 @@ class BitswapEngine:
             state.blocks.move_to_end(cid, last=False)
 
     def drop_output(self, peer: bytes) -> None:
-        """Forget what waits to be sent to a peer that accepts nothing."""
+        """Drop the output for a peer that accepts nothing."""
         state = self._peers.get(peer)
         if state is None:
             return

@@ -85,13 +85,13 @@ class BlockFiles(Protocol):
 
 
 ProviderSearch = Callable[[bytes, Callable[[bytes], None]], Awaitable[bool]]
-"""Connects providers of a multihash, and calls back with each that is connected; false if no server answered."""
+"""Connects to providers of a multihash, and calls back with each connected one. Returns false if no server answered."""
 
 
 class AnnouncementSources:
-    """The peers that relayed announcements of batches, by CID: they are the first to be asked for the block.
+    """The peers that relayed announcements of batches, by CID: the block is requested from them first.
 
-    The author of an announcement is no address: it may be a key of its own.
+    The author of an announcement would not do, since it may be a key that belongs to no peer.
     """
 
     def __init__(self, limit: int = _MAX_ANNOUNCEMENTS) -> None:
@@ -139,13 +139,13 @@ class _Writer:
         self.watch = trio.CancelScope()  # of the task that reads the stream, on which peers send nothing
         self.is_reset = False
         self.in_socket = False
-        """a write is in the socket, so that its end in the middle ends the connection"""
+        """a write to the socket is in progress; to interrupt it breaks the connection"""
 
 
 class BlockExchange:
     """Bitswap of one node: create it before the node runs, and `run` it once the node runs.
 
-    All methods are for the trio thread. It counts in the node's counters, as bitswap_….
+    All methods are for the trio thread. Events are counted in the node's counters, as bitswap_….
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class BlockExchange:
 
         Args:
             files: the blocks that are served.
-            sources: the peers that are asked first.
+            sources: the peers from which a block is requested first.
             search: looks for providers when the connected peers do not send a block; `None` without a DHT.
         """
         self._node = node
@@ -215,7 +215,7 @@ class BlockExchange:
 
     @property
     def is_isolated(self) -> bool:
-        """Return whether the node is connected to no peer that has blocks, gossips, or was named to it."""
+        """Return whether the node is connected to no bitswap peer, no gossip peer and no bootstrap peer."""
         node = self._node
         return not (self.peers or node.router.peers or any(map(node.is_connected, node.bootstrap)))
 
@@ -266,7 +266,7 @@ class BlockExchange:
         return fetch.data
 
     async def _search(self, digest: bytes, fetch: _Fetch) -> None:
-        """Ask providers of the DHT for a block that the connected peers do not send."""
+        """Fetch a block that the connected peers do not send from providers in the DHT."""
         assert self._search_providers is not None
         if not self._engine.is_exhausted(digest):
             with trio.move_on_after(self._options.search_after):
@@ -480,7 +480,8 @@ class BlockExchange:
         return missing
 
     async def _write_chunk(self, stream: GossipStream, writer: _Writer, data: bytes) -> None:
-        """Write no more bytes than the window of the stream has room for, so that only the socket can be waited for."""
+        """Write no more bytes than the window of the stream has room for, so that the write can block on the socket
+        alone."""
         writer.in_socket = True
         try:
             with trio.fail_after(self._options.stuck_after):
@@ -494,7 +495,7 @@ class BlockExchange:
 
 
 async def _spend(budget: CaptureBudget, peer: bytes, amount: float, peers: Collection[bytes]) -> bool:
-    """Spend of a peer's budget, and wait while the peer is over it.
+    """Charge bytes to a peer's budget, and wait while the peer is over it.
 
     Returns:
         True if it had to wait.

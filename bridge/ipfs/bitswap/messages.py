@@ -18,7 +18,8 @@ PROTOCOLS: Final = (V1_2, V1_1, V1_0)
 """Protocols that the bridge speaks, in order of preference."""
 
 MAX_ENTRIES: Final = 1024
-"""Wants, and presences, read of one message; boxo remembers no more wants of a peer. The rest is skipped."""
+"""Maximum number of wants, and of presences, read from one message; boxo stores no more wants of a peer. The rest is
+skipped."""
 MAX_CID: Final = 100
 """Longest CID of a want in bytes, as boxo; a CID of sha2-256 has at most 44."""
 
@@ -35,8 +36,8 @@ class WantEntry(NamedTuple):
     """A change of a wantlist: a want, or with `cancel` the end of one.
 
     Attributes:
-        have: only whether the peer has the block is wanted (want-have), not the block itself (want-block).
-        send_dont_have: the peer shall report that it does not have the block.
+        have: true for a want-have, which requests only whether the peer has the block; false for a want-block.
+        send_dont_have: true if the peer is to report that it does not have the block.
     """
 
     cid: bytes
@@ -53,7 +54,7 @@ class BitswapMessage:
         full: `wants` is the whole wantlist of the peer, not a change.
         haves: CIDs of blocks that the peer has.
         dont_haves: CIDs of blocks that the peer does not have.
-        blocks: blocks without their CIDs; whoever wants one knows its digest.
+        blocks: blocks without their CIDs; the receiver knows the digests that it wants.
         skipped: entries that are no usable CID, or beyond MAX_ENTRIES.
     """
 

@@ -22,7 +22,7 @@ _STOPPING = "the bridge is stopping"
 class BitswapBlockStore:
     """A `BlockStore` of own blocks in a folder, and of blocks that peers send.
 
-    Fetched blocks are not stored: the bridge serves its own. Threads hand their calls to the trio thread.
+    Fetched blocks are not stored: the bridge serves only its own. Calls from threads run in the trio thread.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class BitswapBlockStore:
         self._folder.pin(cid)
 
     def unpin(self, cid: str) -> None:
-        """Remove the block, and announce it no more."""
+        """Remove the block, and stop announcing it."""
         self._folder.unpin(cid)
         if self._discovery is not None:
             self._call(self._discovery.withdraw_block, b"\x12\x20" + read_digest(cid))

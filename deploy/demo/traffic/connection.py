@@ -55,10 +55,10 @@ class SyntheticConnection:
         hello: bytes | None = None,
         hello_parses: bool = True,
     ) -> None:
-        """`label` and `start_ns` make the id: the same peer at another time has another connection.
+        """The id is derived from `label` and `start_ns`: the same peer at another time has another connection.
 
-        `style`: what the remote peer runs. `hello`: its ExtTopicTable bytes, if not those that fit `style`; they are in
-        its first RPC too, unless that would then not parse.
+        `style`: software of the remote peer. `hello`: its ExtTopicTable bytes, by default those of `style`; its first
+        RPC contains them too, unless that would make the RPC unreadable.
         """
         self.protocol = _PROTOCOLS[style % len(_PROTOCOLS)]
         self.partial_messages = style % len(_PROTOCOLS) == _PARTIAL_MESSAGES

@@ -42,10 +42,10 @@ def generate_contents(
 ) -> Iterator[TopicData]:
     """Generate endless messages of every type and era, on the topics `on`, by default on `list_topics(options)`.
 
-    `clock_ns`: unix time in ns, read once at the start and once a message. Equal options and readings give equal
-    messages; another start gives other messages of the same streams and separators. Of `options.garbage_kinds` those
-    in DATA_GARBAGE count. Forgers, impostors, copies and connections are not there. What would have been on another
-    topic, as on `/ceramic` in 2020, is on that of the network.
+    `clock_ns`: unix time in ns, read once at the start and once per message. Equal options and readings give equal
+    messages; another start gives other messages of the same streams and separators. Only those of
+    `options.garbage_kinds` that are in DATA_GARBAGE are generated, and no forgers, impostors, copies or connections.
+    Messages for another topic, such as `/ceramic` in 2020, are on the topic of the network.
     """
     random = Random(f"content/{options.seed}/{clock_ns()}")
     messages = MessageFactory(options, Population(options), random)

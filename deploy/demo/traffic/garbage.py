@@ -43,7 +43,8 @@ def build_truncated_rpc(random: Random, rpc: bytes) -> BadRpc:
 
 
 def build_oversized_rpc(random: Random, publish: bytes) -> BadRpc:
-    """Build an RPC over 4 MiB, a message and a field of zeros that is too long, cut; `write_traffic` restores it."""
+    """Build an RPC over 4 MiB, of a message and a field of zeros, and cut it as the tap does; `write_traffic` restores
+    it."""
     declared = MAX_RPC + random.randrange(1, 1 << 20)
     filler = declared - len(publish)
     head = publish + b"\x12" + _varint4(filler - 5)

@@ -38,7 +38,7 @@ _BACKOFF: Final = 60  # seconds
 class Traffic:
     """One run of the traffic of a world.
 
-    The same options, start and rate give the same bytes. The ledger holds what was handed out so far, and is complete
+    The same options, start and rate give the same bytes. The ledger covers the frames yielded so far, and is complete
     when `frames` has ended. Keys of connections and ids of messages depend on the start, so that two runs of one world
     do not repeat each other.
     """
@@ -46,7 +46,7 @@ class Traffic:
     def __init__(self, options: TrafficOptions, start_ns: int, rate: float, *, keep_ledger: bool = True) -> None:
         """`start_ns`: unix ns of the first frame. `rate`: messages a second, before copies; ValueError unless above 0.
 
-        `keep_ledger`: a run without end should not keep one, as it grows with each message.
+        `keep_ledger`: false for a run without end, because the ledger grows with each message.
         """
         if not rate > 0:
             raise ValueError(f"rate: {rate} messages a second are not more than 0")
@@ -77,9 +77,9 @@ class Traffic:
         self._stopped = True
 
     def frames(self, *, messages: int | None = None, duration_ns: int | None = None) -> Iterator[GeneratedFrame]:
-        """The frames, in the order in which they are due; to be called once.
+        """Yield the frames in the order in which they are due. Call it once.
 
-        Ends after `messages` messages (garbage included) or after those of `duration_ns`, and else only after `stop`.
+        It ends after `messages` messages (garbage included), after `duration_ns`, or, without both, after `stop`.
         """
         for connection in self._connections:
             yield from connection.open(0)
@@ -330,8 +330,8 @@ def build_fault(
 def write_traffic(stream: BinaryIO, frames: Iterable[GeneratedFrame]) -> int:
     """Write frames as a capture, uncompressed (wrap the stream in gzip for `*.rpc.gz`).
 
-    RPCs that were cut get their full length. Closing frames are no RPCs and left out. Use `TrafficOptions.for_capture`:
-    a capture has no refused hellos, no verdicts and no ids of connections.
+    RPCs that were cut get their full length again. Closing frames are left out, since they are no RPCs. Use
+    `TrafficOptions.for_capture`: a capture has no refused hellos, no verdicts and no ids of connections.
 
     Returns:
         The number of records.

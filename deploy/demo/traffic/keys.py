@@ -1,6 +1,6 @@
 """Authors of synthetic traffic: private keys and peer ids, as a pure function of a seed.
 
-Nothing here is secret: whoever has the seed has the keys. They sign traffic that is made up, and nothing else.
+Nothing here is secret: the keys follow from the seed, and sign only synthetic traffic.
 """
 
 from __future__ import annotations

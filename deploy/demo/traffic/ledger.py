@@ -1,6 +1,7 @@
 """The ledger: content of synthetic traffic, with its expected results, recorded by the generator.
 
-Nothing here reads frames: an entry is made from what a message was built of, never from what a decoder says of it.
+Nothing here reads frames: an entry comes from the parts of which a message was built, never from the result of a
+decoder.
 """
 
 from __future__ import annotations
@@ -24,12 +25,11 @@ class SeparatorEntry(msgspec.Struct, frozen=True):
 class MessageEntry(msgspec.Struct, tag_field="entry", tag="message"):
     """A distinct gossip message with all its copies, except those of OUT frames.
 
-    `message_id` is its id. The fields from `era` to `ts` are what its author says, ids in canonical spelling; all None
-    where the data says nothing. `separator`: of an UPDATE, by the topic's name or the `model` field, and
-    `separator_source` which of them.
-    `outcome` "message": it ends in the table `messages`, once, if any copy was good; its forged copies end in
-    quarantine at stage "signature" for `forged_reason`. `outcome` "quarantine": every copy ends there, at `stage` for
-    `reason`.
+    `message_id` is its id. The fields from `era` to `ts` are the contents of the message, with ids in canonical form,
+    and all None if the data has none. `separator` is that of an UPDATE, from the topic's name or the field `model`;
+    `separator_source` tells which. `outcome` "message": the table `messages` gets it once, if any copy is valid, and
+    quarantine gets its forged copies with the stage "signature" and `forged_reason`. `outcome` "quarantine": quarantine
+    gets every copy, with `stage` and `reason`.
     """
 
     message_id: str
@@ -62,7 +62,7 @@ class MessageEntry(msgspec.Struct, tag_field="entry", tag="message"):
 
 
 class FrameEntry(msgspec.Struct, tag_field="entry", tag="frame", frozen=True):
-    """A frame that is bad as a whole, and not because of a message.
+    """A frame that is bad as a whole, not because of one of its messages.
 
     `connection`, `direction` and `sequence` are None where the record's value is not a Frame. `sha256` is that of
     the bytes at fault: the hello, the payload, or the record's whole value.
@@ -97,7 +97,7 @@ class Ledger:
         return len(self.messages) + len(self.frames)
 
     def message(self, entry: MessageEntry) -> MessageEntry:
-        """Find or add the entry of a message; returns `entry` itself if the message is new."""
+        """Return the entry of a message, after adding `entry` if the message is new."""
         return self.messages.setdefault((entry.network, entry.message_id), entry)
 
     def add(self, other: Iterable[Entry]) -> None:
@@ -115,7 +115,7 @@ class Ledger:
                 known.first_good_at = min(times, default=None)
 
     def write(self, stream: IO[bytes]) -> None:
-        """Writes JSON lines: the messages in the order of their first copy, then the bad frames."""
+        """Write JSON lines: the messages in the order of their first copy, then the bad frames."""
         for entry in self:
             stream.write(_encoder.encode(entry))
             stream.write(b"\n")

@@ -1,4 +1,5 @@
-"""Gossip messages as Ceramic nodes of all years wrote them, good and bad, signed or not, each with its ledger entry."""
+"""Gossip messages in the formats of all Ceramic versions, valid and invalid, signed or not, each with its ledger
+entry."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ Tally = Literal["good_copies", "forged_copies", "bad_copies"]
 
 
 class MessageContent(msgspec.Struct, frozen=True):
-    """A message before anybody signs it, and what is known of it. `fault`: why it will not be read."""
+    """An unsigned message and its expected contents. `fault`: the reason why it cannot be decoded."""
 
     network: str
     topic: str
@@ -71,8 +72,8 @@ class MessageContent(msgspec.Struct, frozen=True):
 class SyntheticCopy(NamedTuple):
     """One message on the wire.
 
-    `verdict` is what a bridge finds. `pinned`: a verdict that its frames carry in any case (0: never checked), so that
-    the reason in the ledger does not depend on who checks.
+    `verdict` is that of a bridge. `pinned`: a verdict that its frames have in any case (0: never checked), so that the
+    reason in the ledger does not depend on which component checks.
     """
 
     publish: bytes  # the field of the RPC, tag and length included
@@ -90,12 +91,12 @@ class _OpenQuery(NamedTuple):
 
 
 def field(number: int, value: bytes) -> bytes:
-    """A length-delimited protobuf field."""
+    """Encode a length-delimited protobuf field."""
     return write_varint(number << 3 | 2) + write_varint(len(value)) + value
 
 
 class MessageFactory:
-    """Makes messages, one after another, from one source of chance."""
+    """Makes messages, one after another, from one random source."""
 
     def __init__(self, options: TrafficOptions, population: Population, random: Random) -> None:
         self._options = options
@@ -109,13 +110,13 @@ class MessageFactory:
         self._odd_topics = 0.01 if options.signed else 0.0
 
     def topic_of(self, separator: Separator) -> str:
-        """The topic of a separator on this network."""
+        """Return the topic of a separator on this network."""
         return format_topic(self._options.network, separator)
 
     # ---------------------------------------------------------------- content
 
     def content(self, kind: MessageType, now_ns: int) -> MessageContent:
-        """A good message of a type. A RESPONSE to nothing is a QUERY."""
+        """Make a valid message of a type. Without a QUERY to answer, RESPONSE makes a QUERY."""
         match kind:
             case "UPDATE":
                 content = self._update()
@@ -133,7 +134,7 @@ class MessageFactory:
         return content
 
     def announced_again(self, now_ns: int) -> MessageContent:
-        """An update that was there before, to be sent as a new message; a new one if there was none."""
+        """Make a new message with an earlier update, or with a new update if there is no earlier one."""
         return self._random.choice(self._announced) if self._announced else self.content("UPDATE", now_ns)
 
     def _era(self) -> Era:
@@ -150,7 +151,7 @@ class MessageFactory:
         return self._population.pick_stream(self._random.random())
 
     def _place(self, era: Era = "stream", separator: Separator | None = None) -> tuple[str, str]:
-        """Network and topic name."""
+        """Return network and topic name."""
         network = self._options.network
         if era == "2020":
             return network, TOPIC_2020
@@ -239,7 +240,7 @@ class MessageFactory:
         return MessageContent(network, topic, data, era="stream", type="BATCH_UPDATE", sep=sep, batch=batch)
 
     def _rewritten(self, data: bytes) -> bytes:
-        """The same message as other clients write it."""
+        """Return the same message as other clients write it."""
         match self._random.randrange(4):
             case 0:
                 return orjson.dumps(orjson.loads(data), option=orjson.OPT_SORT_KEYS)
@@ -253,12 +254,12 @@ class MessageFactory:
     # ---------------------------------------------------------------- garbage
 
     def garbage(self, kind: GarbageKind) -> MessageContent:
-        """A message whose data is bad: of a kind that is about data."""
+        """Make a message with malformed data, of one of the kinds in DATA_GARBAGE."""
         data, reason = self._bad_data(kind)
         return MessageContent(self._options.network, self._topic, data, fault=reason)
 
     def _bad_data(self, kind: GarbageKind) -> tuple[bytes, str]:
-        """Bytes, each time others, and why they are no message."""
+        """Make new bytes that are no message, and the reason why."""
         random = self._random
         match kind:
             case "random_data":
@@ -339,13 +340,14 @@ class MessageFactory:
     # ---------------------------------------------------------------- on the wire
 
     def usual(self, content: MessageContent, author: SyntheticAuthor, now_ns: int) -> SyntheticCopy:
-        """A message as the nodes of this network send it."""
+        """Make a message as the nodes of this network send it."""
         return self._signed(content, author, now_ns) if self._options.signed else self._unsigned(content)
 
     def forged(
         self, content: MessageContent, author: SyntheticAuthor, now_ns: int
     ) -> tuple[SyntheticCopy, SyntheticCopy]:
-        """A copy with other data and the old signature, and the true one: one message, to arrive in this order."""
+        """Make a copy with other data and the old signature, and the true copy: one message, to arrive in this
+        order."""
         seqno = self._seqno(author, now_ns)
         seal = _seal(author, _body(author, content.data, seqno, content.topic))
         entry = self._entry(content, author, seqno)
@@ -362,7 +364,7 @@ class MessageFactory:
     def impostor(
         self, content: MessageContent, victim: SyntheticAuthor, signer: SyntheticAuthor, now_ns: int
     ) -> SyntheticCopy:
-        """A message in the name of `victim`, whose peer id holds its key, signed by somebody else."""
+        """Make a message in the name of `victim`, whose peer id contains its key, signed by another author."""
         seqno = self._seqno(victim, now_ns)
         body = _body(victim, content.data, seqno, content.topic)
         entry = self._entry(content, victim, seqno)
@@ -371,7 +373,7 @@ class MessageFactory:
         return SyntheticCopy(publish, Verdict.INVALID, entry, "bad_copies", victim.peer + seqno)
 
     def wrong_auth(self, content: MessageContent, author: SyntheticAuthor, now_ns: int) -> SyntheticCopy:
-        """A message that is signed where the others are not, or the other way round: the network's policy decides."""
+        """Make a message that is signed on a network without signatures, or the other way round."""
         signed = not self._options.signed
         copy = self._signed(content, author, now_ns) if signed else self._unsigned(content)
         if self._options.policy == "either":
@@ -384,7 +386,7 @@ class MessageFactory:
         return copy._replace(verdict=Verdict.AGAINST_POLICY, tally="bad_copies", pinned=pinned)
 
     def bare_number(self, number: int) -> SyntheticCopy:
-        """The shortest of messages, unsigned: its data is a number. Bad under any policy."""
+        """Make the shortest message, unsigned, whose data is a number: invalid under any policy."""
         copy = self._unsigned(MessageContent(self._options.network, self._topic, b"%d" % number, fault="not_an_object"))
         if self._options.policy == "strict":
             copy.entry.stage, copy.entry.reason = SIGNATURE_STAGE, MISSING_SIGNATURE
@@ -438,12 +440,12 @@ class MessageFactory:
 
 
 def _body(author: SyntheticAuthor, data: bytes, seqno: bytes, topic: str) -> bytes:
-    """A message without signature and key: what is signed."""
+    """Serialize a message without signature and key: the bytes to sign."""
     return field(1, author.peer) + field(2, data) + field(3, seqno) + field(4, topic.encode())
 
 
 def _seal(author: SyntheticAuthor, body: bytes) -> bytes:
-    """The fields that follow it: the signature, and the key where the peer id does not hold it."""
+    """Serialize the fields that follow the body: the signature, and the key if the peer id does not contain it."""
     seal = field(5, author.signature(body))
     return seal + field(6, author.key_field) if author.key_field else seal
 

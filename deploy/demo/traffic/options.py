@@ -134,20 +134,19 @@ class TrafficOptions:
 
     @property
     def policy(self) -> Policy:
-        """The policy that outcomes in the ledger go by (decision 5): REPLAY is always `either`."""
+        """The signature policy on which outcomes in the ledger depend (decision 5): REPLAY is always `either`."""
         if self.origin == "REPLAY":
             return "either"
         return "strict" if self.signed else "none"
 
     @property
     def second_network(self) -> str:
-        """The name of the network that `other_network` is of."""
+        """Name of the second network, to which `other_network` refers."""
         return f"{self.network}-2"
 
     def for_capture(self) -> TrafficOptions:
-        """The same world as far as a capture file can hold it.
-
-        A capture knows no verdicts, and a frame made of it has no hello that was refused.
+        """The same world as far as a capture file can represent it. A capture knows no verdicts, and a frame made of it
+        has no hello that was refused.
         """
         kinds = tuple(kind for kind in self.garbage_kinds if kind != "wrong_hello")
         return replace(self, origin="REPLAY", checked=0.0, garbage_kinds=kinds, garbage=self.garbage if kinds else 0.0)

@@ -27,16 +27,15 @@ _KINDS: Final[dict[int, KeyType]] = {5: "secp256k1", 11: "rsa", 17: "ecdsa"}  # 
 
 
 class SyntheticStream(NamedTuple):
-    """A stream: its id, and the separator that its genesis has."""
+    """A stream: its id, and the separator in its genesis."""
 
     text: str
     separator: Separator | None
 
 
 class SyntheticAuthor:
-    """Someone who signs messages.
-
-    Every third one writes random seqnos, as JavaScript nodes did; the others count from their clock, as Go does.
+    """An author, who signs messages. Every third author writes random seqnos, as JavaScript nodes did; the others count
+    from their clock, as Go does.
     """
 
     __slots__ = ("_last", "_sign", "key_field", "kind", "peer", "random_seqno", "text")
@@ -53,11 +52,11 @@ class SyntheticAuthor:
         self._last = 0
 
     def signature(self, bare: bytes) -> bytes:
-        """The signature on a message serialized without signature and key. The same bytes each time."""
+        """Sign a message that is serialized without signature and key. The result is always the same."""
         return self._sign(SIGN_PREFIX + bare)
 
     def next_seqno(self, now_ns: int) -> bytes:
-        """max(now, last + 1), big-endian."""
+        """Return max(now, last + 1), big-endian."""
         self._last = max(now_ns, self._last + 1)
         return self._last.to_bytes(8, "big")
 
@@ -65,7 +64,7 @@ class SyntheticAuthor:
 class Population:
     """The separators, streams and authors of a world.
 
-    `u` and `v` below are numbers from 0 to 1 that choose; popularity is skewed.
+    The arguments `u` and `v` of its methods are random numbers from 0 to 1, which select; popularity is skewed.
     """
 
     def __init__(self, options: TrafficOptions) -> None:
@@ -79,7 +78,7 @@ class Population:
         self.old_stream: Callable[[int], SyntheticStream] = lru_cache(maxsize=4096)(self._old_stream)
 
     def _separator(self, rank: int) -> Separator:
-        """The separator of a rank, 0 being the most popular."""
+        """Return the separator of a rank, 0 being the most popular."""
         digest = derive_bytes(self._seed, "separator", rank)
         if rank % 10 == 4:
             return Separator(ODD_KEY, encode_separator_value(digest[1 : 2 + digest[0] % 30]))
@@ -90,7 +89,7 @@ class Population:
         return Separator("model", StreamID(MODEL, _DAG_JOSE + digest).text)
 
     def _stream(self, number: int) -> SyntheticStream:
-        """A stream, whose separator is drawn by Zipf's law, once and for all."""
+        """Return a stream. Its separator is drawn once, by Zipf's law."""
         digest = derive_bytes(self._seed, "stream", number)
         kind, separator = TILE + (digest[12] & 1) * CAIP10_LINK, None
         if _fraction(digest[:6]) >= self._options.without_separator:
@@ -104,18 +103,18 @@ class Population:
         return SyntheticStream(StreamID(CAIP10_LINK if digest[12] & 3 == 0 else TILE, _genesis(digest)).text, None)
 
     def pick_stream(self, u: float) -> SyntheticStream:
-        """Any stream; those of low numbers twice as often as the average."""
+        """Pick any stream; those with low numbers twice as often as the average."""
         return self.stream(int(self._options.streams * u * (0.5 + 0.5 * u)))
 
     def pick_old_stream(self, u: float) -> SyntheticStream:
-        """A tile or a CAIP-10 link, which is all that there was before models."""
+        """Pick a tile or a CAIP-10 link, the only types before models."""
         return self.old_stream(int(max(1, self._options.streams // 20) * u))
 
     def pick_separator(self, u: float) -> Separator:
         return self.separator(min(bisect(self._weights, u * self._weights[-1]), len(self._weights) - 1))
 
     def pick_author(self, u: float) -> SyntheticAuthor:
-        """An author; a few write most."""
+        """Pick an author; a few authors write most messages."""
         number = int(self._options.authors * u * u)
         author = self._authors.get(number)
         if author is None:
@@ -123,7 +122,7 @@ class Population:
         return author
 
     def pick_spammer(self, u: float) -> SyntheticAuthor:
-        """One of the two who sign all the garbage."""
+        """Pick one of the two authors that sign all garbage."""
         number = int(_SPAMMERS * u)
         spammer = self._spammers.get(number)
         if spammer is None:
@@ -131,7 +130,7 @@ class Population:
         return spammer
 
     def peer(self, role: Literal["local", "remote", "stranger"], number: int = 0) -> bytes:
-        """The peer id of a node, as multihash bytes."""
+        """Return the peer id of a node, as multihash bytes."""
         return compute_peer_id(derive_private_key(self._seed, "ed25519", f"{role}/{number}"))
 
     def _make_author(self, role: str, number: int, kind: KeyType) -> SyntheticAuthor:
@@ -149,8 +148,8 @@ def _genesis(digest: bytes) -> bytes:
 
 
 def _signer(key: PrivateKey) -> Callable[[bytes], bytes]:
-    """Not `kiln.schemas.wire.identity.sign`: it draws a nonce for each ECDSA signature, and here the bytes must
-    repeat."""
+    """Build a signer with repeatable bytes. `kiln.schemas.wire.identity.sign` draws a nonce for each ECDSA
+    signature."""
     if isinstance(key, ec.EllipticCurvePrivateKey):
         curve = key
         algorithm = ec.ECDSA(hashes.SHA256(), deterministic_signing=True)

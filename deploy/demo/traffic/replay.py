@@ -1,4 +1,5 @@
-"""Sends a capture file as the Frames of origin REPLAY that `kiln.schemas.captures.kiln_capture` makes of the file."""
+"""Sending of a capture file to Kafka, as the Frames of origin REPLAY that `kiln.schemas.captures.kiln_capture` makes of
+it."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ DEFAULT_NETWORK: Final = "testnet-clay"
 
 
 class ReplayProgress(NamedTuple):
-    """Progress of a replay: capture records and bytes of RPC done, of all there are."""
+    """Progress of a replay: capture records and bytes of RPCs sent, and their totals."""
 
     records: int
     bytes: int

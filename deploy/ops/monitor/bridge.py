@@ -87,7 +87,8 @@ class BridgeMonitor:
         return [] if starting or self._status() is not None else ["the bridge does not report its status"]
 
     def why_not_ready(self) -> list[str]:
-        """Describe why the bridge is not ready: it captures while the broker is away, but frames get no further."""
+        """Describe why the bridge is not ready. While the broker is unreachable it captures, but its frames do not
+        reach Kafka."""
         status = self._status()
         if status is None:
             return ["the bridge does not report its status"]

@@ -132,7 +132,8 @@ def _build_overlay_families(overlay: OverlayStatus) -> Iterator[Metric]:
 
 
 def _label(counts: Mapping[str, int]) -> Values:
-    """Make the name of each count a label value. tests/unit/schemas/test_metrics.py holds the names a closed set."""
+    """Make the name of each count a label value. tests/unit/schemas/test_metrics.py checks that the names are a closed
+    set."""
     return [((name,), number) for name, number in counts.items()]
 
 

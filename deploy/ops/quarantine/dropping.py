@@ -1,7 +1,7 @@
-"""Rows taken out of the table `quarantine` for good, after what they were is in the table `quarantine_dropped`.
+"""Permanent removal of rows of the table `quarantine`, after they are recorded in the table `quarantine_dropped`.
 
-The record comes first, and is on the disk before a row goes. A command that ended in between has recorded rows that
-are still there: the next drop of these rows takes them out, and records none of them twice.
+The record is on the disk before a row is removed. If the command ends in between, recorded rows are still in the table:
+the next drop of these rows removes them, and records none of them twice.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from kiln.pipelines.maintenance.steps import replace_files
 from kiln.schemas.delta.tables import TABLES
 
 _TRIES: Final = 20
-"""times that somebody else may write the table's files anew meanwhile"""
+"""attempts while other writers keep rewriting the table's files"""
 _ROWS_AT_ONCE: Final = 100
-"""in memory, each of up to 5 MiB"""
+"""rows in memory, each of up to 5 MiB"""
 _RECORD: Final = "quarantine_dropped"
 _KEPT: Final = ("kafka_partition", "kafka_offset", "message_index", "cid", "stage", "reason", "detail")
 _SAME: Final = ("kafka_partition", "kafka_offset", "message_index", "cid", "stage", "reason", "sha256", "observed_at")
-"""By these columns a row of `quarantine_dropped` is a row of `quarantine`."""
+"""Columns in which a row of `quarantine_dropped` and its row of `quarantine` are equal."""
 
 
 class DropResult(NamedTuple):
-    """`rows` went under the id `drop_id`, of which `known` had been recorded by a command that did not come to its
-    end."""
+    """`rows` is the number of rows removed under the id `drop_id`; an interrupted command had already recorded `known`
+    of them."""
 
     drop_id: str
     rows: int
@@ -81,7 +81,7 @@ def drop_rows(lake: Lake, wanted: QuarantineFilter, why: str, drop_id: str, now:
 def _record_rows(
     lake: Lake, files: Sequence[TableFile], places: Mapping[str, Sequence[int]], told: dict[str, object]
 ) -> int:
-    """Appends what goes to `quarantine_dropped`, but for rows that are there. Returns how many are there."""
+    """Append the rows to `quarantine_dropped`, except those already recorded. Returns the number of the latter."""
     lake.create([_RECORD])
     schema = build_arrow_schema(TABLES[_RECORD].columns, strict=True)
     rows = [

@@ -1,4 +1,4 @@
-"""Frames of the table `frames`, decoded again to find the messages that now get further."""
+"""Frames of the table `frames`, decoded again to find the messages that are no longer rejected for the same reason."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class DecodedFrame(NamedTuple):
     """Result of decoding a frame again."""
 
     items: dict[int, DecodedMessage | RejectedMessage]
-    """messages that get further now, by position in the RPC: valid, or rejected for another reason"""
+    """messages by position in the RPC that are now valid, or rejected for another reason"""
     refused: int
     """number of messages rejected for the same reason"""
 
@@ -48,7 +48,7 @@ def decode_again(frame: Frame, positions: Set[int | None], reason: str, how: Dec
 
     Args:
         frame: The frame.
-        positions: Positions of messages that were rejected; `None` in it for all.
+        positions: Positions of messages that were rejected; if it contains `None`, all messages.
         reason: Reason of the rejection.
         how: Configuration of the decoder.
     """

@@ -1,4 +1,5 @@
-"""Rows of the table `quarantine` by stage, reason, time and author: counted, shown, and found in their files."""
+"""Selection of rows of the table `quarantine` by stage, reason, time and author: counts, contents, and positions in
+files."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ class QuarantineError(KilnError):
 
 @dataclass(frozen=True)
 class QuarantineFilter:
-    """Which rows; None: whatever it is. `since` is in, `until` is not. `author`: as `Row.author`."""
+    """Selection of rows; a field that is None accepts any value. `since` is inclusive, `until` exclusive; `author` as
+    in `QuarantineRow.author`."""
 
     stage: str | None = None
     reason: str | None = None
@@ -72,7 +74,8 @@ class QuarantineRow(NamedTuple):
 
 
 class ReasonCount(NamedTuple):
-    """Number of rows in a group, and the times of the first and last; `of` has the values of the columns of GROUPS."""
+    """Number of rows in a group, and the times of the first and the last one; `of` has the group's values of the
+    columns in GROUPS."""
 
     of: tuple[object, ...]
     rows: int

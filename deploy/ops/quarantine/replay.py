@@ -1,9 +1,9 @@
 """Replay of quarantined messages: frames that Kiln can decode now, into `kiln.frames` with origin REPLAY.
 
-A message can be rejected for lack of knowledge, such as an unknown topic bundle. Its frame is in the table `frames`, so
-this module decodes the frame again, as the queries do, and selects the messages that now get further. The queries then
-decode those messages themselves. The other messages of a frame are not sent again, so valid ones get no second row. The
-origin REPLAY keeps their batches from being published.
+A message can be rejected because something was unknown, such as a topic bundle. Its frame is in the table `frames`, so
+this module decodes the frame again, as the queries do, and selects the messages that are no longer rejected for the
+same reason. The queries then decode those messages themselves. The other messages of a frame are not sent again, so
+valid ones get no second row. The origin REPLAY keeps their batches from being published.
 
 For blocks that could not be fetched see `kiln.deploy.ops.quarantine.unfetched`.
 """
@@ -84,7 +84,7 @@ _Digest = tuple[int, bytes]
 
 
 class _Candidate(NamedTuple):
-    """A message that gets further now, and the digests that identify its copies."""
+    """A message to replay, and the digests that identify its copies."""
 
     at: FramePosition
     position: int

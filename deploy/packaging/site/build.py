@@ -85,7 +85,7 @@ def copy_documents(into: Path, documents: Iterable[Path]) -> None:
 def add_space_before_lists(text: str) -> str:
     """Insert an empty line between a paragraph and a following list.
 
-    CommonMark, by which the documents are written, needs none; mkdocs would go on with the paragraph.
+    The documents are CommonMark, which needs none; mkdocs would continue the paragraph.
     """
     parts: list[str] = []
     end = 0

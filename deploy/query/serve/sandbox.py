@@ -1,6 +1,6 @@
 """Restrict a program to listed files and ports with Linux's Landlock (docs.kernel.org, Landlock).
 
-The kernel enforces the limits, for root too, until the program and its children end: they cannot open other files,
+The kernel enforces the limits, for root too, until the program and its children end. They cannot open other files,
 connect to other TCP ports, or signal or trace other processes. This file runs as a script with the standard library
 only, because the limits apply to the process that sets them.
 """

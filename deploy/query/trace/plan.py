@@ -1,7 +1,7 @@
 """Plan of a trace: pure functions from an id and the rows of earlier steps to the next steps.
 
 A step has a title and a query in which all ids, times and positions are literals. So the query also runs in `kiln sql`,
-and DuckDB skips files and row groups that cannot contain the literals, which it would read for a join.
+and DuckDB skips files and row groups that cannot contain the literals. With a join it would read them.
 """
 
 from __future__ import annotations
