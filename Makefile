@@ -39,6 +39,9 @@ jars-s3: $(VENV)/.installed ## fetch Spark's jars for an object store (kiln run 
 run: setup ## run Kiln: broker, demo network, queries, status screen (ARGS="--for 60s")
 	@$(KILN) run $(ARGS)
 
+# With it, each of hundreds of processes would compile Kiln's modules again, and each of pytest's all tests.
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTEST := PYTHONHASHSEED=0 $(PY) -m pytest --dist loadscope
 
 test: setup ## run the unit tests and the main path on Spark, Kafka and foreign peers, within ten minutes (ARGS="tests/unit -k cid")
