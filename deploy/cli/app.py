@@ -7,6 +7,7 @@ To add a command, write it in the file of its group. To add a group, write a fil
 from __future__ import annotations
 
 import errno
+import gc
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Final
@@ -134,11 +135,15 @@ def _complain(words: str) -> None:
 
 def main() -> None:
     """The entry point of the `kiln` script."""
+    # imports make 40,000 objects that stay: by default the collector walks them many times, and again at the exit
+    gc.set_threshold(10_000)
     problem = prepare_process()
     if problem:
         _complain(problem)
         sys.exit(FAILED)
-    sys.exit(run_command(sys.argv[1:]))
+    code = run_command(sys.argv[1:])
+    gc.freeze()
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-
-from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError
+from typing import TYPE_CHECKING
 
 from kiln.conf.process.errors import KilnError
 from kiln.pipelines.delta.lake import Lake
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
 
 AsOf = int | datetime
 """A version number, for every table, or a time with a time zone."""
@@ -46,6 +47,8 @@ def open_table(lake: Lake, name: str, as_of: AsOf | None) -> DeltaTable | None:
     table = lake.open(name)
     if as_of is None:
         return table
+    from deltalake.exceptions import DeltaError
+
     newest = table.version()
     try:
         if isinstance(as_of, datetime):

@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
 import duckdb
-from deltalake import DeltaTable
-from deltalake.exceptions import DeltaProtocolError
 
 from kiln.conf.process.extras import require_extras
 from kiln.conf.process.location import Location
@@ -24,6 +22,7 @@ from kiln.pipelines.delta.lake import Lake, LakeError
 from kiln.schemas.delta.tables import TABLES
 
 if TYPE_CHECKING:
+    from deltalake import DeltaTable
     from pyarrow.dataset import Dataset
     from pyarrow.fs import SubTreeFileSystem
 
@@ -100,6 +99,8 @@ def create_views(
 
 def _build_dataset(lake: Lake, name: str, table: DeltaTable) -> Dataset:
     require_extras("lake")
+    from deltalake.exceptions import DeltaProtocolError
+
     try:
         return table.to_pyarrow_dataset(filesystem=_build_local_file_system(lake.folder(name)))
     except DeltaProtocolError as error:
