@@ -135,9 +135,24 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker(pytest.mark.slow)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(trylast=True)  # after -m and -k
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if _profile() == "fuzz":
         random.shuffle(items)  # the time may be up before the last
+    selected = {item.nodeid for item in items}
+    again = [item for item in items if _runs_without_network(item, selected)]
+    if again and loopback.available():
+        config.hook.pytest_deselected(items=again)
+        items[:] = [item for item in items if item not in again]
+
+
+def _runs_without_network(item: pytest.Item, selected: set[str]) -> bool:
+    """Whether a selected test of tests/network/test_loopback_only.py runs this test too."""
+    runner = "tests/network/test_loopback_only.py::test_tests_need_no_other_network"
+    module = item.nodeid.partition("::")[0]
+    return loopback.INSTALLED not in item.name and any(
+        module == tests and f"{runner}[{name}]" in selected for name, tests in loopback.TESTS.items()
+    )
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

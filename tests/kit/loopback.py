@@ -16,6 +16,16 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Final
+
+TESTS: Final = {
+    "bep50": "tests/network/test_bep50_bridge.py",
+    "libtorrent": "tests/network/test_bep50_peers.py",
+    "demo network": "tests/network/test_demo_network.py",
+}
+"""Modules whose tests tests/network/test_loopback_only.py runs so."""
+INSTALLED: Final = "npm"
+"""In the names of tests that it leaves out: what they need may have to be installed first."""
 
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 _TOLD = re.compile(r"^(\d+) packets had no way out$", re.MULTILINE)

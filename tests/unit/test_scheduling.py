@@ -1,4 +1,4 @@
-"""tests/conftest.py: which process of pytest-xdist runs which modules."""
+"""tests/conftest.py: which process of pytest-xdist runs which modules, and what runs in none."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import cast
 import pytest
 from xdist.workermanage import WorkerController
 
-from conftest import SPARKS, ModuleScheduling
+from conftest import SPARKS, ModuleScheduling, pytest_collection_modifyitems
+from kit import loopback
 
 SESSIONS = [f"tests/spark/test_{name}.py" for name in ("commits", "read_rows")]
 KILNS = [f"tests/kafka/test_{name}.py" for name in ("captures", "bad_inputs", "two_kilns", "breaker_live")]
@@ -58,3 +59,17 @@ def test_at_most_two_processes_have_spark_and_one_has_all_sessions() -> None:
     assert ran.keys() == {*OTHERS, *KILNS, *SESSIONS}
     assert all(len(numbers) == 1 for numbers in ran.values())
     assert ran[SESSIONS[0]] == ran[SESSIONS[1]]
+
+
+@pytest.mark.parametrize("may", [True, False])
+def test_what_runs_without_a_network_runs_nowhere_else(may: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loopback, "available", lambda: may)
+    bridge, peers, demo = (f"{module}::test_that" for module in loopback.TESTS.values())
+    runner = "tests/network/test_loopback_only.py::test_tests_need_no_other_network"
+    names = [bridge, peers, f"{peers}_npm", demo, f"{runner}[bep50]", f"{runner}[libtorrent]"]
+    items = [cast(pytest.Item, SimpleNamespace(nodeid=each, name=each.rpartition(":")[2])) for each in names]
+    gone: list[pytest.Item] = []
+    hook = SimpleNamespace(pytest_deselected=lambda items: gone.extend(items))
+    pytest_collection_modifyitems(cast(pytest.Config, SimpleNamespace(hook=hook)), items)
+    assert [item.nodeid for item in gone] == ([bridge, peers] if may else [])
+    assert [item.nodeid for item in items] == [each for each in names if each not in (bridge, peers) or not may]
