@@ -112,13 +112,13 @@ class Kubo:
             answer = self._json("block/put", options, _CALL, files={"data": ("block", data)})
         except KuboError as error:
             if "big block" in str(error):
-                raise BlockRefusedError(TOO_LARGE, f"{cid}: {self.url} takes no block this large: {error}") from None
-            raise BlockStoreUnavailableError(f"{self.url} keeps no blocks: {error}") from None
+                raise BlockRefusedError(TOO_LARGE, f"{cid}: {self.url} rejects a block of this size: {error}") from None
+            raise BlockStoreUnavailableError(f"{self.url} does not store blocks: {error}") from None
         theirs = answer.get("Key")
         if not isinstance(theirs, str):
             raise self._unexpected_answer("block/put", answer)
         if not _check_same_cid(theirs, ours):
-            raise BlockRefusedError(WRONG_CID, f"{cid}: {self.url} keeps it as {theirs[:100]}")
+            raise BlockRefusedError(WRONG_CID, f"{cid}: {self.url} stores it as {theirs[:100]}")
 
     def get(self, cid: str, timeout: float, limit: int = MAX_BLOCK) -> bytes:
         """Implement `BlockStore.get`.
@@ -335,7 +335,7 @@ class Kubo:
         return BlockStoreUnavailableError(f"{self.url} {text}")
 
     def _unexpected_answer(self, command: str, answer: object) -> BlockStoreUnavailableError:
-        return self._away(f"answers {command} with {str(answer)[:200]!r}, which is not as Kubo does")
+        return self._away(f"answers {command} with {str(answer)[:200]!r}, which is not a response of Kubo")
 
 
 def _read(response: httpx.Response, limit: int) -> bytes:
@@ -367,7 +367,7 @@ def _codec(cid: str, raw: bytes) -> str:
     version, code, *_ = parse_cid(raw)
     name = multicodec.get(code=code).name if version == 1 and multicodec.exists(code=code) else ""
     if name not in _CODECS:
-        raise BlockRefusedError(CODEC_UNSUPPORTED, f"{cid}: Kubo puts blocks of a CIDv1 with {', '.join(_CODECS)} only")
+        raise BlockRefusedError(CODEC_UNSUPPORTED, f"{cid}: Kubo stores only CIDv1 blocks with {', '.join(_CODECS)}")
     return str(name)
 
 

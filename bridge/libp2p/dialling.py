@@ -52,10 +52,10 @@ def describe_missing_pubsub(store: IPeerStore, peer: ID, offered: Collection[str
     with suppress(PeerStoreError):  # identify has not completed
         protocols = store.get_protocols(peer)
     if not set(protocols).isdisjoint(offered):
-        return "connected, but it accepts no pubsub stream, which it says it speaks. See its log."
+        return "connected, but the peer accepts no pubsub stream, although it announces the protocol. See its log."
     return (
-        f"connected, but it speaks no pubsub: none of its {len(protocols)} protocols is {' or '.join(offered)}. "
-        "Enable pubsub there (in Kubo: Pubsub.Enabled), or name another peer."
+        f"connected, but the peer does not speak pubsub: none of its {len(protocols)} protocols is "
+        f"{' or '.join(offered)}. Enable pubsub there (in Kubo: Pubsub.Enabled), or name another peer."
     )
 
 
@@ -93,7 +93,7 @@ def _describe_failure(failure: BaseException, own: ID) -> str:
             return f"{cause.strerror}. Check the address, and the network between."
     for cause in causes:
         if isinstance(cause, SecurityUpgradeFailure | MuxerUpgradeFailure):
-            return "what listens there does not speak libp2p over noise and yamux, or refuses this bridge."
+            return "the program that listens there does not speak libp2p over noise and yamux, or rejects this bridge."
     return str(failure.__cause__ or failure)
 
 

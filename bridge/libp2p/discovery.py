@@ -768,7 +768,7 @@ class _Messages:
 
 
 def _parse_announced(text: str, own: bytes) -> TcpAddress:
-    hint = "TCP at an IP address is wanted, such as /ip4/192.0.2.1/tcp/4811"
+    hint = "expected TCP at an IP address, such as /ip4/192.0.2.1/tcp/4811"
     try:
         address = read_address(Multiaddr(text).to_bytes(), own)
     except ADDRESS_ERRORS as error:

@@ -185,7 +185,10 @@ class Node:
                 finally:
                     await self._shut_down()
         if missing:
-            raise NodeError(f"cannot listen on {', '.join(missing)}: is the port taken, the address this machine's?")
+            raise NodeError(
+                f"cannot listen on {', '.join(missing)}. Check that the port is free, and that the address belongs to "
+                "this machine."
+            )
 
     async def _shut_down(self) -> None:
         """Stop listening and disconnect all peers at once, unlike libp2p, which leaves its listeners open."""

@@ -24,8 +24,8 @@ _TLS: Final = (
         "WRONG_VERSION_NUMBER",
         "kafka.security_protocol ({security_protocol}): the broker does not speak TLS on this port",
     ),
-    ("CERTIFICATE_REQUIRED", "kafka.ssl_certfile ({ssl_certfile}): the broker asks for a client's certificate"),
-    ("ALERT", "kafka.ssl_certfile ({ssl_certfile}): the broker does not take the client's certificate ({problem})"),
+    ("CERTIFICATE_REQUIRED", "kafka.ssl_certfile ({ssl_certfile}): the broker requires a client's certificate"),
+    ("ALERT", "kafka.ssl_certfile ({ssl_certfile}): the broker rejects the client's certificate ({problem})"),
 )
 
 
@@ -89,13 +89,13 @@ def _describe_reason(error: BaseException, client_options: Mapping[str, object])
     match error:
         case errors.SaslAuthenticationFailedError():
             return (
-                f"kafka.sasl_username ({user}), kafka.sasl_password, kafka.sasl_password_file: the broker refuses this "
+                f"kafka.sasl_username ({user}), kafka.sasl_password, kafka.sasl_password_file: the broker rejects this "
                 "user with this password"
             )
         case errors.UnsupportedSaslMechanismError():
-            return f"kafka.sasl_mechanism ({options.get('sasl_mechanism')}): the broker does not take this mechanism"
+            return f"kafka.sasl_mechanism ({options.get('sasl_mechanism')}): the broker does not support this mechanism"
         case errors.IllegalSaslStateError():
-            return f"kafka.security_protocol ({protocol}): the broker asks for no password on this port"
+            return f"kafka.security_protocol ({protocol}): the broker requires no password on this port"
         case errors.TopicAuthorizationFailedError():
             return f"kafka.sasl_username ({user}) lacks a right on the topic {_list_names(error)}"
         case errors.GroupAuthorizationFailedError():
@@ -113,10 +113,10 @@ def _describe_reason(error: BaseException, client_options: Mapping[str, object])
     if "socket disconnected" in text:  # after a refused login, too: kafka-python does not read the broker's last words
         if not protocol.startswith("SASL"):
             more = "a password" if protocol == "SSL" else "TLS or a password"
-            return f"kafka.security_protocol ({protocol}): the broker hangs up, as it does where it expects {more}"
+            return f"kafka.security_protocol ({protocol}): the broker closed the connection; it may expect {more}"
         tls = "" if protocol.endswith("SSL") else "; or kafka.security_protocol is wrong, and the port expects TLS"
         return (
-            f"kafka.sasl_username ({user}), kafka.sasl_password or kafka.sasl_password_file: the broker refuses this "
+            f"kafka.sasl_username ({user}), kafka.sasl_password or kafka.sasl_password_file: the broker rejects this "
             f"user with this password, or kafka.sasl_mechanism ({options.get('sasl_mechanism')}){tls}"
         )
     return None

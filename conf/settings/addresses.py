@@ -71,7 +71,7 @@ def check_tcp(text: str) -> None:
     expected = 'a multiaddr of TCP, such as "/ip4/127.0.0.1/tcp/4811"'
     names = _protocols(text, expected)
     if names[:1] == ["dnsaddr"]:
-        raise ValueError(f"expected {expected}: dnsaddr is not looked up. Give an address in its TXT records")
+        raise ValueError(f"expected {expected}: dnsaddr is not resolved. Give an address from its TXT records")
     if names[1:2] != ["tcp"] or not {"tcp", "p2p"}.issuperset(names[1:]):
         raise ValueError(f"expected {expected}: only TCP is spoken, not QUIC or WebSocket")
 
@@ -93,7 +93,7 @@ def check_peer(text: str) -> None:
     """Check a multiaddr of any transport that ends in `/p2p/<peer id>`."""
     expected = 'a multiaddr that ends in /p2p/<peer id>, such as "/ip4/192.0.2.1/tcp/4811/p2p/12D3KooW…"'
     if _protocols(text, expected)[-1:] != ["p2p"]:
-        raise ValueError(f"expected {expected}: the peer id says who must answer")
+        raise ValueError(f"expected {expected}: the peer id identifies the peer")
 
 
 def check_author(text: str) -> None:

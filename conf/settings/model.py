@@ -366,8 +366,8 @@ class Spark(Section):
         for name, value in options.items():
             if mask_secrets(value) != value:
                 raise ValueError(
-                    f"{name} has a password or the like, and these options stand on a command line, which every user "
-                    "of the machine can read: give that option in the environment, as JDK_JAVA_OPTIONS"
+                    f"{name} contains a secret, and these options are on a command line, which every user of the "
+                    "machine can read: set that option in the environment variable JDK_JAVA_OPTIONS"
                 )
         return self
 
@@ -385,7 +385,7 @@ class Lake(Section):
     def _of_tables(cls, value: dict[str, timedelta]) -> dict[str, timedelta]:
         for table, kept in value.items():
             if table not in EXPIRING:
-                raise ValueError(f"{table}: rows go by age in {', '.join(EXPIRING)}")
+                raise ValueError(f"{table}: retention applies only to {', '.join(EXPIRING)}")
             if kept < timedelta(days=1):
                 raise ValueError(f"{table}: at least 1d")
         return value
@@ -394,8 +394,8 @@ class Lake(Section):
     def _committed_once(self) -> Self:
         if self.writer == "delta-spark" and self.uri.startswith(STORE):
             raise ValueError(
-                'lake.writer = "delta-spark" commits by Delta\'s own log store, which loses commits beside another '
-                'writer in an object store: lake.writer = "delta-rs" for this lake.uri'
+                'lake.writer = "delta-spark" commits with Delta\'s own log store, which loses commits of concurrent '
+                'writers in an object store: set lake.writer = "delta-rs" for this lake.uri'
             )
         return self
 
@@ -530,7 +530,7 @@ class Traffic(Section):
     @model_validator(mode="after")
     def _possible(self) -> Self:
         if self.copies > self.peers:
-            raise ValueError("copies cannot be more than peers: each copy of a message comes through a peer of its own")
+            raise ValueError("copies cannot be more than peers: each copy of a message comes from a different peer")
         return self
 
 
@@ -748,7 +748,7 @@ class Settings(Section):
         if self.checkpoints.uri.startswith(STORE) and not self.lake.uri.startswith(STORE):
             raise ValueError(
                 "checkpoints.uri names an object store, and the tables are on a disk of one machine: set lake.uri to a "
-                "place in that store too"
+                "location in that store too"
             )
         return self
 

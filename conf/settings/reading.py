@@ -143,7 +143,7 @@ def _find_unusable_paths(loaded: LoadedSettings) -> Iterator[str]:
 def _warn_of_links(names: tuple[str, ...]) -> None:
     if names:
         _LOG.warning(
-            "environment: ignored %s: these are service links of Kubernetes, no settings. To have none, set "
+            "environment: ignored %s: these are service links of Kubernetes, not settings. To avoid them, set "
             "enableServiceLinks: false in the pod",
             ", ".join(names),
         )

@@ -218,7 +218,7 @@ def backfill_swap(
     if done is None:
         out.print(f"run {name} is swapped in already: nothing to do")
     else:
-        out.print(f"run {name} is swapped in. To see for yourself, type kiln backfill diff {name}")
+        out.print(f"run {name} is swapped in. To compare it with the live tables, type kiln backfill diff {name}")
 
 
 @commands.command("drop")

@@ -40,10 +40,10 @@ def broker_stop(
         return
     if keeper is not None and not force:
         raise KilnError(
-            f"the broker of {folder} belongs to a Kiln that runs (process {keeper}). Stop that Kiln, which stops its "
+            f"the broker of {folder} belongs to a running Kiln (process {keeper}). Stop that Kiln, which stops its "
             "broker. With --force the broker stops now, and that Kiln starts it again"
         )
     stop_running(folder)
     print(f"stopped the embedded broker of {folder}, which was at {address}")
     if keeper is not None:
-        print(f"the Kiln that runs (process {keeper}) starts it again")
+        print(f"the running Kiln (process {keeper}) starts it again")

@@ -161,7 +161,7 @@ def quarantine_drop(
         print(encode_drop(done))
     elif done.rows:
         if done.known:
-            out.print(f"{done.known:,} of the rows had been recorded by a command that did not come to its end")
+            out.print(f"{done.known:,} of the rows had been recorded by an interrupted command")
         out.print(
             f"{done.rows:,} rows dropped. "
             f"kiln sql \"SELECT * FROM quarantine_dropped WHERE drop_id = '{done.drop_id}'\"",
@@ -259,9 +259,9 @@ def quarantine_replay(
             with producing("wanted") as producer:
                 for record in missing:
                     producer.send_record(record.cid.encode(), encode(record))
-            out.print(f"{reason}: {len(missing):,} asked for again")
+            out.print(f"{reason}: {len(missing):,} requested again")
         elif not unreadable:
-            out.print(f"{reason}: all have come since")
+            out.print(f"{reason}: all have arrived since")
         if unreadable:
             out.print(f"{reason}: this version of Kiln cannot read {unreadable:,}; they stay in the table quarantine")
         return
@@ -273,6 +273,4 @@ def quarantine_replay(
                 producer.send(frame)
     out.print(f"{reason}: {describe_candidates(found)}", soft_wrap=True)
     if found.back:
-        out.print(
-            "next: kiln run --catch-up. Start a kiln run again that began before the settings changed", style="dim"
-        )
+        out.print("next: kiln run --catch-up. Restart a kiln run that started before the settings changed", style="dim")

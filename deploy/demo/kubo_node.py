@@ -79,14 +79,14 @@ class KuboProcess:
                 *lines, rest = pending.split(b"\n") if b"\n" in some else [pending]
                 pending = bytearray(rest)
                 if len(pending) > _LINE:
-                    raise KuboError("Kubo told a line without end")
+                    raise KuboError("Kubo wrote a line without end")
                 for line in lines:
                     self._handle_event(json.loads(line))
         except (OSError, ValueError, KuboError) as error:
-            self._tally.error(f"Kubo told what cannot be read: {error}")
+            self._tally.error(f"cannot read the output of Kubo: {error}")
             if self._process is not None:
                 self._process.kill()
-        self._tally.error(f"Kubo has ended{self._read_last_line()}; the network goes on without it")
+        self._tally.error(f"Kubo has ended{self._read_last_line()}; the network continues without it")
         self.running = False
         self._told.set()
         self._answered.set()

@@ -183,7 +183,7 @@ class KuboNode:
         if not config.exists():
             self._library.CreateRepo(self._repo)
         if not config.exists():
-            raise KuboError(f"Kubo made no repository at {repo}; its reason is in {Path.cwd() / 'kubo.log'}")
+            raise KuboError(f"Kubo created no repository at {repo}; its reason is in {Path.cwd() / 'kubo.log'}")
         config.write_text(json.dumps(isolate_config(json.loads(config.read_text()), port), indent=1))
         self._library.RunNode(self._repo)
         self.peer = self._text(self._library.GetNodeID(self._repo))

@@ -366,9 +366,7 @@ def check_ipfs(api: str, store: str, problem: str) -> DoctorCheck:
         text = f"off: peers cannot fetch the blocks of batches ({store}), and Kiln fetches no blocks of others"
         return DoctorCheck("ipfs", "warn", text, 'set ipfs.api = "self", or to the URL of Kubo\'s RPC')
     if problem:
-        advice = (
-            f"batches are held until it answers: start Kubo, or set another ipfs.api ({_name_variable('ipfs.api')})"
-        )
+        advice = f"batches wait until it answers: start Kubo, or set another ipfs.api ({_name_variable('ipfs.api')})"
         return DoctorCheck("ipfs", "fail", problem, advice)
     return DoctorCheck("ipfs", "ok", store)
 

@@ -210,7 +210,7 @@ def read_broker_status(kafka: Kafka, patience: float = 3.0) -> BrokerStatus:
 
         from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
     except ModuleNotFoundError:
-        problem = f"kafka-python, which asks it, is not installed: {format_install_command('bridge')}"
+        problem = f"kafka-python, which queries the broker, is not installed: {format_install_command('bridge')}"
         return BrokerStatus(kafka.servers, False, problem, ())
     from kiln.conf.process.kafka_clients import open_client
 

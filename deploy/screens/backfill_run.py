@@ -52,10 +52,10 @@ def describe_outcome(outcome: RunOutcome, publish: bool = False) -> str:
         first, last = (
             f"{_EPOCH + timedelta(microseconds=at):%Y-%m-%d %H:%M:%S}" for at in (outside.first_at, outside.last_at)
         )
-        text += f"; {outside.frames:,} frames of the files are outside the range, and so not in the run: they are of "
-        text += f"{first} to {last} UTC. A run with these times in --from and --to has them"
+        text += f"; {outside.frames:,} frames of the files are outside the range and not in the run. Their times are "
+        text += f"{first} to {last} UTC: to include them, start a run with these times in --from and --to"
     if outcome.lost:
-        text += f"; its source lacked at the start: {'; '.join(outcome.lost)}"
+        text += f"; missing from its source at the start: {'; '.join(outcome.lost)}"
     if publish:
         text += f"; {outcome.published:,} batches were sent to the bridge for publication"
     return text

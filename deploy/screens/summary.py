@@ -108,7 +108,7 @@ def render_summary(summary: RunSummary, command: str = "kiln sql") -> Renderable
 def describe_unread(unread: Mapping[str, int | None]) -> str:
     """Describe the records that a run left unread, which are not in the tables above."""
     rest = ", ".join(name if count is None else f"{name} {count:,} records" for name, count in sorted(unread.items()))
-    return f"not read yet: {rest}. The next run reads them; run.drain sets how long this one waits"
+    return f"not read yet: {rest}. The next run reads them; run.drain sets how long a run waits for them"
 
 
 def _build_table(*columns: tuple[str, bool]) -> Table:

@@ -138,7 +138,7 @@ def add_frames(lake: Lake, run: BackfillRun, file_swap: FileSwap, say: Callable[
     """
     _check_done(run)
     if run.details.get("source") == "frames":
-        raise SwapError(f"run {run.name} was made from live's own frames, and has no others")
+        raise SwapError(f"run {run.name} read the live table frames, and has no frames of its own")
     lake.create(["frames"])
     mark = SwapMarker(run.name, "frames", run.events[0].happened_at)
     if file_swap.has_step("frames", mark):
@@ -171,12 +171,12 @@ def _check_coverage(comparison: RangeComparison, run: BackfillRun) -> None:
             missing[table] = f"{count:,} {table}"
     if not missing:
         return
-    source_holds = "Kafka held" if source == "kafka" else "the files hold"
+    source_lacks = "Kafka did not have" if source == "kafka" else "the files do not have"
     raise SwapError(
-        f"live has {' and '.join(missing.values())} of the range that are not in what {source_holds}, and the swap "
-        f"would take them out of these tables. To have both, type kiln backfill swap {run.name} --only-frames, make a "
-        "new run of the range with --source frames, and swap that one. To have the run's rows alone, type kiln "
-        f"backfill swap {run.name} --replace"
+        f"in this range, the live tables have {' and '.join(missing.values())} that {source_lacks}, and the swap would "
+        f"remove them. To keep both, type kiln backfill swap {run.name} --only-frames, make a new run of the range "
+        "with --source frames, and swap that one. To keep only the rows of the run, type kiln backfill swap "
+        f"{run.name} --replace"
     )
 
 

@@ -161,7 +161,7 @@ def _send_ticks(producer: Producer, partitions: Iterable[TopicPartition]) -> lis
     for each in partitions:
         producer.produce(each.topic, TICK, partition=each.partition, on_delivery=on_delivery)
     if producer.flush(_TIMEOUT):
-        raise KafkaTimeoutError("the broker takes none")
+        raise KafkaTimeoutError("the broker accepts none")
     if refused:
         raise KafkaException(refused[0])
     return delivered

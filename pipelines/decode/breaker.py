@@ -91,6 +91,7 @@ class DecodeBreaker:
         stopped = [author for author, failures in self._failing.items() if failures >= self.streak]
         if len(stopped) >= self.authors and len(stopped) * 2 > len(self._failing):
             raise DecodingBrokenError(
-                f"{len(stopped)} of {len(self._failing)} authors whose messages used to decode sent {self.streak} or "
-                "more in a row that do not, with valid signatures: their format is new, or this build is broken"
+                f"{len(stopped)} of {len(self._failing)} authors whose messages used to decode have each sent "
+                f"{self.streak} or more messages in a row that do not, although their signatures are valid: their "
+                "format is new, or this build is broken"
             )

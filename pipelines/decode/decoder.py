@@ -292,7 +292,7 @@ class FrameDecoder:
                     getattr(message, "from") == local_peer != b"",
                 )
         if unread:
-            detail = f"{unread} of {len(messages)} messages are not read: checking the others cost all that one RPC may"
+            detail = f"{unread} of {len(messages)} messages are not read: the others used up the CPU budget of one RPC"
             yield RejectedMessage(
                 MessageRef(partition, offset, None),
                 "rpc",
@@ -381,7 +381,7 @@ def _verify(
     if reason:
         return _Verification("signature", reason, "", "", copy, cost=cost)
     if unverifiable and not message.HasField("data"):
-        detail = "a copy of a message, of which the log has no data"
+        detail = "a copy of a message without its data, which the log lacks"
         return _Verification(HISTORY, METADATA_ONLY, detail, "", copy, cost=cost)
     try:
         content = read_message(message.data, config.batch_typ) if config.ceramic else _DATA

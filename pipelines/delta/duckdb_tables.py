@@ -148,7 +148,7 @@ def _build_empty_query(name: str) -> str:
 
 
 def allow_only(connection: duckdb.DuckDBPyConnection, files: Sequence[str]) -> None:
-    """Restrict a connection for good to these files: it reads no other file, and no variable of this program."""
+    """Restrict a connection irrevocably to these files: it can read no other file, and no variable of this process."""
     connection.execute("SET python_enable_replacements = false")
     connection.execute(f"SET allowed_paths = {_format_list(files)}")
     connection.execute("SET enable_external_access = false")

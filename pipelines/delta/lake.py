@@ -1,4 +1,4 @@
-"""The lake: the only class that knows where the Delta tables are, and how to open and create one.
+"""The lake: the only class that locates, opens and creates the Delta tables.
 
 Everything here goes through delta-rs, so that no caller needs Java or Spark. delta-rs is imported where a table is
 opened: a tenth of the CPU time of a short query goes into its import.
@@ -69,7 +69,7 @@ class Lake:
         return tuple(sorted(name for name in self.root.folders() if (self.folder(name) / _LOG).exists()))
 
     def has(self, name: str) -> bool:
-        """Report if a table exists.
+        """Return true if a table exists.
 
         Raises:
             LakeError: The storage does not answer.
@@ -111,7 +111,7 @@ class Lake:
         )
 
     def has_rows(self, name: str) -> bool:
-        """Report if a table exists and has a row."""
+        """Return true if a table exists and has a row."""
         return self.has(name) and bool(self.open(name).file_uris())
 
     def create(self, names: Iterable[str]) -> None:
@@ -174,11 +174,11 @@ class Lake:
         Args:
             name: Name of the table.
             schema: Its schema as JSON (PROTOCOL.md, Schema Serialization Format).
-            added_later: Nullable columns of Kiln may be missing, because `create` is about to add them.
-            exact: No unknown column may be there, because Kiln is about to rewrite rows without it.
+            added_later: If true, nullable columns of Kiln may be missing, because `create` is about to add them.
+            exact: If true, no unknown column may exist, because Kiln is about to rewrite rows without it.
 
         Raises:
-            SchemaChangedError: They do not.
+            SchemaChangedError: They do not fit.
         """
         if fault := find_column_fault(name, schema, added_later=added_later, exact=exact):
             raise SchemaChangedError(
@@ -245,8 +245,8 @@ def list_delta_fields(table: Table) -> list[tuple[str, object]]:
 
 
 def find_column_fault(name: str, schema: str, *, added_later: bool = False, exact: bool = False) -> str:
-    """Find the first difference between a table's schema and Kiln's columns that matters; empty if there is none, or if
-    the table is none of Kiln's. The arguments are those of `Lake.check_columns`."""
+    """Find the first relevant difference between a table's schema and Kiln's columns; empty if there is none, or if it
+    is not a table of Kiln. The arguments are those of `Lake.check_columns`."""
     if name not in TABLES:
         return ""
     fields = {field["name"]: field for field in json.loads(schema)["fields"]}
@@ -262,14 +262,14 @@ def find_column_fault(name: str, schema: str, *, added_later: bool = False, exac
         if field["type"] != kind:
             return f"the column {column.name} has the type {json.dumps(field['type'])}, not {json.dumps(kind)}"
         if field["metadata"].get(_PHYSICAL_NAME, column.name) != column.name:
-            return f"the column {column.name} is another one, which was renamed"
+            return f"the column {column.name} is a renamed column"
         if column.nullable and not field["nullable"]:
-            return f"the column {column.name} no longer takes null"
+            return f"the column {column.name} no longer allows null"
     for column_name in unknown:
         if exact:
             return f"Kiln does not know the column {column_name}, and would rewrite its rows without it"
         if not fields[column_name]["nullable"]:
-            return f"Kiln does not know the column {column_name}, which takes no null"
+            return f"Kiln does not know the column {column_name}, which does not allow null"
     return ""
 
 

@@ -122,8 +122,7 @@ def _offsets_are_whole(path: Path) -> bool:
 
 
 def _state_is_whole(checkpoint: Path, version: int) -> bool:
-    """Return true if each partition of the state can be read as of a version: from a snapshot, and the changes since it.
-    """
+    """Return true if each partition of the state can be read as of a version: a snapshot, and the changes since it."""
     return all(_partition_is_whole(folder, version) for folder in _list_partitions(checkpoint))
 
 

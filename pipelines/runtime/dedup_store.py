@@ -67,14 +67,14 @@ def find_dedup_store(checkpoint: Location, master: str, span: int, *, durable: b
     if master.startswith("local"):
         if state.exists():
             raise KilnError(
-                f"the deduplication state of the query is in {state}, as Spark's executors keep it, and {master} does "
-                "not read it. Run the query on the cluster, or restart it (RUNBOOK, State)"
+                f"the deduplication state of the query is in Spark's state ({state}), which a query with spark.master "
+                f"{master} does not use. Run the query on the cluster, or restart it from scratch (RUNBOOK, State)"
             )
         return DedupStoreConfig(str(path), span, durable)
     if path.exists():
         raise KilnError(
-            f"the deduplication state of the query is in {path}, and executors of {master} do not have the file. Run "
-            "the query with spark.master = local[*], or restart it (RUNBOOK, State)"
+            f"the deduplication state of the query is in the file {path}, which executors of {master} do not have. Run "
+            "the query with spark.master = local[*], or restart it from scratch (RUNBOOK, State)"
         )
     return None
 
@@ -322,7 +322,7 @@ def read_marked_epoch(checkpoint: Path) -> Epoch:
     except sqlite3.Error as error:
         raise DedupStoreError(f"{path}: {error}") from error
     if marked is None:
-        raise DedupStoreError(f"{path} says no longer which micro-batches it has")
+        raise DedupStoreError(f"{path} no longer records which micro-batches it has")
     return Epoch(str(marked[0]), int(marked[1]))
 
 
@@ -354,7 +354,7 @@ def _count_missing_digests(path: Path, state: tuple[tuple[int, int, int], ...]) 
             (marked, _) = file.execute(_SELECT_SIZE).fetchone()
     except sqlite3.Error as error:
         return f"{path}: {error}"
-    return f"{path} has {digests:,} digests of {marked:,}" if digests < marked else ""
+    return f"{path} has only {digests:,} of its {marked:,} digests" if digests < marked else ""
 
 
 def release_positions(checkpoint: Path, is_of_topic: Callable[[str], bool], is_lost: Callable[[str], bool]) -> None:

@@ -57,7 +57,7 @@ RECEIVED_COLUMNS = (
     Column("stream", "string", "StreamID, base36"),
     Column("tip", "string", "CID of the tip"),
     Column("batch_cid", "string", "CID of the batch it is in"),
-    Column("observed_at", "timestamp", "when the block was had"),
+    Column("observed_at", "timestamp", "time when the block was fetched"),
     Column("separator_key", "string", "of the separator that the batch was announced under"),
     Column("separator_value", "string", "its value"),
 )
@@ -214,7 +214,7 @@ def quarantine_contradicted_tips(rows: DataFrame) -> DataFrame:
             "stream",
             F.lit(" in a batch of "),
             F.concat_ws("/", "separator_key", "separator_value"),
-            F.lit("; its genesis says "),
+            F.lit("; its genesis names "),
             "known",
         ).alias("detail"),
         F.encode("tip", "UTF-8").alias("data"),

@@ -103,7 +103,7 @@ def find_cid_end(buf: bytes, start: int = 0) -> int:
         _, at = read_varint(buf, at)
         length, at = read_varint(buf, at)
         if length > MAX_DIGEST:
-            raise CidError(f"CID at byte {start} has a digest of {length} bytes; at most {MAX_DIGEST} are taken")
+            raise CidError(f"CID at byte {start} has a digest of {length} bytes; at most {MAX_DIGEST} are accepted")
         end = at + length
     if end > len(buf):
         raise CidError(f"CID at byte {start} is cut short: {end - len(buf)} bytes are missing")
@@ -131,7 +131,7 @@ def cid_bytes(text: str) -> bytes:
         CidError: The text is not a CID.
     """
     if len(text) > MAX_TEXT:
-        raise CidError(f"text of {len(text)} characters is not a CID; at most {MAX_TEXT} are taken")
+        raise CidError(f"text of {len(text)} characters is not a CID; at most {MAX_TEXT} are accepted")
     plain = text.startswith("Q")
     if not plain and text[:1] not in _MULTIBASES:
         raise CidError(f"{text[:80]!r} starts with no multibase prefix of a CID")

@@ -42,4 +42,4 @@ class Claims(NamedTuple):
 
 def describe_contradiction(claimed: Separator, verified: Separator) -> str:
     """Describe a false claim for quarantine."""
-    return f"claimed {claimed.key}/{claimed.value}; the genesis says {verified.key}/{verified.value}"
+    return f"claimed {claimed.key}/{claimed.value}; the genesis names {verified.key}/{verified.value}"

@@ -221,7 +221,7 @@ def find_hello(rpc: RPC) -> bytes:
 def _read_hashes(table: ExtTopicTable) -> list[bytes] | Rejected:
     count = len(table.topicBundleHashes)
     if count > MAX_BUNDLES:
-        return Rejected("hello_too_many_bundles", f"{count} bundle hashes; at most {MAX_BUNDLES} are taken")
+        return Rejected("hello_too_many_bundles", f"{count} bundle hashes; at most {MAX_BUNDLES} are accepted")
     hashes = list(table.topicBundleHashes)
     for index, known in enumerate(hashes):
         if len(known) != HASH_LENGTH:

@@ -143,7 +143,7 @@ def test_kiln_broker_stop(kiln: Kiln, capsys: Capture) -> None:
     assert capsys.readouterr().out == f"no embedded broker runs in {kiln.state}\n"
     first = start_replay(kiln)
     assert run_command(stop) == 1
-    assert f"belongs to a Kiln that runs (process {first.pid})" in capsys.readouterr().err
+    assert f"belongs to a running Kiln (process {first.pid})" in capsys.readouterr().err
     await_broker(kiln.servers, _settings(kiln).broker.security_options(), timeout=5)
     end(first)
 
@@ -163,7 +163,7 @@ def test_a_broker_stopped_by_force_is_started_again_by_its_kiln(kiln: Kiln, caps
         launched.await_ready()
         broker = _pid(kiln.state)
         assert run_command(("broker", "stop", "--state", str(kiln.state), "--force")) == 0
-        assert f"the Kiln that runs (process {os.getpid()}) starts it again" in capsys.readouterr().out
+        assert f"the running Kiln (process {os.getpid()}) starts it again" in capsys.readouterr().out
         wait_until(partial(_another, kiln.state, broker), "another broker")
 
 

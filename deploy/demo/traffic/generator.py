@@ -49,7 +49,7 @@ class Traffic:
         `keep_ledger`: false for a run without end, because the ledger grows with each message.
         """
         if not rate > 0:
-            raise ValueError(f"rate: {rate} messages a second are not more than 0")
+            raise ValueError(f"rate: {rate} messages per second; must be greater than zero")
         self.options = options
         self.ledger: Ledger | None = Ledger() if keep_ledger else None
         self._start_ns = start_ns

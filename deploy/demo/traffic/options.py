@@ -121,7 +121,7 @@ class TrafficOptions:
         if self.skew < 0:
             raise ValueError(f"skew: {self.skew} is less than 0")
         if not any(self.mix):
-            raise ValueError("update, query, response, keepalive, batch_update: all are 0, so there is nothing to make")
+            raise ValueError("update, query, response, keepalive, batch_update: all are 0, so nothing is generated")
         if self.era_2020 + self.era_doc + self.era_doc_stream > 1:
             raise ValueError("era_2020, era_doc, era_doc_stream: their sum is more than 1")
         if self.garbage and not self.garbage_kinds:

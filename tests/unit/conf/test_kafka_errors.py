@@ -26,7 +26,7 @@ HANDSHAKE = "Handshake failed: [SSL: CERTIFICATE_VERIFY_FAILED] certificate veri
         (errors.IllegalSaslStateError("no"), "kafka.security_protocol (SASL_SSL)"),
         (errors.TopicAuthorizationFailedError({"b", "a"}), "lacks a right on the topic a, b"),
         (errors.GroupAuthorizationFailedError("kiln.x"), "lacks the right READ on the consumer group kiln.x"),
-        (errors.KafkaConnectionError("socket disconnected"), "refuses this user with this password"),
+        (errors.KafkaConnectionError("socket disconnected"), "rejects this user with this password"),
         (errors.KafkaConnectionError(f"{HANDSHAKE}: self-signed (_ssl.c:1)"), "kafka.ssl_cafile (/etc/ca.pem): no"),
         (errors.KafkaConnectionError(f"{HANDSHAKE}: IP address mismatch (_ssl.c:1)"), "kafka.bootstrap: the broker's"),
         (errors.KafkaConnectionError("[SSL: WRONG_VERSION_NUMBER]"), "does not speak TLS"),

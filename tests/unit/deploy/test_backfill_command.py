@@ -67,8 +67,9 @@ def test_a_run_whose_rows_are_all_outside_its_range_says_where_they_are() -> Non
     outside = OutsideFrames(1_952, july, july + 3_600_000_000)
     outcome = RunOutcome("november", {}, 0, 1_952, outside=outside)
     assert describe_outcome(outcome) == (
-        "run november is done: no rows; 1,952 frames of the files are outside the range, and so not in the run: they "
-        "are of 2021-07-15 13:24:33 to 2021-07-15 14:24:33 UTC. A run with these times in --from and --to has them"
+        "run november is done: no rows; 1,952 frames of the files are outside the range and not in the run. Their "
+        "times are 2021-07-15 13:24:33 to 2021-07-15 14:24:33 UTC: to include them, start a run with these times in "
+        "--from and --to"
     )
     assert encode_outcome(outcome)["outside"] == {"frames": 1_952, "first_at": july, "last_at": july + 3_600_000_000}
 
@@ -86,7 +87,7 @@ def test_the_end_of_a_run_in_words_and_as_json() -> None:
     assert encode_outcome(outcome) == said
     lacking = replace(outcome, published=3, lost=["kiln.frames, partition 0: all 9 records were removed"])
     assert describe_outcome(lacking, publish=True) == (
-        "run november is done: 7 batches, 2,000 updates; its source lacked at the start: kiln.frames, partition "
+        "run november is done: 7 batches, 2,000 updates; missing from its source at the start: kiln.frames, partition "
         "0: all 9 records were removed; 3 batches were sent to the bridge for publication"
     )
     assert encode_outcome(lacking) == {**said, "published": 3, "gone": list(lacking.lost)}

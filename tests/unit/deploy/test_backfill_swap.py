@@ -155,7 +155,7 @@ def test_frames_that_live_has_not_are_added_and_none_is_removed(lake: Lake) -> N
     assert len(column(lake, "frames", "payload")) == 4
 
 
-@pytest.mark.parametrize(("source", "words"), [("files", "the files hold"), ("kafka", "Kafka held")])
+@pytest.mark.parametrize(("source", "words"), [("files", "the files do not have"), ("kafka", "Kafka did not have")])
 def test_what_live_alone_heard_is_not_swapped_away_unless_asked_for(lake: Lake, source: str, words: str) -> None:
     """Not by a run that read something else than live's frames; nor does it matter where live heard nothing more."""
     fill(lake, history(range(10)))
@@ -163,7 +163,7 @@ def test_what_live_alone_heard_is_not_swapped_away_unless_asked_for(lake: Lake, 
     fill(lake.locate_run("r"), history(range(4, 20)))
     run = find_run(lake, "r")
     assert run is not None
-    with pytest.raises(SwapError, match=f"^live has 4 messages and 4 copies of the range .* what {words}, and"):
+    with pytest.raises(SwapError, match=f"the live tables have 4 messages and 4 copies that {words}, and"):
         swapped(lake)
     assert [each.event for each in read_events(lake)] == ["begun", "done"]
     assert len(column(lake, "messages", "message_id")) == 10
@@ -192,7 +192,7 @@ def test_frames_alone_are_added_once_and_the_swap_goes_on_from_there(lake: Lake)
     assert {table for table in after if after[table] != before[table]} == {"frames"}
     assert swap_run(lake, run, exchange, lambda: TO + 10, lambda words: None, replace=True)
     assert lake.open("frames").version() == after["frames"]
-    with pytest.raises(SwapError, match="made from live's own frames"):
+    with pytest.raises(SwapError, match="has no frames of its own"):
         add_frames(lake, begin(lake, "own"), exchange, lambda words: None)
 
 

@@ -213,7 +213,7 @@ CHANGES: Mapping[str, tuple[Callable[[pa.Table], pa.Table], str]] = {
     ),
     "added and required": (
         lambda rows: rows.append_column(pa.field("extra", pa.string(), False), pa.array(["x"] * len(rows))),
-        "Kiln does not know the column extra, which takes no null",
+        "Kiln does not know the column extra, which does not allow null",
     ),
 }
 
@@ -275,7 +275,7 @@ def test_a_renamed_column_of_a_table_with_column_mapping_is_seen() -> None:
         for name, kind in list_delta_fields(TABLES["tips"])
     ]
     schema = json.dumps({"type": "struct", "fields": fields})
-    assert find_column_fault("tips", schema) == "the column tip is another one, which was renamed"
+    assert find_column_fault("tips", schema) == "the column tip is a renamed column"
 
 
 def tip_file(lake: Lake) -> DataFile:

@@ -300,12 +300,12 @@ def test_where_tasks_may_run_elsewhere_spark_remembers(tmp_path: Path) -> None:
     assert find_dedup_store(checkpoint, "spark://a:7077", SPAN, durable=True) is None
     assert find_dedup_store(parse_location("s3://bucket/updates"), "local[4]", SPAN, durable=True) is None
     (tmp_path / FILE_NAME).touch()
-    with pytest.raises(KilnError, match=rf"{FILE_NAME}, and executors of spark://a:7077 do not have the file"):
+    with pytest.raises(KilnError, match=rf"{FILE_NAME}, which executors of spark://a:7077 do not have"):
         find_dedup_store(checkpoint, "spark://a:7077", SPAN, durable=True)
     (tmp_path / FILE_NAME).unlink()
     (tmp_path / "state").mkdir()
     assert find_dedup_store(checkpoint, "spark://a:7077", SPAN, durable=True) is None
-    with pytest.raises(KilnError, match=rf"is in {tmp_path}/state, .* and local\[4\] does not read it"):
+    with pytest.raises(KilnError, match=rf"\({tmp_path}/state\), which .* local\[4\] does not use"):
         find_dedup_store(checkpoint, "local[4]", SPAN, durable=True)
 
 

@@ -479,9 +479,9 @@ def tear(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (change("DELETE FROM digests"), "has 0 digests of 5,000: without"),
-        (change("DELETE FROM digests WHERE position < '0/2'"), "digests of 5,000: without"),
-        (change("DELETE FROM progress"), "says no longer which micro-batches it has: without"),
+        (change("DELETE FROM digests"), "has only 0 of its 5,000 digests: without"),
+        (change("DELETE FROM digests WHERE position < '0/2'"), "of its 5,000 digests: without"),
+        (change("DELETE FROM progress"), "no longer records which micro-batches it has: without"),
         (
             change("UPDATE progress SET query_id = '', batch_id = -1"),
             "ends with micro-batch -1, and the checkpoint with 2",
