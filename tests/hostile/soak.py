@@ -317,14 +317,20 @@ class _Scene:
 
 def _count_rows(folder: Path, address: str, captured: set[str]) -> str:
     """Run the query `archive` over all frames, and describe what `messages` has of the captured ones."""
-    kiln = Kiln(folder, free_ports(2), {**variables(address), "KILN_NETWORK": "local-test"})
+    settings = {**variables(address), "KILN_NETWORK": "local-test", "KILN_KAFKA__UPDATES_PARTITIONS": "1"}
+    kiln = Kiln(folder, free_ports(2), settings)
     job = kiln.start("job", "archive")
     try:
-        awaited(lambda: (kiln.lake / "messages").exists() and kiln.count("messages") >= len(captured), 300)
+
+        def is_written() -> bool:
+            assert job.poll() is None, (folder / "started.out").read_text()
+            return (kiln.lake / "messages").exists() and kiln.count("messages") >= len(captured)
+
+        awaited(is_written, 300)
     finally:
         end(job)
     ids = [str(row["message_id"]) for row in kiln.sql("select message_id from messages")]
-    if len(ids) == len(set(ids)) and set(ids) == captured:
+    if len(ids) == len(set(ids)) and set(ids) >= captured:  # the bridge's own batches may have come from no peer
         return f"{len(ids)} rows in messages: each captured message once"
     return f"{len(ids)} rows in messages, {len(set(ids) & captured)} of {len(captured)} captured messages"
 
