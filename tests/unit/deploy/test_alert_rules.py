@@ -29,6 +29,16 @@ def test_a_rule_asks_for_metrics_that_kiln_shows_and_the_runbook_has_a_line(rule
     assert f"\n| `{rule['alert']}` | " in runbook
 
 
+def test_the_runbook_url_of_each_rule_is_a_link_in_its_line_of_the_runbook() -> None:
+    """The links of the runbook have targets, as `tests/unit/test_docs.py` checks."""
+    runbook = (ROOT / "docs/RUNBOOK.md").read_text(encoding="utf-8")
+    lines = dict(re.findall(r"^\| `(Kiln\w+)` \| (.*)$", runbook, re.MULTILINE))
+    for rule in RULES:
+        page, _, anchor = rule["annotations"]["runbook_url"].partition("#")
+        assert page == "docs/RUNBOOK.md"
+        assert f"](#{anchor})" in lines[rule["alert"]], rule["alert"]
+
+
 def test_each_rule_has_a_test_in_which_it_fires_and_one_in_which_it_is_silent() -> None:
     tests = YAML(typ="safe").load(FOLDER / "kiln.test.yml")["tests"]
     cases = [case for test in tests for case in test["alert_rule_test"]]

@@ -42,7 +42,7 @@ secrets:
 extraVolumes: [{name: ca, secret: {secretName: kafka-ca}}]
 extraVolumeMounts: [{name: ca, mountPath: /etc/kafka-ca, readOnly: true}]
 serviceMonitor: {enabled: true, labels: {team: data}}
-prometheusRule: {enabled: true}
+prometheusRule: {enabled: true, runbookUrl: "https://kiln.example/RUNBOOK.html"}
 image: {repository: registry.example/kiln, tag: 0.1.0, pullSecrets: [registry]}
 """
 
@@ -367,9 +367,12 @@ def test_the_probes_ask_the_monitor_and_services_find_their_pods(rendered: dict[
                 assert any(wanted.items() <= pod.items() for pod in labels), each["metadata"]["name"]
 
 
-def test_the_rules_are_those_of_the_monitoring(rendered: dict[str, list[Document]]) -> None:
+def test_the_rules_are_those_of_the_monitoring_with_the_address_of_the_runbook(
+    rendered: dict[str, list[Document]],
+) -> None:
     (rule, *_) = documents(rendered, "PrometheusRule")
-    assert rule["spec"] == YAML(typ="safe").load(RULES)
+    rules = RULES.read_text(encoding="utf-8").replace("docs/RUNBOOK.md#", "https://kiln.example/RUNBOOK.html#")
+    assert rule["spec"] == YAML(typ="safe").load(rules)
     (monitor, *_) = documents(rendered, "ServiceMonitor")
     assert monitor["spec"]["jobLabel"] == "app.kubernetes.io/name"  # whose value is the job "kiln" of the rules
     services = [each["metadata"]["labels"] for each in documents(rendered, "Service")]
