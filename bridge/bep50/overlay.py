@@ -91,7 +91,7 @@ class Overlay:
             ValueError: ``stored`` belongs to another topic.
         """
         if stored is not None and (stored.key, stored.salt) != (key, salt):
-            raise ValueError(f"the stored item is of {stored.target.hex()}, not of {target_of(key, salt).hex()}")
+            raise ValueError(f"the stored item has the target {stored.target.hex()}, not {target_of(key, salt).hex()}")
         self._core.advance(now)
         if target_of(key, salt) not in self.topics:
             topic = TopicNode(self._core, self.plain, self._tokens, key, salt, stored, contacts, publishing)

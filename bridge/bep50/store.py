@@ -88,7 +88,7 @@ class TopicStore:
         try:
             stored = decode_topic(path.read_bytes())
             if stored.item is not None and stored.item.target != target:
-                raise ValueError(f"its item is of {stored.item.target.hex()}")
+                raise ValueError(f"its item belongs to target {stored.item.target.hex()}")
         except ValueError as error:
             raise TopicStoreError(
                 f"cannot read {path} ({error}). Delete the file; the item will be fetched from other nodes."

@@ -534,7 +534,7 @@ def _read_update(record: WantedRecord) -> UpdateRecord:
     """Return the update for which a genesis is wanted.
 
     Raises:
-        _NotWantedError: it is not the genesis of the update's stream.
+        _NotWantedError: the CID is not the genesis of the update's stream.
     """
     update = record.update
     assert update is not None, "WantedRecord: a genesis is wanted with an update"

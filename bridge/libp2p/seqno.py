@@ -107,7 +107,7 @@ def _read(path: Path) -> int:
     # isdigit, because int() would accept signs, underscores and spaces
     if not text.isdigit() or len(text) > 20 or int(text) >= 1 << 64:
         raise SeqnoError(
-            f"cannot read the sequence numbers in {path}: {raw[:40]!r} is no number. Restore the file, or delete it if "
-            "this machine's clock was never set back: the numbers then start at the clock."
+            f"cannot read the sequence numbers in {path}: {raw[:40]!r} is not a number. Restore the file, or delete it "
+            "if this machine's clock was never set back: the numbers then start at the clock."
         )
     return int(text)

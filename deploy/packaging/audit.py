@@ -147,7 +147,7 @@ def find_vex_faults(document: bytes, purls: frozenset[str]) -> Iterator[str]:
     for each in vex.statements:
         about = f"{VEX.name}: {each.vulnerability.name}"
         if each.status not in ("not_affected", "affected", "fixed", "under_investigation"):
-            yield f"{about}: status {each.status} is none of OpenVEX"
+            yield f"{about}: status {each.status} is not a status of OpenVEX"
         if each.status == "not_affected" and not (each.justification and each.impact_statement):
             yield f"{about}: not_affected needs a justification and an impact_statement"
         for product in each.products:

@@ -138,7 +138,7 @@ def _run(*command: str) -> str:
             command, cwd=PROJECT, env={**os.environ, **when}, capture_output=True, text=True, check=False
         )
     except FileNotFoundError:
-        raise DistError(f"{command[0]} is not here: a release is made in a checkout, after make setup") from None
+        raise DistError(f"{command[0]} is not installed. Make a release in a checkout, after make setup") from None
     if done.returncode != 0:
         raise DistError(f"{' '.join(command[:3])} … ended with {done.returncode}: {done.stderr.strip()[-1000:]}")
     return done.stdout
@@ -169,7 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if "environment" in wanted:
             wheels = list(into.glob(f"{_FILES}.whl"))
             if len(wheels) != 1:
-                raise DistError(f"{into}: one wheel is expected there: make dist ARGS=wheel")
+                raise DistError(f"{into}: expected exactly one wheel in this folder. Run make dist ARGS=wheel")
             build_environment(wheels[0], into / "environment.tar.gz")
     except KilnError as error:
         print(error, file=sys.stderr)

@@ -62,13 +62,13 @@ def read_line(line: bytes) -> LoggedMessage | Rejected:
         return Rejected(LINE_MALFORMED, f"not UTF-8: {error.reason} at byte {error.start}")
     match = _LINE.fullmatch(text.rstrip(" "))  # the log file has a space before the line's end
     if match is None:
-        return Rejected(LINE_MALFORMED, "no line of a service: it does not begin with [date] service=…")
+        return Rejected(LINE_MALFORMED, "not a line of a service: it does not begin with [date] service=…")
     date, service, rest = match.groups()
     if service != "pubsub":
         return Rejected(NO_MESSAGE, f"a line of the service {service[:40]!r}, not pubsub")
     at = _parse_time(date)
     if at is None:
-        return Rejected(LINE_MALFORMED, f"{date!r} is no date")
+        return Rejected(LINE_MALFORMED, f"{date!r} is not a date")
     pairs = _read_pairs(rest or "")
     if pairs is None:
         return Rejected(LINE_MALFORMED, "not in the form key=value key=value …")

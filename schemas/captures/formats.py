@@ -115,7 +115,7 @@ def describe_file(file: BinaryIO) -> str:
     end = f"; {damage.detail} after {len(first):,} bytes" if damage else ""
     text = next((line.content for line in split_begin(first) if line.content.strip()), b"").decode(errors="replace")
     if not text or "\0" in text or "\ufffd" in text:
-        return f"it is {inside or 'a file with '}bytes that are no text, which begin with 0x{first[:8].hex()}{end}"
+        return f"it is {inside or 'a file with '}bytes that are not text, which begin with 0x{first[:8].hex()}{end}"
     return f"it is {inside}text, and its first line is {text[:_SHOWN]!r}{end}"
 
 

@@ -47,7 +47,7 @@ def read_line(line: bytes) -> LoggedMessage | Rejected:
     try:
         response = _LINES.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        return Rejected(LINE_MALFORMED, f"no line of pubsub/sub: {error}")
+        return Rejected(LINE_MALFORMED, f"not a line of pubsub/sub: {error}")
     if len(response.topics) != 1:
         return Rejected(LINE_MALFORMED, f"the message has {len(response.topics)} topics, not 1")
     if len(response.author) > 2 * MAX_PEER:
@@ -62,7 +62,7 @@ def read_line(line: bytes) -> LoggedMessage | Rejected:
             topic, _decode_multibase(response.data), author, _decode_multibase(response.seqno), b"", b"", None
         )
     except ValueError as error:  # includes UnicodeDecodeError
-        return Rejected(LINE_MALFORMED, f"a field is no multibase in base64url: {error}")
+        return Rejected(LINE_MALFORMED, f"a field is not multibase in base64url: {error}")
 
 
 def _parse_old_line(response: _Line) -> LoggedMessage | Rejected:

@@ -100,7 +100,7 @@ def read_line(line: bytes) -> LoggedMessage | Rejected:
     try:
         event = _EVENTS.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        return Rejected(LINE_MALFORMED, f"no event of a trace: {error}")
+        return Rejected(LINE_MALFORMED, f"not an event of a trace: {error}")
     copy = {_DUPLICATE: event.duplicateMessage, _DELIVER: event.deliverMessage}.get(event.type)
     return _build_message(event.type, event.peerID, event.timestamp, copy)
 
@@ -141,7 +141,7 @@ def read_pb(file: BinaryIO, source: FileSource, part: FileRange = WHOLE) -> Iter
         while (head := _read_uvarint(memoryview(buffer)[position : position + _MAX_UVARINT].tobytes())) is not None:
             length, size = head
             if not 0 < length <= MAX_LINE:
-                detail = f"an event of {length} bytes: no trace has one, and at most {MAX_LINE} are read"
+                detail = f"an event of {length} bytes, which no trace has; at most {MAX_LINE} are read"
                 yield UnreadableItem(
                     number, bytes(buffer[position : position + QUARANTINED_LINE_BYTES]), FILE_DAMAGED, detail
                 )
@@ -155,7 +155,9 @@ def read_pb(file: BinaryIO, source: FileSource, part: FileRange = WHOLE) -> Iter
         else:
             if len(buffer) - position >= _MAX_UVARINT:
                 rest = bytes(buffer[position : position + QUARANTINED_LINE_BYTES])
-                yield UnreadableItem(number, rest, FILE_DAMAGED, "the length of an event is no number of up to 5 bytes")
+                yield UnreadableItem(
+                    number, rest, FILE_DAMAGED, "the length of an event is not a varint of up to 5 bytes"
+                )
                 return
     if position < len(buffer):
         yield UnreadableItem(
@@ -169,7 +171,7 @@ def read_pb(file: BinaryIO, source: FileSource, part: FileRange = WHOLE) -> Iter
 def _build_item(frames: LogFrames, number: int, raw: bytes) -> Item:
     event = _decode_event(raw)
     if event is None:
-        return UnreadableItem(number, raw, LINE_MALFORMED, f"{len(raw)} bytes are no event of a trace")
+        return UnreadableItem(number, raw, LINE_MALFORMED, f"{len(raw)} bytes are not an event of a trace")
     copy = None
     if event.type == _DUPLICATE and event.HasField("duplicateMessage"):
         duplicate = event.duplicateMessage
@@ -212,7 +214,9 @@ def _read_uvarint(data: bytes) -> tuple[int, int] | None:
 def _build_message(kind: int, node: bytes, at: int, copy: _Copy | None) -> LoggedMessage | Rejected:
     name = _TYPES[kind] if 0 <= kind < len(_TYPES) else f"of type {kind}"
     if copy is None:
-        return Rejected(METADATA_ONLY, f"an event {name}: a trace has no data of messages, and this is no copy of one")
+        return Rejected(
+            METADATA_ONLY, f"an event {name}: a trace has no message data, and this event is not a received copy"
+        )
     if copy.receivedFrom == node:
         return Rejected(METADATA_ONLY, f"an event {name} of a message that the node published, without the data")
     identity = split_peer(copy.messageID)

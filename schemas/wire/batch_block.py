@@ -309,7 +309,7 @@ class _Reader:
         self.item = 0  # start of the item that was read last
 
     def error(self, description: str) -> BlockError:
-        return BlockError(f"no batch block, at byte {self.item}: {description}")
+        return BlockError(f"not a batch block, at byte {self.item}: {description}")
 
     def take(self, count: int) -> bytes:
         end = self.at + count

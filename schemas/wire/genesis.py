@@ -225,7 +225,7 @@ def _read_fields(data: bytes, at: int, *, whole: bool = False) -> dict[bytes, in
     for _ in range(count if major == _MAP else 0):
         kind, size, begin = _read_head(data, at)
         if kind != _TEXT:
-            raise _MalformedError(f"a key that is no text at byte {at}")
+            raise _MalformedError(f"a key that is not text at byte {at}")
         at = begin + size
         if fields.setdefault(data[begin:at], at) != at:
             raise _MalformedError(f"a key twice, again at byte {begin}")

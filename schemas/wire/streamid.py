@@ -216,7 +216,7 @@ def _describe_rest(raw: bytes, end: int) -> str:
             return f"this is a CommitID (of {cid_text(rest)}), not a StreamID"
     except CidError:
         pass
-    return f"{len(rest)} bytes that are no CID follow the genesis CID"
+    return f"{len(rest)} bytes that are not a CID follow the genesis CID"
 
 
 def _compute_usual_ranges() -> dict[str, tuple[str, str]]:

@@ -427,7 +427,7 @@ def test_of_a_bootstrap_peer_without_pubsub_it_is_told(tmp_path: Path) -> None:
             await town.bell.until(lambda: bool(one.node.view().bootstrap[0].error))
             (state,) = one.node.view().bootstrap
             assert state.connected
-            assert state.error.startswith("connected, but it speaks no pubsub: none of its ")
+            assert state.error.startswith("connected, but the peer does not speak pubsub: none of its ")
             told = list(describe_bootstrap(one.node.view(), state.addresses))
             assert told == [f"bootstrap peer {state.addresses[0]}: {state.error}"]
 

@@ -112,7 +112,7 @@ def _copy_jars(folder: Path) -> None:
 def _run(*arguments: str, quiet: bool = False) -> str:
     """Run a program, and return its output if `quiet`; its errors go to the stderr of this process."""
     if shutil.which(arguments[0]) is None:
-        raise NoBuilderError(f"{arguments[0]} is not there. On Debian: apt-get install buildah mmdebstrap")
+        raise NoBuilderError(f"{arguments[0]} is not installed. On Debian: apt-get install buildah mmdebstrap")
     done = subprocess.run(
         arguments,
         stdin=subprocess.DEVNULL,

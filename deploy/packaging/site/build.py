@@ -169,7 +169,7 @@ def check_links(site: Path) -> None:
         )
         server.shutdown()
     if done.returncode:
-        raise SiteError(f"links that lead nowhere:\n{done.stdout}{done.stderr}")
+        raise SiteError(f"broken links:\n{done.stdout}{done.stderr}")
 
 
 def find_mermaid() -> Path:
@@ -249,7 +249,7 @@ def main() -> int:
     except KilnError as error:
         print(f"make docs: {error}", file=sys.stderr)
         return error.exit_code
-    print(f"{number} pages, no link leads nowhere: {given.site / 'index.html'}")
+    print(f"{number} pages, no broken links: {given.site / 'index.html'}")
     return 0
 
 

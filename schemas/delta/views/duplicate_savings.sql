@@ -1,6 +1,6 @@
--- Duplicates by peer: copies after the first one. Some came although our node had sent the peer an IDONTWANT before; an
--- earlier IDONTWANT could have saved the others. saved counts the IDONTWANTs after which the peer sent no copy at all;
--- it might have sent none anyway.
+-- Duplicates by peer: copies after the first one. after_idontwant counts those that the peer sent although our node had
+-- sent it an IDONTWANT; an earlier IDONTWANT could have saved the others. saved counts the IDONTWANTs after which the
+-- peer sent no copy at all; it might have sent none anyway.
 -- Grain: a peer that sent copies, or that our node sent an IDONTWANT.
 WITH told AS (
     SELECT remote_peer, message_id, min(observed_at) AS told_at

@@ -480,7 +480,7 @@ def test_files_of_topics_are_replaced_whole_and_checked(tmp_path: Path) -> None:
             store.load(TOPIC)
     path.rename(path.with_name("00" * 20 + ".item"))
     path.with_name("00" * 20 + ".item").write_bytes(good)
-    with pytest.raises(TopicStoreError, match="its item is of"):
+    with pytest.raises(TopicStoreError, match="its item belongs to target"):
         store.load(b"\x00" * 20)
 
 

@@ -773,7 +773,7 @@ def test_r13_the_latest_value_is_kept_over_a_restart(node: Overlay, tmp_path: Pa
     assert served.values[b"v"] == b"v5"
     assert refusal(other.put(item(4))) == 302
     assert isinstance(other.put(item(6)), KrpcResponse)
-    with pytest.raises(ValueError, match="stored item is of"):
+    with pytest.raises(ValueError, match="stored item has the target"):
         overlay().subscribe(PUBLIC, b"other", 0.0, stored.item)
 
 

@@ -162,10 +162,10 @@ NO_RPC: list[tuple[Answer, str]] = [
     (plain(404, "404 page not found"), "404"),
     (plain(405, "405 - Method Not Allowed"), "405"),
     (plain(502, HTML, "text/html"), "502"),
-    (plain(200, HTML, "text/html"), "not as Kubo does"),
+    (plain(200, HTML, "text/html"), "not a response of Kubo"),
     (plain(302, ""), "302"),
-    (kubo_json(["no", "object"]), "not as Kubo does"),
-    (kubo_json({"No": "such"}), "not as Kubo does"),
+    (kubo_json(["no", "object"]), "not a response of Kubo"),
+    (kubo_json({"No": "such"}), "not a response of Kubo"),
 ]
 """Not Kubo: to be waited out, as it is for a person to mend."""
 
@@ -318,7 +318,7 @@ def test_a_block_that_does_not_come_is_unavailable_for_now(
     assert words in str(unavailable.value)
 
 
-@pytest.mark.parametrize(("answer", "words"), [each for each in NO_RPC if each[1] != "not as Kubo does"])
+@pytest.mark.parametrize(("answer", "words"), [each for each in NO_RPC if each[1] != "not a response of Kubo"])
 def test_what_is_no_kubo_has_no_blocks_to_give_up_on(kubo: FakeKubo, client: Kubo, answer: Answer, words: str) -> None:
     kubo.answers["block/get"] = answer
     with pytest.raises(BlockStoreUnavailableError, match=words):
@@ -461,7 +461,7 @@ def test_a_block_that_is_not_there_is_not_pinned(kubo: FakeKubo, client: Kubo) -
 def test_a_pin_of_something_else_is_none(kubo: FakeKubo, client: Kubo) -> None:
     for answer in ({"Pins": [OTHER]}, {"Pins": None}, {}):
         kubo.answers["pin/add"] = kubo_json(answer)
-        with pytest.raises(BlockStoreUnavailableError, match="not as Kubo does"):
+        with pytest.raises(BlockStoreUnavailableError, match="not a response of Kubo"):
             client.pin(CID)
 
 
@@ -516,7 +516,7 @@ def test_a_peer_at_several_addresses_and_the_end_of_it(kubo: FakeKubo, client: K
     kubo.answers["swarm/peers"] = kubo_json({"Peers": None})
     assert client.connected() == frozenset()
     kubo.answers["swarm/peers"] = kubo_json({"Peers": 3})
-    with pytest.raises(BlockStoreUnavailableError, match="not as Kubo does"):
+    with pytest.raises(BlockStoreUnavailableError, match="not a response of Kubo"):
         client.connected()
 
 

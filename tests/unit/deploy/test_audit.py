@@ -95,7 +95,7 @@ def test_a_jar_without_its_checksum_is_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "fault"),
     [
-        ({"status": "fine"}, "status fine is none of OpenVEX"),
+        ({"status": "fine"}, "status fine is not a status of OpenVEX"),
         ({"justification": ""}, "not_affected needs a justification and an impact_statement"),
         ({"products": [{"@id": "pkg:pypi/one@0.9"}]}, "pkg:pypi/one@0.9 is not in the bill of materials"),
         ({"products": [{"@id": PRODUCT, "subcomponents": [{"@id": "pkg:maven/a/b"}]}]}, "pkg:maven/a/b has no version"),

@@ -238,7 +238,7 @@ def test_an_array_that_ends_early_says_so() -> None:
         (zipped(GOOD * 99)[:12], "the compressed file is cut off before its first byte (gzip)"),
         (b"hello\nthere\n", "it is text, and its first line is 'hello'"),
         (bz2.compress(b"\n\nhello"), "it is a bzip2 file with text, and its first line is 'hello'"),
-        (b"\x89PNG\r\n\x1a\n\0\0", "it is a file with bytes that are no text, which begin with 0x89504e470d0a1a0a"),
+        (b"\x89PNG\r\n\x1a\n\0\0", "it is a file with bytes that are not text, which begin with 0x89504e470d0a1a0a"),
         (b"PAR1\x15\x04", "it is a table in Parquet: rows of Kiln's tables come with --source frames"),
     ],
 )
