@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,6 @@ from deltalake import DeltaTable
 
 from conftest import free_ports
 from kafka import KafkaAdminClient
-from kiln.deploy.stack.embedded_broker import find_running_broker
 from kiln.deploy.stack.kafka_broker import make_topics, start_broker
 from kiln.pipelines.runtime.topics import KafkaTopics
 from kiln.schemas.captures.capture_file import open_capture, read_capture
@@ -25,32 +24,21 @@ from kit.kiln_process import Kiln, kill_all
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 
 
-@contextmanager
-def broker_of(kiln: Kiln) -> Iterator[KafkaAdminClient]:
-    """The broker of a Kiln that is stopped."""
-    with (
-        start_broker(kiln.settings(), lambda words: None),
-        KafkaAdminClient(**kiln.settings().broker.client_options()) as admin,
-    ):
-        yield admin
-
-
 def create_again(kiln: Kiln, topics: Sequence[str]) -> None:
     """Delete topics and create them as Kiln does."""
     kafka = kiln.settings().broker
     full = [kafka.topic(topic) for topic in topics]
-    with broker_of(kiln) as admin:
+    with KafkaAdminClient(**kafka.client_options()) as admin:
         admin.delete_topics(full)
         wait_until(lambda: not set(full) & set(admin.list_topics()), "the topics are gone")
-        make_topics(kafka, kafka.servers)
+    make_topics(kafka, kafka.servers)
 
 
 def end_offset(kiln: Kiln, topic: str) -> int:
     """The records of a topic of one partition, over all of its time."""
-    with broker_of(kiln):
-        topics = KafkaTopics(kiln.settings().broker.client_options)
-        states = topics.read_states([kiln.settings().kafka.topic(topic)])
-        topics.close()
+    topics = KafkaTopics(kiln.settings().broker.client_options)
+    states = topics.read_states([kiln.settings().kafka.topic(topic)])
+    topics.close()
     return sum(sum(state.end.values()) for state in states.values())
 
 
@@ -79,15 +67,34 @@ def attempt(kiln: Kiln, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.fixture
-def kiln(tmp_path: Path, broker_classpath: list[Path]) -> Kiln:
-    """A Kiln whose topics have one partition, and two captures next to it."""
+def one_partition_each(state: Path) -> Kiln:
+    """A Kiln whose topics have one partition."""
     partitions = {f"KILN_KAFKA__{name}_PARTITIONS": "1" for name in ("FRAMES", "UPDATES", "OTHER")}
-    kiln = Kiln(tmp_path / "state", free_ports(2), partitions)
-    for name, length in (("first", "10s"), ("second", "30s")):
-        path = tmp_path / f"{name}.rpc.gz"
-        kiln.run("generate", str(path), "--for", length, "--rate", "20", "--seed", str(len(name)), "--network", name)
-    return kiln
+    return Kiln(state, free_ports(2), partitions)
+
+
+@pytest.fixture(scope="module")
+def captures(broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
+    """The state folder of a Kiln that has read a first capture, that capture and a second one."""
+    folder = tmp_path_factory.mktemp("replaced")
+    kiln = one_partition_each(folder / "state")
+    first, second = (folder / f"{name}.rpc.gz" for name in ("first", "second"))
+    for path, length, seed in ((first, "10s", "5"), (second, "30s", "6")):
+        network = path.name.partition(".")[0]
+        kiln.run("generate", str(path), "--for", length, "--rate", "20", "--seed", seed, "--network", network)
+    with start_broker(kiln.settings(), lambda words: None):
+        kiln.run("replay", str(first))
+        kiln.run("run", "--catch-up")
+    return kiln.state, first, second
+
+
+@pytest.fixture
+def kiln(captures: tuple[Path, Path, Path], tmp_path: Path) -> Iterator[Kiln]:
+    """A Kiln that has read the first capture, with its broker."""
+    kiln = one_partition_each(tmp_path / "state")
+    shutil.copytree(captures[0], kiln.state)
+    with start_broker(kiln.settings(), lambda words: None):
+        yield kiln
 
 
 def check_each_thing_is_there_once(kiln: Kiln) -> None:
@@ -105,10 +112,10 @@ def check_each_thing_is_there_once(kiln: Kiln) -> None:
     assert kiln.sql(missed) == []
 
 
-def test_a_capture_in_topics_that_were_created_again_is_in_the_tables_after_recover(kiln: Kiln, tmp_path: Path) -> None:
-    first, second = (tmp_path / f"{name}.rpc.gz" for name in ("first", "second"))
-    kiln.run("replay", str(first))
-    kiln.run("run", "--catch-up")
+def test_a_capture_in_topics_that_were_created_again_is_in_the_tables_after_recover(
+    kiln: Kiln, captures: tuple[Path, Path, Path]
+) -> None:
+    _, first, second = captures
     read = end_offset(kiln, "frames")
 
     create_again(kiln, list(TOPICS))
@@ -128,13 +135,12 @@ def test_a_capture_in_topics_that_were_created_again_is_in_the_tables_after_reco
     assert attempt(kiln, "recover").returncode == 0
 
 
-def test_a_topic_that_is_created_again_under_a_running_kiln_ends_the_run_in_words(kiln: Kiln, tmp_path: Path) -> None:
-    first, second = (tmp_path / f"{name}.rpc.gz" for name in ("first", "second"))
-    kiln.run("replay", str(first))
-    kiln.run("run", "--catch-up")
+def test_a_topic_that_is_created_again_under_a_running_kiln_ends_the_run_in_words(
+    kiln: Kiln, captures: tuple[Path, Path, Path]
+) -> None:
+    _, first, second = captures
     process = kiln.start("run", "--no-network")
     try:
-        wait_until(lambda: find_running_broker(kiln.state) is not None, "the broker runs")
         out = kiln.state / "started.out"
         wait_until(lambda: "| delay p50" in out.read_text(), "the queries run", 120)
         kafka = kiln.settings().broker
