@@ -116,7 +116,7 @@ async def _update_every_second(parts: BridgeComponents, settings: Settings) -> N
             thread.revive()
         status = build_status(parts, settings, view, interests, time.time())
         problems.see(status.errors)
-        with suppress(OSError):  # no reason to leave the network; readers see that the status is old
+        with suppress(OSError):  # the bridge continues; readers see that the status is old
             write_status(path, status)
         await trio.sleep(_UPDATE_INTERVAL)
 

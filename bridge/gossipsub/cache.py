@@ -27,7 +27,7 @@ class SeenSet:
         self._cap = cap
         self._numbers: dict[bytes, int] = {}
         self._order: deque[bytes] = deque()  # a dict is slow to find its first key after many deletions at the front
-        self._grains: deque[list[float]] = deque()  # [time, how many were added in the grain that began then]
+        self._grains: deque[list[float]] = deque()  # [time, number of ids added in the interval that began then]
         self.evicted = 0
 
     def __len__(self) -> int:
@@ -91,7 +91,7 @@ class MessageCache:
         self._messages: dict[bytes, CachedMessage] = {}
         self._sent: dict[bytes, dict[bytes, int]] = {}  # id -> peer -> times sent for IWANT
         self._order: deque[bytes] = deque()
-        # newest first: how many ids, and which of each topic
+        # newest first: number of ids, and the ids of each topic
         self._windows: deque[tuple[list[int], dict[str, list[bytes]]]] = deque([([0], {})])
         self.evicted = 0
 

@@ -32,7 +32,7 @@ class PeerState:
     awaits_first_rpc: bool = True  # no RPC has arrived yet
     encode_id: Callable[[bytes], bytes] | None = None  # converts our message id to the peer's form, if that differs
     signing: PeerSigning = field(default_factory=PeerSigning)
-    unwanted: dict[bytes, int] = field(default_factory=dict)  # id -> heartbeat until which it does not want it
+    unwanted: dict[bytes, int] = field(default_factory=dict)  # id -> heartbeat until which the peer does not want it
     id_budget: int = 0  # ids of this RPC's control messages that may still be processed
     # since the last heartbeat
     ihave_count: int = 0

@@ -341,7 +341,7 @@ class Router:
         self._last_heartbeat = now
         for peer, count in self._promises.pop_broken(now).items():
             self._counters["broken_promise"] += count
-            # once per heartbeat, however many ids: one lost answer may have held thousands
+            # once per heartbeat for any number of ids, because one lost answer may have had thousands
             self._peers[peer].score.penalize()
         for state in self._peers.values():
             state.ihave_count = state.requested_ids = state.iwant_count = state.iwant_bytes = state.idontwant_count = (
@@ -506,7 +506,7 @@ class Router:
             state.score.deliver()
             fresh.append((message, topic, key))
         if too_large:
-            self._send_idontwant(state, too_large, sends)  # saves peers that have it, too, from sending it
+            self._send_idontwant(state, too_large, sends)  # keeps peers that also have it from sending it
         if fresh:
             self._send_idontwant(state, fresh, sends)
             self._forward(state, fresh, sends)

@@ -37,8 +37,8 @@ Item = Message | RPC.SubOpts | ControlIHave | ControlGraft | ControlPrune
 PROTOCOL: Final = "/meshsub/1.3.0"
 AGENT: Final = "kiln/"
 
-# Counters beside the reasons of a refused hello (kiln.schemas.wire.topic_table.REASONS) and of an index that does not
-# resolve (INDEX_REASONS).
+# Counters in addition to the reasons of a refused hello (kiln.schemas.wire.topic_table.REASONS) and of an index that
+# does not resolve (INDEX_REASONS).
 HELLO_ACCEPTED: Final = "hello_accepted"
 HELLO_REPEATED: Final = "hello_repeated"
 HELLO_LATE: Final = "hello_late"

@@ -39,7 +39,7 @@ class FolderBlockStore:
             if path.exists():
                 return
             self._folder.mkdir(parents=True, exist_ok=True)
-            # Aside first: whoever finds the name finds all of the block.
+            # To a temporary file first: a file with the final name is always complete.
             with tempfile.NamedTemporaryFile(dir=self._folder, prefix=".", delete=False) as file:
                 try:
                     file.write(data)

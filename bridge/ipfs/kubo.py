@@ -35,10 +35,10 @@ from kiln.schemas.wire.cid import CidError, cid_bytes, cid_text, parse_cid
 _CODECS: Final = ("raw", "dag-pb", "dag-cbor", "dag-jose", "dag-json", "cbor", "json")
 """Codecs with which Kubo stores blocks; Kubo names them as the multicodec table does."""
 _CONNECT: Final = 5.0  # s
-_CALL: Final = 15.0  # s, of a call that asks no peer
-_GRACE: Final = 5.0  # s on top of the time the node is given: it is to say itself that there was no time
+_CALL: Final = 15.0  # s, of a call that needs no peer
+_GRACE: Final = 5.0  # s beyond the node's timeout, so that the node reports the timeout itself
 _MAX_ANSWER: Final = 1 << 20  # bytes of JSON
-_MOST_PEERS_ANSWER: Final = 8 << 20  # the same, of peers: some hundred bytes for each, of which there may be thousands
+_MOST_PEERS_ANSWER: Final = 8 << 20  # the same, of a list of peers: some hundred bytes each, and there may be thousands
 _PROVIDE: Final = 60.0  # s for a walk through the DHT
 
 
@@ -95,7 +95,7 @@ class Kubo:
         self.url = url.rstrip("/")
         self._client = httpx.Client(
             headers={"Accept-Encoding": "identity", **auth_header(auth)},
-            # beside the fetches: publisher, announcer, and the calls of `NodeBlocks`
+            # in addition to the fetches: publisher, announcer, and the calls of `NodeBlockStore`
             limits=httpx.Limits(max_connections=at_most + 24, max_keepalive_connections=at_most),
             trust_env=not is_loopback(url),
         )
@@ -231,7 +231,7 @@ class Kubo:
         """Return whether the node reports a routing system (Kubo's Routing.Type)."""
         try:
             return self._json("config", {"arg": "Routing.Type"}, _CALL).get("Value") != "none"
-        except (KuboError, BlockStoreUnavailableError):  # an RPC may be set to keep its configuration to itself
+        except (KuboError, BlockStoreUnavailableError):  # the RPC's authorizations may not allow `config`
             return True  # `provide` will tell
 
     def provide(self, cid: str, timeout: float = _PROVIDE) -> None:

@@ -44,9 +44,9 @@ class BitswapPeers:
 
     def __init__(self) -> None:
         self._gossip: dict[str, BitswapPeer] = {}
-        self._announcers: OrderedDict[str, float] = OrderedDict()  # until when, the latest last
-        self._failed: dict[str, tuple[int, float]] = {}  # how often in a row, not before when
-        self._made: set[str] = set()  # connections that the node would not have without this
+        self._announcers: OrderedDict[str, float] = OrderedDict()  # end of the time as a neighbour, the latest last
+        self._failed: dict[str, tuple[int, float]] = {}  # failures in a row, and the time of the next attempt
+        self._made: set[str] = set()  # connections that exist only because of this class
         self.connected = 0
         """gossip peers that the node is connected to"""
         self.left_out = 0

@@ -17,8 +17,8 @@ from kiln.conf.process.bridge_status import IpfsStatus
 from kiln.schemas.wire.batch_block import MAX_BLOCK
 
 _EVERY: Final = 10.0  # s between two checks of the node
-_SHORTEST_PAUSE: Final = 1.0  # s between two checks, when a peer came or went
-_HELLO: Final = 5.0  # s for an answer of the node, or a connection to a peer
+_SHORTEST_PAUSE: Final = 1.0  # s between two checks after the gossip peers changed
+_HELLO: Final = 5.0  # s for a response of the node, or a connection to a peer
 
 
 class NodeBlockStore:
@@ -114,7 +114,7 @@ class NodeBlockStore:
             self._about = self._check_node()
             self._looked.set()
             self._wake.wait(self._every)
-            # strangers choose how often somebody comes and goes
+            # strangers can make the set of peers change at any rate
             self._stop.wait(min(self._every, _SHORTEST_PAUSE) - (time.monotonic() - began))
 
     def _check_node(self) -> str:
@@ -143,7 +143,7 @@ class NodeBlockStore:
         except (
             KuboError,
             BlockStoreUnavailableError,
-        ) as error:  # an RPC may be set to allow the calls for blocks alone
+        ) as error:  # the RPC's authorizations may allow only the calls for blocks
             self._clear_connected()
             return f", gossip peers are not connected: {error}" if near.gossip_peers else ""
         with self._lock:
@@ -151,7 +151,7 @@ class NodeBlockStore:
             dial = self._neighbours.select_to_dial(own, connected, time.monotonic())
         self._connections = len(connected) - len(leave)
         for peer in leave:
-            with suppress(KuboError, BlockStoreUnavailableError):  # it may be gone already
+            with suppress(KuboError, BlockStoreUnavailableError):  # it may be disconnected already
                 self._kubo.disconnect(peer)
         for neighbour, problem in zip(dial, self._dial([each.dialled for each in dial]), strict=True):
             self._connections += not problem

@@ -106,7 +106,7 @@ def connect(bootstrap_servers: str | Sequence[str], client_options: Mapping[str,
             bootstrap_servers=bootstrap_servers,
             **{**_OPTIONS, "partitioner": CachingPartitioner(), **(client_options or {})},
         )
-    # kafka-python asserts that it knows every option; a RuntimeError says that no thread can be started
+    # kafka-python asserts that it knows every option; a RuntimeError means that no thread can be started
     except (KafkaError, AssertionError, ValueError, RuntimeError) as error:
         options = {**(client_options or {}), "bootstrap_servers": bootstrap_servers}
         reason = describe_kafka_error(error, options) if isinstance(error, KafkaError) else repr(error)

@@ -44,4 +44,4 @@ class NodeOptions:
     # separately. Subscriptions and mesh control have control_bytes more; beyond that the node disconnects the peer.
     queue_bytes: int = 4 * 1024 * 1024
     control_bytes: int = 1024 * 1024
-    stuck_after: float = 30.0  # the node disconnects a peer that accepts no bytes for so long
+    stuck_after: float = 30.0  # the node disconnects a peer that accepts no bytes for this long

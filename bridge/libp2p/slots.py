@@ -14,7 +14,7 @@ from libp2p.io.abc import ReadWriteCloser
 
 _IPV4_PREFIX: Final = 16  # bits that one operator often has; attackers have many addresses of one prefix
 _IPV6_PREFIX: Final = 32
-_LARGEST_SHARE: Final = 4  # a prefix with more than one in so many slots has no connections that are safe
+_LARGEST_SHARE: Final = 4  # a prefix with more than one of this many slots has no protected connections
 
 
 class PeerValue(IntEnum):

@@ -76,7 +76,7 @@ _CLOSE_TIMEOUT: Final = 5.0  # s from the end of a connection until its socket i
 _DESERIALIZERS: Final = cast(dict[int, Callable[[bytes], PublicKey]], key_type_to_public_key_deserializer)
 _NO_LIMIT: Final = 1 << 30  # connections
 _AGENT_CHARS: Final = 128
-_IDENTIFY_ITEMS: Final = 256  # most addresses, and most protocols
+_IDENTIFY_ITEMS: Final = 256  # maximum number of addresses, and of protocols
 _IDENTIFY_ITEM: Final = 512  # most bytes of one
 
 

@@ -42,7 +42,7 @@ RECENT_BATCHES: Final = 10_000
 writes the batches of the micro-batch again; they are not published twice."""
 MAX_OPEN_HISTORY: Final = 20  # batches of backfill runs among MAX_OPEN, so that live batches do not wait behind them
 MAX_PINS_PER_STEP: Final = 20  # blocks put into IPFS before the batches that are already there are published
-_IPFS_CHECK_EVERY: Final = 5_000_000  # µs; the greatest age of the last answer of IPFS when a batch is published
+_IPFS_CHECK_EVERY: Final = 5_000_000  # µs; maximum age of the last response of IPFS when a batch is published
 
 
 class _BatchClosing(NamedTuple):

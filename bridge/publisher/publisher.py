@@ -228,7 +228,7 @@ class Publisher(LeaderThread):
                 self._pace,
             )
         if now >= session.unpin_at:
-            # a pin that lasts too long does no harm, and `store_and_pin` reports a node that is away
+            # a pin that lasts too long does no harm, and `store_and_pin` reports an unreachable node
             with suppress(BlockStoreUnavailableError, PinsError):
                 self._keeper.unpin_expired(now)
             session.unpin_at = now + _UNPIN_EVERY

@@ -74,7 +74,7 @@ class ConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  # as abo
         options, proxy = self.config["socket_options"], f"{_SCHEME}://"
         sock = await create_connection(self._net, node.host, node.port, options, proxy, timeout_at)
         with ExitStack() as opened:
-            opened.enter_context(sock)  # once it is wrapped for TLS, this closes nothing
+            opened.enter_context(sock)  # once it is wrapped for TLS, closing it has no effect
             if self.ssl_enabled:
                 of_tls = {name: value for name, value in self.config.items() if name.startswith("ssl_")}
                 transport = _TlsTransport(self._net, sock, host=node.host, **of_tls)

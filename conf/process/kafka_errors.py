@@ -110,7 +110,7 @@ def _describe_reason(error: BaseException, client_options: Mapping[str, object])
             return f"kafka.ssl_cafile ({options['ssl_cafile']}), kafka.ssl_certfile ({options['ssl_certfile']}): {text}"
     if "Invalid frame length" in text and not protocol.endswith("SSL"):  # a TLS alert, read as Kafka's protocol
         return f"kafka.security_protocol is wrong ({protocol}): the port expects TLS"
-    if "socket disconnected" in text:  # after a refused login, too: kafka-python does not read the broker's last words
+    if "socket disconnected" in text:  # also after a refused login: kafka-python does not read the response
         if not protocol.startswith("SASL"):
             more = "a password" if protocol == "SSL" else "TLS or a password"
             return f"kafka.security_protocol ({protocol}): the broker closed the connection; it may expect {more}"

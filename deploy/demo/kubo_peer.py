@@ -54,14 +54,14 @@ from kiln.schemas.reject import Rejected
 from kiln.schemas.wire.cid import CidError, cid_bytes, parse_cid
 from kiln.schemas.wire.pubsub import read_message
 
-# The library has neither a blocking read nor events for peers: it is asked so often, in seconds.
+# Seconds between two polls: the library has neither a blocking read nor events for peers.
 POLL_MESSAGES = 0.01
 POLL_PEERS = 0.1
 
 # Go drops what comes in a burst of more than 32: a publisher that fell behind its rate makes up for no more than this.
 CATCH_UP = 16
 
-# The library waits for a block as long as it takes, so that a block that no peer has occupies a thread for good.
+# The library waits for a block without a timeout, so a block that no peer has occupies a thread for ever.
 FETCH_THREADS = 8
 FETCHES_WAITING = 1_000
 
@@ -403,7 +403,7 @@ class _Driver:
     def publish_due(self) -> None:
         pending = []
         for each in self._publications:
-            # time for the other work, however far behind this one is
+            # lets other commands run even if this one is behind
             until = (now := monotonic()) + POLL_MESSAGES
             each.skip_backlog(now)
             while each.done < each.count and each.due() <= (now := monotonic()) and now < until:
@@ -475,7 +475,7 @@ def main() -> None:
     folder: Path = arguments.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     os.chdir(folder)
-    # what the library prints is not for who reads our events
+    # output of the library must not mix with the events
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     try:
@@ -490,7 +490,7 @@ def main() -> None:
         pass
     finally:
         node.close()
-    # Go's threads need no farewell, and Python's wait for the one that reads stdin
+    # at once: Python would wait for the thread that reads stdin
     os._exit(0)
 
 

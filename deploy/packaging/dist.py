@@ -90,7 +90,7 @@ def build_environment(wheel: Path, archive: Path) -> None:
             packed = packed.exclude(f"*/site-packages/{left_out}")
         unfinished = archive.with_name(f"new-{archive.name}")
         packed.pack(output=str(unfinished), format="tar.gz", compress_level=1, force=True)
-        unfinished.chmod(0o644)  # venv-pack lets nobody else read it
+        unfinished.chmod(0o644)  # venv-pack makes it readable for its user only
         unfinished.replace(archive)
 
 

@@ -161,7 +161,7 @@ def _connect(lake: Lake, sql: str, as_of: AsOf | None) -> tuple[duckdb.DuckDBPyC
     """
     connection = duckdb.connect()
     connection.execute("SET TimeZone = 'UTC'")
-    # by default, queries larger than memory spill without limit to `.tmp` in the current folder
+    # by default, a query larger than memory spills to `.tmp` in the current folder, without a limit
     connection.execute(f"SET temp_directory = '{_quote(tempfile.gettempdir())}/kiln-sql-{os.getpid()}'")
     connection.execute(f"SET max_temp_directory_size = '{_MOST_SPILLED}'")
     _check_statement(connection, sql)

@@ -325,7 +325,7 @@ class _Run:
             if before == ends and self._queries.has_caught_up(ends) and self._watch.has_read(ends):
                 return True
             if self._live.source == "none" and before != ends and not self._queries.count_unread(target):
-                return True  # others go on writing, so there is always a rest
+                return True  # other programs keep writing, so the topics are never read to the end
         if now - self._drain_started < self._drain:
             return False
         self._unread = self._queries.count_unread(ends)

@@ -295,7 +295,7 @@ def _execute(settings: Settings, request: BackfillRequest) -> RunOutcome:
         with cancel_on_signal(spark) as is_stopped:
             return backfill(spark, settings, terms, is_stopped, report, request.publish)
     except (KilnError, Py4JJavaError, PySparkException):
-        spark.sparkContext.setLogLevel("OFF")  # the reason is the last line, and not Spark's farewell
+        spark.sparkContext.setLogLevel("OFF")  # the reason is the last line, not Spark's shutdown messages
         raise
     finally:
         spark.stop()

@@ -141,7 +141,7 @@ def main(name: JobName) -> int:
         failure, status = f"Kafka at {settings.broker.servers}: {error}", 1
     finally:
         if failure:
-            spark.sparkContext.setLogLevel("OFF")  # the reason is the last line, and not Spark's farewell
+            spark.sparkContext.setLogLevel("OFF")  # the reason is the last line, not Spark's shutdown messages
         supervisor.stop()
         spark.stop()
     if failure:

@@ -193,7 +193,7 @@ def check_batches_follow(inputs: CheckInputs) -> str:
         for owner, each in open_now
         if not windows[owner].is_stored
     ]
-    # What was reported stays until a row explains it, even if the updates that show it have expired from the state.
+    # A reported fault stays until a row explains it, even if its updates have expired from the state.
     reported = inputs.create_state("told", "owner VARCHAR, opened_at BIGINT, batch_cid VARCHAR")
     known = set(db.execute(f"SELECT owner, opened_at, batch_cid FROM {reported}").fetchall())
     due_faults = {

@@ -546,7 +546,7 @@ def check_clocks(inputs: CheckInputs) -> str:
     )
     inputs.db.execute(f"DELETE FROM {minutes} WHERE minute < (SELECT max(minute) FROM {minutes}) - INTERVAL 10 MINUTES")
     within = micros(inputs.duration("within"))
-    # Frames that wait for Kafka are only ever late, so the quickest frame shows the difference of the clocks.
+    # Waiting for Kafka only delays frames, so the fastest frame shows the difference of the clocks.
     return (
         "SELECT json_object('local_peer', peer) AS key, max(minute) AS seen_at, 'the clock of the bridge is ' || "
         "round(abs(min(least)) / 1e6)::BIGINT || ' s ' || if(min(least) > 0, 'behind', 'ahead of') || "

@@ -29,9 +29,7 @@ CHUNK_BYTES: Final = 16 << 20
 """Bytes that the copies of a transaction may keep in memory"""
 
 _PATIENCE_S: Final = 60.0  # until another task has put its rows into the file
-_SWEPT_PER_ROW: Final = (
-    8  # old rows looked at for each new one: the file is at most an eighth larger than what it must hold
-)
+_SWEPT_PER_ROW: Final = 8  # old rows checked for each new one, so that the file is at most an eighth larger than needed
 _MIN_SWEPT: Final = 64
 _MAX_LOOKUP: Final = 999  # digests in a query: the most parameters that any SQLite takes
 

@@ -21,7 +21,7 @@ from kiln.pipelines.updates.transform import (
 )
 from kiln.schemas.queries import QUERIES
 
-_SMALL = 2_000  # records that one task decodes no later than several would
+_SMALL = 2_000  # number of records up to which one task is as fast as several
 
 
 def start(context: QueryContext, decoding: DecodeConfig, separating: SeparatorConfig) -> StreamingQuery:

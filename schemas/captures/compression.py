@@ -190,7 +190,7 @@ _COMPRESSIONS: Final = (
 def _read_begin(file: BinaryIO) -> bytes:
     begin = b""
     file.seek(0)
-    with describe_damage():  # of a member; whoever reads on comes to the damage
+    with describe_damage():  # of a member; its reader reaches the damage later
         begin = file.read(_BEGIN)
     file.seek(0)
     return begin

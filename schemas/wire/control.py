@@ -167,7 +167,7 @@ def _has_no_unknown_fields(rpc: RPC) -> bool:
 
 
 def _read_subscription(entry: RPC.SubOpts, table: TopicTable, is_known: bool) -> SubscriptionEntry:
-    if entry.HasField("topicid"):  # beside a name, field 3 is `requestsPartial` of the partial messages extension
+    if entry.HasField("topicid"):  # next to a name, field 3 is `requestsPartial` of the partial messages extension
         topic = _resolve(entry.topicid, None, table)
     else:
         topic = _resolve(None, entry.topicIndex if entry.HasField("topicIndex") else None, table)

@@ -27,12 +27,12 @@ from kiln.schemas.wire.cid import read_sha2_256_digest
 class EngineLimits:
     """Limits by peer; sizes in bytes, times in seconds."""
 
-    wants: int = 1024  # wants of a peer that are remembered, as boxo does; the oldest is dropped
+    wants: int = 1024  # stored wants of a peer, as in boxo; beyond it the oldest is dropped
     replies: int = 1024  # blocks, and presences, that wait to be sent to a peer
     message_bytes: int = 256 << 10  # blocks in one message, or one larger block
     replace_have: int = 1024  # a block up to this size is sent instead of HAVE, as boxo does
-    asked_peers: int = 64  # peers that are asked for one block
-    next_peer_after: float = 3.0  # time without an answer after which the next peer is asked for a block
+    asked_peers: int = 64  # peers to which one block is requested at a time
+    next_peer_after: float = 3.0  # time without a response after which a block is requested from the next peer
     repeat_after: float = 10.0  # time after which a want-block is sent to the same peer again
 
 
@@ -335,7 +335,7 @@ class BitswapEngine:
             self._advance(want, now)
 
     def _add_block_of(self, peer: bytes, state: _PeerState, data: bytes) -> FetchedBlock | None:
-        digest = sha256(data).digest() if state.asked else b""  # a block that nobody wants is not even hashed
+        digest = sha256(data).digest() if state.asked else b""  # an unwanted block is not even hashed
         want = self._own.get(digest)
         if want is None or digest not in state.asked:
             self.counters["bitswap_blocks_unwanted"] += 1

@@ -54,7 +54,7 @@ class ExchangeOptions:
 
     max_bytes_per_second: int = 8 << 20  # of blocks and presences, to all peers
     max_message: int = 4 << 20  # go and JavaScript send no longer ones
-    max_unasked: int = 256 << 10  # of a message from a peer that was asked for no block
+    max_unasked: int = 256 << 10  # of a message from a peer from which no block is requested
     max_streams: int = 192  # served at a time for one peer; Kubo opens one for each message
     unfinished_bytes: int = 64 << 20  # of all unfinished messages; beyond that the longest one is refused
     sending_bytes: int = 64 << 20  # of all messages being written; the longest one beyond that is tried again
@@ -62,11 +62,11 @@ class ExchangeOptions:
     all_cpu: float = 0.3
     idle_timeout: float = 300.0  # a served stream without a message is closed
     open_timeout: float = 10.0
-    stuck_after: float = 30.0  # a peer that accepts no bytes for so long has failed once
-    max_failures: int = 6  # in a row; then what waits for the peer is dropped
+    stuck_after: float = 30.0  # a peer that accepts no bytes for this long has failed once
+    max_failures: int = 6  # in a row; then the output for the peer is dropped
     linger: float = 2.0  # a written stream stays open for more messages
     file_threads: int = 4
-    search_after: float = 1.0  # peers have so long to send a block before providers are looked up
+    search_after: float = 1.0  # time that peers have to send a block before providers are looked up
     search_again_after: float = 300.0
     max_searches: int = 4  # at a time
     limits: EngineLimits = field(default_factory=EngineLimits)
@@ -118,7 +118,7 @@ class _Fetch:
     """Callers that wait for one block."""
 
     def __init__(self) -> None:
-        self.ended = trio.Event()  # it has arrived, or nobody waits any more
+        self.ended = trio.Event()  # it has arrived, or no caller waits any more
         self.data: bytes | None = None
         self.waiting = 0
 

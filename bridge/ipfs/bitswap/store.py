@@ -119,5 +119,5 @@ class BitswapBlockStore:
         self._closed = True
 
     def _call(self, call: Callable[..., None], *arguments: object) -> None:
-        with suppress(trio.RunFinishedError):  # at its next start a peer asks again
+        with suppress(trio.RunFinishedError):  # a peer requests it again after its next start
             self._token.run_sync_soon(call, *arguments)

@@ -237,7 +237,7 @@ class Traffic:
         return [frame]
 
     def _forward(self, peer: int, copy: SyntheticCopy, due: int) -> list[GeneratedFrame]:
-        # What a bridge has found to be bad it does not forward.
+        # A bridge does not forward a message that it has rejected.
         good = copy.tally == "good_copies"
         return [self._connections[peer].send(due, "OUT", copy.publish)] if good else []
 

@@ -49,7 +49,7 @@ def derive_private_key(seed: int, kind: KeyType, name: str) -> PrivateKey:
 
 def _rsa_key(material: bytes) -> rsa.RSAPrivateKey:
     p, q = _rsa_prime(material + b"p"), _rsa_prime(material + b"q")
-    if p < q:  # the order that the inverse below is of
+    if p < q:  # the order modulo which the inverse below is computed
         p, q = q, p
     d = pow(_RSA_EXPONENT, -1, math.lcm(p - 1, q - 1))
     public = rsa.RSAPublicNumbers(_RSA_EXPONENT, p * q)

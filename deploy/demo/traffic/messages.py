@@ -35,7 +35,7 @@ from kiln.schemas.wire.topics import Separator, format_separator, format_topic
 TYPES: Final[tuple[MessageType, ...]] = ("UPDATE", "QUERY", "RESPONSE", "KEEPALIVE", "BATCH_UPDATE")
 MESSAGE_STAGE: Final = "message"
 SIGNATURE_STAGE: Final = "signature"
-# The reason where the bridge has found a message AGAINST_POLICY: its byte in Frame.verdicts tells no more.
+# The reason if the verdict of the bridge is AGAINST_POLICY, because Frame.verdicts has no further detail.
 AGAINST_POLICY: Final = "against_policy"
 # Pubsub before 0.14.1 had one topic for all networks.
 TOPIC_2020: Final = "/ceramic"

@@ -13,9 +13,9 @@ GarbageKind = Literal[
     "invalid_json",  # a message that is nearly JSON
     "nan",  # a message with NaN or Infinity, which are not JSON
     "typ_true",  # a message whose `typ` is true, a text, …
-    "bad_id",  # a message with a StreamID, CID or separator that is none
+    "bad_id",  # a message with a malformed StreamID, CID or separator
     "bad_shape",  # a message that lacks a field, or is of two types at once
-    "wrong_auth",  # unsigned where signatures are asked for; signed where there are none
+    "wrong_auth",  # unsigned where signatures are required; signed where none are allowed
     "random_rpc",  # an RPC of random bytes
     "truncated_rpc",  # an RPC that ends too early
     "oversized_rpc",  # an RPC over 4 MiB, of which the frame has the beginning
@@ -45,9 +45,9 @@ class TrafficOptions:
     # Remote peers, each with one connection to the one local peer.
     peers: int = 8
     authors: int = 24
-    # The most copies a message comes in, each through another peer.
+    # Maximum number of copies of a message, each through another peer.
     copies: int = 3
-    # A copy comes at most this much after the first one.
+    # Maximum delay of a copy after the first one.
     max_delay_ns: int = 250_000_000
 
     streams: int = 400
@@ -74,7 +74,7 @@ class TrafficOptions:
     on_separator_topic: float = 0.5
     # Share of the updates of a model's streams that name the model in `model`.
     with_model: float = 0.8
-    # Share of messages that announce once more what an update announced before, under a new seqno.
+    # Share of messages that announce an earlier update again, with a new seqno.
     reannounced: float = 0.05
     # Share of messages of a second network on the same connections. Not where messages are unsigned: a policy is one
     # network's own, and the second has the default one.
@@ -83,7 +83,7 @@ class TrafficOptions:
     # Share of messages and frames that are garbage, in equal parts of these kinds. With 1 there is nothing else.
     garbage: float = 0.01
     garbage_kinds: tuple[GarbageKind, ...] = GARBAGE
-    # Share of messages of which a copy with other data and the old signature comes first.
+    # Share of messages that are preceded by a copy with other data and the same signature.
     forged: float = 0.01
     # Share of messages in the name of an author who did not sign them.
     impostors: float = 0.002

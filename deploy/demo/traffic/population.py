@@ -22,7 +22,7 @@ from kiln.schemas.wire.topics import Separator, encode_separator_value
 ODD_KEY: Final = "x/tag"
 _DAG_JOSE: Final = b"\x01\x85\x01\x12\x20"
 _DAG_CBOR: Final = b"\x01\x71\x12\x20"
-_SPAMMERS: Final = 2  # fewer than it takes for a circuit breaker to think that the fault is ours
+_SPAMMERS: Final = 2  # fewer than trip the decoding breaker
 _KINDS: Final[dict[int, KeyType]] = {5: "secp256k1", 11: "rsa", 17: "ecdsa"}  # of every 24 authors
 
 

@@ -66,10 +66,10 @@ def drop_rows(lake: Lake, wanted: QuarantineFilter, why: str, drop_id: str, now:
             known = _record_rows(lake, files, places, {"drop_id": drop_id, "dropped_at": now, "why": why})
             new = _write_remaining_rows(lake, files, places)
             for each in new:
-                # A start after a power cut takes files for those of a commit that was lost by when they were written.
+                # After a power cut, recovery identifies the files of a lost commit by their modification times.
                 (lake.folder("quarantine") / each.name).touch()
         except FileNotFoundError:
-            continue  # the files of this version are gone: look again
+            continue  # the files of this version are gone: read the next version
         rows = sum(map(len, places.values()))
         if replace_files(lake, "quarantine", table, files, new, f"{rows:,} rows dropped, {drop_id}", removes_rows=True):
             lake.sync_commits("quarantine", table.version(), table.version())
@@ -95,7 +95,7 @@ def _record_rows(
         create_newest_views(connection, lake, [_RECORD])
         connection.register("every", every)
         same = " AND ".join(f"d.{name} IS NOT DISTINCT FROM every.{name}" for name in _SAME)
-        # A row that came after such a record is a new one, as after a backfill.
+        # A row that was written after such a record is a new one, as after a backfill.
         new = connection.sql(
             f"SELECT * EXCLUDE (came) FROM every WHERE NOT EXISTS "
             f"(SELECT 1 FROM {_RECORD} d "
