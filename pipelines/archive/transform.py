@@ -139,9 +139,9 @@ class ArchiveOutput(msgspec.Struct, frozen=True, array_like=True):
 
 
 def archive_frames(records: DataFrame, config: DecodeConfig, lake: Lake, dedup: DedupStoreConfig) -> DataFrame:
-    """Decode records, and write each table's rows. Columns partition, offset, stamp, value in; OUTPUT_DDL out:
-    quarantine records and, per task, a `DecodeResult` and an `ArchiveOutput`, which name the files of `frames` and of
-    their parts, and of `messages`.
+    """Decode records, and write the rows of each table to files. Columns partition, offset, stamp, value in; OUTPUT_DDL
+    out. The output has the quarantine records, and for each task a `DecodeResult` with the files of `frames` and its
+    parts, and an `ArchiveOutput` with the files of `messages`.
 
     A frame that comes twice in one task is written once. The driver removes frames of earlier micro-batches.
     """

@@ -81,7 +81,8 @@ def read_public_key(kind: int, data: bytes) -> PublicKey | Rejected:
 
 
 def read_rsa(data: bytes) -> rsa.RSAPublicNumbers | Rejected:
-    """Read an RSA key in DER (SubjectPublicKeyInfo): key_algorithm or bad_key if it is not one within the bounds."""
+    """Read an RSA key in DER (SubjectPublicKeyInfo), or return key_algorithm or bad_key if the bytes are not an RSA key
+    within the bounds."""
     start = _find_algorithm(data)
     if start is None:
         return Rejected(BAD_KEY, "not a SubjectPublicKeyInfo in DER")

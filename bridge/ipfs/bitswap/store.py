@@ -1,4 +1,4 @@
-"""The block store of a bridge that is its own IPFS node: a folder, served and completed by bitswap."""
+"""The block store of a bridge that is its own IPFS node: bitswap serves the blocks of a folder, and fetches others."""
 
 from __future__ import annotations
 
