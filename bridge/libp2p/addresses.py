@@ -25,6 +25,8 @@ class BootstrapPeer:
         self.addresses: list[Multiaddr] = []
         self.attempts = 0
         self.error = ""
+        self.streamless = 0
+        """connections in a row on which the peer opened no pubsub stream"""
 
 
 def parse_tcp_address(text: str, use: str) -> Multiaddr:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import math
 import os
 import random
 import time
@@ -83,6 +84,7 @@ _UNCHECKED_BYTES: Final = 150  # of a signed message, at least
 _WRITE_BYTES: Final = 32 * 1024  # frames are captured as they are written, so that few are in flight when a write fails
 _BUDGET_CHECK_EVERY: Final = 1.0  # s between two checks whether a peer over its budget may be read or written
 _CACHED_POLICIES: Final = 4096  # topics
+_MAX_DOUBLINGS: Final = 7  # of `NodeOptions.inbound_timeout`
 _OPEN_ATTEMPTS: Final = 4  # failed outbound streams, after which the node waits until the peer opens one
 
 
@@ -610,11 +612,30 @@ class Node:
         except BROKEN:
             session.end("stream reset by the peer")
 
+    async def _await_inbound(self, link: PeerLink, session: PubsubSession) -> InboundStream:
+        """Wait until the peer opens its pubsub stream; disconnect a bootstrap peer that does not, to dial it again.
+
+        go-libp2p asks once for each connection which protocols the other side speaks, and waits 5 s. If the node was
+        too busy to answer, go-libp2p-pubsub opens no stream for as long as the connection lasts.
+        """
+        target = next((each for each in self.bootstrap_peers if each.id == link.id), None)
+        with trio.move_on_after(math.inf if target is None else self._options.inbound_timeout * 2**target.streamless):
+            while link.unread_inbound is None:
+                link.inbound_opened = trio.Event()
+                await link.inbound_opened.wait()
+        inbound, link.unread_inbound = link.unread_inbound, None
+        if target is not None:
+            target.streamless = 0 if inbound is not None else min(target.streamless + 1, _MAX_DOUBLINGS)
+        if inbound is None:
+            self.counters["stream_missing"] += 1
+            session.end("the peer opened no pubsub stream")
+            self._nursery.start_soon(self.disconnect, link.peer)
+            await trio.sleep_forever()  # the session has ended
+        assert inbound is not None
+        return inbound
+
     async def _read(self, link: PeerLink, session: PubsubSession) -> None:
-        while link.unread_inbound is None:
-            link.inbound_opened = trio.Event()
-            await link.inbound_opened.wait()
-        session.inbound, link.unread_inbound = link.unread_inbound, None
+        session.inbound = await self._await_inbound(link, session)
         link.inbound_opened = trio.Event()
         stream = session.inbound.stream.muxed_stream
         splitter = RpcSplitter(self._options.max_rpc_bytes, CUT_PAYLOAD)

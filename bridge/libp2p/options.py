@@ -40,6 +40,8 @@ class NodeOptions:
     redial_first: float = 1.0  # after the first failure; doubles with each
     redial_most: float = 60.0
     negotiate_timeout: float = 10.0
+    # For the pubsub stream of a bootstrap peer, after which the node connects again; doubles with each failure.
+    inbound_timeout: float = 30.0
     # Limits of the queue of one peer. The node drops and counts messages over queue_bytes, its own and those of others
     # separately. Subscriptions and mesh control have control_bytes more; beyond that the node disconnects the peer.
     queue_bytes: int = 4 * 1024 * 1024

@@ -146,6 +146,7 @@ class _Scene:
         self._kubos = [FetchingKubo(daemon, self._bell) for daemon in daemons]
         self._contents = generate_contents(WORLD, time.time_ns)
         self._rate = rate / len(daemons)
+        self._sent = 0
         self._published: set[bytes] = set()
         self._minutes: list[Usage] = []
 
@@ -170,7 +171,7 @@ class _Scene:
             self._minutes.append(Usage.of(self._bridge))
             nursery.cancel_scope.cancel()
         missed = len(self._published - self._batches.captured_data)
-        return Fetched(len(self._published), missed, len(self._batches.written_at), self._kubos, self._minutes)
+        return Fetched(self._sent, missed, len(self._batches.written_at), self._kubos, self._minutes)
 
     async def _publish(self, daemon: Daemon, client: httpx.AsyncClient, seconds: float) -> None:
         began = trio.current_time()
@@ -180,7 +181,8 @@ class _Scene:
                 return
             content: TopicData = next(self._contents)
             await daemon.publish(client, *content)
-            self._published.add(content.data)
+            self._sent += 1
+            self._published.add(content.data)  # some data is published again
 
     def _is_done(self) -> bool:
         """Return whether every message is captured, its windows have closed, and all batches are fetched."""
@@ -207,7 +209,7 @@ class _Scene:
             fetching = Latencies([kubo.fetched[cid] for kubo in self._kubos for cid in since if cid in kubo.fetched])
             print(
                 f"{len(self._minutes):3} min: bridge {now.memory / MIB:.1f} MiB, {now.descriptors} descriptors, "
-                f"{(now.cpu - last.cpu) / 0.6:.0f} % CPU; {len(self._published)} published, {len(written)} batches, "
+                f"{(now.cpu - last.cpu) / 0.6:.0f} % CPU; {self._sent} published, {len(written)} batches, "
                 f"heard {' '.join(str(len(kubo.heard_at)) for kubo in self._kubos)}, "
                 f"fetched {' '.join(str(len(kubo.fetched)) for kubo in self._kubos)}; "
                 f"heard after {hearing.at(0.5):.0f} / {hearing.at(0.99):.0f} ms, "

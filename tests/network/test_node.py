@@ -434,6 +434,25 @@ def test_of_a_bootstrap_peer_without_pubsub_it_is_told(tmp_path: Path) -> None:
     in_town(tmp_path, test)
 
 
+def test_a_bootstrap_peer_that_opens_no_stream_is_dialled_again_with_more_patience(tmp_path: Path) -> None:
+    """As go-libp2p-pubsub does when the node was too busy to answer its identify request."""
+
+    async def test(town: Town) -> None:
+        async with raw_peer(listen=True) as host:
+            address = str(host.get_addrs()[0])
+            options = replace(OPTIONS, bootstrap=(address,), inbound_timeout=0.2, redial_first=0.01)
+            one = await town.node(options)
+            await town.bell.until(lambda: one.node.bootstrap_peers[0].streamless == 3)
+            assert one.node.view().counters["stream_missing"] == 3
+            await town.bell.until(lambda: bool(one.node.view().peers))
+            stream = await host.new_stream(ID(one.node.peer), [TProtocol("/meshsub/1.3.0")])
+            await stream.write(encode(subscription()))
+            await town.bell.until(lambda: subscribed(one, 1))
+            assert (one.node.view().bootstrap[0].attempts, one.node.bootstrap_peers[0].streamless) == (4, 0)
+
+    in_town(tmp_path, test)
+
+
 def test_each_topic_has_its_policy(tmp_path: Path) -> None:
     unsigned = f"{TOPIC}/sep/model/k1"
     gossip = RouterOptions(topic_policies={"/ceramic/*/sep/*": "none"})
