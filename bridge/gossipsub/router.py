@@ -127,8 +127,7 @@ class Router:
 
     @property
     def policy_conflicts(self) -> list[PolicyConflict]:
-        """Signature policies in which the node and connected peers differ, so that one side rejects the other's
-        messages."""
+        """Topics on which the node and connected peers have different signature policies."""
         return self._signing.list_conflicts(state.signing for state in self._peers.values())
 
     def subscribers(self, topic: str) -> Collection[PeerID]:

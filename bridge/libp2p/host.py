@@ -187,10 +187,7 @@ class Node:
                 finally:
                     await self._shut_down()
         if missing:
-            raise NodeError(
-                f"cannot listen on {', '.join(missing)}. Check that the port is free, and that the address belongs to "
-                "this machine."
-            )
+            raise NodeError(f"cannot listen on {', '.join(missing)}. Check the port, and that the address is local.")
 
     async def _shut_down(self) -> None:
         """Stop listening and disconnect all peers at once, unlike libp2p, which leaves its listeners open."""

@@ -126,7 +126,7 @@ def test_a_password_on_the_jvms_command_line_is_refused_with_what_to_do(
     monkeypatch.setenv("KILN_SPARK__JAVA_OPTIONS", "-Xss4m -Djavax.net.ssl.trustStorePassword=hunter2")
     assert run_command(["config", "show"]) == 2
     said = capsys.readouterr().err
-    assert "spark.java_options has a password" in said
+    assert "spark.java_options contains a secret" in said
     assert "JDK_JAVA_OPTIONS" in said
     assert "hunter2" not in said
 
