@@ -135,15 +135,13 @@ def _complain(words: str) -> None:
 
 def main() -> None:
     """The entry point of the `kiln` script."""
-    # imports make 40,000 objects that stay: by default the collector walks them many times, and again at the exit
+    # imports make 40,000 objects that stay, and by default the collector walks them many times
     gc.set_threshold(10_000)
     problem = prepare_process()
     if problem:
         _complain(problem)
         sys.exit(FAILED)
-    code = run_command(sys.argv[1:])
-    gc.freeze()
-    sys.exit(code)
+    sys.exit(run_command(sys.argv[1:]))
 
 
 if __name__ == "__main__":
