@@ -17,7 +17,6 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextlib import AsyncExitStack, suppress
-from copy import copy
 from dataclasses import replace
 from functools import lru_cache
 from itertools import chain
@@ -25,7 +24,7 @@ from typing import Final
 
 import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from libp2p.abc import INetConn, INetStream, INetwork, INotifee
+from libp2p.abc import INetConn, INetStream
 from libp2p.custom_types import TProtocol
 from libp2p.network.connection.swarm_connection import SwarmConn
 from libp2p.network.stream.net_stream import NetStream
@@ -59,10 +58,10 @@ from kiln.bridge.libp2p.links import InboundStream, PeerLink, PubsubSession
 from kiln.bridge.libp2p.options import NodeOptions
 from kiln.bridge.libp2p.seqno import Seqno
 from kiln.bridge.libp2p.slots import InboundSlots, PeerValue
-from kiln.bridge.libp2p.streams import AGENT_KEY, GossipStream, get_swarm, make_host
-from kiln.bridge.libp2p.view import BootstrapState, NodeView, peer_name
+from kiln.bridge.libp2p.streams import AGENT_KEY, ConnectionEvents, GossipStream, get_swarm, make_host
+from kiln.bridge.libp2p.view import BootstrapState, NodeView, copy_savings, peer_name
 from kiln.conf.process.backoff import pause_after
-from kiln.conf.process.bridge_status import PeerStatus, SavingStatus
+from kiln.conf.process.bridge_status import PeerStatus
 from kiln.conf.process.logs import log_event
 from kiln.schemas.kafka.frames import CONNECTION_BYTES, CUT_PAYLOAD, read_rpc
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
@@ -166,7 +165,7 @@ class Node:
             check_listen_address(address)
         self._host = host = make_host(self._key, self._options.agent, self._slots)
         self._swarm = get_swarm(host)
-        self._swarm.register_notifee(_Notifee(self))
+        self._swarm.register_notifee(ConnectionEvents(self._on_connected, self._remove_link))
         for protocol, handler in self._handlers.items():
             host.set_stream_handler(TProtocol(protocol), handler)
         token = trio.lowlevel.current_trio_token()
@@ -187,7 +186,7 @@ class Node:
                 finally:
                     await self._shut_down()
         if missing:
-            raise NodeError(f"cannot listen on {', '.join(missing)}. Check the port, and that the address is local.")
+            raise NodeError(f"cannot listen on {', '.join(missing)}. Set bridge.listen to a free port of this machine.")
 
     async def _shut_down(self) -> None:
         """Stop listening and disconnect all peers at once, unlike libp2p, which leaves its listeners open."""
@@ -340,7 +339,7 @@ class Node:
                     frames_in=session.frames_in,
                     frames_out=session.frames_out,
                     dropped=session.dropped,
-                    savings=_copy_savings(self.router.peer_savings(link.peer).values()),
+                    savings=copy_savings(self.router.peer_savings(link.peer).values()),
                     bytes_in=session.bytes_in,
                     held_back=session.held_back,
                     bytes_out=session.bytes_out,
@@ -375,7 +374,7 @@ class Node:
             paused=self._sink.full,
             counters=dict(counters),
             kept_out=self._banned.count(trio.current_time()),
-            savings=_copy_savings(self.router.savings.values()),
+            savings=copy_savings(self.router.savings.values()),
             policy_conflicts=tuple(self.router.policy_conflicts),
         )
 
@@ -722,6 +721,14 @@ class Node:
         session.bytes_spent += size
         return self._budget.spend(link.peer, size, self._links, trio.current_time())
 
+    def _on_connected(self, conn: INetConn) -> None:
+        peer = conn.muxed_conn.peer_id.to_bytes()
+        if self._ban_left(peer) and not self._closing:
+            self.counters["banned_refused"] += 1
+            self._nursery.start_soon(close_connection, conn)
+        elif not self._closing:
+            self._add_link(peer)
+
     def _ban_left(self, peer: bytes) -> float:
         return self._banned.remaining(peer, trio.current_time())
 
@@ -884,36 +891,6 @@ class Node:
             with suppress(PeerStoreError):  # not yet
                 session.agent = str(self._host.get_peerstore().get(link.id, AGENT_KEY))
                 self.router.set_agent(link.peer, session.agent)
-
-
-class _Notifee(INotifee):
-    """libp2p's callbacks for connections. None of them waits, because libp2p waits for them."""
-
-    def __init__(self, node: Node) -> None:
-        self._node = node
-
-    async def connected(self, network: INetwork, conn: INetConn) -> None:
-        node, peer = self._node, conn.muxed_conn.peer_id.to_bytes()
-        if node._closing:
-            return
-        if node._ban_left(peer):
-            node.counters["banned_refused"] += 1
-            node._nursery.start_soon(close_connection, conn)
-        else:
-            node._add_link(peer)
-
-    async def disconnected(self, network: INetwork, conn: INetConn) -> None:
-        self._node._remove_link(conn.muxed_conn.peer_id.to_bytes())
-
-    async def opened_stream(self, network: INetwork, stream: INetStream) -> None: ...
-    async def closed_stream(self, network: INetwork, stream: INetStream) -> None: ...
-    async def listen(self, network: INetwork, multiaddr: Multiaddr) -> None: ...
-    async def listen_close(self, network: INetwork, multiaddr: Multiaddr) -> None: ...
-
-
-def _copy_savings(savings: Iterable[SavingStatus]) -> tuple[SavingStatus, ...]:
-    """Copy savings, because the router goes on counting in its own objects."""
-    return tuple(map(copy, savings))
 
 
 def _call_in_trio(token: trio.lowlevel.TrioToken, call: Callable[[], None]) -> None:

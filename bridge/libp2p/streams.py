@@ -18,7 +18,17 @@ from Crypto.PublicKey.RSA import construct as rsa_from_numbers
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from libp2p import new_host
-from libp2p.abc import IMuxedConn, IMuxedStream, IPeerStore, IRawConnection, ISecureConn
+from libp2p.abc import (
+    IMuxedConn,
+    IMuxedStream,
+    INetConn,
+    INetStream,
+    INetwork,
+    INotifee,
+    IPeerStore,
+    IRawConnection,
+    ISecureConn,
+)
 from libp2p.crypto import ed25519 as libp2p_ed25519
 from libp2p.crypto.keys import KeyPair, KeyType, PublicKey
 from libp2p.crypto.rsa import RSAPublicKey
@@ -296,6 +306,26 @@ class _Swarm(Swarm):
             with trio.move_on_after(_CLOSE_TIMEOUT):
                 await muxed.event_closed.wait()
         raise SwarmException("the connection has ended")
+
+
+class ConnectionEvents(INotifee):
+    """libp2p's callbacks for connections. None of them waits, because libp2p waits for them."""
+
+    def __init__(self, connected: Callable[[INetConn], None], disconnected: Callable[[bytes], None]) -> None:
+        """Create the callbacks; `disconnected` is called with a peer id."""
+        self._connected = connected
+        self._disconnected = disconnected
+
+    async def connected(self, network: INetwork, conn: INetConn) -> None:
+        self._connected(conn)
+
+    async def disconnected(self, network: INetwork, conn: INetConn) -> None:
+        self._disconnected(conn.muxed_conn.peer_id.to_bytes())
+
+    async def opened_stream(self, network: INetwork, stream: INetStream) -> None: ...
+    async def closed_stream(self, network: INetwork, stream: INetStream) -> None: ...
+    async def listen(self, network: INetwork, multiaddr: Multiaddr) -> None: ...
+    async def listen_close(self, network: INetwork, multiaddr: Multiaddr) -> None: ...
 
 
 class _NoDialling(AutoConnector):

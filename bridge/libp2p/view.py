@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -17,6 +18,11 @@ def peer_name(peer: bytes) -> str:
     """Format a peer id as base58btc of its multihash. `kiln.schemas.wire.identity.peer_text` is faster."""
     text: str = multibase.encode(peer, "base58btc")
     return text[1:]  # peer ids have no multibase prefix (libp2p specs, peer-ids.md)
+
+
+def copy_savings(savings: Iterable[SavingStatus]) -> tuple[SavingStatus, ...]:
+    """Copy savings, because the router keeps counting in its own objects."""
+    return tuple(map(copy, savings))
 
 
 @dataclass(frozen=True)
