@@ -193,18 +193,21 @@ def s3_root(root: Path | None = None) -> Path:
     return (root or default_root()) / "s3"
 
 
-def list_jars(*, uses_store: bool, progress: Progress = _ignore_progress) -> list[Path]:
+def list_jars(progress: Progress = _ignore_progress) -> list[Path]:
     """List the jars that Kiln adds to Spark's, and fetch missing ones.
 
     Args:
-        uses_store: True to include the jars for an object store.
         progress: Called with lines of text.
 
     Raises:
         JarsError: The jars cannot be fetched.
     """
-    jars = list_spark_jars(ensure_jars(progress=progress))
-    return [*jars, *_list_jars("spark", ensure_jars(s3_root(), progress, IVY_S3), IVY_S3)] if uses_store else jars
+    return list_spark_jars(ensure_jars(progress=progress))
+
+
+def list_store_jars(progress: Progress = _ignore_progress) -> list[Path]:
+    """List the jars for an object store, as `list_jars` does the others."""
+    return _list_jars("spark", ensure_jars(s3_root(), progress, IVY_S3), IVY_S3)
 
 
 def spark_archive_path(root: Path | None = None) -> Path:

@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from kiln.conf.process.errors import KilnError
 from kiln.conf.process.logs import LogFile, configure_logs
 from kiln.conf.settings.model import Settings
-from kiln.deploy.stack.jars import PROJECT, list_jars, spark_archive_path
+from kiln.deploy.stack.jars import PROJECT, list_jars, list_store_jars, spark_archive_path
 from kiln.deploy.stack.scratch import create_scratch_folder
 from kiln.pipelines.runtime.s3a import build_s3a_settings
 from kiln.pipelines.runtime.session import create_session
@@ -64,7 +64,7 @@ def spark_session(settings: Settings, name: str = "kiln", classes: Sequence[Path
     Args:
         settings: The settings.
         name: Name of the application; any but `kiln` logs to the folder `logs/NAME`.
-        classes: Additional folders for the class path.
+        classes: Additional folders for the end of the class path.
     """
     logs = settings.logs if name == "kiln" else settings.logs / name
     logs.mkdir(parents=True, exist_ok=True)
@@ -78,8 +78,9 @@ def spark_session(settings: Settings, name: str = "kiln", classes: Sequence[Path
             name,
             master=settings.spark.master,
             driver_memory=settings.spark.driver_memory,
-            java_options=f"{settings.spark.java_options} {_archive_option()}",
-            jars=[*list_jars(uses_store=settings.uses_store), *classes],
+            java_options=f"{settings.spark.java_options} {build_archive_option()}",
+            jars=list_jars(),
+            appended=[*(list_store_jars() if settings.uses_store else ()), *classes],
             log4j=PROJECT / "conf" / "log4j2-spark.properties",
             logs=logs,
             ui=settings.spark.ui,
@@ -110,7 +111,8 @@ def _log_lost_connection(request: object, client_address: object) -> None:
     _LOG.warning("connection for Spark's accumulators lost", exc_info=True)
 
 
-def _archive_option() -> str:
+def build_archive_option() -> str:
+    """Build the JVM option for the archive of Spark's classes; empty if there is none."""
     classes = spark_archive_path()
     # a JVM that does not match the archive runs without it
     return f'"-XX:SharedArchiveFile={classes}"' if classes.is_file() else ""

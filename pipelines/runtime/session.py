@@ -42,6 +42,9 @@ LOCAL_FILES = {
     "spark.delta.logStore.file.impl": "io.delta.storage.LocalLogStore",
 }
 
+APPENDED_CLASS_PATH = "SPARK_DIST_CLASSPATH"
+"""variable with which Spark's launcher ends the class path"""
+
 _STREAMING = {
     "spark.sql.streaming.noDataProgressEventInterval": "1000",
     "spark.sql.streaming.metricsEnabled": "true",
@@ -78,6 +81,7 @@ def create_session(
     master: str,
     driver_memory: str,
     jars: Iterable[Path],
+    appended: Iterable[Path] = (),
     java_options: str = "",
     log4j: Path | None = None,
     logs: Path | None = None,
@@ -87,9 +91,11 @@ def create_session(
 ) -> SparkSession:
     """Create a session with Delta, the Kafka connector and the settings that Kiln's checkpoints need.
 
-    It takes the arguments of `build_session_settings`. The options of `spark-submit` override `master` and
-    `driver_memory`.
+    It takes the arguments of `build_session_settings`, and `appended`: more jars and folders, for the end of the class
+    path. The JVM uses the archive of Spark's classes only if the class path begins as that of the archive
+    (deploy/run/spark_classes.py). The options of `spark-submit` override `master` and `driver_memory`.
     """
+    appended = tuple(appended)
     # Workers must run in the driver's interpreter: the system's lacks the packages.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     # With one glibc arena for each thread, RocksDB's memory would grow by megabytes a minute.
@@ -108,7 +114,9 @@ def create_session(
     if "SPARK_ENV_LOADED" in os.environ:  # set by spark-submit, whose own options count then
         for key in {"spark.master", "spark.driver.memory"} - (extra or {}).keys():
             del conf[key]
-    _launch_jvm(conf)
+    if appended and not is_local(conf.get("spark.master", master)):
+        conf["spark.jars"] = ",".join(filter(None, (conf.get("spark.jars"), *map(str, appended))))
+    _launch_jvm(conf, appended)
     builder = SparkSession.builder.appName(name)
     for key, value in conf.items():
         builder = builder.config(key, value)
@@ -178,26 +186,32 @@ def _get_submitted_master() -> str | None:
     return SparkConf().get("spark.master")
 
 
-def _launch_jvm(conf: Mapping[str, str]) -> None:
+def _launch_jvm(conf: Mapping[str, str], appended: Iterable[Path]) -> None:
     """Start the JVM, if this process has none, with `conf` in a file that only its user can read.
 
     PySpark would put `conf` on the command line, which every user of the machine can read, passwords included.
     """
     if SparkContext._gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ:
         return
-    before = os.environ.get("PYSPARK_SUBMIT_ARGS")
     with tempfile.NamedTemporaryFile("w", prefix="kiln-", suffix=".properties", encoding="ascii") as file:  # 0600
         file.write(format_properties(conf))
         file.flush()
-        options = f"--properties-file {shlex.quote(file.name)} --load-spark-defaults"
-        os.environ["PYSPARK_SUBMIT_ARGS"] = f"{options} {before or 'pyspark-shell'}"
+        submit = os.environ.get("PYSPARK_SUBMIT_ARGS") or "pyspark-shell"
+        class_path = filter(None, (os.environ.get(APPENDED_CLASS_PATH), *map(str, appended)))
+        variables = {
+            "PYSPARK_SUBMIT_ARGS": f"--properties-file {shlex.quote(file.name)} --load-spark-defaults {submit}",
+            APPENDED_CLASS_PATH: os.pathsep.join(class_path),
+        }
+        before = {name: os.environ.get(name) for name in variables}
+        os.environ |= variables
         try:
             SparkContext._ensure_initialized()  # returns when the JVM has read the file
         finally:
-            if before is None:
-                del os.environ["PYSPARK_SUBMIT_ARGS"]
-            else:
-                os.environ["PYSPARK_SUBMIT_ARGS"] = before
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
 
 
 def format_properties(conf: Mapping[str, str]) -> str:

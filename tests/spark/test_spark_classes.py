@@ -19,7 +19,7 @@ from kiln.deploy.stack.jars import list_spark_jars
 from kiln.pipelines.runtime.session import create_session
 spark = create_session(
     "classes", master="local[1]", driver_memory="512m", java_options=sys.argv[1], jars=list_spark_jars(),
-    scratch=Path(sys.argv[2]),
+    appended=[Path(sys.argv[2])], scratch=Path(sys.argv[2]),
 )
 print(spark.range(7).repartition(2).count())
 """

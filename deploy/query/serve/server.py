@@ -16,7 +16,7 @@ import signal
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,14 +28,14 @@ from kiln.conf.process.state_version import claim_state_folder
 from kiln.conf.settings.model import Settings
 from kiln.deploy.query.serve.classes import compile_classes
 from kiln.deploy.query.serve.sandbox import Limits, build_confined_command, list_system_paths, read_landlock_version
-from kiln.deploy.stack.jars import PROJECT, list_jars
+from kiln.deploy.stack.jars import PROJECT, list_jars, list_store_jars
 from kiln.deploy.stack.java import find_java
 from kiln.deploy.stack.ports import HOST, check_port_free, find_free_ports, find_port_holder
 from kiln.deploy.stack.scratch import create_scratch_folder
-from kiln.deploy.stack.spark import JvmEndedError
+from kiln.deploy.stack.spark import JvmEndedError, build_archive_option
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.runtime.s3a import build_s3a_settings
-from kiln.pipelines.runtime.session import build_session_settings, format_properties
+from kiln.pipelines.runtime.session import APPENDED_CLASS_PATH, build_session_settings, format_properties
 from kiln.pipelines.runtime.spark_environment import find_spark_home
 from kiln.schemas.delta.views import views
 
@@ -177,7 +177,8 @@ def start_server(
         raise KilnError(f"there are no tables in {lake.path} yet. Create them with kiln run")
     for name in lake.tables():
         lake.open(name)  # refuses a table of another version
-    jars = [*list_jars(uses_store=settings.uses_store, progress=progress), compile_classes(progress)]
+    jars = list_jars(progress)
+    appended = [*(list_store_jars(progress) if settings.uses_store else ()), compile_classes(progress)]
     progress("starting Spark …")
     logs = settings.logs / "sql"
     logs.mkdir(parents=True, exist_ok=True)
@@ -186,7 +187,7 @@ def start_server(
     conf = build_session_settings(
         master="local[*]",
         driver_memory=memory,
-        java_options=f'-XX:-UsePerfData "-Djava.io.tmpdir={folder}" "-Duser.home={folder}"',
+        java_options=f'-XX:-UsePerfData "-Djava.io.tmpdir={folder}" "-Duser.home={folder}" {build_archive_option()}',
         jars=jars,
         log4j=PROJECT / "conf" / "log4j2-spark.properties",
         logs=logs,
@@ -197,7 +198,7 @@ def start_server(
         read=[
             *list_system_paths(find_java().executable),
             str(find_spark_home()),
-            *sorted({str(jar if jar.is_dir() else jar.resolve().parent) for jar in jars}),
+            *sorted({str(jar if jar.is_dir() else jar.resolve().parent) for jar in (*jars, *appended)}),
             str(PROJECT / "conf"),
             *_list_lake_folders(lake),
         ],
@@ -205,7 +206,7 @@ def start_server(
         connect=[*ports, *_list_store_ports(settings, conf)],
     )
     with _start_jvm(
-        conf, endpoint, limits, _build_environment(settings), folder, logs / "spark.out", progress
+        conf, endpoint, limits, _build_environment(settings, appended), folder, logs / "spark.out", progress
     ) as server:
         create_catalog(server, lake, progress)
         server.send_password()
@@ -276,12 +277,17 @@ def _build_spark_command(properties: Path, user: str, environment: Mapping[str, 
     return [java, *done.stdout.lstrip("\0\n").rstrip("\0").split("\0")[1:]]
 
 
-def _build_environment(settings: Settings) -> dict[str, str]:
+def _build_environment(settings: Settings, appended: Iterable[Path]) -> dict[str, str]:
     """Build the JVM's environment without Kiln's settings, some of which are secret."""
     names = [name for name in os.environ if name.startswith("AWS_")] if settings.uses_store else []
     inherited = {name: os.environ[name] for name in (*_ENVIRONMENT, *names) if name in os.environ}
     # Spark's launcher cannot detect the Scala version of a wheel
-    return inherited | {"SPARK_HOME": str(find_spark_home()), "SPARK_SCALA_VERSION": "2.13", "MALLOC_ARENA_MAX": "2"}
+    return inherited | {
+        "SPARK_HOME": str(find_spark_home()),
+        "SPARK_SCALA_VERSION": "2.13",
+        "MALLOC_ARENA_MAX": "2",
+        APPENDED_CLASS_PATH: os.pathsep.join(map(str, appended)),
+    }
 
 
 def _list_lake_folders(lake: Lake) -> list[str]:
