@@ -166,7 +166,7 @@ def test_floating_versions_are_refused(revision: str) -> None:
 def test_project_pins_what_spark_and_the_broker_need() -> None:
     files = read_pinned_jars(jars.IVY_XML.read_bytes())
     assert len(files["spark"]) == 7
-    assert "kafka_2.13-4.1.2.jar" in files["broker"]
+    assert "kafka_2.13-4.4.0.jar" in files["broker"]
     assert all(len(set(names)) == len(names) for names in files.values())
 
 
