@@ -18,7 +18,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.network, pytest.
 
 
 def test_a_killed_demo_network_comes_back(broker_classpath: list[Path], tmp_path: Path) -> None:
-    kiln = Kiln(tmp_path / "state", free_ports(2), {"KILN_BRIDGE__LISTEN": "/ip4/127.0.0.1/tcp/0"})
+    settings = {"KILN_BRIDGE__LISTEN": "/ip4/127.0.0.1/tcp/0", "KILN_JOBS__QUERIES": "updates"}
+    kiln = Kiln(tmp_path / "state", free_ports(2), settings)
     process = kiln.start("run")
 
     def said() -> str:

@@ -39,7 +39,7 @@ pytestmark = [
     pytest.mark.timeout(1_200),
 ]
 
-LENGTH = parse_duration(os.environ.get("KILN_TEST_LIVE_FOR", "50s"))
+LENGTH = parse_duration(os.environ.get("KILN_TEST_LIVE_FOR", "30s"))
 PATIENCE = timedelta(minutes=5)
 """until the first batch is out: on a machine with other work, queries take long to start"""
 RATE = os.environ.get("KILN_TEST_LIVE_RATE", "30")

@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from conftest import free_ports
 from kiln.conf.process.location import parse_location
-from kiln.conf.settings.model import Kafka, Settings
 from kiln.deploy.query.ask import query_lake
-from kiln.deploy.stack.kafka_broker import start_broker
+from kiln.deploy.stack.embedded_broker import EmbeddedBroker
 from kiln.pipelines.delta.lake import Lake
 from kit.awaiting import wait_until
 from kit.kiln_process import Kiln, kill_all
+from kit.log_feed import kiln_beside
 from kit.log_model import expected_batches, read_log
 from kit.object_store import ObjectStore
 
@@ -26,7 +25,7 @@ WINDOW = 1_000_000
 
 
 def test_queries_fill_tables_and_keep_checkpoints_there_and_go_on_after_a_kill(
-    object_store: ObjectStore, broker_classpath: list[Path], tmp_path: Path
+    object_store: ObjectStore, broker: EmbeddedBroker, prefix: str, tmp_path: Path
 ) -> None:
     bucket = object_store.bucket()
     environment = {
@@ -35,7 +34,7 @@ def test_queries_fill_tables_and_keep_checkpoints_there_and_go_on_after_a_kill(
         **{f"KILN_LAKE__STORAGE_OPTIONS__{key.upper()}": value for key, value in object_store.address.items()},
         **object_store.credentials,
     }
-    kiln = Kiln(tmp_path / "state", free_ports(2), environment)
+    kiln = kiln_beside(broker.address, prefix, tmp_path / "state", environment)
     lake = Lake(environment["KILN_LAKE__URI"], object_store.options)
 
     def sql(question: str) -> list[tuple[object, ...]]:
@@ -76,11 +75,8 @@ def test_queries_fill_tables_and_keep_checkpoints_there_and_go_on_after_a_kill(
     kiln.run("backfill", "run", "--from", str(low), "--to", str(high), "--run", "again")
     kiln.run("backfill", "diff", "again")  # which ends with 1 if something differs
 
-    port = int(kiln.environment["KILN_KAFKA__EMBEDDED_PORT"])
-    kafka = Kafka(embedded_port=port, embedded_controller_port=free_ports(1)[0])
-    with start_broker(Settings(state=kiln.state, kafka=kafka), lambda words: None) as servers:
-        expected = expected_batches(read_log(servers, "kiln.updates"), WINDOW)
-        status = json.loads(kiln.run("status", "--json").stdout)
+    expected = expected_batches(read_log(broker.address, f"{prefix}updates"), WINDOW)
+    status = json.loads(kiln.run("status", "--json").stdout)
     rows = sql("SELECT network, origin, separator_key, separator_value, batch_cid FROM batches")
     assert Counter(rows) == Counter((*each.owner, each.cid) for each in expected)
     assert {query["name"]: query["lag"] for query in status["queries"]} == dict.fromkeys(kept.folders(), 0)
