@@ -1,9 +1,9 @@
 """A real Kafka broker for one machine: one node in KRaft mode, on loopback, with its data in the state folder.
 
-Layout under the state folder: `broker/data` (the log), `broker/password` (what clients must know, 0600),
-`broker/server.properties` (written at each start, 0600), `broker/lock` (locked by the broker's process while it
-lives), `broker/address.json`, `broker/owner` (deploy/stack/broker_owner.py); `logs/broker.log` and `logs/broker.out`
-(output of the JVM). The path of the log is relative, so that the folder can be moved.
+Layout under the state folder: `broker/data` (the log), `broker/password` (for clients, 0600),
+`broker/server.properties` (written at each start, 0600), `broker/lock` (locked by the broker's process while it lives),
+`broker/address.json`, `broker/owner` (deploy/stack/broker_owner.py); `logs/broker.log` and `logs/broker.out` (output of
+the JVM). The path of the log is relative, so that the folder can be moved.
 """
 
 from __future__ import annotations
@@ -222,9 +222,8 @@ class EmbeddedBroker:
         self.port_settings = port_settings
         archive = _archive_path(self.classpath) if self.classpath else None
         # a JVM that does not match the archive runs without it
-        self.jvm_options: tuple[str, ...] = (
-            (f"-XX:SharedArchiveFile={archive}",) if archive and archive.is_file() else ()
-        )
+        self._archive_option = (f"-XX:SharedArchiveFile={archive}",) if archive and archive.is_file() else ()
+        self.jvm_options: tuple[str, ...] = self._archive_option
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -234,7 +233,7 @@ class EmbeddedBroker:
 
     @property
     def client_options(self) -> Mapping[str, object]:
-        """kafka-python's options to connect as Kiln does.
+        """kafka-python's options for a connection as Kiln's user.
 
         Raises:
             SettingsError: The broker has not run yet.
@@ -252,7 +251,7 @@ class EmbeddedBroker:
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
     def start(self, timeout: float = 60.0) -> str:
-        """Start the broker, wait until it takes requests, and return its address.
+        """Start the broker, wait until it accepts requests, and return its address.
 
         Raises:
             BrokerRunningError: This folder's broker already runs.
@@ -361,7 +360,7 @@ class EmbeddedBroker:
 
     def _format(self, folder: Path, out: IO[bytes]) -> None:
         """Format the empty storage. Kafka writes `meta.properties` last, so interrupted formatting is repeated."""
-        java = self._java(f"-Dlog4j2.configurationFile={LOG4J.as_uri()}")
+        java = self._java(f"-Dlog4j2.configurationFile={LOG4J.as_uri()}", *self._archive_option)
         command = [
             *java,
             "kafka.tools.StorageTool",
