@@ -1,19 +1,22 @@
 """The tables `subscriptions` and `controls` equal the traces of foreign peers, with topics by name and by index,
-although the bridge was killed."""
+although the bridge was killed; and a backfill fills them again where they were emptied."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 
 from conftest import free_ports
 from kiln.conf.process.bridge_status import BridgeStatus, read_status
@@ -211,3 +214,20 @@ def test_topics_went_by_index_with_the_peers_that_have_a_table(scene: Scene) -> 
     assert {(row["direction"], row["kind"]) for row in rows} >= {("IN", "PRUNE"), ("OUT", "GRAFT")}
     unresolved = "topic is null and kind in ('IHAVE', 'GRAFT', 'PRUNE')"
     assert scene.kiln.count("controls", unresolved) == 0
+
+
+def test_a_backfill_fills_tables_that_were_emptied(scene: Scene) -> None:
+    kiln = scene.kiln
+    before = {table: kiln.sql(f"select * from {table} order by all") for table in ("subscriptions", "controls")}
+    DeltaTable(str(kiln.lake / "subscriptions")).delete()
+    shutil.rmtree(kiln.lake / "controls")  # as in a lake of before there was one
+    (row,) = kiln.sql("select epoch_us(min(observed_at)) as low, epoch_us(max(observed_at)) as high from frames")
+    low, high = (datetime.fromtimestamp(int(str(row[name])) / 1e6, UTC) for name in ("low", "high"))
+    after = high + timedelta(seconds=1)
+    kiln.run(
+        "backfill", "run", "--run", "again", "--source", "frames", "--from", low.isoformat(), "--to", after.isoformat()
+    )
+    kiln.run("backfill", "swap", "again")
+    assert check(scene)
+    for table, rows in before.items():
+        assert kiln.sql(f"select * from {table} order by all") == rows, table
