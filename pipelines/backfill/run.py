@@ -40,7 +40,7 @@ from kiln.pipelines.batch.batching import BatchConfig
 from kiln.pipelines.delta.commits import Commits, WriteId
 from kiln.pipelines.delta.files import DataFile, delete_files
 from kiln.pipelines.delta.lake import Lake
-from kiln.pipelines.delta.tables import TimeBounds, create_empty, read_rows
+from kiln.pipelines.delta.tables import TimeBounds, count_rows_at_most, create_empty, read_rows
 from kiln.pipelines.runtime.kafka import Broker, read_range, write_topic
 from kiln.pipelines.updates.transform import SeparatorConfig
 
@@ -303,6 +303,14 @@ class _ChunkRunner:
         ]
         return both[0].unionByName(both[1])
 
+    def _count_own(self, table: str, versions: Mapping[str, int], low: int, high: int | None = None) -> int:
+        """Count the rows that `_read_own` returns, at most."""
+        times = TimeBounds("observed_at", low, high)
+        return sum(
+            count_rows_at_most(lake, table, versions.get(f"{prefix}{table}", 0), times)
+            for prefix, lake in (("", self._lake), ("beyond/", self._beyond))
+        )
+
     def _read_versions(self) -> dict[str, int]:
         """Read the current versions of all tables of the run."""
         return {name: self._lake.open(name).version() for name in RUN_TABLES} | {
@@ -392,10 +400,10 @@ class _ChunkRunner:
 
     def _read_step(self, number: int, read_rows_of_step: Callable[[], DataFrame]) -> None:
         self._check_topic()
-        rows = read_rows_of_step().persist(StorageLevel.DISK_ONLY)
+        rows = merged = read_rows_of_step()
         try:
-            merged = rows
             if number:
+                rows = rows.persist(StorageLevel.DISK_ONLY)
                 versions = self._versions_after("reading", number - 1)
                 written = self._read_own("frames", versions, self._terms.read_span.low)
                 merged = rows.unionByName(semi_join(frames.mark_run_frames(written), rows))
@@ -422,9 +430,18 @@ class _ChunkRunner:
         if self._terms.source == "frames":
             rows = self._read_live("frames", span.low, span.high)
             return rows if self._terms.network is None else rows.where(F.col("network") == self._terms.network)
+        return self._read_own("frames", self._versions_after_reading(), span.low, span.high)
+
+    def _versions_after_reading(self) -> Mapping[str, int]:
         last = max((number for step, number in self._done if step == "reading"), default=None)
-        versions = {} if last is None else self._versions_after("reading", last)
-        return self._read_own("frames", versions, span.low, span.high)
+        return {} if last is None else self._versions_after("reading", last)
+
+    def _count_frames(self, span: TimeRange) -> int:
+        """Count the frames that `_read_frames` returns, at most."""
+        if self._terms.source == "frames":
+            times = TimeBounds("observed_at", *span)
+            return count_rows_at_most(self._resources.lake, "frames", self._inputs.live["frames"], times)
+        return self._count_own("frames", self._versions_after_reading(), span.low, span.high)
 
     def _decode(self) -> None:
         chunks = self._plan_chunks()
@@ -438,13 +455,15 @@ class _ChunkRunner:
     def _plan_chunks(self) -> list[TimeRange]:
         """Split the range and its margins into chunks of about equal numbers of frames."""
         if ("planning", 0) not in self._done:
-            inside = self._read_frames(self._terms.read_span).select(
-                F.unix_micros("observed_at").cast("double").alias("at")
-            )
-            count = count_pieces(inside.count(), self._inputs.chunk)
-            quantiles = [number / count for number in range(1, count)]
-            times = inside.approxQuantile("at", quantiles, _QUANTILE_ERROR) if quantiles else []
-            edges = [int(at) for at in times]
+            edges: list[int] = []
+            if self._count_frames(self._terms.read_span) > self._inputs.chunk:
+                inside = self._read_frames(self._terms.read_span).select(
+                    F.unix_micros("observed_at").cast("double").alias("at")
+                )
+                count = count_pieces(inside.count(), self._inputs.chunk)
+                quantiles = [number / count for number in range(1, count)]
+                times = inside.approxQuantile("at", quantiles, _QUANTILE_ERROR) if quantiles else []
+                edges = [int(at) for at in times]
             self._commit("planning", 0, (), more_details={"edges": edges})
         edges = msgspec.convert(self._done["planning", 0].details["edges"], list[int])
         return split_range(self._terms.read_span, edges)
@@ -453,23 +472,38 @@ class _ChunkRunner:
         terms, target, signed_horizon = self._terms, self._target, self._terms.signed_horizon
         versions = self._versions_after("decoding", number - 1) if number else {}
         near = TimeRange(chunk.low - signed_horizon, chunk.high + signed_horizon)
-        rows = messages.decode_copies(self._read_frames(chunk), terms.decoding, target).persist(StorageLevel.DISK_ONLY)
+        rows = messages.decode_copies(self._read_frames(chunk), terms.decoding, target)
         live_updates = self._read_live("updates", near.low, near.high)
         marks = messages.mark_live_messages(self._read_live_messages(near))
         marks = marks.unionByName(messages.mark_live_updates(live_updates))
         if number:
             marks = marks.unionByName(messages.mark_run_messages(self._read_own("messages", versions, near.low)))
             marks = marks.unionByName(messages.mark_run_updates(self._read_own("updates", versions, near.low)))
-        groups = group_rows(rows.unionByName(semi_join(marks, rows)))
+        has_few_marks = self._has_few_marks(near, versions)
+        if not has_few_marks:
+            rows = rows.persist(StorageLevel.DISK_ONLY)  # read twice
+            marks = semi_join(marks, rows)
+        groups = group_rows(rows.unionByName(marks))
         candidates = messages.select_messages(groups, chunk, terms.decoding, signed_horizon, target)
         candidates = candidates.persist(StorageLevel.DISK_ONLY)
         try:
             outputs = _collect_outputs(candidates.where(F.col("kind") == STAGE_OUTPUT).select("data"))
-            outputs += self._write_updates(candidates, live_updates, versions, near)
+            outputs += self._write_updates(candidates, live_updates, versions, near, has_few_marks)
             self._commit("decoding", number, outputs, chunk)
         finally:
             candidates.unpersist()
             rows.unpersist()
+
+    def _has_few_marks(self, near: TimeRange, versions: Mapping[str, int]) -> bool:
+        """Report if live and the run have no more messages and updates near a chunk than a chunk has frames, so that
+        all of them can be shuffled with its copies: selecting those of the same groups would cost more."""
+        live, times = self._inputs.live, TimeBounds("observed_at", *near)
+        count = sum(
+            count_rows_at_most(self._resources.lake, table, live[table], times) for table in ("messages", "updates")
+        )
+        if versions:
+            count += sum(self._count_own(table, versions, near.low) for table in ("messages", "updates"))
+        return count <= self._inputs.chunk
 
     def _read_live_messages(self, near: TimeRange) -> DataFrame:
         """Read live messages around a chunk.
@@ -483,17 +517,25 @@ class _ChunkRunner:
         return live_messages
 
     def _write_updates(
-        self, candidates: DataFrame, live_updates: DataFrame, versions: Mapping[str, int], near: TimeRange
+        self,
+        candidates: DataFrame,
+        live_updates: DataFrame,
+        versions: Mapping[str, int],
+        near: TimeRange,
+        has_few_marks: bool,
     ) -> list[StageOutput]:
         known = updates.select_known_streams(self._read_live("streams"))
         believe = not self._terms.update_filter.only_verified
         config = SeparatorConfig(fetch=self._terms.fetch, believe=believe)
-        rows = updates.assign_separators(candidates, known, config).persist(StorageLevel.DISK_ONLY)
+        rows = updates.assign_separators(candidates, known, config)
         try:
             marks = updates.mark_live_updates(live_updates, known)
             if versions:
                 marks = marks.unionByName(updates.mark_run_updates(self._read_own("updates", versions, near.low)))
-            groups = group_rows(rows.unionByName(semi_join(marks, rows)))
+            if not has_few_marks:
+                rows = rows.persist(StorageLevel.DISK_ONLY)  # read twice
+                marks = semi_join(marks, rows)
+            groups = group_rows(rows.unionByName(marks))
             return _collect_outputs(updates.write_updates(groups, self._terms.signed_horizon, self._target))
         finally:
             rows.unpersist()

@@ -6,7 +6,7 @@ Decoding needs no order and no state, so many tasks can do it at once; the windo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from operator import itemgetter
@@ -15,7 +15,15 @@ from typing import Final, NamedTuple
 import msgspec
 
 from kiln.pipelines.decode.processing_errors import PROCESSING_ERRORS, describe
-from kiln.schemas.kafka.records import MAX_DETAIL, UNREADABLE, Origin, UpdateRecord, decode_update
+from kiln.schemas.kafka.records import (
+    MAX_DETAIL,
+    UNREADABLE,
+    Epoch,
+    Origin,
+    SeparatorRecord,
+    UpdateRecord,
+    decode_update,
+)
 from kiln.schemas.wire.batch_block import encode_stream_key
 from kiln.schemas.wire.cid import CidError, cid_bytes
 from kiln.schemas.wire.streamid import StreamIdError, stream_text
@@ -89,19 +97,23 @@ class PackedOffsetRange(NamedTuple):
 
 
 def read_offset_range(
-    records: Iterable[tuple[int, int, bytes | None]], update_filter: UpdateFilter = ALL
+    offsets: Sequence[int],
+    stamps: Sequence[int],
+    values: Sequence[bytes | None],
+    update_filter: UpdateFilter = ALL,
 ) -> OffsetRange:
-    """Decode records (offset, stamp, value) of one partition, in any order."""
+    """Decode records of one partition, in any order, given as columns. `stamps`: the broker's, µs."""
+    if any(one > following for one, following in pairwise(offsets)):
+        order = sorted(range(len(offsets)), key=offsets.__getitem__)
+        offsets, stamps = [offsets[index] for index in order], [stamps[index] for index in order]
+        values = [values[index] for index in order]
     accepts_all = update_filter == ALL
-    ordered = list(records)
-    if any(one[0] > following[0] for one, following in pairwise(ordered)):
-        ordered.sort(key=lambda record: record[0])
-    indexes: dict[tuple[str, Origin, str, str, str, int], int] = {}
+    indexes: dict[tuple[str, Origin, SeparatorRecord, Epoch], int] = {}
     owner_indexes: list[int] = []
     leaves: list[bytes] = []
     observed: list[int] = []
     message_keys: list[str] = []
-    for _, _, value in ordered:
+    for value in values:
         owner, leaf, observed_at, message = NO_UPDATE, b"", 0, ""
         if value:
             try:
@@ -110,9 +122,8 @@ def read_offset_range(
                 separator = update.separator
                 if separator is not None and (accepts_all or update_filter.accepts(update)):
                     leaf = stream_tip
-                    network, origin, epoch = update.network, update.origin, update.epoch
-                    key = network, origin, separator.key, separator.value, epoch.query, epoch.batch
-                    owner = indexes.setdefault(key, len(indexes))
+                    network, origin = update.network, update.origin
+                    owner = indexes.setdefault((network, origin, separator, update.epoch), len(indexes))
                     observed_at = update.observed_at
                     message = f"{network}\n{origin}\n{update.message_id}"
             except (*UNREADABLE, StreamIdError, CidError) as error:
@@ -123,15 +134,11 @@ def read_offset_range(
         leaves.append(leaf)
         observed.append(observed_at)
         message_keys.append(message)
-    return OffsetRange(
-        [offset for offset, _, _ in ordered],
-        [stamp for _, stamp, _ in ordered],
-        [WindowOwner(WindowKey(*key[:4]), *key[4:]) for key in indexes],
-        owner_indexes,
-        leaves,
-        observed,
-        message_keys,
-    )
+    owners = [
+        WindowOwner(WindowKey(network, origin, separator.key, separator.value), epoch.query, epoch.batch)
+        for network, origin, separator, epoch in indexes
+    ]
+    return OffsetRange(list(offsets), list(stamps), owners, owner_indexes, leaves, observed, message_keys)
 
 
 def pack_offset_range(records: OffsetRange) -> PackedOffsetRange:

@@ -48,8 +48,8 @@ def build_range_reader(update_filter: UpdateFilter) -> Callable[[Iterator[pa.Rec
             partitions = batch.column("partition").unique().to_pylist()
             rows = []
             for partition in partitions:
-                records = _list_records(batch, None if len(partitions) == 1 else partition)
-                rows.append((partition, *pack_offset_range(read_offset_range(records, update_filter))))
+                columns = _list_columns(batch, None if len(partitions) == 1 else partition)
+                rows.append((partition, *pack_offset_range(read_offset_range(*columns, update_filter))))
             if not rows:
                 continue
             fields = zip(zip(*rows, strict=True), _OFFSET_RANGES_SCHEMA, strict=True)
@@ -59,8 +59,10 @@ def build_range_reader(update_filter: UpdateFilter) -> Callable[[Iterator[pa.Rec
     return read
 
 
-def _list_records(batch: pa.RecordBatch, partition: int | None) -> Iterator[tuple[int, int, bytes | None]]:
-    """List offset, stamp and value of the rows of one partition, or of all."""
+def _list_columns(batch: pa.RecordBatch, partition: int | None) -> tuple[list[int], list[int], list[bytes | None]]:
+    """List offsets, stamps and values of the rows of one partition, or of all."""
     rows = batch if partition is None else batch.filter(pc.equal(batch.column("partition"), partition))
-    columns = (rows.column(name).to_numpy(zero_copy_only=False).tolist() for name in ("offset", "stamp", "value"))
-    return zip(*columns, strict=True)
+    offsets, stamps, values = (
+        rows.column(name).to_numpy(zero_copy_only=False).tolist() for name in ("offset", "stamp", "value")
+    )
+    return offsets, stamps, values

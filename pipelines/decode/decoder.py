@@ -5,7 +5,7 @@ Nothing here raises on what a peer sent (decision 6): bad bytes become a `Reject
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import islice
@@ -173,6 +173,14 @@ def reject_failed(
     return RejectedMessage(ref, stage, PROCESSING_FAILED, describe(error), data, at, frame)
 
 
+def _reject_frame(
+    frame: Frame, partition: int, offset: int, stage: str, reason: str, detail: str, data: bytes = b""
+) -> RejectedMessage:
+    """Build a fault of a whole frame."""
+    ref, observed_at = MessageRef(partition, offset, None), frame.observed_at // 1000
+    return RejectedMessage(ref, stage, reason, detail, data, observed_at, build_frame_key(frame))
+
+
 class FrameDecoder:
     """Decodes frames one after another, and each message once even if there are several copies.
 
@@ -207,7 +215,8 @@ class FrameDecoder:
         """
         items: list[DecodedMessage | RejectedMessage] = []
         try:
-            items.extend(self._decode_messages(frame, partition, offset, rpc))
+            if frame.direction == Frame.IN:
+                self._decode_messages(items, frame, partition, offset, rpc)
         except PROCESSING_ERRORS as error:  # decoding is pure: the bytes alone have caused this
             ref = MessageRef(partition, offset, None)
             key = build_frame_key(frame)
@@ -215,43 +224,37 @@ class FrameDecoder:
         return items
 
     def _decode_messages(
-        self, frame: Frame, partition: int, offset: int, rpc: RPC | None
-    ) -> Iterator[DecodedMessage | RejectedMessage]:
-        if frame.direction != Frame.IN:
-            return
+        self,
+        items: list[DecodedMessage | RejectedMessage],
+        frame: Frame,
+        partition: int,
+        offset: int,
+        rpc: RPC | None,
+    ) -> None:
+        """Add the messages and faults of a received frame to `items`, which keeps them if decoding fails midway."""
         if frame.protocol == BEP50:
             if frame.payload:
-                yield _decode_announcement(frame, MessageRef(partition, offset, 0), self.config)
+                items.append(_decode_announcement(frame, MessageRef(partition, offset, 0), self.config))
             return
-        observed_at = frame.observed_at // 1000
         agreed = negotiate_table(frame.hello_in, frame.hello_out, self.config.bundles)
         for side, refused in agreed.refused:
             hello = frame.hello_in if side == "hello_in" else frame.hello_out
             detail = f"{side}: {refused.detail}"
-            frame_ref = MessageRef(partition, offset, None)
-            yield RejectedMessage(
-                frame_ref, "hello", refused.reason, detail, hello, observed_at, build_frame_key(frame)
-            )
+            items.append(_reject_frame(frame, partition, offset, "hello", refused.reason, detail, hello))
         messages = list_messages(frame, rpc)
         if isinstance(messages, Rejected):
-            frame_ref = MessageRef(partition, offset, None)
-            yield RejectedMessage(
-                frame_ref, "rpc", messages.reason, messages.detail, frame.payload, observed_at, build_frame_key(frame)
-            )
+            reason, detail = messages.reason, messages.detail
+            items.append(_reject_frame(frame, partition, offset, "rpc", reason, detail, frame.payload))
             return
         if not messages:
             return
         # each access to a protobuf field makes a copy: read once for all messages
         network, local_peer, verdicts = frame.network, frame.local_peer, frame.verdicts
-        remote, origin = peer_text(frame.remote_peer), _ORIGINS[frame.origin]
-        if len(verdicts) > len(messages):
-            frame_ref, detail = (
-                MessageRef(partition, offset, None),
-                f"{len(verdicts)} verdicts on {len(messages)} messages",
-            )
-            yield RejectedMessage(
-                frame_ref, "rpc", TOO_MANY_VERDICTS, detail, verdicts, observed_at, build_frame_key(frame)
-            )
+        remote, origin, observed_at = peer_text(frame.remote_peer), _ORIGINS[frame.origin], frame.observed_at // 1000
+        count = len(messages)
+        if len(verdicts) > count:
+            detail = f"{len(verdicts)} verdicts on {count} messages"
+            items.append(_reject_frame(frame, partition, offset, "rpc", TOO_MANY_VERDICTS, detail, verdicts))
             verdicts = b""  # the verdicts cannot be assigned to messages
         cost = unread = 0
         for index, message in enumerate(islice(messages, MAX_MESSAGES)):
@@ -263,22 +266,22 @@ class FrameDecoder:
             try:
                 judged = self._verify_cached(message, bridge_verdict, network, origin, agreed.table)
             except PROCESSING_ERRORS as error:  # decoding is pure: the bytes alone have caused this
-                yield reject_failed(
-                    "decode", error, ref, message.SerializeToString(), observed_at, build_frame_key(frame)
-                )
+                data, key = message.SerializeToString(), build_frame_key(frame)
+                items.append(reject_failed("decode", error, ref, data, observed_at, key))
                 continue
             cost += judged.cost
+            copy = judged.copy
             if judged.stage:
-                stage, reason, detail, author, copy = judged[:5]
+                stage, reason, detail, author = judged[:4]
                 data = message.SerializeToString() if reason in _WHOLE_MESSAGE_REASONS else message.data
-                yield RejectedMessage(
-                    ref, stage, reason, detail, data, observed_at, build_frame_key(frame), author, copy
-                )
-            else:
-                yield DecodedMessage(
+                key = build_frame_key(frame)
+                items.append(RejectedMessage(ref, stage, reason, detail, data, observed_at, key, author, copy))
+                continue
+            items.append(
+                DecodedMessage(
                     ref,
-                    judged.copy.message_id,
-                    judged.copy.network,
+                    copy.message_id,
+                    copy.network,
                     origin,
                     judged.topic,
                     judged.topic_source,
@@ -288,44 +291,30 @@ class FrameDecoder:
                     observed_at,
                     message,
                     judged.content,
-                    judged.copy,
+                    copy,
                     getattr(message, "from") == local_peer != b"",
                 )
+            )
         if unread:
-            detail = f"{unread} of {len(messages)} messages are not read: the others used up the CPU budget of one RPC"
-            yield RejectedMessage(
-                MessageRef(partition, offset, None),
-                "rpc",
-                RPC_TOO_COSTLY,
-                detail,
-                b"",
-                observed_at,
-                build_frame_key(frame),
-            )
-        if len(messages) > MAX_MESSAGES:
-            detail = f"{len(messages)} messages, of which the first {MAX_MESSAGES} are read"
-            yield RejectedMessage(
-                MessageRef(partition, offset, None),
-                "rpc",
-                RPC_TOO_MANY,
-                detail,
-                b"",
-                observed_at,
-                build_frame_key(frame),
-            )
+            detail = f"{unread} of {count} messages are not read: the others used up the CPU budget of one RPC"
+            items.append(_reject_frame(frame, partition, offset, "rpc", RPC_TOO_COSTLY, detail))
+        if count > MAX_MESSAGES:
+            detail = f"{count} messages, of which the first {MAX_MESSAGES} are read"
+            items.append(_reject_frame(frame, partition, offset, "rpc", RPC_TOO_MANY, detail))
 
     def _verify_cached(
         self, message: Message, bridge_verdict: int, network: str, origin: Origin, table: TopicTable
     ) -> _Verification:
-        if message.ByteSize() > self._MAX_MESSAGE_SIZE:
+        data = message.SerializeToString()
+        if len(data) > self._MAX_MESSAGE_SIZE:
             return _verify(message, bridge_verdict, network, origin, table, self.config)
-        key = (message.SerializeToString(), bridge_verdict, network, origin, table)
+        key = (data, bridge_verdict, network, origin, table)
         judged = self._cache.get(key)
         if judged is None:
-            self._cached_bytes += len(key[0])
+            self._cached_bytes += len(data)
             if len(self._cache) >= self._MAX_CACHED or self._cached_bytes > self._MAX_CACHED_BYTES:
                 self._cache.clear()
-                self._cached_bytes = len(key[0])
+                self._cached_bytes = len(data)
             judged = self._cache[key] = _verify(message, bridge_verdict, network, origin, table, self.config)
         return judged
 

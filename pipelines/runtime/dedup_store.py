@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol, Self, TypeVar
 
@@ -144,13 +145,12 @@ class DedupStore:
         one drops still counts as seen for the first.
         """
         passed: list[_Copy] = []
+        keys = [_build_keys(copy.identities) for copy in copies]
         with self._transaction():
-            keys = {_key(digest, turn) for copy in copies for turn, digest in enumerate(copy.identities)}
-            positions, expired = self._find_positions(list(keys), now - self._span)
+            positions, expired = self._find_positions(list(set(chain.from_iterable(keys))), now - self._span)
             added: dict[bytes, str] = {}
-            for copy in copies:
-                for turn, digest in enumerate(copy.identities):
-                    key = _key(digest, turn)
+            for copy, own in zip(copies, keys, strict=True):
+                for key in own:
                     position = positions.get(key)
                     if position is None:
                         positions[key] = added[key] = copy.position
@@ -158,7 +158,7 @@ class DedupStore:
                         break
                 else:
                     passed.append(copy)
-            self._file.executemany(_PUT_COPY, ((key, added[key], now) for key in sorted(added)))
+            self._file.executemany(_PUT_COPY, ((key, position, now) for key, position in sorted(added.items())))
             self._forget(now, len(added.keys() - expired))
         return passed
 
@@ -189,8 +189,8 @@ class DedupStore:
         with self._transaction():
             added = 0
             for digests in identities:
-                for turn, digest in enumerate(digests):
-                    added += self._file.execute(_ADD_KNOWN, (_key(digest, turn), now)).rowcount
+                for key in _build_keys(digests):
+                    added += self._file.execute(_ADD_KNOWN, (key, now)).rowcount
             self._file.execute(_ADD_COUNT, (added,))
 
     def _forget(self, now: int, added: int) -> None:
@@ -244,9 +244,11 @@ _DELETE_EXPIRED = "DELETE FROM digests WHERE digest > ? AND digest <= ? AND pass
 _DELETE_REST = "DELETE FROM digests WHERE digest > ? AND passed_at <= ?"
 
 
-def _key(digest: bytes, turn: int) -> bytes:
-    """Build the key of a digest. Equal digests at different indexes of a copy have different keys."""
-    return digest + bytes([turn]) if turn else digest
+def _build_keys(digests: tuple[bytes, ...]) -> tuple[bytes, ...]:
+    """Build the keys of the digests of a copy: those of different turns differ, though their bytes may be the same."""
+    if len(digests) == 1:  # most copies
+        return digests
+    return tuple(digest + bytes([turn]) if turn else digest for turn, digest in enumerate(digests))
 
 
 def chunk_copies(copies: Iterable[_Copy]) -> Iterator[list[_Copy]]:

@@ -206,9 +206,11 @@ class Kiln:
         log = self.read("updates")
         found: list[bytes] = []
         for partition in sorted({record.partition for record in log}):
-            mine = [(record.offset, record.stamp, record.value) for record in log if record.partition == partition]
-            end = (mine[-1][0] + 1, mine[-1][1] + 10 * S, b"")
-            stretches = [read_offset_range([*mine, end], which)]
+            mine = [record for record in log if record.partition == partition]
+            last = mine[-1]
+            offsets = [*(record.offset for record in mine), last.offset + 1]
+            stamps = [*(record.stamp for record in mine), last.stamp + 10 * S]
+            stretches = [read_offset_range(offsets, stamps, [*(record.value for record in mine), b""], which)]
             found += [out.value for out in batch_offset_ranges(PartitionWindows(S), partition, stretches, 256_000)]
         return found
 

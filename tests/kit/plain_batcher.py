@@ -26,7 +26,8 @@ def batch_partition(windows: PartitionWindows, records: Iterable[LogRecord], lim
     """What the batcher gives for records of one partition that come in one stretch."""
     log = list(records)
     if log:
-        stretch = read_offset_range((record.offset, record.stamp, record.value) for record in log)
+        offsets, stamps, values = zip(*((each.offset, each.stamp, each.value) for each in log), strict=True)
+        stretch = read_offset_range(offsets, stamps, values)
         yield from batch_offset_ranges(windows, log[0].partition, [stretch], limit)
 
 

@@ -19,7 +19,7 @@ from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.files import DataFile, TableFiles
 from kiln.pipelines.delta.lake import Lake
-from kiln.pipelines.delta.tables import TimeBounds, read_rows, read_table
+from kiln.pipelines.delta.tables import TimeBounds, count_rows_at_most, create_empty, read_rows, read_table
 from kiln.pipelines.runtime.spark_environment import find_spark_home
 from kiln.schemas.delta.tables import TABLES
 
@@ -100,6 +100,7 @@ def test_rows_of_a_version_and_a_range_out_of_the_files_that_may_have_them(
     rows = read_rows(spark, lake, TABLE, version, times)
     assert hours(rows) == list(expected)
     assert len(rows.inputFiles()) == files
+    assert count_rows_at_most(lake, TABLE, version, times) == 10 * files
     of_connector = read_table(spark, lake, TABLE, version).where(times.condition)
     assert rows.columns == of_connector.columns
     assert sorted(rows.collect()) == sorted(of_connector.collect())
@@ -112,10 +113,25 @@ def test_a_folder_whose_name_is_a_pattern_to_spark(spark: SparkSession, tmp_path
 
 
 def test_a_file_that_states_no_times_is_read(spark: SparkSession, lake: Lake) -> None:
+    assert count_rows_at_most(lake, TABLE) == 30
     untold = [msgspec.structs.replace(each, stats='{"numRecords": 10}') for each in file_of(lake, 3)]
     assert DeltaRsCommits(lake).commit(TABLE, untold, WriteId("query", 3))
     rows = read_rows(spark, lake, TABLE, 4, TimeBounds(low=25 * HOUR, high=35 * HOUR))
     assert hours(rows) == list(range(25, 35))
+    assert count_rows_at_most(lake, TABLE, 4, TimeBounds(low=25 * HOUR, high=35 * HOUR)) == 20
+    uncounted = [msgspec.structs.replace(each, stats="") for each in file_of(lake, 4)]
+    assert DeltaRsCommits(lake).commit(TABLE, uncounted, WriteId("query", 4))
+    assert count_rows_at_most(lake, TABLE) > 10**18
+
+
+def test_spark_removes_an_empty_table_from_a_plan(spark: SparkSession, lake: Lake) -> None:
+    """A union with it, and a semi join of it, cost no job."""
+    rows, empty = read_rows(spark, lake, TABLE, 1), create_empty(spark, TABLE)
+    assert empty.columns == rows.columns
+    joined = rows.unionByName(empty.join(rows.select("tip").distinct(), "tip", "left_semi"))
+    plan = joined._jdf.queryExecution().executedPlan().toString()
+    assert "Union" not in plan
+    assert "Join" not in plan
 
 
 def test_a_file_whose_greatest_time_is_stated_in_milliseconds_is_read(spark: SparkSession, lake: Lake) -> None:

@@ -173,7 +173,8 @@ def test_only_the_updates_of_the_authors_and_with_a_verified_separator_where_the
     ]
 
     def batched(which: UpdateFilter) -> list[int]:
-        stretch = read_offset_range(records, which)
+        offsets, stamps, values = zip(*records, strict=True)
+        stretch = read_offset_range(offsets, stamps, values, which)
         assert stretch.offsets == [0, 1, 2, 3]  # the others still move the clock
         return [offset for offset, owner in enumerate(stretch.owner_indexes) if owner >= 0]
 
@@ -208,7 +209,9 @@ def test_two_kilns_of_disjoint_authors_share_the_updates_between_them(
             stamp += pause
             records.append((len(records), stamp, values[number]))
         records.append((24, stamp + T, TICK))
-        for output in batch_offset_ranges(windows, 0, [read_offset_range(records, UpdateFilter(authors))], MAX_BLOCK):
+        offsets, stamps, read_values = zip(*records, strict=True)
+        stretch = read_offset_range(offsets, stamps, read_values, UpdateFilter(authors))
+        for output in batch_offset_ranges(windows, 0, [stretch], MAX_BLOCK):
             for stream, tips in tips_of(decode_batch(output.value)).items():
                 found += [(stream, tip) for tip in tips]
         return found

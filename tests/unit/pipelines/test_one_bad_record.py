@@ -292,8 +292,11 @@ def update(number: int) -> bytes:
 
 
 def batched(*records: bytes) -> list[BatchOutput]:
-    read = stretch.read_offset_range([(77 + at, 1_700_000_000_000_000 + at, value) for at, value in enumerate(records)])
-    closing = stretch.read_offset_range([(99, 1_800_000_000_000_000, b"")])
+    numbers = range(len(records))
+    read = stretch.read_offset_range(
+        [77 + at for at in numbers], [1_700_000_000_000_000 + at for at in numbers], records
+    )
+    closing = stretch.read_offset_range([99], [1_800_000_000_000_000], [b""])
     kept = stretch.merge_offset_ranges(map(stretch.pack_offset_range, (read, closing)))
     windows = PartitionWindows(1_000_000)
     return list(batch_offset_ranges(windows, 3, kept, BatchConfig().block_limit))
