@@ -127,6 +127,7 @@ def test_nothing_is_quarantined_at_another_stage() -> None:
     places = {
         "RejectedMessage": 1,
         "reject_failed": 0,
+        "_reject_frame": 3,
         "QuarantineRecord": 0,
         "build_quarantine_records": 0,
         "_Verification": 0,
