@@ -166,6 +166,9 @@ async def until(
     return await trio.to_thread.run_sync(bridge.until, true, what, seconds)
 
 
+_ENDING = 240.0  # s for an attacker to close its streams, of which it may have thousands, on a busy machine
+
+
 @asynccontextmanager
 async def attacked(address: str, done: list[Done], *options: object) -> AsyncIterator[None]:
     """Once others attack, with these options of `hostile.attack`, and as long; what they did is appended to `done`."""
@@ -183,7 +186,7 @@ async def attacked(address: str, done: list[Done], *options: object) -> AsyncIte
             assert await process.stdout.receive_some(1) == b"\n"
         yield
         await process.stdin.aclose()
-        with trio.fail_after(60):
+        with trio.fail_after(_ENDING):
             said = b"".join([part async for part in process.stdout])
             await process.wait()
         done.append(msgspec.json.decode(said, type=Done))
