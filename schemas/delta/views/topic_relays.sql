@@ -6,7 +6,7 @@ WITH topics AS MATERIALIZED (
     SELECT network, topic, row_number() OVER () AS topic_number FROM (SELECT DISTINCT network, topic FROM messages)),
 numbered AS (
     SELECT m.network, m.message_id, t.topic_number, row_number() OVER () AS number
-    FROM messages AS m JOIN topics AS t ON t.network = m.network AND t.topic = m.topic),
+    FROM messages AS m JOIN topics AS t ON t.network = m.network AND t.topic IS NOT DISTINCT FROM m.topic),
 keyed AS MATERIALIZED (
     SELECT m.number, m.topic_number, c.remote_peer, epoch_us(c.observed_at) AS received_at
     FROM copies AS c JOIN numbered AS m ON m.network = c.network AND m.message_id = c.message_id),
