@@ -9,10 +9,10 @@ from pathlib import Path
 import trio
 
 from hostile.attack import Done
-from hostile.scene import MEMORY, MIB, Honest, Latencies, Machine, attacked, is_grafted, until, watch
+from hostile.scene import MEMORY, MIB, Honest, Latencies, Machine, attacked, until, watch
 from kiln.conf.process.bridge_status import BridgeStatus
 from kit.bridge_alone import BridgeAlone
-from kit.node_town import OPTIONS, TOPIC, Running, Town, in_town
+from kit.node_town import OPTIONS, TOPIC, Running, Town, in_town, subscribed
 
 _FILLING = 240.0  # s in which the silent peers take all slots: each of them needs CPU for its handshake
 
@@ -24,7 +24,7 @@ class Newcomers:
     before: Latencies
     during: Latencies
     joining: Latencies
-    """from the start of a newcomer until it is in the bridge's mesh"""
+    """from the start of a newcomer until it knows the bridge's subscriptions; silent peers may fill the mesh"""
     hearing: Latencies
     """from the newcomer's message to the honest peers that were there before"""
     came: int
@@ -80,7 +80,7 @@ def silent_peers(bridge: BridgeAlone, folder: Path, quiet: float, seconds: float
         one = await town.node(replace(OPTIONS, bootstrap=(address,)))
         one.node.join(TOPIC)
         with trio.move_on_after(60):
-            await town.bell.until(partial(is_grafted, one))
+            await town.bell.until(partial(subscribed, one, 1))
             joining.seconds.append(trio.current_time() - began)
             began, data = trio.current_time(), one.peer.encode()
             one.node.publish(TOPIC, data)
