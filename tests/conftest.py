@@ -147,7 +147,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _runs_without_network(item: pytest.Item, selected: set[str]) -> bool:
-    """Whether a selected test of tests/network/test_loopback_only.py runs this test too."""
+    """Report if a selected test of tests/network/test_loopback_only.py runs this test too."""
     runner = "tests/network/test_loopback_only.py::test_tests_need_no_other_network"
     module = item.nodeid.partition("::")[0]
     return loopback.INSTALLED not in item.name and any(

@@ -34,7 +34,7 @@ class BlockProvider:
         self._told: OrderedDict[str, None] = OrderedDict()
         self._started = False
         self.routes = True
-        """whether the node has a routing system, as far as is known"""
+        """false once the node has answered that it has no routing system"""
         self.provided = 0
         self.unprovided = 0
         """number of blocks that were left out or could not be announced"""

@@ -51,7 +51,7 @@ class LaunchedBroker:
 
     @property
     def error(self) -> str:
-        """Why the broker is unavailable, as far as is known; empty if it is available."""
+        """Reason why the broker is unavailable; empty if it is available or the reason is unknown."""
         return ""
 
 

@@ -25,7 +25,7 @@ TESTS: Final = {
 }
 """Modules whose tests tests/network/test_loopback_only.py runs so."""
 INSTALLED: Final = "npm"
-"""In the names of tests that it leaves out: what they need may have to be installed first."""
+"""Part of the names of tests that it leaves out: what they need may have to be installed first."""
 
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 _TOLD = re.compile(r"^(\d+) packets had no way out$", re.MULTILINE)

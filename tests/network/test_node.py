@@ -435,7 +435,7 @@ def test_of_a_bootstrap_peer_without_pubsub_it_is_told(tmp_path: Path) -> None:
 
 
 def test_a_bootstrap_peer_that_opens_no_stream_is_dialled_again_with_more_patience(tmp_path: Path) -> None:
-    """As go-libp2p-pubsub does when the node was too busy to answer its identify request."""
+    """A peer of go-libp2p-pubsub opens none if the node was too busy to answer its identify request."""
 
     async def test(town: Town) -> None:
         async with raw_peer(listen=True) as host:
