@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from datetime import UTC, datetime, timedelta
 
+import duckdb
 import orjson
 import pytest
 
 from kiln.deploy.query.ask import query_lake
 from kiln.pipelines.delta.lake import Lake
+from kiln.schemas.delta.views import views
 from kit.small_lake import AT, small_lake
 
 Row = dict[str, object]
@@ -219,6 +221,17 @@ def test_relays_of_all_topics_are_the_relays_of_messages(lake: Lake) -> None:
     assert by_topic["copies"] == copies["n"]
     (row,) = rows_of(lake, "SELECT * FROM topic_relays WHERE remote_peer = 'a' AND topic LIKE '%ключ%'")
     assert (row["copies"], row["first"], row["behind_p99_seconds"]) == (2, 1, 0.25)
+
+
+def test_relays_of_messages_without_a_topic_count() -> None:
+    with duckdb.connect() as tables:
+        tables.execute("CREATE TABLE messages AS SELECT 'clay' AS network, 'm' AS message_id, NULL::VARCHAR AS topic")
+        tables.execute(
+            "CREATE TABLE copies AS SELECT 'clay' AS network, 'm' AS message_id, unnest(['a', 'b']) AS remote_peer, "
+            "unnest([TIMESTAMPTZ '2026-01-01 00:00:00Z', TIMESTAMPTZ '2026-01-01 00:00:01Z']) AS observed_at"
+        )
+        rows = tables.execute(f"{views()['topic_relays'].duckdb} ORDER BY remote_peer").fetchall()
+    assert rows == [("clay", None, "a", 1, 1, 0.0, 0.0), ("clay", None, "b", 1, 0, 1.0, 1.0)]
 
 
 def test_forms_of_topics_are_compared_by_kind(lake: Lake) -> None:
