@@ -20,6 +20,10 @@ _CONCURRENT = "Concurrent transaction"
 _FILES_REMOVED = "deleted data this operation read"
 """Error text of delta-rs for a concurrent commit that removed files: a compaction, or the swap of a run."""
 
+_MAX_RETRIES = 1_000
+"""Retries of a commit of which another program took the version; delta-rs gives up after 15. Each of them means that a
+commit succeeded, and an append conflicts with none but its own query's."""
+
 AFTER_COMMIT = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False)
 """By default delta-rs checks the whole log after each commit for entries to remove, which costs more than the commit.
 `kiln.pipelines.maintenance` removes them."""
@@ -57,7 +61,9 @@ class DeltaRsCommits:
                     adds,
                     mode="append",
                     schema=opened.schema(),
-                    commit_properties=CommitProperties(app_transactions=[Transaction(app_id, write.batch_id, now)]),
+                    commit_properties=CommitProperties(
+                        app_transactions=[Transaction(app_id, write.batch_id, now)], max_commit_retries=_MAX_RETRIES
+                    ),
                     post_commithook_properties=AFTER_COMMIT,
                 )
                 break
