@@ -27,7 +27,7 @@ from kiln.pipelines.delta.tables import read_table
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 
 FRAMES = 300_000
-AIM = Aim(least=0.5)
+AIM = Aim(least=0.28)
 SIZES = (200_000, 2_000_000, 10_000_000)
 GROWTH_AIM = Aim(least=0.85, most=1.15)
 

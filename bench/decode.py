@@ -14,7 +14,7 @@ from bench.runs import Extent, in_turn
 from kiln.pipelines.runtime.kafka import read_topics
 
 FRAMES = 300_000
-AIM = Aim(least=0.4)
+AIM = Aim(least=0.33)
 
 
 def measure(ground: Ground, extent: Extent) -> Finding:

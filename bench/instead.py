@@ -29,7 +29,7 @@ WARM = 2_000
 """Frames that `archive` and PySpark read before they are measured. The other two have nothing to warm up."""
 LIMIT = 180.0
 """s for a program, its start and its warming up too. The bench ends a program that takes longer."""
-AIMS = {"kafka-python and deltalake": Aim(least=5), "quixstreams": Aim(least=3), "naive PySpark": Aim(least=2)}
+AIMS = {"kafka-python and deltalake": Aim(least=2.5), "quixstreams": Aim(least=2.5), "naive PySpark": Aim(least=7)}
 
 _INSTALL_LIMIT = 300.0  # s
 _ALIKE = 0.02

@@ -13,6 +13,7 @@ _KINDS = {
     "kiln.deploy.demo.network": "demo network",
     "kiln.bridge.app.main": "bridge",
     "kiln.pipelines.app.worker_daemon": "Python workers",
+    "python_streaming_source_runner": "Python planners",
     "kiln.deploy.run.maintenance_job": "care",
     "quality": "quality",
     "kafka.Kafka": "broker",

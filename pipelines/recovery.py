@@ -36,7 +36,12 @@ from kiln.pipelines.delta.log_faults import (
     inspect_log,
     restore_version,
 )
-from kiln.pipelines.runtime.checkpoint import REPLACED_EPOCH_FILE, Checkpoint
+from kiln.pipelines.runtime.checkpoint import (
+    FIRST_OFFSETS_FILE,
+    REPLACED_EPOCH_FILE,
+    Checkpoint,
+    format_first_offsets,
+)
 from kiln.pipelines.runtime.checkpoint_faults import (
     LastGoodBatch,
     find_claimed_end,
@@ -219,7 +224,7 @@ def advance_query(location: DamageLocation, damage: Damage, since: log.Offsets, 
     first = {"batchWatermarkMs": 0, "batchTimestampMs": now // 1_000, "conf": old.conf}
     files = {
         "metadata": json.dumps({"id": str(uuid4())}),
-        "sources/0/0": f"{_SOURCE_HEAD}{json.dumps(since)}",
+        FIRST_OFFSETS_FILE: format_first_offsets(since),
         "offsets/0": f"v1\n{json.dumps(first)}\n{json.dumps(damage.advance_from.ends)}",
         REPLACED_EPOCH_FILE: msgspec.json.encode(Epoch(began.query, began.batch + damage.advance_from.batch)).decode(),
     }
@@ -284,7 +289,7 @@ def adopt_topics(location: DamageLocation, damage: Damage) -> None:
     for batch in (planned,) if done else (planned - 1, planned):
         if batch >= 0:
             _replace_offsets(location, checkpoint, checkpoint.path / "offsets" / str(batch), begin)
-    first = checkpoint.path / "sources" / "0" / "0"
+    first = checkpoint.path / FIRST_OFFSETS_FILE
     if checkpoint.committed < 0 and first.exists():
         _replace_offsets(location, checkpoint, first, begin)
     save_topic_ids(checkpoint.path, {topic: state.id for topic, state in damage.adopted_topics.items()})
@@ -333,10 +338,6 @@ def _replace_offsets(location: DamageLocation, checkpoint: Checkpoint, path: Loc
         path.folder.with_name(f".{path.name}.crc").unlink(missing_ok=True)
         to_disk(path.folder.parent)
     path.write(["\n".join([*head, json.dumps(source)]).encode()])
-
-
-_SOURCE_HEAD = "\0v1\n"
-"""Header that Spark writes before the initial offsets (KafkaSourceInitialOffsetWriter)."""
 
 
 def _examine_topics(location: DamageLocation, name: str, topics: Mapping[str, TopicState]) -> Damage | None:
@@ -620,8 +621,7 @@ def _read_starts(checkpoint: Checkpoint, batch: int) -> log.Offsets:
     """Read the offsets at which a micro-batch begins."""
     if batch > 0:
         return checkpoint.ends(batch - 1)
-    first = (checkpoint.path / "sources" / "0" / "0").read().decode().splitlines()[-1]
-    return {topic: {int(part): at for part, at in parts.items()} for topic, parts in json.loads(first).items()}
+    return checkpoint.first_offsets or {}
 
 
 def _check_kafka_has(name: str, starts: log.Offsets, oldest: log.Offsets) -> None:

@@ -432,7 +432,9 @@ class Supervisor:
         run.query.stop()
 
 
-_NO_CAUSE = re.compile(r"An error occurred while calling \w+\.\w+\.?$|Traceback \(most recent call last\):$")
+_NO_CAUSE = re.compile(
+    r"An error occurred while calling \w+\.\w+\.?$|Traceback \(most recent call last\):$|SQLSTATE: \w+$"
+)
 _LOST_TASK = re.compile(r".*most recent failure: Lost task \S+ in stage \S+ \(TID \d+\) \([^)]*\): ")
 
 

@@ -15,12 +15,14 @@ from kiln.pipelines.archive.frame_dedup import FrameDedup
 from kiln.pipelines.archive.transform import (
     ARCHIVE_OUTPUT,
     DECODE_RESULT,
+    DECODED_DDL,
     FAULT,
+    OUTPUT_DDL,
     PARTS,
     ArchiveOutput,
     DecodeResult,
-    archive_frames,
-    decode_frames,
+    build_archive_task,
+    build_decode_task,
     deduplicate_messages,
     write_messages,
 )
@@ -29,8 +31,7 @@ from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.files import DataFile, delete_files
 from kiln.pipelines.runtime.checkpoint import Checkpoint
-from kiln.pipelines.runtime.dedup_store import DedupStoreConfig
-from kiln.pipelines.runtime.kafka import stream_topics, write_topic
+from kiln.pipelines.runtime.kafka import write_topic
 from kiln.pipelines.runtime.query_context import QueryContext, coalesce_small, start_query, write_micro_batches
 from kiln.schemas.queries import CONTROL_PREFIX, QUERIES
 
@@ -44,12 +45,13 @@ def start(context: QueryContext, decoding: DecodeConfig, breaker: DecodeBreaker)
     check_samples()
     session = context.new_session()
     context.lake.create(QUERIES["archive"].tables)
-    records = stream_topics(session, context.broker, QUERIES["archive"].reads, context.max_records)
     dedup = context.find_dedup_store("archive")
-    rows = records
-    if dedup is None:
-        rows = deduplicate_messages(decode_frames(records, decoding, context.lake), context.dedup_retention)
-    write = _ArchiveWriter(context, decoding, breaker, dedup).write
+    if dedup is not None:
+        rows = context.read_stream("archive", session, build_archive_task(decoding, context.lake, dedup), OUTPUT_DDL)
+    else:
+        decoded = context.read_stream("archive", session, build_decode_task(decoding, context.lake), DECODED_DDL)
+        rows = deduplicate_messages(decoded, context.dedup_retention)
+    write = _ArchiveWriter(context, decoding, breaker, is_deduplicated=dedup is None).write
     return start_query("archive", context, write_micro_batches(rows, write, context.find_durable_checkpoint("archive")))
 
 
@@ -57,25 +59,25 @@ class _ArchiveWriter:
     """Writer of the micro-batches."""
 
     def __init__(
-        self, context: QueryContext, decoding: DecodeConfig, breaker: DecodeBreaker, dedup: DedupStoreConfig | None
+        self, context: QueryContext, decoding: DecodeConfig, breaker: DecodeBreaker, *, is_deduplicated: bool
     ) -> None:
+        """Create the writer. `is_deduplicated`: the rows are those of `deduplicate_messages`, not of OUTPUT_DDL."""
         self._context = context
         self._decoding = decoding
         self._breaker = breaker
         self._clock = context.create_clock("archive")
         self._checkpoint = Checkpoint(context.checkpoints / "archive")
-        self._dedup = dedup
+        self._is_deduplicated = is_deduplicated
         self._frame_dedup = FrameDedup(context.lake)
 
     def write(self, rows: DataFrame, batch_id: int, query_id: str) -> None:
         """Write one micro-batch. Its ids identify a repeat after a crash, table by table (decision 7)."""
         context, write = self._context, WriteId(query_id, batch_id)
         self._clock.set_time(rows.sparkSession.sparkContext)
-        rows = coalesce_small(rows, self._checkpoint.count_records(batch_id))
-        if self._dedup is None:
-            out = write_messages(rows, self._decoding, context.lake)
-        else:
-            out = archive_frames(rows, self._decoding, context.lake, self._dedup)
+        out = rows
+        if self._is_deduplicated:
+            small = coalesce_small(rows, self._checkpoint.count_records(batch_id))
+            out = write_messages(small, self._decoding, context.lake)
         out.persist(StorageLevel.DISK_ONLY)  # the faults are read again, and a stage must write its files only once
         try:
             summaries = out.where(F.col("kind") != FAULT).collect()

@@ -53,6 +53,7 @@ from kiln.pipelines.delta.frame_ranges import FrameRangeFilter
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.runtime.dedup_store import CHUNK_BYTES, CHUNK_ROWS, DedupStoreConfig, filter_new_copies
 from kiln.pipelines.runtime.epoch import get_task_epoch
+from kiln.pipelines.runtime.kafka_ranges import ArrowTask
 from kiln.pipelines.runtime.micro_batch_clock import get_batch_time, with_dedup_watermark
 from kiln.pipelines.runtime.row_packing import (
     PackedRow,
@@ -106,6 +107,7 @@ PARTS = ("copies", "subscriptions", "controls")
 IDENTITIES = ("early", "late")
 """Columns of the digests that identify copies of a message (decision 5)."""
 
+DECODED_DDL = build_packed_ddl(IDENTITIES)
 OUTPUT_DDL = "kind string, key binary, value binary"
 FAULT = "fault"
 DECODE_RESULT = "decode_result"
@@ -138,34 +140,34 @@ class ArchiveOutput(msgspec.Struct, frozen=True, array_like=True):
     tallies: list[AuthorTally]
 
 
-def archive_frames(records: DataFrame, config: DecodeConfig, lake: Lake, dedup: DedupStoreConfig) -> DataFrame:
-    """Decode records, and write the rows of each table to files. Columns partition, offset, stamp, value in; OUTPUT_DDL
-    out. The output has the quarantine records, and for each task a `DecodeResult` with the files of `frames` and its
-    parts, and an `ArchiveOutput` with the files of `messages`.
+def build_archive_task(config: DecodeConfig, lake: Lake, dedup: DedupStoreConfig) -> ArrowTask:
+    """Build the task that decodes records, and writes the rows of each table to files. RECORDS in; OUTPUT_DDL out. The
+    output has the quarantine records, and for each task a `DecodeResult` with the files of `frames` and its parts, and
+    an `ArchiveOutput` with the files of `messages`.
 
     A frame that comes twice in one task is written once. The driver removes frames of earlier micro-batches.
     """
 
-    def rows(batches: _Batches) -> _Batches:
+    def archive(batches: _Batches) -> _Batches:
         output = OutputWriter(config, lake)
         chunks = decode_records(batches, config, lake, _compute_task_digest(), every_copy=True)
         for new in filter_new_copies(chunks, dedup, get_batch_time(), get_task_epoch()):
             yield from output.write(new)
         yield from output.finish()
 
-    return records.select("partition", "offset", "stamp", "value").mapInArrow(rows, OUTPUT_DDL)
+    return archive
 
 
-def decode_frames(records: DataFrame, config: DecodeConfig, lake: Lake) -> DataFrame:
-    """Run the first stage of `archive_frames`. Columns partition, offset, stamp, value in; packed rows out: each copy
-    of a message, each fault, and one `DecodeResult` per task."""
+def build_decode_task(config: DecodeConfig, lake: Lake) -> ArrowTask:
+    """Build the task that runs the first stage of `build_archive_task`. RECORDS in; DECODED_DDL out: each copy of a
+    message, each fault, and one `DecodeResult` per task."""
 
-    def rows(batches: _Batches) -> _Batches:
+    def decode(batches: _Batches) -> _Batches:
         chunks = decode_records(batches, config, lake, _compute_task_digest())
         packed = (row for chunk in chunks for copy in chunk for row in build_message_rows(copy))
         return pack_rows(packed, IDENTITIES, get_batch_time())
 
-    return records.select("partition", "offset", "stamp", "value").mapInArrow(rows, build_packed_ddl(IDENTITIES))
+    return decode
 
 
 def deduplicate_messages(rows: DataFrame, retention: int) -> DataFrame:
@@ -180,7 +182,7 @@ def deduplicate_messages(rows: DataFrame, retention: int) -> DataFrame:
 
 
 def write_messages(rows: DataFrame, config: DecodeConfig, lake: Lake) -> DataFrame:
-    """Run the second stage of `archive_frames`. Columns kind, data in; OUTPUT_DDL out."""
+    """Run the second stage of `build_archive_task`. Columns kind, data in; OUTPUT_DDL out."""
 
     def write(batches: _Batches) -> _Batches:
         output = OutputWriter(config, lake)
@@ -199,7 +201,7 @@ def decode_records(
     """Decode the records of a task, and write the rows of `frames` and of the tables in PARTS into files.
 
     Args:
-        batches: Columns partition, offset, stamp, value.
+        batches: Columns partition, offset, stamp and value of RECORDS.
         config: How to decode.
         lake: The lake of the files.
         task: Digest that each attempt of the task shares, and no other task.
@@ -223,7 +225,8 @@ def decode_records(
     chunk: list[PackedRow] = []
     chunk_bytes = 0
     for batch in batches:
-        for partition, offset, stamp, value in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+        columns = (batch.column(name).to_pylist() for name in ("partition", "offset", "stamp", "value"))
+        for partition, offset, stamp, value in zip(*columns, strict=True):
             spans[partition] = (spans.get(partition, (offset,))[0], offset)
             decoded = decode_record(decoder, partition, offset, stamp, value)
             frame = decoded.frame

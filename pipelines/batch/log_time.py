@@ -1,15 +1,19 @@
-"""Log time of `kiln.updates` after a micro-batch, saved next to the checkpoint (decision 1)."""
+"""Log time of `kiln.updates` after a micro-batch, saved next to the checkpoint (decision 1), and passed to the tasks of
+the next one."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 import msgspec
+from pyspark import SparkContext, TaskContext
 
 from kiln.conf.process.location import Location
 
 LogTimes = Mapping[int, int]
 """By partition, the greatest stamp so far, µs."""
+
+_PROPERTY = "kiln.logTimes"
 
 
 class _SavedTimes(msgspec.Struct):
@@ -37,3 +41,21 @@ class LogTimeFile:
         after = before | {partition: max(at, before.get(partition, 0)) for partition, at in stamps.items()}
         self._saved = _SavedTimes(batch_id, before, after)
         self._path.write([msgspec.json.encode(self._saved)])
+
+
+def set_log_times(context: SparkContext, times: LogTimes) -> None:
+    """Pass log time at the start of a micro-batch to its tasks, before its first job."""
+    context.setLocalProperty(_PROPERTY, msgspec.json.encode(times).decode())
+
+
+def get_log_times() -> LogTimes:
+    """Return log time at the start of this task's micro-batch.
+
+    Raises:
+        RuntimeError: The driver has passed none.
+    """
+    context = TaskContext.get()
+    text = context.getLocalProperty(_PROPERTY) if context is not None else None
+    if text is None:
+        raise RuntimeError("the driver did not pass log time to this micro-batch")
+    return msgspec.json.decode(text, type=dict[int, int])

@@ -6,10 +6,11 @@ from __future__ import annotations
 from pyspark.sql.streaming.query import StreamingQuery
 
 from kiln.pipelines.batch.batching import BatchConfig
-from kiln.pipelines.batch.transform import batch_updates
-from kiln.pipelines.runtime.kafka import build_sink_options, stream_topics
+from kiln.pipelines.batch.transform import OFFSET_RANGES, batch_ranges, build_range_task
+from kiln.pipelines.runtime.kafka import build_sink_options
 from kiln.pipelines.runtime.query_context import QueryContext, start_query
-from kiln.schemas.queries import QUERIES
+
+_SMALL = 2_000  # number of records up to which one task is as fast as several
 
 
 def start(context: QueryContext, batching: BatchConfig) -> StreamingQuery:
@@ -18,6 +19,7 @@ def start(context: QueryContext, batching: BatchConfig) -> StreamingQuery:
     # What takes long is done before the shuffle, in a task for each Kafka partition. Each task after it costs a Python
     # worker and a commit of state in every micro-batch.
     session.conf.set("spark.sql.shuffle.partitions", "1")
-    records = stream_topics(session, context.broker, QUERIES["batch"].reads, context.max_records)
-    rows = batch_updates(records, batching, context.broker.prefix)
+    decode = build_range_task(batching.update_filter)
+    ranges = context.read_stream("batch", session, decode, OFFSET_RANGES, small=_SMALL)
+    rows = batch_ranges(ranges, batching, context.broker.prefix)
     return start_query("batch", context, rows.writeStream.format("kafka").options(**build_sink_options(context.broker)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 from kiln.pipelines.batch.batching import BatchConfig
 from kiln.pipelines.batch.offset_range import UpdateFilter, pack_offset_range, read_offset_range
 from kiln.pipelines.batch.processor import OUTPUT, BatchProcessor
+from kiln.pipelines.runtime.kafka_ranges import ArrowTask
 
 OFFSET_RANGES = "partition int, first bigint, last bigint, data binary"
 """Rows between tasks. The columns after `partition` are those of a PackedOffsetRange."""
@@ -21,13 +22,10 @@ _OFFSET_RANGES_SCHEMA = pa.schema(
 )
 
 
-def batch_updates(records: DataFrame, batching: BatchConfig, prefix: str) -> DataFrame:
-    """Batch updates. Columns partition, offset, stamp, value in; topic, key, value out: batches, and updates that
-    cannot be read."""
+def batch_ranges(ranges: DataFrame, batching: BatchConfig, prefix: str) -> DataFrame:
+    """Batch the updates of OFFSET_RANGES. Columns topic, key, value out: batches, and updates that cannot be read."""
     return (
-        records.select("partition", "offset", "stamp", "value")
-        .mapInArrow(build_range_reader(batching.update_filter), OFFSET_RANGES)
-        .groupBy("partition")
+        ranges.groupBy("partition")
         .transformWithStateInPandas(
             BatchProcessor(batching), outputStructType=OUTPUT, outputMode="Append", timeMode="None"
         )
@@ -35,12 +33,11 @@ def batch_updates(records: DataFrame, batching: BatchConfig, prefix: str) -> Dat
     )
 
 
-def build_range_reader(update_filter: UpdateFilter) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Build a function for `mapInArrow`. In: partition int, offset bigint, stamp bigint (µs), value binary. Out:
-    OFFSET_RANGES.
+def build_range_task(update_filter: UpdateFilter) -> ArrowTask:
+    """Build the task that decodes updates. RECORDS in; OFFSET_RANGES out.
 
     It makes one row per partition and record batch, because PySpark takes 5 µs to unpack each row for a stateful
-    processor. Here each partition has a task of its own; after the shuffle, one task may have several.
+    processor.
     """
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -14,6 +15,12 @@ from kiln.schemas.kafka import topics as log
 from kiln.schemas.kafka.records import Epoch
 
 _NONE = -1
+
+FIRST_OFFSETS_FILE = "sources/0/0"
+"""offsets at which the first micro-batch begins, in the file and format of Spark's own Kafka source
+(KafkaSourceInitialOffsetWriter)"""
+
+_FIRST_OFFSETS_HEAD = "\0v1\n"
 
 REPLACED_EPOCH_FILE = "replaced-epoch"
 """Kiln's file in a checkpoint: an epoch as JSON"""
@@ -42,6 +49,11 @@ def parse_offsets(text: str) -> log.Offsets:
         except (ValueError, TypeError, AttributeError) as error:
             raise CheckpointError(f"not Kafka offsets: {line[:80]}") from error
     return merged
+
+
+def format_first_offsets(offsets: Mapping[str, Mapping[int, int]] | Mapping[str, Mapping[str, int]]) -> str:
+    """Format the text of FIRST_OFFSETS_FILE."""
+    return f"{_FIRST_OFFSETS_HEAD}{json.dumps(offsets)}"
 
 
 @dataclass(frozen=True)
@@ -86,6 +98,15 @@ class Checkpoint:
         return values
 
     @property
+    def first_offsets(self) -> log.Offsets | None:
+        """The offsets at which the first micro-batch begins; None if the checkpoint does not have them."""
+        path = self.path / FIRST_OFFSETS_FILE
+        if not path.exists():
+            return None
+        offsets = json.loads(path.read().decode().splitlines()[-1])
+        return {topic: {int(part): at for part, at in parts.items()} for topic, parts in offsets.items()}
+
+    @property
     def replaced_epoch(self) -> Epoch | None:
         """The epoch that the first micro-batch replaces, if `kiln recover` made this checkpoint (decision 19). That
         micro-batch writes nothing: the output of its records was written under the older checkpoint."""
@@ -125,7 +146,8 @@ class Checkpoint:
 
     def count_records(self, batch: int) -> int | None:
         """Count the records of a micro-batch; None if it is not known where it begins."""
-        starts = {(topic, part): at for topic, parts in self.ends(batch - 1).items() for part, at in parts.items()}
+        before = self.ends(batch - 1) if batch else self.first_offsets or {}
+        starts = {(topic, part): at for topic, parts in before.items() for part, at in parts.items()}
         ends = {(topic, part): at for topic, parts in self.ends(batch).items() for part, at in parts.items()}
         return sum(ends.values()) - sum(starts.values()) if ends.keys() == starts.keys() else None
 

@@ -1,4 +1,4 @@
-"""Kafka topics as streaming and batch DataFrames."""
+"""Kafka topics as DataFrames. `kafka_source` streams them."""
 
 from __future__ import annotations
 
@@ -27,39 +27,18 @@ class Broker:
         return self.prefix + name
 
 
-def stream_topics(spark: SparkSession, broker: Broker, topics: Sequence[str], max_records: int) -> DataFrame:
-    """Stream all records from the beginning of the log.
-
-    A record that Kafka's retention removed before it was read stops the query: loss is never silent.
-
-    Args:
-        spark: The session.
-        broker: The broker.
-        topics: Names without prefix.
-        max_records: Limit of records per micro-batch; 0 for none.
+def read_topics(spark: SparkSession, broker: Broker, topics: Sequence[str]) -> DataFrame:
+    """Read all records that the topics have now.
 
     Returns:
         Columns topic (without prefix), partition int, offset bigint, stamp bigint (the broker's, µs), key and value
         binary.
     """
-    reader = (
-        spark.readStream.format("kafka")
-        .options(**_build_source_options(broker, topics))
-        .option("startingOffsets", "earliest")
-        .option("failOnDataLoss", "true")
-    )
-    if max_records:
-        reader = reader.option("maxOffsetsPerTrigger", str(max_records))
-    return _select_columns(reader.load(), broker)
-
-
-def read_topics(spark: SparkSession, broker: Broker, topics: Sequence[str]) -> DataFrame:
-    """Read all records that the topics have now, with the columns of `stream_topics`."""
     return _select_columns(spark.read.format("kafka").options(**_build_source_options(broker, topics)).load(), broker)
 
 
 def read_range(spark: SparkSession, broker: Broker, topic: str, first: log.Offsets, end: log.Offsets) -> DataFrame:
-    """Read the records of a topic from `first` up to before `end`, with the columns of `stream_topics`.
+    """Read the records of a topic from `first` up to before `end`, with the columns of `read_topics`.
 
     A record that Kafka's retention has removed fails the read.
 

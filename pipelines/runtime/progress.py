@@ -37,6 +37,8 @@ class QueryProgress:
     name: str
     read: Offsets
     batch_id: int = -1
+    began_at: int = 0
+    """start of the newest micro-batch; 0 if there was none"""
     input_rate: float = 0.0
     processed_rate: float = 0.0
     records: int = 0
@@ -123,28 +125,33 @@ class ProgressListener(StreamingQueryListener):
         if progress.name is None:
             return
         dedup_state = self._read_dedup_state(progress.name)
+        starts = _merge_offsets([source.startOffset for source in progress.sources])
+        ends = _merge_offsets([source.endOffset for source in progress.sources])
+        records = log.count_unread(starts, ends)  # Spark counts the rows that tasks make of them
         with self._lock:
             before = self._queries.get(progress.name, QueryProgress(progress.name, {}))
+            began_at = _parse_time(progress.timestamp) // 1000
             self._queries[progress.name] = replace(
                 before,
-                read=_merge_offsets([source.endOffset for source in progress.sources]) or before.read,
+                read=ends or before.read,
                 batch_id=progress.batchId,
-                phases=dict(progress.durationMs) if progress.numInputRows else before.phases,
-                input_rate=_clean_rate(progress.inputRowsPerSecond),
-                processed_rate=_clean_rate(progress.processedRowsPerSecond),
-                records=before.records + progress.numInputRows,
+                began_at=began_at,
+                phases=dict(progress.durationMs) if records else before.phases,
+                input_rate=_divide(records, began_at - before.began_at if before.began_at else 0),
+                processed_rate=_divide(records, progress.durationMs.get("triggerExecution", 0)),
+                records=before.records + records,
                 state_rows=dedup_state.rows + sum(operator.numRowsTotal for operator in progress.stateOperators),
                 state_bytes=dedup_state.size + sum(operator.memoryUsedBytes for operator in progress.stateOperators),
                 dedup_time=dedup_state.at,
                 watermark=_parse_time(progress.eventTime.get("watermark")) or before.watermark,
-                idle=progress.numInputRows == 0,
+                idle=records == 0,
             )
 
 
 def _merge_offsets(ends: list[str | None]) -> Offsets:
     offsets: Offsets = {}
     for end in ends:
-        for topic, partitions in (json.loads(end) if end else {}).items():
+        for topic, partitions in ((json.loads(end) if end else None) or {}).items():
             offsets[topic] = {int(partition): offset for partition, offset in partitions.items()}
     return offsets
 
@@ -153,6 +160,6 @@ def _parse_time(time: str | None) -> int:
     return int(datetime.fromisoformat(time).timestamp() * 1000) * 1000 if time else 0
 
 
-def _clean_rate(value: float | None) -> float:
-    """Return a rate, or 0 for none: at the start Spark has no duration to divide by."""
-    return value or 0.0
+def _divide(records: int, milliseconds: int) -> float:
+    """Return records a second; 0 if there is no duration to divide by."""
+    return records * 1000 / milliseconds if milliseconds > 0 else 0.0

@@ -11,6 +11,7 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from kiln.conf.process.librdkafka_options import librdkafka_options
 from kiln.conf.process.location import Location
 from kiln.pipelines.delta.commits import Commits
 from kiln.pipelines.delta.lake import Lake
@@ -18,7 +19,10 @@ from kiln.pipelines.runtime.checkpoint import Checkpoint
 from kiln.pipelines.runtime.dedup_store import DedupStoreConfig, find_dedup_store
 from kiln.pipelines.runtime.durable_checkpoint import DurableCheckpoint
 from kiln.pipelines.runtime.kafka import Broker
+from kiln.pipelines.runtime.kafka_ranges import ArrowTask
+from kiln.pipelines.runtime.kafka_source import KafkaSource, read_stream
 from kiln.pipelines.runtime.micro_batch_clock import MicroBatchClock
+from kiln.schemas.queries import QUERIES
 
 Report = Callable[[str, Mapping[str, int]], None]
 """Receives (query, counts by name) after each micro-batch of a query that counts its rows."""
@@ -74,6 +78,24 @@ class QueryContext:
         """Return the query's checkpoint if it must be synced, which is never the case in an object store."""
         folder = (self.checkpoints / query).folder
         return DurableCheckpoint(folder) if self.durable and folder is not None else None
+
+    def read_stream(
+        self, query: str, session: SparkSession, task: ArrowTask, ddl: str, *, small: int = 20_000, tasks: int = 0
+    ) -> DataFrame:
+        """Stream what `task` makes of the records of the query's topics, as `read_stream` of `kafka_source` does.
+
+        Args:
+            query: Name of the query.
+            session: The query's session.
+            task: Function of a task.
+            ddl: Its output.
+            small: Number of records below which one task reads a micro-batch, as each task has a startup cost.
+            tasks: Maximum number of tasks; 0 for one for each partition.
+        """
+        topics = tuple(self.broker.topic(topic) for topic in QUERIES[query].reads)
+        options = (*librdkafka_options(self.client_options).items(), ("group.id", self.broker.topic("reader")))
+        source = KafkaSource(topics, self.broker.prefix, options, self.max_records, small, tasks)
+        return read_stream(session, source, task, ddl, Checkpoint(self.checkpoints / query))
 
     def new_session(self) -> SparkSession:
         """Create a session for one query: the number of state partitions is set per session, and fixed in a

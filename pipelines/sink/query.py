@@ -8,50 +8,53 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from kiln.pipelines.batch.log_time import LogTimeFile
+from kiln.pipelines.batch.log_time import LogTimeFile, set_log_times
 from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.files import DataFile, delete_files
 from kiln.pipelines.delta.tables import read_rows, write_files
 from kiln.pipelines.runtime.checkpoint import Checkpoint
-from kiln.pipelines.runtime.kafka import stream_topics
 from kiln.pipelines.runtime.query_context import QueryContext, coalesce_small, start_query, write_micro_batches
 from kiln.pipelines.sink.transform import (
+    DECODED_DDL,
     LOG_TIME,
+    OUTPUT_DDL,
     OUTPUT_TABLES,
     RECEIVED_ROWS,
-    TOPICS,
     SinkOutput,
-    decode_table_rows,
+    build_decode_task,
+    build_sink_task,
     deduplicate_rows,
     exclude_own_batches,
     join_verified_separators,
     quarantine_contradicted_tips,
     read_received_tips,
     select_received_tips,
-    sink_records,
     write_tables,
 )
 
 _REFERENCE_TABLES = ("publications", "streams")
+_TASKS = 2  # a task for each partition of six topics would cost more than the work itself
 
 
 def start(context: QueryContext) -> StreamingQuery:
     """Start the query."""
     session = context.new_session()
     context.lake.create(OUTPUT_TABLES)
-    records = stream_topics(session, context.broker, TOPICS, context.max_records)
     dedup = context.find_dedup_store("sink")
-    rows = deduplicate_rows(decode_table_rows(records), context.dedup_retention) if dedup is None else records
+    if dedup is not None:
+        rows = context.read_stream("sink", session, build_sink_task(context.lake, dedup), OUTPUT_DDL, tasks=_TASKS)
+    else:
+        decoded = context.read_stream("sink", session, build_decode_task(), DECODED_DDL, tasks=_TASKS)
+        rows = deduplicate_rows(decoded, context.dedup_retention)
     log_time_file = LogTimeFile(context.checkpoints / "sink" / "clock.json")
     clock, checkpoint = context.create_clock("sink"), Checkpoint(context.checkpoints / "sink")
 
     def write(rows: DataFrame, batch_id: int, query_id: str) -> None:
         clock.set_time(rows.sparkSession.sparkContext)
-        rows, log_times = coalesce_small(rows, checkpoint.count_records(batch_id)), log_time_file.read_start(batch_id)
+        set_log_times(rows.sparkSession.sparkContext, log_time_file.read_start(batch_id))
+        out = rows
         if dedup is None:
-            out = write_tables(rows, context.lake, log_times)
-        else:
-            out = sink_records(rows, context.lake, log_times, dedup)
+            out = write_tables(coalesce_small(rows, checkpoint.count_records(batch_id)), context.lake)
         out.persist(StorageLevel.DISK_ONLY)  # received tips are read again, and a stage must write its files only once
         try:
             summaries = out.where(F.col("kind") != RECEIVED_ROWS).collect()

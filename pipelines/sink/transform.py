@@ -11,13 +11,14 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from kiln.pipelines.batch.log_time import LogTimes
+from kiln.pipelines.batch.log_time import LogTimes, get_log_times
 from kiln.pipelines.decode.processing_errors import PROCESSING_ERRORS, PROCESSING_FAILED, describe
 from kiln.pipelines.delta.arrow_rows import RowBuffer, build_arrow_schema, build_ddl
 from kiln.pipelines.delta.files import DataFile, TableFiles
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.runtime.dedup_store import DedupStoreConfig, chunk_copies, filter_new_copies
 from kiln.pipelines.runtime.epoch import get_task_epoch
+from kiln.pipelines.runtime.kafka_ranges import RECORDS, ArrowTask
 from kiln.pipelines.runtime.micro_batch_clock import get_batch_time, with_dedup_watermark
 from kiln.pipelines.runtime.row_packing import (
     PackedRow,
@@ -49,7 +50,6 @@ _Row = tuple[object, ...]
 
 OTHER_SEPARATOR = "other_separator"
 
-TOPICS = QUERIES["sink"].reads
 OUTPUT_TABLES = QUERIES["sink"].tables
 
 RECEIVED_COLUMNS = (
@@ -67,6 +67,7 @@ with the verified one."""
 IDENTITY = ("identity",)
 """Column of the digest of a row's identity."""
 
+DECODED_DDL = build_packed_ddl(IDENTITY)
 OUTPUT_DDL = "kind string, data binary"
 RECEIVED_ROWS = "received"
 LOG_TIME = "log_time"
@@ -74,7 +75,6 @@ SINK_OUTPUT = "sink_output"
 """Kinds of rows in addition to those of tables: received tips; a partition of `kiln.updates` and its log time;
 `SinkOutput`."""
 
-_TASKS = 2
 _ROW_OVERHEAD = 500  # bytes, about, of a row in addition to its record's value
 
 _LOG_TIME, _LOG_PARTITION = (
@@ -89,35 +89,29 @@ class SinkOutput(msgspec.Struct, frozen=True, array_like=True):
     files: list[DataFile]
 
 
-def sink_records(records: DataFrame, lake: Lake, log_times: LogTimes, dedup: DedupStoreConfig) -> DataFrame:
-    """Write the rows of the tables once each. Columns topic, partition, offset, stamp, key, value in; OUTPUT_DDL out:
-    rows of no table, unchanged, and one `SinkOutput` per task, which names the files of the tables' rows.
+def build_sink_task(lake: Lake, dedup: DedupStoreConfig) -> ArrowTask:
+    """Build the task that writes the rows of the tables once each. RECORDS of TOPICS in; OUTPUT_DDL out: rows of no
+    table, unchanged, and one `SinkOutput` per task, which names the files of the tables' rows.
 
     A topic has a record twice if its writer was killed and restarted.
-
-    Args:
-        records: Records of TOPICS.
-        lake: The lake of the files.
-        log_times: Log time at the start of the micro-batch.
-        dedup: The deduplication file.
     """
 
-    def rows(batches: _Batches) -> _Batches:
+    def sink(batches: _Batches) -> _Batches:
         chunks = chunk_copies(decode_records(batches))
         new = filter_new_copies(chunks, dedup, get_batch_time(), get_task_epoch())
-        return write_rows(chain.from_iterable(new), lake, log_times)
+        return write_rows(chain.from_iterable(new), lake, get_log_times())
 
-    return _select_columns(records).mapInArrow(rows, OUTPUT_DDL)
+    return sink
 
 
-def decode_table_rows(records: DataFrame) -> DataFrame:
-    """Run the first stage of `sink_records`. Columns topic, partition, offset, stamp, key, value in; packed rows out:
-    for each row its table (or another kind), and a digest of its identity."""
+def build_decode_task() -> ArrowTask:
+    """Build the task that runs the first stage of `build_sink_task`. RECORDS of TOPICS in; DECODED_DDL out: for each
+    row its table (or another kind), and a digest of its identity."""
 
-    def rows(batches: _Batches) -> _Batches:
+    def decode(batches: _Batches) -> _Batches:
         return pack_rows(decode_records(batches), IDENTITY, get_batch_time())
 
-    return _select_columns(records).mapInArrow(rows, build_packed_ddl(IDENTITY))
+    return decode
 
 
 def deduplicate_rows(rows: DataFrame, retention: int) -> DataFrame:
@@ -128,18 +122,13 @@ def deduplicate_rows(rows: DataFrame, retention: int) -> DataFrame:
     return with_dedup_watermark(rows, retention).dropDuplicatesWithinWatermark(["identity"]).select("kind", "data")
 
 
-def write_tables(rows: DataFrame, lake: Lake, log_times: LogTimes) -> DataFrame:
-    """Run the second stage of `sink_records`. Columns kind, data in; WRITTEN out."""
+def write_tables(rows: DataFrame, lake: Lake) -> DataFrame:
+    """Run the second stage of `build_sink_task`. Columns kind, data in; OUTPUT_DDL out."""
 
     def write(batches: _Batches) -> _Batches:
-        return write_rows(unpack_rows(batches), lake, log_times)
+        return write_rows(unpack_rows(batches), lake, get_log_times())
 
     return rows.select("kind", "data").mapInArrow(write, OUTPUT_DDL)
-
-
-def _select_columns(records: DataFrame) -> DataFrame:
-    # A task for each partition of six topics would cost more than the work itself.
-    return records.select("topic", "partition", "offset", "stamp", "key", "value").coalesce(_TASKS)
 
 
 def apply_log_time(row: Sequence[object], log_times: LogTimes) -> Sequence[object]:
@@ -227,9 +216,8 @@ def decode_records(batches: _Batches) -> Iterator[PackedRow]:
     log_time: dict[tuple[str, int], int] = {}
     newest: dict[int, int] = {}
     for batch in batches:
-        for topic, partition, offset, stamp, key, value in zip(
-            *(column.to_pylist() for column in batch.columns), strict=True
-        ):
+        columns = (batch.column(name).to_pylist() for name in RECORDS.names)
+        for topic, partition, offset, stamp, key, value in zip(*columns, strict=True):
             # Log time is the greatest stamp so far (decision 1).
             at = log_time[topic, partition] = max(stamp, log_time.get((topic, partition), 0))
             if topic == "updates":

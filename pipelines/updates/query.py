@@ -9,17 +9,18 @@ from pyspark.sql.streaming.query import StreamingQuery
 from kiln.pipelines.decode.breaker import check_samples
 from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.runtime.checkpoint import Checkpoint
-from kiln.pipelines.runtime.kafka import stream_topics, write_records
+from kiln.pipelines.runtime.kafka import write_records
 from kiln.pipelines.runtime.progress_marker import ProgressMarker
 from kiln.pipelines.runtime.query_context import QueryContext, is_small, start_query, write_micro_batches
 from kiln.pipelines.updates.transform import (
+    COPIES_DDL,
+    ROWS_DDL,
     SeparatorConfig,
-    decode_updates,
+    build_decode_task,
+    build_select_task,
     deduplicate_updates,
-    select_first_updates,
     sort_by_capture_time,
 )
-from kiln.schemas.queries import QUERIES
 
 _SMALL = 2_000  # number of records up to which one task is as fast as several
 
@@ -35,26 +36,24 @@ def start(context: QueryContext, decoding: DecodeConfig, separating: SeparatorCo
     """
     check_samples()
     session = context.new_session()
-    records = stream_topics(session, context.broker, QUERIES["updates"].reads, context.max_records)
     checkpoint = Checkpoint(context.checkpoints / "updates")
     replaced_epoch = checkpoint.replaced_epoch
     dedup = context.find_dedup_store("updates")
-    stream = records
-    if dedup is None:
-        stream = deduplicate_updates(
-            decode_updates(records, decoding, separating, replaced_epoch), context.dedup_retention
-        )
+    if dedup is not None:
+        select = build_select_task(decoding, separating, dedup, replaced_epoch)
+        stream = context.read_stream("updates", session, select, ROWS_DDL, small=_SMALL)
+    else:
+        decode = build_decode_task(decoding, separating, replaced_epoch)
+        copies = context.read_stream("updates", session, decode, COPIES_DDL, small=_SMALL)
+        stream = deduplicate_updates(copies, context.dedup_retention)
 
     clock = context.create_clock("updates")
     marker = ProgressMarker(context.client_options, context.broker.topic("updates"))
 
     def write(rows: DataFrame, batch_id: int, query_id: str) -> None:
         clock.set_time(rows.sparkSession.sparkContext)
-        if dedup is not None:
-            small = is_small(checkpoint.count_records(batch_id), _SMALL)
-            coalesced = rows.coalesce(1) if small else rows
-            new = select_first_updates(coalesced, decoding, separating, dedup, replaced_epoch)
-            rows = new if small else new.repartition(1)  # several tasks decode, and one writes
+        if dedup is not None and not is_small(checkpoint.count_records(batch_id), _SMALL):
+            rows = rows.repartition(1)  # several tasks decode, and one writes
         if batch_id == 0 and replaced_epoch is not None:
             rows.write.format("noop").mode("append").save()  # runs the tasks, which fill the deduplication state
         else:

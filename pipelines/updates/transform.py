@@ -29,6 +29,7 @@ from kiln.pipelines.decode.processing_errors import PROCESSING_ERRORS
 from kiln.pipelines.delta.arrow_rows import RowBuffer
 from kiln.pipelines.runtime.dedup_store import DedupStoreConfig, chunk_copies, filter_new_copies
 from kiln.pipelines.runtime.epoch import get_task_epoch
+from kiln.pipelines.runtime.kafka_ranges import ArrowTask
 from kiln.pipelines.runtime.micro_batch_clock import get_batch_time, with_dedup_watermark
 from kiln.pipelines.updates.known_streams import StreamsTopic, open_known_streams
 from kiln.schemas.kafka.records import (
@@ -69,9 +70,9 @@ class WaitedUpdate(Protocol):
 _UNKNOWN: Final = SeparatorRecord("-", "-")
 
 _ROWS = pa.schema([("topic", pa.string()), ("key", pa.binary()), ("value", pa.binary()), ("observed_at", pa.int64())])
-_ROWS_DDL = "topic string, key binary, value binary, observed_at bigint"
+ROWS_DDL = "topic string, key binary, value binary, observed_at bigint"
 _COPIES = pa.schema([("identity", pa.binary()), *_ROWS, ("seen_at", pa.timestamp("us", tz="UTC"))])
-_COPIES_DDL = f"identity binary, {_ROWS_DDL}, seen_at timestamp"
+COPIES_DDL = f"identity binary, {ROWS_DDL}, seen_at timestamp"
 
 
 @dataclass(frozen=True)
@@ -109,17 +110,16 @@ class UpdateRow(NamedTuple):
         return len(self.value)
 
 
-def select_first_updates(
-    records: DataFrame,
+def build_select_task(
     config: DecodeConfig,
     separating: SeparatorConfig,
     dedup: DedupStoreConfig,
     first_epoch: Epoch | None = None,
-) -> DataFrame:
-    """Select the first copy of each update. Columns partition, offset, stamp, value in; topic, key, value, observed_at
-    out, once per identity. `first_epoch`: epoch of the first micro-batch; None for that of its query."""
+) -> ArrowTask:
+    """Build the task that selects the first copy of each update. RECORDS in; ROWS_DDL out, once per identity.
+    `first_epoch`: epoch of the first micro-batch; None for that of its query."""
 
-    def rows(batches: _Batches) -> _Batches:
+    def select(batches: _Batches) -> _Batches:
         rows = decode_records(batches, config, separating, _get_epoch(first_epoch), every_copy=True)
         buffer = RowBuffer(_ROWS)
         for chunk in filter_new_copies(chunk_copies(rows), dedup, get_batch_time(), get_task_epoch()):
@@ -128,22 +128,20 @@ def select_first_updates(
                     yield from buffer.drain()
         yield from buffer.drain()
 
-    return records.select("partition", "offset", "stamp", "value").mapInArrow(rows, _ROWS_DDL)
+    return select
 
 
-def decode_updates(
-    records: DataFrame, config: DecodeConfig, separating: SeparatorConfig, first_epoch: Epoch | None = None
-) -> DataFrame:
-    """Decode each copy: the columns of `select_first_updates`, with identity and seen_at."""
+def build_decode_task(config: DecodeConfig, separating: SeparatorConfig, first_epoch: Epoch | None = None) -> ArrowTask:
+    """Build the task that decodes each copy. RECORDS in; COPIES_DDL out: ROWS_DDL with identity and seen_at."""
 
-    def rows(batches: _Batches) -> _Batches:
+    def decode(batches: _Batches) -> _Batches:
         return write_copies(decode_records(batches, config, separating, _get_epoch(first_epoch)), get_batch_time())
 
-    return records.select("partition", "offset", "stamp", "value").mapInArrow(rows, _COPIES_DDL)
+    return decode
 
 
 def deduplicate_updates(rows: DataFrame, retention: int) -> DataFrame:
-    """Keep one row of each identity from `decode_updates`. Columns topic, key, value, observed_at out. `retention`: µs.
+    """Keep one row of each identity. COPIES_DDL in; topic, key, value, observed_at out. `retention`: µs.
 
     As in `archive`, no row is ever late.
     """
@@ -211,7 +209,7 @@ def build_false_claim(claimed: Separator, separator: Separator, data: bytes, obs
 
 
 def write_copies(rows: Iterable[UpdateRow], seen_at: int) -> _Batches:
-    """Write the rows of `decode_updates` as Arrow. `seen_at`: the time of the micro-batch, µs."""
+    """Write the rows of `build_decode_task` as Arrow. `seen_at`: the time of the micro-batch, µs."""
     buffer = RowBuffer(_COPIES)
     for row in rows:
         if buffer.add((row.identity, row.topic, row.key, row.value, row.observed_at, seen_at), row.size):
@@ -233,7 +231,8 @@ def decode_records(
         has_waited = streams.has_waited
         streams.refresh()
     for batch in batches:
-        for partition, offset, stamp, value in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+        columns = (batch.column(name).to_pylist() for name in ("partition", "offset", "stamp", "value"))
+        for partition, offset, stamp, value in zip(*columns, strict=True):
             for item in decoder.decode(value, partition, offset, stamp):
                 if isinstance(item, RejectedMessage):
                     continue

@@ -134,8 +134,11 @@ class Kiln:
         return number
 
     def log(self) -> str:
-        path = self.state / "logs" / "spark.log"
-        return "\n".join(path.read_text(errors="replace").splitlines()[-60:]) if path.exists() else ""
+        """The ends of Spark's log and of what `start` printed."""
+        files = [self.state / "logs" / "spark.log", self.state / "started.out"]
+        return "\n".join(
+            line for file in files if file.exists() for line in file.read_text(errors="replace").splitlines()[-60:]
+        )
 
 
 def end(process: subprocess.Popen[str]) -> None:

@@ -10,7 +10,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from kiln.pipelines.batch.batching import BatchConfig
-from kiln.pipelines.batch.transform import batch_updates
+from kiln.pipelines.batch.offset_range import ALL
+from kiln.pipelines.batch.transform import OFFSET_RANGES, batch_ranges, build_range_task
 from kiln.schemas.kafka.records import TICK, Coordinates, Epoch, SeparatorRecord, UpdateRecord, decode_batch, encode
 from kiln.schemas.wire.batch_block import encode_stream_key, write_leaves
 from kiln.schemas.wire.cid import cid_text, compute_cid
@@ -60,7 +61,8 @@ def test_windows_in_shards_go_on_after_a_restart(spark: SparkSession, tmp_path: 
     def run() -> None:
         """Read all that is there, by a query that starts from the checkpoint."""
         records = session.readStream.schema(RECORDS).option("maxFilesPerTrigger", 1).parquet(str(folder))
-        writer = batch_updates(records, BatchConfig(T), "").writeStream.foreachBatch(take)
+        ranges = records.mapInArrow(build_range_task(ALL), OFFSET_RANGES)
+        writer = batch_ranges(ranges, BatchConfig(T), "").writeStream.foreachBatch(take)
         writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
         writer.trigger(availableNow=True).start().awaitTermination()
 

@@ -16,7 +16,7 @@ from kiln.pipelines.runtime.checkpoint import Checkpoint
 from kiln.pipelines.runtime.micro_batch_clock import MicroBatchClock
 from kiln.pipelines.runtime.query_context import write_micro_batches
 from kiln.pipelines.runtime.row_packing import unpack
-from kiln.pipelines.sink.transform import decode_table_rows, deduplicate_rows
+from kiln.pipelines.sink.transform import DECODED_DDL, build_decode_task, deduplicate_rows
 from kiln.schemas.kafka.records import SeparatorRecord, StreamRecord, encode
 
 pytest_plugins = ["kit.local_spark"]
@@ -60,7 +60,7 @@ def run(spark: SparkSession, folder: Path, times: Sequence[int], uptimes: Sequen
     session = spark.newSession()
     session.conf.set("spark.sql.shuffle.partitions", "1")
     records = session.readStream.schema(RECORDS).option("maxFilesPerTrigger", 1).parquet(str(source))
-    rows = deduplicate_rows(decode_table_rows(records), REMEMBERED)
+    rows = deduplicate_rows(records.mapInArrow(build_decode_task(), DECODED_DDL), REMEMBERED)
     query = (
         write_micro_batches(rows, write)
         .option("checkpointLocation", str(checkpoint.path))

@@ -17,17 +17,15 @@ from pyspark.sql import DataFrame, SparkSession
 
 from kiln.conf.process.location import parse_location
 from kiln.deploy.demo.traffic import Traffic, TrafficOptions
+from kiln.pipelines.archive import transform as archiving
 from kiln.pipelines.archive.transform import (
     ARCHIVE_OUTPUT,
     DECODE_RESULT,
     FAULT,
     ArchiveOutput,
     DecodeResult,
-    archive_frames,
-    decode_frames,
-    deduplicate_messages,
 )
-from kiln.pipelines.archive.transform import write_messages as write_archived_messages
+from kiln.pipelines.batch.log_time import set_log_times
 from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.delta.files import DataFile
 from kiln.pipelines.delta.lake import Lake
@@ -35,16 +33,11 @@ from kiln.pipelines.runtime.checkpoint import Checkpoint
 from kiln.pipelines.runtime.dedup_store import FILE_NAME, DedupStoreConfig
 from kiln.pipelines.runtime.micro_batch_clock import MicroBatchClock
 from kiln.pipelines.runtime.query_context import write_micro_batches
-from kiln.pipelines.sink.transform import (
-    OUTPUT_TABLES,
-    SINK_OUTPUT,
-    decode_table_rows,
-    deduplicate_rows,
-    sink_records,
-    write_tables,
-)
+from kiln.pipelines.sink import transform as sinking
+from kiln.pipelines.sink.transform import OUTPUT_TABLES, SINK_OUTPUT
 from kiln.pipelines.sink.transform import SinkOutput as SinkWrote
-from kiln.pipelines.updates.transform import SeparatorConfig, decode_updates, deduplicate_updates, select_first_updates
+from kiln.pipelines.updates import transform as selecting
+from kiln.pipelines.updates.transform import SeparatorConfig
 from kiln.schemas.kafka.records import QuarantineRecord, decode_quarantine, decode_update
 from kiln.schemas.queries import QUERIES
 from kit.decoder_package import install_decoders
@@ -84,6 +77,7 @@ def micro_batches(
 
     def write(rows: DataFrame, batch_id: int, query_id: str) -> None:
         clock.set_time(rows.sparkSession.sparkContext)
+        set_log_times(rows.sparkSession.sparkContext, {})
         take(ended(rows))
 
     schema = spark.read.parquet(str(source)).schema
@@ -142,10 +136,15 @@ def archive(by: str, spark: SparkSession, frames: Path, folder: Path, how: Decod
                 quarantined.append(decode_quarantine(bytes(row.value)))
 
     ways: dict[str, Ways] = {
-        "file": (as_is, lambda rows: archive_frames(rows, how, lake, memory)),
+        "file": (
+            lambda records: records.mapInArrow(archiving.build_archive_task(how, lake, memory), archiving.OUTPUT_DDL),
+            as_is,
+        ),
         "Spark": (
-            lambda records: deduplicate_messages(decode_frames(records, how, lake), SPAN),
-            lambda rows: write_archived_messages(rows, how, lake),
+            lambda records: archiving.deduplicate_messages(
+                records.mapInArrow(archiving.build_decode_task(how, lake), archiving.DECODED_DDL), SPAN
+            ),
+            lambda rows: archiving.write_messages(rows, how, lake),
         ),
     }
     checkpoint = folder / "checkpoint"
@@ -197,6 +196,11 @@ def decoders(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> s
     return "worker_decoders"
 
 
+def selected_by(memory: DedupStoreConfig) -> Callable[[DataFrame], DataFrame]:
+    task = selecting.build_select_task(HOW, SEPARATING, memory)
+    return lambda records: records.mapInArrow(task, selecting.ROWS_DDL)
+
+
 @pytest.mark.parametrize("by", ["file", "Spark"])
 def test_updates(by: str, spark: SparkSession, frames: Path, tmp_path: Path, seen: dict[str, object]) -> None:
     memory = remembered(tmp_path / "checkpoint")
@@ -208,11 +212,11 @@ def test_updates(by: str, spark: SparkSession, frames: Path, tmp_path: Path, see
             update = decode_update(bytes(row.value))
             found[row.topic, bytes(row.key), update.separator, update.stream, update.tip] += 1
 
-    ways: Ways = (
-        (as_is, lambda rows: select_first_updates(rows, HOW, SEPARATING, memory))
-        if by == "file"
-        else (lambda records: deduplicate_updates(decode_updates(records, HOW, SEPARATING), SPAN), as_is)
-    )
+    def deduplicated(records: DataFrame) -> DataFrame:
+        copies = records.mapInArrow(selecting.build_decode_task(HOW, SEPARATING), selecting.COPIES_DDL)
+        return selecting.deduplicate_updates(copies, SPAN)
+
+    ways: Ways = (selected_by(memory) if by == "file" else deduplicated, as_is)
     micro_batches(spark, frames, tmp_path / "checkpoint", ways, take)
     assert len(found) > 50
     assert set(found.values()) == {1}
@@ -229,9 +233,7 @@ def twice(spark: SparkSession, frames: Path, tmp_path_factory: pytest.TempPathFa
     def take(rows: DataFrame) -> None:
         made.extend((bytes(row.key), bytes(row.value)) for row in rows.collect())
 
-    micro_batches(
-        spark, frames, folder, (as_is, lambda rows: select_first_updates(rows, HOW, SEPARATING, memory)), take
-    )
+    micro_batches(spark, frames, folder, (selected_by(memory), as_is), take)
     types = {"topic": pa.string(), **FRAMES, "key": pa.binary()}
     for number in range(2):
         rows = [
@@ -255,11 +257,13 @@ def test_sink(by: str, spark: SparkSession, twice: Path, tmp_path: Path, seen: d
                 files.extend(msgspec.msgpack.decode(bytes(row.data), type=SinkWrote).files)
 
     ways: Ways = (
-        (as_is, lambda rows: sink_records(rows, lake, {}, memory))
+        (lambda records: records.mapInArrow(sinking.build_sink_task(lake, memory), sinking.OUTPUT_DDL), as_is)
         if by == "file"
         else (
-            lambda records: deduplicate_rows(decode_table_rows(records), SPAN),
-            lambda rows: write_tables(rows, lake, {}),
+            lambda records: sinking.deduplicate_rows(
+                records.mapInArrow(sinking.build_decode_task(), sinking.DECODED_DDL), SPAN
+            ),
+            lambda rows: sinking.write_tables(rows, lake),
         )
     )
     micro_batches(spark, twice, tmp_path / "checkpoint", ways, take)

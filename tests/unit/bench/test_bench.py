@@ -421,6 +421,8 @@ def test_a_process_is_of_its_own_kind_or_of_its_parents() -> None:
     assert kind_of("python -m kiln.bridge.app.main", "kiln run") == "bridge"
     assert kind_of("java -cp x org.apache.spark.deploy.SparkSubmit pyspark-shell", "kiln run") == "Spark's JVM"
     assert kind_of("python -m kiln.pipelines.app.worker_daemon pyspark.worker", "Spark's JVM") == "Python workers"
+    planner = "python -m pyspark.sql.streaming.python_streaming_source_runner"
+    assert kind_of(planner, "Spark's JVM") == "Python planners"
     assert kind_of("ipfs daemon", "demo network") == "demo network"
 
 

@@ -28,7 +28,7 @@ from pyspark.sql.streaming.tws_tester import TwsTester
 from kiln.pipelines.batch.batching import BatchConfig, BatchOutput, batch_offset_ranges, build_outputs
 from kiln.pipelines.batch.offset_range import ALL, UpdateFilter, WindowKey, read_offset_range
 from kiln.pipelines.batch.processor import BatchProcessor
-from kiln.pipelines.batch.transform import OFFSET_RANGES, build_range_reader
+from kiln.pipelines.batch.transform import OFFSET_RANGES, build_range_task
 from kiln.pipelines.batch.windows import ClosedWindow, PartitionWindows, Window
 from kiln.schemas.kafka.records import (
     TICK,
@@ -578,7 +578,7 @@ def arrow(records: Sequence[LogRecord]) -> pa.RecordBatch:
 
 def rows(*parts: Sequence[LogRecord]) -> pd.DataFrame:
     """What the stateful processor gets where the reading task has the records in these parts."""
-    made = list(build_range_reader(ALL)(iter([arrow(records) for records in parts])))
+    made = list(build_range_task(ALL)(iter([arrow(records) for records in parts])))
     frame: pd.DataFrame = pa.Table.from_batches(made).to_pandas()
     assert list(frame.columns) == [column.split()[0] for column in OFFSET_RANGES.split(", ")]
     return frame
@@ -640,9 +640,9 @@ def test_partitions_have_states_of_their_own(parts: list[list[Step]]) -> None:
 def test_records_of_several_partitions_in_one_arrow_batch_are_stretches_of_their_own() -> None:
     logs = [log_from([Step(1, n, n, ANNA, "update", 0)] * 3, partition) for n, partition in enumerate((4, 0, 7))]
     mixed = [record for records in zip(*logs, strict=True) for record in records]
-    (made,) = build_range_reader(ALL)(iter([arrow([]), arrow(mixed)]))
+    (made,) = build_range_task(ALL)(iter([arrow([]), arrow(mixed)]))
     assert made.column("partition").to_pylist() == [4, 0, 7]
-    apart = [next(build_range_reader(ALL)(iter([arrow(log)]))) for log in logs]
+    apart = [next(build_range_task(ALL)(iter([arrow(log)]))) for log in logs]
     assert made.to_pylist() == [each.to_pylist()[0] for each in apart]
 
 

@@ -31,6 +31,7 @@ from kiln.pipelines.decode.decoder import DecodeConfig, DecodedMessage, compute_
 from kiln.pipelines.decode.user_decoder import load_decoder
 from kiln.pipelines.delta.files import DataFile
 from kiln.pipelines.delta.lake import Lake
+from kiln.pipelines.runtime.kafka_ranges import RECORDS
 from kiln.schemas.kafka.records import QuarantineRecord, decode_quarantine
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
@@ -92,9 +93,11 @@ def archive(folder: Path, config: DecodeConfig, *frames: Frame) -> Written:
     """Archive the frames in one task, and return the rows that it writes."""
     lake = Lake(str(folder))
     lake.create(("frames", *PARTS, "messages"))
-    columns = [(0, number, 1_700_000_000_000_000, each.SerializeToString()) for number, each in enumerate(frames)]
-    schema = pa.schema([("p", pa.int32()), ("o", pa.int64()), ("s", pa.int64()), ("v", pa.binary())])
-    batch = pa.RecordBatch.from_pylist([dict(zip("posv", each, strict=True)) for each in columns], schema)
+    records = [
+        ("frames", 0, number, 1_700_000_000_000_000, None, each.SerializeToString())
+        for number, each in enumerate(frames)
+    ]
+    batch = pa.RecordBatch.from_pylist([dict(zip(RECORDS.names, row, strict=True)) for row in records], RECORDS)
     chunks = decode_records(iter([batch]), config, lake, b"task")
     writer = OutputWriter(config, lake)
     output = chain(writer.write(chain.from_iterable(chunks)), writer.finish())

@@ -25,7 +25,6 @@ from kiln.pipelines.sink.transform import (
     OUTPUT_TABLES,
     RECEIVED_COLUMNS,
     SINK_OUTPUT,
-    TOPICS,
     SinkOutput,
     _read_record,
     apply_log_time,
@@ -48,10 +47,12 @@ from kiln.schemas.kafka.records import (
     build_quarantine_key,
     encode,
 )
+from kiln.schemas.queries import QUERIES
 from kiln.schemas.wire.batch_block import write_blocks
 from kiln.schemas.wire.cid import cid_text, compute_cid
 from kiln.schemas.wire.streamid import StreamID
 
+TOPICS = QUERIES["sink"].reads
 SEPARATOR = SeparatorRecord("model", "ka")
 STREAMS = sorted(StreamID(3, compute_cid(b"genesis %d" % n)).text for n in range(2))
 TIPS = sorted(compute_cid(b"tip %d" % n) for n in range(3))

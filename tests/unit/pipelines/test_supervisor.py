@@ -380,6 +380,14 @@ Driver stacktrace:
             ),
             "KeyError: 'stream'",
         ),
+        (
+            ValueError(
+                "[PYTHON_EXCEPTION] An exception was thrown: Traceback (most recent call last):\n"
+                '  File "kiln/pipelines/runtime/kafka_source.py", line 3, in f\n'
+                "kiln.pipelines.runtime.kafka_ranges.LostRecordsError: gone\n SQLSTATE: 38000\n"
+            ),
+            "kiln.pipelines.runtime.kafka_ranges.LostRecordsError: gone",
+        ),
         (ValueError("x" * 400), "x" * 299 + "…"),
     ],
 )

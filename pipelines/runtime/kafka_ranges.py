@@ -1,0 +1,156 @@
+"""Reader of ranges of offsets in a Python worker: Kafka's records as Arrow columns, by librdkafka. No Spark."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+
+ClientOptions = tuple[tuple[str, str | int | bool], ...]
+"""librdkafka's options for the broker, as (name, value) pairs. `group.id` must be among them, and nothing joins that
+group."""
+
+RECORDS: Final = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("stamp", pa.int64()),
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+    ]
+)
+"""`topic`: without prefix. `stamp`: the broker's, µs."""
+
+ArrowTask = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+"""Function of one task, as for `mapInArrow`."""
+
+_CHUNK: Final = 10_000  # records
+_POLL: Final = 0.1  # s; in this time librdkafka delivers no more than some 50 MB
+_PATIENCE: Final = 60.0  # s without a record, as long as Spark's Kafka source waits
+_OPTIONS: Final[dict[str, str | int | bool]] = {
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "auto.offset.reset": "error",
+    "isolation.level": "read_uncommitted",
+    "enable.partition.eof": True,
+    "check.crcs": True,
+    "allow.auto.create.topics": False,
+    "fetch.wait.max.ms": 100,
+    "fetch.queue.backoff.ms": 5,
+    "queued.max.messages.kbytes": 32 << 10,
+}
+_LOST: Final = frozenset(
+    (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE, KafkaError.UNKNOWN_TOPIC_OR_PART)
+)
+_LOG = logging.getLogger("librdkafka")
+_LOG.addHandler(logging.NullHandler())  # else, in a worker, each line would go to stderr
+
+
+_Place = tuple[str | None, int | None]
+"""topic and partition"""
+
+
+class OffsetRange(NamedTuple):
+    """Records of a partition, from the offset `first` to before `end`. `topic`: full name."""
+
+    topic: str
+    partition: int
+    first: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        return self.end - self.first
+
+
+class LostRecordsError(RuntimeError):
+    """Kafka does not have the records of a range, or does not send them."""
+
+
+def read_ranges(ranges: Iterable[OffsetRange], options: ClientOptions, prefix: str = "") -> Iterator[pa.RecordBatch]:
+    """Read ranges of different partitions, each in the order of its offsets. `prefix`: of the topics.
+
+    Yields:
+        RECORDS of one partition.
+
+    Raises:
+        LostRecordsError: Kafka's retention has removed the beginning of a range, the log ends before a range, or no
+            record arrives for _PATIENCE s.
+    """
+    left: dict[_Place, OffsetRange] = {(each.topic, each.partition): each for each in ranges if each.size}
+    if not left:
+        return
+    consumer = _open_consumer(options)
+    try:
+        consumer.assign([TopicPartition(each.topic, each.partition, each.first) for each in left.values()])
+        heard, problem = time.monotonic(), ""
+        while left:
+            messages: dict[_Place, list[Message]] = {}
+            log_ends: dict[_Place, int] = {}
+            for message in consumer.consume(min(_CHUNK, sum(each.size for each in left.values())), _POLL):
+                place, error = (message.topic(), message.partition()), message.error()
+                if error is None:
+                    messages.setdefault(place, []).append(message)
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    log_ends[place] = _get_offset(message)
+                elif place in left and (error.code() in _LOST or error.fatal()):
+                    raise LostRecordsError(f"cannot read {_name([left[place]])}: {error.str()}")
+                else:
+                    problem = error.str()
+            for place, known in left.items():  # other partitions may have sent records before they were unassigned
+                found = messages.get(place, [])
+                after = _get_offset(found[-1]) + 1 if found else known.first
+                if after > known.end:
+                    found = [each for each in found if _get_offset(each) < known.end]
+                if found:
+                    yield _build_batch(known.topic.removeprefix(prefix), known.partition, found)
+                log_end = log_ends.get(place)
+                if log_end is not None:  # offsets without records may follow the last record
+                    if log_end < known.end:
+                        raise LostRecordsError(f"{_name([known])}: the log ends at the offset {log_end:,}")
+                    after = log_end
+                left[place] = known._replace(first=min(after, known.end))
+            done = [each for each in left.values() if not each.size]
+            left = {place: each for place, each in left.items() if each.size}
+            if done and left:
+                consumer.incremental_unassign([TopicPartition(each.topic, each.partition) for each in done])
+            if messages:
+                heard = time.monotonic()
+            elif time.monotonic() > heard + _PATIENCE:
+                raise LostRecordsError(f"{_name(left.values())}: Kafka sent nothing for {_PATIENCE:g} s: {problem}")
+    finally:
+        consumer.unassign()
+
+
+def _name(ranges: Iterable[OffsetRange]) -> str:
+    return ", ".join(f"{each.topic}-{each.partition} from {each.first:,} up to before {each.end:,}" for each in ranges)
+
+
+def _get_offset(message: Message) -> int:
+    return message.offset() or 0  # never None, in spite of the type
+
+
+def _build_batch(topic: str, partition: int, messages: Sequence[Message]) -> pa.RecordBatch:
+    count = len(messages)
+    columns = (
+        [topic] * count,
+        [partition] * count,
+        [each.offset() for each in messages],
+        [each.timestamp()[1] * 1000 for each in messages],
+        [each.key() for each in messages],
+        [each.value() for each in messages],
+    )
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, RECORDS, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=RECORDS)
+
+
+@lru_cache(maxsize=1)
+def _open_consumer(options: ClientOptions) -> Consumer:
+    """Return the consumer of this process, which all tasks of a Python worker share."""
+    return Consumer({**_OPTIONS, **dict(options)}, logger=_LOG)

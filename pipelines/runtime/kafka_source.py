@@ -1,0 +1,236 @@
+"""Kafka topics as a source of Spark whose tasks read the records themselves (decision 30).
+
+A task runs a function over the records in the Python worker that reads them, and Spark receives only its output. With
+Spark's own Kafka source, the way of a record through the JVM to the worker takes more CPU than most queries do.
+
+Offsets have the format of Spark's own source, in checkpoints and in progress reports.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import pyarrow as pa
+from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._listoffsets import OffsetSpec
+from pyspark import cloudpickle
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
+from pyspark.sql.types import StructType
+
+from kiln.pipelines.runtime.checkpoint import FIRST_OFFSETS_FILE, Checkpoint, format_first_offsets
+from kiln.pipelines.runtime.kafka_ranges import ArrowTask, ClientOptions, LostRecordsError, OffsetRange, read_ranges
+
+Offsets = dict[str, dict[str, int]]
+"""Offsets by full topic name and partition, as JSON has them."""
+
+_FORMAT: Final = "kiln-kafka"
+_TIMEOUT: Final = 5.0  # s for the broker to answer
+_PATIENCE: Final = 60.0  # s without an answer until the query fails; it can stop within _TIMEOUT
+_EARLIEST: Final = OffsetSpec.earliest()  # type: ignore[no-untyped-call]  # confluent-kafka gives it no types
+_LATEST: Final = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # as above
+_LOG = logging.getLogger("librdkafka")
+
+
+@dataclass(frozen=True)
+class KafkaSource:
+    """The topics that a query reads, and how."""
+
+    topics: tuple[str, ...]
+    """full names"""
+    prefix: str
+    """of the names"""
+    options: ClientOptions = field(repr=False)
+    max_records: int = 0
+    """limit of records per micro-batch; 0 for none"""
+    small: int = 20_000
+    """number of records below which one task reads a micro-batch: each task has a startup cost"""
+    tasks: int = 0
+    """maximum number of tasks; 0 for one for each partition"""
+
+
+def read_stream(
+    session: SparkSession, source: KafkaSource, task: ArrowTask, ddl: str, checkpoint: Checkpoint
+) -> DataFrame:
+    """Stream what `task` makes of the records of each task: `kafka_ranges.RECORDS` in, columns `ddl` out.
+
+    A query without a checkpoint reads from the beginning of the log. A record that Kafka's retention removed before it
+    was read stops the query: loss is never silent.
+
+    Raises:
+        KafkaException: No broker answers.
+    """
+    first, packed = fix_first_offsets(checkpoint, source), pack_task(task)
+
+    class KafkaTopics(DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return _FORMAT
+
+        def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+            return KafkaReader(source, first, packed)
+
+    session.dataSource.register(KafkaTopics)
+    return session.readStream.format(_FORMAT).schema(ddl).load()
+
+
+def pack_task(task: ArrowTask) -> bytes:
+    """Pickle the function of a task, as Spark does."""
+    packed: bytes = cloudpickle.dumps(task)  # type: ignore[no-untyped-call]  # PySpark's copy has no types
+    return packed
+
+
+def fix_first_offsets(checkpoint: Checkpoint, source: KafkaSource) -> Offsets:
+    """Return the offsets at which the first micro-batch begins, also when a crash repeats it after retention has
+    removed some of its records."""
+    saved = checkpoint.first_offsets
+    if saved is not None:
+        return _collect((topic, part, at) for topic, parts in saved.items() for part, at in parts.items())
+    admin = AdminClient(dict(source.options), logger=_LOG)
+    first = _read_offsets(admin, _list_partitions(admin, source.topics), _EARLIEST)
+    path = checkpoint.path / FIRST_OFFSETS_FILE
+    if path.folder is not None:
+        path.folder.parent.mkdir(parents=True, exist_ok=True)
+    path.write([format_first_offsets(first).encode()])
+    return first
+
+
+class TaskRanges(InputPartition):
+    """The ranges that one task reads."""
+
+    def __init__(self, ranges: Sequence[OffsetRange]) -> None:
+        super().__init__(ranges)
+        self.ranges = ranges
+
+
+class KafkaReader(DataSourceStreamReader):
+    """Plans micro-batches in a process of Spark's driver, and reads them in the tasks."""
+
+    def __init__(self, source: KafkaSource, first: Offsets, task: bytes) -> None:
+        """Create the reader.
+
+        Args:
+            source: The topics.
+            first: Offsets at which the first micro-batch begins.
+            task: `pack_task` of the function. The process that plans never unpacks it, as its imports take 30 MB.
+        """
+        self._source = source
+        self._first = first
+        self._task = task
+        self._admin: AdminClient | None = None
+        self._partitions: list[TopicPartition] = []
+        self._answered = time.monotonic()
+
+    def initialOffset(self) -> Offsets:
+        return self._first
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return ReadMaxRows(self._source.max_records) if self._source.max_records else ReadAllAvailable()
+
+    def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:
+        """Return the end of the next micro-batch; `start` if there is none, or while the broker does not answer.
+
+        Raises:
+            KafkaException, TimeoutError: The broker has not answered for _PATIENCE s.
+            LostRecordsError: A partition ends before `start`.
+        """
+        try:
+            if self._admin is None:
+                self._admin = AdminClient(dict(self._source.options), logger=_LOG)
+                self._partitions = _list_partitions(self._admin, self._source.topics)
+            self._admin.poll(0)  # lets librdkafka log what it has queued
+            ends = _read_offsets(self._admin, self._partitions, _LATEST)
+        except (KafkaException, TimeoutError):
+            if not self._partitions:
+                self._admin = None
+            if time.monotonic() > self._answered + _PATIENCE:
+                raise
+            return start
+        self._answered = time.monotonic()
+        ranges = self._list_ranges(start, ends)
+        for each in ranges:
+            if each.size < 0:
+                raise LostRecordsError(
+                    f"{each.topic}-{each.partition} ends at the offset {each.end:,}, but was read to {each.first:,}"
+                )
+        if isinstance(limit, ReadMaxRows):
+            ranges = limit_ranges(ranges, limit.max_rows)
+        return _collect((each.topic, each.partition, each.end) for each in ranges)
+
+    def partitions(self, start: Offsets, end: Offsets) -> Sequence[TaskRanges]:
+        ranges = [each for each in self._list_ranges(start, end) if each.size]
+        return [TaskRanges(each) for each in assign_ranges(ranges, self._source.small, self._source.tasks)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, TaskRanges)
+        task: ArrowTask = pickle.loads(self._task)
+        return task(read_ranges(partition.ranges, self._source.options, self._source.prefix))
+
+    def _list_ranges(self, start: Offsets, end: Offsets) -> list[OffsetRange]:
+        """List the ranges between offsets. A partition that is new is read from its beginning."""
+        new = [
+            TopicPartition(topic, int(part))
+            for topic, parts in end.items()
+            for part in parts.keys() - start.get(topic, {}).keys()
+        ]
+        if new:
+            admin = self._admin or AdminClient(dict(self._source.options), logger=_LOG)
+            first = _read_offsets(admin, new, _EARLIEST)
+            start = {topic: {**first.get(topic, {}), **start.get(topic, {})} for topic in end}
+        return [
+            OffsetRange(topic, int(part), start[topic][part], at)
+            for topic, parts in end.items()
+            for part, at in parts.items()
+        ]
+
+
+def limit_ranges(ranges: Sequence[OffsetRange], limit: int) -> list[OffsetRange]:
+    """Shorten ranges to `limit` records in all (rounded up for each), each in proportion to its size."""
+    total = sum(each.size for each in ranges)
+    if total <= limit:
+        return list(ranges)
+    return [each._replace(end=each.first - (-each.size * limit // total)) for each in ranges]
+
+
+def assign_ranges(ranges: Sequence[OffsetRange], small: int, tasks: int) -> list[list[OffsetRange]]:
+    """Assign ranges to tasks: to one for less than `small` records, else to at most `tasks` (0: one for each range),
+    evenly."""
+    if not ranges:
+        return []
+    count = 1 if sum(each.size for each in ranges) < small else min(tasks or len(ranges), len(ranges))
+    groups: list[list[OffsetRange]] = [[] for _ in range(count)]
+    for each in sorted(ranges, key=lambda each: each.size, reverse=True):
+        min(groups, key=lambda group: sum(other.size for other in group)).append(each)
+    return groups
+
+
+def _list_partitions(admin: AdminClient, topics: Sequence[str]) -> list[TopicPartition]:
+    metadata = {topic: admin.list_topics(topic, timeout=_TIMEOUT).topics[topic] for topic in topics}
+    for each in metadata.values():
+        if each.error is not None:
+            raise KafkaException(each.error)
+    return [TopicPartition(topic, part) for topic, each in metadata.items() for part in sorted(each.partitions)]
+
+
+def _read_offsets(admin: AdminClient, partitions: Sequence[TopicPartition], at: OffsetSpec) -> Offsets:
+    """Read the offsets of partitions from the broker.
+
+    Raises:
+        KafkaException, TimeoutError: It does not answer.
+    """
+    futures = admin.list_offsets(dict.fromkeys(partitions, at), request_timeout=_TIMEOUT)
+    return _collect((each.topic, each.partition, future.result(_TIMEOUT).offset) for each, future in futures.items())
+
+
+def _collect(offsets: Iterator[tuple[str, int, int]]) -> Offsets:
+    collected: Offsets = {}
+    for topic, partition, at in offsets:
+        collected.setdefault(topic, {})[str(partition)] = at
+    return collected
