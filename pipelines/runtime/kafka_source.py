@@ -34,6 +34,7 @@ Offsets = dict[str, dict[str, int]]
 _FORMAT: Final = "kiln-kafka"
 _TIMEOUT: Final = 5.0  # s for the broker to answer
 _PATIENCE: Final = 60.0  # s without an answer until the query fails; it can stop within _TIMEOUT
+_LIST_EVERY: Final = 10.0  # s between two looks for new partitions
 _EARLIEST: Final = OffsetSpec.earliest()  # type: ignore[no-untyped-call]  # confluent-kafka gives it no types
 _LATEST: Final = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # as above
 _LOG = logging.getLogger("librdkafka")
@@ -126,6 +127,7 @@ class KafkaReader(DataSourceStreamReader):
         self._task = task
         self._admin: AdminClient | None = None
         self._partitions: list[TopicPartition] = []
+        self._listed = 0.0
         self._answered = time.monotonic()
 
     def initialOffset(self) -> Offsets:
@@ -139,27 +141,27 @@ class KafkaReader(DataSourceStreamReader):
 
         Raises:
             KafkaException, TimeoutError: The broker has not answered for _PATIENCE s.
-            LostRecordsError: A partition ends before `start`.
+            LostRecordsError: A partition is gone, or ends before `start`.
         """
+        now = time.monotonic()
         try:
             if self._admin is None:
                 self._admin = AdminClient(dict(self._source.options), logger=_LOG)
-                self._partitions = _list_partitions(self._admin, self._source.topics)
+            if not self._partitions or now > self._listed + _LIST_EVERY:
+                self._partitions, self._listed = _list_partitions(self._admin, self._source.topics), now
             self._admin.poll(0)  # lets librdkafka log what it has queued
             ends = _read_offsets(self._admin, self._partitions, _LATEST)
         except (KafkaException, TimeoutError):
-            if not self._partitions:
-                self._admin = None
-            if time.monotonic() > self._answered + _PATIENCE:
+            if now > self._answered + _PATIENCE:
                 raise
             return start
-        self._answered = time.monotonic()
+        self._answered = now
         ranges = self._list_ranges(start, ends)
-        for each in ranges:
-            if each.size < 0:
-                raise LostRecordsError(
-                    f"{each.topic}-{each.partition} ends at the offset {each.end:,}, but was read to {each.first:,}"
-                )
+        for topic, parts in start.items():
+            for part, at in parts.items():
+                end = ends.get(topic, {}).get(part, 0)
+                if end < at:
+                    raise LostRecordsError(f"{topic}-{part} ends at the offset {end:,}, but was read to {at:,}")
         if isinstance(limit, ReadMaxRows):
             ranges = limit_ranges(ranges, limit.max_rows)
         return _collect((each.topic, each.partition, each.end) for each in ranges)

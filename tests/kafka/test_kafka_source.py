@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import KafkaException
-from kafka.admin import NewTopic
+from kafka.admin import NewPartitions, NewTopic
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
@@ -151,6 +151,24 @@ def test_the_planner_reads_to_the_end_of_the_log_within_its_limit(log: Log) -> N
     assert sum(batch.num_rows for batch in reader.read(task)) == 11
     with pytest.raises(LostRecordsError, match="frames-0 ends at the offset 30, but was read to 31"):
         reader.latestOffset({log.topic: {"0": 31, "1": 10}}, ReadAllAvailable())
+    with pytest.raises(LostRecordsError, match="frames-2 ends at the offset 0, but was read to 1"):
+        reader.latestOffset({log.topic: {"0": 30, "1": 10, "2": 1}}, ReadAllAvailable())
+
+
+def test_a_partition_that_is_added_to_a_running_query_is_read_from_its_beginning(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log.write((0, None, b"old"))
+    reader, start = log.reader(), {log.topic: {"0": 1, "1": 0}}
+    assert reader.latestOffset(start, ReadAllAvailable()) == start
+    with KafkaAdminClient(**log.client) as admin:
+        admin.create_partitions({log.topic: NewPartitions(3)})
+    log.write((2, None, b"new"))
+    monkeypatch.setattr(kafka_source, "_LIST_EVERY", 0.0)
+    end = reader.latestOffset(start, ReadMaxRows(100))
+    assert end == {log.topic: {"0": 1, "1": 0, "2": 1}}
+    (task,) = reader.partitions(start, end)
+    assert task.ranges == [(log.topic, 2, 0, 1)]
 
 
 def test_a_query_waits_while_no_broker_answers_and_fails_after_a_minute(
