@@ -139,6 +139,12 @@ def kill_worker(scene: Scene) -> str:
     return _kill(scene, "worker")
 
 
+@kind("kill-planner", NOTHING)
+def kill_planner(scene: Scene) -> str:
+    """The process that plans the micro-batches of one query."""
+    return _kill(scene, "planner")
+
+
 @kind("kill-driver", AIR)
 def kill_driver(scene: Scene) -> str:
     """`kiln run`, its JVM and its workers. Now and then once more while Kiln starts."""

@@ -279,7 +279,8 @@ class Stack:
         return read_status(path) if fresh else None
 
     def pid(self, part: str) -> int:
-        """Return the process id of "driver", "jvm", "worker", "bridge" or "broker", or 0 if it does not run."""
+        """Return the process id of "driver", "jvm", "planner", "worker", "bridge" or "broker", or 0 if it does not
+        run."""
         if part == "broker":
             told = self.state / "broker" / "address.json"
             return int(json.loads(told.read_bytes())["pid"]) if find_running_broker(self.state) and told.exists() else 0
@@ -291,7 +292,9 @@ class Stack:
             return next((each.pid for each in children if "kiln.bridge.app.main" in each.command), 0)
         if part == "jvm":
             return next((each.pid for each in children if "SparkSubmit" in each.command), 0)
-        daemons = {each.pid for each in children if "worker_daemon" in each.command or "pyspark.daemon" in each.command}
+        if part == "planner":
+            return next((each.pid for each in children if "python_streaming_source_runner" in each.command), 0)
+        daemons = {each.pid for each in children if "worker_daemon" in each.command}
         leaves = [each.pid for each in children if each.pid in daemons and each.parent in daemons]
         return leaves[0] if leaves else 0
 
