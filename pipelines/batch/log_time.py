@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import msgspec
-from pyspark import SparkContext, TaskContext
+from pyspark import SparkContext
 
 from kiln.conf.process.location import Location
+from kiln.pipelines.runtime.micro_batch_clock import get_task_property
 
 LogTimes = Mapping[int, int]
 """By partition, the greatest stamp so far, µs."""
@@ -52,10 +53,7 @@ def get_log_times() -> LogTimes:
     """Return log time at the start of this task's micro-batch.
 
     Raises:
-        RuntimeError: The driver has passed none.
+        RuntimeError: The driver has set none.
     """
-    context = TaskContext.get()
-    text = context.getLocalProperty(_PROPERTY) if context is not None else None
-    if text is None:
-        raise RuntimeError("the driver did not pass log time to this micro-batch")
+    text = get_task_property(_PROPERTY, "log time at the start of this micro-batch")
     return msgspec.json.decode(text, type=dict[int, int])

@@ -16,8 +16,8 @@ _SMALL = 2_000  # number of records up to which one task is as fast as several
 def start(context: QueryContext, batching: BatchConfig) -> StreamingQuery:
     """Start the query. A `Ticker` must run next to it, or windows close only with later updates."""
     session = context.new_session()
-    # What takes long is done before the shuffle, in a task for each Kafka partition. Each task after it costs a Python
-    # worker and a commit of state in every micro-batch.
+    # Most work is before the shuffle, in a task for each Kafka partition unless the micro-batch is small. Each task
+    # after it costs a Python worker and a commit of state in every micro-batch.
     session.conf.set("spark.sql.shuffle.partitions", "1")
     decode = build_range_task(batching.update_filter)
     ranges = context.read_stream("batch", session, decode, OFFSET_RANGES, small=_SMALL)

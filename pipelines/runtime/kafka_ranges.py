@@ -52,7 +52,7 @@ _LOG = logging.getLogger("librdkafka")
 _LOG.addHandler(logging.NullHandler())  # else, in a worker, each line would go to stderr
 
 
-_Place = tuple[str | None, int | None]
+_PartitionKey = tuple[str | None, int | None]
 """topic and partition"""
 
 
@@ -83,47 +83,47 @@ def read_ranges(ranges: Iterable[OffsetRange], options: ClientOptions, prefix: s
         LostRecordsError: Kafka's retention has removed the beginning of a range, the log ends before a range, or no
             record arrives for _PATIENCE s.
     """
-    left: dict[_Place, OffsetRange] = {(each.topic, each.partition): each for each in ranges if each.size}
-    if not left:
+    unread: dict[_PartitionKey, OffsetRange] = {(each.topic, each.partition): each for each in ranges if each.size}
+    if not unread:
         return
     consumer = _open_consumer(options)
     try:
-        consumer.assign([TopicPartition(each.topic, each.partition, each.first) for each in left.values()])
-        heard, problem = time.monotonic(), ""
-        while left:
-            messages: dict[_Place, list[Message]] = {}
-            log_ends: dict[_Place, int] = {}
-            for message in consumer.consume(min(_CHUNK, sum(each.size for each in left.values())), _POLL):
-                place, error = (message.topic(), message.partition()), message.error()
+        consumer.assign([TopicPartition(each.topic, each.partition, each.first) for each in unread.values()])
+        received_at, problem = time.monotonic(), ""
+        while unread:
+            messages: dict[_PartitionKey, list[Message]] = {}
+            log_ends: dict[_PartitionKey, int] = {}
+            for message in consumer.consume(min(_CHUNK, sum(each.size for each in unread.values())), _POLL):
+                key, error = (message.topic(), message.partition()), message.error()
                 if error is None:
-                    messages.setdefault(place, []).append(message)
+                    messages.setdefault(key, []).append(message)
                 elif error.code() == KafkaError._PARTITION_EOF:
-                    log_ends[place] = _get_offset(message)
-                elif place in left and (error.code() in _LOST or error.fatal()):
-                    raise LostRecordsError(f"cannot read {_name([left[place]])}: {error.str()}")
+                    log_ends[key] = _get_offset(message)
+                elif key in unread and (error.code() in _LOST or error.fatal()):
+                    raise LostRecordsError(f"cannot read {_name([unread[key]])}: {error.str()}")
                 else:
                     problem = error.str()
-            for place, known in left.items():  # other partitions may have sent records before they were unassigned
-                found = messages.get(place, [])
-                after = _get_offset(found[-1]) + 1 if found else known.first
-                if after > known.end:
-                    found = [each for each in found if _get_offset(each) < known.end]
-                if found:
-                    yield _build_batch(known.topic.removeprefix(prefix), known.partition, found)
-                log_end = log_ends.get(place)
+            for key, wanted in unread.items():  # other partitions may have sent records before they were unassigned
+                received = messages.get(key, [])
+                after = _get_offset(received[-1]) + 1 if received else wanted.first
+                if after > wanted.end:
+                    received = [each for each in received if _get_offset(each) < wanted.end]
+                if received:
+                    yield _build_batch(wanted.topic.removeprefix(prefix), wanted.partition, received)
+                log_end = log_ends.get(key)
                 if log_end is not None:  # offsets without records may follow the last record
-                    if log_end < known.end:
-                        raise LostRecordsError(f"{_name([known])}: the log ends at the offset {log_end:,}")
+                    if log_end < wanted.end:
+                        raise LostRecordsError(f"{_name([wanted])}: the log ends at the offset {log_end:,}")
                     after = log_end
-                left[place] = known._replace(first=min(after, known.end))
-            done = [each for each in left.values() if not each.size]
-            left = {place: each for place, each in left.items() if each.size}
-            if done and left:
+                unread[key] = wanted._replace(first=min(after, wanted.end))
+            done = [each for each in unread.values() if not each.size]
+            unread = {key: each for key, each in unread.items() if each.size}
+            if done and unread:
                 consumer.incremental_unassign([TopicPartition(each.topic, each.partition) for each in done])
             if messages:
-                heard = time.monotonic()
-            elif time.monotonic() > heard + _PATIENCE:
-                raise LostRecordsError(f"{_name(left.values())}: Kafka sent nothing for {_PATIENCE:g} s: {problem}")
+                received_at = time.monotonic()
+            elif time.monotonic() > received_at + _PATIENCE:
+                raise LostRecordsError(f"{_name(unread.values())}: Kafka sent nothing for {_PATIENCE:g} s: {problem}")
     finally:
         consumer.unassign()
 

@@ -47,7 +47,7 @@ class KafkaSource:
     topics: tuple[str, ...]
     """full names"""
     prefix: str
-    """of the names"""
+    """prefix of the topic names"""
     options: ClientOptions = field(repr=False)
     max_records: int = 0
     """limit of records per micro-batch; 0 for none"""
@@ -68,7 +68,7 @@ def read_stream(
     Raises:
         KafkaException: No broker answers.
     """
-    first, packed = fix_first_offsets(checkpoint, source), pack_task(task)
+    first, packed = load_first_offsets(checkpoint, source), pack_task(task)
 
     class KafkaTopics(DataSource):
         @classmethod
@@ -88,9 +88,9 @@ def pack_task(task: ArrowTask) -> bytes:
     return packed
 
 
-def fix_first_offsets(checkpoint: Checkpoint, source: KafkaSource) -> Offsets:
-    """Return the offsets at which the first micro-batch begins, also when a crash repeats it after retention has
-    removed some of its records."""
+def load_first_offsets(checkpoint: Checkpoint, source: KafkaSource) -> Offsets:
+    """Load the offsets at which the first micro-batch begins. At the first start, they are the oldest ones in Kafka.
+    They are saved because a crash may repeat the micro-batch after retention has removed some of its records."""
     saved = checkpoint.first_offsets
     if saved is not None:
         return _collect((topic, part, at) for topic, parts in saved.items() for part, at in parts.items())
@@ -127,8 +127,8 @@ class KafkaReader(DataSourceStreamReader):
         self._task = task
         self._admin: AdminClient | None = None
         self._partitions: list[TopicPartition] = []
-        self._listed = 0.0
-        self._answered = time.monotonic()
+        self._listed_at = 0.0
+        self._answered_at = time.monotonic()
 
     def initialOffset(self) -> Offsets:
         return self._first
@@ -147,15 +147,15 @@ class KafkaReader(DataSourceStreamReader):
         try:
             if self._admin is None:
                 self._admin = AdminClient(dict(self._source.options), logger=_LOG)
-            if not self._partitions or now > self._listed + _LIST_EVERY:
-                self._partitions, self._listed = _list_partitions(self._admin, self._source.topics), now
+            if not self._partitions or now > self._listed_at + _LIST_EVERY:
+                self._partitions, self._listed_at = _list_partitions(self._admin, self._source.topics), now
             self._admin.poll(0)  # lets librdkafka log what it has queued
             ends = _read_offsets(self._admin, self._partitions, _LATEST)
         except (KafkaException, TimeoutError):
-            if now > self._answered + _PATIENCE:
+            if now > self._answered_at + _PATIENCE:
                 raise
             return start
-        self._answered = now
+        self._answered_at = now
         ranges = self._list_ranges(start, ends)
         for topic, parts in start.items():
             for part, at in parts.items():

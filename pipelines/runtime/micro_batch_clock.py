@@ -46,11 +46,20 @@ def get_batch_time() -> int:
     Raises:
         RuntimeError: The driver has set none.
     """
+    return int(get_task_property(_PROPERTY, "the time of this micro-batch"))
+
+
+def get_task_property(name: str, meaning: str) -> str:
+    """Return a local property that the driver has set for the tasks of a micro-batch. `meaning`: for the error.
+
+    Raises:
+        RuntimeError: The driver has set none.
+    """
     context = TaskContext.get()
-    text = context.getLocalProperty(_PROPERTY) if context is not None else None
+    text = context.getLocalProperty(name) if context is not None else None
     if text is None:
-        raise RuntimeError("the driver did not set the time of this micro-batch")
-    return int(text)
+        raise RuntimeError(f"the driver did not set {meaning}")
+    return text
 
 
 def with_dedup_watermark(rows: DataFrame, retention: int) -> DataFrame:

@@ -38,7 +38,7 @@ class QueryProgress:
     read: Offsets
     batch_id: int = -1
     began_at: int = 0
-    """start of the newest micro-batch; 0 if there was none"""
+    """start of the newest micro-batch or poll; 0 if there was none"""
     input_rate: float = 0.0
     processed_rate: float = 0.0
     records: int = 0

@@ -90,8 +90,8 @@ class SinkOutput(msgspec.Struct, frozen=True, array_like=True):
 
 
 def build_sink_task(lake: Lake, dedup: DedupStoreConfig) -> ArrowTask:
-    """Build the task that writes the rows of the tables once each. RECORDS of TOPICS in; OUTPUT_DDL out: rows of no
-    table, unchanged, and one `SinkOutput` per task, which names the files of the tables' rows.
+    """Build the task that writes the rows of the tables once each. RECORDS in; OUTPUT_DDL out: rows of no table,
+    unchanged, and one `SinkOutput` per task, which names the files of the tables' rows.
 
     A topic has a record twice if its writer was killed and restarted.
     """
@@ -105,8 +105,8 @@ def build_sink_task(lake: Lake, dedup: DedupStoreConfig) -> ArrowTask:
 
 
 def build_decode_task() -> ArrowTask:
-    """Build the task that runs the first stage of `build_sink_task`. RECORDS of TOPICS in; DECODED_DDL out: for each
-    row its table (or another kind), and a digest of its identity."""
+    """Build the task that runs the first stage of `build_sink_task`. RECORDS in; DECODED_DDL out: for each row its
+    table (or another kind), and a digest of its identity."""
 
     def decode(batches: _Batches) -> _Batches:
         return pack_rows(decode_records(batches), IDENTITY, get_batch_time())

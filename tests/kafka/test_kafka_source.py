@@ -65,7 +65,7 @@ class Log:
             admin.delete_records({TopicPartition(self.topic, partition): before})
 
     def rows(self) -> list[Row]:
-        """What kafka-python reads."""
+        """Read all records with kafka-python."""
         parts = [TopicPartition(self.topic, partition) for partition in (0, 1)]
         consumer = KafkaConsumer(**self.client, max_partition_fetch_bytes=16 << 20)
         consumer.assign(parts)
@@ -80,7 +80,7 @@ class Log:
         return sorted(rows)
 
     def read(self, *ranges: tuple[int, int, int]) -> list[Row]:
-        """What a worker reads of ranges: partition, first, end."""
+        """Read ranges (partition, first, end) as a worker does."""
         wanted = [OffsetRange(self.topic, *each) for each in ranges]
         rows: list[Row] = []
         for batch in read_ranges(wanted, self.options, self.prefix):
@@ -116,7 +116,7 @@ def test_a_worker_reads_exactly_the_ranges(log: Log) -> None:
 
 
 def test_offsets_without_records_end_a_range(log: Log) -> None:
-    """As after a transaction, within the log and at its end."""
+    """A transaction leaves such an offset, within the log and at its end."""
     log.write((0, None, b"one"), (0, None, b"two"), transaction=f"{log.topic} t")
     assert [row[5] for row in log.read((0, 0, 3))] == [b"one", b"two"]
     log.write((0, None, b"three"))
@@ -191,7 +191,7 @@ def test_the_beginning_of_the_first_micro_batch_stays_where_it_was(log: Log, tmp
     source = KafkaSource((log.topic,), log.prefix, log.options)
     checkpoint = Checkpoint(parse_location(tmp_path / "archive"))
     first = {log.topic: {"0": 4, "1": 0}}
-    assert kafka_source.fix_first_offsets(checkpoint, source) == first
+    assert kafka_source.load_first_offsets(checkpoint, source) == first
     log.truncate(0, before=12)
-    assert kafka_source.fix_first_offsets(checkpoint, source) == first
+    assert kafka_source.load_first_offsets(checkpoint, source) == first
     assert checkpoint.first_offsets == {log.topic: {0: 4, 1: 0}}

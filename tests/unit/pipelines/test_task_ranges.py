@@ -1,4 +1,4 @@
-"""How the ranges of a micro-batch are limited and assigned to tasks (kiln.pipelines.runtime.kafka_source)."""
+"""Limits of a micro-batch, and the ranges of its tasks (kiln.pipelines.runtime.kafka_source)."""
 
 from __future__ import annotations
 
