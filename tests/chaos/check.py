@@ -108,7 +108,7 @@ def quiet(stack: Stack, log: Log, seconds: float = PATIENCE) -> str:
             waits = f"{', '.join(behind) or 'the broker'} is behind"
             return False
         status = stack.status()
-        if status is None or status.spool.put != status.spool.acknowledged or status.spool.disk_bytes:
+        if status is None or status.spool.waiting or status.spool.disk_bytes:
             waits = "the bridge's spool is not empty"
             return False
         log.read()

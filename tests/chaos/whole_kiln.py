@@ -348,7 +348,7 @@ class Stack:
 
         def well() -> bool:
             status = self.status()
-            if status is None or len(status.peers) < 2 or status.spool.put - status.spool.acknowledged > 200:
+            if status is None or len(status.peers) < 2 or status.spool.waiting > 200:
                 return False
             return self._committed_since(since)
 

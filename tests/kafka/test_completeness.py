@@ -161,7 +161,7 @@ class Place:
             status = self.status()
             if status is None or status.frames_in < heard + 1:  # the subscription came first
                 return False
-            return status.spool.put == status.spool.acknowledged and not status.spool.disk_bytes
+            return not status.spool.waiting and not status.spool.disk_bytes
 
         wait_until(all_there, f"{heard} messages heard and written", 120 + 3 * SECONDS)
         self.used = self._cpu()
