@@ -97,9 +97,8 @@ def build_sink_options(broker: Broker) -> dict[str, str]:
 
 
 def write_records(records: DataFrame, broker: Broker) -> None:
-    """Append key and value to the topic that each row names without prefix, at least once."""
-    topic = F.concat(F.lit(broker.prefix), "topic").alias("topic")
-    records.select(topic, "key", "value").write.format("kafka").options(**build_sink_options(broker)).save()
+    """Append key and value to the topic that each row names in full, at least once. Other columns are ignored."""
+    records.write.format("kafka").options(**build_sink_options(broker)).save()
 
 
 def write_topic(records: DataFrame, broker: Broker, topic: str) -> None:

@@ -114,34 +114,45 @@ def build_select_task(
     config: DecodeConfig,
     separating: SeparatorConfig,
     dedup: DedupStoreConfig,
+    prefix: str = "",
     first_epoch: Epoch | None = None,
 ) -> ArrowTask:
     """Build the task that selects the first copy of each update. RECORDS in; ROWS_DDL out, once per identity.
-    `first_epoch`: epoch of the first micro-batch; None for that of its query."""
+
+    Args:
+        config: How to decode.
+        separating: How to find separators.
+        dedup: The deduplication file.
+        prefix: Prefix of the topics in the rows.
+        first_epoch: Epoch of the first micro-batch; None for that of its query.
+    """
 
     def select(batches: _Batches) -> _Batches:
         rows = decode_records(batches, config, separating, _get_epoch(first_epoch), every_copy=True)
         buffer = RowBuffer(_ROWS)
         for chunk in filter_new_copies(chunk_copies(rows), dedup, get_batch_time(), get_task_epoch()):
             for row in chunk:
-                if buffer.add((row.topic, row.key, row.value, row.observed_at), row.size):
+                if buffer.add((prefix + row.topic, row.key, row.value, row.observed_at), row.size):
                     yield from buffer.drain()
         yield from buffer.drain()
 
     return select
 
 
-def build_decode_task(config: DecodeConfig, separating: SeparatorConfig, first_epoch: Epoch | None = None) -> ArrowTask:
+def build_decode_task(
+    config: DecodeConfig, separating: SeparatorConfig, prefix: str = "", first_epoch: Epoch | None = None
+) -> ArrowTask:
     """Build the task that decodes each copy. RECORDS in; COPIES_DDL out: ROWS_DDL with identity and seen_at."""
 
     def decode(batches: _Batches) -> _Batches:
-        return write_copies(decode_records(batches, config, separating, _get_epoch(first_epoch)), get_batch_time())
+        rows = decode_records(batches, config, separating, _get_epoch(first_epoch))
+        return write_copies(rows, prefix, get_batch_time())
 
     return decode
 
 
 def deduplicate_updates(rows: DataFrame, retention: int) -> DataFrame:
-    """Keep one row of each identity. COPIES_DDL in; topic, key, value, observed_at out. `retention`: µs.
+    """Keep one row of each identity. COPIES_DDL in; ROWS_DDL out. `retention`: µs.
 
     As in `archive`, no row is ever late.
     """
@@ -151,11 +162,8 @@ def deduplicate_updates(rows: DataFrame, retention: int) -> DataFrame:
 
 def sort_by_capture_time(rows: DataFrame) -> DataFrame:
     """Sort the rows of one micro-batch by capture time, because windows depend on the order in the log (decision 1).
-    Columns topic, key, value, observed_at in; topic, key, value out.
-
-    One task writes them: a micro-batch has few new updates, and a shuffle by key costs more than it saves.
-    """
-    return rows.coalesce(1).sortWithinPartitions("observed_at", "value").select("topic", "key", "value")
+    ROWS_DDL in, in one partition; ROWS_DDL out."""
+    return rows.sortWithinPartitions("observed_at", "value")
 
 
 class SeparatedUpdate(NamedTuple):
@@ -208,11 +216,11 @@ def build_false_claim(claimed: Separator, separator: Separator, data: bytes, obs
     )
 
 
-def write_copies(rows: Iterable[UpdateRow], seen_at: int) -> _Batches:
+def write_copies(rows: Iterable[UpdateRow], prefix: str, seen_at: int) -> _Batches:
     """Write the rows of `build_decode_task` as Arrow. `seen_at`: the time of the micro-batch, µs."""
     buffer = RowBuffer(_COPIES)
     for row in rows:
-        if buffer.add((row.identity, row.topic, row.key, row.value, row.observed_at, seen_at), row.size):
+        if buffer.add((row.identity, prefix + row.topic, row.key, row.value, row.observed_at, seen_at), row.size):
             yield from buffer.drain()
     yield from buffer.drain()
 

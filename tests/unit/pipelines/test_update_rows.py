@@ -266,7 +266,7 @@ def test_an_update_announced_again_is_no_new_update() -> None:
 
 def test_rows_bear_the_time_of_the_micro_batch() -> None:
     """And not a time of the frame: with that, copies heard late would be dropped."""
-    (batch,) = write_copies(rows(frame(signed(write_update(STREAM, TIP, MODEL.text)))), SEEN_AT)
+    (batch,) = write_copies(rows(frame(signed(write_update(STREAM, TIP, MODEL.text)))), "kiln.", SEEN_AT)
     assert batch.column("seen_at").cast(pa.int64()).to_pylist() == [SEEN_AT]
 
 
