@@ -180,12 +180,12 @@ def _last(file: Path) -> str:
 
 
 def _quix() -> Path:
-    """The interpreter with quixstreams, which wants other versions of packages than Kiln; made where it is missing."""
-    folder = _ROOT / ".peers" / "quix"
-    python = folder / "bin" / "python"
-    if not python.exists():
+    """The interpreter with quixstreams, which wants other versions of packages than Kiln; made anew with each lock."""
+    folder, lock = _ROOT / ".peers" / "quix", _ROOT / "bench" / "peers" / "quix.lock"
+    python, installed = folder / "bin" / "python", folder / lock.name
+    if not installed.exists() or installed.read_bytes() != lock.read_bytes():
         uv = str(Path(sys.executable).with_name("uv"))
-        lock = _ROOT / "bench" / "peers" / "quix.lock"
+        shutil.rmtree(folder, ignore_errors=True)
         folder.parent.mkdir(exist_ok=True)
         install = (
             "pip",
@@ -204,4 +204,5 @@ def _quix() -> Path:
             except BenchError as error:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise BenchError(f"no environment for quixstreams: {error}") from error
+        shutil.copy(lock, installed)
     return python

@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import quantiles
 
 import httpx
+import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -53,6 +54,8 @@ TOOK: list[float] = []
 FIRED: set[str] = set()
 """Alerts that fired while the run went on."""
 SILENT: list[str] = []
+DAEMONS: list[int] = []
+"""How many processes from which Spark forks Kiln's workers there were, each second."""
 """Expressions of the dashboards and the alert rules that gave no data at the end of the run."""
 
 
@@ -60,6 +63,21 @@ def _counted(name: str) -> bool:
     """Whether the last answer of /metrics counts any."""
     families = text_string_to_metric_families(SCRAPED["/metrics"].text)
     return any(sample.value > 0 for each in families if each.name == f"kiln_{name}" for sample in each.samples)
+
+
+def _daemons(run: int) -> int:
+    """How many daemons of Python workers are below a process: those that the JVM started, not a daemon."""
+    count = 0
+    with suppress(psutil.NoSuchProcess):
+        for each in psutil.Process(run).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                parent = each.parent()
+                count += (
+                    "kiln.pipelines.app.worker_daemon" in each.cmdline()
+                    and parent is not None
+                    and parent.name() == "java"
+                )
+    return count
 
 
 def shadowing(folder: Path, *names: str) -> Path:
@@ -109,6 +127,7 @@ def kiln(broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactory)
                     if answer.status_code == 200:
                         SCRAPED[path] = answer
                         TOOK.extend([answer.elapsed.total_seconds()] if path == "/metrics" else [])
+            DAEMONS.append(_daemons(run.pid))
             time.sleep(1)  # the pace of a scrape
         if prometheus is not None:
             FIRED.update(prometheus.fired())
@@ -130,6 +149,11 @@ def test_the_monitor_shows_each_declared_family_and_the_run_was_ready(kiln: Kiln
     for name in ("frames", "messages", "copies", "batches", "batch_tips", "table_rows", "bridge_peers", "publications"):
         assert values[f"kiln_{name}"] > 0, name
     assert "frames" in SCRAPED["/"].text
+
+
+def test_the_workers_of_all_queries_are_of_one_daemon(kiln: Kiln) -> None:
+    """Another one would import everything again, in a second of CPU and 130 MB."""
+    assert max(DAEMONS) == 1
 
 
 def test_metrics_come_in_less_than_fifty_milliseconds(kiln: Kiln) -> None:

@@ -7,11 +7,13 @@ import re
 import subprocess
 import sys
 import zipfile
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
 
 from kiln.deploy.stack.jars import PROJECT
+from kit.import_closure import list_loaded_packages
 
 LOCKS = ("requirements.lock", "conf/runtime.lock", "conf/uv.lock", "bench/peers/quix.lock")
 
@@ -40,6 +42,17 @@ def test_what_kiln_runs_with_is_what_it_is_tested_with() -> None:
         }
 
     assert pins("conf/runtime.lock") < pins("requirements.lock"), "make lock"
+
+
+def test_the_peer_of_the_bench_has_what_its_modules_load() -> None:
+    lock = (PROJECT / "bench/peers/quix.lock").read_text()
+    files = [(PROJECT / f"bench/peers/{name}.py").read_text() for name in ("quix", "append", "by_hand")]
+    modules = [name for text in files for name in re.findall(r"^(?:from|import) (\w[\w.]*)", text, re.MULTILINE)]
+    loaded = set(list_loaded_packages(modules)) - {"__future__", "bench"}
+    distributions = packages_distributions()
+    needed = {distributions.get(each, [each])[0].lower().replace("_", "-") for each in loaded}
+    assert {"pynacl", "pyarrow"} < needed
+    assert [each for each in sorted(needed) if not re.search(rf"^{each}==", lock, re.MULTILINE)] == []
 
 
 def test_setup_installs_nothing_without_a_checksum() -> None:

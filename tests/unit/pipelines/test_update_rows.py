@@ -270,6 +270,12 @@ def test_rows_bear_the_time_of_the_micro_batch() -> None:
     assert batch.column("seen_at").cast(pa.int64()).to_pylist() == [SEEN_AT]
 
 
+def test_rows_name_their_topic_in_full() -> None:
+    """They go to Kafka as they are."""
+    (batch,) = write_copies(rows(frame(signed(write_update(STREAM, TIP, MODEL.text)))), "kiln.", SEEN_AT)
+    assert batch.column("topic").to_pylist() == ["kiln.updates"]
+
+
 def test_another_tip_another_origin_and_another_separator_are_another_update() -> None:
     """A false claim must not mask the true separator."""
     data = write_update(STREAM, TIP, MODEL.text)
