@@ -180,7 +180,13 @@ def _last(file: Path) -> str:
 
 
 def _quix() -> Path:
-    """The interpreter with quixstreams, which wants other versions of packages than Kiln; made anew with each lock."""
+    """Return the Python of the environment with quixstreams, whose packages have other versions than Kiln's.
+
+    The environment is installed if it is missing, or if `quix.lock` has changed since.
+
+    Raises:
+        BenchError: It cannot be installed.
+    """
     folder, lock = _ROOT / ".peers" / "quix", _ROOT / "bench" / "peers" / "quix.lock"
     python, installed = folder / "bin" / "python", folder / lock.name
     if not installed.exists() or installed.read_bytes() != lock.read_bytes():

@@ -52,8 +52,8 @@ def start(context: QueryContext, decoding: DecodeConfig, separating: SeparatorCo
 
     def write(rows: DataFrame, batch_id: int, query_id: str) -> None:
         clock.set_time(rows.sparkSession.sparkContext)
-        # One task writes: a micro-batch has few new updates, and a shuffle by key costs more than it saves. A small one
-        # has no other task. Each operation on a DataFrame costs Spark 10 to 30 ms of planning.
+        # One task writes: a micro-batch has few new updates, and a shuffle by key costs more than it saves. A small
+        # micro-batch has one task anyway, and each operation on a DataFrame costs 10 to 30 ms of planning.
         if dedup is None:
             rows = rows.coalesce(1)
         elif not is_small(checkpoint.count_records(batch_id), _SMALL):

@@ -142,7 +142,8 @@ def build_select_task(
 def build_decode_task(
     config: DecodeConfig, separating: SeparatorConfig, prefix: str = "", first_epoch: Epoch | None = None
 ) -> ArrowTask:
-    """Build the task that decodes each copy. RECORDS in; COPIES_DDL out: ROWS_DDL with identity and seen_at."""
+    """Build the task that decodes each copy. RECORDS in; COPIES_DDL out: ROWS_DDL with identity and seen_at. The other
+    arguments are those of `build_select_task`."""
 
     def decode(batches: _Batches) -> _Batches:
         rows = decode_records(batches, config, separating, _get_epoch(first_epoch))

@@ -55,7 +55,7 @@ FIRED: set[str] = set()
 """Alerts that fired while the run went on."""
 SILENT: list[str] = []
 DAEMONS: list[int] = []
-"""How many processes from which Spark forks Kiln's workers there were, each second."""
+"""Number of worker daemons, once a second during the run."""
 """Expressions of the dashboards and the alert rules that gave no data at the end of the run."""
 
 
@@ -65,8 +65,8 @@ def _counted(name: str) -> bool:
     return any(sample.value > 0 for each in families if each.name == f"kiln_{name}" for sample in each.samples)
 
 
-def _daemons(run: int) -> int:
-    """How many daemons of Python workers are below a process: those that the JVM started, not a daemon."""
+def _count_daemons(run: int) -> int:
+    """Count the worker daemons of a run: children of Spark's JVM. A worker is a child of a daemon."""
     count = 0
     with suppress(psutil.NoSuchProcess):
         for each in psutil.Process(run).children(recursive=True):
@@ -127,7 +127,7 @@ def kiln(broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactory)
                     if answer.status_code == 200:
                         SCRAPED[path] = answer
                         TOOK.extend([answer.elapsed.total_seconds()] if path == "/metrics" else [])
-            DAEMONS.append(_daemons(run.pid))
+            DAEMONS.append(_count_daemons(run.pid))
             time.sleep(1)  # the pace of a scrape
         if prometheus is not None:
             FIRED.update(prometheus.fired())
@@ -151,8 +151,8 @@ def test_the_monitor_shows_each_declared_family_and_the_run_was_ready(kiln: Kiln
     assert "frames" in SCRAPED["/"].text
 
 
-def test_the_workers_of_all_queries_are_of_one_daemon(kiln: Kiln) -> None:
-    """Another one would import everything again, in a second of CPU and 130 MB."""
+def test_one_daemon_forks_the_workers_of_all_queries(kiln: Kiln) -> None:
+    """A second daemon would import all modules again, which takes a second of CPU and 130 MB."""
     assert max(DAEMONS) == 1
 
 

@@ -24,7 +24,7 @@ from kiln.conf.settings.reading import load_settings
 from kiln.deploy.stack.bridge_process import BridgeProcess
 BridgeProcess(load_settings()).start()
 print("started", flush=True)
-time.sleep(3600)
+time.sleep(3600)  # until it is killed
 """
 """A `kiln run` as far as the bridge is concerned."""
 

@@ -16,7 +16,7 @@ PROGRAM = """
 import datetime, json, subprocess, sys, time
 from confluent_kafka import Producer
 began = time.monotonic(), time.time()
-time.sleep(0.2)
+time.sleep(0.2)  # what is measured
 slept = time.monotonic() - began[0], time.time() - began[1]
 child = float(subprocess.check_output([sys.executable, "-c", "import time; print(time.time())"]))
 told = []

@@ -30,7 +30,7 @@ def expect(made: Path) -> dict[str, object]:
         with EmbeddedBroker(unpack(Path(folder)), port, controller_port, list_broker_jars()) as broker:
             log = read_log(broker.address, "kiln.updates")
     gone_on_from = max(stamp for records in log for stamp, _ in records) + 1
-    time.sleep(max(0.0, (gone_on_from + LONG_WINDOW) / 1e6 + 1 - time.time()))
+    time.sleep(max(0.0, (gone_on_from + LONG_WINDOW) / 1e6 + 1 - time.time()))  # log time is the broker's clock
     with tempfile.TemporaryDirectory() as folder:
         upgraded = go_on(unpack(Path(folder)), list_broker_jars())
         lake = upgraded.kiln.lake

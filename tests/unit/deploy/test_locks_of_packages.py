@@ -44,7 +44,7 @@ def test_what_kiln_runs_with_is_what_it_is_tested_with() -> None:
     assert pins("conf/runtime.lock") < pins("requirements.lock"), "make lock"
 
 
-def test_the_peer_of_the_bench_has_what_its_modules_load() -> None:
+def test_the_lock_of_quixstreams_has_the_packages_that_the_bench_imports_there() -> None:
     lock = (PROJECT / "bench/peers/quix.lock").read_text()
     files = [(PROJECT / f"bench/peers/{name}.py").read_text() for name in ("quix", "append", "by_hand")]
     modules = [name for text in files for name in re.findall(r"^(?:from|import) (\w[\w.]*)", text, re.MULTILINE)]

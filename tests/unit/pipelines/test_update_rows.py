@@ -271,7 +271,7 @@ def test_rows_bear_the_time_of_the_micro_batch() -> None:
 
 
 def test_rows_name_their_topic_in_full() -> None:
-    """They go to Kafka as they are."""
+    """Spark's Kafka sink writes to the topic of the row."""
     (batch,) = write_copies(rows(frame(signed(write_update(STREAM, TIP, MODEL.text)))), "kiln.", SEEN_AT)
     assert batch.column("topic").to_pylist() == ["kiln.updates"]
 
