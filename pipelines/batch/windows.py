@@ -175,7 +175,7 @@ class PartitionWindows:
         if self._shard_dues and shards is None:
             raise ValueError(f"{head.count} open windows are in {len(self._shard_dues)} shards, which are not given")
         self._packed: dict[int, dict[bytes, _ShardWindow]] = {}  # by shard that was read, windows not in `_open`
-        self._changed_shards: set[int] = set()
+        self._changed_shards: set[int] = set()  # those of all open windows are among them
         self._packed_count = head.count  # windows that are not in `_open`
         self._packed_due = min(self._shard_dues, default=_FOREVER)  # lower bound of their due times
         for key, window in head.windows:
@@ -311,23 +311,22 @@ class PartitionWindows:
     def _write_shards(self) -> None:
         if self._shards is None:
             return
-        changed = {shard: list(self._read_shard(shard).values()) for shard in self._changed_shards}
+        opened: dict[int, list[_ShardWindow]] = {}
         for key, window in self._open.items():
-            digest = _key_digest(key)
-            windows = changed.get(_select_shard(digest, len(self._shard_dues)))
-            if windows is not None:
-                data = _encoder.encode((key, _save_window(window)))
-                windows.append(_ShardWindow(digest, window.rank, window.due, data))
-        for shard, windows in changed.items():
+            digest, data = _key_digest(key), _encoder.encode((key, _save_window(window)))
+            packed = _ShardWindow(digest, window.rank, window.due, data)
+            opened.setdefault(_select_shard(digest, len(self._shard_dues)), []).append(packed)
+        for shard in self._changed_shards | opened.keys():
+            windows = [*self._read_shard(shard).values(), *opened.get(shard, ())]
             windows.sort(key=lambda each: each.rank)
             self._shards[shard] = _encoder.encode(windows)
             self._shard_dues[shard] = min((each.due for each in windows), default=_NO_DUE)
-        self._changed_shards = set()
+        self._changed_shards = set(opened)
 
     def _load_shards(self, keys: Iterable[WindowKey]) -> None:
         """Unpack the windows of these keys, which are about to change."""
         if self._shard_dues:
-            for key in set(keys):
+            for key in set(keys) - self._open.keys():
                 digest = _key_digest(key)
                 shard = _select_shard(digest, len(self._shard_dues))
                 self._changed_shards.add(shard)
@@ -342,6 +341,7 @@ class PartitionWindows:
         for shard, due in enumerate(self._shard_dues):
             if due <= log_time:
                 windows = self._read_shard(shard)
+                self._changed_shards.add(shard)
                 for digest, window in list(windows.items()):
                     if window.due <= log_time:
                         self._unpack_window(windows.pop(digest))
@@ -383,8 +383,6 @@ class PartitionWindows:
     def _close_window(self, key: WindowKey) -> ClosedWindow:
         window = self._open.pop(key)
         window.accepts_until = _NEVER
-        if self._shard_dues:
-            self._changed_shards.add(_select_shard(_key_digest(key), len(self._shard_dues)))
         return ClosedWindow(key, window)
 
     def _next_due(self) -> int:

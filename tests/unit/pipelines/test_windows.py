@@ -315,6 +315,35 @@ def test_windows_in_parts_are_those_of_one_state(log: list[Entry], cuts: set[int
         assert not parts
 
 
+def test_an_open_window_of_a_part_that_goes_moves_into_a_part_that_no_record_touched() -> None:
+    numbers = iter(range(1_000))
+
+    def key_in(part: int) -> WindowKey:
+        keys = (WindowKey("mainnet", "LIVE", "model", f"k{number}") for number in numbers)
+        return next(key for key in keys if module._select_shard(module._key_digest(key), 4) == part)
+
+    kept, touched, ending = [key_in(1), key_in(1)], [key_in(3), key_in(3)], [key_in(0), key_in(2)]
+    others = [key_in(0), key_in(2)]
+    parts = Parts()
+    with SMALL:
+        windows = PartitionWindows(T, b"", G, parts)
+        for at, keys in ((94, ending), (98, kept + touched + others)):
+            windows.advance(at)
+            for key in keys:
+                windows.add(key, "s1", b"t1", at)
+        windows = PartitionWindows(T, windows.dump(), G, parts)
+        assert set(parts) == {0, 1, 2, 3}
+        assert [each.key for each in windows.advance(94 + T + G)] == ending
+        for key in touched:
+            windows.add(key, "s1", b"t2", 98)
+        windows = PartitionWindows(T, windows.dump(), G, parts)
+        assert set(parts) == {0, 1, 2}
+        assert {each.key: len(each.window.leaves) for each in windows.advance(98 + T + G)} == {
+            **dict.fromkeys(kept + others, 1),
+            **dict.fromkeys(touched, 2),
+        }
+
+
 def with_windows(count: int, length: int = 10**9) -> tuple[bytes, Parts]:
     parts = Parts()
     windows = PartitionWindows(length, b"", 0, parts)
