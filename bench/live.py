@@ -53,12 +53,14 @@ class Batches:
         made: Batches of the run.
         ideal: Batches that windows over event time alone make.
         first: Seconds from the start of the command to the first batch.
+        rate: Messages a second that reached the bridge in the counted time.
     """
 
     late: Sequence[float]
     made: int
     ideal: int
     first: float
+    rate: float
 
     def percentile(self, hundredth: int) -> float:
         return quantiles(self.late, n=100, method="inclusive")[hundredth - 1]
@@ -66,7 +68,8 @@ class Batches:
     @property
     def in_words(self) -> str:
         late = f"late {self.percentile(50):.2f} and {self.percentile(99):.2f} s"
-        return f"{late}, first batch {self.first:.1f} s, {self.made:,} batches over {self.ideal:,}"
+        made = f"{self.made:,} batches over {self.ideal:,}"
+        return f"{self.rate:.0f} messages/s, {late}, first batch {self.first:.1f} s, {made}"
 
 
 @dataclass
@@ -120,11 +123,15 @@ def measure(extent: Extent, say: Say) -> Finding:
         for share in (50, 99)
     ]
     first = Series("first batch", "s", tuple(each.first for each in found[min(LOADS)]))
+    rates = [
+        Series(f"messages that came, of {load} a second", "/s", tuple(each.rate for each in found[load]))
+        for load in LOADS
+    ]
     taken_ = [Series(name, "", tuple(values)) for name, values in cores.items() if len(values) == extent.runs]
     return Finding(
         "live",
         "kiln run with the demo network on the same cores",
-        (*taken_, *late, first, *made.values(), *ideal.values()),
+        (*taken_, *rates, *late, first, *made.values(), *ideal.values()),
         tuple(
             Ratio(f"batches over those of event time, {load} messages/s", made[load], ideal[load], WINDOWS_AIM)
             for load in LOADS
@@ -254,9 +261,18 @@ def _batches(run: Run) -> Batches:
         late = sorted(seconds for _, closed, _, seconds in found if closed > counted)
         heard = (each for each in read_received_updates(run.lake) if each.event_time < micros_of(until))
         ideal = sum(saving.batches for saving in estimate_savings(heard, [micros(Settings().batch.window)]))
+        newest = "SELECT max(observed_at) FROM messages"
+        sql = f"SELECT count(*) FROM messages WHERE observed_at > ({newest}) - to_seconds({COUNTED})"
+        ((came,),) = query_lake(run.lake, sql).rows()
     except KilnError as error:
         raise BenchError(str(error)) from error
-    return Batches(late, sum(opened < until for opened, _, _, _ in found), ideal, found[0][2].timestamp() - run.started)
+    return Batches(
+        late,
+        sum(opened < until for opened, _, _, _ in found),
+        ideal,
+        found[0][2].timestamp() - run.started,
+        int(str(came)) / COUNTED,
+    )
 
 
 def micros_of(moment: datetime) -> int:
