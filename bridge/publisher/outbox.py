@@ -35,7 +35,9 @@ NO_PEER: Final = "no peer on the topic"
 IN_DOUBT: Final = "the bridge ended before it had the receipt: this batch of a backfill run is not published again"
 MALFORMED: Final = "batch_malformed"
 RECORDS_LOST: Final = "batches_gone"
-MAX_OPEN: Final = 1_000  # batches read and not yet committed, so that batches that wait for peers cannot fill memory
+MAX_OPEN: Final = 10_000
+"""Batches read and not yet committed. Batches of topics without peers wait among them for `publish_timeout` each, and
+while they are this many, those of other topics wait in Kafka."""
 MAX_BLOCK_BYTES: Final = 32 << 20  # bytes of blocks that wait for IPFS; one more poll may exceed it
 RECENT_BATCHES: Final = 10_000
 """Number of live batches per partition that are checked for repeats. A query that stops in the middle of a micro-batch

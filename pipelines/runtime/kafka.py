@@ -92,7 +92,7 @@ def build_sink_options(broker: Broker) -> dict[str, str]:
         "kafka.bootstrap.servers": broker.servers,
         "kafka.max.request.size": str(MAX_RECORD),
         "kafka.enable.idempotence": "true",
-        "kafka.batch.size": str(1 << 20),
+        "kafka.batch.size": str(256 << 10),  # Kafka's default of 16 KiB gives each large batch a request of its own
         **broker.options,
     }
 

@@ -233,6 +233,18 @@ def test_it_says_what_it_waits_for(kiln: Kiln) -> None:
     assert awaited(lambda: publisher.published == 1)
 
 
+def test_a_batch_does_not_wait_behind_thousands_of_topics_without_peers(
+    kiln: Kiln, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others, wanted = [batch(3 * number + 1) for number in range(3_000)], batch(0)
+    monkeypatch.setattr(kiln, "publish", lambda topic, data: int(topic.endswith(wanted.separator.value)))
+    kiln.write(*map(encode, [*others, wanted]))
+    now = time.time_ns() // 1_000
+    publisher = kiln.start(clock_us=lambda: now)  # no batch is given up meanwhile
+    assert awaited(lambda: publisher.published == 1)
+    assert publisher.state.endswith("(batches waiting: 3000)")
+
+
 def test_while_ipfs_is_away_batches_wait_and_it_says_so(kiln: Kiln) -> None:
     kiln.away = "http://127.0.0.1:5001 does not answer"
     records = [batch(number) for number in range(4)]
