@@ -124,7 +124,7 @@ def measure(extent: Extent, say: Say) -> Finding:
     ]
     first = Series("first batch", "s", tuple(each.first for each in found[min(LOADS)]))
     rates = [
-        Series(f"messages that came, of {load} a second", "/s", tuple(each.rate for each in found[load]))
+        Series(f"messages received, {load} messages/s", "/s", tuple(each.rate for each in found[load]))
         for load in LOADS
     ]
     taken_ = [Series(name, "", tuple(values)) for name, values in cores.items() if len(values) == extent.runs]

@@ -36,8 +36,8 @@ IN_DOUBT: Final = "the bridge ended before it had the receipt: this batch of a b
 MALFORMED: Final = "batch_malformed"
 RECORDS_LOST: Final = "batches_gone"
 MAX_OPEN: Final = 10_000
-"""Batches read and not yet committed. Batches of topics without peers wait among them for `publish_timeout` each, and
-while they are this many, those of other topics wait in Kafka."""
+"""Maximum number of batches read and not yet committed, which bounds memory. Batches that wait for a peer count, each
+for up to `publish_timeout`; at this number, batches of all topics stay in Kafka."""
 MAX_BLOCK_BYTES: Final = 32 << 20  # bytes of blocks that wait for IPFS; one more poll may exceed it
 RECENT_BATCHES: Final = 10_000
 """Number of live batches per partition that are checked for repeats. A query that stops in the middle of a micro-batch

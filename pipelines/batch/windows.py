@@ -341,7 +341,7 @@ class PartitionWindows:
         for shard, due in enumerate(self._shard_dues):
             if due <= log_time:
                 windows = self._read_shard(shard)
-                self._changed_shards.add(shard)
+                self._changed_shards.add(shard)  # its due windows are about to close
                 for digest, window in list(windows.items()):
                     if window.due <= log_time:
                         self._unpack_window(windows.pop(digest))

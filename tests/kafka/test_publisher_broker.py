@@ -233,7 +233,7 @@ def test_it_says_what_it_waits_for(kiln: Kiln) -> None:
     assert awaited(lambda: publisher.published == 1)
 
 
-def test_a_batch_does_not_wait_behind_thousands_of_topics_without_peers(
+def test_a_batch_does_not_wait_behind_thousands_for_a_topic_without_peers(
     kiln: Kiln, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     others, wanted = [batch(3 * number + 1) for number in range(3_000)], batch(0)
