@@ -42,6 +42,9 @@ LOCAL_FILES = {
     "spark.delta.logStore.file.impl": "io.delta.storage.LocalLogStore",
 }
 
+_WORKER_SITE = Path(__file__).with_name("worker_site")
+"""folder whose `sitecustomize` Python processes of Spark run when they start"""
+
 APPENDED_CLASS_PATH = "SPARK_DIST_CLASSPATH"
 """variable with which Spark's launcher ends the class path"""
 
@@ -174,6 +177,7 @@ def build_session_settings(
         conf["spark.local.dir"] = str(scratch)
         conf["spark.sql.warehouse.dir"] = str(scratch / "warehouse")
     if is_local(master):
+        conf["spark.executorEnv.PYTHONPATH"] = str(_WORKER_SITE)  # Spark appends this process's own
         conf["spark.driver.bindAddress"] = "127.0.0.1"
         conf["spark.driver.host"] = "127.0.0.1"
         # Spark's RPC then needs a secret, which Spark creates at each start and keeps in memory.

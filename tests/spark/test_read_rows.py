@@ -48,16 +48,33 @@ def filled(folder: Path) -> Lake:
 def test_another_spark_of_the_user_is_ignored(spark: SparkSession) -> None:
     """The session was opened with its variables (kit/local_spark.py)."""
 
-    def read_interpreter(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for _ in batches:
-            yield pa.RecordBatch.from_pydict({"interpreter": [sys.executable]})
-
-    interpreters = spark.range(1).mapInArrow(read_interpreter, "interpreter string").collect()
-    assert {row.interpreter for row in interpreters} == {sys.executable}
+    worker = describe_worker(spark)
+    assert worker["interpreter"] == sys.executable
     assert spark.sparkContext._jsc.hadoopConfiguration().get("fs.defaultFS") == "file:///"
     assert spark.conf.get("spark.kiln.foreign", "") == ""
     assert {"HADOOP_CONF_DIR", "PYSPARK_SUBMIT_ARGS", "SPARK_CONF_DIR"}.isdisjoint(os.environ)
     assert os.environ["SPARK_HOME"] == str(find_spark_home())
+
+
+def test_python_workers_import_the_installed_pyspark(spark: SparkSession) -> None:
+    """Spark's zip file of it has no bytecode: to compile it, each process would take 0.7 s of CPU."""
+    worker = describe_worker(spark)
+    assert worker["pyspark"] == str(find_spark_home() / "__init__.py")
+    assert not [each for each in worker["path"].split(os.pathsep) if each.startswith(str(find_spark_home()))]
+
+
+def describe_worker(spark: SparkSession) -> dict[str, str]:
+    """Return the interpreter, the place of PySpark and the path of a Python worker."""
+
+    def describe(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyspark
+
+        for _ in batches:
+            found = {"interpreter": sys.executable, "pyspark": pyspark.__file__, "path": os.pathsep.join(sys.path)}
+            yield pa.RecordBatch.from_pylist([found])
+
+    (row,) = spark.range(1).mapInArrow(describe, "interpreter string, pyspark string, path string").collect()
+    return row.asDict()
 
 
 def test_the_jvm_outlives_the_terminal_and_ends_with_its_parent(spark: SparkSession) -> None:
