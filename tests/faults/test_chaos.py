@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.network, pytest.mark.crash, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.network, pytest.mark.crash, pytest.mark.timeout(1800)]
 
 FEW = ("kill-bridge", "kill-broker", "kill-worker", "cut-archive", "cut-sink", "pause-broker", "kill-driver")
 SEED = os.environ.get("KILN_TEST_SEED", "1")
