@@ -25,7 +25,8 @@ OUTPUT = "topic string, key binary, value binary"
 
 _STATE = StructType([StructField("state", BinaryType())])
 _SHARD = StructType([StructField("shard", IntegerType())])
-_MAX_OUTPUTS = 2_000  # rows of one DataFrame
+_OUTPUT_SIZE = 1 << 20
+"""Bytes of values after which a DataFrame ends. Spark sends its rows to Kafka while the next ones are made."""
 
 
 class _StateShards:
@@ -77,11 +78,13 @@ class BatchProcessor(StatefulProcessor):
         head = bytes(state[0]) if state else b""
         windows = PartitionWindows(self._batching.window, head, self._batching.grace, self._shards)
         outputs: list[BatchOutput] = []
+        size = 0
         for output in batch_offset_ranges(windows, key[0], merge_offset_ranges(packed), self._batching.block_limit):
             outputs.append(output)
-            if len(outputs) == _MAX_OUTPUTS:
+            size += len(output.value)
+            if size >= _OUTPUT_SIZE:
                 yield _build_data_frame(outputs)
-                outputs = []
+                outputs, size = [], 0
         self._state.update((windows.dump(),))
         if outputs:  # pandas would give an empty column a type of its own choice
             yield _build_data_frame(outputs)
