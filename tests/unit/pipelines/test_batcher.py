@@ -657,6 +657,17 @@ def test_rows_may_come_in_several_frames_in_any_order() -> None:
     assert len(found) == 1
 
 
+def test_a_data_frame_of_outputs_has_a_mebibyte() -> None:
+    """A worker holds no more of them in memory, however many a micro-batch gives."""
+    log = log_of(*((at, b"x" * 300_000) for at in range(12)))
+    made = new_tester()
+    made.handle.setGroupingKey(0)
+    out = list(made.processor.handleInputRows((0,), iter([rows(log)]), TimerValues(-1, -1)))
+    outputs = [outputs_of(frame) for frame in out if isinstance(frame, pd.DataFrame)]
+    assert sum(map(len, outputs)) == len(log)
+    assert all(sum(len(each.value) for each in frame[:-1]) < 1 << 20 for frame in outputs)
+
+
 def test_ticks_flush_a_silent_separator_and_leave_no_window_in_state() -> None:
     made = new_tester()
     assert outputs_of(made.testInPandas(0, rows(log_of((0, update()))))) == []
