@@ -26,7 +26,7 @@ OUTPUT = "topic string, key binary, value binary"
 _STATE = StructType([StructField("state", BinaryType())])
 _SHARD = StructType([StructField("shard", IntegerType())])
 _OUTPUT_SIZE = 1 << 20
-"""Bytes of values after which a DataFrame ends. Spark sends its rows to Kafka while the next ones are made."""
+"""Bytes of values after which a DataFrame ends: it bounds memory, and Spark sends its rows while the next are built."""
 
 
 class _StateShards:

@@ -43,7 +43,7 @@ LOCAL_FILES = {
 }
 
 _WORKER_SITE = Path(__file__).with_name("worker_site")
-"""folder whose `sitecustomize` Python processes of Spark run when they start"""
+"""folder of the startup hook of Spark's Python processes"""
 
 APPENDED_CLASS_PATH = "SPARK_DIST_CLASSPATH"
 """variable with which Spark's launcher ends the class path"""
@@ -177,7 +177,7 @@ def build_session_settings(
         conf["spark.local.dir"] = str(scratch)
         conf["spark.sql.warehouse.dir"] = str(scratch / "warehouse")
     if is_local(master):
-        conf["spark.executorEnv.PYTHONPATH"] = str(_WORKER_SITE)  # Spark appends this process's own
+        conf["spark.executorEnv.PYTHONPATH"] = str(_WORKER_SITE)  # Spark appends the PYTHONPATH of this process
         conf["spark.driver.bindAddress"] = "127.0.0.1"
         conf["spark.driver.host"] = "127.0.0.1"
         # Spark's RPC then needs a secret, which Spark creates at each start and keeps in memory.

@@ -24,7 +24,7 @@ from hostile.scene import MEMORY, MIB
 from kiln.deploy.demo.traffic.content import TopicData, generate_contents, list_topics
 from kiln.deploy.demo.traffic.options import TrafficOptions
 from kit import foreign_peer
-from kit.awaiting import awaited
+from kit.awaiting import awaited, until
 from kit.bridge_alone import BridgeAlone
 from kit.broker_access import variables
 from kit.foreign_peer import ForeignPeer, ForeignPeerError
@@ -230,13 +230,15 @@ class _Scene:
         )
         self._stack.callback(bridge.kill)
         waiting = {peer.peer: peer for peer in self._near}
-        with trio.fail_after(120):
-            while waiting:
-                status = bridge.status()
-                for each in status.peers if status is not None and status.pid == bridge.process.pid else ():
-                    if each.topics >= len(self._topics) and each.peer in waiting:
-                        waiting.pop(each.peer).rejoined_at = time.monotonic()
-                await trio.sleep(0.1)  # the status is a file
+
+        def have_all_rejoined() -> bool:
+            status = bridge.status()
+            for each in status.peers if status is not None and status.pid == bridge.process.pid else ():
+                if each.topics >= len(self._topics) and each.peer in waiting:
+                    waiting.pop(each.peer).rejoined_at = time.monotonic()
+            return not waiting
+
+        await until(have_all_rejoined, lambda: f"{len(waiting)} peers with all topics", 120)
         return bridge
 
     async def _publish(self) -> None:

@@ -57,14 +57,14 @@ def test_another_spark_of_the_user_is_ignored(spark: SparkSession) -> None:
 
 
 def test_python_workers_import_the_installed_pyspark(spark: SparkSession) -> None:
-    """Spark's zip file of it has no bytecode: to compile it, each process would take 0.7 s of CPU."""
+    """Spark's zip file of PySpark has no bytecode, so each process would compile PySpark."""
     worker = describe_worker(spark)
     assert worker["pyspark"] == str(find_spark_home() / "__init__.py")
     assert not [each for each in worker["path"].split(os.pathsep) if each.startswith(str(find_spark_home()))]
 
 
 def describe_worker(spark: SparkSession) -> dict[str, str]:
-    """Return the interpreter, the place of PySpark and the path of a Python worker."""
+    """Return the interpreter, the file of PySpark and `sys.path` of a Python worker."""
 
     def describe(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyspark

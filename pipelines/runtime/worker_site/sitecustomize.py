@@ -1,8 +1,10 @@
-"""What Python runs at the start of each Python process of Spark on this machine (Python documentation, module `site`).
+"""Startup hook of Spark's Python processes on one machine: makes them import the installed PySpark.
 
-Spark puts its zip file of PySpark first on the path of these processes. A zip file has no bytecode: each process would
-compile PySpark anew, 0.7 s of CPU, and a planning process that takes longer than 10 s fails its query. PySpark is
-installed too, with its bytecode, from the same release: it is where the driver found Spark.
+Spark puts its zip file of PySpark first on their path. A zip file has no bytecode, so each process would spend most of
+a second on compiling PySpark, and a planner that takes longer than 10 s to start fails its query. The installed PySpark
+has bytecode. It is the same release, because the driver found Spark in its folder.
+
+Source: Python documentation, module `site`.
 """
 
 import os

@@ -56,7 +56,7 @@ sink = FrameSink(away, "kiln.frames", Path(sys.argv[1]), 1 << 20, 1 << 20)
 for frame in Traffic(options, time.time_ns(), 20.0).frames(messages=20):
     sink.put(frame.key, frame.value)
 while not sink.status().spooled:
-    time.sleep(0.1)
+    time.sleep(0.1)  # a thread of the sink writes the spool, and signals nothing
 sink.close(1.0)
 print(sink.status())
 PYTHON
