@@ -127,10 +127,9 @@ def _find_source() -> Path | None:
     """
     from importlib import metadata
 
-    try:
-        text = metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
-    except metadata.PackageNotFoundError:
-        return None
+    # a build leaves metadata without a source in the checkout, and these may come first
+    sources = (each.read_text("direct_url.json") for each in metadata.distributions(name=DISTRIBUTION))
+    text = next(filter(None, sources), None)
     url = urlsplit(json.loads(text)["url"]) if text else None
     path = Path(unquote(url.path)) if url is not None and url.scheme == "file" else None
     return path if path is not None and path.exists() else None

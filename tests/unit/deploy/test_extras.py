@@ -146,6 +146,18 @@ def test_the_hint_names_where_kiln_came_from(monkeypatch: pytest.MonkeyPatch, tm
     assert format_install_command() == "pip install kiln-gossip"
 
 
+def test_metadata_that_a_build_left_in_the_checkout_are_no_source(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    left = tmp_path / "kiln_gossip.egg-info" / "PKG-INFO"
+    left.parent.mkdir()
+    left.write_text(f"Metadata-Version: 2.4\nName: {DISTRIBUTION}\nVersion: 0.1\n")
+    source = extras._find_source()
+    assert source is not None
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert extras._find_source() == source
+
+
 def test_what_is_installed_is_not_asked_for() -> None:
     require_extras("bridge", "demo", "lake", "quality", "spark")
 
