@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
-from itertools import groupby, islice
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -105,6 +105,7 @@ class SuiteRun:
         self._validator = validator
         self._since = since
         self._tables: dict[str, DeltaTable] = {name: lake.open(name) for name in lake.tables()}
+        self._columns = {name: read_columns(table) or {} for name, table in self._tables.items()}
         try:
             self._db = duckdb.connect(":memory:" if state_file is None else str(state_file))
         except duckdb.Error as error:
@@ -138,11 +139,13 @@ class SuiteRun:
         """
         runnable = [check for check in checks if check.table in self._tables]
         results: dict[str, CheckResult] = {}
-        row_checks = sorted(
-            (check for check in runnable if check.kind.rows), key=lambda check: (check.table, self._read_version(check))
-        )
-        for (table, version), group in groupby(row_checks, key=lambda check: (check.table, self._read_version(check))):
-            for result in self._check_rows(table, None if version < 0 else version, list(group)):
+        row_checks: dict[tuple[str, int | None], list[SuiteCheck]] = {}
+        for check in runnable:
+            if check.kind.rows:
+                version = self._read_versions(check).get(check.table)
+                row_checks.setdefault((check.table, version), []).append(check)
+        for (table, version), group in row_checks.items():
+            for result in self._check_rows(table, version, group):
                 results[result.check.id] = result
         table_checks = [check for check in runnable if not check.kind.rows]
         for check in table_checks:
@@ -178,7 +181,7 @@ class SuiteRun:
         return [self._read_row_result(check) for check in checks]
 
     def _validate_new_rows(self, table: str, checks: list[SuiteCheck], new_files: NewFiles) -> None:
-        types = read_columns(self._tables[table]) or {}
+        types = self._columns[table]
         time = TIMES.get(table)
         since = f" WHERE {time} >= {format_timestamp(self._since)}" if time and self._since else ""
         source = f"(FROM ({build_columns_query(types, new_files.files)}){since}) AS new"
@@ -298,62 +301,68 @@ class SuiteRun:
             raise QualityError(f"{check.location}: {check.name}: {error}") from error
 
     def _run_check(self, check: SuiteCheck, find: Callable[[CheckInputs], str], tables: list[str]) -> CheckResult:
-        new_files = {name: self._find_new_files(check, name) for name in tables if name in self._tables}
+        new_files = self._find_new_files(tables, self._read_versions(check))
         if any(each.must_reread for each in new_files.values()):
             self._delete_check(check.id)
-            new_files = {name: find_new_files(self._lake, name, self._tables[name], None) for name in new_files}
+            new_files = self._find_new_files(tables, {})
         for name in tables:
-            types = read_columns(self._tables[name]) if name in self._tables else _empty_columns(name)
+            types = self._columns[name] if name in self._tables else _empty_columns(name)
             files = new_files[name].files if name in new_files else ()
-            self._db.execute(f"CREATE OR REPLACE TEMP VIEW new_{name} AS {build_columns_query(types or {}, files)}")
+            self._db.execute(f"CREATE OR REPLACE TEMP VIEW new_{name} AS {build_columns_query(types, files)}")
         inputs = CheckInputs(
             self._db,
             f"m_{check.id}",
             check,
             self._context,
             {name: each.committed for name, each in new_files.items() if each.committed is not None},
-            {name: read_columns(table) or {} for name, table in self._tables.items()},
+            self._columns,
             self._select_all,
         )
         faults_query = find(inputs)
         since = f" WHERE seen_at IS NULL OR seen_at >= {format_timestamp(self._since)}" if self._since else ""
-        total = self._db.execute(f"SELECT count(*) FROM ({faults_query}){since}").fetchone()
-        count = total[0] if total else 0
-        shown = self._db.execute(
-            f"SELECT key, seen_at, words FROM ({faults_query}){since} ORDER BY seen_at, key LIMIT {SHOWN}"
+        ((count, first, last),) = self._db.execute(
+            f"SELECT count(*), min(seen_at), max(seen_at) FROM ({faults_query}){since}"
         ).fetchall()
+        shown: list[tuple[str, str]] = []
+        if count:
+            query = f"SELECT key, words FROM ({faults_query}){since} ORDER BY seen_at, key LIMIT {SHOWN}"
+            shown = self._db.execute(query).fetchall()
         self._save_versions(check, tables)
-        keys: list[Key] = [json.loads(key) for key, _, _ in shown]
-        words = [str(each) for _, _, each in shown]
+        keys: list[Key] = [json.loads(key) for key, _ in shown]
+        words = [str(each) for _, each in shown]
         observed = "nothing" if not count else words[0] if count == 1 else f"{count:,} keys: {words[0]}, …"
-        span = self._db.execute(f"SELECT min(seen_at), max(seen_at) FROM ({faults_query}){since}").fetchone()
-        return CheckResult(check, not count, observed, count, keys, words, inputs.pending["rows"], span or (None, None))
+        return CheckResult(check, not count, observed, count, keys, words, inputs.pending["rows"], (first, last))
+
+    def _find_new_files(self, tables: Iterable[str], versions: Mapping[str, int]) -> dict[str, NewFiles]:
+        """Find the files that each of the tables that exist has received since its version in `versions`."""
+        return {
+            name: find_new_files(self._lake, name, self._tables[name], versions.get(name))
+            for name in tables
+            if name in self._tables
+        }
 
     def _select_all(self, name: str) -> str:
         if name not in self._tables:
             return build_columns_query(_empty_columns(name), ())
         files = find_new_files(self._lake, name, self._tables[name], None).files
-        return build_columns_query(read_columns(self._tables[name]) or {}, files)
-
-    def _find_new_files(self, check: SuiteCheck, name: str) -> NewFiles:
-        row = self._db.execute("SELECT version FROM checked WHERE id = ? AND name = ?", [check.id, name]).fetchone()
-        return find_new_files(self._lake, name, self._tables[name], row[0] if row else None)
+        return build_columns_query(self._columns[name], files)
 
     # ---------------------------------------------------------------- state
 
-    def _read_version(self, check: SuiteCheck) -> int:
-        row = self._db.execute(
-            "SELECT version FROM checked WHERE id = ? AND name = ?", [check.id, check.table]
-        ).fetchone()
-        return row[0] if row else -1
+    def _read_versions(self, check: SuiteCheck) -> dict[str, int]:
+        """Read the versions of the tables that the check has read."""
+        return dict(self._db.execute("SELECT name, version FROM checked WHERE id = ?", [check.id]).fetchall())
 
     def _save_versions(self, check: SuiteCheck, tables: Iterable[str]) -> None:
         """Save the versions of the tables that the check has read."""
-        known = dict(self._db.execute("SELECT name, version FROM checked WHERE id = ?", [check.id]).fetchall())
-        for name in tables:
-            if name in self._tables and known.get(name) != self._tables[name].version():
-                self._db.execute("DELETE FROM checked WHERE id = ? AND name = ?", [check.id, name])
-                self._db.execute("INSERT INTO checked VALUES (?, ?, ?)", [check.id, name, self._tables[name].version()])
+        known = self._read_versions(check)
+        versions = {name: self._tables[name].version() for name in tables if name in self._tables}
+        if changed := dict(versions.items() - known.items()):
+            names = list(changed)
+            self._db.execute("DELETE FROM checked WHERE id = ? AND list_contains(?, name)", [check.id, names])
+            self._db.execute(
+                "INSERT INTO checked SELECT ?, unnest(?), unnest(?)", [check.id, names, list(changed.values())]
+            )
 
     def _delete_check(self, check_id: str) -> None:
         for table in ("checked", "tally", "failed"):

@@ -24,7 +24,7 @@ from kit.descriptors import descriptors, hanging_broker
 
 ROOT = Path(__file__).resolve().parents[3]
 ROOMS = ("bridge", "pipelines", "deploy", "conf")
-ATTEMPTS = 5
+ATTEMPTS = 2
 SASL = {"sasl_mechanism": "PLAIN", "sasl_plain_username": "kiln", "sasl_plain_password": "x"}
 SECURITY: Mapping[str, dict[str, str]] = {
     "PLAINTEXT": {"security_protocol": "PLAINTEXT"},
