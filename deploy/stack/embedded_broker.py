@@ -2,8 +2,9 @@
 
 Layout under the state folder: `broker/data` (the log), `broker/password` (for clients, 0600),
 `broker/server.properties` (written at each start, 0600), `broker/lock` (locked by the broker's process while it lives),
-`broker/address.json`, `broker/owner` (deploy/stack/broker_owner.py); `logs/broker.log` and `logs/broker.out` (output of
-the JVM). The path of the log is relative, so that the folder can be moved.
+`broker/address.json`, `broker/owner` (deploy/stack/broker_owner.py), `broker/tmp` (emptied at each start);
+`logs/broker.log` and `logs/broker.out` (output of the JVM). The path of the log is relative, so that the folder can be
+moved.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import IO, NamedTuple, Self
+from typing import IO, Final, NamedTuple, Self
 
 from kiln.conf.process.errors import PrerequisiteError
 from kiln.conf.process.locks import try_lock
@@ -42,6 +43,9 @@ from kiln.deploy.stack.spawn import bind_to_parent, terminate_process
 PROPERTIES = PROJECT / "conf" / "broker.properties"
 LOG4J = PROJECT / "conf" / "log4j2-broker.properties"
 
+_TEMPORARY: Final = "tmp"
+"""folder of the JVM's temporary files, such as native libraries, which a killed broker leaves"""
+
 # JVM startup takes a second or two of CPU. The C1 compiler and the serial collector take the least, and leave the cores
 # to Spark, which starts at the same time. The default initial heap is a 64th of the machine's memory, which the JVM
 # fills with garbage before the first collection.
@@ -53,6 +57,7 @@ _JVM = (
     "-XX:+ExitOnOutOfMemoryError",
     "-Djava.awt.headless=true",
     "-Dkiln.logs=../logs",
+    f"-Djava.io.tmpdir={_TEMPORARY}",
 )
 
 
@@ -290,6 +295,8 @@ class EmbeddedBroker:
                 _check_free(port, setting)
             properties = folder / "server.properties"
             private_file(properties, self._properties(ensure_password(folder))).replace(properties)
+            shutil.rmtree(folder / _TEMPORARY, ignore_errors=True)
+            (folder / _TEMPORARY).mkdir(exist_ok=True)
             if not (folder / "data" / "meta.properties").is_file():
                 self._format(folder, out)
             java = self._java("-Xmx" + self.heap, f"-Dlog4j2.configurationFile={LOG4J.as_uri()}", *self.jvm_options)

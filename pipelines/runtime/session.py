@@ -122,7 +122,7 @@ def create_session(
             del conf[key]
     if appended and not is_local(conf.get("spark.master", master)):
         conf["spark.jars"] = ",".join(filter(None, (conf.get("spark.jars"), *map(str, appended))))
-    _launch_jvm(conf, appended)
+    _launch_jvm(conf, appended, scratch)
     builder = SparkSession.builder.appName(name)
     for key, value in conf.items():
         builder = builder.config(key, value)
@@ -151,10 +151,13 @@ def build_session_settings(
         log4j: A log4j2 file that writes into `logs`.
         logs: Folder of the logs.
         ui: If true, start Spark's UI.
-        scratch: Folder of Spark's temporary files.
+        scratch: Folder of the temporary files of Spark and its JVM.
         extra: Settings that override all others.
     """
-    options = [java_options] if java_options else []
+    # the JVM unpacks native libraries of 15 MB there, which a killed one leaves
+    options = [f'"-Djava.io.tmpdir={scratch}"'] if scratch is not None else []
+    if java_options:
+        options.append(java_options)
     if log4j is not None:
         options.append(f"-Dlog4j2.configurationFile={log4j.as_uri()}")
     if logs is not None:
@@ -193,14 +196,16 @@ def _get_submitted_master() -> str | None:
     return SparkConf().get("spark.master")
 
 
-def _launch_jvm(conf: Mapping[str, str], appended: Iterable[Path]) -> None:
-    """Start the JVM, if this process has none, with `conf` in a file that only its user can read.
+def _launch_jvm(conf: Mapping[str, str], appended: Iterable[Path], scratch: Path | None) -> None:
+    """Start the JVM, if this process has none, with `conf` in a file in `scratch` that only its user can read.
 
     PySpark would put `conf` on the command line, which every user of the machine can read, passwords included.
     """
     if SparkContext._gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ:
         return
-    with tempfile.NamedTemporaryFile("w", prefix="kiln-", suffix=".properties", encoding="ascii") as file:  # 0600
+    with tempfile.NamedTemporaryFile(  # 0600
+        "w", prefix="kiln-", suffix=".properties", encoding="ascii", dir=scratch
+    ) as file:
         file.write(format_properties(conf))
         file.flush()
         submit = os.environ.get("PYSPARK_SUBMIT_ARGS") or "pyspark-shell"

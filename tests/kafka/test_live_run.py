@@ -6,6 +6,7 @@ import base64
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import time
@@ -54,9 +55,11 @@ TOOK: list[float] = []
 FIRED: set[str] = set()
 """Alerts that fired while the run went on."""
 SILENT: list[str] = []
+"""Expressions of the dashboards and the alert rules that gave no data at the end of the run."""
 DAEMONS: list[int] = []
 """Number of worker daemons, once a second during the run."""
-"""Expressions of the dashboards and the alert rules that gave no data at the end of the run."""
+UNPACKED: set[str] = set()
+"""Native libraries that JVMs had unpacked and loaded at the end of the run."""
 
 
 def _counted(name: str) -> bool:
@@ -78,6 +81,13 @@ def _count_daemons(run: int) -> int:
                     and parent.name() == "java"
                 )
     return count
+
+
+def _find_unpacked_libraries(run: int) -> set[str]:
+    """Find the native libraries that JVMs of a run have unpacked and loaded."""
+    jvms = [each for each in psutil.Process(run).children(recursive=True) if each.name() == "java"]
+    loaded = {each.path for jvm in jvms for each in jvm.memory_maps()}
+    return {path for path in loaded if re.search(r"rocksdbjni|lz4-java|snappyjava|zstd-jni", path)}
 
 
 def shadowing(folder: Path, *names: str) -> Path:
@@ -114,6 +124,7 @@ def kiln(broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactory)
         out_at, is_ready = math.inf, False
         while run.poll() is None:
             if is_ready and time.monotonic() > out_at + LENGTH.total_seconds():
+                UNPACKED.update(_find_unpacked_libraries(run.pid))
                 run.send_signal(signal.SIGINT)
                 run.wait()
                 break
@@ -154,6 +165,12 @@ def test_the_monitor_shows_each_declared_family_and_the_run_was_ready(kiln: Kiln
 def test_one_daemon_forks_the_workers_of_all_queries(kiln: Kiln) -> None:
     """A second daemon would import all modules again, which takes a second of CPU and 130 MB."""
     assert max(DAEMONS) == 1
+
+
+def test_jvms_unpack_their_libraries_into_the_state_folder(kiln: Kiln) -> None:
+    """Where the next start removes them: a killed JVM leaves 15 MB."""
+    assert {Path(path).is_relative_to(kiln.state / "scratch") for path in UNPACKED if "rocksdb" in path} == {True}
+    assert [path for path in UNPACKED if not Path(path).is_relative_to(kiln.state)] == []
 
 
 def test_metrics_come_in_less_than_fifty_milliseconds(kiln: Kiln) -> None:

@@ -187,7 +187,7 @@ def start_server(
     conf = build_session_settings(
         master="local[*]",
         driver_memory=memory,
-        java_options=f'-XX:-UsePerfData "-Djava.io.tmpdir={folder}" "-Duser.home={folder}" {build_archive_option()}',
+        java_options=f'-XX:-UsePerfData "-Duser.home={folder}" {build_archive_option()}',
         jars=jars,
         log4j=PROJECT / "conf" / "log4j2-spark.properties",
         logs=logs,
