@@ -6,6 +6,7 @@ import os
 import random
 import shlex
 import shutil
+import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
@@ -32,6 +33,10 @@ from kit import loopback
 # A process of pytest-xdist has a main module without a file. pyspark.sql.connect takes that for a doctest, and exits.
 if not hasattr(sys.modules["__main__"], "__file__"):
     sys.modules["__main__"].__file__ = __file__
+
+# A script that runs the tests in the background makes them ignore SIGINT, and every program that they start, too.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
