@@ -428,7 +428,9 @@ def _describe_lost_state(location: DamageLocation, name: str, checkpoint: Checkp
         if marked.query in ("", checkpoint.query_id) and marked.batch < done:
             return f"{path} ends with micro-batch {marked.batch}, and the checkpoint with {done}"
         return find_missing_digests(folder)
-    return "" if has_dedup_state(folder) else f"{path} is missing"
+    if has_dedup_state(folder) or checkpoint.ends(done) == checkpoint.first_offsets:
+        return ""  # a query creates the file with its first records
+    return f"{path} is missing"
 
 
 def _examine(location: DamageLocation, name: str) -> Damage | None:

@@ -498,6 +498,17 @@ def test_a_deduplication_file_that_lacks_digests_is_not_relied_on(
     assert words in damaged_file(State(tmp_path, query), damage)
 
 
+@pytest.mark.parametrize("query", ["archive", "updates"])
+@pytest.mark.parametrize(("end", "is_damaged"), [(0, False), (1, True)])
+def test_a_query_that_has_read_no_record_needs_no_deduplication_file(
+    query: str, end: int, is_damaged: bool, tmp_path: Path
+) -> None:
+    state = State(tmp_path, query)
+    state._write(state.path / "offsets" / "0", f'v1\n{{"batchWatermarkMs":0}}\n{{"kiln.updates":{{"0":{end}}}}}')
+    state.finish(0)
+    assert bool(examine(state.place, [query])) == is_damaged
+
+
 def test_archive_rebuilds_its_deduplication_state_from_its_table(tmp_path: Path) -> None:
     """Messages that passed, signed or not, do not pass again; new ones do."""
     state, horizon, at = State(tmp_path, "archive"), 120_000_000, 1_700_000_000_000_000
