@@ -127,7 +127,7 @@ def _find_source() -> Path | None:
     """
     from importlib import metadata
 
-    # a build leaves metadata without a source in the checkout, and these may come first
+    # a build leaves metadata without a source in the checkout, which may be found first
     sources = (each.read_text("direct_url.json") for each in metadata.distributions(name=DISTRIBUTION))
     text = next(filter(None, sources), None)
     url = urlsplit(json.loads(text)["url"]) if text else None

@@ -43,7 +43,7 @@ from kiln.deploy.stack.spawn import bind_to_parent, terminate_process
 PROPERTIES = PROJECT / "conf" / "broker.properties"
 LOG4J = PROJECT / "conf" / "log4j2-broker.properties"
 
-_TEMPORARY: Final = "tmp"
+_TEMPORARY_FOLDER: Final = "tmp"
 """folder of the JVM's temporary files, such as native libraries, which a killed broker leaves"""
 
 # JVM startup takes a second or two of CPU. The C1 compiler and the serial collector take the least, and leave the cores
@@ -57,7 +57,7 @@ _JVM = (
     "-XX:+ExitOnOutOfMemoryError",
     "-Djava.awt.headless=true",
     "-Dkiln.logs=../logs",
-    f"-Djava.io.tmpdir={_TEMPORARY}",
+    f"-Djava.io.tmpdir={_TEMPORARY_FOLDER}",
 )
 
 
@@ -295,8 +295,8 @@ class EmbeddedBroker:
                 _check_free(port, setting)
             properties = folder / "server.properties"
             private_file(properties, self._properties(ensure_password(folder))).replace(properties)
-            shutil.rmtree(folder / _TEMPORARY, ignore_errors=True)
-            (folder / _TEMPORARY).mkdir(exist_ok=True)
+            shutil.rmtree(folder / _TEMPORARY_FOLDER, ignore_errors=True)
+            (folder / _TEMPORARY_FOLDER).mkdir(exist_ok=True)
             if not (folder / "data" / "meta.properties").is_file():
                 self._format(folder, out)
             java = self._java("-Xmx" + self.heap, f"-Dlog4j2.configurationFile={LOG4J.as_uri()}", *self.jvm_options)

@@ -76,11 +76,10 @@ class State:
         self._clock += 1
         os.utime(path, (self._clock, self._clock))
 
-    def begin(self, batch: int) -> None:
+    def begin(self, batch: int, end: int | None = None) -> None:
+        end = batch * 10 + 10 if end is None else end
         at = {"batchWatermarkMs": 0, "batchTimestampMs": 0}
-        self._write(
-            self.path / "offsets" / str(batch), f'v1\n{json.dumps(at)}\n{{"kiln.updates":{{"0":{batch * 10 + 10}}}}}'
-        )
+        self._write(self.path / "offsets" / str(batch), f'v1\n{json.dumps(at)}\n{{"kiln.updates":{{"0":{end}}}}}')
 
     def commit(self, batch: int) -> Path:
         """The state, and then the table."""
@@ -504,7 +503,7 @@ def test_a_query_that_has_read_no_record_needs_no_deduplication_file(
     query: str, end: int, is_damaged: bool, tmp_path: Path
 ) -> None:
     state = State(tmp_path, query)
-    state._write(state.path / "offsets" / "0", f'v1\n{{"batchWatermarkMs":0}}\n{{"kiln.updates":{{"0":{end}}}}}')
+    state.begin(0, end)
     state.finish(0)
     assert bool(examine(state.place, [query])) == is_damaged
 
