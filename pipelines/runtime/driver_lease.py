@@ -22,6 +22,8 @@ SESSION = 10.0
 """session timeout of a driver, s"""
 _PATIENCE = 2 * SESSION + 5  # s for a session to expire and a first join, which Kafka delays by 3 s
 _CHECK_INTERVAL = 1.0  # s
+HOLDER_POLL_INTERVAL = 0.5
+"""pause between two checks of a holder that runs, s"""
 _JOIN_TIMEOUT = 5.0  # s; Kafka delays the first join of a group by 3 s
 _INSTANCE = "driver"
 """group.instance.id (KIP-345) of every driver of a query: Kafka fences the previous driver when the next one joins"""
@@ -70,7 +72,7 @@ class DriverLease:
                     f"cannot run {self._query}: another driver runs it ({_describe(holder)}). Stop that one first. "
                     f"This one can then start at once on the same machine, and {SESSION:.0f} s later on another"
                 )
-            time.sleep(0.5)
+            time.sleep(HOLDER_POLL_INTERVAL)
         self._consumer = consumer = open_client(
             KafkaConsumer,
             **self._options,

@@ -54,7 +54,7 @@ class Proxy:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        if not awaited(self._answers, 10):
+        if not awaited(self._answers, 60):
             raise ProxyError("toxiproxy does not start")
         listen, upstream = f"127.0.0.1:{self._port}", f"127.0.0.1:{self._upstream}"
         self._tell("POST", "/proxies", {"name": _NAME, "listen": listen, "upstream": upstream, "enabled": True})
@@ -97,7 +97,7 @@ class Proxy:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"http://127.0.0.1:{self._api}{path}", data, method=method)
         try:
-            urllib.request.urlopen(request, timeout=30).close()
+            urllib.request.urlopen(request, timeout=60).close()
         except urllib.error.HTTPError as error:
             raise ProxyError(f"{method} {path}: {error.read().decode(errors='replace')}") from None
         except OSError as error:

@@ -148,7 +148,7 @@ class Stack:
             self._holder = subprocess.Popen(["unshare", "-n", "sleep", "infinity"])
             there = str(self._holder.pid)
             self.enter, host = ["nsenter", "-t", there, "-n"], THEIRS
-            if not awaited(lambda: os.readlink(f"/proc/{there}/ns/net") != os.readlink("/proc/self/ns/net"), 10):
+            if not awaited(lambda: os.readlink(f"/proc/{there}/ns/net") != os.readlink("/proc/self/ns/net"), 60):
                 raise ChaosError("the peers have no network of their own")
             _do("ip", "link", "add", "chaos0", "type", "veth", "peer", "name", "chaos1", "netns", there)
             _do("ip", "addr", "add", f"{OURS}/24", "dev", "chaos0")

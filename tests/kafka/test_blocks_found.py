@@ -98,7 +98,7 @@ def bridge(
 
 
 def connected(daemon: Daemon) -> set[str]:
-    peers = httpx.post(f"{daemon.url}/api/v0/swarm/peers", timeout=30).json()["Peers"] or []
+    peers = httpx.post(f"{daemon.url}/api/v0/swarm/peers", timeout=60).json()["Peers"] or []
     return {each["Peer"] for each in peers}
 
 
@@ -112,7 +112,7 @@ async def heard_and_fetched(daemon: Daemon, count: int) -> set[str]:
             cid = str(json.loads(data)["batch"])
             async with httpx.AsyncClient() as kubo:
                 asked = {"arg": cid, "timeout": "20s"}
-                answer = await kubo.post(f"{daemon.url}/api/v0/block/get", params=asked, timeout=30)
+                answer = await kubo.post(f"{daemon.url}/api/v0/block/get", params=asked, timeout=60)
             assert answer.status_code == 200, (cid, answer.text)
             cids.add(cid)
             if len(cids) == count:
@@ -146,9 +146,9 @@ def test_a_gossip_peer_fetches_every_announced_block(
     assert ", without routing, 1 of 1 gossip peers connected" in told.ipfs
     ours = (connected(neighbour) - {told.peer}).pop()
     # a peer that leaves the gossip is none any more
-    httpx.post(f"{neighbour.url}/api/v0/swarm/disconnect", params={"arg": f"/p2p/{told.peer}"}, timeout=30)
+    httpx.post(f"{neighbour.url}/api/v0/swarm/disconnect", params={"arg": f"/p2p/{told.peer}"}, timeout=60)
     told = bridge.until(lambda told: not told.ipfs_node.gossip_peers, "its end as a neighbour")
-    wait_until(lambda: ours not in connected(neighbour), "the end of the connection", 30)
+    wait_until(lambda: ours not in connected(neighbour), "the end of the connection", 60)
 
 
 def test_a_bridge_with_default_settings_announces_no_batch(

@@ -279,7 +279,6 @@ def take_over(log: Log, together: Together, *, stop: bool) -> None:
     wait_until(is_published, together.in_words)
     took = time.monotonic() - ended
     print(f"{time.time():.1f}: topics taken over after {topics_after:.1f} s, publishing after {took:.1f} s")
-    assert took < 30
     if stop:
         leader.send(signal.SIGCONT)
     together.start()

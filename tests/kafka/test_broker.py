@@ -53,7 +53,7 @@ def make_topics(broker: EmbeddedBroker, prefix: str, partitions: dict[str, int] 
 
 def write(address: str, topic: str, value: bytes, stamp_ms: int | None = None) -> None:
     producer = KafkaProducer(**client(address), max_request_size=8 * 1024 * 1024, acks="all")
-    producer.send(topic, value=value, partition=0, timestamp_ms=stamp_ms).get(timeout=30)
+    producer.send(topic, value=value, partition=0, timestamp_ms=stamp_ms).get(timeout=60)
     producer.close()
 
 
@@ -145,7 +145,7 @@ def test_second_kiln_on_the_same_folder(broker: EmbeddedBroker, new_broker: NewB
     with pytest.raises(BrokerRunningError, match=f"already running at {broker.address}") as caught:
         new_broker(broker.state).start()
     assert caught.value.address == broker.address
-    await_broker(broker.address, security(broker.address), timeout=5)  # and the first is none the worse
+    await_broker(broker.address, security(broker.address), timeout=60)  # and the first is none the worse
 
 
 def test_ctrl_c_does_not_reach_it(broker: EmbeddedBroker) -> None:

@@ -121,7 +121,7 @@ class Place:
     @contextmanager
     def sender(self, resend: int = 0) -> Iterator[Sender]:
         self.bridge.start()
-        wait_until(lambda: self.status() is not None, "the bridge says how it is", 30)
+        wait_until(lambda: self.status() is not None, "the bridge says how it is", 60)
         status = self.status()
         assert status is not None
         sender = Sender(status.addresses[0], self._folder / "said.json", resend)
@@ -261,7 +261,7 @@ def test_all_is_there_after_the_broker_was_killed(place: Place) -> None:
         place.wait_heard(1 / 3)
         killed = place.broker
         os.kill(killed, signal.SIGKILL)
-        wait_until(lambda: place.broker not in (0, killed), "another broker", 30)
+        wait_until(lambda: place.broker not in (0, killed), "another broker", 60)
         said = sender.said()
         settled = place.settled(len(said.ids))
         tell("broker killed", place, said, settled)

@@ -43,7 +43,7 @@ def test_a_broker_that_was_found_is_started_again_on_its_data(
     with launch_broker(settings, lambda words: None) as launched:
         servers = launched.await_ready()
         producer = KafkaProducer(**client(servers), acks="all")
-        first = producer.send("kiln.frames", value=b"before", partition=0).get(timeout=30)
+        first = producer.send("kiln.frames", value=b"before", partition=0).get(timeout=60)
         for _ in range(2):
             assert not launched.error
             killed = _pid(tmp_path)
@@ -52,7 +52,7 @@ def test_a_broker_that_was_found_is_started_again_on_its_data(
             wait_until(partial(_another, tmp_path, killed), "another broker")
             wait_until(lambda: not launched.error, lambda: f"no error, but {launched.error}")
         await_broker(servers, security(servers))
-        second = producer.send("kiln.frames", value=b"after", partition=0).get(timeout=30)
+        second = producer.send("kiln.frames", value=b"after", partition=0).get(timeout=60)
         assert second.offset == first.offset + 1
         producer.close()
     assert find_running_broker(tmp_path) is None
@@ -144,7 +144,7 @@ def test_kiln_broker_stop(kiln: Kiln, capsys: Capture) -> None:
     first = start_replay(kiln)
     assert run_command(stop) == 1
     assert f"belongs to a running Kiln (process {first.pid})" in capsys.readouterr().err
-    await_broker(kiln.servers, _settings(kiln).broker.security_options(), timeout=5)
+    await_broker(kiln.servers, _settings(kiln).broker.security_options(), timeout=60)
     end(first)
 
 

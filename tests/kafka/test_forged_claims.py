@@ -299,7 +299,7 @@ def test_what_becomes_of_forged_claims_is_as_the_page_says(
 
     # nobody has the genesis
     add("nobody has it", announced(kiln))
-    wait_until(lambda: kiln.fetcher.counts["genesis_unavailable"] == 2, lambda: f"{kiln.fetcher.status()}", 10)
+    wait_until(lambda: kiln.fetcher.counts["genesis_unavailable"] == 2, lambda: f"{kiln.fetcher.status()}", 60)
 
     # it is slow; and IPFS goes away, and comes back
     kiln.ipfs.gate.clear()

@@ -288,7 +288,7 @@ def test_broker_away_at_the_start(kiln: Kiln, free_port: int) -> None:
     assert awaited(lambda: "Kafka fails" in publisher.state)
     stopping = threading.Thread(target=publisher.stop)
     stopping.start()
-    stopping.join(10)
+    stopping.join(60)
     assert not stopping.is_alive()
 
 

@@ -28,7 +28,7 @@ def test_the_ticker_says_when_stamps_trail_the_log_and_ticks_on(broker: Embedded
     ahead = int(time.time() * 1000) + AHEAD
     producer = KafkaProducer(**options)
     for stamp in (ahead, ahead - AHEAD):
-        producer.send(topic, value=b"update", partition=1, timestamp_ms=stamp).get(timeout=30)
+        producer.send(topic, value=b"update", partition=1, timestamp_ms=stamp).get(timeout=60)
     producer.close()
     names = [TopicPartition(topic, partition) for partition in (0, 1)]
     assert read_log_times(options, names) == {1: ahead}

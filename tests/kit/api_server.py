@@ -123,7 +123,7 @@ class ApiServer:
         )
         context = ssl.create_default_context(cafile=str(self.certificate))
         try:
-            with urllib.request.urlopen(request, timeout=20, context=context) as answer:
+            with urllib.request.urlopen(request, timeout=60, context=context) as answer:
                 return answer.status, json.loads(answer.read())
         except urllib.error.HTTPError as error:
             with error:
@@ -215,10 +215,10 @@ def running(folder: Path) -> Iterator[ApiServer]:
 def _end(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
     try:
-        process.wait(30)
+        process.wait(60)
     except subprocess.TimeoutExpired:
         process.kill()
-        process.wait(30)
+        process.wait(60)
 
 
 def _write_kubeconfig(server: ApiServer) -> None:

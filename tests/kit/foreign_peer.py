@@ -169,7 +169,7 @@ class ForeignPeer:
             process.stdin.write('{"cmd": "stop"}\n')
             process.stdin.close()
         try:
-            process.wait(10)
+            process.wait(60)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

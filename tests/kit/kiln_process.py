@@ -154,4 +154,4 @@ def end(process: subprocess.Popen[str]) -> None:
 def kill_all(process: subprocess.Popen[str]) -> None:
     """SIGKILL to a started Kiln and to all its children: the JVM and the Python workers."""
     os.killpg(process.pid, signal.SIGKILL)
-    process.wait(timeout=30)
+    process.wait(timeout=60)

@@ -96,7 +96,7 @@ class Daemon:
     def say(self, topic: str, data: bytes) -> None:
         """Publish a message."""
         httpx.post(
-            f"{self.url}/api/v0/pubsub/pub", params={"arg": _encode_topic(topic)}, files={"file": data}, timeout=30
+            f"{self.url}/api/v0/pubsub/pub", params={"arg": _encode_topic(topic)}, files={"file": data}, timeout=60
         ).raise_for_status()
 
     async def publish(self, client: httpx.AsyncClient, topic: str, data: bytes) -> None:
@@ -146,12 +146,12 @@ class Daemon:
 
     def connect(self, address: str) -> None:
         """Connect to a peer, by its multiaddr with /p2p/."""
-        httpx.post(f"{self.url}/api/v0/swarm/connect", params={"arg": address}, timeout=30).raise_for_status()
+        httpx.post(f"{self.url}/api/v0/swarm/connect", params={"arg": address}, timeout=60).raise_for_status()
 
     @property
     def address(self) -> str:
         """Where others reach it, with /p2p/."""
-        who = httpx.post(f"{self.url}/api/v0/id", timeout=30).json()
+        who = httpx.post(f"{self.url}/api/v0/id", timeout=60).json()
         return f"{self.swarm}/p2p/{who['ID']}"
 
     async def hear(self, topic: str) -> AsyncIterator[bytes]:

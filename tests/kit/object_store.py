@@ -104,4 +104,4 @@ def running(versitygw: Path, folder: Path) -> Iterator[ObjectStore]:
             yield store
         finally:
             process.terminate()
-            process.wait(30)
+            process.wait(60)

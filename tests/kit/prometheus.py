@@ -92,7 +92,7 @@ class Prometheus:
 
     def __exit__(self, *_: object) -> None:
         self._process.terminate()
-        self._process.wait(20)
+        self._process.wait(60)
 
     def _answers(self) -> bool:
         assert self._process.poll() is None, (self._folder / "prometheus.log").read_text()
@@ -104,7 +104,7 @@ class Prometheus:
     def ask(self, expression: str, at: float | None = None) -> list[Sample]:
         """The series that an expression gives now, or at a time (unix s); AssertionError: Prometheus refuses it."""
         asked = {"query": expression} | ({} if at is None else {"time": str(at)})
-        answer = httpx.get(f"http://{self._listen}/api/v1/query", params=asked, timeout=30).json()
+        answer = httpx.get(f"http://{self._listen}/api/v1/query", params=asked, timeout=60).json()
         assert answer["status"] == "success", (expression, answer["error"])
         return [Sample(each["metric"], float(each["value"][1])) for each in answer["data"]["result"]]
 

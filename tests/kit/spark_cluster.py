@@ -140,7 +140,7 @@ class SparkCluster:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGTERM)
                 try:
-                    process.wait(30)
+                    process.wait(60)
                 except subprocess.TimeoutExpired:
                     kill(process)
 
@@ -161,7 +161,7 @@ class SparkCluster:
     def _told(self) -> _Told | None:
         """What the master says of itself; None: nothing answers yet."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self._page}/json/", timeout=10) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self._page}/json/", timeout=60) as answer:
                 return msgspec.json.decode(answer.read(), type=_Told)
         except OSError:
             return None
@@ -170,4 +170,4 @@ class SparkCluster:
 def kill(process: subprocess.Popen[bytes]) -> None:
     """SIGKILL to a job's driver, with the JVM and the Python of it."""
     os.killpg(process.pid, signal.SIGKILL)
-    process.wait(30)
+    process.wait(60)

@@ -84,7 +84,7 @@ class Sender:
     async def _stream(self) -> INetStream:
         while True:
             try:
-                with trio.fail_after(10):
+                with trio.fail_after(60):
                     # not host.connect: after a failure it leaves the peer alone for a minute
                     await get_swarm(self._host).dial_addr(self._bridge.addrs[0], self._bridge.peer_id)
                     return await self._host.new_stream(self._bridge.peer_id, [PROTOCOL])

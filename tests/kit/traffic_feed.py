@@ -35,7 +35,7 @@ class Feed:
     def stop(self) -> None:
         """Close the connections, and wait until the broker has all frames."""
         self._stop.set()
-        self._thread.join(timeout=30)
+        self._thread.join(timeout=60)
 
     def _run(self) -> None:
         try:

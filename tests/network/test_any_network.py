@@ -110,7 +110,7 @@ def check_capture(bridge: BridgeAlone, network: Network, published: Counter[byte
 def check_received(bridge: BridgeAlone, peer: ForeignPeer, expected: Counter[bytes]) -> None:
     """Wait until a peer has these messages, each once and no other."""
     with suppress(ForeignPeerError):  # what is missing says more
-        peer.wait_received(expected.total(), timeout=30)
+        peer.wait_received(expected.total(), timeout=60)
     received = Counter(each.data for each in peer.received)
     assert (expected - received, received - expected) == ({}, {}), bridge.status()
 

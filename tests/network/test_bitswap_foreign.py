@@ -105,7 +105,7 @@ def test_the_node_fetches_from_kubo(daemon: Daemon, tmp_path: Path) -> None:
     for block in blocks:
         kubo.put(*block)
     v0 = httpx.post(
-        f"{daemon.url}/api/v0/block/put?format=v0", files={"data": ("block", b"\x0a\x02\x08\x01")}, timeout=30
+        f"{daemon.url}/api/v0/block/put?format=v0", files={"data": ("block", b"\x0a\x02\x08\x01")}, timeout=60
     ).json()["Key"]
     assert v0.startswith("Qm")
 

@@ -95,7 +95,7 @@ def test_a_peer_of_bad_conduct_is_hung_up_on_and_kept_out_for_a_while(tmp_path: 
             await stream.write(encode(subscription()))
             await town.bell.until(lambda: subscribed(a, 2))
             await stream.write(b"".join(map(encode, misdeeds)))
-            await town.bell.until(lambda: name not in names(a), 20)
+            await town.bell.until(lambda: name not in names(a), 60)
             view = a.node.view()
             assert (view.counters["peers_banned"], view.kept_out) == (1, 1)
             assert set(misdeeds) <= set(a.tape.payloads(Frame.IN))  # what it said until then is captured
@@ -176,7 +176,7 @@ async def newcomer(town: Town, one: Running) -> Running:
     """A node on TOPIC that knows of one other."""
     node = await town.node(replace(OPTIONS, bootstrap=(one.address,)))
     node.node.join(TOPIC)
-    await town.bell.until(lambda: subscribed(node, 1) and node.peer in names(one), 30)
+    await town.bell.until(lambda: subscribed(node, 1) and node.peer in names(one), 60)
     return node
 
 
@@ -226,10 +226,9 @@ def test_a_peer_over_its_budget_is_read_slowly_and_nothing_of_it_is_lost(tmp_pat
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(talk)
                 await town.bell.until(lambda: any(each.held_back for each in a.node.view().peers))
-                asked = trio.current_time()
                 b.node.publish(TOPIC, b"an honest word")
                 await town.until_heard(a, b"an honest word")
-                assert trio.current_time() - asked < 2
+                assert len(a.rpcs(Frame.IN, peer_text(peer))) <= len(said), "the other peer waited for this one"
                 await town.bell.until(lambda: len(a.rpcs(Frame.IN, peer_text(peer))) == len(said) + 1, 60)
             # 2.6 MB, of which 1 MiB at once and what was read last is paid for later
             assert trio.current_time() - began > 3
@@ -262,11 +261,11 @@ def test_to_a_peer_over_its_budget_is_sent_slowly_and_what_is_not_sent_is_counte
             began = trio.current_time()
             for data in said:
                 a.node.publish(TOPIC, data)
-                await town.until_heard(b, data, 2)
-            await town.bell.until(lambda: seen(a, peer).sent_slowly, 5)
+                await town.until_heard(b, data, 60)
+            await town.bell.until(lambda: seen(a, peer).sent_slowly, 60)
             assert seen(a, peer).bytes_out < MIB + (trio.current_time() - began) * 30_000 + 128 * 1024
             account.own = float(100 * MIB)  # an hour later
-            await town.bell.until(lambda: not seen(a, peer).queued and not seen(a, peer).sent_slowly, 30)
+            await town.bell.until(lambda: not seen(a, peer).queued and not seen(a, peer).sent_slowly, 60)
             assert counted(a, "over_budget_out") > 0
             sent = [m.data for rpc in a.rpcs(Frame.OUT, peer_text(peer)) for m in rpc.publish]
             dropped = seen(a, peer).dropped
@@ -296,7 +295,7 @@ def test_who_comes_again_under_new_keys_is_sent_no_more_than_all_may_be(tmp_path
                 stranger = peer_text(host.get_id().to_bytes())
             assert a.rpcs(Frame.OUT, stranger) == []
         a.node.publish(TOPIC, b"an honest word")
-        await town.until_heard(b, b"an honest word", 5)
+        await town.until_heard(b, b"an honest word", 60)
 
     in_town(tmp_path, test)
 

@@ -176,8 +176,8 @@ def test_rust_has_the_subscribers_and_the_mesh_that_the_rows_say(rust_peer: NewP
             )
 
         async def agree(ours: set[str], theirs: set[str]) -> None:
-            await town.bell.until(lambda: said() == (ours, theirs, ours & theirs), 30)
-            await town.bell.until(lambda: reported() == (ours, ours & theirs), 30)
+            await town.bell.until(lambda: said() == (ours, theirs, ours & theirs), 60)
+            await town.bell.until(lambda: reported() == (ours, ours & theirs), 60)
 
         for topic in (TOPIC, OTHER):
             bridge.node.join(topic)

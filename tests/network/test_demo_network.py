@@ -125,7 +125,7 @@ def demo_network(folder: Path, *arguments: str, program: list[str] = MODULE) -> 
             if process.poll() is None:
                 process.terminate()
             with suppress(subprocess.TimeoutExpired):
-                process.wait(10)
+                process.wait(60)
             process.kill()
 
 
@@ -267,7 +267,7 @@ def test_all_three_speak_and_a_batch_of_ours_is_heard_byte_for_byte_and_fetched(
         kubo = children(demo.process.pid)
         assert len(kubo) == 1
         demo.process.stdin.close()
-        assert demo.process.wait(10) == 0
+        assert demo.process.wait(60) == 0
         wait_gone(kubo)
 
 
@@ -311,7 +311,7 @@ def test_a_network_that_is_killed_leaves_no_kubo_behind_and_has_the_same_peers_a
         assert demo.wait_for("ready")["peers"] == before
         kubo = children(demo.process.pid)
         demo.process.send_signal(signal.SIGTERM)
-        assert demo.process.wait(10) == 0
+        assert demo.process.wait(60) == 0
         wait_gone(kubo)
 
 
@@ -343,7 +343,7 @@ def test_without_kubo_two_go_on_and_say_so(tmp_path: Path) -> None:
         )
         assert "the demo network runs without Kubo: Kubo is not installed" in texts(status["errors"])
         demo.say('{"cmd":"stop"}')
-        assert demo.process.wait(10) == 0
+        assert demo.process.wait(60) == 0
 
 
 @pytest.mark.parametrize(

@@ -358,17 +358,17 @@ def test_fifty_lying_providers(tmp_path: Path) -> None:
                 town, third.address, friend.address, topics=(TOPIC, OTHER), options=patient, listen=()
             )
             await town.bell.until(lambda: on_topic(friend, seeker, OTHER))
-            slowest, number = 0.0, 0
+            number = 0
             # on when it has found the true one: it wants more, and there are but liars
             while not on_topic(seeker, true) or seeker.count("lookups") < 24:
-                sent, number = trio.current_time(), number + 1
+                number += 1
                 friend.node.publish(OTHER, b"%d" % number)
                 await town.until_heard(seeker, b"%d" % number)
-                slowest = max(slowest, trio.current_time() - sent)
                 await trio.sleep(0.02)  # a steady talk, not all there is time for
             await talk(town, seeker, true, b"found")
 
-            assert slowest < 1  # meanwhile its other topic is as it was
+            # meanwhile its other topic is as it was: a lookup holds up no message
+            assert number > 2 * seeker.count("lookups")
             assert 0 < hole.count <= len(silent)
             assert hole.most <= 3  # half a mesh is wanted
             # ten of one address, twice, of which some are dialled; the others once each

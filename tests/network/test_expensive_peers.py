@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,13 +16,15 @@ from kiln.bridge.gossipsub.wire import encode
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message, PublicKey
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.wire.identity import peer_text, sign
+from kit.cpu_time import measure_cpu
 from kit.key_bytes import diffie_hellman, public_key
 from kit.node_town import ENDS, OPTIONS, TOPIC, Running, Town, call, in_town, raw_peer, subscribed, subscription
 from kit.strange_identity import disguise
 
 pytestmark = pytest.mark.network
 
-DH = public_key(PublicKey.RSA, diffie_hellman(8192))  # a minute in a loader that reads any kind of key
+DH = public_key(PublicKey.RSA, diffie_hellman(8192))
+LOADED = 1e9  # steps that a loader of any kind of key takes to prove DH's prime: most of a minute
 
 
 def with_key(key: bytes) -> bytes:
@@ -44,10 +45,10 @@ def test_who_sends_a_key_that_is_made_to_be_expensive_is_kept_out_at_once(tmp_pa
             stream = await call(host, a)
             await stream.write(encode(subscription()))
             await town.bell.until(lambda: subscribed(a, 2))
-            began = time.process_time()
-            await stream.write(encode(with_key(DH)))
-            await town.bell.until(lambda: name not in names(a), 20)
-            assert time.process_time() - began < 5
+            with measure_cpu() as cost:
+                await stream.write(encode(with_key(DH)))
+                await town.bell.until(lambda: name not in names(a), 60)
+            assert cost.steps < LOADED / 10
             assert a.node.view().kept_out == 1
             assert with_key(DH) in a.tape.payloads(Frame.IN)
         a.node.publish(TOPIC, b"all the while")
@@ -64,11 +65,10 @@ def test_a_handshake_with_such_a_key_is_refused_and_costs_nothing(tmp_path: Path
             await call(host, a)
             await host.disconnect(ID(a.node.peer))
             disguise(host, DH)
-            began = time.process_time()
-            with suppress(*ENDS, trio.TooSlowError), trio.fail_after(20):
+            with measure_cpu() as cost, suppress(*ENDS), trio.fail_after(60):
                 await call(host, a)
                 raise AssertionError("the node took the connection")
-            assert time.process_time() - began < 5
+            assert cost.steps < LOADED / 10
         a.node.publish(TOPIC, b"all the while")
         await town.until_heard(b, b"all the while")
 
@@ -89,7 +89,7 @@ def test_a_peer_over_its_budget_of_cpu_is_read_slowly_and_nothing_of_it_is_lost(
             await town.bell.until(lambda: subscribed(a, 2))
             for start in range(0, len(messages), 50):
                 await stream.write(encode(RPC(publish=messages[start : start + 50]).SerializeToString()))
-            await town.bell.until(lambda: len(a.heard) >= 100, 30)
+            await town.bell.until(lambda: len(a.heard) >= 100, 60)
             # another peer is read meanwhile
             b.node.publish(TOPIC, b"all the while")
             await town.until_heard(a, b"all the while")

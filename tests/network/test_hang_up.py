@@ -49,7 +49,7 @@ def test_all_that_was_said_before_a_peer_hung_up_is_captured(
                 case "socket":
                     for conn in get_swarm(host).get_connections(peer):
                         await conn.muxed_conn.secured_conn.close()  # type: ignore[attr-defined]  # as yamux has it
-            await town.bell.until(lambda: len(node.tape.payloads(Frame.IN)) == len(said), 10)
+            await town.bell.until(lambda: len(node.tape.payloads(Frame.IN)) == len(said), 60)
             assert node.tape.payloads(Frame.IN) == said
         await town.bell.until(lambda: not node.node.view().peers)
         check_sequences(node.tape, closed=True)

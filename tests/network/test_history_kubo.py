@@ -45,13 +45,13 @@ def test_a_kept_answer_of_kubo_is_a_file_of_history(near_and_far: tuple[Daemon, 
     with httpx.stream("POST", f"{near.url}/api/v0/pubsub/sub", params=topic, timeout=60) as answer:
 
         def known() -> bool:
-            peers = httpx.post(f"{far.url}/api/v0/pubsub/peers", params=topic, timeout=30).json()
+            peers = httpx.post(f"{far.url}/api/v0/pubsub/peers", params=topic, timeout=60).json()
             return bool(peers["Strings"])
 
         wait_until(known, lambda: "the far Kubo knows that the near one listens")
         for number in range(COUNT):
             said = {"file": b'{"typ":3,"ts":%d}' % number}
-            httpx.post(f"{far.url}/api/v0/pubsub/pub", params=topic, files=said, timeout=30).raise_for_status()
+            httpx.post(f"{far.url}/api/v0/pubsub/pub", params=topic, files=said, timeout=60).raise_for_status()
         for piece in answer.iter_bytes():
             kept += piece
             if kept.count(b"\n") == COUNT:

@@ -69,7 +69,7 @@ def test_a_killed_kiln_leaves_no_process_and_no_port_taken(tmp_path: Path) -> No
         assert sum("kiln.bridge.app.main" in each for each in left.values()) == 1
         parent.kill()
         parent.wait()
-        wait_until(lambda: not any(map(lives, left)), lambda: f"{[left[pid] for pid in left if lives(pid)]} end", 40)
+        wait_until(lambda: not any(map(lives, left)), lambda: f"{[left[pid] for pid in left if lives(pid)]} end", 60)
         with socket.create_server(("127.0.0.1", port)):
             pass
     finally:

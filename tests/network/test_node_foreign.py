@@ -321,7 +321,7 @@ def test_a_peer_that_subscribes_late(kind: str, request: pytest.FixtureRequest, 
         one.node.join(TOPIC)
         await town.bell.until(lambda: bool(one.node.view().peers))
         if kind == "go":  # which does not tell of others' subscriptions to what it is not on: ask it
-            with trio.fail_after(20):
+            with trio.fail_after(60):
                 while not one.heard:
                     await told(partial(late.publish, TOPIC, 1, tag="knock"))
                     with suppress(trio.TooSlowError):

@@ -137,7 +137,7 @@ async def take(
         for segment in pieces(b"".join(said), segments):
             await there.send_all(segment)
             await trio.testing.wait_all_tasks_blocked()
-        with trio.fail_after(1):
+        with trio.fail_after(60):
             while struct.pack(">HII", ACK, 0, LAST) not in answers:
                 if yamux.event_shutting_down.is_set():
                     nursery.cancel_scope.cancel()

@@ -29,7 +29,7 @@ class Failing(KafkaThread):
         self.sessions += 1
         if self.sessions == 1:
             raise self._failure
-        self._stop.wait(30)
+        self._stop.wait(60)
 
     def _release_resources(self) -> None: ...
 

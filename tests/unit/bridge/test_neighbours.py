@@ -159,7 +159,7 @@ def test_blocks_are_provided_once_behind_the_back_of_who_asks() -> None:
     gate, told = threading.Event(), list[str]()
 
     def provide(cid: str) -> None:
-        gate.wait(30)
+        gate.wait(60)
         told.append(cid)
 
     providing = BlockProvider(provide)
@@ -175,7 +175,7 @@ def test_what_is_too_much_is_left_out_the_oldest_first() -> None:
     gate, told = threading.Event(), list[str]()
 
     def provide(cid: str) -> None:
-        gate.wait(30)
+        gate.wait(60)
         told.append(cid)
 
     providing = BlockProvider(provide)

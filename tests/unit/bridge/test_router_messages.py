@@ -181,9 +181,9 @@ def test_one_key_that_is_made_to_be_expensive_is_enough(
 def test_of_forty_thousand_messages_in_one_rpc_five_thousand_are_taken_and_the_sender_pays() -> None:
     router = with_peers(node(), 2)
     flood = RPC.FromString(b"\x12\x00" * (40_000))
-    with measure_cpu() as spent:
+    with measure_cpu() as cost:
         sends, delivered, verdicts = router.receive(peer(0), flood, 1.0)
-    assert spent.seconds < 0.5
+    assert cost.steps < 1e7
     assert (sends, delivered, verdicts) == ([], [], bytes(MAX_MESSAGES))
     assert router.counters["unknown_topic"] == MAX_MESSAGES
     assert router.counters["messages_over_limit"] == (40_000) - MAX_MESSAGES
@@ -221,9 +221,9 @@ def test_control_items_and_ids_over_the_limits_cost_no_time_and_items_cost_their
     assert router.counters["control_over_limit"] == 1
     assert router.peers[peer(0)].score < 0
     for rpc, counted in ((asks, "iwant_over_limit"), (wants_not, "idontwant_over_limit")):
-        with measure_cpu() as spent:
+        with measure_cpu() as cost:
             router.receive(peer(1), rpc, 1.0)
-        assert spent.seconds < 0.1
+        assert cost.steps < 2.5e6
         assert router.counters[counted] == 995_000
 
 

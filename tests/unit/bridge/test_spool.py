@@ -300,7 +300,7 @@ def test_full_spool_says_so_and_loses_nothing(kafka: Kafka, new_sink: Callable[.
     assert sum(path.stat().st_size for path in (tmp_path / "spool").iterdir()) <= 20_000
     assert not room.is_set()
     kafka.back()
-    assert room.wait(20)
+    assert room.wait(60)
     assert not sink.full
     assert awaited(lambda: all_there(sink))
     assert kafka.firsts() == sent
@@ -449,7 +449,7 @@ def test_full_disk_and_kafka_comes_back_first(
     assert awaited(lambda: sink.full)
     kafka.back()
     assert awaited(lambda: all_there(sink))
-    assert room.wait(20)
+    assert room.wait(60)
     assert (kafka.log, sink.error, sink.full) == (frames(100), None, False)
 
 
@@ -475,7 +475,7 @@ def test_below_the_floor_of_free_space_it_is_full_and_goes_on_by_itself(kafka: K
     assert awaited(lambda: sink.status().free_bytes == 1_249)
     assert sink.full
     free[0] = 1_250
-    assert room.wait(20)
+    assert room.wait(60)
     assert (sink.full, sink.error, kafka.log) == (False, None, frames(10))
     sink.close(0)
 
@@ -584,7 +584,7 @@ def test_whatever_happens_all_arrive_in_order(
             kafka.back()
     kafka.refuse = False
     kafka.back()
-    assert awaited(lambda: all_there(sink), 20), sink.status()
+    assert awaited(lambda: all_there(sink), 60), sink.status()
     assert kafka.firsts() == frames(sent)
     assert sink.close(1) == 0
     assert list(folder.iterdir()) == []

@@ -381,7 +381,7 @@ while True:
         assert os.read(ready, 5) == b"ready"
         os.close(terminal)
         process.send_signal(signal.SIGHUP)
-        assert process.wait(timeout=30) == 7
+        assert process.wait(timeout=60) == 7
     os.close(ready)
     os.close(write)
 

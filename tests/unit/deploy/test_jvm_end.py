@@ -29,7 +29,7 @@ def test_nothing_is_said_of_a_jvm_that_runs(jvm: subprocess.Popen[bytes]) -> Non
 
 def test_the_words_for_a_killed_jvm_say_what_to_do(jvm: subprocess.Popen[bytes]) -> None:
     jvm.kill()
-    ended = check_jvm(patience=30)
+    ended = check_jvm(patience=60)
     assert "the JVM of Spark exited with code -9" in str(ended)
     assert "spark.driver_memory" in str(ended)
 

@@ -567,9 +567,9 @@ def test_forty_thousand_empty_messages_are_five_thousand_rows_and_one_for_the_re
     flood = heard()
     flood.payload = b"\x12\x00" * 40_000
     flood.verdicts = bytes(MAX_MESSAGES)
-    with measure_cpu() as spent:
+    with measure_cpu() as cost:
         made = make(lake, (0, 0, flood))
-    assert spent.seconds < 2
+    assert cost.steps < 5e7
     assert Counter(row.row[0] for row in made.rows) == {"topic_missing": MAX_MESSAGES, "rpc_too_many_messages": 1}
     assert len({row.early for row in made.rows}) == MAX_MESSAGES + 1
     assert len(made.copies) == MAX_MESSAGES

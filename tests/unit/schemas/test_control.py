@@ -161,12 +161,12 @@ def test_a_million_ids_are_one_entry_with_a_count() -> None:
     entry = b"\x0a" + b"\x83\x89\x7a" + body
     assert len(body) == 0x03 | 0x09 << 7 | 0x7A << 14
     payload = b"\x1a" + b"\x87\x89\x7a" + entry
-    with measure_cpu() as spent:
+    with measure_cpu() as cost:
         (have,) = read(payload).controls
     assert (have.kind, have.topic, have.message_id_count) == ("IHAVE", NAMED, 1_000_000)
     assert have.message_ids == [""] * MAX_IDS
     assert have.size == len(entry)
-    assert spent.seconds < 0.2  # as an RPC of millions of items may cost
+    assert cost.steps < 5e6  # as an RPC of millions of items may cost
 
 
 def test_ids_are_listed_up_to_a_number_for_the_whole_rpc() -> None:

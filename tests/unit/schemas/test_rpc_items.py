@@ -42,9 +42,9 @@ def control_of(items: bytes) -> bytes:
     ],
 )
 def test_an_rpc_of_millions_of_items_is_refused_at_the_cost_of_the_first_ones(payload: bytes) -> None:
-    with measure_cpu() as spent:
+    with measure_cpu() as cost:
         refused = read_rpc(payload)
-    assert spent.seconds < 0.2  # parsing the 2 million messages takes 0.25 s
+    assert cost.steps < 5e6  # parsing the 2 million messages takes 6 million steps
     assert isinstance(refused, Rejected)
     assert refused.reason == "rpc_too_costly"
     assert refused.detail == f"{len(payload)} bytes hold more than {MAX_ITEMS} items"
