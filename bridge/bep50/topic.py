@@ -292,8 +292,8 @@ class TopicNode:
                 self._core.dropped["bad_item"] += 1
                 self._record_failure(address, contact, remove=True)
                 return False
-        if contact is not None and isinstance(sequence, int):
-            contact.sequence = sequence
+        if contact is not None:
+            contact.sequence = sequence if isinstance(sequence, int) else -1
         return True
 
     def _find_nodes(self, node: DhtNode, wanted: bytes, tries: int = 1) -> None:
@@ -523,8 +523,9 @@ class TopicNode:
         values = self._nodes(self.target, source)
         values[b"token"] = self._tokens.create_token(source.ip, self.target, self._core.now)
         contact = self._contact(query, source)
-        if contact is not None and known is not None:
-            contact.sequence = max(contact.sequence, known)
+        if contact is not None and known is not None and self.item is not None:
+            # Neither a token nor a signature proves it: a higher number must not keep later items from the contact.
+            contact.sequence = max(contact.sequence, min(known, self.item.sequence))
         if self.item is not None:
             if known is None or known < self.item.sequence:
                 values |= build_item_fields(self.item)

@@ -11,6 +11,7 @@ from kiln.bridge.gossipsub.score import ScoreOptions
 from kiln.schemas.kafka.frames import MAX_MESSAGES
 from kiln.schemas.wire.message_id import MessageIdRule
 from kiln.schemas.wire.signing_policy import Policy, match_policy
+from kiln.schemas.wire.topics import MAX_NAME
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class RouterOptions:
     max_id_bytes: int = 1024
 
     max_topics_per_peer: int = 2500  # in addition to those we are on
-    max_topic_bytes: int = 1024
+    max_topic_length: int = MAX_NAME
     max_subscriptions_per_rpc: int = 5000
     subscriptions: int = 2500  # that a peer may send at once, unsubscriptions included
     subscriptions_per_heartbeat: int = 10  # allowed in addition to that

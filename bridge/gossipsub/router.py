@@ -393,7 +393,7 @@ class Router:
         graft: list[str] = []
         for item in subscriptions:
             topic = self._table.resolve_topic(state.peer, item)
-            if topic is None or len(topic) > options.max_topic_bytes:
+            if topic is None or len(topic) > options.max_topic_length:
                 self._counters["bad_topic"] += 1
                 continue
             mesh = self._mesh.get(topic)

@@ -83,6 +83,8 @@ _UNCHECKED_BYTES: Final = 150  # of a signed message, at least
 _WRITE_BYTES: Final = 32 * 1024  # frames are captured as they are written, so that few are in flight when a write fails
 _BUDGET_CHECK_EVERY: Final = 1.0  # s between two checks whether a peer over its budget may be read or written
 _CACHED_POLICIES: Final = 4096  # topics
+_MAX_CONNECTIONS_READ: Final = 2  # of a peer: both sides may dial at the same time
+_PING: Final = "/ipfs/ping/1.0.0"
 _MAX_DOUBLINGS: Final = 7  # of `NodeOptions.inbound_timeout`
 _OPEN_ATTEMPTS: Final = 4  # failed outbound streams, after which the node waits until the peer opens one
 
@@ -148,7 +150,7 @@ class Node:
         self._budget = CaptureBudget(options.max_peer_bytes_per_hour, options.max_bytes_per_hour)
         self._budget_out = CaptureBudget(options.max_peer_bytes_per_hour_out, options.max_bytes_per_hour_out)
         self._budget_cpu = CaptureBudget(options.peer_cpu * _CPU_PERIOD, options.all_cpu * _CPU_PERIOD, _CPU_PERIOD)
-        self._unfinished = UnfinishedRpcs[PubsubSession](options.unfinished_bytes)
+        self._unfinished = UnfinishedRpcs[InboundStream](options.unfinished_bytes)
         self._banned = BanList(options.ban)
         self._slots = InboundSlots(options.max_connections, self._value_of)
         self._reserved = frozenset(self.bootstrap)
@@ -448,20 +450,44 @@ class Node:
             await reset_stream(stream)
             return
         link = self._add_link(stream.muxed_conn.peer_id.to_bytes())
-        inbound = InboundStream(stream)
-        if link.unread_inbound is not None:
-            await self._drop_inbound(link.unread_inbound)
-        link.unread_inbound = inbound
-        link.inbound_opened.set()
-        if link.session is not None and link.session.inbound is not None:
-            # the newest stream counts, as the peer has given up the other
-            self.counters["stream_replaced"] += 1
-            link.session.end("the peer opened a new stream")
+        inbound, session = InboundStream(stream), link.session
+        read = session.inbounds if session is not None else []
+        replaced = [each for each in (*read, *link.unread_inbounds) if each.stream.swarm_conn is stream.swarm_conn]
+        if session is not None and read and not replaced and len(read) < _MAX_CONNECTIONS_READ:
+            # rust-libp2p sends on each of its connections, and repeats no subscription on a new stream
+            self.counters["stream_added"] += 1
+            session.inbounds.append(inbound)
+            session.nursery.start_soon(self._read_stream, link, session, inbound)
+            session.nursery.start_soon(self._check_connection, session)
+        else:
+            dropped = [each for each in link.unread_inbounds if each in replaced]
+            dropped += link.unread_inbounds[: max(0, len(link.unread_inbounds) + 1 - _MAX_CONNECTIONS_READ)]
+            link.unread_inbounds = [*(each for each in link.unread_inbounds if each not in dropped), inbound]
+            link.inbound_opened.set()
+            if session is not None and read:
+                # the newest stream of a connection counts, as the peer has given up the other
+                self.counters["stream_replaced"] += 1
+                session.end("the peer opened a new stream")
+            for each in dropped:
+                await self._drop_inbound(each)
         await inbound.done.wait()
 
     async def _drop_inbound(self, inbound: InboundStream) -> None:
         await reset_stream(inbound.stream)
         inbound.done.set()
+
+    async def _check_connection(self, session: PubsubSession) -> None:
+        """Close the connection of the node's stream if it is dead: the peer may have restarted and dialled again."""
+        conn = session.outbound.swarm_conn
+        assert isinstance(conn, SwarmConn)
+        try:
+            with trio.fail_after(self._options.negotiate_timeout / 2):  # less than multiselect itself waits
+                await reset_stream(await self._negotiate(conn, (_PING,)))
+        except trio.TooSlowError:
+            session.end("the peer opened a new connection, and does not answer on the previous one")
+            self._nursery.start_soon(close_connection, conn)
+        except BROKEN:
+            return  # it answers, although it does not speak the protocol, or it has ended
 
     # ------------------------------------------------------------------ one peer
 
@@ -489,8 +515,8 @@ class Node:
             if self._links.get(link.peer) is link:
                 del self._links[link.peer]
             link.disconnected.set()
-            if link.unread_inbound is not None:
-                await self._drop_inbound(link.unread_inbound)
+            for inbound in link.unread_inbounds:
+                await self._drop_inbound(inbound)
 
     async def _run_session(self, link: PeerLink) -> bool:
         """Exchange frames until either stream ends, and return true if the node's could not be opened."""
@@ -520,6 +546,7 @@ class Node:
             )
             with session.scope:
                 async with trio.open_nursery() as nursery:
+                    session.nursery = nursery
                     nursery.start_soon(self._write, link, session)
                     nursery.start_soon(self._watch, session)
                     nursery.start_soon(self._read, link, session)
@@ -544,13 +571,13 @@ class Node:
             if not self._closing:
                 self._dispatch(sends)
                 await reset_stream(outbound)
-            if session.inbound is not None:
-                await self._drop_inbound(session.inbound)
+            for inbound in session.inbounds:
+                await self._drop_inbound(inbound)
         return False
 
     async def _open_stream(self, link: PeerLink) -> tuple[NetStream, str]:
         # not host.new_stream: it dials addresses from other peers when the peer is disconnected
-        offered = link.unread_inbound.stream.swarm_conn if link.unread_inbound is not None else None
+        offered = link.unread_inbounds[-1].stream.swarm_conn if link.unread_inbounds else None
         connections = self._open_connections(link.id)
         conn = offered if offered in connections else connections[-1] if connections else None
         if not isinstance(conn, SwarmConn):
@@ -608,32 +635,36 @@ class Node:
         except BROKEN:
             session.end("stream reset by the peer")
 
-    async def _await_inbound(self, link: PeerLink, session: PubsubSession) -> InboundStream:
-        """Wait until the peer opens its pubsub stream; disconnect a bootstrap peer that does not, to dial it again.
+    async def _await_inbound(self, link: PeerLink, session: PubsubSession) -> None:
+        """Wait until the peer opens a pubsub stream; disconnect a bootstrap peer that does not, to dial it again.
 
         go-libp2p asks once for each connection which protocols the other side speaks, and waits 5 s. If the node was
         too busy to answer, go-libp2p-pubsub opens no stream for as long as the connection lasts.
         """
         target = next((each for each in self.bootstrap_peers if each.id == link.id), None)
         with trio.move_on_after(math.inf if target is None else self._options.inbound_timeout * 2**target.streamless):
-            while link.unread_inbound is None:
+            while not link.unread_inbounds:
                 link.inbound_opened = trio.Event()
                 await link.inbound_opened.wait()
-        inbound, link.unread_inbound = link.unread_inbound, None
+        session.inbounds, link.unread_inbounds = link.unread_inbounds, []
         if target is not None:
-            target.streamless = 0 if inbound is not None else min(target.streamless + 1, _MAX_DOUBLINGS)
-        if inbound is None:
+            target.streamless = 0 if session.inbounds else min(target.streamless + 1, _MAX_DOUBLINGS)
+        if not session.inbounds:
             self.counters["stream_missing"] += 1
             session.end("the peer opened no pubsub stream")
             self._nursery.start_soon(self.disconnect, link.peer)
             await trio.sleep_forever()  # the session has ended
-        assert inbound is not None
-        return inbound
 
     async def _read(self, link: PeerLink, session: PubsubSession) -> None:
-        session.inbound = await self._await_inbound(link, session)
+        await self._await_inbound(link, session)
         link.inbound_opened = trio.Event()
-        stream = session.inbound.stream.muxed_stream
+        for inbound in session.inbounds:
+            session.nursery.start_soon(self._read_stream, link, session, inbound)
+
+    async def _read_stream(self, link: PeerLink, session: PubsubSession, inbound: InboundStream) -> None:
+        """Read one of the peer's streams; the session ends with the last one."""
+        inbound.session = session
+        stream = inbound.stream.muxed_stream
         splitter = RpcSplitter(self._options.max_rpc_bytes, CUT_PAYLOAD)
         payloads, chunk = splitter.feed(b""), b""
         count = 0
@@ -649,20 +680,20 @@ class Node:
                     count += 1
                     if session.cpu >= _CPU_TURN or not count % _FRAMES_BETWEEN_CHECKPOINTS:
                         await self._yield_cpu(link, session)
-                largest = self._unfinished.set_size(session, splitter.buffered)
-                if largest is not None:
+                largest = self._unfinished.set_size(inbound, splitter.buffered)
+                if largest is not None and largest.session is not None:
                     self.counters["unfinished_dropped"] += 1
-                    largest.end("too many bytes of unfinished RPCs")
+                    largest.session.end("too many bytes of unfinished RPCs")
                 if self.router.is_graylisted(link.peer):
                     self._ban(link, session)
         except BROKEN:
             self.counters["stream_ended"] += 1
-            session.end_reason = session.end_reason or "stream closed by the peer"
+            reason = "stream closed by the peer"
         except WireError:
             self.counters["stream_unreadable"] += 1
-            session.end_reason = session.end_reason or "invalid RPC length prefix"
+            reason = "invalid RPC length prefix"
         finally:
-            self._unfinished.set_size(session, 0)
+            self._unfinished.set_size(inbound, 0)
             # a peer that disconnected has sent these bytes; awaits nothing, since this may be cancelled
             unread = stream.take_unread() if isinstance(stream, GossipStream) else b""
             if session.held_back:
@@ -687,7 +718,10 @@ class Node:
             self._budget_cpu.spend(link.peer, last, self._links, trio.current_time())
         if splitter.pending:
             self.counters["stream_broken_off"] += 1
-        session.scope.cancel()
+        session.inbounds.remove(inbound)
+        await self._drop_inbound(inbound)
+        if not session.inbounds:
+            session.end(reason)
 
     async def _wait_for_budget(self, link: PeerLink, session: PubsubSession, size: int) -> None:
         """Charge received bytes to the peer, and wait while it is over its budget."""

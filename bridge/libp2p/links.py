@@ -57,17 +57,19 @@ class InboundStream:
     def __init__(self, stream: NetStream) -> None:
         self.stream = stream
         self.done = trio.Event()
+        self.session: PubsubSession | None = None  # which reads it
 
 
 class PubsubSession:
-    """The stream pair with a peer: the node's stream, and the peer's once it is open."""
+    """The node's stream to a peer, and the peer's streams once they are open: one on each of its connections."""
 
     def __init__(self, outbound: NetStream, connection: ConnectionTap, protocol: str) -> None:
         self.outbound = outbound
         self.connection = connection
         self.id = connection.id
         self.protocol = protocol
-        self.inbound: InboundStream | None = None
+        self.inbounds: list[InboundStream] = []
+        self.nursery: trio.Nursery  # of the tasks of the session, once it runs
         self.queue = SendQueue()
         self.scope = trio.CancelScope()
         self.dialled = False
@@ -99,6 +101,6 @@ class PeerLink:
         self.disconnected = trio.Event()  # no connection is left
         self.scope = trio.CancelScope()
         self.session: PubsubSession | None = None
-        self.unread_inbound: InboundStream | None = None  # not read yet
+        self.unread_inbounds: list[InboundStream] = []  # not read yet
         self.inbound_opened = trio.Event()
         self.error = ""  # why there is no session although there is a connection

@@ -19,13 +19,15 @@ from typing import NamedTuple
 
 from libipld import encode_multibase
 
-MAX_VALUE = 1024
-"""Longest accepted separator value, in characters of its text: about 660 bytes; a model's StreamID has 40. base36 is
-quadratic, so this limits the cost that a peer can cause."""
+MAX_NAME = 1024
+"""Longest topic name that the bridge subscribes to and publishes on, in characters. The longest network (256), key and
+value fit into it, so every separator that is read has a topic."""
 
-MAX_KEY = 1024
-"""Longest accepted separator key in characters, so that it fits into a topic name with the longest value
-(`kiln.schemas.kafka.topics.MAX_TOPIC`)."""
+MAX_VALUE = 512
+"""Longest accepted separator value, in characters of its text: about 330 bytes; a model's StreamID has 40."""
+
+MAX_KEY = 224
+"""Longest accepted separator key in characters."""
 
 _MAX_CACHED = 1024  # characters
 

@@ -5,16 +5,21 @@ from __future__ import annotations
 import socket
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 import trio
 import trio.testing
+from libp2p.abc import INetStream
 from libp2p.custom_types import TProtocol
 from libp2p.exceptions import BaseLibp2pError
+from libp2p.host.basic_host import BasicHost
 from libp2p.network.stream.net_stream import NetStream
 from libp2p.peer.id import ID
+from libp2p.peer.peerinfo import info_from_p2p_addr
+from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
 from multiaddr import Multiaddr
 
 from kiln.bridge.app.reporting import describe_bootstrap
@@ -36,9 +41,11 @@ from kit.node_town import (
     OPTIONS,
     TOPIC,
     Bell,
+    Running,
     Tape,
     Town,
     call,
+    call_at,
     check_sequences,
     in_town,
     message,
@@ -186,6 +193,97 @@ def test_every_version_is_spoken(tmp_path: Path, protocol: str) -> None:
             await stream.write(encode(message(1, new_key())))
             await town.bell.until(lambda: bool(a.heard))
             assert a.node.view().peers[0].protocol == protocol
+
+    in_town(tmp_path, test)
+
+
+async def call_again(host: BasicHost, node: Running) -> INetStream:
+    """Open a second connection to a node, and a pubsub stream on it."""
+    info = info_from_p2p_addr(Multiaddr(node.address))
+    conn = await get_swarm(host).dial_addr(Multiaddr(node.address), info.peer_id)
+    stream = await conn.new_stream()
+    protocol = await host.multiselect_client.select_one_of(
+        [TProtocol("/meshsub/1.3.0")], MultiselectCommunicator(stream), 60
+    )
+    stream.set_protocol(protocol)
+    return stream
+
+
+def test_both_streams_of_a_peer_with_two_connections_are_read(tmp_path: Path) -> None:
+    """As rust-libp2p sends on each of its connections, and its subscriptions on the first alone."""
+    key = new_key()
+
+    async def test(town: Town) -> None:
+        a, b = await town.pair()
+        async with raw_peer() as host:
+            first = await call(host, a)
+            await first.write(encode(subscription()))
+            await town.bell.until(lambda: subscribed(a, 2))
+            second = await call_again(host, a)
+            for number in range(1, 21):
+                await (first, second)[number % 2].write(encode(message(number, key)))
+                await town.bell.until(lambda number=number: len(b.heard) == number)  # type: ignore[misc]
+            assert a.node.counters["stream_added"] == 1
+            assert a.node.counters["stream_replaced"] == a.node.counters["stream_ended"] == 0
+            assert subscribed(a, 2)
+            (peer,) = (each for each in a.node.view().peers if each.peer == peer_text(host.get_id().to_bytes()))
+            frames = [f for f in a.tape.frames if peer_text(f.remote_peer) == peer.peer and f.direction == Frame.IN]
+            assert [f.sequence for f in frames] == list(range(1, 22))
+            await second.reset()
+            await first.write(encode(message(21, key)))
+            await town.bell.until(lambda: len(b.heard) == 21)
+            assert subscribed(a, 2), "the end of one stream is not the end of the other"
+
+    in_town(tmp_path, test)
+
+
+class Relay:
+    """A TCP relay to a node that can fall silent, as a path does after a power cut or a change of address."""
+
+    def __init__(self, node: Running) -> None:
+        _, _, host, _, port, *self._rest = node.address.split("/")
+        self._target = host, int(port)
+        self._scope = trio.CancelScope()
+        self.address = ""
+
+    async def listen(self, nursery: trio.Nursery) -> None:
+        (listener,) = await nursery.start(partial(trio.serve_tcp, self._relay, 0, host="127.0.0.1"))
+        port = listener.socket.getsockname()[1]
+        self.address = "/".join(("", "ip4", "127.0.0.1", "tcp", str(port), *self._rest))
+
+    def fall_silent(self) -> None:
+        self._scope.cancel()
+
+    async def _relay(self, near: trio.SocketStream) -> None:
+        far = await trio.open_tcp_stream(*self._target)
+        with self._scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._copy, near, far)
+                nursery.start_soon(self._copy, far, near)
+        await trio.sleep_forever()  # neither side is told
+
+    @staticmethod
+    async def _copy(source: trio.SocketStream, sink: trio.SocketStream) -> None:
+        async for chunk in source:
+            await sink.send_all(chunk)
+
+
+def test_a_peer_that_is_back_on_a_new_connection_is_served_there(tmp_path: Path) -> None:
+    async def test(town: Town) -> None:
+        a, b = await town.pair(replace(OPTIONS, negotiate_timeout=4.0))
+        relay = Relay(a)
+        await relay.listen(town.nursery)
+        async with raw_peer() as host:
+            first = await call_at(host, relay.address)
+            await first.write(encode(subscription()))
+            await town.bell.until(lambda: subscribed(a, 2))
+            link = a.node._links[host.get_id().to_bytes()]
+            before = link.session
+            relay.fall_silent()
+            second = await call_again(host, a)
+            await second.write(encode(message(1, new_key())))
+            await town.bell.until(lambda: len(b.heard) == 1)
+            await town.bell.until(lambda: link.session not in (before, None))
 
     in_town(tmp_path, test)
 

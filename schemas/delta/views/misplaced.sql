@@ -9,8 +9,8 @@ WITH split AS (
 topics AS (
     SELECT topic, topic_key, CASE WHEN text LIKE 'k%' THEN text ELSE concat('k', text) END AS topic_value
     FROM split
-    WHERE topic_key <> '' AND length(topic_key) <= 1024 AND right(topic, length(text)) = text AND text <> 'k'
-      AND length(CASE WHEN text LIKE 'k%' THEN text ELSE concat('k', text) END) <= 1024
+    WHERE topic_key <> '' AND length(topic_key) <= 224 AND right(topic, length(text)) = text AND text <> 'k'
+      AND length(CASE WHEN text LIKE 'k%' THEN text ELSE concat('k', text) END) <= 512
       AND substring(text, 1, 3) NOT IN ('bae', 'baf', 'bag')),
 about AS (
     SELECT network, origin, message_id, type, topic, stream, from_peer, observed_at

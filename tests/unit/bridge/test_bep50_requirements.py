@@ -467,6 +467,39 @@ def test_r6_a_contact_that_is_known_to_have_it_is_sent_nothing(node: Overlay) ->
     assert puts(sender.last) == []
 
 
+@pytest.mark.parametrize("first", [None, 5], ids=["no item", "an item"])
+def test_r6_a_get_query_cannot_claim_an_item_that_is_not_published_yet(node: Overlay, first: int | None) -> None:
+    """A get query has neither a token nor a signature, so one forged datagram could cut a contact off."""
+    sender, victim = Peer(node, 1), Peer(node, 2)
+    sender.enter()
+    victim.enter()
+    if first is not None:
+        sender.put(item(first))
+        (query,) = (query for address, query in puts(sender.last) if address == victim.address)
+        victim.answer(query)
+    victim.ask(b"get", {b"target": TOPIC, b"seq": 2**63 - 1})
+    for sequence in (6, 7):
+        sender.put(item(sequence))
+        ((address, query),) = puts(sender.last)
+        assert (address, query.arguments[b"seq"]) == (victim.address, sequence)
+        victim.answer(query)
+
+
+def test_r6_a_contact_that_has_lost_the_item_is_sent_it_again(node: Overlay) -> None:
+    sender, forgetful = Peer(node, 1), Peer(node, 2)
+    sender.enter()
+    sender.put(item(5))
+    forgetful.enter(sequence=5)
+    assert puts(forgetful.last) == []
+    gets: list[KrpcQuery] = []
+    while not gets:
+        forgetful.now = node.deadline or 0.0
+        sent = node.advance(forgetful.now)
+        gets = [query for query in forgetful.mine(sent) if isinstance(query, KrpcQuery) and query.method == b"get"]
+    forgetful.answer(gets[0], token=b"token")
+    assert [query.arguments[b"seq"] for _, query in puts(forgetful.last)] == [5]
+
+
 def test_r6_a_newer_value_from_a_get_is_pushed_on_too(node: Overlay, contacts: list[Peer]) -> None:
     late = Peer(node, 50)
     asked = late.send(KrpcQuery(b"tt", b"ping", late.id, {}, TOPIC))

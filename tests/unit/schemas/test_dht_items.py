@@ -273,7 +273,7 @@ def test_as_many_earlier_batches_as_fit_are_named_the_newest_first() -> None:
     assert read.previous == tuple(map(cid, range(99, 77, -1)))  # 22
     assert MAX_ANNOUNCEMENT - 36 < len(value) <= MAX_ANNOUNCEMENT
     with pytest.raises(ValueError, match="no room"):
-        write_announcement(Announcement(Separator("k" * 990, "k1"), cid(1), 0))
+        write_announcement(Announcement(Separator("\U0001f511" * 224, "k" + "1" * 400), cid(1), 0))
     with pytest.raises(CidError):
         write_announcement(Announcement(SEPARATOR, b"no cid", 0))
 
