@@ -18,6 +18,7 @@ _PROBE_EVERY: Final = 2_000_000  # µs, while IPFS is unavailable
 _MAX_KNOWN_STREAMS: Final = 200_000  # streams with a cached separator
 _MAX_KNOWN_BLOCKS: Final = 10_000  # batches whose block was fetched
 _MAX_KNOWN_MISSING: Final = 50_000
+_UNPROVEN_WAIT: Final = 60_000_000  # µs that IPFS is available, the longest wait for a batch that is not proven
 _MAX_BLOCKS_IN_MEMORY: Final = 16  # blocks in memory while the geneses of their streams are fetched
 
 
@@ -44,6 +45,8 @@ class Fetch:
     announcer: Announcer
     lane: Lane
     """the lane in which it is queued, or was when the last attempt began"""
+    added_at: int
+    """in uptime of IPFS"""
     is_queued: bool = False
     waiting: deque[WantedEntry] = field(default_factory=deque)
     checks: dict[str, set[str]] = field(default_factory=dict)
@@ -156,6 +159,7 @@ class FetchQueue:
         self._lanes = {lane: FairQueue[BlockRequest]() for lane in _LANES}  # what is due
         self._later: list[tuple[int, int, BlockRequest]] = []  # heap: what is due later, and perhaps removed
         self._running: dict[BlockRequest, Fetch] = {}
+        self._batches: deque[Fetch] = deque()  # added in the last _UNPROVEN_WAIT, in their order
         self._number = 0
         self._ipfs_uptime = 0  # µs that IPFS was available, up to _uptime_at
         self._uptime_at: int | None = None
@@ -233,6 +237,20 @@ class FetchQueue:
         fetch.checks.setdefault(cid, set()).add(stream)
         if not fetch.is_queued and not fetch.in_flight and fetch.due <= now:
             self._enqueue(fetch)
+
+    def is_overdue(self, fetch: Fetch, now: int) -> bool:
+        """Return whether a batch of an announcer that is not proven has waited long enough."""
+        is_unproven = fetch.request.kind == "batch" and not self._places["batch"].is_proven(fetch.announcer)
+        return is_unproven and fetch.added_at + _UNPROVEN_WAIT <= self._update_ipfs_uptime(now)
+
+    def pop_overdue(self, now: int) -> list[Fetch]:
+        """Return the batches that are overdue, each once, except for those in flight."""
+        overdue: list[Fetch] = []
+        while self._batches and self._batches[0].added_at + _UNPROVEN_WAIT <= self._update_ipfs_uptime(now):
+            fetch = self._batches.popleft()
+            if self._fetches.get(fetch.request) is fetch and not fetch.in_flight and self.is_overdue(fetch, now):
+                overdue.append(fetch)
+        return overdue
 
     def retry_at(self, fetch: Fetch, due: int) -> None:
         """Attempt a fetch again at this time."""
@@ -335,7 +353,10 @@ class FetchQueue:
         fetch = self._fetches.get(request)
         if fetch is None:
             self._number += 1
-            fetch = self._fetches[request] = Fetch(request, self._number, now, announcer, Lane(2, False, False))
+            uptime = self._update_ipfs_uptime(now)
+            fetch = self._fetches[request] = Fetch(request, self._number, now, announcer, Lane(2, False, False), uptime)
+            if request.kind == "batch":
+                self._batches.append(fetch)
         return fetch
 
     def _enqueue(self, fetch: Fetch) -> None:

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 from msgspec import structs
 
 from kiln.bridge.fetcher.attempts import (
+    BLOCK_UNAVAILABLE,
     OVER_LIMIT,
     Answer,
     BatchAnswer,
@@ -65,6 +66,7 @@ _SECOND: Final = 1_000_000  # µs
 _MAX_PAUSE: Final = 60 * _SECOND  # between two attempts for one block
 _MAX_CHECKS: Final = 1_000  # unknown streams of one batch whose genesis is fetched
 _MAX_READY: Final = 1_000  # updates that may be released and are not yet
+_UNAVAILABLE: Final = FetchFailure(BLOCK_UNAVAILABLE, "no block of its announcer arrived", final=False)
 _OVER_LIMIT: Final = FetchFailure(OVER_LIMIT, "too many blocks of this announcer are not fetched yet", final=True)
 CLAIM_REPLAY: Final = 10_000
 """Records before its offset that a fetcher reads again at a start, to recover claims that were only counted."""
@@ -331,6 +333,9 @@ class PendingFetches:
 
     def start_fetches(self, now: int) -> list[BlockRequest]:
         """Start the fetches that are due; the caller must call `add_answer` for each."""
+        for fetch in self._queue.pop_overdue(now):
+            failed = _UNAVAILABLE if fetch.tries else _OVER_LIMIT
+            self._give_up_fetch(fetch, failed, now)
         return self._queue.start(now, len(self._checks))
 
     def add_answer(self, request: BlockRequest, answer: Answer, now: int) -> None:
@@ -357,7 +362,8 @@ class PendingFetches:
                 return
         for cid in fetch.checks.keys() - self._checks.keys():  # they waited long enough
             del fetch.checks[cid]
-        if failed.final or fetch.waited >= self._options.give_up_after or not fetch.has_waiters:
+        is_late = fetch.waited >= self._options.give_up_after or self._queue.is_overdue(fetch, now)
+        if failed.final or is_late or not fetch.has_waiters:
             self._give_up_fetch(fetch, failed, now)
         else:
             self._queue.retry_at(fetch, now + round(pause_after(fetch.tries, _SECOND, _MAX_PAUSE)))
@@ -461,7 +467,8 @@ class PendingFetches:
             failed = failed._replace(
                 detail=f"not found in {fetch.tries} attempts over {fetch.waited / 1e6:.0f} s: {failed.detail}"
             )
-        self._known.add_missing(fetch.request, failed, now + self._options.retry_after)
+        if failed is not _OVER_LIMIT:  # it was not tried
+            self._known.add_missing(fetch.request, failed, now + self._options.retry_after)
         if fetch.request.kind == "genesis":
             for wanted in fetch.waiting:
                 self._give_up_update(wanted, failed, now)
