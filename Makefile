@@ -56,7 +56,7 @@ fuzz: setup ## fuzz decoders, router and batcher, and run property tests with ne
 chaos: setup ## inject faults at seeded moments into a whole running Kiln (ARGS="--seed 1 --faults 20")
 	@cd tests && PYTHONPATH=$(CURDIR):$(CURDIR)/tests ../$(PY) -m chaos $(ARGS)
 
-hostile: setup ## run a bridge among hostile peers, and report the effect on honest ones (ARGS="flood --seconds 600", "topics", "large")
+hostile: setup ## run a bridge among hostile peers, and report the effect on honest ones (ARGS="flood --seconds 600", "announcements", "large")
 	@cd tests && PYTHONPATH=$(CURDIR):$(CURDIR)/tests ../$(PY) -m hostile $(ARGS)
 
 lint: $(VENV)/.installed ## check style and types

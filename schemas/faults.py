@@ -482,6 +482,14 @@ FAULTS: Final = (
         "The node that announced the batch must serve the block. Once it does, run `kiln quarantine replay --reason "
         "block_unavailable`.",
     ),
+    Fault(
+        "fetch",
+        "announcer_over_limit",
+        "The bridge did not request this block, because too many blocks that the same author or peer announced before "
+        "are not fetched yet.",
+        "If you trust the announcer, check that it serves its blocks, and then run `kiln quarantine replay --reason "
+        "announcer_over_limit`.",
+    ),
     Fault("fetch", "block_malformed", "The block of another node's batch does not contain a batch.", _ANNOUNCER),
     Fault(
         "fetch",

@@ -15,7 +15,8 @@ GENESIS_UNAVAILABLE: Final = "genesis_unavailable"
 BLOCK_UNAVAILABLE: Final = "block_unavailable"
 BLOCK_MALFORMED: Final = "block_malformed"
 FAULT: Final = "fetch_fault"
-REASONS: Final = (GENESIS_UNAVAILABLE, BLOCK_UNAVAILABLE, BLOCK_MALFORMED, FAULT)
+OVER_LIMIT: Final = "announcer_over_limit"
+REASONS: Final = (GENESIS_UNAVAILABLE, BLOCK_UNAVAILABLE, BLOCK_MALFORMED, FAULT, OVER_LIMIT)
 """reasons in addition to those of kiln.bridge.ipfs and kiln.schemas.wire.genesis"""
 
 

@@ -3,33 +3,36 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import product
 from typing import Final, NamedTuple
 
 from kiln.bridge.fetcher.attempts import Answer, BlockRequest, FetchFailure, IpfsUnavailable
 from kiln.bridge.fetcher.claims import ClaimedStreams
+from kiln.bridge.fetcher.shares import Announcer, AnnouncerPlaces, FairQueue, Place
+from kiln.bridge.fetcher.wanted import KafkaPosition, WantedEntry
 from kiln.schemas.kafka.records import SeparatorRecord, WantedRecord
 
 _PROBE_EVERY: Final = 2_000_000  # µs, while IPFS is unavailable
 _MAX_KNOWN_STREAMS: Final = 200_000  # streams with a cached separator
 _MAX_KNOWN_BLOCKS: Final = 10_000  # batches whose block was fetched
 _MAX_KNOWN_MISSING: Final = 50_000
+_UNPROVEN_WAIT: Final = 60_000_000  # µs that IPFS is available, the longest wait for a batch that is not proven
 _MAX_BLOCKS_IN_MEMORY: Final = 16  # blocks in memory while the geneses of their streams are fetched
 
 
-class KafkaPosition(NamedTuple):
-    """The position of a record of `kiln.wanted`."""
+class Lane(NamedTuple):
+    """A class of fetches that are due. Lanes are served in their order."""
 
-    partition: int
-    offset: int
+    rank: int
+    """0 for a genesis with waiting updates, 1 for a batch, 2 for a genesis that checks a batch or a claim"""
+    is_retry: bool
+    is_unproven: bool
+    """true if blocks of its announcer did not arrive yet, or no longer arrive"""
 
 
-class WantedEntry(NamedTuple):
-    """A record of `kiln.wanted`."""
-
-    position: KafkaPosition
-    record: WantedRecord
+_LANES: Final = [Lane(*lane) for lane in product((0, 1, 2), (False, True), (False, True))]
 
 
 @dataclass
@@ -39,6 +42,12 @@ class Fetch:
     request: BlockRequest
     number: int
     due: int
+    announcer: Announcer
+    lane: Lane
+    """the lane in which it is queued, or was when the last attempt began"""
+    added_at: int
+    """in uptime of IPFS"""
+    is_queued: bool = False
     waiting: deque[WantedEntry] = field(default_factory=deque)
     checks: dict[str, set[str]] = field(default_factory=dict)
     """streams by CID of the batch that lists them"""
@@ -73,6 +82,8 @@ class KnownAnswers:
         self.missing: OrderedDict[BlockRequest, tuple[int, FetchFailure]] = OrderedDict()
         """with the time until which it counts"""
         self.blocks: OrderedDict[tuple[str, SeparatorRecord | None], None] = OrderedDict()
+        self.lost_blocks: OrderedDict[tuple[str, SeparatorRecord | None], None] = OrderedDict()
+        """batches, by separator, whose block was given up, and which are quarantined"""
 
     def add_stream(self, stream: str, separator: SeparatorRecord | None) -> None:
         """Add a stream of `kiln.streams` and its separator, if it has one."""
@@ -86,6 +97,15 @@ class KnownAnswers:
         self.blocks[record.cid, record.separator] = None
         if len(self.blocks) > _MAX_KNOWN_BLOCKS:
             self.blocks.popitem(last=False)
+
+    def add_lost_block(self, record: WantedRecord) -> bool:
+        """Add a batch that was given up under this separator, and return whether it is new."""
+        if (record.cid, record.separator) in self.lost_blocks:
+            return False
+        self.lost_blocks[record.cid, record.separator] = None
+        if len(self.lost_blocks) > _MAX_KNOWN_MISSING:
+            self.lost_blocks.popitem(last=False)
+        return True
 
     def add_missing(self, request: BlockRequest, failed: FetchFailure, until: int) -> None:
         self.missing[request] = (until, failed)
@@ -103,36 +123,143 @@ class KnownAnswers:
 
 
 class FetchQueue:
-    """The blocks to fetch, by request. Time comes from the caller, in µs."""
+    """The blocks to fetch, by request. Time comes from the caller, in µs.
 
-    def __init__(self, max_concurrent: int, retry_after: int, known: KnownAnswers, claims: ClaimedStreams) -> None:
+    Among fetches of one lane, announcers take turns. Some fetches leave room for others, so that blocks that nobody has
+    delay none that arrive: retries for first attempts, batches for geneses, unproven announcers for proven ones.
+    """
+
+    def __init__(
+        self,
+        max_concurrent: int,
+        retry_after: int,
+        max_open: int,
+        known: KnownAnswers,
+        claims: ClaimedStreams,
+    ) -> None:
+        """Create an empty queue.
+
+        Args:
+            retry_after: the wait before a block that was given up is tried again, in µs.
+            max_open: records that wait: a quarter for batches, the others for geneses.
+        """
         self._max_concurrent = max_concurrent
         self._retry_after = retry_after
         self._known = known
         self._claims = claims
+        batches = max_open // 4
+        self._places = {
+            "genesis": AnnouncerPlaces(max_open - batches, max_open // 4),
+            # few are unproven, because each may be open for `give_up_after`: see `MAX_METADATA`
+            "batch": AnnouncerPlaces(batches, max_open // 20),
+        }
+        self._held: dict[KafkaPosition, tuple[AnnouncerPlaces, Place]] = {}
+        self._blocking: tuple[BlockRequest, WantedEntry] | None = None  # took a place without room for it
         self._fetches: dict[BlockRequest, Fetch] = {}
+        self._lanes = {lane: FairQueue[BlockRequest]() for lane in _LANES}  # what is due
+        self._later: list[tuple[int, int, BlockRequest]] = []  # heap: what is due later, and perhaps removed
+        self._running: dict[BlockRequest, Fetch] = {}
+        self._batches: deque[Fetch] = deque()  # added in the last _UNPROVEN_WAIT, in their order
         self._number = 0
         self._ipfs_uptime = 0  # µs that IPFS was available, up to _uptime_at
         self._uptime_at: int | None = None
         self._probe_at = 0
-        self.in_flight = 0
-        """number of fetches in flight"""
+        self._available_since: int | None = None  # of IPFS; None if it is not, or no fetch was started yet
         self.ipfs_error: str | None = None
         """the reason why IPFS is unavailable"""
 
     def __len__(self) -> int:
         return len(self._fetches)
 
-    def add(self, request: BlockRequest, now: int) -> Fetch:
-        """Return the fetch of a block, which is new and due if there is none."""
+    @property
+    def in_flight(self) -> int:
+        """Number of fetches in flight."""
+        return len(self._running)
+
+    @property
+    def room(self) -> int:
+        """The number of further records that may be read: none while one that took a place without room waits."""
+        if self._blocking is not None:
+            request, wanted = self._blocking
+            if not self._places[request.kind].has_room(wanted.announcer) and not self._is_refusable(request, wanted):
+                return 0
+            self._blocking = None
+        return self._places["genesis"].free
+
+    def admit(self, request: BlockRequest, wanted: WantedEntry, now: int, *, is_kept: bool) -> bool:
+        """Add a record that waits for a block, and holds a place until `release`.
+
+        If there is no room, a batch is refused, unless it was announced while IPFS was unavailable. An update is
+        refused only if fetches of its announcer, or of this genesis, fail.
+
+        Args:
+            is_kept: the record must not be refused.
+
+        Returns:
+            False if it is refused.
+        """
+        places = self._places[request.kind]
+        if not places.has_room(wanted.announcer):
+            if not is_kept and self._is_refusable(request, wanted):
+                return False
+            self._blocking = request, wanted
+        self._held[wanted.position] = places, places.take(wanted.announcer)
+        self._add_waiter(request, wanted, now)
+        return True
+
+    def release(self, position: KafkaPosition) -> None:
+        """Release the place of a record, if it holds one."""
+        if position in self._held:
+            places, place = self._held.pop(position)
+            places.release(place)
+
+    def _is_refusable(self, request: BlockRequest, wanted: WantedEntry) -> bool:
+        since = self._available_since
+        if request.kind == "batch" and since is not None and wanted.record.observed_at >= since:
+            return True
         fetch = self._fetches.get(request)
-        if fetch is None:
-            self._number += 1
-            fetch = self._fetches[request] = Fetch(request, self._number, now)
-        return fetch
+        has_failed = fetch is not None and fetch.tries > fetch.in_flight
+        return has_failed or self._places[request.kind].is_failing(wanted.announcer)
+
+    def _add_waiter(self, request: BlockRequest, wanted: WantedEntry, now: int) -> None:
+        fetch = self._get_or_add(request, wanted.announcer, now)
+        fetch.waiting.append(wanted)
+        is_proven = self._places[request.kind].is_proven
+        if len(fetch.waiting) == 1 or (is_proven(wanted.announcer) and not is_proven(fetch.announcer)):
+            self._dequeue(fetch)
+            fetch.announcer = wanted.announcer
+        if not fetch.is_queued and not fetch.in_flight and fetch.due <= now:
+            self._enqueue(fetch)
+
+    def add_check(self, request: BlockRequest, announcer: Announcer, cid: str, stream: str, now: int) -> None:
+        """Add a stream that an announced batch lists, and whose genesis is to be checked."""
+        fetch = self._get_or_add(request, announcer, now)
+        fetch.checks.setdefault(cid, set()).add(stream)
+        if not fetch.is_queued and not fetch.in_flight and fetch.due <= now:
+            self._enqueue(fetch)
+
+    def is_overdue(self, fetch: Fetch, now: int) -> bool:
+        """Return whether a batch of an announcer that is not proven has waited long enough."""
+        is_unproven = fetch.request.kind == "batch" and not self._places["batch"].is_proven(fetch.announcer)
+        return is_unproven and fetch.added_at + _UNPROVEN_WAIT <= self._update_ipfs_uptime(now)
+
+    def pop_overdue(self, now: int) -> list[Fetch]:
+        """Return the batches that are overdue, each once, except for those in flight."""
+        overdue: list[Fetch] = []
+        while self._batches and self._batches[0].added_at + _UNPROVEN_WAIT <= self._update_ipfs_uptime(now):
+            fetch = self._batches.popleft()
+            if self._fetches.get(fetch.request) is fetch and not fetch.in_flight and self.is_overdue(fetch, now):
+                overdue.append(fetch)
+        return overdue
+
+    def retry_at(self, fetch: Fetch, due: int) -> None:
+        """Attempt a fetch again at this time."""
+        fetch.due = due
+        heappush(self._later, (due, fetch.number, fetch.request))
 
     def remove(self, fetch: Fetch) -> None:
         """Remove a fetch that is not in flight."""
+        self._dequeue(fetch)
         del self._fetches[fetch.request]
 
     def cancel_check(self, request: BlockRequest, cid: str) -> None:
@@ -152,47 +279,106 @@ class FetchQueue:
             self._probe_at = now + _PROBE_EVERY
             probe = min(self._fetches.values(), key=lambda fetch: fetch.order, default=None)
             return self._start_claims(1, now) if probe is None else [self._start(probe, now)]
-        free = self._max_concurrent - self.in_flight
-        if free <= 0:
-            return []
-        running = [fetch for fetch in self._fetches.values() if fetch.in_flight]
-        blocks = _MAX_BLOCKS_IN_MEMORY - blocks_in_memory - sum(fetch.request.kind == "batch" for fetch in running)
-        # retries of blocks that never arrive leave room for first attempts
-        retries = max(1, self._max_concurrent // 2) - sum(fetch.tries > 1 for fetch in running)
+        if self._available_since is None:
+            self._available_since = now
+        self._enqueue_due(now)
         started: list[BlockRequest] = []
-        for fetch in sorted(self._find_due(now), key=lambda fetch: fetch.order):
-            if len(started) == free:
-                break
-            if (fetch.request.kind == "batch" and blocks <= 0) or (fetch.tries and retries <= 0):
-                continue
-            blocks -= fetch.request.kind == "batch"
-            retries -= fetch.tries > 0
-            started.append(self._start(fetch, now))
-        checks_in_flight = sum(not fetch.has_waiters for fetch in running)
+        for lane, queue in self._lanes.items():
+            while queue and self._has_slot(lane, blocks_in_memory):
+                fetch = self._fetches[queue.pop()]
+                fetch.is_queued = False
+                started.append(self._start(fetch, now))
+        checks_in_flight = sum(not fetch.has_waiters for fetch in self._running.values())
         limit = max(1, self._max_concurrent // 2) - checks_in_flight
-        return started + self._start_claims(min(free - len(started), limit), now)
+        return started + self._start_claims(min(self._max_concurrent - self.in_flight, limit), now)
+
+    def _has_slot(self, lane: Lane, blocks_in_memory: int) -> bool:
+        most, half = self._max_concurrent, max(1, self._max_concurrent // 2)
+        running = [fetch.lane for fetch in self._running.values()]
+        if len(running) >= most:
+            return False
+        if lane.is_retry and sum(each.is_retry for each in running) >= half:
+            return False
+        if lane.is_unproven and any(places.has_proven for places in self._places.values()):
+            unproven = sum(each.is_unproven for each in running)
+            if unproven >= most - most // (2 if lane.rank else 4):
+                return False
+        if lane.rank == 0:
+            return True
+        if sum(each.rank > 0 for each in running) >= most - most // 4:
+            return False
+        batches = sum(fetch.request.kind == "batch" for fetch in self._running.values())
+        return lane.rank > 1 or blocks_in_memory + batches < _MAX_BLOCKS_IN_MEMORY
 
     def end_attempt(self, request: BlockRequest, answer: Answer, now: int) -> Fetch:
         """Record that an attempt has ended, and if IPFS is available. The fetch stays in the queue."""
         fetch = self._fetches[request]
         assert fetch.started_at is not None
         fetch.in_flight = False
-        self.in_flight -= 1
+        del self._running[request]
         fetch.waited = self._update_ipfs_uptime(now) - fetch.started_at
         if not isinstance(answer, IpfsUnavailable):
+            if self.ipfs_error is not None:
+                self._available_since = now
             self.ipfs_error = None
+            self._record_evidence(fetch, arrived=not isinstance(answer, FetchFailure))
             return fetch
-        self.ipfs_error = answer.reason
+        self.ipfs_error, self._available_since = answer.reason, None
         fetch.tries -= 1
         if fetch.for_claims:
             self._claims.put_back(request.cid)
             fetch.for_claims = False
-            if not fetch.has_waiters:
-                self.remove(fetch)
+        if fetch.has_waiters:
+            self._enqueue(fetch)
+        else:
+            self.remove(fetch)
         return fetch
 
-    def _find_due(self, now: int) -> Iterator[Fetch]:
-        return (fetch for fetch in self._fetches.values() if not fetch.in_flight and fetch.due <= now)
+    def _record_evidence(self, fetch: Fetch, *, arrived: bool) -> None:
+        """Record that a block arrived, or that its first attempt failed, for all who announced it."""
+        if not arrived and fetch.tries > 1:
+            return
+        kind = fetch.request.kind
+        for announcer in dict.fromkeys(wanted.announcer for wanted in fetch.waiting):
+            if not self._places[kind].record_attempt(announcer, arrived=arrived):
+                continue
+            for lane, queue in self._lanes.items():
+                if (lane.rank == 0) == (kind == "genesis"):
+                    for request in queue.list_items(announcer.author):
+                        other = self._fetches[request]
+                        self._dequeue(other)
+                        self._enqueue(other)
+
+    def _get_or_add(self, request: BlockRequest, announcer: Announcer, now: int) -> Fetch:
+        fetch = self._fetches.get(request)
+        if fetch is None:
+            self._number += 1
+            uptime = self._update_ipfs_uptime(now)
+            fetch = self._fetches[request] = Fetch(request, self._number, now, announcer, Lane(2, False, False), uptime)
+            if request.kind == "batch":
+                self._batches.append(fetch)
+        return fetch
+
+    def _enqueue(self, fetch: Fetch) -> None:
+        rank = 1 if fetch.request.kind == "batch" else 0 if fetch.waiting else 2
+        places = self._places["batch" if rank else "genesis"]  # a check is for a batch
+        fetch.lane = Lane(rank, fetch.tries > 0, not places.is_proven(fetch.announcer))
+        fetch.is_queued = True
+        self._lanes[fetch.lane].add(fetch.announcer, fetch.request)
+
+    def _dequeue(self, fetch: Fetch) -> None:
+        if fetch.is_queued:
+            fetch.is_queued = False
+            self._lanes[fetch.lane].remove(fetch.announcer, fetch.request)
+
+    def _enqueue_due(self, now: int) -> None:
+        while self._later and self._later[0][0] <= now:
+            due, number, request = heappop(self._later)
+            fetch = self._fetches.get(request)
+            if fetch is None or (fetch.due, fetch.number) != (due, number):
+                continue
+            if not fetch.is_queued and not fetch.in_flight:
+                self._enqueue(fetch)
 
     def _start_claims(self, limit: int, now: int) -> list[BlockRequest]:
         """Start fetches of geneses that are only claimed, so that no record waits for them."""
@@ -202,15 +388,16 @@ class FetchQueue:
             if request in self._fetches or self._known.recent_failure(request, now) is not None:
                 self._claims.defer(cid, now + self._retry_after)
                 continue
-            fetch = self.add(request, now)
+            fetch = self._get_or_add(request, Announcer("", ""), now)
             fetch.for_claims = True
             started.append(self._start(fetch, now))
         return started
 
     def _start(self, fetch: Fetch, now: int) -> BlockRequest:
+        self._dequeue(fetch)
         fetch.in_flight = True
         fetch.tries += 1
-        self.in_flight += 1
+        self._running[fetch.request] = fetch
         if fetch.started_at is None:
             fetch.started_at = self._update_ipfs_uptime(now)
         return fetch.request

@@ -36,10 +36,11 @@ from kafka.structs import OffsetAndMetadata
 
 from kafka import KafkaConsumer, TopicPartition
 from kiln.bridge.fetcher.attempts import FAULT, Answer, BlockRequest, FetchFailure, fetch_block
-from kiln.bridge.fetcher.fetch_queue import KafkaPosition, KnownAnswers
+from kiln.bridge.fetcher.fetch_queue import KnownAnswers
 from kiln.bridge.fetcher.offsets import DoneOffsets
 from kiln.bridge.fetcher.pending import CLAIM_REPLAY, FetchingOptions, FetchOutput, PendingFetches
 from kiln.bridge.fetcher.position_file import FilePosition, PositionFile
+from kiln.bridge.fetcher.wanted import KafkaPosition
 from kiln.bridge.ipfs import BlockStore
 from kiln.bridge.kafka.producers import FramesProducerError, StoppableKafkaProducer
 from kiln.bridge.kafka.thread import RENEW_EVERY, KafkaConfig, Leadership, LeaderThread, PositionLostError, now_us

@@ -3,16 +3,35 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from msgspec import structs
 
-from kiln.bridge.fetcher.attempts import Answer, BatchAnswer, BlockRequest, FetchFailure, GenesisAnswer, IpfsUnavailable
+from kiln.bridge.fetcher.attempts import (
+    BLOCK_UNAVAILABLE,
+    OVER_LIMIT,
+    Answer,
+    BatchAnswer,
+    BlockRequest,
+    FetchFailure,
+    GenesisAnswer,
+    IpfsUnavailable,
+)
 from kiln.bridge.fetcher.claims import ClaimedStreams, GenesisClaims, claims_of
-from kiln.bridge.fetcher.fetch_queue import Fetch, FetchQueue, KafkaPosition, KnownAnswers, WantedEntry
+from kiln.bridge.fetcher.fetch_queue import Fetch, FetchQueue, KnownAnswers
 from kiln.bridge.fetcher.offsets import MAX_RELEASING, DoneOffsets
+from kiln.bridge.fetcher.wanted import (
+    KafkaPosition,
+    NotWantedError,
+    WantedEntry,
+    get_separator,
+    mark_first_by_separator,
+    network_order,
+    read_announcer,
+    read_update,
+)
 from kiln.conf.process.backoff import pause_after
 from kiln.schemas.kafka.records import (
     UNREADABLE,
@@ -47,6 +66,8 @@ _SECOND: Final = 1_000_000  # µs
 _MAX_PAUSE: Final = 60 * _SECOND  # between two attempts for one block
 _MAX_CHECKS: Final = 1_000  # unknown streams of one batch whose genesis is fetched
 _MAX_READY: Final = 1_000  # updates that may be released and are not yet
+_UNAVAILABLE: Final = FetchFailure(BLOCK_UNAVAILABLE, "no block of its announcer arrived", final=False)
+_OVER_LIMIT: Final = FetchFailure(OVER_LIMIT, "too many blocks of this announcer are not fetched yet", final=True)
 CLAIM_REPLAY: Final = 10_000
 """Records before its offset that a fetcher reads again at a start, to recover claims that were only counted."""
 
@@ -89,7 +110,7 @@ class FetchingOptions:
     genesis_timeout: int = 10 * _SECOND
     """the longest wait of the block for them"""
     max_open: int = 10_000
-    """records that wait"""
+    """records that wait: a quarter batches, the others updates"""
     implied_separator: str | None = None
     authors: Callable[[], Collection[str]] = frozenset
     """returns the peer ids, as text, under which this and our other bridges publish; their batches are not fetched"""
@@ -135,7 +156,7 @@ class PendingFetches:
         self._known = known
         self._offsets: dict[int, DoneOffsets] = {}
         self._claims = ClaimedStreams()
-        self._queue = FetchQueue(options.max_concurrent, options.retry_after, known, self._claims)
+        self._queue = FetchQueue(options.max_concurrent, options.retry_after, options.max_open, known, self._claims)
         self._checks: dict[str, _BatchCheck] = {}  # by the CID of the batch
         self.counts: Counter[str] = Counter()
         """records by outcome: `released`, `blocks`, `not_of_interest`, …, and reasons"""
@@ -172,7 +193,7 @@ class PendingFetches:
         offsets = self._offsets[partition]
         limit = min(limit, self._options.max_open - self.waiting_count)
         if not offsets.is_repeating:  # a record to repeat may be behind others that wait for it
-            limit = min(limit, _MAX_READY - len(self._ready[partition]))
+            limit = min(limit, _MAX_READY - len(self._ready[partition]), self._queue.room)
         return offsets.room(max(0, limit))
 
     @property
@@ -220,14 +241,14 @@ class PendingFetches:
             if record.network != self._options.network:
                 self._finish(position, "other_network")
                 return None
-            wanted = WantedEntry(position, record)
+            wanted = WantedEntry(position, record, read_announcer(record))
             if record.reason == "batch":
                 return self._add_batch(wanted, interests, now)
             if record.reason == "claim":
                 self._add_claim_record(wanted, now)
             else:
                 self._add_update(wanted, now)
-        except (*UNREADABLE, UnicodeEncodeError, _NotWantedError, StreamIdError) as error:
+        except (*UNREADABLE, UnicodeEncodeError, NotWantedError, StreamIdError) as error:
             detail = f"record {position.partition}/{position.offset} of wanted: {error}"
             key = build_quarantine_record_key("wanted", position.partition, position.offset)
             self._quarantine(key, MALFORMED, detail, value or b"", now, MALFORMED_STAGE)
@@ -235,7 +256,7 @@ class PendingFetches:
         return None
 
     def _add_update(self, wanted: WantedEntry, now: int) -> None:
-        update = _read_update(wanted.record)
+        update = read_update(wanted.record)
         request = BlockRequest("genesis", wanted.record.cid)
         for known in (self._unwritten_answers, self._known.streams):
             if update.stream in known:
@@ -244,13 +265,18 @@ class PendingFetches:
         failed = self._known.recent_failure(request, now)
         if failed is not None:
             self._give_up_update(wanted, failed, now)
-            return
-        self._queue.add(request, now).waiting.append(wanted)
+        elif not self._admit(wanted, request, now):
+            self._give_up_update(wanted, _OVER_LIMIT, now)
+
+    def _admit(self, wanted: WantedEntry, request: BlockRequest, now: int) -> bool:
+        # an update that an earlier run has perhaps released may not be given up
+        is_kept = self._offsets[wanted.position.partition].is_repeating
+        return self._queue.admit(request, wanted, now, is_kept=is_kept)
 
     def _add_claim_record(self, wanted: WantedEntry, now: int) -> None:
         """Check or count a claim. The record is done, because nothing waits for a claim."""
         record = wanted.record
-        stream = _read_update(record).stream
+        stream = read_update(record).stream
         for known in (self._unwritten_answers, self._known.streams):
             if stream in known:
                 self._check_claims(record, known[stream], now)
@@ -264,8 +290,8 @@ class PendingFetches:
         try:
             record = decode_wanted(value or b"")
             encode(record)
-            known = record.reason != "claim" or _read_update(record).stream in self._known.streams
-        except (*UNREADABLE, UnicodeEncodeError, _NotWantedError, StreamIdError):
+            known = record.reason != "claim" or read_update(record).stream in self._known.streams
+        except (*UNREADABLE, UnicodeEncodeError, NotWantedError, StreamIdError):
             return  # quarantined by the earlier run
         if not known and record.network == self._options.network:
             self._add_claim(record, now)
@@ -281,7 +307,7 @@ class PendingFetches:
         if (record.message_id or "").partition("/")[0] in self._options.authors():
             self._finish(wanted.position, "own")
             return None
-        announced = _get_separator(record)
+        announced = get_separator(record)
         separator = Separator(announced.key, announced.value)
         if not any(interest.covers(separator) for interest in interests):
             self._finish(wanted.position, "not_of_interest")
@@ -294,13 +320,22 @@ class PendingFetches:
         if check is not None:
             check.waiting.append(wanted)
             return None
-        self._queue.add(request, now).waiting.append(wanted)
+        failed = self._known.recent_failure(request, now)
+        if failed is not None:
+            self._give_up_batch(wanted, failed, now)
+            return None
+        if not self._admit(wanted, request, now):
+            self._give_up_batch(wanted, _OVER_LIMIT, now)
+            return None
         return parse_author(record.message_id or "")
 
     # -------- fetches
 
     def start_fetches(self, now: int) -> list[BlockRequest]:
         """Start the fetches that are due; the caller must call `add_answer` for each."""
+        for fetch in self._queue.pop_overdue(now):
+            failed = _UNAVAILABLE if fetch.tries else _OVER_LIMIT
+            self._give_up_fetch(fetch, failed, now)
         return self._queue.start(now, len(self._checks))
 
     def add_answer(self, request: BlockRequest, answer: Answer, now: int) -> None:
@@ -327,16 +362,17 @@ class PendingFetches:
                 return
         for cid in fetch.checks.keys() - self._checks.keys():  # they waited long enough
             del fetch.checks[cid]
-        if failed.final or fetch.waited >= self._options.give_up_after or not fetch.has_waiters:
+        is_late = fetch.waited >= self._options.give_up_after or self._queue.is_overdue(fetch, now)
+        if failed.final or is_late or not fetch.has_waiters:
             self._give_up_fetch(fetch, failed, now)
         else:
-            fetch.due = now + round(pause_after(fetch.tries, _SECOND, _MAX_PAUSE))
+            self._queue.retry_at(fetch, now + round(pause_after(fetch.tries, _SECOND, _MAX_PAUSE)))
 
     def _answer_genesis(self, fetch: Fetch, answer: GenesisAnswer, now: int) -> None:
         claimed = self._claims.pop_claims(fetch.request.cid)
         partitions: dict[str, int] = {}  # of the waiting updates, by stream
         tips: dict[str, dict[WaitedTip, None]] = {}
-        for wanted in sorted(fetch.waiting, key=_network_order):
+        for wanted in sorted(fetch.waiting, key=network_order):
             if (update := wanted.record.update) is not None:
                 tips.setdefault(update.stream, {})[WaitedTip(update.origin, update.tip)] = None
                 partition = partitions[update.stream] = wanted.position.partition
@@ -346,7 +382,7 @@ class PendingFetches:
             self.counts["claims_checked"] += 1
             for claim in claimed.first_updates.values():
                 self._check_claims(claim, answer.separator, now)
-                listed.add(_read_update(claim).stream)
+                listed.add(read_update(claim).stream)
         for stream in (*partitions, *sorted(listed - partitions.keys())):
             record = StreamRecord(
                 self._options.network,
@@ -373,7 +409,7 @@ class PendingFetches:
         for stream, _ in zip(unknown, range(_MAX_CHECKS), strict=False):
             request = BlockRequest("genesis", cid_text(StreamID.parse(stream).genesis))
             if self._known.recent_failure(request, now) is None:
-                self._queue.add(request, now).checks.setdefault(fetch.request.cid, set()).add(stream)
+                self._queue.add_check(request, fetch.announcer, fetch.request.cid, stream, now)
                 check.missing_geneses.add(request.cid)
 
     # -------- outcomes
@@ -431,19 +467,28 @@ class PendingFetches:
             failed = failed._replace(
                 detail=f"not found in {fetch.tries} attempts over {fetch.waited / 1e6:.0f} s: {failed.detail}"
             )
-        self._known.add_missing(fetch.request, failed, now + self._options.retry_after)
+        if failed is not _OVER_LIMIT:  # it was not tried
+            self._known.add_missing(fetch.request, failed, now + self._options.retry_after)
         if fetch.request.kind == "genesis":
             for wanted in fetch.waiting:
                 self._give_up_update(wanted, failed, now)
             self._finish_checks(fetch.request, fetch.checks)
             return
-        for wanted, first in _mark_first_by_separator(fetch.waiting):
-            if first:
-                record = wanted.record
-                lost = BlockRecord(record.network, record.cid, now, _get_separator(record), reason=failed.reason)
-                self._stages[2].append(FetchOutput("blocks", record.cid.encode(), encode(lost)))
-                self._quarantine(record.cid.encode(), failed.reason, failed.detail, encode(record), now)
-            self._finish(wanted.position, failed.reason if first else "already_fetched")
+        for wanted in fetch.waiting:
+            self._known.lost_blocks.pop((wanted.record.cid, wanted.record.separator), None)
+        for wanted in fetch.waiting:
+            self._give_up_batch(wanted, failed, now)
+
+    def _give_up_batch(self, wanted: WantedEntry, failed: FetchFailure, now: int) -> None:
+        """Write the reason, once for each separator."""
+        record = wanted.record
+        if failed.reason != OVER_LIMIT and not self._known.add_lost_block(record):
+            self._finish(wanted.position, "already_fetched")
+            return
+        lost = BlockRecord(record.network, record.cid, now, get_separator(record), reason=failed.reason)
+        self._stages[2].append(FetchOutput("blocks", record.cid.encode(), encode(lost)))
+        self._quarantine(record.cid.encode(), failed.reason, failed.detail, encode(record), now)
+        self._finish(wanted.position, failed.reason)
 
     def _give_up_update(self, wanted: WantedEntry, failed: FetchFailure, now: int) -> None:
         update = wanted.record.update
@@ -453,10 +498,10 @@ class PendingFetches:
         self._finish(wanted.position, failed.reason)
 
     def _write_block(self, check: _BatchCheck, now: int) -> None:
-        for wanted, first in _mark_first_by_separator(check.waiting):
+        for wanted, first in mark_first_by_separator(check.waiting):
             record = wanted.record
             if first:
-                block = BlockRecord(record.network, record.cid, now, _get_separator(record), block=check.batch.block)
+                block = BlockRecord(record.network, record.cid, now, get_separator(record), block=check.batch.block)
                 self._stages[2].append(FetchOutput("blocks", record.cid.encode(), encode(block)))
                 self._written_blocks.append(record)
             self._finish(wanted.position, "blocks" if first else "already_fetched")
@@ -469,6 +514,7 @@ class PendingFetches:
     def _finish(self, position: KafkaPosition, outcome: str) -> None:
         self.counts[outcome] += 1
         self._finished.append(position)
+        self._queue.release(position)
 
     # -------- rounds
 
@@ -524,40 +570,3 @@ class PendingFetches:
             self._offsets[position.partition].mark_done(position.offset)
         self._written_streams, self._written_blocks, self._finished = [], [], []
         self._stages = ([], [], [])
-
-
-class _NotWantedError(ValueError):
-    """A record that names no block that can be fetched."""
-
-
-def _read_update(record: WantedRecord) -> UpdateRecord:
-    """Return the update for which a genesis is wanted.
-
-    Raises:
-        _NotWantedError: the CID is not the genesis of the update's stream.
-    """
-    update = record.update
-    assert update is not None, "WantedRecord: a genesis is wanted with an update"
-    if cid_text(StreamID.parse(update.stream).genesis) != record.cid:
-        raise _NotWantedError(f"{record.cid} is not the genesis of {update.stream}")
-    return update
-
-
-def _get_separator(record: WantedRecord) -> SeparatorRecord:
-    """Return the separator under which a wanted batch was announced."""
-    assert record.separator is not None, "WantedRecord: a batch is wanted with its separator"
-    return record.separator
-
-
-def _network_order(wanted: WantedEntry) -> tuple[int, int, int, int]:
-    """Sort key: the order in which updates were received. The records of one micro-batch come in any order."""
-    frame = wanted.record.update.frame if wanted.record.update is not None else None
-    return wanted.record.observed_at, *((frame.partition, frame.offset, frame.index) if frame else (0, 0, 0))
-
-
-def _mark_first_by_separator(waiting: Iterable[WantedEntry]) -> Iterator[tuple[WantedEntry, bool]]:
-    """Pair each entry with whether it is the first of its separator: a block may be announced under several."""
-    seen: set[SeparatorRecord | None] = set()
-    for wanted in waiting:
-        yield wanted, wanted.record.separator not in seen
-        seen.add(wanted.record.separator)

@@ -243,9 +243,10 @@ class Kubo:
             BlockStoreUnavailableError: The node does not answer.
         """
         options = {"arg": _canonical_text(cid), "timeout": _go_duration(timeout)}
+        ends_at = time.monotonic() + timeout + _GRACE
         try:
             with self._post("routing/provide", options, timeout + _GRACE) as response:
-                _read(response, _MAX_ANSWER)  # events of the walk, if any
+                _read(response, _MAX_ANSWER, ends_at)  # events of the walk, if any
         except _NoSuchCommandError as error:
             raise NoRoutingError(str(error)) from None
         except KuboError as error:
@@ -265,9 +266,10 @@ class Kubo:
         files: Mapping[str, tuple[str, bytes]] | None = None,
         most: int = _MAX_ANSWER,
     ) -> dict[str, object]:
+        ends_at = time.monotonic() + timeout
         try:
             with self._post(command, options, timeout, files) as response:
-                body = _read(response, most)
+                body = _read(response, most, ends_at)
         except httpx.TimeoutException:
             raise self._away(f"no answer to {command} within {timeout:g} s") from None
         except httpx.TransportError as error:
@@ -294,6 +296,7 @@ class Kubo:
             KuboError: The node reports an error.
             BlockStoreUnavailableError: The node does not answer.
         """
+        ends_at = time.monotonic() + timeout
         try:
             with self._client.stream(
                 "POST",
@@ -303,7 +306,7 @@ class Kubo:
                 timeout=httpx.Timeout(timeout, connect=_CONNECT),
             ) as response:
                 if response.status_code != httpx.codes.OK:
-                    raise self._failure(command, response)
+                    raise self._failure(command, response, ends_at)
                 yield response
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
             raise self._away(f"does not answer: {error or type(error).__name__}") from None
@@ -314,8 +317,8 @@ class Kubo:
                 raise
             raise BlockStoreUnavailableError("the bridge is stopping") from None
 
-    def _failure(self, command: str, response: httpx.Response) -> Exception:
-        body = _read(response, _MAX_ANSWER)
+    def _failure(self, command: str, response: httpx.Response, ends_at: float) -> Exception:
+        body = _read(response, _MAX_ANSWER, ends_at)
         try:
             said = json.loads(body)
         except ValueError:
@@ -338,13 +341,19 @@ class Kubo:
         return self._away(f"answers {command} with {str(answer)[:200]!r}, which is not a response of Kubo")
 
 
-def _read(response: httpx.Response, limit: int) -> bytes:
-    """Read the body, or its beginning if it is longer than `limit` bytes."""
+def _read(response: httpx.Response, limit: int, ends_at: float) -> bytes:
+    """Read the body, or its beginning if it is longer than `limit` bytes.
+
+    Raises:
+        httpx.ReadTimeout: it goes on after `ends_at`, however little comes at a time.
+    """
     body = bytearray()
     for part in response.iter_raw():
         body += part
         if len(body) > limit:
             break
+        if time.monotonic() > ends_at:
+            raise httpx.ReadTimeout("the response does not end", request=response.request)
     return bytes(body)
 
 

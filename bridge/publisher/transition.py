@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import msgspec
+import trio
 
 from kiln.conf.process.proxies import is_loopback
 from kiln.schemas.wire.topics import Separator, format_topic, parse_topic
@@ -137,6 +138,7 @@ class _HeightReply(msgspec.Struct):
 
 
 _REPLY: Final = msgspec.json.Decoder(_HeightReply)
+_MAX_RESPONSE: Final = 64 << 10  # bytes
 _REQUEST: Final = {"jsonrpc": "2.0", "id": 1, "method": "eth_blockNumber", "params": []}
 
 
@@ -160,19 +162,40 @@ def read_height(body: bytes) -> int:
         raise HeightError(f"the response has no block number: {(reply.result or 'null')[:80]}") from None
 
 
-def fetch_height(client: httpx.Client, url: str) -> int:
+def fetch_height(url: str, timeout: float) -> int:
     """Request the current height of the chain.
+
+    Args:
+        timeout: seconds for the whole request, however slowly the response comes.
 
     Raises:
         HeightError: the node returned none.
     """
     try:
-        response = client.post(url, json=_REQUEST)
+        return read_height(trio.run(_request_height, url, timeout))
+    except trio.TooSlowError:
+        raise HeightError(f"no complete response within {timeout:g} s") from None
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise HeightError(f"no response: {type(error).__name__}") from None
-    if response.status_code != httpx.codes.OK:
-        raise HeightError(f"the response has status {response.status_code}")
-    return read_height(response.content)
+
+
+async def _request_height(url: str, timeout: float) -> bytes:
+    # timeouts of httpx are for each read, so that a byte now and then would keep a request alive
+    with trio.fail_after(timeout):
+        async with (
+            httpx.AsyncClient(
+                timeout=None, headers={"Accept-Encoding": "identity"}, trust_env=not is_loopback(url)
+            ) as client,
+            client.stream("POST", url, json=_REQUEST) as response,
+        ):
+            if response.status_code != httpx.codes.OK:
+                raise HeightError(f"the response has status {response.status_code}")
+            body = bytearray()
+            async for part in response.aiter_raw():
+                body += part
+                if len(body) > _MAX_RESPONSE:
+                    raise HeightError(f"the response is longer than {_MAX_RESPONSE} bytes")
+    return bytes(body)
 
 
 class HeightWatch:
@@ -188,6 +211,7 @@ class HeightWatch:
 
         Args:
             every: seconds between two requests; a block of Ethereum takes 12.
+            timeout: seconds for a whole request.
         """
         self._url = url
         self._height = height
@@ -212,21 +236,19 @@ class HeightWatch:
 
     def _run(self) -> None:
         host = urlsplit(self._url).hostname
-        with httpx.Client(timeout=self._timeout, trust_env=not is_loopback(self._url)) as client:
-            while not self._stop.is_set():
-                try:
-                    height = fetch_height(client, self._url)
-                except HeightError as error:
-                    self.error = (
-                        f"transition: cannot read the height of the chain from {host} ({error}). Check "
-                        "transition.rpc_url."
-                    )
-                else:
-                    self.error = None
-                    if height >= self._height:
-                        self._save_reached_at(self._clock_us())
-                        return
-                self._stop.wait(self._every)
+        while not self._stop.is_set():
+            try:
+                height = fetch_height(self._url, self._timeout)
+            except HeightError as error:
+                self.error = (
+                    f"transition: cannot read the height of the chain from {host} ({error}). Check transition.rpc_url."
+                )
+            else:
+                self.error = None
+                if height >= self._height:
+                    self._save_reached_at(self._clock_us())
+                    return
+            self._stop.wait(self._every)
 
     def _load_reached_at(self) -> int | None:
         try:

@@ -343,6 +343,7 @@ def _build_update_rows(
             update=record,
             topic=_build_separator_record(claims.topic),
             model=_build_separator_record(claims.model),
+            peer=item.remote_peer,
         )
         request = identity if is_waiting else identity + b"?"  # a claim is in addition to the update that is emitted
         yield UpdateRow(request, position, "wanted", genesis.encode(), encode(wanted), item.observed_at)
@@ -369,6 +370,8 @@ def _build_wanted_batches(item: DecodedMessage) -> Iterator[UpdateRow]:
     for cid in (content.batch, *item.previous):
         announced = item.message_id if cid == content.batch else ""
         named = f"{item.origin}\n{item.network}\n{content.sep}\n{cid}\n{announced}".encode()
-        wanted = WantedRecord(item.network, cid, "batch", item.observed_at, separator, item.message_id)
+        wanted = WantedRecord(
+            item.network, cid, "batch", item.observed_at, separator, item.message_id, peer=item.remote_peer
+        )
         identity = blake2b(named, digest_size=16).digest()
         yield UpdateRow(identity, item.ref.text, "wanted", cid.encode(), encode(wanted), item.observed_at)

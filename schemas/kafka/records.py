@@ -178,7 +178,7 @@ class WantedRecord(Struct, frozen=True, forbid_unknown_fields=True):
     A `batch` comes with the separator that the batch was announced under. A `genesis` comes with the update that has no
     separator: the update waits in this record, and goes to `kiln.updates` with the result. A `claim` comes with the
     update that was sent on under the separator that it claims (decision 20). `topic`, `model`: the separators that the
-    update's topic and its field `model` claim.
+    update's topic and its field `model` claim. `peer`: the peer that sent the message, which need not be its author.
     """
 
     network: Name
@@ -190,6 +190,7 @@ class WantedRecord(Struct, frozen=True, forbid_unknown_fields=True):
     update: UpdateRecord | None = None
     topic: SeparatorRecord | None = None
     model: SeparatorRecord | None = None
+    peer: Author | None = None
 
     def __post_init__(self) -> None:
         if self.reason == "batch":

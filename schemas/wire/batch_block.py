@@ -22,6 +22,9 @@ MAX_BLOCK = 256_000
 """Largest block written, in bytes: js-ceramic's IPFS_MAX_COMMIT_SIZE, which it applies to every block it loads."""
 
 _MAX_INVALID = 1_000  # invalid entries of one block that are listed
+_ITEMS_OF_ANY_BLOCK = 16_000  # CBOR items that a block of any size may have, and one more for each _BYTES_PER_ITEM
+_BYTES_PER_ITEM = 8  # a stream with one tip has four items in over 100 bytes, and each further tip two in 41
+_ITEMS_PER_INVALID = 8  # an invalid entry costs as much time as so many items, in addition to its own
 
 _FRAME = b"\xa1\x64tips"  # what comes before the map of streams
 _FRAME_SIZE = len(_FRAME)
@@ -238,7 +241,8 @@ def read_block(data: bytes) -> dict[str, list[str]]:
     Accepts the three forms of ``tips`` that CIP-123 permits: a map with text keys, the literal map with byte keys
     (StreamID bytes), and the list-pairs form of an IPLD map, ``[[key, [link, …]], …]``. Otherwise the block must be
     DAG-CBOR, except for key order: definite lengths, shortest heads, only tag 42, nothing after the end. A repeated tip
-    of a stream is returned once. There is no size limit: MAX_BLOCK applies to writers.
+    of a stream is returned once. There is no size limit: MAX_BLOCK applies to writers. A block with many more items
+    than streams and tips of its size have is refused early, since reading them would take seconds.
 
     Raises:
         BlockError: The block is invalid. The message names the byte.
@@ -282,6 +286,7 @@ def read_foreign_block(data: bytes) -> ForeignBlock:
                 reader.entry(pairs, batch)
             except BlockError as error:
                 reader.at = begin
+                reader.count_items(_ITEMS_PER_INVALID)
                 for _ in range(1 if pairs else 2):
                     reader.skip()
                 if len(invalid) < _MAX_INVALID:
@@ -307,6 +312,7 @@ class _Reader:
         self.data = data
         self.at = 0
         self.item = 0  # start of the item that was read last
+        self.items_left = _ITEMS_OF_ANY_BLOCK + len(data) // _BYTES_PER_ITEM
 
     def error(self, description: str) -> BlockError:
         return BlockError(f"not a batch block, at byte {self.item}: {description}")
@@ -319,8 +325,18 @@ class _Reader:
         self.at = end
         return data
 
+    def require_items(self, count: int) -> None:
+        """Require that so many more items may follow."""
+        if count > self.items_left:
+            raise self.error(f"more items than the streams and tips of a block of {len(self.data)} bytes have")
+
+    def count_items(self, count: int) -> None:
+        self.require_items(count)
+        self.items_left -= count
+
     def any_head(self) -> tuple[int, int]:
         """Read a head; return its major type and its count (length, tag number)."""
+        self.count_items(1)
         self.item = self.at
         initial = self.take(1)[0]
         major, short = initial >> 5, initial & 0x1F
@@ -345,8 +361,10 @@ class _Reader:
         """Skip one item of any type, with all that it contains."""
         left = 1
         while left:
+            self.require_items(left)
             left -= 1
             if self.at < len(self.data) and self.data[self.at] >> 5 == _SIMPLE:  # its count may be a float
+                self.count_items(1)
                 self.item = self.at
                 short = self.take(1)[0] & 0x1F
                 if short > 27:
@@ -369,6 +387,7 @@ class _Reader:
         major, count = self.any_head()
         if major not in (_MAP, _ARRAY):
             raise self.error(f"tips must be a map or an array of pairs, not {_MAJOR[major]}")
+        self.require_items(2 * count)
         return major == _ARRAY, count
 
     def entry(self, pairs: bool, batch: dict[str, list[str]]) -> None:

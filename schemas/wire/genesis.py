@@ -168,6 +168,7 @@ def _list_names(fields: Mapping[bytes, int]) -> str:
 # any object that a tag names.
 
 _BYTES, _TEXT, _ARRAY, _MAP, _TAG = 2, 3, 4, 5, 6
+_MAX_ITEMS = 256_000  # js-ceramic loads no event of more bytes (IPFS_MAX_COMMIT_SIZE), and an item takes a byte
 
 
 class _MalformedError(ValueError):
@@ -191,9 +192,12 @@ def _read_head(data: bytes, at: int) -> tuple[int, int, int]:
 
 def _skip(data: bytes, at: int) -> int:
     """Find the index after the item at ``at``, without recursion, because a peer chooses the depth."""
-    left = 1
+    left, items = 1, 0
     while left:
         start = at
+        items += 1
+        if items + left > _MAX_ITEMS:
+            raise _MalformedError(f"more than {_MAX_ITEMS} items at byte {start}")
         major, count, at = _read_head(data, at)
         left -= 1
         if major in (_BYTES, _TEXT):

@@ -34,7 +34,7 @@ from kiln.schemas.kafka import records
 from kiln.schemas.kafka.frames import read_frame, read_rpc
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
-from kiln.schemas.wire.batch_block import BlockError, read_block
+from kiln.schemas.wire.batch_block import BlockError, read_block, read_foreign_block
 from kiln.schemas.wire.cid import CidError, cid_bytes, cid_text, compute_cid
 from kiln.schemas.wire.genesis import NeedsBlock, read_genesis
 from kiln.schemas.wire.pubsub import read_message
@@ -192,9 +192,15 @@ _FEW: Final = EngineLimits(wants=20, replies=10, message_bytes=1000)
 
 @target
 def block(data: bytes) -> None:
-    """The block of a batch."""
+    """The block of a batch: strictly, and as another writer's, of which all valid tips are kept."""
+    strict = None
     with suppress(BlockError):
-        read_block(data)
+        strict = read_block(data)
+    with suppress(BlockError):
+        found = read_foreign_block(data)
+        assert strict is None or (found.tips, found.invalid) == (strict, [])
+        strict = None
+    assert strict is None
 
 
 @target

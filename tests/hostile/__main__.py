@@ -6,7 +6,8 @@ with giant fields beside a whole Kiln, likewise. keys: what an RPC costs by what
 field beside a whole Kiln. large: messages of more than go accepts, to a bridge with Kubo and go-libp2p-pubsub behind
 it, and to a whole Kiln. kubos: nobody hostile, three Kubos that fetch each batch for an hour. silent: peers that say
 nothing hold all slots of the bridge, and honest ones come meanwhile. bitswap: one hostile peer of bitswap after
-another, beside gossip and fetching. soak: nobody hostile, 13 foreign peers for 20 minutes, jitter on relays, and a
+another, beside gossip and fetching. announcements: strangers announce batches that nobody has, beside honest batches
+and geneses that the bridge fetches. soak: nobody hostile, 13 foreign peers for 20 minutes, jitter on relays, and a
 `kill -9` of the bridge. Exit code 0: all that is promised held. 1: something did not.
 """
 
@@ -17,6 +18,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from hostile.announcements import announcements
 from hostile.bitswap import bitswap
 from hostile.costs import dear, measure, rpcs, slowness, table
 from hostile.giants import giants_in_the_log
@@ -108,6 +110,12 @@ def _bitswap(args: argparse.Namespace, folder: Path) -> list[str]:
     return came.wrong()
 
 
+def _announcements(args: argparse.Namespace, folder: Path) -> list[str]:
+    came = announcements(folder, args.quiet, args.seconds, args.seed)
+    print(came)
+    return came.wrong()
+
+
 def _silent(args: argparse.Namespace, folder: Path) -> list[str]:
     bridge = BridgeAlone(folder / "state")
     try:
@@ -174,6 +182,11 @@ def main() -> int:
     blocks.add_argument("--quiet", type=float, default=20, help="seconds without an attack, to compare with")
     blocks.add_argument("--kinds", nargs="+", choices=HOSTILE, default=list(HOSTILE))
     blocks.set_defaults(run=_bitswap)
+    promises = kinds.add_parser("announcements")
+    promises.add_argument("--seconds", type=float, default=120)
+    promises.add_argument("--quiet", type=float, default=30, help="seconds without an attack, to compare with")
+    promises.add_argument("--seed", type=int, default=1)
+    promises.set_defaults(run=_announcements)
     long = kinds.add_parser("soak")
     long.add_argument("--seconds", type=float, default=1200)
     long.add_argument("--rate", type=float, default=25, help="messages per second, of all peers")

@@ -1,8 +1,8 @@
 """Peers that mean harm to a node, until stdin ends. Prints a line when the first has come, and at the end what they
 did, as JSON.
 
-    cd tests && python -m hostile.attack ADDRESS --seed N [--flood] [--giants] [--keys] [--large] [--crowd N]
-        [--topics N --peers N --at-once N] [--silent N] [--bitswap KIND]
+    cd tests && python -m hostile.attack ADDRESS --seed N [--flood] [--giants] [--announcements] [--keys] [--large]
+        [--crowd N] [--topics N --peers N --at-once N] [--silent N] [--bitswap KIND]
 
 Of a flood, each peer does one thing, as fast as it is read. The crowd comes and goes, and each of it keeps its key. The
 others subscribe to so many topics and stay; the silent ones subscribe to one. When the node hangs up, a peer comes
@@ -26,6 +26,8 @@ import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from libp2p.abc import INetStream
 
+from hostile.empty_promises import ANNOUNCEMENTS
+from hostile.empty_promises import EVERY as ANNOUNCED_EVERY
 from hostile.giants import EVERY, GIANTS
 from hostile.keys import KEYS, shown_identities
 from kiln.bridge.gossipsub.wire import encode
@@ -119,6 +121,7 @@ class _Attack:
             speeches = (
                 *((speech, _PAUSE) for speech in (*(SPEECHES if args.flood else ()), *(KEYS if args.keys else ()))),
                 *((speech, EVERY) for speech in (GIANTS if args.giants else ())),
+                *((speech, ANNOUNCED_EVERY) for speech in (ANNOUNCEMENTS if args.announcements else ())),
             )
             for speech, every in speeches:
                 talk = partial(self._flood, speech, speech.__name__, every=every)
@@ -252,6 +255,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--flood", action="store_true", help="floods of every kind, a peer for each")
     parser.add_argument("--giants", action="store_true", help="RPCs with giant fields, a peer for each kind")
+    parser.add_argument("--announcements", action="store_true", help="batches that nobody has, a peer for each kind")
     parser.add_argument("--keys", action="store_true", help="expensive keys in every field, a peer for each")
     parser.add_argument("--large", action="store_true", help="a message of more than go accepts, each 2 s")
     parser.add_argument("--crowd", type=int, default=0, help="peers that come and go")

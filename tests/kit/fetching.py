@@ -8,9 +8,10 @@ import cbor2
 from msgspec import structs
 
 from kiln.bridge.fetcher.attempts import Answer, BlockRequest, FetchFailure
-from kiln.bridge.fetcher.fetch_queue import KafkaPosition, KnownAnswers
+from kiln.bridge.fetcher.fetch_queue import KnownAnswers
 from kiln.bridge.fetcher.offsets import DoneOffsets
 from kiln.bridge.fetcher.pending import FetchingOptions, FetchOutput, PendingFetches
+from kiln.bridge.fetcher.wanted import KafkaPosition
 from kiln.schemas.kafka.records import (
     BlockRecord,
     Coordinates,

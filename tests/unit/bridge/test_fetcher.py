@@ -23,10 +23,11 @@ from kiln.bridge.fetcher.attempts import (
     IpfsUnavailable,
     fetch_block,
 )
-from kiln.bridge.fetcher.fetch_queue import KafkaPosition, KnownAnswers
+from kiln.bridge.fetcher.fetch_queue import KnownAnswers
 from kiln.bridge.fetcher.offsets import MAX_METADATA, MAX_RELEASING, DoneOffsets
 from kiln.bridge.fetcher.pending import CLAIM_REPLAY, FetchingOptions, PendingFetches
 from kiln.bridge.fetcher.position_file import FilePosition, PositionFile
+from kiln.bridge.fetcher.wanted import KafkaPosition
 from kiln.bridge.ipfs import BlockRefusedError, BlockStore, BlockStoreUnavailableError, BlockUnavailableError
 from kiln.bridge.ipfs.folder import FolderBlockStore
 from kiln.pipelines.batch.windows import PartitionWindows
@@ -328,7 +329,7 @@ def test_stream_of_a_batch_that_an_update_waits_for_too_is_still_asked_for_after
     run = Run()
     cid, data = block_of(1)
     run.take(wanted_batch(cid), wanted_update(1, 0))
-    batch, genesis = run.next()
+    genesis, batch = run.next()
     run.answer(batch, BatchAnswer(data, (stream_of(1),)))
     run.answer(genesis, UNAVAILABLE)
     run.now += 5 * S
@@ -370,17 +371,26 @@ def test_own_batch_that_comes_back_is_left_alone_whichever_author_it_has() -> No
     assert run.next() == [BlockRequest("batch", cid)]
 
 
-def test_batch_that_was_given_up_is_asked_for_when_it_is_announced_again() -> None:
-    run = Run(FetchingOptions(NETWORK, check_genesis=False))
+def test_batch_that_was_given_up_is_not_asked_for_again_until_it_is_forgotten() -> None:
+    run = Run()
     cid, data = block_of(1)
     run.take(wanted_batch(cid))
-    (ask,) = run.next()
-    run.answer(ask, FetchFailure("block_unavailable", "nobody gave it", final=True))
-    run.take(wanted_batch(cid, message="again"))
+    run.try_until(60, FetchFailure("block_unavailable", "nobody gave it", final=False))
+    run.take(wanted_batch(cid, message="again"), wanted_batch(cid, OTHER), wanted_batch(cid, OTHER, "again"))
+    assert run.next() == []
+    run.round()
+    # each separator has the reason once
+    assert [(block.separator, block.reason) for block in run.blocks()] == [
+        (MODEL, "block_unavailable"),
+        (OTHER, "block_unavailable"),
+    ]
+    assert len(run.faults()) == 2
+    assert run.done_offsets.resume_offset == 4
+    run.now += 100 * S
+    run.take(wanted_batch(cid, message="later"))
     (ask,) = run.next()
     run.answer(ask, BatchAnswer(data, ()))
-    run.round()
-    assert [block.block for block in run.blocks()] == [None, data]
+    assert [block.block for block in run.blocks()] == [None, None, data]
 
 
 def test_block_is_got_once_for_each_separator_it_is_announced_under() -> None:

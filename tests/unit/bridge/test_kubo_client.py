@@ -24,7 +24,8 @@ from kiln.bridge.ipfs.neighbours import BitswapPeer
 from kiln.bridge.ipfs.node import NodeBlockStore
 from kiln.conf.process.bridge_status import IpfsStatus
 from kiln.schemas.wire.cid import cid_text, compute_cid
-from kit.awaiting import wait_until
+from kit.awaiting import PATIENCE, wait_until
+from kit.endless_http import Kind, endless_server
 
 DATA = b"\xa1dtips\xa0"
 CID = cid_text(compute_cid(DATA))
@@ -675,3 +676,14 @@ def test_a_node_that_is_away_is_said_to_be(nobody: str) -> None:
             node.put(CID, DATA)
     finally:
         node.close()
+
+
+@pytest.mark.parametrize("kind", ["slow body", "endless body"])
+def test_response_without_an_end_is_left(kind: Kind) -> None:
+    with endless_server(kind) as server:
+        kubo = Kubo(server.url)
+        with pytest.raises(BlockStoreUnavailableError):
+            kubo.identity(0.3 if kind == "slow body" else PATIENCE)
+        assert server.hung_up.wait(PATIENCE)
+        assert server.sent < 64 << 20  # what was under way in buffers
+        kubo.close()

@@ -20,10 +20,12 @@ from kiln.bridge.publisher.transition import (
     HeightWatch,
     Transition,
     describe_unreached_peers,
+    fetch_height,
     read_height,
 )
 from kiln.schemas.wire.topics import Separator, encode_separator_value, parse_topic
-from kit.awaiting import awaited
+from kit.awaiting import PATIENCE, awaited
+from kit.endless_http import Kind, endless_server
 
 S = 1_000_000
 AT = 1_000 * S
@@ -223,6 +225,23 @@ def test_nobody_there(tmp_path: Path, free_port: int) -> None:
         "transition.rpc_url."
     )
     seen.stop()
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("slow headers", "no complete response within 0.3 s"),
+        ("slow body", "no complete response within 0.3 s"),
+        ("endless body", "the response is longer than 65536 bytes"),
+    ],
+)
+def test_response_without_an_end_is_left(kind: Kind, says: str) -> None:
+    timeout = PATIENCE if kind == "endless body" else 0.3
+    with endless_server(kind) as server:
+        with pytest.raises(HeightError, match=says):
+            fetch_height(server.url, timeout)
+        assert server.hung_up.wait(PATIENCE)
+        assert server.sent < 64 << 20  # what was under way in buffers
 
 
 def test_file_that_cannot_be_read_is_no_height(chain: Chain, tmp_path: Path) -> None:

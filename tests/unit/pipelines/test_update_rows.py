@@ -346,6 +346,16 @@ def test_a_batch_is_wanted_at_each_announcement() -> None:
     assert other.identity != first.identity
 
 
+def test_what_is_wanted_names_the_author_and_the_peer_that_sent_it() -> None:
+    for data in (batch_update(), write_update(STREAM, TIP)):
+        relayed = Frame.FromString(frame(signed(data)))
+        relayed.remote_peer = compute_peer_id(ANNA)
+        (row,) = (row for row in rows(relayed.SerializeToString(), fetch=True) if row.topic == "wanted")
+        wanted = decode_wanted(row.value)
+        assert wanted.peer == peer_text(relayed.remote_peer)
+        assert wanted.message_id is not None
+
+
 def test_where_nothing_can_be_fetched_nothing_is_wanted() -> None:
     assert rows(frame(signed(batch_update()))) == []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import tarfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from random import Random
 
@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from multiformats import CID
 
+from kiln.schemas.wire import batch_block
 from kiln.schemas.wire.batch_block import (
     MAX_BLOCK,
     BatchBlock,
@@ -269,7 +270,7 @@ ENTRY = KEY_TEXT + "81" + LINK
         (bytes.fromhex("bf6474697073a0ff"), "indefinite"),
         (block_of(KEY_TEXT + "9f" + LINK + "ff"), "indefinite"),
         (block_of(ENTRY, count=2), "cut short"),
-        (bytes.fromhex("a16474697073bbffffffffffffffff"), "cut short"),
+        (bytes.fromhex("a16474697073bbffffffffffffffff"), "more items"),
         (bytes.fromhex("a164746970737bffffffffffffffff"), "not text"),
         (bytes.fromhex("a1647469707381" + "81" + KEY_TEXT), "must be a pair"),
         (bytes.fromhex("a1647469707381" + "a1" + ENTRY), "must be an array, not a map"),
@@ -377,10 +378,46 @@ def test_a_larger_block_than_kiln_writes_is_read() -> None:
 
 
 def test_a_block_of_bad_entries_alone_is_told_in_bounded_words() -> None:
-    data = bytes.fromhex("a16474697073" + "99ffff" + "80" * 0xFFFF)
+    data = bytes.fromhex("a16474697073" + "99044c" + "80" * 1_100)
     read = read_foreign_block(data)
     assert (read.tips, len(read.invalid)) == ({}, 1001)
-    assert read.invalid[-1].why == f"{0xFFFF - 1000} more entries are invalid"
+    assert read.invalid[-1].why == "100 more entries are invalid"
+
+
+_MIB = 1 << 20
+_SMALL_LINK = "d82a" + "45" + "0001550000"  # a CID of an identity hash of nothing
+
+
+@pytest.mark.parametrize(
+    "tips",
+    [
+        pytest.param("ba00100000" + "6080" * _MIB, id="empty streams without tips"),
+        pytest.param("ba00100000" + "0000" * _MIB, id="integers"),
+        pytest.param("9a00200000" + "80" * 2 * _MIB, id="empty pairs"),
+        pytest.param("a1" + "00" + "9a00200000" + "00" * 2 * _MIB, id="an array of integers"),
+        pytest.param("a1" + "00" + "81" * 2 * _MIB + "00", id="arrays in arrays"),
+        pytest.param("a1" + "00" + "9a00200000" + "f4" * 2 * _MIB, id="simple values"),
+        pytest.param("a1" + KEY_TEXT + "9a00030000" + _SMALL_LINK * 0x30000, id="small links"),
+        pytest.param("b9ffff" + (KEY_TEXT + "80") * 0xFFFF, id="a stream again and again"),
+    ],
+)
+@pytest.mark.parametrize("read", [read_block, read_foreign_block])
+def test_a_block_of_many_small_items_is_refused_after_few(
+    read: Callable[[bytes], object], tips: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = bytes.fromhex("a16474697073" + tips)
+    steps = 0
+
+    def count(self: batch_block._Reader, size: int) -> bytes:
+        nonlocal steps
+        steps += 1
+        return take(self, size)
+
+    take = batch_block._Reader.take
+    monkeypatch.setattr(batch_block._Reader, "take", count)
+    with pytest.raises(BlockError):
+        read(data)
+    assert steps < 50_000 + len(data) / 4  # about two bytes are taken for each item
 
 
 @needs_fixtures

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from multiformats import multibase
 
 from kiln.schemas.reject import Rejected
+from kiln.schemas.wire import genesis as genesis_module
 from kiln.schemas.wire.cid import DAG_CBOR, DAG_JOSE, cid_bytes, cid_text, compute_cid
 from kiln.schemas.wire.genesis import REASONS, WITHOUT, Genesis, NeedsBlock, read_genesis
 from kiln.schemas.wire.streamid import METAMODEL, StreamID
@@ -334,6 +335,23 @@ HEADER = b"\xa1\x66header"  # {"header": …
 )
 def test_what_is_not_dag_cbor(block: bytes) -> None:
     assert reason((compute_cid(block), block)) == "genesis_malformed"
+
+
+@pytest.mark.parametrize("unit", [b"\x9a\x00\x1f\x00\x00" + b"\x00" * 0x1F0000, b"\x81" * 2_000_000 + b"\x00"])
+def test_genesis_of_many_small_items_is_refused_after_few(unit: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    header = cbor2.dumps({"controllers": ["did:key:z6Mk"], "model": MODEL.bytes, "sep": "model"}, canonical=True)
+    block = b"\xa2\x64data" + unit + b"\x66header" + header
+    steps = 0
+
+    def count(data: bytes, at: int) -> tuple[int, int, int]:
+        nonlocal steps
+        steps += 1
+        return read_head(data, at)
+
+    read_head = genesis_module._read_head
+    monkeypatch.setattr(genesis_module, "_read_head", count)
+    assert reason((compute_cid(block), block)) == "genesis_malformed"
+    assert steps < 300_000
 
 
 def test_nesting_is_no_limit() -> None:

@@ -82,7 +82,9 @@ RECORDS: dict[str, st.SearchStrategy[r.Record]] = {
     "streams": st.builds(r.StreamRecord, name, name, separator, micros, name, st.none(), tips)
     | st.builds(r.StreamRecord, name, name, st.none(), micros, name, name, tips),
     "quarantine": st.builds(r.QuarantineRecord, name, name, text, st.binary(max_size=20), micros),
-    "wanted": st.builds(r.WantedRecord, name, name, st.just("batch"), micros, separator, st.none() | text)
+    "wanted": st.builds(
+        r.WantedRecord, name, name, st.just("batch"), micros, separator, st.none() | text, peer=st.none() | text
+    )
     | st.builds(
         r.WantedRecord, name, name, st.just("genesis"), micros, st.none(), st.none() | text, waiting, claimed, claimed
     )

@@ -1,0 +1,179 @@
+"""Fair shares of the fetcher for those who announce: places for waiting records, and turns. No Kafka, no IPFS."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Hashable
+from typing import Final, Generic, NamedTuple, TypeVar
+
+_MAX_MISSES: Final = 3  # in a row, and an author is no longer proven
+_MAX_KNOWN: Final = 10_000  # announcers that are remembered
+
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+_T = TypeVar("_T", bound=Hashable)
+
+
+class Announcer(NamedTuple):
+    """The parties of one announcement."""
+
+    author: str
+    """peer id of the author, or "" of a message without one"""
+    peer: str
+    """the peer that sent it, or "" if unknown; keys cost nothing, connections do"""
+
+
+class Place(NamedTuple):
+    """A place that a waiting record holds."""
+
+    announcer: Announcer
+    is_proven: bool
+
+
+class AnnouncerPlaces:
+    """Places for records that wait for blocks.
+
+    An author is proven while blocks that it announced arrive. A proven author may hold as many places as are free.
+    Everyone else shares `unproven` of the places: each author, and each peer, may hold as many of them as are free, so
+    none takes the last one (dynamic thresholds: Choudhury and Hahne, 1998).
+    """
+
+    def __init__(self, capacity: int, unproven: int) -> None:
+        self._capacity = capacity
+        self._max_unproven = unproven
+        self._held: Counter[tuple[bool, str, str]] = Counter()  # by class, party and its id
+        self._unproven = 0
+        self._proven_misses: OrderedDict[str, int] = OrderedDict()  # in a row, by author
+        self._failing: OrderedDict[tuple[str, str], None] = OrderedDict()  # party and its id
+        self.count = 0
+        """places that are held"""
+
+    @property
+    def free(self) -> int:
+        """Number of free places; negative if the caller took more than there are."""
+        return self._capacity - self.count
+
+    @property
+    def has_proven(self) -> bool:
+        """Return whether any author is proven."""
+        return bool(self._proven_misses)
+
+    def has_room(self, announcer: Announcer) -> bool:
+        """Return whether this announcer may hold one more place."""
+        is_proven = self.is_proven(announcer)
+        free = self.free if is_proven else min(self.free, self._max_unproven - self._unproven)
+        return all(self._held[party] < free for party in _list_holders(Place(announcer, is_proven)))
+
+    def take(self, announcer: Announcer) -> Place:
+        """Take a place, even if there is no room."""
+        place = Place(announcer, self.is_proven(announcer))
+        self._held.update(_list_holders(place))
+        self._unproven += not place.is_proven
+        self.count += 1
+        return place
+
+    def release(self, place: Place) -> None:
+        """Release a place."""
+        for party in _list_holders(place):
+            self._held[party] -= 1
+            if not self._held[party]:
+                del self._held[party]
+        self._unproven -= not place.is_proven
+        self.count -= 1
+
+    # -------- evidence
+
+    def is_proven(self, announcer: Announcer) -> bool:
+        """Return whether blocks of this author arrive."""
+        return announcer.author in self._proven_misses
+
+    def is_failing(self, announcer: Announcer) -> bool:
+        """Return whether the author is not proven, and its last block failed, or that of an author by this peer."""
+        return not self.is_proven(announcer) and any(party in self._failing for party in _list_parties(announcer))
+
+    def record_attempt(self, announcer: Announcer, *, arrived: bool) -> bool:
+        """Record the first attempt for a block, or that a block arrived.
+
+        Returns:
+            True if the author has just become proven, or no longer is.
+        """
+        was_proven = self.is_proven(announcer)
+        if arrived:
+            for party in _list_parties(announcer):
+                self._failing.pop(party, None)
+            self._proven_misses[announcer.author] = 0
+            _trim(self._proven_misses, announcer.author)
+            return not was_proven
+        if was_proven:
+            self._proven_misses[announcer.author] += 1
+            if self._proven_misses[announcer.author] < _MAX_MISSES:
+                return False
+            del self._proven_misses[announcer.author]
+        for party in _list_parties(announcer):
+            self._failing[party] = None
+            _trim(self._failing, party)
+        return was_proven
+
+
+class FairQueue(Generic[_T]):
+    """Items of announcers: peers take turns, and so do the authors of one peer. An author's items keep their order."""
+
+    def __init__(self) -> None:
+        self._peers: OrderedDict[str, OrderedDict[str, OrderedDict[_T, None]]] = OrderedDict()
+
+    def __bool__(self) -> bool:
+        return bool(self._peers)
+
+    def add(self, announcer: Announcer, item: _T) -> None:
+        """Add an item."""
+        authors = self._peers.setdefault(announcer.peer, OrderedDict())
+        authors.setdefault(announcer.author, OrderedDict())[item] = None
+
+    def remove(self, announcer: Announcer, item: _T) -> None:
+        """Remove an item of this announcer.
+
+        Raises:
+            KeyError: there is none.
+        """
+        authors = self._peers[announcer.peer]
+        items = authors[announcer.author]
+        del items[item]
+        if not items:
+            del authors[announcer.author]
+        if not authors:
+            del self._peers[announcer.peer]
+
+    def list_items(self, author: str) -> list[_T]:
+        """Return the items of an author in their order, peer by peer."""
+        return [item for authors in self._peers.values() for item in authors.get(author, ())]
+
+    def pop(self) -> _T:
+        """Remove and return the next item.
+
+        Raises:
+            StopIteration: the queue is empty.
+        """
+        peer = next(iter(self._peers))
+        self._peers.move_to_end(peer)
+        author = next(iter(self._peers[peer]))
+        self._peers[peer].move_to_end(author)
+        item = next(iter(self._peers[peer][author]))
+        self.remove(Announcer(author, peer), item)
+        return item
+
+
+def _list_parties(announcer: Announcer) -> tuple[tuple[str, str], ...]:
+    author, peer = announcer
+    return (("author", author), *((("peer", peer),) if peer else ()))
+
+
+def _list_holders(place: Place) -> tuple[tuple[bool, str, str], ...]:
+    if place.is_proven:
+        return ((True, "author", place.announcer.author),)
+    return tuple((False, *party) for party in _list_parties(place.announcer))
+
+
+def _trim(known: OrderedDict[_K, _V], newest: _K) -> None:
+    known.move_to_end(newest)
+    if len(known) > _MAX_KNOWN:
+        known.popitem(last=False)

@@ -1,0 +1,70 @@
+"""Records of `kiln.wanted`: where they are, who announced them, and what they want."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from kiln.bridge.fetcher.shares import Announcer
+from kiln.schemas.kafka.records import SeparatorRecord, UpdateRecord, WantedRecord
+from kiln.schemas.wire.cid import cid_text
+from kiln.schemas.wire.identity import parse_author
+from kiln.schemas.wire.streamid import StreamID
+
+
+class KafkaPosition(NamedTuple):
+    """The position of a record of `kiln.wanted`."""
+
+    partition: int
+    offset: int
+
+
+class WantedEntry(NamedTuple):
+    """A record of `kiln.wanted`."""
+
+    position: KafkaPosition
+    record: WantedRecord
+    announcer: Announcer
+
+
+class NotWantedError(ValueError):
+    """A record that names no block that can be fetched."""
+
+
+def read_update(record: WantedRecord) -> UpdateRecord:
+    """Return the update for which a genesis is wanted.
+
+    Raises:
+        NotWantedError: the CID is not the genesis of the update's stream.
+    """
+    update = record.update
+    assert update is not None, "WantedRecord: a genesis is wanted with an update"
+    if cid_text(StreamID.parse(update.stream).genesis) != record.cid:
+        raise NotWantedError(f"{record.cid} is not the genesis of {update.stream}")
+    return update
+
+
+def read_announcer(record: WantedRecord) -> Announcer:
+    """Return the announcer of a record; an unsigned message has no author but the peer that sent it."""
+    peer = record.peer or ""
+    return Announcer(parse_author(record.message_id or "") or peer, peer)
+
+
+def get_separator(record: WantedRecord) -> SeparatorRecord:
+    """Return the separator under which a wanted batch was announced."""
+    assert record.separator is not None, "WantedRecord: a batch is wanted with its separator"
+    return record.separator
+
+
+def network_order(wanted: WantedEntry) -> tuple[int, int, int, int]:
+    """Sort key: the order in which updates were received. The records of one micro-batch come in any order."""
+    frame = wanted.record.update.frame if wanted.record.update is not None else None
+    return wanted.record.observed_at, *((frame.partition, frame.offset, frame.index) if frame else (0, 0, 0))
+
+
+def mark_first_by_separator(waiting: Iterable[WantedEntry]) -> Iterator[tuple[WantedEntry, bool]]:
+    """Pair each entry with whether it is the first of its separator: a block may be announced under several."""
+    seen: set[SeparatorRecord | None] = set()
+    for wanted in waiting:
+        yield wanted, wanted.record.separator not in seen
+        seen.add(wanted.record.separator)
