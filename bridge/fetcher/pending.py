@@ -11,7 +11,14 @@ from msgspec import structs
 
 from kiln.bridge.fetcher.attempts import Answer, BatchAnswer, BlockRequest, FetchFailure, GenesisAnswer, IpfsUnavailable
 from kiln.bridge.fetcher.claims import ClaimedStreams, GenesisClaims, claims_of
-from kiln.bridge.fetcher.fetch_queue import Fetch, FetchQueue, KafkaPosition, KnownAnswers, WantedEntry
+from kiln.bridge.fetcher.fetch_queue import (
+    Fetch,
+    FetchQueue,
+    KafkaPosition,
+    KnownAnswers,
+    UnansweredGeneses,
+    WantedEntry,
+)
 from kiln.bridge.fetcher.offsets import MAX_RELEASING, DoneOffsets
 from kiln.conf.process.backoff import pause_after
 from kiln.schemas.kafka.records import (
@@ -179,6 +186,11 @@ class PendingFetches:
     def waiting_count(self) -> int:
         """Number of records that wait."""
         return sum(offsets.waiting_count for offsets in self._offsets.values())
+
+    @property
+    def unanswered(self) -> UnansweredGeneses:
+        """Geneses that no peer had so far, and for which records wait."""
+        return self._queue.count_unanswered()
 
     @property
     def in_flight(self) -> int:

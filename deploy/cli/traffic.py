@@ -47,8 +47,7 @@ def replay(
     if pace is not None and not pace > 0:
         raise UsageError(f"--speed {pace:g}: must be greater than zero; 1 is the speed of the capture")
     for file in files:
-        if not file.is_file():
-            raise UsageError(f"{file}: no such capture file")
+        _check_capture_path(file)
     require_extras("bridge")
     settings = settings_of(config, state)
     import time
@@ -97,6 +96,23 @@ def replay(
                 f"into {topic} as network {sent.network}"
             )
     out.print("next: kiln run --catch-up", style="dim")
+
+
+def _check_capture_path(file: Path) -> None:
+    """Check that a capture can be read twice.
+
+    Raises:
+        UsageError: It cannot.
+    """
+    if not file.exists():
+        raise UsageError(f"{file}: no such capture file")
+    if file.is_dir():
+        raise UsageError(f"{file} is a folder. Name the capture files in it: kiln replay {file}/*.rpc.gz")
+    if not file.is_file():
+        raise UsageError(
+            f"{file} is a pipe or a device, but a capture is read twice: first to find its connections. Save it to a "
+            "file first, and replay that file"
+        )
 
 
 @commands.command()

@@ -176,7 +176,9 @@ def split_captures(
 
 def _split_file(capture: CaptureFile, network: str) -> list[FilePart]:
     with _open(capture.path) as file:
-        digest = hashlib.file_digest(file, "sha256").digest()
+        digest = hashlib.sha256()
+        while block := file.read(_DIGEST_BLOCK):
+            digest.update(block)
         default_time = clamp_nanos(os.fstat(file.fileno()).st_mtime_ns)
         ranges = list(FORMATS[capture.format].split(file, _PART_BYTES))
         size = -(-os.fstat(file.fileno()).st_size // max(1, len(ranges)))

@@ -208,7 +208,7 @@ def received_from_2_26(fields: Mapping[str, str | int], number: int | str = 1795
 
 
 def test_a_line_from_2_26_on_is_the_message_of_the_line_before_2_26() -> None:
-    fields = {"typ": 0, "stream": STREAM, "tip": TIP}
+    fields: dict[str, str | int] = {"typ": 0, "stream": STREAM, "tip": TIP}
     (new,) = only_frames(items("ceramic-log", received_from_2_26(fields, 0x2F188761AF038EC4)))
     (old,) = only_frames(items("ceramic-log", received(fields)))
     assert message_of(new) == message_of(old)
@@ -216,11 +216,12 @@ def test_a_line_from_2_26_on_is_the_message_of_the_line_before_2_26() -> None:
 
 
 def test_fields_of_a_message_that_are_named_as_the_other_envelope_s_stay_in_the_message() -> None:
-    fields = {"typ": 0, "stream": STREAM, "tip": TIP, "type": "x", "sequenceNumber": "7", "topic": "y"}
+    envelope = {"type": "x", "sequenceNumber": "7", "topic": "y"}
+    fields: dict[str, str | int] = {"typ": 0, "stream": STREAM, "tip": TIP, **envelope}
     (old,) = only_frames(items("ceramic-log", received(fields)))
     assert json.loads(message_of(old).data) == fields
-    published = [("peer", NODE), ("event", "published"), ("topic", CLAY)]
-    line = ceramic_line(1_626_355_473, [*published, *((f"message.{key}", value) for key, value in fields.items())])
+    published: list[tuple[str, str | int | None]] = [("peer", NODE), ("event", "published"), ("topic", CLAY)]
+    line = ceramic_line(1_626_355_473, published + [(f"message.{key}", value) for key, value in fields.items()])
     (own,) = only_frames(items("ceramic-log", line))
     assert json.loads(message_of(own).data) == fields
 
