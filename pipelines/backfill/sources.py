@@ -182,9 +182,8 @@ def _split_file(capture: CaptureFile, network: str) -> list[FilePart]:
         default_time = clamp_nanos(os.fstat(file.fileno()).st_mtime_ns)
         ranges = list(FORMATS[capture.format].split(file, _PART_BYTES))
         size = -(-os.fstat(file.fileno()).st_size // max(1, len(ranges)))
-        return [
-            FilePart(capture.path, capture.format, digest, network, default_time, each, size=size) for each in ranges
-        ]
+        path, name, key = capture.path, capture.format, digest.digest()
+        return [FilePart(path, name, key, network, default_time, each, size=size) for each in ranges]
 
 
 def _digest_members(path: str, captures: Sequence[CaptureFile], network: str) -> Iterator[FilePart]:

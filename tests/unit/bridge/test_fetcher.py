@@ -101,10 +101,10 @@ def test_geneses_that_no_peer_had_are_counted_with_the_updates_that_wait_for_the
     run.answer(second, IpfsUnavailable("it is off"))
     assert run.pending.unanswered == (1, 3)  # no peer was reached
     run.now += 10 * S
-    run.answer(*run.next(), GenesisAnswer(MODEL, None))
-    run.now += 10 * S
-    for ask in run.next():
-        run.answer(ask, GenesisAnswer(MODEL, None))
+    for _ in range(2):  # one attempt tests whether IPFS is back
+        for ask in run.next():
+            run.answer(ask, GenesisAnswer(MODEL, None))
+        run.now += 10 * S
     assert run.pending.unanswered == (0, 0)
 
 
