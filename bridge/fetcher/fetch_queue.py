@@ -122,6 +122,14 @@ class KnownAnswers:
         return failure
 
 
+class UnansweredGeneses(NamedTuple):
+    """Geneses that no peer had in at least one attempt."""
+
+    streams: int = 0
+    updates: int = 0
+    """number of records that wait for them"""
+
+
 class FetchQueue:
     """The blocks to fetch, by request. Time comes from the caller, in µs.
 
@@ -256,6 +264,15 @@ class FetchQueue:
         """Attempt a fetch again at this time."""
         fetch.due = due
         heappush(self._later, (due, fetch.number, fetch.request))
+
+    def count_unanswered(self) -> UnansweredGeneses:
+        """Count the geneses that no peer had so far, and for which records wait."""
+        waiting = [
+            len(fetch.waiting)
+            for fetch in self._fetches.values()
+            if fetch.request.kind == "genesis" and fetch.waiting and fetch.tries > fetch.in_flight
+        ]
+        return UnansweredGeneses(len(waiting), sum(waiting))
 
     def remove(self, fetch: Fetch) -> None:
         """Remove a fetch that is not in flight."""

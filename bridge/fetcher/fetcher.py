@@ -36,7 +36,7 @@ from kafka.structs import OffsetAndMetadata
 
 from kafka import KafkaConsumer, TopicPartition
 from kiln.bridge.fetcher.attempts import FAULT, Answer, BlockRequest, FetchFailure, fetch_block
-from kiln.bridge.fetcher.fetch_queue import KnownAnswers
+from kiln.bridge.fetcher.fetch_queue import KnownAnswers, UnansweredGeneses
 from kiln.bridge.fetcher.offsets import DoneOffsets
 from kiln.bridge.fetcher.pending import CLAIM_REPLAY, FetchingOptions, FetchOutput, PendingFetches
 from kiln.bridge.fetcher.position_file import FilePosition, PositionFile
@@ -59,6 +59,7 @@ class _FetchProgress(NamedTuple):
     in_flight: int
     claimed: int
     counts: Counter[str]
+    unanswered: UnansweredGeneses = UnansweredGeneses()
 
 
 class Fetcher(LeaderThread):
@@ -122,8 +123,16 @@ class Fetcher(LeaderThread):
 
     def status(self) -> FetcherStatus:
         """Return the status of the fetcher."""
+        streams, updates = self._progress.unanswered
         return FetcherStatus(
-            self.state, self.waiting, self.under_way, dict(self.counts), self.places_lost, self.claimed
+            self.state,
+            self.waiting,
+            self.under_way,
+            dict(self.counts),
+            self.places_lost,
+            self.claimed,
+            streams,
+            updates,
         )
 
     def _on_standby(self) -> None:
@@ -306,7 +315,11 @@ class Fetcher(LeaderThread):
                     return
             pending.confirm_writes()
             self._progress = _FetchProgress(
-                pending.waiting_count, pending.in_flight, pending.claimed_count, before + pending.counts
+                pending.waiting_count,
+                pending.in_flight,
+                pending.claimed_count,
+                before + pending.counts,
+                pending.unanswered,
             )
             self._state = _describe_state(pending)
             self._error = (

@@ -20,7 +20,7 @@ from kiln.bridge.fetcher.attempts import (
     IpfsUnavailable,
 )
 from kiln.bridge.fetcher.claims import ClaimedStreams, GenesisClaims, claims_of
-from kiln.bridge.fetcher.fetch_queue import Fetch, FetchQueue, KnownAnswers
+from kiln.bridge.fetcher.fetch_queue import Fetch, FetchQueue, KnownAnswers, UnansweredGeneses
 from kiln.bridge.fetcher.offsets import MAX_RELEASING, DoneOffsets
 from kiln.bridge.fetcher.wanted import (
     KafkaPosition,
@@ -200,6 +200,11 @@ class PendingFetches:
     def waiting_count(self) -> int:
         """Number of records that wait."""
         return sum(offsets.waiting_count for offsets in self._offsets.values())
+
+    @property
+    def unanswered(self) -> UnansweredGeneses:
+        """Geneses that no peer had so far, and for which records wait."""
+        return self._queue.count_unanswered()
 
     @property
     def in_flight(self) -> int:

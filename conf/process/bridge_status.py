@@ -117,6 +117,10 @@ class FetcherStatus(Struct, frozen=True):
     places_lost: int = 0
     """number of times that Kafka had lost the fetcher's committed offset"""
     claimed: int = 0
+    unanswered_streams: int = 0
+    """streams whose genesis no peer had in at least one attempt"""
+    unanswered_updates: int = 0
+    """updates that wait for these geneses"""
 
     @property
     def is_on(self) -> bool:

@@ -229,14 +229,24 @@ def backfill_drop(name: RunArgument, state: StateOption = None, config: ConfigOp
     """
     require_extras("lake")
     settings = settings_of(config, state)
-    from kiln.pipelines.backfill.runs import drop_run, get_run_unless_dropped, lock_run
+    from kiln.pipelines.backfill.run_log import check_name
+    from kiln.pipelines.backfill.runs import NoRunError, drop_run, get_run_unless_dropped, lock_run
     from kiln.pipelines.backfill.sources import delete_streams
 
     lake, out = lake_of(settings), notes()
-    get_run_unless_dropped(lake, name)
+    streams = settings.state / "backfill" / check_name(name)
+    try:
+        get_run_unless_dropped(lake, name)
+    except NoRunError:
+        if not streams.is_dir():
+            raise
+        with lock_run(settings.state, name):
+            delete_streams(streams)
+        out.print(f"run {name} had not begun: the input that was saved for it is deleted")
+        return
     with lock_run(settings.state, name):
         dropped = drop_run(lake, name, _now)
-        delete_streams(settings.state / "backfill" / name)
+        delete_streams(streams)
     out.print(f"run {name} is dropped" if dropped else f"run {name} was dropped before: nothing to do")
 
 

@@ -1,9 +1,10 @@
-"""`kiln replay` and `kiln generate`: captures to Kafka, and synthetic traffic to captures."""
+"""`kiln replay`, `kiln capture` and `kiln generate`: captures to Kafka, and frames or synthetic traffic to captures."""
 
 from __future__ import annotations
 
 import gzip
-from datetime import UTC, datetime
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, BinaryIO, cast
 
@@ -14,12 +15,16 @@ from kiln.conf.process.extras import require_extras
 from kiln.deploy.cli.exits import UsageError
 from kiln.deploy.cli.options import (
     ConfigOption,
+    JsonOption,
+    SampleOption,
     StateOption,
+    lake_of,
     length_of,
     loaded,
     name_file,
     note_once,
     notes,
+    reading_settings,
     settings_of,
 )
 
@@ -47,8 +52,7 @@ def replay(
     if pace is not None and not pace > 0:
         raise UsageError(f"--speed {pace:g}: must be greater than zero; 1 is the speed of the capture")
     for file in files:
-        if not file.is_file():
-            raise UsageError(f"{file}: no such capture file")
+        _check_capture_path(file)
     require_extras("bridge")
     settings = settings_of(config, state)
     import time
@@ -97,6 +101,99 @@ def replay(
                 f"into {topic} as network {sent.network}"
             )
     out.print("next: kiln run --catch-up", style="dim")
+
+
+@commands.command()
+def capture(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Capture file to write (*.rpc.gz).")],
+    low: Annotated[str, typer.Option("--from", metavar="TIME", help="Start of the range, ISO 8601; UTC.")],
+    high: Annotated[str, typer.Option("--to", metavar="TIME", help="End of the range, exclusive.")],
+    network: Annotated[
+        str | None, typer.Option("--network", metavar="NAME", help="Only frames of this network.")
+    ] = None,
+    as_json: JsonOption = False,
+    sample: SampleOption = False,
+    state: StateOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Write stored frames to a capture file, for kiln replay.
+
+    The file has the exact bytes of the RPCs, and the first RPCs of connections that began earlier, because later ones
+    may refer to their topics. Requires no Java.
+    """
+    begin, end = _parse_time("--from", low), _parse_time("--to", high)
+    if begin >= end:
+        raise UsageError(f"--from {low} --to {high}: the range is empty. Pass a later --to, which is exclusive")
+    settings = reading_settings(config, state, sample=sample)
+    import json
+    from dataclasses import asdict
+
+    from kiln.deploy.demo.traffic.export import ExportCounts, ExportedFrame, build_export_query, convert_frames
+    from kiln.deploy.query.ask import query_lake
+    from kiln.schemas.captures.capture_file import CaptureRecord, write_capture
+
+    lake, counts, partial = lake_of(settings), ExportCounts(), file.with_name(f"{file.name}.partial")
+    rows = map(ExportedFrame._make, query_lake(lake, build_export_query(begin, end, network)).rows())
+    out = notes()
+    with out.status(file.name) as shown:
+
+        def report(records: Iterable[CaptureRecord]) -> Iterator[CaptureRecord]:
+            for number, record in enumerate(records, 1):
+                if number % 2_000 == 0:
+                    shown.update(f"{file.name}: {number:,} records, up to {record.observed_at / 1e9:.0f} s")
+                yield record
+
+        try:
+            with name_file(file), partial.open("wb") as raw:
+                with gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as packed:
+                    write_capture(cast(BinaryIO, packed), report(convert_frames(rows, counts)))
+                if counts.records > counts.earlier:
+                    partial.replace(file)
+        finally:
+            partial.unlink(missing_ok=True)
+    if as_json:
+        print(json.dumps({"file": str(file), **asdict(counts)}))
+    left_out = counts.from_logs + counts.truncated
+    reasons = (
+        f"{counts.from_logs:,} come from logs of other programs, and of {counts.truncated:,} only a part is stored"
+    )
+    if counts.records == counts.earlier:
+        reason = (
+            f": of {left_out:,} frames, {reasons}" if left_out else f" in {lake.path}. See SELECT min(observed_at), "
+        )
+        raise KilnError(
+            f"there is no frame from {low} to {high} to write{reason}"
+            + ("" if left_out else "max(observed_at) FROM frames")
+        )
+    text = f"{file}: {counts.records:,} records, {counts.earlier:,} of them from the start of connections"
+    out.print(text + (f"; {left_out:,} frames are left out: {reasons}" if left_out else ""), soft_wrap=True)
+
+
+def _parse_time(option: str, text: str) -> int:
+    """Parse an option's time in ISO 8601, in UTC if it has no zone, as µs since the epoch."""
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageError(f"{option} {text}: expected a time such as 2026-11-01T12:00:00Z") from None
+    at = at if at.tzinfo else at.replace(tzinfo=UTC)
+    return (at - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+
+
+def _check_capture_path(file: Path) -> None:
+    """Check that a capture can be read twice.
+
+    Raises:
+        UsageError: It cannot.
+    """
+    if not file.exists():
+        raise UsageError(f"{file}: no such capture file")
+    if file.is_dir():
+        raise UsageError(f"{file} is a folder. Name the capture files in it: kiln replay {file}/*.rpc.gz")
+    if not file.is_file():
+        raise UsageError(
+            f"{file} is a pipe or a device, but a capture is read twice: first to find its connections. Save it to a "
+            "file first, and replay that file"
+        )
 
 
 @commands.command()

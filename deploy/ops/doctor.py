@@ -354,6 +354,20 @@ def check_bridge(status: BridgeStatus | None, now: float) -> DoctorCheck:
     return DoctorCheck("bridge", "ok", f"{len(status.peers)} peers, {len(status.topics)} topics")
 
 
+def check_geneses(status: BridgeStatus | None, now: float) -> list[DoctorCheck]:
+    """Check that no update waits for a genesis that no peer has; `now` in Unix seconds."""
+    fetcher = None if status is None or now - status.at > _SILENT else status.fetcher
+    if fetcher is None or not fetcher.unanswered_streams:
+        return []
+    updates, streams = fetcher.unanswered_updates, fetcher.unanswered_streams
+    text = f"{updates:,} updates of {streams:,} streams wait for geneses that no peer has sent"
+    advice = (
+        "add a peer that has these streams to ipfs.peers, such as the IPFS node of a Ceramic node; after "
+        "ipfs.give_up_after the updates go to quarantine"
+    )
+    return [DoctorCheck("geneses", "warn", text, advice)]
+
+
 def check_ipfs(api: str, store: str, problem: str) -> DoctorCheck:
     """Check the store of batch blocks.
 
@@ -406,6 +420,7 @@ def run_checks(settings: Settings) -> list[DoctorCheck]:
                 _check_port(each, runs, kilns) for each in list_listeners(settings) if not each.is_of_broker
             ],
             "bridge": lambda: [check_bridge(bridge, time.time())],
+            "geneses": lambda: check_geneses(bridge, time.time()),
             "ipfs": lambda: [check_ipfs(settings.ipfs.api, *_describe_block_store(settings))],
         },
         "run the queries": {

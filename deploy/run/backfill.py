@@ -13,14 +13,14 @@ from kiln.pipelines.app.backfill_run import (
     backfill,
     build_terms,
     cancel_on_signal,
+    check_files,
     save_request_streams,
 )
 from kiln.pipelines.backfill.run import RunOutcome, RunProgress, count_rows, find_matching_run, merge_outside
 from kiln.pipelines.backfill.run_log import check_name
 from kiln.pipelines.backfill.runs import lock_run
-from kiln.pipelines.backfill.sources import delete_streams, find_captures
+from kiln.pipelines.backfill.sources import delete_streams
 from kiln.pipelines.delta.lake import Lake
-from kiln.schemas.printable import printable_lines
 
 
 def run_backfill(
@@ -47,9 +47,8 @@ def run_backfill(
             return RunOutcome(
                 run.name, count_rows(run.chunks), 0, 0, outside=merge_outside(run.chunks), is_repeated=True
             )
-        if run is None and terms.files:  # what cannot be read is reported before Spark starts
-            for skipped in find_captures(terms.files)[1]:
-                say(printable_lines(skipped))
+        if run is None and terms.files:
+            check_files(settings, terms, say)
         if request.source == "kafka" or request.publish:
             stack.enter_context(start_broker(settings, say))
         say("starting Spark")

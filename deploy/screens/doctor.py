@@ -20,7 +20,7 @@ def encode_checks(checks: Sequence[DoctorCheck]) -> str:
 
 
 def render_checks(checks: Sequence[DoctorCheck]) -> RenderableType:
-    """Render the checks for the screen, with the number of problems in the last line."""
+    """Render the checks for the screen, with the numbers of problems and warnings in the last line."""
     marks = {"ok": ("ok", "green"), "warn": ("!", "yellow"), "fail": ("✕", "bold red")}
     table = Table.grid(padding=(0, 2, 0, 0))
     group = ""
@@ -33,7 +33,13 @@ def render_checks(checks: Sequence[DoctorCheck]) -> RenderableType:
         if check.what_to_do:
             result.append(f"\n→ {check.what_to_do}", "bold" if check.level == "fail" else "")
         table.add_row(Text(mark, colour), Text(check.name), result)
-    failures = sum(check.level == "fail" for check in checks)
-    plural = "" if failures == 1 else "s"
-    last = Text(f"{failures} problem{plural}", "bold red") if failures else Text("no problems", "green")
-    return Group(table, "", last)
+    return Group(table, "", _summarize(checks))
+
+
+def _summarize(checks: Sequence[DoctorCheck]) -> Text:
+    failures, warnings = (sum(check.level == level for check in checks) for level in ("fail", "warn"))
+    numbers = ((failures, "problem"), (warnings, "warning"))
+    counts = [f"{count} {name}{'' if count == 1 else 's'}" for count, name in numbers if count]
+    if not counts:
+        return Text("no problems", "green")
+    return Text(", ".join(counts), "bold red" if failures else "yellow")

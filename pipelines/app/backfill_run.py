@@ -37,6 +37,7 @@ from kiln.pipelines.backfill.run import (
     RunOutcome,
     RunProgress,
     RunResources,
+    StoppedError,
     build_stopped_error,
     encode_outcome,
     find_matching_run,
@@ -44,7 +45,14 @@ from kiln.pipelines.backfill.run import (
 )
 from kiln.pipelines.backfill.run_log import check_name
 from kiln.pipelines.backfill.runs import lock_run
-from kiln.pipelines.backfill.sources import InputError, delete_streams, find_captures, save_streams, split_capture
+from kiln.pipelines.backfill.sources import (
+    InputError,
+    count_parts_per_step,
+    delete_streams,
+    find_captures,
+    save_streams,
+    split_captures,
+)
 from kiln.pipelines.backfill.terms import RunTerms, Source
 from kiln.pipelines.delta.commits import Commits
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
@@ -91,8 +99,31 @@ def save_request_streams(settings: Settings, request: BackfillRequest) -> Backfi
 
     Raises:
         InputError: They cannot be read or saved.
+        StoppedError: SIGTERM arrived meanwhile.
     """
-    return replace(request, files=save_streams(request.files, settings.state / "backfill" / request.name))
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise StoppedError(f"run {request.name} was stopped before it began. What was saved of its input is deleted")
+
+    previous = signal.signal(signal.SIGTERM, stop)
+    try:
+        return replace(request, files=save_streams(request.files, settings.state / "backfill" / request.name))
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def check_files(settings: Settings, terms: RunTerms, say: Callable[[str], None]) -> None:
+    """Report what cannot be read, before Spark starts. If nothing can, the streams that were saved are deleted.
+
+    Raises:
+        InputError: A named file cannot be read.
+    """
+    try:
+        for skipped in find_captures(terms.files, say)[1]:
+            say(printable_lines(skipped))
+    except InputError:
+        delete_streams(settings.state / "backfill" / terms.name)
+        raise
 
 
 def build_terms(settings: Settings, request: BackfillRequest) -> RunTerms:
@@ -166,7 +197,7 @@ def backfill(
         report=report,
     )
     try:
-        outcome = run(terms, resources, lambda: _read_inputs(settings, lake, terms, 2 * parallelism), publish)
+        outcome = run(terms, resources, lambda: _read_inputs(settings, lake, terms, 2 * parallelism, report), publish)
         delete_streams(settings.state / "backfill" / terms.name)
         return outcome
     except (Py4JError, PySparkException) as error:
@@ -284,8 +315,7 @@ def _report_failure(run: str, failure: str, status: int) -> int:
 def _execute(settings: Settings, request: BackfillRequest) -> RunOutcome:
     terms = build_terms(settings, request)
     if terms.files and find_matching_run(terms, Lake.from_location(settings.lake_root)) is None:
-        for skipped in find_captures(terms.files)[1]:  # what cannot be read is reported before Spark starts
-            print(printable_lines(skipped), file=sys.stderr)
+        check_files(settings, terms, lambda words: print(printable_lines(words), file=sys.stderr))
     spark = create_submitted_session("kiln-backfill", settings)
 
     def report(progress: RunProgress) -> None:
@@ -314,7 +344,9 @@ def _build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _read_inputs(settings: Settings, lake: Lake, terms: RunTerms, parts_per_step: int) -> RunInputs:
+def _read_inputs(
+    settings: Settings, lake: Lake, terms: RunTerms, parts_per_step: int, report: Callable[[RunProgress], None]
+) -> RunInputs:
     live = {name: lake.open(name).version() for name in LIVE_TABLES}
     if terms.as_of is not None:
         version = _find_version_at(lake, "streams", terms.as_of)
@@ -330,7 +362,8 @@ def _read_inputs(settings: Settings, lake: Lake, terms: RunTerms, parts_per_step
     if terms.source == "files":
         network = terms.network or settings.network.name
         captures, _ = find_captures(terms.files)
-        return replace(inputs, files=[part for each in captures for part in split_capture(each, network)])
+        parts = split_captures(captures, network, lambda done: report(RunProgress("hashing", done, len(captures))))
+        return replace(inputs, files=parts, parts_per_step=count_parts_per_step(parts, parts_per_step))
     return inputs
 
 

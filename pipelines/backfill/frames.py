@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import pairwise
 
 import msgspec
 import pyarrow as pa
@@ -26,13 +26,12 @@ from kiln.pipelines.backfill.merged_rows import (
     read_groups,
 )
 from kiln.pipelines.backfill.messages import RunTarget, build_quarantine_row
-from kiln.pipelines.backfill.sources import FilePart
+from kiln.pipelines.backfill.sources import FilePart, open_parts
 from kiln.pipelines.decode.decoder import MessageRef, RejectedMessage, reject_failed, reject_unreadable
 from kiln.pipelines.decode.processing_errors import PROCESSING_ERRORS
 from kiln.pipelines.delta.files import TableFiles
 from kiln.pipelines.delta.frame_ranges import Ranges, contains, insert
 from kiln.pipelines.runtime.row_packing import pack, unpack
-from kiln.schemas.captures.compression import open_member
 from kiln.schemas.captures.formats import FORMATS
 from kiln.schemas.captures.items import FileSource, UnreadableItem
 from kiln.schemas.kafka.frames import DIRECTIONS, HISTORY, find_frame_fault, read_frame
@@ -70,9 +69,15 @@ def read_kafka_frames(records: DataFrame, wanted: FrameFilter, target: RunTarget
 def read_file_frames(
     spark: SparkSession, parts: Sequence[FilePart], wanted: FrameFilter, target: RunTarget
 ) -> DataFrame:
-    """Read parts of files as MERGED_ROWS. Tasks quarantine what they cannot read, with file and line."""
-    packed = spark.createDataFrame([(msgspec.msgpack.encode(each),) for each in parts], "part binary")
-    return packed.repartition(len(parts)).mapInArrow(_read_file_partition(wanted, target), MERGED_ROWS)
+    """Read parts of files as MERGED_ROWS. Tasks quarantine what they cannot read, with file and line.
+
+    A task reads neighbouring parts, so that it opens an archive once.
+    """
+    tasks = min(len(parts), 2 * spark.sparkContext.defaultParallelism)
+    edges = [number * len(parts) // tasks for number in range(tasks + 1)]
+    slices = [(msgspec.msgpack.encode(parts[low:high]),) for low, high in pairwise(edges)]
+    packed = spark.createDataFrame(slices, "parts binary")
+    return packed.repartition(tasks).mapInArrow(_read_file_partition(wanted, target), MERGED_ROWS)
 
 
 def mark_run_frames(frames: DataFrame) -> DataFrame:
@@ -122,10 +127,8 @@ def _read_file_partition(wanted: FrameFilter, target: RunTarget) -> Callable[[_B
         outside = OutsideFrames()
         for batch in batches:
             for packed in batch.column(0).to_pylist():
-                part = msgspec.msgpack.decode(packed, type=FilePart)
-                reader = FORMATS[part.format]
-                with Path(part.path).open("rb") as raw:
-                    file = raw if part.member is None else open_member(raw, part.member)
+                for part, file in open_parts(msgspec.msgpack.decode(packed, type=list[FilePart])):
+                    reader = FORMATS[part.format]
                     items = reader.read(file, FileSource(part.digest, part.network, part.heard_at), part.part)
                     for number, item in enumerate(items):
                         if isinstance(item, UnreadableItem):

@@ -84,7 +84,7 @@ class RunProgress:
     """Progress of a run."""
 
     step: str
-    """reading, decoding, batching or publishing"""
+    """hashing (of files), reading, decoding, batching or publishing"""
     done: int
     total: int
     done_until: int | None = None

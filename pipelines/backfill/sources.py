@@ -7,11 +7,14 @@ import os
 import shutil
 import stat
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from io import BytesIO
+from itertools import groupby
 from pathlib import Path
-from typing import BinaryIO, Final, NamedTuple
+from typing import BinaryIO, Final, NamedTuple, cast
 
 import msgspec
 
@@ -20,11 +23,13 @@ from kiln.schemas.captures.compression import (
     ArchiveError,
     Member,
     describe_damage,
+    is_archive,
     is_hidden,
-    list_members,
-    open_member,
+    name_compression,
+    read_begin,
+    read_members,
 )
-from kiln.schemas.captures.formats import FORMATS, describe_file, detect_format
+from kiln.schemas.captures.formats import FORMATS, SNIFF_BYTES, describe_file, detect_format
 from kiln.schemas.captures.lines import WHOLE, FileRange
 from kiln.schemas.times import clamp_nanos
 
@@ -32,6 +37,14 @@ STDIN: Final = Path("-")
 
 _PART_BYTES: Final = 64 << 20
 _DIGEST_BLOCK: Final = 1 << 20
+_BEGIN: Final = 2 * SNIFF_BYTES
+"""bytes of a member, which may be compressed again, that decide on its format"""
+_SAVED_BLOCK: Final = 16 << 20
+_FREE_BYTES: Final = 1 << 30
+"""bytes that a saved stream leaves free: a full disk stops the broker and the queries"""
+_REPORT_EVERY: Final = 2_000
+_DESCRIBED: Final = 20
+_MAX_STEP_PARTS: Final = 1_000
 
 
 class InputError(KilnError):
@@ -50,6 +63,8 @@ class FilePart(msgspec.Struct, frozen=True, array_like=True):
     member: int | None = None
     """number of the file in an archive"""
     member_name: str = ""
+    size: int = 0
+    """approximate bytes of the part, 0 in runs of versions that did not store it"""
 
     @property
     def name(self) -> str:
@@ -71,20 +86,31 @@ class CaptureFile:
     format: str
     member: Member | None = None
 
+    @property
+    def is_member(self) -> bool:
+        return self.member is not None
+
 
 class _OtherFile(NamedTuple):
     """A file of no known format."""
 
     name: str
     description: str
+    is_member: bool = False
 
 
-def find_captures(files: Sequence[str]) -> tuple[list[CaptureFile], list[str]]:
-    """Find the files to read: those named, and all in the named folders and archives.
+def find_captures(
+    files: Sequence[str], report: Callable[[str], None] = lambda _: None
+) -> tuple[list[CaptureFile], list[str]]:
+    """Find the files to read: those named, and all in the named folders and archives. Each is opened once.
+
+    Args:
+        files: Paths.
+        report: Called with the progress, every `_REPORT_EVERY` files.
 
     Returns:
         The files, in the order of the named paths and then by name, and descriptions of the files that are skipped in
-        folders and archives because they have no known format.
+        folders and archives because they have no known format: of each named path the first `_DESCRIBED`.
 
     Raises:
         InputError: A named file cannot be read or has no known format, or a folder or an archive contains no file that
@@ -94,9 +120,17 @@ def find_captures(files: Sequence[str]) -> tuple[list[CaptureFile], list[str]]:
     skipped: list[str] = []
     for file in files:
         count, others = len(captures), list[_OtherFile]()
-        is_several = Path(file).is_dir()
+        is_several, seen = Path(file).is_dir(), 0
         for path in _list_files(Path(file)):
-            is_several = _add_captures(str(path), captures, others) or is_several
+            for capture_or_other in _identify(str(path)):
+                is_several = is_several or capture_or_other.is_member
+                if isinstance(capture_or_other, CaptureFile):
+                    captures.append(capture_or_other)
+                else:
+                    others.append(capture_or_other)
+                seen += 1
+                if seen % _REPORT_EVERY == 0:
+                    report(f"{file}: {seen:,} files seen, {len(captures) - count:,} of them of a known format")
         if len(captures) == count:
             if not is_several:
                 reason = others[0].description
@@ -106,33 +140,103 @@ def find_captures(files: Sequence[str]) -> tuple[list[CaptureFile], list[str]]:
             else:
                 reason = "there are no files in it"
             raise InputError(f"cannot read {file}: {reason}. The formats are {', '.join(FORMATS)}")
-        skipped += [f"{other.name} is not read: {other.description}" for other in others]
+        skipped += [f"{other.name} is not read: {other.description}" for other in others[:_DESCRIBED]]
+        if len(others) > _DESCRIBED:
+            skipped.append(f"{len(others) - _DESCRIBED:,} other files of {file} are not read either")
     return captures, skipped
 
 
-def split_capture(capture: CaptureFile, network: str) -> list[FilePart]:
-    """Split a file into parts that tasks can read in parallel.
+def split_captures(
+    captures: Sequence[CaptureFile], network: str, report: Callable[[int], None] = lambda _: None
+) -> list[FilePart]:
+    """Split files into parts that tasks can read in parallel. Each file or archive is read once.
 
     Args:
-        capture: The file.
+        captures: The files, those of one archive in its order.
         network: Network of messages whose topic names none.
+        report: Called with the number of the files that are split, for each file or member.
 
     Raises:
-        InputError: The file cannot be read.
+        InputError: A file cannot be read.
     """
-    with _open(capture.path) as raw:
-        file = raw if capture.member is None else open_member(raw, capture.member.number)
+    parts: list[FilePart] = []
+    done = 0
+    for path, group in groupby(captures, key=lambda capture: capture.path):
+        of_path = list(group)
+        if of_path[0].member is None:  # several if the path is named twice
+            of_files: Iterator[list[FilePart]] = (_split_file(capture, network) for capture in of_path)
+        else:
+            of_files = ([part] for part in _digest_members(path, of_path, network))
+        for of_file in of_files:
+            parts += of_file
+            done += 1
+            report(done)
+    return parts
+
+
+def _split_file(capture: CaptureFile, network: str) -> list[FilePart]:
+    with _open(capture.path) as file:
         digest = hashlib.sha256()
-        with describe_damage():  # of a member; its reader comes to the damage
-            while block := file.read(_DIGEST_BLOCK):
-                digest.update(block)
-        modified_at = None if capture.member is None else capture.member.modified_at
-        default_time = clamp_nanos(os.fstat(raw.fileno()).st_mtime_ns if modified_at is None else modified_at)
-        if capture.member is not None:  # to divide it, each task would decompress all that is before its part
-            number, name = capture.member.number, capture.member.name
-            return [FilePart(capture.path, capture.format, digest.digest(), network, default_time, WHOLE, number, name)]
+        while block := file.read(_DIGEST_BLOCK):
+            digest.update(block)
+        default_time = clamp_nanos(os.fstat(file.fileno()).st_mtime_ns)
         ranges = list(FORMATS[capture.format].split(file, _PART_BYTES))
-        return [FilePart(capture.path, capture.format, digest.digest(), network, default_time, part) for part in ranges]
+        size = -(-os.fstat(file.fileno()).st_size // max(1, len(ranges)))
+        path, name, key = capture.path, capture.format, digest.digest()
+        return [FilePart(path, name, key, network, default_time, each, size=size) for each in ranges]
+
+
+def _digest_members(path: str, captures: Sequence[CaptureFile], network: str) -> Iterator[FilePart]:
+    """Yield a part for each member: to divide it, each task would decompress all that is before its part."""
+    formats = {each.member.number: each.format for each in captures if each.member is not None}
+    with _open(path) as raw, _translate_archive_errors(path):
+        archive_time = os.fstat(raw.fileno()).st_mtime_ns
+        for member, content in read_members(raw, formats.keys()):
+            digest, size = hashlib.sha256(), 0
+            with describe_damage():  # of a member; its reader comes to the damage
+                while block := content.read(_DIGEST_BLOCK):
+                    digest.update(block)
+                    size += len(block)
+            default_time = clamp_nanos(archive_time if member.modified_at is None else member.modified_at)
+            number, name = member.number, member.name
+            capture_format = formats[number]
+            yield FilePart(path, capture_format, digest.digest(), network, default_time, WHOLE, number, name, size)
+
+
+def open_parts(parts: Sequence[FilePart]) -> Iterator[tuple[FilePart, BinaryIO]]:
+    """Open the parts of files one after another, in an order in which each archive is read once.
+
+    Raises:
+        OSError: A file cannot be read.
+        ArchiveError: An archive cannot be read, which was readable before.
+    """
+    for path, group in groupby(sorted(parts, key=_locate), key=lambda part: part.path):
+        of_path = list(group)
+        with Path(path).open("rb") as raw:
+            members = {each.member: each for each in of_path if each.member is not None}
+            for each in of_path:
+                if each.member is None:
+                    yield each, raw
+            is_stream = bool(members) and bool(name_compression(raw))
+            for member, content in read_members(raw, members.keys()) if members else ():
+                part = members[member.number]
+                if not is_stream:
+                    yield part, content
+                    continue
+                # to seek back would decompress the archive from its start, or is not possible
+                with tempfile.SpooledTemporaryFile(_PART_BYTES) as copy:
+                    shutil.copyfileobj(content, copy)
+                    yield part, cast(BinaryIO, copy)
+
+
+def _locate(part: FilePart) -> tuple[str, int, int]:
+    return part.path, -1 if part.member is None else part.member, part.part.start
+
+
+def count_parts_per_step(parts: Sequence[FilePart], at_least: int) -> int:
+    """Count the parts that one step reads: more than `at_least` if all are small, since each step has a commit."""
+    largest = max((each.size for each in parts), default=0)
+    return max(at_least, min(_MAX_STEP_PARTS, at_least * _PART_BYTES // max(1, largest)))
 
 
 def save_streams(files: Sequence[Path], folder: Path) -> tuple[Path, ...]:
@@ -146,14 +250,17 @@ def save_streams(files: Sequence[Path], folder: Path) -> tuple[Path, ...]:
         The paths with those of the saved files.
 
     Raises:
-        InputError: Standard input is a terminal, or the folder cannot be written.
+        InputError: Standard input is a terminal, the first bytes of a stream have no known format, or the folder cannot
+            be written or has too little space.
     """
     return tuple(_save_stream(path, folder) if path == STDIN or _is_stream(path) else path for path in files)
 
 
-def delete_streams(folder: Path) -> None:
-    """Delete the saved files of a run that no longer needs them."""
+def delete_streams(folder: Path) -> bool:
+    """Delete the saved files of a run that no longer needs them, and return true if there were any."""
+    exists = folder.is_dir()
     shutil.rmtree(folder, ignore_errors=True)
+    return exists
 
 
 def _save_stream(path: Path, folder: Path) -> Path:
@@ -161,14 +268,36 @@ def _save_stream(path: Path, folder: Path) -> Path:
         raise InputError("-: standard input is a terminal. Pipe a file into the command, or name the file")
     partial = folder / "partial"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with nullcontext(sys.stdin.buffer) if path == STDIN else path.open("rb") as stream, partial.open("wb") as out:
-            shutil.copyfileobj(stream, out)
+        with nullcontext(sys.stdin.buffer) if path == STDIN else path.open("rb") as stream:
+            begin, _ = read_begin(cast(BinaryIO, stream), _BEGIN)
+            if not is_archive(BytesIO(begin)) and detect_format(BytesIO(begin)) is None:
+                description = describe_file(BytesIO(begin))
+                raise InputError(f"cannot read {path}: {description}. The formats are {', '.join(FORMATS)}")
+            folder.mkdir(parents=True, exist_ok=True)
+            with partial.open("wb") as out:
+                _copy_bounded(path, begin, cast(BinaryIO, stream), out, folder)
         with partial.open("rb") as saved:
             digest = hashlib.file_digest(saved, "sha256").hexdigest()
         return partial.replace(folder / digest[:16])
     except OSError as error:
         raise InputError(f"cannot save {path} to {folder}: {error.strerror}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+        with suppress(OSError):  # it is missing, or holds another saved file
+            folder.rmdir()
+
+
+def _copy_bounded(path: Path, begin: bytes, stream: BinaryIO, out: BinaryIO, folder: Path) -> None:
+    size, block = 0, begin
+    while block:
+        if shutil.disk_usage(folder).free < len(block) + _FREE_BYTES:
+            raise InputError(
+                f"cannot save {path} to {folder}: after {size:,} bytes, less than {_FREE_BYTES >> 20} MiB are free "
+                "there. Free some space, or save the stream to a file elsewhere, and name the file"
+            )
+        out.write(block)
+        size += len(block)
+        block = stream.read(_SAVED_BLOCK)
 
 
 def _is_stream(path: Path) -> bool:
@@ -191,25 +320,28 @@ def _list_files(path: Path) -> Iterator[Path]:
                 yield Path(folder) / name
 
 
-def _add_captures(path: str, captures: list[CaptureFile], others: list[_OtherFile]) -> bool:
-    """Add a file, or the members of an archive, to the files of a known format or to descriptions of others.
+def _identify(path: str) -> Iterator[CaptureFile | _OtherFile]:
+    """Identify the format of a file, or of each member of an archive."""
+    with _open(path) as raw, _translate_archive_errors(path):
+        if not is_archive(raw):
+            capture_format = detect_format(raw)
+            yield CaptureFile(path, capture_format.name) if capture_format else _OtherFile(path, describe_file(raw))
+            return
+        for member, content in read_members(raw):
+            begin, damage = read_begin(content, _BEGIN)
+            if begin and (capture_format := detect_format(BytesIO(begin))):
+                yield CaptureFile(path, capture_format.name, member)
+                continue
+            description = describe_file(BytesIO(begin)) if begin else f"it {damage or 'is empty'}"
+            yield _OtherFile(f"{member.name} in {path}", description, is_member=True)
 
-    Returns:
-        True if the file is an archive.
-    """
-    with _open(path) as raw:
-        try:
-            members = list_members(raw)
-            for member in [None] if members is None else members:
-                file = raw if member is None else open_member(raw, member.number)
-                capture_format = detect_format(file)
-                if capture_format is None:
-                    others.append(_OtherFile(_name(path, member), describe_file(file)))
-                else:
-                    captures.append(CaptureFile(path, capture_format.name, member))
-        except ArchiveError as error:
-            raise InputError(f"cannot read {path}: {error}") from error
-        return members is not None
+
+@contextmanager
+def _translate_archive_errors(path: str) -> Iterator[None]:
+    try:
+        yield
+    except ArchiveError as error:
+        raise InputError(f"cannot read {path}: {error}") from error
 
 
 @contextmanager
@@ -219,7 +351,3 @@ def _open(path: str) -> Iterator[BinaryIO]:
             yield file
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
-
-
-def _name(path: str, member: Member | None) -> str:
-    return path if member is None else f"{member.name} in {path}"

@@ -1,9 +1,10 @@
 """Service logs of js-ceramic: a line of logfmt for each message that the node received or published.
 
 `[<date>] service=pubsub peer=… event=received topic=… message.from=… message.seqno=<hex> message.typ=0 …`, the same on
-the console and in the log file of the service. The node writes the fields of the message that it has read, so the data
-is rebuilt from the fields, in their order, as compact JSON: the same message, not always the same bytes. Before 2021-04
-the fields had the prefix `message.data.`.
+the console and in the log file of the service. From 2.26 on, the envelope of a message is
+`message.type=signed message.from=… message.sequenceNumber=<decimal> message.topic=…`. The node writes the fields of the
+message that it has read, so the data is rebuilt from the fields, in their order, as compact JSON: the same message, not
+always the same bytes. Before 2021-04 the fields had the prefix `message.data.`.
 
 A `received` line is of another node's message, since the node leaves out its own. A `published` line is of its own, and
 has no seqno. Both become Frames of direction IN; the author and sender of a published message is the node. Other events
@@ -37,10 +38,13 @@ _DATE: Final = re.compile(r"\w{3}, (\d\d) (\w{3}) (\d{4}) (\d\d):(\d\d):(\d\d) G
 _MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _NUMBER: Final = re.compile(r"-?(0|[1-9]\d{0,15})", re.ASCII)
 _DECIMALS: Final = re.compile(r"\d{1,3}(,\d{1,3})*", re.ASCII)
+_SEQUENCE_NUMBER: Final = re.compile(r"\d{1,20}", re.ASCII)
 _EMPTY_OBJECT: Final = "[object Object]"
 _NUMBERS: Final = frozenset({"typ", "ts"})
 _ENVELOPE: Final = frozenset({"from", "seqno", "receivedFrom", "topicIDs", "data", "key", "signature"})
 """Fields of the gossipsub message, which a line has in addition to the fields of Ceramic's message."""
+_TYPED_ENVELOPE: Final = _ENVELOPE | {"type", "sequenceNumber", "topic"}
+"""The same for js-ceramic from 2.26 on, whose IPFS client returns typed messages."""
 
 _Pairs = dict[str, str | None]
 
@@ -91,14 +95,24 @@ def _parse_message(pairs: _Pairs, published: bool, at: int) -> LoggedMessage:
     if not topic:
         raise ValueError("the line has no topic")
     node = _parse_peer(pairs, "peer")
-    data = _parse_data(pairs)
     if published:
-        return LoggedMessage(topic, data, node, b"", node, node, at)
-    author = _parse_peer(pairs, "message.from")
-    return LoggedMessage(topic, data, author, _parse_seqno(pairs), node, _parse_peer(pairs, "message.receivedFrom"), at)
+        return LoggedMessage(topic, _parse_data(pairs, _ENVELOPE), node, b"", node, node, at)
+    is_typed = _has_typed_envelope(pairs)
+    data = _parse_data(pairs, _TYPED_ENVELOPE if is_typed else _ENVELOPE)
+    author, sender = _parse_peer(pairs, "message.from"), _parse_peer(pairs, "message.receivedFrom")
+    seqno = _parse_sequence_number(pairs) if is_typed else _parse_seqno(pairs)
+    return LoggedMessage(topic, data, author, seqno, node, sender, at)
 
 
-def _parse_data(pairs: _Pairs) -> bytes:
+def _has_typed_envelope(pairs: _Pairs) -> bool:
+    """Return true if the line is of js-ceramic 2.26 or later.
+
+    The node writes the envelope before the fields of the message, which may have any name, such as `type`.
+    """
+    return next((key for key in pairs if key in ("message.type", "message.from")), "") == "message.type"
+
+
+def _parse_data(pairs: _Pairs, envelope: frozenset[str]) -> bytes:
     whole = pairs.get("message.data")
     if whole is not None and _DECIMALS.fullmatch(whole):
         return _decode_bytes(whole)  # a Uint8Array as JavaScript prints it: the exact bytes
@@ -108,7 +122,7 @@ def _parse_data(pairs: _Pairs) -> bytes:
     for key, value in pairs.items():
         name = key.removeprefix(start)
         head, _, rest = name.partition(".")
-        if name == key or value is None or (not before_2021_04 and head in _ENVELOPE):
+        if name == key or value is None or (not before_2021_04 and head in envelope):
             continue  # null was undefined in JavaScript, which JSON leaves out
         if head == "tips" and rest:
             tips = content.setdefault("tips", {})
@@ -134,6 +148,12 @@ def _parse_seqno(pairs: _Pairs) -> bytes:
         return bytes.fromhex(text)
     except ValueError:
         return b""
+
+
+def _parse_sequence_number(pairs: _Pairs) -> bytes:
+    """Parse the seqno of a typed envelope: the decimal form of 8 bytes, big-endian. No message has another length."""
+    text = pairs.get("message.sequenceNumber") or ""
+    return int(text).to_bytes(8) if _SEQUENCE_NUMBER.fullmatch(text) and int(text) < 2**64 else b""
 
 
 def _decode_bytes(decimals: str) -> bytes:

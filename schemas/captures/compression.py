@@ -6,15 +6,15 @@ import bz2
 import gzip
 import io
 import lzma
+import os
 import re
 import struct
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from itertools import islice
 from typing import BinaryIO, Final, NamedTuple, cast
 
 _BEGIN: Final = 512
@@ -42,6 +42,10 @@ _DAMAGE: Final = (
 
 CUT_OFF: Final = "is cut off"
 """Description of damage: the data ends too early."""
+
+
+MAX_MEMBERS: Final = 100_000
+"""Maximum number of entries in an archive, each of which takes about 1 KiB of memory."""
 
 
 class ArchiveError(Exception):
@@ -86,48 +90,94 @@ def describe_damage() -> Iterator[list[str]]:
         damage.append(CUT_OFF if cut else f"is damaged: {error}")
 
 
-def list_members(file: BinaryIO) -> list[Member] | None:
-    """List the files in an archive, which may be compressed, in its order.
+def is_archive(file: BinaryIO) -> bool:
+    """Return true if a file is a tar, which may be compressed, or a zip."""
+    return _is_zip(file) or _is_tar_begin(file)
+
+
+def read_members(file: BinaryIO, wanted: Collection[int] | None = None) -> Iterator[tuple[Member, BinaryIO]]:
+    """Read the files in an archive in one pass, in its order, without folders, links and hidden files.
+
+    Args:
+        file: The archive.
+        wanted: Numbers of the members to yield; by default all.
+
+    Yields:
+        Each member, and its content, which can be read until the next member. To seek back in it is slow.
+
+    Raises:
+        ArchiveError: The archive is damaged, encrypted, compressed in a way that is not supported, or has more than
+            MAX_MEMBERS entries.
+    """
+    with describe_damage() as damage:
+        members = _read_zip(file, wanted) if _is_zip(file) else _read_tar(open_decompressed(file), wanted)
+        left = None if wanted is None else len(wanted)
+        while left is None or left > 0:
+            each = next(members, None)
+            if each is None:
+                return
+            left = None if left is None else left - 1
+            yield each
+    if damage:
+        raise ArchiveError(f"the archive {damage[0]}. Extract what is left of it, and name the files")
+
+
+def _read_zip(file: BinaryIO, wanted: Collection[int] | None) -> Iterator[tuple[Member, BinaryIO]]:
+    archive = zipfile.ZipFile(file)
+    for number, each in enumerate(archive.infolist()):
+        _check_number(number)
+        if _is_wanted(each) and (wanted is None or number in wanted):
+            with archive.open(each) as content:
+                yield _describe_zip_member(number, each), cast(BinaryIO, content)
+
+
+def _read_tar(opened: BinaryIO, wanted: Collection[int] | None) -> Iterator[tuple[Member, BinaryIO]]:
+    # zstd cannot seek, and so is read as a stream
+    with tarfile.open(fileobj=opened, mode="r:" if opened.seekable() else "r|") as archive:
+        for number, each in enumerate(archive):
+            _check_number(number)
+            if not each.isfile() or is_hidden(each.name):
+                continue
+            if each.issparse():
+                raise ArchiveError(f"{each.name} in the archive is sparse. Extract it, and name the files")
+            _check_size(opened, each)
+            if wanted is None or number in wanted:
+                content = archive.extractfile(each)
+                assert content is not None
+                yield Member(each.name, number, int(each.mtime * _NS)), cast(BinaryIO, content)
+
+
+def _check_number(number: int) -> None:
+    if number >= MAX_MEMBERS:
+        raise ArchiveError(f"the archive has more than {MAX_MEMBERS:,} files. Extract it, and name its folders")
+
+
+def _check_size(opened: BinaryIO, member: tarfile.TarInfo) -> None:
+    """Check that a member ends within an uncompressed tar. In a compressed one, its data ends early."""
+    try:
+        size = os.fstat(opened.fileno()).st_size if isinstance(opened, io.BufferedReader | io.FileIO) else None
+    except io.UnsupportedOperation:
+        return
+    if size is not None and member.offset_data + member.size > size:
+        raise ArchiveError(
+            f"{member.name} in the archive claims {member.size:,} bytes, but the archive has only "
+            f"{max(0, size - member.offset_data):,} more: it is cut off or damaged. Extract what is left of it, and "
+            "name the files"
+        )
+
+
+def read_begin(file: BinaryIO, size: int) -> tuple[bytes, str]:
+    """Read the first bytes of a file or member from its current position.
 
     Returns:
-        The members without folders, links and hidden files; `None` if the file is no archive.
-
-    Raises:
-        ArchiveError: The archive is damaged, encrypted, or compressed in a way that is not supported.
+        At most `size` bytes, and a description of the damage that they end with, if there is any.
     """
+    begin = b""
+    read = getattr(file, "read1", file.read)  # read1 returns the data before the damage
     with describe_damage() as damage:
-        if _is_zip(file):
-            entries = enumerate(zipfile.ZipFile(file).infolist())
-            return [_describe_zip_member(number, each) for number, each in entries if _is_wanted(each)]
-        opened = open_decompressed(file)
-        if not _is_tar(opened):
-            return None
-        with tarfile.open(fileobj=opened, mode="r:") as archive:
-            return [
-                Member(each.name, number, int(each.mtime * _NS))
-                for number, each in enumerate(archive)
-                if each.isfile() and not is_hidden(each.name)
-            ]
-    if not _is_zip(file) and not _is_tar_begin(file):
-        return None  # a damaged compressed file that is no archive: its readers report the damage
-    raise ArchiveError(f"the archive {damage[0]}. Extract what is left of it, and name the files")
-
-
-def open_member(file: BinaryIO, number: int) -> BinaryIO:
-    """Open the member of this number of an archive.
-
-    Raises:
-        ArchiveError: The archive is damaged.
-    """
-    with describe_damage() as damage:
-        if _is_zip(file):
-            archive = zipfile.ZipFile(file)
-            return cast(BinaryIO, archive.open(archive.infolist()[number]))
-        tar = tarfile.open(fileobj=open_decompressed(file), mode="r:")  # noqa: SIM115 - the caller closes the file
-        member = tar.extractfile(next(islice(tar, number, None)))
-        assert member is not None
-        return cast(BinaryIO, member)
-    raise ArchiveError(f"the archive {damage[0]}. Extract what is left of it, and name the files")
+        while len(begin) < size and (more := read(size - len(begin))):
+            begin += more
+    return begin, damage[0] if damage else ""
 
 
 def is_hidden(name: str) -> bool:
@@ -198,12 +248,6 @@ def _read_begin(file: BinaryIO) -> bytes:
 
 def _is_zip(file: BinaryIO) -> bool:
     return _read_begin(file).startswith((b"PK\x03\x04", b"PK\x05\x06"))
-
-
-def _is_tar(opened: BinaryIO) -> bool:
-    begin = opened.read(_BEGIN)
-    opened.seek(0)
-    return begin[257:262] == b"ustar"
 
 
 def _is_tar_begin(file: BinaryIO) -> bool:

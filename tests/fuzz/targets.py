@@ -23,8 +23,8 @@ from kiln.bridge.publisher.transition import HeightError, read_height
 from kiln.pipelines.batch.windows import PartitionWindows
 from kiln.pipelines.decode.decoder import DecodeConfig, FrameDecoder
 from kiln.schemas.captures.capture_file import CaptureError, read_capture
-from kiln.schemas.captures.compression import ArchiveError, list_members, open_member
-from kiln.schemas.captures.formats import FORMATS, describe_file, detect_format
+from kiln.schemas.captures.compression import ArchiveError, is_archive, read_begin, read_members
+from kiln.schemas.captures.formats import FORMATS, SNIFF_BYTES, describe_file, detect_format
 from kiln.schemas.captures.items import REASONS as HISTORY_REASONS
 from kiln.schemas.captures.items import FileSource, UnreadableItem
 from kiln.schemas.captures.lines import WHOLE
@@ -278,8 +278,9 @@ def history_format(data: bytes) -> None:
     detect_format(BytesIO(data))
     describe_file(BytesIO(data))
     with suppress(ArchiveError):
-        for member in list_members(BytesIO(data)) or ():
-            detect_format(open_member(BytesIO(data), member.number))
+        for _, content in read_members(BytesIO(data)) if is_archive(BytesIO(data)) else ():
+            begin, _ = read_begin(content, 2 * SNIFF_BYTES)
+            detect_format(BytesIO(begin))
 
 
 def _history(name: str, data: bytes) -> None:

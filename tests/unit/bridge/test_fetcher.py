@@ -92,6 +92,23 @@ def test_updates_of_a_stream_share_a_fetch_and_go_on_in_their_order_before_the_a
     assert run.done_offsets.resume_offset == 3
 
 
+def test_geneses_that_no_peer_had_are_counted_with_the_updates_that_wait_for_them() -> None:
+    run = Run()
+    run.take(*(wanted_update(stream, number) for number, stream in enumerate((1, 1, 1, 2))))
+    first, second = run.next()
+    assert run.pending.unanswered == (0, 0)  # in flight
+    run.answer(first, FetchFailure("block_unavailable", "nobody gave it", final=False))
+    assert run.pending.unanswered == (1, 3)
+    run.answer(second, IpfsUnavailable("it is off"))
+    assert run.pending.unanswered == (1, 3)  # no peer was reached
+    run.now += 10 * S
+    for _ in range(2):  # one attempt tests whether IPFS is back
+        for ask in run.next():
+            run.answer(ask, GenesisAnswer(MODEL, None))
+        run.now += 10 * S
+    assert run.pending.unanswered == (0, 0)
+
+
 def test_released_update_is_the_one_that_waited_with_a_separator_and_an_epoch_of_the_fetcher() -> None:
     run = Run()
     record = wanted_update(1, 5)

@@ -48,6 +48,19 @@ def test_diff_swap_and_diff_again(lake: Lake, capsys: pytest.CaptureFixture[str]
     assert "swapped in already: nothing to do" in capsys.readouterr().err
 
 
+def test_drop_deletes_what_was_saved_for_a_run_that_never_began(
+    lake: Lake, state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    streams = state / "backfill" / "z"
+    streams.mkdir(parents=True)
+    (streams / "partial").write_bytes(b"of a process that was killed")
+    assert run_command(["backfill", "drop", "z"]) == 0
+    assert "run z had not begun: the input that was saved for it is deleted" in capsys.readouterr().err
+    assert not streams.exists()
+    assert run_command(["backfill", "drop", "z"]) == 1
+    assert "there is no run z" in capsys.readouterr().err
+
+
 def test_list_shows_every_state(lake: Lake, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("half", "going", "cut", "in", "gone"):
         begin(lake, name, done=name not in ("half", "going"))

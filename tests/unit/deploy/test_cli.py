@@ -85,6 +85,8 @@ def test_every_command_has_help(command: str, capsys: Capture) -> None:
         (["run", "--bootstrap", "/ip4/192.0.2.1/tcp/1"], "the peer id identifies the peer"),
         (["job", "archiv"], "there is no query archiv; did you mean archive?"),
         (["replay", "no-such.rpc.gz"], "no-such.rpc.gz: no such capture file"),
+        (["replay", "."], ". is a folder. Name the capture files in it: kiln replay ./*.rpc.gz"),
+        (["replay", "/dev/null"], "/dev/null is a pipe or a device, but a capture is read twice"),
         (["replay", "x", "--speed", "0"], "--speed 0: must be greater than zero"),
         (["generate", "x.rpc.gz", "--start", "noon"], "--start noon: expected a time"),
         (["generate", "x.rpc.gz", "--rate", "0"], "rate"),

@@ -21,18 +21,20 @@ from deltalake.schema import PrimitiveType
 from msgspec import structs
 from rich.console import Console
 
-from kiln.conf.process.bridge_status import BridgeStatus, PublisherStatus, SpoolStatus, write_status
+from kiln.conf.process.bridge_status import BridgeStatus, FetcherStatus, PublisherStatus, SpoolStatus, write_status
 from kiln.conf.process.location import parse_location
 from kiln.conf.process.locks import lock_state
 from kiln.conf.settings.model import Bep50, Checkpoints, Ipfs, Kafka, Settings, Spark
 from kiln.conf.settings.model import Lake as SettingsLake
 from kiln.deploy.ops.doctor import (
     DoctorCheck,
+    Level,
     Listener,
     check_bridge,
     check_broker,
     check_checkpoints,
     check_disk,
+    check_geneses,
     check_ipfs,
     check_java,
     check_lake,
@@ -462,6 +464,32 @@ def test_what_the_bridge_says_is_wrong_is_told_while_it_runs(tmp_path: Path) -> 
     checks = run_checks(Settings(state=tmp_path, kafka=Kafka(embedded_port=closed_port())))
     (told,) = [check for check in checks if check.name == "bridge"]
     assert (told.level, told.found) == ("warn", "2 of 3 peers hear no batch")
+
+
+def test_updates_that_wait_for_geneses_that_no_peer_has_are_counted_with_what_to_do() -> None:
+    fetcher = FetcherStatus("fetching 9", waiting=200, unanswered_streams=9, unanswered_updates=193)
+    (check,) = check_geneses(structs.replace(BRIDGE, fetcher=fetcher), 101.0)
+    assert check.level == "warn"
+    assert check.found == "193 updates of 9 streams wait for geneses that no peer has sent"
+    assert "ipfs.peers" in check.what_to_do
+    assert check_geneses(structs.replace(BRIDGE, fetcher=fetcher), 200.0) == []
+    assert check_geneses(structs.replace(BRIDGE, fetcher=FetcherStatus("fetching 9", waiting=7)), 101.0) == []
+
+
+@pytest.mark.parametrize(
+    ("levels", "last"),
+    [
+        (("ok", "ok"), "no problems"),
+        (("ok", "warn"), "1 warning"),
+        (("fail", "warn", "warn"), "1 problem, 2 warnings"),
+        (("fail", "fail"), "2 problems"),
+    ],
+)
+def test_the_last_line_counts_warnings_too(levels: tuple[Level, ...], last: str) -> None:
+    console = Console(file=StringIO(), width=100)
+    console.print(render_checks([DoctorCheck("x", level, "y") for level in levels]))
+    assert isinstance(console.file, StringIO)
+    assert console.file.getvalue().splitlines()[-1] == last
 
 
 def test_the_screen_says_what_to_do_and_how_it_stands() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import duckdb
 import orjson
@@ -12,7 +13,7 @@ import pytest
 from kiln.deploy.query.ask import query_lake
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.delta.views import views
-from kit.small_lake import AT, small_lake
+from kit.small_lake import AT, append, small_lake
 
 Row = dict[str, object]
 
@@ -68,6 +69,34 @@ def test_responses_conflict_by_stream_and_minute(lake: Lake) -> None:
     found = rows_of(lake, "SELECT minute, stream, tips, nodes, which FROM conflicting_responses WHERE stream = 'kodd'")
     minute = datetime(2026, 1, 1, tzinfo=UTC)
     assert found == [{"minute": minute, "stream": "kodd", "tips": 2, "nodes": 2, "which": ["b1", "b2"]}]
+
+
+def test_a_stream_that_advanced_between_two_responses_has_no_conflict(tmp_path: Path) -> None:
+    """An UPDATE between them names the later tip; a late node that still names the earlier one conflicts."""
+
+    def say(node: str, late: float, stream: str, tip: str) -> dict[str, object]:
+        common = {"message_id": f"{node}{late}{stream}", "from_peer": node, "observed_at": after(late)}
+        return {**common, "type": "RESPONSE", "query_id": stream, "tips": {stream: tip}}
+
+    def announce(late: float, stream: str, tip: str) -> dict[str, object]:
+        common = {"message_id": f"{late}{stream}", "type": "UPDATE", "observed_at": after(late)}
+        return {**common, "stream": stream, "tip": tip, "from_peer": "a"}
+
+    rows = [
+        *(say("a", 1, "advanced", "t1"), announce(2, "advanced", "t2"), say("b", 3, "advanced", "t2")),
+        *(announce(4, "advanced", "t3"), say("c", 5, "advanced", "t3")),
+        *(say("a", 1, "late", "t1"), announce(2, "late", "t2"), say("b", 3, "late", "t2"), say("c", 4, "late", "t1")),
+        *(announce(0, "old", "t2"), say("a", 1, "old", "t1"), say("b", 3, "old", "t2"), announce(4, "old", "t2")),
+        *(say("a", 1, "alone", "t1"), say("a", 2, "alone", "t2")),
+    ]
+    lake = Lake(str(tmp_path))
+    lake.create(("messages",))
+    append(lake, "messages", rows)
+    found = rows_of(lake, "SELECT stream, tips, nodes, which FROM conflicting_responses ORDER BY stream")
+    assert found == [
+        {"stream": "late", "tips": 2, "nodes": 3, "which": ["t1", "t2"]},
+        {"stream": "old", "tips": 2, "nodes": 2, "which": ["t1", "t2"]},
+    ]
 
 
 def test_copies_are_counted_and_the_first_relay_is_told(lake: Lake) -> None:

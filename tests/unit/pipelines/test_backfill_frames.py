@@ -23,7 +23,7 @@ from kiln.pipelines.backfill.frames import (
 )
 from kiln.pipelines.backfill.merged_rows import MergedRow, MergedRowBuffer
 from kiln.pipelines.backfill.messages import RunTarget
-from kiln.pipelines.backfill.sources import CaptureFile, FilePart, split_capture
+from kiln.pipelines.backfill.sources import CaptureFile, FilePart, split_captures
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.captures.capture_file import CaptureRecord, write_capture
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
@@ -61,7 +61,7 @@ def frame(sequence: int, at: int, network: str = "n") -> bytes:
 def part_of(file: Path, modified_at: int) -> FilePart:
     """The capture file as a run reads it; ns."""
     os.utime(file, ns=(modified_at, modified_at))
-    (part,) = split_capture(CaptureFile(str(file), "kiln-capture"), "n")
+    (part,) = split_captures([CaptureFile(str(file), "kiln-capture")], "n")
     return part
 
 
@@ -117,7 +117,7 @@ def test_a_capture_file_gives_frames_with_a_place_of_their_own_and_its_damage_go
         write_capture(out, [CaptureRecord("R", (BEGIN + 12) * 1_000_000_000, b"us", b"them", "/meshsub/1.2.0", rpc)])
         out.write(b"\x00\x00\x00\x09cut")
     part = part_of(file, (BEGIN + 12) * 1_000_000_000)
-    given = pa.RecordBatch.from_pydict({"part": [msgspec.msgpack.encode(part)]})
+    given = pa.RecordBatch.from_pydict({"part": [msgspec.msgpack.encode([part])]})
     settle(_read_file_partition(WHOLE, where)(iter([given])), where)
     rows = written(where.run, "frames", "sequence", "kafka_partition", "kafka_offset", "payload", "origin")
     assert rows[0] == (1, part.partition, 0, rpc, "REPLAY")
@@ -140,7 +140,7 @@ def test_a_frame_beyond_the_bounds_goes_to_quarantine_with_its_bytes_and_the_res
             [CaptureRecord("R", (BEGIN + 12) * 1_000_000_000, b"us", peer, "/meshsub/1.2.0", rpc) for peer in peers],
         )
     part = part_of(file, (BEGIN + 12) * 1_000_000_000)
-    given = pa.RecordBatch.from_pydict({"part": [msgspec.msgpack.encode(part)]})
+    given = pa.RecordBatch.from_pydict({"part": [msgspec.msgpack.encode([part])]})
     rows = [row for batch in _read_file_partition(WHOLE, where)(iter([given])) for row in batch.to_pylist()]
     assert len({row["name"] for row in rows if row["name"]}) == 2, "two connections are read"
     refused = written(where.run, "quarantine", "stage", "reason", "data", "detail")
@@ -158,7 +158,7 @@ def test_frames_of_a_capture_from_another_time_go_to_quarantine(where: RunTarget
     with file.open("wb") as out:
         write_capture(out, [CaptureRecord("R", seconds * 1_000_000_000, b"us", b"them", "/meshsub/1.2.0", rpc)])
     part = part_of(file, (BEGIN + 12) * 1_000_000_000)
-    given = pa.RecordBatch.from_pydict({"part": [msgspec.msgpack.encode(part)]})
+    given = pa.RecordBatch.from_pydict({"part": [msgspec.msgpack.encode([part])]})
     rows = [row for batch in _read_file_partition(WHOLE, where)(iter([given])) for row in batch.to_pylist()]
     assert not [row["name"] for row in rows if row["name"]], "no frame is read"
     refused = written(where.run, "quarantine", "stage", "reason", "detail", "observed_at")

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import io
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -12,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from kiln.pipelines.app.backfill_run import parse_source, parse_time
+from kiln.conf.settings.reading import load_settings
+from kiln.pipelines.app.backfill_run import BackfillRequest, parse_source, parse_time, save_request_streams
 from kiln.pipelines.archive.transform import build_frame_row
 from kiln.pipelines.backfill.chunks import TimeRange, compute_margin, count_pieces, split_range
-from kiln.pipelines.backfill.run import RunError, RunInputs, RunResources, run
+from kiln.pipelines.backfill.run import RunError, RunInputs, RunResources, StoppedError, run
 from kiln.pipelines.backfill.run_log import RunNameError, append_event, check_name, find_run, read_runs
 from kiln.pipelines.backfill.terms import RunTerms, describe_differences
 from kiln.pipelines.decode.decoder import DecodeConfig
@@ -168,3 +171,30 @@ def test_a_frame_out_of_its_row(frame: Frame, record: Frame | None) -> None:
     if record is not None and not frame.payload:
         frame.MergeFrom(record)
     assert parse_frame_row(FrameRow._make(build_frame_row(3, 4, 5, frame))) == frame
+
+
+class StreamWithSignal(io.RawIOBase):
+    """A log that goes on for ever, during which SIGTERM arrives."""
+
+    reads = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # any buffer in typeshed
+        self.reads += 1
+        if self.reads == 3:
+            signal.raise_signal(signal.SIGTERM)
+        line = b"[Thu, 15 Jul 2021 13:24:33 GMT] service=pubsub event=x\n"
+        buffer[: len(line)] = line
+        return len(line)
+
+
+def test_a_signal_while_input_is_saved_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = load_settings(state=tmp_path / "state")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BufferedReader(StreamWithSignal())))
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(StoppedError, match="run z was stopped before it began"):
+        save_request_streams(settings, BackfillRequest("z", 0, 1, source="files", files=(Path("-"),)))
+    assert not (tmp_path / "state" / "backfill" / "z").exists()
+    assert signal.getsignal(signal.SIGTERM) is before

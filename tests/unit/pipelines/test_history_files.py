@@ -7,26 +7,40 @@ import io
 import os
 import tarfile
 import threading
+import zipfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from kiln.pipelines.archive.transform import DECODE_RESULT, FAULT, MESSAGES, PARTS, build_message_rows, decode_records
-from kiln.pipelines.backfill.sources import InputError, delete_streams, find_captures, save_streams, split_capture
+from kiln.pipelines.backfill import sources
+from kiln.pipelines.backfill.sources import (
+    FilePart,
+    InputError,
+    count_parts_per_step,
+    delete_streams,
+    find_captures,
+    open_parts,
+    save_streams,
+    split_captures,
+)
 from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.delta.lake import Lake
-from kiln.schemas.captures.compression import open_member
+from kiln.schemas.captures import compression
+from kiln.schemas.captures.capture_file import CaptureRecord, write_capture
 from kiln.schemas.captures.formats import FORMATS
 from kiln.schemas.captures.items import FileSource, Item, UnreadableItem
+from kiln.schemas.captures.lines import WHOLE
 from kiln.schemas.kafka.frames import METADATA_ONLY
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.wire.identity import peer_bytes
-from kit.history import ARCHIVES, LINE_LAYERS, PACKINGS, items, kubo_line, zipped
+from kit.history import ARCHIVES, LINE_LAYERS, PACKINGS, items, kubo_line, only_frames, zipped
 
 FILES = Path(__file__).resolve().parents[1] / "schemas" / "history_files"
 CLAY = "/ceramic/testnet-clay"
@@ -107,12 +121,9 @@ def read_all(*names: Path) -> list[Item]:
     """Read the files as a backfill run does."""
     captures, _ = find_captures([str(each) for each in names])
     found: list[Item] = []
-    for capture in captures:
-        for part in split_capture(capture, "local-history"):
-            with Path(part.path).open("rb") as raw:
-                file = raw if part.member is None else open_member(raw, part.member)
-                source = FileSource(part.digest, part.network, part.heard_at)
-                found += FORMATS[part.format].read(file, source, part.part)
+    for part, file in open_parts(split_captures(captures, "local-history")):
+        source = FileSource(part.digest, part.network, part.heard_at)
+        found += FORMATS[part.format].read(file, source, part.part)
     return found
 
 
@@ -174,6 +185,112 @@ def test_standard_input_is_saved_under_its_content_unless_it_is_a_terminal(
         save_streams([Path("-")], tmp_path / "run")
 
 
+def many_logs(count: int, kind: str) -> bytes:
+    """An archive of a log an hour, each of one message."""
+    out = io.BytesIO()
+    lines = {
+        f"{number}.ndjson": kubo_line(AUTHOR, b'{"typ":3,"ts":%d}' % number, bytes([7]), CLAY)
+        for number in range(count)
+    }
+    if kind == "zip":
+        with zipfile.ZipFile(out, "w") as archive:
+            for name, line in lines.items():
+                archive.writestr(name, line)
+        return out.getvalue()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for name, line in lines.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(line)
+            tar.addfile(member, io.BytesIO(line))
+    return PACKINGS.get(kind.removeprefix("tar."), bytes)(out.getvalue())
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar", "tar.gzip", "tar.zstd"])
+def test_an_archive_is_opened_once_for_each_pass_however_many_files_it_has(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To find and divide its files, and to read those of one task: the cost of opening goes with the files in it."""
+    opened: list[object] = []
+    for module, name in ((zipfile, "ZipFile"), (tarfile, "open")):
+        original = getattr(module, name)
+
+        def count(*arguments: object, _original: Callable[..., object] = original, **named: object) -> object:
+            opened.append(arguments)
+            return _original(*arguments, **named)
+
+        monkeypatch.setattr(module, name, count)
+    raw = many_logs(50, kind)
+    opened.clear()
+    (tmp_path / "logs").write_bytes(raw)
+    assert len(only_frames(read_all(tmp_path / "logs"))) == 50
+    assert len(opened) == 3
+
+
+def test_a_capture_in_a_compressed_tar_is_read_twice_without_decompressing_the_tar_again(tmp_path: Path) -> None:
+    """Its members can be read in both passes of the reader of captures, though the tar cannot seek."""
+    record = CaptureRecord("R", 1_700_000_000_000_000_000, AUTHOR, AUTHOR, "/meshsub/1.1.0", b"")
+    out, tar = io.BytesIO(), io.BytesIO()
+    write_capture(out, [record])
+    with tarfile.open(fileobj=tar, mode="w") as archive:
+        for name in ("a.rpc", "b.rpc"):
+            member = tarfile.TarInfo(name)
+            member.size = out.tell()
+            archive.addfile(member, io.BytesIO(out.getvalue()))
+    (tmp_path / "captures").write_bytes(PACKINGS["zstd"](tar.getvalue()))
+    assert len(only_frames(read_all(tmp_path / "captures"))) == 4  # each with its closing frame
+
+
+def test_the_files_of_a_large_archive_are_found_with_progress_and_a_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "_REPORT_EVERY", 4)
+    (tmp_path / "logs.zip").write_bytes(many_logs(9, "zip"))
+    shown: list[str] = []
+    find_captures([str(tmp_path)], shown.append)
+    assert shown == [f"{tmp_path}: {seen} files seen, {seen} of them of a known format" for seen in (4, 8)]
+    steps: list[int] = []
+    split_captures(find_captures([str(tmp_path)])[0], "n", steps.append)
+    assert steps == list(range(1, 10))
+    monkeypatch.setattr(compression, "MAX_MEMBERS", 8)
+    for kind in ("zip", "tar"):
+        (tmp_path / "logs").write_bytes(many_logs(9, kind))
+        with pytest.raises(InputError, match=r"the archive has more than 8 files\. Extract it"):
+            find_captures([str(tmp_path / "logs")])
+
+
+def test_small_files_are_read_many_in_a_step_and_large_ones_few() -> None:
+    def parts(*sizes: int) -> list[FilePart]:
+        return [FilePart("f", "kubo-sub", b"", "n", 0, WHOLE, size=size) for size in sizes]
+
+    assert count_parts_per_step(parts(*[500] * 2_000), 8) == 1_000
+    assert count_parts_per_step(parts(500, 64 << 20), 8) == 8
+    assert count_parts_per_step(parts(0), 8) == 1_000
+
+
+def test_files_of_no_known_format_are_named_up_to_a_number(tmp_path: Path) -> None:
+    (tmp_path / "a.ndjson").write_bytes(kubo_line(AUTHOR, b'{"typ":3,"ts":1}', b"\x07", CLAY))
+    for number in range(25):
+        (tmp_path / f"{number:02}.txt").write_text("x")
+    _, skipped = find_captures([str(tmp_path)])
+    assert len(skipped) == 21
+    assert skipped[-1] == f"5 other files of {tmp_path} are not read either"
+
+
+def test_a_tar_whose_member_claims_more_than_the_tar_has_is_refused_in_words(tmp_path: Path) -> None:
+    member = tarfile.TarInfo("a.log")
+    member.size = 2**62
+    header = member.tobuf(tarfile.GNU_FORMAT)
+    (tmp_path / "a.tar").write_bytes(header + bytes(2048))
+    with pytest.raises(InputError) as error:
+        find_captures([str(tmp_path / "a.tar")])
+    assert "a.log in the archive claims 4,611,686,018,427,387,904 bytes, but the archive has only 2,048" in str(
+        error.value
+    )
+    (tmp_path / "a.tar").write_bytes(gzip.compress(header + bytes(2048)))
+    with pytest.raises(InputError, match="the archive is cut off"):
+        find_captures([str(tmp_path / "a.tar")])
+
+
 def test_two_members_of_one_name_are_both_read(tmp_path: Path) -> None:
     lines = [kubo_line(AUTHOR, b'{"typ":3,"ts":%d}' % at, bytes([at]), CLAY) for at in (1, 2)]
     with tarfile.open(tmp_path / "logs.tar", "w") as archive:
@@ -209,6 +326,45 @@ def test_a_file_that_cannot_be_read_is_refused_with_what_it_is(raw: bytes, words
     with pytest.raises(InputError) as error:
         find_captures([str(file)])
     assert str(error.value).startswith(f"cannot read {file}: {words}")
+
+
+class EndlessZeros(io.RawIOBase):
+    """/dev/zero, which counts the bytes that were read of it."""
+
+    taken = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # any buffer in typeshed
+        self.taken += len(buffer)
+        return len(buffer)
+
+
+def test_a_stream_of_no_known_format_is_refused_by_its_first_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zeros = EndlessZeros()
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BufferedReader(zeros)))
+    with pytest.raises(InputError, match="cannot read -: it is a file with bytes that are not text"):
+        save_streams([Path("-")], tmp_path / "run")
+    assert zeros.taken < 4 << 20
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(InputError, match="cannot read /dev/zero: it is a file with bytes that are not text"):
+        save_streams([Path("/dev/zero")], tmp_path / "run")
+
+
+def test_a_stream_that_the_disk_cannot_hold_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = kubo_line(AUTHOR, b'{"typ":3,"ts":1}', b"\x07", CLAY) + b"\n"
+    monkeypatch.setattr(sources, "_SAVED_BLOCK", 1 << 20)
+    left = iter((2 << 30, 2 << 30, 1 << 30))
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=next(left)))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(line * 100_000)))
+    with pytest.raises(InputError, match=r"after 3,145,728 bytes, less than 1024 MiB are free there\. Free some space"):
+        save_streams([Path("-")], tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_an_empty_folder_and_an_encrypted_archive_are_refused(tmp_path: Path) -> None:

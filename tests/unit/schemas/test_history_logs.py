@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -190,6 +191,65 @@ def test_what_js_ceramic_s_own_logger_writes_is_read() -> None:
     numbers = [f"2f188761af038e{last:x}" for last in range(0xC4, 0xC9)]
     assert [message_of(frame).seqno.hex() for frame in frames] == [*numbers, "2f188761", "", ""]
     assert [good(frame).content.type for frame in frames[:3]] == ["UPDATE", "QUERY", "RESPONSE"]
+
+
+def received_from_2_26(fields: Mapping[str, str | int], number: int | str = 1795856911020558180) -> bytes:
+    """As js-ceramic from 2.26 on logs: the message as its IPFS client types it, before the fields of its data."""
+    pairs: list[tuple[str, str | int | None]] = [
+        ("peer", NODE),
+        ("event", "received"),
+        ("topic", CLAY),
+        ("message.type", "signed"),
+        ("message.from", AUTHOR),
+        ("message.sequenceNumber", number),
+        ("message.topic", CLAY),
+    ]
+    return ceramic_line(1_626_355_473, pairs + [(f"message.{key}", value) for key, value in fields.items()])
+
+
+def test_a_line_from_2_26_on_is_the_message_of_the_line_before_2_26() -> None:
+    fields: dict[str, str | int] = {"typ": 0, "stream": STREAM, "tip": TIP}
+    (new,) = only_frames(items("ceramic-log", received_from_2_26(fields, 0x2F188761AF038EC4)))
+    (old,) = only_frames(items("ceramic-log", received(fields)))
+    assert message_of(new) == message_of(old)
+    assert good(new).message_id == f"unverified/{AUTHOR}/2f188761af038ec4"
+
+
+def test_fields_of_a_message_that_are_named_as_the_other_envelope_s_stay_in_the_message() -> None:
+    envelope = {"type": "x", "sequenceNumber": "7", "topic": "y"}
+    fields: dict[str, str | int] = {"typ": 0, "stream": STREAM, "tip": TIP, **envelope}
+    (old,) = only_frames(items("ceramic-log", received(fields)))
+    assert json.loads(message_of(old).data) == fields
+    published: list[tuple[str, str | int | None]] = [("peer", NODE), ("event", "published"), ("topic", CLAY)]
+    line = ceramic_line(1_626_355_473, published + [(f"message.{key}", value) for key, value in fields.items()])
+    (own,) = only_frames(items("ceramic-log", line))
+    assert json.loads(message_of(own).data) == fields
+
+
+@pytest.mark.parametrize(
+    ("text", "seqno"),
+    [("0", bytes(8)), (str(2**64 - 1), b"\xff" * 8), (str(2**64), b""), ("-1", b""), ("", b""), ("9" * 5000, b"")],
+)
+def test_the_sequence_number_of_a_line_is_a_seqno_of_8_bytes(text: str, seqno: bytes) -> None:
+    (frame,) = only_frames(items("ceramic-log", received_from_2_26({"typ": 3, "ts": 1}, text)))
+    assert message_of(frame).seqno == seqno
+
+
+@pytest.mark.parametrize("version", ["1.11", "2.30", "2.40"])
+def test_the_logs_of_real_nodes_have_the_ids_and_the_fields_of_the_messages_on_the_wire(version: str) -> None:
+    logs = VECTORS.parent / "logs" / f"js-ceramic-{version}-pubsub.log"
+    if not logs.exists():
+        pytest.skip(f"{logs} is not here: test data beside the repository")
+    found = items("ceramic-log", logs.read_bytes())
+    assert {reason for _, reason in unread(found)} <= {NO_MESSAGE}
+    messages = [good(item) for item in found if isinstance(item, Frame)]
+    known = {"typ", "doc", "stream", "tip", "model", "id", "tips", "ts", "ver", "ipfsVer"}
+    assert all(set(json.loads(each.envelope.data)) <= known for each in messages)
+    lines = logs.read_text().splitlines()
+    received_lines = [line for line in lines if " event=received " in line]
+    ids = {each.message_id for each in messages if not each.own}
+    assert len(ids) == len(received_lines)
+    assert all(re.fullmatch("unverified/12D3KooW[^/]+/18ec2a58[0-9a-f]{8}", each) for each in ids)
 
 
 def test_what_a_node_published_is_heard_of_the_node() -> None:
