@@ -1,0 +1,178 @@
+"""Records of Kafka topics, read with librdkafka.
+
+kafka-python decompresses snappy, lz4 and zstd with further packages only, and cannot read a header key that is not
+UTF-8. It stays before such a record for good. librdkafka has each codec of Kafka, and decodes no header that is not
+asked for. So Kiln reads the contents of records here, or in bulk in kiln.pipelines.runtime.kafka_ranges, and uses
+kafka-python for groups, offsets and topics (`tests/unit/conf/test_kafka_clients.py` looks for other readers).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Set
+from typing import Final, NamedTuple
+
+from confluent_kafka import Consumer, KafkaException, Message
+from confluent_kafka import KafkaError as LibrdkafkaError
+from confluent_kafka import TopicPartition as Assignment
+from kafka.errors import BrokerResponseError, KafkaError, for_code
+
+from kafka import TopicPartition
+from kiln.conf.process.librdkafka_options import librdkafka_options
+
+READ_OPTIONS: Final[Mapping[str, str | int | bool]] = {
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    # records of an aborted transaction were never sent, and those of an open one are not sent yet
+    "isolation.level": "read_committed",
+    "enable.partition.eof": True,
+    "check.crcs": True,
+    "allow.auto.create.topics": False,
+}
+"""Options of every consumer of librdkafka in Kiln."""
+
+UNDECODABLE: Final = frozenset((LibrdkafkaError._BAD_MSG, LibrdkafkaError._BAD_COMPRESSION))
+"""Errors of records that no client can decode, such as after damage on the broker's disk. librdkafka skips them."""
+
+_REFUSED: Final = frozenset((LibrdkafkaError.TOPIC_AUTHORIZATION_FAILED, LibrdkafkaError.GROUP_AUTHORIZATION_FAILED))
+_LOG = logging.getLogger("librdkafka")
+_LOG.addHandler(logging.NullHandler())  # else, in a Python worker, each line would go to stderr
+
+
+class KafkaRecord(NamedTuple):
+    """A record of a partition. `timestamp`: the broker's, ms."""
+
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+
+
+class RecordReader:
+    """Reads partitions from given offsets, in order, without a group. For one thread.
+
+    A record that cannot be decoded comes as one without key and value, so that the caller's decoder refuses it at its
+    offset.
+    """
+
+    def __init__(self, client_options: Mapping[str, object], group: str) -> None:
+        """Create a reader, which connects in the background.
+
+        Args:
+            client_options: kafka-python's options.
+            group: name of a group, which librdkafka wants and nothing joins.
+        """
+        options = {"auto.offset.reset": "earliest", "queued.max.messages.kbytes": 16 << 10, "fetch.queue.backoff.ms": 5}
+        self._consumer = Consumer(
+            {**librdkafka_options(client_options), **READ_OPTIONS, **options, "group.id": group}, logger=_LOG
+        )
+        self._positions: dict[TopicPartition, int] = {}
+        self._paused: set[TopicPartition] = set()
+
+    def assign(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Read these partitions from these offsets on, and no others. Offsets that the broker has no more become the
+        first that it has."""
+        self._positions, self._paused = dict(offsets), set()
+        self._consumer.assign([Assignment(*part, offset) for part, offset in offsets.items()])
+
+    @property
+    def partitions(self) -> Set[TopicPartition]:
+        """All partitions, paused or not."""
+        return self._positions.keys()
+
+    @property
+    def active_positions(self) -> dict[TopicPartition, int]:
+        """The offset after the last record, by partition that is not paused."""
+        return {part: offset for part, offset in self._positions.items() if part not in self._paused}
+
+    def position(self, part: TopicPartition) -> int:
+        """Return the offset up to which a partition is read. Offsets without records, such as the markers of
+        transactions, count as read at the end of the partition."""
+        return self._positions[part]
+
+    def pause(self, parts: Iterable[TopicPartition]) -> None:
+        """Read nothing more of these partitions until `resume`."""
+        added = self._positions.keys() & set(parts) - self._paused
+        if added:
+            self._consumer.incremental_unassign([Assignment(*part) for part in added])
+            self._paused |= added
+
+    def resume(self, parts: Iterable[TopicPartition]) -> None:
+        """Continue with paused partitions at their positions."""
+        removed = self._paused & set(parts)
+        if removed:
+            self._paused -= removed
+            self._consumer.incremental_assign([Assignment(*part, self._positions[part]) for part in removed])
+
+    def poll(self, timeout: float, max_records: int = 10_000) -> dict[TopicPartition, list[KafkaRecord]]:
+        """Return the records that are there, at most `max_records`. If there are none, wait for one for `timeout` s.
+
+        Raises:
+            KafkaError: the broker refuses.
+        """
+        first = self._consumer.poll(timeout)  # `consume` would wait for as many as it may return
+        messages = [] if first is None else [first]
+        if first is not None and max_records > 1:
+            messages += self._consumer.consume(max_records - 1, 0)
+        records: dict[TopicPartition, list[KafkaRecord]] = {}
+        for message in messages:
+            self._add(message, records)
+        return records
+
+    def _add(self, message: Message, records: dict[TopicPartition, list[KafkaRecord]]) -> None:
+        error, offset = message.error(), message.offset() or 0
+        part = TopicPartition(message.topic(), message.partition())
+        if error is not None and (error.code() in _REFUSED or error.fatal()):
+            raise to_kafka_error(error)
+        if part in self._paused or offset < self._positions.get(part, offset + 1):
+            return  # what was on its way when the partition was paused
+        if error is None:
+            record = KafkaRecord(offset, message.timestamp()[1], message.key(), message.value())
+        elif error.code() in UNDECODABLE:
+            _LOG.error("cannot decode %s-%d at offset %d: %s", *part, offset, error.str())
+            record = KafkaRecord(offset, 0, None, None)
+        elif error.code() == LibrdkafkaError._PARTITION_EOF:
+            self._positions[part] = offset
+            return
+        else:
+            return  # librdkafka reconnects by itself
+        records.setdefault(part, []).append(record)
+        self._positions[part] = offset + 1
+
+    def list_partitions(self, topic: str, timeout: float = 30.0) -> list[TopicPartition]:
+        """Return the partitions of a topic in order; none if there is no such topic.
+
+        Raises:
+            KafkaError: no broker answers within `timeout` s.
+        """
+        try:
+            found = self._consumer.list_topics(timeout=timeout).topics  # a request for one topic could create it
+        except KafkaException as error:
+            raise to_kafka_error(error.args[0]) from error
+        return [TopicPartition(topic, number) for number in sorted(found[topic].partitions)] if topic in found else []
+
+    def read_end(self, part: TopicPartition, timeout: float = 30.0) -> int:
+        """Return the offset after the last record of a partition, or of the first open transaction.
+
+        Raises:
+            KafkaError: no broker answers within `timeout` s.
+        """
+        try:
+            bounds = self._consumer.get_watermark_offsets(Assignment(*part), timeout, cached=False)
+        except KafkaException as error:
+            raise to_kafka_error(error.args[0]) from error
+        if bounds is None:
+            raise KafkaError(f"no answer about the end of {part.topic}-{part.partition} within {timeout:g} s")
+        end: int = bounds[1]
+        return end
+
+    def close(self) -> None:
+        self._consumer.close()
+
+
+def to_kafka_error(error: LibrdkafkaError) -> KafkaError:
+    """Return kafka-python's error for one of librdkafka's. Codes below 0 have no counterpart there."""
+    if error.code() < 0:
+        return KafkaError(error.str())
+    kind: type[BrokerResponseError] = for_code(error.code())
+    return kind(error.str())
