@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Set
+from contextlib import suppress
 from typing import Final, NamedTuple
 
-from confluent_kafka import Consumer, KafkaException, Message
+from confluent_kafka import Consumer, KafkaException
 from confluent_kafka import KafkaError as LibrdkafkaError
 from confluent_kafka import TopicPartition as Assignment
 from kafka.errors import BrokerResponseError, KafkaError, for_code
@@ -32,7 +33,8 @@ READ_OPTIONS: Final[Mapping[str, str | int | bool]] = {
 """Options of every consumer of librdkafka in Kiln."""
 
 UNDECODABLE: Final = frozenset((LibrdkafkaError._BAD_MSG, LibrdkafkaError._BAD_COMPRESSION))
-"""Errors of records that no client can decode, such as after damage on the broker's disk. librdkafka skips them."""
+"""Errors of a group of records that no client can decode, such as after damage on the broker's disk. librdkafka reports
+them again and again, until it is assigned an offset behind the group."""
 
 _REFUSED: Final = frozenset((LibrdkafkaError.TOPIC_AUTHORIZATION_FAILED, LibrdkafkaError.GROUP_AUTHORIZATION_FAILED))
 _LOG = logging.getLogger("librdkafka")
@@ -51,8 +53,8 @@ class KafkaRecord(NamedTuple):
 class RecordReader:
     """Reads partitions from given offsets, in order, without a group. For one thread.
 
-    A record that cannot be decoded comes as one without key and value, so that the caller's decoder refuses it at its
-    offset.
+    Where the broker's bytes cannot be decoded, each offset has a record with a description of the fault
+    (`describe_undecodable`), which the caller's decoder refuses.
     """
 
     def __init__(self, client_options: Mapping[str, object], group: str) -> None:
@@ -73,7 +75,7 @@ class RecordReader:
         """Read these partitions from these offsets on, and no others. Offsets that the broker has no more become the
         first that it has."""
         self._positions, self._paused = dict(offsets), set()
-        self._consumer.assign([Assignment(*part, offset) for part, offset in offsets.items()])
+        self._consumer.assign([Assignment(part.topic, part.partition, offset) for part, offset in offsets.items()])
 
     @property
     def partitions(self) -> Set[TopicPartition]:
@@ -94,7 +96,7 @@ class RecordReader:
         """Read nothing more of these partitions until `resume`."""
         added = self._positions.keys() & set(parts) - self._paused
         if added:
-            self._consumer.incremental_unassign([Assignment(*part) for part in added])
+            self._consumer.incremental_unassign([Assignment(part.topic, part.partition) for part in added])
             self._paused |= added
 
     def resume(self, parts: Iterable[TopicPartition]) -> None:
@@ -102,7 +104,9 @@ class RecordReader:
         removed = self._paused & set(parts)
         if removed:
             self._paused -= removed
-            self._consumer.incremental_assign([Assignment(*part, self._positions[part]) for part in removed])
+            self._consumer.incremental_assign(
+                [Assignment(part.topic, part.partition, self._positions[part]) for part in removed]
+            )
 
     def poll(self, timeout: float, max_records: int = 10_000) -> dict[TopicPartition, list[KafkaRecord]]:
         """Return the records that are there, at most `max_records`. If there are none, wait for one for `timeout` s.
@@ -115,29 +119,29 @@ class RecordReader:
         if first is not None and max_records > 1:
             messages += self._consumer.consume(max_records - 1, 0)
         records: dict[TopicPartition, list[KafkaRecord]] = {}
+        undecodable: set[TopicPartition] = set()
         for message in messages:
-            self._add(message, records)
+            error, offset = message.error(), message.offset() or 0
+            part = TopicPartition(message.topic(), message.partition())
+            if error is not None and (error.code() in _REFUSED or error.fatal()):
+                raise to_kafka_error(error)
+            position = self._positions.get(part)
+            if position is None or part in self._paused:
+                continue  # it was on its way when the partition was paused
+            if error is None and offset >= position:
+                record = KafkaRecord(offset, message.timestamp()[1], message.key(), message.value())
+            elif error is not None and error.code() in UNDECODABLE and part not in undecodable:
+                undecodable.add(part)
+                record = KafkaRecord(position, 0, None, describe_undecodable(error))
+            else:
+                if error is not None and error.code() == LibrdkafkaError._PARTITION_EOF:
+                    self._positions[part] = max(position, offset)
+                continue  # librdkafka reconnects by itself after other errors
+            records.setdefault(part, []).append(record)
+            self._positions[part] = record.offset + 1
+        self.pause(undecodable)
+        self.resume(undecodable)
         return records
-
-    def _add(self, message: Message, records: dict[TopicPartition, list[KafkaRecord]]) -> None:
-        error, offset = message.error(), message.offset() or 0
-        part = TopicPartition(message.topic(), message.partition())
-        if error is not None and (error.code() in _REFUSED or error.fatal()):
-            raise to_kafka_error(error)
-        if part in self._paused or offset < self._positions.get(part, offset + 1):
-            return  # what was on its way when the partition was paused
-        if error is None:
-            record = KafkaRecord(offset, message.timestamp()[1], message.key(), message.value())
-        elif error.code() in UNDECODABLE:
-            _LOG.error("cannot decode %s-%d at offset %d: %s", *part, offset, error.str())
-            record = KafkaRecord(offset, 0, None, None)
-        elif error.code() == LibrdkafkaError._PARTITION_EOF:
-            self._positions[part] = offset
-            return
-        else:
-            return  # librdkafka reconnects by itself
-        records.setdefault(part, []).append(record)
-        self._positions[part] = offset + 1
 
     def list_partitions(self, topic: str, timeout: float = 30.0) -> list[TopicPartition]:
         """Return the partitions of a topic in order; none if there is no such topic.
@@ -158,7 +162,7 @@ class RecordReader:
             KafkaError: no broker answers within `timeout` s.
         """
         try:
-            bounds = self._consumer.get_watermark_offsets(Assignment(*part), timeout, cached=False)
+            bounds = self._consumer.get_watermark_offsets(Assignment(part.topic, part.partition), timeout, cached=False)
         except KafkaException as error:
             raise to_kafka_error(error.args[0]) from error
         if bounds is None:
@@ -168,6 +172,21 @@ class RecordReader:
 
     def close(self) -> None:
         self._consumer.close()
+
+
+def list_codecs() -> list[str]:
+    """Return the compression codecs of Kafka that the installed librdkafka can read."""
+    codecs = []
+    for codec in ("gzip", "snappy", "lz4", "zstd"):
+        with suppress(KafkaException):  # librdkafka was built without it
+            Consumer({"group.id": "codecs", "builtin.features": codec}, logger=_LOG).close()
+            codecs.append(codec)
+    return codecs
+
+
+def describe_undecodable(error: LibrdkafkaError) -> bytes:
+    """Return what stands in for the value of a record that cannot be decoded. No reader of Kiln's topics accepts it."""
+    return f"no record can be decoded here: {error.str()}".encode()
 
 
 def to_kafka_error(error: LibrdkafkaError) -> KafkaError:
