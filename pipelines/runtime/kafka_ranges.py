@@ -74,8 +74,8 @@ class LostRecordsError(RuntimeError):
 def read_ranges(ranges: Iterable[OffsetRange], options: ClientOptions, prefix: str = "") -> Iterator[pa.RecordBatch]:
     """Read ranges of different partitions, each in the order of its offsets. `prefix`: of the topics.
 
-    Records of aborted transactions are left out. Where the broker's bytes cannot be decoded, each offset has a row whose
-    value is a description of the fault, which no decoder accepts, and whose stamp is the earliest valid time.
+    Records of aborted transactions are left out. Where the broker's bytes cannot be decoded, each offset has a row. Its
+    value describes the fault, so that no decoder accepts it, and its stamp is the earliest valid time.
 
     Yields:
         RECORDS of one partition.
