@@ -393,7 +393,7 @@ class LeaderThread(KafkaThread):
     def _check_topics(self) -> None:
         """Compare the watched topics with the broker's; call this often.
 
-        kafka-python silently reads on in a re-created topic, at the old offset or from the beginning.
+        A client silently reads on in a re-created topic, at the old offset or from the beginning.
 
         Raises:
             TopicReplacedError: A topic was deleted and created again.

@@ -20,6 +20,7 @@ from kiln.pipelines.runtime.driver_lease import SESSION, DriverLease, SecondDriv
 from kit.awaiting import wait_until
 from kit.broker_access import client
 from kit.log_feed import kiln_beside
+from kit.strange_records import CODECS, GARBAGE, Writer
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(120)]
 
@@ -77,6 +78,17 @@ def test_a_second_driver_is_refused_in_words(start: Callable[[], Driver], sole: 
     with pytest.raises(SecondDriverError, match=rf"updates: another driver runs it \(process {first.pid} on "):
         sole.acquire(patience=2)
     assert first.poll() is None
+
+
+@pytest.mark.usefixtures("start")
+def test_the_records_of_its_topic_do_not_matter(sole: DriverLease, broker: EmbeddedBroker, prefix: str) -> None:
+    """The group has an offset after the first check, from which a consumer would read at the next start."""
+    for codec in CODECS:
+        Writer(broker.address, codec).write(f"{prefix}updates", GARBAGE)
+    for _ in range(2):
+        sole.acquire()
+        sole.check()
+        sole.close()
 
 
 def test_where_a_driver_was_killed_the_next_on_the_machine_starts_at_once(

@@ -151,7 +151,7 @@ def test_publishing_and_fetching_go_on_and_each_bad_record_is_in_quarantine(brid
     bridge.start()
     expected: dict[bytes, bytes] = {}
     for first in (0, len(CODECS)):
-        written = {}
+        written: dict[bytes, bytes] = {}
         for number, codec in enumerate(CODECS, start=first):
             bridge.ipfs.add(genesis(number))
             written |= write_everything(bridge, number, codec)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 
@@ -15,7 +15,9 @@ from kit.broker_access import client
 
 CODECS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
 
-HEADERS: Final = ((b"\xff\xfe\x00", b"\x00\xff"), (b"", b"empty"), ("name", None))
+HEADERS: Final = cast(
+    "list[tuple[str, str | bytes | None]]", [(b"\xff\xfe\x00", b"\x00\xff"), (b"", b"empty"), ("name", None)]
+)
 """Header keys may be any bytes, in spite of the protocol's type."""
 
 TOMBSTONE: Final = (b"a key", None)
@@ -68,7 +70,7 @@ class Writer:
         is_compacted = TOPICS[topic.rpartition(".")[2]].compacted
         wanted = [(key, value) for key, value in records if key is not None or not is_compacted]
         for key, value in wanted:
-            self._producer.produce(topic, value, key, 0, headers=list(HEADERS), on_delivery=on_delivery)
+            self._producer.produce(topic, value, key, 0, headers=HEADERS, on_delivery=on_delivery)
         assert self._producer.flush(60) == 0
         offsets = [message.offset() for message in delivered]
         return [Written(at or 0, key, value) for at, (key, value) in zip(offsets, wanted, strict=True)]
