@@ -20,7 +20,7 @@ from kiln.pipelines.runtime.driver_lease import SESSION, DriverLease, SecondDriv
 from kit.awaiting import wait_until
 from kit.broker_access import client
 from kit.log_feed import kiln_beside
-from kit.strange_records import CODECS, GARBAGE, Writer
+from kit.strange_records import GARBAGE, Writer
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(120)]
 
@@ -83,9 +83,8 @@ def test_a_second_driver_is_refused_in_words(start: Callable[[], Driver], sole: 
 @pytest.mark.usefixtures("start")
 def test_the_records_of_its_topic_do_not_matter(sole: DriverLease, broker: EmbeddedBroker, prefix: str) -> None:
     """The group has an offset after the first check, from which a consumer would read at the next start."""
-    for codec in CODECS:
-        Writer(broker.address, codec).write(f"{prefix}updates", GARBAGE)
-    for _ in range(2):
+    Writer(broker.address, "zstd").write(f"{prefix}updates", GARBAGE)
+    for _ in range(4):
         sole.acquire()
         sole.check()
         sole.close()

@@ -93,18 +93,22 @@ class Log:
         self.tips.append(tip(number))
 
 
+def has_batched(kiln: Kiln, tips: int) -> bool:
+    return (kiln.lake / "batch_tips").is_dir() and kiln.count("batch_tips") >= tips
+
+
 @pytest.fixture(scope="module")
 def run(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> tuple[Kiln, Log]:
     state: Path = tmp_path_factory.mktemp("strange")
-    kiln = kiln_beside(broker.address, "strange.", state, partitions=1)
+    kiln = kiln_beside(broker.address, "strange.", state)
     log = Log(broker.address, "strange.")
     started = kiln.start("run", "--no-network")
     try:
         for number, codec in enumerate(2 * CODECS):
             log.write(number, codec)
             if codec == CODECS[-1]:
-                wait_until(lambda: kiln.lake.joinpath("batch_tips").is_dir(), kiln.log, 240)
-                wait_until(lambda: kiln.count("batch_tips") >= len(log.tips), kiln.log, 240)
+                wait_until(lambda: started.poll() is not None or has_batched(kiln, len(log.tips)), kiln.log, 240)
+                assert started.poll() is None, kiln.log()
         end(started)
     finally:
         if started.poll() is None:
