@@ -136,11 +136,11 @@ def test_what_is_good_is_in_the_tables_once_and_nothing_that_was_aborted(run: tu
 def test_what_is_bad_is_in_quarantine_with_its_position_and_bytes(run: tuple[Kiln, Log]) -> None:
     kiln, log = run
     frames = kiln.sql(
-        "select kafka_partition as part, kafka_offset as at, sum(octet_length(data))::bigint as size, "
-        "arg_min(md5(data), detail) as hash from quarantine where stage = 'frame' group by all order by at"
+        "select kafka_partition, kafka_offset, sum(octet_length(data))::bigint as size, "
+        "arg_min(md5(data), detail) as hash from quarantine where stage = 'frame' group by all order by kafka_offset"
     )
     expected = [
-        {"part": 0, "at": each.offset, "size": size(each), "hash": hash_of(each, MAX_QUARANTINED)}
+        {"kafka_partition": 0, "kafka_offset": each.offset, "size": size(each), "hash": hash_of(each, MAX_QUARANTINED)}
         for each in log.bad["frames"]
     ]
     assert frames == expected
