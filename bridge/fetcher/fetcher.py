@@ -46,6 +46,7 @@ from kiln.bridge.kafka.producers import FramesProducerError, StoppableKafkaProdu
 from kiln.bridge.kafka.thread import RENEW_EVERY, KafkaConfig, Leadership, LeaderThread, PositionLostError, now_us
 from kiln.bridge.kafka.topic_notes import TopicNotes
 from kiln.conf.process.bridge_status import FetcherStatus
+from kiln.conf.process.kafka_records import RecordReader
 from kiln.schemas.kafka.records import UNREADABLE, decode_stream
 from kiln.schemas.wire.topics import Interest, parse_interest
 
@@ -153,12 +154,11 @@ class Fetcher(LeaderThread):
     def _read_streams(self) -> KnownAnswers:
         """Read all streams that are in `kiln.streams` now."""
         known = KnownAnswers()
-        with closing(self._open_consumer(None)) as consumer:
+        with closing(self._open_consumer(None)) as consumer, closing(self._open_reader()) as reader:
             parts = self._list_partitions(f"{self._prefix}streams")
-            consumer.assign(parts)
-            consumer.seek_to_beginning(*parts)
             ends = consumer.end_offsets(parts)
-            for record in self._read_until(consumer, ends, lambda: f"reading the known streams: {len(known.streams)}"):
+            reader.assign(consumer.beginning_offsets(parts))
+            for record in self._read_until(reader, ends, lambda: f"reading the known streams: {len(known.streams)}"):
                 self._add_known_stream(known, record.value)
         return known
 
@@ -170,8 +170,10 @@ class Fetcher(LeaderThread):
         if record.network == self._options.network and record.source == "genesis":
             known.add_stream(record.stream, record.separator)
 
-    def _start_partitions(self, consumer: KafkaConsumer, pending: PendingFetches) -> dict[TopicPartition, DoneOffsets]:
-        """Move the consumer to the committed offsets, and return the finished offsets by partition.
+    def _start_partitions(
+        self, consumer: KafkaConsumer, reader: RecordReader, pending: PendingFetches
+    ) -> dict[TopicPartition, DoneOffsets]:
+        """Move the reader to the committed offsets, and return the finished offsets by partition.
 
         Raises:
             PositionLostError: an offset is lost.
@@ -179,8 +181,8 @@ class Fetcher(LeaderThread):
         topic = f"{self._prefix}wanted"
         parts = self._list_partitions(topic)
         is_replaced = topic in self._watch_topics(topic)
-        consumer.assign(parts)
         done: dict[TopicPartition, DoneOffsets] = {}
+        positions: dict[TopicPartition, int] = {}
         starts, ends = consumer.beginning_offsets(parts), consumer.end_offsets(parts)
         file_positions = self._read_file(topic)
         self._file_positions = dict(file_positions or {})
@@ -198,8 +200,9 @@ class Fetcher(LeaderThread):
                 offsets = DoneOffsets(offset, "", self._clock_us())
             pending.start(part.partition, offsets)
             self._record_lost_range(pending, part, offsets, starts[part])
-            consumer.seek(part, max(offset - CLAIM_REPLAY, starts[part]))
+            positions[part] = max(offset - CLAIM_REPLAY, starts[part])
             done[part] = offsets
+        reader.assign(positions)
         if self._is_leader:
             self._commit(consumer, done, {}, commit_all=True)
             self._save_topics()
@@ -282,7 +285,7 @@ class Fetcher(LeaderThread):
         for part in changed_offsets:
             done[part].mark_committed()
 
-    def _run_as_leader(self, consumer: KafkaConsumer, producer: StoppableKafkaProducer) -> None:
+    def _run_as_leader(self, consumer: KafkaConsumer, reader: RecordReader, producer: StoppableKafkaProducer) -> None:
         if self._known is None:
             known = self._read_streams()
             if self._must_stop:  # not all are read
@@ -290,12 +293,12 @@ class Fetcher(LeaderThread):
             self._known = known
         before = self._progress.counts
         pending = PendingFetches(self._options, self._known)
-        done = self._start_partitions(consumer, pending)
+        done = self._start_partitions(consumer, reader, pending)
         renew_at = self._clock_us() + RENEW_EVERY
         answers: deque[tuple[BlockRequest, Future[Answer]]] = deque()  # filled by the threads that fetch
         while not self._must_stop:
             self._check_topics()
-            self._poll_records(consumer, pending, done)
+            self._poll_records(consumer, reader, pending, done)
             now = self._clock_us()
             while answers:
                 request, future = answers.popleft()
@@ -327,15 +330,19 @@ class Fetcher(LeaderThread):
             )
 
     def _poll_records(
-        self, consumer: KafkaConsumer, pending: PendingFetches, done: Mapping[TopicPartition, DoneOffsets]
+        self,
+        consumer: KafkaConsumer,
+        reader: RecordReader,
+        pending: PendingFetches,
+        done: Mapping[TopicPartition, DoneOffsets],
     ) -> None:
         rooms = {part: pending.room(part.partition, _MAX_RECORDS_PER_POLL) for part in done}
-        full = [part for part, room in rooms.items() if not room]
-        consumer.pause(*full)
-        consumer.resume(*(rooms.keys() - full))
+        full = {part for part, room in rooms.items() if not room}
+        reader.pause(full)
+        reader.resume(rooms.keys() - full)
         max_records = min((room for room in rooms.values() if room), default=1)
         interests: list[Interest] | None = None
-        for part, records in self._poll(consumer, 20 if pending.is_busy else 200, max_records).items():
+        for part, records in self._poll(reader, 20 if pending.is_busy else 200, max_records).items():
             if interests is None:
                 interests = [parse_interest(text) for text in self._interests()]
             now = self._clock_us()

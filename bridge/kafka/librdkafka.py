@@ -14,10 +14,11 @@ from typing import Final
 
 from confluent_kafka import KafkaError as LibrdkafkaError
 from confluent_kafka import KafkaException, Message, Producer
-from kafka.errors import BrokerResponseError, KafkaError, KafkaTimeoutError, for_code
+from kafka.errors import KafkaError, KafkaTimeoutError
 
 from kiln.bridge.kafka.producers import FramesProducerError
 from kiln.conf.process.kafka_errors import describe_kafka_error
+from kiln.conf.process.kafka_records import to_kafka_error
 from kiln.conf.process.librdkafka_options import librdkafka_options
 from kiln.schemas.kafka.topics import MAX_RECORD
 
@@ -74,7 +75,7 @@ class DeliveryFuture:
 
     def set_outcome(self, error: LibrdkafkaError | None, _: Message) -> None:
         """Set the outcome from librdkafka's delivery report."""
-        kafka_error = None if error is None else _to_kafka_error(error)
+        kafka_error = None if error is None else to_kafka_error(error)
         with self._lock:
             self._settled, self._error = True, kafka_error
             callbacks, errbacks = self._callbacks[:], self._errbacks[:]
@@ -137,7 +138,7 @@ class LibrdkafkaProducer:
         try:
             self._producer.produce(topic, value, key, on_delivery=record.set_outcome)
         except KafkaException as error:
-            raise _to_kafka_error(error.args[0]) from error
+            raise to_kafka_error(error.args[0]) from error
         return record
 
     def abandon(self) -> None:
@@ -154,11 +155,3 @@ class LibrdkafkaProducer:
         while not self._closed.is_set():
             with suppress(KafkaException):  # for a refused record, which is also reported by itself
                 self._producer.poll(_POLL_TIMEOUT)
-
-
-def _to_kafka_error(error: LibrdkafkaError) -> KafkaError:
-    """Return kafka-python's error for one of librdkafka's. Codes below 0 have no counterpart there."""
-    if error.code() < 0:
-        return KafkaError(error.str())
-    kind: type[BrokerResponseError] = for_code(error.code())
-    return kind(error.str())

@@ -10,12 +10,11 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from traceback import walk_stack
 from typing import Final, NamedTuple, Protocol
 
-from kafka.consumer.fetcher import ConsumerRecord
 from kafka.errors import KafkaError, KafkaTimeoutError, NoError
 
 from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
@@ -23,6 +22,7 @@ from kiln.bridge.kafka.producers import FramesProducerError, StoppableKafkaProdu
 from kiln.bridge.kafka.topic_notes import NotedTopic, TopicNotes
 from kiln.conf.process.kafka_clients import open_client
 from kiln.conf.process.kafka_errors import describe_kafka_error
+from kiln.conf.process.kafka_records import KafkaRecord, RecordReader
 from kiln.conf.process.kafka_topics import (
     CHECK_EVERY,
     TopicIdentity,
@@ -35,6 +35,9 @@ from kiln.schemas.times import clamp_micros
 RENEW_EVERY: Final = 3_600_000_000
 """µs between two commits of an unchanged offset: brokers forget an offset that is not committed for a week, by default
 (`offsets.retention.minutes`)."""
+
+_MAX_RECORDS: Final = 10_000  # per poll
+_END_TIMEOUT: Final = 5.0  # s for the broker to report an end offset
 
 STALL_AFTER: Final = 60.0
 """s without progress after which a thread is reported as stalled. No healthy step takes so long."""
@@ -180,31 +183,31 @@ class KafkaThread(ABC):
                 self._error = f"{self._consequence}: the {self._name} has crashed, and will be restarted"
 
     def _poll(
-        self, consumer: KafkaConsumer, timeout_ms: int, max_records: int | None = None
-    ) -> Mapping[TopicPartition, list[ConsumerRecord]]:
-        """Poll like `KafkaConsumer.poll`.
+        self, reader: RecordReader, timeout_ms: int, max_records: int = _MAX_RECORDS
+    ) -> Mapping[TopicPartition, list[KafkaRecord]]:
+        """Poll like `RecordReader.poll`.
 
-        kafka-python can silently lose the task that refreshes its cluster metadata. Then only a new consumer continues.
+        A broker that does not send what it has, such as after the loss of a disk, gives no error. Only the end offsets
+        show that records are missing.
 
         Raises:
-            KafkaTimeoutError: the broker has records, and none arrives.
+            KafkaError: the broker has records, and none arrives; or it refuses.
         """
         self._mark_progress()
-        records: Mapping[TopicPartition, list[ConsumerRecord]] = consumer.poll(timeout_ms, max_records)
-        now, paused = time.monotonic(), consumer.paused()
+        records = reader.poll(timeout_ms / 1_000, max_records)
+        now, positions = time.monotonic(), reader.active_positions
         self._stalled_positions = (
-            {} if records else {part: offset for part, offset in self._stalled_positions.items() if part not in paused}
+            {} if records else {part: offset for part, offset in self._stalled_positions.items() if part in positions}
         )
         if records:
             self._last_record_at = now
         elif now > self._last_record_at + CHECK_ENDS_AFTER:
-            positions = {part: consumer.position(part) for part in consumer.assignment() - paused}
             for part, position in positions.items():
                 if self._stalled_positions.get(part) == position:
                     raise KafkaTimeoutError(
                         f"no record of {part.topic}-{part.partition} arrives from offset {position} on"
                     )
-            ends = consumer.end_offsets(list(positions)) if positions else {}
+            ends = {part: reader.read_end(part, _END_TIMEOUT) for part in positions}
             self._stalled_positions = {part: position for part, position in positions.items() if position < ends[part]}
             self._last_record_at = now
         return records
@@ -232,7 +235,7 @@ class KafkaThread(ABC):
         return str(error) if isinstance(error, FramesProducerError) else repr(error)
 
     def _open_consumer(self, group: str | None) -> KafkaConsumer:
-        self._last_record_at, self._stalled_positions = time.monotonic(), {}
+        """Open a client for offsets. It never polls: `_open_reader` gives records."""
         return open_client(
             KafkaConsumer,
             bootstrap_servers=self._servers,
@@ -240,9 +243,12 @@ class KafkaThread(ABC):
             bootstrap_timeout_ms=5_000,
             group_id=group,
             enable_auto_commit=False,
-            auto_offset_reset="earliest",
-            max_partition_fetch_bytes=16 << 20,
+            isolation_level="read_committed",
         )
+
+    def _open_reader(self) -> RecordReader:
+        self._last_record_at, self._stalled_positions = time.monotonic(), {}
+        return RecordReader({**self._client_options, "bootstrap_servers": self._servers}, self._group)
 
 
 class Leadership(Protocol):
@@ -323,21 +329,27 @@ class LeaderThread(KafkaThread):
         return self._stop.is_set() or not self._is_leader
 
     def _read_until(
-        self, consumer: KafkaConsumer, ends: Mapping[TopicPartition, int], describe: Callable[[], str]
-    ) -> Iterator[ConsumerRecord]:
+        self, reader: RecordReader, ends: Mapping[TopicPartition, int], describe: Callable[[], str]
+    ) -> Iterator[KafkaRecord]:
         """Yield records of the assigned partitions until `ends`, or earlier if the session must stop.
 
         Args:
             describe: returns the state of this thread.
         """
-        while not self._must_stop and any(consumer.position(part) < end for part, end in ends.items()):
+        while not self._must_stop and any(reader.position(part) < end for part, end in ends.items()):
             self._state = describe()
-            for records in self._poll(consumer, 200).values():
+            for records in self._poll(reader, 200).values():
                 yield from records
 
     @abstractmethod
-    def _run_as_leader(self, consumer: KafkaConsumer, producer: StoppableKafkaProducer) -> None:
-        """Run one session, until it must stop or Kafka fails. The consumer has no partitions yet."""
+    def _run_as_leader(self, consumer: KafkaConsumer, reader: RecordReader, producer: StoppableKafkaProducer) -> None:
+        """Run one session, until it must stop or Kafka fails.
+
+        Args:
+            consumer: client for the offsets of the group.
+            reader: reader of records, which has no partitions yet.
+            producer: producer of all outputs.
+        """
 
     def _on_standby(self) -> None:
         """Drop what may be outdated while another bridge leads. Called repeatedly."""
@@ -381,7 +393,7 @@ class LeaderThread(KafkaThread):
     def _check_topics(self) -> None:
         """Compare the watched topics with the broker's; call this often.
 
-        kafka-python silently reads on in a re-created topic, at the old offset or from the beginning.
+        A client silently reads on in a re-created topic, at the old offset or from the beginning.
 
         Raises:
             TopicReplacedError: A topic was deleted and created again.
@@ -427,16 +439,13 @@ class LeaderThread(KafkaThread):
             self._stop.wait(_STANDBY_INTERVAL)
             return
         self._lost_lead = False
-        consumer = self._open_consumer(self._group)
-        try:
+        with ExitStack() as opened:
+            opened.callback(self._close_admin)
+            opened.callback(self._watched.clear)
+            consumer = opened.enter_context(closing(self._open_consumer(self._group)))
+            reader = opened.enter_context(closing(self._open_reader()))
             producer = StoppableKafkaProducer(self._servers, self._client_options)
-            try:
-                self._run_as_leader(consumer, producer)
-            finally:
-                producer.close(2)
-        finally:
-            consumer.close()
-            self._watched = {}
-            self._close_admin()
+            opened.callback(producer.close, 2)
+            self._run_as_leader(consumer, reader, producer)
         if self._lost_lead:
             self._stop.wait(_LOST_LEAD_PAUSE)

@@ -38,7 +38,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -68,6 +68,7 @@ from kiln.bridge.publisher.pace import AuthorPacer
 from kiln.bridge.publisher.pins import PinsError
 from kiln.bridge.publisher.transition import BY_SEPARATOR, TopicScheme
 from kiln.conf.process.bridge_status import PublisherStatus
+from kiln.conf.process.kafka_records import KafkaRecord, RecordReader
 from kiln.schemas.kafka.records import UNREADABLE, decode_publication
 from kiln.schemas.wire.topics import format_topic
 
@@ -91,6 +92,7 @@ class _Session:
     """State of one session with Kafka."""
 
     consumer: KafkaConsumer
+    reader: RecordReader
     producer: StoppableKafkaProducer
     outbox: Outbox
     committed: dict[OutboxPartition, int]
@@ -104,6 +106,8 @@ class _Session:
     """sent records that the broker has not acknowledged"""
     acknowledgements: deque[tuple[OutboxPosition, BaseException | None]] = field(default_factory=deque)
     """filled by kafka-python's thread"""
+    unread: dict[TopicPartition, list[KafkaRecord]] = field(default_factory=dict)
+    """records of `kiln.history` beyond MAX_OPEN_HISTORY; their partitions are paused"""
 
 
 class Publisher(LeaderThread):
@@ -175,11 +179,11 @@ class Publisher(LeaderThread):
         self._keeper.close()
         self._ledger.close()
 
-    def _run_as_leader(self, consumer: KafkaConsumer, producer: StoppableKafkaProducer) -> None:
+    def _run_as_leader(self, consumer: KafkaConsumer, reader: RecordReader, producer: StoppableKafkaProducer) -> None:
         outbox = Outbox(self._options, self._ledger, lambda: self._read_published_topics(producer))
         counts_before = self._counts
-        committed, outputs = self._start_outbox(consumer, outbox)
-        session = _Session(consumer, producer, outbox, committed, outputs, self._clock_us() + RENEW_EVERY)
+        committed, outputs = self._start_outbox(consumer, reader, outbox)
+        session = _Session(consumer, reader, producer, outbox, committed, outputs, self._clock_us() + RENEW_EVERY)
         grace = 2.0
         while not self._stop.is_set() or (session.unacknowledged and grace > 0):
             if not self._is_leader:
@@ -199,7 +203,7 @@ class Publisher(LeaderThread):
                 outbox.acknowledge(position)
             has_changed = outbox.resume_offsets() != session.committed and now >= session.commit_at
             if (has_changed or now >= session.renew_at) and self._is_leader:
-                session.committed = self._commit(consumer, outbox)
+                session.committed = self._commit(consumer, reader.partitions, outbox)
                 session.commit_at, session.renew_at = now + _COMMIT_EVERY, now + RENEW_EVERY
             self._counts = _PublishCounts(
                 counts_before.published + outbox.published,
@@ -211,7 +215,7 @@ class Publisher(LeaderThread):
                 None if outbox.ipfs_error is None else f"nothing is published, IPFS is unavailable: {outbox.ipfs_error}"
             )
         if outbox.resume_offsets() != session.committed and self._is_leader:
-            self._commit(consumer, outbox)
+            self._commit(consumer, reader.partitions, outbox)
 
     def _publish_batches(self, session: _Session, now: int) -> None:
         """Read batches and publish those that are due."""
@@ -236,20 +240,24 @@ class Publisher(LeaderThread):
 
     def _read_batches(self, session: _Session, now: int) -> None:
         """Poll for batches, as many as the outbox has room for, until the next attempt is due."""
-        consumer, outbox = session.consumer, session.outbox
+        consumer, reader, outbox = session.consumer, session.reader, session.outbox
         room = MAX_OPEN - outbox.open_count if outbox.block_bytes < MAX_BLOCK_BYTES else 0
-        for part in consumer.assignment():
-            is_full = self._is_history(part) and outbox.open_history_count >= MAX_OPEN_HISTORY
-            (consumer.pause if room <= 0 or is_full else consumer.resume)(part)
+        is_history_full = outbox.open_history_count >= MAX_OPEN_HISTORY
+        full = {part for part in reader.partitions if room <= 0 or (self._is_history(part) and is_history_full)}
+        reader.pause(full | session.unread.keys())
+        reader.resume(reader.partitions - full - session.unread.keys())
         self._check_topics()
         # whole ms, rounded up so that the next attempt is due after the wait
         has_blocks_to_pin = outbox.unpinned_count and outbox.ipfs_error is None
         wait = 0 if has_blocks_to_pin else -(-outbox.time_to_next_attempt(now, _POLL_EVERY) // 1_000)
-        for part, records in self._poll(consumer, wait, max(1, room)).items():
+        polled = self._poll(reader, wait, max(1, room))
+        if room > 0 and not is_history_full:
+            polled, session.unread = {**session.unread, **polled}, {}
+        for part, records in polled.items():
             partition = self._outbox_partition(part)
-            for record in records:
+            for number, record in enumerate(records):
                 if self._is_history(part) and outbox.open_history_count >= MAX_OPEN_HISTORY:
-                    consumer.seek(part, record.offset)
+                    session.unread[part] = records[number:]
                     break
                 if record.offset > outbox.next_offset(partition):
                     first = consumer.beginning_offsets([part])[part]
@@ -286,12 +294,14 @@ class Publisher(LeaderThread):
     def _outbox_partition(self, part: TopicPartition) -> OutboxPartition:
         return OutboxPartition("history" if self._is_history(part) else "batches", part.partition)
 
-    def _commit(self, consumer: KafkaConsumer, outbox: Outbox) -> dict[OutboxPartition, int]:
+    def _commit(
+        self, consumer: KafkaConsumer, parts: Iterable[TopicPartition], outbox: Outbox
+    ) -> dict[OutboxPartition, int]:
         """Commit the offsets to resume from, and return them."""
         offsets = outbox.resume_offsets()
         to_commit = {
             part: OffsetAndMetadata(offsets[partition], outbox.metadata(partition))
-            for part in consumer.assignment()
+            for part in parts
             if (partition := self._outbox_partition(part)) in offsets
         }
         consumer.commit(to_commit, timeout_ms=10_000)
@@ -303,9 +313,9 @@ class Publisher(LeaderThread):
         return self._read_receipts(0, only_published=True)
 
     def _start_outbox(
-        self, consumer: KafkaConsumer, outbox: Outbox
+        self, consumer: KafkaConsumer, reader: RecordReader, outbox: Outbox
     ) -> tuple[dict[OutboxPartition, int], list[OutboxRecord]]:
-        """Move the consumer to the committed offsets.
+        """Move the reader to the committed offsets.
 
         A first start sets and commits the limit of `max_age`. Where Kafka has lost an offset, receipts show what is
         done.
@@ -317,7 +327,6 @@ class Publisher(LeaderThread):
         parts = self._list_partitions(topic)
         history_parts = self._list_partitions(history)
         replaced_topics = self._watch_topics(topic, history)
-        consumer.assign([*parts, *history_parts])
         starts = consumer.beginning_offsets([*parts, *history_parts])
         ends = consumer.end_offsets([*parts, *history_parts])
         committed = {
@@ -331,6 +340,7 @@ class Publisher(LeaderThread):
         outputs: list[OutboxRecord] = []
         receipted: dict[str, set[str]] | None = None
         times: list[int] = []
+        positions: dict[TopicPartition, int] = {}
         for part in parts:
             if (saved := committed.get(part)) is not None:
                 # an offset without the limit was set by hand: publish from there
@@ -354,18 +364,19 @@ class Publisher(LeaderThread):
                 receipted = self._read_receipts(0)
             outbox.start(self._outbox_partition(part), offset, not_before, until, ends[part])
             outputs += self._record_lost_range(outbox, part, starts[part], now)
-            consumer.seek(part, max(offset - RECENT_BATCHES, starts[part]))
+            positions[part] = max(offset - RECENT_BATCHES, starts[part])
         for part in history_parts:
             # the ledger and the receipts show what is done, so a lost offset loses nothing
             offset = committed[part].offset if part in committed else starts[part]
             outbox.start(self._outbox_partition(part), offset, 0)
             outputs += self._record_lost_range(outbox, part, starts[part], now)
-            consumer.seek(part, max(offset, starts[part]))
+            positions[part] = max(offset, starts[part])
+        reader.assign(positions)
         if receipted is None and times:
             receipted = self._read_receipts(min(times))
         outbox.set_receipted_topics(receipted or {})
         if self._is_leader:
-            self._commit(consumer, outbox)
+            self._commit(consumer, reader.partitions, outbox)
             self._save_topics()
         return outbox.resume_offsets(), outputs
 
@@ -382,12 +393,12 @@ class Publisher(LeaderThread):
         return [output]
 
     def _read_log_time(self, part: TopicPartition, offset: int) -> int:
-        """Return the LogAppendTime of a record in ms, or 0 if the record does not come."""
-        with closing(self._open_consumer(None)) as consumer:
-            consumer.assign([part])
-            consumer.seek(part, offset)
-            records = consumer.poll(timeout_ms=5_000, max_records=1).get(part, [])
-            return int(records[0].timestamp) if records else 0
+        """Return the LogAppendTime of a record in ms, or 0 if there is none, as where a transaction was aborted."""
+        with closing(self._open_reader()) as reader:
+            reader.assign({part: offset})
+            for record in self._read_until(reader, {part: offset + 1}, lambda: "reading the time of the offset"):
+                return record.timestamp
+        return 0
 
     def _read_receipts(self, since: int, only_published: bool = False) -> dict[str, set[str]]:
         """Return the topics of this network, by CID, of all receipts of this transport from `since` to now.
@@ -398,14 +409,13 @@ class Publisher(LeaderThread):
         """
         topics_by_cid: dict[str, set[str]] = {}
         own = format_topic(self._options.network, None)
-        with closing(self._open_consumer(None)) as consumer:
+        with closing(self._open_consumer(None)) as consumer, closing(self._open_reader()) as reader:
             parts = self._list_partitions(f"{self._prefix}publications")
-            consumer.assign(parts)
             ends = consumer.end_offsets(parts)
-            for part, first in consumer.offsets_for_times(dict.fromkeys(parts, since)).items():
-                consumer.seek(part, ends[part] if first is None else first.offset)
+            starts = consumer.offsets_for_times(dict.fromkeys(parts, since))
+            reader.assign({part: ends[part] if first is None else first.offset for part, first in starts.items()})
             for record in self._read_until(
-                consumer, ends, lambda: f"reading the receipts of batches: {len(topics_by_cid)}"
+                reader, ends, lambda: f"reading the receipts of batches: {len(topics_by_cid)}"
             ):
                 with suppress(*UNREADABLE):  # `sink` quarantines it
                     receipt = decode_publication(record.value or b"")

@@ -29,7 +29,7 @@ from kiln.conf.process.extras import Extra, format_install_command, list_require
 from kiln.conf.process.location import shorten_error
 from kiln.conf.process.locks import read_lock_holders
 from kiln.conf.process.state_version import StateVersionError, check_state_version, is_private
-from kiln.conf.settings.model import Settings
+from kiln.conf.settings.model import Kafka, Settings
 from kiln.deploy.ops.clocks import ClockStatus, find_trailing_clocks
 from kiln.deploy.ops.status import (
     BrokerStatus,
@@ -43,6 +43,7 @@ from kiln.deploy.ops.store import probe_store
 from kiln.deploy.stack import jars
 from kiln.deploy.stack.embedded_broker import find_running_broker
 from kiln.deploy.stack.java import TESTED_VERSIONS, Java, JavaError, find_java
+from kiln.deploy.stack.kafka_topics import read_compression
 from kiln.deploy.stack.ports import HOST, PortHolder, check_port_free, find_port_holder
 from kiln.pipelines.delta.lake import Lake, LakeError, find_column_fault
 from kiln.pipelines.runtime.spark_environment import find_foreign_variables, find_spark_home, is_local
@@ -290,6 +291,28 @@ def check_updates_partitions(broker: BrokerStatus, topic: str, wanted: int) -> D
     return DoctorCheck(name, "ok", str(count))
 
 
+def check_compression(compression: Mapping[str, str], codecs: Collection[str]) -> DoctorCheck:
+    """Check that Kiln can decompress the records of its topics.
+
+    Args:
+        compression: `compression.type` by topic.
+        codecs: Codecs that the installed librdkafka reads.
+    """
+    name = "compression"
+    by_codec: dict[str, list[str]] = {}
+    for topic, codec in sorted(compression.items()):
+        if codec not in ("producer", "uncompressed"):
+            by_codec.setdefault(codec, []).append(topic)
+    unreadable = {codec: topics for codec, topics in by_codec.items() if codec not in codecs}
+    readable = f"confluent-kafka reads {', '.join(codecs) or 'no codec'}"
+    if unreadable:
+        text = "; ".join(f"{', '.join(topics)}: compression.type is {codec}" for codec, topics in unreadable.items())
+        advice = "install confluent-kafka from its wheel, which has every codec, or set compression.type=producer"
+        return DoctorCheck(name, "fail", f"{text}, but {readable}", advice)
+    text = "; ".join(f"{codec}: {', '.join(topics)}" for codec, topics in by_codec.items())
+    return DoctorCheck(name, "ok", f"{text}; {readable}" if text else readable)
+
+
 def check_lake(tables: Sequence[TableStatus]) -> DoctorCheck:
     """Check that each table of the lake can be opened."""
     problems = [table.problem for table in tables if table.problem]
@@ -441,6 +464,7 @@ def run_checks(settings: Settings) -> list[DoctorCheck]:
             "partitions of updates": lambda: [
                 check_updates_partitions(broker, kafka.topic("updates"), kafka.updates_partitions)
             ],
+            "compression": lambda: [_check_compression(settings.broker, broker)],
             "checkpoints": lambda: [
                 check_checkpoints(
                     [read_query_status(name, settings.checkpoints_root / name, {}) for name in settings.queries]
@@ -486,6 +510,13 @@ def list_listeners(settings: Settings) -> list[Listener]:
         host, _, port = address.rpartition(":")
         listeners.append(Listener("bep50.listen", host.strip("[]"), int(port), udp=True))
     return [listener for listener in listeners if listener.port]
+
+
+def _check_compression(kafka: Kafka, broker: BrokerStatus) -> DoctorCheck:
+    from kiln.conf.process.kafka_records import list_codecs
+
+    topics = [each.name for each in broker.topics]
+    return check_compression(read_compression(topics, kafka.client_options()) if topics else {}, list_codecs())
 
 
 def _find_column_faults(lake: Lake) -> dict[str, str]:

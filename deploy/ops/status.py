@@ -227,6 +227,7 @@ def read_broker_status(kafka: Kafka, patience: float = 3.0) -> BrokerStatus:
             request_timeout_ms=max(millis, 1000),
             allow_auto_create_topics=False,
             enable_auto_commit=False,
+            isolation_level="read_committed",
         )
     except (KafkaError, OSError, ValueError) as error:
         return BrokerStatus(kafka.servers, False, describe_kafka_error(error, options, patience), ())

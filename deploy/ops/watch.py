@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 
 from kafka.errors import KafkaError
 
-from kafka import KafkaConsumer, TopicPartition
-from kiln.conf.process.kafka_clients import open_client
+from kafka import TopicPartition
+from kiln.conf.process.kafka_records import RecordReader
 from kiln.deploy.ops.snapshot import BATCH_DELAY_BUCKETS, BatchLine
 from kiln.schemas.kafka.records import UNREADABLE, decode_batch, decode_quarantine
 from kiln.schemas.wire.batch_block import BlockError, read_block
 
+_POLL = 0.2  # s
 _SHOWN = 8  # batches on the screen
 _LATENESS = 20_000  # newest batches for percentiles
 
@@ -108,6 +109,7 @@ class TopicWatch:
             window: T + G in s.
         """
         self._options = dict(client_options)
+        self._group = f"{prefix}watch"
         self._topics = {prefix + name: name for name in ("updates", "batches", "quarantine")}
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -126,8 +128,8 @@ class TopicWatch:
 
     def start(self) -> None:
         """Start the thread, and return once the end offsets are known, so that later records are not missed."""
-        consumer = self._open_consumer()
-        self._thread = threading.Thread(target=self._run, args=(consumer,), name="watch", daemon=True)
+        reader = self._open_reader()
+        self._thread = threading.Thread(target=self._run, args=(reader,), name="watch", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -135,42 +137,36 @@ class TopicWatch:
         if self._thread is not None:
             self._thread.join(timeout=10)
 
-    def _open_consumer(self) -> KafkaConsumer:
-        # ticks come every 100 ms, and two fetches per second are enough for a screen
-        consumer = open_client(
-            KafkaConsumer,
-            **self._options,
-            max_partition_fetch_bytes=16 << 20,
-            fetch_min_bytes=1 << 20,
-            fetch_max_wait_ms=500,
-        )
-        with ExitStack() as cleanup:
-            cleanup.callback(consumer.close)
-            parts = [
-                TopicPartition(topic, partition)
-                for topic in self._topics
-                for partition in consumer.partitions_for_topic(topic) or ()
-            ]
-            consumer.assign(parts)
-            consumer.seek_to_end(*parts)
-            for part in parts:
-                self._positions.setdefault(part.topic, {})[part.partition] = consumer.position(part)
-            cleanup.pop_all()
-        return consumer
+    def _open_reader(self) -> RecordReader:
+        """Open a reader at the end of the topics.
 
-    def _run(self, consumer: KafkaConsumer) -> None:
+        Raises:
+            KafkaError: No broker answers.
+        """
+        reader = RecordReader(self._options, self._group)
+        with ExitStack() as cleanup:
+            cleanup.callback(reader.close)
+            ends = {part: reader.read_end(part) for topic in self._topics for part in reader.list_partitions(topic)}
+            reader.assign(ends)
+            for part, end in ends.items():
+                self._positions.setdefault(part.topic, {})[part.partition] = end
+            cleanup.pop_all()
+        return reader
+
+    def _run(self, reader: RecordReader) -> None:
         while not self._stop.is_set():
             try:
-                for part, records in consumer.poll(timeout_ms=200).items():
-                    for record in records:
-                        self._count(
-                            self._topics[part.topic], part.partition, record.key, record.value, record.timestamp
-                        )
-                    if records:
-                        self._positions[part.topic][part.partition] = records[-1].offset + 1
+                polled = reader.poll(_POLL)
             except KafkaError:
                 self._stop.wait(1.0)
-        consumer.close()
+                continue
+            for part, records in polled.items():
+                for record in records:
+                    self._count(self._topics[part.topic], part.partition, record.key, record.value, record.timestamp)
+            for topic, offsets in self._positions.items():
+                for partition in offsets:
+                    offsets[partition] = reader.position(TopicPartition(topic, partition))
+        reader.close()
 
     def _count(self, topic: str, partition: int, key: bytes | None, value: bytes | None, timestamp: int) -> None:
         if topic == "updates":

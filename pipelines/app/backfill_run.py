@@ -400,7 +400,13 @@ def read_kafka_offsets(settings: Settings, terms: RunTerms) -> tuple[dict[str, t
         InputError: There is no topic, or Kafka has removed the whole range.
     """
     kafka = settings.broker
-    consumer = open_client(KafkaConsumer, **kafka.client_options(), group_id=None, enable_auto_commit=False)
+    consumer = open_client(
+        KafkaConsumer,
+        **kafka.client_options(),
+        group_id=None,
+        enable_auto_commit=False,
+        isolation_level="read_committed",
+    )
     try:
         topic = kafka.topic("frames")
         parts = [TopicPartition(topic, part) for part in sorted(consumer.partitions_for_topic(topic) or ())]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from hashlib import blake2b
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from kafka.coordinator.base import MemberState
 from kafka.errors import FencedInstanceIdError, KafkaError
 from kafka.structs import OffsetAndMetadata
 
-from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
+from kafka import ConsumerRebalanceListener, KafkaAdminClient, KafkaConsumer, TopicPartition
 from kiln.conf.process.errors import KilnError
 from kiln.conf.process.kafka_clients import open_client
 
@@ -31,6 +31,18 @@ _INSTANCE = "driver"
 
 class SecondDriverError(KilnError):
     """Another driver runs the query."""
+
+
+class _PauseAtOnce(ConsumerRebalanceListener):  # type: ignore[misc]  # kafka-python has no types
+    """Pauses what is assigned, before the first record is fetched: kafka-python may not be able to read it."""
+
+    def __init__(self, consumer: KafkaConsumer) -> None:
+        self._consumer = consumer
+
+    def on_partitions_revoked(self, revoked: object) -> None: ...
+
+    def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
+        self._consumer.pause(*assigned)
 
 
 class DriverLease:
@@ -89,7 +101,7 @@ class DriverLease:
         while not consumer.partitions_for_topic(self._partition.topic):
             self._check_deadline(until)
             time.sleep(0.1)
-        consumer.subscribe([self._partition.topic])
+        consumer.subscribe([self._partition.topic], listener=_PauseAtOnce(consumer))
         try:
             while not consumer.assignment():
                 self._poll_group(consumer)
@@ -128,9 +140,7 @@ class DriverLease:
             coordinator = consumer._coordinator
             if not coordinator.need_rejoin():
                 coordinator.request_rejoin()
-            consumer.pause(*consumer.assignment())  # else a record ends each poll at once
             consumer.poll(timeout_ms=200, max_records=1)
-        consumer.pause(*consumer.assignment())
 
     def _check_deadline(self, until: float) -> None:
         if self._now() >= until:

@@ -70,6 +70,7 @@ def _build_source_options(broker: Broker, topics: Sequence[str]) -> dict[str, st
         # After each poll Spark requests the end offsets. The broker answers a consumer's requests in order, so only
         # after the fetch of the next records: by default half a second, if there are none.
         "kafka.fetch.max.wait.ms": "1",
+        "kafka.isolation.level": "read_committed",
         **broker.options,
         "subscribe": ",".join(broker.topic(name) for name in topics),
     }

@@ -11,6 +11,9 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
+from kiln.conf.process.kafka_records import READ_OPTIONS, UNDECODABLE, describe_undecodable
+from kiln.schemas.times import MIN_MICROS
+
 ClientOptions = tuple[tuple[str, str | int | bool], ...]
 """librdkafka's options for the broker, as (name, value) pairs. `group.id` must be among them, and nothing joins that
 group."""
@@ -34,13 +37,8 @@ _CHUNK: Final = 10_000  # records
 _POLL: Final = 0.1  # s; in this time librdkafka delivers no more than some 50 MB
 _PATIENCE: Final = 60.0  # s without a record, as long as Spark's Kafka source waits
 _OPTIONS: Final[dict[str, str | int | bool]] = {
-    "enable.auto.commit": False,
-    "enable.auto.offset.store": False,
+    **READ_OPTIONS,
     "auto.offset.reset": "error",
-    "isolation.level": "read_uncommitted",
-    "enable.partition.eof": True,
-    "check.crcs": True,
-    "allow.auto.create.topics": False,
     "fetch.wait.max.ms": 100,
     "fetch.queue.backoff.ms": 5,
     "queued.max.messages.kbytes": 32 << 10,
@@ -76,6 +74,9 @@ class LostRecordsError(RuntimeError):
 def read_ranges(ranges: Iterable[OffsetRange], options: ClientOptions, prefix: str = "") -> Iterator[pa.RecordBatch]:
     """Read ranges of different partitions, each in the order of its offsets. `prefix`: of the topics.
 
+    Records of aborted transactions are left out. Where the broker's bytes cannot be decoded, each offset has a row. Its
+    value describes the fault, so that no decoder accepts it, and its stamp is the earliest valid time.
+
     Yields:
         RECORDS of one partition.
 
@@ -93,12 +94,15 @@ def read_ranges(ranges: Iterable[OffsetRange], options: ClientOptions, prefix: s
         while unread:
             messages: dict[_PartitionKey, list[Message]] = {}
             log_ends: dict[_PartitionKey, int] = {}
+            faults: dict[_PartitionKey, KafkaError] = {}
             for message in consumer.consume(min(_CHUNK, sum(each.size for each in unread.values())), _POLL):
                 key, error = (message.topic(), message.partition()), message.error()
                 if error is None:
                     messages.setdefault(key, []).append(message)
                 elif error.code() == KafkaError._PARTITION_EOF:
                     log_ends[key] = _get_offset(message)
+                elif error.code() in UNDECODABLE:
+                    faults[key] = error
                 elif key in unread and (error.code() in _LOST or error.fatal()):
                     raise LostRecordsError(f"cannot read {_name([unread[key]])}: {error.str()}")
                 else:
@@ -110,6 +114,11 @@ def read_ranges(ranges: Iterable[OffsetRange], options: ClientOptions, prefix: s
                     received = [each for each in received if _get_offset(each) < wanted.end]
                 if received:
                     yield _build_batch(wanted.topic.removeprefix(prefix), wanted.partition, received)
+                if key in faults and after < wanted.end:
+                    yield _build_undecodable(wanted.topic.removeprefix(prefix), wanted.partition, after, faults[key])
+                    after += 1
+                    consumer.incremental_unassign([TopicPartition(wanted.topic, wanted.partition)])
+                    consumer.incremental_assign([TopicPartition(wanted.topic, wanted.partition, after)])
                 log_end = log_ends.get(key)
                 if log_end is not None:  # offsets without records may follow the last record
                     if log_end < wanted.end:
@@ -120,7 +129,7 @@ def read_ranges(ranges: Iterable[OffsetRange], options: ClientOptions, prefix: s
             unread = {key: each for key, each in unread.items() if each.size}
             if done and unread:
                 consumer.incremental_unassign([TopicPartition(each.topic, each.partition) for each in done])
-            if messages:
+            if messages or faults:
                 received_at = time.monotonic()
             elif time.monotonic() > received_at + _PATIENCE:
                 raise LostRecordsError(f"{_name(unread.values())}: Kafka sent nothing for {_PATIENCE:g} s: {problem}")
@@ -148,6 +157,12 @@ def _build_batch(topic: str, partition: int, messages: Sequence[Message]) -> pa.
     )
     arrays = [pa.array(column, field.type) for column, field in zip(columns, RECORDS, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=RECORDS)
+
+
+def _build_undecodable(topic: str, partition: int, offset: int, error: KafkaError) -> pa.RecordBatch:
+    value = describe_undecodable(error)
+    row = {"topic": topic, "partition": partition, "offset": offset, "stamp": MIN_MICROS, "value": value}
+    return pa.RecordBatch.from_pylist([row], schema=RECORDS)
 
 
 @lru_cache(maxsize=1)

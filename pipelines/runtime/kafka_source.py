@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import pyarrow as pa
-from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._listoffsets import OffsetSpec
 from pyspark import cloudpickle
@@ -222,12 +222,13 @@ def _list_partitions(admin: AdminClient, topics: Sequence[str]) -> list[TopicPar
 
 
 def _read_offsets(admin: AdminClient, partitions: Sequence[TopicPartition], at: OffsetSpec) -> Offsets:
-    """Read the offsets of partitions from the broker.
+    """Read the offsets of partitions from the broker. The latest one is that of the first open transaction, if any.
 
     Raises:
         KafkaException, TimeoutError: It does not answer.
     """
-    futures = admin.list_offsets(dict.fromkeys(partitions, at), request_timeout=_TIMEOUT)
+    specs = dict.fromkeys(partitions, at)
+    futures = admin.list_offsets(specs, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=_TIMEOUT)
     return _collect((each.topic, each.partition, future.result(_TIMEOUT).offset) for each, future in futures.items())
 
 

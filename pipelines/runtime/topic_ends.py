@@ -74,7 +74,11 @@ class TopicEnds:
             self._consumer = None
         parts = self._known_parts
         self._consumer = open_client(
-            KafkaConsumer, **self._options, reconnect_backoff_max_ms=1_000, bootstrap_timeout_ms=_PATIENCE_MS
+            KafkaConsumer,
+            **self._options,
+            reconnect_backoff_max_ms=1_000,
+            bootstrap_timeout_ms=_PATIENCE_MS,
+            isolation_level="read_committed",  # nothing behind an open transaction is read, so it is no lag
         )
         self._parts = parts
 

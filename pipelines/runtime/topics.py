@@ -65,10 +65,14 @@ class KafkaTopics:
         return {topic: TopicState(each.id, begin[topic], end[topic]) for topic, each in identities.items()}
 
     def _read_offsets(self, topics: Mapping[str, TopicIdentity], spec: OffsetSpec) -> dict[str, dict[int, int]]:
+        from kafka.protocol.consumer import IsolationLevel
+
         from kafka import TopicPartition
 
         parts = [TopicPartition(topic, part) for topic, each in topics.items() for part in range(each.partitions)]
-        answer = self._admin.list_partition_offsets(dict.fromkeys(parts, spec)) if parts else {}
+        # an end is where readers stop: at the first open transaction, if any
+        specs = dict.fromkeys(parts, spec)
+        answer = self._admin.list_partition_offsets(specs, IsolationLevel.READ_COMMITTED) if parts else {}
         offsets: dict[str, dict[int, int]] = {topic: {} for topic in topics}
         for part in parts:
             offsets[part.topic][part.partition] = answer[part].offset

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import fcntl
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -15,13 +15,12 @@ from typing import Final, Protocol
 
 from pyspark import SparkFiles
 
-from kafka import KafkaConsumer, TopicPartition
-from kiln.conf.process.kafka_clients import open_client
+from kiln.conf.process.kafka_records import RecordReader
 from kiln.schemas.kafka.records import UNREADABLE, SeparatorRecord, WaitedTip, decode_stream
 
-_POLL_MS: Final = 1_000
-_PATIENCE_MS: Final = 30_000  # until a broker answers; after that the task fails, and the query starts again
-_PATIENCE_S: Final = 60.0  # until another worker has put its rows into the file
+_POLL_S: Final = 1.0
+_PATIENCE_S: Final = 30.0  # until a broker answers; after that the task fails, and the query starts again
+_LOCK_PATIENCE_S: Final = 60.0  # until another worker has put its rows into the file
 _REMEMBERED: Final = 10_000  # answers in a worker's memory
 
 
@@ -45,7 +44,7 @@ class StreamsFile:
     def __init__(self, path: Path) -> None:
         """Open the file, and make it if there is none."""
         self.path = path
-        self._file = sqlite3.connect(path, timeout=_PATIENCE_S, isolation_level=None)
+        self._file = sqlite3.connect(path, timeout=_LOCK_PATIENCE_S, isolation_level=None)
         self._file.execute("PRAGMA journal_mode = WAL")  # so that readers do not wait for a writer
         self._file.execute("PRAGMA synchronous = OFF")  # the file is of no use after a power cut
         self._file.execute(f"PRAGMA journal_size_limit = {64 << 20}")
@@ -128,28 +127,45 @@ def _digest_tip(stream: tuple[str, str], tip: WaitedTip) -> bytes:
     return _digest(*stream, tip.origin, tip.tip)
 
 
-class _StreamsConsumer(Protocol):
-    """The part of kafka-python's consumer that this module uses. It is assigned to all partitions of one topic."""
+class StreamsLog(Protocol):
+    """The records of the topic: `_KafkaStreams`, or another in tests."""
 
-    def assignment(self) -> set[TopicPartition]: ...
-    def end_offsets(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]: ...
-    def seek(self, partition: TopicPartition, offset: int) -> None: ...
-    def position(self, partition: TopicPartition) -> int: ...
-    def poll(self, timeout_ms: int) -> Mapping[TopicPartition, Sequence[_StreamsRecord]]: ...
+    def read_ends(self) -> dict[int, int]:
+        """Return the offset after the last record of each partition."""
+        ...
+
+    def read(self, offsets: Mapping[int, int], ends: Mapping[int, int]) -> Iterator[bytes | None]:
+        """Yield the values from `offsets` up to `ends`, each by partition, or further."""
+        ...
 
 
-class _StreamsRecord(Protocol):
-    @property
-    def value(self) -> bytes | None: ...
+class _KafkaStreams:
+    """The topic on a broker."""
+
+    def __init__(self, where: StreamsTopic) -> None:
+        self._reader = RecordReader({**dict(where.options), "bootstrap_servers": list(where.servers)}, where.topic)
+        with ExitStack() as opened:  # a task that fails is tried again, in the same process
+            opened.callback(self._reader.close)
+            self._parts = self._reader.list_partitions(where.topic, _PATIENCE_S)
+            opened.pop_all()
+
+    def read_ends(self) -> dict[int, int]:
+        return {part.partition: self._reader.read_end(part, _PATIENCE_S) for part in self._parts}
+
+    def read(self, offsets: Mapping[int, int], ends: Mapping[int, int]) -> Iterator[bytes | None]:
+        self._reader.assign({part: offsets[part.partition] for part in self._parts})
+        while any(self._reader.position(part) < ends[part.partition] for part in self._parts):
+            for records in self._reader.poll(_POLL_S).values():
+                for record in records:
+                    yield record.value
 
 
 class KnownStreams:
     """The verified separators of all networks, as of the last `refresh`."""
 
-    def __init__(self, consumer: _StreamsConsumer, file: StreamsFile) -> None:
-        self._consumer = consumer
+    def __init__(self, topic: StreamsLog, file: StreamsFile) -> None:
+        self._topic = topic
         self._file = file
-        self._parts = sorted(consumer.assignment())
         self._offsets: dict[int, int] = {}  # time of each cached answer
         self._answers: dict[tuple[str, str], tuple[SeparatorRecord | None, bool]] = {}
 
@@ -172,31 +188,23 @@ class KnownStreams:
 
     def refresh(self) -> None:
         """Read up to the current end of the topic, unless another worker of this machine has done so."""
-        ends = self._consumer.end_offsets(self._parts) if self._parts else {}
+        ends = self._topic.read_ends()
         offsets = self._file.read_offsets()
         if _is_behind(offsets, ends):
             with _lock_file(self._file.path):
                 offsets = self._file.read_offsets()
                 if _is_behind(offsets, ends):
-                    values = self._read(offsets, ends)
-                    offsets = {part.partition: end for part, end in ends.items()}
-                    self._file.add(values, offsets)
+                    # a topic that was created again is read from its beginning
+                    first = {part: at if (at := offsets.get(part, 0)) <= end else 0 for part, end in ends.items()}
+                    self._file.add(self._topic.read(first, ends), ends)
+                    offsets = dict(ends)
         if offsets != self._offsets:
             self._offsets = offsets
             self._answers.clear()
 
-    def _read(self, offsets: Mapping[int, int], ends: Mapping[TopicPartition, int]) -> Iterator[bytes | None]:
-        for part, end in ends.items():
-            offset = offsets.get(part.partition, 0)
-            self._consumer.seek(part, offset if offset <= end else 0)  # a topic that was created again starts at 0
-        while any(self._consumer.position(part) < end for part, end in ends.items()):
-            for records in self._consumer.poll(timeout_ms=_POLL_MS).values():
-                for record in records:
-                    yield record.value
 
-
-def _is_behind(offsets: Mapping[int, int], ends: Mapping[TopicPartition, int]) -> bool:
-    return any(offsets.get(part.partition, 0) != end for part, end in ends.items())
+def _is_behind(offsets: Mapping[int, int], ends: Mapping[int, int]) -> bool:
+    return any(offsets.get(part, 0) != end for part, end in ends.items())
 
 
 @contextmanager
@@ -219,22 +227,8 @@ def open_known_streams(where: StreamsTopic) -> KnownStreams:
     Raises:
         KafkaError: No broker answers.
     """
-    consumer = open_client(
-        KafkaConsumer,
-        bootstrap_servers=list(where.servers),
-        **dict(where.options),
-        group_id=None,
-        enable_auto_commit=False,
-        auto_offset_reset="earliest",
-        bootstrap_timeout_ms=_PATIENCE_MS,
-        max_poll_records=10_000,
-    )
-    with ExitStack() as opened:  # a task that fails is tried again, in the same process
-        opened.callback(consumer.close)
-        partitions = consumer.partitions_for_topic(where.topic) or set()
-        consumer.assign([TopicPartition(where.topic, partition) for partition in sorted(partitions)])
-        opened.pop_all()
+    topic = _KafkaStreams(where)
     name = blake2b("\n".join((where.topic, *where.servers)).encode(), digest_size=8).hexdigest()
     path = Path(SparkFiles.getRootDirectory()) / f"streams-{name}.sqlite"
     with _lock_file(path):  # SQLite refuses other connections while the file is created
-        return KnownStreams(consumer, StreamsFile(path))
+        return KnownStreams(topic, StreamsFile(path))

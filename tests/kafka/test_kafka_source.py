@@ -26,7 +26,9 @@ from kiln.pipelines.runtime.kafka_ranges import (
 )
 from kiln.pipelines.runtime.kafka_source import KafkaReader, KafkaSource, TaskRanges, pack_task
 from kiln.schemas.kafka.topics import MAX_RECORD
+from kit.awaiting import wait_until
 from kit.broker_access import client
+from kit.strange_records import Writer
 
 pytestmark = pytest.mark.kafka
 
@@ -41,6 +43,7 @@ class Log:
     """A topic with two partitions, and the clients that write and shorten it."""
 
     def __init__(self, address: str, prefix: str) -> None:
+        self.address = address
         self.prefix, self.topic = prefix, f"{prefix}frames"
         self.client = client(address)
         self.options: ClientOptions = (*librdkafka_options(self.client).items(), ("group.id", f"{prefix}reader"))
@@ -123,6 +126,29 @@ def test_offsets_without_records_end_a_range(log: Log) -> None:
     assert [row[5] for row in log.read((0, 0, 3))] == [b"one", b"two"]
     assert log.read((0, 2, 3)) == []
     assert [row[5] for row in log.read((0, 2, 4))] == [b"three"]
+
+
+def test_only_what_is_committed_is_read(log: Log) -> None:
+    start = {log.topic: {"0": 0, "1": 0}}
+    log.write((0, None, b"one"))
+    Writer(log.address, "none", f"{log.topic} aborted").abort({log.topic: b"aborted"})
+    log.write((0, None, b"two"))
+    assert [row[5] for row in log.read((0, 0, 4))] == [b"one", b"two"]
+    assert log.read((0, 1, 2), (1, 0, 0)) == []
+    producer = KafkaProducer(**log.client, transactional_id=f"{log.topic} open")
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.send(log.topic, value=b"three", partition=0)
+    producer.flush()
+    log.write((0, None, b"four"))
+    reader = log.reader()
+    assert reader.latestOffset(start, ReadAllAvailable()) == {log.topic: {"0": 4, "1": 0}}
+    producer.commit_transaction()
+    producer.close()
+    wait_until(
+        lambda: reader.latestOffset(start, ReadAllAvailable())[log.topic]["0"] == 7, "the end of the transaction"
+    )
+    assert [row[5] for row in log.read((0, 0, 7))] == [b"one", b"two", b"three", b"four"]
 
 
 def test_records_that_are_missing_are_never_skipped(log: Log) -> None:

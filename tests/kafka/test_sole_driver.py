@@ -20,6 +20,7 @@ from kiln.pipelines.runtime.driver_lease import HOLDER_POLL_INTERVAL, DriverLeas
 from kit.awaiting import wait_until
 from kit.broker_access import client
 from kit.log_feed import kiln_beside
+from kit.strange_records import GARBAGE, Writer
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(120)]
 
@@ -77,6 +78,16 @@ def test_a_second_driver_is_refused_in_words(start: Callable[[], Driver], sole: 
     with pytest.raises(SecondDriverError, match=rf"updates: another driver runs it \(process {first.pid} on "):
         sole.acquire(patience=2)
     assert first.poll() is None
+
+
+@pytest.mark.usefixtures("start")
+def test_the_records_of_its_topic_do_not_matter(sole: DriverLease, broker: EmbeddedBroker, prefix: str) -> None:
+    """The group has an offset after the first check, from which a consumer would read at the next start."""
+    Writer(broker.address, "zstd").write(f"{prefix}updates", GARBAGE)
+    for _ in range(4):
+        sole.acquire()
+        sole.check()
+        sole.close()
 
 
 def test_where_a_driver_was_killed_the_next_on_the_machine_starts_at_once(

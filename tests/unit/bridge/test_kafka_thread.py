@@ -6,6 +6,7 @@ import errno
 import re
 import time
 from threading import Event
+from typing import cast
 
 import pytest
 from kafka.errors import KafkaTimeoutError
@@ -14,6 +15,7 @@ from kafka import TopicPartition
 from kiln.bridge.kafka import thread as kafka_thread
 from kiln.bridge.kafka.producers import FramesProducerError
 from kiln.bridge.kafka.thread import KafkaConfig, KafkaThread
+from kiln.conf.process.kafka_records import KafkaRecord, RecordReader
 from kit.awaiting import awaited, wait_until
 
 
@@ -130,44 +132,35 @@ PART = TopicPartition("t.batches", 0)
 
 
 class Silent:
-    """A consumer at offset 5, to whom nothing comes."""
+    """A reader at offset 5, to whom nothing comes."""
 
     def __init__(self, end: int = 5, paused: bool = False) -> None:
         self._end = end
-        self._paused = {PART} if paused else set()
+        self.active_positions = {} if paused else {PART: 5}
 
-    def poll(self, timeout_ms: int, max_records: int | None) -> dict[TopicPartition, list[object]]:
-        time.sleep(timeout_ms / 1_000)  # a consumer waits so long for nothing
+    def poll(self, timeout: float, max_records: int) -> dict[TopicPartition, list[KafkaRecord]]:
+        time.sleep(timeout)  # a reader waits so long for nothing
         return {}
 
-    def assignment(self) -> set[TopicPartition]:
-        return {PART}
-
-    def paused(self) -> set[TopicPartition]:
-        return self._paused
-
-    def position(self, part: TopicPartition) -> int:
-        return 5
-
-    def end_offsets(self, parts: list[TopicPartition]) -> dict[TopicPartition, int]:
-        return dict.fromkeys(parts, self._end)
+    def read_end(self, part: TopicPartition, timeout: float) -> int:
+        return self._end
 
 
 class Reading(KafkaThread):
     """Reads until told to stop."""
 
-    def __init__(self, consumer: Silent) -> None:
+    def __init__(self, reader: Silent) -> None:
         super().__init__("reader", "nothing is read", KafkaConfig(["127.0.0.1:1"], {}, "t."), "group")
-        self._reads = consumer
+        self._reader = cast(RecordReader, reader)
 
     def _run_session(self) -> None:
         while not self._stop.is_set():
-            self._poll(self._reads, 5)
+            self._poll(self._reader, 5)
 
     def _release_resources(self) -> None: ...
 
 
-def test_a_consumer_that_gives_nothing_of_what_there_is_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_that_gives_nothing_of_what_there_is_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kafka_thread, "CHECK_ENDS_AFTER", 0.1)
     thread = Reading(Silent(end=9))
     thread.start()
@@ -178,10 +171,10 @@ def test_a_consumer_that_gives_nothing_of_what_there_is_is_made_anew(monkeypatch
         thread.stop()
 
 
-@pytest.mark.parametrize("consumer", [Silent(), Silent(end=9, paused=True)], ids=["at the end", "paused"])
-def test_a_consumer_that_has_nothing_to_give_is_kept(consumer: Silent, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("reader", [Silent(), Silent(end=9, paused=True)], ids=["at the end", "paused"])
+def test_a_reader_that_has_nothing_to_give_is_kept(reader: Silent, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kafka_thread, "CHECK_ENDS_AFTER", 0.02)
-    thread = Reading(consumer)
+    thread = Reading(reader)
     thread.start()
     try:
         assert not awaited(lambda: thread.error is not None, 0.5)

@@ -20,6 +20,7 @@ from kiln.bridge.kafka.librdkafka import LibrdkafkaProducer
 from kiln.bridge.kafka.producers import FramesProducerError, connect
 from kiln.conf.process.kafka_clients import open_client
 from kiln.conf.process.kafka_errors import describe_kafka_error
+from kiln.conf.process.kafka_records import list_codecs
 from kit.descriptors import descriptors, hanging_broker
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -120,3 +121,23 @@ def test_every_client_is_made_here() -> None:
                 if name in ("KafkaConsumer", "KafkaProducer", "KafkaAdminClient", "KafkaConnectionManager"):
                     found.add(f"{path.relative_to(ROOT)}:{node.lineno}: {name}")
     assert found == set()
+
+
+READS_NO_RECORD = {"bridge/cluster/membership.py", "pipelines/runtime/driver_lease.py"}
+"""They poll to stay in a group: no partition is assigned, or each is paused at once."""
+
+
+def test_no_record_is_read_with_kafka_python() -> None:
+    """It stays before a record whose codec or header key it cannot read."""
+    polls = set()
+    for path in (path for room in ROOMS for path in (ROOT / room).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                words = {word.arg for word in node.keywords}
+                if node.func.attr == "poll" and "timeout_ms" in words:  # only kafka-python's has it
+                    polls.add(str(path.relative_to(ROOT)))
+    assert polls == READS_NO_RECORD
+
+
+def test_every_codec_can_be_read() -> None:
+    assert list_codecs() == ["gzip", "snappy", "lz4", "zstd"]

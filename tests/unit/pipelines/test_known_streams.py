@@ -6,14 +6,13 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kafka import TopicPartition
 from kiln.pipelines.updates.known_streams import KnownStreams, StreamsFile
 from kiln.schemas.kafka.records import SeparatorRecord, StreamRecord, WaitedTip, encode
 
@@ -29,11 +28,6 @@ def record(network: str, stream: str, separator: SeparatorRecord | None) -> Stre
     return StreamRecord(network, stream, separator, AT, without=None if separator else "no_separator")
 
 
-class Record:
-    def __init__(self, value: bytes | None) -> None:
-        self.value = value
-
-
 class Log:
     """A topic of two partitions: values by offset, None where compaction left nothing."""
 
@@ -42,37 +36,25 @@ class Log:
         self.read = 0
         """records that went out to consumers"""
 
-    def consumer(self) -> Consumer:
-        return Consumer(self)
+    def reader(self) -> Reader:
+        return Reader(self)
 
 
-class Consumer:
-    """As kafka-python's, with a poll of two records."""
+class Reader:
+    """One worker's view of the log."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
-        self._at: dict[TopicPartition, int] = {TopicPartition("streams", part): 0 for part in (0, 1)}
 
-    def assignment(self) -> set[TopicPartition]:
-        return set(self._at)
+    def read_ends(self) -> dict[int, int]:
+        return {number: len(part) for number, part in enumerate(self._log.parts)}
 
-    def end_offsets(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
-        return {part: len(self._log.parts[part.partition]) for part in partitions}
-
-    def seek(self, partition: TopicPartition, offset: int) -> None:
-        self._at[partition] = offset
-
-    def position(self, partition: TopicPartition) -> int:
-        return self._at[partition]
-
-    def poll(self, timeout_ms: int) -> dict[TopicPartition, list[Record]]:
-        found: dict[TopicPartition, list[Record]] = {}
-        for part, at in self._at.items():
-            values = self._log.parts[part.partition][at : at + 2]
-            found[part] = [Record(value) for value in values if value is not None]
-            self._log.read += len(found[part])
-            self._at[part] = at + len(values)
-        return found
+    def read(self, offsets: Mapping[int, int], ends: Mapping[int, int]) -> Iterator[bytes | None]:
+        for number, end in ends.items():
+            for value in self._log.parts[number][offsets[number] : end]:
+                if value is not None:
+                    self._log.read += 1
+                    yield value
 
 
 said = st.tuples(st.sampled_from(NETWORKS), st.sampled_from(STREAMS), st.sampled_from(SEPARATORS))
@@ -102,11 +84,11 @@ def test_each_worker_knows_all_that_the_topic_holds(turns: list[tuple[list[objec
     log, all_of_it = Log(), Answers()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "streams.sqlite"
-        workers = [KnownStreams(log.consumer(), StreamsFile(path)) for _ in range(2)]
+        workers = [KnownStreams(log.reader(), StreamsFile(path)) for _ in range(2)]
         for what, turn in turns:
             write(log, what, all_of_it)  # type: ignore[arg-type]  # the kinds of the parameters
             if turn == 2:
-                workers.append(KnownStreams(log.consumer(), StreamsFile(path)))
+                workers.append(KnownStreams(log.reader(), StreamsFile(path)))
             workers[turn].refresh()
             assert answers(workers[turn]) == all_of_it
         for worker in workers:
@@ -127,7 +109,7 @@ def test_each_worker_knows_which_tips_waited(turns: list[tuple[list[tuple[str, s
     log, waited = Log(), set[tuple[str, str, WaitedTip]]()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "streams.sqlite"
-        workers = [KnownStreams(log.consumer(), StreamsFile(path)) for _ in range(2)]
+        workers = [KnownStreams(log.reader(), StreamsFile(path)) for _ in range(2)]
         for said, turn in turns:
             for network, stream, tips in said:
                 log.parts[0].append(encode(StreamRecord(network, stream, SEPARATORS[0], AT, waited=tuple(tips))))
@@ -145,7 +127,7 @@ def test_each_worker_knows_which_tips_waited(turns: list[tuple[list[tuple[str, s
 def test_a_record_is_read_once_for_all_workers_of_a_machine(tmp_path: Path) -> None:
     log, all_of_it = Log(), Answers()
     write(log, [("mainnet", "s1", SEPARATORS[0]), ("mainnet", "s2", None)], all_of_it)
-    workers = [KnownStreams(log.consumer(), StreamsFile(tmp_path / "streams.sqlite")) for _ in range(3)]
+    workers = [KnownStreams(log.reader(), StreamsFile(tmp_path / "streams.sqlite")) for _ in range(3)]
     for _ in range(2):
         for worker in workers:
             worker.refresh()
@@ -156,7 +138,7 @@ def test_a_record_is_read_once_for_all_workers_of_a_machine(tmp_path: Path) -> N
 def test_a_topic_that_was_made_anew_is_read_from_its_beginning(tmp_path: Path) -> None:
     log, all_of_it = Log(), Answers()
     write(log, [("mainnet", "s1", SEPARATORS[0])] * 3, all_of_it)
-    known = KnownStreams(log.consumer(), StreamsFile(tmp_path / "streams.sqlite"))
+    known = KnownStreams(log.reader(), StreamsFile(tmp_path / "streams.sqlite"))
     known.refresh()
     for part in log.parts:
         part.clear()
@@ -203,6 +185,6 @@ with _lock_file(path):
     log, all_of_it = Log(), Answers()
     write(log, [("mainnet", "s1", SEPARATORS[0]), ("mainnet", "s3", SEPARATORS[2])], all_of_it)
     assert (answers(file), file.read_offsets()) == ({("mainnet", "s1"): SEPARATORS[0]}, {0: 1})
-    known = KnownStreams(log.consumer(), StreamsFile(path))
+    known = KnownStreams(log.reader(), StreamsFile(path))
     known.refresh()
     assert answers(known) == all_of_it

@@ -1,0 +1,197 @@
+"""Records of Kafka topics, read with librdkafka.
+
+kafka-python decompresses snappy, lz4 and zstd with further packages only, and cannot read a header key that is not
+UTF-8. It stays before such a record for good. librdkafka has each codec of Kafka, and decodes no header that is not
+asked for. So Kiln reads the contents of records here, or in bulk in kiln.pipelines.runtime.kafka_ranges, and uses
+kafka-python for groups, offsets and topics (`tests/unit/conf/test_kafka_clients.py` looks for other readers).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Set
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+from confluent_kafka import Consumer, KafkaException
+from confluent_kafka import KafkaError as LibrdkafkaError
+from confluent_kafka import TopicPartition as Assignment
+from kafka.errors import BrokerResponseError, KafkaError, for_code
+
+from kafka import TopicPartition
+from kiln.conf.process.librdkafka_options import librdkafka_options
+
+READ_OPTIONS: Final[Mapping[str, str | int | bool]] = {
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    # records of an aborted transaction were never sent, and those of an open one are not sent yet
+    "isolation.level": "read_committed",
+    "enable.partition.eof": True,
+    "check.crcs": True,
+    "allow.auto.create.topics": False,
+}
+"""Options of every consumer of librdkafka in Kiln."""
+
+UNDECODABLE: Final = frozenset((LibrdkafkaError._BAD_MSG, LibrdkafkaError._BAD_COMPRESSION))
+"""Errors of a group of records that no client can decode, such as after damage on the broker's disk. librdkafka reports
+them again and again, until it is assigned an offset behind the group."""
+
+_REFUSED: Final = frozenset((LibrdkafkaError.TOPIC_AUTHORIZATION_FAILED, LibrdkafkaError.GROUP_AUTHORIZATION_FAILED))
+_LOG = logging.getLogger("librdkafka")
+_LOG.addHandler(logging.NullHandler())  # else, in a Python worker, each line would go to stderr
+
+
+class KafkaRecord(NamedTuple):
+    """A record of a partition. `timestamp`: the broker's, ms."""
+
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+
+
+class RecordReader:
+    """Reads partitions from given offsets, in order, without a group. For one thread.
+
+    Where the broker's bytes cannot be decoded, each offset has a record with a description of the fault
+    (`describe_undecodable`), which the caller's decoder refuses.
+    """
+
+    def __init__(self, client_options: Mapping[str, object], group: str) -> None:
+        """Create a reader, which connects in the background.
+
+        Args:
+            client_options: kafka-python's options.
+            group: name of a group, which librdkafka wants and nothing joins.
+        """
+        options = {"auto.offset.reset": "earliest", "queued.max.messages.kbytes": 16 << 10, "fetch.queue.backoff.ms": 5}
+        self._consumer = Consumer(
+            {**librdkafka_options(client_options), **READ_OPTIONS, **options, "group.id": group}, logger=_LOG
+        )
+        self._positions: dict[TopicPartition, int] = {}
+        self._paused: set[TopicPartition] = set()
+
+    def assign(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Read these partitions from these offsets on, and no others. Offsets that the broker has no more become the
+        first that it has."""
+        self._positions, self._paused = dict(offsets), set()
+        self._consumer.assign([Assignment(part.topic, part.partition, offset) for part, offset in offsets.items()])
+
+    @property
+    def partitions(self) -> Set[TopicPartition]:
+        """All partitions, paused or not."""
+        return self._positions.keys()
+
+    @property
+    def active_positions(self) -> dict[TopicPartition, int]:
+        """The offset after the last record, by partition that is not paused."""
+        return {part: offset for part, offset in self._positions.items() if part not in self._paused}
+
+    def position(self, part: TopicPartition) -> int:
+        """Return the offset up to which a partition is read. Offsets without records, such as the markers of
+        transactions, count as read at the end of the partition."""
+        return self._positions[part]
+
+    def pause(self, parts: Iterable[TopicPartition]) -> None:
+        """Read nothing more of these partitions until `resume`."""
+        added = self._positions.keys() & set(parts) - self._paused
+        if added:
+            self._consumer.incremental_unassign([Assignment(part.topic, part.partition) for part in added])
+            self._paused |= added
+
+    def resume(self, parts: Iterable[TopicPartition]) -> None:
+        """Continue with paused partitions at their positions."""
+        removed = self._paused & set(parts)
+        if removed:
+            self._paused -= removed
+            self._consumer.incremental_assign(
+                [Assignment(part.topic, part.partition, self._positions[part]) for part in removed]
+            )
+
+    def poll(self, timeout: float, max_records: int = 10_000) -> dict[TopicPartition, list[KafkaRecord]]:
+        """Return the records that are there, at most `max_records`. If there are none, wait for one for `timeout` s.
+
+        Raises:
+            KafkaError: the broker refuses.
+        """
+        first = self._consumer.poll(timeout)  # `consume` would wait for as many as it may return
+        messages = [] if first is None else [first]
+        if first is not None and max_records > 1:
+            messages += self._consumer.consume(max_records - 1, 0)
+        records: dict[TopicPartition, list[KafkaRecord]] = {}
+        undecodable: set[TopicPartition] = set()
+        for message in messages:
+            error, offset = message.error(), message.offset() or 0
+            part = TopicPartition(message.topic(), message.partition())
+            if error is not None and (error.code() in _REFUSED or error.fatal()):
+                raise to_kafka_error(error)
+            position = self._positions.get(part)
+            if position is None or part in self._paused:
+                continue  # it was on its way when the partition was paused
+            if error is None and offset >= position:
+                record = KafkaRecord(offset, message.timestamp()[1], message.key(), message.value())
+            elif error is not None and error.code() in UNDECODABLE and part not in undecodable:
+                undecodable.add(part)
+                record = KafkaRecord(position, 0, None, describe_undecodable(error))
+            else:
+                if error is not None and error.code() == LibrdkafkaError._PARTITION_EOF:
+                    self._positions[part] = max(position, offset)
+                continue  # librdkafka reconnects by itself after other errors
+            records.setdefault(part, []).append(record)
+            self._positions[part] = record.offset + 1
+        self.pause(undecodable)
+        self.resume(undecodable)
+        return records
+
+    def list_partitions(self, topic: str, timeout: float = 30.0) -> list[TopicPartition]:
+        """Return the partitions of a topic in order; none if there is no such topic.
+
+        Raises:
+            KafkaError: no broker answers within `timeout` s.
+        """
+        try:
+            found = self._consumer.list_topics(timeout=timeout).topics  # a request for one topic could create it
+        except KafkaException as error:
+            raise to_kafka_error(error.args[0]) from error
+        return [TopicPartition(topic, number) for number in sorted(found[topic].partitions)] if topic in found else []
+
+    def read_end(self, part: TopicPartition, timeout: float = 30.0) -> int:
+        """Return the offset after the last record of a partition, or of the first open transaction.
+
+        Raises:
+            KafkaError: no broker answers within `timeout` s.
+        """
+        try:
+            bounds = self._consumer.get_watermark_offsets(Assignment(part.topic, part.partition), timeout, cached=False)
+        except KafkaException as error:
+            raise to_kafka_error(error.args[0]) from error
+        if bounds is None:
+            raise KafkaError(f"no answer about the end of {part.topic}-{part.partition} within {timeout:g} s")
+        end: int = bounds[1]
+        return end
+
+    def close(self) -> None:
+        self._consumer.close()
+
+
+def list_codecs() -> list[str]:
+    """Return the compression codecs of Kafka that the installed librdkafka can read."""
+    codecs = []
+    for codec in ("gzip", "snappy", "lz4", "zstd"):
+        with suppress(KafkaException):  # librdkafka was built without it
+            Consumer({"group.id": "codecs", "builtin.features": codec}, logger=_LOG).close()
+            codecs.append(codec)
+    return codecs
+
+
+def describe_undecodable(error: LibrdkafkaError) -> bytes:
+    """Return what stands in for the value of a record that cannot be decoded. No reader of Kiln's topics accepts it."""
+    return f"no record can be decoded here: {error.str()}".encode()
+
+
+def to_kafka_error(error: LibrdkafkaError) -> KafkaError:
+    """Return kafka-python's error for one of librdkafka's. Codes below 0 have no counterpart there."""
+    if error.code() < 0:
+        return KafkaError(error.str())
+    kind: type[BrokerResponseError] = for_code(error.code())
+    return kind(error.str())
