@@ -50,6 +50,7 @@ from kiln.bridge.ipfs import BlockStoreUnavailableError
 from kiln.bridge.kafka.producers import FramesProducerError, StoppableKafkaProducer
 from kiln.bridge.kafka.thread import RENEW_EVERY, KafkaConfig, Leadership, LeaderThread, now_us
 from kiln.bridge.kafka.topic_notes import TopicNotes
+from kiln.bridge.publisher.deliveries import OutboxPartition, OutboxPosition, Subscribers
 from kiln.bridge.publisher.ledger import PublishLedger
 from kiln.bridge.publisher.outbox import (
     MAX_BLOCK_BYTES,
@@ -58,8 +59,6 @@ from kiln.bridge.publisher.outbox import (
     RECENT_BATCHES,
     BlockKeeper,
     Outbox,
-    OutboxPartition,
-    OutboxPosition,
     OutboxRecord,
     PublishError,
     PublishingOptions,
@@ -123,6 +122,7 @@ class Publisher(LeaderThread):
         ledger: PublishLedger | None = None,
         leadership: Leadership | None = None,
         notes: TopicNotes | None = None,
+        subscribers: Subscribers | None = None,
     ) -> None:
         """Create the thread without starting it.
 
@@ -134,6 +134,8 @@ class Publisher(LeaderThread):
             group: consumer group of the offset; by default one of the network.
             pace: the gap between two messages of one author.
             ledger: batches of runs that were handed to the node by this transport; by default one in memory.
+            subscribers: finds the peers of topics, so that nothing is handed to the node for a topic that has none;
+                called in this thread.
         """
         group = group or f"{kafka.prefix}publisher.{options.network}"
         super().__init__("publisher", "nothing is published", kafka, group, leadership, notes)
@@ -145,6 +147,7 @@ class Publisher(LeaderThread):
         self._clock_us = clock_us
         self._pace = pace
         self._ledger = PublishLedger() if ledger is None else ledger
+        self._subscribers = subscribers
         self._counts = _PublishCounts()
 
     @property
@@ -176,7 +179,7 @@ class Publisher(LeaderThread):
         self._ledger.close()
 
     def _run_as_leader(self, consumer: KafkaConsumer, producer: StoppableKafkaProducer) -> None:
-        outbox = Outbox(self._options, self._ledger, lambda: self._read_published_topics(producer))
+        outbox = Outbox(self._options, self._ledger, lambda: self._read_published_topics(producer), self._subscribers)
         counts_before = self._counts
         committed, outputs = self._start_outbox(consumer, outbox)
         session = _Session(consumer, producer, outbox, committed, outputs, self._clock_us() + RENEW_EVERY)
@@ -243,8 +246,7 @@ class Publisher(LeaderThread):
             (consumer.pause if room <= 0 or is_full else consumer.resume)(part)
         self._check_topics()
         # whole ms, rounded up so that the next attempt is due after the wait
-        has_blocks_to_pin = outbox.unpinned_count and outbox.ipfs_error is None
-        wait = 0 if has_blocks_to_pin else -(-outbox.time_to_next_attempt(now, _POLL_EVERY) // 1_000)
+        wait = -(-outbox.time_to_next_attempt(now, _POLL_EVERY) // 1_000)
         for part, records in self._poll(consumer, wait, max(1, room)).items():
             partition = self._outbox_partition(part)
             for record in records:
@@ -424,14 +426,16 @@ def _read_metadata(text: str) -> tuple[int, int]:
 
 
 def _describe_state(held_back: str | None, outbox: Outbox) -> str:
-    waiting = outbox.waiting_by_topic
-    count = sum(waiting.values()) + outbox.unpinned_count
+    count = outbox.waiting_count
     if held_back is not None:
         return f"held back: {held_back}" + (f" (batches waiting: {count})" if count else "")
     if outbox.ipfs_error is not None:
         return f"IPFS is unavailable: {outbox.ipfs_error} (batches waiting: {count})"
-    if not waiting:
+    if not count:
         return "waiting for batches"
-    topic = next(iter(waiting))
-    others = f" and {len(waiting) - 1} other topics" if len(waiting) > 1 else ""
+    flows = outbox.flows_without_peer
+    if not flows:
+        return f"publishing (batches waiting: {count})"
+    topic, _ = next(iter(flows))
+    others = f" and {len(flows) - 1} other topics" if len(flows) > 1 else ""
     return f"waiting for a peer on {topic}{others} (batches waiting: {count})"
