@@ -301,22 +301,26 @@ class DeliveryQueue:
     def _give_up_early(self) -> list[GivenUp]:
         """Give up deliveries of separators that have not reached a peer, in the order in which they came."""
         given_up: list[GivenUp] = []
+        patience = min(self._patience, MIN_PATIENCE)
         for flow in [flow for flow in self._parked if flow not in self._reached]:
-            early = self._give_up_parked(flow, min(self._patience, MIN_PATIENCE))
-            given_up += early
-            if not early or len(given_up) >= _MAX_GIVEN_UP:
+            if self._waited(self._parked[flow][0]) < patience or len(given_up) >= _MAX_GIVEN_UP:
                 break
+            given_up += self._give_up_parked(flow, patience)
         for flow in [flow for flow in self._paths if flow not in self._reached]:
-            path = self._paths[flow]
-            deliveries = self._remove_ready(flow)
-            count = sum(self._waited(each) >= self._patience for each in deliveries)
-            given_up += [GivenUp(each, _describe(NO_TURN, self._waited(each))) for each in list(deliveries)[:count]]
-            if count < len(deliveries):
-                self._paths[flow] = path
-                self._ready.extend(path, list(deliveries)[count:])
-            if not count or len(given_up) >= _MAX_GIVEN_UP:
+            first = self._ready.peek(self._paths[flow])
+            if first is None or self._waited(first) < self._patience or len(given_up) >= _MAX_GIVEN_UP:
                 break
+            given_up += self._give_up_ready(flow)
         return given_up
+
+    def _give_up_ready(self, flow: Flow) -> list[GivenUp]:
+        path = self._paths[flow]
+        deliveries = list(self._remove_ready(flow))
+        count = sum(self._waited(each) >= self._patience for each in deliveries)
+        if count < len(deliveries):
+            self._paths[flow] = path
+            self._ready.extend(path, deliveries[count:])
+        return [GivenUp(each, _describe(NO_TURN, self._waited(each))) for each in deliveries[:count]]
 
 
 def _describe(reason: str, waited: int) -> str:

@@ -35,14 +35,21 @@ class FairQueue(Generic[Item]):
 
     def count(self, prefix: Path) -> int:
         """Return the number of items below a prefix of their paths."""
-        branch: _Branch[Item] | deque[Item] | None = self._root
-        for key in prefix:
-            if not isinstance(branch, _Branch):
-                return 0
-            branch = branch.children.get(key)
+        branch = self._find(prefix)
         if branch is None:
             return 0
         return branch.count if isinstance(branch, _Branch) else len(branch)
+
+    def peek(self, path: Path) -> Item | None:
+        """Return the first item of a path."""
+        leaf = self._find(path)
+        return leaf[0] if isinstance(leaf, deque) else None
+
+    def _find(self, prefix: Path) -> _Branch[Item] | deque[Item] | None:
+        branch: _Branch[Item] | deque[Item] | None = self._root
+        for key in prefix:
+            branch = branch.children.get(key) if isinstance(branch, _Branch) else None
+        return branch
 
     def extend(self, path: Path, items: Iterable[Item]) -> None:
         """Add items behind those of the same path. A branch that had none comes after the others of its level."""

@@ -46,8 +46,8 @@ MALFORMED: Final = "batch_malformed"
 RECORDS_LOST: Final = "batches_gone"
 MAX_OPEN: Final = 50_000
 """Maximum number of batches read and not yet committed, which bounds memory: 1 kB each, and their blocks. At nine
-tenths of it, batches of separators that have reached no peer are given up early (`DeliveryQueue`), so that the rest need
-not stay in Kafka."""
+tenths of it, batches of separators that have reached no peer are given up early (`DeliveryQueue`), so that the others
+need not stay in Kafka."""
 MAX_BLOCK_BYTES: Final = 32 << 20  # bytes of their blocks; one more poll may exceed it
 RECENT_BATCHES: Final = 10_000
 """Number of live batches per partition that are checked for repeats. A query that stops in the middle of a micro-batch

@@ -9,10 +9,11 @@ them. While IPFS is unavailable nothing is published, no timeout runs, and the b
 
 The transition of CIP-120 decides on which topics a batch is published (`transition.py`). Each topic gets a receipt.
 
-A batch that reaches no peer is retried every `retry_every`, and after `publish_timeout` gets a receipt with that error.
-Other topics continue meanwhile; batches of one topic keep their order. Each batch is handed over at least once before
-it is given up, since a transport may keep it for a peer that comes later. While `can_publish` holds publishing back,
-nothing is tried and no timeout runs.
+A batch without a peer waits apart from the others (`deliveries.py`), and after `publish_timeout` gets a receipt with
+that error. If the transport can tell which topics have peers, only batches with a peer are stored and handed over.
+Otherwise a batch is retried every `retry_every`, and handed over at least once before it is given up, since the
+transport may keep it for a peer that comes later. Batches of one topic and separator keep their order. While
+`can_publish` holds publishing back, nothing is tried and no timeout runs.
 
 A first start (no committed offset) begins at the beginning of the topic. A batch that closed more than `max_age` before
 that start gets a receipt with the error `too old`, because peers have moved on. That time is committed with the offset,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Collection
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kiln.bridge.ipfs import BlockRefusedError, BlockStoreUnavailableError
-from kiln.bridge.publisher.deliveries import OutboxPartition, OutboxPosition
+from kiln.bridge.publisher.deliveries import OutboxPartition, OutboxPosition, Subscribers
 from kiln.bridge.publisher.ledger import PublishLedger, PublishLedgerError
 from kiln.bridge.publisher.outbox import (
     IN_DOUBT,
@@ -51,7 +52,9 @@ def batch(
     number: int, model: int = 0, origin: Origin = "LIVE", network: str = NETWORK, closed: int = START
 ) -> BatchRecord:
     block = f"block {number}".encode()
-    separator = SeparatorRecord("model", encode_separator_value(bytes([1, model])))
+    separator = SeparatorRecord(
+        "model", encode_separator_value(b"\1" + model.to_bytes(max(1, model.bit_length() // 8 + 1)))
+    )
     return BatchRecord(network, origin, separator, cid_text(compute_cid(block)), block, closed - S, closed)
 
 
@@ -112,11 +115,17 @@ class Ipfs:
 class Run:
     """An outbox of one partition, begun at offset 0."""
 
-    def __init__(self, node: Node, not_before: int = 0, pace: AuthorPacer | None = None) -> None:
+    def __init__(
+        self,
+        node: Node,
+        not_before: int = 0,
+        pace: AuthorPacer | None = None,
+        subscribers: Subscribers | None = None,
+    ) -> None:
         self.node = node
         self.pace = pace
         self.ipfs = Ipfs()
-        self.outbox = Outbox(OPTIONS)
+        self.outbox = Outbox(OPTIONS, subscribers=subscribers)
         self.outbox.start(LIVE_PART, 0, not_before)
         self.offset = 0
         self.outputs: list[OutboxRecord] = []
@@ -414,6 +423,61 @@ def test_whatever_happens_each_batch_has_a_receipt_before_its_place_is_passed(ev
         run.outbox.acknowledge(output.position)
     assert run.place() == len(log)
     assert run.outbox.open_count == 0
+
+
+# ---------------------------------------------------------------- many separators of strangers
+
+
+@pytest.mark.parametrize("on", [BY_SEPARATOR, BY_NETWORK], ids=["topics of separators", "topic of the network"])
+def test_a_thousand_new_separators_a_second_delay_no_honest_batch_by_more_than_a_fifth_of_a_second(
+    on: TopicScheme,
+) -> None:
+    """On topics of separators, those of the strangers have no peer; on that of the network all have."""
+    honest_topics = {network_topic(), *(topic_of(batch(0, model)) for model in range(10))}
+
+    def subscribers(topics: Collection[str]) -> dict[str, list[str]]:
+        return {topic: ["peer"] for topic in honest_topics & set(topics)}
+
+    pace = AuthorPacer(micros(Publish().min_interval), Publish().author_keys)
+    node = Node(peers=0)
+    node.peers = dict.fromkeys(honest_topics, 1)
+    run = Run(node, pace=pace, subscribers=subscribers)
+    came: dict[str, int] = {}
+    delays: list[int] = []
+    for tick in range(50):
+        now = START + tick * S // 10
+        if tick > 10:  # each honest separator has had a batch
+            for number in range(tick * 100, tick * 100 + 100):
+                run.take(batch(number, model=1_000 + number), now)
+        record = batch(1_000_000 + tick, model=tick % 10)
+        came[record.batch_cid] = now
+        run.take(record, now)
+        while now < START + (tick + 1) * S // 10:
+            delays += [now - came[each.batch_cid] for each in run.step(now, on=on) if each.batch_cid in came]
+            now += max(1, run.outbox.time_to_next_attempt(now, S // 10))
+    assert len(delays) >= 48
+    assert max(delays) <= S // 5
+
+
+def test_a_batch_without_a_peer_is_neither_stored_nor_handed_to_the_node() -> None:
+    run = Run(Node(), subscribers=lambda topics: {})
+    for number in range(100):
+        run.take(batch(number, model=number))
+    receipts = [receipt for at in range(0, 12 * S, S) for receipt in run.step(START + at)]
+    assert [each.error for each in receipts] == ["no peer on the topic for 10 s"] * 100
+    assert (run.node.asked, run.ipfs.asked, run.outbox.block_bytes) == (0, 0, 0)
+
+
+def test_what_ipfs_refuses_has_one_receipt_on_two_topics() -> None:
+    run = Run(Node())
+    run.ipfs.error = BlockRefusedError("block_cid_mismatch", "kept under another CID")
+    for number in range(40):
+        run.take(batch(number, model=number))
+    receipts = [receipt for at in range(6) for receipt in run.step(START + at * S, on=BOTH)]
+    assert len({each.batch_cid for each in receipts}) == len(receipts) == 40
+    for output in run.outputs:
+        run.outbox.acknowledge(output.position)
+    assert (run.place(), run.outbox.waiting_count, run.outbox.block_bytes) == (40, 0, 0)
 
 
 # ---------------------------------------------------------------- IPFS
