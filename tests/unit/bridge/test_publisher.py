@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kiln.bridge.ipfs import BlockRefusedError, BlockStoreUnavailableError
-from kiln.bridge.publisher.deliveries import OutboxPartition, OutboxPosition, Subscribers
+from kiln.bridge.publisher.deliveries import OutboxPartition, OutboxPosition
 from kiln.bridge.publisher.ledger import PublishLedger, PublishLedgerError
 from kiln.bridge.publisher.outbox import (
     IN_DOUBT,
@@ -21,135 +20,33 @@ from kiln.bridge.publisher.outbox import (
     TOO_OLD,
     Outbox,
     OutboxRecord,
-    PublishError,
-    PublishingOptions,
 )
 from kiln.bridge.publisher.pace import BURST_SPAN, MAX_BURST, AuthorPacer
-from kiln.bridge.publisher.transition import BOTH, BY_NETWORK, BY_SEPARATOR, TopicScheme
+from kiln.bridge.publisher.transition import BOTH, BY_NETWORK, BY_SEPARATOR
 from kiln.conf.settings.durations import micros
 from kiln.conf.settings.model import Publish
 from kiln.schemas.kafka.records import (
     BatchRecord,
-    Origin,
     PublicationRecord,
-    SeparatorRecord,
     decode_publication,
     decode_quarantine,
     encode,
 )
-from kiln.schemas.wire.cid import cid_text, compute_cid
 from kiln.schemas.wire.pubsub import PubsubMessage, read_message
-from kiln.schemas.wire.topics import Separator, encode_separator_value, format_topic
-
-NETWORK = "local-test"
-S = 1_000_000
-START = 1_700_000_000 * S
-OPTIONS = PublishingOptions(NETWORK, publish_timeout=10 * S, retry_every=S, max_age=60 * S)
-LIVE_PART, RUNS_PART = OutboxPartition("batches", 0), OutboxPartition("history", 0)
-
-
-def batch(
-    number: int, model: int = 0, origin: Origin = "LIVE", network: str = NETWORK, closed: int = START
-) -> BatchRecord:
-    block = f"block {number}".encode()
-    separator = SeparatorRecord(
-        "model", encode_separator_value(b"\1" + model.to_bytes(max(1, model.bit_length() // 8 + 1)))
-    )
-    return BatchRecord(network, origin, separator, cid_text(compute_cid(block)), block, closed - S, closed)
-
-
-def topic_of(record: BatchRecord) -> str:
-    return format_topic(record.network, Separator(record.separator.key, record.separator.value))
-
-
-class Node:
-    """A node with so many peers on each topic; remembers what it was given."""
-
-    def __init__(self, peers: int = 3) -> None:
-        self.peers: dict[str, int] = {}
-        self.default = peers
-        self.sent: list[tuple[str, bytes]] = []
-        self.asked = 0
-        self.error: str | None = None
-
-    def publish(self, topic: str, data: bytes) -> int:
-        self.asked += 1
-        if self.error is not None:
-            raise PublishError(self.error)
-        peers = self.peers.get(topic, self.default)
-        if peers:
-            self.sent.append((topic, data))
-        return peers
-
-    @property
-    def cids(self) -> list[str]:
-        found = []
-        for _, data in self.sent:
-            message = read_message(data)
-            assert isinstance(message, PubsubMessage)
-            assert message.batch is not None
-            found.append(message.batch)
-        return found
-
-
-class Ipfs:
-    """Blocks that are kept; `error` is raised instead where it is set."""
-
-    def __init__(self) -> None:
-        self.error: Exception | None = None
-        self.kept: dict[str, bytes] = {}
-        self.asked = 0
-
-    def store_and_pin(self, cid: str, block: bytes, now: int) -> None:
-        self.asked += 1
-        if self.error is not None:
-            raise self.error
-        self.kept[cid] = block
-
-    def unpin_expired(self, now: int) -> int:
-        return 0
-
-    def close(self) -> None: ...
-
-
-class Run:
-    """An outbox of one partition, begun at offset 0."""
-
-    def __init__(
-        self,
-        node: Node,
-        not_before: int = 0,
-        pace: AuthorPacer | None = None,
-        subscribers: Subscribers | None = None,
-    ) -> None:
-        self.node = node
-        self.pace = pace
-        self.ipfs = Ipfs()
-        self.outbox = Outbox(OPTIONS, subscribers=subscribers)
-        self.outbox.start(LIVE_PART, 0, not_before)
-        self.offset = 0
-        self.outputs: list[OutboxRecord] = []
-
-    def take(self, value: BatchRecord | bytes | None, now: int = START) -> None:
-        data = encode(value) if isinstance(value, BatchRecord) else value
-        output = self.outbox.add_record(OutboxPosition(LIVE_PART, self.offset), data, now)
-        self.offset += 1
-        self.outputs += [] if output is None else [output]
-
-    def step(self, now: int = START, held: bool = False, on: TopicScheme = BY_SEPARATOR) -> list[PublicationRecord]:
-        def publish(topic: str, data: bytes) -> int:
-            peers = self.node.publish(topic, data)
-            if peers and self.pace is not None:
-                self.pace.record_message(now)
-            return peers
-
-        outputs = self.outbox.step(held, self.ipfs, publish, now, on, self.pace)
-        self.outputs += outputs
-        assert all(output.topic == "publications" for output in outputs)
-        return [decode_publication(output.value) for output in outputs]
-
-    def place(self) -> int:
-        return self.outbox.resume_offsets()[LIVE_PART]
+from kit.outbox_run import (
+    LIVE_PART,
+    NETWORK,
+    OPTIONS,
+    RUNS_PART,
+    START,
+    Ipfs,
+    Node,
+    Run,
+    S,
+    batch,
+    network_topic,
+    topic_of,
+)
 
 
 def test_batch_goes_out_on_its_topic_and_gets_a_receipt() -> None:
@@ -425,61 +322,6 @@ def test_whatever_happens_each_batch_has_a_receipt_before_its_place_is_passed(ev
     assert run.outbox.open_count == 0
 
 
-# ---------------------------------------------------------------- many separators of strangers
-
-
-@pytest.mark.parametrize("on", [BY_SEPARATOR, BY_NETWORK], ids=["topics of separators", "topic of the network"])
-def test_a_thousand_new_separators_a_second_delay_no_honest_batch_by_more_than_a_fifth_of_a_second(
-    on: TopicScheme,
-) -> None:
-    """On topics of separators, those of the strangers have no peer; on that of the network all have."""
-    honest_topics = {network_topic(), *(topic_of(batch(0, model)) for model in range(10))}
-
-    def subscribers(topics: Collection[str]) -> dict[str, list[str]]:
-        return {topic: ["peer"] for topic in honest_topics & set(topics)}
-
-    pace = AuthorPacer(micros(Publish().min_interval), Publish().author_keys)
-    node = Node(peers=0)
-    node.peers = dict.fromkeys(honest_topics, 1)
-    run = Run(node, pace=pace, subscribers=subscribers)
-    came: dict[str, int] = {}
-    delays: list[int] = []
-    for tick in range(50):
-        now = START + tick * S // 10
-        if tick > 10:  # each honest separator has had a batch
-            for number in range(tick * 100, tick * 100 + 100):
-                run.take(batch(number, model=1_000 + number), now)
-        record = batch(1_000_000 + tick, model=tick % 10)
-        came[record.batch_cid] = now
-        run.take(record, now)
-        while now < START + (tick + 1) * S // 10:
-            delays += [now - came[each.batch_cid] for each in run.step(now, on=on) if each.batch_cid in came]
-            now += max(1, run.outbox.time_to_next_attempt(now, S // 10))
-    assert len(delays) >= 48
-    assert max(delays) <= S // 5
-
-
-def test_a_batch_without_a_peer_is_neither_stored_nor_handed_to_the_node() -> None:
-    run = Run(Node(), subscribers=lambda topics: {})
-    for number in range(100):
-        run.take(batch(number, model=number))
-    receipts = [receipt for at in range(0, 12 * S, S) for receipt in run.step(START + at)]
-    assert [each.error for each in receipts] == ["no peer on the topic for 10 s"] * 100
-    assert (run.node.asked, run.ipfs.asked, run.outbox.block_bytes) == (0, 0, 0)
-
-
-def test_what_ipfs_refuses_has_one_receipt_on_two_topics() -> None:
-    run = Run(Node())
-    run.ipfs.error = BlockRefusedError("block_cid_mismatch", "kept under another CID")
-    for number in range(40):
-        run.take(batch(number, model=number))
-    receipts = [receipt for at in range(6) for receipt in run.step(START + at * S, on=BOTH)]
-    assert len({each.batch_cid for each in receipts}) == len(receipts) == 40
-    for output in run.outputs:
-        run.outbox.acknowledge(output.position)
-    assert (run.place(), run.outbox.waiting_count, run.outbox.block_bytes) == (40, 0, 0)
-
-
 # ---------------------------------------------------------------- IPFS
 
 
@@ -567,10 +409,6 @@ def test_blocks_count_as_memory_until_they_are_out() -> None:
 
 
 # ---------------------------------------------------------------- transition
-
-
-def network_topic() -> str:
-    return format_topic(NETWORK, None)
 
 
 def test_duplicate_publishes_on_both_topics_with_a_receipt_of_each() -> None:
