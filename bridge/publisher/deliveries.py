@@ -132,7 +132,8 @@ class DeliveryQueue:
 
     A delivery waits for a peer for `patience`. That time does not run while publishing is paused. If too many
     deliveries wait, those whose separator has not reached a peer yet are given up earlier: without a peer after
-    `MIN_PATIENCE`, and with one if their turn has not come after `patience`. The others never are.
+    `MIN_PATIENCE`, and with one if their turn has not come after `patience`. The others never are. Nor are any while
+    nothing reaches a peer.
     """
 
     def __init__(self, patience: int, retry_every: int, subscribers: Subscribers | None = None) -> None:
@@ -250,7 +251,9 @@ class DeliveryQueue:
                 self._make_ready(flow, self._remove_parked(flow), peers)
             elif self._waited(self._parked[flow][0]) >= self._patience:
                 given_up += self._give_up_parked(flow, self._patience)
-        return given_up + self._give_up_early() if is_full else given_up
+        # if no peer was reached lately, those that wait delay no other
+        is_sending = self._clock - next(reversed(self._reached.values()), -self._patience) < self._patience
+        return given_up + self._give_up_early() if is_full and is_sending else given_up
 
     def _find_peers(self, topics: Collection[str]) -> dict[str, Collection[Hashable]] | None:
         if self._subscribers is None:

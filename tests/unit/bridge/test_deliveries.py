@@ -123,6 +123,8 @@ def test_if_too_many_wait_those_that_never_reached_a_peer_are_given_up_early_and
     later = [delivery(0, offset) for offset in range(1, 4)]
     queue.add([*strangers, *later])
     early = PATIENCE if have_peers else MIN_PATIENCE
+    queue.advance(early - 2)
+    queue.record_reached(delivery(5_000))  # other batches are sent
     queue.advance(early - 1)
     assert queue.check(early - 1, is_full=True) == []
     queue.advance(early + S)
@@ -132,6 +134,17 @@ def test_if_too_many_wait_those_that_never_reached_a_peer_are_given_up_early_and
         queue.advance(early + 2 * S)
         assert queue.check(early + 2 * S) == []
     assert queue.take(10) == later
+
+
+def test_while_nothing_reaches_a_peer_none_is_given_up_early() -> None:
+    queue = make_queue(Peers())
+    waiting = [delivery(number) for number in range(10)]
+    queue.add(waiting)
+    for at in range(0, PATIENCE, S):
+        queue.advance(at)
+        assert queue.check(at, is_full=True) == []
+    queue.advance(PATIENCE)
+    assert [each.delivery for each in queue.check(PATIENCE, is_full=True)] == waiting
 
 
 def test_looking_for_peers_costs_one_look_up_a_topic_a_second() -> None:
