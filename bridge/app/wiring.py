@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 import socket
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
 import trio
@@ -351,6 +351,15 @@ def _create_publisher(
         except (trio.RunFinishedError, SeqnoError, MessageTooLargeError) as error:
             raise PublishError(str(error) or "the bridge is stopping") from error
 
+    def find_subscribers(names: Collection[str]) -> dict[str, list[bytes]]:
+        subscribers = node.router.subscribers
+        return {topic: list(peers) for topic in names if (peers := subscribers(topic))}
+
+    def subscribers(names: Collection[str]) -> dict[str, list[bytes]]:
+        with suppress(trio.RunFinishedError):
+            return trio.from_thread.run_sync(find_subscribers, names, trio_token=token)
+        return {}  # the bridge is stopping: nothing can be sent
+
     return Publisher(
         _kafka_config(settings),
         PublishingOptions(settings.network.name, micros(settings.publish.timeout), batch_typ=settings.batch.typ),
@@ -362,6 +371,7 @@ def _create_publisher(
         ledger=_create_ledger(settings, "gossipsub"),
         leadership=membership,
         notes=locate_topic_notes(settings.bridge_dir, "publisher"),
+        subscribers=subscribers,
     )
 
 

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Final, Literal, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from msgspec import structs
 
 from kiln.bridge.ipfs import BlockRefusedError, BlockStoreUnavailableError, BlockUnavailableError
+from kiln.bridge.publisher.deliveries import (
+    NO_PEER,
+    TRANSPORT,
+    DeliveryQueue,
+    Flow,
+    GivenUp,
+    OutboxPartition,
+    OutboxPosition,
+    PendingPublication,
+    Subscribers,
+    TopicDelivery,
+)
 from kiln.bridge.publisher.ledger import PublishLedger
 from kiln.bridge.publisher.pace import AuthorPacer
 from kiln.bridge.publisher.pins import PinsError
@@ -26,24 +38,22 @@ from kiln.schemas.kafka.records import (
     encode,
 )
 from kiln.schemas.wire.cid import CidError
-from kiln.schemas.wire.pubsub import write_batch_update
-from kiln.schemas.wire.topics import Separator, TopicError
+from kiln.schemas.wire.topics import TopicError
 
-TRANSPORT: Final = "gossipsub"
 TOO_OLD: Final = "too old"
-NO_PEER: Final = "no peer on the topic"
 IN_DOUBT: Final = "the bridge ended before it had the receipt: this batch of a backfill run is not published again"
 MALFORMED: Final = "batch_malformed"
 RECORDS_LOST: Final = "batches_gone"
-MAX_OPEN: Final = 10_000
-"""Maximum number of batches read and not yet committed, which bounds memory. Batches that wait for a peer count, each
-for up to `publish_timeout`; at this number, batches of all topics stay in Kafka."""
-MAX_BLOCK_BYTES: Final = 32 << 20  # bytes of blocks that wait for IPFS; one more poll may exceed it
+MAX_OPEN: Final = 50_000
+"""Maximum number of batches read and not yet committed, which bounds memory: 1 kB each, and their blocks. At nine
+tenths of it, batches of separators that have reached no peer are given up early (`DeliveryQueue`), so that the others
+need not stay in Kafka."""
+MAX_BLOCK_BYTES: Final = 32 << 20  # bytes of their blocks; one more poll may exceed it
 RECENT_BATCHES: Final = 10_000
 """Number of live batches per partition that are checked for repeats. A query that stops in the middle of a micro-batch
 writes the batches of the micro-batch again; they are not published twice."""
 MAX_OPEN_HISTORY: Final = 20  # batches of backfill runs among MAX_OPEN, so that live batches do not wait behind them
-MAX_PINS_PER_STEP: Final = 20  # blocks put into IPFS before the batches that are already there are published
+MAX_TURNS_PER_STEP: Final = 20  # batches that are put into IPFS and then published, before others get a turn
 _IPFS_CHECK_EVERY: Final = 5_000_000  # µs; maximum age of the last response of IPFS when a batch is published
 
 
@@ -73,25 +83,6 @@ class PublishingOptions:
     transport: str = TRANSPORT
     target: Callable[[str], str] | None = None
     """the transport's own name of a topic, where it has one"""
-
-
-class OutboxPartition(NamedTuple):
-    """A partition of `kiln.batches`, or of `kiln.history`, which holds the batches of backfill runs."""
-
-    topic: Literal["batches", "history"]
-    number: int
-
-
-class OutboxPosition(NamedTuple):
-    """The position of a record."""
-
-    partition: OutboxPartition
-    offset: int
-
-    @property
-    def is_history(self) -> bool:
-        """Return whether a backfill run made the batch."""
-        return self.partition.topic == "history"
 
 
 class OutboxRecord(NamedTuple):
@@ -127,67 +118,6 @@ class BlockKeeper(Protocol):
     def close(self) -> None: ...
 
 
-class PendingPublication:
-    """A batch and its deliveries, one per topic."""
-
-    def __init__(self, position: OutboxPosition, batch: BatchRecord, batch_typ: int) -> None:
-        """Build the message of the batch.
-
-        Raises:
-            TopicError, CidError: no message can be made of it.
-        """
-        self.position = position
-        self.batch_cid = batch.batch_cid
-        self.block = batch.block
-        self.network = batch.network
-        self.separator = Separator(batch.separator.key, batch.separator.value)
-        self.topic = BY_SEPARATOR.topics_of(batch.network, self.separator)[0]
-        self.data = write_batch_update(self.separator, batch.batch_cid, batch_typ)
-        self.deliveries: dict[str, TopicDelivery] = {}
-        """deliveries without a receipt, by topic"""
-        self.receipted_topics: set[str] = set()
-
-    def reject_receipt(self, reason: str, now: int) -> PublicationRecord:
-        """Return the receipt of a batch that is not published at all."""
-        return PublicationRecord(self.batch_cid, TRANSPORT, now, topic=self.topic, error=reason)
-
-
-class TopicDelivery:
-    """The delivery of one batch to one topic. Time comes from the caller, in µs."""
-
-    def __init__(self, publication: PendingPublication, topic: str) -> None:
-        self.publication = publication
-        self.topic = topic
-        self._waited = 0
-        self._attempted_at: int | None = None
-
-    def record_attempt(self, peers: int, now: int, timeout: int, reason: str = NO_PEER) -> PublicationRecord | None:
-        """Record an attempt that reached this many peers.
-
-        Returns:
-            The receipt, or `None` while the batch still waits.
-        """
-        cid = self.publication.batch_cid
-        if peers:
-            return PublicationRecord(cid, TRANSPORT, now, topic=self.topic, peer_count=peers)
-        if self._attempted_at is not None:
-            self._waited += max(0, now - self._attempted_at)
-        self._attempted_at = now
-        if self._waited < timeout:
-            return None
-        error = f"{reason} for {self._waited / 1e6:.0f} s"
-        return PublicationRecord(cid, TRANSPORT, now, topic=self.topic, peer_count=0, error=error)
-
-    def is_last_try(self, now: int, timeout: int) -> bool:
-        """Return whether the batch is given up unless the next attempt reaches a peer."""
-        since = 0 if self._attempted_at is None else max(0, now - self._attempted_at)
-        return self._waited + since >= timeout
-
-    def pause_wait(self) -> None:
-        """Do not count the time until the next attempt, because publishing is paused."""
-        self._attempted_at = None
-
-
 @dataclass
 class _PartitionState:
     """Progress in a partition; the first fields are the arguments of `Outbox.start`."""
@@ -221,11 +151,13 @@ class Outbox:
         options: PublishingOptions,
         ledger: PublishLedger | None = None,
         receipts: Callable[[], Mapping[str, Set[str]]] = dict,
+        subscribers: Subscribers | None = None,
     ) -> None:
         """Create an empty outbox.
 
         Args:
             receipts: returns the topics, by CID, of everything published so far; called for the first batch of a run.
+            subscribers: finds the peers of topics (`DeliveryQueue`).
 
         Raises:
             PublishLedgerError: the ledger cannot be used; so does every method that adds or publishes batches.
@@ -236,9 +168,10 @@ class Outbox:
         self._published_topics: dict[str, set[str]] | None = None  # by CID; None until a batch of a run needs them
         self._partitions: dict[OutboxPartition, _PartitionState] = {}
         self._missing_receipts: dict[OutboxPosition, int] = {}  # by open position: not yet acknowledged
-        self._unpinned: deque[PendingPublication] = deque()  # not in IPFS yet
-        self._queues: dict[str, deque[TopicDelivery]] = {}  # by topic
-        self._retry_at: dict[str, int] = {}
+        self._arrivals: list[PendingPublication] = []  # not in the queue yet
+        self._queue = DeliveryQueue(options.publish_timeout, options.retry_every, subscribers)
+        self._turn: deque[TopicDelivery] = deque()  # taken from the queue
+        self._pace_ready_at = 0
         self._held_back = False
         self._scheme = BY_SEPARATOR
         self._ipfs_answered_at: int | None = None  # when IPFS last answered
@@ -308,14 +241,19 @@ class Outbox:
         return sum(len(state.open) for partition, state in self._partitions.items() if partition.topic == "history")
 
     @property
-    def waiting_by_topic(self) -> Mapping[str, int]:
-        """Number of batches that wait for a peer or for their turn, by topic."""
-        return {topic: len(queue) for topic, queue in self._queues.items()}
+    def waiting_count(self) -> int:
+        """Number of batches that wait for a peer or for their turn; on two topics, each counts twice."""
+        return len(self._arrivals) + len(self._turn) + len(self._queue)
 
     @property
-    def unpinned_count(self) -> int:
-        """Number of batches that are not in IPFS yet."""
-        return len(self._unpinned)
+    def flows_without_peer(self) -> Collection[Flow]:
+        """A live view of the topics and separators of batches that wait for a peer, longest first."""
+        return self._queue.parked_flows
+
+    @property
+    def is_nearly_full(self) -> bool:
+        """Return whether so much waits that batches are given up early."""
+        return self.open_count > MAX_OPEN * 9 // 10 or self.block_bytes > MAX_BLOCK_BYTES * 9 // 10
 
     def add_record(self, position: OutboxPosition, value: bytes | None, now: int) -> OutboxRecord | None:
         """Add the next record of a partition and return the record to write at once, if any."""
@@ -344,7 +282,7 @@ class Outbox:
         self._open_position(position)
         if batch.closed_at < state.not_before:
             return self._write_receipt(position, publication.reject_receipt(TOO_OLD, now))
-        self._unpinned.append(publication)
+        self._arrivals.append(publication)
         self.block_bytes += len(publication.block)
         return None
 
@@ -368,25 +306,35 @@ class Outbox:
         if scheme != self._scheme:
             self._scheme = scheme
             self._move_to_scheme()
-        if held_back:
-            self._pause_waits()
+        self._held_back = held_back
+        if held_back or (self.ipfs_error is not None and now < self._ipfs_retry_at):
+            self._queue.pause()
             return []
-        outputs = self._pin_blocks(keeper, now)
+        self._queue.advance(now)
+        self._enqueue_arrivals()
+        outputs = [
+            output for each in self._queue.check(now, self.is_nearly_full) for output in self._write_given_up(each, now)
+        ]
+        self._turn.extend(self._queue.take(MAX_TURNS_PER_STEP - len(self._turn)))
+        outputs += self._store_blocks(keeper, now)
         if self.ipfs_error is not None:
-            self._pause_waits()
+            self._queue.pause()
             return outputs
-        self._held_back = False
-        for topic in list(self._queues):
-            if self._retry_at.get(topic, now) <= now:
-                outputs += self._publish_topic(topic, publish, now, pace)
+        self._pace_ready_at = 0
+        while self._turn:
+            if pace is not None and now < pace.ready_at:
+                self._pace_ready_at = pace.ready_at
+                break
+            outputs += self._publish_delivery(self._turn.popleft(), publish, now)
         return outputs
 
     def time_to_next_attempt(self, now: int, max_wait: int) -> int:
         """Return the time until something is due, in µs, or `max_wait` if nothing is due sooner."""
         if self._held_back or self.ipfs_error is not None:
             return max_wait
-        soonest = min((self._retry_at.get(topic, now) - now for topic in self._queues), default=max_wait)
-        return max(0, min(max_wait, soonest))
+        if self._arrivals or self._turn or self._queue.has_ready:
+            return max(0, min(max_wait, self._pace_ready_at - now))
+        return min(max_wait, self._queue.time_to_check(now)) if len(self._queue) else max_wait
 
     def acknowledge(self, position: OutboxPosition) -> None:
         """Record that the broker has one of the records written because of this position."""
@@ -413,35 +361,39 @@ class Outbox:
             del self._missing_receipts[head]
             queue.popleft()
 
-    def _pause_waits(self) -> None:
-        if not self._held_back:
-            for queue in self._queues.values():
-                for delivery in queue:
-                    delivery.pause_wait()
-            self._retry_at.clear()
-        self._held_back = True
+    def _enqueue_arrivals(self) -> None:
+        """Queue the deliveries of new batches, but for the topics that have a receipt."""
+        deliveries: list[TopicDelivery] = []
+        for publication in self._arrivals:
+            topics = self._scheme.topics_of(publication.network, publication.separator)
+            known = publication.position.offset < self._partitions[publication.position.partition].backlog_end
+            if known and self._receipted.get(publication.batch_cid, frozenset()) >= set(topics):
+                self.block_bytes -= len(publication.block)
+                self._settle_receipts(publication.position, 1)
+                continue
+            publication.deliveries = {topic: TopicDelivery(publication, topic) for topic in topics}
+            deliveries += publication.deliveries.values()
+            self._missing_receipts[publication.position] = len(topics)
+        self._arrivals.clear()
+        self._queue.add(deliveries)
 
-    def _pin_blocks(self, keeper: BlockKeeper, now: int) -> list[OutboxRecord]:
-        """Put blocks into IPFS in their order, and queue their batches; set `ipfs_error`."""
-        if self.ipfs_error is not None and now < self._ipfs_retry_at:
-            return []
+    def _store_blocks(self, keeper: BlockKeeper, now: int) -> list[OutboxRecord]:
+        """Put the blocks of this turn into IPFS; set `ipfs_error`.
+
+        A block that is there already is put there again if IPFS has not answered for a while, to notice that it is
+        away.
+        """
         outputs: list[OutboxRecord] = []
         try:
-            for _ in range(min(len(self._unpinned), MAX_PINS_PER_STEP)):
-                publication = self._unpinned[0]
+            for publication in dict.fromkeys(delivery.publication for delivery in self._turn):
+                is_recent = self._ipfs_answered_at is not None and now - self._ipfs_answered_at < _IPFS_CHECK_EVERY
+                if not publication.deliveries or (publication.is_stored and is_recent):
+                    continue
                 try:
                     keeper.store_and_pin(publication.batch_cid, publication.block, now)
                 except BlockRefusedError as error:
-                    reason = f"IPFS refused the block: {error}"
-                    outputs.append(self._write_receipt(publication.position, publication.reject_receipt(reason, now)))
-                    self.block_bytes -= len(publication.block)
-                else:
-                    self._enqueue_publication(publication)
-                self._ipfs_answered_at = now
-                self._unpinned.popleft()
-            if self._queues and (self._ipfs_answered_at is None or now - self._ipfs_answered_at >= _IPFS_CHECK_EVERY):
-                publication = next(iter(self._queues.values()))[0].publication
-                keeper.store_and_pin(publication.batch_cid, publication.block, now)
+                    outputs.append(self._reject(publication, f"IPFS refused the block: {error}", now))
+                publication.is_stored = True
                 self._ipfs_answered_at = now
         except (BlockStoreUnavailableError, BlockUnavailableError, PinsError) as error:
             self.ipfs_error = str(error)
@@ -450,36 +402,31 @@ class Outbox:
             self.ipfs_error = None
         return outputs
 
-    def _enqueue_publication(self, publication: PendingPublication) -> None:
-        topics = self._scheme.topics_of(publication.network, publication.separator)
-        known = publication.position.offset < self._partitions[publication.position.partition].backlog_end
-        if known and self._receipted.get(publication.batch_cid, frozenset()) >= set(topics):
-            self.block_bytes -= len(publication.block)
-            self._settle_receipts(publication.position, 1)
-            return
-        for topic in topics:
-            self._enqueue(publication, topic)
-        self._missing_receipts[publication.position] = len(topics)
-
-    def _enqueue(self, publication: PendingPublication, topic: str) -> None:
-        delivery = TopicDelivery(publication, topic)
-        publication.deliveries[topic] = delivery
-        self._queues.setdefault(topic, deque()).append(delivery)
+    def _reject(self, publication: PendingPublication, reason: str, now: int) -> OutboxRecord:
+        """Settle all deliveries of a batch with one receipt. Those that are still queued no longer count."""
+        self._settle_receipts(publication.position, len(publication.deliveries) - 1)
+        publication.deliveries = {}
+        self.block_bytes -= len(publication.block)
+        return self._write_receipt(publication.position, publication.reject_receipt(reason, now))
 
     def _move_to_scheme(self) -> None:
         """Move batches that wait on a topic outside the scheme to its topics, unless they were sent there already."""
-        waiting = {d.publication.position: d.publication for queue in self._queues.values() for d in queue}
-        for position in sorted(waiting):
-            publication = waiting[position]
+        waiting = [*self._turn, *self._queue.drain()]
+        self._turn.clear()
+        deliveries: list[TopicDelivery] = []
+        unsent = {each.publication for each in waiting if each.publication.deliveries}  # not refused by IPFS
+        for publication in sorted(unsent, key=lambda each: each.position):
             topics = set(self._scheme.topics_of(publication.network, publication.separator))
             added = topics - publication.deliveries.keys() - publication.receipted_topics
             dropped = publication.deliveries.keys() - topics
             for topic in sorted(added):
-                self._enqueue(publication, topic)
+                publication.deliveries[topic] = TopicDelivery(publication, topic)
+            self._missing_receipts[publication.position] += len(added)
             for topic in dropped:
-                self._dequeue(publication.deliveries[topic])
-            self._missing_receipts[position] += len(added)
-            self._settle_receipts(position, len(dropped))
+                self._end_delivery(publication.deliveries[topic])
+            deliveries += publication.deliveries.values()
+            self._settle_receipts(publication.position, len(dropped))
+        self._queue.add(deliveries)
 
     def _is_repeat(self, batch: BatchRecord, position: OutboxPosition) -> bool:
         """Return whether this live batch was added before with the same closing time: a micro-batch written again."""
@@ -528,55 +475,63 @@ class Outbox:
             self._ledger.remove(publication.batch_cid, topic)
         return peers
 
-    def _dequeue(self, delivery: TopicDelivery) -> None:
+    def _end_delivery(self, delivery: TopicDelivery) -> None:
         publication = delivery.publication
         del publication.deliveries[delivery.topic]
         if not publication.deliveries:
             self.block_bytes -= len(publication.block)
-        queue = self._queues[delivery.topic]
-        queue.remove(delivery)
-        if not queue:
-            del self._queues[delivery.topic]
-            self._retry_at.pop(delivery.topic, None)
 
-    def _publish_topic(
-        self, topic: str, publish: Callable[[str, bytes], int], now: int, pace: AuthorPacer | None
-    ) -> Iterable[OutboxRecord]:
-        outputs: list[OutboxRecord] = []
-        blocked: str | None = None  # once a batch has reached no peer, the next ones need not try
-        self._retry_at[topic] = now + self._options.retry_every
-        for delivery in list(self._queues[topic]):
-            publication = delivery.publication
-            if self._is_published(delivery):
-                publication.receipted_topics.add(topic)
-                self._dequeue(delivery)
-                self._settle_receipts(publication.position, 1)
-                continue
-            if publication.position.is_history and (publication.batch_cid, topic) in self._ledger:
-                publication.receipted_topics.add(topic)
-                self._dequeue(delivery)
-                doubt = PublicationRecord(publication.batch_cid, TRANSPORT, now, topic=topic, error=IN_DOUBT)
-                outputs.append(self._write_receipt(publication.position, doubt))
-                continue
-            if pace is not None and blocked is None and now < (ready := pace.ready_at):
-                self._retry_at[topic] = ready
-                if outputs:
-                    self._queues[topic] = self._queues.pop(topic)  # the other topics come first next time
-                break
-            peers, reason = 0, NO_PEER
-            if blocked is None or delivery.is_last_try(now, self._options.publish_timeout):
-                try:
-                    peers = self._publish(delivery, publish)
-                except PublishError as error:
-                    reason = str(error)
-                if not peers:
-                    blocked = reason
-            receipt = delivery.record_attempt(peers, now, self._options.publish_timeout, blocked or reason)
-            if receipt is not None:
-                publication.receipted_topics.add(topic)
-                self._dequeue(delivery)
-                outputs.append(self._write_receipt(publication.position, receipt))
-        return outputs
+    def _publish_delivery(
+        self, delivery: TopicDelivery, publish: Callable[[str, bytes], int], now: int
+    ) -> Sequence[OutboxRecord]:
+        """Attempt a delivery. If it reaches no peer, those of its topic and separator that are behind it wait, too."""
+        if (settled := self._settle_published(delivery, now)) is not None:
+            return settled
+        peers, reason = 0, NO_PEER
+        try:
+            peers = self._publish(delivery, publish)
+        except PublishError as error:
+            reason = str(error)
+        publication = delivery.publication
+        if peers:
+            self._queue.record_reached(delivery)
+            receipt = PublicationRecord(publication.batch_cid, TRANSPORT, now, topic=delivery.topic, peer_count=peers)
+            return self._end_with_receipt(delivery, receipt)
+        if (given_up := self._queue.give_up(delivery, reason)) is not None:
+            return self._write_given_up(given_up, now)
+        behind = [each for each in self._turn if each.flow == delivery.flow]
+        self._turn = deque(each for each in self._turn if each.flow != delivery.flow)
+        self._queue.put_back([delivery, *behind], reason)
+        return ()
+
+    def _settle_published(self, delivery: TopicDelivery, now: int) -> Sequence[OutboxRecord] | None:
+        """Return what to write for a delivery that is not to be attempted; `None` if it is."""
+        publication, topic = delivery.publication, delivery.topic
+        if publication.deliveries.get(topic) is not delivery:  # IPFS refused the block
+            return ()
+        if self._is_published(delivery):
+            publication.receipted_topics |= {topic}
+            self._end_delivery(delivery)
+            self._settle_receipts(publication.position, 1)
+            return ()
+        if publication.position.is_history and (publication.batch_cid, topic) in self._ledger:
+            doubt = PublicationRecord(publication.batch_cid, TRANSPORT, now, topic=topic, error=IN_DOUBT)
+            return self._end_with_receipt(delivery, doubt)
+        return None
+
+    def _write_given_up(self, given_up: GivenUp, now: int) -> Sequence[OutboxRecord]:
+        delivery = given_up.delivery
+        if (settled := self._settle_published(delivery, now)) is not None:
+            return settled
+        cid = delivery.publication.batch_cid
+        receipt = PublicationRecord(cid, TRANSPORT, now, topic=delivery.topic, peer_count=0, error=given_up.error)
+        return self._end_with_receipt(delivery, receipt)
+
+    def _end_with_receipt(self, delivery: TopicDelivery, receipt: PublicationRecord) -> Sequence[OutboxRecord]:
+        publication = delivery.publication
+        publication.receipted_topics |= {delivery.topic}
+        self._end_delivery(delivery)
+        return (self._write_receipt(publication.position, receipt),)
 
     def _write_receipt(self, position: OutboxPosition, receipt: PublicationRecord) -> OutboxRecord:
         if receipt.error is None:

@@ -9,10 +9,11 @@ them. While IPFS is unavailable nothing is published, no timeout runs, and the b
 
 The transition of CIP-120 decides on which topics a batch is published (`transition.py`). Each topic gets a receipt.
 
-A batch that reaches no peer is retried every `retry_every`, and after `publish_timeout` gets a receipt with that error.
-Other topics continue meanwhile; batches of one topic keep their order. Each batch is handed over at least once before
-it is given up, since a transport may keep it for a peer that comes later. While `can_publish` holds publishing back,
-nothing is tried and no timeout runs.
+A batch without a peer waits apart from the others (`deliveries.py`), and after `publish_timeout` gets a receipt with
+that error. If the transport can tell which topics have peers, only batches with a peer are stored and handed over.
+Otherwise a batch is retried every `retry_every`, and handed over at least once before it is given up, since the
+transport may keep it for a peer that comes later. Batches of one topic and separator keep their order. While
+`can_publish` holds publishing back, nothing is tried and no timeout runs.
 
 A first start (no committed offset) begins at the beginning of the topic. A batch that closed more than `max_age` before
 that start gets a receipt with the error `too old`, because peers have moved on. That time is committed with the offset,
@@ -50,6 +51,7 @@ from kiln.bridge.ipfs import BlockStoreUnavailableError
 from kiln.bridge.kafka.producers import FramesProducerError, StoppableKafkaProducer
 from kiln.bridge.kafka.thread import RENEW_EVERY, KafkaConfig, Leadership, LeaderThread, now_us
 from kiln.bridge.kafka.topic_notes import TopicNotes
+from kiln.bridge.publisher.deliveries import OutboxPartition, OutboxPosition, Subscribers
 from kiln.bridge.publisher.ledger import PublishLedger
 from kiln.bridge.publisher.outbox import (
     MAX_BLOCK_BYTES,
@@ -58,8 +60,6 @@ from kiln.bridge.publisher.outbox import (
     RECENT_BATCHES,
     BlockKeeper,
     Outbox,
-    OutboxPartition,
-    OutboxPosition,
     OutboxRecord,
     PublishError,
     PublishingOptions,
@@ -127,6 +127,7 @@ class Publisher(LeaderThread):
         ledger: PublishLedger | None = None,
         leadership: Leadership | None = None,
         notes: TopicNotes | None = None,
+        subscribers: Subscribers | None = None,
     ) -> None:
         """Create the thread without starting it.
 
@@ -138,6 +139,8 @@ class Publisher(LeaderThread):
             group: consumer group of the offset; by default one of the network.
             pace: the gap between two messages of one author.
             ledger: batches of runs that were handed to the node by this transport; by default one in memory.
+            subscribers: finds the peers of topics, so that nothing is handed to the node for a topic that has none;
+                called in this thread.
         """
         group = group or f"{kafka.prefix}publisher.{options.network}"
         super().__init__("publisher", "nothing is published", kafka, group, leadership, notes)
@@ -149,6 +152,7 @@ class Publisher(LeaderThread):
         self._clock_us = clock_us
         self._pace = pace
         self._ledger = PublishLedger() if ledger is None else ledger
+        self._subscribers = subscribers
         self._counts = _PublishCounts()
 
     @property
@@ -180,7 +184,7 @@ class Publisher(LeaderThread):
         self._ledger.close()
 
     def _run_as_leader(self, consumer: KafkaConsumer, reader: RecordReader, producer: StoppableKafkaProducer) -> None:
-        outbox = Outbox(self._options, self._ledger, lambda: self._read_published_topics(producer))
+        outbox = Outbox(self._options, self._ledger, lambda: self._read_published_topics(producer), self._subscribers)
         counts_before = self._counts
         committed, outputs = self._start_outbox(consumer, reader, outbox)
         session = _Session(consumer, reader, producer, outbox, committed, outputs, self._clock_us() + RENEW_EVERY)
@@ -248,8 +252,7 @@ class Publisher(LeaderThread):
         reader.resume(reader.partitions - full - session.unread.keys())
         self._check_topics()
         # whole ms, rounded up so that the next attempt is due after the wait
-        has_blocks_to_pin = outbox.unpinned_count and outbox.ipfs_error is None
-        wait = 0 if has_blocks_to_pin else -(-outbox.time_to_next_attempt(now, _POLL_EVERY) // 1_000)
+        wait = -(-outbox.time_to_next_attempt(now, _POLL_EVERY) // 1_000)
         polled = self._poll(reader, wait, max(1, room))
         if room > 0 and not is_history_full:
             polled, session.unread = {**session.unread, **polled}, {}
@@ -434,14 +437,16 @@ def _read_metadata(text: str) -> tuple[int, int]:
 
 
 def _describe_state(held_back: str | None, outbox: Outbox) -> str:
-    waiting = outbox.waiting_by_topic
-    count = sum(waiting.values()) + outbox.unpinned_count
+    count = outbox.waiting_count
     if held_back is not None:
         return f"held back: {held_back}" + (f" (batches waiting: {count})" if count else "")
     if outbox.ipfs_error is not None:
         return f"IPFS is unavailable: {outbox.ipfs_error} (batches waiting: {count})"
-    if not waiting:
+    if not count:
         return "waiting for batches"
-    topic = next(iter(waiting))
-    others = f" and {len(waiting) - 1} other topics" if len(waiting) > 1 else ""
+    flows = outbox.flows_without_peer
+    if not flows:
+        return f"publishing (batches waiting: {count})"
+    topic, _ = next(iter(flows))
+    others = f" and {len(flows) - 1} other topics" if len(flows) > 1 else ""
     return f"waiting for a peer on {topic}{others} (batches waiting: {count})"

@@ -2,13 +2,14 @@
 
 flood: floods of every kind and a crowd that comes and goes, beside honest traffic. topics: peers that are each on
 thousands of topics. batches: such a flood beside a whole Kiln, and how late its batches come. giants: RPCs and records
-with giant fields beside a whole Kiln, likewise. keys: what an RPC costs by what is in it, and expensive keys in every
-field beside a whole Kiln. large: messages of more than go accepts, to a bridge with Kubo and go-libp2p-pubsub behind
-it, and to a whole Kiln. kubos: nobody hostile, three Kubos that fetch each batch for an hour. silent: peers that say
-nothing hold all slots of the bridge, and honest ones come meanwhile. bitswap: one hostile peer of bitswap after
-another, beside gossip and fetching. announcements: strangers announce batches that nobody has, beside honest batches
-and geneses that the bridge fetches. soak: nobody hostile, 13 foreign peers for 20 minutes, jitter on relays, and a
-`kill -9` of the bridge. Exit code 0: all that is promised held. 1: something did not.
+with giant fields beside a whole Kiln, likewise. models: valid updates of one author, each with a new model, beside a
+whole Kiln. keys: what an RPC costs by what is in it, and expensive keys in every field beside a whole Kiln. large:
+messages of more than go accepts, to a bridge with Kubo and go-libp2p-pubsub behind it, and to a whole Kiln. kubos:
+nobody hostile, three Kubos that fetch each batch for an hour. silent: peers that say nothing hold all slots of the
+bridge, and honest ones come meanwhile. bitswap: one hostile peer of bitswap after another, beside gossip and fetching.
+announcements: strangers announce batches that nobody has, beside honest batches and geneses that the bridge fetches.
+soak: nobody hostile, 13 foreign peers for 20 minutes, jitter on relays, and a `kill -9` of the bridge. Exit code 0: all
+that is promised held. 1: something did not.
 """
 
 from __future__ import annotations
@@ -62,6 +63,13 @@ def _batches(args: argparse.Namespace, folder: Path) -> list[str]:
 
 def _giants(args: argparse.Namespace, folder: Path) -> list[str]:
     came = whole(folder, args.quiet, args.seconds, args.seed, {}, ("--giants",), giants_in_the_log)
+    print(came)
+    return came.wrong()
+
+
+def _models(args: argparse.Namespace, folder: Path) -> list[str]:
+    kind = "received" if args.received else "ignored"
+    came = whole(folder, args.quiet, args.seconds, args.seed, {}, ("--models", kind))
     print(came)
     return came.wrong()
 
@@ -167,6 +175,12 @@ def main() -> int:
     keys.add_argument("--quiet", type=float, default=60, help="seconds without an attack, to compare with")
     keys.add_argument("--seed", type=int, default=1)
     keys.set_defaults(run=_keys)
+    models = kinds.add_parser("models")
+    models.add_argument("--seconds", type=float, default=120)
+    models.add_argument("--quiet", type=float, default=45, help="seconds without an attack, before and after")
+    models.add_argument("--seed", type=int, default=1)
+    models.add_argument("--received", action="store_true", help="the stranger is on the topics of its models")
+    models.set_defaults(run=_models)
     large = kinds.add_parser("large")
     large.add_argument("--messages", type=int, default=150, help="honest ones that go peers behind a bridge receive")
     large.add_argument("--seconds", type=float, default=120, help="of attack on a whole Kiln; 0: no whole Kiln")

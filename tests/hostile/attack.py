@@ -2,7 +2,7 @@
 did, as JSON.
 
     cd tests && python -m hostile.attack ADDRESS --seed N [--flood] [--giants] [--announcements] [--keys] [--large]
-        [--crowd N] [--topics N --peers N --at-once N] [--silent N] [--bitswap KIND]
+        [--crowd N] [--topics N --peers N --at-once N] [--silent N] [--bitswap KIND] [--models ignored|received]
 
 Of a flood, each peer does one thing, as fast as it is read. The crowd comes and goes, and each of it keeps its key. The
 others subscribe to so many topics and stay; the silent ones subscribe to one. When the node hangs up, a peer comes
@@ -30,6 +30,8 @@ from hostile.empty_promises import ANNOUNCEMENTS
 from hostile.empty_promises import EVERY as ANNOUNCED_EVERY
 from hostile.giants import EVERY, GIANTS
 from hostile.keys import KEYS, shown_identities
+from hostile.models import EVERY as MODELS_EVERY
+from hostile.models import updates_of_new_models
 from kiln.bridge.gossipsub.wire import encode
 from kiln.bridge.libp2p.streams import get_swarm
 from kiln.schemas.kafka.frames import MAX_RPC
@@ -90,6 +92,7 @@ def forged(rng: Random) -> bytes:
 
 SPEECHES: tuple[Speech, ...] = (large, subscribe, ihave, iwant, garbage, forged)
 _FORGER = Ed25519PrivateKey.from_private_bytes(bytes(32))
+_MODELS_AUTHOR = Ed25519PrivateKey.from_private_bytes(bytes(31) + b"\1")
 
 
 def _ids(rng: Random) -> list[bytes]:
@@ -130,6 +133,9 @@ class _Attack:
                 nursery.start_soon(self._again, name, partial(self._flood, iwant, name), pause)
             if args.keys:
                 nursery.start_soon(self._handshakes)
+            if args.models:
+                talk = partial(self._models, args.models == "received")
+                nursery.start_soon(self._again, "updates of new models", talk, 0.0)
             if args.large:
                 nursery.start_soon(self._again, "large messages", self._large, 0.0)
             for number in range(args.crowd):
@@ -155,6 +161,15 @@ class _Attack:
             await stream.write(encode(payload))
             self._said["large messages"] += len(payload)
             await trio.sleep(LARGE_EVERY)  # the pace of the attack
+
+    async def _models(self, subscribe: bool, stream: INetStream) -> None:
+        """Updates of one author, each with a new model."""
+        began = trio.current_time()
+        for number in count():
+            payload = updates_of_new_models(self._rng, _MODELS_AUTHOR, subscribe=subscribe)
+            await stream.write(encode(payload))
+            self._said["updates of new models"] += len(payload)
+            await trio.sleep_until(began + number * MODELS_EVERY)  # the pace of the attack
 
     def _arrive(self, name: str) -> None:
         if not self._came:
@@ -258,6 +273,11 @@ def main() -> None:
     parser.add_argument("--announcements", action="store_true", help="batches that nobody has, a peer for each kind")
     parser.add_argument("--keys", action="store_true", help="expensive keys in every field, a peer for each")
     parser.add_argument("--large", action="store_true", help="a message of more than go accepts, each 2 s")
+    parser.add_argument(
+        "--models",
+        choices=("ignored", "received"),
+        help="400 updates/s, each with a new model; received: the peer is on the topics of these models",
+    )
     parser.add_argument("--crowd", type=int, default=0, help="peers that come and go")
     parser.add_argument("--peers", type=int, default=0, help="peers that subscribe")
     parser.add_argument("--bitswap", choices=HOSTILE, help="a hostile peer of bitswap")

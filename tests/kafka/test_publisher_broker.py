@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from kiln.bridge.ipfs import BlockStoreUnavailableError
 from kiln.bridge.kafka import thread as kafka_thread
 from kiln.bridge.kafka.thread import KafkaConfig, Leadership
 from kiln.bridge.kafka.topic_notes import TopicNotes, locate_topic_notes
+from kiln.bridge.publisher.deliveries import Subscribers
 from kiln.bridge.publisher.ledger import PublishLedger
 from kiln.bridge.publisher.outbox import IN_DOUBT, MAX_OPEN_HISTORY, RECORDS_LOST, TOO_OLD, PublishingOptions
 from kiln.bridge.publisher.publisher import Publisher
@@ -46,10 +47,10 @@ pytestmark = pytest.mark.kafka
 S = 1_000_000
 
 
-def batch(number: int, age: int = 0, origin: Origin = "LIVE") -> BatchRecord:
+def batch(number: int, age: int = 0, origin: Origin = "LIVE", model: bytes = b"") -> BatchRecord:
     block = f"block {number}".encode()
     closed = time.time_ns() // 1_000 - age
-    separator = SeparatorRecord("model", encode_separator_value(bytes([1, number % 3])))
+    separator = SeparatorRecord("model", encode_separator_value(model or bytes([1, number % 3])))
     return BatchRecord("local-test", origin, separator, cid_text(compute_cid(block)), block, closed - S, closed)
 
 
@@ -140,7 +141,10 @@ class Kiln:
     def close(self) -> None: ...
 
     def start(
-        self, clock_us: Callable[[], int] = lambda: time.time_ns() // 1_000, leadership: Leadership | None = None
+        self,
+        clock_us: Callable[[], int] = lambda: time.time_ns() // 1_000,
+        leadership: Leadership | None = None,
+        subscribers: Subscribers | None = None,
     ) -> Publisher:
         options = PublishingOptions("local-test", publish_timeout=S, retry_every=S // 5)
         publisher = Publisher(
@@ -153,6 +157,7 @@ class Kiln:
             ledger=PublishLedger(self.ledger),
             leadership=leadership,
             notes=self.notes,
+            subscribers=subscribers,
         )
         publisher.start()
         self.running.append(publisher)
@@ -243,6 +248,22 @@ def test_a_batch_does_not_wait_behind_thousands_for_a_topic_without_peers(
     publisher = kiln.start(clock_us=lambda: now)  # no batch is given up meanwhile
     assert awaited(lambda: publisher.published == 1)
     assert publisher.state.endswith("(batches waiting: 3000)")
+
+
+def test_a_batch_does_not_wait_behind_those_of_twelve_thousand_new_models_without_peers(kiln: Kiln) -> None:
+    wanted = batch(0)
+    others = (batch(number, model=b"\1" + number.to_bytes(4)) for number in range(1, 12_001))
+    kiln.write(*map(encode, others), encode(wanted))
+    now = time.time_ns() // 1_000
+
+    def subscribers(topics: Collection[str]) -> dict[str, list[str]]:
+        return {topic: ["peer"] for topic in topics if topic.endswith(f"/{wanted.separator.value}")}
+
+    # at a time that stands still, no batch is given up
+    publisher = kiln.start(clock_us=lambda: now, subscribers=subscribers)
+    assert awaited(lambda: publisher.published == 1)
+    assert awaited(lambda: publisher.state.endswith("(batches waiting: 12000)"))
+    assert kiln.kept == [wanted.batch_cid]
 
 
 def test_while_ipfs_is_away_batches_wait_and_it_says_so(kiln: Kiln) -> None:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kiln.bridge.ipfs import BlockRefusedError, BlockStoreUnavailableError
+from kiln.bridge.publisher.deliveries import OutboxPartition, OutboxPosition
 from kiln.bridge.publisher.ledger import PublishLedger, PublishLedgerError
 from kiln.bridge.publisher.outbox import (
     IN_DOUBT,
@@ -18,130 +19,34 @@ from kiln.bridge.publisher.outbox import (
     RECORDS_LOST,
     TOO_OLD,
     Outbox,
-    OutboxPartition,
-    OutboxPosition,
     OutboxRecord,
-    PublishError,
-    PublishingOptions,
 )
 from kiln.bridge.publisher.pace import BURST_SPAN, MAX_BURST, AuthorPacer
-from kiln.bridge.publisher.transition import BOTH, BY_NETWORK, BY_SEPARATOR, TopicScheme
+from kiln.bridge.publisher.transition import BOTH, BY_NETWORK, BY_SEPARATOR
 from kiln.conf.settings.durations import micros
 from kiln.conf.settings.model import Publish
 from kiln.schemas.kafka.records import (
     BatchRecord,
-    Origin,
     PublicationRecord,
-    SeparatorRecord,
     decode_publication,
     decode_quarantine,
     encode,
 )
-from kiln.schemas.wire.cid import cid_text, compute_cid
 from kiln.schemas.wire.pubsub import PubsubMessage, read_message
-from kiln.schemas.wire.topics import Separator, encode_separator_value, format_topic
-
-NETWORK = "local-test"
-S = 1_000_000
-START = 1_700_000_000 * S
-OPTIONS = PublishingOptions(NETWORK, publish_timeout=10 * S, retry_every=S, max_age=60 * S)
-LIVE_PART, RUNS_PART = OutboxPartition("batches", 0), OutboxPartition("history", 0)
-
-
-def batch(
-    number: int, model: int = 0, origin: Origin = "LIVE", network: str = NETWORK, closed: int = START
-) -> BatchRecord:
-    block = f"block {number}".encode()
-    separator = SeparatorRecord("model", encode_separator_value(bytes([1, model])))
-    return BatchRecord(network, origin, separator, cid_text(compute_cid(block)), block, closed - S, closed)
-
-
-def topic_of(record: BatchRecord) -> str:
-    return format_topic(record.network, Separator(record.separator.key, record.separator.value))
-
-
-class Node:
-    """A node with so many peers on each topic; remembers what it was given."""
-
-    def __init__(self, peers: int = 3) -> None:
-        self.peers: dict[str, int] = {}
-        self.default = peers
-        self.sent: list[tuple[str, bytes]] = []
-        self.asked = 0
-        self.error: str | None = None
-
-    def publish(self, topic: str, data: bytes) -> int:
-        self.asked += 1
-        if self.error is not None:
-            raise PublishError(self.error)
-        peers = self.peers.get(topic, self.default)
-        if peers:
-            self.sent.append((topic, data))
-        return peers
-
-    @property
-    def cids(self) -> list[str]:
-        found = []
-        for _, data in self.sent:
-            message = read_message(data)
-            assert isinstance(message, PubsubMessage)
-            assert message.batch is not None
-            found.append(message.batch)
-        return found
-
-
-class Ipfs:
-    """Blocks that are kept; `error` is raised instead where it is set."""
-
-    def __init__(self) -> None:
-        self.error: Exception | None = None
-        self.kept: dict[str, bytes] = {}
-        self.asked = 0
-
-    def store_and_pin(self, cid: str, block: bytes, now: int) -> None:
-        self.asked += 1
-        if self.error is not None:
-            raise self.error
-        self.kept[cid] = block
-
-    def unpin_expired(self, now: int) -> int:
-        return 0
-
-    def close(self) -> None: ...
-
-
-class Run:
-    """An outbox of one partition, begun at offset 0."""
-
-    def __init__(self, node: Node, not_before: int = 0, pace: AuthorPacer | None = None) -> None:
-        self.node = node
-        self.pace = pace
-        self.ipfs = Ipfs()
-        self.outbox = Outbox(OPTIONS)
-        self.outbox.start(LIVE_PART, 0, not_before)
-        self.offset = 0
-        self.outputs: list[OutboxRecord] = []
-
-    def take(self, value: BatchRecord | bytes | None, now: int = START) -> None:
-        data = encode(value) if isinstance(value, BatchRecord) else value
-        output = self.outbox.add_record(OutboxPosition(LIVE_PART, self.offset), data, now)
-        self.offset += 1
-        self.outputs += [] if output is None else [output]
-
-    def step(self, now: int = START, held: bool = False, on: TopicScheme = BY_SEPARATOR) -> list[PublicationRecord]:
-        def publish(topic: str, data: bytes) -> int:
-            peers = self.node.publish(topic, data)
-            if peers and self.pace is not None:
-                self.pace.record_message(now)
-            return peers
-
-        outputs = self.outbox.step(held, self.ipfs, publish, now, on, self.pace)
-        self.outputs += outputs
-        assert all(output.topic == "publications" for output in outputs)
-        return [decode_publication(output.value) for output in outputs]
-
-    def place(self) -> int:
-        return self.outbox.resume_offsets()[LIVE_PART]
+from kit.outbox_run import (
+    LIVE_PART,
+    NETWORK,
+    OPTIONS,
+    RUNS_PART,
+    START,
+    Ipfs,
+    Node,
+    Run,
+    S,
+    batch,
+    network_topic,
+    topic_of,
+)
 
 
 def test_batch_goes_out_on_its_topic_and_gets_a_receipt() -> None:
@@ -169,7 +74,7 @@ def test_messages_of_one_author_leave_with_a_gap_and_no_topic_waits_for_another_
         before = len(run.node.sent)
         run.step(now)
         sent_at += [now] * (len(run.node.sent) - before)
-        assert run.outbox.time_to_next_attempt(now, S) <= gap or not run.outbox.waiting_by_topic
+        assert run.outbox.time_to_next_attempt(now, S) <= gap or not run.outbox.waiting_count
     assert sent_at == [START + gap * number for number in range(6)]
     topics = [topic for topic, _ in run.node.sent]
     assert topics[0::2] == [topics[0]] * 3
@@ -181,7 +86,7 @@ def test_burst_of_many_separators_is_out_within_half_a_second() -> None:
     for number in range(40):
         run.take(batch(number, model=number))
     now, sent_at = START, list[int]()
-    while run.outbox.waiting_by_topic or run.outbox.unpinned_count:
+    while run.outbox.waiting_count:
         before = len(run.node.sent)
         run.step(now)
         sent_at += [now] * (len(run.node.sent) - before)
@@ -241,13 +146,13 @@ def test_without_a_peer_it_tries_again_until_one_is_there() -> None:
     assert run.step(START + S // 2) == []
     assert run.node.asked == 1  # not before retry_every
     assert run.step(START + S) == []
-    assert run.outbox.waiting_by_topic == {topic_of(record): 1}
+    assert run.outbox.waiting_count == 1
     assert run.place() == 0
     run.node.default = 1
     (receipt,) = run.step(START + 2 * S)
     assert (receipt.peer_count, receipt.error) == (1, None)
     assert run.node.asked == 3
-    assert run.outbox.waiting_by_topic == {}
+    assert run.outbox.waiting_count == 0
 
 
 def test_without_a_peer_for_too_long_the_receipt_says_so() -> None:
@@ -445,7 +350,7 @@ def test_while_ipfs_is_away_nothing_goes_out_and_all_wait_in_their_order() -> No
     for at in range(1, 1_000):
         assert run.step(START + at * S) == []
     assert run.outbox.ipfs_error == "http://127.0.0.1:5001 does not answer"
-    assert (run.node.sent, run.outbox.unpinned_count, run.place()) == ([], 3, 0)
+    assert (run.node.sent, run.outbox.waiting_count, run.place()) == ([], 4, 0)
     run.ipfs.error = None
     receipts = run.step(START + 1_000 * S)
     assert run.outbox.ipfs_error is None
@@ -506,10 +411,6 @@ def test_blocks_count_as_memory_until_they_are_out() -> None:
 # ---------------------------------------------------------------- transition
 
 
-def network_topic() -> str:
-    return format_topic(NETWORK, None)
-
-
 def test_duplicate_publishes_on_both_topics_with_a_receipt_of_each() -> None:
     run = Run(Node(peers=2))
     record = batch(1)
@@ -534,7 +435,7 @@ def test_at_the_cutover_what_waits_goes_to_the_new_topic_in_its_order() -> None:
     for record in records[:3]:
         run.take(record)
     assert run.step(on=BY_NETWORK) == []
-    assert run.outbox.waiting_by_topic == {network_topic(): 3}
+    assert run.outbox.waiting_count == 3
     for record in records[3:]:
         run.take(record)
     receipts = run.step(START + S // 2, on=BY_SEPARATOR)
@@ -544,7 +445,7 @@ def test_at_the_cutover_what_waits_goes_to_the_new_topic_in_its_order() -> None:
     assert sorted(run.node.cids) == sorted(record.batch_cid for record in records)
     for _ in receipts:
         run.outbox.acknowledge(run.outputs.pop(0).position)
-    assert (run.place(), run.outbox.waiting_by_topic, run.outbox.block_bytes) == (5, {}, 0)
+    assert (run.place(), run.outbox.waiting_count, run.outbox.block_bytes) == (5, 0, 0)
 
 
 def test_what_is_out_on_one_topic_is_not_held_up_by_the_other_when_the_transition_ends() -> None:

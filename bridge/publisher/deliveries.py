@@ -1,0 +1,330 @@
+"""Batches on their way to topics: those that take turns, and apart from them those whose topic has no peer.
+
+Anyone can make batches: an update of a new stream with a new model is a batch of its own, and most of these topics have
+no peer. A batch therefore waits for a peer without a place among those that can be sent, and without an attempt. The
+others take turns by the peers that receive them, then by whether their separator was published before, then by
+separator. So neither many separators, nor many authors, nor many topics of one peer delay the batches for another peer.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from kiln.bridge.publisher.fair_queue import FairQueue, Path
+from kiln.bridge.publisher.transition import BY_SEPARATOR
+from kiln.schemas.kafka.records import BatchRecord, PublicationRecord
+from kiln.schemas.wire.pubsub import write_batch_update
+from kiln.schemas.wire.topics import Separator
+
+TRANSPORT: Final = "gossipsub"
+NO_PEER: Final = "no peer on the topic"
+NO_TURN: Final = "too many new separators for the topic's peers: not sent"
+MIN_PATIENCE: Final = 10_000_000
+"""µs that a batch waits for a peer even if too many batches wait"""
+_MAX_REACHED: Final = 10_000  # separators that are known to have reached a peer
+_MAX_LOOKUP: Final = 10_000  # topics in one call of `Subscribers`, which runs in the node's thread
+_MAX_GIVEN_UP: Final = 5_000  # batches given up early at one check
+
+Flow = tuple[str, Separator]
+"""Topic and separator. Deliveries with the same ones keep their order."""
+
+Subscribers = Callable[[Collection[str]], Mapping[str, Collection[Hashable]]]
+"""Returns, of some topics, those that peers are on, and these peers."""
+
+
+class OutboxPartition(NamedTuple):
+    """A partition of `kiln.batches`, or of `kiln.history`, which holds the batches of backfill runs."""
+
+    topic: str
+    """`batches` or `history`"""
+    number: int
+
+
+class OutboxPosition(NamedTuple):
+    """The position of a record."""
+
+    partition: OutboxPartition
+    offset: int
+
+    @property
+    def is_history(self) -> bool:
+        """Return whether a backfill run made the batch."""
+        return self.partition.topic == "history"
+
+
+class PendingPublication:
+    """A batch and its deliveries, one per topic."""
+
+    __slots__ = (
+        "_batch_typ",
+        "batch_cid",
+        "block",
+        "deliveries",
+        "is_stored",
+        "network",
+        "position",
+        "receipted_topics",
+        "separator",
+    )
+
+    def __init__(self, position: OutboxPosition, batch: BatchRecord, batch_typ: int) -> None:
+        """Check that the batch makes a message.
+
+        Raises:
+            TopicError, CidError: no message can be made of it.
+        """
+        self.position = position
+        self.batch_cid = batch.batch_cid
+        self.block = batch.block
+        self.network = batch.network
+        self.separator = Separator(batch.separator.key, batch.separator.value)
+        self._batch_typ = batch_typ
+        self.deliveries: dict[str, TopicDelivery] = {}
+        """deliveries without a receipt, by topic"""
+        self.receipted_topics: frozenset[str] = frozenset()
+        self.is_stored = False
+        """whether the block is in IPFS"""
+        _ = self.topic, self.data  # built when needed, because tens of thousands may wait
+
+    @property
+    def topic(self) -> str:
+        """The topic of the separator."""
+        return BY_SEPARATOR.topics_of(self.network, self.separator)[0]
+
+    @property
+    def data(self) -> bytes:
+        """The message."""
+        return write_batch_update(self.separator, self.batch_cid, self._batch_typ)
+
+    def reject_receipt(self, reason: str, now: int) -> PublicationRecord:
+        """Return the receipt of a batch that is not published at all."""
+        return PublicationRecord(self.batch_cid, TRANSPORT, now, topic=self.topic, error=reason)
+
+
+class TopicDelivery:
+    """The delivery of one batch to one topic."""
+
+    __slots__ = ("publication", "topic", "waits_since")
+
+    def __init__(self, publication: PendingPublication, topic: str) -> None:
+        self.publication = publication
+        self.topic = topic
+        self.waits_since: int | None = None
+        """time by the queue's clock; `None` before it is queued"""
+
+    @property
+    def flow(self) -> Flow:
+        """Topic and separator."""
+        return self.topic, self.publication.separator
+
+
+class GivenUp(NamedTuple):
+    """A delivery that is given up, and the error of its receipt."""
+
+    delivery: TopicDelivery
+    error: str
+
+
+class DeliveryQueue:
+    """The deliveries that are not sent yet. Time comes from the caller, in µs.
+
+    A delivery waits for a peer for `patience`. That time does not run while publishing is paused. If too many
+    deliveries wait, those whose separator has not reached a peer yet are given up earlier: without a peer after
+    `MIN_PATIENCE`, and with one if their turn has not come after `patience`. The others never are. Nor are any while
+    nothing reaches a peer.
+    """
+
+    def __init__(self, patience: int, retry_every: int, subscribers: Subscribers | None = None) -> None:
+        """Create an empty queue.
+
+        Args:
+            patience: longest wait for a peer.
+            retry_every: time between two checks for peers.
+            subscribers: finds the peers of topics. Without it, only an attempt tells whether there is a peer, and each
+                delivery is attempted before it is given up, since the transport may keep it for a peer that comes
+                later.
+        """
+        self._patience = patience
+        self._retry_every = retry_every
+        self._subscribers = subscribers
+        self._ready: FairQueue[TopicDelivery] = FairQueue()
+        self._paths: dict[Flow, Path] = {}  # of the flows in `_ready`
+        self._parked: dict[Flow, list[TopicDelivery]] = {}  # without a peer
+        self._parked_count = 0
+        self._reasons: dict[Flow, str] = {}  # of parked flows that were attempted
+        self._reached: OrderedDict[Flow, int] = OrderedDict()  # when a peer was last reached; the oldest first
+        self._clock = 0  # µs in which publishing was not paused
+        self._advanced_at: int | None = None  # `None` while it is paused
+        self._check_at = 0
+
+    def __len__(self) -> int:
+        return len(self._ready) + self._parked_count
+
+    @property
+    def has_ready(self) -> bool:
+        """Return whether there is a delivery that can be attempted."""
+        return len(self._ready) > 0
+
+    @property
+    def parked_flows(self) -> Collection[Flow]:
+        """A live view of the topics and separators without a peer, longest first."""
+        return self._parked.keys()
+
+    def time_to_check(self, now: int) -> int:
+        """Return the time until `check` does something, if a delivery waits for a peer."""
+        return max(0, self._check_at - now)
+
+    def advance(self, now: int) -> None:
+        """Count the time since the last call, unless `pause` was called since."""
+        if self._advanced_at is not None:
+            self._clock += max(0, now - self._advanced_at)
+        self._advanced_at = now
+
+    def pause(self) -> None:
+        """Do not count the time until the next `advance`, and check for peers again then."""
+        self._advanced_at = None
+        self._check_at = 0
+
+    def add(self, deliveries: Sequence[TopicDelivery]) -> None:
+        """Add deliveries, each behind the earlier ones of its topic and separator."""
+        peers = self._find_peers({each.topic for each in deliveries})
+        for delivery in deliveries:
+            if delivery.waits_since is None:
+                delivery.waits_since = self._clock
+            flow = delivery.flow
+            if flow in self._parked or (peers is not None and delivery.topic not in peers and flow not in self._paths):
+                self._park(flow, [delivery])
+            else:
+                self._make_ready(flow, [delivery], peers)
+
+    def take(self, limit: int) -> list[TopicDelivery]:
+        """Remove and return the deliveries whose turn it is."""
+        taken = [self._ready.pop() for _ in range(min(limit, len(self._ready)))]
+        for flow in {each.flow for each in taken}:
+            if not self._ready.count(self._paths[flow]):
+                del self._paths[flow]
+        return taken
+
+    def drain(self) -> list[TopicDelivery]:
+        """Remove and return all deliveries."""
+        taken = [*self.take(len(self._ready)), *(each for parked in self._parked.values() for each in parked)]
+        self._parked.clear()
+        self._reasons.clear()
+        self._parked_count = 0
+        return taken
+
+    def record_reached(self, delivery: TopicDelivery) -> None:
+        """Record that an attempt reached a peer."""
+        self._reached[delivery.flow] = self._clock
+        self._reached.move_to_end(delivery.flow)
+        if len(self._reached) > _MAX_REACHED:
+            self._reached.popitem(last=False)
+
+    def give_up(self, delivery: TopicDelivery, reason: str) -> GivenUp | None:
+        """Return the delivery, if an attempt that reached no peer for this reason was its last one."""
+        waited = self._waited(delivery)
+        return GivenUp(delivery, _describe(reason, waited)) if waited >= self._patience else None
+
+    def put_back(self, deliveries: Sequence[TopicDelivery], reason: str) -> None:
+        """Put deliveries of one topic and separator before those that are still in the queue, after an attempt that
+        reached no peer for this reason."""
+        flow = deliveries[0].flow
+        behind = [*self._remove_ready(flow), *self._remove_parked(flow)]
+        self._park(flow, [*deliveries, *behind])
+        self._reasons[flow] = reason
+
+    def check(self, now: int, is_full: bool = False) -> list[GivenUp]:
+        """Check for peers, if the time has come, and return what is given up.
+
+        Args:
+            is_full: too many deliveries wait.
+        """
+        if now < self._check_at:
+            return []
+        self._check_at = now + self._retry_every
+        peers = self._find_peers({topic for topic, _ in self._parked})
+        given_up: list[GivenUp] = []
+        for flow in list(self._parked):
+            if peers is None or flow[0] in peers:
+                self._make_ready(flow, self._remove_parked(flow), peers)
+            elif self._waited(self._parked[flow][0]) >= self._patience:
+                given_up += self._give_up_parked(flow, self._patience)
+        # if no peer was reached lately, those that wait delay no other
+        is_sending = self._clock - next(reversed(self._reached.values()), -self._patience) < self._patience
+        return given_up + self._give_up_early() if is_full and is_sending else given_up
+
+    def _find_peers(self, topics: Collection[str]) -> dict[str, Collection[Hashable]] | None:
+        if self._subscribers is None:
+            return None
+        peers: dict[str, Collection[Hashable]] = {}
+        names = list(topics)
+        for start in range(0, len(names), _MAX_LOOKUP):
+            peers |= self._subscribers(names[start : start + _MAX_LOOKUP])
+        return peers
+
+    def _make_ready(
+        self, flow: Flow, deliveries: Iterable[TopicDelivery], peers: Mapping[str, Collection[Hashable]] | None
+    ) -> None:
+        path = self._paths.get(flow)
+        if path is None:
+            # of several peers the one for which fewest wait: a peer that is on all topics delays no other
+            receivers = (peers or {}).get(flow[0], ())
+            receiver = min(receivers, key=lambda peer: self._ready.count((peer,)), default=None)
+            path = self._paths[flow] = (receiver, flow in self._reached, flow)
+        self._ready.extend(path, deliveries)
+
+    def _park(self, flow: Flow, deliveries: list[TopicDelivery]) -> None:
+        self._parked.setdefault(flow, []).extend(deliveries)
+        self._parked_count += len(deliveries)
+
+    def _remove_ready(self, flow: Flow) -> Sequence[TopicDelivery]:
+        path = self._paths.pop(flow, None)
+        return () if path is None else self._ready.remove(path)
+
+    def _remove_parked(self, flow: Flow) -> list[TopicDelivery]:
+        deliveries = self._parked.pop(flow, [])
+        self._parked_count -= len(deliveries)
+        self._reasons.pop(flow, None)
+        return deliveries
+
+    def _waited(self, delivery: TopicDelivery) -> int:
+        return self._clock - max(delivery.waits_since or 0, self._reached.get(delivery.flow, 0))
+
+    def _give_up_parked(self, flow: Flow, patience: int) -> list[GivenUp]:
+        reason = self._reasons.get(flow, NO_PEER)
+        deliveries = self._remove_parked(flow)
+        count = sum(self._waited(each) >= patience for each in deliveries)  # the first ones have waited longest
+        if count < len(deliveries):
+            self._park(flow, deliveries[count:])
+            self._reasons[flow] = reason
+        return [GivenUp(each, _describe(reason, self._waited(each))) for each in deliveries[:count]]
+
+    def _give_up_early(self) -> list[GivenUp]:
+        """Give up deliveries of separators that have not reached a peer, in the order in which they came."""
+        given_up: list[GivenUp] = []
+        patience = min(self._patience, MIN_PATIENCE)
+        for flow in [flow for flow in self._parked if flow not in self._reached]:
+            if self._waited(self._parked[flow][0]) < patience or len(given_up) >= _MAX_GIVEN_UP:
+                break
+            given_up += self._give_up_parked(flow, patience)
+        for flow in [flow for flow in self._paths if flow not in self._reached]:
+            first = self._ready.peek(self._paths[flow])
+            if first is None or self._waited(first) < self._patience or len(given_up) >= _MAX_GIVEN_UP:
+                break
+            given_up += self._give_up_ready(flow)
+        return given_up
+
+    def _give_up_ready(self, flow: Flow) -> list[GivenUp]:
+        path = self._paths[flow]
+        deliveries = list(self._remove_ready(flow))
+        count = sum(self._waited(each) >= self._patience for each in deliveries)
+        if count < len(deliveries):
+            self._paths[flow] = path
+            self._ready.extend(path, deliveries[count:])
+        return [GivenUp(each, _describe(NO_TURN, self._waited(each))) for each in deliveries[:count]]
+
+
+def _describe(reason: str, waited: int) -> str:
+    return f"{reason} for {waited / 1e6:.0f} s"

@@ -1,0 +1,138 @@
+"""An outbox between a node and a block store of the test's own."""
+
+from __future__ import annotations
+
+from kiln.bridge.publisher.deliveries import OutboxPartition, OutboxPosition, Subscribers
+from kiln.bridge.publisher.outbox import (
+    Outbox,
+    OutboxRecord,
+    PublishError,
+    PublishingOptions,
+)
+from kiln.bridge.publisher.pace import AuthorPacer
+from kiln.bridge.publisher.transition import BY_SEPARATOR, TopicScheme
+from kiln.schemas.kafka.records import (
+    BatchRecord,
+    Origin,
+    PublicationRecord,
+    SeparatorRecord,
+    decode_publication,
+    encode,
+)
+from kiln.schemas.wire.cid import cid_text, compute_cid
+from kiln.schemas.wire.pubsub import PubsubMessage, read_message
+from kiln.schemas.wire.topics import Separator, encode_separator_value, format_topic
+
+NETWORK = "local-test"
+S = 1_000_000
+START = 1_700_000_000 * S
+OPTIONS = PublishingOptions(NETWORK, publish_timeout=10 * S, retry_every=S, max_age=60 * S)
+LIVE_PART, RUNS_PART = OutboxPartition("batches", 0), OutboxPartition("history", 0)
+
+
+def batch(
+    number: int, model: int = 0, origin: Origin = "LIVE", network: str = NETWORK, closed: int = START
+) -> BatchRecord:
+    block = f"block {number}".encode()
+    separator = SeparatorRecord(
+        "model", encode_separator_value(b"\1" + model.to_bytes(max(1, model.bit_length() // 8 + 1)))
+    )
+    return BatchRecord(network, origin, separator, cid_text(compute_cid(block)), block, closed - S, closed)
+
+
+def topic_of(record: BatchRecord) -> str:
+    return format_topic(record.network, Separator(record.separator.key, record.separator.value))
+
+
+class Node:
+    """A node with so many peers on each topic; remembers what it was given."""
+
+    def __init__(self, peers: int = 3) -> None:
+        self.peers: dict[str, int] = {}
+        self.default = peers
+        self.sent: list[tuple[str, bytes]] = []
+        self.asked = 0
+        self.error: str | None = None
+
+    def publish(self, topic: str, data: bytes) -> int:
+        self.asked += 1
+        if self.error is not None:
+            raise PublishError(self.error)
+        peers = self.peers.get(topic, self.default)
+        if peers:
+            self.sent.append((topic, data))
+        return peers
+
+    @property
+    def cids(self) -> list[str]:
+        found = []
+        for _, data in self.sent:
+            message = read_message(data)
+            assert isinstance(message, PubsubMessage)
+            assert message.batch is not None
+            found.append(message.batch)
+        return found
+
+
+class Ipfs:
+    """Blocks that are kept; `error` is raised instead where it is set."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+        self.kept: dict[str, bytes] = {}
+        self.asked = 0
+
+    def store_and_pin(self, cid: str, block: bytes, now: int) -> None:
+        self.asked += 1
+        if self.error is not None:
+            raise self.error
+        self.kept[cid] = block
+
+    def unpin_expired(self, now: int) -> int:
+        return 0
+
+    def close(self) -> None: ...
+
+
+class Run:
+    """An outbox of one partition, begun at offset 0."""
+
+    def __init__(
+        self,
+        node: Node,
+        not_before: int = 0,
+        pace: AuthorPacer | None = None,
+        subscribers: Subscribers | None = None,
+    ) -> None:
+        self.node = node
+        self.pace = pace
+        self.ipfs = Ipfs()
+        self.outbox = Outbox(OPTIONS, subscribers=subscribers)
+        self.outbox.start(LIVE_PART, 0, not_before)
+        self.offset = 0
+        self.outputs: list[OutboxRecord] = []
+
+    def take(self, value: BatchRecord | bytes | None, now: int = START) -> None:
+        data = encode(value) if isinstance(value, BatchRecord) else value
+        output = self.outbox.add_record(OutboxPosition(LIVE_PART, self.offset), data, now)
+        self.offset += 1
+        self.outputs += [] if output is None else [output]
+
+    def step(self, now: int = START, held: bool = False, on: TopicScheme = BY_SEPARATOR) -> list[PublicationRecord]:
+        def publish(topic: str, data: bytes) -> int:
+            peers = self.node.publish(topic, data)
+            if peers and self.pace is not None:
+                self.pace.record_message(now)
+            return peers
+
+        outputs = self.outbox.step(held, self.ipfs, publish, now, on, self.pace)
+        self.outputs += outputs
+        assert all(output.topic == "publications" for output in outputs)
+        return [decode_publication(output.value) for output in outputs]
+
+    def place(self) -> int:
+        return self.outbox.resume_offsets()[LIVE_PART]
+
+
+def network_topic() -> str:
+    return format_topic(NETWORK, None)
