@@ -20,6 +20,7 @@ from kiln.pipelines.backfill.run_log import check_name
 from kiln.pipelines.backfill.runs import lock_run
 from kiln.pipelines.backfill.sources import delete_streams, find_captures
 from kiln.pipelines.delta.lake import Lake
+from kiln.pipelines.runtime.table_writer import check_tables
 from kiln.schemas.printable import printable_lines
 
 
@@ -47,6 +48,7 @@ def run_backfill(
             return RunOutcome(
                 run.name, count_rows(run.chunks), 0, 0, outside=merge_outside(run.chunks), is_repeated=True
             )
+        check_tables(Lake.from_location(settings.lake_root), settings.checkpoints_root)
         if run is None and terms.files:  # what cannot be read is reported before Spark starts
             for skipped in find_captures(terms.files)[1]:
                 say(printable_lines(skipped))

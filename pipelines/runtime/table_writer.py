@@ -129,17 +129,23 @@ OLDER_TABLE_REMEDY: Final = (
 )
 
 
-def check_tables(lake: Lake, checkpoints: Location) -> None:
-    """Check that no table is older than the checkpoint of the query that writes it.
+def find_older_tables(lake: Lake, checkpoints: Location) -> list[str]:
+    """Find tables that are older than the checkpoint of the query that writes them, one for each query.
 
     Args:
         lake: The tables.
         checkpoints: Folder with one checkpoint for each query, which may be missing.
+    """
+    existing = ((query, Checkpoint(checkpoints / query)) for query in QUERIES)
+    problems = (find_older_table(lake, query, checkpoint) for query, checkpoint in existing if checkpoint.exists)
+    return [problem for problem in problems if problem]
+
+
+def check_tables(lake: Lake, checkpoints: Location) -> None:
+    """Check that no table is older than the checkpoint of the query that writes it, as `find_older_tables`.
 
     Raises:
         OlderTableError: A table is older.
     """
-    for query in QUERIES:
-        checkpoint = Checkpoint(checkpoints / query)
-        if checkpoint.exists and (problem := find_older_table(lake, query, checkpoint)):
-            raise OlderTableError(f"{problem}. {OLDER_TABLE_REMEDY}")
+    for problem in find_older_tables(lake, checkpoints):
+        raise OlderTableError(f"{problem}. {OLDER_TABLE_REMEDY}")
