@@ -459,7 +459,8 @@ def _examine_end(
     name: str, checkpoint: Checkpoint, folder: Path, sound: LastGoodBatch, lake: Lake, logs: Mapping[str, TableLog]
 ) -> Damage | None:
     """Examine the newest micro-batches of a checkpoint in which one, `sound`, is intact."""
-    if older := find_older_table(lake, name, checkpoint, {table for table, each in logs.items() if each.torn}):
+    torn_tables = {table for table, each in logs.items() if each.torn}
+    if older := find_older_table(lake, name, checkpoint, sound.next - 1, torn_tables):
         return Damage(name, older, OLDER_TABLE_REMEDY)
     claimed, newest = find_claimed_end(folder), _find_newest_write(lake, checkpoint.query_id, logs)
     torn_logs = _list_torn_logs(lake, logs)
@@ -536,7 +537,7 @@ def _examine_stored(name: str, checkpoint: Checkpoint, lake: Lake, logs: Mapping
     """Examine a checkpoint in an object store: a power cut tears nothing there, but an older copy may be restored."""
     if not checkpoint.exists:
         return None
-    if older := find_older_table(lake, name, checkpoint):
+    if older := find_older_table(lake, name, checkpoint, checkpoint.committed):
         return Damage(name, older, OLDER_TABLE_REMEDY)
     newest = _find_newest_write(lake, checkpoint.query_id, logs)
     if newest.batch <= checkpoint.planned:

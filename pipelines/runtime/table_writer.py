@@ -92,7 +92,7 @@ def list_done_writes(checkpoint: Checkpoint, done: int) -> Iterator[TableWrites]
             yield TableWrites(table, app_id, done_batches)
 
 
-def find_older_table(lake: Lake, query: str, checkpoint: Checkpoint, torn: Collection[str] = ()) -> str:
+def find_older_table(lake: Lake, query: str, checkpoint: Checkpoint, done: int, torn: Collection[str] = ()) -> str:
     """Find a table that is older than the checkpoint of the query that writes it. The query may run meanwhile.
 
     A table that cannot be opened is skipped, as its readers report it.
@@ -101,12 +101,13 @@ def find_older_table(lake: Lake, query: str, checkpoint: Checkpoint, torn: Colle
         lake: The tables.
         query: The query.
         checkpoint: Its checkpoint.
+        done: The newest micro-batch that is done.
         torn: Tables to skip, because a power cut has damaged their newest commits.
 
     Returns:
         A description of the table; empty if there is none.
     """
-    for table, app_id, batches in list_done_writes(checkpoint, checkpoint.committed):
+    for table, app_id, batches in list_done_writes(checkpoint, done):
         if table in torn:
             continue
         try:
@@ -137,7 +138,11 @@ def find_older_tables(lake: Lake, checkpoints: Location) -> list[str]:
         checkpoints: Folder with one checkpoint for each query, which may be missing.
     """
     existing = ((query, Checkpoint(checkpoints / query)) for query in QUERIES)
-    problems = (find_older_table(lake, query, checkpoint) for query, checkpoint in existing if checkpoint.exists)
+    problems = (
+        find_older_table(lake, query, checkpoint, checkpoint.committed)
+        for query, checkpoint in existing
+        if checkpoint.exists
+    )
     return [problem for problem in problems if problem]
 
 
