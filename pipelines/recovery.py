@@ -49,7 +49,6 @@ from kiln.pipelines.runtime.checkpoint_faults import (
     is_whole,
     list_files_after,
     list_torn_files,
-    read_newest_commit_time,
 )
 from kiln.pipelines.runtime.dedup_store import (
     FILE_NAME,
@@ -62,6 +61,7 @@ from kiln.pipelines.runtime.dedup_store import (
     release_positions,
 )
 from kiln.pipelines.runtime.progress_marker import ProgressReport
+from kiln.pipelines.runtime.table_writer import OLDER_TABLE_REMEDY, find_older_table, list_done_writes
 from kiln.pipelines.runtime.topics import TopicState, find_mismatches, read_topic_ids, save_topic_ids
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.kafka import topics as log
@@ -459,6 +459,9 @@ def _examine_end(
     name: str, checkpoint: Checkpoint, folder: Path, sound: LastGoodBatch, lake: Lake, logs: Mapping[str, TableLog]
 ) -> Damage | None:
     """Examine the newest micro-batches of a checkpoint in which one, `sound`, is intact."""
+    torn_tables = {table for table, each in logs.items() if each.torn}
+    if older := find_older_table(lake, name, checkpoint, sound.next - 1, torn_tables):
+        return Damage(name, older, OLDER_TABLE_REMEDY)
     claimed, newest = find_claimed_end(folder), _find_newest_write(lake, checkpoint.query_id, logs)
     torn_logs = _list_torn_logs(lake, logs)
     files, extra = [*torn_logs], list[Path]()
@@ -471,10 +474,9 @@ def _examine_end(
         problem = _describe_torn(files or extra)
     else:
         return None
-    since = min((each.torn_since for each in logs.values() if each.torn_since is not None), default=None)
-    committed = read_newest_commit_time(folder, sound)
-    if since is not None and committed is not None and since <= committed:
-        rewind_to = find_sound_end(folder, since)
+    lost = _find_lost_batch(checkpoint, sound, lake, logs)
+    if lost is not None:
+        rewind_to = find_sound_end(folder, lost)
     elif _can_continue(name, claimed, sound, newest.batch):
         remedy = f"These files were set aside, and {name} continues with micro-batch {sound.next}"
         return Damage(name, problem, remedy, tuple(files), (*torn_logs, *extra))
@@ -487,6 +489,24 @@ def _examine_end(
         "from Kafka"
     )
     return Damage(name, problem, remedy, tuple(files), rewind_to=rewind_to)
+
+
+def _find_lost_batch(
+    checkpoint: Checkpoint, sound: LastGoodBatch, lake: Lake, logs: Mapping[str, TableLog]
+) -> int | None:
+    """Find the first micro-batch that is done, and of which a torn commit has lost rows. A micro-batch that is not done
+    is repeated, so it loses nothing."""
+    done = sound.next - 1
+    writes = list(list_done_writes(checkpoint, done))
+    lost: list[int] = []
+    for table in (table for table, each in logs.items() if each.torn):
+        newest = find_newest_write(lake, table, checkpoint.query_id, logs[table])
+        # A checkpoint of an earlier Kiln does not say which micro-batches had rows: any may have.
+        for batches in [each.batches for each in writes if each.table == table] or [(done,)]:
+            missing = [batch for batch in batches if batch > newest]
+            if missing:
+                lost.append(missing[0] if len(missing) < len(batches) else newest + 1)
+    return min(lost, default=None)
 
 
 _UNQUERIED_TABLES = tuple(TABLES.keys() - {table for query in QUERIES.values() for table in query.tables})
@@ -517,6 +537,8 @@ def _examine_stored(name: str, checkpoint: Checkpoint, lake: Lake, logs: Mapping
     """Examine a checkpoint in an object store: a power cut tears nothing there, but an older copy may be restored."""
     if not checkpoint.exists:
         return None
+    if older := find_older_table(lake, name, checkpoint, checkpoint.committed):
+        return Damage(name, older, OLDER_TABLE_REMEDY)
     newest = _find_newest_write(lake, checkpoint.query_id, logs)
     if newest.batch <= checkpoint.planned:
         return None

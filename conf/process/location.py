@@ -129,10 +129,6 @@ class Location(ABC):
     def sync(self) -> None:
         """Sync the file, or the folder's entries, to disk, so that they survive a power cut."""
 
-    @abstractmethod
-    def touch(self) -> None:
-        """Set the file's modification time to now, for the repair after a power cut."""
-
 
 def parse_location(place: str | Path, options: Mapping[str, str] | None = None) -> Location:
     """Parse a path or a URI."""
@@ -204,9 +200,6 @@ class LocalFolder(Location):
 
     def sync(self) -> None:
         to_disk(self.folder)
-
-    def touch(self) -> None:
-        os.utime(self.folder)
 
 
 class _SyncedFile(io.BufferedWriter):
@@ -282,9 +275,6 @@ class StorePrefix(Location):
 
     def sync(self) -> None:
         """Do nothing: the store makes a PUT durable before it answers."""
-
-    def touch(self) -> None:
-        """Do nothing: objects need no repair after a power cut."""
 
     def _list_objects(self, *, recursive: bool) -> Iterator[pa.fs.FileInfo]:
         store = self._store

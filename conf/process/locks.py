@@ -13,6 +13,8 @@ from typing import IO
 from kiln.conf.process.errors import KilnError
 from kiln.conf.process.state_version import claim_state_folder
 
+_RETRY_EVERY = 0.5  # s
+
 
 class StateInUseError(KilnError):
     """Another process holds the lock; two processes would write the same checkpoint, or use the same key."""
@@ -56,8 +58,13 @@ def try_lock(lock: IO[str]) -> bool:
 
 
 @contextmanager
-def lock_state(state: Path, name: str) -> Iterator[None]:
+def lock_state(state: Path, name: str, patience: float = 0.0) -> Iterator[None]:
     """Hold the lock `locks/NAME` of a state folder for this process, and claim the folder.
+
+    Args:
+        state: The state folder.
+        name: Name of the lock.
+        patience: Time to wait for another process to release the lock, s.
 
     Raises:
         StateInUseError: Another process, which the message names, holds the lock.
@@ -67,7 +74,10 @@ def lock_state(state: Path, name: str) -> Iterator[None]:
     folder = state / "locks"
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / name).open("a+") as lock:
-        if not try_lock(lock):
+        until = time.monotonic() + patience
+        while not (is_held := try_lock(lock)) and time.monotonic() < until:
+            time.sleep(_RETRY_EVERY)
+        if not is_held:
             lock.seek(0)
             holder = lock.read().strip() or "unknown"
             raise StateInUseError(

@@ -197,6 +197,7 @@ def backfill_swap(
     from kiln.pipelines.backfill.runs import get_run, lock_run
     from kiln.pipelines.backfill.swap import FileSwap
     from kiln.pipelines.backfill.swap_runs import add_frames, swap_run
+    from kiln.pipelines.runtime.table_writer import check_tables
 
     if replace and only_frames:
         raise UsageError("--replace and --only-frames: choose one; --only-frames replaces nothing")
@@ -204,6 +205,7 @@ def backfill_swap(
     get_run(lake, name)
     with lock_run(settings.state, name, swap=True):
         run = get_run(lake, name)
+        check_tables(lake, settings.checkpoints_root)
         exchange = FileSwap(lake, durable=settings.durability == "power")
 
         def say(words: str) -> None:

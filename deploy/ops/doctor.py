@@ -47,6 +47,7 @@ from kiln.deploy.stack.kafka_topics import read_compression
 from kiln.deploy.stack.ports import HOST, PortHolder, check_port_free, find_port_holder
 from kiln.pipelines.delta.lake import Lake, LakeError, find_column_fault
 from kiln.pipelines.runtime.spark_environment import find_foreign_variables, find_spark_home, is_local
+from kiln.pipelines.runtime.table_writer import OLDER_TABLE_REMEDY, find_older_tables
 
 Level = Literal["ok", "warn", "fail"]
 _T = TypeVar("_T")
@@ -63,7 +64,7 @@ GROUPS: Final[Mapping[str, Extra | None]] = {
 }
 """Purposes, in the order of the output, and the extra that each needs."""
 
-_IN_STORE: Final = frozenset({"checkpoints", "lake", "columns", "clocks"})
+_IN_STORE: Final = frozenset({"checkpoints", "lake", "columns", "table ages", "clocks"})
 """checks that read the lake's store, which takes minutes if it does not answer"""
 _TCP: Final = re.compile(r"/ip[46]/([^/]+)/tcp/(\d+)")
 
@@ -361,6 +362,13 @@ def check_checkpoints(queries: Sequence[QueryStatus]) -> DoctorCheck:
     )
 
 
+def check_table_ages(problems: Sequence[str]) -> DoctorCheck:
+    """Check that no table is older than the checkpoint of its query; `problems` describes those that are."""
+    if not problems:
+        return DoctorCheck("table ages", "ok", "no table is older than its checkpoint")
+    return DoctorCheck("table ages", "fail", "; ".join(problems), OLDER_TABLE_REMEDY)
+
+
 def check_clocks(trailing: Sequence[ClockStatus]) -> DoctorCheck:
     """Check that no clock is behind the times that Kiln has stored."""
     if not trailing:
@@ -470,6 +478,7 @@ def run_checks(settings: Settings) -> list[DoctorCheck]:
                     [read_query_status(name, settings.checkpoints_root / name, {}) for name in settings.queries]
                 )
             ],
+            "table ages": lambda: [check_table_ages(find_older_tables(lake, settings.checkpoints_root))],
             "clocks": lambda: [check_clocks(find_trailing_clocks(settings, updates))],
         },
     }

@@ -200,6 +200,6 @@ class Recovery:
     def _read_broker_status(self) -> BrokerStatus:
         """Read the status of the broker once, after starting an embedded one."""
         if self._broker_status is None:
-            self._locks.enter_context(start_broker(self._settings, self._say))
+            self._locks.enter_context(start_broker(self._settings, self._say, check_topics=False))
             self._broker_status = read_broker_status(self._settings.kafka)
         return self._broker_status

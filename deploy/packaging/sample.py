@@ -19,6 +19,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Final
 
+import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import WriterProperties, write_deltalake
 
@@ -34,6 +35,7 @@ MAX_BYTES: Final = 2_000_000
 RUN: Final = "five-seconds"
 """Name of the backfill run."""
 
+_RUN_LOG: Final = "backfill_runs"
 _LENGTH: Final = "90s"
 _SKIPPED: Final = timedelta(seconds=20)  # until the demo network and the queries have started
 _REBUILT: Final = timedelta(seconds=20)
@@ -80,9 +82,10 @@ def _kiln(state: Path, *arguments: str) -> str:
 
 
 def pack_lake(source: Lake, target: Lake) -> None:
-    """Copy each table, and those of the backfill run, into a table of one file."""
-    for lake, packed in ((source, target), (source.locate_run(RUN), target.locate_run(RUN))):
-        for name in lake.tables():
+    """Copy each table, and those of the backfill run, into a table of one file. The run then refers to the versions of
+    the copies."""
+    for lake, packed in ((source.locate_run(RUN), target.locate_run(RUN)), (source, target)):
+        for name in sorted(lake.tables(), key=_RUN_LOG.__eq__):
             _pack_table(lake, packed, name)
 
 
@@ -96,6 +99,11 @@ def _pack_table(source: Lake, target: Lake, name: str) -> None:
         at = rows.column_names.index("details")
         relative = pc.replace_substring_regex(rows["details"], r'"[^"]*/conf/quality/', '"conf/quality/')
         rows = rows.set_column(at, rows.schema.field(at), relative)
+    if name == _RUN_LOG:
+        details = [_renumber(json.loads(text), target) for text in rows["details"].to_pylist()]
+        rows = rows.set_column(
+            rows.column_names.index("details"), rows.schema.field("details"), pa.array(details, pa.string())
+        )
     if order:
         rows = rows.sort_by([(column, "ascending") for column in order])
     target.create([name])
@@ -106,6 +114,18 @@ def _pack_table(source: Lake, target: Lake, name: str) -> None:
     for commit in log.glob("*.json"):
         lines = map(_drop_location, commit.read_text(encoding="utf-8").splitlines())
         commit.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+def _renumber(details: dict[str, object], packed: Lake) -> str:
+    """Replace the versions in an event of the run by those of the packed tables."""
+    inputs = details.get("inputs")
+    if isinstance(inputs, dict):
+        inputs["live"] = {name: packed.open(name).version() for name in inputs["live"]}
+    versions = details.get("versions")
+    if isinstance(versions, dict):
+        run = packed.locate_run(RUN)
+        details["versions"] = {name: run.open(name).version() if run.has(name) else at for name, at in versions.items()}
+    return json.dumps(details, sort_keys=True)
 
 
 def _drop_location(action: str) -> str:

@@ -113,6 +113,7 @@ def run_application(
         view.say("starting Spark")
         spark = stack.enter_context(spark_session(settings))
         broker.await_ready()
+        broker.check_topics()  # before the bridge writes to them
         lake = Lake.from_location(settings.lake_root)
         lake.create(TABLES)
         live.start()

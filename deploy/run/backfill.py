@@ -21,6 +21,7 @@ from kiln.pipelines.backfill.run_log import check_name
 from kiln.pipelines.backfill.runs import lock_run
 from kiln.pipelines.backfill.sources import delete_streams
 from kiln.pipelines.delta.lake import Lake
+from kiln.pipelines.runtime.table_writer import check_tables
 
 
 def run_backfill(
@@ -47,6 +48,7 @@ def run_backfill(
             return RunOutcome(
                 run.name, count_rows(run.chunks), 0, 0, outside=merge_outside(run.chunks), is_repeated=True
             )
+        check_tables(Lake.from_location(settings.lake_root), settings.checkpoints_root)
         if run is None and terms.files:
             check_files(settings, terms, say)
         if request.source == "kafka" or request.publish:

@@ -7,6 +7,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from kiln.conf.process.backoff import Backoff
+from kiln.conf.process.errors import KilnError
+from kiln.conf.process.location import Location
 from kiln.conf.process.state_version import claim_state_folder
 from kiln.conf.settings.broker_password import ensure_password
 from kiln.conf.settings.model import Kafka, Settings
@@ -22,9 +24,17 @@ from kiln.deploy.stack.embedded_broker import (
 )
 from kiln.deploy.stack.java import JavaError
 from kiln.deploy.stack.kafka_topics import BrokerAwayError, TopicsError, ensure_topics
+from kiln.pipelines.runtime.checkpoint import Checkpoint
+from kiln.pipelines.runtime.topics import KafkaTopics, find_mismatches, read_topic_ids
 from kiln.schemas.kafka.topics import TOPICS
+from kiln.schemas.queries import QUERIES
 
 Say = Callable[[str], None]
+
+
+class TruncatedTopicError(KilnError):
+    """A topic ends before the offset up to which a query has read it."""
+
 
 _CHECK_EVERY = 0.25  # s
 _RETRY_EVERY = 2.0
@@ -49,6 +59,14 @@ class LaunchedBroker:
         make_topics(self._kafka, self._kafka.servers)
         return self._kafka.servers
 
+    def check_topics(self) -> None:
+        """Check that the topics of a broker that was just started in the state folder are not older than the
+        checkpoints there. Call it before anything is written to them.
+
+        Raises:
+            TruncatedTopicError: A topic is older.
+        """
+
     @property
     def error(self) -> str:
         """Reason why the broker is unavailable; empty if it is available or the reason is unknown."""
@@ -65,6 +83,7 @@ class SupervisedBroker(LaunchedBroker):
 
     def __init__(self, settings: Settings, say: Say) -> None:
         super().__init__(settings.broker)
+        self._checkpoints = settings.checkpoints_root
         self._state = settings.state
         self._say = say
         self._durable = settings.durability == "power"
@@ -111,6 +130,10 @@ class SupervisedBroker(LaunchedBroker):
             self._thread.start()
         await_broker(self._kafka.servers, self._kafka.client_options())
         return super().await_ready()
+
+    def check_topics(self) -> None:
+        if self._embedded is not None:  # the process that started the broker has checked them
+            check_topic_ends(self._kafka, self._checkpoints)
 
     @property
     def error(self) -> str:
@@ -173,7 +196,7 @@ class SupervisedBroker(LaunchedBroker):
 
 
 @contextmanager
-def start_broker(settings: Settings, say: Say) -> Iterator[str]:
+def start_broker(settings: Settings, say: Say, *, check_topics: bool = True) -> Iterator[str]:
     """Provide a broker that answers and has Kiln's topics while the context is open.
 
     An embedded broker is started if it does not run, restarted when it dies, and stopped at the end, unless another
@@ -182,6 +205,7 @@ def start_broker(settings: Settings, say: Say) -> Iterator[str]:
     Args:
         settings: The settings.
         say: Called with progress messages.
+        check_topics: Check the topics as `LaunchedBroker.check_topics`.
 
     Yields:
         The address of the broker, `host:port,…`.
@@ -191,9 +215,13 @@ def start_broker(settings: Settings, say: Say) -> Iterator[str]:
         JarsError: The jars cannot be fetched.
         BrokerError: The broker does not start.
         TopicsError: A topic cannot be created or used.
+        TruncatedTopicError: A topic is older than a checkpoint.
     """
     with launch_broker(settings, say) as launched:
-        yield launched.await_ready()
+        servers = launched.await_ready()
+        if check_topics:
+            launched.check_topics()
+        yield servers
 
 
 @contextmanager
@@ -225,6 +253,10 @@ def start_broker_eventually(settings: Settings, say: Say) -> Iterator[None]:
         kafka = settings.kafka
         if kafka.embedded or any(map(is_reachable, kafka.server_list())):  # kafka-python tries for half a minute
             launched.await_ready()
+            try:
+                launched.check_topics()
+            except TruncatedTopicError as error:
+                say(str(error))  # a bridge captures in any case: what it misses is lost
             yield
             return
         say(f"no broker at {kafka.servers}: records wait in {settings.bridge_dir / 'spool'} until one answers")
@@ -246,6 +278,35 @@ def _await_topics(launched: LaunchedBroker, say: Say, stop: threading.Event) -> 
             continue
         except TopicsError as error:
             say(str(error))  # retry: the user may fix the topics meanwhile
+
+
+def check_topic_ends(kafka: Kafka, checkpoints: Location) -> None:
+    """Check that no topic ends before the offset up to which a query has read it, as if an older copy of the broker's
+    data was put back. With new records, the topic would soon be longer, and the query would skip them.
+
+    A topic that was deleted and created again is recognised by its id at any later time.
+
+    Raises:
+        TruncatedTopicError: A topic ends before.
+    """
+    saved = {query: read_topic_ids(checkpoints / query) for query in QUERIES}
+    topics = KafkaTopics(kafka.client_options)
+    try:
+        states = topics.read_states({topic for ids in saved.values() for topic in ids})
+    finally:
+        topics.close()
+    for query, ids in saved.items():
+        checkpoint = Checkpoint(checkpoints / query)
+        same = {topic: states[topic] for topic, known in ids.items() if topic in states and states[topic].id == known}
+        try:
+            mismatches = find_mismatches(ids, checkpoint.ends(checkpoint.planned), same)
+        except (OSError, ValueError, IndexError):  # torn, which the start of the query reports
+            continue
+        for mismatch in mismatches.values():
+            raise TruncatedTopicError(
+                f"{query} cannot start: {mismatch.description}. Restore the newest copy of the whole state folder, or "
+                "run kiln recover, which lists the repairs"
+            )
 
 
 def is_reachable(server: str) -> bool:

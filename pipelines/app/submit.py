@@ -21,9 +21,9 @@ from prometheus_client.metrics_core import Metric
 from kiln.conf.process.errors import KilnError
 from kiln.conf.process.exporter import Exporter
 from kiln.conf.process.extras import read_version
+from kiln.conf.process.locks import lock_state
 from kiln.conf.process.logs import configure_logs
-from kiln.conf.process.state_version import claim_state_folder
-from kiln.conf.settings.model import JobName, Kafka
+from kiln.conf.settings.model import JobName, Kafka, Settings
 from kiln.conf.settings.reading import load_settings
 from kiln.pipelines.app.launch import create_submitted_session
 from kiln.pipelines.app.supervisor import RestartsExhaustedError, Supervisor
@@ -33,6 +33,7 @@ from kiln.schemas.metrics import build_family
 from kiln.schemas.printable import printable_lines
 from kiln.schemas.queries import QUERIES
 
+_LOCK_PATIENCE = 25.0  # s for the driver of a killed application to end, as for its lease
 _CHECK_EVERY = 1.0  # s
 _REPORT_EVERY = 10  # checks
 _HANG_TIMEOUT = 30.0  # s after which a driver that does not check its query is considered hung
@@ -94,11 +95,16 @@ def main(name: JobName) -> int:
     """
     try:
         settings = load_settings()
-        claim_state_folder(settings.state)
         configure_logs(settings.log.format, settings.log.level, settings.log.levels)
+        with lock_state(settings.state, name, _LOCK_PATIENCE):
+            return _run_query(name, settings)
     except KilnError as error:
         print(printable_lines(str(error)), file=sys.stderr)
         return error.exit_code
+
+
+def _run_query(name: JobName, settings: Settings) -> int:
+    """Run a query until a signal or its failure, and return the exit status."""
     spark = create_submitted_session(f"kiln-{name}", settings)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

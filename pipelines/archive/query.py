@@ -29,7 +29,6 @@ from kiln.pipelines.archive.transform import (
 from kiln.pipelines.decode.breaker import DecodeBreaker, check_samples
 from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.delta.commits import WriteId
-from kiln.pipelines.delta.files import DataFile, delete_files
 from kiln.pipelines.runtime.checkpoint import Checkpoint
 from kiln.pipelines.runtime.kafka import write_topic
 from kiln.pipelines.runtime.query_context import QueryContext, coalesce_small, start_query, write_micro_batches
@@ -69,6 +68,7 @@ class _ArchiveWriter:
         self._checkpoint = Checkpoint(context.checkpoints / "archive")
         self._is_deduplicated = is_deduplicated
         self._frame_dedup = FrameDedup(context.lake)
+        self._tables = context.create_table_writer("archive")
 
     def write(self, rows: DataFrame, batch_id: int, query_id: str) -> None:
         """Write one micro-batch. Its ids identify a repeat after a crash, table by table (decision 7)."""
@@ -97,15 +97,12 @@ class _ArchiveWriter:
         finally:
             out.unpersist()
         frames, parts = self._frame_dedup.drop_stored(results, write)
-        self._commit("messages", [file for each in outputs for file in each.messages], write)
-        self._commit("frames", frames, write)
+        self._tables.commit("messages", [file for each in outputs for file in each.messages], write)
+        self._tables.commit("frames", frames, write)
         for table in PARTS:
-            self._commit(table, [file for file in parts if file.table == table], write)
+            self._tables.commit(table, [file for file in parts if file.table == table], write)
+        self._tables.save(query_id)
         counts = sum((Counter(each.counts) for each in outputs), Counter[str]())
         entries = sum((Counter(each.entries) for each in results), Counter[str]())
         counts.update({f"{CONTROL_PREFIX}{kind}": number for kind, number in entries.items()})
         context.report("archive", {**counts, "copies": sum(each.valid_copies for each in results)})
-
-    def _commit(self, table: str, files: list[DataFile], write: WriteId) -> None:
-        if files and not self._context.commits.commit(table, files, write):
-            delete_files(self._context.lake, files)

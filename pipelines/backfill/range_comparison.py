@@ -80,13 +80,13 @@ class RangeComparison:
         """Open the newest version of a table, or return `None` if there is no table."""
         return self._read_snapshot(lake, table, lake.open(table)) if lake.has(table) else None
 
-    def open_as_of(self, table: str, when: int | datetime | None) -> TableSnapshot | None:
-        """Open a live table as of a version or a time, or return `None` if its log or files no longer reach back."""
+    def open_version(self, table: str, version: int | None) -> TableSnapshot | None:
+        """Open a version of a live table, or return `None` if its log or files no longer reach back."""
         opened = self.lake.open(table)
-        if when is None:
+        if version is None:
             return None
         try:
-            opened.load_as_version(when)
+            opened.load_as_version(version)
         except DeltaError:
             return None
         snapshot = self._read_snapshot(self.lake, table, opened)

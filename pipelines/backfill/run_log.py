@@ -85,11 +85,22 @@ class BackfillRun:
         return any(each.event == "dropping" for each in self.events)
 
     @property
-    def live_versions(self) -> Mapping[str, int]:
-        """Versions of live tables that the run still reads, by table."""
+    def begun_versions(self) -> Mapping[str, int]:
+        """Versions of live tables that the run reads, by table: the newest ones when it began."""
         inputs = self.details.get("inputs")
         live = inputs.get("live") if isinstance(inputs, dict) else None
-        return live if isinstance(live, dict) and not self.is_done else {}
+        return live if isinstance(live, dict) else {}
+
+    @property
+    def live_versions(self) -> Mapping[str, int]:
+        """Versions of live tables that the run still reads, by table."""
+        return {} if self.is_done else self.begun_versions
+
+    @property
+    def own_versions(self) -> Mapping[str, int]:
+        """Versions of the run's tables after its newest chunk, by table."""
+        versions = self.chunks[-1].details.get("versions") if self.chunks else None
+        return versions if isinstance(versions, dict) else {}
 
     @property
     def chunks(self) -> list[RunEvent]:

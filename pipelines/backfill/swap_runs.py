@@ -14,8 +14,8 @@ from typing import Final
 
 from kiln.conf.process.errors import KilnError
 from kiln.conf.process.location import Location
-from kiln.pipelines.backfill.range_comparison import RangeComparison, TableSnapshot, datetime_of, open_comparison
-from kiln.pipelines.backfill.run_log import BackfillRun, append_event, claim_swap
+from kiln.pipelines.backfill.range_comparison import RangeComparison, TableSnapshot, open_comparison
+from kiln.pipelines.backfill.run_log import RUN_TABLES, BackfillRun, append_event, claim_swap
 from kiln.pipelines.backfill.swap import FileSwap, OvertakenError, SwapMarker
 from kiln.pipelines.delta.arrow_rows import build_arrow_schema
 from kiln.pipelines.delta.files import DataFile, TableFiles, delete_files
@@ -93,13 +93,14 @@ def swap_run(
 
     Raises:
         SwapClaimedError: Another machine swaps a run of this lake.
-        SwapError: The run is not done, live has messages that the run does not, or other writers prevented a step from
-            being committed.
+        SwapError: The run is not done, live has messages that the run does not, a table is older than the run, or other
+            writers prevented a step from being committed.
     """
     events = [each.event for each in run.events]
     if "swapped" in events:
         return None
     _check_done(run)
+    _check_ages(lake, run)
     tables = [table for table in TABLES if table in STEPS]
     lake.create(tables)
     if "swapping" not in events:
@@ -139,6 +140,7 @@ def add_frames(lake: Lake, run: BackfillRun, file_swap: FileSwap, say: Callable[
     _check_done(run)
     if run.details.get("source") == "frames":
         raise SwapError(f"run {run.name} read the live table frames, and has no frames of its own")
+    _check_ages(lake, run)
     lake.create(["frames"])
     mark = SwapMarker(run.name, "frames", run.events[0].happened_at)
     if file_swap.has_step("frames", mark):
@@ -156,6 +158,20 @@ def _check_done(run: BackfillRun) -> None:
             f"run {run.name} is not done, so the rest of its range would be empty. Type kiln backfill run again, with "
             "the same options"
         )
+
+
+def _check_ages(lake: Lake, run: BackfillRun) -> None:
+    """Raise SwapError if a copy of a table was put back that is older than the run: rows would be missing."""
+    for tables, versions in ((lake, run.begun_versions), (lake.locate_run(run.name), run.own_versions)):
+        for table in RUN_TABLES:
+            newest = tables.open(table).version() if tables.has(table) else -1
+            if newest < versions.get(table, -1):
+                end = "is missing" if newest < 0 else f"ends with version {newest}"
+                raise SwapError(
+                    f"the table {table} in {tables.path} is older than run {run.name}: it {end}, and had version "
+                    f"{versions[table]} when the run used it. Restore the newest copy of the table, or drop the run "
+                    "and begin it again"
+                )
 
 
 def _check_coverage(comparison: RangeComparison, run: BackfillRun) -> None:
@@ -184,8 +200,8 @@ def _check_late_frames(comparison: RangeComparison, run: BackfillRun) -> None:
     """Raise SwapError if frames of the range were added to the live table after the run began, because the run may lack
     them."""
     now, then = (
-        comparison.open_as_of("frames", when)
-        for when in (comparison.lake.open("frames").version(), datetime_of(run.events[0].happened_at))
+        comparison.open_version("frames", version)
+        for version in (comparison.lake.open("frames").version(), run.begun_versions.get("frames"))
     )
     if run.details.get("source") != "frames" or now is None or then is None:
         return
@@ -316,7 +332,7 @@ class _RunSwap:
     def _select_removed(self, table: str, snapshot: TableSnapshot) -> _RemovedFiles:
         """Select the rows that were in the range when the swap began."""
         inside = self._comparison.range_condition(table)
-        then = self._comparison.open_as_of(table, self._before.get(table))
+        then = self._comparison.open_version(table, self._before.get(table))
         if then is None or snapshot.all_files.issuperset(then.files):
             return _RemovedFiles((then or snapshot).files, inside)
         # compaction has rewritten files since, so they also hold later rows

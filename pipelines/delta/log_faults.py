@@ -27,9 +27,6 @@ class TableLog:
     newest: int = -1
     torn: list[int] = field(default_factory=list)
     """the newest commits, newest first, if they cannot be read or name missing files"""
-    torn_since: float | None = None
-    """unix s: when the first torn commit was made, or the first file that it may name was written. `None` if no commit
-    is torn. Spark records a micro-batch as done after its commits, and before the next one writes files."""
     within: list[int] = field(default_factory=list)
     """torn commits that are followed by intact ones"""
     checkpoints: list[Path] = field(default_factory=list)
@@ -55,10 +52,6 @@ def inspect_log(lake: Lake, table: str) -> TableLog:
         if not is_good:
             (log.within if whole_follows else log.torn).append(version)
         whole_follows = whole_follows or is_good
-    if log.torn:
-        stated = [at for version in log.torn if (at := _read_commit_time(read_commit(location, version))) is not None]
-        # The modification time of a torn or restored file means nothing.
-        log.torn_since = min([_find_first_write(location, folder, log.newest - len(log.torn)), *stated])
     log.checkpoints = _list_torn_checkpoints(folder / "_delta_log", versions)
     return log
 
@@ -136,25 +129,12 @@ def restore_version(lake: Lake, table: str, version: int) -> None:
     lake.sync_commits(table, newest, newest)
 
 
-def _find_first_write(table: Location, folder: Path, version: int) -> float:
-    """Return when the first data file after a commit was written, or the commit if there is none, unix s."""
-    entry = Path(locate_commit(table, version).uri)
-    committed = entry.stat().st_mtime if entry.exists() else 0.0
-    return min((at for path in folder.glob("*.parquet") if (at := path.stat().st_mtime) > committed), default=committed)
-
-
 def _select_actions(actions: list[dict[str, dict[str, object]]], kind: str) -> list[dict[str, object]]:
     return [action[kind] for action in actions if kind in action]
 
 
 def _get_operation(actions: list[dict[str, dict[str, object]]]) -> object:
     return next((info.get("operation") for info in _select_actions(actions, "commitInfo")), None)
-
-
-def _read_commit_time(actions: list[dict[str, dict[str, object]]]) -> float | None:
-    """Read the time that a commit states, unix s."""
-    times = [info["timestamp"] for info in _select_actions(actions, "commitInfo")]
-    return next((at / 1_000 for at in times if isinstance(at, int)), None)
 
 
 def _is_maintenance(actions: list[dict[str, dict[str, object]]]) -> bool:

@@ -221,9 +221,6 @@ class _TableMaintenance:
     def _commit(
         self, old: Sequence[TableFile], new: Sequence[DataFile], description: str, *, removes_rows: bool
     ) -> bool:
-        for file in new:
-            # Recovery after a power cut finds the files of a lost commit by their modification time.
-            (self._folder / file.name).touch()
         if self._durable:
             self._folder.sync()
         opened = self._state.opened

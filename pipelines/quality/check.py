@@ -20,6 +20,7 @@ from kiln.pipelines.quality.results import CheckResult, build_rows
 from kiln.pipelines.quality.suite_run import SuiteRun
 from kiln.pipelines.quality.suites import SuiteCheck
 from kiln.pipelines.quality.table_checks import CheckContext
+from kiln.pipelines.runtime.table_writer import check_tables
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.queries import QUERIES
 from kiln.schemas.wire.identity import peer_bytes, peer_text
@@ -71,11 +72,13 @@ def check_lake(
 
     Raises:
         StateInUseError: Another check is running.
+        OlderTableError: A table is older than the checkpoint of its query.
         LakeError: A table cannot be read.
         QualityError: A check failed to run.
     """
     filled = [check for check in every if settings.is_ceramic or _CERAMIC_TABLES.isdisjoint(check.tables)]
     checks = [check for check in filled if not tables or check.table in tables]
+    check_tables(lake, settings.checkpoints_root)
     with lock_state(settings.state, "quality"):
         state_file = settings.quality_dir / "state.duckdb"
         state_file.parent.mkdir(parents=True, exist_ok=True)

@@ -56,12 +56,12 @@ def find_claimed_end(checkpoint: Path) -> LastGoodBatch:
     return LastGoodBatch(newest, newest in _list_numbers(checkpoint / "commits"))
 
 
-def find_sound_end(checkpoint: Path, before: float | None = None) -> LastGoodBatch | None:
+def find_sound_end(checkpoint: Path, before: int | None = None) -> LastGoodBatch | None:
     """Find the newest micro-batch with intact files: it is done, or can be repeated.
 
     Args:
         checkpoint: Folder of the checkpoint.
-        before: Consider only micro-batches that were recorded as done before this time, unix s.
+        before: Consider only micro-batches before this one that were recorded as done.
 
     Returns:
         None if there is none.
@@ -75,7 +75,7 @@ def find_sound_end(checkpoint: Path, before: float | None = None) -> LastGoodBat
             continue
         done = checkpoint / "commits" / str(batch)
         if is_whole(done) and _state_is_whole(checkpoint, batch + 1):
-            if before is None or done.stat().st_mtime < before:
+            if before is None or batch < before:
                 return LastGoodBatch(batch, True)
         elif before is None and _state_is_whole(checkpoint, batch):
             return LastGoodBatch(batch, False)
@@ -101,13 +101,6 @@ def list_files_after(checkpoint: Path, end: LastGoodBatch) -> list[Path]:
     files += [path for path, version in _list_state_files(checkpoint) if version > version_to_keep]
     checksums = [path.with_name(f".{path.name}.crc") for path in files]
     return files + [path for path in checksums if path.exists()]
-
-
-def read_newest_commit_time(checkpoint: Path, end: LastGoodBatch) -> float | None:
-    """Return the time at which the newest done micro-batch up to an end was recorded as done, unix s; None if there is
-    none."""
-    done = [n for n in _list_numbers(checkpoint / "commits") if n < end.next]
-    return (checkpoint / "commits" / str(max(done))).stat().st_mtime if done else None
 
 
 def _offsets_are_whole(path: Path) -> bool:

@@ -22,6 +22,7 @@ from kiln.pipelines.runtime.kafka import Broker
 from kiln.pipelines.runtime.kafka_ranges import ArrowTask
 from kiln.pipelines.runtime.kafka_source import KafkaSource, read_stream
 from kiln.pipelines.runtime.micro_batch_clock import MicroBatchClock
+from kiln.pipelines.runtime.table_writer import TableWriter
 from kiln.schemas.queries import QUERIES
 
 Report = Callable[[str, Mapping[str, int]], None]
@@ -64,6 +65,10 @@ class QueryContext:
         """Create the clock of a query that is about to start."""
         checkpoint = Checkpoint(self.checkpoints / query)
         return MicroBatchClock(self.now, self.uptime, checkpoint.newest_time(self.dedup_retention))
+
+    def create_table_writer(self, query: str) -> TableWriter:
+        """Create the writer of the tables of a query that is about to start."""
+        return TableWriter(self.lake, self.commits, self.checkpoints / query)
 
     def find_dedup_store(self, query: str) -> DedupStoreConfig | None:
         """Return the deduplication file of a query, as `find_dedup_store` of `dedup_store` does.

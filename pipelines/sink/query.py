@@ -10,7 +10,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from kiln.pipelines.batch.log_time import LogTimeFile, set_log_times
 from kiln.pipelines.delta.commits import WriteId
-from kiln.pipelines.delta.files import DataFile, delete_files
+from kiln.pipelines.delta.files import DataFile
 from kiln.pipelines.delta.tables import read_rows, write_files
 from kiln.pipelines.runtime.checkpoint import Checkpoint
 from kiln.pipelines.runtime.query_context import QueryContext, coalesce_small, start_query, write_micro_batches
@@ -48,6 +48,7 @@ def start(context: QueryContext) -> StreamingQuery:
         rows = deduplicate_rows(decoded, context.dedup_retention)
     log_time_file = LogTimeFile(context.checkpoints / "sink" / "clock.json")
     clock, checkpoint = context.create_clock("sink"), Checkpoint(context.checkpoints / "sink")
+    tables = context.create_table_writer("sink")
 
     def write(rows: DataFrame, batch_id: int, query_id: str) -> None:
         clock.set_time(rows.sparkSession.sparkContext)
@@ -69,7 +70,7 @@ def start(context: QueryContext) -> StreamingQuery:
                         files.setdefault(file.table, []).append(file)
             counts = {table: sum(file.rows for file in files[table]) for table in OUTPUT_TABLES if table in files}
             for table in counts:
-                commit(table, files[table], WriteId(query_id, batch_id))
+                tables.commit(table, files[table], WriteId(query_id, batch_id))
             foreign_rows = out.where(F.col("kind") == RECEIVED_ROWS)
             if not foreign_rows.isEmpty():  # after the table `streams` has the rows of this micro-batch
                 ours, streams = (read_rows(session, context.lake, name) for name in _REFERENCE_TABLES)
@@ -79,14 +80,11 @@ def start(context: QueryContext) -> StreamingQuery:
                     ("tips", select_received_tips(tips)),
                     ("quarantine", quarantine_contradicted_tips(tips)),
                 ):
-                    commit(table, write_files(selected.coalesce(1), context.lake, table), write)
+                    tables.commit(table, write_files(selected.coalesce(1), context.lake, table), write)
+            tables.save(query_id)
             log_time_file.advance(batch_id, stamps)
         finally:
             out.unpersist()
         context.report("sink", counts)
-
-    def commit(table: str, files: list[DataFile], write: WriteId) -> None:
-        if files and not context.commits.commit(table, files, write):
-            delete_files(context.lake, files)
 
     return start_query("sink", context, write_micro_batches(rows, write, context.find_durable_checkpoint("sink")))

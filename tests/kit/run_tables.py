@@ -17,6 +17,9 @@ Row = Mapping[str, object]
 FROM, TO = 1_767_225_600_000_000, 1_767_312_000_000_000
 """µs: the range of the runs, which is the first day of 2026"""
 
+LIVE_TABLES = ("frames", "messages", "updates", "batches", "streams")
+"""live tables that a run reads"""
+
 RUN_TABLES = (
     "copies",
     "subscriptions",
@@ -177,7 +180,8 @@ def fill(lake: Lake, tables: Mapping[str, Iterable[Row]]) -> None:
 def begin(lake: Lake, name: str = "r", *, at: int = TO, done: bool = True, **details: object) -> BackfillRun:
     """A run in the account, whose tables are there and empty, and of the source `frames`."""
     lake.locate_run(name).create(RUN_TABLES)
-    said = {"source": "frames", "network": None, **details}
+    live = {table: lake.open(table).version() for table in LIVE_TABLES if lake.has(table)}
+    said = {"source": "frames", "network": None, "inputs": {"live": live}, **details}
     append_event(lake, name, "begun", at, range_from=FROM, range_to=TO, details=said)
     if done:
         append_event(lake, name, "done", at + 1, range_from=FROM, range_to=TO)

@@ -65,9 +65,6 @@ def drop_rows(lake: Lake, wanted: QuarantineFilter, why: str, drop_id: str, now:
         try:
             known = _record_rows(lake, files, places, {"drop_id": drop_id, "dropped_at": now, "why": why})
             new = _write_remaining_rows(lake, files, places)
-            for each in new:
-                # After a power cut, recovery identifies the files of a lost commit by their modification times.
-                (lake.folder("quarantine") / each.name).touch()
         except FileNotFoundError:
             continue  # the files of this version are gone: read the next version
         rows = sum(map(len, places.values()))

@@ -225,6 +225,49 @@ def test_frames_that_came_when_the_run_had_begun_are_a_reason_to_refuse(lake: La
     assert [each.event for each in read_events(lake)] == ["begun", "done"]
 
 
+def with_file_times(folder: Path, at: int) -> None:
+    for path in (folder, *folder.rglob("*")):
+        os.utime(path, (at, at))
+
+
+@pytest.mark.parametrize("at", [0, TO // 1_000_000 + 1_000_000], ids=["1970", "after the run"])
+def test_the_times_of_files_say_nothing_about_late_frames(lake: Lake, at: int) -> None:
+    """A copied state folder has other ones."""
+    append(lake, "frames", [row("frames", sequence=1)])
+    begin(lake)
+    with_file_times(Path(lake.path), at)
+    assert swapped(lake)
+    begin(lake, "later")
+    append(lake, "frames", [row("frames", sequence=2)])
+    with_file_times(Path(lake.path), at)
+    with pytest.raises(SwapError, match="1 frames of the range were added to the table frames after run later began"):
+        swapped(lake, name="later")
+
+
+@pytest.mark.parametrize("table", ["messages", "backfill/r/messages"])
+def test_a_table_that_is_older_than_the_run_is_refused(lake: Lake, table: str, tmp_path: Path) -> None:
+    """Of live, or of the run itself: the run's rows would take the place of rows that it has read, or has lost."""
+    folder = Path(lake.path, table)
+    fill(lake, history(range(5)))
+    older = tmp_path / "older"
+    if table == "messages":
+        shutil.copytree(folder, older)
+        append(lake, "messages", [message(7, FROM)])
+    begin(lake)
+    run_lake = lake.locate_run("r")
+    if table != "messages":
+        shutil.copytree(folder, older)
+        append(run_lake, "messages", [message(7, FROM)])
+        versions = {name: run_lake.open(name).version() for name in RUN_TABLES}
+        append_event(lake, "r", "chunk", TO + 1, rows=1, details={"versions": versions})
+    shutil.rmtree(folder)
+    shutil.copytree(older, folder)
+    before = {name: lake.open(name).version() for name in lake.tables()}
+    with pytest.raises(SwapError, match=r"the table messages in .* is older than run r: it ends with version"):
+        swapped(lake)
+    assert {name: lake.open(name).version() for name in lake.tables()} == before
+
+
 def test_the_tables_open_in_deltalake_and_duckdb(lake: Lake) -> None:
     other_history(lake)
     swapped(lake)

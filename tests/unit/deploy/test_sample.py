@@ -105,6 +105,8 @@ def test_the_sample_is_copied_into_a_new_state_folder(capsys: Capture, tmp_path:
     assert capsys.readouterr().out == f"{state}/lake\n"
     for arguments in (["backfill", "list"], ["quality", "--table", "batches"], ["sql", "SELECT 1 FROM batches"]):
         assert run_command([*arguments, "--state", str(state)]) == 0
+    assert run_command(["backfill", "swap", RUN, "--state", str(state)]) == 0
+    assert run_command(["backfill", "diff", RUN, "--state", str(state)]) == 0
     (state / "lake/more").touch()
     assert run_command(["sample", str(state)]) == 1
     assert "is not empty. Pass a new folder" in capsys.readouterr().err

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import httpx
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kiln.conf.process.exporter import Exporter
+from kiln.conf.process.locks import lock_state
+from kiln.pipelines.app import submit
 from kiln.pipelines.app.submit import SubmittedQuery
 from kiln.pipelines.runtime.progress import QueryProgress
 from kiln.pipelines.runtime.query_status import QueryWatch
@@ -35,3 +40,15 @@ def test_a_driver_serves_how_its_query_stands() -> None:
         job.observe(watch.build_state(105.0, ENDS, progress, restarts=3, error="no room", tripped=False), ["no room"])
         assert httpx.get(f"{url}/ready").json()["reasons"] == ["archive restarting", "no room"]
         assert httpx.get(url).status_code == 404
+
+
+def test_a_second_driver_of_a_state_folder_is_refused_before_spark_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As `kiln job` and `kiln recover` are: with the embedded broker nothing else keeps two drivers apart."""
+    monkeypatch.setenv("KILN_STATE", str(tmp_path))
+    monkeypatch.setattr(submit, "_LOCK_PATIENCE", 0.0)
+    monkeypatch.setattr(submit, "create_submitted_session", lambda *_: pytest.fail("Spark was started"))
+    with lock_state(tmp_path, "archive"):
+        assert submit.main("archive") == 1
+    assert f"archive of the state folder {tmp_path} is locked by process " in capsys.readouterr().err

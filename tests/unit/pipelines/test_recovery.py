@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import re
+import shutil
 import sqlite3
 import tempfile
-import time
 import zlib
 from collections.abc import Callable
 from contextlib import closing
@@ -40,6 +39,7 @@ from kiln.pipelines.recovery import (
 from kiln.pipelines.runtime.checkpoint import Checkpoint
 from kiln.pipelines.runtime.checkpoint_faults import is_whole
 from kiln.pipelines.runtime.dedup_store import FILE_NAME, DedupStore, DedupStoreConfig
+from kiln.pipelines.runtime.table_writer import TABLES_FILE, OlderTableError, TableWriter, check_tables
 from kiln.pipelines.runtime.topics import TopicState, read_topic_ids, save_topic_ids
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.kafka.records import Epoch
@@ -59,8 +59,6 @@ class State:
         self.lake = self.place.lake
         self.path = folder / "checkpoints" / name
         self.lake.create((TABLE,))
-        self._clock = int(time.time()) - 10_000
-        self._now(Path(locate_commit(self.lake.folder(TABLE), 0).uri))
         self._write(self.path / "metadata", json.dumps({"id": QUERY}))
         self._write(self.path / "sources" / "0" / "0", 'v1\n{"kiln.updates":{"0":0}}')
 
@@ -71,10 +69,6 @@ class State:
         for place in range(0, len(data), 512):
             sums += zlib.crc32(data[place : place + 512]).to_bytes(4)
         path.with_name(f".{path.name}.crc").write_bytes(sums)
-
-    def _now(self, path: Path) -> None:
-        self._clock += 1
-        os.utime(path, (self._clock, self._clock))
 
     def begin(self, batch: int, end: int | None = None) -> None:
         end = batch * 10 + 10 if end is None else end
@@ -88,13 +82,10 @@ class State:
             return self.path
         files = TableFiles(self.lake, TABLE)
         files.add(tuple(f"row {batch}" if column.type == "string" else batch for column in TABLES[TABLE].columns))
-        made = files.close()
-        self._now(Path(self.lake.table(TABLE)) / made[0].name)
-        assert DeltaRsCommits(self.lake, durable=True).commit(TABLE, made, WriteId(QUERY, batch))
-        entry = Path(locate_commit(self.lake.folder(TABLE), self.lake.open(TABLE).version()).uri)
-        entry.write_text(re.sub(r'"timestamp":\d+', f'"timestamp":{self._clock}000', entry.read_text()))
-        self._now(entry)
-        return entry
+        tables = TableWriter(self.lake, DeltaRsCommits(self.lake, durable=True), parse_location(self.path))
+        tables.commit(TABLE, files.close(), WriteId(QUERY, batch))
+        tables.save(QUERY)
+        return Path(locate_commit(self.lake.folder(TABLE), self.lake.open(TABLE).version()).uri)
 
     def data(self, entry: Path) -> Path:
         """The file that a commit adds."""
@@ -107,7 +98,6 @@ class State:
 
     def finish(self, batch: int) -> None:
         self._write(self.path / "commits" / str(batch), 'v1\n{"nextBatchWatermarkMs":0}')
-        self._now(self.path / "commits" / str(batch))
 
     def run(self, *batches: int) -> None:
         for batch in batches:
@@ -145,6 +135,12 @@ def test_what_is_whole_is_left_alone(tmp_path: Path) -> None:
     assert not (tmp_path / "set-aside").exists()
 
 
+def copied(folder: Path) -> None:
+    """The folder as a copy has it that does not keep the times of files."""
+    for path in (folder, *folder.rglob("*")):
+        os.utime(path, (0, 0))
+
+
 @pytest.mark.parametrize("how", [EMPTY, CUT, b"\0" * 50], ids=["empty", "cut", "zeros"])
 @pytest.mark.parametrize("what", ["offsets", "commits", "state", "entry", "data"])
 def test_a_file_of_the_micro_batch_under_way_is_set_aside_and_the_micro_batch_done_again(
@@ -168,6 +164,7 @@ def test_a_file_of_the_micro_batch_under_way_is_set_aside_and_the_micro_batch_do
         path = state.data(entry)
     assert path is not None
     damaged(path, how)
+    copied(tmp_path)
     (words,) = repair(state.place, ["sink"])
     assert str(entry if what == "data" else path) in words
     assert state.next == 3
@@ -200,8 +197,11 @@ def test_what_is_on_another_disk_than_the_state_folder_is_set_aside(tmp_path: Pa
         assert len(list((tmp_path / "set-aside").rglob("commits/2"))) == 1
 
 
+@pytest.mark.parametrize("is_older", [False, True], ids=["", "of an earlier Kiln"])
 @pytest.mark.parametrize("what", ["entry", "data"])
-def test_a_commit_of_a_micro_batch_that_was_noted_as_done_is_not_thrown_away(tmp_path: Path, what: str) -> None:
+def test_a_commit_of_a_micro_batch_that_was_noted_as_done_is_not_thrown_away(
+    tmp_path: Path, what: str, is_older: bool
+) -> None:
     """Without syncs, Spark's note may be on the disk before the table's commit."""
     state = State(tmp_path)
     state.run(0, 1)
@@ -209,6 +209,9 @@ def test_a_commit_of_a_micro_batch_that_was_noted_as_done_is_not_thrown_away(tmp
     entry = state.commit(2)
     state.finish(2)
     damaged(entry if what == "entry" else state.data(entry), EMPTY)
+    if is_older:
+        (state.path / TABLES_FILE).unlink()
+    copied(tmp_path)
     with pytest.raises(DamageError, match=rf"^sink cannot start: {entry} is empty or truncated.* Run kiln recover"):
         repair(state.place, ["sink"])
     (damage,) = examine(state.place, ["sink"])
@@ -247,6 +250,74 @@ def test_an_older_checkpoint_goes_on_where_it_ends_and_the_tables_with_it(tmp_pa
     assert Checkpoint(parse_location(state.path)).query_id != QUERY
     assert is_whole(state.path / "metadata")
     assert repair(state.place, ["sink"]) == []
+
+
+def kept_copy(folder: Path, copy: Path) -> Path:
+    shutil.copytree(folder, copy)
+    return copy
+
+
+def put_back(copy: Path, folder: Path) -> None:
+    shutil.rmtree(folder)
+    shutil.copytree(copy, folder)
+
+
+@pytest.mark.parametrize("since", [0, 1, 3], ids=lambda number: f"micro-batch {number} on")
+def test_a_table_that_is_older_than_the_checkpoint_is_refused(tmp_path: Path, since: int) -> None:
+    state = State(tmp_path)
+    table = Path(state.lake.table(TABLE))
+    state.run(*range(since))
+    older = kept_copy(table, tmp_path / "copy")
+    state.run(*range(since, 4))
+    state.begin(4)
+    put_back(older, table)
+    end = f"ends with micro-batch {since - 1}" if since else "has no micro-batch of this query"
+    words = rf"the table tips in .* is older than the checkpoint of sink in .*: it {end}, and sink has written micro-"
+    words += "batch 3"
+    with pytest.raises(DamageError, match=f"^sink cannot start: {words}"):
+        repair(state.place, ["sink"])
+    with pytest.raises(OlderTableError, match=f"^{words}.* Restore the newest copy of the table"):
+        check_tables(state.lake, state.place.checkpoints)
+    (damage,) = examine(state.place, ["sink"])
+    assert not damage.is_repairable
+    shutil.rmtree(table)
+    state.lake.create((TABLE,))
+    assert "it has no micro-batch of this query" in examine(state.place, ["sink"])[0].problem
+
+
+def test_a_table_without_rows_in_the_newest_micro_batches_is_not_old(tmp_path: Path) -> None:
+    """Nor is one that another program has compacted and restored, or that a crash left without the newest one."""
+    state = State(tmp_path)
+    state.run(0, 1)
+    older = kept_copy(Path(state.lake.table(TABLE)), tmp_path / "copy")
+    for batch in (2, 3):
+        state.begin(batch)
+        state.keep(batch)
+        state.finish(batch)
+    assert examine(state.place, ["sink"]) == []
+    state.lake.open(TABLE).optimize.compact()
+    state.lake.open(TABLE).restore(1)
+    assert examine(state.place, ["sink"]) == []
+    state.begin(4)
+    state.commit(4)
+    put_back(older, Path(state.lake.table(TABLE)))
+    assert examine(state.place, ["sink"]) == [], "Spark repeats micro-batch 4"
+    check_tables(state.lake, state.place.checkpoints)
+
+
+def test_tables_and_checkpoint_of_one_age_go_on(tmp_path: Path) -> None:
+    state = State(tmp_path)
+    state.run(0, 1)
+    folders = (Path(state.lake.path), state.path)
+    copies = [(kept_copy(folder, tmp_path / f"{folder.name}-copy"), folder) for folder in folders]
+    state.run(2, 3)
+    for copy, folder in copies:
+        put_back(copy, folder)
+    assert examine(state.place, ["sink"]) == []
+    # a query that went back has another id, under which its tables have nothing yet
+    (state.path / "metadata").unlink()
+    state._write(state.path / "metadata", json.dumps({"id": "another"}))
+    assert examine(state.place, ["sink"]) == []
 
 
 def test_going_back_that_was_cut_short_is_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
