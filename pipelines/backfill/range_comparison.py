@@ -23,6 +23,7 @@ from kiln.pipelines.backfill.table_extents import build_extents, get_network
 from kiln.pipelines.delta.arrow_rows import build_arrow_schema
 from kiln.pipelines.delta.duckdb_tables import build_files_query, register_store
 from kiln.pipelines.delta.lake import Lake, LakeError
+from kiln.pipelines.delta.table_history import find_commit_at, find_first_commit
 from kiln.schemas.delta.tables import TABLES
 
 MEMORY: Final = "2GB"
@@ -83,6 +84,10 @@ class RangeComparison:
     def open_as_of(self, table: str, when: int | datetime | None) -> TableSnapshot | None:
         """Open a live table as of a version or a time, or return `None` if its log or files no longer reach back."""
         opened = self.lake.open(table)
+        if isinstance(when, datetime):
+            folder = self.lake.folder(table)
+            commit = find_commit_at(folder, int(when.timestamp() * 1_000)) or find_first_commit(folder)
+            when = commit and commit.version
         if when is None:
             return None
         try:

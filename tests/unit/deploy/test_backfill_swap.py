@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Event, Thread
@@ -17,6 +18,7 @@ import pytest
 from deltalake import DeltaTable
 
 from kiln.deploy.query.ask import query_lake
+from kiln.pipelines.backfill.range_comparison import datetime_of, open_comparison
 from kiln.pipelines.backfill.run_diff import diff_run
 from kiln.pipelines.backfill.run_log import BackfillRun, append_event, find_run, read_events
 from kiln.pipelines.backfill.swap import FileSwap, SwapMarker
@@ -214,6 +216,19 @@ def test_a_run_that_is_not_done_is_refused(lake: Lake) -> None:
     begin(lake, done=False)
     with pytest.raises(SwapError, match="run r is not done"):
         swapped(lake)
+
+
+def test_a_copied_lake_has_its_frames_since_before_the_run(lake: Lake, tmp_path: Path) -> None:
+    """The files of a copy are younger than the run."""
+    lake.create(["frames"])
+    append(lake, "frames", [row("frames")])
+    run = begin(lake, at=int(time.time() * 1e6) + 1_000)
+    for file in tmp_path.rglob("*"):
+        os.utime(file, (4_000_000_000, 4_000_000_000))
+    with open_comparison(lake, run) as comparison:
+        then = comparison.open_as_of("frames", datetime_of(run.events[0].happened_at))
+    assert then is not None
+    assert len(then.all_files) == 1
 
 
 def test_frames_that_came_when_the_run_had_begun_are_a_reason_to_refuse(lake: Lake) -> None:
