@@ -16,9 +16,10 @@ from kiln.deploy.cli.app import run_command
 from kiln.deploy.ops.doctor import DoctorCheck, check_lake, run_checks
 from kiln.deploy.ops.status import read_lake_status, read_table_status
 from kiln.deploy.query.ask import query_lake
-from kiln.deploy.query.sample import copy_sample
+from kiln.deploy.query.sample import SAMPLE_LAKE, copy_sample
 from kiln.pipelines.delta.duckdb_tables import find_reading_faults
 from kiln.pipelines.delta.lake import Lake, LakeError
+from kiln.schemas.delta.tables import TABLES
 from kit.foreign_table import FEATURES, add_feature, list_data_files, rename_column
 from kit.traced_lake import BATCH
 
@@ -142,3 +143,47 @@ def _check_lake(lake: Lake) -> DoctorCheck:
 def _read_error(capsys: pytest.CaptureFixture[str], *command: str) -> str:
     assert run_command(list(command)) == 1
     return capsys.readouterr().err.strip()
+
+
+def test_quality_names_the_tables_that_cannot_be_read_and_checks_the_others(
+    state: Path, lake: Lake, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for table, feature in zip(("messages", "copies", "controls", "subscriptions"), FEATURES, strict=True):
+        add_feature(lake, table, feature, version=2 if feature == "columnMapping" else 3)
+    list_data_files(lake, "batch_tips")[0].unlink()
+    (Path(lake.table("publications")) / "_delta_log" / f"{0:020}.json").unlink()
+    damaged = list_data_files(lake, "frames")[0]
+    damaged.write_bytes(damaged.read_bytes()[:1000])
+    unreadable = {"messages", "copies", "controls", "subscriptions", "batch_tips", "publications", "frames"}
+    assert run_command(["quality", "--json", "--state", str(state)]) == 1
+    results = json.loads(capsys.readouterr().out)
+    failed = {table: [each for each in results if each["table"] == table and not each["success"]] for table in TABLES}
+    for table in unreadable:
+        (own,) = [each for each in failed[table] if each["observed"].startswith(f"cannot read table {table} in ")]
+        assert own["level"] == "error"
+    judged = {each["table"] for each in results if each["success"]}
+    assert judged == {"batches", "bundles", "quarantine", "streams", "tips", "updates"}
+    named = [each["observed"] for table in TABLES.keys() - unreadable for each in failed[table]]
+    assert named
+    assert all(words.startswith("cannot read table ") for words in named)
+    assert lake.open("quality_results").version() > 0
+
+
+def test_recover_moves_a_hint_away_that_names_no_checkpoint(
+    state: Path, lake: Lake, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lose_checkpoint(lake)
+    assert run_command(["recover", "--state", str(state)]) == 1
+    assert "_last_checkpoint" in capsys.readouterr().out
+    assert run_command(["recover", "--state", str(state), "--yes"]) == 0
+    assert list(query_lake(lake, COUNT).rows()) == list(query_lake(Lake(str(SAMPLE_LAKE)), COUNT).rows())
+
+
+@pytest.mark.xfail(strict=True, reason="Less: mechanisms go")
+@pytest.mark.parametrize("damage", [lose_file, lose_commit])
+def test_recover_names_what_it_cannot_repair(
+    damage: Callable[[Lake], str], state: Path, lake: Lake, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = damage(lake)
+    assert run_command(["recover", "--state", str(state)]) == 1
+    assert words in capsys.readouterr().out
