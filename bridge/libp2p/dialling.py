@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Collection, Iterator
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import AsyncExitStack, suppress
 from typing import Final
 
 import trio
-from libp2p.abc import IPeerStore
+from libp2p.abc import INetConn, IPeerStore
+from libp2p.custom_types import TProtocol
+from libp2p.network.stream.net_stream import NetStream
 from libp2p.network.swarm import Swarm
 from libp2p.peer.id import ID
 from libp2p.peer.peerstore import PeerStoreError
+from libp2p.protocol_muxer.multiselect_client import MultiselectClient
+from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
 from libp2p.security.noise.exceptions import PeerIDMismatchesPubkey
 from libp2p.transport.exceptions import MuxerUpgradeFailure, SecurityUpgradeFailure
 from multiaddr import Multiaddr
 
-from kiln.bridge.libp2p.closing import BROKEN
+from kiln.bridge.libp2p.closing import BROKEN, reset_stream
 
 _FAMILIES: Final = {"dns": socket.AF_UNSPEC, "dns4": socket.AF_INET, "dns6": socket.AF_INET6}
 
@@ -40,6 +44,20 @@ async def dial(swarm: Swarm, address: Multiaddr, peer: ID, seconds: float) -> st
     except OSError as failure:
         reason = _describe_failure(failure, swarm.get_peer_id())
     return f"{address}: {reason}"
+
+
+async def negotiate(conn: INetConn, client: MultiselectClient, protocols: Iterable[str], seconds: float) -> NetStream:
+    """Open a stream on a connection with the first of the protocols that the peer speaks."""
+    stream = await conn.new_stream()
+    assert isinstance(stream, NetStream)
+    async with AsyncExitStack() as half_open:  # reset on failure and cancellation: it takes memory of the peer, too
+        half_open.push_async_callback(reset_stream, stream)
+        protocol = await client.select_one_of(
+            [TProtocol(each) for each in protocols], MultiselectCommunicator(stream), int(seconds)
+        )
+        half_open.pop_all()
+    stream.set_protocol(protocol)
+    return stream
 
 
 def describe_missing_pubsub(store: IPeerStore, peer: ID, offered: Collection[str]) -> str:

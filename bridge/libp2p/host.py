@@ -11,12 +11,11 @@ from __future__ import annotations
 import ipaddress
 import logging
 import math
-import os
 import random
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable
-from contextlib import AsyncExitStack, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from itertools import chain
@@ -30,13 +29,11 @@ from libp2p.network.connection.swarm_connection import SwarmConn
 from libp2p.network.stream.net_stream import NetStream
 from libp2p.peer.id import ID
 from libp2p.peer.peerstore import PeerStoreError
-from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
-from libp2p.rcmgr import Direction
 from libp2p.stream_muxer.yamux.yamux import Yamux
 from multiaddr import Multiaddr
 from trio_typing import TaskStatus
 
-from kiln.bridge.capture.tap import ConnectionRecord, ConnectionTap, Sink
+from kiln.bridge.capture.tap import ConnectionRecord, Sink
 from kiln.bridge.gossipsub.effects import Deliver, PeerID, Send
 from kiln.bridge.gossipsub.router import Router
 from kiln.bridge.gossipsub.table_agreements import TableAgreements
@@ -47,14 +44,13 @@ from kiln.bridge.libp2p.addresses import (
     check_listen_address,
     parse_bootstrap_peers,
     parse_tcp_address,
-    socket_address,
 )
 from kiln.bridge.libp2p.budget import BanList, CaptureBudget, UnfinishedRpcs
 from kiln.bridge.libp2p.closing import BROKEN, close_connection, reset_stream, shielded
-from kiln.bridge.libp2p.dialling import describe_missing_pubsub, dial
+from kiln.bridge.libp2p.dialling import describe_missing_pubsub, dial, negotiate
 from kiln.bridge.libp2p.inflow import READ_BYTES
 from kiln.bridge.libp2p.keys import derive_author_keys
-from kiln.bridge.libp2p.links import InboundStream, PeerLink, PubsubSession
+from kiln.bridge.libp2p.links import InboundStream, PeerLink, PubsubSession, open_session
 from kiln.bridge.libp2p.options import NodeOptions
 from kiln.bridge.libp2p.seqno import Seqno
 from kiln.bridge.libp2p.slots import InboundSlots, PeerValue
@@ -63,7 +59,7 @@ from kiln.bridge.libp2p.view import BootstrapState, NodeView, copy_savings, peer
 from kiln.conf.process.backoff import pause_after
 from kiln.conf.process.bridge_status import PeerStatus
 from kiln.conf.process.logs import log_event
-from kiln.schemas.kafka.frames import CONNECTION_BYTES, CUT_PAYLOAD, read_rpc
+from kiln.schemas.kafka.frames import CUT_PAYLOAD, read_rpc
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from kiln.schemas.reject import Rejected
 from kiln.schemas.wire.identity import Verdict, check, compute_peer_id, peer_text, sign
@@ -526,7 +522,7 @@ class Node:
         except BROKEN:
             self.counters["stream_not_opened"] += 1
             return True
-        session = self._create_session(link, outbound, protocol)
+        session = open_session(self._options.network, self.peer, link.peer, outbound, protocol)
         link.session = session
         try:
             self._dispatch(
@@ -586,35 +582,7 @@ class Node:
         return stream, str(stream.get_protocol())
 
     async def _negotiate(self, conn: INetConn, protocols: Iterable[str]) -> NetStream:
-        stream = await conn.new_stream()
-        assert isinstance(stream, NetStream)
-        async with AsyncExitStack() as half_open:  # reset on failure and cancellation: it takes memory of the peer, too
-            half_open.push_async_callback(reset_stream, stream)
-            protocol = await self._host.multiselect_client.select_one_of(
-                [TProtocol(p) for p in protocols], MultiselectCommunicator(stream), int(self._options.negotiate_timeout)
-            )
-            half_open.pop_all()
-        stream.set_protocol(protocol)
-        return stream
-
-    def _create_session(self, link: PeerLink, outbound: NetStream, protocol: str) -> PubsubSession:
-        conn = outbound.swarm_conn
-        assert conn is not None
-        remote = outbound.get_remote_address()
-        address = socket_address(remote)
-        tap = ConnectionTap(
-            self._options.network,
-            os.urandom(CONNECTION_BYTES),
-            self.peer,
-            link.peer,
-            protocol,
-            address.to_bytes() if address else b"",
-        )
-        session = PubsubSession(outbound, tap, protocol)
-        session.dialled = conn.direction == Direction.OUTBOUND
-        session.address = str(address) if address else ""
-        session.ip = remote[0] if remote else ""
-        return session
+        return await negotiate(conn, self._host.multiselect_client, protocols, self._options.negotiate_timeout)
 
     def _count_colocated(self, ip: str) -> None:
         """Pass the number of peers that share a public address to the router: many peers there are often one

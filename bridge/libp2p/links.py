@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 
 import trio
 from libp2p.network.stream.net_stream import NetStream
 from libp2p.peer.id import ID
+from libp2p.rcmgr import Direction
 
 from kiln.bridge.capture.tap import ConnectionTap
+from kiln.bridge.libp2p.addresses import socket_address
+from kiln.schemas.kafka.frames import CONNECTION_BYTES
 
 
 class SendQueue:
@@ -90,6 +94,27 @@ class PubsubSession:
         """End the session; the first `reason` is logged."""
         self.end_reason = self.end_reason or reason
         self.scope.cancel()
+
+
+def open_session(network: str, own: bytes, peer: bytes, outbound: NetStream, protocol: str) -> PubsubSession:
+    """Create the session of a stream that the node has opened.
+
+    Args:
+        network: The name of the network, for the frames.
+        own: The node's peer id.
+        peer: The other peer's id.
+    """
+    conn = outbound.swarm_conn
+    assert conn is not None
+    remote = outbound.get_remote_address()
+    address = socket_address(remote)
+    packed = address.to_bytes() if address else b""
+    tap = ConnectionTap(network, os.urandom(CONNECTION_BYTES), own, peer, protocol, packed)
+    session = PubsubSession(outbound, tap, protocol)
+    session.dialled = conn.direction == Direction.OUTBOUND
+    session.address = str(address) if address else ""
+    session.ip = remote[0] if remote else ""
+    return session
 
 
 class PeerLink:

@@ -6,11 +6,9 @@ group whose extra is not installed has one row, with the command that installs i
 
 import errno
 import os
-import pwd
 import re
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -31,6 +29,13 @@ from kiln.conf.process.locks import read_lock_holders
 from kiln.conf.process.state_version import StateVersionError, check_state_version, is_private
 from kiln.conf.settings.model import Kafka, Settings
 from kiln.deploy.ops.clocks import ClockStatus, find_trailing_clocks
+from kiln.deploy.ops.machine import (
+    find_existing_parent,
+    name_user,
+    probe_writing,
+    read_available_memory,
+    read_open_files_limit,
+)
 from kiln.deploy.ops.status import (
     BrokerStatus,
     QueryStatus,
@@ -45,6 +50,7 @@ from kiln.deploy.stack.embedded_broker import find_running_broker
 from kiln.deploy.stack.java import TESTED_VERSIONS, Java, JavaError, find_java
 from kiln.deploy.stack.kafka_topics import read_compression
 from kiln.deploy.stack.ports import HOST, PortHolder, check_port_free, find_port_holder
+from kiln.pipelines.delta.duckdb_tables import find_reading_faults
 from kiln.pipelines.delta.lake import Lake, LakeError, find_column_fault
 from kiln.pipelines.runtime.spark_environment import find_foreign_variables, find_spark_home, is_local
 from kiln.pipelines.runtime.table_writer import OLDER_TABLE_REMEDY, find_older_tables
@@ -53,6 +59,7 @@ Level = Literal["ok", "warn", "fail"]
 _T = TypeVar("_T")
 _GB = 1_000_000_000
 _KUBO = 3.0  # s, timeout of a request to Kubo
+_OPEN_FILES: Final = 1_024  # the default of most systems
 _SILENT = 10.0  # s, age of a status after which its bridge counts as stopped
 GROUPS: Final[Mapping[str, Extra | None]] = {
     "query a lake": None,
@@ -238,6 +245,14 @@ def check_memory(available: int | None, wanted: int) -> DoctorCheck:
     return DoctorCheck("memory", "ok", text)
 
 
+def check_open_files(limit: int) -> DoctorCheck:
+    """Check the limit of open files of a process, which the JVM of Spark and a bridge with many peers reach."""
+    text = f"at most {limit:,} a process"
+    if limit < _OPEN_FILES:
+        return DoctorCheck("open files", "warn", text, "raise the limit in the shell that starts Kiln: ulimit -n 4096")
+    return DoctorCheck("open files", "ok", text)
+
+
 def check_port(listener: Listener, error: OSError | None, ours: bool, holder: PortHolder | None = None) -> DoctorCheck:
     """Check a port on which Kiln listens.
 
@@ -314,11 +329,15 @@ def check_compression(compression: Mapping[str, str], codecs: Collection[str]) -
     return DoctorCheck(name, "ok", f"{text}; {readable}" if text else readable)
 
 
-def check_lake(tables: Sequence[TableStatus]) -> DoctorCheck:
-    """Check that each table of the lake can be opened."""
+def check_lake(tables: Sequence[TableStatus], faults: Sequence[str] = ()) -> DoctorCheck:
+    """Check that each table of the lake can be opened and read; `faults`: why open tables cannot be read."""
     problems = [table.problem for table in tables if table.problem]
     if problems:
-        return DoctorCheck("lake", "fail", "; ".join(problems), "run kiln recover, which shows the possible repairs")
+        return DoctorCheck(
+            "lake", "fail", "; ".join((*problems, *faults)), "run kiln recover, which shows the possible repairs"
+        )
+    if faults:
+        return DoctorCheck("lake", "fail", "; ".join(faults), "see the runbook, A table cannot be read")
     return DoctorCheck("lake", "ok", f"{len(tables)} tables" if tables else "no tables yet")
 
 
@@ -443,7 +462,7 @@ def run_checks(settings: Settings) -> list[DoctorCheck]:
             "python": lambda: [check_python(sys.version_info[:2])],
             "state folder": lambda: [_check_state(settings.state)],
             "object store": lambda: [check_store(lake.path, away)] if settings.uses_store else [],
-            "lake": lambda: [check_lake(read_lake_status(lake))],
+            "lake": lambda: [check_lake(read_lake_status(lake), find_reading_faults(lake))],
             "columns": lambda: [check_columns(_find_column_faults(lake))],
         },
         "capture from a network": {
@@ -465,9 +484,10 @@ def run_checks(settings: Settings) -> list[DoctorCheck]:
             "jars for the store": lambda: (
                 [check_s3_jars(jars.is_complete(jars.s3_root(root), jars.IVY_S3))] if settings.uses_store else []
             ),
-            "disk": lambda: [check_disk(shutil.disk_usage(_find_existing_parent(settings.state)).free)],
-            "memory": lambda: [check_memory(_read_available_memory(), wanted)],
+            "disk": lambda: [check_disk(shutil.disk_usage(find_existing_parent(settings.state)).free)],
+            "memory": lambda: [check_memory(read_available_memory(), wanted)],
             "ports": lambda: [_check_port(each, runs, kilns) for each in list_listeners(settings) if each.is_of_broker],
+            "open files": lambda: [check_open_files(read_open_files_limit())],
             "broker": lambda: [check_broker(broker, kafka.embedded, runs)],
             "partitions of updates": lambda: [
                 check_updates_partitions(broker, kafka.topic("updates"), kafka.updates_partitions)
@@ -575,40 +595,16 @@ def _describe_block_store(settings: Settings) -> tuple[str, str]:
         kubo.close()
 
 
-def _find_existing_parent(folder: Path) -> Path:
-    """Return the folder itself, or its nearest parent that exists."""
-    return next(path for path in (folder, *folder.absolute().parents) if path.exists())
-
-
-def _probe_writing(folder: Path) -> str:
-    """Return why no file can be created there, empty if one can. Does not create the folder."""
-    parent = _find_existing_parent(folder)
-    if not parent.is_dir():
-        return f"{parent} is not a folder"
-    try:
-        with tempfile.TemporaryFile(dir=parent):
-            return ""
-    except OSError as error:
-        return f"cannot be written ({error.strerror})"
-
-
 def _check_state(folder: Path) -> DoctorCheck:
     if not folder.exists():
-        return check_state(folder, _probe_writing(folder))
-    problem, owner = _probe_writing(folder), folder.stat().st_uid
+        return check_state(folder, probe_writing(folder))
+    problem, owner = probe_writing(folder), folder.stat().st_uid
     if not problem:
         try:
             check_state_version(folder)
         except StateVersionError as error:
             problem = str(error)
-    return check_state(folder, problem, is_private(folder), "" if owner == os.geteuid() else _name_user(owner))
-
-
-def _name_user(number: int) -> str:
-    try:
-        return pwd.getpwuid(number).pw_name
-    except KeyError:  # such as one of another container
-        return str(number)
+    return check_state(folder, problem, is_private(folder), "" if owner == os.geteuid() else name_user(owner))
 
 
 def _read(read: Callable[[], _T], otherwise: _T) -> _T:
@@ -627,15 +623,6 @@ def _check_port(listener: Listener, broker_runs: bool, kilns: Collection[int]) -
         return check_port(listener, error, ours=broker_runs and error is not None, holder=holder)
     holder = None if listener.udp else find_port_holder(listener.port)
     return check_port(listener, error, bool(kilns) if holder is None else holder.pid in kilns, holder)
-
-
-def _read_available_memory() -> int | None:
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    kibibytes = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), None)
-    return None if kibibytes is None else int(kibibytes) * 1024
 
 
 # ---------------------------------------------------------------- output

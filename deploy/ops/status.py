@@ -24,6 +24,7 @@ from kiln.deploy.ops.bridges import BridgeMember, list_live_bridges
 from kiln.deploy.ops.clocks import ClockStatus, find_trailing_clocks
 from kiln.pipelines.decode.breaker_state import BreakerState, read_breaker_state
 from kiln.pipelines.delta.lake import Lake, LakeError
+from kiln.pipelines.delta.reading_faults import list_reader_features
 from kiln.pipelines.runtime.checkpoint import Checkpoint, CheckpointError
 from kiln.pipelines.runtime.topics import read_topic_ids
 from kiln.schemas.delta.tables import TABLES
@@ -80,7 +81,8 @@ class QueryStatus:
 
 @dataclass(frozen=True)
 class TableStatus:
-    """State of a Delta table, from its log alone; `rows` is `None` if a file has no row count."""
+    """State of a Delta table, from its log alone; `rows` is `None` if a file has no row count, or the table may have
+    deletion vectors, which mark rows of a file as removed."""
 
     name: str
     rows: int | None
@@ -275,9 +277,10 @@ def read_table_status(lake: Lake, name: str) -> TableStatus:
         counts = adds["num_records"].to_pylist() if "num_records" in adds.schema.names else [None] * len(adds)
         sizes = adds["size_bytes"].to_pylist()
         newest = table.history(1)
+        has_deletion_vectors = "deletionVectors" in list_reader_features(table)
     except (LakeError, DeltaError) as error:  # Kiln's own, or such as of a feature that delta-rs does not have
         return TableStatus(name, None, 0, 0, None, None, str(error))
-    rows = None if any(count is None for count in counts) else sum(counts)
+    rows = None if has_deletion_vectors or any(count is None for count in counts) else sum(counts)
     stamp = newest[0].get("timestamp") if newest else None
     committed = datetime.fromtimestamp(stamp / 1000, UTC) if isinstance(stamp, int) else None
     return TableStatus(name, rows, len(sizes), sum(sizes), table.version(), committed, "")

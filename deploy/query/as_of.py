@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from kiln.conf.process.errors import KilnError
 from kiln.pipelines.delta.lake import Lake
+from kiln.pipelines.delta.table_history import CommitTime, find_commit_at, find_first_commit
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -50,15 +51,15 @@ def open_table(lake: Lake, name: str, as_of: AsOf | None) -> DeltaTable | None:
     from deltalake.exceptions import DeltaError
 
     newest = table.version()
+    version = _find_version_at(lake, name, as_of) if isinstance(as_of, datetime) else as_of
+    if version is None:
+        return None
+    if isinstance(as_of, datetime):
+        version = min(version, newest)  # others commit meanwhile
+    if version > newest:
+        raise NoSuchVersionError(f"table {name} has no version {version}. Its newest version is {newest}")
     try:
-        if isinstance(as_of, datetime):
-            # delta-rs loads the first version for any earlier time
-            first = min((each["timestamp"] for each in table.history()[-1:]), default=0)
-            if first > as_of.timestamp() * 1000:
-                return None
-        elif as_of > newest:
-            raise NoSuchVersionError(f"table {name} has no version {as_of}. Its newest version is {newest}")
-        table.load_as_version(as_of)
+        table.load_as_version(version)
     except (DeltaError, OSError, ValueError) as error:
         reason = str(error).split("\n")[0]
         raise NoSuchVersionError(
@@ -66,3 +67,35 @@ def open_table(lake: Lake, name: str, as_of: AsOf | None) -> DeltaTable | None:
             "removes old ones"
         ) from error
     return table
+
+
+def _find_version_at(lake: Lake, name: str, at: datetime) -> int | None:
+    folder = lake.folder(name)
+    if commit := find_commit_at(folder, int(at.timestamp() * 1_000)):
+        return commit.version
+    first = find_first_commit(folder)
+    if first is None:
+        raise NoSuchVersionError(
+            f"the log of table {name} states no commit times. Pass a version instead of {at.isoformat()}"
+        )
+    if first.version:
+        raise NoSuchVersionError(
+            f"cannot read table {name} as of {at.isoformat()}: its log begins with version {first.version}, of "
+            f"{_format_time(first)}, because table maintenance has removed older entries"
+        )
+    return None
+
+
+def describe_absence(lake: Lake, name: str, as_of: AsOf | None) -> str:
+    """Describe that a table of today did not exist at an earlier time; empty if that is not so."""
+    if not isinstance(as_of, datetime):
+        return ""
+    table = next((each for each in lake.tables() if each.lower() == name.lower()), None)
+    first = find_first_commit(lake.folder(table)) if table else None
+    if first is None:
+        return ""
+    return f"table {name} did not exist at {as_of.isoformat()}: its first version is of {_format_time(first)}"
+
+
+def _format_time(commit: CommitTime) -> str:
+    return datetime.fromtimestamp(commit.at / 1_000, UTC).isoformat(timespec="milliseconds")

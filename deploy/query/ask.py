@@ -8,23 +8,26 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import duckdb
 
 from kiln.conf.process.errors import KilnError
 from kiln.conf.process.extras import require_extras
 from kiln.conf.settings.keys import suggest_key
-from kiln.deploy.query.as_of import AsOf, open_table
+from kiln.deploy.query.as_of import AsOf, describe_absence, open_table
 from kiln.pipelines.delta.duckdb_tables import add_empty_tables, allow_only, create_views
 from kiln.pipelines.delta.lake import Lake
+from kiln.pipelines.delta.reading_faults import build_missing_files_error
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.delta.views import View, views
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from deltalake import DeltaTable
 
 _ROWS_AT_ONCE = 2_048
 _MOST_SPILLED = "8GB"
@@ -57,7 +60,7 @@ class Answer:
             for batch in self._batches:
                 columns = [column.to_pylist(maps_as_pydicts="lossy") for column in batch.columns]
                 yield from zip(*columns, strict=True)
-        except (duckdb.Error, OSError, pa.ArrowException) as error:
+        except pa.ArrowException as error:
             raise SqlError(str(error)) from error
 
 
@@ -69,28 +72,44 @@ class Interval(NamedTuple):
     nanoseconds: int
 
 
+class _BatchAnswer(Answer):
+    """Result of a query of these tables, read with pyarrow."""
+
+    def __init__(self, columns: Sequence[str], batches: Iterable[pa.RecordBatch], tables: _OpenTables) -> None:
+        super().__init__(columns, batches)
+        self._tables = tables
+
+    def rows(self) -> Iterator[Row]:
+        with self._tables.translate_errors():
+            yield from super().rows()
+
+
 class _Cursor(Answer):
     """Result of a connection's query, read as Python values without pyarrow.
 
     Args:
         columns: Names of the columns.
         connection: The connection that runs the query.
+        tables: The tables that the query names.
         intervals: Numbers of the columns that `_split_intervals` made.
     """
 
     def __init__(
-        self, columns: Sequence[str], connection: duckdb.DuckDBPyConnection, intervals: Collection[int] = ()
+        self,
+        columns: Sequence[str],
+        connection: duckdb.DuckDBPyConnection,
+        tables: _OpenTables,
+        intervals: Collection[int] = (),
     ) -> None:
         super().__init__(columns, ())
         self._connection = connection
+        self._tables = tables
         self._intervals = intervals
 
     def rows(self) -> Iterator[Row]:
-        try:
+        with self._tables.translate_errors():
             while rows := self._connection.fetchmany(_ROWS_AT_ONCE):
                 yield from (map(self._join_intervals, rows) if self._intervals else rows)
-        except (duckdb.Error, OSError) as error:
-            raise SqlError(str(error)) from error
 
     def _join_intervals(self, row: Row) -> Row:
         return tuple(
@@ -107,8 +126,8 @@ def query_lake(lake: Lake, sql: str, as_of: AsOf | None = None) -> Answer:
         LakeError: A table cannot be read.
         NoSuchVersionError: A table does not have that version.
     """
-    connection, existing = _connect(lake, sql, as_of)
-    with _translate_errors(lake, existing):
+    connection, tables = _connect(lake, sql, as_of)
+    with tables.translate_errors():
         connection.execute(sql)
         columns = [(str(column[0]), str(column[1])) for column in connection.description or ()]
         titles = [title for title, _ in columns]
@@ -116,11 +135,11 @@ def query_lake(lake: Lake, sql: str, as_of: AsOf | None = None) -> Answer:
         if any("INTERVAL" in kind != "INTERVAL" for _, kind in columns):
             require_extras("lake")
             connection.abort()
-            return Answer(titles, connection.sql(sql).to_arrow_reader(_ROWS_AT_ONCE))
+            return _BatchAnswer(titles, connection.sql(sql).to_arrow_reader(_ROWS_AT_ONCE), tables)
         if intervals:
             connection.abort()
             connection.execute(_split_intervals(connection.extract_statements(sql)[0].query, len(columns), intervals))
-    return _Cursor(titles, connection, intervals)
+    return _Cursor(titles, connection, tables, intervals)
 
 
 def _split_intervals(query: str, columns: int, intervals: Collection[int]) -> str:
@@ -142,23 +161,18 @@ class QueryRelation:
 
     def __init__(self, lake: Lake, sql: str, as_of: AsOf | None = None) -> None:
         """Check the query as `query_lake` does, with the same errors."""
-        self._lake = lake
         # a relation does not keep its connection open
-        self._connection, self._existing = _connect(lake, sql, as_of)
+        self._connection, self._tables = _connect(lake, sql, as_of)
         with self.translate_errors():
             self.relation = self._connection.sql(sql)
 
     def translate_errors(self) -> AbstractContextManager[None]:
-        """Raise SqlError if the query fails."""
-        return _translate_errors(self._lake, self._existing)
+        """Raise SqlError if the query fails, or MissingFilesError if a file of its tables is missing."""
+        return self._tables.translate_errors()
 
 
-def _connect(lake: Lake, sql: str, as_of: AsOf | None) -> tuple[duckdb.DuckDBPyConnection, tuple[str, ...]]:
-    """Connect to a database with the tables and views that a query names, and no access to other files.
-
-    Returns:
-        The connection, and the names of the tables that exist.
-    """
+def _connect(lake: Lake, sql: str, as_of: AsOf | None) -> tuple[duckdb.DuckDBPyConnection, _OpenTables]:
+    """Connect to a database with the tables and views that a query names, and no access to other files."""
     connection = duckdb.connect()
     connection.execute("SET TimeZone = 'UTC'")
     # by default, a query larger than memory spills to `.tmp` in the current folder, without a limit
@@ -181,17 +195,36 @@ def _connect(lake: Lake, sql: str, as_of: AsOf | None) -> tuple[duckdb.DuckDBPyC
             if speaks_of_some:
                 raise SqlError(f"{view.name}, over {' and '.join(view.tables)}: {error}") from error
     allow_only(connection, files)
-    return connection, there
+    return connection, _OpenTables(lake, as_of, there, tables)
 
 
-@contextmanager
-def _translate_errors(lake: Lake, existing: Sequence[str]) -> Iterator[None]:
-    try:
-        yield
-    except duckdb.CatalogException as error:
-        raise SqlError(_explain_missing_table(str(error), lake, existing)) from error
-    except (duckdb.Error, OSError) as error:
-        raise SqlError(str(error)) from error
+@dataclass(frozen=True)
+class _OpenTables:
+    """The tables of a query, for its errors."""
+
+    lake: Lake
+    as_of: AsOf | None
+    existing: tuple[str, ...]
+    """names of all tables that exist, named by the query or not"""
+    opened: Mapping[str, DeltaTable]
+
+    @contextmanager
+    def translate_errors(self) -> Iterator[None]:
+        """Raise errors of DuckDB as SqlError, or as LakeError if a file of a table is missing."""
+        try:
+            yield
+        except duckdb.CatalogException as error:
+            raise SqlError(_explain_missing_table(str(error), self.lake, self.existing, self.as_of)) from error
+        except (duckdb.Error, OSError) as error:
+            if not isinstance(error, _FAULTS_OF_A_QUERY):
+                for name, table in self.opened.items():
+                    if missing := build_missing_files_error(self.lake, name, table):
+                        raise missing from error
+            raise SqlError(str(error)) from error
+
+
+_FAULTS_OF_A_QUERY: Final = (duckdb.BinderException, duckdb.ParserException, duckdb.DataError)
+"""Errors that no missing file causes."""
 
 
 def _quote(path: str) -> str:
@@ -237,11 +270,13 @@ def read_view_columns() -> dict[str, tuple[str, ...]]:
         return {name: tuple(connection.table(name).columns) for name in views()}
 
 
-def _explain_missing_table(message: str, lake: Lake, there: Sequence[str]) -> str:
+def _explain_missing_table(message: str, lake: Lake, there: Sequence[str], as_of: AsOf | None) -> str:
     match = re.search(r"Table with name (\S+) does not exist", message)
     if not match:
         return message
     name = match[1].strip('"')
+    if absence := describe_absence(lake, name, as_of):
+        return absence
     near = "" if name in TABLES else suggest_key(name, (*there, *views()))
     existing = f"Tables and views: {', '.join((*there, *views()))}" if there else "The lake has no tables yet"
     yet = " yet" if name in TABLES else ""

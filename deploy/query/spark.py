@@ -15,7 +15,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from kiln.conf.settings.keys import suggest_key
-from kiln.deploy.query.as_of import AsOf, open_table
+from kiln.deploy.query.as_of import AsOf, describe_absence, open_table
 from kiln.deploy.query.ask import Answer, SqlError, find_named_tables
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.delta.tables import TABLES
@@ -72,6 +72,8 @@ def query_spark(
     except (PySparkException, Py4JJavaError) as error:
         line = _first_line(error)
         missing = _MISSING.search(line)
+        if missing and (absence := describe_absence(lake, missing[1], as_of)):
+            raise SqlError(absence) from error
         near = "" if missing is None else suggest_key(missing[1], (*lake.tables(), *views()))
         raise SqlError(f"{line}{near}") from error
     return Answer(table.column_names, table.to_batches())

@@ -14,12 +14,14 @@ from pathlib import Path
 
 from py4j.protocol import Py4JError
 from pyspark import SparkContext
+from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
-from kiln.conf.process.errors import KilnError
+from kiln.conf.process.errors import KilnError, PrerequisiteError
 from kiln.conf.process.logs import LogFile, configure_logs
 from kiln.conf.settings.model import Settings
 from kiln.deploy.stack.jars import PROJECT, list_jars, list_store_jars, spark_archive_path
+from kiln.deploy.stack.java import find_java
 from kiln.deploy.stack.scratch import create_scratch_folder
 from kiln.pipelines.runtime.s3a import build_s3a_settings
 from kiln.pipelines.runtime.session import create_session
@@ -30,6 +32,10 @@ _LOG = logging.getLogger(__name__)
 
 class JvmEndedError(KilnError):
     """Spark's JVM has ended during a run."""
+
+
+class JvmStartError(PrerequisiteError):
+    """Spark's JVM did not start. The message has the cause that it printed."""
 
 
 def check_jvm(patience: float = 0.0) -> JvmEndedError | None:
@@ -65,6 +71,10 @@ def spark_session(settings: Settings, name: str = "kiln", classes: Sequence[Path
         settings: The settings.
         name: Name of the application; any but `kiln` logs to the folder `logs/NAME`.
         classes: Additional folders for the end of the class path.
+
+    Raises:
+        JavaError: There is no usable Java.
+        JvmStartError: The JVM did not start.
     """
     logs = settings.logs if name == "kiln" else settings.logs / name
     logs.mkdir(parents=True, exist_ok=True)
@@ -73,7 +83,8 @@ def spark_session(settings: Settings, name: str = "kiln", classes: Sequence[Path
     configure_logs(settings.log.format, settings.log.level, settings.log.levels, driver_log, logging.WARNING)
     if is_local(settings.spark.master):
         isolate_spark()
-    with redirect_output(logs / "spark.out"), _ignore_hangups():
+    printed = logs / "spark.out"
+    with _explain_failed_start(printed), redirect_output(printed), _ignore_hangups():
         spark = create_session(
             name,
             master=settings.spark.master,
@@ -116,6 +127,25 @@ def build_archive_option() -> str:
     classes = spark_archive_path()
     # a JVM that does not match the archive runs without it
     return f'"-XX:SharedArchiveFile={classes}"' if classes.is_file() else ""
+
+
+@contextmanager
+def _explain_failed_start(printed: Path) -> Iterator[None]:
+    """Raise the error of a JVM that ended before it answered, with the cause in the file of its output."""
+    start = printed.stat().st_size if printed.exists() else 0
+    try:
+        yield
+    except PySparkRuntimeError as error:
+        if SparkContext._gateway is not None:
+            raise
+        find_java()
+        lines = printed.read_bytes()[start:].decode(errors="replace").splitlines()
+        causes = [line.strip() for line in lines if "Exception" in line or "Error" in line] or lines[-1:]
+        cause = causes[-1].removeprefix("Caused by: ") if causes else "it printed nothing"
+        raise JvmStartError(
+            f"the JVM of Spark did not start: {cause}. Remove the cause (kiln doctor checks Java, memory and the limit "
+            f"of open files), and start again. Its whole output is in {printed}"
+        ) from error
 
 
 @contextmanager

@@ -12,7 +12,8 @@ from deltalake.transaction import AddAction, RemoveAction
 from kiln.pipelines.delta.commits import WriteId, build_second_writer_error
 from kiln.pipelines.delta.files import DataFile
 from kiln.pipelines.delta.lake import Lake, locate_commit
-from kiln.pipelines.delta.log_faults import adds_any, read_commit
+from kiln.pipelines.delta.log_faults import adds_any
+from kiln.pipelines.delta.table_history import read_commit
 
 _CONCURRENT = "Concurrent transaction"
 """Error text of delta-rs for a concurrent commit under the same application id."""

@@ -10,15 +10,22 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
 import duckdb
 
+from kiln.conf.process.errors import KilnError
 from kiln.conf.process.extras import require_extras
 from kiln.conf.process.location import Location
 from kiln.pipelines.delta.lake import Lake, LakeError
+from kiln.pipelines.delta.reading_faults import (
+    build_features_error,
+    build_missing_files_error,
+    list_reader_features,
+)
 from kiln.schemas.delta.tables import TABLES
 
 if TYPE_CHECKING:
@@ -81,6 +88,7 @@ def create_views(
 
     Raises:
         LakeError: A table cannot be read.
+        MissingFilesError: A file of a table is missing.
     """
     register_store(connection, lake)
     files: list[str] = []
@@ -90,25 +98,45 @@ def create_views(
         if columns is None or paths is None:
             connection.register(name, _build_dataset(lake, name, table))
             continue
-        connection.execute(
-            f"CREATE TEMP VIEW {quote_name(name)} AS {build_columns_query(columns, paths, union_by_name=reads_rows)}"
-        )
+        rows = build_columns_query(columns, paths, union_by_name=reads_rows)
+        try:
+            connection.execute(f"CREATE TEMP VIEW {quote_name(name)} AS {rows}")
+        except (duckdb.Error, OSError) as error:
+            if missing := build_missing_files_error(lake, name, table):
+                raise missing from error
+            reason = str(error).split("\n")[0]
+            raise LakeError(f"cannot read table {name} in {lake.path}: {reason}") from error
         files += paths
     return files
+
+
+def find_reading_faults(lake: Lake) -> list[str]:
+    """Find the tables that can be opened and not be read, as error messages."""
+    faults: list[str] = []
+    with duckdb.connect() as connection:
+        for name in lake.tables():
+            with suppress(LakeError):  # a table that cannot be opened
+                table = lake.open(name)
+                try:
+                    if missing := build_missing_files_error(lake, name, table):
+                        raise missing
+                    create_views(connection, lake, {name: table}, reads_rows=False)
+                except KilnError as error:
+                    faults.append(str(error))
+    return faults
 
 
 def _build_dataset(lake: Lake, name: str, table: DeltaTable) -> Dataset:
     require_extras("lake")
     from deltalake.exceptions import DeltaProtocolError
 
+    features = list_reader_features(table)
+    if table.protocol().reader_features is None and features:  # of which delta-rs checks the named ones only
+        raise build_features_error(lake, name, features)
     try:
         return table.to_pyarrow_dataset(filesystem=_build_local_file_system(lake.folder(name)))
     except DeltaProtocolError as error:
-        features = ", ".join(sorted(table.protocol().reader_features or ()))
-        raise LakeError(
-            f"cannot read table {name} in {lake.path}: it needs the Delta features {features}. Use a reader that has "
-            "them, such as kiln sql --spark"
-        ) from error
+        raise build_features_error(lake, name, features) from error
 
 
 def _build_local_file_system(location: Location) -> SubTreeFileSystem | None:
@@ -134,6 +162,25 @@ def build_files_query(table: DeltaTable, paths: Sequence[str]) -> str:
             f"cannot read the table {table.table_uri}: it has partitions or newer Delta features, and is not Kiln's own"
         )
     return build_columns_query(columns, paths)
+
+
+def require_columns(lake: Lake, name: str, table: DeltaTable) -> dict[str, str]:
+    """Read the columns of a table and their DuckDB types.
+
+    Raises:
+        LakeError: The table needs more than a read of its files, or one of them is missing.
+    """
+    columns = read_columns(table)
+    if columns is None:
+        if features := list_reader_features(table):
+            raise build_features_error(lake, name, features)
+        raise LakeError(
+            f"cannot read table {name} in {lake.path}: it has partition columns, or columns of types that Kiln does "
+            "not write. Another program has changed it"
+        )
+    if missing := build_missing_files_error(lake, name, table):
+        raise missing
+    return columns
 
 
 def add_empty_tables(select: str, tables: Iterable[str], existing: Collection[str]) -> str:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from kiln.conf.process.errors import KilnError
 from kiln.conf.process.location import Location, parse_location, shorten_error
@@ -94,7 +94,8 @@ class Lake:
         try:
             table = DeltaTable(self.table(name), version=version, storage_options=self.storage_options)
         except (DeltaError, OSError) as error:
-            raise LakeError(f"cannot read table {name} in {self.path}: {shorten_error(error)}") from error
+            reason = _describe_log_fault(self.folder(name)) or shorten_error(error)
+            raise LakeError(f"cannot read table {name} in {self.path}: {reason}") from error
         if name in TABLES:
             self._check_version(name, table)
         return table
@@ -209,6 +210,32 @@ class Lake:
     def storage_options(self) -> dict[str, str] | None:
         """The options in the form that delta-rs takes."""
         return dict(self.root.options) or None
+
+
+def _describe_log_fault(table: Location) -> str:
+    """Describe the files that the log of a table lacks; empty if it lacks none (PROTOCOL.md, Delta Log Entries)."""
+    log = locate_log(table)
+    names = [file.name.split(".") for file in log.files()]
+    commits = sorted(int(name[0]) for name in names if name[1:] == ["json"] and name[0].isdecimal())
+    checkpoints = {int(name[0]) for name in names if name[1:2] == ["checkpoint"] and name[0].isdecimal()}
+    start = max(checkpoints, default=-1)
+    missing = sorted({*range(start + 1, max(commits, default=start) + 1)}.difference(commits))
+    if missing:
+        versions = f"version {missing[0]}" if len(missing) == 1 else f"versions {missing[0]} to {missing[-1]}"
+        return f"its log lacks the commit of {versions}. Restore {log} from a backup"
+    try:
+        hint = json.loads((log / LAST_CHECKPOINT).read())
+    except (OSError, ValueError):
+        return ""
+    version = hint.get("version") if isinstance(hint, dict) else None
+    if version is None or version in checkpoints:
+        return ""
+    remedy = "Remove that file" if table.folder is None else "Run kiln recover, which moves that file away"
+    return f"{log / LAST_CHECKPOINT} names a checkpoint of version {version}, which does not exist. {remedy}"
+
+
+LAST_CHECKPOINT: Final = "_last_checkpoint"
+"""File of a log that names its newest checkpoint (PROTOCOL.md, Last Checkpoint File)."""
 
 
 def locate_log(table: Location) -> Location:

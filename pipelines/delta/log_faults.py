@@ -11,10 +11,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from kiln.conf.process.location import Location
 from kiln.pipelines.delta.commits import MAINTENANCE_PREFIX, WriteId
 from kiln.pipelines.delta.files import DataFile
-from kiln.pipelines.delta.lake import Lake, locate_commit
+from kiln.pipelines.delta.lake import LAST_CHECKPOINT, Lake
+from kiln.pipelines.delta.table_history import read_commit
 
 _INSPECTED_COMMITS = 50
 """number of newest commits that are inspected; older ones are certainly on the disk"""
@@ -54,15 +54,6 @@ def inspect_log(lake: Lake, table: str) -> TableLog:
         whole_follows = whole_follows or is_good
     log.checkpoints = _list_torn_checkpoints(folder / "_delta_log", versions)
     return log
-
-
-def read_commit(table: Location, version: int) -> list[dict[str, dict[str, object]]]:
-    """Read the actions of a commit (PROTOCOL.md, Actions) in a table's folder; none if the file is damaged."""
-    try:
-        actions = [json.loads(line) for line in locate_commit(table, version).read().splitlines()]
-    except (ValueError, FileNotFoundError):
-        return []
-    return actions if all(isinstance(action, dict) for action in actions) else []
 
 
 def adds_any(actions: Sequence[Mapping[str, Mapping[str, object]]], files: Sequence[DataFile]) -> bool:
@@ -155,10 +146,11 @@ def _list_torn_checkpoints(log: Path, versions: list[int]) -> list[Path]:
     torn = [path for path in log.glob("*.checkpoint*.parquet") if not _is_readable(path)]
     if not _is_complete(versions, [path for path in log.glob("*.checkpoint.parquet") if path not in torn]):
         return []
-    pointer = log / "_last_checkpoint"
+    pointer = log / LAST_CHECKPOINT
     try:
         last = json.loads(pointer.read_bytes())
-        is_valid = bool(last) and not any(path.name.startswith(f"{last['version']:020}.") for path in torn)
+        named = list(log.glob(f"{last['version']:020}.checkpoint*")) if last else []
+        is_valid = bool(named) and not any(path in torn for path in named)
     except FileNotFoundError:
         return torn
     except ValueError:

@@ -9,13 +9,15 @@ from uuid import uuid4
 
 import pyarrow as pa
 from deltalake import write_deltalake
+from deltalake.exceptions import DeltaError
 
 from kiln.conf.process.bridge_status import read_status
+from kiln.conf.process.location import shorten_error
 from kiln.conf.process.locks import lock_state
 from kiln.conf.settings.durations import micros
 from kiln.conf.settings.model import Settings
 from kiln.pipelines.delta.arrow_rows import build_arrow_schema
-from kiln.pipelines.delta.lake import Lake
+from kiln.pipelines.delta.lake import Lake, LakeError
 from kiln.pipelines.quality.results import CheckResult, build_rows
 from kiln.pipelines.quality.suite_run import SuiteRun
 from kiln.pipelines.quality.suites import SuiteCheck
@@ -73,7 +75,7 @@ def check_lake(
     Raises:
         StateInUseError: Another check is running.
         OlderTableError: A table is older than the checkpoint of its query.
-        LakeError: A table cannot be read.
+        LakeError: The results cannot be appended.
         QualityError: A check failed to run.
     """
     filled = [check for check in every if settings.is_ceramic or _CERAMIC_TABLES.isdisjoint(check.tables)]
@@ -95,10 +97,15 @@ def check_lake(
             lake.create(["quality_results"])
             rows = build_rows(results, uuid4().hex, now)
             schema = build_arrow_schema(TABLES["quality_results"].columns, strict=True)
-            write_deltalake(
-                lake.table("quality_results"),
-                pa.Table.from_pylist(rows, schema=schema),
-                mode="append",
-                storage_options=lake.storage_options,
-            )
+            try:
+                write_deltalake(
+                    lake.table("quality_results"),
+                    pa.Table.from_pylist(rows, schema=schema),
+                    mode="append",
+                    storage_options=lake.storage_options,
+                )
+            except DeltaError as error:
+                raise LakeError(
+                    f"cannot append to table quality_results in {lake.path}: {shorten_error(error)}"
+                ) from error
     return results

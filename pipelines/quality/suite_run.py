@@ -11,7 +11,7 @@ once. For checks of whole tables, it receives the keys that DuckDB found.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
@@ -25,8 +25,8 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from kiln.conf.process.errors import KilnError
-from kiln.pipelines.delta.duckdb_tables import build_columns_query, quote_name, read_columns, register_store
-from kiln.pipelines.delta.lake import Lake
+from kiln.pipelines.delta.duckdb_tables import build_columns_query, quote_name, register_store, require_columns
+from kiln.pipelines.delta.lake import Lake, LakeError
 from kiln.pipelines.quality.finders import FINDERS
 from kiln.pipelines.quality.new_files import NewFiles, find_new_files
 from kiln.pipelines.quality.results import SHOWN, CheckResult, FaultyKey, Key
@@ -97,15 +97,23 @@ class SuiteRun:
             since: Report only rows from this time on, by the table's time column.
 
         Raises:
-            LakeError: A table cannot be read.
             QualityError: The state cannot be read.
         """
         self._context = context
         self._lake = lake
         self._validator = validator
         self._since = since
-        self._tables: dict[str, DeltaTable] = {name: lake.open(name) for name in lake.tables()}
-        self._columns = {name: read_columns(table) or {} for name, table in self._tables.items()}
+        self._tables: dict[str, DeltaTable] = {}
+        self._columns: dict[str, dict[str, str]] = {}
+        self._unreadable: dict[str, str] = {}
+        """why a table cannot be read, by name"""
+        for name in TABLES.keys() & set(lake.tables()):
+            try:
+                opened = lake.open(name)
+                self._columns[name] = require_columns(lake, name, opened)
+                self._tables[name] = opened
+            except LakeError as error:
+                self._unreadable[name] = str(error)
         try:
             self._db = duckdb.connect(":memory:" if state_file is None else str(state_file))
         except duckdb.Error as error:
@@ -134,20 +142,26 @@ class SuiteRun:
     def run_checks(self, checks: Sequence[SuiteCheck]) -> list[CheckResult]:
         """Run the checks whose table exists, and return their results in order.
 
+        For a table that cannot be read, one result fails, and the other checks of the table have none.
+
         Raises:
             QualityError: A check cannot run.
         """
-        runnable = [check for check in checks if check.table in self._tables]
+        runnable = [check for check in checks if check.table in self._tables or check.table in self._unreadable]
         results: dict[str, CheckResult] = {}
         row_checks: dict[tuple[str, int | None], list[SuiteCheck]] = {}
         for check in runnable:
-            if check.kind.rows:
+            if check.kind.rows and check.table in self._tables:
                 version = self._read_versions(check).get(check.table)
                 row_checks.setdefault((check.table, version), []).append(check)
         for (table, version), group in row_checks.items():
-            for result in self._check_rows(table, version, group):
-                results[result.check.id] = result
-        table_checks = [check for check in runnable if not check.kind.rows]
+            try:
+                for result in self._check_rows(table, version, group):
+                    results[result.check.id] = result
+            except (duckdb.Error, OSError) as error:
+                reason = str(error).split("\n")[0]
+                self._unreadable[table] = f"cannot read table {table} in {self._lake.path}: {reason}"
+        table_checks = [check for check in runnable if not check.kind.rows and not self._describe_obstacle(check)]
         for check in table_checks:
             results[check.id] = self._check_table(check)
         faults = [
@@ -157,7 +171,24 @@ class SuiteRun:
         ]
         for check_id, success in self._validator.validate_tables(table_checks, faults).items():
             results[check_id] = replace(results[check_id], success=success)
-        return [results[check.id] for check in runnable]
+        for check in self._select_unjudged(runnable, results):
+            results[check.id] = CheckResult(check, False, self._describe_obstacle(check))
+        return [results[check.id] for check in runnable if check.id in results]
+
+    def _describe_obstacle(self, check: SuiteCheck) -> str:
+        """Describe why the first of the check's tables that cannot be read cannot be; empty if all can."""
+        others = () if check.kind.rows else FINDERS[check.expectation].reads(check)
+        return next((self._unreadable[name] for name in (check.table, *others) if name in self._unreadable), "")
+
+    def _select_unjudged(self, checks: Iterable[SuiteCheck], judged: Collection[str]) -> Iterator[SuiteCheck]:
+        """Select the checks that report the tables that cannot be read: for each such table its first check of level
+        error, and the checks of other tables that refer to it."""
+        reported: set[str] = set()
+        for check in sorted(checks, key=lambda each: each.level != "error"):
+            if check.id not in judged and check.table not in reported:
+                yield check
+                if check.table in self._unreadable:
+                    reported.add(check.table)
 
     def delete_unknown_checks(self, checks: Iterable[SuiteCheck]) -> None:
         """Delete the state of all checks but these."""
@@ -342,6 +373,8 @@ class SuiteRun:
         }
 
     def _select_all(self, name: str) -> str:
+        if name in self._unreadable:
+            raise QualityError(self._unreadable[name])
         if name not in self._tables:
             return build_columns_query(_empty_columns(name), ())
         files = find_new_files(self._lake, name, self._tables[name], None).files

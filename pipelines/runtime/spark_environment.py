@@ -33,7 +33,8 @@ def find_foreign_variables(names: Iterable[str]) -> list[str]:
 
 
 def isolate_spark() -> None:
-    """Remove these variables from this process's environment, and set those of PySpark's own Spark.
+    """Remove these variables from this process's environment, and set those of PySpark's own Spark, which
+    listens on this machine alone.
 
     Call it before the JVM starts.
 
@@ -42,7 +43,13 @@ def isolate_spark() -> None:
     """
     for name in find_foreign_variables(os.environ):
         del os.environ[name]
-    os.environ |= {"SPARK_HOME": str(find_spark_home()), "PYSPARK_PYTHON": sys.executable}
+    os.environ |= {
+        "SPARK_HOME": str(find_spark_home()),
+        "PYSPARK_PYTHON": sys.executable,
+        # Spark resolves the machine's own name otherwise, which fails in many containers and VPNs
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_LOCAL_HOSTNAME": "localhost",
+    }
 
 
 def find_spark_home() -> Path:

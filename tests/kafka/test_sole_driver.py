@@ -99,7 +99,12 @@ def test_where_a_driver_was_killed_the_next_on_the_machine_starts_at_once(
     first.wait()
     pauses: list[float] = []
     sleep = time.sleep
-    monkeypatch.setattr(time, "sleep", lambda seconds: (pauses.append(seconds), sleep(seconds)))
+
+    def record_pause(seconds: float) -> None:
+        pauses.append(seconds)
+        sleep(seconds)
+
+    monkeypatch.setattr(time, "sleep", record_pause)
     sole.acquire()
     sole.check()
     assert HOLDER_POLL_INTERVAL not in pauses, "the session of the killed driver is waited for"

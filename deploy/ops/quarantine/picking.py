@@ -15,7 +15,7 @@ import pyarrow as pa
 from kiln.conf.process.errors import KilnError
 from kiln.conf.settings.keys import suggest_key
 from kiln.deploy.ops.quarantine.frames import FramePosition, MessagePositions, read_frames
-from kiln.pipelines.delta.duckdb_tables import build_columns_query, create_newest_views, read_columns, register_store
+from kiln.pipelines.delta.duckdb_tables import build_columns_query, create_newest_views, register_store, require_columns
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.kafka.frames import BEP50, list_messages
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
@@ -94,15 +94,13 @@ class QuarantineRows:
 
         Raises:
             QuarantineError: There is no such table, stage or reason.
-            LakeError: The table cannot be opened.
+            LakeError: The table cannot be read.
         """
         there = lake.tables()
         if "quarantine" not in there:
             raise QuarantineError("there is no table quarantine yet")
         self.table = lake.open("quarantine")
-        columns = read_columns(self.table)
-        if columns is None:
-            raise QuarantineError("the table quarantine was not made by Kiln")
+        columns = require_columns(lake, "quarantine", self.table)
         folder = lake.table("quarantine")
         names = self.table.get_add_actions(flatten=False)["path"].to_pylist()
         self._paths = {f"{folder}/{unquote(name)}": unquote(name) for name in names}

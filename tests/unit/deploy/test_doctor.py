@@ -40,6 +40,7 @@ from kiln.deploy.ops.doctor import (
     check_java,
     check_lake,
     check_memory,
+    check_open_files,
     check_packages,
     check_port,
     check_python,
@@ -510,3 +511,10 @@ def test_the_screen_says_what_to_do_and_how_it_stands() -> None:
     text = console.file.getvalue()
     assert "→ install it" in text
     assert "1 problem" in text
+
+
+def test_a_low_limit_of_open_files_is_a_warning() -> None:
+    assert check_open_files(1_024).level == "ok"
+    low = check_open_files(256)
+    assert (low.level, low.found) == ("warn", "at most 256 a process")
+    assert "ulimit -n 4096" in low.what_to_do

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import shutil
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 from rich.console import Console
 
 from kiln.deploy.cli.app import run_command
@@ -265,11 +268,53 @@ def test_tables_are_asked_as_they_were(tmp_path: Path, capsys: pytest.CaptureFix
     assert found == [4, 2, 3, 3]
 
 
+@pytest.mark.parametrize("modified", [0, 4_000_000_000])
+def test_a_copied_lake_is_asked_as_it_was(modified: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The files of a copy, a download or a restored backup have other times than the commits in them."""
+    state, between = state_of(tmp_path / "state")
+    copy = shutil.copytree(state, tmp_path / "copy")
+    for file in copy.rglob("*"):
+        os.utime(file, (modified, modified))
+    count = "SELECT count(*) AS n FROM updates"
+    assert json.loads(run(capsys, copy, "--json", "--as-of", between.isoformat(), count)) == [{"n": 3}]
+    opened = DeltaTable(str(copy / "lake" / "updates")).history()[-1]["timestamp"]
+    first = datetime.fromtimestamp(opened / 1_000, UTC).isoformat()
+    assert json.loads(run(capsys, copy, "--json", "--as-of", first, count)) == [{"n": 0}]
+
+
+def test_a_version_has_the_in_commit_time_where_there_is_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With in-commit timestamps, `timestamp` may be any time: the clock of the writer."""
+    state, _ = state_of(tmp_path)
+    for version in range(4):
+        file = state / "lake" / "updates" / "_delta_log" / f"{version:020}.json"
+        actions = [json.loads(line) for line in file.read_text().splitlines()]
+        for action in actions:
+            if "commitInfo" in action:
+                action["commitInfo"]["inCommitTimestamp"] = 1_700_000_000_000 + version * 1_000
+        file.write_text("".join(f"{json.dumps(action)}\n" for action in actions))
+    count = "SELECT count(*) AS n FROM updates"
+    assert json.loads(run(capsys, state, "--json", "--as-of", "2023-11-14T22:13:22.5Z", count)) == [{"n": 3}]
+
+
+def test_a_time_before_what_the_log_still_has_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state, _ = state_of(tmp_path)
+    table = DeltaTable(str(state / "lake" / "updates"))
+    table.create_checkpoint()
+    for version in range(3):
+        (state / "lake" / "updates" / "_delta_log" / f"{version:020}.json").unlink()
+    assert run_command(["sql", "--state", str(state), "--as-of", "2023-01-01", "SELECT * FROM updates"]) == 1
+    assert "cannot read table updates as of 2023-01-01T00:00:00+00:00: its log begins with version 3, of 2" in (
+        capsys.readouterr().err
+    )
+
+
 @pytest.mark.parametrize(
     ("as_of", "code", "said"),
     [
         ("4", 1, "table updates has no version 4. Its newest version is 3"),
-        ("2020-01-01", 1, "there is no table updates"),
+        ("2020-01-01", 1, "table updates did not exist at 2020-01-01T00:00:00+00:00: its first version is of 20"),
         ("soon", 2, "--as-of soon: expected a version"),
     ],
 )
