@@ -474,11 +474,16 @@ class _ChunkRunner:
         near = TimeRange(chunk.low - signed_horizon, chunk.high + signed_horizon)
         rows = messages.decode_copies(self._read_frames(chunk), terms.decoding, target)
         live_updates = self._read_live("updates", near.low, near.high)
-        marks = messages.mark_live_messages(self._read_live_messages(near))
+        live_messages = self._read_live_messages(near)
+        marks = messages.mark_live_messages(live_messages)
         marks = marks.unionByName(messages.mark_live_updates(live_updates))
+        announcements = updates.mark_announcements(live_messages)
         if number:
-            marks = marks.unionByName(messages.mark_run_messages(self._read_own("messages", versions, near.low)))
+            own_messages = self._read_own("messages", versions, near.low)
+            marks = marks.unionByName(messages.mark_run_messages(own_messages))
             marks = marks.unionByName(messages.mark_run_updates(self._read_own("updates", versions, near.low)))
+            announcements = announcements.unionByName(updates.mark_announcements(own_messages))
+        announcements = announcements.where(F.col("at") < chunk.low)
         has_few_marks = self._has_few_marks(near, versions)
         if not has_few_marks:
             rows = rows.persist(StorageLevel.DISK_ONLY)  # read twice
@@ -488,7 +493,7 @@ class _ChunkRunner:
         candidates = candidates.persist(StorageLevel.DISK_ONLY)
         try:
             outputs = _collect_outputs(candidates.where(F.col("kind") == STAGE_OUTPUT).select("data"))
-            outputs += self._write_updates(candidates, live_updates, versions, near, has_few_marks)
+            outputs += self._write_updates(candidates, announcements, live_updates, versions, near, has_few_marks)
             self._commit("decoding", number, outputs, chunk)
         finally:
             candidates.unpersist()
@@ -519,6 +524,7 @@ class _ChunkRunner:
     def _write_updates(
         self,
         candidates: DataFrame,
+        announcements: DataFrame,
         live_updates: DataFrame,
         versions: Mapping[str, int],
         near: TimeRange,
@@ -529,7 +535,7 @@ class _ChunkRunner:
         config = SeparatorConfig(fetch=self._terms.fetch, believe=believe)
         rows = updates.assign_separators(candidates, known, config)
         try:
-            marks = updates.mark_live_updates(live_updates, known)
+            marks = updates.mark_live_updates(live_updates, known).unionByName(announcements)
             if versions:
                 marks = marks.unionByName(updates.mark_run_updates(self._read_own("updates", versions, near.low)))
             if not has_few_marks:

@@ -139,3 +139,34 @@ def emitted_of(value: bytes) -> Emitted:
     assert dag_cbor.decode(block)
     owner = (record["network"], record["origin"], record["separator"]["key"], record["separator"]["value"])
     return Emitted(owner, record["opened_at"], record["batch_cid"])
+
+
+class Announced(NamedTuple):
+    """An UPDATE message for one stream. `message`: its id; `heard`: of its first copy."""
+
+    author: str | None
+    tip: str
+    separator: str | None
+    heard: int
+    message: str
+
+
+def updates_among(said: Iterable[Announced], horizon: int) -> list[int]:
+    """Which announcements of a stream, by their numbers in order of time, are updates (decision 5), without an IPFS
+    node. It looks through all that was said before, each time."""
+    before: list[Announced] = []
+    updates: list[int] = []
+    for number, each in enumerate(said):
+        same = [
+            other
+            for other in updates
+            if before[other].tip == each.tip
+            and (each.separator is None or before[other].separator == each.separator)
+            and each.heard - before[other].heard < horizon
+        ]
+        since = before[same[-1] :] if same else []
+        own = [other for other in since if other.author == each.author is not None]
+        if not same or (own and own[-1].tip != each.tip):
+            updates.append(number)
+        before.append(each)
+    return updates
