@@ -6,7 +6,7 @@ import base64
 import json
 from collections.abc import Iterable
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import dag_cbor
 from multiformats import CID, multihash
@@ -170,3 +170,22 @@ def updates_among(said: Iterable[Announced], horizon: int) -> list[int]:
             updates.append(number)
         before.append(each)
     return updates
+
+
+UNFOUNDED_REPEATS: Final = """
+    WITH heard AS (
+        SELECT network, message_id, min(observed_at) AS first_at, max(observed_at) AS last_at FROM copies GROUP BY ALL),
+    said AS (
+        SELECT network, stream, tip, from_peer, first_at, last_at
+        FROM messages JOIN heard USING (network, message_id) WHERE type = 'UPDATE'),
+    counted AS (
+        SELECT *, lag(observed_at) OVER (
+            PARTITION BY network, origin, separator_key, separator_value, stream, tip ORDER BY observed_at) AS before
+        FROM updates)
+    SELECT message_id, network, stream, tip
+    FROM counted AS c
+    WHERE before IS NOT NULL AND NOT EXISTS (
+        SELECT 1 FROM said AS s
+        WHERE s.network = c.network AND s.stream = c.stream AND s.from_peer = c.from_peer AND s.tip <> c.tip
+              AND s.first_at <= c.observed_at AND s.last_at >= c.before)"""
+"""Updates that were updates before, although their author has announced no other tip in between (decision 5)."""
