@@ -20,6 +20,7 @@ from kiln.pipelines.backfill.merged_rows import (
     read_groups,
 )
 from kiln.pipelines.backfill.messages import CANDIDATE, LiveUpdate, RunTarget, UpdateMessage, decode_candidate
+from kiln.pipelines.decode.decoder import is_lasting
 from kiln.pipelines.delta.files import TableFiles
 from kiln.pipelines.updates.transform import (
     KnownSeparators,
@@ -70,7 +71,7 @@ class _SeparatedUpdate(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def candidate(self) -> UpdateCandidate:
-        author = self.author if self.is_first else None
+        author = self.author if self.is_first and is_lasting(self.message_id, True) else None
         return UpdateCandidate(self.event_time, self.origin, self.separator, self.tip, author, self.is_live)
 
     @property
@@ -129,9 +130,10 @@ def mark_live_updates(updates: DataFrame, known: DataFrame) -> DataFrame:
     return rows.select(*_mark_columns(LIVE_UPDATE, _get_event_time(), key, value))
 
 
-def mark_announcements(messages: DataFrame) -> DataFrame:
-    """Convert rows of `messages` to MERGED_ROWS: UPDATEs with an author."""
-    rows = messages.where((F.col("type") == "UPDATE") & F.col("from_peer").isNotNull())
+def mark_announcements(messages: DataFrame, before: int) -> DataFrame:
+    """Convert rows of `messages` to MERGED_ROWS: UPDATEs with an author, up to before a time, µs."""
+    is_announced = (F.col("type") == "UPDATE") & F.col("from_peer").isNotNull()
+    rows = messages.where(is_announced & (F.col("observed_at") < F.timestamp_micros(F.lit(before))))
     return rows.select(*_mark_columns(ANNOUNCEMENT, F.col("observed_at"), F.col("from_peer")))
 
 

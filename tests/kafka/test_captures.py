@@ -280,10 +280,3 @@ def test_a_tip_to_which_its_author_returns_is_an_update_and_is_batched(kiln: Kil
     )
     assert kiln.sql(batched) == [{"tips": sorted([A, B])}, {"tips": [A]}]
     assert kiln.sql(f"select tip, tips from latest_tips {where}") == [{"tip": A, "tips": 1}]
-
-
-def test_a_backfill_gives_the_same_updates_and_batches(kiln: Kiln) -> None:
-    span = ["--from", "2023-11-14T22:00:00Z", "--to", "2023-11-14T22:30:00Z"]
-    kiln.run("backfill", "run", *span, "--run", "again")
-    diff = json.loads(kiln.run("backfill", "diff", "again", "--json").stdout)
-    assert diff["batches"] == {"same": 2, "only_live": 0, "only_run": 0}
