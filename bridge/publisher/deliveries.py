@@ -60,6 +60,7 @@ class PendingPublication:
     __slots__ = (
         "_batch_typ",
         "batch_cid",
+        "closed_at",
         "block",
         "deliveries",
         "is_stored",
@@ -77,6 +78,7 @@ class PendingPublication:
         """
         self.position = position
         self.batch_cid = batch.batch_cid
+        self.closed_at = batch.closed_at
         self.block = batch.block
         self.network = batch.network
         self.separator = Separator(batch.separator.key, batch.separator.value)
