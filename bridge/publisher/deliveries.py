@@ -60,8 +60,8 @@ class PendingPublication:
     __slots__ = (
         "_batch_typ",
         "batch_cid",
-        "closed_at",
         "block",
+        "closed_at",
         "deliveries",
         "is_stored",
         "network",

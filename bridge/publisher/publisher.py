@@ -341,7 +341,7 @@ class Publisher(LeaderThread):
         }
         now = self._clock_us()
         outputs: list[OutboxRecord] = []
-        receipted: dict[str, set[str]] | None = None
+        receipted: dict[str, dict[str, int]] | None = None
         times: list[int] = []
         positions: dict[TopicPartition, int] = {}
         for part in parts:
