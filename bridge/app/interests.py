@@ -12,13 +12,7 @@ from pathlib import Path
 from kiln.conf.settings.addresses import check_topic
 from kiln.conf.settings.model import Settings
 from kiln.schemas.wire.signing_policy import match_topic
-from kiln.schemas.wire.topics import Interest, Separator, format_topic, parse_interest, parse_topic
-
-
-def network_topics(network: str) -> tuple[str, str]:
-    """Return the network's topic in the form that nodes use, and in CIP-120's form."""
-    name = format_topic(network, None)
-    return name, f"{name}/"
+from kiln.schemas.wire.topics import Interest, Separator, format_topic, network_topics, parse_interest, parse_topic
 
 
 def select_topics(network: str, interests: Iterable[Interest], seen: Iterable[str]) -> set[str]:

@@ -38,7 +38,7 @@ from kiln.schemas.kafka.records import (
     encode,
 )
 from kiln.schemas.wire.cid import CidError
-from kiln.schemas.wire.topics import TopicError
+from kiln.schemas.wire.topics import TopicError, network_topics
 
 TOO_OLD: Final = "too old"
 IN_DOUBT: Final = "the bridge ended before it had the receipt: this batch of a backfill run is not published again"
@@ -169,6 +169,7 @@ class Outbox:
         self._partitions: dict[OutboxPartition, _PartitionState] = {}
         self._missing_receipts: dict[OutboxPosition, int] = {}  # by open position: not yet acknowledged
         self._arrivals: list[PendingPublication] = []  # not in the queue yet
+        self._subscribers = subscribers
         self._queue = DeliveryQueue(options.publish_timeout, options.retry_every, subscribers)
         self._turn: deque[TopicDelivery] = deque()  # taken from the queue
         self._pace_ready_at = 0
@@ -367,8 +368,11 @@ class Outbox:
     def _enqueue_arrivals(self) -> None:
         """Queue the deliveries of new batches, but for the topics that have a receipt."""
         deliveries: list[TopicDelivery] = []
+        _, cip120_name = network_topics(self._options.network)
+        is_used = bool(self._arrivals) and self._scheme.network and self._has_peer(cip120_name)
         for publication in self._arrivals:
             topics = self._scheme.topics_of(publication.network, publication.separator)
+            topics += (cip120_name,) if is_used else ()
             known = publication.position.offset < self._partitions[publication.position.partition].backlog_end
             if known and self._list_receipted_topics(publication.batch_cid, publication.closed_at) >= set(topics):
                 self.block_bytes -= len(publication.block)
@@ -379,6 +383,9 @@ class Outbox:
             self._missing_receipts[publication.position] = len(topics)
         self._arrivals.clear()
         self._queue.add(deliveries)
+
+    def _has_peer(self, topic: str) -> bool:
+        return self._subscribers is not None and bool(self._subscribers([topic]))
 
     def _store_blocks(self, keeper: BlockKeeper, now: int) -> list[OutboxRecord]:
         """Put the blocks of this turn into IPFS; set `ipfs_error`.

@@ -53,7 +53,7 @@ from kiln.schemas.kafka.records import (
     encode,
 )
 from kiln.schemas.wire.cid import cid_text
-from kiln.schemas.wire.claims import CONTRADICTS, Claims, describe_contradiction
+from kiln.schemas.wire.claims import CONTRADICTS, CONTRADICTS_TOPIC, Claims, describe_contradiction
 from kiln.schemas.wire.streamid import StreamID
 from kiln.schemas.wire.topics import Separator, format_separator, parse_separator
 
@@ -243,8 +243,9 @@ def _build_rows(
     try:
         if item.content.type == "UPDATE":
             return list(_build_update_rows(item, epoch, config, known, has_waited, separating))
-        if item.content.type == "BATCH_UPDATE" and separating.fetch:
-            return list(_build_wanted_batches(item))
+        if item.content.type == "BATCH_UPDATE":
+            wanted = _build_wanted_batches(item) if separating.fetch else ()
+            return [*_build_misplaced_batch(item, config), *wanted]
     except PROCESSING_ERRORS as error:  # `known` and `has_waited` raise sqlite3.Error alone; all else is pure
         data = item.envelope.SerializeToString()
         fault = reject_failed("updates", error, item.ref, data, item.observed_at)
@@ -364,6 +365,26 @@ def _build_update_rows(
 
 def _build_separator_record(separator: Separator | None) -> SeparatorRecord | None:
     return None if separator is None else SeparatorRecord(*separator)
+
+
+def _build_misplaced_batch(item: DecodedMessage, config: DecodeConfig) -> Iterator[UpdateRow]:
+    """Build the quarantine row of a BATCH_UPDATE that was received on the topic of another separator.
+
+    CIP-123 sends a batch on the topic of its separator. The block is fetched nevertheless, as its geneses decide.
+    """
+    content, topic = item.content, item.separator
+    if topic is None or content.sep is None or parse_separator(content.sep) == topic:
+        return
+    fault = QuarantineRecord(
+        stage="separator",
+        reason=CONTRADICTS_TOPIC,
+        detail=f"for {content.sep}, on the topic of {format_separator(topic)}",
+        data=item.envelope.data,
+        observed_at=item.observed_at,
+    )
+    message, _ = compute_identities(item, item.origin, config.unsigned_horizon)
+    key = build_quarantine_key(*item.ref)
+    yield UpdateRow(message, message + b"!", item.ref, "quarantine", key, encode(fault), item.observed_at)
 
 
 def _build_wanted_batches(item: DecodedMessage) -> Iterator[UpdateRow]:

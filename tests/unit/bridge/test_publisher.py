@@ -546,6 +546,22 @@ def test_after_a_crash_only_the_topics_without_a_receipt_get_a_batch() -> None:
     assert (run.place(), run.outbox.open_count, run.outbox.block_bytes) == (4, 0, 0)
 
 
+def test_the_network_topic_in_the_form_of_the_cip_is_published_to_while_a_peer_is_on_it() -> None:
+    written = f"{network_topic()}/"
+    on_it: list[str] = []
+    run = Run(Node(), subscribers=lambda names: {name: [b"a peer"] for name in names if name != written or on_it})
+    run.take(batch(0))
+    run.step(on=BOTH)
+    on_it.append("a peer")
+    run.take(batch(1))
+    run.step(on=BOTH)
+    of_the_network = sorted(topic for topic, _ in run.node.sent if topic in (network_topic(), written))
+    assert of_the_network == [network_topic(), network_topic(), written]
+    run.take(batch(2))
+    run.step()  # by separator alone
+    assert [topic for topic, _ in run.node.sent][-1] == topic_of(batch(2))
+
+
 @pytest.mark.parametrize("lost", [True, False], ids=["the offset is lost", "the offset is kept"])
 def test_a_batch_of_a_tip_that_came_back_is_not_taken_for_the_first_one_with_its_bytes(lost: bool) -> None:
     """A, B, A of one author: the first and the last batch have the same block, and only the first a receipt."""

@@ -52,7 +52,7 @@ from kiln.schemas.wire.claims import Claims
 from kiln.schemas.wire.identity import compute_peer_id, peer_text, sign
 from kiln.schemas.wire.pubsub import write_batch_update, write_keepalive, write_query, write_response, write_update
 from kiln.schemas.wire.streamid import StreamID
-from kiln.schemas.wire.topics import Separator, encode_separator_value, format_topic
+from kiln.schemas.wire.topics import Separator, encode_separator_value, format_separator, format_topic
 from kit.plain_batcher import LogRecord, batch_partition
 
 SCHEMA = Path(__file__).resolve().parents[3] / "schemas" / "kafka" / "updates.schema.json"
@@ -377,6 +377,20 @@ def test_what_is_wanted_names_the_author_and_the_peer_that_sent_it() -> None:
         wanted = decode_wanted(row.value)
         assert wanted.peer == peer_text(relayed.remote_peer)
         assert wanted.message_id is not None
+
+
+@pytest.mark.parametrize("fetch", [True, False])
+def test_a_batch_on_the_topic_of_another_separator_is_in_quarantine_once_and_its_block_is_fetched(fetch: bool) -> None:
+    data = batch_update(CONTROLLER)
+    on_other = signed(data, format_topic("testnet-clay", BY_OTHER))
+    on_its_own = signed(data, format_topic("testnet-clay", CONTROLLER), seqno=b"\0\2")
+    on_the_network = signed(data, seqno=b"\0\3")
+    found = rows(*map(frame, (on_other, on_other, on_its_own, on_the_network)), fetch=fetch)
+    (row,) = (row for row in found if row.topic == "quarantine")
+    fault = decode_quarantine(row.value)
+    assert (fault.stage, fault.reason, fault.data) == ("separator", "contradicts_topic", data)
+    assert fault.detail == f"for {format_separator(CONTROLLER)}, on the topic of {format_separator(BY_OTHER)}"
+    assert sum(row.topic == "wanted" for row in found) == 3 * fetch
 
 
 def test_where_nothing_can_be_fetched_nothing_is_wanted() -> None:
