@@ -59,7 +59,7 @@ def bridge(later: EmbeddedBroker, tmp_path: Path) -> Iterator[BridgeAlone]:
         KILN_KAFKA__SASL_MECHANISM="PLAIN",
         KILN_KAFKA__SASL_USERNAME=EMBEDDED_USER,
         KILN_KAFKA__SASL_PASSWORD=ensure_password(later.state / "broker"),
-        KILN_KAFKA__FRAMES_RETENTION_BYTES="1000000",
+        KILN_KAFKA__FRAMES_RETENTION_BYTES="100000000",
         KILN_KAFKA__OTHER_RETENTION_BYTES="0",
         KILN_MONITOR__LISTEN=f"127.0.0.1:{free_ports(1)[0]}",
         KILN_LOG__LEVEL="info",
