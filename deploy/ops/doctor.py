@@ -200,10 +200,7 @@ def check_state(folder: Path, problem: str, private: bool = True, owner: str = "
         advice = f"run Kiln as {owner}, who could not read the files that you would create, or pass another --state"
         return DoctorCheck("state folder", "warn", f"{folder}: belongs to the user {owner}", advice)
     if not private:
-        advice = (
-            f"the folder holds keys: run chmod 700 {folder} as its owner (Kiln does so at startup if it runs as the "
-            "owner)"
-        )
+        advice = f"the folder holds keys: run chmod 700 {folder} as its owner"
         return DoctorCheck("state folder", "warn", f"{folder}: other users of this machine can enter it", advice)
     return DoctorCheck("state folder", "ok", str(folder))
 

@@ -15,7 +15,7 @@ from kiln.conf.settings.keys import Keys, find_bounds, find_field, join_key, lis
 from kiln.conf.settings.model import Settings
 from kiln.conf.settings.reading import load_settings
 
-NEEDS = {
+NEEDS: dict[Keys, dict[str, str]] = {
     ("network", "max_message_bytes"): {"KILN_NETWORK__KIND": "gossip"},
     ("transition", "height"): {"KILN_TRANSITION__RPC_URL": "http://127.0.0.1:8545"},
     ("transition", "phase_out"): {"KILN_TRANSITION__AT": "2027-01-31T12:00:00Z"},
