@@ -371,7 +371,7 @@ class Spark(Section):
     """The Spark application."""
 
     master: str = Field(default="local[4]", min_length=1)
-    driver_memory: Annotated[Memory, within_megabytes(512, _MAX_HEAP)] = "2g"
+    driver_memory: Annotated[Memory, within_megabytes(768, _MAX_HEAP)] = "2g"
     java_options: str = (
         "-XX:+UseParallelGC -Xmn192m -XX:MaxHeapFreeRatio=40 -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m"
     )

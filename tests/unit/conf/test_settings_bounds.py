@@ -87,7 +87,7 @@ def test_the_retention_of_tables_has_bounds(monkeypatch: pytest.MonkeyPatch) -> 
         ("quality.interval", "1us", '"1us": expected "0s" or at least 1s'),
         ("publish.author_keys", "0", '"0": expected greater than or equal to 1'),
         ("kafka.embedded_heap", "1m", '"1m": expected "128m" to "1024g"'),
-        ("spark.driver_memory", "999999999g", '"999999999g": expected "512m" to "1024g"'),
+        ("spark.driver_memory", "999999999g", '"999999999g": expected "768m" to "1024g"'),
     ],
 )
 def test_a_value_at_which_records_would_be_lost_is_refused(
