@@ -66,6 +66,7 @@ class RunOutcome:
     error: str = ""
     unread: Mapping[str, int | None] = field(default_factory=dict)
     """records that the queries left unread when `run.drain` was over, by query; `None` for an unknown number"""
+    warnings: Sequence[str] = ()
 
 
 def run_application(
@@ -230,6 +231,8 @@ class _Run:
         error = ""
         try:
             self._queries.start()
+            for words in self._queries.warnings:
+                self._view.say(words)
             self._run_until_end(stop)
             failures = self._queries.failures
             error = " ".join(f"{name}: {failures[name]}" for name in sorted(failures)[:1]) or self._open_windows
@@ -261,6 +264,7 @@ class _Run:
             quarantine=sum_by_reason(dict(counts.quarantine)),
             error=error,
             unread=self._unread,
+            warnings=tuple(self._queries.warnings),
         )
 
     def _stop_queries(self) -> None:

@@ -28,7 +28,7 @@ from kiln.pipelines.decode.breaker_state import BreakerState, clear_breaker_stat
 from kiln.pipelines.delta.commits import SecondWriterError
 from kiln.pipelines.delta.lake import Lake, SchemaChangedError
 from kiln.pipelines.recovery import DamageError, DamageLocation, repair
-from kiln.pipelines.runtime.checkpoint import Checkpoint
+from kiln.pipelines.runtime.checkpoint import DELETED_ADVICE, Checkpoint, describe_deleted_records
 from kiln.pipelines.runtime.dedup_store import read_dedup_state
 from kiln.pipelines.runtime.driver_lease import DriverLease, SecondDriverError
 from kiln.pipelines.runtime.durable_checkpoint import DurableCheckpoint
@@ -173,6 +173,8 @@ class Supervisor:
         self.ticker: Ticker | None = None
         self.repairs: list[str] = []
         """damage of a power cut that was repaired at the start, one sentence each"""
+        self.warnings: list[str] = []
+        """records that Kafka had deleted before a query first ran, one sentence each"""
 
     def start(self) -> None:
         """Start every query, and the ticks if `batch` is among them.
@@ -215,7 +217,12 @@ class Supervisor:
             )
             self.ticker.start()
         for name in self._names:
+            checkpoint = Checkpoint(self._settings.checkpoints_root / name)
+            is_new = checkpoint.first_offsets is None
             self._runs[name] = _QueryRun(self._start(name))
+            if is_new and (problem := describe_deleted_records(name, checkpoint.deleted_records)):
+                self.warnings.append(f"{problem}. To prevent this, {DELETED_ADVICE}")
+                log_event(_LOG, "records deleted before the first start", logging.WARNING, query=name, why=problem)
             clear_breaker_state(self._settings.state, name)
 
     def _start(self, name: JobName) -> StreamingQuery:
