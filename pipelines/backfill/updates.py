@@ -46,7 +46,7 @@ CANDIDATE_UPDATE = 4
 KNOWN_STREAMS = "network string, stream string, known boolean, separator_key string, separator_value string"
 
 
-class _SeparatedUpdate(msgspec.Struct, frozen=True, array_like=True):
+class _RunUpdate(msgspec.Struct, frozen=True, array_like=True):
     """An update with its separator. Times are µs."""
 
     network: str
@@ -183,7 +183,7 @@ def _assign_partition(separating: SeparatorConfig) -> Callable[[_Batches], _Batc
 
 def _assign_separator(
     candidate: UpdateMessage, known: KnownSeparators, separating: SeparatorConfig
-) -> _SeparatedUpdate | None:
+) -> _RunUpdate | None:
     topic, observed_at = parse_topic(candidate.topic), candidate.observed_at
     claims = build_claims(None if topic is None else topic.separator, candidate.model)
     result = resolve_separator(claims, (candidate.network, candidate.stream), known, separating)
@@ -192,7 +192,7 @@ def _assign_separator(
     fault = None
     if result.contradicted is not None and result.separator is not None and candidate.reports_faults:
         fault = build_false_claim(result.contradicted, result.separator, candidate.data, observed_at)
-    return _SeparatedUpdate(
+    return _RunUpdate(
         network=candidate.network,
         origin=candidate.origin,
         message_id=candidate.message_id,
@@ -244,9 +244,9 @@ def _write_partition(signed_horizon: int, target: RunTarget) -> Callable[[_Batch
     return rows
 
 
-_UPDATE_DECODER = msgspec.msgpack.Decoder(_SeparatedUpdate)
+_UPDATE_DECODER = msgspec.msgpack.Decoder(_RunUpdate)
 
 
-def _decode_update(data: bytes) -> _SeparatedUpdate:
+def _decode_update(data: bytes) -> _RunUpdate:
     # what a function that Spark sends to tasks names itself must be picklable, and a decoder is not
     return _UPDATE_DECODER.decode(data)
