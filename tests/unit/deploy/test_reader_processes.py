@@ -66,7 +66,7 @@ def test_a_spawned_process_queries(tmp_path: Path) -> None:
 
 def test_a_query_that_runs_out_of_memory_is_one_sentence_with_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     connect = duckdb.connect
-    monkeypatch.setattr(ask.duckdb, "connect", lambda: connect(config={"memory_limit": "20MiB"}))
+    monkeypatch.setattr(duckdb, "connect", lambda: connect(config={"memory_limit": "20MiB"}))
     result = kiln.sample().sql("SELECT length(string_agg(md5(range::VARCHAR), ',')) FROM range(3000000)")
     with pytest.raises(SqlError, match=r"ran out of memory: DuckDB may use 5\.0 MiB .* 8GB of temp.*memory$") as caught:
         result.rows()
