@@ -9,6 +9,7 @@ kafka-python for groups, offsets and topics (`tests/unit/conf/test_kafka_clients
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable, Mapping, Set
 from contextlib import suppress
 from typing import Final, NamedTuple
@@ -37,6 +38,9 @@ UNDECODABLE: Final = frozenset((LibrdkafkaError._BAD_MSG, LibrdkafkaError._BAD_C
 them again and again, until it is assigned an offset behind the group."""
 
 _REFUSED: Final = frozenset((LibrdkafkaError.TOPIC_AUTHORIZATION_FAILED, LibrdkafkaError.GROUP_AUTHORIZATION_FAILED))
+_ELECTING: Final = frozenset((LibrdkafkaError.NOT_LEADER_FOR_PARTITION, LibrdkafkaError.LEADER_NOT_AVAILABLE))
+"""Errors until a broker leads a partition that is new, or that another broker led."""
+_ELECTION_POLL = 0.1  # s
 _LOG = logging.getLogger("librdkafka")
 _LOG.addHandler(logging.NullHandler())  # else, in a Python worker, each line would go to stderr
 
@@ -159,12 +163,17 @@ class RecordReader:
         """Return the offset after the last record of a partition, or of the first open transaction.
 
         Raises:
-            KafkaError: no broker answers within `timeout` s.
+            KafkaError: no broker answers within `timeout` s, or the partition has no leader for as long.
         """
-        try:
-            bounds = self._consumer.get_watermark_offsets(Assignment(part.topic, part.partition), timeout, cached=False)
-        except KafkaException as error:
-            raise to_kafka_error(error.args[0]) from error
+        assignment, deadline = Assignment(part.topic, part.partition), time.monotonic() + timeout
+        while True:
+            try:
+                bounds = self._consumer.get_watermark_offsets(assignment, timeout, cached=False)
+                break
+            except KafkaException as error:
+                if error.args[0].code() not in _ELECTING or time.monotonic() >= deadline:
+                    raise to_kafka_error(error.args[0]) from error
+                time.sleep(_ELECTION_POLL)
         if bounds is None:
             raise KafkaError(f"no answer about the end of {part.topic}-{part.partition} within {timeout:g} s")
         end: int = bounds[1]

@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 from kiln.conf.process.disk import to_disk
 from kiln.conf.process.errors import KilnError, SettingsError
 from kiln.conf.process.extras import require_extras
+from kiln.conf.process.forks import refuse_fork
 from kiln.conf.process.small_files import open_regular_file
 
 if TYPE_CHECKING:
@@ -322,6 +323,7 @@ class StorePrefix(Location):
 
     @property
     def _store(self) -> DeltaStorageHandler:
+        refuse_fork()
         return _store(f"{STORE}{self.bucket}", tuple(self.options.items()))
 
 

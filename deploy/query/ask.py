@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -17,6 +18,7 @@ import duckdb
 
 from kiln.conf.process.errors import KilnError
 from kiln.conf.process.extras import require_extras
+from kiln.conf.process.forks import refuse_fork
 from kiln.conf.settings.keys import suggest_key
 from kiln.deploy.query.as_of import AsOf, describe_absence, open_table
 from kiln.pipelines.delta.duckdb_tables import add_empty_tables, allow_only, create_views
@@ -194,8 +196,28 @@ def _connect(lake: Lake, sql: str, as_of: AsOf | None) -> tuple[duckdb.DuckDBPyC
             # the table has other columns than Kiln's, which only matters if the query names the view
             if speaks_of_some:
                 raise SqlError(f"{view.name}, over {' and '.join(view.tables)}: {error}") from error
+    memory_limit = _limit_memory(connection)
     allow_only(connection, files)
-    return connection, _OpenTables(lake, as_of, there, tables)
+    return connection, _OpenTables(lake, as_of, there, tables, memory_limit)
+
+
+def _limit_memory(connection: duckdb.DuckDBPyConnection) -> str:
+    """Lower DuckDB's memory limit by the memory that the process uses already, to a quarter at most, and return it.
+
+    DuckDB's default is 80 % of the memory of the machine or container, as if the process used none itself: a query in
+    a container of 256 MB is then killed by the kernel instead of spilling to disk.
+    """
+    default = _read_memory_limit(connection)
+    number, unit = default.split()
+    limit = int(float(number) * 1024 ** ("bytes", "KiB", "MiB", "GiB", "TiB").index(unit))
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    connection.execute(f"SET memory_limit = '{max(limit - used, limit // 4)}B'")
+    return _read_memory_limit(connection)
+
+
+def _read_memory_limit(connection: duckdb.DuckDBPyConnection) -> str:
+    (limit,) = connection.execute("SELECT current_setting('memory_limit')").fetchall()[0]
+    return str(limit)
 
 
 @dataclass(frozen=True)
@@ -207,12 +229,25 @@ class _OpenTables:
     existing: tuple[str, ...]
     """names of all tables that exist, named by the query or not"""
     opened: Mapping[str, DeltaTable]
+    memory_limit: str
+    """DuckDB's limit, in its format"""
 
     @contextmanager
     def translate_errors(self) -> Iterator[None]:
-        """Raise errors of DuckDB as SqlError, or as LakeError if a file of a table is missing."""
+        """Raise errors of DuckDB as SqlError, or as LakeError if a file of a table is missing.
+
+        Raises:
+            ForkedProcessError: This process was forked after its parent had read a lake.
+        """
+        refuse_fork()
         try:
             yield
+        except duckdb.OutOfMemoryException as error:
+            raise SqlError(
+                f"the query ran out of memory: DuckDB may use {self.memory_limit} of this machine or container, and "
+                f"{_MOST_SPILLED} of temporary files in {tempfile.gettempdir()}. Query fewer rows or columns, or give "
+                "it more memory"
+            ) from error
         except duckdb.CatalogException as error:
             raise SqlError(_explain_missing_table(str(error), self.lake, self.existing, self.as_of)) from error
         except (duckdb.Error, OSError) as error:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from kiln.conf.process.errors import KilnError
+from kiln.conf.process.forks import refuse_fork
 from kiln.conf.process.location import Location, parse_location, shorten_error
 from kiln.schemas.delta.tables import TABLES, TABLES_VERSION, Column, Table
 
@@ -73,7 +74,9 @@ class Lake:
 
         Raises:
             LakeError: The storage does not answer.
+            ForkedProcessError: This process was forked after its parent had read a lake.
         """
+        refuse_fork()
         from deltalake import DeltaTable
         from deltalake.exceptions import DeltaError
 
@@ -87,7 +90,9 @@ class Lake:
 
         Raises:
             LakeError: The table cannot be read, or it is one of Kiln's and an older or a newer Kiln wrote it.
+            ForkedProcessError: This process was forked after its parent had read a lake.
         """
+        refuse_fork()
         from deltalake import DeltaTable
         from deltalake.exceptions import DeltaError
 
