@@ -39,6 +39,7 @@ from kiln.pipelines.quality.expectations import RowValidator
 from kiln.pipelines.quality.suites import FOLDER as SUITES
 from kiln.pipelines.quality.suites import read_suites
 from kiln.schemas.delta.tables import TABLES
+from kiln.schemas.faults import FAULTS
 from kiln.schemas.kafka.records import BatchRecord, Origin, SeparatorRecord, decode_batch
 from kiln.schemas.wire.identity import peer_bytes
 from kit.decoder_package import install_decoders
@@ -246,6 +247,36 @@ def test_history_of_every_form_is_swapped_in_without_a_fault(world: World, tmp_p
 
     here.swap("old")
     assert here.check() == {}
+
+
+LACKS = {
+    "archive": ("copies", "messages"),
+    "updates": ("updates", "batches"),
+    "batch": ("batches",),
+    "sink": ("updates", "batches"),
+    "decoder": (),  # `decoded` of a run: the test of another network
+}
+"""Tables that lack a row after a fault at a stage, if the remedy is a backfill."""
+
+
+def test_the_backfill_that_the_catalogue_suggests_brings_the_rows_back(world: World, tmp_path: Path) -> None:
+    remedies = {each.stage: each.what_to_do for each in FAULTS if "`kiln backfill run`" in each.what_to_do}
+    assert remedies.keys() == LACKS.keys()
+    assert all("`kiln backfill swap`" in each for each in remedies.values())
+    here = replace(world, settings=world.settings.model_copy(update={"state": tmp_path / "state"}))
+    here.lake = Lake.from_location(here.settings.lake_root)
+    shutil.copytree(world.lake.path, here.lake.path)
+    keys = {"copies": "message_id", "messages": "message_id", "updates": "message_id", "batches": "batch_cid"}
+    for number, tables in enumerate(LACKS.values()):
+        for table in tables:
+            key = keys[table]
+            rows = here.lake.open(table).to_pyarrow_table(columns=[key])[key].to_pylist()
+            here.lake.open(table).delete(f"{key} = '{rows[5 * number]}'")
+    assert all(len(here.rows(None, table)) < len(world.rows(None, table)) for table in keys)
+    here.run("remedy")
+    here.swap("remedy")
+    for table in keys:
+        assert here.rows(None, table) == world.rows(None, table), table
 
 
 def test_the_frames_of_another_network_give_data_that_the_users_decoder_reads(world: World, tmp_path: Path) -> None:
