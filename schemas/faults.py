@@ -52,11 +52,9 @@ _NO_STREAM: Final = "Nothing. If the number of rows grows, find the peer that an
 _PUBLISHER: Final = (
     "Nothing. Either the publisher is at fault, or it publishes items of another kind under a key that you follow."
 )
-_BUG: Final = (
-    "Report the fault with `detail`, which has the error and the line of code, and "
-    "with `data`. Once a version of Kiln can process the record, run `kiln quarantine "
-    "replay --reason processing_failed`."
-)
+_BUG: Final = "Report the fault with `detail`, which has the error and the line of code, and with `data`."
+_FIXED: Final = "Once a version of Kiln can process the record,"
+_REBUILD: Final = f"{_BUG} {_FIXED} rebuild the rows of its time: `kiln backfill run`, then `kiln backfill swap`."
 _DECODER: Final = (
     "Fix the decoder, restart Kiln, and rebuild the rows: `kiln backfill run`, then `kiln backfill swap`. Nothing if "
     "the message is garbage."
@@ -86,20 +84,20 @@ FAULTS: Final = (
         "decode",
         "processing_failed",
         "Kiln itself failed while decoding a message or a frame. The other messages of the frame are read.",
-        _BUG,
+        f"{_BUG} {_FIXED} run `kiln quarantine replay --reason processing_failed`.",
     ),
     Fault(
         "archive",
         "processing_failed",
         "The query `archive`, or a backfill, failed on one frame or on one row of a frame. All other rows are in "
         "the tables.",
-        _BUG,
+        f"{_REBUILD} If the frame is not in the table `frames`, run with `--source kafka`, while Kafka still has it.",
     ),
     Fault(
         "updates",
         "processing_failed",
         "The query `updates` failed on one message. The message is in no batch.",
-        _BUG,
+        _REBUILD,
     ),
     # ---- hellos: a row for each frame of the connection
     Fault(
@@ -530,7 +528,7 @@ FAULTS: Final = (
         "processing_failed",
         "The query `batch` failed on one record of `kiln.updates`. The update is in no batch. `detail` has the "
         "record's partition and offset.",
-        _BUG,
+        _REBUILD,
     ),
     Fault(
         "publisher",
@@ -558,7 +556,8 @@ FAULTS: Final = (
         "processing_failed",
         "The query `sink` failed on one record of one of its topics, or on one row of it. `detail` has the topic, "
         "the partition and the offset.",
-        _BUG,
+        f"{_REBUILD} This applies to records of `kiln.updates` and `kiln.batches`. Rows of the other topics cannot be "
+        "rebuilt; `data` keeps the record.",
     ),
     Fault(
         "sink",

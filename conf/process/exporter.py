@@ -7,7 +7,9 @@ import logging
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterable
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import ip_address
@@ -19,7 +21,12 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 _LOG: Final = logging.getLogger("kiln.deploy.ops.monitor")
-_PATIENCE: Final = 10.0  # s, timeout of a client's request
+_PATIENCE: Final = 10.0  # s for a whole request and its answer
+_MAX_CONNECTIONS: Final = 64
+_WAIT_FOR_THREAD: Final = 1.0  # s until a new connection is refused
+
+_Request = socket.socket | tuple[bytes, socket.socket]  # of a datagram in the base class
+_Address = tuple[str, int] | str
 
 
 class ObservedProcess(Protocol):
@@ -133,14 +140,58 @@ def _is_loopback(host: str) -> bool:
 
 
 class _Server(ThreadingHTTPServer):
+    """A server with a thread and a descriptor for each of at most 64 connections.
+
+    A new connection closes the oldest one: clients that send nothing must not keep a liveness probe from its answer.
+    """
+
     daemon_threads = True
     allow_reuse_address = True
+    request_queue_size = _MAX_CONNECTIONS
 
     def __init__(self, process: ObservedProcess, listen: tuple[str, int], hosts: HostNames) -> None:
         self.address_family = socket.AF_INET6 if ":" in listen[0] else socket.AF_INET
         self.process = process
         self.hosts = hosts
+        self._free = threading.BoundedSemaphore(_MAX_CONNECTIONS)
+        self._deadlines: dict[socket.socket, float] = {}  # the oldest connection first
+        self._lock = threading.Lock()  # no socket is closed, and its descriptor reused, while another thread ends it
         super().__init__(listen, _Handler)
+
+    def process_request(self, request: _Request, client_address: _Address) -> None:
+        """Start the thread of a connection."""
+        assert isinstance(request, socket.socket)
+        if not self._free.acquire(blocking=False):
+            with self._lock:
+                for oldest in list(self._deadlines)[:1]:
+                    self._end(oldest)
+            if not self._free.acquire(timeout=_WAIT_FOR_THREAD):  # the thread still builds an answer
+                super().shutdown_request(request)
+                return
+        with self._lock:
+            self._deadlines[request] = time.monotonic() + _PATIENCE
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: _Request) -> None:
+        """Close a connection, at the end of its thread."""
+        assert isinstance(request, socket.socket)
+        with self._lock:
+            self._deadlines.pop(request, None)
+            super().shutdown_request(request)
+        self._free.release()
+
+    def service_actions(self) -> None:
+        """End the connections whose time is up. The base class calls this twice a second, or more often."""
+        now = time.monotonic()
+        with self._lock:
+            for connection in [each for each, deadline in self._deadlines.items() if deadline < now]:
+                self._end(connection)
+
+    def _end(self, connection: socket.socket) -> None:
+        """End a connection, so that its thread no longer waits for the client."""
+        del self._deadlines[connection]
+        with suppress(OSError):  # the client has closed it
+            connection.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Log errors of Kiln, but not those of clients that hang up."""
@@ -151,7 +202,6 @@ class _Server(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     server_version = "Kiln"
     sys_version = ""
-    timeout = _PATIENCE
 
     def do_GET(self) -> None:
         server = cast(_Server, self.server)

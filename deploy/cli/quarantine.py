@@ -272,5 +272,8 @@ def quarantine_replay(
             for frame in replay.frames():
                 producer.send(frame)
     out.print(f"{reason}: {describe_candidates(found)}", soft_wrap=True)
+    if replay.other_stages:
+        stages = ", ".join(replay.other_stages)
+        out.print(f"not replayed: stage {stages}. kiln quarantine show --reason {reason} shows what to do")
     if found.back:
         out.print("next: kiln run --catch-up. Restart a kiln run that started before the settings changed", style="dim")

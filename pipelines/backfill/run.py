@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 
 from kiln.conf.process.errors import KilnError
 from kiln.conf.process.kafka_topics import describe_replaced_topic
-from kiln.pipelines.backfill import batches, frames, messages, publishing, updates
+from kiln.pipelines.backfill import batches, frames, messages, published_lines, publishing, updates
 from kiln.pipelines.backfill.chunks import UPDATES_PER_STEP, TimeRange, compute_margin, count_pieces, split_range
 from kiln.pipelines.backfill.frames import FrameFilter
 from kiln.pipelines.backfill.merged_rows import OutsideFrames, StageOutput, group_rows, semi_join
@@ -267,16 +267,9 @@ class _ChunkRunner:
                 details={"rows": self._count_rows()},
             )
         published = self._publish() if publish and not self._run.is_published else 0
-        return RunOutcome(
-            self._terms.name,
-            self._count_rows(),
-            self._rows_written,
-            self._frames,
-            published,
-            self._inputs.gone,
-            merge_outside(self._done.values()),
-            was_done,
-        )
+        rows, outside = self._count_rows(), merge_outside(self._done.values())
+        written, frames_read, lost = self._rows_written, self._frames, self._inputs.gone
+        return RunOutcome(self._terms.name, rows, written, frames_read, published, lost, outside, was_done)
 
     def _count_rows(self) -> dict[str, int]:
         return count_rows(self._done.values())
@@ -470,7 +463,10 @@ class _ChunkRunner:
         terms, target, signed_horizon = self._terms, self._target, self._terms.signed_horizon
         versions = self._versions_after("decoding", number - 1) if number else {}
         near = TimeRange(chunk.low - signed_horizon, chunk.high + signed_horizon)
-        rows = messages.decode_copies(self._read_frames(chunk), terms.decoding, target)
+        gap = published_lines.MAX_GAP
+        with_edges = self._read_frames(TimeRange(chunk.low - gap, chunk.high + gap))
+        chunk_frames = published_lines.set_seqnos(self._read_frames(chunk), with_edges)
+        rows = messages.decode_copies(chunk_frames, terms.decoding, target)
         live_updates = self._read_live("updates", near.low, near.high)
         live_messages = self._read_live_messages(near)
         marks = messages.mark_live_messages(live_messages).unionByName(messages.mark_live_updates(live_updates))

@@ -7,8 +7,8 @@ message that it has read, so the data is rebuilt from the fields, in their order
 always the same bytes. Before 2021-04 the fields had the prefix `message.data.`.
 
 A `received` line is of another node's message, since the node leaves out its own. A `published` line is of its own, and
-has no seqno. Both become Frames of direction IN; the author and sender of a published message is the node. Other events
-and other services have no message.
+has no seqno, which a backfill takes from the received line of another node. Both become Frames of direction IN; the
+author and sender of a published message is the node. Other events and other services have no message.
 
 Source: js-ceramic packages/common/src/loggers.ts and packages/core/src/pubsub/pubsub.ts; npm logfmt 1.x,
 lib/stringify.js.

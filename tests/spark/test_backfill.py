@@ -39,6 +39,7 @@ from kiln.pipelines.quality.expectations import RowValidator
 from kiln.pipelines.quality.suites import FOLDER as SUITES
 from kiln.pipelines.quality.suites import read_suites
 from kiln.schemas.delta.tables import TABLES
+from kiln.schemas.faults import FAULTS
 from kiln.schemas.kafka.records import BatchRecord, Origin, SeparatorRecord, decode_batch
 from kiln.schemas.wire.identity import peer_bytes
 from kit.decoder_package import install_decoders
@@ -260,6 +261,76 @@ def test_history_of_every_form_is_swapped_in_without_a_fault(world: World, tmp_p
 
     here.swap("old")
     assert here.check() == {}
+
+
+def test_a_published_line_is_a_copy_of_the_received_line_that_is_nearest(world: World, tmp_path: Path) -> None:
+    """Logs of three nodes, in chunks whose edges part the lines of a message."""
+    stored = world.lake.open("messages").to_pyarrow_table().to_pylist()
+    first, second, third = sorted({row["from_peer"] for row in stored if row["from_peer"]})[:3]
+    updates = [row for row in stored if row["type"] == "UPDATE" and row["model"]][:4]
+
+    def line(node: str, second_of_range: int, update: int, seqno: int | None = None, author: str = first) -> bytes:
+        pairs = {"peer": node, "event": "received" if seqno else "published", "topic": f"/ceramic/{OPTIONS.network}"}
+        if seqno:
+            pairs |= {"message.from": author, "message.seqno": f"{seqno:016x}"}
+        pairs |= {"message.typ": "0", "message.stream": updates[update]["stream"]}
+        pairs |= {"message.tip": updates[update]["tip"]}
+        if seqno:  # a node may log the model of what it receives alone
+            pairs["message.model"] = updates[update]["model"]
+        return ceramic_line(START // 1_000_000 + second_of_range, pairs.items())
+
+    received = [(3, 0, 1), (2, 1, 2), (9, 1, 3), (9, 3, 4)]
+    logs = {
+        first: [line(first, *each) for each in [(2, 0), (2, 1), (4, 2), (3, 3), (9, 1)]],
+        second: [*(line(second, *each) for each in received), line(second, 4, 2, 5, author=third)],
+        third: [line(third, 4, 1, 2)],
+    }
+    for node, lines in logs.items():
+        (tmp_path / f"{node}.log").write_bytes(b"\n".join(lines) + b"\n")
+    here = replace(world, settings=world.settings.model_copy(update={"state": tmp_path / "state"}))
+    here.lake = Lake.from_location(here.settings.lake_root)
+    files = tuple(tmp_path.glob("*.log"))
+    here.make(BackfillRequest("nodes", START, END, source="files", files=files), chunk=4)
+    lake = here.lake.locate_run("nodes")
+    copies = Counter(row["message_id"] for row in lake.open("copies").to_pyarrow_table().to_pylist())
+    messages = lake.open("messages").to_pyarrow_table().to_pylist()
+    ids = [row["message_id"] for row in messages]
+    found = Counter(("" if "sha256" in each else each, copies[each]) for each in ids)
+    # "": the line that no node has received, and the one that the second node has after 6 s
+    expected = Counter({("", 1): 2})
+    for author, seqno, count in ((first, 1, 2), (first, 2, 3), (first, 3, 2), (first, 4, 1), (third, 5, 1)):
+        expected[f"unverified/{author}/{seqno:016x}", count] = 1
+    assert found == expected
+
+
+LACKS = {
+    "archive": ("copies", "messages"),
+    "updates": ("updates", "batches"),
+    "batch": ("batches",),
+    "sink": ("updates", "batches"),
+    "decoder": (),  # `decoded` of a run: the test of another network
+}
+"""Tables that lack a row after a fault at a stage, if the remedy is a backfill."""
+
+
+def test_the_backfill_that_the_catalogue_suggests_brings_the_rows_back(world: World, tmp_path: Path) -> None:
+    remedies = {each.stage: each.what_to_do for each in FAULTS if "`kiln backfill run`" in each.what_to_do}
+    assert remedies.keys() == LACKS.keys()
+    assert all("`kiln backfill swap`" in each for each in remedies.values())
+    here = replace(world, settings=world.settings.model_copy(update={"state": tmp_path / "state"}))
+    here.lake = Lake.from_location(here.settings.lake_root)
+    shutil.copytree(world.lake.path, here.lake.path)
+    keys = {"copies": "message_id", "messages": "message_id", "updates": "message_id", "batches": "batch_cid"}
+    for number, tables in enumerate(LACKS.values()):
+        for table in tables:
+            key = keys[table]
+            rows = here.lake.open(table).to_pyarrow_table(columns=[key])[key].to_pylist()
+            here.lake.open(table).delete(f"{key} = '{rows[5 * number]}'")
+    assert all(len(here.rows(None, table)) < len(world.rows(None, table)) for table in keys)
+    here.run("remedy")
+    here.swap("remedy")
+    for table in keys:
+        assert here.rows(None, table) == world.rows(None, table), table
 
 
 def test_the_frames_of_another_network_give_data_that_the_users_decoder_reads(world: World, tmp_path: Path) -> None:

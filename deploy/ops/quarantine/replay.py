@@ -39,6 +39,9 @@ from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.wire.identity import VERDICT_NAMES, Verdict
 
 _ROWS_AT_ONCE = 1_000
+_NOT_REPLAYED = ("frame", "updates")
+"""Stages whose rows have an offset, but a malformed frame has no row in `frames`, and the messages that failed in the
+query `updates` are in `messages`."""
 
 
 class QuarantineReplayError(KilnError):
@@ -111,6 +114,8 @@ class QuarantineReplay:
             self._connection, lake, [name for name in ("quarantine", "frames", "messages") if name in tables]
         )
         self._messages = "messages" in tables
+        self.other_stages: tuple[str, ...] = ()
+        """stages whose records a replay does not bring back"""
         self._positions = self._read_positions(tables)
         self._chosen: dict[FramePosition, set[int]] = {}
 
@@ -119,16 +124,13 @@ class QuarantineReplay:
         if missing:
             raise QuarantineReplayError(f"nothing to replay: there is no table {' and no table '.join(missing)} yet")
         positions: MessagePositions = {}
-        stages: set[str] = set()
         refused: set[str] = set()
         rows = self._connection.execute(
             "SELECT DISTINCT stage, kafka_partition, kafka_offset, message_index FROM quarantine WHERE reason = ?",
             [self._reason],
         ).fetchall()
         for stage, partition, offset, position in rows:
-            stages.add(stage)
-            # a malformed frame has an offset, but no row in `frames`
-            if partition is None or offset is None or stage == "frame":
+            if partition is None or offset is None or stage in _NOT_REPLAYED:
                 refused.add(stage)
             else:
                 positions.setdefault(FramePosition(partition, offset), set()).add(position)
@@ -143,9 +145,10 @@ class QuarantineReplay:
             )
         if not positions:
             raise QuarantineReplayError(
-                f"cannot replay {self._reason} (stage {', '.join(sorted(refused))}): these records do not come from "
-                "frames"
+                f"cannot replay {self._reason} (stage {', '.join(sorted(refused))}): these records are not messages "
+                f"that the tables lack. kiln quarantine show --reason {self._reason} shows what to do"
             )
+        self.other_stages = tuple(sorted(refused))
         return positions
 
     def find(self) -> ReplayCandidates:

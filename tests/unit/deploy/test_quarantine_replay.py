@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -27,10 +28,12 @@ from kiln.deploy.ops.quarantine.replay import (
 from kiln.deploy.ops.quarantine.unfetched import find_unfetched_blocks
 from kiln.deploy.query.ask import query_lake
 from kiln.pipelines.archive.transform import FRAMES, MESSAGES, build_frame_row, build_message_row
+from kiln.pipelines.decode import decoder
 from kiln.pipelines.decode.decoder import DecodeConfig, RejectedMessage, compute_identities, decode
 from kiln.pipelines.delta.arrow_rows import RowBuffer, build_arrow_schema, select_columns
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.delta.tables import TABLES
+from kiln.schemas.faults import FAULTS, Fault
 from kiln.schemas.kafka.frames import read_rpc
 from kiln.schemas.kafka.records import Coordinates, Epoch, SeparatorRecord, UpdateRecord, WantedRecord, encode
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
@@ -230,18 +233,34 @@ def test_a_frame_that_is_not_held_is_counted(world: World) -> None:
     assert (found, len(again)) == (ReplayCandidates(back=1, missing=1), 1)
 
 
-def test_what_came_from_no_frame_is_refused_in_words(world: World) -> None:
-    row = [(None, None, None, "batch", "update_malformed", "no", b"x", 1), (0, 7, None, "frame", "frame_malformed")]
-    rows = [(*row[0][:3], None, *row[0][3:]), (*row[1][:3], None, *row[1][3:], "no", b"x", 1)]
-    columns = [
-        pa.array(values, field.type)
-        for values, field in zip(zip(*rows, strict=True), build_arrow_schema(QUARANTINE), strict=True)
-    ]
-    write_deltalake(
-        str(world.lake / "quarantine"), pa.table(columns, schema=build_arrow_schema(QUARANTINE)), mode="append"
+def quarantine(world: World, *rows: tuple[object, ...]) -> None:
+    buffer = RowBuffer(build_arrow_schema(QUARANTINE))
+    for row in rows:
+        buffer.add(row)
+    for batch in buffer.drain():
+        write_deltalake(str(world.lake / "quarantine"), pa.Table.from_batches([batch]), mode="append")
+
+
+NO_MESSAGE = (None, None, None, None)
+
+
+def test_what_is_no_message_that_the_tables_lack_is_refused_in_words(world: World) -> None:
+    """A replay does not bring back an update that failed in the query `updates`: its message is in the tables."""
+    world.take([frame(1, message(1))], AFTER)
+    quarantine(
+        world,
+        (*NO_MESSAGE, "batch", "update_malformed", "no", b"x", 1),
+        (0, 7, None, None, "frame", "frame_malformed", "no", b"x", 1),
+        (0, 1, 0, None, "updates", "processing_failed", "no", b"x", 1),
+        (*NO_MESSAGE, "sink", "processing_failed", "no", b"x", 1),
     )
-    for reason in ("update_malformed", "frame_malformed"):
-        with pytest.raises(QuarantineReplayError, match=f"{reason}.*do not come from frames"):
+    for reason, stages in (
+        ("update_malformed", "batch"),
+        ("frame_malformed", "frame"),
+        ("processing_failed", "sink, updates"),
+    ):
+        words = rf"{reason} \(stage {stages}\).* kiln quarantine show --reason {reason} shows what to do$"
+        with pytest.raises(QuarantineReplayError, match=words):
             QuarantineReplay(Lake(str(world.lake)), reason, AFTER)
     with pytest.raises(QuarantineReplayError, match="did you mean update_malformed"):
         QuarantineReplay(Lake(str(world.lake)), "update_malforme", AFTER)
@@ -398,14 +417,9 @@ def waiting(message: str, cid: str = "bafygenesis") -> WantedRecord:
     return WantedRecord("mainnet", cid, "genesis", AT + len(message), message_id=message, update=update)
 
 
-def give_up(world: World, *records: WantedRecord | bytes) -> None:
-    buffer = RowBuffer(build_arrow_schema(QUARANTINE))
-    for each in records:
-        buffer.add(
-            (0, 1, 0, None, "fetch", "genesis_unavailable", "", each if isinstance(each, bytes) else encode(each), 1)
-        )
-    for batch in buffer.drain():
-        write_deltalake(str(world.lake / "quarantine"), pa.Table.from_batches([batch]), mode="append")
+def give_up(world: World, *records: WantedRecord | bytes, reason: str = "genesis_unavailable") -> None:
+    data = [each if isinstance(each, bytes) else encode(each) for each in records]
+    quarantine(world, *((0, 1, 0, None, "fetch", reason, "", each, 1) for each in data))
 
 
 def test_what_could_not_be_fetched_is_asked_for_again_in_its_order(world: World) -> None:
@@ -437,3 +451,40 @@ def test_what_another_version_gave_up_is_counted_and_stops_nothing(world: World)
 
 def test_another_reason_is_none_of_fetching(world: World) -> None:
     assert find_unfetched_blocks(Lake(str(world.lake)), UNKNOWN_BUNDLE) is None
+
+
+# ---------------------------------------------------------------- the remedies of the catalogue
+
+REMEDIES = [
+    (fault, reason)
+    for fault in FAULTS
+    for reason in re.findall(r"run `kiln quarantine replay --reason (\w+)`", fault.what_to_do)
+]
+
+
+@pytest.mark.parametrize(("fault", "reason"), REMEDIES, ids=lambda value: getattr(value, "stage", value))
+def test_the_replay_that_the_catalogue_suggests_brings_the_record_back(
+    fault: Fault, reason: str, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert reason == fault.reason
+    match fault.stage:
+        case "fetch":
+            give_up(world, waiting("1st"), reason=reason)
+            assert find_unfetched_blocks(Lake(str(world.lake)), reason) == ([waiting("1st")], 0)
+            return
+        case "topic":
+            world.take([frame(1, message(1))], BEFORE)
+        case "decode":
+            with monkeypatch.context() as faulty:
+                faulty.setattr(decoder, "read_message", lambda *_: 1 // 0)
+                world.take([frame(1, message(1))], AFTER)
+        case stage:
+            pytest.fail(f"a replay does not bring back records of stage {stage}")
+    assert world.rows("SELECT stage, reason FROM quarantine") == [(fault.stage, reason)]
+    # the row of another stage for the same reason is no obstacle, and is named
+    quarantine(world, (*NO_MESSAGE, "batch", reason, "no", b"x", 1))
+    replay = QuarantineReplay(Lake(str(world.lake)), reason, AFTER)
+    assert replay.find() == ReplayCandidates(back=1)
+    assert replay.other_stages == ("batch",)
+    world.take(replay.frames(), AFTER)
+    assert len(world.messages()) == 1
