@@ -33,6 +33,7 @@ COMPARED: Final = {
     "fuzz/__main__.py: fuzz_here": "make fuzz ends after the seconds that it was given",
     "hostile/kubos.py: _is_done": "make hostile waits until nothing has come for a while",
     "hostile/kubos.py: _publish": "make hostile ends after the seconds that it was given",
+    "hostile/whole.py: whole": "make hostile measures for as long after an attack as before",
     "hostile/soak.py: _publish_from": "make hostile ends after the seconds that it was given",
     "kafka/test_broker.py: read": "hang guard",
     "kafka/test_live_run.py: kiln": "a run that is ready is stopped after its length",
