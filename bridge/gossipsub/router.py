@@ -279,10 +279,8 @@ class Router:
         self._cache.put(key, topic, data, signed)
         self._counters["published"] += 1
         targets = [state for state in self._publish_targets(topic, now) if self._wants(state, topic, key, signed)]
-        rpc = RPC()
-        rpc.publish.append(message)
-        verdicts = bytes([verdict])
-        return [Send(each.peer, self._table.encode_for_peer(each.peer, rpc), True, verdicts) for each in targets]
+        rpc = RPC(publish=[message])
+        return [Send(to.peer, self._table.encode_for_peer(to.peer, rpc), True, bytes([verdict])) for to in targets]
 
     def receive(self, peer: PeerID, rpc: RPC, now: float) -> tuple[list[Send], list[Deliver], bytes]:
         """Process an RPC. An unreadable one is passed as an empty RPC, because it may have been the peer's first.

@@ -850,11 +850,10 @@ class Node:
                 payload = last.SerializeToString()
             if not payload:
                 continue
-            messages = bool(send.rpc.publish)
-            queued_rpc = QueuedRpc(payload, send.verdicts)
-            if session.queue.put(queued_rpc, send.priority, limit if messages else limit + control):
+            rpc = QueuedRpc(payload, send.verdicts)
+            if session.queue.put(rpc, send.priority, limit if send.rpc.publish else limit + control):
                 queued.add(send.peer)
-            elif send.priority and not messages:
+            elif send.priority and not send.rpc.publish:
                 # without these RPCs the peer would have a wrong state of the node
                 self.counters["peer_control_overflow"] += 1
                 self._nursery.start_soon(self.disconnect, link.peer)

@@ -205,9 +205,11 @@ def announcement(key: Ed25519PrivateKey = ANNA, seqno: bytes = b"\0\1") -> Messa
     return signed(write_batch_update(Separator("model", MODEL), TIP), seqno=seqno, key=key)
 
 
-def sent(*messages: Message, verdicts: bytes = bytes([Verdict.VALID]), **fields: object) -> Frame:
-    made = frame(*messages, direction=Frame.OUT, local_peer=compute_peer_id(BERT), verdicts=verdicts, **fields)
-    made.remote_peer = compute_peer_id(ANNA)
+def sent(
+    *messages: Message, payload: bytes | None = None, verdicts: bytes = bytes([Verdict.VALID]), declared_length: int = 0
+) -> Frame:
+    made = frame(*messages, payload=payload, direction=Frame.OUT, verdicts=verdicts, declared_length=declared_length)
+    made.local_peer, made.remote_peer = compute_peer_id(BERT), compute_peer_id(ANNA)
     return made
 
 
@@ -228,9 +230,9 @@ def test_an_index_in_a_sent_frame_is_of_the_table_of_its_connection() -> None:
     message = announcement()
     message.ClearField("topic")
     message.topicIndex = 2
-    hellos = {"hello_in": write_hello([second, first]), "hello_out": write_hello([second, first])}
-    how = DecodeConfig(bundles=bundles)
-    item = good(sent(message, **hellos), how)
+    made = sent(message)
+    made.hello_in = made.hello_out = write_hello([second, first])
+    item = good(made, DecodeConfig(bundles=bundles))
     assert (item.topic, item.topic_source) == (CLAY, "index")
 
 
