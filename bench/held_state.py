@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bench.report import Finding, Ratio
 from bench.runs import Extent, Say, Side, in_turn
-from kiln.pipelines.batch.offset_range import OffsetRange, WindowKey, WindowOwner
+from kiln.pipelines.batch.offset_range import UpdateRange, WindowKey, WindowOwner
 from kiln.pipelines.batch.windows import PartitionWindows
 from kiln.pipelines.delta.frame_ranges import FrameRanges, build_range_key
 from kiln.pipelines.delta.stored_frame_ranges import StoredFrameRanges
@@ -94,19 +94,19 @@ class _Windows:
         self._head, self._shards = kept
         return taken
 
-    def _take(self, stretch: OffsetRange) -> None:
+    def _take(self, stretch: UpdateRange) -> None:
         windows = PartitionWindows(_LENGTH, self._head, 0, self._shards)
         windows.add_range(stretch)
         windows.advance(stretch.stamps[-1] + 1)
         self._head = windows.dump()
 
 
-def _stretch(separators: Sequence[int], epoch: int) -> OffsetRange:
+def _stretch(separators: Sequence[int], epoch: int) -> UpdateRange:
     count = len(separators)
     owners = [WindowOwner(WindowKey("bench", "LIVE", "model", _text(number)), "bench", epoch) for number in separators]
     leaves = [encode_stream_key(_text(number)) + _digest(number) + b"cid." for number in separators]
     numbers = list(range(count))
-    return OffsetRange(numbers, [epoch] * count, owners, numbers, leaves, [epoch] * count, list(map(str, separators)))
+    return UpdateRange(numbers, [epoch] * count, owners, numbers, leaves, [epoch] * count, list(map(str, separators)))
 
 
 class _Connections:

@@ -333,6 +333,13 @@ FAULTS: Final = (
         "Nothing. The view `misplaced` shows who announces streams on the wrong topic. The view `false_claims` "
         "shows the batches that contain such updates.",
     ),
+    Fault(
+        "separator",
+        "contradicts_topic",
+        "A BATCH_UPDATE is for another separator than that of the topic on which it was received. Its block is fetched "
+        "like that of any other.",
+        "Nothing. The view `misplaced` shows who publishes batches on the wrong topic.",
+    ),
     # ---- files of history
     Fault(
         "history",

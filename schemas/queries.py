@@ -12,7 +12,7 @@ from typing import Final
 
 
 @dataclass(frozen=True)
-class StreamingQuery:
+class QuerySpec:
     """A streaming query with a checkpoint of its own."""
 
     name: str
@@ -45,10 +45,10 @@ CONTROL_PREFIX: Final = "control "
 _SINK = ("updates", "tips", "batch_tips", "batches", "publications", "streams", "quarantine")
 
 # In the order of the flow, which is the order in which settings and screen name them.
-QUERIES: Final[dict[str, StreamingQuery]] = {
+QUERIES: Final[dict[str, QuerySpec]] = {
     query.name: query
     for query in (
-        StreamingQuery(
+        QuerySpec(
             "archive",
             ("frames",),
             tables=("frames", "copies", "subscriptions", "controls", "messages", "bundles"),
@@ -57,7 +57,7 @@ QUERIES: Final[dict[str, StreamingQuery]] = {
             every=timedelta(seconds=10),
             at_most=400_000,
         ),
-        StreamingQuery(
+        QuerySpec(
             "updates",
             ("frames",),
             topics=("updates", "wanted", "quarantine"),
@@ -66,14 +66,14 @@ QUERIES: Final[dict[str, StreamingQuery]] = {
             at_most=100_000,
             starts=0,
         ),
-        StreamingQuery(
+        QuerySpec(
             "batch",
             ("updates",),
             topics=("batches", "quarantine"),
             every=timedelta(milliseconds=500),
             starts=0,
         ),
-        StreamingQuery(
+        QuerySpec(
             "sink",
             ("updates", "batches", "publications", "quarantine", "streams", "blocks"),
             tables=_SINK,

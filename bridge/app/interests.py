@@ -9,16 +9,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kiln.conf.process.small_files import read_small_file
 from kiln.conf.settings.addresses import check_topic
 from kiln.conf.settings.model import Settings
 from kiln.schemas.wire.signing_policy import match_topic
-from kiln.schemas.wire.topics import Interest, Separator, format_topic, parse_interest, parse_topic
-
-
-def network_topics(network: str) -> tuple[str, str]:
-    """Return the network's topic in the form that nodes use, and in CIP-120's form."""
-    name = format_topic(network, None)
-    return name, f"{name}/"
+from kiln.schemas.wire.topics import Interest, Separator, format_topic, network_topics, parse_interest, parse_topic
 
 
 def select_topics(network: str, interests: Iterable[Interest], seen: Iterable[str]) -> set[str]:
@@ -142,7 +137,7 @@ class InterestsFile:
 
     def _load(self) -> None:
         try:
-            texts = json.loads(self._path.read_text())
+            texts = json.loads(read_small_file(self._path))
             if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
                 raise ValueError("not a list of strings")
             for text in texts:

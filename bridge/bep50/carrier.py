@@ -40,6 +40,7 @@ from kiln.bridge.capture.tap import Sink
 from kiln.bridge.libp2p.keys import load_or_create_key
 from kiln.bridge.publisher.outbox import PublishError
 from kiln.conf.process.bridge_status import OverlayStatus, OverlayTopicStatus, PublisherStatus
+from kiln.conf.process.small_files import read_small_file
 from kiln.schemas.dht.announcement import (
     Announcement,
     PublisherKey,
@@ -125,7 +126,7 @@ class Carrier:
         self._stop_file = folder / "stopped"
         try:
             self._store = TopicStore(folder)
-            self.stop_reason: str | None = self._stop_file.read_text() if self._stop_file.exists() else None
+            self.stop_reason: str | None = _read_stop_reason(self._stop_file)
             """Why publishing under our key has stopped. It is stored in a file that the user removes: two publishers
             of one key that each resumed after a restart would never end their conflict."""
         except OSError as error:
@@ -450,3 +451,10 @@ def _new_id(ip: bytes, entropy: bytes) -> bytes:
 
 def _signature_text(item: Item) -> str:
     return f"{item.signature.hex()[:16]}…"
+
+
+def _read_stop_reason(path: Path) -> str | None:
+    try:
+        return read_small_file(path).decode(errors="replace")
+    except FileNotFoundError:
+        return None

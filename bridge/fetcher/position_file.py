@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from kiln.conf.process.small_files import read_small_file
 from kiln.schemas.kafka.records import UNREADABLE
 
 
@@ -48,7 +49,7 @@ class PositionFile:
             OSError: the file cannot be read.
         """
         try:
-            content = _DECODER.decode(self._path.read_bytes())
+            content = _DECODER.decode(read_small_file(self._path))
         except (FileNotFoundError, *UNREADABLE):
             return None
         return content.positions if content.topic == topic else None

@@ -17,6 +17,7 @@ from kiln.bridge.ipfs.blocks import (
 )
 from kiln.bridge.ipfs.neighbours import BitswapPeer
 from kiln.conf.process.bridge_status import IpfsStatus
+from kiln.conf.process.small_files import open_regular_file, read_small_file
 from kiln.schemas.wire.batch_block import MAX_BLOCK
 from kiln.schemas.wire.cid import cid_bytes, cid_text, read_sha2_256_digest
 
@@ -56,7 +57,7 @@ class FolderBlockStore:
         """Implement `BlockStore.get`. `timeout` is ignored, because there are no peers to wait for."""
         read_digest(cid)
         try:
-            with self._path(cid).open("rb") as file:
+            with open_regular_file(self._path(cid)) as file:
                 data = file.read(limit + 1)
         except FileNotFoundError:
             raise BlockUnavailableError(f"{cid[:80]} is not in {self._folder}, and ipfs.api is empty") from None
@@ -98,7 +99,7 @@ class FolderBlockStore:
         blocks: dict[bytes, bytes] = {}
         for cid in cids:
             try:
-                data = (self._folder / cid_text(cid)).read_bytes()
+                data = read_small_file(self._folder / cid_text(cid))
             except OSError:
                 continue
             if sha256(data).digest() == read_sha2_256_digest(cid):

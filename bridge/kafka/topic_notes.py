@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from kiln.conf.process.small_files import read_small_file
 from kiln.schemas.kafka.records import UNREADABLE
 
 
@@ -38,7 +39,7 @@ class TopicNotes:
     def read(self) -> dict[str, NotedTopic]:
         """Read the notes; none if there is no file, or a power cut has damaged it."""
         try:
-            return _NOTES.decode(self._path.read_bytes())
+            return _NOTES.decode(read_small_file(self._path))
         except (FileNotFoundError, *UNREADABLE):
             return {}
 

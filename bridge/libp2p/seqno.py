@@ -13,6 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from kiln.conf.process.small_files import read_small_file
+
 RESERVE: Final = 10_000_000_000  # ns
 SEQNO_BYTES: Final = 8
 
@@ -96,7 +98,7 @@ class Seqno:
 
 def _read(path: Path) -> int:
     try:
-        raw = path.read_bytes()
+        raw = read_small_file(path)
     except FileNotFoundError:
         return 0
     except OSError as error:

@@ -61,6 +61,7 @@ class PendingPublication:
         "_batch_typ",
         "batch_cid",
         "block",
+        "closed_at",
         "deliveries",
         "is_stored",
         "network",
@@ -77,6 +78,7 @@ class PendingPublication:
         """
         self.position = position
         self.batch_cid = batch.batch_cid
+        self.closed_at = batch.closed_at
         self.block = batch.block
         self.network = batch.network
         self.separator = Separator(batch.separator.key, batch.separator.value)

@@ -38,7 +38,7 @@ from kiln.schemas.kafka.records import (
     encode,
 )
 from kiln.schemas.wire.cid import CidError
-from kiln.schemas.wire.topics import TopicError
+from kiln.schemas.wire.topics import TopicError, network_topics
 
 TOO_OLD: Final = "too old"
 IN_DOUBT: Final = "the bridge ended before it had the receipt: this batch of a backfill run is not published again"
@@ -169,6 +169,7 @@ class Outbox:
         self._partitions: dict[OutboxPartition, _PartitionState] = {}
         self._missing_receipts: dict[OutboxPosition, int] = {}  # by open position: not yet acknowledged
         self._arrivals: list[PendingPublication] = []  # not in the queue yet
+        self._subscribers = subscribers
         self._queue = DeliveryQueue(options.publish_timeout, options.retry_every, subscribers)
         self._turn: deque[TopicDelivery] = deque()  # taken from the queue
         self._pace_ready_at = 0
@@ -187,7 +188,7 @@ class Outbox:
         self.quarantined = 0
         self.lost = 0
         """records that Kafka deleted before they were read"""
-        self._receipted: Mapping[str, Set[str]] = {}  # topics by CID
+        self._receipted: Mapping[str, Mapping[str, int]] = {}  # time of the newest receipt by CID and topic
 
     def start(self, partition: OutboxPartition, offset: int, not_before: int, until: int = 0, end: int = 0) -> None:
         """Start publishing a partition from an offset.
@@ -201,13 +202,16 @@ class Outbox:
         """
         self._partitions[partition] = _PartitionState(offset, not_before, until, end, next_offset=offset)
 
-    def set_receipted_topics(self, topics: Mapping[str, Set[str]]) -> None:
-        """Set the topics, by CID, for which receipts exist.
+    def set_receipted_topics(self, topics: Mapping[str, Mapping[str, int]]) -> None:
+        """Set the topics, by CID, for which receipts exist, each with the time of the newest one in µs.
 
         Batches from before this start are not published again if each of their topics has a receipt; below `until`,
-        if any topic has one.
+        if any topic has one. A receipt from before a batch was closed is of an earlier batch with the same tips.
         """
         self._receipted = topics
+
+    def _list_receipted_topics(self, batch_cid: str, closed_at: int) -> set[str]:
+        return {topic for topic, at in self._receipted.get(batch_cid, {}).items() if at >= closed_at}
 
     def next_offset(self, partition: OutboxPartition) -> int:
         """Return the offset of the next record, if Kafka has left out none."""
@@ -275,7 +279,7 @@ class Outbox:
             return self._quarantine(position, MALFORMED, detail, value or b"", now)
         if self._is_repeat(batch, position) or is_replay:
             return None
-        if offset < state.receipts_until and publication.batch_cid in self._receipted:
+        if offset < state.receipts_until and self._list_receipted_topics(batch.batch_cid, batch.closed_at):
             return None
         if self._is_from_other_source(publication):
             return None
@@ -364,10 +368,13 @@ class Outbox:
     def _enqueue_arrivals(self) -> None:
         """Queue the deliveries of new batches, but for the topics that have a receipt."""
         deliveries: list[TopicDelivery] = []
+        _, cip120_name = network_topics(self._options.network)
+        is_used = bool(self._arrivals) and self._scheme.network and self._has_peer(cip120_name)
         for publication in self._arrivals:
             topics = self._scheme.topics_of(publication.network, publication.separator)
+            topics += (cip120_name,) if is_used else ()
             known = publication.position.offset < self._partitions[publication.position.partition].backlog_end
-            if known and self._receipted.get(publication.batch_cid, frozenset()) >= set(topics):
+            if known and self._list_receipted_topics(publication.batch_cid, publication.closed_at) >= set(topics):
                 self.block_bytes -= len(publication.block)
                 self._settle_receipts(publication.position, 1)
                 continue
@@ -376,6 +383,9 @@ class Outbox:
             self._missing_receipts[publication.position] = len(topics)
         self._arrivals.clear()
         self._queue.add(deliveries)
+
+    def _has_peer(self, topic: str) -> bool:
+        return self._subscribers is not None and bool(self._subscribers([topic]))
 
     def _store_blocks(self, keeper: BlockKeeper, now: int) -> list[OutboxRecord]:
         """Put the blocks of this turn into IPFS; set `ipfs_error`.

@@ -313,7 +313,7 @@ class Publisher(LeaderThread):
     def _read_published_topics(self, producer: StoppableKafkaProducer) -> Mapping[str, set[str]]:
         """Return the topics, by CID, of everything published up to now that has a receipt."""
         producer.flush(timeout=30)
-        return self._read_receipts(0, only_published=True)
+        return {cid: set(topics) for cid, topics in self._read_receipts(0, only_published=True).items()}
 
     def _start_outbox(
         self, consumer: KafkaConsumer, reader: RecordReader, outbox: Outbox
@@ -341,7 +341,7 @@ class Publisher(LeaderThread):
         }
         now = self._clock_us()
         outputs: list[OutboxRecord] = []
-        receipted: dict[str, set[str]] | None = None
+        receipted: dict[str, dict[str, int]] | None = None
         times: list[int] = []
         positions: dict[TopicPartition, int] = {}
         for part in parts:
@@ -403,14 +403,14 @@ class Publisher(LeaderThread):
                 return record.timestamp
         return 0
 
-    def _read_receipts(self, since: int, only_published: bool = False) -> dict[str, set[str]]:
-        """Return the topics of this network, by CID, of all receipts of this transport from `since` to now.
+    def _read_receipts(self, since: int, only_published: bool = False) -> dict[str, dict[str, int]]:
+        """Return the times in µs, by CID and topic of this network, of the newest receipts of this transport.
 
         Args:
-            since: LogAppendTime in ms.
+            since: LogAppendTime, in ms, of the first receipt that counts.
             only_published: leave out receipts with an error.
         """
-        topics_by_cid: dict[str, set[str]] = {}
+        topics_by_cid: dict[str, dict[str, int]] = {}
         own = format_topic(self._options.network, None)
         with closing(self._open_consumer(None)) as consumer, closing(self._open_reader()) as reader:
             parts = self._list_partitions(f"{self._prefix}publications")
@@ -426,7 +426,8 @@ class Publisher(LeaderThread):
                     if only_published and receipt.error is not None:
                         continue
                     if receipt.transport == self._options.transport and f"{on}/".startswith(f"{own}/"):
-                        topics_by_cid.setdefault(receipt.batch_cid, set()).add(on)
+                        times = topics_by_cid.setdefault(receipt.batch_cid, {})
+                        times[on] = max(times.get(on, 0), receipt.published_at)
         return topics_by_cid
 
 

@@ -20,6 +20,7 @@ import msgspec
 import trio
 
 from kiln.conf.process.proxies import is_loopback
+from kiln.conf.process.small_files import read_small_file
 from kiln.schemas.wire.topics import Separator, format_topic, parse_topic
 
 Mode = Literal["cutover", "duplicate"]
@@ -252,7 +253,7 @@ class HeightWatch:
 
     def _load_reached_at(self) -> int | None:
         try:
-            content = msgspec.json.decode(self._path.read_bytes(), type=dict[str, int])
+            content = msgspec.json.decode(read_small_file(self._path), type=dict[str, int])
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
             return None
         return content.get("reached_at") if content.get("height") == self._height else None

@@ -14,6 +14,8 @@ from typing import Literal
 import msgspec
 from msgspec import Struct, structs
 
+from kiln.conf.process.small_files import read_small_file
+
 SavingDirection = Literal["received", "sent"]
 
 
@@ -259,6 +261,6 @@ def _write_over(path: Path, data: bytes) -> None:
 def read_status(path: Path) -> BridgeStatus | None:
     """Read the newest status; `None` if there is none, or one of another version."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=BridgeStatus)
+        return msgspec.json.decode(read_small_file(path, 64 << 20), type=BridgeStatus)
     except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
         return None

@@ -13,6 +13,7 @@ import socket
 import ssl
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Final, Protocol, TypeVar, cast
 
 from kafka.errors import KafkaConnectionError, KafkaError
@@ -21,6 +22,8 @@ from kafka.net.inet import KafkaNetSocket, create_connection
 from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
 from kafka.net.transport import KafkaSSLTransport, KafkaTCPTransport
+
+from kiln.conf.process.small_files import open_regular_file
 
 _SCHEME: Final = "kiln"
 _Client = TypeVar("_Client")
@@ -104,6 +107,9 @@ def open_client(kind: Callable[..., _Client], **options: object) -> _Client:
         ValueError: An option has a wrong value.
         RuntimeError: No thread can be started.
     """
+    for name in ("ssl_cafile", "ssl_certfile"):
+        if file := options.get(name):  # OpenSSL would wait for the writer of a FIFO, and its errors have no file name
+            open_regular_file(Path(str(file))).close()
     with ExitStack() as opened:
 
         def open_network(**config: object) -> _Network:

@@ -22,8 +22,9 @@ from typing import IO, TYPE_CHECKING, Final, NamedTuple, Self, cast
 from urllib.parse import urlsplit
 
 from kiln.conf.process.disk import to_disk
-from kiln.conf.process.errors import KilnError
+from kiln.conf.process.errors import KilnError, SettingsError
 from kiln.conf.process.extras import require_extras
+from kiln.conf.process.small_files import open_regular_file
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -47,10 +48,30 @@ class StoreError(KilnError, OSError):
     """The store does not answer, or rejects a request. The message names the location."""
 
 
+def expand_path(path: str | Path) -> Path:
+    """Return the absolute path, with the home folder in place of `~`.
+
+    Raises:
+        SettingsError: There is no home folder, or no current folder.
+    """
+    try:
+        return Path(path).expanduser().absolute()
+    except RuntimeError:
+        raise SettingsError([f"{path}: there is no such home folder. Set HOME, or write the path without ~"]) from None
+    except FileNotFoundError:
+        raise SettingsError([f"{path}: the current folder was removed. Change to another one"]) from None
+
+
 def shorten_error(error: Exception) -> str:
     """Shorten an error of delta-rs to one line, without XML of the store and without trace."""
     parts = [part for part in _PIECE.split(str(error)) if not part.startswith("<")]
     return ": ".join(part.split("\n")[0] for part in parts)[:_MAX_LENGTH]
+
+
+def find_os_error(error: Exception) -> str:
+    """Find the system's error in one of delta-rs, such as "No space left on device"; empty if it names none."""
+    match = re.search(r"(?:^|: )([^:]+) \(os error \d+\)", str(error))
+    return match[1] if match else ""
 
 
 class FileEntry(NamedTuple):
@@ -174,7 +195,8 @@ class LocalFolder(Location):
                     yield entry.name
 
     def read(self) -> bytes:
-        return self.folder.read_bytes()
+        with open_regular_file(self.folder) as file:
+            return file.read()
 
     def open(self) -> pa.NativeFile:
         import pyarrow as pa

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from kiln.conf.process.errors import KilnError
+from kiln.conf.process.small_files import open_regular_file
 from kiln.conf.process.state_version import claim_state_folder
 
 _RETRY_EVERY = 0.5  # s
@@ -25,18 +26,19 @@ def read_lock_holders(state: Path) -> set[int]:
     holders: set[int] = set()
     folder = state / "locks"
     for path in folder.iterdir() if folder.is_dir() else ():
-        with path.open() as lock:
+        with open_regular_file(path) as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                holders.add(int(lock.read() or 0))  # 0 if the holder has not written its number yet
+                number = lock.read(20)
+                holders.add(int(number) if number.isdigit() else 0)  # the holder may not have written it yet
     return holders
 
 
 def is_locked(state: Path, name: str) -> bool:
     """Return true if a process holds the lock `locks/NAME` of a state folder, which may be read-only."""
     try:
-        with (state / "locks" / name).open() as lock:
+        with open_regular_file(state / "locks" / name) as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

@@ -6,6 +6,7 @@ Every room may import this file.
 from __future__ import annotations
 
 import os
+import re
 import stat
 from pathlib import Path
 from typing import Final
@@ -13,6 +14,7 @@ from uuid import uuid4
 
 from kiln.conf.process.disk import to_disk
 from kiln.conf.process.errors import KilnError
+from kiln.conf.process.small_files import read_small_file
 
 STATE_VERSION: Final = 3
 """Version of the files, checkpoints and tables in a state folder. Raise it with an incompatible change only."""
@@ -42,20 +44,22 @@ def check_state_version(state: Path) -> None:
 def claim_state_folder(state: Path) -> None:
     """Create a state folder readable by its user alone, as it has keys and network data, and write its version.
 
-    Call it before anything else is written to the folder. The permissions of another user's folder, and of a shared one
-    such as /tmp, stay as they are: `kiln doctor` reports them.
+    Call it before anything else is written to the folder. An empty folder of this user becomes readable by its user
+    alone, too. The permissions of any other folder stay as they are, because other programs may depend on them: `kiln
+    doctor` reports them.
 
     Raises:
         StateVersionError: An older or a newer Kiln wrote the folder. Nothing is changed.
         OSError: The folder cannot be written.
     """
     version = _read_version(state)
-    state.mkdir(mode=0o700, parents=True, exist_ok=True)
-    status = state.stat()
-    if status.st_mode & _OTHERS and status.st_uid == os.geteuid() and not status.st_mode & stat.S_ISVTX:
-        state.chmod(stat.S_IMODE(status.st_mode) & ~_OTHERS)
     if version == STATE_VERSION:
         return
+    state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = state.stat()
+    is_ours = status.st_uid == os.geteuid() and not status.st_mode & stat.S_ISVTX
+    if is_ours and status.st_mode & _OTHERS and not _is_filled(state):
+        state.chmod(stat.S_IMODE(status.st_mode) & ~_OTHERS)
     fresh = state / f".version-{uuid4().hex}"  # other processes may claim the folder at the same time
     fresh.write_text(f"{STATE_VERSION}\n", encoding="ascii")
     to_disk(fresh)
@@ -71,10 +75,13 @@ def is_private(state: Path) -> bool:
 def _read_version(state: Path) -> int | None:
     """Read the version of a state folder; `None` if it has no state yet."""
     path = state / _FILE
-    text = path.read_text(encoding="ascii", errors="replace").strip() if path.exists() else ""
+    try:
+        text = read_small_file(path).decode("ascii", errors="replace").strip()
+    except FileNotFoundError:
+        text = ""
     if text == str(STATE_VERSION):
         return STATE_VERSION
-    if text.isdigit() and int(text) > STATE_VERSION:
+    if re.fullmatch(r"[0-9]{1,9}", text) and int(text) > STATE_VERSION:
         raise StateVersionError(
             f"the state folder {state} has version {text}, and this Kiln reads version {STATE_VERSION}. Use the newer "
             "Kiln that wrote it, or pass another folder with --state"

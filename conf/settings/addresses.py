@@ -47,6 +47,12 @@ def check_path(path: str) -> None:
         raise ValueError("expected a path in UTF-8") from None
 
 
+def check_file_name(text: str) -> None:
+    """Check the path of a file or folder, which need not exist."""
+    if not text or "\0" in text:
+        raise ValueError("expected the path of a file or folder")
+
+
 def check_listener(text: str) -> None:
     """Check the port of `host:port` to listen on, where 0 is any free port."""
     if int(text.rpartition(":")[2]) > _MAX_PORT:
@@ -72,6 +78,13 @@ def check_tcp(text: str) -> None:
     names = _protocols(text, expected)
     if names[:1] == ["dnsaddr"]:
         raise ValueError(f"expected {expected}: dnsaddr is not resolved. Give an address from its TXT records")
+    if "p2p-circuit" in names:
+        raise ValueError(
+            f"expected {expected}: this one goes through a relay (p2p-circuit), which Kiln does not use. Give the "
+            "address at which the peer itself listens"
+        )
+    if names == ["p2p"]:
+        raise ValueError(f"expected {expected}: the address of the peer is missing. Put it before /p2p/")
     if names[1:2] != ["tcp"] or not {"tcp", "p2p"}.issuperset(names[1:]):
         raise ValueError(f"expected {expected}: only TCP is spoken, not QUIC or WebSocket")
 
@@ -142,6 +155,11 @@ def _protocols(text: str, expected: str) -> list[str]:
 
     if not text:
         raise ValueError(f"expected {expected}: it is empty")
+    if "/ipfs/" in text:
+        address = text.replace("/ipfs/", "/p2p/")
+        raise ValueError(f'expected {expected}: /ipfs/ is the old name of /p2p/. Write "{address}"')
+    if not text.startswith("/"):
+        raise ValueError(f"expected {expected}: it does not begin with a slash")
     # first, as py-multiaddr says of a bad peer id only that it is not a CID
     for peer in re.findall(r"/p2p/([^/]*)", text):
         _check_peer_id(peer)

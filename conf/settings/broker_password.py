@@ -7,6 +7,8 @@ import secrets
 from contextlib import suppress
 from pathlib import Path
 
+from kiln.conf.process.small_files import read_small_file
+
 
 def ensure_password(broker_dir: Path) -> str:
     """Read the password of this folder's broker, after creating a missing one.
@@ -17,7 +19,7 @@ def ensure_password(broker_dir: Path) -> str:
     path = broker_dir / "password"
     while True:
         with suppress(FileNotFoundError):
-            password = path.read_text(encoding="ascii")
+            password = read_small_file(path).decode("ascii")
             if password:
                 return password
             path.unlink()  # a power cut can leave an empty file

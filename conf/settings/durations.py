@@ -16,7 +16,7 @@ _UNITS = {
     "h": timedelta(hours=1),
     "d": timedelta(days=1),
 }
-_DURATION = re.compile(r"(\d+)(us|ms|s|m|h|d)")
+_DURATION = re.compile(r"([0-9]{1,18})(us|ms|s|m|h|d)")
 
 
 def parse_duration(text: object) -> timedelta:

@@ -7,15 +7,19 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 from pydantic_core import ErrorDetails
 
+from kiln.conf.settings.durations import duration_text
 from kiln.conf.settings.keys import (
     CONFIG_VARIABLE,
     ENV_PREFIX,
     NETWORK_VARIABLE,
     Keys,
+    find_bounds,
+    is_secret,
     join_key,
     list_keys,
     name_variable,
@@ -23,6 +27,7 @@ from kiln.conf.settings.keys import (
 )
 from kiln.conf.settings.secrets import MASK, is_secret_key, mask_secrets
 from kiln.conf.settings.service_links import is_service_link
+from kiln.conf.settings.values import parse_json
 
 _SEE_FILE = "; see conf/kiln.toml for all settings"
 
@@ -48,12 +53,14 @@ def _nameless(environ: Mapping[str, str]) -> Iterator[str]:
     """List the variables with Kiln's prefix that are not settings, by name."""
     known = list_keys()
     names = {name_variable(key): free for key, free in known.items()}
+    free_tables = {f"{name}__" for name, free in names.items() if free}
     tables = {name_variable(key[:depth]) for key in known for depth in range(1, len(key))}
     for name in sorted(environ):
         upper = name.upper()
         if not upper.startswith(ENV_PREFIX) or upper == CONFIG_VARIABLE or upper in names or upper in tables:
             continue
-        if not any(free and upper.startswith(f"{key}__") for key, free in names.items()):
+        table = next((each for each in free_tables if upper.startswith(each)), None)
+        if table is None or "__" in upper.removeprefix(table):
             yield name
 
 
@@ -66,9 +73,9 @@ def unreadable_tables(environ: Mapping[str, str]) -> Iterable[str]:
         if name.upper() not in tables:
             continue
         try:
-            value = json.loads(environ[name])
-        except json.JSONDecodeError as error:
-            yield f"environment {name}: not JSON: {error}"
+            value = parse_json(environ[name])
+        except ValueError as error:
+            yield f"environment {name}: {error}"
             continue
         if not isinstance(value, dict):
             yield f"environment {name}: expected a JSON object, such as " + '{"key": "value"}'
@@ -110,13 +117,25 @@ def problem(details: ErrorDetails, places: ValueSources) -> str:
             return f"{places.name(keys[:-1])}: {join_key(keys)}: missing, and it has no default"
         case "model_type":
             message = f"a table: [{join_key(keys)}]"
+        case "int_parsing_size":
+            message = "a smaller number"
+        case "greater_than_equal" | "less_than_equal" if isinstance(details["input"], timedelta):
+            message = f"{_format_value(find_bounds(keys)[0])} to {_format_value(find_bounds(keys)[1])}"
         case "item":  # an item of a list
             return f"{places.name(keys)}: {join_key(keys)}: {message}"
         case "value_error" if not isinstance(details["input"], str | int | float):  # a table or a list as a whole
             return f"{places.name(keys)}: {join_key(keys)}: {message}" if keys else message
-    secret = is_secret_key(".".join(keys)) or keys[-1] == "rpc_url" or known.get(keys)
-    shown = MASK if secret else mask_secrets(json.dumps(details["input"], default=str, ensure_ascii=False))
+    secret = is_secret(keys) if keys in known else is_secret_key(".".join(keys))
+    shown = MASK if secret else mask_secrets(json.dumps(details["input"], default=_format_value, ensure_ascii=False))
+    shown = shown if len(shown) <= _MAX_SHOWN else f"{shown[:_MAX_SHOWN]}…"
     return f"{places.name(keys)}: {join_key(keys)} = {shown}: expected {message.removeprefix('expected ')}"
+
+
+_MAX_SHOWN = 200  # characters of a value
+
+
+def _format_value(value: object) -> str:
+    return duration_text(value) if isinstance(value, timedelta) else str(value)
 
 
 # suffix of pydantic's messages for text that it cannot parse

@@ -5,7 +5,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-from pydantic import BaseModel
+from annotated_types import Ge, Le
+from pydantic import BaseModel, SecretStr
+from pydantic.fields import FieldInfo
 
 from kiln.conf.settings.model import Settings
 
@@ -29,6 +31,32 @@ def list_keys(model: type[BaseModel] = Settings, above: Keys = ()) -> dict[Keys,
         else:
             keys[(*above, name)] = str(kind).startswith("dict[")
     return keys
+
+
+def is_secret(keys: Keys) -> bool:
+    """Return true if the value of a key is never shown: it is a secret, or a free table, which may have some."""
+    kind = find_field(keys).annotation
+    return kind is SecretStr or str(kind).startswith("dict[")
+
+
+def find_bounds(keys: Keys) -> tuple[object, object]:
+    """Find the least and the greatest value of a number or duration; `None` for one that is not declared."""
+    metadata = find_field(keys).metadata
+    return (
+        next((each.ge for each in metadata if isinstance(each, Ge)), None),
+        next((each.le for each in metadata if isinstance(each, Le)), None),
+    )
+
+
+def find_field(keys: Keys) -> FieldInfo:
+    """Find the declaration of a key."""
+    model: type[BaseModel] = Settings
+    for name in keys[:-1]:
+        section = model.model_fields[name].annotation
+        assert isinstance(section, type)
+        assert issubclass(section, BaseModel)
+        model = section
+    return model.model_fields[keys[-1]]
 
 
 def get_value(model: BaseModel, keys: Keys) -> object:

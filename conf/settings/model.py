@@ -25,10 +25,12 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from kiln.conf.process.errors import SettingsError
-from kiln.conf.process.location import STORE, Location, parse_location
+from kiln.conf.process.location import STORE, Location, expand_path, parse_location
 from kiln.conf.process.logs import Format, Level
+from kiln.conf.process.small_files import read_small_file
 from kiln.conf.settings.addresses import (
     check_author,
+    check_file_name,
     check_interest,
     check_listener,
     check_peer,
@@ -40,11 +42,22 @@ from kiln.conf.settings.addresses import (
     check_topic,
     check_url,
 )
-from kiln.conf.settings.durations import Duration
+from kiln.conf.settings.durations import Duration, duration_text
 from kiln.conf.settings.secrets import mask_secrets
-from kiln.conf.settings.values import Memory, Names, StorageUri, Switch, like, split_items
+from kiln.conf.settings.values import (
+    FileName,
+    Folder,
+    Memory,
+    Names,
+    StorageUri,
+    Switch,
+    like,
+    split_items,
+    within_megabytes,
+    zero_or,
+)
 from kiln.schemas.delta.layout import EXPIRING
-from kiln.schemas.kafka.topics import MAX_OTHER_PARTITIONS, Partitions
+from kiln.schemas.kafka.topics import MAX_OTHER_PARTITIONS, MAX_PARTITIONS, Partitions
 from kiln.schemas.queries import CERAMIC_QUERIES, QUERIES
 from kiln.schemas.wire.signing_policy import Policy, match_policy
 
@@ -60,6 +73,13 @@ _FOR_GOSSIP = {
     "bridge.interests": "name the topics in network.topics",
     "jobs.queries": f"leave out {' and '.join(sorted(CERAMIC_QUERIES))}",
 }
+
+
+_LONGEST = timedelta(days=36_500)
+_MAX_BYTES = 1 << 50
+_MAX_HEAP = 1 << 20  # MB
+
+_Interval = Annotated[Duration, zero_or(timedelta(seconds=1))]
 
 
 class Section(BaseModel):
@@ -91,7 +111,7 @@ class Network(Section):
     topics: Names = ("*",)
     protocols: Names = ("/meshsub/1.3.0", "/meshsub/1.2.0", "/meshsub/1.1.0", "/meshsub/1.0.0", "/floodsub/1.0.0")
     message_id: str = "author_seqno"
-    max_message_bytes: int = Field(default=0, ge=0)
+    max_message_bytes: int = Field(default=0, ge=0, le=_MAX_BYTES)
     decoder: Annotated[str, like(r"[\w.:-]{0,256}", "the name of an entry point in the group kiln.decoders")] = ""
 
     @field_validator("topics", "protocols")
@@ -128,21 +148,21 @@ class Kafka(Section):
     prefix: Annotated[str, like(r"[A-Za-z0-9._-]{0,100}", "at most 100 letters, digits, dots, - and _")] = "kiln."
     embedded_port: int = Field(default=29092, ge=1, le=65535)
     embedded_controller_port: int = Field(default=29093, ge=1, le=65535)
-    embedded_heap: Memory = "384m"
-    frames_partitions: int = Field(default=2, ge=1)
-    updates_partitions: int = Field(default=2, ge=1)
+    embedded_heap: Annotated[Memory, within_megabytes(128, _MAX_HEAP)] = "384m"
+    frames_partitions: int = Field(default=2, ge=1, le=MAX_PARTITIONS)
+    updates_partitions: int = Field(default=2, ge=1, le=MAX_PARTITIONS)
     other_partitions: int = Field(default=1, ge=1, le=MAX_OTHER_PARTITIONS)
-    retention: Duration = timedelta(days=7)
-    frames_retention_bytes: int = Field(default=32 << 30, ge=0)
-    updates_retention_bytes: int = Field(default=8 << 30, ge=0)
-    other_retention_bytes: int = Field(default=8 << 30, ge=0)
+    retention: Duration = Field(default=timedelta(days=7), ge=timedelta(hours=1), le=_LONGEST)
+    frames_retention_bytes: Annotated[int, zero_or(64 << 20)] = Field(default=32 << 30, ge=0, le=_MAX_BYTES)
+    updates_retention_bytes: Annotated[int, zero_or(64 << 20)] = Field(default=8 << 30, ge=0, le=_MAX_BYTES)
+    other_retention_bytes: Annotated[int, zero_or(64 << 20)] = Field(default=8 << 30, ge=0, le=_MAX_BYTES)
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
     sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
     sasl_username: str = ""
     sasl_password: SecretStr = SecretStr("")
-    sasl_password_file: str = ""
-    ssl_cafile: str = ""
-    ssl_certfile: str = ""
+    sasl_password_file: FileName = ""
+    ssl_cafile: FileName = ""
+    ssl_certfile: FileName = ""
 
     @field_validator("bootstrap")
     @classmethod
@@ -272,7 +292,7 @@ class Kafka(Section):
         if not self.sasl_password_file:
             return self.sasl_password.get_secret_value()
         try:
-            password = Path(self.sasl_password_file).read_text(encoding="utf-8").rstrip("\r\n")
+            password = read_small_file(Path(self.sasl_password_file)).decode().rstrip("\r\n")
         except FileNotFoundError:
             password = ""
         except (OSError, UnicodeDecodeError) as error:
@@ -294,11 +314,11 @@ def _jaas(text: str) -> str:
 class Batch(Section):
     """Windows and blocks of CIP-123 batches."""
 
-    window: Duration = Field(default=timedelta(seconds=1), gt=timedelta())
-    grace: Duration = Field(default=timedelta(), ge=timedelta())
-    tick: Duration = Field(default=timedelta(milliseconds=100), gt=timedelta())
-    max_block_bytes: int = Field(default=256_000, ge=1_000)
-    typ: int = Field(default=3, ge=3)
+    window: Duration = Field(default=timedelta(seconds=1), ge=timedelta(milliseconds=1), le=timedelta(days=1))
+    grace: Duration = Field(default=timedelta(), ge=timedelta(), le=timedelta(days=1))
+    tick: Duration = Field(default=timedelta(milliseconds=100), ge=timedelta(milliseconds=10), le=timedelta(hours=1))
+    max_block_bytes: int = Field(default=256_000, ge=1_000, le=2 << 20)  # bitswap's largest block
+    typ: int = Field(default=3, ge=3, le=(1 << 31) - 1)
     authors: Names = ("*",)
     only_verified: bool = False
 
@@ -324,8 +344,8 @@ class SignaturePolicy(Section):
 class Dedupe(Section):
     """Retention of the deduplication state."""
 
-    signed_ttl: Duration = Field(default=timedelta(hours=24), gt=timedelta())
-    unsigned_ttl: Duration = Field(default=timedelta(minutes=2), gt=timedelta())
+    signed_ttl: Duration = Field(default=timedelta(hours=24), ge=timedelta(minutes=1), le=_LONGEST)
+    unsigned_ttl: Duration = Field(default=timedelta(minutes=2), ge=timedelta(seconds=1), le=timedelta(days=1))
 
 
 class TopicTable(Section):
@@ -351,11 +371,11 @@ class Spark(Section):
     """The Spark application."""
 
     master: str = Field(default="local[4]", min_length=1)
-    driver_memory: Memory = "2g"
+    driver_memory: Annotated[Memory, within_megabytes(768, _MAX_HEAP)] = "2g"
     java_options: str = (
         "-XX:+UseParallelGC -Xmn192m -XX:MaxHeapFreeRatio=40 -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m"
     )
-    shuffle_partitions: int = Field(default=2, ge=1)
+    shuffle_partitions: int = Field(default=2, ge=1, le=MAX_PARTITIONS)
     ui: bool = False
     conf: dict[str, str] = {}
 
@@ -388,6 +408,8 @@ class Lake(Section):
                 raise ValueError(f"{table}: retention applies only to {', '.join(EXPIRING)}")
             if kept < timedelta(days=1):
                 raise ValueError(f"{table}: at least 1d")
+            if kept > _LONGEST:
+                raise ValueError(f"{table}: at most {duration_text(_LONGEST)}")
         return value
 
     @model_validator(mode="after")
@@ -409,8 +431,8 @@ class Checkpoints(Section):
 class Maintenance(Section):
     """Maintenance of the Delta tables."""
 
-    interval: Duration = Field(default=timedelta(minutes=10), ge=timedelta())
-    history_retention: Duration = Field(default=timedelta(hours=12), ge=timedelta(hours=1))
+    interval: _Interval = Field(default=timedelta(minutes=10), ge=timedelta(), le=_LONGEST)
+    history_retention: Duration = Field(default=timedelta(hours=12), ge=timedelta(hours=1), le=_LONGEST)
     target_file_bytes: int = Field(default=128 << 20, ge=1 << 20, le=1 << 30)
 
 
@@ -447,22 +469,28 @@ class Log(Section):
 class Quality(Section):
     """Data quality checks of the tables."""
 
-    interval: Duration = timedelta(minutes=10)
+    interval: _Interval = Field(default=timedelta(minutes=10), ge=timedelta(), le=_LONGEST)
     suites: Names = ()
+
+    @field_validator("suites")
+    @classmethod
+    def _paths(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        cls._check_each(value, info, check_file_name)
+        return value
 
 
 class Job(Section):
     """Trigger and rate limit of one streaming query."""
 
-    trigger: Duration
-    max_offsets_per_trigger: int = Field(ge=0)
+    trigger: Duration = Field(ge=timedelta(), le=timedelta(hours=1))
+    max_offsets_per_trigger: int = Field(ge=0, le=1_000_000_000)
 
 
 class _Jobs(Section):
     """Queries that `kiln run` starts, and a section for each query."""
 
     queries: Annotated[tuple[JobName, ...], BeforeValidator(split_items)] = tuple(QUERIES)
-    max_restarts: int = Field(default=5, ge=0)
+    max_restarts: int = Field(default=5, ge=0, le=1_000_000)
 
     @field_validator("queries")
     @classmethod
@@ -498,32 +526,32 @@ else:  # a section for each query that `kiln.schemas.queries` declares
 class Run(Section):
     """End of `kiln run --for`."""
 
-    drain: Duration = Field(default=timedelta(seconds=60), ge=timedelta())
+    drain: Duration = Field(default=timedelta(seconds=60), ge=timedelta(), le=timedelta(days=1))
 
 
 class Breaker(Section):
     """Thresholds of the decoding breaker (decision 6)."""
 
-    min_authors: int = Field(default=3, ge=1)
-    consecutive_failures: int = Field(default=100, ge=1)
+    min_authors: int = Field(default=3, ge=1, le=1_000_000)
+    consecutive_failures: int = Field(default=100, ge=1, le=1_000_000)
 
 
 class Backfill(Section):
     """Backfill runs."""
 
-    frames_per_chunk: int = Field(default=1_000_000, ge=1)
+    frames_per_chunk: int = Field(default=1_000_000, ge=1, le=1_000_000_000)
 
 
 class Traffic(Section):
     """Synthetic traffic of the demo network and of `kiln generate`."""
 
     enabled: bool = True
-    seed: int = Field(default=1, ge=0)
+    seed: int = Field(default=1, ge=0, le=(1 << 63) - 1)
     rate: int = Field(default=50, ge=1, le=100_000)
     separators: int = Field(default=40, ge=1, le=20_000)
     streams: int = Field(default=400, ge=1, le=1_000_000)
     peers: int = Field(default=5, ge=1, le=10_000)
-    copies: int = Field(default=3, ge=1)
+    copies: int = Field(default=3, ge=1, le=10_000)
     garbage: float = Field(default=0.01, ge=0, le=1)
     forged: float = Field(default=0.01, ge=0, le=1)
 
@@ -540,18 +568,18 @@ class Bridge(Section):
     listen: Names = ("/ip4/127.0.0.1/tcp/4811",)
     bootstrap: Names = ()
     interests: Names = ("*",)
-    spool_bytes: int = Field(default=1 << 30, ge=1 << 20)
-    memory_bytes: int = Field(default=64 << 20, ge=1 << 20)
+    spool_bytes: int = Field(default=1 << 30, ge=16 << 20, le=_MAX_BYTES)
+    memory_bytes: int = Field(default=64 << 20, ge=1 << 20, le=1 << 40)
     max_rpc_bytes: int = Field(default=4 << 20, ge=64 << 10, le=4 << 20)
     max_rpc_bytes_out: int = Field(default=1 << 20, ge=64 << 10, le=4 << 20)
-    min_free_bytes: int = Field(default=512 << 20, ge=0)
-    max_peer_bytes_per_hour: int = Field(default=1 << 30, ge=1 << 20)
-    max_bytes_per_hour: int = Field(default=4 << 30, ge=1 << 20)
-    max_peer_bytes_per_hour_out: int = Field(default=1 << 30, ge=1 << 20)
-    max_bytes_per_hour_out: int = Field(default=4 << 30, ge=1 << 20)
-    max_topics: int = Field(default=2000, ge=1)
-    max_topics_per_peer: int = Field(default=500, ge=1)
-    ban: Duration = Field(default=timedelta(hours=1), ge=timedelta())
+    min_free_bytes: int = Field(default=512 << 20, ge=0, le=_MAX_BYTES)
+    max_peer_bytes_per_hour: int = Field(default=1 << 30, ge=1 << 20, le=_MAX_BYTES)
+    max_bytes_per_hour: int = Field(default=4 << 30, ge=1 << 20, le=_MAX_BYTES)
+    max_peer_bytes_per_hour_out: int = Field(default=1 << 30, ge=1 << 20, le=_MAX_BYTES)
+    max_bytes_per_hour_out: int = Field(default=4 << 30, ge=1 << 20, le=_MAX_BYTES)
+    max_topics: int = Field(default=2000, ge=1, le=1_000_000)
+    max_topics_per_peer: int = Field(default=500, ge=1, le=1_000_000)
+    ban: Duration = Field(default=timedelta(hours=1), ge=timedelta(), le=_LONGEST)
 
     @field_validator("listen", "bootstrap", "interests")
     @classmethod
@@ -568,8 +596,8 @@ class Discovery(Section):
     server_mode: bool = True
     protocol_prefix: Annotated[str, like(r"(/[^/\s]+)+", 'the start of a protocol\'s name, such as "/ipfs"')] = "/ipfs"
     announce: Names = ()
-    reprovide_interval: Duration = Field(default=timedelta(hours=12), ge=timedelta(minutes=1))
-    lookup_interval: Duration = Field(default=timedelta(minutes=5), ge=timedelta(seconds=1))
+    reprovide_interval: Duration = Field(default=timedelta(hours=12), ge=timedelta(minutes=1), le=timedelta(days=2))
+    lookup_interval: Duration = Field(default=timedelta(minutes=5), ge=timedelta(seconds=1), le=timedelta(days=1))
 
     @field_validator("announce")
     @classmethod
@@ -582,8 +610,8 @@ class Publish(Section):
     """Publishing of batches over gossipsub."""
 
     enabled: Switch = "auto"
-    timeout: Duration = Field(default=timedelta(minutes=1), gt=timedelta())
-    min_interval: Duration = Field(default=timedelta(seconds=1), ge=timedelta())
+    timeout: Duration = Field(default=timedelta(minutes=1), ge=timedelta(seconds=1), le=timedelta(days=1))
+    min_interval: Duration = Field(default=timedelta(seconds=1), ge=timedelta(), le=timedelta(hours=1))
     author_keys: int = Field(default=160, ge=1, le=1024)
 
 
@@ -592,9 +620,9 @@ class Transition(Section):
 
     mode: Literal["cutover", "duplicate"] = "cutover"
     at: str = ""
-    height: int = Field(default=0, ge=0)
+    height: int = Field(default=0, ge=0, le=(1 << 63) - 1)
     rpc_url: SecretStr = SecretStr("")
-    phase_out: Duration = timedelta()
+    phase_out: Duration = Field(default=timedelta(), ge=timedelta(), le=_LONGEST)
 
     @field_validator("at")
     @classmethod
@@ -640,7 +668,7 @@ class Receive(Section):
     """Handling of batches that other nodes publish."""
 
     check_genesis: bool = True
-    genesis_timeout: Duration = Field(default=timedelta(seconds=10), gt=timedelta())
+    genesis_timeout: Duration = Field(default=timedelta(seconds=10), ge=timedelta(seconds=1), le=timedelta(days=1))
     implied_separator: Literal["", "model"] = ""
 
 
@@ -650,13 +678,13 @@ class Ipfs(Section):
     api: str = "self"
     api_auth: SecretStr = SecretStr("")
     peers: Names = ()
-    timeout: Duration = Field(default=timedelta(seconds=30), gt=timedelta())
-    max_concurrent_fetches: int = Field(default=16, ge=1)
-    give_up_after: Duration = Field(default=timedelta(hours=1), gt=timedelta())
-    retry_after: Duration = Field(default=timedelta(minutes=10), gt=timedelta())
-    pin_duration: Duration = Field(default=timedelta(hours=24), gt=timedelta())
+    timeout: Duration = Field(default=timedelta(seconds=30), ge=timedelta(seconds=1), le=timedelta(hours=1))
+    max_concurrent_fetches: int = Field(default=16, ge=1, le=256)
+    give_up_after: Duration = Field(default=timedelta(hours=1), ge=timedelta(seconds=1), le=_LONGEST)
+    retry_after: Duration = Field(default=timedelta(minutes=10), ge=timedelta(seconds=1), le=_LONGEST)
+    pin_duration: Duration = Field(default=timedelta(hours=24), ge=timedelta(minutes=1), le=_LONGEST)
     fetch: Switch = "auto"
-    max_bytes_per_second: int = Field(default=8 << 20, ge=64 << 10)
+    max_bytes_per_second: int = Field(default=8 << 20, ge=64 << 10, le=1 << 40)
 
     @field_validator("peers")
     @classmethod
@@ -693,7 +721,7 @@ class Bep50(Section):
     contacts: Names = ()
     follow: Names = ()
     publish: Switch = "auto"
-    max_topics: int = Field(default=500, ge=1)
+    max_topics: int = Field(default=500, ge=1, le=100_000)
 
     @field_validator("listen", "bootstrap", "contacts", "follow")
     @classmethod
@@ -715,7 +743,7 @@ class Bep50(Section):
 class Settings(Section):
     """All settings of Kiln. `conf/kiln.toml` describes each."""
 
-    state: Path = Path("state")
+    state: Folder = Path("state")
     durability: Literal["power", "process"] = "power"
     network: Network = Network()
     kafka: Kafka = Kafka()
@@ -831,7 +859,7 @@ class Settings(Section):
     def _locate(self, uri: str | Path) -> Location:
         if str(uri).startswith(STORE):
             return parse_location(str(uri), self.lake.storage_options)
-        return parse_location(Path(uri).expanduser().absolute())
+        return parse_location(expand_path(uri))
 
     @property
     def logs(self) -> Path:

@@ -16,6 +16,8 @@ from pathlib import Path
 from pydantic import SecretStr, ValidationError
 
 from kiln.conf.process.errors import SettingsError
+from kiln.conf.process.location import expand_path
+from kiln.conf.process.small_files import read_small_file
 from kiln.conf.settings.addresses import check_path
 from kiln.conf.settings.durations import duration_text
 from kiln.conf.settings.faults import ValueSources, find_unknown_variables, problem, service_links, unreadable_tables
@@ -31,8 +33,11 @@ from kiln.conf.settings.keys import (
     name_variable,
 )
 from kiln.conf.settings.model import Settings
+from kiln.conf.settings.values import check_depth, parse_json
 
 _LOG = logging.getLogger(__name__)
+
+_MAX_FILE = 1 << 20
 
 DEFAULT_FILE = Path(__file__).resolve().parents[1] / "kiln.toml"
 
@@ -66,12 +71,11 @@ def load(config: Path | None = None, *, state: Path | None = None, network: str 
     Raises:
         SettingsError: Something is wrong; the error lists all problems.
     """
-    path = config or Path(os.environ.get(CONFIG_VARIABLE) or DEFAULT_FILE)
+    if os.environ.get(CONFIG_VARIABLE) == "":
+        raise SettingsError([f"environment {CONFIG_VARIABLE}: expected the path of a settings file. Set or unset it"])
+    path = config or Path(os.environ.get(CONFIG_VARIABLE, DEFAULT_FILE))
     text = _file_text(path)
-    try:
-        file = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise SettingsError([f"{path}: not TOML: {error}"]) from None
+    file = _parse_toml(path, text)
     problems = [*find_unknown_variables(os.environ), *unreadable_tables(os.environ)]
     if problems:
         raise SettingsError(problems)
@@ -87,7 +91,7 @@ def load(config: Path | None = None, *, state: Path | None = None, network: str 
     except ValidationError as error:
         places = ValueSources(path, text, frozenset(map(str.upper, os.environ)), _leaves(command_line))
         raise SettingsError(problem(details, places) for details in error.errors()) from None
-    resolved = settings.model_copy(update={"state": settings.state.expanduser().absolute()})
+    resolved = settings.model_copy(update={"state": expand_path(settings.state)})
     loaded = LoadedSettings(
         settings=resolved,
         file=path,
@@ -117,8 +121,8 @@ def read_variables(environ: Mapping[str, str]) -> dict[str, object]:
     for keys in sorted(found, key=len):
         value: object = found[keys]
         if known.get(keys) is not False:  # no single key
-            with suppress(json.JSONDecodeError):
-                value = json.loads(found[keys])
+            with suppress(ValueError):
+                value = parse_json(found[keys])
         branch: dict[str, object] = {keys[-1]: value}
         for key in reversed(keys[:-1]):
             branch = {key: branch}
@@ -173,11 +177,28 @@ def _variable_text(value: object) -> str:
 
 def _file_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_small_file(path, _MAX_FILE).decode("utf-8-sig")  # editors of Windows begin a file with a BOM
     except FileNotFoundError:
         raise SettingsError([f"{path}: no such settings file (set by --config or {CONFIG_VARIABLE})"]) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError([f"cannot read {path}: {error}"]) from None
+    except OSError as error:
+        raise SettingsError([f"cannot read {path}: {error.strerror}"]) from None
+    except UnicodeDecodeError as error:
+        raise SettingsError([f"cannot read {path}: not UTF-8 at byte {error.start}. Save it as UTF-8"]) from None
+
+
+def _parse_toml(path: Path, text: str) -> dict[str, object]:
+    try:
+        tree: dict[str, object] = tomllib.loads(text)
+        check_depth(tree)
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError([f"{path}: not TOML: {error}"]) from None
+    except RecursionError:
+        raise SettingsError([f"{path}: nested too deeply"]) from None
+    except ValueError as error:
+        # int() has a limit of its own
+        text = "a number has thousands of digits" if "digits" in str(error) else str(error)
+        raise SettingsError([f"{path}: {text}"]) from None
+    return tree
 
 
 def _merge(low: Mapping[str, object], high: Mapping[str, object]) -> dict[str, object]:

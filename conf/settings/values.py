@@ -2,9 +2,48 @@
 
 import json
 import re
-from typing import Annotated, Literal
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Final, Literal, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+
+from kiln.conf.settings.durations import duration_text
+
+_Number = TypeVar("_Number", int, timedelta)
+_MAX_DEPTH: Final = 8
+"""levels of tables and lists; the settings have four"""
+
+
+def check_depth(value: object, levels: int = _MAX_DEPTH) -> None:
+    """Check that tables and lists are not nested so deeply that code which walks through them fails.
+
+    Raises:
+        ValueError: They are.
+    """
+    if isinstance(value, dict | list):
+        if not levels:
+            raise ValueError(f"nested more than {_MAX_DEPTH} levels deep")
+        for item in value.values() if isinstance(value, dict) else value:
+            check_depth(item, levels - 1)
+
+
+def parse_json(text: str) -> object:
+    """Parse the JSON of an environment variable.
+
+    Raises:
+        ValueError: It is not JSON, is nested too deeply, or has a number of thousands of digits.
+    """
+    try:
+        value: object = json.loads(text)
+    except RecursionError:
+        raise ValueError(f"nested more than {_MAX_DEPTH} levels deep") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON: {error}") from None
+    except ValueError:  # of int()
+        raise ValueError("a number has thousands of digits") from None
+    check_depth(value)
+    return value
 
 
 def split_items(value: object) -> object:
@@ -12,9 +51,10 @@ def split_items(value: object) -> object:
     if isinstance(value, str):
         if value.startswith("["):
             try:
-                return json.loads(value)
-            except json.JSONDecodeError:
-                pass
+                return parse_json(value)
+            except ValueError as error:
+                if not str(error).startswith("not JSON"):
+                    raise ValueError('a list, such as ["a", "b"]') from None
         return [item for item in re.split(r'[\[\]",\s]+', value) if item]
     return value
 
@@ -40,7 +80,44 @@ def _switch(value: object, validate: ValidatorFunctionWrapHandler) -> object:
 Names = Annotated[tuple[str, ...], BeforeValidator(split_items)]
 """A list of names or addresses."""
 
-Memory = Annotated[str, like(r"[0-9]+[mg]", 'a size as -Xmx takes it, such as "384m" or "2g"')]
+
+def zero_or(least: _Number) -> AfterValidator:
+    """Validate that a value is zero, which has a meaning of its own, or at least this much."""
+
+    def check(value: _Number) -> _Number:
+        if value and value < least:
+            raise ValueError(
+                f'"0s" or at least {duration_text(least)}' if isinstance(least, timedelta) else f"0 or at least {least}"
+            )
+        return value
+
+    return AfterValidator(check)
+
+
+def within_megabytes(least: int, most: int) -> AfterValidator:
+    """Validate the bounds of a `Memory`, in MB."""
+
+    def check(value: str) -> str:
+        if not least <= int(value[:-1]) << (10 if value.endswith("g") else 0) <= most:
+            raise ValueError(f'"{least}m" to "{most >> 10}g"')
+        return value
+
+    return AfterValidator(check)
+
+
+def _refuse_empty(value: object) -> object:
+    if value == "":
+        raise ValueError('the path of a folder ("." for the current one)')
+    return value
+
+
+Folder = Annotated[Path, BeforeValidator(_refuse_empty)]
+"""A folder on this machine."""
+
+FileName = Annotated[str, like(r"[^\0]*", "the path of a file")]
+"""A file on this machine; empty for none."""
+
+Memory = Annotated[str, like(r"[0-9]{1,9}[mg]", 'a size as -Xmx takes it, such as "384m" or "2g"')]
 """Heap size of a JVM."""
 
 StorageUri = Annotated[

@@ -109,11 +109,28 @@ def run_command(arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         discard_output()  # the reader has enough, as in `kiln status | head`
         return OK
+    except _load_table_errors() as error:
+        _complain(_describe_table_error(error))
+        return FAILED
     except OSError as error:
         if not _explain_file_error(error):
             raise
         return FAILED
     return code if isinstance(code, int) else OK
+
+
+def _load_table_errors() -> tuple[type[Exception], ...]:
+    """Return the errors of delta-rs, if this command has loaded it."""
+    return (sys.modules["deltalake.exceptions"].DeltaError,) if "deltalake.exceptions" in sys.modules else ()
+
+
+def _describe_table_error(error: Exception) -> str:
+    from kiln.conf.process.location import find_os_error, shorten_error
+
+    cause = find_os_error(error)
+    if cause:
+        return f"cannot write the tables: {cause}. Make room or access for them in the lake, and try again"
+    return f"cannot use the tables: {shorten_error(error)}. kiln doctor checks them"
 
 
 def _explain_file_error(error: OSError) -> bool:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kiln.deploy.cli.options import ConfigOption, StateOption, loaded
+from kiln.deploy.cli.options import ConfigOption, StateOption, loaded, parse_path
 
 commands = typer.Typer(name="config", no_args_is_help=True, help="Print or check the settings.")
 
@@ -29,7 +29,8 @@ def config_show(
 @commands.command("check")
 def config_check(
     file: Annotated[
-        Path | None, typer.Argument(metavar="[FILE]", help="Settings file. Default: the file in force.")
+        Path | None,
+        typer.Argument(metavar="[FILE]", parser=parse_path, help="Settings file. Default: the file in force."),
     ] = None,
     config: ConfigOption = None,
 ) -> None:

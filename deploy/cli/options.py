@@ -23,18 +23,33 @@ if TYPE_CHECKING:
     from kiln.conf.settings.reading import LoadedSettings
     from kiln.pipelines.delta.lake import Lake
 
+
+def parse_path(text: str) -> Path:
+    """Parse the path of an option. An empty one, as of a variable that is not set, would be the current folder.
+
+    Raises:
+        UsageError: The text is empty.
+    """
+    if not text:
+        raise UsageError('a path is empty: write "." for the current folder')
+    return Path(text)
+
+
 # kiln.conf.settings reads KILN_STATE and KILN_CONFIG themselves, so neither is typer's `envvar` here
 StateOption = Annotated[
     Path | None,
     typer.Option(
         "--state",
         metavar="DIR",
+        parser=parse_path,
         help="State folder [KILN_STATE]. Default: state.",
     ),
 ]
 ConfigOption = Annotated[
     Path | None,
-    typer.Option("--config", metavar="FILE", help="Settings file [KILN_CONFIG]. Default: conf/kiln.toml."),
+    typer.Option(
+        "--config", metavar="FILE", parser=parse_path, help="Settings file [KILN_CONFIG]. Default: conf/kiln.toml."
+    ),
 ]
 SampleOption = Annotated[bool, typer.Option("--sample", help="Read the sample lake, which comes with Kiln.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]

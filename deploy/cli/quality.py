@@ -20,6 +20,7 @@ from kiln.deploy.cli.options import (
     lake_of,
     length_of,
     notes,
+    parse_path,
     settings_of,
 )
 
@@ -40,7 +41,9 @@ def quality(
         typer.Option("--since", metavar="DURATION", help="Only rows of this last period, such as 1h."),
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Repeat every quality.interval until Ctrl-C.")] = False,
-    docs: Annotated[Path | None, typer.Option("--docs", metavar="DIR", help="Folder for Data Docs (HTML).")] = None,
+    docs: Annotated[
+        Path | None, typer.Option("--docs", metavar="DIR", parser=parse_path, help="Folder for Data Docs (HTML).")
+    ] = None,
     open_docs: Annotated[bool, typer.Option("--open", help="Write Data Docs and open them in the browser.")] = False,
     as_json: JsonOption = False,
     state: StateOption = None,

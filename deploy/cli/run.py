@@ -117,6 +117,7 @@ def _run(
         before=before,
         errors=[outcome.error] if outcome.error else (),
         unread=outcome.unread,
+        warnings=outcome.warnings,
         is_ceramic=settings.is_ceramic,
     )
     console.print(render_summary(summary, command_line(sys.argv[0], settings)), soft_wrap=True)

@@ -23,6 +23,7 @@ from kiln.deploy.cli.options import (
     lake_of,
     note_once,
     notes,
+    parse_path,
     reading_settings,
 )
 
@@ -180,7 +181,9 @@ def estimate(
 
 @commands.command()
 def sample(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="New state folder. The tables are in DIR/lake.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", parser=parse_path, help="New state folder. The tables are in DIR/lake.")
+    ],
 ) -> None:
     """Copy the sample lake into a new state folder.
 

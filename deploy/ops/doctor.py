@@ -52,7 +52,8 @@ from kiln.deploy.stack.kafka_topics import read_compression
 from kiln.deploy.stack.ports import HOST, PortHolder, check_port_free, find_port_holder
 from kiln.pipelines.delta.duckdb_tables import find_reading_faults
 from kiln.pipelines.delta.lake import Lake, LakeError, find_column_fault
-from kiln.pipelines.runtime.spark_environment import find_foreign_variables, find_spark_home, is_local
+from kiln.pipelines.runtime.checkpoint import DELETED_ADVICE, Checkpoint, describe_deleted_records
+from kiln.pipelines.runtime.spark_environment import check_user, find_foreign_variables, find_spark_home, is_local
 from kiln.pipelines.runtime.table_writer import OLDER_TABLE_REMEDY, find_older_tables
 
 Level = Literal["ok", "warn", "fail"]
@@ -71,7 +72,7 @@ GROUPS: Final[Mapping[str, Extra | None]] = {
 }
 """Purposes, in the order of the output, and the extra that each needs."""
 
-_IN_STORE: Final = frozenset({"checkpoints", "lake", "columns", "table ages", "clocks"})
+_IN_STORE: Final = frozenset({"checkpoints", "first records", "lake", "columns", "table ages", "clocks"})
 """checks that read the lake's store, which takes minutes if it does not answer"""
 _TCP: Final = re.compile(r"/ip[46]/([^/]+)/tcp/(\d+)")
 
@@ -185,7 +186,8 @@ def check_packages(required: Iterable[str], installed: Mapping[str, str], extra:
 def check_spark(home: Path | PrerequisiteError, ignored: Sequence[str]) -> DoctorCheck:
     """Check that PySpark has its Spark, and name the variables of another Spark that Kiln ignores."""
     if isinstance(home, PrerequisiteError):
-        return DoctorCheck("spark", "fail", str(home), "make setup, in a shell without PYTHONPATH")
+        problem, _, remedy = str(home).partition(". ")
+        return DoctorCheck("spark", "fail", problem, remedy or "make setup, in a shell without PYTHONPATH")
     text = f"Kiln's own, in {home}"
     return DoctorCheck("spark", "ok", f"{text}; ignores {', '.join(ignored)} of another Spark" if ignored else text)
 
@@ -207,10 +209,7 @@ def check_state(folder: Path, problem: str, private: bool = True, owner: str = "
         advice = f"run Kiln as {owner}, who could not read the files that you would create, or pass another --state"
         return DoctorCheck("state folder", "warn", f"{folder}: belongs to the user {owner}", advice)
     if not private:
-        advice = (
-            f"the folder holds keys: run chmod 700 {folder} as its owner (Kiln does so at startup if it runs as the "
-            "owner)"
-        )
+        advice = f"the folder holds keys: run chmod 700 {folder} as its owner"
         return DoctorCheck("state folder", "warn", f"{folder}: other users of this machine can enter it", advice)
     return DoctorCheck("state folder", "ok", str(folder))
 
@@ -388,6 +387,13 @@ def check_table_ages(problems: Sequence[str]) -> DoctorCheck:
     return DoctorCheck("table ages", "fail", "; ".join(problems), OLDER_TABLE_REMEDY)
 
 
+def check_first_offsets(deleted: Mapping[str, str]) -> DoctorCheck:
+    """Check that Kafka had all records of its topics when the queries first ran; `deleted` by query."""
+    if not deleted:
+        return DoctorCheck("first records", "ok", "no topic had lost records before a query first ran")
+    return DoctorCheck("first records", "warn", "; ".join(deleted.values()), DELETED_ADVICE)
+
+
 def check_clocks(trailing: Sequence[ClockStatus]) -> DoctorCheck:
     """Check that no clock is behind the times that Kiln has stored."""
     if not trailing:
@@ -452,7 +458,6 @@ def run_checks(settings: Settings) -> list[DoctorCheck]:
     wanted = (
         parse_memory(settings.spark.driver_memory) + (parse_memory(kafka.embedded_heap) if kafka.embedded else 0) + _GB
     )
-    root = jars.default_root()
     bridge = _read(lambda: read_status(settings.bridge_dir / "status.json"), None)
     lake = Lake.from_location(settings.lake_root)
     away = probe_store(lake) if settings.uses_store else ""
@@ -480,9 +485,9 @@ def run_checks(settings: Settings) -> list[DoctorCheck]:
                 if is_local(settings.spark.master)
                 else []
             ),
-            "jars": lambda: [check_jars(jars.is_complete(root), root)],
+            "jars": lambda: [_check_jars(jars.default_root())],
             "jars for the store": lambda: (
-                [check_s3_jars(jars.is_complete(jars.s3_root(root), jars.IVY_S3))] if settings.uses_store else []
+                [check_s3_jars(jars.is_complete(jars.s3_root(), jars.IVY_S3))] if settings.uses_store else []
             ),
             "disk": lambda: [check_disk(shutil.disk_usage(find_existing_parent(settings.state)).free)],
             "memory": lambda: [check_memory(read_available_memory(), wanted)],
@@ -499,6 +504,7 @@ def run_checks(settings: Settings) -> list[DoctorCheck]:
                 )
             ],
             "table ages": lambda: [check_table_ages(find_older_tables(lake, settings.checkpoints_root))],
+            "first records": lambda: [check_first_offsets(_read_deleted_records(settings))],
             "clocks": lambda: [check_clocks(find_trailing_clocks(settings, updates))],
         },
     }
@@ -548,6 +554,14 @@ def _check_compression(kafka: Kafka, broker: BrokerStatus) -> DoctorCheck:
     return check_compression(read_compression(topics, kafka.client_options()) if topics else {}, list_codecs())
 
 
+def _read_deleted_records(settings: Settings) -> dict[str, str]:
+    checkpoints = {name: Checkpoint(settings.checkpoints_root / name) for name in settings.queries}
+    descriptions = {
+        name: describe_deleted_records(name, checkpoint.deleted_records) for name, checkpoint in checkpoints.items()
+    }
+    return {name: text for name, text in descriptions.items() if text}
+
+
 def _find_column_faults(lake: Lake) -> dict[str, str]:
     """Find the tables whose columns do not fit Kiln's files. `check_lake` reports those that cannot be opened."""
     faults: dict[str, str] = {}
@@ -564,6 +578,7 @@ def _read_installed_versions() -> dict[str, str]:
 
 def _find_spark() -> Path | PrerequisiteError:
     try:
+        check_user()
         return find_spark_home()
     except PrerequisiteError as error:
         return error
@@ -574,6 +589,10 @@ def _find_java() -> Java | JavaError:
         return find_java()
     except JavaError as error:
         return error
+
+
+def _check_jars(root: Path) -> DoctorCheck:
+    return check_jars(jars.is_complete(root), root)
 
 
 def _describe_block_store(settings: Settings) -> tuple[str, str]:

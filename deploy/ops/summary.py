@@ -41,6 +41,7 @@ class RunSummary:
     """false on a network that has no batches"""
     unread: Mapping[str, int | None] = field(default_factory=dict)
     """records that the queries have not read, by query; `None` for an unknown number"""
+    warnings: Sequence[str] = ()
 
 
 def read_row_counts(lake: Lake) -> dict[str, int]:
@@ -59,6 +60,7 @@ def read_summary(
     before: Mapping[str, int],
     errors: Sequence[str] = (),
     unread: Mapping[str, int | None] | None = None,
+    warnings: Sequence[str] = (),
     is_ceramic: bool = True,
 ) -> RunSummary:
     """Read the lake, and build the summary.
@@ -73,6 +75,7 @@ def read_summary(
         before: `read_row_counts` at the start of the run.
         errors: Errors of the run.
         unread: See `RunSummary`.
+        warnings: Problems that did not end the run.
         is_ceramic: See `RunSummary`.
 
     Raises:
@@ -96,6 +99,7 @@ def read_summary(
         errors,
         is_ceramic,
         unread or {},
+        warnings,
     )
 
 

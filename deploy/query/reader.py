@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from kiln.conf.process.errors import KilnError, PrerequisiteError
-from kiln.conf.process.location import STORE, parse_location
+from kiln.conf.process.location import STORE, expand_path, parse_location
 from kiln.conf.process.state_version import check_state_version
 from kiln.conf.settings.keys import suggest_key
 from kiln.deploy.query.as_of import AsOf, parse_as_of
@@ -222,7 +222,7 @@ def open_lake(place: str | Path | None = None, options: Mapping[str, str] | None
         return _find_tables(Lake.from_location(settings.lake_root))
     if str(place).startswith(STORE):
         return _find_tables(Lake.from_location(parse_location(place, options)))
-    folder = Path(place).expanduser().absolute()
+    folder = expand_path(place)
     if (folder / "lake").is_dir():
         check_state_version(folder)
         return _find_tables(Lake(str(folder / "lake")))

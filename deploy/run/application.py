@@ -66,6 +66,7 @@ class RunOutcome:
     error: str = ""
     unread: Mapping[str, int | None] = field(default_factory=dict)
     """records that the queries left unread when `run.drain` was over, by query; `None` for an unknown number"""
+    warnings: Sequence[str] = ()
 
 
 def run_application(
@@ -219,6 +220,8 @@ class _Run:
         self._ends_at_drain: Ends | None = None
         """end offsets at the first poll after the input ended"""
         self._unread: Mapping[str, int | None] = {}
+        self._open_windows = ""
+        """reason why windows are open at the end of a run that catches up"""
 
     def execute(self, stop: threading.Event) -> RunOutcome:
         """Run until `stop` is set, the time is over, the queries have caught up, or a query gives up."""
@@ -228,23 +231,24 @@ class _Run:
         error = ""
         try:
             self._queries.start()
+            for words in self._queries.warnings:
+                self._view.say(words)
             self._run_until_end(stop)
             failures = self._queries.failures
-            error = " ".join(f"{name}: {failures[name]}" for name in sorted(failures)[:1])
+            error = " ".join(f"{name}: {failures[name]}" for name in sorted(failures)[:1]) or self._open_windows
         except RestartsExhaustedError as exhausted:
             error = str(exhausted)
         except _JVM_ERRORS:
             jvm_error = check_jvm(_DYING)
             if jvm_error is None:
                 raise
-            error = str(jvm_error)
+            error = "" if stop.is_set() else str(jvm_error)  # a signal to the process group ends the JVM, too
         finally:
             self._view.say("stopping")
             log_event(_LOG, "run stops")
             self._live.mute()
             self._companions.stop_children()
-            if check_jvm() is None:
-                self._queries.stop()
+            self._stop_queries()
             self._live.stop()  # after the queries, so that their last batches are published
             self._watch.stop()
             self._ends.close()
@@ -260,7 +264,17 @@ class _Run:
             quarantine=sum_by_reason(dict(counts.quarantine)),
             error=error,
             unread=self._unread,
+            warnings=tuple(self._queries.warnings),
         )
+
+    def _stop_queries(self) -> None:
+        if check_jvm() is not None:
+            return
+        try:
+            self._queries.stop()
+        except _JVM_ERRORS:
+            if check_jvm(_DYING) is None:
+                raise
 
     def _run_until_end(self, stop: threading.Event) -> None:
         shown = 0.0
@@ -283,8 +297,10 @@ class _Run:
             ends = self._ends.read()
             if self._catch_up and self._queries.held_queries:
                 return
-            if self._catch_up and not self._ends.error and before == ends and self._queries.has_caught_up(ends):
-                return
+            if self._catch_up and not self._ends.error and before == ends:
+                self._open_windows = self._queries.describe_open_windows(ends)
+                if self._open_windows or self._queries.has_caught_up(ends):
+                    return
             if self._drain_started is not None and self._has_drained(now, before, ends):
                 return
             snapshot = self._snapshots.build(

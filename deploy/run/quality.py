@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from kiln.conf.process.small_files import read_small_file
 from kiln.conf.settings.model import Settings
 from kiln.deploy.ops.snapshot import QualityInRun
 from kiln.deploy.stack.bridge_process import child_environment
@@ -57,7 +58,7 @@ class QualityChecks:
         if code not in _COMPLETED:
             return [f"quality: the check exited with code {code}: {self.child.read_last_line()}"]
         try:
-            results = msgspec.json.decode(self._results_file.read_bytes(), type=list[QualityReport])
+            results = msgspec.json.decode(read_small_file(self._results_file), type=list[QualityReport])
         except (OSError, msgspec.DecodeError):
             return [f"quality: the check wrote no results: {self.child.read_last_line()}"]
         outcomes = Counter((each.table, "passed" if each.success else each.level) for each in results)

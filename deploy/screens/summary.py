@@ -94,6 +94,7 @@ def render_summary(summary: RunSummary, command: str = "kiln sql") -> Renderable
             table.add_row("…", f"{len(summary.quarantine) - 12} others", f"{more:,}")
         parts += [table, ""]
     parts += [Text(f"error: {' '.join(error.split())}", "red") for error in summary.errors]
+    parts += [Text(f"warning: {' '.join(warning.split())}", "yellow") for warning in summary.warnings]
     if summary.unread:
         parts.append(Text(describe_unread(summary.unread), "yellow"))
     lines = suggest_queries([total.name for total in summary.tables if total.rows != 0], command)

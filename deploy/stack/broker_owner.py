@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from kiln.conf.process.locks import try_lock
+from kiln.conf.process.small_files import open_regular_file
 
 
 class BrokerOwnership:
@@ -58,11 +59,12 @@ class BrokerOwnership:
 def read_owner(state: Path) -> int | None:
     """Read the process number of the Kiln that owns this state folder's broker; `None` if there is no owner."""
     try:
-        with (state / "broker" / "owner").open(encoding="ascii") as lock:
+        with open_regular_file(state / "broker" / "owner") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                return int(lock.read() or 0)  # 0 if the owner has not written its number yet
+                number = lock.read(20)
+                return int(number) if number.isdigit() else 0  # the owner may not have written it yet
     except FileNotFoundError:
         return None
     return None

@@ -32,6 +32,7 @@ from typing import IO, Final, NamedTuple, Self
 
 from kiln.conf.process.errors import PrerequisiteError
 from kiln.conf.process.locks import try_lock
+from kiln.conf.process.small_files import open_regular_file, read_small_file
 from kiln.conf.process.state_version import claim_state_folder
 from kiln.conf.settings.broker_password import ensure_password, private_file
 from kiln.conf.settings.model import EMBEDDED_USER, Kafka
@@ -403,13 +404,13 @@ class _RunningBroker(NamedTuple):
 def _read_running_broker(state: Path) -> _RunningBroker | None:
     folder = state / "broker"
     try:
-        with (folder / "lock").open() as lock:
+        with open_regular_file(folder / "lock") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return None
     except BlockingIOError:
         try:
-            address = json.loads((folder / "address.json").read_bytes())
+            address = json.loads(read_small_file(folder / "address.json"))
             return _RunningBroker(str(address["bootstrap"]), int(address["pid"]))
         except (FileNotFoundError, ValueError, KeyError):
             return None  # locked, but not launched yet
@@ -432,7 +433,7 @@ def _check_free(port: int, setting: str) -> None:
 def _read_cluster_id(folder: Path) -> str:
     path = folder / "cluster.id"
     try:
-        return path.read_text(encoding="ascii").strip()
+        return read_small_file(path).decode("ascii").strip()
     except FileNotFoundError:
         name = "-"
         while name.startswith("-"):  # the tool would parse it as an option

@@ -36,7 +36,6 @@ PROJECT = Path(__file__).resolve().parents[2]
 IVY_XML = PROJECT / "conf" / "ivy.xml"
 IVY_S3 = PROJECT / "conf" / "ivy-s3.xml"
 # Ivy's command line does not read it by default; users describe their mirrors there.
-IVY_SETTINGS = Path.home() / ".ivy2" / "ivysettings.xml"
 
 STAMP = "complete"
 Progress = Callable[[str], None]
@@ -117,9 +116,28 @@ def default_root() -> Path:
     """Return the default jars folder: `.jars` in a checkout, else a folder in the user's cache."""
     if (PROJECT / "pyproject.toml").is_file():
         return PROJECT / ".jars"
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "kiln" / "jars"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kiln" / "jars"
+    cache = os.environ.get("XDG_CACHE_HOME", "") if sys.platform != "darwin" else ""
+    if not cache:
+        home = find_home()
+        if home is None:
+            raise JarsError(
+                "there is no folder for the jars: this user has no home folder. Set HOME to a folder that it can write"
+            )
+        cache = str(home / "Library" / "Caches" if sys.platform == "darwin" else home / ".cache")
+    return Path(cache) / "kiln" / "jars"
+
+
+def find_home() -> Path | None:
+    """Find the user's home folder; `None` without HOME and without an entry in /etc/passwd, as in some containers."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return None
+
+
+def find_ivy_settings() -> Path:
+    """Return the path of the user's Ivy settings, which need not exist."""
+    return (find_home() or Path("/")) / ".ivy2" / "ivysettings.xml"
 
 
 def is_complete(root: Path, ivy_xml: Path = IVY_XML) -> bool:
@@ -241,7 +259,8 @@ def run_ivy(ivy_xml: Path, into: Path, progress: Progress) -> None:
         "-ivy",
         str(ivy_xml),
     ]
-    command += ["-settings", str(IVY_SETTINGS)] if IVY_SETTINGS.is_file() else []
+    ivy_settings = find_ivy_settings()
+    command += ["-settings", str(ivy_settings)] if ivy_settings.is_file() else []
     command += ["-confs", *files, "-types", "jar", "bundle"]
     command += ["-retrieve", f"{into}/[conf]/[artifact]-[revision].[ext]"]
     output: list[str] = []
@@ -272,8 +291,8 @@ def explain_ivy_failure(output: list[str], status: int) -> str:
         cause = (
             "cannot download the jars: the repository does not answer. Check the network and run this again: it "
             "continues where it stopped.\nBehind a proxy: JAVA_TOOL_OPTIONS='-Dhttps.proxyHost=… "
-            f"-Dhttps.proxyPort=…'. With a mirror: an Ivy settings file at {IVY_SETTINGS}. Without a network: copy the "
-            "folder .jars of another checkout."
+            f"-Dhttps.proxyPort=…'. With a mirror: an Ivy settings file at {find_ivy_settings()}. "
+            "Without a network: copy the folder .jars of another checkout."
         )
     elif "UNRESOLVED DEPENDENCIES" in text or "FAILED DOWNLOADS" in text:
         cause = "some of the jars pinned in conf/ivy.xml are not in the repository, or have a wrong checksum"

@@ -117,8 +117,8 @@ def _run_query(name: JobName, settings: Settings) -> int:
             if exporter.error:
                 print(exporter.error, file=sys.stderr)
             supervisor.start()
-            for repair in supervisor.repairs:
-                print(repair, file=sys.stderr)
+            for words in (*supervisor.repairs, *supervisor.warnings):
+                print(words, file=sys.stderr)
             topics = [settings.kafka.topic(topic) for topic in QUERIES[name].reads]
             ends: TopicEnds | None = None
             watch = QueryWatch(name, topics)

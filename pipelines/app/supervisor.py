@@ -28,7 +28,7 @@ from kiln.pipelines.decode.breaker_state import BreakerState, clear_breaker_stat
 from kiln.pipelines.delta.commits import SecondWriterError
 from kiln.pipelines.delta.lake import Lake, SchemaChangedError
 from kiln.pipelines.recovery import DamageError, DamageLocation, repair
-from kiln.pipelines.runtime.checkpoint import Checkpoint
+from kiln.pipelines.runtime.checkpoint import DELETED_ADVICE, Checkpoint, describe_deleted_records
 from kiln.pipelines.runtime.dedup_store import read_dedup_state
 from kiln.pipelines.runtime.driver_lease import DriverLease, SecondDriverError
 from kiln.pipelines.runtime.durable_checkpoint import DurableCheckpoint
@@ -52,6 +52,7 @@ _WORKER_RESTARTS = 4  # times as many restarts as of other failures: the query i
 _FRAMES_TOPIC = "frames"
 """Topic that queries which decode frames read."""
 _HOLD_PATIENCE = 10.0  # s for the micro-batch of a query to end before the query is held
+_CLOCK_PATIENCE = 60_000_000  # µs that the broker's clock may trail log time while a run waits for the last windows
 _SYNC_EVERY = 1.0  # s between two syncs of the checkpoint of `batch`
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0  # s between a failure and the next start
 
@@ -172,6 +173,8 @@ class Supervisor:
         self.ticker: Ticker | None = None
         self.repairs: list[str] = []
         """damage of a power cut that was repaired at the start, one sentence each"""
+        self.warnings: list[str] = []
+        """records that Kafka had deleted before a query first ran, one sentence each"""
 
     def start(self) -> None:
         """Start every query, and the ticks if `batch` is among them.
@@ -214,7 +217,12 @@ class Supervisor:
             )
             self.ticker.start()
         for name in self._names:
+            checkpoint = Checkpoint(self._settings.checkpoints_root / name)
+            is_new = checkpoint.first_offsets is None
             self._runs[name] = _QueryRun(self._start(name))
+            if is_new and (problem := describe_deleted_records(name, checkpoint.deleted_records)):
+                self.warnings.append(f"{problem}. To prevent this, {DELETED_ADVICE}")
+                log_event(_LOG, "records deleted before the first start", logging.WARNING, query=name, why=problem)
             clear_breaker_state(self._settings.state, name)
 
     def _start(self, name: JobName) -> StreamingQuery:
@@ -397,6 +405,15 @@ class Supervisor:
         """Return true if no query lags behind `ends` (by full topic name) and the ticks have passed the last window."""
         return (self.ticker is None or self.ticker.is_quiet) and not self.count_unread(ends)
 
+    def describe_open_windows(self, ends: Mapping[str, Mapping[int, int]]) -> str:
+        """Say why windows stay open although all records before `ends` are read; empty if they will close soon.
+
+        Log time closes them. If the broker's clock trails it, that may take days.
+        """
+        if self.ticker is None or self.ticker.clock_lag <= _CLOCK_PATIENCE or self.count_unread(ends):
+            return ""
+        return f"the last windows stay open: {self.ticker.clock_error}"
+
     def count_unread(self, ends: Mapping[str, Mapping[int, int]]) -> dict[str, int | None]:
         """Count the records before `ends` (by full topic name) that each query has not read. A query that has read all
         of them is missing, and a query that waits for its restart or has not reported yet has `None`."""
@@ -417,13 +434,15 @@ class Supervisor:
         if self.ticker is not None:
             self.ticker.stop()
         deadline = self._now() + patience
-        for run in self._runs.values():
-            self._stop(run, deadline - self._now())
-        if self._batch_checkpoint is not None and "batch" in self._runs:
-            self._batch_checkpoint.sync()
-        for each in self._leases:  # last: until here this driver may write
-            each.close()
-        self._topics.close()
+        try:
+            for run in self._runs.values():
+                self._stop(run, deadline - self._now())
+            if self._batch_checkpoint is not None and "batch" in self._runs:
+                self._batch_checkpoint.sync()
+        finally:
+            for each in self._leases:  # last: until here this driver may write
+                each.close()
+            self._topics.close()
 
     def _stop(self, run: _QueryRun, patience: float) -> None:
         deadline = self._now() + patience

@@ -7,8 +7,11 @@ otherwise the order of event times decides.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable
+from itertools import repeat
 from typing import Final, Generic, NamedTuple, TypeVar
+
+from kiln.pipelines.updates.repeats import LastTip, is_update
 
 T = TypeVar("T")
 
@@ -91,36 +94,65 @@ def match_unsigned(horizon: int) -> Callable[[int, int], bool]:
 
 
 class UpdateCandidate(NamedTuple):
-    """The facts that decide whether an UPDATE is new, next to the stream and tip of its group."""
+    """The facts that decide whether an UPDATE is new, next to the stream of its group."""
 
     event_time: int
     """µs"""
-    claim: Hashable
-    """origin and separator"""
+    origin: str
+    separator: Hashable | None
+    tip: str
+    author: str | None
+    """None if the message has none, or was announced before this copy of it"""
     is_live: bool
     """true if live has it in the table `updates`"""
 
 
-def select_new_updates(
-    known: Iterable[tuple[int, Hashable]], announced: Iterable[tuple[UpdateCandidate, T]], signed_horizon: int
-) -> Iterator[T]:
-    """Select the new UPDATEs of one stream and tip.
+class StreamHistory:
+    """Updates and announcements of one stream, which decide whether the next announcement is an update (decision 5).
 
-    These are the updates of the live table, and those that were not announced in the `signed_horizon` µs before and
-    that the live table does not have within `signed_horizon` before or after.
-
-    Args:
-        known: Event time and claim of the new updates in the run's earlier chunks and in live.
-        announced: Candidates with their updates, by event time.
+    First add what is known, and then offer the candidates by event time. Times are µs.
     """
-    times_by_claim: dict[Hashable, list[int]] = {}
-    for event_time, claim in known:
-        insort(times_by_claim.setdefault(claim, []), event_time)
-    for each, update in announced:
-        times = times_by_claim.setdefault(each.claim, [])
-        if not each.is_live:
-            index = bisect_left(times, each.event_time)
-            if any(abs(each.event_time - at) < signed_horizon for at in times[max(0, index - 1) : index + 1]):
-                continue
-            times.insert(index, each.event_time)
-        yield update
+
+    def __init__(self, signed_horizon: int) -> None:
+        self._horizon = signed_horizon
+        self._updates: dict[tuple[str, str], dict[Hashable | None, list[int]]] = {}
+        """sorted times of the updates by origin and tip, and by separator"""
+        self._last: dict[tuple[str, str], LastTip[str]] = {}
+        """by origin and author"""
+
+    def add_update(self, origin: str, separator: Hashable | None, tip: str, at: int) -> None:
+        """Add an update of the run's earlier chunks or of live, also one after the candidates."""
+        insort(self._updates.setdefault((origin, tip), {}).setdefault(separator, []), at)
+
+    def add_announcement(self, origin: str, author: str, tip: str, at: int) -> None:
+        """Add an announcement before the candidates."""
+        last = self._last.get((origin, author))
+        if last is None or last.at <= at:
+            self._last[origin, author] = LastTip(tip, at)
+
+    def offer(self, candidate: UpdateCandidate) -> bool:
+        """Offer the next candidate, and return true if it is an update.
+
+        An update of the live table always is. Any other is a repeat of an update within the horizon before, or of one
+        that live has within the horizon after. An announcement without separator repeats one that has any separator.
+        """
+        origin, author, at = candidate.origin, candidate.author, candidate.event_time
+        by_separator = self._updates.get((origin, candidate.tip), {})
+        if candidate.separator is None:
+            times = [time for time in map(self._find_newest, by_separator.values(), repeat(at)) if time is not None]
+            updated_at = max(times, default=None)
+        else:
+            updated_at = self._find_newest(by_separator.get(candidate.separator, []), at)
+        announced = LastTip(candidate.tip, at)
+        last = None if author is None else self._last.get((origin, author))
+        is_new = candidate.is_live or is_update(announced, updated_at, last)
+        if is_new and not candidate.is_live:
+            self.add_update(origin, candidate.separator, candidate.tip, at)
+        if author is not None:
+            self._last[origin, author] = announced
+        return is_new
+
+    def _find_newest(self, times: list[int], at: int) -> int | None:
+        """Find the newest of sorted times that is within the horizon before or after `at`."""
+        index = bisect_left(times, at + self._horizon) - 1
+        return times[index] if index >= 0 and times[index] > at - self._horizon else None

@@ -108,6 +108,8 @@ class UpdateMessage(msgspec.Struct, frozen=True, array_like=True):
     data: bytes
     reports_faults: bool
     """true if this chunk writes the message, and so quarantines its faults"""
+    is_first: bool
+    """true if this chunk selects a copy of the message, so that the message was not announced before"""
     live: LiveUpdate | None
 
 
@@ -345,6 +347,7 @@ class _MessageGroup:
                 position=MessageRef(copy.partition, copy.offset, copy.position),
                 data=update.data,
                 reports_faults=bool(self._kept) and copy.at in span,
+                is_first=bool(self._kept),
                 live=live,
             )
 

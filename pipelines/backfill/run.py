@@ -238,9 +238,7 @@ class _SavedInputs(msgspec.Struct, frozen=True):
 
 class _ChunkRunner:
     def __init__(self, run: BackfillRun, terms: RunTerms, resources: RunResources) -> None:
-        self._run = run
-        self._terms = terms
-        self._resources = resources
+        self._run, self._terms, self._resources = run, terms, resources
         self._inputs = msgspec.convert(run.details["inputs"], _SavedInputs)
         self._lake = resources.lake.locate_run(terms.name)
         self._beyond = Lake(f"{self._lake.path}/beyond", self._lake.options)
@@ -382,8 +380,8 @@ class _ChunkRunner:
         if terms.source == "files":
             parts, size = self._inputs.parts, self._inputs.at_once
             steps = [parts[at : at + size] for at in range(0, len(parts), size)]
-            any_network = FrameFilter(terms.read_span)
-            return [partial(frames.read_file_frames, spark, each, any_network, self._target) for each in steps]
+            wanted = FrameFilter(terms.read_span)
+            return [partial(frames.read_file_frames, spark, each, wanted, self._target) for each in steps]
         wanted = FrameFilter(terms.read_span, terms.network)
         ranges = self._inputs.kafka
         longest = max((end - first for first, end in ranges.values()), default=0)
@@ -474,11 +472,14 @@ class _ChunkRunner:
         near = TimeRange(chunk.low - signed_horizon, chunk.high + signed_horizon)
         rows = messages.decode_copies(self._read_frames(chunk), terms.decoding, target)
         live_updates = self._read_live("updates", near.low, near.high)
-        marks = messages.mark_live_messages(self._read_live_messages(near))
-        marks = marks.unionByName(messages.mark_live_updates(live_updates))
+        live_messages = self._read_live_messages(near)
+        marks = messages.mark_live_messages(live_messages).unionByName(messages.mark_live_updates(live_updates))
+        announcements = updates.mark_announcements(live_messages, chunk.low)
         if number:
-            marks = marks.unionByName(messages.mark_run_messages(self._read_own("messages", versions, near.low)))
+            own_messages = self._read_own("messages", versions, near.low)
+            marks = marks.unionByName(messages.mark_run_messages(own_messages))
             marks = marks.unionByName(messages.mark_run_updates(self._read_own("updates", versions, near.low)))
+            announcements = announcements.unionByName(updates.mark_announcements(own_messages, chunk.low))
         has_few_marks = self._has_few_marks(near, versions)
         if not has_few_marks:
             rows = rows.persist(StorageLevel.DISK_ONLY)  # read twice
@@ -488,7 +489,7 @@ class _ChunkRunner:
         candidates = candidates.persist(StorageLevel.DISK_ONLY)
         try:
             outputs = _collect_outputs(candidates.where(F.col("kind") == STAGE_OUTPUT).select("data"))
-            outputs += self._write_updates(candidates, live_updates, versions, near, has_few_marks)
+            outputs += self._write_updates(candidates, announcements, live_updates, versions, near, has_few_marks)
             self._commit("decoding", number, outputs, chunk)
         finally:
             candidates.unpersist()
@@ -506,10 +507,8 @@ class _ChunkRunner:
         return count <= self._inputs.chunk
 
     def _read_live_messages(self, near: TimeRange) -> DataFrame:
-        """Read live messages around a chunk.
-
-        For a run that reads files, those within the range are left out: live received other copies.
-        """
+        """Read live messages around a chunk. For a run that reads files, those within the range are left out, because
+        live received other copies."""
         live_messages = self._read_live("messages", near.low, near.high)
         if self._terms.source == "files":
             within = TimeBounds("observed_at", self._terms.span.low, self._terms.span.high)
@@ -519,6 +518,7 @@ class _ChunkRunner:
     def _write_updates(
         self,
         candidates: DataFrame,
+        announcements: DataFrame,
         live_updates: DataFrame,
         versions: Mapping[str, int],
         near: TimeRange,
@@ -529,7 +529,7 @@ class _ChunkRunner:
         config = SeparatorConfig(fetch=self._terms.fetch, believe=believe)
         rows = updates.assign_separators(candidates, known, config)
         try:
-            marks = updates.mark_live_updates(live_updates, known)
+            marks = updates.mark_live_updates(live_updates, known).unionByName(announcements)
             if versions:
                 marks = marks.unionByName(updates.mark_run_updates(self._read_own("updates", versions, near.low)))
             if not has_few_marks:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from kiln.pipelines.backfill.deduplication import NOWHERE, UpdateCandidate, select_new_updates
+from kiln.pipelines.backfill.deduplication import NOWHERE, StreamHistory, UpdateCandidate
 from kiln.pipelines.backfill.merged_rows import (
     MERGED_ROWS,
     STAGE_OUTPUTS,
@@ -20,6 +20,7 @@ from kiln.pipelines.backfill.merged_rows import (
     read_groups,
 )
 from kiln.pipelines.backfill.messages import CANDIDATE, LiveUpdate, RunTarget, UpdateMessage, decode_candidate
+from kiln.pipelines.decode.decoder import is_lasting
 from kiln.pipelines.delta.files import TableFiles
 from kiln.pipelines.updates.transform import (
     KnownSeparators,
@@ -34,16 +35,18 @@ from kiln.schemas.wire.topics import parse_topic
 _Batches = Iterator[pa.RecordBatch]
 
 RUN_UPDATE = 1
-"""Rank of an update that the run has from an earlier chunk. A group is the stream and the tip of a network."""
+"""Rank of an update that the run has from an earlier chunk. A group is a stream of a network."""
 LIVE_UPDATE = 2
 """Rank of an update that live has."""
-CANDIDATE_UPDATE = 3
+ANNOUNCEMENT = 3
+"""Rank of an announcement before the chunk."""
+CANDIDATE_UPDATE = 4
 """Rank of an update that may be new."""
 
 KNOWN_STREAMS = "network string, stream string, known boolean, separator_key string, separator_value string"
 
 
-class _SeparatedUpdate(msgspec.Struct, frozen=True, array_like=True):
+class _RunUpdate(msgspec.Struct, frozen=True, array_like=True):
     """An update with its separator. Times are µs."""
 
     network: str
@@ -58,11 +61,18 @@ class _SeparatedUpdate(msgspec.Struct, frozen=True, array_like=True):
     """times and log position of the row; those of live if live has the update"""
     is_live: bool
     position: tuple[int, int, int]
+    is_first: bool
+    """true unless the message was announced before this copy of it"""
     fault: QuarantineRecord | None
 
     @property
-    def claim(self) -> bytes:
-        return "\n".join((self.origin, *(self.separator or ()))).encode()
+    def event_time(self) -> int:
+        return min(self.stamp.observed_at, self.stamp.log_time)
+
+    @property
+    def candidate(self) -> UpdateCandidate:
+        author = self.author if self.is_first and is_lasting(self.message_id, True) else None
+        return UpdateCandidate(self.event_time, self.origin, self.separator, self.tip, author, self.is_live)
 
     @property
     def row(self) -> tuple[object, ...]:
@@ -90,7 +100,7 @@ def select_known_streams(streams: DataFrame) -> DataFrame:
 
 
 def assign_separators(candidates: DataFrame, known: DataFrame, separating: SeparatorConfig) -> DataFrame:
-    """Assign separators to CANDIDATES by KNOWN_STREAMS, and return MERGED_ROWS grouped by stream and tip.
+    """Assign separators to CANDIDATES by KNOWN_STREAMS, and return MERGED_ROWS grouped by stream.
 
     An update that waits for its genesis is left out, as in live.
     """
@@ -102,7 +112,9 @@ def assign_separators(candidates: DataFrame, known: DataFrame, separating: Separ
 
 def mark_run_updates(updates: DataFrame) -> DataFrame:
     """Convert the run's `updates` to MERGED_ROWS."""
-    return updates.select(*_mark_columns(RUN_UPDATE, F.col("separator_key"), F.col("separator_value")))
+    return updates.select(
+        *_mark_columns(RUN_UPDATE, _get_event_time(), F.col("separator_key"), F.col("separator_value"))
+    )
 
 
 def mark_live_updates(updates: DataFrame, known: DataFrame) -> DataFrame:
@@ -115,7 +127,14 @@ def mark_live_updates(updates: DataFrame, known: DataFrame) -> DataFrame:
         F.when(F.col("known"), F.col(verified_column)).otherwise(F.col(column))
         for verified_column, column in (("key", "separator_key"), ("value", "separator_value"))
     )
-    return rows.select(*_mark_columns(LIVE_UPDATE, key, value))
+    return rows.select(*_mark_columns(LIVE_UPDATE, _get_event_time(), key, value))
+
+
+def mark_announcements(messages: DataFrame, before: int) -> DataFrame:
+    """Convert rows of `messages` to MERGED_ROWS: UPDATEs with an author, up to before a time, µs."""
+    is_announced = (F.col("type") == "UPDATE") & F.col("from_peer").isNotNull()
+    rows = messages.where(is_announced & (F.col("observed_at") < F.timestamp_micros(F.lit(before))))
+    return rows.select(*_mark_columns(ANNOUNCEMENT, F.col("observed_at"), F.col("from_peer")))
 
 
 def write_updates(rows: DataFrame, signed_horizon: int, target: RunTarget) -> DataFrame:
@@ -123,17 +142,22 @@ def write_updates(rows: DataFrame, signed_horizon: int, target: RunTarget) -> Da
     return rows.mapInArrow(_write_partition(signed_horizon, target), STAGE_OUTPUTS)
 
 
-def _mark_columns(rank: int, key: Column, value: Column) -> list[Column]:
+def _get_event_time() -> Column:
+    return F.least("observed_at", "log_time")
+
+
+def _mark_columns(rank: int, at: Column, *more: Column) -> list[Column]:
+    """Build the columns of MERGED_ROWS. `data`: origin, tip, and `more` as far as it is not null."""
     return [
         F.col("network"),
-        F.concat_ws("\n", "stream", "tip").alias("name"),
+        F.col("stream").alias("name"),
         F.lit(rank).alias("rank"),
-        F.unix_micros(F.least("observed_at", "log_time")).alias("at"),
+        F.unix_micros(at).alias("at"),
         F.lit(0).alias("partition"),
         F.lit(0).cast("bigint").alias("offset"),
         F.lit(0).alias("position"),
         F.lit(0).alias("note"),
-        F.encode(F.concat_ws("\n", F.col("origin"), key, value), "UTF-8").alias("data"),
+        F.encode(F.concat_ws("\n", F.col("origin"), F.col("tip"), *more), "UTF-8").alias("data"),
     ]
 
 
@@ -149,18 +173,9 @@ def _assign_partition(separating: SeparatorConfig) -> Callable[[_Batches], _Batc
                     verified = {(candidate.network, candidate.stream): separator}
                 update = _assign_separator(candidate, verified, separating)
                 if update is not None:
-                    stamp = update.stamp
-                    yield from out.add(
-                        MergedRow(
-                            update.network,
-                            f"{update.stream}\n{update.tip}",
-                            CANDIDATE_UPDATE,
-                            min(stamp.observed_at, stamp.log_time),
-                            stamp.log_partition,
-                            stamp.log_offset,
-                            data=msgspec.msgpack.encode(update),
-                        )
-                    )
+                    place, packed = update.position, msgspec.msgpack.encode(update)
+                    head = (update.network, update.stream, CANDIDATE_UPDATE, update.event_time)
+                    yield from out.add(MergedRow(*head, *place, data=packed))
         yield from out.drain()
 
     return rows
@@ -168,7 +183,7 @@ def _assign_partition(separating: SeparatorConfig) -> Callable[[_Batches], _Batc
 
 def _assign_separator(
     candidate: UpdateMessage, known: KnownSeparators, separating: SeparatorConfig
-) -> _SeparatedUpdate | None:
+) -> _RunUpdate | None:
     topic, observed_at = parse_topic(candidate.topic), candidate.observed_at
     claims = build_claims(None if topic is None else topic.separator, candidate.model)
     result = resolve_separator(claims, (candidate.network, candidate.stream), known, separating)
@@ -177,7 +192,7 @@ def _assign_separator(
     fault = None
     if result.contradicted is not None and result.separator is not None and candidate.reports_faults:
         fault = build_false_claim(result.contradicted, result.separator, candidate.data, observed_at)
-    return _SeparatedUpdate(
+    return _RunUpdate(
         network=candidate.network,
         origin=candidate.origin,
         message_id=candidate.message_id,
@@ -189,6 +204,7 @@ def _assign_separator(
         stamp=candidate.live or LiveUpdate(observed_at, observed_at, NOWHERE, observed_at),
         is_live=candidate.live is not None,
         position=(candidate.position.partition, candidate.position.offset, candidate.position.position or 0),
+        is_first=candidate.is_first,
         fault=fault,
     )
 
@@ -198,38 +214,39 @@ def _write_partition(signed_horizon: int, target: RunTarget) -> Callable[[_Batch
         inside, outside = TableFiles(target.run, "updates"), TableFiles(target.beyond, "updates")
         tips, faults = TableFiles(target.run, "tips"), TableFiles(target.run, "quarantine")
         for group in read_groups(batches):
-            known: list[tuple[int, Hashable]] = []
-            tip_times: list[int] = []  # event times of the updates that put the tip into the run's table `tips`
-            announced: list[tuple[UpdateCandidate, _SeparatedUpdate]] = []
+            history = StreamHistory(signed_horizon)
+            tip_times: dict[str, list[int]] = {}  # event times of the updates that put a tip into the run's `tips`
             for row in group:
-                if row.rank == CANDIDATE_UPDATE:
-                    update = _decode_update(row.data)
-                    announced.append((UpdateCandidate(row.at, update.claim, update.is_live), update))
-                    if update.fault is not None:
-                        fault = update.fault
-                        row_end = (fault.stage, fault.reason, fault.detail, fault.data, fault.observed_at)
-                        faults.add((*update.position, None, *row_end))
-                else:
-                    known.append((row.at, row.data))
+                if row.rank != CANDIDATE_UPDATE:
+                    origin, tip, *more = row.data.decode().split("\n")
+                    if row.rank == ANNOUNCEMENT:
+                        history.add_announcement(origin, more[0], tip, row.at)
+                    else:
+                        history.add_update(origin, tuple(more) or None, tip, row.at)
                     if row.rank == RUN_UPDATE:
-                        tip_times.append(row.at)
-            for update in select_new_updates(known, announced, signed_horizon):
-                stamp = update.stamp
-                event_time = min(stamp.observed_at, stamp.log_time)
+                        tip_times.setdefault(tip, []).append(row.at)
+                    continue
+                update = _decode_update(row.data)
+                if update.fault is not None:
+                    fault = update.fault
+                    row_end = (fault.stage, fault.reason, fault.detail, fault.data, fault.observed_at)
+                    faults.add((*update.position, None, *row_end))
+                if not history.offer(update.candidate):
+                    continue
+                event_time, observed_at = update.event_time, update.stamp.observed_at
                 (inside if event_time in target.span else outside).add(update.row)
-                if stamp.observed_at in target.span and not any(
-                    abs(event_time - at) < signed_horizon for at in tip_times
-                ):
-                    tip_times.append(event_time)
-                    tips.add((update.network, update.stream, update.tip, "update", None, stamp.observed_at))
+                times = tip_times.setdefault(update.tip, [])
+                if observed_at in target.span and not any(abs(event_time - at) < signed_horizon for at in times):
+                    times.append(event_time)
+                    tips.add((update.network, update.stream, update.tip, "update", None, observed_at))
         yield encode_outputs(StageOutput(inside.close() + tips.close() + faults.close(), outside.close()))
 
     return rows
 
 
-_UPDATE_DECODER = msgspec.msgpack.Decoder(_SeparatedUpdate)
+_UPDATE_DECODER = msgspec.msgpack.Decoder(_RunUpdate)
 
 
-def _decode_update(data: bytes) -> _SeparatedUpdate:
+def _decode_update(data: bytes) -> _RunUpdate:
     # what a function that Spark sends to tasks names itself must be picklable, and a decoder is not
     return _UPDATE_DECODER.decode(data)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from kiln.pipelines.batch.offset_range import ALL, FAILED, OffsetRange, UpdateFilter
+from kiln.pipelines.batch.offset_range import ALL, FAILED, UpdateFilter, UpdateRange
 from kiln.pipelines.batch.windows import ClosedWindow, PartitionWindows
 from kiln.pipelines.decode.processing_errors import PROCESSING_FAILED
 from kiln.schemas.kafka.records import (
@@ -38,7 +38,7 @@ class BatchOutput(msgspec.Struct, frozen=True):
 
 
 def batch_offset_ranges(
-    windows: PartitionWindows, partition: int, ranges: Iterable[OffsetRange], limit: int
+    windows: PartitionWindows, partition: int, ranges: Iterable[UpdateRange], limit: int
 ) -> Iterator[BatchOutput]:
     """Add ranges of one partition, in offset order, to its windows, and emit the batches that come due.
 
@@ -74,7 +74,7 @@ def build_batch_records(closed: ClosedWindow, limit: int) -> Iterator[BatchRecor
         )
 
 
-def _quarantine_unreadable(partition: int, records: OffsetRange, index: int) -> Iterator[BatchOutput]:
+def _quarantine_unreadable(partition: int, records: UpdateRange, index: int) -> Iterator[BatchOutput]:
     offset = records.offsets[index]
     reason = PROCESSING_FAILED if records.owner_indexes[index] == FAILED else "update_malformed"
     detail = f"record {partition}/{offset} of updates: {records.message_keys[index]}"

@@ -29,11 +29,11 @@ from kiln.schemas.wire.cid import CidError, cid_bytes
 from kiln.schemas.wire.streamid import StreamIdError, stream_text
 
 NO_UPDATE: Final = -1
-"""In `OffsetRange.owner_indexes`: a tick, or an update that goes into no batch. The record only moves log time."""
+"""In `UpdateRange.owner_indexes`: a tick, or an update that goes into no batch. The record only moves log time."""
 FAULT: Final = -2
-"""In `OffsetRange.owner_indexes`: an unreadable record. `leaves` has its bytes, and `message_keys` the error."""
+"""In `UpdateRange.owner_indexes`: an unreadable record. `leaves` has its bytes, and `message_keys` the error."""
 FAILED: Final = -3
-"""In `OffsetRange.owner_indexes`: as FAULT, for a record at which Kiln itself failed."""
+"""In `UpdateRange.owner_indexes`: as FAULT, for a record at which Kiln itself failed."""
 
 
 class WindowKey(NamedTuple):
@@ -70,7 +70,7 @@ class WindowOwner(NamedTuple):
     batch: int
 
 
-class OffsetRange(msgspec.Struct, array_like=True, gc=False):
+class UpdateRange(msgspec.Struct, array_like=True, gc=False):
     """Records of one partition in the order of their offsets: an item in each list for each record."""
 
     offsets: list[int]
@@ -89,7 +89,7 @@ class OffsetRange(msgspec.Struct, array_like=True, gc=False):
 
 
 class PackedOffsetRange(NamedTuple):
-    """An offset range between tasks: the offsets of its first and last record, and msgpack of an `OffsetRange`."""
+    """An offset range between tasks: the offsets of its first and last record, and msgpack of an `UpdateRange`."""
 
     first: int
     last: int
@@ -101,7 +101,7 @@ def read_offset_range(
     stamps: Sequence[int],
     values: Sequence[bytes | None],
     update_filter: UpdateFilter = ALL,
-) -> OffsetRange:
+) -> UpdateRange:
     """Decode records of one partition, in any order, given as columns. `stamps`: the broker's, µs."""
     if any(one > following for one, following in pairwise(offsets)):
         order = sorted(range(len(offsets)), key=offsets.__getitem__)
@@ -138,15 +138,15 @@ def read_offset_range(
         WindowOwner(WindowKey(network, origin, separator.key, separator.value), epoch.query, epoch.batch)
         for network, origin, separator, epoch in indexes
     ]
-    return OffsetRange(list(offsets), list(stamps), owners, owner_indexes, leaves, observed, message_keys)
+    return UpdateRange(list(offsets), list(stamps), owners, owner_indexes, leaves, observed, message_keys)
 
 
-def pack_offset_range(records: OffsetRange) -> PackedOffsetRange:
+def pack_offset_range(records: UpdateRange) -> PackedOffsetRange:
     """Pack a range, which has a record at least, to pass it between tasks."""
     return PackedOffsetRange(records.offsets[0], records.offsets[-1], _ENCODER.encode(records))
 
 
-def merge_offset_ranges(packed: Iterable[PackedOffsetRange]) -> Iterator[OffsetRange]:
+def merge_offset_ranges(packed: Iterable[PackedOffsetRange]) -> Iterator[UpdateRange]:
     """Unpack the ranges of one partition in ascending offset order. Ranges that overlap become one."""
     groups: list[list[PackedOffsetRange]] = []
     end = -1
@@ -161,7 +161,7 @@ def merge_offset_ranges(packed: Iterable[PackedOffsetRange]) -> Iterator[OffsetR
         yield ranges[0] if len(ranges) == 1 else _merge(ranges)
 
 
-def _merge(ranges: list[OffsetRange]) -> OffsetRange:
+def _merge(ranges: list[UpdateRange]) -> UpdateRange:
     owners: dict[WindowOwner, int] = {}
     records: list[tuple[int, int, int, bytes, int, str]] = []
     for each in ranges:
@@ -172,7 +172,7 @@ def _merge(ranges: list[OffsetRange]) -> OffsetRange:
         )
     records.sort(key=itemgetter(0))
     offsets, stamps, merged, leaves, observed_at, message_keys = map(list, zip(*records, strict=True))
-    return OffsetRange(offsets, stamps, list(owners), merged, leaves, observed_at, message_keys)
+    return UpdateRange(offsets, stamps, list(owners), merged, leaves, observed_at, message_keys)
 
 
 @lru_cache(maxsize=65536)
@@ -189,4 +189,4 @@ def _read_stream_key(stream: str) -> bytes:
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
-_DECODER: Final = msgspec.msgpack.Decoder(OffsetRange)
+_DECODER: Final = msgspec.msgpack.Decoder(UpdateRange)

@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from math import inf
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+_MAX_WAIT: Final = 10_000
+"""longest wait between two ticks while the broker's clock trails, ms: it may be corrected meanwhile"""
 
 
 class _WindowEnd(NamedTuple):
@@ -26,8 +29,9 @@ class TickSchedule:
     pause.
 
     The first tick after other records reports log time. All windows that these records opened end `span` (T + G) later
-    in log time. The schedule waits by the caller's time, but a tick stays due until the broker's stamps have reached
-    that log time. A last tick is due `rest` ms after the first. `rest` must be well over `span`, so that windows that
+    in log time. The schedule waits by the caller's time, but ticks go on until the broker's stamps have reached that
+    log time: the next one when they should, or after `_MAX_WAIT` while the broker's clock trails by more. A last tick
+    is due `rest` ms after the first. `rest` must be well over `span`, so that windows that
     were opened with a greater T end then too.
     """
 
@@ -72,3 +76,11 @@ class TickSchedule:
             self._rest = _WindowEnd(self.log_time + self.rest, now + self.rest)
         elif self._rest is not None and self._rest.log_time <= self.log_time:
             self._rest = None
+        if self._ends and self._ends[0].at <= now:
+            self._ends[0] = self._postpone(self._ends[0], now)
+        elif not self._ends and self._rest is not None and self._rest.at <= now:
+            self._rest = self._postpone(self._rest, now)
+
+    def _postpone(self, end: _WindowEnd, now: int) -> _WindowEnd:
+        """Return an end that the last tick should have reached, with the time at which the broker's clock should."""
+        return end._replace(at=now + min(end.log_time - self.stamp, _MAX_WAIT))

@@ -72,6 +72,11 @@ class Ticker:
         return self._is_quiet
 
     @property
+    def clock_lag(self) -> int:
+        """Time by which the broker's stamps trail log time, µs; 0 if they do not."""
+        return 0 if self._clock.since is None else self._clock.newest - self._clock.now
+
+    @property
     def clock_error(self) -> str | None:
         """Consequence of broker stamps that trail log time; None if they do not."""
         clock = self._clock

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
-from kiln.pipelines.batch.offset_range import NO_UPDATE, OffsetRange, WindowKey
+from kiln.pipelines.batch.offset_range import NO_UPDATE, UpdateRange, WindowKey
 from kiln.schemas.kafka.topics import MAX_EPOCH_WRITERS
 from kiln.schemas.wire.batch_block import encode_stream_key, list_tips
 
@@ -184,7 +184,7 @@ class PartitionWindows:
     def __len__(self) -> int:
         return self._packed_count + len(self._open)
 
-    def add_range(self, records: OffsetRange) -> list[ClosedWindow | int]:
+    def add_range(self, records: UpdateRange) -> list[ClosedWindow | int]:
         """Add the next records of the partition to their windows.
 
         Returns:

@@ -9,6 +9,8 @@ from typing import Final
 
 import msgspec
 
+from kiln.conf.process.small_files import read_small_file
+
 _FILE: Final = "breaker.json"
 
 
@@ -40,7 +42,7 @@ def save_breaker_state(state: Path, trip: BreakerState) -> None:
 def read_breaker_state(state: Path) -> BreakerState | None:
     """Read the record, if the query has not started since."""
     try:
-        return msgspec.json.decode((state / _FILE).read_bytes(), type=BreakerState)
+        return msgspec.json.decode(read_small_file(state / _FILE), type=BreakerState)
     except (FileNotFoundError, msgspec.DecodeError):
         return None
 

@@ -11,9 +11,10 @@ from typing import Final, Literal, cast
 
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
-from ruamel.yaml.error import MarkedYAMLError
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from kiln.conf.process.errors import SettingsError
+from kiln.conf.process.small_files import read_small_file
 from kiln.conf.settings.durations import parse_duration
 from kiln.conf.settings.keys import suggest_key
 from kiln.pipelines.quality.catalogue import EXPECTATIONS, Expectation, Kind
@@ -119,13 +120,19 @@ def _list_files(paths: Iterable[Path], faults: list[str]) -> Iterator[Path]:
 def _read_suite(file: Path) -> Iterator[SuiteCheck | str]:
     """Read the checks of a file, or descriptions of its faults with their lines."""
     try:
-        suite = YAML().load(file.read_text(encoding="utf-8"))
+        suite = YAML().load(read_small_file(file).decode("utf-8-sig"))
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         yield f"{file}:{mark.line + 1 if mark else 1}: {error.problem or error.context}"
         return
-    except (OSError, UnicodeDecodeError) as error:
-        yield f"{file}: {error}"
+    except OSError as error:
+        yield f"{file}: {error.strerror}"
+        return
+    except RecursionError:
+        yield f"{file}: nested too deeply"
+        return
+    except (ValueError, YAMLError) as error:  # text that is not UTF-8, characters or numbers that YAML cannot have
+        yield f"{file}: not YAML: {error}"
         return
     if not isinstance(suite, CommentedMap):
         yield f"{file}:1: expected a mapping with table and expectations"

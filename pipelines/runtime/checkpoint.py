@@ -56,6 +56,19 @@ def format_first_offsets(offsets: Mapping[str, Mapping[int, int]] | Mapping[str,
     return f"{_FIRST_OFFSETS_HEAD}{json.dumps(offsets)}"
 
 
+def describe_deleted_records(query: str, deleted: Mapping[str, int]) -> str:
+    """Describe `Checkpoint.deleted_records` of a query; empty if there are none."""
+    topics = " and ".join(f"the first {count:,} records of {topic}" for topic, count in sorted(deleted.items()))
+    return topics and f"Kafka had deleted {topics} before {query} first ran: they are missing in its tables"
+
+
+DELETED_ADVICE = (
+    "run the queries more often than kafka.retention and the size limits of topics delete records, or raise these; "
+    "records that a capture still has can be added with kiln replay"
+)
+"""Advice for records that `describe_deleted_records` describes."""
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """A folder with `metadata`, `offsets/` and `commits/`, as Structured Streaming writes them."""
@@ -105,6 +118,14 @@ class Checkpoint:
             return None
         offsets = json.loads(path.read().decode().splitlines()[-1])
         return {topic: {int(part): at for part, at in parts.items()} for topic, parts in offsets.items()}
+
+    @property
+    def deleted_records(self) -> dict[str, int]:
+        """Count the records that Kafka had deleted before the query first ran, by full topic name."""
+        if self.replaced_epoch is not None:  # `kiln recover` chose the first offsets: the tables have what is before
+            return {}
+        counts = {topic: sum(parts.values()) for topic, parts in (self.first_offsets or {}).items()}
+        return {topic: count for topic, count in counts.items() if count}
 
     @property
     def replaced_epoch(self) -> Epoch | None:

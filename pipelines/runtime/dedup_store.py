@@ -10,13 +10,13 @@ from __future__ import annotations
 import fcntl
 import os
 import sqlite3
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol, Self, TypeVar
+from typing import Final, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from kiln.conf.process.errors import KilnError
 from kiln.conf.process.location import Location
@@ -93,6 +93,17 @@ def _lock_folder(folder: Path) -> Iterator[None]:
         os.close(lock)
 
 
+class StoredDigest(NamedTuple):
+    """State of a digest."""
+
+    position: str = ""
+    """of the copy that passed; empty if none did, or if it is not known"""
+    tip: bytes = b""
+    """digest of a tip, where the rule of the query stores one"""
+    at: int = 0
+    """a time that the rule stores, µs"""
+
+
 class DedupCopy(Protocol):
     """One of several copies, of which one passes. `identities`: its digests; `position`: unique to this copy; `size`:
     bytes."""
@@ -106,6 +117,15 @@ class DedupCopy(Protocol):
 
 
 _Copy = TypeVar("_Copy", bound=DedupCopy)
+
+
+class DedupRule(NamedTuple, Generic[_Copy]):
+    """A rule by which copies pass."""
+
+    keys: Callable[[_Copy], tuple[bytes, ...]]
+    """lists the digests whose state the rule needs for a copy"""
+    select: Callable[[Collection[_Copy], Mapping[bytes, StoredDigest]], tuple[list[_Copy], dict[bytes, StoredDigest]]]
+    """returns the copies that pass, and the changed state"""
 
 
 class DedupStore:
@@ -126,6 +146,7 @@ class DedupStore:
                 self._file.execute(f"PRAGMA synchronous = {'NORMAL' if config.durable else 'OFF'}")
                 self._file.execute(f"PRAGMA journal_size_limit = {64 << 20}")
                 self._file.executescript(_TABLES)
+                self._add_columns()
         self._inode = self._path.stat().st_ino
 
     def __enter__(self) -> Self:
@@ -147,7 +168,8 @@ class DedupStore:
         passed: list[_Copy] = []
         keys = [_build_keys(copy.identities) for copy in copies]
         with self._transaction():
-            positions, expired = self._find_positions(list(set(chain.from_iterable(keys))), now - self._span)
+            stored, expired = self._find_stored(set(chain.from_iterable(keys)), now - self._span)
+            positions = {key: digest.position for key, digest in stored.items()}
             added: dict[bytes, str] = {}
             for copy, own in zip(copies, keys, strict=True):
                 for key in own:
@@ -162,22 +184,33 @@ class DedupStore:
             self._forget(now, len(added.keys() - expired))
         return passed
 
-    def _find_positions(self, keys: list[bytes], expired_at: int) -> tuple[dict[bytes, str], set[bytes]]:
+    def filter_by(self, rule: DedupRule[_Copy], copies: Collection[_Copy], now: int) -> list[_Copy]:
+        """Return the copies that pass by a rule of the query. `now`: µs."""
+        with self._transaction():
+            stored, expired = self._find_stored(set(chain.from_iterable(map(rule.keys, copies))), now - self._span)
+            passed, changed = rule.select(copies, stored)
+            self._file.executemany(_PUT_DIGEST, ((key, now, *digest) for key, digest in sorted(changed.items())))
+            self._forget(now, len(changed.keys() - stored.keys() - expired))
+        return passed
+
+    def _find_stored(self, keys: set[bytes], expired_at: int) -> tuple[dict[bytes, StoredDigest], set[bytes]]:
         """Look up digests.
 
         Returns:
-            The position of the copy that passed, by digest, and the digests that have expired.
+            What is stored, by digest, and the digests that have expired.
         """
-        positions: dict[bytes, str] = {}
+        stored: dict[bytes, StoredDigest] = {}
         expired: set[bytes] = set()
-        for start in range(0, len(keys), _MAX_LOOKUP):
-            some = keys[start : start + _MAX_LOOKUP]
-            for key, position, passed_at in self._file.execute(_SELECT_COPIES % ", ".join("?" * len(some)), some):
+        all_keys = list(keys)
+        for start in range(0, len(all_keys), _MAX_LOOKUP):
+            some = all_keys[start : start + _MAX_LOOKUP]
+            rows = self._file.execute(_SELECT_DIGESTS % ", ".join("?" * len(some)), some)
+            for key, passed_at, position, tip, at in rows:
                 if passed_at > expired_at:
-                    positions[key] = position
+                    stored[key] = StoredDigest(position, tip or b"", at or 0)
                 else:
                     expired.add(key)
-        return positions, expired
+        return stored, expired
 
     def mark(self, epoch: Epoch, now: int) -> None:
         """Record that the file has all copies that one task of a micro-batch read. `now` as in `filter_new`."""
@@ -203,6 +236,13 @@ class DedupStore:
         else:
             forgotten = self._file.execute(_DELETE_EXPIRED, (first, *last, now - self._span)).rowcount
         self._file.execute(_MARK_SWEPT, (b"" if last is None else last[0], added - forgotten))
+
+    def _add_columns(self) -> None:
+        """Add the columns that a file of an earlier version lacks."""
+        names = {row[1] for row in self._file.execute("PRAGMA table_info(digests)")}
+        for name, kind in _ADDED_COLUMNS.items():
+            if name not in names:
+                self._file.execute(f"ALTER TABLE digests ADD COLUMN {name} {kind}")
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -230,9 +270,11 @@ CREATE TABLE IF NOT EXISTS progress
   (id INTEGER PRIMARY KEY, swept_to BLOB, digest_count INTEGER, query_id TEXT, batch_id INTEGER, newest_time INTEGER);
 INSERT OR IGNORE INTO progress VALUES (1, x'', 0, '', -1, 0);
 """
-_SELECT_COPIES = "SELECT digest, position, passed_at FROM digests WHERE digest IN (%s)"
-_PUT_COPY = "INSERT OR REPLACE INTO digests VALUES (?, ?, ?)"
-_ADD_KNOWN = "INSERT OR IGNORE INTO digests VALUES (?, '', ?)"
+_ADDED_COLUMNS: Final = {"tip": "BLOB", "at": "INTEGER"}
+_SELECT_DIGESTS = "SELECT digest, passed_at, position, tip, at FROM digests WHERE digest IN (%s)"
+_PUT_COPY = "INSERT OR REPLACE INTO digests (digest, position, passed_at) VALUES (?, ?, ?)"
+_PUT_DIGEST = "INSERT OR REPLACE INTO digests (digest, passed_at, position, tip, at) VALUES (?, ?, ?, ?, ?)"
+_ADD_KNOWN = "INSERT OR IGNORE INTO digests (digest, position, passed_at) VALUES (?, '', ?)"
 _ADD_COUNT = "UPDATE progress SET digest_count = digest_count + ?"
 _SELECT_SWEPT = "SELECT swept_to FROM progress"
 _MARK_SWEPT = "UPDATE progress SET swept_to = ?, digest_count = digest_count + ?"
@@ -265,15 +307,27 @@ def chunk_copies(copies: Iterable[_Copy]) -> Iterator[list[_Copy]]:
 
 
 def filter_new_copies(
-    chunks: Iterable[list[_Copy]], config: DedupStoreConfig, now: int, epoch: Epoch
+    chunks: Iterable[list[_Copy]],
+    config: DedupStoreConfig,
+    now: int,
+    epoch: Epoch,
+    rule: DedupRule[_Copy] | None = None,
 ) -> Iterator[list[_Copy]]:
-    """Yield the copies of a task that pass, in their order. `now`: the time of the micro-batch, µs."""
+    """Yield the copies of a task that pass, in their order.
+
+    Args:
+        chunks: The copies, in transactions.
+        config: The file.
+        now: The time of the micro-batch, µs.
+        epoch: The micro-batch.
+        rule: Rule by which copies pass; None for the first copy of each digest.
+    """
     store = _open_store(config)
     if not store.is_in_place():  # the state folder was replaced
         _open_store.cache_clear()
         store = _open_store(config)
     for chunk in chunks:
-        yield store.filter_new(chunk, now)
+        yield store.filter_new(chunk, now) if rule is None else store.filter_by(rule, chunk, now)
     store.mark(epoch, now)
 
 

@@ -70,7 +70,7 @@ def read_stream(
     """
     first, packed = load_first_offsets(checkpoint, source), pack_task(task)
 
-    class KafkaTopics(DataSource):
+    class KafkaDataSource(DataSource):
         @classmethod
         def name(cls) -> str:
             return _FORMAT
@@ -78,7 +78,7 @@ def read_stream(
         def streamReader(self, schema: StructType) -> DataSourceStreamReader:
             return KafkaReader(source, first, packed)
 
-    session.dataSource.register(KafkaTopics)
+    session.dataSource.register(KafkaDataSource)
     return session.readStream.format(_FORMAT).schema(ddl).load()
 
 

@@ -8,6 +8,7 @@ apply.
 from __future__ import annotations
 
 import os
+import pwd
 import sys
 from collections.abc import Iterable
 from importlib.util import find_spec
@@ -39,8 +40,9 @@ def isolate_spark() -> None:
     Call it before the JVM starts.
 
     Raises:
-        PrerequisiteError: PySpark is not installed completely.
+        PrerequisiteError: PySpark is not installed completely, or the user has no name.
     """
+    check_user()
     for name in find_foreign_variables(os.environ):
         del os.environ[name]
     os.environ |= {
@@ -50,6 +52,23 @@ def isolate_spark() -> None:
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_LOCAL_HOSTNAME": "localhost",
     }
+
+
+def check_user() -> None:
+    """Check that this process's user has a name, without which Hadoop's classes fail in the JVM.
+
+    Raises:
+        PrerequisiteError: It has none, as in a container that runs as any number.
+    """
+    number = os.geteuid()
+    try:
+        pwd.getpwuid(number)
+    except KeyError:
+        raise PrerequisiteError(
+            f"the user {number} has no entry in /etc/passwd, and Spark does not start without one. Run Kiln as a user "
+            f"that has one, or add the line kiln:x:{number}:{os.getegid()}::/tmp:/bin/sh; in a container, mount a file "
+            "with it over /etc/passwd"
+        ) from None
 
 
 def find_spark_home() -> Path:

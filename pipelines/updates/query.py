@@ -3,9 +3,13 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
+from kiln.conf.process.errors import KilnError
+from kiln.conf.process.location import Location
 from kiln.pipelines.decode.breaker import check_samples
 from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.runtime.checkpoint import Checkpoint
@@ -13,16 +17,34 @@ from kiln.pipelines.runtime.kafka import write_records
 from kiln.pipelines.runtime.progress_marker import ProgressMarker
 from kiln.pipelines.runtime.query_context import QueryContext, is_small, start_query, write_micro_batches
 from kiln.pipelines.updates.transform import (
-    COPIES_DDL,
-    ROWS_DDL,
     SeparatorConfig,
     build_decode_task,
     build_select_task,
     deduplicate_updates,
     sort_by_capture_time,
+    sort_copies,
 )
+from kiln.pipelines.updates.update_rows import COPIES_DDL, ROWS_DDL
 
 _SMALL = 2_000  # number of records up to which one task is as fast as several
+
+
+_FORMER_OPERATOR: Final = b"dedupeWithinWatermark"
+
+
+def check_state(checkpoint: Location) -> None:
+    """Check that Spark's state of the query is not of an earlier version, which stored updates alone.
+
+    Raises:
+        KilnError: It is.
+    """
+    metadata = checkpoint / "state" / "0" / "_metadata"
+    for folder in (metadata, metadata / "v2"):
+        if any(_FORMER_OPERATOR in (folder / file.name).read() for file in folder.files()):
+            raise KilnError(
+                f"the state of the query updates ({checkpoint}) is of an earlier version of Kiln, which did not store "
+                "the tips that authors announced last. Restart the query from scratch (RUNBOOK, State)"
+            )
 
 
 def start(context: QueryContext, decoding: DecodeConfig, separating: SeparatorConfig) -> StreamingQuery:
@@ -33,35 +55,37 @@ def start(context: QueryContext, decoding: DecodeConfig, separating: SeparatorCo
 
     Raises:
         DecodingBrokenError: Messages that are known to be valid do not decode.
+        KilnError: Spark's state of the query is of an earlier version.
     """
     check_samples()
     session = context.new_session()
     checkpoint = Checkpoint(context.checkpoints / "updates")
     replaced_epoch = checkpoint.replaced_epoch
     dedup = context.find_dedup_store("updates")
-    if dedup is not None:
-        select = build_select_task(decoding, separating, dedup, context.broker.prefix, replaced_epoch)
-        stream = context.read_stream("updates", session, select, ROWS_DDL, small=_SMALL)
-    else:
-        decode = build_decode_task(decoding, separating, context.broker.prefix, replaced_epoch)
-        copies = context.read_stream("updates", session, decode, COPIES_DDL, small=_SMALL)
-        stream = deduplicate_updates(copies, context.dedup_retention)
+    decode = build_decode_task(decoding, separating, replaced_epoch)
+    stream = context.read_stream("updates", session, decode, COPIES_DDL, small=_SMALL)
+    if dedup is None:
+        check_state(checkpoint.path)
+        stream = deduplicate_updates(stream, context.dedup_retention, context.broker.prefix)
 
     clock = context.create_clock("updates")
     marker = ProgressMarker(context.client_options, context.broker.topic("updates"))
 
     def write(rows: DataFrame, batch_id: int, query_id: str) -> None:
         clock.set_time(rows.sparkSession.sparkContext)
-        # One task writes: a micro-batch has few new updates, and a shuffle by key costs more than it saves. A small
-        # micro-batch has one task anyway, and each operation on a DataFrame costs 10 to 30 ms of planning.
+        # One task selects and writes: repeats depend on the order of announcements, a micro-batch has few new updates,
+        # and a shuffle by key costs more than it saves. A small micro-batch has one task anyway, and each operation on
+        # a DataFrame costs 10 to 30 ms of planning.
         if dedup is None:
-            rows = rows.coalesce(1)
-        elif not is_small(checkpoint.count_records(batch_id), _SMALL):
-            rows = rows.repartition(1)  # several tasks decode
+            rows = sort_by_capture_time(rows.coalesce(1))
+        else:
+            if not is_small(checkpoint.count_records(batch_id), _SMALL):
+                rows = rows.repartition(1)  # several tasks decode
+            rows = sort_copies(rows).mapInArrow(build_select_task(dedup, context.broker.prefix), ROWS_DDL)
         if batch_id == 0 and replaced_epoch is not None:
             rows.write.format("noop").mode("append").save()  # runs the tasks, which fill the deduplication state
         else:
-            write_records(sort_by_capture_time(rows), context.broker)
+            write_records(rows, context.broker)
         marker.commit(query_id, batch_id, checkpoint.ends(batch_id))
 
     return start_query(

@@ -7,13 +7,15 @@ that is emitted under a separator which is only claimed (decision 20).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import chain
 from typing import Final, NamedTuple, Protocol
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 
 from kiln.pipelines.decode.decoder import (
     DecodeConfig,
@@ -23,15 +25,19 @@ from kiln.pipelines.decode.decoder import (
     compute_fault_identity,
     compute_identities,
     get_signer,
+    is_lasting,
     reject_failed,
 )
 from kiln.pipelines.decode.processing_errors import PROCESSING_ERRORS
 from kiln.pipelines.delta.arrow_rows import RowBuffer
-from kiln.pipelines.runtime.dedup_store import DedupStoreConfig, chunk_copies, filter_new_copies
+from kiln.pipelines.runtime.dedup_store import DedupRule, DedupStoreConfig, chunk_copies, filter_new_copies
 from kiln.pipelines.runtime.epoch import get_task_epoch
 from kiln.pipelines.runtime.kafka_ranges import ArrowTask
 from kiln.pipelines.runtime.micro_batch_clock import get_batch_time, with_dedup_watermark
 from kiln.pipelines.updates.known_streams import StreamsTopic, open_known_streams
+from kiln.pipelines.updates.processor import UpdateProcessor
+from kiln.pipelines.updates.repeats import Announcement, list_keys, select_updates
+from kiln.pipelines.updates.update_rows import COPY_COLUMNS, ROWS, ROWS_DDL, UpdateRow, read_copies, write_copies
 from kiln.schemas.kafka.records import (
     Coordinates,
     Epoch,
@@ -47,7 +53,7 @@ from kiln.schemas.kafka.records import (
     encode,
 )
 from kiln.schemas.wire.cid import cid_text
-from kiln.schemas.wire.claims import CONTRADICTS, Claims, describe_contradiction
+from kiln.schemas.wire.claims import CONTRADICTS, CONTRADICTS_TOPIC, Claims, describe_contradiction
 from kiln.schemas.wire.streamid import StreamID
 from kiln.schemas.wire.topics import Separator, format_separator, parse_separator
 
@@ -69,11 +75,6 @@ class WaitedUpdate(Protocol):
 
 _UNKNOWN: Final = SeparatorRecord("-", "-")
 
-_ROWS = pa.schema([("topic", pa.string()), ("key", pa.binary()), ("value", pa.binary()), ("observed_at", pa.int64())])
-ROWS_DDL = "topic string, key binary, value binary, observed_at bigint"
-_COPIES = pa.schema([("identity", pa.binary()), *_ROWS, ("seen_at", pa.timestamp("us", tz="UTC"))])
-COPIES_DDL = f"identity binary, {ROWS_DDL}, seen_at timestamp"
-
 
 @dataclass(frozen=True)
 class SeparatorConfig:
@@ -90,47 +91,35 @@ class SeparatorConfig:
     believe: bool = True
 
 
-class UpdateRow(NamedTuple):
-    """A row that is emitted once per identity. `position`: of this copy; `topic` of Kafka, without prefix;
-    `observed_at`: µs."""
-
-    identity: bytes
-    position: str
-    topic: str
-    key: bytes
-    value: bytes
-    observed_at: int
-
-    @property
-    def identities(self) -> tuple[bytes, ...]:
-        return (self.identity,)
-
-    @property
-    def size(self) -> int:
-        return len(self.value)
-
-
-def build_select_task(
-    config: DecodeConfig,
-    separating: SeparatorConfig,
-    dedup: DedupStoreConfig,
-    prefix: str = "",
-    first_epoch: Epoch | None = None,
-) -> ArrowTask:
-    """Build the task that selects the first copy of each update. RECORDS in; ROWS_DDL out, once per identity.
+def build_decode_task(config: DecodeConfig, separating: SeparatorConfig, first_epoch: Epoch | None = None) -> ArrowTask:
+    """Build the task that decodes copies. RECORDS in; COPIES_DDL out, once per message and Kafka partition.
 
     Args:
         config: How to decode.
         separating: How to find separators.
-        dedup: The deduplication file.
-        prefix: Prefix of the topics in the rows.
         first_epoch: Epoch of the first micro-batch; None for that of its query.
     """
 
+    def decode(batches: _Batches) -> _Batches:
+        rows = decode_records(batches, config, separating, _get_epoch(first_epoch))
+        return write_copies(rows, get_batch_time())
+
+    return decode
+
+
+def build_select_task(dedup: DedupStoreConfig, prefix: str = "") -> ArrowTask:
+    """Build the task that selects the rows to emit by the deduplication file. COPIES_DDL in, sorted; ROWS_DDL out.
+
+    Args:
+        dedup: The deduplication file.
+        prefix: Prefix of the topics in the rows.
+    """
+
     def select(batches: _Batches) -> _Batches:
-        rows = decode_records(batches, config, separating, _get_epoch(first_epoch), every_copy=True)
-        buffer = RowBuffer(_ROWS)
-        for chunk in filter_new_copies(chunk_copies(rows), dedup, get_batch_time(), get_task_epoch()):
+        buffer = RowBuffer(ROWS)
+        columns = ((batch.column(name).to_pylist() for name in COPY_COLUMNS) for batch in batches)
+        copies = chain.from_iterable(read_copies(zip(*each, strict=True)) for each in columns)
+        for chunk in filter_new_copies(chunk_copies(copies), dedup, get_batch_time(), get_task_epoch(), UPDATE_RULE):
             for row in chunk:
                 if buffer.add((prefix + row.topic, row.key, row.value, row.observed_at), row.size):
                     yield from buffer.drain()
@@ -139,31 +128,26 @@ def build_select_task(
     return select
 
 
-def build_decode_task(
-    config: DecodeConfig, separating: SeparatorConfig, prefix: str = "", first_epoch: Epoch | None = None
-) -> ArrowTask:
-    """Build the task that decodes each copy. RECORDS in; COPIES_DDL out: ROWS_DDL with identity and seen_at. The other
-    arguments are those of `build_select_task`."""
-
-    def decode(batches: _Batches) -> _Batches:
-        rows = decode_records(batches, config, separating, _get_epoch(first_epoch))
-        return write_copies(rows, prefix, get_batch_time())
-
-    return decode
+UPDATE_RULE: Final[DedupRule[UpdateRow]] = DedupRule(list_keys, select_updates)
 
 
-def deduplicate_updates(rows: DataFrame, retention: int) -> DataFrame:
-    """Keep one row of each identity. COPIES_DDL in; ROWS_DDL out. `retention`: µs.
+def deduplicate_updates(copies: DataFrame, retention: int, prefix: str = "") -> DataFrame:
+    """Select the rows to emit by Spark's state. COPIES_DDL in; ROWS_DDL out. `retention`: µs."""
+    rows = with_dedup_watermark(copies.withColumn("seen_at", F.timestamp_micros("batch_time")), retention)
+    new = rows.groupBy("stream").transformWithStateInPandas(
+        UpdateProcessor(retention), outputStructType=ROWS_DDL, outputMode="Append", timeMode="EventTime"
+    )
+    return new.withColumn("topic", F.concat(F.lit(prefix), "topic"))
 
-    As in `archive`, no row is ever late.
-    """
-    new = with_dedup_watermark(rows, retention).dropDuplicatesWithinWatermark(["identity"])
-    return new.select("topic", "key", "value", "observed_at")
+
+def sort_copies(copies: DataFrame) -> DataFrame:
+    """Sort the copies of one micro-batch by capture time, because repeats (decision 5) and windows (decision 1) depend
+    on the order. COPIES_DDL in, in one partition; COPIES_DDL out."""
+    return copies.sortWithinPartitions("observed_at", "partition", "offset", "index")
 
 
 def sort_by_capture_time(rows: DataFrame) -> DataFrame:
-    """Sort the rows of one micro-batch by capture time, because windows depend on the order in the log (decision 1).
-    ROWS_DDL in, in one partition; ROWS_DDL out."""
+    """Sort rows as `sort_copies` does. ROWS_DDL in, in one partition; ROWS_DDL out."""
     return rows.sortWithinPartitions("observed_at", "value")
 
 
@@ -217,21 +201,15 @@ def build_false_claim(claimed: Separator, separator: Separator, data: bytes, obs
     )
 
 
-def write_copies(rows: Iterable[UpdateRow], prefix: str, seen_at: int) -> _Batches:
-    """Write the rows of `build_decode_task` as Arrow. `seen_at`: the time of the micro-batch, µs."""
-    buffer = RowBuffer(_COPIES)
-    for row in rows:
-        if buffer.add((row.identity, prefix + row.topic, row.key, row.value, row.observed_at, seen_at), row.size):
-            yield from buffer.drain()
-    yield from buffer.drain()
-
-
 def decode_records(
-    batches: _Batches, config: DecodeConfig, separating: SeparatorConfig, epoch: Epoch, *, every_copy: bool = False
+    batches: _Batches, config: DecodeConfig, separating: SeparatorConfig, epoch: Epoch
 ) -> Iterator[UpdateRow]:
-    """Decode the records of a task into rows of their valid copies, each identity once. `every_copy`: once per copy, as
-    in `archive`."""
-    emitted: set[tuple[bytes, str]] = set()  # by this task: the rest would be dropped anyway
+    """Decode the records of a task into rows of their valid copies, each row once per Kafka partition.
+
+    The copy of a row that was emitted before is the first one in its partition, so that a repeated micro-batch has it,
+    however it is divided into tasks (decision 10).
+    """
+    emitted: set[tuple[bytes, int]] = set()
     decoder = FrameDecoder(config)
     known: KnownSeparators = {}
     has_waited: WaitedUpdate = _has_not_waited
@@ -246,7 +224,8 @@ def decode_records(
                 if isinstance(item, RejectedMessage):
                     continue
                 for row in _build_rows(item, epoch, config, known, has_waited, separating):
-                    key = (row.identity, row.position if every_copy else "")
+                    message = None if row.announcement is None else row.announcement.message
+                    key = (message or row.identity, partition)
                     if key not in emitted:
                         emitted.add(key)
                         yield row
@@ -264,15 +243,18 @@ def _build_rows(
     try:
         if item.content.type == "UPDATE":
             return list(_build_update_rows(item, epoch, config, known, has_waited, separating))
-        if item.content.type == "BATCH_UPDATE" and separating.fetch:
-            return list(_build_wanted_batches(item))
+        if item.content.type == "BATCH_UPDATE":
+            wanted = _build_wanted_batches(item) if separating.fetch else ()
+            return [*_build_misplaced_batch(item, config), *wanted]
     except PROCESSING_ERRORS as error:  # `known` and `has_waited` raise sqlite3.Error alone; all else is pure
         data = item.envelope.SerializeToString()
         fault = reject_failed("updates", error, item.ref, data, item.observed_at)
         key, identity = build_quarantine_key(*item.ref), compute_fault_identity(fault)
         records = build_quarantine_records(fault.stage, fault.reason, fault.detail, fault.data, fault.observed_at)
         return [
-            UpdateRow(identity + bytes((part,)), item.ref.text, "quarantine", key, encode(record), item.observed_at)
+            UpdateRow(
+                identity, identity + bytes((part,)), item.ref, "quarantine", key, encode(record), item.observed_at
+            )
             for part, record in enumerate(records)
         ]
     return []
@@ -285,14 +267,39 @@ def _get_epoch(first_epoch: Epoch | None) -> Epoch:
 
 
 def _compute_update_identity(item: DecodedMessage, separator: Separator | None) -> bytes:
-    """Compute the identity of an update: the same for every announcement, on every topic (decision
-    4).
+    """Compute the identity of an update: the same for every announcement, on every topic (decision 5).
 
     It includes the separator, so that an announcement under a false separator does not hide the true one.
     """
     content = item.content
     where = format_separator(separator) if separator else ""
-    parts = (item.origin, item.network, where, content.stream or "", content.tip or "")
+    return _digest(item.origin, item.network, where, content.stream or "", content.tip or "")
+
+
+def _build_announcement(
+    item: DecodedMessage, separator: Separator | None, stream: bytes, *, fetch: bool, has_waited: bool
+) -> Announcement:
+    """Build the announcement that an UPDATE is.
+
+    If geneses are fetched, an announcement without separator waits for its genesis, and so is no repeat of one that has
+    a separator, which may be false.
+    """
+    update, tip = _compute_update_identity(item, separator), item.content.tip or ""
+    author = get_signer(item)
+    is_known = author is not None and is_lasting(item.message_id, True)
+    bare = None if separator is None or (fetch and not has_waited) else _compute_update_identity(item, None)
+    return Announcement(
+        update=update,
+        tip=_digest(tip),
+        at=item.observed_at,
+        message=blake2b(stream + item.message_id.encode(), digest_size=16).digest() if is_known else None,
+        author=blake2b(stream + (author or "").encode(), digest_size=16).digest() if is_known else None,
+        bare=bare,
+        has_waited=has_waited,
+    )
+
+
+def _digest(*parts: str) -> bytes:
     return blake2b("\n".join(parts).encode(), digest_size=16).digest()
 
 
@@ -326,12 +333,14 @@ def _build_update_rows(
         frame=Coordinates(item.ref.partition, item.ref.offset, item.ref.position or 0),
         observed_at=item.observed_at,
     )
-    identity, position = _compute_update_identity(item, separated.separator), item.ref.text
     is_waiting = separated.source is None and separating.fetch
     has_come = separated.source == "genesis" and has_waited((item.network, stream), WaitedTip(item.origin, tip))
-    if not is_waiting and not has_come:
+    group = _digest(item.origin, item.network, stream)
+    announcement = _build_announcement(item, separated.separator, group, fetch=separating.fetch, has_waited=has_come)
+    identity, ref, at = announcement.update, item.ref, item.observed_at
+    if not is_waiting:
         key = build_update_key(item.network, named, stream)
-        yield UpdateRow(identity, position, "updates", key, encode(record), item.observed_at)
+        yield UpdateRow(group, identity, ref, "updates", key, encode(record), at, announcement)
     if separated.source != "genesis" and separating.fetch:
         genesis = cid_text(StreamID.parse(stream).genesis)
         wanted = WantedRecord(
@@ -345,18 +354,37 @@ def _build_update_rows(
             model=_build_separator_record(claims.model),
             peer=item.remote_peer,
         )
-        request = identity if is_waiting else identity + b"?"  # a claim is in addition to the update that is emitted
-        yield UpdateRow(request, position, "wanted", genesis.encode(), encode(wanted), item.observed_at)
+        # a claim is in addition to the update that is emitted
+        request = (identity, announcement) if is_waiting else (identity + b"?", None)
+        yield UpdateRow(group, request[0], ref, "wanted", genesis.encode(), encode(wanted), at, request[1])
     if separated.contradicted is not None and separated.separator is not None:
         fault = build_false_claim(separated.contradicted, separated.separator, item.envelope.data, item.observed_at)
         message, _ = compute_identities(item, item.origin, config.unsigned_horizon)
-        yield UpdateRow(
-            message + b"!", position, "quarantine", build_quarantine_key(*item.ref), encode(fault), item.observed_at
-        )
+        yield UpdateRow(group, message + b"!", ref, "quarantine", build_quarantine_key(*ref), encode(fault), at)
 
 
 def _build_separator_record(separator: Separator | None) -> SeparatorRecord | None:
     return None if separator is None else SeparatorRecord(*separator)
+
+
+def _build_misplaced_batch(item: DecodedMessage, config: DecodeConfig) -> Iterator[UpdateRow]:
+    """Build the quarantine row of a BATCH_UPDATE that was received on the topic of another separator.
+
+    CIP-123 sends a batch on the topic of its separator. The block is fetched nevertheless, as its geneses decide.
+    """
+    content, topic = item.content, item.separator
+    if topic is None or content.sep is None or parse_separator(content.sep) == topic:
+        return
+    fault = QuarantineRecord(
+        stage="separator",
+        reason=CONTRADICTS_TOPIC,
+        detail=f"for {content.sep}, on the topic of {format_separator(topic)}",
+        data=item.envelope.data,
+        observed_at=item.observed_at,
+    )
+    message, _ = compute_identities(item, item.origin, config.unsigned_horizon)
+    key = build_quarantine_key(*item.ref)
+    yield UpdateRow(message, message + b"!", item.ref, "quarantine", key, encode(fault), item.observed_at)
 
 
 def _build_wanted_batches(item: DecodedMessage) -> Iterator[UpdateRow]:
@@ -374,4 +402,4 @@ def _build_wanted_batches(item: DecodedMessage) -> Iterator[UpdateRow]:
             item.network, cid, "batch", item.observed_at, separator, item.message_id, peer=item.remote_peer
         )
         identity = blake2b(named, digest_size=16).digest()
-        yield UpdateRow(identity, item.ref.text, "wanted", cid.encode(), encode(wanted), item.observed_at)
+        yield UpdateRow(identity, identity, item.ref, "wanted", cid.encode(), encode(wanted), item.observed_at)

@@ -345,7 +345,8 @@ _ALL: Final = (
     Table(
         "updates",
         "Every new update of a stream, with its separator and its offset in kiln.updates, from which the batches are "
-        "built. If an update is announced again, the repeat is only in messages and copies",
+        "built. If an update is announced again, the repeat is only in messages and copies, unless its author has "
+        "announced another tip of the stream since",
         (
             _NETWORK,
             _ORIGIN,

@@ -12,6 +12,9 @@ from typing import Final, Literal
 MAX_RECORD: Final = 8 * 1024 * 1024
 """maximum size of a record in bytes, for every topic and producer"""
 
+MAX_PARTITIONS: Final = 256
+"""maximum number of partitions of `frames` and of `updates`"""
+
 MAX_OTHER_PARTITIONS: Final = 64
 """maximum number of partitions of a topic other than `frames` and `updates`"""
 

@@ -10,6 +10,10 @@ CONTRADICTS: Final = "contradicts_genesis"
 """Reason of a false claim in quarantine."""
 
 
+CONTRADICTS_TOPIC: Final = "contradicts_topic"
+"""Reason of a BATCH_UPDATE on the topic of another separator in quarantine."""
+
+
 class Claims(NamedTuple):
     """The separators that the topic and the field `model` claim. The key of the field's separator is always "model"."""
 

@@ -3,7 +3,8 @@
 Names::
 
     /ceramic/<network>                              the network topic; CIP-120 writes it with a slash at its end, which
-                                                    no real topic has: both are read, the one without is written
+                                                    no known node uses: Kiln joins it and publishes on it while a
+                                                    peer is on it
     /ceramic/<network>/sep/<key>/<value>            the topic of one separator; value in base36 multibase, "k…". CIP-120
                                                     says base36: a value without the multibase prefix is read, and
                                                     never written
@@ -95,6 +96,12 @@ def format_topic(network: str, separator: Separator | None) -> str:
     name = f"/ceramic/{network}" if separator is None else f"/ceramic/{network}/sep/{format_separator(separator)}"
     _require_utf8(name, "topic name")
     return name
+
+
+def network_topics(network: str) -> tuple[str, str]:
+    """Return the network's topic in the form that nodes use, and in CIP-120's form, with a slash at its end."""
+    name = format_topic(network, None)
+    return name, f"{name}/"
 
 
 def encode_separator_value(raw: bytes) -> str:

@@ -23,7 +23,17 @@ from kiln.schemas.queries import QUERIES
 from kiln.schemas.wire.identity import Verdict, judge, message_id
 from kiln.schemas.wire.pubsub import PubsubMessage, read_message
 from kit.awaiting import awaited
-from kit.log_model import Emitted, Update, block_of, cid_of, emitted_of, update_of, windows_of, without_repeats
+from kit.log_model import (
+    UNFOUNDED_REPEATS,
+    Emitted,
+    Update,
+    block_of,
+    cid_of,
+    emitted_of,
+    update_of,
+    windows_of,
+    without_repeats,
+)
 
 WINDOW = 1_000_000  # µs
 READ = ("frames", "updates", "batches", "publications", "wanted")
@@ -177,10 +187,7 @@ def _updates(log: Log, lake: Lake) -> Iterator[Problem]:
     for row in query_lake(lake, f"{announced} EXCEPT SELECT network, stream, tip FROM updates").rows():
         if row not in waiting:
             yield Problem("update announced and not in updates", row, 0)
-    new = "network, origin, separator_key, separator_value, stream, tip"
-    for row in query_lake(
-        lake, f"SELECT any_value(message_id), {new} FROM updates GROUP BY ALL HAVING count(*) > 1"
-    ).rows():
+    for row in query_lake(lake, UNFOUNDED_REPEATS).rows():
         yield Problem("update twice in updates", row, stamps.get(str(row[0]), 0))
     missed = (
         "SELECT any_value(message_id), stream, tip FROM updates WHERE separator_key IS NOT NULL "

@@ -59,7 +59,7 @@ def bridge(later: EmbeddedBroker, tmp_path: Path) -> Iterator[BridgeAlone]:
         KILN_KAFKA__SASL_MECHANISM="PLAIN",
         KILN_KAFKA__SASL_USERNAME=EMBEDDED_USER,
         KILN_KAFKA__SASL_PASSWORD=ensure_password(later.state / "broker"),
-        KILN_KAFKA__FRAMES_RETENTION_BYTES="1000000",
+        KILN_KAFKA__FRAMES_RETENTION_BYTES="100000000",
         KILN_KAFKA__OTHER_RETENTION_BYTES="0",
         KILN_MONITOR__LISTEN=f"127.0.0.1:{free_ports(1)[0]}",
         KILN_LOG__LEVEL="info",
@@ -110,7 +110,7 @@ def test_it_starts_and_spools_and_hands_over(later: EmbeddedBroker, bridge: Brid
             resources = [ConfigResource(ConfigResourceType.TOPIC, f"kiln.{name}") for name in names]
             told = admin.describe_configs(resources, config_filter="all")["topic"]
         kept = [told[f"kiln.{name}"]["retention.bytes"]["value"] for name in names]
-        assert kept == ["500000", str(4 << 30), "-1"]  # of each of two partitions, two, and one
+        assert kept == ["50000000", str(4 << 30), "-1"]  # of each of two partitions, two, and one
         wait_until(lambda: readiness(bridge) == [], "the bridge is ready")
         assert later.pid is not None
         os.kill(later.pid, signal.SIGKILL)

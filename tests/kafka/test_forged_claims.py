@@ -34,9 +34,11 @@ from kiln.pipelines.batch.offset_range import ALL, UpdateFilter, read_offset_ran
 from kiln.pipelines.batch.windows import PartitionWindows
 from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.delta.lake import Lake
+from kiln.pipelines.runtime.dedup_store import StoredDigest
 from kiln.pipelines.sink import transform as sink
 from kiln.pipelines.updates import transform as updates
 from kiln.pipelines.updates.known_streams import StreamsTopic
+from kiln.pipelines.updates.repeats import select_updates
 from kiln.pipelines.updates.transform import SeparatorConfig
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.kafka.records import BatchRecord, Epoch, UpdateRecord, decode_batch, decode_stream, decode_update
@@ -138,7 +140,7 @@ class Kiln:
         self.address, self.prefix, self.folder = address, prefix, folder
         self.ipfs = Ipfs()
         self._fetch = fetch
-        self._passed: set[bytes] = set()  # as the query remembers for 24 h
+        self._state: dict[bytes, StoredDigest] = {}  # as the query remembers for 24 h
         self._heard = count()
         self._micro_batches = count()
         parts = {"updates": 2}
@@ -171,9 +173,9 @@ class Kiln:
         streams = StreamsTopic(f"{self.prefix}streams", (self.address,), tuple(security(self.address).items()))
         batches = iter([pa.RecordBatch.from_pydict(columns)])
         made = updates.decode_records(batches, DecodeConfig(), SeparatorConfig(streams, self._fetch), self._epoch())
-        rows = [row for row in made if row.identity not in self._passed]
-        self._passed |= {row.identity for row in rows}
-        for row in sorted(rows, key=lambda row: (row.observed_at, row.value)):
+        rows, changed = select_updates(sorted(made, key=lambda row: (row.observed_at, row.ref)), self._state)
+        self._state.update(changed)
+        for row in rows:
             self._producer.send(f"{self.prefix}{row.topic}", key=row.key, value=row.value)
         self._producer.flush()
 

@@ -6,7 +6,7 @@ import base64
 import json
 from collections.abc import Iterable
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import dag_cbor
 from multiformats import CID, multihash
@@ -139,3 +139,53 @@ def emitted_of(value: bytes) -> Emitted:
     assert dag_cbor.decode(block)
     owner = (record["network"], record["origin"], record["separator"]["key"], record["separator"]["value"])
     return Emitted(owner, record["opened_at"], record["batch_cid"])
+
+
+class Announced(NamedTuple):
+    """An UPDATE message for one stream. `message`: its id; `heard`: of its first copy."""
+
+    author: str | None
+    tip: str
+    separator: str | None
+    heard: int
+    message: str
+
+
+def updates_among(said: Iterable[Announced], horizon: int) -> list[int]:
+    """Which announcements of a stream, by their numbers in order of time, are updates (decision 5), without an IPFS
+    node. It looks through all that was said before, each time."""
+    before: list[Announced] = []
+    updates: list[int] = []
+    for number, each in enumerate(said):
+        same = [
+            other
+            for other in updates
+            if before[other].tip == each.tip
+            and (each.separator is None or before[other].separator == each.separator)
+            and each.heard - before[other].heard < horizon
+        ]
+        since = before[same[-1] :] if same else []
+        own = [other for other in since if other.author == each.author is not None]
+        if not same or (own and own[-1].tip != each.tip):
+            updates.append(number)
+        before.append(each)
+    return updates
+
+
+UNFOUNDED_REPEATS: Final = """
+    WITH heard AS (
+        SELECT network, message_id, min(observed_at) AS first_at, max(observed_at) AS last_at FROM copies GROUP BY ALL),
+    said AS (
+        SELECT network, stream, tip, from_peer, first_at, last_at
+        FROM messages JOIN heard USING (network, message_id) WHERE type = 'UPDATE'),
+    counted AS (
+        SELECT *, lag(observed_at) OVER (
+            PARTITION BY network, origin, separator_key, separator_value, stream, tip ORDER BY observed_at) AS before
+        FROM updates)
+    SELECT message_id, network, stream, tip
+    FROM counted AS c
+    WHERE before IS NOT NULL AND NOT EXISTS (
+        SELECT 1 FROM said AS s
+        WHERE s.network = c.network AND s.stream = c.stream AND s.from_peer = c.from_peer AND s.tip <> c.tip
+              AND s.first_at <= c.observed_at AND s.last_at >= c.before)"""
+"""Updates that were updates before, although their author has announced no other tip in between (decision 5)."""

@@ -44,7 +44,7 @@ from kiln.schemas.wire.identity import peer_bytes
 from kit.decoder_package import install_decoders
 from kit.history import ARCHIVES, LINE_LAYERS, PACKINGS, ceramic_line, kubo_line
 from kit.local_spark import open_session
-from kit.log_model import Update, block_of, cid_of, windows_of
+from kit.log_model import Announced, Update, block_of, cid_of, updates_among, windows_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -125,14 +125,26 @@ def world(broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactory
 
 
 def updates_of(ledger: Ledger) -> list[MessageEntry]:
-    """UPDATEs that are messages, in the order of event time; each tip once for each separator."""
+    """UPDATEs that are updates, in the order of event time."""
     said = [entry for entry in ledger.messages.values() if entry.type == "UPDATE" and entry.outcome == "message"]
     said.sort(key=lambda entry: entry.first_good_at or 0)
-    new: dict[tuple[object, ...], MessageEntry] = {}
+    by_stream: dict[tuple[str, str | None], list[MessageEntry]] = {}
     for entry in said:
-        owner = entry.separator and (entry.separator.key, entry.separator.value)
-        new.setdefault((entry.network, owner, entry.stream, entry.tip), entry)
-    return list(new.values())
+        by_stream.setdefault((entry.network, entry.stream), []).append(entry)
+    new: list[MessageEntry] = []
+    for entries in by_stream.values():
+        log = [
+            Announced(
+                entry.author if entry.seqno else None,
+                entry.tip or "",
+                f"{entry.separator.key}/{entry.separator.value}" if entry.separator else None,
+                (entry.first_good_at or 0) // 1000,
+                entry.message_id,
+            )
+            for entry in entries
+        ]
+        new += [entries[number] for number in updates_among(log, 86_400_000_000)]
+    return sorted(new, key=lambda entry: entry.first_good_at or 0)
 
 
 def test_a_capture_file_gives_the_messages_and_the_batches_of_event_time(world: World) -> None:
@@ -140,7 +152,9 @@ def test_a_capture_file_gives_the_messages_and_the_batches_of_event_time(world: 
     good = {each for each, entry in world.ledger.messages.items() if entry.outcome == "message" and entry.good_copies}
     assert {(row[1], row[0]) for row in world.rows("heard", "messages")} == good
     updates = updates_of(world.ledger)
-    assert len(world.rows("heard", "updates")) == len(updates) > 60
+    assert Counter(row[2] for row in world.rows("heard", "updates")) == Counter(each.message_id for each in updates)
+    tips = Counter((each.network, each.separator, each.stream, each.tip) for each in updates)
+    assert len(updates) > len(tips) > 60, "some authors return to a tip"
     log = [
         (heard, Update((e.network, "REPLAY", e.separator.key, e.separator.value), e.stream or "", e.tip or "", heard))
         for e in updates

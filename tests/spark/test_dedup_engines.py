@@ -38,6 +38,7 @@ from kiln.pipelines.sink.transform import OUTPUT_TABLES, SINK_OUTPUT
 from kiln.pipelines.sink.transform import SinkOutput as SinkWrote
 from kiln.pipelines.updates import transform as selecting
 from kiln.pipelines.updates.transform import SeparatorConfig
+from kiln.pipelines.updates.update_rows import COPIES_DDL, ROWS_DDL
 from kiln.schemas.kafka.records import QuarantineRecord, decode_quarantine, decode_update
 from kiln.schemas.queries import QUERIES
 from kit.decoder_package import install_decoders
@@ -196,9 +197,13 @@ def decoders(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> s
     return "worker_decoders"
 
 
-def selected_by(memory: DedupStoreConfig) -> Callable[[DataFrame], DataFrame]:
-    task = selecting.build_select_task(HOW, SEPARATING, memory)
-    return lambda records: records.mapInArrow(task, selecting.ROWS_DDL)
+def decoded(records: DataFrame) -> DataFrame:
+    return records.mapInArrow(selecting.build_decode_task(HOW, SEPARATING), COPIES_DDL)
+
+
+def selected_by(memory: DedupStoreConfig) -> Ways:
+    task = selecting.build_select_task(memory)
+    return decoded, lambda rows: selecting.sort_copies(rows.repartition(1)).mapInArrow(task, ROWS_DDL)
 
 
 @pytest.mark.parametrize("by", ["file", "Spark"])
@@ -213,10 +218,9 @@ def test_updates(by: str, spark: SparkSession, frames: Path, tmp_path: Path, see
             found[row.topic, bytes(row.key), update.separator, update.stream, update.tip] += 1
 
     def deduplicated(records: DataFrame) -> DataFrame:
-        copies = records.mapInArrow(selecting.build_decode_task(HOW, SEPARATING), selecting.COPIES_DDL)
-        return selecting.deduplicate_updates(copies, SPAN)
+        return selecting.deduplicate_updates(decoded(records), SPAN)
 
-    ways: Ways = (selected_by(memory) if by == "file" else deduplicated, as_is)
+    ways: Ways = selected_by(memory) if by == "file" else (deduplicated, as_is)
     micro_batches(spark, frames, tmp_path / "checkpoint", ways, take)
     assert len(found) > 50
     assert set(found.values()) == {1}
@@ -233,7 +237,7 @@ def twice(spark: SparkSession, frames: Path, tmp_path_factory: pytest.TempPathFa
     def take(rows: DataFrame) -> None:
         made.extend((bytes(row.key), bytes(row.value)) for row in rows.collect())
 
-    micro_batches(spark, frames, folder, (selected_by(memory), as_is), take)
+    micro_batches(spark, frames, folder, selected_by(memory), take)
     types = {"topic": pa.string(), **FRAMES, "key": pa.binary()}
     for number in range(2):
         rows = [

@@ -16,8 +16,9 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import write_deltalake
+from deltalake.exceptions import DeltaError
 
-from kiln.conf.process.location import Location
+from kiln.conf.process.location import Location, find_os_error, shorten_error
 from kiln.deploy.ops.quarantine.picking import QuarantineError, QuarantineFilter, QuarantineRows
 from kiln.pipelines.delta.arrow_rows import build_arrow_schema
 from kiln.pipelines.delta.duckdb_tables import create_newest_views
@@ -51,7 +52,7 @@ def drop_rows(lake: Lake, wanted: QuarantineFilter, why: str, drop_id: str, now:
     """Remove the rows of a selection from the table.
 
     Raises:
-        QuarantineError: The rows cannot be found, or other writers keep rewriting the table.
+        QuarantineError: The rows cannot be found, the tables cannot be written, or other writers keep rewriting them.
         LakeError: The table cannot be read.
     """
     for _ in range(_TRIES):
@@ -67,6 +68,9 @@ def drop_rows(lake: Lake, wanted: QuarantineFilter, why: str, drop_id: str, now:
             new = _write_remaining_rows(lake, files, places)
         except FileNotFoundError:
             continue  # the files of this version are gone: read the next version
+        except (DeltaError, OSError) as error:
+            cause = find_os_error(error) or shorten_error(error)
+            raise QuarantineError(f"cannot write to {lake.path} ({cause}). No row was dropped") from error
         rows = sum(map(len, places.values()))
         if replace_files(lake, "quarantine", table, files, new, f"{rows:,} rows dropped, {drop_id}", removes_rows=True):
             lake.sync_commits("quarantine", table.version(), table.version())

@@ -24,6 +24,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from kiln.conf.process.errors import KilnError, PrerequisiteError
+from kiln.conf.process.small_files import read_small_file
 from kiln.conf.process.state_version import claim_state_folder
 from kiln.conf.settings.model import Settings
 from kiln.deploy.query.serve.classes import compile_classes
@@ -113,7 +114,7 @@ class Server:
         """
         path = self._endpoint.password_file
         try:
-            password = path.read_bytes().partition(b"\n")[0].rstrip(b"\r")
+            password = read_small_file(path).partition(b"\n")[0].rstrip(b"\r")
         except FileNotFoundError:
             if self._password:  # an editor replaces the file
                 return

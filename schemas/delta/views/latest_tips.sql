@@ -1,11 +1,13 @@
 -- The newest tips of each stream: the newest tip that is still current for some author, and all others that were first
 -- observed in the 10 s before it. The current tip of an author is the one that the author announced last for the
--- stream.
+-- stream. The age of a tip counts from when it was first observed, or from when an author last returned to it after
+-- announcing another tip, if that is the newest update of the stream.
 -- Grain: a tip of a stream that is among its newest.
 -- Most tips are old. The tip of the newest update of a stream is current, as it is the last announcement of its author.
 -- So only tips that were observed less than 10 s before it can be among the newest, and most streams have no other.
 WITH last_said AS (
-    SELECT network, stream, max_by(tip, observed_at) AS tip
+    SELECT network, stream, max_by(tip, observed_at) AS tip, max_by(from_peer, observed_at) AS from_peer,
+           max(observed_at) AS said_at
     FROM updates
     GROUP BY network, stream),
 bounds AS (
@@ -53,14 +55,26 @@ standing AS (
     SELECT h.network, h.stream, h.tip, h.first_heard, h.one, h.other
     FROM heard AS h
          ANTI JOIN taken_back AS b ON b.network = h.network AND b.stream = h.stream AND b.tip = h.tip),
+left_before AS (
+    SELECT s.network, s.stream, s.tip, l.from_peer, l.said_at, s.first_heard
+    FROM standing AS s JOIN last_said AS l ON l.network = s.network AND l.stream = s.stream AND l.tip = s.tip
+    WHERE s.first_heard < l.said_at),
+returns AS (
+    SELECT DISTINCT b.network, b.stream, b.tip, b.said_at
+    FROM left_before AS b
+         JOIN updates AS u ON u.network = b.network AND u.stream = b.stream AND u.from_peer = b.from_peer
+    WHERE u.tip <> b.tip AND u.observed_at BETWEEN b.first_heard AND b.said_at),
+aged AS (
+    SELECT s.network, s.stream, s.tip, s.first_heard, s.one, s.other, coalesce(r.said_at, s.first_heard) AS since
+    FROM standing AS s LEFT JOIN returns AS r ON r.network = s.network AND r.stream = s.stream AND r.tip = s.tip),
 newest AS (
-    SELECT network, stream, max(first_heard) AS first_heard
-    FROM standing
+    SELECT network, stream, max(since) AS since
+    FROM aged
     GROUP BY network, stream),
 latest AS (
-    SELECT s.network, s.stream, s.tip, s.first_heard, s.one, s.other
-    FROM standing AS s JOIN newest AS n ON n.network = s.network AND n.stream = s.stream
-    WHERE s.first_heard >= n.first_heard - INTERVAL '10' SECOND)
+    SELECT a.network, a.stream, a.tip, a.first_heard, a.one, a.other
+    FROM aged AS a JOIN newest AS n ON n.network = a.network AND n.stream = a.stream
+    WHERE a.since >= n.since - INTERVAL '10' SECOND)
 SELECT l.network, l.stream, l.tip, l.first_heard,
        split(CASE WHEN l.one = l.other THEN l.one ELSE concat(l.one, ',', l.other) END, ',') AS sources, c.tips
 FROM latest AS l

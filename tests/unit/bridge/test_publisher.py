@@ -512,7 +512,7 @@ def test_batches_with_a_receipt_are_passed_over_up_to_where_the_place_was_lost()
     run = Run(Node())
     done = batch(0)
     run.outbox.start(LIVE_PART, 0, 0, until=3)
-    run.outbox.set_receipted_topics({done.batch_cid: {topic_of(done)}})
+    run.outbox.set_receipted_topics({done.batch_cid: {topic_of(done): done.closed_at}})
     for number in (0, 1, 2):
         run.take(batch(number))
     assert run.outbox.metadata(LIVE_PART) == "0 3"  # for a start after a crash now
@@ -529,7 +529,8 @@ def test_after_a_crash_only_the_topics_without_a_receipt_get_a_batch() -> None:
     run = Run(Node())
     run.outbox.start(LIVE_PART, 0, 0, end=3)
     network = f"/ceramic/{NETWORK}"
-    run.outbox.set_receipted_topics({both.batch_cid: {network, topic_of(both)}, half.batch_cid: {network}})
+    at = both.closed_at
+    run.outbox.set_receipted_topics({both.batch_cid: {network: at, topic_of(both): at}, half.batch_cid: {network: at}})
     again = batch(0, closed=START + S)  # the same bytes, after the start: another batch
     for record in (both, half, new, again):
         run.take(record)
@@ -543,6 +544,35 @@ def test_after_a_crash_only_the_topics_without_a_receipt_get_a_batch() -> None:
     for output in run.outputs:
         run.outbox.acknowledge(output.position)
     assert (run.place(), run.outbox.open_count, run.outbox.block_bytes) == (4, 0, 0)
+
+
+def test_the_network_topic_in_the_form_of_the_cip_is_published_to_while_a_peer_is_on_it() -> None:
+    written = f"{network_topic()}/"
+    on_it: list[str] = []
+    run = Run(Node(), subscribers=lambda names: {name: [b"a peer"] for name in names if name != written or on_it})
+    run.take(batch(0))
+    run.step(on=BOTH)
+    on_it.append("a peer")
+    run.take(batch(1))
+    run.step(on=BOTH)
+    of_the_network = sorted(topic for topic, _ in run.node.sent if topic in (network_topic(), written))
+    assert of_the_network == [network_topic(), network_topic(), written]
+    run.take(batch(2))
+    run.step()  # by separator alone
+    assert [topic for topic, _ in run.node.sent][-1] == topic_of(batch(2))
+
+
+@pytest.mark.parametrize("lost", [True, False], ids=["the offset is lost", "the offset is kept"])
+def test_a_batch_of_a_tip_that_came_back_is_not_taken_for_the_first_one_with_its_bytes(lost: bool) -> None:
+    """A, B, A of one author: the first and the last batch have the same block, and only the first a receipt."""
+    run = Run(Node())
+    first, last = batch(0), batch(0, closed=START + 2 * S)
+    run.outbox.start(LIVE_PART, 0, 0, until=3 if lost else 0, end=3)
+    run.outbox.set_receipted_topics({first.batch_cid: {topic_of(first): first.closed_at + 1}})
+    for record in (first, batch(1), last):
+        run.take(record)
+    run.step(START + 3 * S)
+    assert sorted(run.node.cids) == sorted([batch(1).batch_cid, last.batch_cid])
 
 
 def test_records_that_are_gone_are_counted_and_the_place_waits_for_the_word() -> None:

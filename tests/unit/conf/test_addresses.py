@@ -3,6 +3,7 @@ so."""
 
 from __future__ import annotations
 
+import re
 import string
 import subprocess
 import sys
@@ -142,3 +143,17 @@ def test_the_default_settings_import_no_codec() -> None:
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert told.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (f"/ip4/192.0.2.1/tcp/4001/ipfs/{RSA}", f'old name of /p2p/. Write "/ip4/192.0.2.1/tcp/4001/p2p/{RSA}"'),
+        (f"/ip4/192.0.2.1/tcp/4001/p2p/{RSA}/p2p-circuit/p2p/{ED25519}", "goes through a relay"),
+        (f"/p2p/{ED25519}", "the address of the peer is missing"),
+        (ED25519, "does not begin with a slash"),
+    ],
+)
+def test_an_address_of_another_form_says_what_to_write(text: str, words: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(words)):
+        check_tcp_of_peer(text)

@@ -150,7 +150,7 @@ def test_every_key_can_be_set_by_environment(keys: tuple[str, ...], monkeypatch:
     values["durability"] = "process"
     values["implied_separator"] = "model"
     values["check_genesis"] = "false"
-    guesses = [values[keys[-1]]] if keys[-1] in values else ["4", "77000", "77000000", "77s", "other"]
+    guesses = [values[keys[-1]]] if keys[-1] in values else ["4", "77000", "77000000", "77s", "77h", "other"]
     for guess in guesses:
         monkeypatch.setenv(name_variable(keys), guess)
         try:

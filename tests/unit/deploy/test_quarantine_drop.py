@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,6 +41,21 @@ CLAY = "/ceramic/testnet-clay"
 def soon(minutes: float = 0) -> datetime:
     """A time of a command, after or before what is in the lake by now."""
     return datetime.now(UTC) + timedelta(minutes=minutes)
+
+
+def test_rows_that_cannot_be_recorded_are_an_error_in_words(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As on a full disk, whose error delta-rs reports in this form."""
+
+    def write(*_: object, **__: object) -> None:
+        raise DeltaError("Failed to parse parquet: External: Unable to copy data to file: No space left (os error 28)")
+
+    monkeypatch.setattr(dropping, "write_deltalake", write)
+    before = lake.open("quarantine").version()
+    assert run_command(["quarantine", "drop", "--all", "--yes", "--why", "x"]) == 1
+    assert capsys.readouterr().err == f"kiln: cannot write to {lake.path} (No space left). No row was dropped\n"
+    assert lake.open("quarantine").version() == before
 
 
 def said(author: Ed25519PrivateKey, number: int, data: bytes) -> Message:

@@ -51,6 +51,7 @@ class World:
         self.state = None
         self.error = ""
         self.last_check = None
+        self.warnings: list[str] = []
 
     # ---- topics
 

@@ -174,6 +174,24 @@ def test_tips_that_conflict_are_all_kept(tmp_path: Path) -> None:
     assert found == [{"sources": ["batch", "update"], "tips": 3}]
 
 
+def test_the_tip_to_which_its_author_returns_is_the_latest(tmp_path: Path) -> None:
+    """Also if another author still stands by a tip that was observed in between."""
+    fill(tmp_path, "tips", [heard(1, 0), heard(2, 100), heard(1, 200)])
+    fill(tmp_path, "updates", [said("a", 1, 0), said("a", 2, 100), said("a", 1, 200)])
+    assert latest(tmp_path) == [1]
+    fill(tmp_path / "two", "tips", [heard(1, 0), heard(2, 50), heard(3, 100), heard(1, 200)])
+    fill(
+        tmp_path / "two",
+        "updates",
+        [said("a", 1, 0), said("a", 2, 50), said("b", 3, 100), said("a", 1, 200)],
+    )
+    assert latest(tmp_path / "two") == [1]
+    repeated = tmp_path / "repeated a day later by another, who never had another tip"
+    fill(repeated, "tips", [heard(1, 0), heard(2, 100), heard(1, 90_000)])
+    fill(repeated, "updates", [said("a", 1, 0), said("a", 2, 100), said("b", 1, 90_000)])
+    assert latest(repeated) == [2]
+
+
 def test_a_later_word_of_the_same_author_takes_an_earlier_back(tmp_path: Path) -> None:
     fill(tmp_path, "tips", [heard(1, 0), heard(2, 1), heard(3, 2), heard(4, 3, "batch"), heard(5, 2)])
     fill(

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from kiln.pipelines.backfill.deduplication import (
     FirstCopySelector,
     FramePosition,
+    StreamHistory,
     UpdateCandidate,
     match_signed,
     match_unsigned,
-    select_new_updates,
 )
 
 DAY = 86_400_000_000
@@ -63,16 +63,35 @@ def test_copies_that_are_kept_are_apart_and_the_others_are_near_one(times: list[
     assert all(any(abs(at - one) < remembered for one in found) for at in ordered)
 
 
-def told(*heard: tuple[int, str, bool]) -> list[tuple[UpdateCandidate, int]]:
-    return [(UpdateCandidate(at, claim, stamped), at) for at, claim, stamped in heard]
+def announced(at: int, separator: str | None, is_live: bool = False) -> UpdateCandidate:
+    return UpdateCandidate(at, "LIVE", separator, "tip", "author", is_live)
+
+
+def times_of_updates(history: StreamHistory, *candidates: UpdateCandidate) -> list[int]:
+    return [each.event_time for each in candidates if history.offer(each)]
 
 
 def test_an_update_is_new_once_in_a_day_for_each_claim() -> None:
-    said = told((0, "a", False), (5, "a", False), (6, "b", False), (DAY - 1, "a", False), (DAY, "a", False))
-    assert list(select_new_updates((), said, DAY)) == [0, 6, DAY]
+    said = [announced(0, "a"), announced(5, "a"), announced(6, "b"), announced(DAY - 1, "a"), announced(DAY, "a")]
+    assert times_of_updates(StreamHistory(DAY), *said) == [0, 6, DAY]
 
 
 def test_what_live_stamped_is_new_and_what_is_near_it_is_none() -> None:
-    stamped = [(7, "a"), (9, "a")]
-    said = told((5, "a", False), (7, "a", True), (9, "a", True), (10, "a", False), (11, "b", False))
-    assert list(select_new_updates(stamped, said, DAY)) == [7, 9, 11]
+    history = StreamHistory(DAY)
+    for at in (7, 9):
+        history.add_update("LIVE", "a", "tip", at)
+    live = [announced(7, "a", is_live=True), announced(9, "a", is_live=True)]
+    assert times_of_updates(history, announced(5, "a"), *live, announced(10, "a"), announced(11, "b")) == [7, 9, 11]
+    assert times_of_updates(history, announced(12, None)) == [], "one without separator repeats any"
+
+
+def test_a_return_that_live_has_later_is_no_update_before() -> None:
+    history = StreamHistory(DAY)
+    for at in (1, 20):
+        history.add_update("LIVE", "a", "tip", at)
+    history.add_announcement("LIVE", "author", "another tip", 5)
+    assert times_of_updates(history, announced(10, "a"), announced(20, "a", is_live=True)) == [20]
+    missed = StreamHistory(DAY)
+    missed.add_update("LIVE", "a", "tip", 1)
+    missed.add_announcement("LIVE", "author", "another tip", 5)
+    assert times_of_updates(missed, announced(10, "a"), announced(11, "a")) == [10]

@@ -137,6 +137,22 @@ def test_a_tick_that_the_broker_stamps_too_early_is_followed_by_others() -> None
         partition.look()
 
 
+def test_ticks_slow_down_while_the_clock_of_the_broker_trails_by_days() -> None:
+    partition = Partition()
+    partition.look()
+    partition.now += 3 * 86_400_000
+    partition.append(tick=False)
+    partition.look()
+    partition.now -= 3 * 86_400_000
+    before = len(partition.log)
+    for _ in range(10 * 60 * 10):  # looks of ten minutes
+        partition.look()
+    assert 10 * 60 / 10 - 1 <= len(partition.log) - before <= 10 * 60 / 10 + 2, "a tick each ten seconds"
+    partition.now += 3 * 86_400_000  # the clock was wrong, and is corrected
+    partition.until_quiet()
+    assert partition.open_windows == 0
+
+
 def test_a_record_that_comes_between_look_and_tick_is_noticed() -> None:
     partition = Partition()
     partition.until_quiet()

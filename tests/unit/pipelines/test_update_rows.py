@@ -15,17 +15,18 @@ from nacl.signing import SigningKey
 
 from kiln.pipelines.batch.windows import PartitionWindows
 from kiln.pipelines.decode.decoder import DecodeConfig
+from kiln.pipelines.runtime.dedup_store import StoredDigest
 from kiln.pipelines.updates import transform as module
 from kiln.pipelines.updates.known_streams import StreamsTopic
+from kiln.pipelines.updates.repeats import select_updates
 from kiln.pipelines.updates.transform import (
     KnownSeparators,
     SeparatedUpdate,
     SeparatorConfig,
-    UpdateRow,
     decode_records,
     resolve_separator,
-    write_copies,
 )
+from kiln.pipelines.updates.update_rows import COPY_COLUMNS, UpdateRow, read_copies, write_copies
 from kiln.schemas.dht.announcement import Announcement, compute_salt, write_announcement
 from kiln.schemas.dht.items import build_put_fields
 from kiln.schemas.dht.items import sign as sign_item
@@ -51,7 +52,7 @@ from kiln.schemas.wire.claims import Claims
 from kiln.schemas.wire.identity import compute_peer_id, peer_text, sign
 from kiln.schemas.wire.pubsub import write_batch_update, write_keepalive, write_query, write_response, write_update
 from kiln.schemas.wire.streamid import StreamID
-from kiln.schemas.wire.topics import Separator, encode_separator_value, format_topic
+from kiln.schemas.wire.topics import Separator, encode_separator_value, format_separator, format_topic
 from kit.plain_batcher import LogRecord, batch_partition
 
 SCHEMA = Path(__file__).resolve().parents[3] / "schemas" / "kafka" / "updates.schema.json"
@@ -102,6 +103,14 @@ def columns(*values: bytes | None) -> dict[str, pa.Array]:
 def rows(*values: bytes | None, how: DecodeConfig | None = None, fetch: bool = False) -> list[UpdateRow]:
     """Of the copies in records 77, 78 … of partition 3."""
     return rows_with(SeparatorConfig(fetch=fetch), *values, how=how)
+
+
+def select(copies: list[UpdateRow], state: dict[bytes, StoredDigest] | None = None) -> list[UpdateRow]:
+    """The copies that pass, in their order. `state` is changed."""
+    state = {} if state is None else state
+    passed, changed = select_updates(copies, state)
+    state.update(changed)
+    return passed
 
 
 def rows_with(separating: SeparatorConfig, *values: bytes | None, how: DecodeConfig | None = None) -> list[UpdateRow]:
@@ -234,8 +243,25 @@ def test_an_update_that_waited_is_no_new_update_when_it_is_announced_again() -> 
         frame(unsigned(write_update(STREAM, WAITED)), origin="REPLAY"),
     ]
     separating = SeparatorConfig(StreamsTopic("kiln.streams", ("nowhere:1",)), fetch=True)
-    found = [decode_update(row.value) for row in rows_with(separating, *values)]
+    found = [decode_update(row.value) for row in select(rows_with(separating, *values))]
     assert [(update.origin, update.tip) for update in found] == [("LIVE", TIP), ("REPLAY", WAITED)]
+
+
+@pytest.mark.usefixtures("known")
+def test_a_tip_that_waited_is_an_update_when_its_author_returns_to_it() -> None:
+    """The fetcher has released both tips before. A late copy of the first message is no return."""
+    waiting = frame(signed(write_update(STREAM, WAITED)), at=SEEN_AT)
+    values = [
+        waiting,  # again, as in a repeated micro-batch
+        frame(signed(write_update(STREAM, TIP), seqno=b"\0\2"), at=SEEN_AT + 1),
+        frame(signed(write_update(STREAM, WAITED)), at=SEEN_AT + 2),
+        frame(signed(write_update(STREAM, WAITED), seqno=b"\0\3"), at=SEEN_AT + 3),
+    ]
+    known = SeparatorConfig(StreamsTopic("kiln.streams", ("nowhere:1",)), fetch=True)
+    state: dict[bytes, StoredDigest] = {}
+    assert [row.topic for row in select(rows_with(SeparatorConfig(fetch=True), waiting), state)] == ["wanted"]
+    found = [decode_update(row.value) for row in select(rows_with(known, *values), state)]
+    assert [(update.tip, update.observed_at) for update in found] == [(TIP, SEEN_AT + 1), (WAITED, SEEN_AT + 3)]
 
 
 # ---------------------------------------------------------------- an update is new once
@@ -260,20 +286,17 @@ def test_an_update_announced_again_is_no_new_update() -> None:
     found = [identity for each in announced for identity in identities_of(each)]
     assert len(found) == 5
     assert len(set(found)) == 1
-    (first,) = rows(*announced)
-    assert first == rows(announced[0])[0], "one task lets an identity pass once, and the first copy does"
+    (first,) = select(rows(*announced))
+    assert first == rows(announced[0])[0]
 
 
-def test_rows_bear_the_time_of_the_micro_batch() -> None:
+def test_rows_bear_the_time_of_the_micro_batch_and_are_read_as_they_were() -> None:
     """And not a time of the frame: with that, copies heard late would be dropped."""
-    (batch,) = write_copies(rows(frame(signed(write_update(STREAM, TIP, MODEL.text)))), "kiln.", SEEN_AT)
-    assert batch.column("seen_at").cast(pa.int64()).to_pylist() == [SEEN_AT]
-
-
-def test_rows_name_their_topic_in_full() -> None:
-    """Spark's Kafka sink writes to the topic of the row."""
-    (batch,) = write_copies(rows(frame(signed(write_update(STREAM, TIP, MODEL.text)))), "kiln.", SEEN_AT)
-    assert batch.column("topic").to_pylist() == ["kiln.updates"]
+    written = rows(frame(signed(write_update(STREAM, TIP, MODEL.text)), unsigned(batch_update())), None, fetch=True)
+    (batch,) = write_copies(written, SEEN_AT)
+    assert set(batch.column("batch_time").to_pylist()) == {SEEN_AT}
+    assert list(read_copies(zip(*(batch.column(name).to_pylist() for name in COPY_COLUMNS), strict=True))) == written
+    assert {row.announcement is None for row in written} == {True, False}
 
 
 def test_another_tip_another_origin_and_another_separator_are_another_update() -> None:
@@ -281,10 +304,10 @@ def test_another_tip_another_origin_and_another_separator_are_another_update() -
     data = write_update(STREAM, TIP, MODEL.text)
     found = identities_of(
         frame(signed(data)),
-        frame(signed(write_update(STREAM, cid_text(compute_cid(b"another tip")), MODEL.text))),
+        frame(signed(write_update(STREAM, cid_text(compute_cid(b"another tip")), MODEL.text), seqno=b"\0\2")),
         frame(signed(data), origin="REPLAY"),
-        frame(signed(data, format_topic("testnet-clay", CONTROLLER), b"\0\2")),
-        frame(signed(write_update(STREAM, TIP))),
+        frame(signed(data, format_topic("testnet-clay", CONTROLLER), b"\0\3")),
+        frame(signed(write_update(STREAM, TIP), seqno=b"\0\4")),
     )
     assert len(set(found)) == 5
 
@@ -354,6 +377,20 @@ def test_what_is_wanted_names_the_author_and_the_peer_that_sent_it() -> None:
         wanted = decode_wanted(row.value)
         assert wanted.peer == peer_text(relayed.remote_peer)
         assert wanted.message_id is not None
+
+
+@pytest.mark.parametrize("fetch", [True, False])
+def test_a_batch_on_the_topic_of_another_separator_is_in_quarantine_once_and_its_block_is_fetched(fetch: bool) -> None:
+    data = batch_update(CONTROLLER)
+    on_other = signed(data, format_topic("testnet-clay", BY_OTHER))
+    on_its_own = signed(data, format_topic("testnet-clay", CONTROLLER), seqno=b"\0\2")
+    on_the_network = signed(data, seqno=b"\0\3")
+    found = rows(*map(frame, (on_other, on_other, on_its_own, on_the_network)), fetch=fetch)
+    (row,) = (row for row in found if row.topic == "quarantine")
+    fault = decode_quarantine(row.value)
+    assert (fault.stage, fault.reason, fault.data) == ("separator", "contradicts_topic", data)
+    assert fault.detail == f"for {format_separator(CONTROLLER)}, on the topic of {format_separator(BY_OTHER)}"
+    assert sum(row.topic == "wanted" for row in found) == 3 * fetch
 
 
 def test_where_nothing_can_be_fetched_nothing_is_wanted() -> None:
@@ -494,12 +531,13 @@ def test_what_one_rpc_holds_makes_no_record_that_kafka_refuses(letter: str, leng
     assert all(len(row.key) + len(row.value) < MAX_RECORD for row in rows(value))
 
 
-def test_a_file_is_asked_for_every_copy_of_an_update() -> None:
-    """The one that passed before may be a later one of the task (decision 10)."""
+def test_a_task_gives_the_first_copy_of_a_message_in_each_partition() -> None:
+    """The one that passed before is among them, however the records are divided into tasks (decision 10)."""
     sent = frame(signed(write_update(STREAM, TIP, MODEL.text)))
-    batches = iter([pa.RecordBatch.from_pydict(columns(sent, sent))])
-    found = list(
-        decode_records(batches, DecodeConfig(default_policy="either"), SeparatorConfig(), EPOCH, every_copy=True)
-    )
-    assert [row.position for row in found] == ["3/77/0", "3/78/0"]
+    again = frame(signed(write_update(STREAM, TIP, MODEL.text), seqno=b"\0\2"))
+    batch = columns(sent, again, sent, sent)
+    batch["partition"] = pa.array([3, 3, 3, 4], type=pa.int32())
+    batches = iter([pa.RecordBatch.from_pydict(batch)])
+    found = list(decode_records(batches, DecodeConfig(default_policy="either"), SeparatorConfig(), EPOCH))
+    assert [row.position for row in found] == ["3/77/0", "3/78/0", "4/80/0"]
     assert len({row.identity for row in found}) == 1

@@ -23,7 +23,7 @@ from kiln.schemas.dht import announcement
 from kiln.schemas.faults import BEGIN, END, FAULTS, insert_table, markdown
 from kiln.schemas.kafka import frames
 from kiln.schemas.wire import cid, genesis, identity, pubsub, topic_table
-from kiln.schemas.wire.claims import CONTRADICTS
+from kiln.schemas.wire.claims import CONTRADICTS, CONTRADICTS_TOPIC
 
 ROOT = Path(__file__).resolve().parents[3]
 RUNBOOK = ROOT / "docs" / "RUNBOOK.md"
@@ -50,7 +50,7 @@ WRITTEN: dict[str, tuple[str, ...]] = {
     ),
     "signature": (*identity.REASONS, "against_policy"),
     "message": pubsub.REASONS,
-    pending.CLAIM_STAGE: (CONTRADICTS,),
+    pending.CLAIM_STAGE: (CONTRADICTS, CONTRADICTS_TOPIC),
     "bep50": (*announcement.REASONS, "bad_network", GAP),
     pending.MALFORMED_STAGE: (pending.MALFORMED, pending.RECORDS_LOST),
     pending.STAGE: (*genesis.REASONS, *attempts.REASONS, blocks.TOO_LARGE),

@@ -19,7 +19,7 @@ from kiln.pipelines.runtime.query_context import QueryContext
 from kiln.pipelines.sink.transform import _READERS
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.kafka.topics import TOPICS, Partitions
-from kiln.schemas.queries import QUERIES, StreamingQuery
+from kiln.schemas.queries import QUERIES, QuerySpec
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -77,7 +77,7 @@ def test_no_table_has_two_writers() -> None:
 
 
 def test_every_topic_has_a_reader_and_no_query_reads_its_own() -> None:
-    def reads_its_own(query: StreamingQuery) -> bool:
+    def reads_its_own(query: QuerySpec) -> bool:
         return bool(set(query.reads) & set(query.topics))
 
     # `wanted` and `history` are for the bridge

@@ -1,0 +1,147 @@
+"""The rule by which an announcement of a tip is a new update or a repeat (decision 5). Pure, and the same for the
+deduplication file, for Spark's state and for a backfill.
+
+An announcement is a repeat if anyone has announced the same tip of the stream before, unless its own author has
+announced another tip of that stream since. So a node that returns to an earlier tip gives an update, and two nodes that
+keep announcing different tips do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+import msgspec
+
+from kiln.pipelines.runtime.dedup_store import StoredDigest
+
+_Tip = TypeVar("_Tip")
+
+
+class LastTip(NamedTuple, Generic[_Tip]):
+    """The tip of a stream that an author announced last. `at`: µs."""
+
+    tip: _Tip
+    at: int
+
+
+def is_update(announced: LastTip[_Tip], updated_at: int | None, last: LastTip[_Tip] | None) -> bool:
+    """Return true if an announcement is an update.
+
+    Args:
+        announced: The announced tip.
+        updated_at: Time of the newest update with this tip of the stream, by any author, µs; None if there is none.
+        last: The previous announcement of the same author for the stream; None if there is none, or no known author.
+    """
+    if updated_at is None:
+        return True
+    return last is not None and last.tip != announced.tip and updated_at <= last.at <= announced.at
+
+
+class Announcement(msgspec.Struct, frozen=True, array_like=True):
+    """Digests that identify an announcement and its parts. `at`: capture time, µs."""
+
+    update: bytes
+    """of the stream, the tip and the separator"""
+    tip: bytes
+    at: int
+    message: bytes | None = None
+    """of the message, of which a further copy is no announcement. None, as the next one: the author is not known"""
+    author: bytes | None = None
+    """of the author and the stream"""
+    bare: bytes | None = None
+    """`update` without separator, if an announcement without separator is a repeat of this update"""
+    has_waited: bool = False
+    """true if the tip waited for the genesis of the stream, and became an update then"""
+
+    @property
+    def keys(self) -> tuple[bytes, ...]:
+        """The digests under which state is stored."""
+        return tuple(key for key in (self.message, self.update, self.author, self.bare) if key is not None)
+
+
+class AnnouncementCopy(Protocol):
+    """A row that passes once. `identity`: of a row that is no announcement; `position`: unique to this copy."""
+
+    @property
+    def identity(self) -> bytes: ...
+    @property
+    def announcement(self) -> Announcement | None: ...
+    @property
+    def position(self) -> str: ...
+
+
+_Copy = TypeVar("_Copy", bound=AnnouncementCopy)
+
+
+def list_keys(copy: AnnouncementCopy) -> tuple[bytes, ...]:
+    """List the digests whose state decides about a copy."""
+    return (copy.identity,) if copy.announcement is None else copy.announcement.keys
+
+
+def select_updates(
+    copies: Iterable[_Copy], stored: Mapping[bytes, StoredDigest]
+) -> tuple[list[_Copy], dict[bytes, StoredDigest]]:
+    """Select the copies that pass, in the order of their announcements.
+
+    A message is decided once, by its first copy, and its state has the position of that copy if it passed. So a
+    micro-batch that is repeated has the same outcome, even if the state is ahead of it.
+
+    Args:
+        copies: The copies.
+        stored: State of the digests in `list_keys` of all copies.
+
+    Returns:
+        The copies that pass, and the changed state.
+    """
+    changed: dict[bytes, StoredDigest] = {}
+    passed: list[_Copy] = []
+    for copy in copies:
+        announced = copy.announcement
+        key = copy.identity if announced is None else announced.message
+        known = None if key is None else changed.get(key) or stored.get(key)
+        if known is not None:
+            is_passed = known.position == copy.position
+            if is_passed and announced is not None and not (announced.update in changed or announced.update in stored):
+                # The micro-batch is repeated, and the separator is another now. A tip that waited was released since.
+                is_passed = not announced.has_waited
+                changed[announced.update] = StoredDigest(copy.position if is_passed else "", at=announced.at)
+        elif announced is None:
+            is_passed = True
+        else:
+            is_passed = _announce(announced, copy.position, stored, changed)
+        if is_passed:
+            passed.append(copy)
+        if known is None and key is not None:
+            changed[key] = StoredDigest(copy.position if is_passed else "")
+    return passed, changed
+
+
+def _announce(
+    announced: Announcement, position: str, stored: Mapping[bytes, StoredDigest], changed: dict[bytes, StoredDigest]
+) -> bool:
+    """Decide about a message that was not decided before, and change the state of its digests."""
+
+    def find(key: bytes | None) -> StoredDigest | None:
+        return None if key is None else changed.get(key) or stored.get(key)
+
+    update, bare, author = find(announced.update), find(announced.bare), find(announced.author)
+    if update is not None and update.position == position:  # repeated, and passed by an older version or has no author
+        return True
+    updated_at = None if update is None else update.at
+    if update is None and announced.has_waited:
+        updated_at = 0 if bare is None else bare.at
+    tip = LastTip(announced.tip, announced.at)
+    is_new = is_update(tip, updated_at, None if author is None else LastTip(author.tip, author.at))
+    if is_new:
+        # the first copy that passed needs its position if it has no author, and so no state of its message
+        changed[announced.update] = StoredDigest(position if update is None else update.position, at=announced.at)
+        if announced.bare is not None:
+            changed[announced.bare] = StoredDigest("" if bare is None else bare.position, at=announced.at)
+    elif update is None:  # it waited, and is known from now on without that
+        changed[announced.update] = StoredDigest(at=updated_at or 0)
+    # Records may be read out of order, so the last tip is that of the newest announcement. An update that is read too
+    # late counts as the last one, so that the next announcement of the tip after it is not taken for a repeat.
+    if announced.author is not None and (author is None or is_new or announced.at >= author.at):
+        changed[announced.author] = StoredDigest(tip=announced.tip, at=announced.at)
+    return is_new
