@@ -15,12 +15,14 @@ class Send:
     """An RPC for one peer.
 
     Several of them may share one RPC object: never change it, and encode it once by comparing identities. With
-    `priority`, a bounded queue must not drop the RPC (subscriptions, mesh control, own publications).
+    `priority`, a bounded queue must not drop the RPC (subscriptions, mesh control, own publications). `verdicts`: one
+    for each message if the RPC publishes messages of our own, else empty.
     """
 
     peer: PeerID
     rpc: RPC
     priority: bool
+    verdicts: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -274,13 +274,13 @@ class Router:
                 "Raise bridge.max_rpc_bytes_out if every peer of the network accepts more."
             )
         signed = message.HasField("signature")
-        self._seen.add(key, copy_number(data, Verdict.VALID if signed else Verdict.UNSIGNED), now)
+        verdict = Verdict.VALID if signed else Verdict.UNSIGNED
+        self._seen.add(key, copy_number(data, verdict), now)
         self._cache.put(key, topic, data, signed)
         self._counters["published"] += 1
         targets = [state for state in self._publish_targets(topic, now) if self._wants(state, topic, key, signed)]
-        rpc = RPC()
-        rpc.publish.append(message)
-        return [Send(state.peer, self._table.encode_for_peer(state.peer, rpc), True) for state in targets]
+        rpc = RPC(publish=[message])
+        return [Send(to.peer, self._table.encode_for_peer(to.peer, rpc), True, bytes([verdict])) for to in targets]
 
     def receive(self, peer: PeerID, rpc: RPC, now: float) -> tuple[list[Send], list[Deliver], bytes]:
         """Process an RPC. An unreadable one is passed as an empty RPC, because it may have been the peer's first.

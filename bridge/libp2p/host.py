@@ -50,7 +50,7 @@ from kiln.bridge.libp2p.closing import BROKEN, close_connection, reset_stream, s
 from kiln.bridge.libp2p.dialling import describe_missing_pubsub, dial, negotiate
 from kiln.bridge.libp2p.inflow import READ_BYTES
 from kiln.bridge.libp2p.keys import derive_author_keys
-from kiln.bridge.libp2p.links import InboundStream, PeerLink, PubsubSession, open_session
+from kiln.bridge.libp2p.links import InboundStream, PeerLink, PubsubSession, QueuedRpc, open_session
 from kiln.bridge.libp2p.options import NodeOptions
 from kiln.bridge.libp2p.seqno import Seqno
 from kiln.bridge.libp2p.slots import InboundSlots, PeerValue
@@ -793,23 +793,23 @@ class Node:
         queue, stream = session.queue, session.outbound.muxed_stream
         while True:
             await queue.filled.wait()
-            payloads = queue.pop(_WRITE_BYTES)
-            size = sum(map(len, payloads))
+            rpcs = queue.pop(_WRITE_BYTES)
+            size = sum(len(rpc.payload) for rpc in rpcs)
             await self._wait_for_send_budget(link, session, size)
             if self._sink.full:
                 await self._wait_for_sink_room()  # the node sends nothing that it cannot capture
             now = self._clock_ns()
             captured = 0
-            for payload in payloads:
-                frame = session.connection.frame("OUT", payload, now)
+            for rpc in rpcs:
+                frame = session.connection.frame("OUT", rpc.payload, now, rpc.verdicts)
                 self._sink.put(session.id, frame)
                 captured += len(frame)
             session.bytes_out += captured
             # the frames of small RPCs are larger than the sent bytes, for which the next RPCs wait
             self._budget_out.spend(link.peer, captured - size, self._links, trio.current_time())
-            self.counters["frames_out"] += len(payloads)
-            session.frames_out += len(payloads)
-            data = b"".join([encode(payload) for payload in payloads])
+            self.counters["frames_out"] += len(rpcs)
+            session.frames_out += len(rpcs)
+            data = b"".join([encode(rpc.payload) for rpc in rpcs])
             self.counters["bytes_out"] += len(data)
             try:
                 with trio.fail_after(self._options.stuck_after):
@@ -850,10 +850,10 @@ class Node:
                 payload = last.SerializeToString()
             if not payload:
                 continue
-            messages = bool(send.rpc.publish)
-            if session.queue.put(payload, send.priority, limit if messages else limit + control):
+            rpc = QueuedRpc(payload, send.verdicts)
+            if session.queue.put(rpc, send.priority, limit if send.rpc.publish else limit + control):
                 queued.add(send.peer)
-            elif send.priority and not messages:
+            elif send.priority and not send.rpc.publish:
                 # without these RPCs the peer would have a wrong state of the node
                 self.counters["peer_control_overflow"] += 1
                 self._nursery.start_soon(self.disconnect, link.peer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from typing import NamedTuple
 
 import trio
 from libp2p.network.stream.net_stream import NetStream
@@ -15,11 +16,18 @@ from kiln.bridge.libp2p.addresses import socket_address
 from kiln.schemas.kafka.frames import CONNECTION_BYTES
 
 
+class QueuedRpc(NamedTuple):
+    """A serialized RPC, with the verdicts of its frame."""
+
+    payload: bytes
+    verdicts: bytes
+
+
 class SendQueue:
     """Serialized RPCs that wait to be written to one peer, in two lanes. The priority lane is written first."""
 
     def __init__(self) -> None:
-        self._lanes: dict[bool, deque[bytes]] = {False: deque(), True: deque()}
+        self._lanes: dict[bool, deque[QueuedRpc]] = {False: deque(), True: deque()}
         self._bytes = {False: 0, True: 0}
         self.filled = trio.Event()
 
@@ -28,31 +36,31 @@ class SendQueue:
         """Bytes in both lanes."""
         return self._bytes[False] + self._bytes[True]
 
-    def put(self, payload: bytes, priority: bool, limit: int) -> bool:
+    def put(self, rpc: QueuedRpc, priority: bool, limit: int) -> bool:
         """Queue an RPC, and return whether there was room: `limit` bytes in a lane, or one RPC of any size."""
-        size = self._bytes[priority] + len(payload)
+        size = self._bytes[priority] + len(rpc.payload)
         if size > limit and self._lanes[priority]:
             return False
         self._bytes[priority] = size
-        self._lanes[priority].append(payload)
+        self._lanes[priority].append(rpc)
         self.filled.set()
         return True
 
-    def pop(self, limit: int) -> list[bytes]:
+    def pop(self, limit: int) -> list[QueuedRpc]:
         """Remove and return RPCs of at most `limit` bytes, or one of any size."""
-        payloads: list[bytes] = []
+        popped: list[QueuedRpc] = []
         room = limit
         for priority in (True, False):
             lane = self._lanes[priority]
-            while lane and (not payloads or len(lane[0]) <= room):
-                payload = lane.popleft()
-                room -= len(payload)
-                self._bytes[priority] -= len(payload)
-                payloads.append(payload)
+            while lane and (not popped or len(lane[0].payload) <= room):
+                rpc = lane.popleft()
+                room -= len(rpc.payload)
+                self._bytes[priority] -= len(rpc.payload)
+                popped.append(rpc)
             if lane:
-                return payloads
+                return popped
         self.filled = trio.Event()
-        return payloads
+        return popped
 
 
 class InboundStream:

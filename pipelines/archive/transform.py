@@ -237,7 +237,7 @@ def decode_records(
                 if isinstance(item, RejectedMessage):
                     chunk += pack_faults(item)
                     continue
-                valid_copies += 1
+                valid_copies += item.copy is not None or not item.own  # a copy is received
                 if is_lasting(item.message_id, item.verdict is Verdict.VALID):
                     name = item.network, item.message_id
                     identities = lasting.get(name)

@@ -118,8 +118,8 @@ class DecodedMessage(NamedTuple):
     observed_at: int
     envelope: Message
     content: PubsubMessage
-    copy: MessageCopy | None = None  # None for an announcement in the DHT
-    own: bool = False  # written by the node that received it
+    copy: MessageCopy | None = None  # None for an announcement in the DHT, and for a message that our node published
+    own: bool = False  # written by the node that received or sent it
     previous: tuple[str, ...] = ()  # of an announcement in the DHT: CIDs of earlier batches, newest first
 
 
@@ -154,8 +154,8 @@ def decode(
 ) -> list[DecodedMessage | RejectedMessage]:
     """Decode one record of `kiln.frames`: its messages in order, each valid or rejected, and faults of the frame.
 
-    A datagram of the BitTorrent DHT has one message. A frame that Kiln sent (OUT) gives none. `stamp`: the broker's,
-    µs; the time of a record that is not a Frame.
+    A datagram of the BitTorrent DHT has one message. A frame that Kiln sent (OUT) gives the BATCH_UPDATEs that it
+    publishes. `stamp`: the broker's, µs; the time of a record that is not a Frame.
     """
     return FrameDecoder(config).decode(value, partition, offset, stamp)
 
@@ -217,6 +217,8 @@ class FrameDecoder:
         try:
             if frame.direction == Frame.IN:
                 self._decode_messages(items, frame, partition, offset, rpc)
+            elif any(verdicts := frame.verdicts):  # all that most OUT frames cost
+                items += self._decode_published(verdicts, frame, partition, offset, rpc)
         except PROCESSING_ERRORS as error:  # decoding is pure: the bytes alone have caused this
             ref = MessageRef(partition, offset, None)
             key = build_frame_key(frame)
@@ -301,6 +303,44 @@ class FrameDecoder:
         if count > MAX_MESSAGES:
             detail = f"{count} messages, of which the first {MAX_MESSAGES} are read"
             items.append(_reject_frame(frame, partition, offset, "rpc", RPC_TOO_MANY, detail))
+
+    def _decode_published(
+        self, verdicts: bytes, frame: Frame, partition: int, offset: int, rpc: RPC | None
+    ) -> list[DecodedMessage]:
+        """Decode the BATCH_UPDATEs that our node publishes in a sent frame; only its own messages have verdicts there.
+
+        A message that cannot be read is no fault: the frame has its bytes, and no peer is the cause.
+        """
+        messages = list_messages(frame, rpc)
+        if isinstance(messages, Rejected) or len(verdicts) > len(messages):
+            return []
+        table = negotiate_table(frame.hello_in, frame.hello_out, self.config.bundles).table
+        network, origin, publisher = frame.network, _ORIGINS[frame.origin], peer_text(frame.local_peer)
+        published: list[DecodedMessage] = []
+        for index, (message, verdict) in enumerate(zip(messages, verdicts, strict=False)):
+            if verdict not in (Verdict.VALID, Verdict.UNSIGNED):
+                continue
+            judged = self._verify_cached(message, verdict, network, origin, table)
+            if judged.stage or judged.content.type != "BATCH_UPDATE":
+                continue
+            published.append(
+                DecodedMessage(
+                    MessageRef(partition, offset, index),
+                    judged.copy.message_id,
+                    judged.copy.network,
+                    origin,
+                    judged.topic,
+                    judged.topic_source,
+                    judged.separator,
+                    judged.verdict,
+                    publisher,
+                    frame.observed_at // 1000,
+                    message,
+                    judged.content,
+                    own=True,
+                )
+            )
+        return published
 
     def _verify_cached(
         self, message: Message, bridge_verdict: int, network: str, origin: Origin, table: TopicTable

@@ -180,7 +180,8 @@ _ALL: Final = (
                 "verdicts",
                 "binary",
                 "Verdicts of our node at capture, one byte per message in the payload: 0 not_checked, 1 valid, "
-                "2 invalid, 3 unsigned, 4 against_policy, 5 unverifiable. Empty: not checked",
+                "2 invalid, 3 unsigned, 4 against_policy, 5 unverifiable. Empty: not checked. In an OUT frame, only "
+                "messages that our node publishes have one",
                 "0x01",
             ),
             _ORIGIN,
@@ -273,7 +274,8 @@ _ALL: Final = (
     ),
     Table(
         "messages",
-        "One row per message, from any one of its valid copies",
+        "One row per message, from any one of its valid copies. A BATCH_UPDATE that our node published also has a row "
+        "if no peer sent it back",
         (
             _MESSAGE,
             _NETWORK,
@@ -323,7 +325,8 @@ _ALL: Final = (
             _must(
                 "remote_peer",
                 "string",
-                "Peer id of the peer that sent the selected copy (bep50: node id in hex)",
+                "Peer id of the peer that sent the selected copy (bep50: node id in hex). Of a BATCH_UPDATE that our "
+                "node published: our node, or the peer that sent it back",
                 _A_PEER,
             ),
             _OBSERVED,

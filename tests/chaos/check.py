@@ -170,9 +170,11 @@ def _messages(log: Log, lake: Lake) -> Iterator[Problem]:
     for record in log.of("frames"):
         frame = _frame(record)
         rpc = read_rpc(frame.payload)
-        if frame.direction != Frame.IN or not isinstance(rpc, RPC):
+        if not isinstance(rpc, RPC):
             continue
-        for message in rpc.publish:
+        for index, message in enumerate(rpc.publish):
+            if frame.direction == Frame.OUT and not any(frame.verdicts[index : index + 1]):
+                continue  # relayed; of the bridge's own messages every one is a BATCH_UPDATE
             if judge(message, "strict")[0] is Verdict.VALID and isinstance(read_message(message.data), PubsubMessage):
                 good.setdefault((message_id(message),), record.stamp)
     yield from _once("message", good, Counter(query_lake(lake, "SELECT message_id FROM messages").rows()))

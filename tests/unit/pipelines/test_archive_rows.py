@@ -63,8 +63,9 @@ from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.reject import Rejected
 from kiln.schemas.times import MAX_NANOS, MIN_NANOS
 from kiln.schemas.wire.identity import compute_peer_id, peer_text, sign
-from kiln.schemas.wire.pubsub import write_keepalive, write_query, write_response, write_update
+from kiln.schemas.wire.pubsub import write_batch_update, write_keepalive, write_query, write_response, write_update
 from kiln.schemas.wire.topic_table import BundleSet, write_hello
+from kiln.schemas.wire.topics import Separator
 from kit.cpu_time import measure_cpu
 
 STREAM = "kjzl6cwe1jw145as2el62s5k2n5xwij7snqu1mngluhpr05xy5wylfswe1zvq39"
@@ -496,6 +497,19 @@ def test_copies_of_a_message_are_all_kept_and_pass_the_task_once(lake: Lake) -> 
     assert [row.kind for row in made.rows] == ["messages"]
     assert made.passed.valid_copies == 4
     assert [row["kafka_offset"] for row in made.frames] == [77, 78, 79]
+
+
+@pytest.mark.parametrize("echo_at", [0, 1, 2, None])
+def test_a_published_batch_is_one_message_and_its_sent_frames_are_no_copies(lake: Lake, echo_at: int | None) -> None:
+    batch = signed(CLAY, write_batch_update(Separator("model", MODEL), TIP))
+    frames = [heard(batch, direction=Frame.OUT, sequence=n, connection=bytes([n]) * 16, verdicts=b"\1") for n in (1, 2)]
+    if echo_at is not None:
+        frames.insert(echo_at, heard(batch, sequence=9))
+    made = make(lake, *in_turn(*frames))
+    assert [(row.kind, row.row[0]) for row in made.rows] == [("messages", f"{peer_text(compute_peer_id(ANNA))}/0001")]
+    echoes = [] if echo_at is None else [77 + echo_at]
+    assert [row["kafka_offset"] for row in made.copies] == echoes
+    assert made.passed.valid_copies == len(echoes)
 
 
 def test_a_file_is_asked_for_every_copy(lake: Lake, tmp_path: Path) -> None:

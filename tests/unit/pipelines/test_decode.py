@@ -42,7 +42,7 @@ from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.times import MIN_MICROS
 from kiln.schemas.wire.cid import cid_text, compute_cid
 from kiln.schemas.wire.identity import Verdict, compute_peer_id, peer_text, sign
-from kiln.schemas.wire.pubsub import write_keepalive, write_query, write_update
+from kiln.schemas.wire.pubsub import write_batch_update, write_keepalive, write_query, write_update
 from kiln.schemas.wire.signing_policy import Policy
 from kiln.schemas.wire.topic_table import (
     INDEX_OUT_OF_RANGE,
@@ -196,6 +196,60 @@ def test_an_unsigned_message_has_no_author_whatever_it_claims() -> None:
 def test_frames_that_we_sent_hold_nothing_for_us() -> None:
     assert read(frame(signed(), unsigned(b"garbage"), direction=Frame.OUT, hello_in=b"\xff")) == []
     assert read(frame(payload=b"\xff", direction=Frame.OUT)) == []
+
+
+# ---------------------------------------------------------------- what our node published
+
+
+def announcement(key: Ed25519PrivateKey = ANNA, seqno: bytes = b"\0\1") -> Message:
+    return signed(write_batch_update(Separator("model", MODEL), TIP), seqno=seqno, key=key)
+
+
+def sent(
+    *messages: Message, payload: bytes | None = None, verdicts: bytes = bytes([Verdict.VALID]), declared_length: int = 0
+) -> Frame:
+    made = frame(*messages, payload=payload, direction=Frame.OUT, verdicts=verdicts, declared_length=declared_length)
+    made.local_peer, made.remote_peer = compute_peer_id(BERT), compute_peer_id(ANNA)
+    return made
+
+
+def test_a_batch_update_that_our_node_published_is_read_from_the_sent_frame() -> None:
+    """Under any of its authors. It is no copy, and the id is that of an echo, so that both give one row."""
+    item, echo = good(sent(announcement())), good(frame(announcement()))
+    assert (item.own, item.copy, item.remote_peer) == (True, None, peer_text(compute_peer_id(BERT)))
+    assert (item.message_id, item.network, item.content) == (echo.message_id, echo.network, echo.content)
+    assert (item.topic, item.verdict, get_signer(item)) == (CLAY, Verdict.VALID, get_signer(echo))
+    assert compute_identities(item, "", 1) == compute_identities(echo, "", 1)
+    bare = Message(data=announcement().data, topic=CLAY)
+    assert good(sent(bare, verdicts=bytes([Verdict.UNSIGNED]))).message_id == good(frame(bare)).message_id
+
+
+def test_an_index_in_a_sent_frame_is_of_the_table_of_its_connection() -> None:
+    bundles = BundleSet({"clay": [CLAY], "other": ["/other"]})
+    first, second = bundles
+    message = announcement()
+    message.ClearField("topic")
+    message.topicIndex = 2
+    made = sent(message)
+    made.hello_in = made.hello_out = write_hello([second, first])
+    item = good(made, DecodeConfig(bundles=bundles))
+    assert (item.topic, item.topic_source) == (CLAY, "index")
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        pytest.param(sent(announcement(), verdicts=b""), id="relayed"),
+        pytest.param(sent(announcement(), verdicts=b"\0"), id="relayed, with others"),
+        pytest.param(sent(signed()), id="an update"),
+        pytest.param(sent(signed(b"garbage")), id="unreadable"),
+        pytest.param(sent(announcement(), verdicts=b"\1\1"), id="more verdicts than messages"),
+        pytest.param(sent(announcement(), declared_length=5_000_000), id="cut"),
+        pytest.param(sent(payload=b"\xff"), id="no RPC"),
+    ],
+)
+def test_nothing_else_is_read_from_a_sent_frame(made: Frame) -> None:
+    assert read(made) == []
 
 
 def test_a_closing_frame_holds_nothing() -> None:
