@@ -551,6 +551,11 @@ def test_r8_seq_is_in_every_get_but_the_first_of_a_newcomer(node: Overlay) -> No
         each for each in second.send(KrpcQuery(b"tt", b"ping", second.id, {}, TOPIC)) if isinstance(each, KrpcQuery)
     ]
     assert probe.arguments[b"seq"] == 4
+    second.answer(probe, token=b"t", seq=4)
+    later = [read(each) for each in node.advance(60.0).datagrams]
+    gets = [each for each in later if isinstance(each, KrpcQuery) and each.method == b"get"]
+    assert [each.arguments.get(b"seq") for each in gets] == [4] * len(gets)
+    assert len(gets) >= 2
 
 
 def test_r8_a_value_is_left_out_if_it_is_not_newer(node: Overlay) -> None:
@@ -743,12 +748,20 @@ def test_r11_each_topic_is_a_separate_node() -> None:
 def test_r12_topics_of_one_address_have_one_node_id() -> None:
     """ "Nodes for different topics with the same listen address SHOULD use the same node id." """
     node = overlay()
-    answers = []
+    answers, queries = [], []
     for salt in (SALT, b"other"):
         node.subscribe(PUBLIC, salt, 0.0)
-        answers.append(Peer(node, 1, topic=compute_target(PUBLIC, salt)).ask(b"ping"))
+        peer = Peer(node, 1, topic=compute_target(PUBLIC, salt))
+        answers.append(peer.ask(b"ping"))
+        queries += [
+            each for each in peer.send(KrpcQuery(b"tt", b"ping", peer.id, {}, peer.topic)) if each not in answers
+        ]
     answers.append(Peer(node, 1, topic=None).ask(b"ping"))
     assert [isinstance(each, KrpcResponse) and each.sender for each in answers] == [OWN_ID] * 3
+    probes = [each for each in queries if isinstance(each, KrpcQuery)]
+    assert [(each.topic, each.sender) for each in probes] == [
+        (compute_target(PUBLIC, salt), OWN_ID) for salt in (SALT, b"other")
+    ]
 
 
 def test_r13_the_latest_value_is_kept_over_a_restart(node: Overlay, tmp_path: Path) -> None:
