@@ -66,7 +66,7 @@ def test_kiln_toml_has_the_defaults() -> None:
 
 
 def test_what_the_protocols_fix_is_the_default() -> None:
-    """CIP-123: T "should be set to 1", and a BATCH_UPDATE has typ 3. The topic table draft needs bundles to agree on."""
+    """CIP-123: T "should be set to 1", and a BATCH_UPDATE has typ 3. Without bundles no topic table is agreed on."""
     found = Settings()
     assert (found.batch.window, found.batch.typ) == (timedelta(seconds=1), 3)
     assert (found.batch.only_verified, found.batch.authors) == (False, ("*",))
