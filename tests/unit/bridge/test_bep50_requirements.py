@@ -40,6 +40,7 @@ from kiln.schemas.dht.krpc import (
     read_message,
     read_nodes,
     write_message,
+    write_nodes,
 )
 from kiln.schemas.dht.node_id import count_shared_bits
 from kit.overlay_simulation import Network
@@ -217,6 +218,34 @@ def test_r1_one_address_cannot_fill_the_table() -> None:
     ip = DhtAddress.parse("10.0.0.9", 1).ip
     taken = [table.insert(DhtNode(Random(port).randbytes(20), DhtAddress(ip, port)), 0.0) for port in range(1, 10)]
     assert sum(each is not None for each in taken) == 2
+
+
+def test_r1_one_address_has_two_contacts_of_a_topic() -> None:
+    node = overlay(OverlaySettings())
+    node.subscribe(PUBLIC, SALT, 0.0)
+    for number in range(1, 5):
+        peer = Peer(node, number)
+        peer.address = DhtAddress(HERE.ip, 7000 + number)
+        probes = [
+            each for each in peer.send(KrpcQuery(b"tt", b"ping", peer.id, {}, TOPIC)) if isinstance(each, KrpcQuery)
+        ]
+        for probe in probes:
+            peer.answer(probe, token=b"t")
+    assert len(node.topics[TOPIC].contacts) == 2
+
+
+def test_r1_a_node_that_was_only_named_is_no_contact(node: Overlay) -> None:
+    """A node may lie about others: only an answer makes a contact."""
+    peer, named = Peer(node, 1), Peer(node, 2)
+    (probe,) = [
+        each for each in peer.send(KrpcQuery(b"tt", b"ping", peer.id, {}, TOPIC)) if isinstance(each, KrpcQuery)
+    ]
+    nodes = write_nodes([DhtNode(named.id, named.address)])
+    peer.answer(probe, token=b"t", nodes=nodes[b"nodes"])
+    assert [each.address for each in node.topics[TOPIC].contacts] == [peer.address]
+    (probe,) = named.mine(peer.last)
+    named.answer(probe, token=b"t")
+    assert {each.address for each in node.topics[TOPIC].contacts} == {peer.address, named.address}
 
 
 # ---------------------------------------------------------------- the key c
