@@ -243,8 +243,8 @@ def test_r1_a_node_that_was_only_named_is_no_contact(node: Overlay) -> None:
     nodes = write_nodes([DhtNode(named.id, named.address)])
     peer.answer(probe, token=b"t", nodes=nodes[b"nodes"])
     assert [each.address for each in node.topics[TOPIC].contacts] == [peer.address]
-    (probe,) = named.mine(peer.last)
-    named.answer(probe, token=b"t")
+    (second_probe,) = named.mine(peer.last)
+    named.answer(second_probe, token=b"t")
     assert {each.address for each in node.topics[TOPIC].contacts} == {peer.address, named.address}
 
 
