@@ -69,6 +69,7 @@ def test_what_the_protocols_fix_is_the_default() -> None:
     """CIP-123: T "should be set to 1", and a BATCH_UPDATE has typ 3. Without bundles no topic table is agreed on."""
     found = Settings()
     assert (found.batch.window, found.batch.typ) == (timedelta(seconds=1), 3)
+    assert found.batch.max_block_bytes == 256_000  # js-ceramic loads no larger one
     assert (found.batch.only_verified, found.batch.authors) == (False, ("*",))
     assert found.topic_table.bundles == {}
 
