@@ -40,6 +40,7 @@ from kiln.schemas.dht.krpc import (
     read_message,
     read_nodes,
     write_message,
+    write_nodes,
 )
 from kiln.schemas.dht.node_id import count_shared_bits
 from kit.overlay_simulation import Network
@@ -217,6 +218,34 @@ def test_r1_one_address_cannot_fill_the_table() -> None:
     ip = DhtAddress.parse("10.0.0.9", 1).ip
     taken = [table.insert(DhtNode(Random(port).randbytes(20), DhtAddress(ip, port)), 0.0) for port in range(1, 10)]
     assert sum(each is not None for each in taken) == 2
+
+
+def test_r1_one_address_has_two_contacts_of_a_topic() -> None:
+    node = overlay(OverlaySettings())
+    node.subscribe(PUBLIC, SALT, 0.0)
+    for number in range(1, 5):
+        peer = Peer(node, number)
+        peer.address = DhtAddress(HERE.ip, 7000 + number)
+        probes = [
+            each for each in peer.send(KrpcQuery(b"tt", b"ping", peer.id, {}, TOPIC)) if isinstance(each, KrpcQuery)
+        ]
+        for probe in probes:
+            peer.answer(probe, token=b"t")
+    assert len(node.topics[TOPIC].contacts) == 2
+
+
+def test_r1_a_node_that_was_only_named_is_no_contact(node: Overlay) -> None:
+    """A node may lie about others: only an answer makes a contact."""
+    peer, named = Peer(node, 1), Peer(node, 2)
+    (probe,) = [
+        each for each in peer.send(KrpcQuery(b"tt", b"ping", peer.id, {}, TOPIC)) if isinstance(each, KrpcQuery)
+    ]
+    nodes = write_nodes([DhtNode(named.id, named.address)])
+    peer.answer(probe, token=b"t", nodes=nodes[b"nodes"])
+    assert [each.address for each in node.topics[TOPIC].contacts] == [peer.address]
+    (second_probe,) = named.mine(peer.last)
+    named.answer(second_probe, token=b"t")
+    assert {each.address for each in node.topics[TOPIC].contacts} == {peer.address, named.address}
 
 
 # ---------------------------------------------------------------- the key c
@@ -584,6 +613,11 @@ def test_r8_seq_is_in_every_get_but_the_first_of_a_newcomer(node: Overlay) -> No
         each for each in second.send(KrpcQuery(b"tt", b"ping", second.id, {}, TOPIC)) if isinstance(each, KrpcQuery)
     ]
     assert probe.arguments[b"seq"] == 4
+    second.answer(probe, token=b"t", seq=4)
+    later = [read(each) for each in node.advance(60.0).datagrams]
+    gets = [each for each in later if isinstance(each, KrpcQuery) and each.method == b"get"]
+    assert [each.arguments.get(b"seq") for each in gets] == [4] * len(gets)
+    assert len(gets) >= 2
 
 
 def test_r8_a_value_is_left_out_if_it_is_not_newer(node: Overlay) -> None:
@@ -776,12 +810,20 @@ def test_r11_each_topic_is_a_separate_node() -> None:
 def test_r12_topics_of_one_address_have_one_node_id() -> None:
     """ "Nodes for different topics with the same listen address SHOULD use the same node id." """
     node = overlay()
-    answers = []
+    answers, queries = [], []
     for salt in (SALT, b"other"):
         node.subscribe(PUBLIC, salt, 0.0)
-        answers.append(Peer(node, 1, topic=compute_target(PUBLIC, salt)).ask(b"ping"))
+        peer = Peer(node, 1, topic=compute_target(PUBLIC, salt))
+        answers.append(peer.ask(b"ping"))
+        queries += [
+            each for each in peer.send(KrpcQuery(b"tt", b"ping", peer.id, {}, peer.topic)) if each not in answers
+        ]
     answers.append(Peer(node, 1, topic=None).ask(b"ping"))
     assert [isinstance(each, KrpcResponse) and each.sender for each in answers] == [OWN_ID] * 3
+    probes = [each for each in queries if isinstance(each, KrpcQuery)]
+    assert [(each.topic, each.sender) for each in probes] == [
+        (compute_target(PUBLIC, salt), OWN_ID) for salt in (SALT, b"other")
+    ]
 
 
 def test_r13_the_latest_value_is_kept_over_a_restart(node: Overlay, tmp_path: Path) -> None:

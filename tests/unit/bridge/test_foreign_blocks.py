@@ -37,6 +37,21 @@ def test_a_large_block_with_a_bad_stream_and_other_keys_is_read_but_for_that_str
     assert (read.block, set(read.streams)) == (data, {stream(number).text for number in range(1000) if number != 500})
 
 
+def test_a_block_of_two_mebibytes_is_read_and_a_larger_one_refused(tmp_path: Path) -> None:
+    blocks, room = FolderBlockStore(tmp_path), (2 << 20) - len(block_of(1, pad=bytes(1 << 20))) + (1 << 20)
+    for size, reads in ((room, True), (room + 1, False)):
+        data = block_of(1, pad=bytes(size))
+        assert len(data) == (2 << 20) + (not reads)
+        cid = cid_text(compute_cid(data))
+        blocks.put(cid, data)
+        answer = fetch_block(blocks, BlockRequest("batch", cid), 1)
+        if reads:
+            assert isinstance(answer, BatchAnswer)
+        else:
+            assert isinstance(answer, FetchFailure)
+            assert (answer.reason, answer.final) == ("block_too_large", True)
+
+
 @pytest.mark.parametrize("kind", ["genesis", "batch"])
 def test_a_block_that_does_not_fit_its_cid_is_refused_for_good(kind: str, tmp_path: Path) -> None:
     data = block_of(2)

@@ -65,6 +65,15 @@ def test_kiln_toml_has_the_defaults() -> None:
     assert Settings.model_validate(tomllib.loads(DEFAULT_FILE.read_text(encoding="utf-8"))) == Settings()
 
 
+def test_what_the_protocols_fix_is_the_default() -> None:
+    """CIP-123: T "should be set to 1", and a BATCH_UPDATE has typ 3. Without bundles no topic table is agreed on."""
+    found = Settings()
+    assert (found.batch.window, found.batch.typ) == (timedelta(seconds=1), 3)
+    assert found.batch.max_block_bytes == 256_000  # js-ceramic loads no larger one
+    assert (found.batch.only_verified, found.batch.authors) == (False, ("*",))
+    assert found.topic_table.bundles == {}
+
+
 def test_kiln_toml_comments_every_key() -> None:
     lines = DEFAULT_FILE.read_text(encoding="utf-8").splitlines()
     for number, line in enumerate(lines):

@@ -192,6 +192,18 @@ def test_each_network_origin_and_separator_has_windows_of_its_own() -> None:
     assert closed_by(windows, T) == {key: {"stream": {b"tip %d" % n}} for n, key in enumerate(KEYS)}
 
 
+def test_a_window_that_closed_leaves_nothing_in_the_state() -> None:
+    """CIP-123: "Remove the temporary values". No other state is as small as that of a log without an update."""
+    windows, without = PartitionWindows(T), PartitionWindows(T)
+    for key in KEYS:
+        windows.add(key, "s1", b"t1", 0)
+    windows.add(KEYS[0], "s1", b"t2", T)  # ends the first by an update, the others end by log time
+    assert len(windows.advance(2 * T)) == len(KEYS)
+    without.advance(2 * T)
+    assert len(windows) == 0
+    assert windows.dump() == without.dump()
+
+
 def test_a_tip_counts_once_in_a_window_and_again_in_the_next() -> None:
     windows = PartitionWindows(T)
     for stamp in (100, 105, 109):

@@ -90,6 +90,25 @@ def test_bep44_vectors(name: str, shared: Path) -> None:
     assert find_refusal(Item(key, salt, vector["seq"], b"12:Hello world!", signature)) == BAD_SIGNATURE
 
 
+PUBLISHED = bytes.fromhex("77ff84905a91936367c01360803104f92432fcd904a43511876df5cdf3e7e548")
+"""The public key of BEP 44's test vectors."""
+
+
+def test_a_target_is_the_sha1_of_key_and_salt() -> None:
+    assert compute_target(PUBLISHED).hex() == "4a533d47ec9c7d95b1ad75f576cffc641853b750"
+    assert compute_target(PUBLISHED, b"foobar").hex() == "411eba73b6f087ca51a3795d9c8c938d365e32c1"
+
+
+def test_a_signature_is_that_of_bep_44s_bytes() -> None:
+    assert build_signed_bytes(b"", 1, b"12:Hello World!") == b"3:seqi1e1:v12:Hello World!"
+    assert build_signed_bytes(b"foobar", 1, b"12:Hello World!") == b"4:salt6:foobar3:seqi1e1:v12:Hello World!"
+    signature = bytes.fromhex(
+        "6834284b6b24c3204eb2fea824d82f88883a3d95e8b4a21b8c0ded553d17d17d"
+        "df9a8a7104b1258f30bed3787e6cb896fca78c58f8e03b5f18f14951a87d9a08"
+    )
+    assert is_signed(Item(PUBLISHED, b"foobar", 1, b"12:Hello World!", signature))
+
+
 def test_bep44_error_codes(shared: Path) -> None:
     codes = json.loads((shared / "vectors/bittorrent/vectors.json").read_text())["bep44"]["errors"]
     ours = {BAD_ARGUMENTS: 203, VALUE_TOO_BIG: 205, BAD_SIGNATURE: 206, SALT_TOO_BIG: 207}
@@ -262,6 +281,19 @@ def test_an_announcement_is_read_as_written(announcement: Announcement, in_a_str
     if in_a_string:  # all that libtorrent's Python binding and the crate mainline can put
         value = bencode.encode(value)
     assert read_announcement(value, "testnet", SALT) == announcement
+
+
+def test_the_layout_of_a_value() -> None:
+    """Other programs read these bytes, and find the item under this salt."""
+    separator = Separator("model", "k01")
+    first, second, third = (b"\x01\x71\x12\x20" + bytes([number]) * 32 for number in (1, 2, 3))
+    assert write_announcement(Announcement(separator, first, 1_700_000_000_000)) == (
+        b"d5:batch36:" + first + b"3:sep9:model/k012:tsi1700000000000e3:typi3ee"
+    )
+    assert write_announcement(Announcement(separator, first, 5, (second, third), 7)) == (
+        b"d5:batch36:" + first + b"1:ni7e4:prev72:" + second + third + b"3:sep9:model/k012:tsi5e3:typi3ee"
+    )
+    assert compute_salt("mainnet", separator) == hashlib.sha256(b"/ceramic/mainnet/sep/model/k01").digest()
 
 
 def test_as_many_earlier_batches_as_fit_are_named_the_newest_first() -> None:

@@ -252,6 +252,14 @@ def signed(payload: bytes) -> tuple[bytes, bytes]:
     return write({"payload": payload, "signatures": [{"protected": b"{}", "signature": bytes(64)}]}, DAG_JOSE)
 
 
+def test_a_block_that_is_not_that_of_its_cid_is_refused_inside_an_envelope_too() -> None:
+    inner, other = unsigned(sep="model", model=MODEL.bytes), unsigned(sep="model", model=b"\x01")
+    envelope = signed(inner[0])
+    assert reason((inner[0], other[1])) == "block_hash_mismatch"
+    assert reason(envelope, (inner[0], other[1])) == "block_hash_mismatch"
+    assert reason((envelope[0], signed(other[0])[1]), inner, other) == "block_hash_mismatch"
+
+
 def test_a_signed_genesis_says_which_block_it_needs() -> None:
     inner = unsigned(sep="model", model=MODEL.bytes)
     envelope = signed(inner[0])

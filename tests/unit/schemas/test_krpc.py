@@ -88,6 +88,15 @@ def test_bep5_vectors(name: str, shared: Path) -> None:
     assert write_message(read) == written
 
 
+def test_bytes_of_the_example_of_bep50() -> None:
+    query = KrpcQuery(b"aa", b"get", b"i" * 20, {b"seq": 4, b"target": b"x" * 20}, b"x" * 20)
+    expected = b"d1:ad2:id20:%b3:seqi4e6:target20:%be1:c20:%b1:q3:get1:t2:aa1:y1:qe"
+    assert write_message(query) == expected % (b"i" * 20, b"x" * 20, b"x" * 20)
+    response = KrpcResponse(b"aa", b"i" * 20, {b"seq": 4, b"token": b"tok"}, b"x" * 20)
+    expected = b"d1:c20:%b1:rd2:id20:%b3:seqi4e5:token3:toke1:t2:aa1:y1:re"
+    assert write_message(response) == expected % (b"x" * 20, b"i" * 20)
+
+
 @pytest.mark.parametrize("name", ["bep44_salt_foobar", "batch_announcement"])
 def test_bep50_vectors(name: str, shared: Path) -> None:
     """Their reading is ours: `c` at the top level of queries, responses and errors."""

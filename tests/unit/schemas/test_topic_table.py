@@ -8,12 +8,21 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from google.protobuf.message import Message as ProtobufMessage
 from hypothesis import given
 from hypothesis import strategies as st
 
 import kiln.schemas
 from kiln.schemas.proto.gossipsub import rpc_pb2
-from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, ControlExtensions, ExtTopicTable, Message
+from kiln.schemas.proto.gossipsub.rpc_pb2 import (
+    RPC,
+    ControlExtensions,
+    ControlGraft,
+    ControlIHave,
+    ControlPrune,
+    ExtTopicTable,
+    Message,
+)
 from kiln.schemas.reject import Rejected
 from kiln.schemas.wire.topic_table import (
     INDEX_OUT_OF_RANGE,
@@ -60,6 +69,39 @@ def test_all_intersect_vectors() -> None:
 def test_all_bundle_vectors() -> None:
     for bundle in json.loads(VECTORS.read_text())["bundles"]:
         assert bundle_hash(bundle["Topics"] or []).hex() == bundle["Hash"]
+
+
+@pytest.mark.parametrize(
+    ("topics", "expected"),
+    [
+        ([], "7852b855"),
+        (["/ceramic/mainnet"], "120f04b2"),
+        (["b", "ab", "a"], "e825acf4"),
+        (["a", "ab", "b", "a"], "e825acf4"),
+    ],
+)
+def test_the_hash_of_a_bundle_is_the_last_four_bytes_over_its_topics_in_order(topics: list[str], expected: str) -> None:
+    assert bundle_hash(topics).hex() == expected
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "expected"),
+    [
+        ("xydce", "xyfcd", "xycd"),
+        ("xyfcd", "xydce", "xycd"),
+        ("ba", "ba", "ba"),  # a common prefix stays in the order of preference
+        ("ba", "ab", "ab"),  # without one, what is common is sorted
+        ("cba", "cab", "cab"),
+        ("abc", "", ""),
+        ("ab", "cd", ""),
+        ("ab", "abc", "ab"),
+    ],
+)
+def test_intersections_of_the_go_function(ours: str, theirs: str, expected: str) -> None:
+    def read(names: str) -> list[bytes]:
+        return [name.encode() * 4 for name in names]
+
+    assert intersect(read(ours), read(theirs)) == read(expected)
 
 
 def test_example_of_the_specification() -> None:
@@ -166,6 +208,27 @@ def test_a_hello_is_read_as_it_was_written(bundles: list[bytes]) -> None:
 def test_the_hello_is_field_4820938() -> None:
     # varint of 4820938 << 3 | 2, then a message of one hash
     assert build_hello_extensions([b"abcd"]).SerializeToString().hex() == "d2fcb112" + "06" + "0a04" + b"abcd".hex()
+
+
+@pytest.mark.parametrize(
+    ("part", "expected"),
+    [
+        (Message(topicIndex=1), "38 01"),
+        (ControlIHave(topicIndex=1), "18 01"),
+        (ControlGraft(topicIndex=1), "10 01"),
+        (ControlPrune(topicIndex=1), "20 01"),
+        (RPC.SubOpts(topicIndex=1), "18 01"),
+        (Message(topic="a"), "22 01 61"),
+        (ControlIHave(topicID="a"), "0a 01 61"),
+        (ControlGraft(topicID="a"), "0a 01 61"),
+        (ControlPrune(topicID="a"), "0a 01 61"),
+        (RPC.SubOpts(topicid="a"), "12 01 61"),
+        (ExtTopicTable(topicBundleHashes=[b"abcd"]), "0a 04 61 62 63 64"),
+        (ControlExtensions(topicTableExtension=ExtTopicTable()), "d2 fc b1 12 00"),
+    ],
+)
+def test_names_indices_and_hashes_have_the_fields_of_the_draft(part: ProtobufMessage, expected: str) -> None:
+    assert part.SerializeToString().hex(" ") == expected
 
 
 def test_a_peer_with_other_extensions_says_nothing_of_tables() -> None:
