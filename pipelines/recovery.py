@@ -61,7 +61,7 @@ from kiln.pipelines.runtime.dedup_store import (
     release_positions,
 )
 from kiln.pipelines.runtime.progress_marker import ProgressReport
-from kiln.pipelines.runtime.table_writer import OLDER_TABLE_REMEDY, find_older_table, list_done_writes
+from kiln.pipelines.runtime.table_ages import OLDER_TABLE_REMEDY, find_older_table, list_done_writes
 from kiln.pipelines.runtime.topics import TopicState, find_mismatches, read_topic_ids, save_topic_ids
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.kafka import topics as log

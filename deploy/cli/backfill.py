@@ -197,7 +197,7 @@ def backfill_swap(
     from kiln.pipelines.backfill.runs import get_run, lock_run
     from kiln.pipelines.backfill.swap import FileSwap
     from kiln.pipelines.backfill.swap_runs import add_frames, swap_run
-    from kiln.pipelines.runtime.table_writer import check_tables
+    from kiln.pipelines.runtime.table_ages import check_tables
 
     if replace and only_frames:
         raise UsageError("--replace and --only-frames: choose one; --only-frames replaces nothing")

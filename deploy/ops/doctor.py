@@ -54,7 +54,7 @@ from kiln.pipelines.delta.duckdb_tables import find_reading_faults
 from kiln.pipelines.delta.lake import Lake, LakeError, find_column_fault
 from kiln.pipelines.runtime.checkpoint import DELETED_ADVICE, Checkpoint, describe_deleted_records
 from kiln.pipelines.runtime.spark_environment import check_user, find_foreign_variables, find_spark_home, is_local
-from kiln.pipelines.runtime.table_writer import OLDER_TABLE_REMEDY, find_older_tables
+from kiln.pipelines.runtime.table_ages import OLDER_TABLE_REMEDY, find_older_tables
 
 Level = Literal["ok", "warn", "fail"]
 _T = TypeVar("_T")

@@ -21,7 +21,7 @@ from kiln.pipelines.backfill.run_log import check_name
 from kiln.pipelines.backfill.runs import lock_run
 from kiln.pipelines.backfill.sources import delete_streams
 from kiln.pipelines.delta.lake import Lake
-from kiln.pipelines.runtime.table_writer import check_tables
+from kiln.pipelines.runtime.table_ages import check_tables
 
 
 def run_backfill(

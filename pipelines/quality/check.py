@@ -22,7 +22,7 @@ from kiln.pipelines.quality.results import CheckResult, build_rows
 from kiln.pipelines.quality.suite_run import SuiteRun
 from kiln.pipelines.quality.suites import SuiteCheck
 from kiln.pipelines.quality.table_checks import CheckContext
-from kiln.pipelines.runtime.table_writer import check_tables
+from kiln.pipelines.runtime.table_ages import check_tables
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.queries import QUERIES
 from kiln.schemas.wire.identity import peer_bytes, peer_text

@@ -19,7 +19,7 @@ from kiln.deploy.cli.app import run_command
 from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.runtime.checkpoint import Checkpoint
-from kiln.pipelines.runtime.table_writer import TABLES_FILE
+from kiln.pipelines.runtime.table_ages import TABLES_FILE
 from kiln.schemas.queries import QUERIES
 from kit.kiln_process import Kiln
 

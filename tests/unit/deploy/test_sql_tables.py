@@ -136,7 +136,7 @@ def test_a_table_with_features_that_nothing_here_reads_is_refused_in_a_sentence(
     with pytest.raises(LakeError, match=rf"cannot read table t in {tmp_path}: .*{feature}"):
         rows(tmp_path, "SELECT * FROM t")
     (status,) = read_lake_status(Lake(str(tmp_path)))
-    assert status.rows == 1 or feature in status.problem
+    assert status.rows == (None if feature == "deletionVectors" else 1) or feature in status.problem
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,8 @@ from kiln.pipelines.recovery import (
 from kiln.pipelines.runtime.checkpoint import Checkpoint
 from kiln.pipelines.runtime.checkpoint_faults import is_whole
 from kiln.pipelines.runtime.dedup_store import FILE_NAME, DedupStore, DedupStoreConfig
-from kiln.pipelines.runtime.table_writer import TABLES_FILE, OlderTableError, TableWriter, check_tables
+from kiln.pipelines.runtime.table_ages import TABLES_FILE, OlderTableError, check_tables
+from kiln.pipelines.runtime.table_writer import TableWriter
 from kiln.pipelines.runtime.topics import TopicState, read_topic_ids, save_topic_ids
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.kafka.records import Epoch
