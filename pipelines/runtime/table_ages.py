@@ -1,0 +1,119 @@
+"""Comparison of the tables of a query with its checkpoint (decision 19).
+
+A table says which micro-batches it has (decision 7). The checkpoint says which ones it must have: a file next to it
+names, for each write, the two newest micro-batches that the query has committed. A table without one of them that Spark
+has recorded as done is an older copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from kiln.conf.process.errors import KilnError
+from kiln.conf.process.location import Location
+from kiln.pipelines.delta.lake import Lake, LakeError
+from kiln.pipelines.runtime.checkpoint import Checkpoint
+from kiln.schemas.queries import QUERIES
+
+TABLES_FILE: Final = "tables.json"
+"""Kiln's file in a checkpoint: the two newest micro-batches of each write, by Delta's application id"""
+
+
+class OlderTableError(KilnError):
+    """A table is older than the checkpoint of the query that writes it."""
+
+
+def read_table_writes(checkpoint: Location) -> Mapping[str, Sequence[int]]:
+    """Read the two newest micro-batches of each write, by application id; none if the query has written nothing."""
+    path = checkpoint / TABLES_FILE
+    return msgspec.json.decode(path.read(), type=dict[str, list[int]]) if path.exists() else {}
+
+
+class TableWrites(NamedTuple):
+    """The newest micro-batches of one write that are done."""
+
+    table: str
+    app_id: str
+    batches: Sequence[int]
+    """ascending, at least one"""
+
+
+def list_done_writes(checkpoint: Checkpoint, done: int) -> Iterator[TableWrites]:
+    """List the writes that the tables must have.
+
+    Args:
+        checkpoint: The query's checkpoint.
+        done: The newest micro-batch that is done. A later one is repeated, so a table may lack it.
+    """
+    for app_id, batches in read_table_writes(checkpoint.path).items():
+        query_id, table, _ = app_id.split(":")
+        done_batches = [batch for batch in batches if batch <= done]
+        if done_batches and query_id == checkpoint.query_id:
+            yield TableWrites(table, app_id, done_batches)
+
+
+def find_older_table(lake: Lake, query: str, checkpoint: Checkpoint, done: int, torn: Collection[str] = ()) -> str:
+    """Find a table that is older than the checkpoint of the query that writes it. The query may run meanwhile.
+
+    A table that cannot be opened is skipped, as its readers report it.
+
+    Args:
+        lake: The tables.
+        query: The query.
+        checkpoint: Its checkpoint.
+        done: The newest micro-batch that is done.
+        torn: Tables to skip, because a power cut has damaged their newest commits.
+
+    Returns:
+        A description of the table; empty if there is none.
+    """
+    for table, app_id, batches in list_done_writes(checkpoint, done):
+        if table in torn:
+            continue
+        try:
+            newest = lake.open(table).transaction_version(app_id) if lake.has(table) else None
+        except LakeError:
+            continue
+        if newest is None or newest < batches[-1]:
+            end = "has no micro-batch of this query" if newest is None else f"ends with micro-batch {newest}"
+            return (
+                f"the table {table} in {lake.path} is older than the checkpoint of {query} in {checkpoint.path}: it "
+                f"{end}, and {query} has written micro-batch {batches[-1]} to it. The rows in between would stay "
+                "missing"
+            )
+    return ""
+
+
+OLDER_TABLE_REMEDY: Final = (
+    "Restore the newest copy of the table, or a copy of the whole state folder, or restart the query from scratch "
+    "(RUNBOOK, State)"
+)
+
+
+def find_older_tables(lake: Lake, checkpoints: Location) -> list[str]:
+    """Find tables that are older than the checkpoint of the query that writes them, one for each query.
+
+    Args:
+        lake: The tables.
+        checkpoints: Folder with one checkpoint for each query, which may be missing.
+    """
+    existing = ((query, Checkpoint(checkpoints / query)) for query in QUERIES)
+    problems = (
+        find_older_table(lake, query, checkpoint, checkpoint.committed)
+        for query, checkpoint in existing
+        if checkpoint.exists
+    )
+    return [problem for problem in problems if problem]
+
+
+def check_tables(lake: Lake, checkpoints: Location) -> None:
+    """Check that no table is older than the checkpoint of the query that writes it, as `find_older_tables`.
+
+    Raises:
+        OlderTableError: A table is older.
+    """
+    for problem in find_older_tables(lake, checkpoints):
+        raise OlderTableError(f"{problem}. {OLDER_TABLE_REMEDY}")
