@@ -226,20 +226,17 @@ def test_r1_one_address_has_two_contacts_of_a_topic() -> None:
     for number in range(1, 5):
         peer = Peer(node, number)
         peer.address = DhtAddress(HERE.ip, 7000 + number)
-        probes = [
-            each for each in peer.send(KrpcQuery(b"tt", b"ping", peer.id, {}, TOPIC)) if isinstance(each, KrpcQuery)
-        ]
-        for probe in probes:
-            peer.answer(probe, token=b"t")
+        for probe in peer.send(KrpcQuery(b"tt", b"ping", peer.id, {}, TOPIC)):
+            if isinstance(probe, KrpcQuery):
+                peer.answer(probe, token=b"t")
     assert len(node.topics[TOPIC].contacts) == 2
 
 
 def test_r1_a_node_that_was_only_named_is_no_contact(node: Overlay) -> None:
     """A node may lie about others: only an answer makes a contact."""
     peer, named = Peer(node, 1), Peer(node, 2)
-    (probe,) = [
-        each for each in peer.send(KrpcQuery(b"tt", b"ping", peer.id, {}, TOPIC)) if isinstance(each, KrpcQuery)
-    ]
+    sent = peer.send(KrpcQuery(b"tt", b"ping", peer.id, {}, TOPIC))
+    (probe,) = (each for each in sent if isinstance(each, KrpcQuery))
     nodes = write_nodes([DhtNode(named.id, named.address)])
     peer.answer(probe, token=b"t", nodes=nodes[b"nodes"])
     assert [each.address for each in node.topics[TOPIC].contacts] == [peer.address]
@@ -504,8 +501,7 @@ def test_r6_a_get_query_cannot_claim_an_item_that_is_not_published_yet(node: Ove
     victim.enter()
     if first is not None:
         sender.put(item(first))
-        (query,) = (query for address, query in puts(sender.last) if address == victim.address)
-        victim.answer(query)
+        victim.answer(puts(sender.last)[0][1])
     victim.ask(b"get", {b"target": TOPIC, b"seq": 2**63 - 1})
     for sequence in (6, 7):
         sender.put(item(sequence))
@@ -520,11 +516,8 @@ def test_r6_a_contact_that_has_lost_the_item_is_sent_it_again(node: Overlay) -> 
     sender.put(item(5))
     forgetful.enter(sequence=5)
     assert puts(forgetful.last) == []
-    gets: list[KrpcQuery] = []
-    while not gets:
+    while not (gets := forgetful.mine(node.advance(forgetful.now))):
         forgetful.now = node.deadline or 0.0
-        sent = node.advance(forgetful.now)
-        gets = [query for query in forgetful.mine(sent) if isinstance(query, KrpcQuery) and query.method == b"get"]
     forgetful.answer(gets[0], token=b"token")
     assert [query.arguments[b"seq"] for _, query in puts(forgetful.last)] == [5]
 
@@ -821,9 +814,8 @@ def test_r12_topics_of_one_address_have_one_node_id() -> None:
     answers.append(Peer(node, 1, topic=None).ask(b"ping"))
     assert [isinstance(each, KrpcResponse) and each.sender for each in answers] == [OWN_ID] * 3
     probes = [each for each in queries if isinstance(each, KrpcQuery)]
-    assert [(each.topic, each.sender) for each in probes] == [
-        (compute_target(PUBLIC, salt), OWN_ID) for salt in (SALT, b"other")
-    ]
+    targets = [compute_target(PUBLIC, salt) for salt in (SALT, b"other")]
+    assert [(each.topic, each.sender) for each in probes] == [(target, OWN_ID) for target in targets]
 
 
 def test_r13_the_latest_value_is_kept_over_a_restart(node: Overlay, tmp_path: Path) -> None:
