@@ -87,7 +87,7 @@ class PendingPublication:
         """deliveries without a receipt, by topic"""
         self.receipted_topics: frozenset[str] = frozenset()
         self.is_stored = False
-        """whether the block is in IPFS"""
+        """true once the block is in IPFS"""
         _ = self.topic, self.data  # built when needed, because tens of thousands may wait
 
     @property

@@ -198,6 +198,10 @@ def test_every_version_is_spoken(tmp_path: Path, protocol: str) -> None:
     in_town(tmp_path, test)
 
 
+def has_heard(one: Running, count: int) -> bool:
+    return len(one.heard) == count
+
+
 async def call_again(host: BasicHost, node: Running) -> INetStream:
     """Open a second connection to a node, and a pubsub stream on it."""
     info = info_from_p2p_addr(Multiaddr(node.address))
@@ -223,7 +227,7 @@ def test_both_streams_of_a_peer_with_two_connections_are_read(tmp_path: Path) ->
             second = await call_again(host, a)
             for number in range(1, 21):
                 await (first, second)[number % 2].write(encode(message(number, key)))
-                await town.bell.until(lambda number=number: len(b.heard) == number)  # type: ignore[misc]
+                await town.bell.until(partial(has_heard, b, number))
             assert a.node.counters["stream_added"] == 1
             assert a.node.counters["stream_replaced"] == a.node.counters["stream_ended"] == 0
             assert subscribed(a, 2)
