@@ -170,7 +170,7 @@ def test_a_broker_stopped_by_force_is_started_again_by_its_kiln(kiln: Kiln, caps
 def test_no_broker_is_started_for_files_that_cannot_be_replayed(kiln: Kiln, tmp_path: Path) -> None:
     broken = tmp_path / "broken.rpc.gz"
     broken.write_bytes((tmp_path / "short.rpc.gz").read_bytes()[:-20])
-    for file, expected in ((broken, "the compressed file is cut off"), (tmp_path, "no such capture file")):
+    for file, expected in ((broken, "the compressed file is cut off"), (tmp_path, "is a folder")):
         done = subprocess.run(
             kiln.command("replay", str(tmp_path / "short.rpc.gz"), str(file)),
             env=kiln.environment,
@@ -179,7 +179,7 @@ def test_no_broker_is_started_for_files_that_cannot_be_replayed(kiln: Kiln, tmp_
             check=False,
         )
         assert done.returncode != 0
-        assert f"{file}: " in done.stderr
+        assert str(file) in done.stderr
         assert expected in done.stderr
     assert not (kiln.state / "broker").exists()
 
