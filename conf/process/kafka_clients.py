@@ -23,8 +23,6 @@ from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
 from kafka.net.transport import KafkaSSLTransport, KafkaTCPTransport
 
-from kiln.conf.process.small_files import open_regular_file
-
 _SCHEME: Final = "kiln"
 _Client = TypeVar("_Client")
 
@@ -102,14 +100,15 @@ def open_client(kind: Callable[..., _Client], **options: object) -> _Client:
 
     Raises:
         kafka.errors.KafkaError: No broker answers, or none accepts the password.
-        OSError: No file descriptor is free, or a file of the options cannot be read.
+        OSError: No file descriptor is free.
         AssertionError: kafka-python does not know an option.
         ValueError: An option has a wrong value.
         RuntimeError: No thread can be started.
     """
     for name in ("ssl_cafile", "ssl_certfile"):
-        if file := options.get(name):  # OpenSSL would wait for the writer of a FIFO, and its errors have no file name
-            open_regular_file(Path(str(file))).close()
+        file = options.get(name)
+        if isinstance(file, str) and Path(file).exists() and not Path(file).is_file():
+            raise ValueError(f"kafka.{name}: {file} is not a regular file")  # OpenSSL would wait for a writer of a FIFO
     with ExitStack() as opened:
 
         def open_network(**config: object) -> _Network:
