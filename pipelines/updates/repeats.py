@@ -42,13 +42,13 @@ class Announcement(msgspec.Struct, frozen=True, array_like=True):
     """Digests that identify an announcement and its parts. `at`: capture time, µs."""
 
     update: bytes
-    """of the stream, the tip and the separator"""
+    """digest of the stream, the tip and the separator"""
     tip: bytes
     at: int
     message: bytes | None = None
-    """of the message, of which a further copy is no announcement. None, as the next one: the author is not known"""
+    """digest of the message, of which a further copy is no announcement; None, as the next, if the author is unknown"""
     author: bytes | None = None
-    """of the author and the stream"""
+    """digest of the author and the stream"""
     bare: bytes | None = None
     """`update` without separator, if an announcement without separator is a repeat of this update"""
     has_waited: bool = False
