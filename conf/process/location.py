@@ -306,7 +306,9 @@ class StorePrefix(Location):
         selector = FileSelector(self._key, allow_not_found=True, recursive=recursive)
         with self._translate_errors():
             infos = store.get_file_info_selector(selector)
-        yield from infos
+        for info in infos:
+            if info.path != self._key:  # the marker of an empty folder, which Hadoop's file system makes
+                yield info
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:

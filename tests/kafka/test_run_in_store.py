@@ -15,7 +15,7 @@ from kiln.pipelines.delta.lake import Lake
 from kit.awaiting import wait_until
 from kit.kiln_process import Kiln, kill_all
 from kit.log_feed import kiln_beside
-from kit.log_model import expected_batches, read_log
+from kit.log_model import UNFOUNDED_REPEATS, expected_batches, read_log
 from kit.object_store import ObjectStore
 
 pytest_plugins = ["kit.object_store"]
@@ -60,10 +60,11 @@ def test_queries_fill_tables_and_keep_checkpoints_there_and_go_on_after_a_kill(
         ("frames", "connection, direction, sequence"),
         ("copies", "kafka_partition, kafka_offset, message_index"),
         ("messages", "network, message_id"),
-        ("updates", "network, origin, separator_key, separator_value, stream, tip"),
+        ("updates", "network, origin, separator_key, separator_value, stream, tip, message_id"),
         ("batch_tips", "batch_cid, stream, tip"),
     ):
         assert sql(f"SELECT {key} FROM {table} GROUP BY ALL HAVING count(*) > 1") == [], table
+    assert sql(UNFOUNDED_REPEATS) == []
     announced = "SELECT network, stream, tip FROM messages WHERE type = 'UPDATE'"
     assert sql(f"{announced} EXCEPT SELECT network, stream, tip FROM updates") == []
     kept = parse_location(environment["KILN_CHECKPOINTS__URI"], object_store.options)

@@ -9,9 +9,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow.fs import S3FileSystem
 
 from kiln.conf.process.location import Location, parse_location
-from kit.object_store import ObjectStore
+from kit.object_store import REGION, ObjectStore
 
 pytest_plugins = ["kit.object_store"]
 
@@ -72,6 +73,23 @@ def test_files_go_alone_and_folders_with_all_that_is_in_them(place: Location) ->
     (place / "a").remove()
     (place / "folder").remove_all()
     assert (list(place.files()), list(place.folders())) == ([], ["folder2"])
+
+
+def test_the_marker_of_a_folder_is_no_file(object_store: ObjectStore) -> None:
+    """Hadoop's file system makes an object `KEY/` for an empty folder, and leaves it when the folder fills."""
+    place = object_store.place()
+    hadoop = S3FileSystem(
+        access_key=object_store.key,
+        secret_key=object_store.secret,
+        endpoint_override=object_store.endpoint,
+        region=REGION,
+    )
+    hadoop.create_dir((place / "folder").uri.removeprefix("s3://"))
+    filled(place, ["folder/a", "folder/deeper/b"])
+    assert [file.name for file in (place / "folder").files()] == ["a"]
+    assert list((place / "folder").folders()) == ["deeper"]
+    (place / "folder").remove_all()
+    assert [list(found.files()) for found in (place, place / "folder", place / "folder" / "deeper")] == [[], [], []]
 
 
 def test_parquet_is_written_and_read_in_place(place: Location) -> None:
