@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from kafka.errors import KafkaError
 from pyspark.sql import SparkSession
@@ -52,7 +52,7 @@ _WORKER_RESTARTS = 4  # times as many restarts as of other failures: the query i
 _FRAMES_TOPIC = "frames"
 """Topic that queries which decode frames read."""
 _HOLD_PATIENCE = 10.0  # s for the micro-batch of a query to end before the query is held
-_CLOCK_PATIENCE = 60_000_000  # µs that the broker's clock may trail log time while a run waits for the last windows
+_WINDOW_PATIENCE = timedelta(minutes=1)  # of log time for which a run that catches up waits for the last windows
 _SYNC_EVERY = 1.0  # s between two syncs of the checkpoint of `batch`
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0  # s between a failure and the next start
 
@@ -402,15 +402,25 @@ class Supervisor:
         return {name: run.failures for name, run in self._runs.items()}
 
     def has_caught_up(self, ends: Mapping[str, Mapping[int, int]]) -> bool:
-        """Return true if no query lags behind `ends` (by full topic name) and the ticks have passed the last window."""
-        return (self.ticker is None or self.ticker.is_quiet) and not self.count_unread(ends)
+        """Return true if no query lags behind `ends` (by full topic name) and the ticks have passed the last window.
+
+        Long windows stay open: see `leaves_windows_open`.
+        """
+        is_quiet = self.ticker is None or self.ticker.is_quiet or self.leaves_windows_open
+        return is_quiet and not self.count_unread(ends)
+
+    @property
+    def leaves_windows_open(self) -> bool:
+        """True if windows are so long that a run does not wait for their end: the next run ends them."""
+        batch = self._settings.batch
+        return "batch" in self._names and batch.window + batch.grace > _WINDOW_PATIENCE
 
     def describe_open_windows(self, ends: Mapping[str, Mapping[int, int]]) -> str:
         """Say why windows stay open although all records before `ends` are read; empty if they will close soon.
 
         Log time closes them. If the broker's clock trails it, that may take days.
         """
-        if self.ticker is None or self.ticker.clock_lag <= _CLOCK_PATIENCE or self.count_unread(ends):
+        if self.ticker is None or self.ticker.clock_lag <= micros(_WINDOW_PATIENCE) or self.count_unread(ends):
             return ""
         return f"the last windows stay open: {self.ticker.clock_error}"
 

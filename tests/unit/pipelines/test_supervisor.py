@@ -19,6 +19,7 @@ from kiln.conf.process.state_version import claim_state_folder
 from kiln.conf.settings.model import JobName, Settings
 from kiln.pipelines.app import supervisor
 from kiln.pipelines.app.supervisor import RestartsExhaustedError, Supervisor, describe_failure
+from kiln.pipelines.batch.ticker import Ticker
 from kiln.pipelines.decode.breaker import DecodingBrokenError
 from kiln.pipelines.decode.breaker_state import read_breaker_state
 from kiln.pipelines.delta.commits import WriteId
@@ -194,6 +195,21 @@ def test_what_a_query_has_not_read_is_counted_and_unknown_while_it_waits_for_its
     assert world.supervisor.has_caught_up(ends)
     world.fail(RuntimeError("the disk is full"))
     assert world.supervisor.count_unread(ends) == {NAME: None}
+
+
+@pytest.mark.parametrize(("window", "waits"), [("1s", True), ("50s", True), ("1h", False), ("1d", False)])
+def test_a_run_that_catches_up_does_not_wait_for_the_end_of_long_windows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window: str, waits: bool
+) -> None:
+    kafka = {"bootstrap": "127.0.0.1:9"}
+    settings = Settings.model_validate({"state": tmp_path, "kafka": kafka, "batch": {"window": window}})
+    monkeypatch.setattr(Ticker, "start", lambda ticker: None)  # it writes no tick
+    world = World(settings, monkeypatch, ("batch",))
+    world.supervisor.start()
+    world.listener._queries["batch"] = QueryProgress("batch", {"kiln.updates": {0: 3}}, batch_id=1)
+    assert world.supervisor.leaves_windows_open is not waits
+    assert world.supervisor.has_caught_up({"kiln.updates": {0: 3}}) is not waits
+    assert not world.supervisor.has_caught_up({"kiln.updates": {0: 4}})
 
 
 BROKEN = "Traceback:\npipelines.logic.breaker.DecodingBrokenError: their format is new"
