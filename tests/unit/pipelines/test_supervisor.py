@@ -201,12 +201,11 @@ def test_what_a_query_has_not_read_is_counted_and_unknown_while_it_waits_for_its
 def test_a_run_that_catches_up_does_not_wait_for_the_end_of_long_windows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window: str, waits: bool
 ) -> None:
-    kafka = {"bootstrap": "127.0.0.1:9"}
-    settings = Settings.model_validate({"state": tmp_path, "kafka": kafka, "batch": {"window": window}})
-    monkeypatch.setattr(Ticker, "start", lambda ticker: None)  # it writes no tick
+    settings = Settings.model_validate({"state": tmp_path, "batch": {"window": window}})
     world = World(settings, monkeypatch, ("batch",))
-    world.supervisor.start()
-    world.listener._queries["batch"] = QueryProgress("batch", {"kiln.updates": {0: 3}}, batch_id=1)
+    world.supervisor._runs["batch"] = supervisor._QueryRun(cast(StreamingQuery, FakeQuery()))
+    world.supervisor.ticker = Ticker({}, "kiln.updates", interval=0.1, window=1)  # not started: it writes no tick
+    world.supervisor._listener._queries["batch"] = QueryProgress("batch", {"kiln.updates": {0: 3}}, batch_id=1)
     assert world.supervisor.leaves_windows_open is not waits
     assert world.supervisor.has_caught_up({"kiln.updates": {0: 3}}) is not waits
     assert not world.supervisor.has_caught_up({"kiln.updates": {0: 4}})
