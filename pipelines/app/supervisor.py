@@ -24,7 +24,6 @@ from kiln.conf.settings.model import JobName, Settings
 from kiln.pipelines.app.launch import launch
 from kiln.pipelines.batch.ticker import Ticker
 from kiln.pipelines.decode.breaker import DecodingBrokenError
-from kiln.pipelines.decode.breaker_state import BreakerState, clear_breaker_state, save_breaker_state
 from kiln.pipelines.delta.commits import SecondWriterError
 from kiln.pipelines.delta.lake import Lake, SchemaChangedError
 from kiln.pipelines.recovery import DamageError, DamageLocation, repair
@@ -223,7 +222,6 @@ class Supervisor:
             if is_new and (problem := describe_deleted_records(name, checkpoint.deleted_records)):
                 self.warnings.append(f"{problem}. To prevent this, {DELETED_ADVICE}")
                 log_event(_LOG, "records deleted before the first start", logging.WARNING, query=name, why=problem)
-            clear_breaker_state(self._settings.state, name)
 
     def _start(self, name: JobName) -> StreamingQuery:
         log_event(_LOG, "query starts", query=name)
@@ -330,18 +328,21 @@ class Supervisor:
         Raises:
             RestartsExhaustedError: No query is left.
         """
-        trip = BreakerState(
-            name, error.partition(f"{_BREAKER_ERROR}: ")[2] or error, datetime.fromtimestamp(self._clock() / 1e6, UTC)
+        why = error.partition(f"{_BREAKER_ERROR}: ")[2] or error
+        at = datetime.fromtimestamp(self._clock() / 1e6, UTC)
+        problem = (
+            f"the breaker tripped at {at:%Y-%m-%d %H:%M} UTC: {why}. Fix the build, or raise "
+            "breaker.consecutive_failures if Kiln is to refuse that format, and start Kiln again: "
+            f"{name} continues from its checkpoint. See docs/RUNBOOK.md, The breaker tripped"
         )
-        save_breaker_state(self._settings.state, trip)
-        log_event(_LOG, "breaker tripped", logging.ERROR, query=name, why=trip.why)
+        log_event(_LOG, "breaker tripped", logging.ERROR, query=name, why=why)
         for other, run in self._runs.items():
             if _FRAMES_TOPIC in QUERIES[other].reads:
                 run.held, run.restart_at = True, None
-                run.error = trip.description if other == name else f"held, because the breaker of {name} tripped"
+                run.error = problem if other == name else f"held, because the breaker of {name} tripped"
                 self._stop(run, _HOLD_PATIENCE)
         if all(run.held for run in self._runs.values()):
-            raise RestartsExhaustedError(f"{name} stopped: {trip.description}")
+            raise RestartsExhaustedError(f"{name} stopped: {problem}")
 
     @property
     def failures(self) -> dict[str, str]:
