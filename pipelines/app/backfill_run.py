@@ -54,9 +54,6 @@ from kiln.pipelines.backfill.sources import (
     split_captures,
 )
 from kiln.pipelines.backfill.terms import RunTerms, Source
-from kiln.pipelines.delta.commits import Commits
-from kiln.pipelines.delta.delta_rs import DeltaRsCommits
-from kiln.pipelines.delta.delta_spark import DeltaSparkCommits
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.runtime.kafka import Broker
 from kiln.pipelines.runtime.topics import KafkaTopics
@@ -162,17 +159,11 @@ def backfill(
     parallelism = spark.sparkContext.defaultParallelism
     spark.conf.set("spark.sql.shuffle.partitions", str(2 * parallelism))
     lake = Lake.from_location(settings.lake_root)
-    kafka, durable = settings.broker, settings.durability == "power"
-
-    def create_commits(target: Lake) -> Commits:
-        if settings.lake.writer == "delta-rs":
-            return DeltaRsCommits(target, durable=durable)
-        return DeltaSparkCommits(target, spark, durable=durable)
-
+    kafka = settings.broker
     resources = RunResources(
         spark=spark,
         lake=lake,
-        commits=create_commits,
+        durable=settings.durability == "power",
         broker=Broker(kafka.servers, kafka.prefix, kafka.spark_options() if terms.source == "kafka" else {}),
         now=lambda: time.time_ns() // 1000,
         version=read_version(),

@@ -37,7 +37,8 @@ from kiln.pipelines.backfill.run_log import (
 from kiln.pipelines.backfill.sources import FilePart
 from kiln.pipelines.backfill.terms import RunTerms, describe_differences
 from kiln.pipelines.batch.batching import BatchConfig
-from kiln.pipelines.delta.commits import Commits, WriteId
+from kiln.pipelines.delta.commits import WriteId
+from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.files import DataFile, delete_files
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.delta.tables import TimeBounds, count_rows_at_most, create_empty, read_rows
@@ -132,7 +133,6 @@ class RunResources:
 
     spark: SparkSession
     lake: Lake
-    commits: Callable[[Lake], Commits]
     broker: Broker
     now: Callable[[], int]
     """returns the time, µs"""
@@ -140,6 +140,8 @@ class RunResources:
     """version of Kiln"""
     topic_id: Callable[[], str] = lambda: ""
     """returns Kafka's current id of `kiln.frames`, empty if the broker does not report it"""
+    durable: bool = False
+    """sync each commit to disk"""
     is_stopped: Callable[[], bool] = lambda: False
     report: Callable[[RunProgress], None] = lambda _: None
 
@@ -240,7 +242,7 @@ class _ChunkRunner:
         self._beyond = Lake(f"{self._lake.path}/beyond", self._lake.options)
         self._target = RunTarget(self._lake, self._beyond, terms.span)
         self._lakes = {lake.path: lake for lake in (self._lake, self._beyond)}
-        self._commits = {path: resources.commits(lake) for path, lake in self._lakes.items()}
+        self._commits = {path: DeltaRsCommits(lake, durable=resources.durable) for path, lake in self._lakes.items()}
         self._query = f"backfill:{terms.name}"
         self._done = {(str(each.details["step"]), int(str(each.details["number"]))): each for each in run.chunks}
         self._rows_written = self._frames = 0

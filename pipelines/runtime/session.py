@@ -25,9 +25,8 @@ _STATE = {
 _DELTA = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-    # The default of 50 tasks a commit costs more than the commit itself.
+    # The default of 50 tasks for a table's log costs more than the log.
     "spark.databricks.delta.snapshotPartitions": "1",
-    "spark.databricks.delta.properties.defaults.checkpointInterval": "50",
 }
 
 # Without its native library, Hadoop's local file system starts a process for each chmod and readlink: a quarter of a
