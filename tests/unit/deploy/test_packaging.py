@@ -94,7 +94,7 @@ def test_the_site_has_every_page_and_a_link_to_nowhere_is_refused(root: Path) ->
     assert len(list((root / "build/site").rglob("*.html"))) == len(pages) + 1  # 404.html
     with (root / "build/docs/README.md").open("a", encoding="utf-8") as readme:
         readme.write("\n[on](docs/nowhere.md) and [further](docs/concepts.md#nowhere)\n")
-    command = [Path(sys.executable).with_name("mkdocs"), "build", "--strict", "-f", "deploy/packaging/mkdocs.yml"]
+    command = [str(Path(sys.executable).with_name("mkdocs")), "build", "--strict", "-f", "deploy/packaging/mkdocs.yml"]
     broken = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     assert broken.returncode != 0
     assert "docs/nowhere.md" in broken.stderr
