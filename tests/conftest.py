@@ -191,9 +191,6 @@ ABSENT: dict[str, Callable[[], bool]] = {
     "API server": lambda: not (ROOT / ".peers/api_server/kwok").exists(),  # ten minutes of Go
     "promtool": lambda: shutil.which("promtool") is None,
     "KILN_TEST_SPARK_TLS": lambda: "KILN_TEST_SPARK_TLS" not in os.environ,
-    "KILN_TEST_IMAGES": lambda: "KILN_TEST_IMAGES" not in os.environ,
-    "KILN_TEST_WHEEL": lambda: "KILN_TEST_WHEEL" not in os.environ,
-    "KILN_TEST_SITE": lambda: "KILN_TEST_SITE" not in os.environ,
     "KILN_TEST_CLUSTER": lambda: "KILN_TEST_CLUSTER" not in os.environ,
 }
 

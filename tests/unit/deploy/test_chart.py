@@ -17,7 +17,6 @@ from ruamel.yaml import YAML
 
 from kiln.conf.settings.keys import list_keys, name_variable
 from kiln.conf.settings.reading import load_settings
-from kiln.deploy.packaging.values_schema import SCHEMA, insert_settings
 from kiln.schemas.queries import QUERIES
 from kit import validators
 from kit.service_links import ServicePort, injected
@@ -312,11 +311,6 @@ def test_a_bridge_without_a_network_is_refused_in_a_sentence(values: Path, told:
         helm("template", "kiln", CHART, "--values", values, "--set", told, "--set", "bridge.enabled=false").returncode
         == 0
     )
-
-
-def test_the_schema_of_the_values_has_every_key_of_the_settings() -> None:
-    text = SCHEMA.read_text(encoding="utf-8")
-    assert insert_settings(text) == text, "run make pages"
 
 
 def test_the_jobs_may_reach_the_ports_that_the_settings_name(rendered: dict[str, list[Document]]) -> None:
