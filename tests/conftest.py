@@ -39,7 +39,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parents[1]
+VECTORS = ROOT / "tests" / "vectors"
+"""Captures and vectors, with their origin in `README.md` there."""
 SHARED = ROOT.parent / "shared"
+"""Files of third parties, which are not part of the repository."""
 
 # ---------------------------------------------------------------- chance
 
@@ -264,7 +267,7 @@ def root() -> Path:
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """The folder of foreign test data beside the checkout; skips where there is none."""
+    """The folder beside the checkout, with files of third parties; skips where there is none."""
     if not SHARED.is_dir():
         pytest.skip("no folder `shared` beside the checkout")
     return SHARED
