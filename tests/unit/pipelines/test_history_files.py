@@ -338,6 +338,7 @@ class EndlessZeros(io.RawIOBase):
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # any buffer in typeshed
         self.taken += len(buffer)
+        buffer[:] = bytes(len(buffer))
         return len(buffer)
 
 
