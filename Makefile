@@ -3,7 +3,7 @@
 MAKEFLAGS += --no-print-directory
 .SUFFIXES:
 .DELETE_ON_ERROR:
-.PHONY: help setup java jars jars-s3 run test test-all fuzz chaos hostile lint proto pages sample bench lock audit sbom wheel dist images docs clean
+.PHONY: help setup java jars jars-s3 tools run test test-all fuzz chaos hostile lint proto pages sample bench lock audit sbom wheel dist images docs clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -36,6 +36,9 @@ jars: $(VENV)/.installed ## fetch the jars that conf/ivy.xml pins
 
 jars-s3: $(VENV)/.installed ## fetch Spark's jars for an object store (kiln run fetches them when needed)
 	@$(PY) -m kiln.deploy.stack.jars --s3
+
+tools: $(VENV)/.installed ## install programs that some tests need, or name what hinders it (ARGS=api-server builds one of Kubernetes)
+	@cd tests && PYTHONPATH=$(CURDIR):$(CURDIR)/tests ../$(PY) -m kit.tools $(ARGS)
 
 run: setup ## run Kiln: broker, demo network, queries, status screen (ARGS="--for 60s")
 	@$(KILN) run $(ARGS)

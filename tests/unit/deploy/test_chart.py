@@ -48,13 +48,11 @@ image: {repository: registry.example/kiln, tag: 0.1.0, pullSecrets: [registry]}
 # a document of YAML, of any kind
 Document = dict[str, Any]
 
-pytestmark = pytest.mark.skipif(
-    not validators.program("helm").exists(), reason="validators of manifests are not built (python -m kit.validators)"
-)
+pytestmark = pytest.mark.skipif(not validators.HELM.exists(), reason="no validators of manifests: helm")
 
 
 def helm(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [validators.program("helm"), *arguments, "--kube-version", f"{validators.KUBERNETES}.0"]
+    command = [validators.HELM, *arguments, "--kube-version", f"{validators.KUBERNETES}.0"]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
@@ -165,7 +163,7 @@ def test_a_broken_copy_of_each_manifest_does_not(
         assert not accepted(other), f"{each['kind']} {each['metadata']['name']}"
 
 
-@pytest.mark.skipif(not validators.built(), reason="validators of manifests are not built (python -m kit.validators)")
+@pytest.mark.skipif(not validators.SCHEMAS.is_dir(), reason="no validators of manifests: kubeconform")
 def test_kubeconform_says_the_same_and_knows_the_resources_of_the_prometheus_operator(
     rendered: dict[str, list[Document]], tmp_path: Path
 ) -> None:
@@ -174,7 +172,7 @@ def test_kubeconform_says_the_same_and_knows_the_resources_of_the_prometheus_ope
     manifest = tmp_path / "whole.yaml"
     with manifest.open("w", encoding="utf-8") as file:
         yaml.dump_all(whole, file)
-    done = validators.kubeconform(manifest)
+    done = validators.run_kubeconform(manifest)
     assert done.returncode == 0, done.stdout + done.stderr
     assert {"ServiceMonitor", "PrometheusRule"} <= {each["kind"] for each in whole}
     kinds = {each["kind"]: each for each in whole}
@@ -184,7 +182,7 @@ def test_kubeconform_says_the_same_and_knows_the_resources_of_the_prometheus_ope
         manifest.write_text("", encoding="utf-8")
         with manifest.open("w", encoding="utf-8") as file:
             yaml.dump(other, file)
-        assert validators.kubeconform(manifest).returncode != 0, kind
+        assert validators.run_kubeconform(manifest).returncode != 0, kind
 
 
 @pytest.mark.parametrize(
