@@ -65,7 +65,7 @@ def test_wheel_and_source_name_version_and_commit(wheel: Path, root: Path) -> No
     assert {
         "pyproject.toml",
         "kiln/conf/kiln.toml",
-        "kiln/deploy/query/serve/Door.scala",
+        "kiln/deploy/query/spark/ReadOnly.scala",
     } <= names
 
 
