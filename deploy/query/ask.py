@@ -201,8 +201,12 @@ def _connect(lake: Lake, sql: str, as_of: AsOf | None) -> tuple[duckdb.DuckDBPyC
     return connection, _OpenTables(lake, as_of, there, tables, memory_limit)
 
 
-def limit_memory(connection: duckdb.DuckDBPyConnection) -> str:
+def limit_memory(connection: duckdb.DuckDBPyConnection, most: int | None = None) -> str:
     """Lower DuckDB's memory limit by the memory that the process uses already, to a quarter at most, and return it.
+
+    Args:
+        connection: The connection.
+        most: Maximum in bytes, if less is enough.
 
     DuckDB's default is 80 % of the memory of the machine or container, as if the process used none itself: a query in
     a container of 256 MB is then killed by the kernel instead of spilling to disk.
@@ -211,7 +215,8 @@ def limit_memory(connection: duckdb.DuckDBPyConnection) -> str:
     number, unit = default.split()
     limit = int(float(number) * 1024 ** ("bytes", "KiB", "MiB", "GiB", "TiB").index(unit))
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    connection.execute(f"SET memory_limit = '{max(limit - used, limit // 4)}B'")
+    limit = max(limit - used, limit // 4)
+    connection.execute(f"SET memory_limit = '{limit if most is None else min(limit, most)}B'")
     return _read_memory_limit(connection)
 
 

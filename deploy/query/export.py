@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -45,6 +46,10 @@ _RECORD_COLUMNS: Final = {
 }
 _STORAGE: Final = "v1.0.0"
 """oldest DuckDB that can read the file: BI tools come with drivers of their own"""
+
+
+_MEMORY: Final = 1 << 30
+"""bytes that DuckDB may use: with more it only keeps blocks that it has written"""
 
 
 class ExportError(KilnError):
@@ -204,9 +209,8 @@ class _Export:
                 version = table.version()
                 self.progress(f"{name}: copying version {version} (table {number} of {len(self.tables)}) …")
                 condition = "" if since is None else _build_condition(name, since, sources)
-                (count,) = connection.execute(
-                    f"CREATE TABLE main.{quote_name(name)} AS SELECT * FROM temp.{quote_name(name)} {condition}"
-                ).fetchall()[0]
+                copy = f"CREATE TABLE main.{quote_name(name)} AS SELECT * FROM temp.{quote_name(name)} {condition}"
+                (count,) = _execute_interruptibly(connection, copy).fetchall()[0]
                 record.append((name, version, count, since if condition else None, now))
             columns = ", ".join(f"{column} {kind}" for column, kind in _RECORD_COLUMNS.items())
             connection.execute(f"CREATE TABLE main.{RECORD} ({columns})")
@@ -257,7 +261,7 @@ class _Export:
             with duckdb.connect(str(self.file), config={"storage_compatibility_version": _STORAGE}) as connection:
                 connection.execute("SET TimeZone = 'UTC'")
                 connection.execute(f"SET temp_directory = {quote_text(f'{self.file.parent}/spilled')}")
-                limit = limit_memory(connection)
+                limit = limit_memory(connection, _MEMORY)
                 yield connection
         except duckdb.OutOfMemoryException as error:
             raise ExportError(
@@ -282,6 +286,17 @@ class _Export:
                 f"cannot write {self.target}: {cause}. {free:,} bytes are free there. Make room, pass a path "
                 "on another disk, or export less (--tables, --since)"
             ) from error
+
+
+def _execute_interruptibly(connection: duckdb.DuckDBPyConnection, sql: str) -> duckdb.DuckDBPyConnection:
+    """Execute a statement in a thread: in the main thread, DuckDB lets signals wait until a large table is copied."""
+    with ThreadPoolExecutor(1) as thread:
+        execution = thread.submit(connection.execute, sql)
+        try:
+            return execution.result()
+        except KeyboardInterrupt:
+            connection.interrupt()
+            raise
 
 
 def _build_condition(name: str, since: datetime, sources: Collection[str]) -> str:
