@@ -44,7 +44,7 @@ LOCAL_FILES = {
 _WORKER_SITE = Path(__file__).with_name("worker_site")
 """folder of the startup hook of Spark's Python processes"""
 
-APPENDED_CLASS_PATH = "SPARK_DIST_CLASSPATH"
+_APPENDED_CLASS_PATH = "SPARK_DIST_CLASSPATH"
 """variable with which Spark's launcher ends the class path"""
 
 _STREAMING = {
@@ -208,10 +208,10 @@ def _launch_jvm(conf: Mapping[str, str], appended: Iterable[Path], scratch: Path
         file.write(format_properties(conf))
         file.flush()
         submit = os.environ.get("PYSPARK_SUBMIT_ARGS") or "pyspark-shell"
-        class_path = filter(None, (os.environ.get(APPENDED_CLASS_PATH), *map(str, appended)))
+        class_path = filter(None, (os.environ.get(_APPENDED_CLASS_PATH), *map(str, appended)))
         variables = {
             "PYSPARK_SUBMIT_ARGS": f"--properties-file {shlex.quote(file.name)} --load-spark-defaults {submit}",
-            APPENDED_CLASS_PATH: os.pathsep.join(class_path),
+            _APPENDED_CLASS_PATH: os.pathsep.join(class_path),
         }
         before = {name: os.environ.get(name) for name in variables}
         os.environ |= variables

@@ -152,7 +152,6 @@ def test_the_doctor_names_what_is_not_installed(base: BaseInstall) -> None:
         ("bridge", "bridge"),
         ("job archive", "bridge,spark"),
         ("sql --spark SELECT", "spark"),
-        ("serve-sql", "spark"),
         ("quality", "quality"),
         ("maintain", "lake"),
         ("recover", "spark"),

@@ -101,7 +101,6 @@ def base_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         ("bridge", "bridge"),
         ("replay CAPTURE", "bridge"),
         ("sql --spark SELECT+1", "spark"),
-        ("serve-sql", "spark"),
         ("quality", "quality"),
         ("backfill run --from 2026-01-01 --to 2026-01-02 --run r", "spark"),
         ("backfill list", "lake"),

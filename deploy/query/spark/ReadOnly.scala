@@ -1,20 +1,16 @@
-// What a client may ask Spark: one query or listing, over the lake's tables and views, with known functions.
+// Guard of `kiln sql --spark`: one query or listing, over the lake's tables and views, with known functions.
 package kiln
 
 import scala.io.Source
 import scala.util.Using
 
 import org.apache.spark.SparkThrowable
-import org.apache.spark.sql.{SparkSession, SparkSessionExtensions}
-import org.apache.spark.sql.catalyst.{FunctionIdentifier, TableIdentifier}
 import org.apache.spark.sql.catalyst.analysis._
 import org.apache.spark.sql.catalyst.expressions.Expression
-import org.apache.spark.sql.catalyst.parser.{ParameterContext, ParserInterface}
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan
 import org.apache.spark.sql.execution.command.SetCommand
-import org.apache.spark.sql.types.StructType
 
-/** The statement is refused. Clients get the message in full: it names nothing but what they sent. */
+/** The statement is refused. */
 class Refused(what: String) extends UnsupportedOperationException(s"the lake is read-only: $what") with SparkThrowable {
   override def getCondition: String = "KILN_READ_ONLY"
   override def getErrorClass: String = getCondition
@@ -53,19 +49,9 @@ object ReadOnly {
 
   private def words(text: String): Set[String] = text.split("\\s+").filter(_.nonEmpty).toSet
 
-  @volatile private var closed = false
-
-  /** From now on every session of this JVM checks what it parses: Kiln has made the catalog. */
-  def close(): Unit = closed = true
-
-  def checkIfClosed(plan: LogicalPlan): LogicalPlan = {
-    if (closed) check(plan)
-    plan
-  }
-
   /** Refused: the parsed statement holds something that is not on the lists. */
   def check(part: Any): Unit = part match {
-    case set: SetCommand => if (!shows(set)) refuse("no client changes settings, or sees all of them")
+    case set: SetCommand => if (!shows(set)) refuse("a query changes no settings, and does not list all of them")
     case plan: LogicalPlan =>
       allow(plan.getClass, plans, plan.nodeName)
       checkName(plan)
@@ -113,30 +99,10 @@ object ReadOnly {
     if (arguments > most) refuse(s"the function ${name.mkString(".")} takes no options")
   }
 
-  // SET -v, which drivers send, lists Spark's own settings of SQL.
+  // SET -v lists Spark's own settings of SQL.
   private def shows(set: SetCommand): Boolean = set.kv.exists { case (key, value) =>
     value.isEmpty && (key == "-v" || key.startsWith("spark.sql."))
   }
 
   private def refuse(what: String): Nothing = throw new Refused(what)
-}
-
-/** `spark.sql.extensions` names this class last, so that its parser sees what the parsers of others return. */
-class ReadOnly extends (SparkSessionExtensions => Unit) {
-  override def apply(extensions: SparkSessionExtensions): Unit = extensions.injectParser((_, parser) => new CheckedParser(parser))
-}
-
-/** Spark's parser, through which the text of every statement, view and EXECUTE IMMEDIATE goes. */
-class CheckedParser(parser: ParserInterface) extends ParserInterface {
-  override def parsePlan(sql: String): LogicalPlan = ReadOnly.checkIfClosed(parser.parsePlan(sql))
-  override def parsePlanWithParameters(sql: String, context: ParameterContext): LogicalPlan =
-    ReadOnly.checkIfClosed(parser.parsePlanWithParameters(sql, context))
-  override def parseQuery(sql: String): LogicalPlan = ReadOnly.checkIfClosed(parser.parseQuery(sql))
-  override def parseExpression(sql: String): Expression = parser.parseExpression(sql)
-  override def parseTableIdentifier(sql: String): TableIdentifier = parser.parseTableIdentifier(sql)
-  override def parseFunctionIdentifier(sql: String): FunctionIdentifier = parser.parseFunctionIdentifier(sql)
-  override def parseMultipartIdentifier(sql: String): Seq[String] = parser.parseMultipartIdentifier(sql)
-  override def parseTableSchema(sql: String): StructType = parser.parseTableSchema(sql)
-  override def parseRoutineParam(sql: String): StructType = parser.parseRoutineParam(sql)
-  override def parseDataType(sql: String) = parser.parseDataType(sql)
 }

@@ -1,8 +1,8 @@
 """Read-only SQL over the lake with Spark.
 
 Spark has no option against writing in a session, or opening files in a query. So a query is parsed first, and rejected
-before analysis if it contains a plan node that `deploy/query/serve/ReadOnly.scala` does not list. The JVM needs the
-classes of `kiln.deploy.query.serve.classes`.
+before analysis if it contains a plan node that `ReadOnly.scala` does not list. The JVM needs the
+classes of `kiln.deploy.query.spark.classes`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def query_spark(
     session = spark.newSession()
     for key, value in {**_SETTINGS, "spark.sql.shuffle.partitions": str(partitions)}.items():
         session.conf.set(key, value)
-    _check_read_only(session, sql)
+    check_read_only(session, sql)
     names, wanted = find_named_tables(sql, lake.tables())
     if not (names or wanted):
         names, wanted = lake.tables(), tuple(views().values())
@@ -92,7 +92,7 @@ def _create_view(session: SparkSession, lake: Lake, name: str, as_of: AsOf | Non
     return True
 
 
-def _check_read_only(session: SparkSession, sql: str) -> None:
+def check_read_only(session: SparkSession, sql: str) -> None:
     """Check that the text is one read-only query or listing.
 
     Raises:

@@ -1,6 +1,6 @@
 """Compilation of the `*.scala` files here with the Scala compiler that ships in pyspark, so that no JDK is needed.
 
-Layout: a folder per version of the source and of pyspark, next to the jars: `.jars/serve/<digest>/kiln/*.class`.
+Layout: a folder per version of the source and of pyspark, next to the jars: `.jars/guard/<digest>/kiln/*.class`.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ def compile_classes(progress: Callable[[str], None], root: Path | None = None) -
     jars = find_spark_home() / "jars"
     texts = b"".join(path.read_bytes() for path in (*SOURCES, FUNCTIONS))
     digest = hashlib.sha256(texts + str(sorted(jar.name for jar in jars.glob("spark-sql_*"))).encode())
-    parent = (default_root() if root is None else root) / "serve"
+    parent = (default_root() if root is None else root) / "guard"
     folder = parent / digest.hexdigest()[:16]
     if folder.is_dir():
         return folder
-    progress("compiling the read-only checks of the server (once) …")
+    progress("compiling the read-only checks of queries (once) …")
     parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix="compiling-", dir=parent))
     try:
