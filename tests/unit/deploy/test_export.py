@@ -144,14 +144,11 @@ def test_since_leaves_older_rows_out(tmp_path: Path) -> None:
     for names in ((), ("batch_tips",)):  # with the table that has the time, and without
         export_lake(lake, file, be_quiet, names=names, since=start)
         recorded = read(file, "SELECT table_name, rows FROM kiln_export ORDER BY ALL")
-        assert dict(recorded) == {name: expected[name] for name in sorted(names or expected)}
+        assert recorded == [(name, expected[name]) for name in sorted(names or expected)]
         assert read(file, "SELECT batch_cid FROM batch_tips") == [("new",)]
     export_lake(lake, file, be_quiet, since=start)
     assert read(file, "SELECT message_id FROM messages") == [("new",)]
-    assert dict(read(file, "SELECT table_name, since IS NOT NULL FROM kiln_export")) == {
-        **dict.fromkeys(expected, True),
-        "streams": False,
-    }
+    assert read(file, "SELECT table_name FROM kiln_export WHERE since IS NULL") == [("streams",)]
 
 
 def test_chosen_tables_bring_the_views_that_read_no_others(lake: Lake, tmp_path: Path) -> None:
