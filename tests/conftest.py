@@ -221,7 +221,9 @@ REQUIREMENTS: Final = {
     "API server": Requirement("an API server", _has_api_server, "run `make tools ARGS=api-server`"),
     **{
         name: Requirement(name, partial(os.environ.__contains__, name), f"set {name}, see CONTRIBUTING.md")
-        for name in (f"KILN_TEST_{kind}" for kind in ("SPARK_TLS", "IMAGES", "WHEEL", "SITE", "CLUSTER"))
+        for name in (
+            *("KILN_TEST_SPARK_TLS", "KILN_TEST_IMAGES", "KILN_TEST_WHEEL", "KILN_TEST_SITE", "KILN_TEST_CLUSTER"),
+        )
     },
 }
 
@@ -237,7 +239,7 @@ def summarize_skips(reasons: Iterable[str]) -> list[str]:
     causes = Counter[str]()
     for reason in reasons:
         part = _find_absent(reason)
-        causes[f"no {part.name}: {part.remedy}" if part else reason] += 1
+        causes[f"without {part.name}: {part.remedy}" if part else reason] += 1
     return [f"{count:4} skipped: {cause}" for cause, count in causes.most_common()]
 
 
