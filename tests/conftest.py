@@ -29,7 +29,7 @@ from xdist.workermanage import WorkerController
 from kiln.deploy.stack import jars
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
 from kiln.deploy.stack.java import JavaError, find_java
-from kit import loopback, validators
+from kit import jdbc_driver, loopback, validators
 from kit.foreign_peer import CACHE
 
 # A process of pytest-xdist has a main module without a file. pyspark.sql.connect takes that for a doctest, and exits.
@@ -218,10 +218,11 @@ REQUIREMENTS: Final = {
     "manifests: helm": Requirement("helm", validators.HELM.exists, "run `make tools`"),
     "manifests: kubeconform": Requirement("kubeconform", validators.SCHEMAS.is_dir, "run `make tools`"),
     "manifests: compose-go": Requirement("compose-go", validators.COMPOSE.exists, "run `make tools`"),
+    "JDBC driver": Requirement("DuckDB's JDBC driver", jdbc_driver.is_fetched, "run `make tools`"),
     "API server": Requirement("an API server", _has_api_server, "run `make tools ARGS=api-server`"),
     **{
         name: Requirement(name, partial(os.environ.__contains__, name), f"set {name}, see CONTRIBUTING.md")
-        for name in (f"KILN_TEST_{kind}" for kind in ("SPARK_TLS", "CLUSTER"))
+        for name in ("KILN_TEST_SPARK_TLS", "KILN_TEST_CLUSTER")
     },
 }
 
@@ -237,7 +238,7 @@ def summarize_skips(reasons: Iterable[str]) -> list[str]:
     causes = Counter[str]()
     for reason in reasons:
         part = _find_absent(reason)
-        causes[f"no {part.name}: {part.remedy}" if part else reason] += 1
+        causes[f"without {part.name}: {part.remedy}" if part else reason] += 1
     return [f"{count:4} skipped: {cause}" for cause, count in causes.most_common()]
 
 

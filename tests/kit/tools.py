@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from kit import api_server, validators
+from kit import api_server, jdbc_driver, validators
 from kit.foreign_peer import CACHE, ForeignPeerError, run_tool
 
 BIN = CACHE / "bin"
@@ -65,6 +65,7 @@ STEPS: dict[str, Callable[[], None]] = {
     "helm": validators.fetch_helm,
     "compose": validators.build_compose,
     "kubeconform": validators.build_kubeconform,
+    "jdbc": jdbc_driver.fetch,
 }
 SLOW: dict[str, Callable[[], None]] = {"api-server": api_server.build}
 

@@ -16,6 +16,6 @@ def test_skips_are_counted_by_the_part_that_is_absent_with_its_remedy(monkeypatc
     monkeypatch.setattr(conftest, "REQUIREMENTS", parts)
     reasons = ["no go toolchain to build A with", "the browser is not there", "no go toolchain to build B with"]
     assert summarize_skips(reasons) == [
-        "   2 skipped: no go: install Go",
+        "   2 skipped: without go: install Go",
         "   1 skipped: the browser is not there",  # it is there: a fault of the test
     ]

@@ -13,26 +13,25 @@ from py4j.protocol import get_return_value
 
 from kiln.deploy.query.ask import query_lake
 from kiln.deploy.query.export import export_lake
-from kiln.deploy.stack.jars import JarsError, default_root, ensure_jars
 from kiln.deploy.stack.java import JavaError, find_java
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.runtime.spark_environment import find_spark_home
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.delta.views import views
+from kit import jdbc_driver
 from kit.small_lake import small_lake
-
-IVY = Path(__file__).resolve().parents[2] / "kit" / "jdbc" / "ivy.xml"
 
 
 @pytest.fixture(scope="module")
 def driver() -> Path:
-    """The driver's jar, fetched once (80 MB); skips without Java, or where it cannot be fetched."""
+    """The driver's jar."""
     try:
         find_java()
-        (jar,) = (ensure_jars(default_root() / "jdbc", ivy_xml=IVY) / "jdbc").iterdir()
-    except (JavaError, JarsError) as error:
-        pytest.skip(f"no JDBC driver of DuckDB: {error}")
-    return jar
+    except JavaError as error:
+        pytest.skip(f"no Java: {error}")
+    if not jdbc_driver.is_fetched():
+        pytest.skip("no JDBC driver of DuckDB: run `make tools`")
+    return jdbc_driver.jar()
 
 
 @pytest.fixture(scope="module")
