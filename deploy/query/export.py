@@ -84,7 +84,7 @@ def export_lake(
         progress: Called with progress messages.
         names: Tables and views to export, by default all. A view brings the tables that it reads, and tables bring
             the views that read no others.
-        since: Minimum age of rows, for tables whose rows have one.
+        since: Time of the oldest rows, for tables whose rows have an age.
         as_of: Version or time of the tables, by default the newest.
 
     Raises:
