@@ -3,7 +3,7 @@
 MAKEFLAGS += --no-print-directory
 .SUFFIXES:
 .DELETE_ON_ERROR:
-.PHONY: help setup java jars jars-s3 tools run test test-all fuzz chaos hostile lint proto pages sample bench lock audit sbom wheel dist images docs clean
+.PHONY: help setup java jars jars-s3 tools run test test-all fuzz mutants chaos hostile lint proto pages sample bench lock audit sbom wheel dist images docs clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -56,6 +56,9 @@ test-all: setup ## run every test, or every one of some folders (ARGS="tests/kaf
 
 fuzz: setup ## fuzz decoders, router and batcher, and run property tests with new seeds; failures go to .fuzz (FOR=10m)
 	@.ci/fuzz $(FOR) $(ARGS)
+
+mutants: setup ## break Kiln at random places, one at a time, and count the breaks that `make test` notices (ARGS="--seed 1 --places 60")
+	@cd tests && PYTHONPATH=$(CURDIR):$(CURDIR)/tests ../$(PY) -m mutants $(ARGS)
 
 chaos: setup ## inject faults at seeded moments into a whole running Kiln (ARGS="--seed 1 --faults 20")
 	@cd tests && PYTHONPATH=$(CURDIR):$(CURDIR)/tests ../$(PY) -m chaos $(ARGS)

@@ -1,0 +1,1 @@
+"""Breaks in Kiln's code, and the tests that notice them."""
