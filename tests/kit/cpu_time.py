@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Final
 
 _STEPS: Final = 50_000
-_SPEED: Final = float(os.environ.get("KILN_TEST_SPEED", "1"))
-"""times that the machine appears faster than it is, to every measurement that a test compares with a constant"""
+_SPEED: Final = float(os.environ.get("TEST_SPEED", "1"))
+"""times that the machine appears faster than it is, to every measurement that a test compares with a constant. Names with
+KILN_ are those of settings, and Kiln refuses one that it does not know."""
 
 
 @dataclass
@@ -22,7 +23,7 @@ class CpuCost:
 
 
 def cpu_clock() -> float:
-    """Return the CPU time of this thread in seconds, as a machine that is KILN_TEST_SPEED times faster would."""
+    """Return the CPU time of this thread in seconds, as a machine that is TEST_SPEED times faster would."""
     return time.thread_time() / _SPEED
 
 

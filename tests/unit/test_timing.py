@@ -1,7 +1,7 @@
 """No outcome of a test depends on the speed of the machine: what still compares a time with a constant is listed here.
 
 A cost is a number of steps or a ratio within one process (`kit.cpu_time`), an order is asserted by events, and a
-time-out is a guard against a hang, of a minute or more. `KILN_TEST_SPEED=5 make test` runs with a CPU clock on which
+time-out is a guard against a hang, of a minute or more. `TEST_SPEED=5 make test` runs with a CPU clock on which
 the machine is five times as fast, and 0.2 five times as slow.
 """
 
