@@ -11,8 +11,8 @@ from typing import Final
 
 _STEPS: Final = 50_000
 _SPEED: Final = float(os.environ.get("TEST_SPEED", "1"))
-"""times that the machine appears faster than it is, to every measurement that a test compares with a constant. Names with
-KILN_ are those of settings, and Kiln refuses one that it does not know."""
+"""times that the machine appears faster than it is, to every measurement that a test compares with a constant. The name
+has no KILN_, as Kiln refuses variables with it that are no settings."""
 
 
 @dataclass
