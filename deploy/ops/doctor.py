@@ -642,11 +642,3 @@ def _check_port(listener: Listener, broker_runs: bool, kilns: Collection[int]) -
         return check_port(listener, error, ours=broker_runs and error is not None, holder=holder)
     holder = None if listener.udp else find_port_holder(listener.port)
     return check_port(listener, error, bool(kilns) if holder is None else holder.pid in kilns, holder)
-
-
-# ---------------------------------------------------------------- output
-
-
-def has_failures(checks: Iterable[DoctorCheck]) -> bool:
-    """Return true if a check failed."""
-    return any(check.level == "fail" for check in checks)
