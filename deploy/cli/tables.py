@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from kiln.deploy.cli.options import (
     parse_time,
     reading_settings,
 )
+from kiln.deploy.cli.startup import discard_output
 
 if TYPE_CHECKING:
     from kiln.conf.settings.model import Settings
@@ -187,8 +187,7 @@ def _show(answer: Answer, rows: int, *, as_json: bool, as_csv: bool) -> None:
                 print_table(answer, answers(), rows)
         sys.stdout.flush()
     except BrokenPipeError:
-        # the reader has enough (`kiln sql … | head`); nothing more may be flushed into the pipe at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output()  # the reader has enough, as in `kiln sql … | head`
 
 
 @commands.command()
