@@ -204,13 +204,10 @@ class _Run:
         self._watch = TopicWatch(kafka.client_options(), kafka.prefix, open_time.total_seconds())
         self._ends = TopicEnds(kafka.client_options(), map(kafka.topic, TOPICS))
         self._snapshots = SnapshotBuilder(
+            settings,
             names,
             self._watch,
-            kafka.topic,
-            network=settings.network.name,
-            is_ceramic=settings.is_ceramic,
             mode="catching up" if catch_up else _MODES[companions.live.source],
-            window=settings.batch.window,
             duration=duration,
             started=started,
         )

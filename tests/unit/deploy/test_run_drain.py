@@ -19,7 +19,7 @@ from kiln.deploy.ops.watch import TopicCounts
 from kiln.deploy.run import application
 from kiln.deploy.run.application import RunOutcome
 from kiln.deploy.run.network import build_demo_settings
-from kiln.deploy.screens.summary import describe_unread
+from kiln.deploy.run.summary import describe_unread
 from kiln.deploy.screens.views import View
 from kiln.pipelines.runtime.progress import QueryProgress
 
