@@ -18,10 +18,10 @@ from kiln.conf.settings.durations import micros
 from kiln.conf.settings.model import Settings
 from kiln.pipelines.delta.arrow_rows import build_arrow_schema
 from kiln.pipelines.delta.lake import Lake, LakeError
+from kiln.pipelines.quality.context import CheckContext
 from kiln.pipelines.quality.results import CheckResult, build_rows
 from kiln.pipelines.quality.suite_run import SuiteRun
 from kiln.pipelines.quality.suites import SuiteCheck
-from kiln.pipelines.quality.table_checks import CheckContext
 from kiln.pipelines.runtime.table_ages import check_tables
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.queries import QUERIES
@@ -82,15 +82,14 @@ def check_lake(
     checks = [check for check in filled if not tables or check.table in tables]
     check_tables(lake, settings.checkpoints_root)
     with lock_state(settings.state, "quality"):
-        state_file = settings.quality_dir / "state.duckdb"
+        state_file = settings.quality_dir / "positions.json"
         state_file.parent.mkdir(parents=True, exist_ok=True)
         suite_run = SuiteRun(
             lake, build_context(settings, now), validator, None if since else state_file, now - since if since else None
         )
         try:
-            if not since:
-                suite_run.delete_unknown_checks(every)
             results = suite_run.run_checks(checks)
+            suite_run.save(every)
         finally:
             suite_run.close()
         if results:

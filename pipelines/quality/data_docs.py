@@ -84,7 +84,7 @@ def _build_result(result: CheckResult) -> ExpectationValidationResult:
         success=result.success,
         expectation_config=ExpectationConfiguration(
             type=check.expectation,
-            kwargs=dict(check.arguments) if check.kind.rows else {},
+            kwargs=dict(check.arguments) if not check.sql else {},
             description=f"{check.level}: {check.name}" + (f": {faults}. {result.hint}" if faults else ""),
         ),
         result={"observed_value": escape(printable(result.observed))},
