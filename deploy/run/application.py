@@ -34,6 +34,7 @@ from kiln.deploy.stack.spark import check_jvm, spark_session
 from kiln.pipelines.app.supervisor import RestartsExhaustedError, Supervisor, build_damage_location
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.recovery import repair
+from kiln.pipelines.runtime.passed_versions import read_committed, save_caught_up
 from kiln.pipelines.runtime.topic_ends import Ends, TopicEnds
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.kafka.topics import TOPICS
@@ -192,6 +193,10 @@ class _Run:
         started: float,
     ) -> None:
         self._view = view
+        self._names = names
+        self._checkpoints = settings.checkpoints_root
+        self._saved_at: Ends | None = None
+        """end offsets up to which the queries were seen to have read everything"""
         self._duration = duration
         self._catch_up = catch_up
         self._companions = companions
@@ -294,12 +299,16 @@ class _Run:
                 continue
             shown = now
             before = self._ends.ends
+            committed = self._read_committed(before)
             ends = self._ends.read()
+            if committed and before == ends and not self._ends.error:
+                save_caught_up(self._checkpoints, committed)
+                self._saved_at = ends
             if self._catch_up and self._queries.held_queries:
                 return
             if self._catch_up and not self._ends.error and before == ends:
                 self._open_windows = self._queries.describe_open_windows(ends)
-                if self._open_windows or self._queries.has_caught_up(ends):
+                if self._open_windows or self._saved_at == ends:
                     return
             if self._drain_started is not None and self._has_drained(now, before, ends):
                 return
@@ -315,6 +324,12 @@ class _Run:
             self._companions.monitor.see(snapshot)
             self._problems.see(snapshot.errors)
             self._view.show(snapshot)
+
+    def _read_committed(self, ends: Ends) -> dict[str, int]:
+        """Read the newest micro-batches if they have read everything before `ends`, which was not saved yet."""
+        if not ends or ends == self._saved_at or not self._queries.has_caught_up(ends):
+            return {}
+        return read_committed(self._checkpoints, self._names)
 
     def _is_over(self, now: float) -> bool:
         return self._duration is not None and now - self._started >= self._duration.total_seconds()

@@ -244,7 +244,7 @@ class SuiteRun:
         ((count, first, last),) = self._db.execute(
             f"SELECT count(*), min(seen_at), max(seen_at) FROM faults{where}", times
         ).fetchall()
-        shown = self._db.execute(f"FROM faults{where} ORDER BY seen_at, ALL LIMIT {SHOWN}", times)
+        shown = self._db.execute(f"FROM faults{where} ORDER BY seen_at LIMIT {SHOWN}", times)
         columns = [each[0] for each in shown.description or ()]
         rows = [dict(zip(columns, row, strict=True)) for row in shown.fetchall()]
         keys = [
@@ -271,7 +271,7 @@ class SuiteRun:
 
     def _count_waiting(self, check: SuiteCheck, passed: Mapping[str, DeltaTable]) -> int:
         """Count the rows of the check's table that are not judged yet, because not all queries have passed them."""
-        newest, judged = self._tables[check.table], passed[check.table] if check.table in passed else None
+        newest, judged = self._tables[check.table], passed.get(check.table)
         if judged is None or judged.version() == newest.version():
             return 0
         files = list(find_new_files(self._lake, check.table, newest, judged.version()).files)

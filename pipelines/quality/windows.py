@@ -111,8 +111,8 @@ def _read_updates(reader: duckdb.DuckDBPyConnection, context: CheckContext, star
         + (" AND separator_source = 'genesis'" if context.only_verified else "")
     )
     pages = reader.sql(
-        "SELECT network, origin, separator_key, separator_value, stream, tip, epoch_us(observed_at), epoch_us(log_time) "
-        f"FROM updates WHERE {where} ORDER BY log_time, log_partition, log_offset"
+        "SELECT network, origin, separator_key, separator_value, stream, tip, epoch_us(observed_at), "
+        f"epoch_us(log_time) FROM updates WHERE {where} ORDER BY log_time, log_partition, log_offset"
     ).to_arrow_reader(_PAGE)
     for page in pages:
         columns = [column.to_pylist() for column in page.columns]
@@ -133,8 +133,8 @@ def _skip_unknown(
     stored = {
         (*owner, opened_at)
         for *owner, opened_at in reader.execute(
-            "SELECT network, origin, separator_key, separator_value, epoch_us(opened_at) FROM batches WHERE emitted_at >= "
-            f"make_timestamptz({start})"
+            "SELECT network, origin, separator_key, separator_value, epoch_us(opened_at) FROM batches "
+            f"WHERE emitted_at >= make_timestamptz({start})"
         ).fetchall()
     }
     known, last = set[Owner](), dict[Owner, int]()

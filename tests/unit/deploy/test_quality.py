@@ -15,6 +15,7 @@ import pandas as pd
 import pytest
 from deltalake import DeltaTable
 from great_expectations.expectations.registry import get_expectation_impl
+from kiln.pipelines.quality.finders import FINDERS
 
 from kiln.conf.process.errors import SettingsError
 from kiln.conf.settings.model import Network, Settings
@@ -26,7 +27,6 @@ from kiln.pipelines.quality.catalogue import EXPECTATIONS, Expectation
 from kiln.pipelines.quality.check import check_lake
 from kiln.pipelines.quality.data_docs import write_docs
 from kiln.pipelines.quality.expectations import TABLE_EXPECTATIONS, ExpectationOutcome, RowValidator
-from kiln.pipelines.quality.finders import FINDERS
 from kiln.pipelines.quality.page import insert_lists
 from kiln.pipelines.quality.results import CheckResult
 from kiln.pipelines.quality.suites import FOLDER, SuiteCheck, read_suites

@@ -12,11 +12,11 @@ import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from kiln.pipelines.quality.model import _has_all_updates, _remember_updates
+from kiln.pipelines.quality.table_checks import CheckContext, CheckInputs
 
 from kiln.pipelines.quality.expectations import RowValidator
-from kiln.pipelines.quality.model import _has_all_updates, _remember_updates
 from kiln.pipelines.quality.suites import SuiteCheck
-from kiln.pipelines.quality.table_checks import CheckContext, CheckInputs
 from kiln.schemas.wire.batch_block import write_blocks
 from kiln.schemas.wire.cid import USUAL_TEXT, cid_bytes, cid_text, compute_cid
 

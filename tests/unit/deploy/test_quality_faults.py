@@ -10,13 +10,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from random import Random
 from types import MappingProxyType
 from typing import NamedTuple
 
-import duckdb
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 
 from kiln.conf.settings.durations import micros
 from kiln.deploy.demo.traffic import Traffic, TrafficOptions
@@ -24,11 +22,11 @@ from kiln.deploy.demo.traffic.replay import replay
 from kiln.deploy.query.ask import query_lake
 from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.delta.lake import Lake
+from kiln.pipelines.quality.context import CheckContext
 from kiln.pipelines.quality.expectations import RowValidator
 from kiln.pipelines.quality.results import CheckResult
 from kiln.pipelines.quality.suite_run import SuiteRun
 from kiln.pipelines.quality.suites import FOLDER, SuiteCheck, read_suites
-from kiln.pipelines.quality.context import CheckContext
 from kiln.schemas.captures.formats import FORMATS
 from kiln.schemas.captures.items import Item
 from kiln.schemas.delta.tables import TABLES
@@ -420,23 +418,6 @@ def test_late_batches_are_a_fault_when_they_keep_coming(minutes: int, fails: boo
     assert [each.observed for each in late] == ["p99 11.0 s late, in 6 minutes"] * fails
 
 
-def test_a_key_is_remembered_for_a_week_and_a_row_may_refer_to_a_forgotten_one(town: Town) -> None:
-    """So the state of the checks does not grow with the tables."""
-    later = datetime.now(UTC) + timedelta(days=9)
-    assert town.failed(now=later) == []
-    receipt = town.row("publications") | {"published_at": later}
-    town.append("publications", receipt)
-    assert town.failed(now=later + LATER) == []
-    with duckdb.connect(str(town.state_file), read_only=True) as db:
-        kept = "SELECT table_name FROM duckdb_tables() WHERE table_name ~ '_(keys|have|have_h|have_other|made)$'"
-        sizes = {
-            name: db.execute(f"SELECT count(*) FROM {name}").fetchall()[0][0] for (name,) in db.execute(kept).fetchall()
-        }
-    assert sum(sizes.values()) == 1  # the receipt's own key
-    town.append("publications", receipt | {"published_at": later + LATER, "batch_cid": town.row("tips")["tip"]})
-    assert [each.check.expectation for each in town.failed(now=later + 2 * LATER)] == ["expect_rows_in_tables"]
-
-
 def test_a_tip_is_there_again_only_where_its_batch_is(town: Town) -> None:
     assert town.failed() == []
     batch = town.row("batches")
@@ -458,21 +439,13 @@ def test_the_same_bytes_are_another_message_after_a_minute(town: Town) -> None:
     assert town.failed() == []
     town.append("messages", content | {"observed_at": at + 3 * minute + minute // 2})
     (failed,) = town.failed()
-    assert (failed.check.table, failed.check.name) == ("messages", "expect_keys_to_be_unique")
+    assert (failed.check.table, failed.check.name) == ("messages", "expect_keys_to_be_unique(by_content)")
     assert "half of dedupe.unsigned_ttl" in failed.hint
     town.append("messages", row | {"observed_at": at + 3 * minute})
-    assert [("24h" in str(each.check.arguments), each.check.table) for each in town.failed()] == [
-        (True, "messages"),
-        (False, "messages"),
+    assert [each.check.name for each in town.failed()] == [
+        "expect_keys_to_be_unique(by_author)",
+        "expect_keys_to_be_unique(by_content)",
     ]
-
-
-def test_state_of_another_format_is_forgotten(town: Town) -> None:
-    with duckdb.connect(str(town.state_file)) as db:
-        db.execute("UPDATE format SET version = 1")
-    assert town.failed() == []
-    town.append("batches", town.row("batches"))
-    assert {each.check.expectation for each in town.failed()} == {"expect_keys_to_be_unique"}
 
 
 DAY = int(START.timestamp()) + 86_400
@@ -600,43 +573,6 @@ def test_messages_that_are_gone_are_a_fault_at_once(town: Town) -> None:
     assert "error" in {each.check.level for each in failed if each.check.table == "updates"}
 
 
-def test_rows_that_are_gone_are_counted_until_they_are_a_fault_and_then_stay_one(town: Town) -> None:
-    """Most updates: the windows of the others overlap with windows that cannot be judged."""
-    now = datetime.now(UTC)
-    deleted = [row for number, row in enumerate(town.rows["updates"]) if number % 8]
-    ids = ", ".join(f"'{row['message_id']}'" for row in deleted)
-    town.append("messages", town.row("messages") | {"message_id": "new"})
-    town.delete("updates", f"message_id IN ({ids})")
-    pending = [each for each in town.check(now) if each.pending]
-    assert {each.check.table for each in pending} >= {"messages"}
-    assert all(each.as_json()["not_judged"] == each.pending for each in pending)
-    found: set[str] = set()
-    for minutes in (11, 12, 24 * 60, 9 * 24 * 60):
-        failed = {each.check.id for each in town.failed(now=now + timedelta(minutes=minutes))}
-        assert found <= failed, "a fault has cleared itself"
-        found |= failed
-    assert found
-
-
-@pytest.mark.parametrize("seed", [0, 1, 8])
-def test_a_batch_without_its_window_is_one_until_it_has_it(
-    seed: int, town: Town, checks: list[SuiteCheck], validator: RowValidator
-) -> None:
-    """Before and after the missing windows are due, and when the updates have left the state."""
-    follow = [check for check in checks if check.expectation == "expect_batches_to_follow_from_updates"]
-    here = Town(Path(town.lake.path).parent, town.rows, follow, validator)
-    random = Random(seed)
-    ids = ", ".join(f"'{row['message_id']}'" for row in town.rows["updates"] if random.random() < 0.3)
-    deleted_at = datetime.now(UTC)
-    here.delete("updates", f"message_id IN ({ids})")
-    found = set[object]()
-    settle = timedelta(minutes=10)
-    for later in (settle - timedelta(seconds=0.1), settle + timedelta(minutes=1), timedelta(days=1), timedelta(days=9)):
-        keys = {key["batch_cid"] for each in here.failed(now=deleted_at + later) for key in each.keys}
-        assert found <= keys, "a fault has cleared itself"
-        found |= keys
-
-
 @pytest.mark.parametrize("age", [timedelta(), timedelta(days=1_200)])
 @pytest.mark.parametrize("name", ["go4nosign", "go4tt"])
 def test_captures_of_other_peoples_software_give_no_failure(
@@ -669,15 +605,32 @@ def test_a_late_row_fills_a_gap(town: Town) -> None:
     assert town.failed() == []
 
 
-def test_what_has_just_come_may_still_be_awaited(town: Town) -> None:
-    row = town.row("publications")
-    missing = town.row("messages", lambda row: row["type"] == "BATCH_UPDATE")
-    town.append("publications", row | {"batch_cid": missing["batch_cid"]})
-    assert town.failed(now=datetime.now(UTC)) == []
-    assert [each.check.table for each in town.failed()] == ["publications"]
-
-
 def test_the_faults_are_in_the_documentation() -> None:
     page = (ROOT / "docs" / "quality.md").read_text()
     rows = re.findall(r"^\| (.+) \| `(\w+)` \| `(\w+)` \| (\w+) \|$", page, re.MULTILINE)
     assert rows == [fault[:4] for fault in FAULTS]
+
+
+DELETED = (
+    *("frames", "copies", "subscriptions", "controls", "messages", "updates", "batches", "batch_tips", "tips"),
+    "publications",
+)
+
+
+@pytest.mark.parametrize("table", DELETED)
+def test_a_third_of_the_rows_of_a_table_lost_is_an_error_at_once(table: str, town: Town) -> None:
+    rows = DeltaTable(town.lake.table(table)).to_pyarrow_table()
+    kept = [number for number in range(rows.num_rows) if number % 3]
+    write_deltalake(town.lake.table(table), rows.take(kept), mode="overwrite")
+    failed = town.failed(now=datetime.now(UTC))
+    assert any(each.is_error for each in failed), [each.as_json() for each in failed]
+
+
+def test_a_lost_genesis_bundle_or_rejected_copy_is_an_error(town: Town) -> None:
+    """Tables of which synthetic traffic has no row."""
+    update = town.row("updates", lambda row: row["separator_key"]) | {"separator_source": "genesis"}
+    town.append("updates", update | {"message_id": town.row("messages")["message_id"], "log_offset": 10_000_000})
+    entry = town.row("subscriptions") | {"topic_source": "index", "topic_index": 7, "topic": "/of/a/bundle"}
+    town.append("subscriptions", entry | {"entry_index": 1_000})
+    names = {each.check.name for each in town.failed() if each.is_error}
+    assert {"expect_rows_in_tables(streams)", "expect_rows_in_tables(bundles)"} <= names

@@ -1,0 +1,169 @@
+"""Versions of the tables up to which all queries have passed (docs/design, decision 29).
+
+A row may be judged once no query can still add what follows from it. The checkpoints tell: each has the offsets of its
+newest micro-batches, and when each was planned. What a query writes is in its topics before it plans its next
+micro-batch. A micro-batch of `sink` that reached the ends of its topics has all that was written before the one before
+it was planned. At the end of a run nothing more is planned, so the run notes that all queries have read everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Final, NamedTuple
+
+import msgspec
+
+from kiln.conf.process.location import Location
+from kiln.pipelines.delta.lake import Lake, LakeError
+from kiln.pipelines.delta.table_history import list_commits, read_commit
+from kiln.pipelines.runtime.checkpoint import Checkpoint
+from kiln.schemas.queries import QUERIES
+
+CAUGHT_UP_FILE: Final = "caught-up.json"
+"""file in the folder of the checkpoints: the micro-batch of each query, by its id, when all had read everything"""
+
+_NONE: Final = -1
+
+
+class PlannedBatch(NamedTuple):
+    """A micro-batch in a checkpoint."""
+
+    number: int
+    planned_at: int
+    """ms"""
+    ends: Mapping[tuple[str, int], int]
+
+
+def save_caught_up(checkpoints: Location, numbers: Mapping[str, int]) -> None:
+    """Save the micro-batches of queries, by the ids of their checkpoints, behind which no topic has anything left."""
+    (checkpoints / CAUGHT_UP_FILE).write([msgspec.json.encode(numbers)])
+
+
+def read_committed(checkpoints: Location, names: Collection[str]) -> dict[str, int]:
+    """Read the newest micro-batch that each query has finished, by the ids of their checkpoints.
+
+    Returns:
+        Nothing if a query has a checkpoint and is not one of `names`: it may have read less.
+    """
+    existing = {name: each for name in QUERIES if (each := Checkpoint(checkpoints / name)).exists}
+    return {each.query_id: each.committed for each in existing.values()} if existing.keys() <= set(names) else {}
+
+
+def find_passed_versions(lake: Lake, checkpoints: Location, sink_limit: int) -> dict[str, int]:
+    """Find the version of each table up to which all queries have passed.
+
+    Args:
+        lake: The tables.
+        checkpoints: Folder with one checkpoint for each query.
+        sink_limit: Most records that a micro-batch of `sink` reads; 0 for no limit.
+
+    Returns:
+        Versions by table. A table that is missing, or that no query with a checkpoint writes, has none.
+    """
+    existing = {name: each for name in QUERIES if (each := Checkpoint(checkpoints / name)).exists}
+    if not {"archive", "sink"} <= existing.keys():
+        return {}
+    marked = _read_marks(checkpoints)
+    passed = {name: marked.get(each.query_id, _NONE) for name, each in existing.items()}
+    for name, number in _infer(existing, sink_limit).items():
+        passed[name] = max(number, passed[name])
+    return {
+        table: version
+        for name in ("archive", "sink")
+        for table in QUERIES[name].tables
+        if (version := _find_version(lake, table, existing[name].query_id, passed[name])) is not None
+    }
+
+
+def _read_marks(checkpoints: Location) -> dict[str, int]:
+    path = checkpoints / CAUGHT_UP_FILE
+    return msgspec.json.decode(path.read(), type=dict[str, int]) if path.exists() else {}
+
+
+def _infer(existing: Mapping[str, Checkpoint], sink_limit: int) -> dict[str, int]:
+    """Find the newest micro-batches of `archive` and `sink` that the other queries have passed."""
+    batches = {name: _list_batches(each) for name, each in existing.items()}
+    done = {name: each.committed for name, each in existing.items()}
+    sink = [each for each in batches["sink"] if each.number <= done["sink"]]
+    for before, newest in reversed(list(zip(sink, sink[1:], strict=False))):
+        if sink_limit and sum(newest.ends.values()) - sum(before.ends.values()) >= sink_limit:
+            continue  # it did not reach the ends of its topics
+        written = {name: _find_written(each, before.planned_at, done[name]) for name, each in batches.items()}
+        if any(name not in ("archive", "sink") and each is None for name, each in written.items()):
+            return {}
+        archive = _find_reached(batches["archive"], written["archive"], written.get("updates"))
+        return {"archive": archive, "sink": _find_sink(batches, done, written, sink, newest)}
+    return {}
+
+
+def _find_written(batches: list[PlannedBatch], at: int, done: int) -> PlannedBatch | None:
+    """Find the newest micro-batch whose successor was planned before a time, so that its output was written by then."""
+    pairs = zip(batches, batches[1:], strict=False)
+    found = [each for each, following in pairs if each.number <= done and following.planned_at < at]
+    return found[-1] if found else None
+
+
+def _find_reached(archive: list[PlannedBatch], written: PlannedBatch | None, updates: PlannedBatch | None) -> int:
+    """Find the newest micro-batch of `archive` whose output was written, and whose frames `updates` has read."""
+    reached = [
+        each.number
+        for each in archive
+        if written is not None
+        and each.number <= written.number
+        and (updates is None or all(updates.ends.get(part, 0) >= end for part, end in each.ends.items()))
+    ]
+    return max(reached, default=_NONE)
+
+
+def _find_sink(
+    batches: Mapping[str, list[PlannedBatch]],
+    done: Mapping[str, int],
+    written: Mapping[str, PlannedBatch | None],
+    sink: list[PlannedBatch],
+    newest: PlannedBatch,
+) -> int:
+    """Find the newest micro-batch of `sink` whose frames `archive` has, and whose updates `batch` has read."""
+    archived = [each for each in batches["archive"] if each.number <= done["archive"]]
+    batch, reached = written.get("batch"), _NONE
+    for each in sink:
+        begun = [one for one in batches.get("updates", []) if one.planned_at <= each.planned_at]
+        is_archived = "updates" not in batches or (
+            bool(begun and archived)
+            and all(archived[-1].ends.get(part, 0) >= end for part, end in begun[-1].ends.items())
+        )
+        is_batched = "batch" not in batches or (
+            batch is not None and all(each.ends.get(part, 0) <= end for part, end in batch.ends.items())
+        )
+        if each.number <= newest.number and is_archived and is_batched:
+            reached = each.number
+    return reached
+
+
+def _list_batches(checkpoint: Checkpoint) -> list[PlannedBatch]:
+    return [
+        PlannedBatch(
+            number,
+            checkpoint.get_planned_at(number),
+            {(topic, part): at for topic, parts in checkpoint.ends(number).items() for part, at in parts.items()},
+        )
+        for number in checkpoint.list_planned()
+    ]
+
+
+def _find_version(lake: Lake, table: str, query_id: str, number: int) -> int | None:
+    """Find the version of a table before the first commit of a later micro-batch of its query."""
+    try:
+        version = lake.open(table).version() if lake.has(table) else None
+    except LakeError:
+        return None  # reported by those who read the table
+    for commit in reversed(list_commits(lake.folder(table)) if version is not None else []):
+        writes = [
+            action["txn"]["version"]
+            for action in read_commit(lake.folder(table), commit)
+            if str(action.get("txn", {}).get("appId", "")).startswith(f"{query_id}:")
+        ]
+        if any(isinstance(each, int) and each <= number for each in writes):
+            break
+        if writes:
+            version = commit - 1
+    return version
