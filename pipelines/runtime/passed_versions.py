@@ -9,6 +9,7 @@ it was planned. At the end of a run nothing more is planned, so the run notes th
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 import msgspec
@@ -85,7 +86,7 @@ def _infer(existing: Mapping[str, Checkpoint], sink_limit: int) -> dict[str, int
     batches = {name: _list_batches(each) for name, each in existing.items()}
     done = {name: each.committed for name, each in existing.items()}
     sink = [each for each in batches["sink"] if each.number <= done["sink"]]
-    for before, newest in reversed(list(zip(sink, sink[1:], strict=False))):
+    for before, newest in reversed(list(pairwise(sink))):
         if sink_limit and sum(newest.ends.values()) - sum(before.ends.values()) >= sink_limit:
             continue  # it did not reach the ends of its topics
         written = {name: _find_written(each, before.planned_at, done[name]) for name, each in batches.items()}
@@ -97,8 +98,8 @@ def _infer(existing: Mapping[str, Checkpoint], sink_limit: int) -> dict[str, int
 
 
 def _find_written(batches: list[PlannedBatch], at: int, done: int) -> PlannedBatch | None:
-    """Find the newest micro-batch whose successor was planned before a time, so that its output was written by then."""
-    pairs = zip(batches, batches[1:], strict=False)
+    """Find the newest micro-batch whose successor was planned before a time: its output was written by then."""
+    pairs = pairwise(batches)
     found = [each for each, following in pairs if each.number <= done and following.planned_at < at]
     return found[-1] if found else None
 

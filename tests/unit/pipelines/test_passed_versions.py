@@ -1,0 +1,101 @@
+"""A check covers the commits that all queries have passed, by what the checkpoints of the queries say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import CommitProperties, Transaction, write_deltalake
+
+from kiln.conf.process.location import parse_location
+from kiln.pipelines.delta.arrow_rows import build_arrow_schema
+from kiln.pipelines.delta.lake import Lake
+from kiln.pipelines.runtime.passed_versions import find_passed_versions, read_committed, save_caught_up
+from kiln.schemas.delta.tables import TABLES
+from kiln.schemas.queries import QUERIES
+
+
+class Stand:
+    """A lake and checkpoints, which are written by hand."""
+
+    def __init__(self, folder: Path) -> None:
+        self.lake = Lake(str(folder / "lake"))
+        self.folder = folder / "checkpoints"
+        self.checkpoints = parse_location(self.folder)
+        self.lake.create(["messages", "updates"])
+
+    def plan(self, query: str, batch: int, at: int, ends: Mapping[str, int], *, done: bool = True) -> None:
+        """A micro-batch that was planned at a time, ms."""
+        folder = self.folder / query
+        for name in ("offsets", "commits"):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+        (folder / "metadata").write_text(json.dumps({"id": query}))
+        metadata = {"batchWatermarkMs": 0, "batchTimestampMs": at, "conf": {}}
+        line = json.dumps({f"kiln.{topic}": {"0": end} for topic, end in ends.items()})
+        (folder / "offsets" / str(batch)).write_text(f"v1\n{json.dumps(metadata)}\n{line}")
+        if done:
+            (folder / "commits" / str(batch)).write_text("v1\n{}")
+
+    def commit(self, table: str, query: str, batch: int) -> int:
+        schema = build_arrow_schema(TABLES[table].columns, strict=True)
+        properties = CommitProperties(app_transactions=[Transaction(f"{query}:{table}:append", batch)])
+        rows = pa.Table.from_pylist([], schema=schema)
+        write_deltalake(self.lake.table(table), rows, mode="append", commit_properties=properties)
+        return self.lake.open(table).version()
+
+    def passed(self) -> dict[str, int]:
+        return find_passed_versions(self.lake, self.checkpoints, 1_000)
+
+
+@pytest.fixture
+def stand(tmp_path: Path) -> Stand:
+    """Two micro-batches of each query, each of which follows from the one before."""
+    stand = Stand(tmp_path)
+    for batch, at in ((0, 1_000), (1, 2_000)):
+        stand.plan("archive", batch, at, {"frames": 10 * batch + 10})
+        stand.plan("updates", batch, at, {"frames": 10 * batch + 10})
+        stand.plan("batch", batch, at + 10, {"updates": 10 * batch + 10})
+        stand.plan("sink", batch, at + 20, {"updates": 10 * batch + 10})
+        stand.commit("messages", "archive", batch)
+        stand.commit("updates", "sink", batch)
+    return stand
+
+
+def test_without_checkpoints_all_is_passed(tmp_path: Path) -> None:
+    assert Stand(tmp_path).passed() == {}
+
+
+def test_what_follows_from_a_row_is_in_the_tables_before_the_row_is_judged(stand: Stand) -> None:
+    assert stand.passed() == {"messages": 0, "updates": 0}
+    stand.plan("sink", 2, 3_000, {"updates": 25})
+    assert stand.passed()["messages"] == 1  # planned after the second micro-batch of the others had begun
+    stand.plan("sink", 3, 4_000, {"updates": 26})
+    assert stand.passed()["messages"] == 1  # nothing says that the second one has ended
+    for query in ("archive", "updates"):
+        stand.plan(query, 2, 3_500, {"frames": 21})
+    stand.plan("batch", 2, 3_500, {"updates": 26})
+    stand.plan("batch", 3, 3_600, {"updates": 26})
+    stand.plan("sink", 4, 5_000, {"updates": 26})
+    assert stand.passed() == {"messages": 2, "updates": 2}
+
+
+def test_a_sink_that_lags_has_passed_nothing(stand: Stand) -> None:
+    for query in ("archive", "updates"):
+        stand.plan(query, 2, 3_500, {"frames": 21})
+    stand.plan("sink", 2, 4_000, {"updates": 5_000})
+    stand.plan("sink", 3, 5_000, {"updates": 9_000})
+    assert stand.passed()["messages"] == 0
+
+
+def test_at_the_end_of_a_run_all_is_passed_that_it_had_read(stand: Stand) -> None:
+    save_caught_up(stand.checkpoints, read_committed(stand.checkpoints, tuple(QUERIES)))
+    assert stand.passed() == {"messages": 2, "updates": 2}
+    stand.commit("messages", "archive", 2)
+    assert stand.passed() == {"messages": 2, "updates": 2}
+
+
+def test_queries_that_did_not_run_are_not_said_to_have_read_everything(stand: Stand) -> None:
+    assert read_committed(stand.checkpoints, ("archive", "updates")) == {}
