@@ -52,7 +52,7 @@ def measure(extent: Extent, say: Say) -> Finding:
             **rows,
             "expectations": runs.expectations,
             "failed": runs.failed,
-            "memory of the checks, bytes a message": round(runs.memory / count),
+            "state of the checks, bytes": runs.memory,
         }
     taken = [
         Series("CPU of the first check", "s", tuple(runs.first_cpu)),
@@ -93,7 +93,7 @@ class _Runs:
         done = _timed(["quality", "--json"], self._state, _MET)
         told = json.loads(done.out)
         self.expectations, self.failed = len(told), sum(not each["success"] for each in told)
-        self.memory = (self._state / "quality" / "state.duckdb").stat().st_size
+        self.memory = (self._state / "quality" / "positions.json").stat().st_size
         self.peaks.append(done.peak / 1e6)
         self.first_cpu.append(done.cpu)
         return done.seconds
