@@ -160,7 +160,12 @@ class SuiteRun:
 
     def _check_rows(self, table: str, since: int | None, checks: list[SuiteCheck]) -> list[CheckResult]:
         opened = self._passed[table]
-        self._create_view(f"new_{table}", table, find_new_files(self._lake, table, opened, since).files, new=True)
+        self._create_view(
+            f"new_{table}",
+            table,
+            find_new_files(self._lake, table, opened, self._find_since(table, since, opened)).files,
+            new=True,
+        )
         on_rows = [check for check in checks if check.expectation != "expect_table_to_have_its_columns"]
         results = {
             check.id: check_table_columns(check, self._columns[table]) for check in checks if check not in on_rows
@@ -185,7 +190,8 @@ class SuiteRun:
         names = sorted(name for name in check.tables if name in self._tables)
         passed = {name: self._find_settled(check, name) for name in names}
         position = self._get_versions(check)
-        new = {name: find_new_files(self._lake, name, passed[name], position.get(name)) for name in names}
+        since = {name: self._find_since(name, position.get(name), passed[name]) for name in names}
+        new = {name: find_new_files(self._lake, name, passed[name], since[name]) for name in names}
         begins_again = not position or any(each.is_all and name in position for name, each in new.items())
         if begins_again:
             new = {name: list_all_files(self._lake, name, passed[name]) for name in names}
@@ -200,6 +206,11 @@ class SuiteRun:
         result = CheckResult(check, not count, observed, count, keys, words, waiting, (first, last))
         self._advance(result, {name: passed[name].version() for name in names})
         return result
+
+    def _find_since(self, name: str, since: int | None, passed: DeltaTable) -> int | None:
+        """Return the version after which the rows of a table are new. What is passed may fall behind it for a while."""
+        is_known = since is not None and since <= self._tables[name].version()
+        return min(since, passed.version()) if since is not None and is_known else since
 
     def _find_settled(self, check: SuiteCheck, name: str) -> DeltaTable:
         """Return the table at the newest version that the check covers."""
