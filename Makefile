@@ -2,7 +2,8 @@
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 .SUFFIXES:
-.PHONY: help setup java jars jars-s3 run test test-all fuzz chaos hostile lint proto pages sample bench lock audit sbom dist images docs clean
+.DELETE_ON_ERROR:
+.PHONY: help setup java jars jars-s3 tools run test test-all fuzz chaos hostile lint proto pages sample bench lock audit sbom wheel dist images docs clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -36,6 +37,9 @@ jars: $(VENV)/.installed ## fetch the jars that conf/ivy.xml pins
 jars-s3: $(VENV)/.installed ## fetch Spark's jars for an object store (kiln run fetches them when needed)
 	@$(PY) -m kiln.deploy.stack.jars --s3
 
+tools: $(VENV)/.installed ## install programs that some tests need, or name what hinders it (ARGS=api-server builds one of Kubernetes)
+	@cd tests && PYTHONPATH=$(CURDIR):$(CURDIR)/tests ../$(PY) -m kit.tools $(ARGS)
+
 run: setup ## run Kiln: broker, demo network, queries, status screen (ARGS="--for 60s")
 	@$(KILN) run $(ARGS)
 
@@ -67,12 +71,10 @@ lint: $(VENV)/.installed ## check style and types
 proto: $(VENV)/.installed ## regenerate the protobuf code from schemas/proto/*/*.proto
 	@PATH="$(CURDIR)/$(BIN):$$PATH" bash schemas/proto/generate.sh
 
-pages: $(VENV)/.installed ## regenerate from the code: docs/TABLES.md, the tables of docs/METRICS.md and of faults in docs/RUNBOOK.md, the schema of the chart, and what assistants read
+pages: $(VENV)/.installed ## regenerate from the code: docs/TABLES.md, the tables of docs/METRICS.md and of faults in docs/RUNBOOK.md
 	@$(PY) -m kiln.schemas.delta.tables > docs/TABLES.md
 	@$(PY) -m kiln.schemas.metrics docs/METRICS.md
 	@$(PY) -m kiln.schemas.faults docs/RUNBOOK.md
-	@$(PY) -m kiln.deploy.packaging.values_schema
-	@$(PY) -m kiln.deploy.packaging.reference
 
 sample: setup ## record the sample lake anew from a demo network (ARGS="--from STATE")
 	@$(PY) -m kiln.deploy.packaging.sample $(ARGS)
@@ -89,20 +91,65 @@ lock: $(VENV)/.installed ## resolve pyproject.toml into the lock files, and writ
 	$(PY) -m kiln.deploy.stack.jars --lock
 	$(PY) -m kiln.deploy.stack.jars --lock --s3
 
-audit: $(VENV)/.installed ## check lock files, jars and the VEX document, without a network (ARGS=--yanked asks the package index too)
-	@$(PY) -m kiln.deploy.packaging.audit $(ARGS)
+audit: $(VENV)/.installed ## query the advisories on all locked packages, on a network (ARGS="--ignore-vuln ID")
+	@mkdir -p build
+	@$(BIN)/pip-audit --progress-spinner off --disable-pip --require-hashes -r requirements.lock -r conf/uv.lock $(ARGS) 2>build/audit.log || \
+		{ tail -n 1 build/audit.log >&2; exit 1; }
+	@cat build/audit.log
 
-sbom: $(VENV)/.installed ## write the bill of materials as CycloneDX (ARGS="FILE")
-	@$(PY) -m kiln.deploy.packaging.sbom $(or $(ARGS),build/kiln.cdx.json)
+BILL := PYTHONWARNINGS=ignore $(BIN)/cyclonedx-py requirements --output-reproducible --short-PURLs --pyproject pyproject.toml
 
-dist: setup ## build a release in dist: wheel, environment for executors, jars, jobs (ARGS="wheel jars")
-	@$(PY) -m kiln.deploy.packaging.dist $(ARGS)
+sbom: $(VENV)/.installed ## write the bill of materials of conf/runtime.lock as CycloneDX (ARGS="FILE")
+	@mkdir -p build && $(BILL) -o $(or $(ARGS),build/kiln.cdx.json) conf/runtime.lock
 
-images: setup ## build the container images bridge and jobs with buildah (ARGS="bridge --tag 1")
-	@$(PY) -m kiln.deploy.packaging.images.build $(ARGS)
+COMMIT = $(shell git describe --always --abbrev=12 --exclude '*' --dirty=.dirty)
 
-docs: setup ## build the documentation site in build/site, and check every link
-	@$(PY) -m kiln.deploy.packaging.site.build $(ARGS)
+wheel: $(VENV)/.installed ## build wheel and source distribution in dist, with the commit in the version
+	@git rev-parse --verify --quiet HEAD >/dev/null || { echo "make wheel needs git and a checkout, whose commit is in the version" >&2; exit 1; }
+	@rm -rf *.egg-info dist/kiln_gossip-*
+	@SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(PY) -m build --quiet --no-isolation --outdir dist \
+		-C=--global-option=egg_info -C=--global-option=--tag-build=+g$(COMMIT)
+	@rm -rf *.egg-info
+
+# What a part of Kiln needs of conf/runtime.lock, with its versions and checksums. Executors have a Spark of their own.
+build/bridge.lock: PART := --extra bridge --no-emit-package deltalake --no-emit-package duckdb
+build/jobs.lock: PART := --extra bridge --extra quality --extra spark
+build/executors.lock: PART := --extra spark --no-emit-package duckdb
+build/%.lock: conf/runtime.lock pyproject.toml | $(VENV)/.installed
+	@mkdir -p build && cp conf/runtime.lock $@
+	@$(LOCK) $(PART) --override conf/overrides.txt pyproject.toml -o $@
+
+build/%.cdx.json: build/%.lock
+	@$(BILL) -o $@ $<
+
+dist: wheel jars build/executors.lock ## build a release in dist: wheel, locked requirements, environment for executors, jars, jobs
+	@rm -rf dist/jars dist/jobs build/environment && mkdir dist/jars dist/jobs
+	@cp conf/runtime.lock dist/requirements.txt
+	@cp pipelines/jobs/[a-z]*.py dist/jobs
+	@cp .jars/spark/*.jar dist/jars && sed -n 's|  spark/|  jars/|p' conf/jars.sha256 >dist/jars.txt
+	@$(BIN)/uv venv --quiet --python $(PY) build/environment
+	@$(BIN)/uv pip install --quiet --python build/environment --no-deps --require-hashes -r build/executors.lock
+	@$(BIN)/uv pip install --quiet --python build/environment --no-deps dist/kiln_gossip-*.whl
+	@$(BIN)/venv-pack --quiet --force --prefix build/environment --output dist/environment.tar.gz --compress-level 1 \
+		$(patsubst %,--exclude '*/site-packages/pyspark/%/*',jars examples data licenses)
+	@chmod 644 dist/environment.tar.gz && du -shL dist/*
+
+BASE ?= debian:12-slim
+TAG ?= latest
+
+.PHONY: buildah
+buildah:
+	@command -v buildah >/dev/null || { echo "buildah is not installed. On Debian, Ubuntu: apt-get install buildah" >&2; exit 1; }
+
+images: buildah wheel jars build/bridge.cdx.json build/jobs.cdx.json ## build the container images bridge and jobs with buildah (TAG=1, BASE=IMAGE, ARGS="--isolation chroot")
+	buildah build --layers --build-arg BASE=$(BASE) --file deploy/packaging/images/Containerfile $(ARGS) --target bridge --tag localhost/kiln-bridge:$(TAG) .
+	buildah build --layers --build-arg BASE=$(BASE) --file deploy/packaging/images/Containerfile $(ARGS) --target jobs --tag localhost/kiln-jobs:$(TAG) .
+
+docs: $(VENV)/.installed ## build the documentation site in build/site; mkdocs checks every link
+	@rm -rf build/docs && mkdir -p build/docs
+	@git ls-files -z ':(glob)*.md' LICENSE docs 'conf/*.toml' deploy/packaging/prometheus | xargs -0 cp --parents -t build/docs
+	@$(BIN)/mkdocs build --strict --config-file deploy/packaging/mkdocs.yml
+	@echo build/site/index.html
 
 clean: ## remove .venv, .jars, .peers, builds and caches (never the state folder)
 	rm -rf $(VENV) .jars .peers build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

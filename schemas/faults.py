@@ -370,15 +370,15 @@ FAULTS: Final = (
     Fault(
         "history",
         "file_ends_early",
-        "A file ends within a line, an event or its compressed stream. Everything before that point is read.",
+        "A file ends within a line or an event. Everything before that point is read.",
         "If the file is still being written, or was not copied completely, read the whole file later.",
     ),
     Fault(
         "history",
         "file_damaged",
-        "A file cannot be read beyond this point: its compression or its lengths are invalid, or a capture file "
-        "ends within a record. Everything before that point is read. However, nothing is read from a capture that "
-        "names more connections and subscriptions than fit into 256 MiB.",
+        "A capture file or a trace cannot be read beyond this point: its lengths are invalid, or a capture file ends "
+        "within a record or is damaged in its compression. Everything before that point is read. However, nothing is "
+        "read from a capture that names more connections and subscriptions than fit into 256 MiB.",
         "Find an intact copy of the file, and read that copy.",
     ),
     # ---- the user's decoder; the message itself is in the table `messages`

@@ -9,11 +9,12 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
-from functools import cache
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache, partial
 from pathlib import Path
 from random import SystemRandom
-from typing import Final
+from typing import Final, NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -28,7 +29,8 @@ from xdist.workermanage import WorkerController
 from kiln.deploy.stack import jars
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
 from kiln.deploy.stack.java import JavaError, find_java
-from kit import loopback
+from kit import jdbc_driver, loopback, validators
+from kit.foreign_peer import CACHE
 
 # A process of pytest-xdist has a main module without a file. pyspark.sql.connect takes that for a doctest, and exits.
 if not hasattr(sys.modules["__main__"], "__file__"):
@@ -39,7 +41,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parents[1]
+VECTORS = ROOT / "tests" / "vectors"
+"""Captures and vectors, with their origin in `README.md` there."""
 SHARED = ROOT.parent / "shared"
+"""Files of third parties, which are not part of the repository."""
+
+# What `make tools` fetched, after the user's own programs.
+os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", os.defpath), str(CACHE / "bin")])
 
 # ---------------------------------------------------------------- chance
 
@@ -168,39 +176,75 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 # ---------------------------------------------------------------- skips
 
 
-def _no_java() -> bool:
+def _has_java() -> bool:
     try:
         find_java()
     except JavaError:
-        return True
-    return False
+        return False
+    return True
 
 
-# A skip is expected when its reason has one of these words in it and the thing is truly absent.
-ABSENT: dict[str, Callable[[], bool]] = {
-    "shared": lambda: not SHARED.is_dir(),
-    "Java": _no_java,
-    "node": lambda: shutil.which("node") is None,
-    "cargo": lambda: shutil.which("cargo") is None,
-    "namespace": lambda: not loopback.available(),
-    "go toolchain": lambda: shutil.which("go") is None,
-    "`ipfs` program": lambda: shutil.which("ipfs") is None,
-    "`chromium` browser": lambda: shutil.which("chromium") is None,
-    "`prometheus` program": lambda: shutil.which("prometheus") is None,
-    "validators of manifests": lambda: not (ROOT / ".peers/validators/schemas").is_dir(),  # five minutes of Go
-    "API server": lambda: not (ROOT / ".peers/api_server/kwok").exists(),  # ten minutes of Go
-    "promtool": lambda: shutil.which("promtool") is None,
-    "KILN_TEST_SPARK_TLS": lambda: "KILN_TEST_SPARK_TLS" not in os.environ,
-    "KILN_TEST_IMAGES": lambda: "KILN_TEST_IMAGES" not in os.environ,
-    "KILN_TEST_WHEEL": lambda: "KILN_TEST_WHEEL" not in os.environ,
-    "KILN_TEST_SITE": lambda: "KILN_TEST_SITE" not in os.environ,
-    "KILN_TEST_CLUSTER": lambda: "KILN_TEST_CLUSTER" not in os.environ,
+def _has_program(name: str) -> Callable[[], bool]:
+    return lambda: shutil.which(name) is not None
+
+
+def _has_api_server() -> bool:
+    from kit import api_server  # imports this module
+
+    return api_server.built() and validators.HELM.exists()
+
+
+class Requirement(NamedTuple):
+    """A part that tests need and a machine may lack."""
+
+    name: str
+    is_present: Callable[[], bool]
+    remedy: str
+
+
+# A skip is expected when its reason has one of these words in it and the part is truly absent.
+REQUIREMENTS: Final = {
+    "`shared`": Requirement(
+        "a folder `shared` next to the checkout", SHARED.is_dir, "it has files of third parties, see CONTRIBUTING.md"
+    ),
+    "Java": Requirement("Java", _has_java, "run `make setup`"),
+    "cargo": Requirement("cargo", _has_program("cargo"), "install Rust"),
+    "namespace": Requirement("a namespace", loopback.available, "run as root, or allow user namespaces"),
+    "go toolchain": Requirement("go", _has_program("go"), "install Go"),
+    "`ipfs` program": Requirement("Kubo", _has_program("ipfs"), "put `ipfs` on the PATH, or set KILN_TEST_KUBO"),
+    "`chromium` browser": Requirement("chromium", _has_program("chromium"), "run `make tools`"),
+    "`prometheus` program": Requirement("prometheus", _has_program("prometheus"), "run `make tools`"),
+    "promtool": Requirement("promtool", _has_program("promtool"), "run `make tools`"),
+    "manifests: helm": Requirement("helm", validators.HELM.exists, "run `make tools`"),
+    "manifests: kubeconform": Requirement("kubeconform", validators.SCHEMAS.is_dir, "run `make tools`"),
+    "manifests: compose-go": Requirement("compose-go", validators.COMPOSE.exists, "run `make tools`"),
+    "JDBC driver": Requirement("DuckDB's JDBC driver", jdbc_driver.is_fetched, "run `make tools`"),
+    "API server": Requirement("an API server", _has_api_server, "run `make tools ARGS=api-server`"),
+    **{
+        name: Requirement(name, partial(os.environ.__contains__, name), f"set {name}, see CONTRIBUTING.md")
+        for name in ("KILN_TEST_SPARK_TLS", "KILN_TEST_CLUSTER")
+    },
 }
 
 
-def is_expected(reason: str) -> bool:
-    """Whether a test may skip for this reason on this machine."""
-    return any(word.lower() in reason.lower() and absent() for word, absent in ABSENT.items())
+def _find_absent(reason: str) -> Requirement | None:
+    """Find the absent part that is the reason for a skip."""
+    named = (part for word, part in REQUIREMENTS.items() if word.lower() in reason.lower())
+    return next((part for part in named if not part.is_present()), None)
+
+
+def summarize_skips(reasons: Iterable[str]) -> list[str]:
+    """Count skips by cause: a line for each cause, with its remedy."""
+    causes = Counter[str]()
+    for reason in reasons:
+        part = _find_absent(reason)
+        causes[f"without {part.name}: {part.remedy}" if part else reason] += 1
+    return [f"{count:4} skipped: {cause}" for cause, count in causes.most_common()]
+
+
+def _read_reason(report: pytest.TestReport | pytest.CollectReport) -> str:
+    text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    return text.removeprefix("Skipped: ")
 
 
 _unexpected: list[str] = []
@@ -222,8 +266,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def _note(report: pytest.TestReport | pytest.CollectReport) -> None:
     # an xfail is reported as skipped, too
     if report.skipped and not hasattr(report, "wasxfail"):
-        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-        if not is_expected(reason):
+        reason = _read_reason(report)
+        if _find_absent(reason) is None:
             _unexpected.append(f"{report.nodeid}: {reason}")
 
 
@@ -247,6 +291,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
             command = ["pytest", "--hypothesis-profile=fuzz", report.nodeid]
             seed = f"PYTHONHASHSEED={os.environ['PYTHONHASHSEED']} " if "PYTHONHASHSEED" in os.environ else ""
             terminalreporter.line(f"reproduce: {seed}.venv/bin/python -m {shlex.join(command)}")
+    if skipped := terminalreporter.getreports("skipped"):
+        terminalreporter.section("skipped, by cause")
+        for line in summarize_skips(map(_read_reason, skipped)):
+            terminalreporter.line(line)
     if config.getoption("--no-unexpected-skips") and _unexpected:
         terminalreporter.section("skipped although what they need is there: this run fails", red=True)
         for line in _unexpected:
@@ -264,7 +312,7 @@ def root() -> Path:
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """The folder of foreign test data beside the checkout; skips where there is none."""
+    """The folder beside the checkout, with files of third parties; skips where there is none."""
     if not SHARED.is_dir():
         pytest.skip("no folder `shared` beside the checkout")
     return SHARED

@@ -39,7 +39,6 @@ from kiln.bridge.libp2p.host import Node
 from kiln.bridge.libp2p.keys import load_or_create_key
 from kiln.bridge.libp2p.options import NodeOptions
 from kiln.bridge.libp2p.seqno import Seqno, SeqnoError
-from kiln.bridge.publisher.ledger import PublishLedger
 from kiln.bridge.publisher.outbox import PublishError, PublishingOptions
 from kiln.bridge.publisher.pace import AuthorPacer
 from kiln.bridge.publisher.pins import BlockPins
@@ -368,7 +367,6 @@ def _create_publisher(
         _create_pins(settings, blocks),
         topics.publishing_scheme,
         pace=pace,
-        ledger=_create_ledger(settings, "gossipsub"),
         leadership=membership,
         notes=locate_topic_notes(settings.bridge_dir, "publisher"),
         subscribers=subscribers,
@@ -399,14 +397,9 @@ def _create_announcer(
         lambda: carrier.stop_reason,
         _create_pins(settings, blocks),
         group=f"{settings.kafka.prefix}{TRANSPORT}-publisher.{settings.network.name}",
-        ledger=_create_ledger(settings, TRANSPORT),
         leadership=membership,
         notes=locate_topic_notes(settings.bridge_dir, TRANSPORT),
     )
-
-
-def _create_ledger(settings: Settings, transport: str) -> PublishLedger:
-    return PublishLedger(settings.bridge_dir / f"handed-over-{transport}.sqlite")
 
 
 def _create_fetcher(settings: Settings, blocks: BlockStore, membership: Membership) -> Fetcher:

@@ -34,24 +34,11 @@ Subscribers = Callable[[Collection[str]], Mapping[str, Collection[Hashable]]]
 """Returns, of some topics, those that peers are on, and these peers."""
 
 
-class OutboxPartition(NamedTuple):
-    """A partition of `kiln.batches`, or of `kiln.history`, which holds the batches of backfill runs."""
-
-    topic: str
-    """`batches` or `history`"""
-    number: int
-
-
 class OutboxPosition(NamedTuple):
-    """The position of a record."""
+    """The position of a record of `kiln.batches`."""
 
-    partition: OutboxPartition
+    partition: int
     offset: int
-
-    @property
-    def is_history(self) -> bool:
-        """Return whether a backfill run made the batch."""
-        return self.partition.topic == "history"
 
 
 class PendingPublication:

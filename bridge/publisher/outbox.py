@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
@@ -16,13 +16,11 @@ from kiln.bridge.publisher.deliveries import (
     DeliveryQueue,
     Flow,
     GivenUp,
-    OutboxPartition,
     OutboxPosition,
     PendingPublication,
     Subscribers,
     TopicDelivery,
 )
-from kiln.bridge.publisher.ledger import PublishLedger
 from kiln.bridge.publisher.pace import AuthorPacer
 from kiln.bridge.publisher.pins import PinsError
 from kiln.bridge.publisher.transition import BY_SEPARATOR, TopicScheme
@@ -41,7 +39,6 @@ from kiln.schemas.wire.cid import CidError
 from kiln.schemas.wire.topics import TopicError, network_topics
 
 TOO_OLD: Final = "too old"
-IN_DOUBT: Final = "the bridge ended before it had the receipt: this batch of a backfill run is not published again"
 MALFORMED: Final = "batch_malformed"
 RECORDS_LOST: Final = "batches_gone"
 MAX_OPEN: Final = 50_000
@@ -50,9 +47,8 @@ tenths of it, batches of separators that have reached no peer are given up early
 need not stay in Kafka."""
 MAX_BLOCK_BYTES: Final = 32 << 20  # bytes of their blocks; one more poll may exceed it
 RECENT_BATCHES: Final = 10_000
-"""Number of live batches per partition that are checked for repeats. A query that stops in the middle of a micro-batch
+"""Number of batches per partition that are checked for repeats. A query that stops in the middle of a micro-batch
 writes the batches of the micro-batch again; they are not published twice."""
-MAX_OPEN_HISTORY: Final = 20  # batches of backfill runs among MAX_OPEN, so that live batches do not wait behind them
 MAX_TURNS_PER_STEP: Final = 20  # batches that are put into IPFS and then published, before others get a turn
 _IPFS_CHECK_EVERY: Final = 5_000_000  # µs; maximum age of the last response of IPFS when a batch is published
 
@@ -127,7 +123,7 @@ class _PartitionState:
     receipts_until: int
     backlog_end: int
     next_offset: int
-    recent_batches: dict[_BatchClosing, None] = field(default_factory=dict)  # live batches, oldest first
+    recent_batches: dict[_BatchClosing, None] = field(default_factory=dict)  # oldest first
     open: deque[int] = field(default_factory=deque)  # offsets without all receipts, in order
 
     @property
@@ -139,34 +135,17 @@ class Outbox:
     """The state of the batches read from Kafka, and the offsets up to which all are published.
 
     The caller adds records, calls `step` repeatedly, writes the records it returns, and acknowledges each record
-    that the broker has.
-
-    A live batch may be published again after a crash. A batch of a backfill run is published at most once on a topic
-    (decision 26): the ledger has the topics for which it was handed to the node, and `receipts` those of earlier
-    publications.
+    that the broker has. A batch may be published again after a crash.
     """
 
-    def __init__(
-        self,
-        options: PublishingOptions,
-        ledger: PublishLedger | None = None,
-        receipts: Callable[[], Mapping[str, Set[str]]] = dict,
-        subscribers: Subscribers | None = None,
-    ) -> None:
+    def __init__(self, options: PublishingOptions, subscribers: Subscribers | None = None) -> None:
         """Create an empty outbox.
 
         Args:
-            receipts: returns the topics, by CID, of everything published so far; called for the first batch of a run.
             subscribers: finds the peers of topics (`DeliveryQueue`).
-
-        Raises:
-            PublishLedgerError: the ledger cannot be used; so does every method that adds or publishes batches.
         """
         self._options = options
-        self._ledger = PublishLedger() if ledger is None else ledger
-        self._receipts = receipts
-        self._published_topics: dict[str, set[str]] | None = None  # by CID; None until a batch of a run needs them
-        self._partitions: dict[OutboxPartition, _PartitionState] = {}
+        self._partitions: dict[int, _PartitionState] = {}
         self._missing_receipts: dict[OutboxPosition, int] = {}  # by open position: not yet acknowledged
         self._arrivals: list[PendingPublication] = []  # not in the queue yet
         self._subscribers = subscribers
@@ -190,7 +169,7 @@ class Outbox:
         """records that Kafka deleted before they were read"""
         self._receipted: Mapping[str, Mapping[str, int]] = {}  # time of the newest receipt by CID and topic
 
-    def start(self, partition: OutboxPartition, offset: int, not_before: int, until: int = 0, end: int = 0) -> None:
+    def start(self, partition: int, offset: int, not_before: int, until: int = 0, end: int = 0) -> None:
         """Start publishing a partition from an offset.
 
         The last `RECENT_BATCHES` records before it may be added first; they only serve to recognise repeats.
@@ -213,11 +192,11 @@ class Outbox:
     def _list_receipted_topics(self, batch_cid: str, closed_at: int) -> set[str]:
         return {topic for topic, at in self._receipted.get(batch_cid, {}).items() if at >= closed_at}
 
-    def next_offset(self, partition: OutboxPartition) -> int:
+    def next_offset(self, partition: int) -> int:
         """Return the offset of the next record, if Kafka has left out none."""
         return self._partitions[partition].next_offset
 
-    def record_lost_range(self, partition: OutboxPartition, first_offset: int, now: int) -> OutboxRecord | None:
+    def record_lost_range(self, partition: int, first_offset: int, now: int) -> OutboxRecord | None:
         """Record that Kafka has deleted everything before this offset.
 
         Returns:
@@ -231,18 +210,13 @@ class Outbox:
         state.next_offset = first_offset
         position = OutboxPosition(partition, first)
         self._open_position(position)
-        detail = f"records {partition.number}/{first} to {partition.number}/{first_offset - 1} of {partition.topic}"
+        detail = f"records {partition}/{first} to {partition}/{first_offset - 1} of batches"
         return self._quarantine(position, RECORDS_LOST, detail, b"", now)
 
     @property
     def open_count(self) -> int:
         """Number of records that are added and not yet acknowledged."""
         return sum(len(state.open) for state in self._partitions.values())
-
-    @property
-    def open_history_count(self) -> int:
-        """Number of them that are batches of backfill runs."""
-        return sum(len(state.open) for partition, state in self._partitions.items() if partition.topic == "history")
 
     @property
     def waiting_count(self) -> int:
@@ -275,13 +249,11 @@ class Outbox:
             if is_replay:
                 return None
             self._open_position(position)
-            detail = f"record {partition.number}/{offset} of {partition.topic}: {error}"
+            detail = f"record {partition}/{offset} of batches: {error}"
             return self._quarantine(position, MALFORMED, detail, value or b"", now)
         if self._is_repeat(batch, position) or is_replay:
             return None
         if offset < state.receipts_until and self._list_receipted_topics(batch.batch_cid, batch.closed_at):
-            return None
-        if self._is_from_other_source(publication):
             return None
         self._open_position(position)
         if batch.closed_at < state.not_before:
@@ -344,11 +316,11 @@ class Outbox:
         """Record that the broker has one of the records written because of this position."""
         self._settle_receipts(position, 1)
 
-    def resume_offsets(self) -> dict[OutboxPartition, int]:
+    def resume_offsets(self) -> dict[int, int]:
         """Return the offset to resume from after a crash, by partition."""
         return {partition: state.resume_offset for partition, state in self._partitions.items()}
 
-    def metadata(self, partition: OutboxPartition) -> str:
+    def metadata(self, partition: int) -> str:
         """Return the metadata to commit with the offset: `not_before` and, while it counts, `until` of `start`."""
         state = self._partitions[partition]
         until = f" {state.receipts_until}" if state.resume_offset < state.receipts_until else ""
@@ -439,9 +411,7 @@ class Outbox:
         self._queue.add(deliveries)
 
     def _is_repeat(self, batch: BatchRecord, position: OutboxPosition) -> bool:
-        """Return whether this live batch was added before with the same closing time: a micro-batch written again."""
-        if position.is_history:  # the ledger knows the batches of runs
-            return False
+        """Return whether this batch was added before with the same closing time: a micro-batch written again."""
         recent = self._partitions[position.partition].recent_batches
         closing = _BatchClosing(batch.batch_cid, batch.separator, batch.closed_at)
         if closing in recent:
@@ -450,40 +420,6 @@ class Outbox:
         if len(recent) > RECENT_BATCHES:
             del recent[next(iter(recent))]
         return False
-
-    def _is_from_other_source(self, publication: PendingPublication) -> bool:
-        """Return whether a live batch was published as one of a run, or the other way round."""
-        handed_over = publication.batch_cid in self._ledger
-        if not publication.position.is_history:
-            return handed_over
-        if self._published_topics is None:
-            self._published_topics = {cid: set(topics) for cid, topics in self._receipts().items()}
-        return publication.batch_cid in self._published_topics and not handed_over
-
-    def _is_published(self, delivery: TopicDelivery) -> bool:
-        """Return whether the batch was published on this topic before, so that neither the batch nor a receipt is to be
-        sent."""
-        publication = delivery.publication
-        if self._is_from_other_source(publication):
-            return True
-        return publication.position.is_history and delivery.topic in (self._published_topics or {}).get(
-            publication.batch_cid, ()
-        )
-
-    def _publish(self, delivery: TopicDelivery, publish: Callable[[str, bytes], int]) -> int:
-        """Publish the batch and return the number of peers."""
-        publication, topic = delivery.publication, delivery.topic
-        if not publication.position.is_history:
-            return publish(topic, publication.data)
-        self._ledger.add(publication.batch_cid, topic)
-        try:
-            peers = publish(topic, publication.data)
-        except PublishError:
-            self._ledger.remove(publication.batch_cid, topic)
-            raise
-        if not peers:
-            self._ledger.remove(publication.batch_cid, topic)
-        return peers
 
     def _end_delivery(self, delivery: TopicDelivery) -> None:
         publication = delivery.publication
@@ -495,14 +431,14 @@ class Outbox:
         self, delivery: TopicDelivery, publish: Callable[[str, bytes], int], now: int
     ) -> Sequence[OutboxRecord]:
         """Attempt a delivery. If it reaches no peer, those of its topic and separator that are behind it wait, too."""
-        if (settled := self._settle_published(delivery, now)) is not None:
-            return settled
+        if _is_settled(delivery):
+            return ()
+        publication = delivery.publication
         peers, reason = 0, NO_PEER
         try:
-            peers = self._publish(delivery, publish)
+            peers = publish(delivery.topic, publication.data)
         except PublishError as error:
             reason = str(error)
-        publication = delivery.publication
         if peers:
             self._queue.record_reached(delivery)
             receipt = PublicationRecord(publication.batch_cid, TRANSPORT, now, topic=delivery.topic, peer_count=peers)
@@ -514,25 +450,10 @@ class Outbox:
         self._queue.put_back([delivery, *behind], reason)
         return ()
 
-    def _settle_published(self, delivery: TopicDelivery, now: int) -> Sequence[OutboxRecord] | None:
-        """Return what to write for a delivery that is not to be attempted; `None` if it is."""
-        publication, topic = delivery.publication, delivery.topic
-        if publication.deliveries.get(topic) is not delivery:  # IPFS refused the block
-            return ()
-        if self._is_published(delivery):
-            publication.receipted_topics |= {topic}
-            self._end_delivery(delivery)
-            self._settle_receipts(publication.position, 1)
-            return ()
-        if publication.position.is_history and (publication.batch_cid, topic) in self._ledger:
-            doubt = PublicationRecord(publication.batch_cid, TRANSPORT, now, topic=topic, error=IN_DOUBT)
-            return self._end_with_receipt(delivery, doubt)
-        return None
-
     def _write_given_up(self, given_up: GivenUp, now: int) -> Sequence[OutboxRecord]:
         delivery = given_up.delivery
-        if (settled := self._settle_published(delivery, now)) is not None:
-            return settled
+        if _is_settled(delivery):
+            return ()
         cid = delivery.publication.batch_cid
         receipt = PublicationRecord(cid, TRANSPORT, now, topic=delivery.topic, peer_count=0, error=given_up.error)
         return self._end_with_receipt(delivery, receipt)
@@ -546,8 +467,6 @@ class Outbox:
     def _write_receipt(self, position: OutboxPosition, receipt: PublicationRecord) -> OutboxRecord:
         if receipt.error is None:
             self.published += 1
-            if self._published_topics is not None and receipt.topic:
-                self._published_topics.setdefault(receipt.batch_cid, set()).add(receipt.topic)
         else:
             self.failed += 1
         options = self._options
@@ -560,6 +479,10 @@ class Outbox:
         self.quarantined += 1
         # one output for each record: the batch's own record holds what does not fit into a quarantine record
         fault = next(build_quarantine_records("publisher", reason, detail, value, now))
-        (topic, partition), offset = position
-        key = build_quarantine_record_key(topic, partition, offset)
+        key = build_quarantine_record_key("batches", position.partition, position.offset)
         return OutboxRecord(position, "quarantine", key, encode(fault))
+
+
+def _is_settled(delivery: TopicDelivery) -> bool:
+    """Return whether the delivery ended while it was queued, because IPFS refused the block."""
+    return delivery.publication.deliveries.get(delivery.topic) is not delivery

@@ -28,10 +28,6 @@ the last `RECENT_BATCHES` batches, reads them again at a start, and skips a batc
 closing time.
 
 Records that Kafka deleted before the publisher read them are counted, logged, and reported by a quarantine record.
-
-`kiln.history` is the outbox of backfill runs, read from its beginning. No batch there is too old. One that was
-published before, live or by a run, is not published again, even if a crash lost its receipt (`ledger.py`). Only a few
-of them are open at a time, so that live batches need not wait.
 """
 
 from __future__ import annotations
@@ -39,7 +35,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -51,12 +47,10 @@ from kiln.bridge.ipfs import BlockStoreUnavailableError
 from kiln.bridge.kafka.producers import FramesProducerError, StoppableKafkaProducer
 from kiln.bridge.kafka.thread import RENEW_EVERY, KafkaConfig, Leadership, LeaderThread, now_us
 from kiln.bridge.kafka.topic_notes import TopicNotes
-from kiln.bridge.publisher.deliveries import OutboxPartition, OutboxPosition, Subscribers
-from kiln.bridge.publisher.ledger import PublishLedger
+from kiln.bridge.publisher.deliveries import OutboxPosition, Subscribers
 from kiln.bridge.publisher.outbox import (
     MAX_BLOCK_BYTES,
     MAX_OPEN,
-    MAX_OPEN_HISTORY,
     RECENT_BATCHES,
     BlockKeeper,
     Outbox,
@@ -68,7 +62,7 @@ from kiln.bridge.publisher.pace import AuthorPacer
 from kiln.bridge.publisher.pins import PinsError
 from kiln.bridge.publisher.transition import BY_SEPARATOR, TopicScheme
 from kiln.conf.process.bridge_status import PublisherStatus
-from kiln.conf.process.kafka_records import KafkaRecord, RecordReader
+from kiln.conf.process.kafka_records import RecordReader
 from kiln.schemas.kafka.records import UNREADABLE, decode_publication
 from kiln.schemas.wire.topics import format_topic
 
@@ -95,7 +89,7 @@ class _Session:
     reader: RecordReader
     producer: StoppableKafkaProducer
     outbox: Outbox
-    committed: dict[OutboxPartition, int]
+    committed: dict[int, int]
     """committed offsets"""
     outputs: list[OutboxRecord]
     """records that are not sent yet"""
@@ -106,8 +100,6 @@ class _Session:
     """sent records that the broker has not acknowledged"""
     acknowledgements: deque[tuple[OutboxPosition, BaseException | None]] = field(default_factory=deque)
     """filled by kafka-python's thread"""
-    unread: dict[TopicPartition, list[KafkaRecord]] = field(default_factory=dict)
-    """records of `kiln.history` beyond MAX_OPEN_HISTORY; their partitions are paused"""
 
 
 class Publisher(LeaderThread):
@@ -124,7 +116,6 @@ class Publisher(LeaderThread):
         clock_us: Callable[[], int] = now_us,
         group: str | None = None,
         pace: AuthorPacer | None = None,
-        ledger: PublishLedger | None = None,
         leadership: Leadership | None = None,
         notes: TopicNotes | None = None,
         subscribers: Subscribers | None = None,
@@ -138,7 +129,6 @@ class Publisher(LeaderThread):
             topics: returns the topics on which batches are published now.
             group: consumer group of the offset; by default one of the network.
             pace: the gap between two messages of one author.
-            ledger: batches of runs that were handed to the node by this transport; by default one in memory.
             subscribers: finds the peers of topics, so that nothing is handed to the node for a topic that has none;
                 called in this thread.
         """
@@ -151,7 +141,6 @@ class Publisher(LeaderThread):
         self._topics = topics
         self._clock_us = clock_us
         self._pace = pace
-        self._ledger = PublishLedger() if ledger is None else ledger
         self._subscribers = subscribers
         self._counts = _PublishCounts()
 
@@ -181,10 +170,9 @@ class Publisher(LeaderThread):
 
     def _release_resources(self) -> None:
         self._keeper.close()
-        self._ledger.close()
 
     def _run_as_leader(self, consumer: KafkaConsumer, reader: RecordReader, producer: StoppableKafkaProducer) -> None:
-        outbox = Outbox(self._options, self._ledger, lambda: self._read_published_topics(producer), self._subscribers)
+        outbox = Outbox(self._options, self._subscribers)
         counts_before = self._counts
         committed, outputs = self._start_outbox(consumer, reader, outbox)
         session = _Session(consumer, reader, producer, outbox, committed, outputs, self._clock_us() + RENEW_EVERY)
@@ -246,26 +234,19 @@ class Publisher(LeaderThread):
         """Poll for batches, as many as the outbox has room for, until the next attempt is due."""
         consumer, reader, outbox = session.consumer, session.reader, session.outbox
         room = MAX_OPEN - outbox.open_count if outbox.block_bytes < MAX_BLOCK_BYTES else 0
-        is_history_full = outbox.open_history_count >= MAX_OPEN_HISTORY
-        full = {part for part in reader.partitions if room <= 0 or (self._is_history(part) and is_history_full)}
-        reader.pause(full | session.unread.keys())
-        reader.resume(reader.partitions - full - session.unread.keys())
+        if room > 0:
+            reader.resume(reader.partitions)
+        else:
+            reader.pause(reader.partitions)
         self._check_topics()
         # whole ms, rounded up so that the next attempt is due after the wait
         wait = -(-outbox.time_to_next_attempt(now, _POLL_EVERY) // 1_000)
-        polled = self._poll(reader, wait, max(1, room))
-        if room > 0 and not is_history_full:
-            polled, session.unread = {**session.unread, **polled}, {}
-        for part, records in polled.items():
-            partition = self._outbox_partition(part)
-            for number, record in enumerate(records):
-                if self._is_history(part) and outbox.open_history_count >= MAX_OPEN_HISTORY:
-                    session.unread[part] = records[number:]
-                    break
-                if record.offset > outbox.next_offset(partition):
+        for part, records in self._poll(reader, wait, max(1, room)).items():
+            for record in records:
+                if record.offset > outbox.next_offset(part.partition):
                     first = consumer.beginning_offsets([part])[part]
                     session.outputs += self._record_lost_range(outbox, part, min(first, record.offset), now)
-                output = outbox.add_record(OutboxPosition(partition, record.offset), record.value, now)
+                output = outbox.add_record(OutboxPosition(part.partition, record.offset), record.value, now)
                 session.outputs += [] if output is None else [output]
 
     def _send_outputs(self, session: _Session) -> None:
@@ -291,33 +272,20 @@ class Publisher(LeaderThread):
             self._pace.record_message(self._clock_us())
         return peers
 
-    def _is_history(self, part: TopicPartition) -> bool:
-        return bool(part.topic == f"{self._prefix}history")
-
-    def _outbox_partition(self, part: TopicPartition) -> OutboxPartition:
-        return OutboxPartition("history" if self._is_history(part) else "batches", part.partition)
-
-    def _commit(
-        self, consumer: KafkaConsumer, parts: Iterable[TopicPartition], outbox: Outbox
-    ) -> dict[OutboxPartition, int]:
+    def _commit(self, consumer: KafkaConsumer, parts: Iterable[TopicPartition], outbox: Outbox) -> dict[int, int]:
         """Commit the offsets to resume from, and return them."""
         offsets = outbox.resume_offsets()
         to_commit = {
-            part: OffsetAndMetadata(offsets[partition], outbox.metadata(partition))
+            part: OffsetAndMetadata(offsets[part.partition], outbox.metadata(part.partition))
             for part in parts
-            if (partition := self._outbox_partition(part)) in offsets
+            if part.partition in offsets
         }
         consumer.commit(to_commit, timeout_ms=10_000)
         return offsets
 
-    def _read_published_topics(self, producer: StoppableKafkaProducer) -> Mapping[str, set[str]]:
-        """Return the topics, by CID, of everything published up to now that has a receipt."""
-        producer.flush(timeout=30)
-        return {cid: set(topics) for cid, topics in self._read_receipts(0, only_published=True).items()}
-
     def _start_outbox(
         self, consumer: KafkaConsumer, reader: RecordReader, outbox: Outbox
-    ) -> tuple[dict[OutboxPartition, int], list[OutboxRecord]]:
+    ) -> tuple[dict[int, int], list[OutboxRecord]]:
         """Move the reader to the committed offsets.
 
         A first start sets and commits the limit of `max_age`. Where Kafka has lost an offset, receipts show what is
@@ -326,16 +294,15 @@ class Publisher(LeaderThread):
         Returns:
             The committed offsets, and the records to write at once.
         """
-        topic, history = f"{self._prefix}batches", f"{self._prefix}history"
+        topic = f"{self._prefix}batches"
         parts = self._list_partitions(topic)
-        history_parts = self._list_partitions(history)
-        replaced_topics = self._watch_topics(topic, history)
-        starts = consumer.beginning_offsets([*parts, *history_parts])
-        ends = consumer.end_offsets([*parts, *history_parts])
+        is_replaced = topic in self._watch_topics(topic)
+        starts = consumer.beginning_offsets(parts)
+        ends = consumer.end_offsets(parts)
         committed = {
             part: saved
-            for part in (*parts, *history_parts)
-            if part.topic not in replaced_topics
+            for part in parts
+            if not is_replaced
             and (saved := consumer.committed(part, metadata=True, timeout_ms=10_000)) is not None
             and saved.offset <= ends[part]  # else the topic was re-created
         }
@@ -365,15 +332,9 @@ class Publisher(LeaderThread):
                     )
             if offset < until and receipted is None:
                 receipted = self._read_receipts(0)
-            outbox.start(self._outbox_partition(part), offset, not_before, until, ends[part])
+            outbox.start(part.partition, offset, not_before, until, ends[part])
             outputs += self._record_lost_range(outbox, part, starts[part], now)
             positions[part] = max(offset - RECENT_BATCHES, starts[part])
-        for part in history_parts:
-            # the ledger and the receipts show what is done, so a lost offset loses nothing
-            offset = committed[part].offset if part in committed else starts[part]
-            outbox.start(self._outbox_partition(part), offset, 0)
-            outputs += self._record_lost_range(outbox, part, starts[part], now)
-            positions[part] = max(offset, starts[part])
         reader.assign(positions)
         if receipted is None and times:
             receipted = self._read_receipts(min(times))
@@ -384,9 +345,8 @@ class Publisher(LeaderThread):
         return outbox.resume_offsets(), outputs
 
     def _record_lost_range(self, outbox: Outbox, part: TopicPartition, before: int, now: int) -> list[OutboxRecord]:
-        partition = self._outbox_partition(part)
-        first = outbox.next_offset(partition)
-        output = outbox.record_lost_range(partition, before, now)
+        first = outbox.next_offset(part.partition)
+        output = outbox.record_lost_range(part.partition, before, now)
         if output is None:
             return []
         _LOG.error(
@@ -403,12 +363,11 @@ class Publisher(LeaderThread):
                 return record.timestamp
         return 0
 
-    def _read_receipts(self, since: int, only_published: bool = False) -> dict[str, dict[str, int]]:
+    def _read_receipts(self, since: int) -> dict[str, dict[str, int]]:
         """Return the times in µs, by CID and topic of this network, of the newest receipts of this transport.
 
         Args:
             since: LogAppendTime, in ms, of the first receipt that counts.
-            only_published: leave out receipts with an error.
         """
         topics_by_cid: dict[str, dict[str, int]] = {}
         own = format_topic(self._options.network, None)
@@ -423,8 +382,6 @@ class Publisher(LeaderThread):
                 with suppress(*UNREADABLE):  # `sink` quarantines it
                     receipt = decode_publication(record.value or b"")
                     on = receipt.topic or ""
-                    if only_published and receipt.error is not None:
-                        continue
                     if receipt.transport == self._options.transport and f"{on}/".startswith(f"{own}/"):
                         times = topics_by_cid.setdefault(receipt.batch_cid, {})
                         times[on] = max(times.get(on, 0), receipt.published_at)

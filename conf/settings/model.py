@@ -393,11 +393,10 @@ class Spark(Section):
 
 
 class Lake(Section):
-    """Location, writer and row retention of the Delta tables."""
+    """Location and row retention of the Delta tables."""
 
     uri: StorageUri = ""
     storage_options: dict[str, str] = {}
-    writer: Literal["delta-rs", "delta-spark"] = "delta-rs"
     retention: dict[str, Duration] = {}
 
     @field_validator("retention")
@@ -411,15 +410,6 @@ class Lake(Section):
             if kept > _LONGEST:
                 raise ValueError(f"{table}: at most {duration_text(_LONGEST)}")
         return value
-
-    @model_validator(mode="after")
-    def _committed_once(self) -> Self:
-        if self.writer == "delta-spark" and self.uri.startswith(STORE):
-            raise ValueError(
-                'lake.writer = "delta-spark" commits with Delta\'s own log store, which loses commits of concurrent '
-                'writers in an object store: set lake.writer = "delta-rs" for this lake.uri'
-            )
-        return self
 
 
 class Checkpoints(Section):

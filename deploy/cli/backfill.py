@@ -59,10 +59,6 @@ def run(
         str | None,
         typer.Option("--as-of", metavar="TIME", help="Use separators as verified at this time. Default: now."),
     ] = None,
-    publish: Annotated[
-        bool,
-        typer.Option("--publish", help="Publish LIVE batches of the run that are not published yet."),
-    ] = False,
     as_json: JsonOption = False,
     state: StateOption = None,
     config: ConfigOption = None,
@@ -110,7 +106,6 @@ def run(
         window=None if window is None else length_of(window, "--window"),
         network=network,
         as_of=None if as_of is None else time_of("--as-of", as_of),
-        publish=publish,
     )
     out, pace = notes(), ProgressFormatter()
     with out.status("…") as shown:
@@ -125,7 +120,7 @@ def run(
     if as_json:
         print(json.dumps(encode_outcome(outcome)))
     else:
-        answers().print(describe_outcome(outcome, publish), soft_wrap=True)
+        answers().print(describe_outcome(outcome), soft_wrap=True)
 
 
 @commands.command("list")

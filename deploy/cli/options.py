@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -121,6 +121,25 @@ def length_of(text: str, option: str = "--for") -> timedelta:
     if not duration:
         raise UsageError(f"{option} {text}: must be greater than zero")
     return duration
+
+
+def parse_time(text: str, option: str) -> datetime:
+    """Parse the time of an option, as a duration before now or in ISO 8601, in UTC by default.
+
+    Raises:
+        UsageError: The text is neither.
+    """
+    from kiln.conf.settings.durations import parse_duration
+
+    try:
+        return datetime.now(UTC) - parse_duration(text)
+    except (ValueError, OverflowError):
+        pass
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageError(f"{option} {text}: expected 1h (ago), 2026-11-01 or 2026-11-01T12:00:00Z") from None
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from kiln.deploy.cli.options import (
     lake_of,
     note_once,
     notes,
+    parse_time,
     settings_of,
 )
 
@@ -188,24 +189,10 @@ def _selection(
     return QuarantineFilter(
         stage,
         reason,
-        _moment(since, "--since") if since else None,
-        _moment(until, "--until") if until else None,
+        parse_time(since, "--since") if since else None,
+        parse_time(until, "--until") if until else None,
         author,
     )
-
-
-def _moment(text: str, option: str) -> datetime:
-    from kiln.conf.settings.durations import parse_duration
-
-    try:
-        return datetime.now(UTC) - parse_duration(text)
-    except (ValueError, OverflowError):
-        pass
-    try:
-        told = datetime.fromisoformat(text)
-    except ValueError:
-        raise UsageError(f"{option} {text}: expected 1h (ago), 2026-11-01 or 2026-11-01T12:00:00Z") from None
-    return told if told.tzinfo else told.replace(tzinfo=UTC)
 
 
 @commands.command("replay")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -24,6 +25,7 @@ from kiln.deploy.cli.options import (
     note_once,
     notes,
     parse_path,
+    parse_time,
     reading_settings,
 )
 
@@ -56,6 +58,23 @@ def sql(
         ),
     ] = None,
     on_spark: Annotated[bool, typer.Option("--spark", help="Run the query in Spark SQL. Requires Java.")] = False,
+    export: Annotated[
+        Path | None,
+        typer.Option(
+            "--export",
+            metavar="FILE.duckdb",
+            parser=parse_path,
+            help="Copy tables and views into a DuckDB file for BI tools.",
+        ),
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option("--since", metavar="TIME", help="Start of the rows to export: 7d (ago), 2026-11-01."),
+    ] = None,
+    tables: Annotated[
+        str | None,
+        typer.Option("--tables", metavar="NAME,…", help="Tables and views to export. Default: all."),
+    ] = None,
     sample: SampleOption = False,
     state: StateOption = None,
     config: ConfigOption = None,
@@ -64,10 +83,15 @@ def sql(
 
     The command works while Kiln runs. Only --spark requires Java. Without QUERY it reads a query from stdin or starts a
     prompt. The query "\\d" lists tables and views, "\\d NAME" the columns. --json prints an array of objects. Times are
-    ISO 8601 in UTC, binary is hex.
+    ISO 8601 in UTC, binary is hex. --export replaces an earlier export of that name when the new one is complete, and
+    prints the version and rows of each table.
     """
     if as_json and as_csv:
         raise UsageError("--json and --csv: choose one")
+    if export is None and (since or tables):
+        raise UsageError("--since and --tables: only with --export")
+    if export is not None and (query is not None or on_spark):
+        raise UsageError("--export copies tables: it takes neither a query nor --spark")
     settings = reading_settings(config, state, sample=sample)
     lake = lake_of(settings)
     from kiln.deploy.query.as_of import parse_as_of
@@ -76,6 +100,9 @@ def sql(
         at = None if as_of is None else parse_as_of(as_of)
     except ValueError as error:
         raise UsageError(f"--as-of {as_of}: expected {error}") from None
+    if export is not None:
+        _show(_export(lake, export, since, tables, at), rows, as_json=as_json, as_csv=as_csv)
+        return
     prompted = query is None and sys.stdin.isatty()
     if query is None and not prompted:
         query = sys.stdin.read()
@@ -99,6 +126,25 @@ def sql(
             show(query)
 
 
+def _export(lake: Lake, target: Path, since: str | None, tables: str | None, as_of: AsOf | None) -> Answer:
+    from kiln.deploy.query.export import export_lake
+
+    start = None if since is None else parse_time(since, "--since")
+    names = [] if tables is None else [name.strip() for name in tables.split(",")]
+    console = notes()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # which removes the unfinished file
+    record = export_lake(
+        lake,
+        target,
+        lambda words: console.print(words, style="dim", soft_wrap=True),
+        names=names,
+        since=start,
+        as_of=as_of,
+    )
+    console.print(f"wrote {target} ({target.stat().st_size:,} bytes)", style="dim", soft_wrap=True)
+    return record
+
+
 def _asking(
     stack: ExitStack, settings: Settings, lake: Lake, as_of: AsOf | None, most: int | None, *, on_spark: bool
 ) -> Callable[[str], Answer]:
@@ -108,8 +154,8 @@ def _asking(
 
         return lambda question: query_lake(lake, question, as_of)
     require_extras("spark")
-    from kiln.deploy.query.serve.classes import compile_classes
-    from kiln.deploy.query.spark import query_spark
+    from kiln.deploy.query.spark.classes import compile_classes
+    from kiln.deploy.query.spark.query import query_spark
     from kiln.deploy.stack.spark import spark_session
 
     # its logs and temporary files are its own: Kiln may be running

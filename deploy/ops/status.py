@@ -22,7 +22,6 @@ from kiln.conf.process.location import Location
 from kiln.conf.settings.model import Kafka, Settings
 from kiln.deploy.ops.bridges import BridgeMember, list_live_bridges
 from kiln.deploy.ops.clocks import ClockStatus, find_trailing_clocks
-from kiln.pipelines.decode.breaker_state import BreakerState, read_breaker_state
 from kiln.pipelines.delta.lake import Lake, LakeError
 from kiln.pipelines.delta.reading_faults import list_reader_features
 from kiln.pipelines.runtime.checkpoint import Checkpoint, CheckpointError
@@ -122,7 +121,6 @@ class KilnStatus:
     Attributes:
         savings: `None` if no topic was referenced by index.
         clocks: Clocks that are behind stored times.
-        trip: `None` if the breaker has not tripped, or its query has started since.
         bridges: Live bridges of the network, on any machine.
     """
 
@@ -132,7 +130,6 @@ class KilnStatus:
     tables: tuple[TableStatus, ...]
     savings: TopicTableSavings | None = None
     clocks: tuple[ClockStatus, ...] = ()
-    trip: BreakerState | None = None
     bridges: tuple[BridgeMember, ...] = ()
 
 
@@ -334,5 +331,4 @@ def read_status(settings: Settings, patience: float = 3.0) -> KilnStatus:
     clocks = find_trailing_clocks(settings, updates.end if updates else ())
     bridges = list_live_bridges(settings.broker, settings.network.name, patience) if broker.reachable else ()
     tables = read_lake_status(Lake.from_location(settings.lake_root))
-    trip = read_breaker_state(settings.state)
-    return KilnStatus(str(settings.state), broker, queries, tables, savings, clocks, trip, bridges)
+    return KilnStatus(str(settings.state), broker, queries, tables, savings, clocks, bridges)

@@ -1,1 +1,1 @@
-"""SQL over the lake: queries and their output, traces, the SQL server."""
+"""SQL over the lake: queries and their output, traces, exports to DuckDB."""

@@ -21,7 +21,7 @@ from kiln.conf.process.extras import require_extras
 from kiln.conf.process.forks import refuse_fork
 from kiln.conf.settings.keys import suggest_key
 from kiln.deploy.query.as_of import AsOf, describe_absence, open_table
-from kiln.pipelines.delta.duckdb_tables import add_empty_tables, allow_only, create_views
+from kiln.pipelines.delta.duckdb_tables import add_empty_tables, allow_only, create_views, quote_text
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.delta.reading_faults import build_missing_files_error
 from kiln.schemas.delta.tables import TABLES
@@ -178,7 +178,7 @@ def _connect(lake: Lake, sql: str, as_of: AsOf | None) -> tuple[duckdb.DuckDBPyC
     connection = duckdb.connect()
     connection.execute("SET TimeZone = 'UTC'")
     # by default, a query larger than memory spills to `.tmp` in the current folder, without a limit
-    connection.execute(f"SET temp_directory = '{_quote(tempfile.gettempdir())}/kiln-sql-{os.getpid()}'")
+    connection.execute(f"SET temp_directory = {quote_text(f'{tempfile.gettempdir()}/kiln-sql-{os.getpid()}')}")
     connection.execute(f"SET max_temp_directory_size = '{_MOST_SPILLED}'")
     _check_statement(connection, sql)
     there = lake.tables()
@@ -196,13 +196,17 @@ def _connect(lake: Lake, sql: str, as_of: AsOf | None) -> tuple[duckdb.DuckDBPyC
             # the table has other columns than Kiln's, which only matters if the query names the view
             if speaks_of_some:
                 raise SqlError(f"{view.name}, over {' and '.join(view.tables)}: {error}") from error
-    memory_limit = _limit_memory(connection)
+    memory_limit = limit_memory(connection)
     allow_only(connection, files)
     return connection, _OpenTables(lake, as_of, there, tables, memory_limit)
 
 
-def _limit_memory(connection: duckdb.DuckDBPyConnection) -> str:
+def limit_memory(connection: duckdb.DuckDBPyConnection, most: int | None = None) -> str:
     """Lower DuckDB's memory limit by the memory that the process uses already, to a quarter at most, and return it.
+
+    Args:
+        connection: The connection.
+        most: Maximum in bytes, if less is enough.
 
     DuckDB's default is 80 % of the memory of the machine or container, as if the process used none itself: a query in
     a container of 256 MB is then killed by the kernel instead of spilling to disk.
@@ -211,7 +215,8 @@ def _limit_memory(connection: duckdb.DuckDBPyConnection) -> str:
     number, unit = default.split()
     limit = int(float(number) * 1024 ** ("bytes", "KiB", "MiB", "GiB", "TiB").index(unit))
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    connection.execute(f"SET memory_limit = '{max(limit - used, limit // 4)}B'")
+    limit = max(limit - used, limit // 4)
+    connection.execute(f"SET memory_limit = '{limit if most is None else min(limit, most)}B'")
     return _read_memory_limit(connection)
 
 
@@ -260,10 +265,6 @@ class _OpenTables:
 
 _FAULTS_OF_A_QUERY: Final = (duckdb.BinderException, duckdb.ParserException, duckdb.DataError)
 """Errors that no missing file causes."""
-
-
-def _quote(path: str) -> str:
-    return path.replace("'", "''")
 
 
 def _check_statement(connection: duckdb.DuckDBPyConnection, sql: str) -> None:

@@ -19,6 +19,7 @@ from kiln.conf.process.extras import read_version
 from kiln.conf.process.locks import lock_state
 from kiln.conf.process.logs import ProblemLog, log_event
 from kiln.conf.process.state_version import claim_state_folder
+from kiln.conf.settings.durations import duration_text
 from kiln.conf.settings.model import JobName, Settings
 from kiln.deploy.ops.monitor.server import Monitor
 from kiln.deploy.ops.snapshot import QualityInRun, sum_by_reason
@@ -203,6 +204,7 @@ class _Run:
         self._live = companions.live
         self._started = started
         kafka = settings.broker
+        self._length = duration_text(settings.batch.window)
         open_time = settings.batch.window + settings.batch.grace
         self._watch = TopicWatch(kafka.client_options(), kafka.prefix, open_time.total_seconds())
         self._ends = TopicEnds(kafka.client_options(), map(kafka.topic, TOPICS))
@@ -308,7 +310,13 @@ class _Run:
                 return
             if self._catch_up and not self._ends.error and before == ends:
                 self._open_windows = self._queries.describe_open_windows(ends)
-                if self._open_windows or self._saved_at == ends:
+                if self._open_windows:
+                    return
+                if self._saved_at == ends:
+                    if self._queries.leaves_windows_open:
+                        self._view.say(
+                            f"windows of {self._length} that have not ended stay open; the next run ends them"
+                        )
                     return
             if self._drain_started is not None and self._has_drained(now, before, ends):
                 return

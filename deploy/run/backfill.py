@@ -43,7 +43,7 @@ def run_backfill(
         request = save_request_streams(settings, request)
         terms = build_terms(settings, request)
         run = find_matching_run(terms, Lake.from_location(settings.lake_root))
-        if run is not None and run.is_done and (run.is_published or not request.publish):
+        if run is not None and run.is_done:
             delete_streams(settings.state / "backfill" / run.name)
             return RunOutcome(
                 run.name, count_rows(run.chunks), 0, 0, outside=merge_outside(run.chunks), is_repeated=True
@@ -51,9 +51,9 @@ def run_backfill(
         check_tables(Lake.from_location(settings.lake_root), settings.checkpoints_root)
         if run is None and terms.files:
             check_files(settings, terms, say)
-        if request.source == "kafka" or request.publish:
+        if request.source == "kafka":
             stack.enter_context(start_broker(settings, say))
         say("starting Spark")
         spark = stack.enter_context(spark_session(settings, "backfill"))
         stopped = stack.enter_context(cancel_on_signal(spark))
-        return backfill(spark, settings, terms, stopped, report, request.publish)
+        return backfill(spark, settings, terms, stopped, report)

@@ -41,8 +41,8 @@ class ProgressFormatter:
         return ", ".join(parts)
 
 
-def describe_outcome(outcome: RunOutcome, publish: bool = False) -> str:
-    """Describe the outcome of a run; `publish` is true if its batches were to be published."""
+def describe_outcome(outcome: RunOutcome) -> str:
+    """Describe the outcome of a run."""
     tables = ", ".join(f"{rows:,} {table}" for table, rows in sorted(outcome.rows.items()))
     text = f"run {outcome.name} is done: {tables or 'no rows'}"
     if outcome.is_repeated:
@@ -56,6 +56,4 @@ def describe_outcome(outcome: RunOutcome, publish: bool = False) -> str:
         text += f"{first} to {last} UTC: to include them, start a run with these times in --from and --to"
     if outcome.lost:
         text += f"; missing from its source at the start: {'; '.join(outcome.lost)}"
-    if publish:
-        text += f"; {outcome.published:,} batches were sent to the bridge for publication"
     return text

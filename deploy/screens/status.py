@@ -67,8 +67,6 @@ def render_status(status: KilnStatus, now: datetime) -> RenderableType:
             Text(printable(query.problem) or lag, "red" if query.problem else ""),
         )
     parts += [queries, ""]
-    if status.trip is not None:
-        parts += [Text(f"{status.trip.query}: {printable(status.trip.description)}", "red"), ""]
     for clock in status.clocks:
         parts += [Text(clock.problem, "red"), ""]
     if status.tables:

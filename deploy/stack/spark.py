@@ -89,7 +89,7 @@ def spark_session(settings: Settings, name: str = "kiln", classes: Sequence[Path
             name,
             master=settings.spark.master,
             driver_memory=settings.spark.driver_memory,
-            java_options=f"{settings.spark.java_options} {build_archive_option()}",
+            java_options=f"{settings.spark.java_options} {_build_archive_option()}",
             jars=list_jars(),
             appended=[*(list_store_jars() if settings.uses_store else ()), *classes],
             log4j=PROJECT / "conf" / "log4j2-spark.properties",
@@ -122,7 +122,7 @@ def _log_lost_connection(request: object, client_address: object) -> None:
     _LOG.warning("connection for Spark's accumulators lost", exc_info=True)
 
 
-def build_archive_option() -> str:
+def _build_archive_option() -> str:
     """Build the JVM option for the archive of Spark's classes; empty if there is none."""
     classes = spark_archive_path()
     # a JVM that does not match the archive runs without it

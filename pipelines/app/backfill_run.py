@@ -54,21 +54,12 @@ from kiln.pipelines.backfill.sources import (
     split_captures,
 )
 from kiln.pipelines.backfill.terms import RunTerms, Source
-from kiln.pipelines.delta.commits import Commits
-from kiln.pipelines.delta.delta_rs import DeltaRsCommits
-from kiln.pipelines.delta.delta_spark import DeltaSparkCommits
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.runtime.kafka import Broker
 from kiln.pipelines.runtime.topics import KafkaTopics
 from kiln.schemas.printable import printable_lines
 
 _CANCEL_EVERY: Final = 0.5  # s
-
-
-class RequestError(KilnError):
-    """The options of a run contradict each other."""
-
-    exit_code = 2
 
 
 @dataclass(frozen=True)
@@ -84,14 +75,6 @@ class BackfillRequest:
     """`batch.window` of the settings by default"""
     network: str | None = None
     as_of: int | None = None
-    publish: bool = False
-
-    def __post_init__(self) -> None:
-        if self.publish and self.source == "files":
-            raise RequestError(
-                "--publish: frames from files have origin REPLAY, and the bridge publishes only LIVE batches. Use "
-                "--source frames or kafka"
-            )
 
 
 def save_request_streams(settings: Settings, request: BackfillRequest) -> BackfillRequest:
@@ -157,7 +140,6 @@ def backfill(
     terms: RunTerms,
     is_stopped: Callable[[], bool],
     report: Callable[[RunProgress], None],
-    publish: bool = False,
 ) -> RunOutcome:
     """Execute a run, or the rest of it.
 
@@ -167,7 +149,6 @@ def backfill(
         terms: Terms of the run.
         is_stopped: Returns true once the run is to stop.
         report: Receives the progress.
-        publish: Also hand the batches to the bridge.
 
     Raises:
         RunError: There is a run of this name with other terms, or Spark failed.
@@ -178,18 +159,12 @@ def backfill(
     parallelism = spark.sparkContext.defaultParallelism
     spark.conf.set("spark.sql.shuffle.partitions", str(2 * parallelism))
     lake = Lake.from_location(settings.lake_root)
-    kafka, durable = settings.broker, settings.durability == "power"
-
-    def create_commits(target: Lake) -> Commits:
-        if settings.lake.writer == "delta-rs":
-            return DeltaRsCommits(target, durable=durable)
-        return DeltaSparkCommits(target, spark, durable=durable)
-
+    kafka = settings.broker
     resources = RunResources(
         spark=spark,
         lake=lake,
-        commits=create_commits,
-        broker=Broker(kafka.servers, kafka.prefix, kafka.spark_options() if terms.source == "kafka" or publish else {}),
+        durable=settings.durability == "power",
+        broker=Broker(kafka.servers, kafka.prefix, kafka.spark_options() if terms.source == "kafka" else {}),
         now=lambda: time.time_ns() // 1000,
         version=read_version(),
         topic_id=(lambda: read_frames_topic_id(settings)) if terms.source == "kafka" else (lambda: ""),
@@ -197,7 +172,7 @@ def backfill(
         report=report,
     )
     try:
-        outcome = run(terms, resources, lambda: _read_inputs(settings, lake, terms, 2 * parallelism, report), publish)
+        outcome = run(terms, resources, lambda: _read_inputs(settings, lake, terms, 2 * parallelism, report))
         delete_streams(settings.state / "backfill" / terms.name)
         return outcome
     except (Py4JError, PySparkException) as error:
@@ -294,7 +269,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             window=None if options.window is None else parse_duration(options.window),
             network=options.network,
             as_of=None if options.as_of is None else parse_time(options.as_of),
-            publish=options.publish,
         )
         with lock_run(settings.state, check_name(request.name)):
             outcome = _execute(settings, save_request_streams(settings, request))
@@ -323,7 +297,7 @@ def _execute(settings: Settings, request: BackfillRequest) -> RunOutcome:
 
     try:
         with cancel_on_signal(spark) as is_stopped:
-            return backfill(spark, settings, terms, is_stopped, report, request.publish)
+            return backfill(spark, settings, terms, is_stopped, report)
     except (KilnError, Py4JJavaError, PySparkException):
         spark.sparkContext.setLogLevel("OFF")  # the reason is the last line, not Spark's shutdown messages
         raise
@@ -340,7 +314,6 @@ def _build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--window", metavar="T")
     parser.add_argument("--network", metavar="NAME")
     parser.add_argument("--as-of", metavar="TIME")
-    parser.add_argument("--publish", action="store_true")
     return parser
 
 

@@ -20,8 +20,6 @@ from kiln.pipelines.decode.breaker import DecodeBreaker
 from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.decode.user_decoder import load_decoder
 from kiln.pipelines.delta.bundles import read_bundles, save_bundles
-from kiln.pipelines.delta.delta_rs import DeltaRsCommits
-from kiln.pipelines.delta.delta_spark import DeltaSparkCommits
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.runtime.kafka import Broker
 from kiln.pipelines.runtime.query_context import QueryContext, Report, ignore_report
@@ -85,16 +83,11 @@ def query_context(
 ) -> QueryContext:
     """Build the context of one query."""
     kafka, job = settings.broker, settings.jobs.of(name)
-    lake = Lake.from_location(settings.lake_root)
-    durable = settings.durability == "power"
     return QueryContext(
         spark=spark,
         broker=Broker(kafka.servers, kafka.prefix, kafka.spark_options()),
         client_options=kafka.client_options(),
-        lake=lake,
-        commits=DeltaRsCommits(lake, durable=durable)
-        if settings.lake.writer == "delta-rs"
-        else DeltaSparkCommits(lake, spark, durable=durable),
+        lake=Lake.from_location(settings.lake_root),
         checkpoints=settings.checkpoints_root,
         trigger=spark_interval(job.trigger),
         max_records=job.max_offsets_per_trigger,
@@ -102,7 +95,7 @@ def query_context(
         dedup_retention=micros(settings.dedupe.signed_ttl),
         now=lambda: time.time_ns() // 1000,
         uptime=lambda: time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000,
-        durable=durable,
+        durable=settings.durability == "power",
         report=report,
         listener=listener,
     )

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from kafka.errors import KafkaError
 from pyspark.sql import SparkSession
@@ -24,7 +24,6 @@ from kiln.conf.settings.model import JobName, Settings
 from kiln.pipelines.app.launch import launch
 from kiln.pipelines.batch.ticker import Ticker
 from kiln.pipelines.decode.breaker import DecodingBrokenError
-from kiln.pipelines.decode.breaker_state import BreakerState, clear_breaker_state, save_breaker_state
 from kiln.pipelines.delta.commits import SecondWriterError
 from kiln.pipelines.delta.lake import Lake, SchemaChangedError
 from kiln.pipelines.recovery import DamageError, DamageLocation, repair
@@ -52,7 +51,7 @@ _WORKER_RESTARTS = 4  # times as many restarts as of other failures: the query i
 _FRAMES_TOPIC = "frames"
 """Topic that queries which decode frames read."""
 _HOLD_PATIENCE = 10.0  # s for the micro-batch of a query to end before the query is held
-_CLOCK_PATIENCE = 60_000_000  # µs that the broker's clock may trail log time while a run waits for the last windows
+_WINDOW_PATIENCE = timedelta(minutes=1)  # of log time for which a run that catches up waits for the last windows
 _SYNC_EVERY = 1.0  # s between two syncs of the checkpoint of `batch`
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0  # s between a failure and the next start
 
@@ -223,7 +222,6 @@ class Supervisor:
             if is_new and (problem := describe_deleted_records(name, checkpoint.deleted_records)):
                 self.warnings.append(f"{problem}. To prevent this, {DELETED_ADVICE}")
                 log_event(_LOG, "records deleted before the first start", logging.WARNING, query=name, why=problem)
-            clear_breaker_state(self._settings.state, name)
 
     def _start(self, name: JobName) -> StreamingQuery:
         log_event(_LOG, "query starts", query=name)
@@ -330,18 +328,21 @@ class Supervisor:
         Raises:
             RestartsExhaustedError: No query is left.
         """
-        trip = BreakerState(
-            name, error.partition(f"{_BREAKER_ERROR}: ")[2] or error, datetime.fromtimestamp(self._clock() / 1e6, UTC)
+        why = error.partition(f"{_BREAKER_ERROR}: ")[2] or error
+        at = datetime.fromtimestamp(self._clock() / 1e6, UTC)
+        problem = (
+            f"the breaker tripped at {at:%Y-%m-%d %H:%M} UTC: {why}. Fix the build, or raise "
+            "breaker.consecutive_failures if Kiln is to refuse that format, and start Kiln again: "
+            f"{name} continues from its checkpoint. See docs/RUNBOOK.md, The breaker tripped"
         )
-        save_breaker_state(self._settings.state, trip)
-        log_event(_LOG, "breaker tripped", logging.ERROR, query=name, why=trip.why)
+        log_event(_LOG, "breaker tripped", logging.ERROR, query=name, why=why)
         for other, run in self._runs.items():
             if _FRAMES_TOPIC in QUERIES[other].reads:
                 run.held, run.restart_at = True, None
-                run.error = trip.description if other == name else f"held, because the breaker of {name} tripped"
+                run.error = problem if other == name else f"held, because the breaker of {name} tripped"
                 self._stop(run, _HOLD_PATIENCE)
         if all(run.held for run in self._runs.values()):
-            raise RestartsExhaustedError(f"{name} stopped: {trip.description}")
+            raise RestartsExhaustedError(f"{name} stopped: {problem}")
 
     @property
     def failures(self) -> dict[str, str]:
@@ -402,15 +403,25 @@ class Supervisor:
         return {name: run.failures for name, run in self._runs.items()}
 
     def has_caught_up(self, ends: Mapping[str, Mapping[int, int]]) -> bool:
-        """Return true if no query lags behind `ends` (by full topic name) and the ticks have passed the last window."""
-        return (self.ticker is None or self.ticker.is_quiet) and not self.count_unread(ends)
+        """Return true if no query lags behind `ends` (by full topic name) and the ticks have passed the last window.
+
+        Long windows stay open: see `leaves_windows_open`.
+        """
+        is_quiet = self.ticker is None or self.ticker.is_quiet or self.leaves_windows_open
+        return is_quiet and not self.count_unread(ends)
+
+    @property
+    def leaves_windows_open(self) -> bool:
+        """True if windows are so long that a run does not wait for their end: the next run ends them."""
+        batch = self._settings.batch
+        return "batch" in self._names and batch.window + batch.grace > _WINDOW_PATIENCE
 
     def describe_open_windows(self, ends: Mapping[str, Mapping[int, int]]) -> str:
         """Say why windows stay open although all records before `ends` are read; empty if they will close soon.
 
         Log time closes them. If the broker's clock trails it, that may take days.
         """
-        if self.ticker is None or self.ticker.clock_lag <= _CLOCK_PATIENCE or self.count_unread(ends):
+        if self.ticker is None or self.ticker.clock_lag <= micros(_WINDOW_PATIENCE) or self.count_unread(ends):
             return ""
         return f"the last windows stay open: {self.ticker.clock_error}"
 

@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 
 from kiln.conf.process.errors import KilnError
 from kiln.conf.process.kafka_topics import describe_replaced_topic
-from kiln.pipelines.backfill import batches, frames, messages, published_lines, publishing, updates
+from kiln.pipelines.backfill import batches, frames, messages, published_lines, updates
 from kiln.pipelines.backfill.chunks import UPDATES_PER_STEP, TimeRange, compute_margin, count_pieces, split_range
 from kiln.pipelines.backfill.frames import FrameFilter
 from kiln.pipelines.backfill.merged_rows import OutsideFrames, StageOutput, group_rows, semi_join
@@ -37,11 +37,12 @@ from kiln.pipelines.backfill.run_log import (
 from kiln.pipelines.backfill.sources import FilePart
 from kiln.pipelines.backfill.terms import RunTerms, describe_differences
 from kiln.pipelines.batch.batching import BatchConfig
-from kiln.pipelines.delta.commits import Commits, WriteId
+from kiln.pipelines.delta.commits import WriteId
+from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.files import DataFile, delete_files
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.delta.tables import TimeBounds, count_rows_at_most, create_empty, read_rows
-from kiln.pipelines.runtime.kafka import Broker, read_range, write_topic
+from kiln.pipelines.runtime.kafka import Broker, read_range
 from kiln.pipelines.updates.transform import SeparatorConfig
 
 LIVE_TABLES: Final = ("frames", "messages", "updates", "batches", "streams")
@@ -84,7 +85,7 @@ class RunProgress:
     """Progress of a run."""
 
     step: str
-    """hashing (of files), reading, decoding, batching or publishing"""
+    """hashing (of files), reading, decoding or batching"""
     done: int
     total: int
     done_until: int | None = None
@@ -106,8 +107,6 @@ class RunOutcome:
     """rows that this call wrote"""
     frames: int
     """frames that this call read"""
-    published: int = 0
-    """batches that this call handed to the bridge"""
     lost: Sequence[str] = ()
     """descriptions of what the source no longer had of the range when the run began"""
     outside: OutsideFrames = field(default_factory=OutsideFrames)
@@ -123,7 +122,6 @@ def encode_outcome(outcome: RunOutcome) -> dict[str, object]:
         "wrote": outcome.rows_written,
         "frames": outcome.frames,
         "rows": dict(outcome.rows),
-        "published": outcome.published,
         "gone": list(outcome.lost),
         "outside": msgspec.structs.asdict(outcome.outside),
     }
@@ -135,7 +133,6 @@ class RunResources:
 
     spark: SparkSession
     lake: Lake
-    commits: Callable[[Lake], Commits]
     broker: Broker
     now: Callable[[], int]
     """returns the time, µs"""
@@ -143,18 +140,19 @@ class RunResources:
     """version of Kiln"""
     topic_id: Callable[[], str] = lambda: ""
     """returns Kafka's current id of `kiln.frames`, empty if the broker does not report it"""
+    durable: bool = False
+    """sync each commit to disk"""
     is_stopped: Callable[[], bool] = lambda: False
     report: Callable[[RunProgress], None] = lambda _: None
 
 
-def run(terms: RunTerms, resources: RunResources, inputs: Callable[[], RunInputs], publish: bool = False) -> RunOutcome:
+def run(terms: RunTerms, resources: RunResources, inputs: Callable[[], RunInputs]) -> RunOutcome:
     """Begin a run, or resume the run of this name.
 
     Args:
         terms: Terms of the run.
         resources: Services that the run uses.
         inputs: Called if the run begins.
-        publish: Also hand the batches to the bridge, unless that was done.
 
     Raises:
         RunError: There is a run of this name with other terms.
@@ -170,7 +168,7 @@ def run(terms: RunTerms, resources: RunResources, inputs: Callable[[], RunInputs
         append_event(lake, terms.name, "begun", resources.now(), range_from=low, range_to=high, details=details)
         backfill_run = find_run(lake, terms.name)
         assert backfill_run is not None
-    return _ChunkRunner(backfill_run, terms, resources).run_to_end(publish)
+    return _ChunkRunner(backfill_run, terms, resources).run_to_end()
 
 
 def find_matching_run(terms: RunTerms, lake: Lake) -> BackfillRun | None:
@@ -244,12 +242,12 @@ class _ChunkRunner:
         self._beyond = Lake(f"{self._lake.path}/beyond", self._lake.options)
         self._target = RunTarget(self._lake, self._beyond, terms.span)
         self._lakes = {lake.path: lake for lake in (self._lake, self._beyond)}
-        self._commits = {path: resources.commits(lake) for path, lake in self._lakes.items()}
+        self._commits = {path: DeltaRsCommits(lake, durable=resources.durable) for path, lake in self._lakes.items()}
         self._query = f"backfill:{terms.name}"
         self._done = {(str(each.details["step"]), int(str(each.details["number"]))): each for each in run.chunks}
         self._rows_written = self._frames = 0
 
-    def run_to_end(self, publish: bool) -> RunOutcome:
+    def run_to_end(self) -> RunOutcome:
         """Execute the steps that are left."""
         was_done = self._run.is_done
         if not was_done:
@@ -266,10 +264,9 @@ class _ChunkRunner:
                 self._resources.now(),
                 details={"rows": self._count_rows()},
             )
-        published = self._publish() if publish and not self._run.is_published else 0
         rows, outside = self._count_rows(), merge_outside(self._done.values())
         written, frames_read, lost = self._rows_written, self._frames, self._inputs.gone
-        return RunOutcome(self._terms.name, rows, written, frames_read, published, lost, outside, was_done)
+        return RunOutcome(self._terms.name, rows, written, frames_read, lost, outside, was_done)
 
     def _count_rows(self) -> dict[str, int]:
         return count_rows(self._done.values())
@@ -558,33 +555,6 @@ class _ChunkRunner:
             outputs = batches.build_batches(piece, batching, terms.span, self._lake)
             self._commit("batching", number, _collect_outputs(outputs), terms.span)
         self._report("batching", count, count)
-
-    # ---------------------------------------------------------------- publishing
-
-    def _publish(self) -> int:
-        """Hand the unpublished batches to the bridge, and return their number.
-
-        If a call is killed before it logs the event, the next call writes them to Kafka again. The bridge ignores
-        batches that it has.
-        """
-        self._check_stopped()
-        resources = self._resources
-        resources.lake.create(("publications",))
-        own_batches = read_rows(resources.spark, self._lake, "batches")
-        unpublished = publishing.select_unpublished(
-            own_batches, read_rows(resources.spark, resources.lake, "publications")
-        )
-        records = publishing.build_records(unpublished).persist(StorageLevel.DISK_ONLY)
-        try:
-            count = records.count()
-            self._report("publishing", 0, count)
-            if count:
-                write_topic(records, resources.broker, "history")
-            append_event(resources.lake, self._terms.name, "published", resources.now(), rows=count)
-            self._report("publishing", count, count)
-        finally:
-            records.unpersist()
-        return count
 
 
 def build_stopped_error(name: str) -> StoppedError:

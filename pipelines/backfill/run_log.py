@@ -20,7 +20,7 @@ from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.delta.rows import read_rows
 from kiln.schemas.delta.tables import TABLES
 
-Event = Literal["begun", "chunk", "done", "swapping", "swapped", "published", "dropping", "dropped"]
+Event = Literal["begun", "chunk", "done", "swapping", "swapped", "dropping", "dropped"]
 
 RUN_TABLES: Final = (
     *("frames", "copies", "subscriptions", "controls", "messages", "updates"),
@@ -73,11 +73,6 @@ class BackfillRun:
     def is_done(self) -> bool:
         """True if the run's tables hold all of its range."""
         return any(each.event == "done" for each in self.events)
-
-    @property
-    def is_published(self) -> bool:
-        """True if the run's batches were handed to the bridge."""
-        return any(each.event == "published" for each in self.events)
 
     @property
     def is_dropping(self) -> bool:

@@ -8,7 +8,7 @@ import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from io import BytesIO
@@ -19,8 +19,10 @@ from typing import BinaryIO, Final, NamedTuple, cast
 import msgspec
 
 from kiln.conf.process.errors import KilnError
+from kiln.schemas.captures import kiln_capture
 from kiln.schemas.captures.compression import (
     ArchiveError,
+    DamagedError,
     Member,
     describe_damage,
     is_archive,
@@ -29,8 +31,8 @@ from kiln.schemas.captures.compression import (
     read_begin,
     read_members,
 )
-from kiln.schemas.captures.formats import FORMATS, SNIFF_BYTES, describe_file, detect_format
-from kiln.schemas.captures.lines import WHOLE, FileRange
+from kiln.schemas.captures.formats import FORMATS, READABLE, SNIFF_BYTES, describe_file, detect_format
+from kiln.schemas.captures.lines import WHOLE, FileRange, read_blocks
 from kiln.schemas.times import clamp_nanos
 
 STDIN: Final = Path("-")
@@ -139,7 +141,7 @@ def find_captures(
                 reason += others[0].description
             else:
                 reason = "there are no files in it"
-            raise InputError(f"cannot read {file}: {reason}. The formats are {', '.join(FORMATS)}")
+            raise InputError(f"cannot read {file}: {reason}. {READABLE}")
         skipped += [f"{other.name} is not read: {other.description}" for other in others[:_DESCRIBED]]
         if len(others) > _DESCRIBED:
             skipped.append(f"{len(others) - _DESCRIBED:,} other files of {file} are not read either")
@@ -175,14 +177,16 @@ def split_captures(
 
 
 def _split_file(capture: CaptureFile, network: str) -> list[FilePart]:
-    with _open(capture.path) as file:
+    path = capture.path
+    with _open(path) as file:
         digest = hashlib.sha256()
         while block := file.read(_DIGEST_BLOCK):
             digest.update(block)
+        _check_intact(path, capture.format, file)
         default_time = clamp_nanos(os.fstat(file.fileno()).st_mtime_ns)
         ranges = list(FORMATS[capture.format].split(file, _PART_BYTES))
         size = -(-os.fstat(file.fileno()).st_size // max(1, len(ranges)))
-        path, name, key = capture.path, capture.format, digest.digest()
+        name, key = capture.format, digest.digest()
         return [FilePart(path, name, key, network, default_time, each, size=size) for each in ranges]
 
 
@@ -191,16 +195,48 @@ def _digest_members(path: str, captures: Sequence[CaptureFile], network: str) ->
     formats = {each.member.number: each.format for each in captures if each.member is not None}
     with _open(path) as raw, _translate_archive_errors(path):
         archive_time = os.fstat(raw.fileno()).st_mtime_ns
-        for member, content in read_members(raw, formats.keys()):
+        for member, content in _read_seekable_members(raw, formats.keys()):
             digest, size = hashlib.sha256(), 0
-            with describe_damage():  # of a member; its reader comes to the damage
+            with describe_damage() as damage:
                 while block := content.read(_DIGEST_BLOCK):
                     digest.update(block)
                     size += len(block)
-            default_time = clamp_nanos(archive_time if member.modified_at is None else member.modified_at)
             number, name = member.number, member.name
             capture_format = formats[number]
+            _check_intact(f"{name} in {path}", capture_format, content, is_damaged=bool(damage))
+            default_time = clamp_nanos(archive_time if member.modified_at is None else member.modified_at)
             yield FilePart(path, capture_format, digest.digest(), network, default_time, WHOLE, number, name, size)
+
+
+def _check_intact(name: str, capture_format: str, file: BinaryIO, *, is_damaged: bool = False) -> None:
+    """Check that a file can be decompressed to its end. The reader of captures reads what comes before the damage.
+
+    Args:
+        is_damaged: The file is a member of an archive that cannot be extracted to its end.
+
+    Raises:
+        InputError: It cannot.
+    """
+    if capture_format == kiln_capture.NAME or not (is_damaged or name_compression(file)):
+        return
+    try:
+        for _ in read_blocks(file):
+            pass
+    except DamagedError as error:
+        raise InputError(f"cannot read {name}: {error}. Decompress what is left of it, and name that file") from error
+
+
+def _read_seekable_members(raw: BinaryIO, wanted: Collection[int]) -> Iterator[tuple[Member, BinaryIO]]:
+    """Read members of an archive that can be sought in cheaply: those of a compressed tar are copied."""
+    is_stream = bool(name_compression(raw))
+    for member, content in read_members(raw, wanted):
+        if not is_stream:
+            yield member, content
+            continue
+        with tempfile.SpooledTemporaryFile(_PART_BYTES) as copy:
+            shutil.copyfileobj(content, copy)
+            copy.seek(0)
+            yield member, cast(BinaryIO, copy)
 
 
 def open_parts(parts: Sequence[FilePart]) -> Iterator[tuple[FilePart, BinaryIO]]:
@@ -217,16 +253,8 @@ def open_parts(parts: Sequence[FilePart]) -> Iterator[tuple[FilePart, BinaryIO]]
             for each in of_path:
                 if each.member is None:
                     yield each, raw
-            is_stream = bool(members) and bool(name_compression(raw))
-            for member, content in read_members(raw, members.keys()) if members else ():
-                part = members[member.number]
-                if not is_stream:
-                    yield part, content
-                    continue
-                # to seek back would decompress the archive from its start, or is not possible
-                with tempfile.SpooledTemporaryFile(_PART_BYTES) as copy:
-                    shutil.copyfileobj(content, copy)
-                    yield part, cast(BinaryIO, copy)
+            for member, content in _read_seekable_members(raw, members.keys()) if members else ():
+                yield members[member.number], content
 
 
 def _locate(part: FilePart) -> tuple[str, int, int]:
@@ -272,7 +300,7 @@ def _save_stream(path: Path, folder: Path) -> Path:
             begin, _ = read_begin(cast(BinaryIO, stream), _BEGIN)
             if not is_archive(BytesIO(begin)) and detect_format(BytesIO(begin)) is None:
                 description = describe_file(BytesIO(begin))
-                raise InputError(f"cannot read {path}: {description}. The formats are {', '.join(FORMATS)}")
+                raise InputError(f"cannot read {path}: {description}. {READABLE}")
             folder.mkdir(parents=True, exist_ok=True)
             with partial.open("wb") as out:
                 _copy_bounded(path, begin, cast(BinaryIO, stream), out, folder)

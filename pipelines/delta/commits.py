@@ -1,14 +1,10 @@
-"""Commits of files to a table, once per write of each micro-batch (decisions 7 and 18). Two back-ends, `delta_rs` and
-`delta_spark`, implement `Commits`."""
+"""Identity of a commit: a write of a micro-batch, which a table has once (decisions 7 and 18)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from kiln.conf.process.errors import KilnError
-from kiln.pipelines.delta.files import DataFile
 
 MAINTENANCE_PREFIX = "kiln maintain"
 """Prefix of the `userMetadata` in commits of `kiln.pipelines.maintenance`. Such a commit adds no row."""
@@ -30,22 +26,6 @@ class WriteId:
         """Return the application id of Delta's transaction (PROTOCOL.md, Transaction Identifiers). Its version is
         the batch id."""
         return f"{self.query_id}:{table}:{self.name}"
-
-
-class Commits(Protocol):
-    """One query's commits to the tables of a lake. For one thread."""
-
-    def commit(self, table: str, files: Sequence[DataFile], write: WriteId) -> bool:
-        """Append files to a table in one commit.
-
-        Returns:
-            False if the `WriteId` was committed before; these files are then no part of the table.
-
-        Raises:
-            SecondWriterError: Another driver commits under the same query.
-            LakeError: The table cannot be read.
-            SchemaChangedError: Another program has changed the table's columns.
-        """
 
 
 def build_second_writer_error(table: str, write: WriteId) -> SecondWriterError:

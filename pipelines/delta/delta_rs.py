@@ -15,23 +15,13 @@ from kiln.pipelines.delta.lake import Lake, locate_commit
 from kiln.pipelines.delta.log_faults import adds_any
 from kiln.pipelines.delta.table_history import read_commit
 
-_CONCURRENT = "Concurrent transaction"
-"""Error text of delta-rs for a concurrent commit under the same application id."""
-
-_FILES_REMOVED = "deleted data this operation read"
-"""Error text of delta-rs for a concurrent commit that removed files: a compaction, or the swap of a run."""
-
-_MAX_RETRIES = 1_000
-"""Retries of a commit of which another program took the version; delta-rs gives up after 15. Each of them means that a
-commit succeeded, and an append conflicts with none but its own query's."""
-
 AFTER_COMMIT = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False)
 """By default delta-rs checks the whole log after each commit for entries to remove, which costs more than the commit.
 `kiln.pipelines.maintenance` removes them."""
 
 
 class DeltaRsCommits:
-    """`Commits` by delta-rs. It reads each table once, and then follows its log."""
+    """Commits of one query to the tables of a lake. It reads each table once, then follows its log. For one thread."""
 
     def __init__(self, lake: Lake, *, durable: bool = False) -> None:
         """Create the committer. `durable`: sync each commit to disk before `commit` returns."""
@@ -42,29 +32,38 @@ class DeltaRsCommits:
         """newest transaction that this driver has seen or made, by application id"""
 
     def commit(self, table: str, files: Sequence[DataFile], write: WriteId) -> bool:
-        """Append files to a table, as `Commits.commit`."""
+        """Append files to a table in one commit.
+
+        Returns:
+            False if the `WriteId` was committed before; these files are then no part of the table.
+
+        Raises:
+            SecondWriterError: Another driver commits under the same query.
+            LakeError: The table cannot be read.
+            SchemaChangedError: Another program has changed the table's columns.
+        """
         app_id = write.app_id(table)
         opened = self._open(table, write)
         newest = self._newest[app_id] = opened.transaction_version(app_id)
         if newest is not None and newest >= write.batch_id:
             return False
-        self._lake.check_columns(table, opened.schema().to_json())
         if self._durable:
             self._lake.folder(table).sync()  # the files are named before a commit names them
-        known = opened.version()
+        followed = opened.version()
         now = int(time.time() * 1000)  # the log tells readers when a commit was made
         adds: list[AddAction | RemoveAction] = [
             AddAction(each.name, each.size, {}, now, True, each.stats) for each in files
         ]
+        properties = CommitProperties(app_transactions=[Transaction(app_id, write.batch_id, now)])
         while True:
+            known = opened.version()
+            self._lake.check_columns(table, opened.schema().to_json())
             try:
                 opened.create_write_transaction(
                     adds,
                     mode="append",
                     schema=opened.schema(),
-                    commit_properties=CommitProperties(
-                        app_transactions=[Transaction(app_id, write.batch_id, now)], max_commit_retries=_MAX_RETRIES
-                    ),
+                    commit_properties=properties,
                     post_commithook_properties=AFTER_COMMIT,
                 )
                 break
@@ -73,18 +72,16 @@ class DeltaRsCommits:
                 folder, since = self._lake.folder(table), range(known + 1, opened.version() + 1)
                 if any(adds_any(read_commit(folder, version), files) for version in since):
                     break  # the commit was applied, and only the store's response was lost
-                if _FILES_REMOVED in str(error):  # an append reads no files
-                    if opened.transaction_version(app_id) == newest:
-                        continue
+                if opened.transaction_version(app_id) != newest:
                     raise build_second_writer_error(table, write) from error
-                del self._tables[table]
-                if _CONCURRENT in str(error):
-                    raise build_second_writer_error(table, write) from error
-                raise
+                if not since:
+                    raise
+                # delta-rs refuses an append next to a commit that removes files or changes the table, and gives up when
+                # 15 were faster. An append reads nothing, so it is repeated on top of them.
         opened.update_incremental()
         self._newest[app_id] = write.batch_id
         if self._durable:
-            self._lake.sync_commits(table, known, opened.version())
+            self._lake.sync_commits(table, followed, opened.version())
         return True
 
     def _open(self, table: str, write: WriteId) -> DeltaTable:

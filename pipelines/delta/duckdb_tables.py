@@ -227,6 +227,12 @@ def quote_name(name: str) -> str:
     return f'"{escaped}"'
 
 
+def quote_text(text: str) -> str:
+    """Quote a text for SQL."""
+    escaped = text.replace("'", "''")
+    return f"'{escaped}'"
+
+
 def read_columns(table: DeltaTable) -> dict[str, str] | None:
     """Read the columns of a table and their DuckDB types.
 
@@ -287,4 +293,4 @@ def build_columns_query(
 
 
 def _format_list(texts: Iterable[str]) -> str:
-    return "[" + ", ".join("'" + text.replace("'", "''") + "'" for text in texts) + "]"
+    return "[" + ", ".join(map(quote_text, texts)) + "]"

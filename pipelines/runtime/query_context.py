@@ -13,7 +13,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from kiln.conf.process.librdkafka_options import librdkafka_options
 from kiln.conf.process.location import Location
-from kiln.pipelines.delta.commits import Commits
+from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.runtime.checkpoint import Checkpoint
 from kiln.pipelines.runtime.dedup_store import DedupStoreConfig, find_dedup_store
@@ -42,7 +42,6 @@ class QueryContext:
     client_options: Mapping[str, object] = field(repr=False)
     """kafka-python's options for the same broker"""
     lake: Lake
-    commits: Commits
     checkpoints: Location
     """the folder in which each query has its checkpoint"""
     trigger: str
@@ -68,7 +67,7 @@ class QueryContext:
 
     def create_table_writer(self, query: str) -> TableWriter:
         """Create the writer of the tables of a query that is about to start."""
-        return TableWriter(self.lake, self.commits, self.checkpoints / query)
+        return TableWriter(self.lake, DeltaRsCommits(self.lake, durable=self.durable), self.checkpoints / query)
 
     def find_dedup_store(self, query: str) -> DedupStoreConfig | None:
         """Return the deduplication file of a query, as `find_dedup_store` of `dedup_store` does.

@@ -25,9 +25,8 @@ _STATE = {
 _DELTA = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-    # The default of 50 tasks a commit costs more than the commit itself.
+    # The default of 50 tasks for a table's log costs more than the log.
     "spark.databricks.delta.snapshotPartitions": "1",
-    "spark.databricks.delta.properties.defaults.checkpointInterval": "50",
 }
 
 # Without its native library, Hadoop's local file system starts a process for each chmod and readlink: a quarter of a
@@ -45,7 +44,7 @@ LOCAL_FILES = {
 _WORKER_SITE = Path(__file__).with_name("worker_site")
 """folder of the startup hook of Spark's Python processes"""
 
-APPENDED_CLASS_PATH = "SPARK_DIST_CLASSPATH"
+_APPENDED_CLASS_PATH = "SPARK_DIST_CLASSPATH"
 """variable with which Spark's launcher ends the class path"""
 
 _STREAMING = {
@@ -209,10 +208,10 @@ def _launch_jvm(conf: Mapping[str, str], appended: Iterable[Path], scratch: Path
         file.write(format_properties(conf))
         file.flush()
         submit = os.environ.get("PYSPARK_SUBMIT_ARGS") or "pyspark-shell"
-        class_path = filter(None, (os.environ.get(APPENDED_CLASS_PATH), *map(str, appended)))
+        class_path = filter(None, (os.environ.get(_APPENDED_CLASS_PATH), *map(str, appended)))
         variables = {
             "PYSPARK_SUBMIT_ARGS": f"--properties-file {shlex.quote(file.name)} --load-spark-defaults {submit}",
-            APPENDED_CLASS_PATH: os.pathsep.join(class_path),
+            _APPENDED_CLASS_PATH: os.pathsep.join(class_path),
         }
         before = {name: os.environ.get(name) for name in variables}
         os.environ |= variables

@@ -8,7 +8,8 @@ from typing import Final
 import msgspec
 
 from kiln.conf.process.location import Location
-from kiln.pipelines.delta.commits import Commits, WriteId
+from kiln.pipelines.delta.commits import WriteId
+from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.files import DataFile, delete_files
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.runtime.table_ages import TABLES_FILE, read_table_writes
@@ -20,7 +21,7 @@ _NEWEST: Final = 2
 class TableWriter:
     """Writer of the tables of one query. For one thread."""
 
-    def __init__(self, lake: Lake, commits: Commits, checkpoint: Location) -> None:
+    def __init__(self, lake: Lake, commits: DeltaRsCommits, checkpoint: Location) -> None:
         """Create the writer. `checkpoint`: folder of the query's checkpoint."""
         self._lake = lake
         self._commits = commits

@@ -48,6 +48,10 @@ MAX_MEMBERS: Final = 100_000
 """Maximum number of entries in an archive, each of which takes about 1 KiB of memory."""
 
 
+class DamagedError(Exception):
+    """Compressed data is damaged. The message has the damage."""
+
+
 class ArchiveError(Exception):
     """An archive cannot be read. The message has the reason."""
 

@@ -5,14 +5,15 @@ A format is one module in this folder and one entry of FORMATS.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO, Final
 
 from kiln.schemas.captures import ceramic_log, kiln_capture, kubo_sub, pubsub_trace
-from kiln.schemas.captures.compression import name_compression
+from kiln.schemas.captures.compression import DamagedError, name_compression
 from kiln.schemas.captures.items import FileSource, Item
-from kiln.schemas.captures.lines import WHOLE, FileDamage, FileRange, read_blocks, split_begin, split_lines
+from kiln.schemas.captures.lines import WHOLE, FileRange, read_blocks, split_begin, split_lines
 
 SNIFF_BYTES: Final = 1024 * 1024
 """uncompressed bytes from which a format is detected"""
@@ -30,7 +31,8 @@ class CaptureFormat:
     """returns true for a line of this format or, if the format has no lines, for the first SNIFF_BYTES uncompressed
     bytes of a file"""
     read: Callable[[BinaryIO, FileSource, FileRange], Iterator[Item]]
-    """reads the items of one part of a seekable file, in order; raises only the file's OSError, whatever the bytes"""
+    """reads the items of one part of a seekable file, in order; whatever the bytes, it raises only the file's OSError
+    and DamagedError"""
     has_lines: bool
     """true if a file consists of lines, and so can be split"""
     has_times: bool = True
@@ -82,6 +84,15 @@ _ALL: Final = (
 
 FORMATS: Final[dict[str, CaptureFormat]] = {each.name: each for each in _ALL}
 
+READABLE: Final = (
+    f"Kiln reads {', '.join(FORMATS)}: lines of UTF-8, bare or as Docker, CRI and PM2 write them, one JSON object a "
+    "line, in files that may be compressed (gzip, bzip2, xz, zstd) or in zip and tar archives"
+)
+"""description of the files that can be read, for the message about one that cannot"""
+
+_ARRAY: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*\[\s*\{")
+"""start of a JSON array, of whose lines only the last one is an object"""
+
 
 def detect_format(file: BinaryIO) -> CaptureFormat | None:
     """Detect the format of a file by its first bytes, if it is one of FORMATS.
@@ -89,6 +100,8 @@ def detect_format(file: BinaryIO) -> CaptureFormat | None:
     Lines of other programs before the first one of the format are skipped.
     """
     first, _ = _read_first(file)
+    if _ARRAY.match(first):
+        return None
     lines = split_begin(first)
     return next(
         (
@@ -107,12 +120,9 @@ def describe_file(file: BinaryIO) -> str:
     inside = f"a {compression} file with " if compression else ""
     if not first:
         if damage:
-            return f"{damage.detail} before its first byte ({compression})"
+            return f"{damage} before its first byte ({compression})"
         return "it is empty" if not compression else f"it is {inside}nothing in it"
-    known = next((name for begin, name in _OTHERS.items() if first.startswith(begin)), "")
-    if known:
-        return f"it is {inside}{known}"
-    end = f"; {damage.detail} after {len(first):,} bytes" if damage else ""
+    end = f"; {damage} after {len(first):,} bytes" if damage else ""
     text = next((line.content for line in split_begin(first) if line.content.strip()), b"").decode(errors="replace")
     if not text or "\0" in text or "\ufffd" in text:
         return f"it is {inside or 'a file with '}bytes that are not text, which begin with 0x{first[:8].hex()}{end}"
@@ -121,26 +131,16 @@ def describe_file(file: BinaryIO) -> str:
 
 _SHOWN: Final = 80
 """characters of a line that an error shows"""
-_OTHERS: Final = {
-    b"PAR1": "a table in Parquet: rows of Kiln's tables come with --source frames",
-    b"SQLite format 3": "a database of SQLite",
-    b"\xd4\xc3\xb2\xa1": "a capture of packets (pcap), which are encrypted",
-    b"\x0a\x0d\x0d\x0a": "a capture of packets (pcapng), which are encrypted",
-    b"7z\xbc\xaf\x27\x1c": "an archive of 7-Zip: extract it first",
-    b"Rar!": "an archive of RAR: extract it first",
-    b"\x04\x22\x4d\x18": "compressed with lz4: decompress it first",
-    b"LPKSHHRH": "a journal of systemd: write it with journalctl -o short-iso first",
-}
-"""descriptions of other files, by their first bytes"""
 
 
-def _read_first(file: BinaryIO) -> tuple[bytes, FileDamage | None]:
-    """Read the first SNIFF_BYTES uncompressed bytes of a file, or those before its damage."""
+def _read_first(file: BinaryIO) -> tuple[bytes, str]:
+    """Read the first SNIFF_BYTES uncompressed bytes of a file, or those before its damage, and describe the damage."""
     first = b""
-    for block in read_blocks(file):
-        if isinstance(block, FileDamage):
-            return first, block
-        first += block[: SNIFF_BYTES - len(first)]
-        if len(first) >= SNIFF_BYTES:
-            break
-    return first, None
+    try:
+        for block in read_blocks(file):
+            first += block[: SNIFF_BYTES - len(first)]
+            if len(first) >= SNIFF_BYTES:
+                break
+    except DamagedError as error:
+        return first, str(error)
+    return first, ""

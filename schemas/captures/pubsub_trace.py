@@ -30,7 +30,6 @@ from kiln.schemas.captures.lines import (
     MAX_LINE,
     QUARANTINED_LINE_BYTES,
     WHOLE,
-    FileDamage,
     FileRange,
     read_blocks,
     read_log,
@@ -125,16 +124,14 @@ def read_pb(file: BinaryIO, source: FileSource, part: FileRange = WHOLE) -> Iter
     """Read the items of a trace, up to a damaged length, after which the start of the next event is unknown.
 
     `part` is always WHOLE, because a trace is not split.
+
+    Raises:
+        DamagedError: The compressed data is damaged after the last event.
     """
     frames = LogFrames(PB_NAME, source)
     buffer = bytearray()
     number, position = part.first, 0
     for block in read_blocks(file):
-        if isinstance(block, FileDamage):
-            yield UnreadableItem(
-                number, bytes(buffer[position : position + QUARANTINED_LINE_BYTES]), block.reason, block.detail
-            )
-            return
         del buffer[:position]
         buffer += block
         position = 0

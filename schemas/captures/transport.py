@@ -1,9 +1,9 @@
-"""Removal of the wrappers that log drivers, collectors and terminals put around the lines of a program.
+"""Removal of the wrappers that log drivers and terminals put around the lines of a program.
 
-Known are the JSON objects of Docker, journald, PM2 and collectors; the prefixes of CRI, `docker logs -t`,
-`kubectl logs --timestamps --prefix`, Docker Compose, PM2, journald, syslog and `ts`; ANSI colors, blanks and byte order
-marks. They nest: Compose prefixes lines that may begin with a time. A prefix is only removed at the start of a line,
-because peers may have chosen the rest of the line.
+Known are the JSON objects of Docker and PM2; the prefixes of CRI, `docker logs -t`, `kubectl logs --timestamps
+--prefix`, Docker Compose, PM2 and `ts`; ANSI colors, blanks and byte order marks of UTF-8. They nest: Compose prefixes
+lines that may begin with a time. A prefix is only removed at the start of a line, because peers may have chosen the
+rest of the line.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ _ISO: Final = (
 )
 _PREFIX: Final = re.compile(
     rb"""
-    (?:<\d{1,3}>(?:1\ )?)?(?:[A-Z][a-z]{2}\ (?=\d))?            # priority of syslog, weekday of short-full
     (?: (?P<time>"""
     + _ISO
     + rb""")
@@ -37,23 +36,18 @@ _PREFIX: Final = re.compile(
     + _ISO
     + rb""")\]
       | (?P<unix>\d{10}(?:\d{3}|\.\d{1,9})?)
-      | [A-Z][a-z]{2}\ [ \d]\d\ \d\d:\d\d:\d\d(?:\.\d{1,9})?    # syslog, which has no year
-      | \[\ *\d{1,10}\.\d{6}\]                                  # seconds since the machine started
     ):?[ ]
-    (?: (?P<stream>stdout|stderr)\ (?P<tag>[FP])(?::\S{0,16})?(?:\ |$)                # CRI
-      | [\w.-]{1,255}\ [^\s:\[\]{}|]{1,255}(?:\[\d{1,10}\])?:\                        # host program[pid]:
-      | [\w.-]{1,255}\ [^\s\[{]\S{0,47}\ \S{1,128}\ \S{1,32}\ (?:-|\[[^\]]{1,999}\])\   # RFC 5424
-    )?
+    (?:(?P<stream>stdout|stderr)\ (?P<tag>[FP])(?::\S{0,16})?(?:\ |$))?                # CRI
   | \[pod/[^\]\s]{1,300}\]\                                     # kubectl --prefix
   | [^\s|\[\]{}"]{1,100}(?:\|[^\s|\[\]{}"]{1,100})?\ *\|\ (?=\S)   # Compose: name |, PM2: id|name |
     """,
     re.VERBOSE,
 )
-_TEXT_KEYS: Final = ("log", "MESSAGE", "message")
-"""Keys of the line in a JSON object: of Docker and collectors, of journald, of PM2 and others."""
-_TIME_KEYS: Final = ("time", "timestamp", "@timestamp", "__REALTIME_TIMESTAMP")
+_TEXT_KEYS: Final = ("log", "message")
+"""Keys of the line in a JSON object: of Docker, of PM2."""
+_TIME_KEYS: Final = ("time", "timestamp")
 _OBJECT: Final = msgspec.json.Decoder(dict[str, object])
-_NS_OF_DIGITS: Final = {10: 1_000_000_000, 13: 1_000_000, 16: 1_000, 19: 1}
+_NS_OF_DIGITS: Final = {10: 1_000_000_000, 13: 1_000_000}
 """ns of a unit of time, by the number of digits of a present unix time in that unit"""
 
 
@@ -104,16 +98,10 @@ def _unwrap_object(line: bytes) -> UnwrappedLine | None:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     text = next((found[key] for key in _TEXT_KEYS if key in found), None)
-    if isinstance(text, list):  # journald writes text that it cannot print as numbers
-        try:
-            content = bytes(text)
-        except (TypeError, ValueError):
-            return None
-    elif isinstance(text, str):
-        content = text.encode(errors="replace")
-    else:
+    if not isinstance(text, str):
         return None
-    time = next((str(found[key]) for key in _TIME_KEYS if isinstance(found.get(key), str | int | float)), "")
+    content = text.encode(errors="replace")
+    time = next((at for key in _TIME_KEYS if isinstance(at := found.get(key), str)), "")
     stream = str(found["stream"]) if found.get("stream") in ("stdout", "stderr") else ""
     is_piece = bool(stream) and not content.endswith(b"\n") and len(content) >= _DOCKER_PIECE
     return UnwrappedLine(content.removesuffix(b"\n").removesuffix(b"\r"), time, stream, is_piece)
@@ -121,7 +109,7 @@ def _unwrap_object(line: bytes) -> UnwrappedLine | None:
 
 @lru_cache(maxsize=1024)
 def parse_time(text: str) -> int | None:
-    """Parse the time of a layer: ISO 8601, in UTC if it has no zone, or a unix time in s, ms, µs or ns.
+    """Parse the time of a layer: ISO 8601, in UTC if it has no zone, or a unix time in s or ms.
 
     Returns:
         Unix ns, or `None` if the text is no such time.

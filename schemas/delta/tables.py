@@ -617,8 +617,7 @@ _ALL: Final = (
             _must(
                 "event",
                 "string",
-                "begun, chunk (a chunk was written to the run's tables), done, published (its batches are queued for "
-                "the bridge), swapping, swapped, dropping or dropped",
+                "begun, chunk (a chunk was written to the run's tables), done, swapping, swapped, dropping or dropped",
                 "chunk",
             ),
             _must(

@@ -61,7 +61,6 @@ TOPICS: Final[dict[str, KafkaTopic]] = {
             for_life=True,
         ),
         KafkaTopic("batches", "NETWORK/KEY/VALUE of the separator", "a CIP-123 batch with its block"),
-        KafkaTopic("history", "NETWORK/KEY/VALUE of the separator", "a batch of a backfill run, to be published"),
         KafkaTopic("publications", "the CID", "the receipt of a publication"),
         KafkaTopic("streams", "the stream", "the separator that a verified genesis names", compacted=True),
         KafkaTopic("quarantine", "the position of the faulty record", "bytes that could not be used, and why"),

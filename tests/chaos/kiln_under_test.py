@@ -25,6 +25,7 @@ from kiln.pipelines.app import launch
 from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.files import DataFile
+from kiln.pipelines.runtime import query_context
 
 CONTROL = Path(os.environ["CHAOS_CONTROL"])
 
@@ -88,7 +89,8 @@ class ProxiedBroker(EmbeddedBroker):
 _environment = bridge.child_environment
 
 if __name__ == "__main__":
-    vars(launch).update(DeltaRsCommits=CutCommits, time=WrongClock)
+    vars(query_context).update(DeltaRsCommits=CutCommits)
+    vars(launch).update(time=WrongClock)
     if os.environ.get("CHAOS_CLOCK"):
         vars(bridge).update(child_environment=wrong_environment)
     if os.environ.get("CHAOS_PROXY"):

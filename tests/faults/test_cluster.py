@@ -22,7 +22,6 @@ import pytest
 
 from kiln.deploy.demo.traffic import TrafficOptions
 from kiln.deploy.ops.status import read_status
-from kiln.deploy.packaging.dist import main as make_dist
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
 from kiln.schemas.queries import QUERIES
 from kit.awaiting import wait_until
@@ -102,14 +101,12 @@ class Jobs:
 
 
 @pytest.fixture(scope="module")
-def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `make dist` makes."""
+def release(root: Path) -> Path:
+    """What `make dist` and `make jars-s3` make."""
     if not KILLS:
         pytest.skip("KILN_TEST_CLUSTER is not set: a dozen JVMs, for some ten minutes")
-    dist = Path(os.environ.get("KILN_TEST_DIST") or tmp_path_factory.mktemp("dist"))
-    if not (dist / "environment.tar.gz").exists():
-        assert make_dist(["--into", str(dist), "wheel", "environment", "jars", "jars-s3", "jobs"]) == 0
-    return dist
+    subprocess.run(["make", "dist", "jars-s3"], cwd=root, check=True)
+    return root / "dist"
 
 
 @pytest.fixture(scope="module", params=["store", "folder"])

@@ -110,13 +110,12 @@ def test_no_good_message_is_lost(broker: EmbeddedBroker, prefix: str, tmp_path: 
         timeout=300,
     )
     assert done.returncode == 1, done.stdout + done.stderr
+    assert "the breaker tripped at" in done.stdout + done.stderr
     assert "6 of 6 authors whose messages used to decode" in done.stdout + done.stderr
     slipped = kiln.count("quarantine")
     assert slipped < len(AUTHORS) * 200
-    assert "the breaker tripped at" in kiln.run("status").stdout
 
     kiln.run("run", "--catch-up")
-    assert "the breaker tripped" not in kiln.run("status").stdout
     assert kiln.count("messages") == len(sent) - kiln.count("quarantine")
     until = iso(start + len(sent) * SPACING + 10**9)
     kiln.run("backfill", "run", "--run", "mended", "--from", iso(start), "--to", until)

@@ -15,6 +15,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from deltalake import DeltaTable
 
+from conftest import VECTORS
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
 from kiln.schemas.captures.capture_file import CaptureRecord, open_capture, read_capture, write_capture
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
@@ -69,12 +70,12 @@ def announce(author: Ed25519PrivateKey, tip: str, seqno: int) -> Message:
 
 
 @pytest.fixture(scope="module")
-def kiln(shared: Path, broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> Kiln:
+def kiln(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> Kiln:
     """The captures replayed twice, and caught up. The second start is one after a crash of the query `updates` before
     Spark had recorded its newest micro-batch as done."""
     folder = tmp_path_factory.mktemp("captures")
     kiln = kiln_beside(broker.address, "captures.", folder)
-    files = [str(shared / "captures" / f"{name}.rpc.gz") for name in CAPTURES]
+    files = [str(VECTORS / "captures" / f"{name}.rpc.gz") for name in CAPTURES]
     files.append(capture_return(folder / "return.rpc.gz"))
     kiln.run("replay", *files)
     kiln.run("run", "--catch-up")
@@ -87,8 +88,8 @@ def kiln(shared: Path, broker: EmbeddedBroker, tmp_path_factory: pytest.TempPath
     return kiln
 
 
-def records_of(shared: Path, name: str) -> list[CaptureRecord]:
-    with open_capture(shared / "captures" / f"{name}.rpc.gz") as stream:
+def records_of(name: str) -> list[CaptureRecord]:
+    with open_capture(VECTORS / "captures" / f"{name}.rpc.gz") as stream:
         return list(read_capture(stream))
 
 
@@ -100,14 +101,14 @@ def rows(kiln: Kiln, table: str, columns: list[str]) -> list[Row]:
     return found
 
 
-def test_every_frame_is_held_once_byte_for_byte(kiln: Kiln, shared: Path) -> None:
+def test_every_frame_is_held_once_byte_for_byte(kiln: Kiln) -> None:
     held = Counter(
         (row["direction"], row["payload"]) for row in rows(kiln, "frames", ["direction", "payload"]) if row["payload"]
     )
     captured = Counter(
         ("IN" if record.direction == "R" else "OUT", record.rpc)
         for name in CAPTURES
-        for record in records_of(shared, name)
+        for record in records_of(name)
         if record.rpc
     )
     assert held - captured == returning_frames()
@@ -130,7 +131,7 @@ def test_sequences_have_no_gap_and_end_with_a_closing_frame(kiln: Kiln) -> None:
         assert frames[-1][1] == b""
 
 
-def test_a_pair_that_reconnects_has_two_connections(kiln: Kiln, shared: Path) -> None:
+def test_a_pair_that_reconnects_has_two_connections(kiln: Kiln) -> None:
     pairs = Counter(
         (row["local_peer"], row["remote_peer"], row["protocol"])
         for row in {
@@ -143,12 +144,12 @@ def test_a_pair_that_reconnects_has_two_connections(kiln: Kiln, shared: Path) ->
     assert sum(pairs.values()) == 24 + 3 + 2
 
 
-def test_each_published_message_is_there_once_under_its_topic(kiln: Kiln, shared: Path) -> None:
-    with gzip.open(shared / "captures" / "go4nosign.published.jsonl.gz") as lines:
+def test_each_published_message_is_there_once_under_its_topic(kiln: Kiln) -> None:
+    with gzip.open(VECTORS / "captures" / "go4nosign.published.jsonl.gz") as lines:
         published = {entry["sha256"]: entry["topic"] for entry in map(json.loads, lines)}
     received = {
         hashlib.sha256(data).hexdigest()
-        for record in records_of(shared, "go4nosign")
+        for record in records_of("go4nosign")
         if record.direction == "R"
         for data in published_data(record.rpc)
     }
@@ -176,23 +177,20 @@ def published_data(rpc: bytes) -> list[bytes]:
     return [message.data for message in RPC.FromString(rpc).publish]
 
 
-def test_every_copy_is_counted(kiln: Kiln, shared: Path) -> None:
+def test_every_copy_is_counted(kiln: Kiln) -> None:
     copies = sum(
-        len(published_data(record.rpc))
-        for name in CAPTURES
-        for record in records_of(shared, name)
-        if record.direction == "R"
+        len(published_data(record.rpc)) for name in CAPTURES for record in records_of(name) if record.direction == "R"
     )
     assert kiln.count("copies", f"network != '{RETURNING}'") == copies
     assert kiln.count("copies", f"network = '{RETURNING}'") == 6
     assert kiln.count("copies", f"network = '{CERAMIC}'") == 832
 
 
-def test_every_entry_of_an_rpc_is_a_row_in_both_directions(kiln: Kiln, shared: Path) -> None:
+def test_every_entry_of_an_rpc_is_a_row_in_both_directions(kiln: Kiln) -> None:
     """The tables have the entries that protobuf alone counts, once each, although the files were replayed twice."""
     expected = Counter[tuple[str, str]]()
     for name in CAPTURES:
-        for record in records_of(shared, name):
+        for record in records_of(name):
             rpc, direction = RPC.FromString(record.rpc), "IN" if record.direction == "R" else "OUT"
             expected.update((direction, str(each.subscribe)) for each in rpc.subscriptions)
             for kind in ("IHAVE", "IWANT", "IDONTWANT", "GRAFT", "PRUNE"):
@@ -230,8 +228,8 @@ def test_updates_batches_and_tips_agree(kiln: Kiln) -> None:
     kiln.check_updates_are_new_once()
 
 
-def test_the_messages_of_real_nodes_are_there_once_with_their_bytes(kiln: Kiln, shared: Path) -> None:
-    with gzip.open(shared / "captures" / "jsc3.published.jsonl.gz") as lines:
+def test_the_messages_of_real_nodes_are_there_once_with_their_bytes(kiln: Kiln) -> None:
+    with gzip.open(VECTORS / "captures" / "jsc3.published.jsonl.gz") as lines:
         captured = Counter(
             (each["from"], each["seqno"], each["sha256"], each["type"])
             for each in map(json.loads, lines)
@@ -251,10 +249,10 @@ def test_the_messages_of_real_nodes_are_there_once_with_their_bytes(kiln: Kiln, 
     assert not [each for each in faults if each in ours]
 
 
-def test_the_separators_of_real_streams_are_those_of_their_creators(kiln: Kiln, shared: Path) -> None:
+def test_the_separators_of_real_streams_are_those_of_their_creators(kiln: Kiln) -> None:
     """As far as an announcement names one. Without geneses, an announcement without a separator counts only if none
     with it came before."""
-    streams = json.loads((shared / "captures" / "jsc3.streams.json").read_text())
+    streams = json.loads((VECTORS / "captures" / "jsc3.streams.json").read_text())
     columns = ["network", "stream", "tip", "separator_key", "separator_value", "observed_at"]
     updates = [row for row in rows(kiln, "updates", columns) if row["network"] == CERAMIC]
     named = {row["stream"]: (row["separator_key"], row["separator_value"]) for row in updates if row["separator_key"]}

@@ -19,8 +19,7 @@ from kiln.bridge.kafka import thread as kafka_thread
 from kiln.bridge.kafka.thread import KafkaConfig, Leadership
 from kiln.bridge.kafka.topic_notes import TopicNotes, locate_topic_notes
 from kiln.bridge.publisher.deliveries import Subscribers
-from kiln.bridge.publisher.ledger import PublishLedger
-from kiln.bridge.publisher.outbox import IN_DOUBT, MAX_OPEN_HISTORY, RECORDS_LOST, TOO_OLD, PublishingOptions
+from kiln.bridge.publisher.outbox import RECORDS_LOST, TOO_OLD, PublishingOptions
 from kiln.bridge.publisher.publisher import Publisher
 from kiln.conf.process.state_version import claim_state_folder
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
@@ -57,16 +56,15 @@ def batch(number: int, age: int = 0, origin: Origin = "LIVE", model: bytes = b""
 class Kiln:
     """Topics of its own, publishers on them, and what they gave to the node."""
 
-    def __init__(self, address: str, prefix: str, ledger: Path) -> None:
+    def __init__(self, address: str, prefix: str) -> None:
         self.address = address
-        self.ledger = ledger
         self.prefix = prefix
         self.sent: list[bytes] = []
         self.peers = 1
         self.held: str | None = None
         self.away: str | None = None
         self.kept: list[str] = []
-        self.crash = self.crash_after = False
+        self.crash = False
         self.running: list[Publisher] = []
         self.notes: TopicNotes | None = None
         ensure_topics(
@@ -126,8 +124,6 @@ class Kiln:
             raise RuntimeError("the node is gone")
         if self.peers:
             self.sent.append(data)
-        if self.crash_after:
-            raise RuntimeError("the bridge ends before it has the receipt")
         return self.peers
 
     def store_and_pin(self, cid: str, block: bytes, now: int) -> None:
@@ -154,7 +150,6 @@ class Kiln:
             lambda: self.held,
             self,
             clock_us=clock_us,
-            ledger=PublishLedger(self.ledger),
             leadership=leadership,
             notes=self.notes,
             subscribers=subscribers,
@@ -165,8 +160,8 @@ class Kiln:
 
 
 @pytest.fixture
-def kiln(broker: EmbeddedBroker, prefix: str, tmp_path: Path) -> Iterator[Kiln]:
-    made = Kiln(broker.address, prefix, tmp_path / "handed-over.sqlite")
+def kiln(broker: EmbeddedBroker, prefix: str) -> Iterator[Kiln]:
+    made = Kiln(broker.address, prefix)
     yield made
     for publisher in made.running:
         publisher.stop()
@@ -428,41 +423,6 @@ def test_batches_that_retention_took_unread_are_told(kiln: Kiln, caplog: pytest.
     assert third.lost == 0  # what it had read is not lost
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_batches_of_a_backfill_run_go_out_once_whatever_live_and_other_runs_published(kiln: Kiln) -> None:
-    """Also when the place is lost, and when the publisher ends between a message and its receipt."""
-    live, old = batch(0), [batch(number, age=10**14) for number in range(1, 2 * MAX_OPEN_HISTORY)]
-    kiln.write(encode(live))
-    first = kiln.start()
-    assert awaited(lambda: first.published == 1)
-    kiln.write(*map(encode, [live, *old]), topic="history")
-    assert awaited(lambda: first.published == 1 + len(old))
-    assert awaited(lambda: first.state == "waiting for batches")
-    first.stop()
-    kiln.forget_place()
-    kiln.write(*map(encode, [*old, live]), topic="history")  # another run of the same range
-    again = kiln.start()
-    last = batch(1_000, age=10**14)
-    kiln.write(encode(last), topic="history")
-    assert awaited(lambda: again.published == 1)
-    again.stop()
-    records = [live, *old, last]
-    assert [sum(record.batch_cid.encode() in data for data in kiln.sent) for record in records] == [1] * len(records)
-    assert sorted(receipt.batch_cid for receipt in kiln.receipts()) == sorted(record.batch_cid for record in records)
-
-    kiln.crash_after = True
-    fatal = batch(1_001, age=10**14)
-    kiln.write(encode(fatal), topic="history")
-    killed = kiln.start()
-    assert awaited(lambda: killed.error is not None)
-    kiln.crash_after = False
-    after = kiln.start()
-    assert awaited(lambda: after.failed == 1)
-    after.stop()
-    assert sum(fatal.batch_cid.encode() in data for data in kiln.sent) == 1
-    assert [receipt.error for receipt in kiln.receipts() if receipt.batch_cid == fatal.batch_cid] == [IN_DOUBT]
-
-
 @pytest.mark.parametrize("runs", [False, True], ids=["stopped", "running"])
 def test_another_topic_is_refused_and_read_from_its_beginning_after_recover(
     kiln: Kiln, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: bool
@@ -478,7 +438,7 @@ def test_another_topic_is_refused_and_read_from_its_beginning_after_recover(
     assert awaited(lambda: publisher.published == 3 and publisher.state == "waiting for batches")
     if not runs:
         publisher.stop()
-    create_again(kiln.address, kiln.prefix, "batches", "history")
+    create_again(kiln.address, kiln.prefix, "batches")
     if not runs:
         kiln.write(*map(encode, (before[0], *after)))
         publisher = kiln.start()

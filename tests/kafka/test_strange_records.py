@@ -184,10 +184,10 @@ def write_everything(bridge: Bridge, number: int, codec: str) -> dict[bytes, byt
     writer, bad = Writer(bridge.address, codec), [*GARBAGE, HUGE] if codec == "zstd" else GARBAGE
     good = {"batches": encode(batch(number)), "wanted": encode(wanted(number))}
     expected: dict[bytes, bytes] = {}
-    for topic in ("streams", "publications", "batches", "history", "wanted"):
+    for topic in ("streams", "publications", "batches", "wanted"):
         records = [*bad, *((b"good", value) for name, value in good.items() if name == topic)]
         done = writer.write(f"{bridge.prefix}{topic}", records)
-        if topic in ("batches", "history", "wanted"):
+        if topic in ("batches", "wanted"):
             limit = None if topic == "wanted" else MAX_QUARANTINED
             expected |= {f"{topic}/0/{at}".encode(): (value or b"")[:limit] for at, _, value in done[: len(bad)]}
     aborted = {"batches": encode(batch(1_000)), "wanted": encode(wanted(1_000)), "streams": b"aborted"}

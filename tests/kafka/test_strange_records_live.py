@@ -84,7 +84,7 @@ class Log:
         writer = Writer(self.address, codec)
         bad = [*GARBAGE, HUGE] if codec == "zstd" else GARBAGE
         known = encode(StreamRecord(NETWORK, stream(number), MODEL, time.time_ns() // 1_000, source="genesis"))
-        for topic in (*OF_SINK, "frames", "wanted", "history"):
+        for topic in (*OF_SINK, "frames", "wanted"):
             good = {"streams": [(stream(number).encode(), known)], "frames": [(b"s" * 16, frame(number))]}
             written = writer.write(f"{self.prefix}{topic}", [*bad, *good.get(topic, [])])
             self.bad.setdefault(topic, []).extend(written[: len(written) - len(good.get(topic, []))])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
-from pathlib import Path
 
 import pytest
 
+from conftest import VECTORS
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
 from kit.kiln_process import Kiln
 from kit.log_feed import kiln_beside
@@ -18,30 +18,26 @@ COPIES, MESSAGES = 853, 153  # and one message that is not JSON
 
 
 @pytest.fixture(scope="module")
-def bundle(shared: Path) -> dict[str, str]:
+def bundle() -> dict[str, str]:
     """Its settings, by environment."""
-    topics = json.loads((shared / "captures" / "go4tt.meta.json").read_text())["topics"]
+    topics = json.loads((VECTORS / "captures" / "go4tt.meta.json").read_text())["topics"]
     return {"KILN_TOPIC_TABLE__BUNDLES": json.dumps({"go4tt": topics})}
 
 
 @pytest.fixture(scope="module")
-def known(
-    shared: Path, bundle: dict[str, str], broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory
-) -> Kiln:
+def known(bundle: dict[str, str], broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> Kiln:
     """It knew the bundle from the start."""
     kiln = kiln_beside(broker.address, "known.", tmp_path_factory.mktemp("known"), bundle)
-    kiln.run("replay", str(shared / "captures" / "go4tt.rpc.gz"))
+    kiln.run("replay", str(VECTORS / "captures" / "go4tt.rpc.gz"))
     kiln.run("run", "--catch-up")
     return kiln
 
 
 @pytest.fixture(scope="module")
-def told(
-    shared: Path, bundle: dict[str, str], broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory
-) -> Kiln:
+def told(bundle: dict[str, str], broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> Kiln:
     """It was told of the bundle when all was in quarantine."""
     kiln = kiln_beside(broker.address, "told.", tmp_path_factory.mktemp("told"))
-    kiln.run("replay", str(shared / "captures" / "go4tt.rpc.gz"))
+    kiln.run("replay", str(VECTORS / "captures" / "go4tt.rpc.gz"))
     kiln.run("run", "--catch-up")
     assert kiln.count("messages") == kiln.count("updates") == 0
     assert kiln.count("quarantine", "reason = 'unknown_bundle_hash'") == COPIES
@@ -61,8 +57,8 @@ def test_every_copy_is_resolved(known: Kiln) -> None:
     assert kept[0]["n"] == known.count("misplaced", "type = 'BATCH_UPDATE'") > 0
 
 
-def test_each_message_has_the_topic_it_was_published_on(known: Kiln, shared: Path) -> None:
-    with gzip.open(shared / "captures" / "go4tt.published.jsonl.gz") as lines:
+def test_each_message_has_the_topic_it_was_published_on(known: Kiln) -> None:
+    with gzip.open(VECTORS / "captures" / "go4tt.published.jsonl.gz") as lines:
         published = {entry["sha256"]: entry["topic"] for entry in map(json.loads, lines)}
     rows = known.sql("select sha256(data) as digest, topic from messages")
     assert len(rows) == MESSAGES

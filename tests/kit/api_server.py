@@ -1,18 +1,16 @@
 """Kubernetes without a machine under it: a real API server with etcd, controllers and scheduler, and a node that kwok
 makes up, whose pods are ready at once.
 
-`PYTHONPATH=tests:. .venv/bin/python -m kit.api_server` builds the programs with Go into `.peers/api_server`. That takes
-long, and tests that need the programs skip until then.
+`make tools ARGS=api-server` builds the programs with Go, which takes ten minutes or more, and keeps them for all
+checkouts. Tests that need the programs skip until then.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import ssl
 import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -26,10 +24,10 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 from conftest import free_ports
 from kit.awaiting import wait_until
-from kit.foreign_peer import BUILT, ROOT
+from kit.foreign_peer import CACHE, ROOT, digest_files, run_tool
 
 SOURCE = ROOT / "tests" / "kit" / "api_server"
-FOLDER = BUILT / "api_server"
+FOLDER = CACHE / f"api_server-{digest_files(SOURCE)[:16]}"
 
 VERSION = "1.34.2"
 
@@ -65,11 +63,10 @@ def built() -> bool:
 
 
 def build() -> None:
-    """Builds what is missing. CalledProcessError: Go says why on stderr."""
+    """Build the programs that are missing. ForeignPeerError if Go fails."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     for name, package in _PROGRAMS.items():
         if not (FOLDER / name).exists():
-            print(f"building {name}", flush=True)
             unfinished = FOLDER / f"{name}.new"
             command: list[str | Path] = [
                 "go",
@@ -83,7 +80,7 @@ def build() -> None:
             ]
             # kwok is made with a newer Kubernetes than the one that is tried
             source = SOURCE / "kwok" if name == "kwok" else SOURCE
-            subprocess.run(command, cwd=source, env={**os.environ, "CGO_ENABLED": "0"}, check=True)
+            run_tool(command, source, {"CGO_ENABLED": "0"})
             unfinished.replace(FOLDER / name)
 
 
@@ -244,9 +241,3 @@ def _node() -> Document:
         "metadata": {"name": "node-0", "labels": {"kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}},
         "status": {"allocatable": room, "capacity": room},
     }
-
-
-if __name__ == "__main__":
-    build()
-    print(FOLDER)
-    sys.exit(0)

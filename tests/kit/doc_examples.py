@@ -18,7 +18,7 @@ from kiln.deploy.query.sample import copy_sample
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON_PAGE, README, TUTORIAL = ROOT / "docs/python.md", ROOT / "README.md", ROOT / "docs/tutorial.md"
-OF_SPARK = ("Spark", "JDBC and HiveServer2")
+OF_SPARK = ("Spark",)
 """Headings of the page of Python whose examples need Spark: tests/spark runs them."""
 
 _OF_A_RUN = ("kiln run", "kiln backfill run", "kiln backfill drop", "kiln quality")

@@ -56,6 +56,7 @@ __all__ = [
     "build_payload",
     "build_rust",
     "built_with_go",
+    "digest_files",
     "go_kad_peer",
     "go_peer",
     "go_pubsub_peer",
@@ -63,12 +64,16 @@ __all__ = [
     "install_helia",
     "install_js",
     "js_peer",
+    "run_npm",
+    "run_tool",
     "rust_peer",
 ]
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "tests" / "network"
 BUILT = ROOT / ".peers"
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "kiln-tests")
+"""Programs that take long to build or to fetch, for all checkouts of this user."""
 
 # Nothing here takes a second; the machine may be busy with a JVM or two.
 PATIENCE = 60.0
@@ -420,22 +425,15 @@ def install_helia(built: Path = BUILT) -> Path:
 def _installed_by_npm(name: str, built: Path) -> Path:
     with _made(SOURCES / name, built, name, built / name / "node_modules") as (place, stale):
         if stale:
-            npm = Path(NODE, "lib", "node_modules", "npm", "bin", "npm-cli.js")
-            path = os.pathsep.join([str(Path(NODE, "bin")), os.environ.get("PATH", "")])
-            _run(
-                [
-                    Path(NODE, "bin", "node"),
-                    npm,
-                    "ci",
-                    "--ignore-scripts",
-                    "--no-audit",
-                    "--no-fund",
-                    "--loglevel=error",
-                ],
-                place,
-                {"PATH": path},
-            )
+            run_npm(["ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"], place)
     return place
+
+
+def run_npm(arguments: Sequence[str], folder: Path) -> None:
+    """Run npm in a folder. ForeignPeerError if it fails."""
+    node = Path(NODE, "bin", "node")
+    npm = Path(NODE, "lib", "node_modules", "npm", "bin", "npm-cli.js")
+    run_tool([node, npm, *arguments], folder, {"PATH": os.pathsep.join([str(node.parent), os.environ.get("PATH", "")])})
 
 
 def build_rust(built: Path = BUILT) -> Path:
@@ -450,14 +448,13 @@ def build_rust(built: Path = BUILT) -> Path:
     binary = target / "release" / "peer"
     with _made(SOURCES / "rust", built, "rust", binary) as (place, stale):
         if stale:
-            compiler = _run([cargo, "-vV"], place, {})  # version and host
-            digest = hashlib.sha256(f"{_digest(SOURCES / 'rust')}{compiler}".encode()).hexdigest()
-            cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "kiln-tests")
-            kept = cache / f"rust-peer-{digest[:16]}"
+            compiler = run_tool([cargo, "-vV"], place, {})  # version and host
+            digest = hashlib.sha256(f"{digest_files(SOURCES / 'rust')}{compiler}".encode()).hexdigest()
+            kept = CACHE / f"rust-peer-{digest[:16]}"
             if kept.is_file():
                 _copy(kept, binary)
             else:
-                _run([cargo, "build", "--release", "--quiet", "--color=never", "--target-dir", target], place, {})
+                run_tool([cargo, "build", "--release", "--quiet", "--color=never", "--target-dir", target], place, {})
                 _copy(binary, kept)
     return binary
 
@@ -492,7 +489,7 @@ def built_with_go(source: Path, name: str, package: str, built: Path = BUILT) ->
     binary = built / name / "node"
     with _made(source, built, name, binary) as (place, stale):
         if stale:
-            _run([go, "build", "-mod=readonly", *_QUICKLY, "-o", binary, package], place, {"CGO_ENABLED": "0"})
+            run_tool([go, "build", "-mod=readonly", *_QUICKLY, "-o", binary, package], place, {"CGO_ENABLED": "0"})
     return binary
 
 
@@ -502,7 +499,7 @@ def _made(source: Path, built: Path, name: str, result: Path) -> Iterator[tuple[
     place = built / name
     stamp = built / f"{name}.stamp"
     place.mkdir(parents=True, exist_ok=True)
-    digest = _digest(source)
+    digest = digest_files(source)
     with (built / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         stale = not result.exists() or not stamp.exists() or stamp.read_text() != digest
@@ -524,14 +521,15 @@ def _files(source: Path) -> list[Path]:
     )
 
 
-def _digest(source: Path) -> str:
+def digest_files(source: Path) -> str:
+    """Hash the names and contents of a folder's files."""
     digest = hashlib.sha256()
     for path in _files(source):
         digest.update(f"{path.relative_to(source)}\0{path.stat().st_size}\0".encode() + path.read_bytes())
     return digest.hexdigest()
 
 
-def _run(arguments: Sequence[str | Path], folder: Path, environment: Mapping[str, str]) -> str:
+def run_tool(arguments: Sequence[str | Path], folder: Path, environment: Mapping[str, str]) -> str:
     """Run a program of a toolchain, and return its output. ForeignPeerError if it fails."""
     done = subprocess.run(
         [str(each) for each in arguments],

@@ -100,7 +100,6 @@ def _value(value: str | int | None) -> str:
 
 _STAMP = "2021-07-15T13:24:35.123456789Z"
 _PIECE = 16 * 1024
-_SYSLOG = "Jul 15 13:24:35 node-1 ceramic[812]: "
 
 
 def _docker(line: str) -> Iterator[str]:
@@ -151,22 +150,24 @@ LINE_LAYERS: dict[str, Callable[[bytes], bytes]] = {
     "pm2 logs": _each(lambda line: f"0|ceramic  | {line}"),
     "pm2 --time": _each(lambda line: f"2021-07-15T13:24:35: {line}"),
     "pm2 in JSON": _each(lambda line: json.dumps({"message": f"{line}\n", "timestamp": _STAMP, "type": "out"})),
-    "journalctl": _each(lambda line: _SYSLOG + line),
-    "journalctl -o short-iso": _each(lambda line: f"2021-07-15T13:24:35+0000 node-1 ceramic[812]: {line}"),
-    "journalctl -o short-full": _each(lambda line: f"Thu 2021-07-15 13:24:35 UTC node-1 ceramic[812]: {line}"),
-    "journalctl -o short-unix": _each(lambda line: f"1626355475.123456 node-1 ceramic[812]: {line}"),
-    "journalctl -o json": _each(
-        lambda line: json.dumps({"MESSAGE": list(line.encode()), "__REALTIME_TIMESTAMP": "1626355475123456"})
-    ),
-    "syslog": _each(lambda line: f"<30>{_SYSLOG}{line}"),
-    "RFC 5424": _each(lambda line: f"<30>1 {_STAMP} node-1 ceramic 812 - - {line}"),
     "colors": _each(lambda line: f"\x1b[32m{line}\x1b[39m"),
     "blanks": _each(lambda line: f"  \t{line}"),
     "mark": lambda raw: b"\xef\xbb\xbf" + raw,
+}
+"""A text file as log drivers and terminals have it."""
+
+_SYSLOG = "Jul 15 13:24:35 node-1 ceramic[812]: "
+
+REFUSED_LAYERS: dict[str, Callable[[bytes], bytes]] = {
     "UTF-16": lambda raw: raw.decode().encode("utf-16"),
     "UTF-16 big-endian without a mark": lambda raw: raw.decode().encode("utf-16-be"),
+    "journalctl": _each(lambda line: _SYSLOG + line),
+    "journalctl -o short-iso": _each(lambda line: f"2021-07-15T13:24:35+0000 node-1 ceramic[812]: {line}"),
+    "journalctl -o short-unix": _each(lambda line: f"1626355475.123456 node-1 ceramic[812]: {line}"),
+    "journalctl -o json": _each(lambda line: json.dumps({"MESSAGE": line, "__REALTIME_TIMESTAMP": "1626355475123456"})),
+    "syslog": _each(lambda line: f"<30>{_SYSLOG}{line}"),
 }
-"""A text file as log drivers, collectors and terminals have it."""
+"""A text file as Kiln does not read it."""
 
 PACKINGS: dict[str, Callable[[bytes], bytes]] = {
     "gzip": zipped,

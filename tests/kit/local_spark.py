@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from kiln.conf.settings.model import Settings
-from kiln.deploy.query.serve.classes import compile_classes
+from kiln.deploy.query.spark.classes import compile_classes
 from kiln.deploy.stack.spark import spark_session
 
 _FOREIGN = str(Path(__file__).with_name("foreign_hadoop"))
@@ -29,7 +29,7 @@ _ANOTHER_SPARK = {
 
 
 def open_session(settings: Settings, name: str = "kiln") -> AbstractContextManager[SparkSession]:
-    """Open a session with the classes of serve-sql: the first one of the process starts the JVM that all use."""
+    """Open a session with the guard of `kiln sql --spark`: the first one of the process starts the JVM of all."""
     os.environ |= _ANOTHER_SPARK
     return spark_session(settings, name, classes=[compile_classes(print)])
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kiln.bridge.publisher.deliveries import OutboxPartition, OutboxPosition, Subscribers
+from kiln.bridge.publisher.deliveries import OutboxPosition, Subscribers
 from kiln.bridge.publisher.outbox import (
     Outbox,
     OutboxRecord,
@@ -27,7 +27,7 @@ NETWORK = "local-test"
 S = 1_000_000
 START = 1_700_000_000 * S
 OPTIONS = PublishingOptions(NETWORK, publish_timeout=10 * S, retry_every=S, max_age=60 * S)
-LIVE_PART, RUNS_PART = OutboxPartition("batches", 0), OutboxPartition("history", 0)
+PARTITION = 0
 
 
 def batch(
@@ -108,13 +108,13 @@ class Run:
         self.pace = pace
         self.ipfs = Ipfs()
         self.outbox = Outbox(OPTIONS, subscribers=subscribers)
-        self.outbox.start(LIVE_PART, 0, not_before)
+        self.outbox.start(PARTITION, 0, not_before)
         self.offset = 0
         self.outputs: list[OutboxRecord] = []
 
     def take(self, value: BatchRecord | bytes | None, now: int = START) -> None:
         data = encode(value) if isinstance(value, BatchRecord) else value
-        output = self.outbox.add_record(OutboxPosition(LIVE_PART, self.offset), data, now)
+        output = self.outbox.add_record(OutboxPosition(PARTITION, self.offset), data, now)
         self.offset += 1
         self.outputs += [] if output is None else [output]
 
@@ -131,7 +131,7 @@ class Run:
         return [decode_publication(output.value) for output in outputs]
 
     def place(self) -> int:
-        return self.outbox.resume_offsets()[LIVE_PART]
+        return self.outbox.resume_offsets()[PARTITION]
 
 
 def network_topic() -> str:

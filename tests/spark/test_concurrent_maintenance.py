@@ -1,5 +1,5 @@
-"""Spark beside the care of tables: Spark reads the same rows before and after, and each writer goes on over a log that
-was shortened under it."""
+"""Spark beside the care of tables: Spark reads the same rows before and after, and a writer goes on over a log that was
+shortened under it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from kiln.deploy.query.ask import query_lake
-from kiln.pipelines.delta.commits import Commits, WriteId
+from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
-from kiln.pipelines.delta.delta_spark import DeltaSparkCommits
 from kiln.pipelines.delta.files import DataFile, TableFiles
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.delta.tables import read_table
@@ -52,26 +51,25 @@ def rows(spark: SparkSession, lake: Lake) -> list[str]:
     return of_spark
 
 
-def test_spark_reads_the_same_and_every_writer_goes_on(spark: SparkSession, tmp_path: Path) -> None:
+def test_spark_reads_the_same_and_the_writer_goes_on(spark: SparkSession, tmp_path: Path) -> None:
     lake = Lake(str(tmp_path / "lake"))
     lake.create([TABLE])
-    writers: dict[str, Commits] = {"delta-spark": DeltaSparkCommits(lake, spark), "delta-rs": DeltaRsCommits(lake)}
-    for name, writer in writers.items():
-        assert writer.commit(TABLE, file_of(lake, f"{name} 0"), WriteId(name, 0))
+    writer = DeltaRsCommits(lake)
+    assert writer.commit(TABLE, file_of(lake, "mine 0"), WriteId("query", 0))
+    assert len(rows(spark, lake)) == 3
     others = DeltaRsCommits(lake)
-    for number in range(160):  # of which Spark and the first delta-rs know nothing yet
+    for number in range(160):  # of which Spark and the writer know nothing yet
         assert others.commit(TABLE, file_of(lake, f"others {number}"), WriteId("others", number))
     before = rows(spark, lake)
     assert cared(lake).files[1] == 1
     done = cared(lake)
     assert read_log(lake.folder(TABLE))[0][0].version > 2, done
     assert rows(spark, lake) == before
-    for name, writer in writers.items():
-        assert not writer.commit(TABLE, [], WriteId(name, 0)), "what a query wrote stays known"
-        assert writer.commit(TABLE, file_of(lake, f"{name} 1"), WriteId(name, 1))
+    assert not writer.commit(TABLE, [], WriteId("query", 0)), "what a query wrote stays known"
+    assert writer.commit(TABLE, file_of(lake, "mine 1"), WriteId("query", 1))
     after = rows(spark, lake)
     assert set(before) < set(after)
-    assert len(after) == len(before) + 6
+    assert len(after) == len(before) + 3
     told = spark.sql(f"DESCRIBE HISTORY delta.`{lake.table(TABLE)}`").collect()
     assert any(row.userMetadata and row.userMetadata.startswith("kiln maintain: ") for row in told)
     (recent,) = spark.sql(

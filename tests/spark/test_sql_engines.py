@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import re
 import subprocess
 import sys
-from datetime import UTC, datetime, timedelta
-from decimal import Decimal
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -15,11 +13,12 @@ from pyspark.sql import SparkSession
 
 from kiln.deploy.query.ask import Answer, SqlError, query_lake
 from kiln.deploy.query.sample import copy_sample
-from kiln.deploy.query.spark import query_spark
+from kiln.deploy.query.spark.query import query_spark
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.delta.views import views
 from kit.doc_examples import PYTHON_PAGE, examples
 from kit.questions import QUESTIONS, Question
+from kit.row_values import in_any_order, values_of
 from kit.small_lake import small_lake
 
 LIMIT = re.compile(r"\s+LIMIT \d+$")
@@ -33,31 +32,8 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Lake:
     return small_lake(str(tmp_path_factory.mktemp("lake")))
 
 
-def value_of(value: object) -> object:
-    """A value in a form of which the engines have one: times in UTC, numbers by what they count, maps as pairs."""
-    match value:
-        case bool() | None | str() | bytes() | timedelta():
-            return value
-        case int() | Decimal():
-            return float(value)
-        case float():
-            return float(f"{value:.12g}") if math.isfinite(value) else str(value)
-        case datetime():
-            assert value.tzinfo is not None
-            return value.astimezone(UTC)
-        case dict():
-            return sorted((str(key), value_of(each)) for key, each in value.items())
-        case list() | tuple():
-            return [value_of(each) for each in value]
-    raise TypeError(f"{type(value)} in an answer")
-
-
 def rows_of(answer: Answer) -> list[tuple[object, ...]]:
-    return [tuple(map(value_of, row)) for row in answer.rows()]
-
-
-def in_any_order(rows: list[tuple[object, ...]]) -> list[tuple[object, ...]]:
-    return sorted(rows, key=repr)
+    return values_of(answer.rows())
 
 
 @pytest.mark.parametrize("view", views())

@@ -1,6 +1,7 @@
 -- Number of messages, and their bytes, by hour, type, topic and author. Copies do not count.
 -- Grain: an hour, network, origin, type, topic and author.
-SELECT date_trunc('hour', observed_at) AS hour, network, origin, type, topic, from_peer,
+-- An hour of UTC in any time zone of the session: zones may differ from UTC by half an hour.
+SELECT to_timestamp(epoch_us(observed_at) // 3600000000 * 3600) AS hour, network, origin, type, topic, from_peer,
        count(*) AS messages, CAST(sum(octet_length(data)) AS BIGINT) AS bytes
 FROM messages
-GROUP BY date_trunc('hour', observed_at), network, origin, type, topic, from_peer
+GROUP BY hour, network, origin, type, topic, from_peer

@@ -10,7 +10,6 @@ from kiln.bridge.publisher.deliveries import (
     MIN_PATIENCE,
     NO_PEER,
     DeliveryQueue,
-    OutboxPartition,
     OutboxPosition,
     PendingPublication,
     TopicDelivery,
@@ -21,7 +20,7 @@ from kiln.schemas.wire.topics import encode_separator_value, format_topic
 
 S = 1_000_000
 PATIENCE = 60 * S
-PART = OutboxPartition("batches", 0)
+PARTITION = 0
 NETWORK_TOPIC = format_topic("local-test", None)
 _CID = cid_text(compute_cid(b"block"))
 
@@ -29,7 +28,7 @@ _CID = cid_text(compute_cid(b"block"))
 def delivery(model: int, offset: int = 0, topic: str | None = None) -> TopicDelivery:
     separator = SeparatorRecord("model", encode_separator_value(b"\1" + model.to_bytes(4)))
     record = BatchRecord("local-test", "LIVE", separator, _CID, b"block", 0, S)
-    publication = PendingPublication(OutboxPosition(PART, offset), record, 3)
+    publication = PendingPublication(OutboxPosition(PARTITION, offset), record, 3)
     return TopicDelivery(publication, topic or publication.topic)
 
 

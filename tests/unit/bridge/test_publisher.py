@@ -4,22 +4,17 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kiln.bridge.ipfs import BlockRefusedError, BlockStoreUnavailableError
-from kiln.bridge.publisher.deliveries import OutboxPartition, OutboxPosition
-from kiln.bridge.publisher.ledger import PublishLedger, PublishLedgerError
+from kiln.bridge.publisher.deliveries import OutboxPosition
 from kiln.bridge.publisher.outbox import (
-    IN_DOUBT,
     RECENT_BATCHES,
     RECORDS_LOST,
     TOO_OLD,
-    Outbox,
-    OutboxRecord,
 )
 from kiln.bridge.publisher.pace import BURST_SPAN, MAX_BURST, AuthorPacer
 from kiln.bridge.publisher.transition import BOTH, BY_NETWORK, BY_SEPARATOR
@@ -34,12 +29,9 @@ from kiln.schemas.kafka.records import (
 )
 from kiln.schemas.wire.pubsub import PubsubMessage, read_message
 from kit.outbox_run import (
-    LIVE_PART,
     NETWORK,
-    OPTIONS,
-    RUNS_PART,
+    PARTITION,
     START,
-    Ipfs,
     Node,
     Run,
     S,
@@ -122,11 +114,11 @@ def test_place_moves_only_when_the_broker_has_the_receipt() -> None:
         run.take(batch(number))
     run.step()
     assert run.place() == 0
-    run.outbox.acknowledge(OutboxPosition(LIVE_PART, 1))
+    run.outbox.acknowledge(OutboxPosition(PARTITION, 1))
     assert run.place() == 0  # the first one is not there yet
-    run.outbox.acknowledge(OutboxPosition(LIVE_PART, 0))
+    run.outbox.acknowledge(OutboxPosition(PARTITION, 0))
     assert run.place() == 2
-    run.outbox.acknowledge(OutboxPosition(LIVE_PART, 2))
+    run.outbox.acknowledge(OutboxPosition(PARTITION, 2))
     assert (run.place(), run.outbox.open_count) == (3, 0)
 
 
@@ -302,7 +294,7 @@ def test_whatever_happens_each_batch_has_a_receipt_before_its_place_is_passed(ev
         elif what == "crash":
             place = run.place()
             run = Run(node)
-            run.outbox.start(LIVE_PART, place, 0)
+            run.outbox.start(PARTITION, place, 0)
             run.offset, acknowledged = place, 0
             for record in log[place:]:
                 run.take(record, now)
@@ -422,9 +414,9 @@ def test_duplicate_publishes_on_both_topics_with_a_receipt_of_each() -> None:
         (record.batch_cid, topic_of(record)),
         (record.batch_cid, network_topic()),
     }
-    run.outbox.acknowledge(OutboxPosition(LIVE_PART, 0))
+    run.outbox.acknowledge(OutboxPosition(PARTITION, 0))
     assert run.place() == 0  # one receipt is not there yet
-    run.outbox.acknowledge(OutboxPosition(LIVE_PART, 0))
+    run.outbox.acknowledge(OutboxPosition(PARTITION, 0))
     assert run.place() == 1
 
 
@@ -453,7 +445,7 @@ def test_what_is_out_on_one_topic_is_not_held_up_by_the_other_when_the_transitio
     run.node.peers[network_topic()] = 0
     run.take(batch(1))
     (receipt,) = run.step(on=BOTH)
-    run.outbox.acknowledge(OutboxPosition(LIVE_PART, 0))
+    run.outbox.acknowledge(OutboxPosition(PARTITION, 0))
     assert (receipt.topic, run.place()) == (topic_of(batch(1)), 0)
     assert run.step(START + S, on=BY_SEPARATOR) == []
     assert (run.place(), len(run.node.sent)) == (1, 1)
@@ -511,23 +503,23 @@ def test_whatever_topics_and_ipfs_do_no_batch_is_lost(events: list[tuple[str, in
 def test_batches_with_a_receipt_are_passed_over_up_to_where_the_place_was_lost() -> None:
     run = Run(Node())
     done = batch(0)
-    run.outbox.start(LIVE_PART, 0, 0, until=3)
+    run.outbox.start(PARTITION, 0, 0, until=3)
     run.outbox.set_receipted_topics({done.batch_cid: {topic_of(done): done.closed_at}})
     for number in (0, 1, 2):
         run.take(batch(number))
-    assert run.outbox.metadata(LIVE_PART) == "0 3"  # for a start after a crash now
+    assert run.outbox.metadata(PARTITION) == "0 3"  # for a start after a crash now
     run.take(batch(0, closed=START + S))  # the same bytes again, after that time: another batch
     run.step()
     assert run.node.cids == [batch(1).batch_cid, batch(2).batch_cid, done.batch_cid]
     for output in run.outputs:
         run.outbox.acknowledge(output.position)
-    assert (run.place(), run.outbox.metadata(LIVE_PART)) == (4, "0")
+    assert (run.place(), run.outbox.metadata(PARTITION)) == (4, "0")
 
 
 def test_after_a_crash_only_the_topics_without_a_receipt_get_a_batch() -> None:
     both, half, new = batch(0), batch(1), batch(2)
     run = Run(Node())
-    run.outbox.start(LIVE_PART, 0, 0, end=3)
+    run.outbox.start(PARTITION, 0, 0, end=3)
     network = f"/ceramic/{NETWORK}"
     at = both.closed_at
     run.outbox.set_receipted_topics({both.batch_cid: {network: at, topic_of(both): at}, half.batch_cid: {network: at}})
@@ -567,7 +559,7 @@ def test_a_batch_of_a_tip_that_came_back_is_not_taken_for_the_first_one_with_its
     """A, B, A of one author: the first and the last batch have the same block, and only the first a receipt."""
     run = Run(Node())
     first, last = batch(0), batch(0, closed=START + 2 * S)
-    run.outbox.start(LIVE_PART, 0, 0, until=3 if lost else 0, end=3)
+    run.outbox.start(PARTITION, 0, 0, until=3 if lost else 0, end=3)
     run.outbox.set_receipted_topics({first.batch_cid: {topic_of(first): first.closed_at + 1}})
     for record in (first, batch(1), last):
         run.take(record)
@@ -579,14 +571,14 @@ def test_records_that_are_gone_are_counted_and_the_place_waits_for_the_word() ->
     run = Run(Node())
     run.take(batch(0))
     run.step()
-    run.outbox.acknowledge(OutboxPosition(LIVE_PART, 0))
-    assert run.outbox.record_lost_range(LIVE_PART, 1, START) is None
-    word = run.outbox.record_lost_range(LIVE_PART, 5, START)
+    run.outbox.acknowledge(OutboxPosition(PARTITION, 0))
+    assert run.outbox.record_lost_range(PARTITION, 1, START) is None
+    word = run.outbox.record_lost_range(PARTITION, 5, START)
     assert word is not None
     fault = decode_quarantine(word.value)
     assert (fault.stage, fault.reason, fault.data) == ("publisher", RECORDS_LOST, b"")
     assert fault.detail == "records 0/1 to 0/4 of batches"
-    assert (run.outbox.lost, run.outbox.next_offset(LIVE_PART), run.place()) == (4, 5, 1)
+    assert (run.outbox.lost, run.outbox.next_offset(PARTITION), run.place()) == (4, 5, 1)
     run.outbox.acknowledge(word.position)
     assert run.place() == 5
 
@@ -618,10 +610,10 @@ def test_same_bytes_that_close_later_or_for_another_separator_are_another_batch(
 
 def test_batches_before_the_place_are_remembered_and_not_published() -> None:
     run = Run(Node())
-    run.outbox.start(LIVE_PART, 2, 0)
+    run.outbox.start(PARTITION, 2, 0)
     run.take(b"no batch")
     run.take(batch(0))
-    assert (run.place(), run.outbox.next_offset(LIVE_PART), run.outbox.open_count) == (2, 2, 0)
+    assert (run.place(), run.outbox.next_offset(PARTITION), run.outbox.open_count) == (2, 2, 0)
     run.take(batch(0))
     run.take(batch(1))
     run.step()
@@ -631,193 +623,10 @@ def test_batches_before_the_place_are_remembered_and_not_published() -> None:
 
 def test_memory_of_batches_is_bounded() -> None:
     run = Run(Node())
-    run.outbox.start(LIVE_PART, RECENT_BATCHES + 1, 0)
+    run.outbox.start(PARTITION, RECENT_BATCHES + 1, 0)
     for number in range(RECENT_BATCHES + 1):
         run.take(batch(number))
     run.take(batch(1))
     run.take(batch(0))  # further back than a micro-batch reaches
     run.step()
     assert run.node.cids == [batch(0).batch_cid]
-
-
-# ---------------------------------------------------------------- batches of backfill runs
-
-
-class KilledError(Exception):
-    """The bridge is killed right after a message has left."""
-
-
-class History:
-    """Both topics of batches, and what outlives the bridge: the log, the receipts, the places, the ledger."""
-
-    def __init__(self, folder: Path, peers: int = 1) -> None:
-        self.node = Node(peers)
-        self.ipfs = Ipfs()
-        self.path = folder / "handed-over.sqlite"
-        self.log: dict[OutboxPartition, list[BatchRecord]] = {LIVE_PART: [], RUNS_PART: []}
-        self.places = dict.fromkeys(self.log, 0)
-        self.receipts: list[PublicationRecord] = []
-        self.now = START
-        self.kill = False
-        self.begin()
-
-    def begin(self) -> None:
-        self.ledger = PublishLedger(self.path)
-        self.outbox = Outbox(OPTIONS, self.ledger, self.went_out)
-        self.outputs: list[OutboxRecord] = []
-        for part, place in self.places.items():
-            self.outbox.start(part, place, START - 60 * S if part == LIVE_PART else 0)
-            for offset in range(place, len(self.log[part])):
-                self.take(part, offset)
-
-    def went_out(self) -> dict[str, set[str]]:
-        return {each.batch_cid: {each.topic or ""} for each in self.receipts if each.error is None}
-
-    def take(self, part: OutboxPartition, offset: int) -> None:
-        assert self.outbox.add_record(OutboxPosition(part, offset), encode(self.log[part][offset]), self.now) is None
-
-    def write(self, part: OutboxPartition, record: BatchRecord) -> None:
-        self.log[part].append(record)
-        self.take(part, len(self.log[part]) - 1)
-
-    def publish(self, topic: str, data: bytes) -> int:
-        peers = self.node.publish(topic, data)
-        if peers and self.kill:
-            raise KilledError
-        return peers
-
-    def step(self, seconds: int = 0) -> None:
-        self.now += seconds * S
-        try:
-            self.outputs += self.outbox.step(False, self.ipfs, self.publish, self.now)
-        except KilledError:
-            self.crash()
-
-    def acknowledge(self, count: int = 1_000) -> None:
-        for output in self.outputs[:count]:
-            self.receipts.append(decode_publication(output.value))
-            self.outbox.acknowledge(output.position)
-        del self.outputs[:count]
-        self.places = self.outbox.resume_offsets()
-
-    def crash(self) -> None:
-        self.kill = False
-        self.ledger.close()
-        self.begin()
-
-
-def test_batch_of_a_run_goes_out_however_old_it_is_and_never_again(tmp_path: Path) -> None:
-    run = History(tmp_path)
-    record = batch(1, closed=START - 100_000 * S)
-    run.write(RUNS_PART, record)
-    run.write(RUNS_PART, record)  # the run was killed before it had told the account
-    run.step()
-    run.acknowledge()
-    assert run.node.cids == [record.batch_cid]
-    assert [(each.batch_cid, each.peer_count, each.error) for each in run.receipts] == [(record.batch_cid, 1, None)]
-    run.write(RUNS_PART, record)  # another run
-    run.write(LIVE_PART, record)  # live has got so far
-    run.step()
-    run.crash()
-    run.step()
-    assert (run.node.cids, run.outputs, run.outbox.open_count) == ([record.batch_cid], [], 0)
-
-
-def test_what_live_has_published_no_run_publishes(tmp_path: Path) -> None:
-    run = History(tmp_path)
-    records = [batch(1), batch(2)]
-    run.write(LIVE_PART, records[0])
-    run.step()
-    run.acknowledge()
-    run.write(LIVE_PART, records[1])  # this one is on its way
-    for record in records:
-        run.write(RUNS_PART, record)
-    run.step()
-    assert run.node.cids == [record.batch_cid for record in records]
-
-
-def test_batch_of_a_run_that_may_have_gone_out_does_not_go_out_again_and_its_receipt_says_so(tmp_path: Path) -> None:
-    run = History(tmp_path)
-    run.write(RUNS_PART, batch(1))
-    run.kill = True
-    run.step()
-    run.step()
-    run.acknowledge()
-    assert run.node.cids == [batch(1).batch_cid]
-    assert [(each.peer_count, each.error) for each in run.receipts] == [(None, IN_DOUBT)]
-    assert run.places[RUNS_PART] == 1
-
-
-def test_batch_of_a_run_waits_for_a_peer_over_a_crash(tmp_path: Path) -> None:
-    run = History(tmp_path, peers=0)
-    run.write(RUNS_PART, batch(1))
-    run.step()
-    run.crash()
-    run.node.default = 1
-    run.step()
-    assert run.node.cids == [batch(1).batch_cid]
-
-
-def test_unreadable_batch_of_a_run_is_quarantined_by_its_own_topic(tmp_path: Path) -> None:
-    run = History(tmp_path)
-    run.outbox.start(OutboxPartition("history", 3), 7, 0)
-    output = run.outbox.add_record(OutboxPosition(OutboxPartition("history", 3), 7), b"{", START)
-    assert output is not None
-    assert output.key == b"history/3/7"
-    assert decode_quarantine(output.value).detail.startswith("record 3/7 of history: ")
-
-
-def test_ledger_that_cannot_be_read_stops_the_publisher_in_words(tmp_path: Path) -> None:
-    path = tmp_path / "handed-over.sqlite"
-    path.write_bytes(b"no database" * 100)
-    with pytest.raises(PublishLedgerError, match=r"handed-over\.sqlite \(file is not a database\)"):
-        "bafyrei" in PublishLedger(path)  # noqa: B015  # the question is what raises
-
-
-@given(
-    events=st.lists(
-        st.one_of(
-            st.tuples(st.sampled_from(["live", "run", "run", "peers"]), st.integers(0, 4)),
-            st.tuples(st.just("step"), st.integers(0, 3)),
-            st.tuples(st.just("ack"), st.integers(1, 3)),
-            st.tuples(st.sampled_from(["crash", "kill"]), st.just(0)),
-        ),
-        max_size=40,
-    )
-)
-def test_whatever_happens_a_batch_of_runs_goes_out_once_at_most(
-    events: list[tuple[str, int]], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    run = History(tmp_path_factory.mktemp("history"))
-    fell = False
-    for what, number in events:
-        record = batch(number, model=number % 2)
-        if what == "live":
-            run.write(LIVE_PART, record)
-        elif what == "run":
-            run.write(RUNS_PART, record)
-        elif what == "peers":
-            topic = topic_of(record)
-            run.node.peers[topic] = 1 - run.node.peers.get(topic, 1)
-        elif what == "step":
-            run.step(number)
-        elif what == "ack":
-            run.acknowledge(number)
-        elif what == "kill":
-            run.kill = fell = True
-        else:
-            fell = True
-            run.crash()
-    run.kill = False
-    run.node.peers.clear()
-    for _ in range(12):
-        run.step(1)
-    run.acknowledge()
-    assert run.outbox.open_count == 0
-    sent = Counter(run.node.cids)
-    of_live = {record.batch_cid for record in run.log[LIVE_PART]}
-    for record in run.log[RUNS_PART]:
-        assert sent[record.batch_cid] <= 1 or record.batch_cid in of_live
-        assert any(receipt.batch_cid == record.batch_cid for receipt in run.receipts)
-        if not fell and run.log[LIVE_PART].count(record) <= 1:
-            assert sent[record.batch_cid] <= 1

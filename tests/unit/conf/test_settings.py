@@ -107,7 +107,6 @@ def test_every_key_can_be_set_by_environment(keys: tuple[str, ...], monkeypatch:
         "conf": '{"spark.a.b": "c"}',
         "bundles": '{"clay": ["/ceramic/testnet-clay"]}',
         "send": "eager",
-        "writer": "delta-spark",
         "queries": "archive,batch",
         "default": "either",
         "bootstrap": "broker:9092",

@@ -74,9 +74,7 @@ def test_what_is_no_place_is_refused(uri: str) -> None:
         Lake(uri=uri)
 
 
-def test_what_would_lose_commits_or_belongs_together_is_refused() -> None:
-    with pytest.raises(ValidationError, match="loses commits"):
-        Lake(uri="s3://kiln/lake", writer="delta-spark")
+def test_checkpoints_in_a_store_need_a_lake_in_a_store() -> None:
     with pytest.raises(ValidationError, match=r"set lake\.uri to a location in that store too"):
         Settings(checkpoints=Checkpoints(uri="s3://kiln/checkpoints"))
 

@@ -94,7 +94,6 @@ COMMANDS = [
     ["replay", "none.gz"],
     ["interests", "--add", "model"],
     ["sql", "select 1"],
-    ["serve-sql"],
     ["trace", "bafyreic5tutrbiczoqz3onmghm2rgaxn2ctiiyaopopnpgzz44357bvpli"],
     ["estimate"],
     ["status"],

@@ -28,7 +28,6 @@ RANGE = ("--from", "2026-11-01", "--to", "2026-11-03")
         ((*RANGE, "--window", "0s"), "--window 0s: must be greater than zero"),
         ((*RANGE, "--window", "5"), "--window 5: expected a duration"),
         ((*RANGE, "--as-of", "then"), "--as-of then: expected a time"),
-        ((*RANGE, "--publish", "--source", __file__), "--publish: frames from files have origin REPLAY"),
     ],
 )
 def test_a_command_line_that_makes_no_sense(
@@ -82,12 +81,12 @@ def test_the_end_of_a_run_in_words_and_as_json() -> None:
         == "run november was already done: nothing was written"
     )
     nowhere = {"frames": 0, "first_at": 0, "last_at": 0}
-    said = {"run": "november", "wrote": 2_007, "frames": 10, "rows": outcome.rows, "published": 0, "gone": []}
+    said = {"run": "november", "wrote": 2_007, "frames": 10, "rows": outcome.rows, "gone": []}
     said["outside"] = nowhere
     assert encode_outcome(outcome) == said
-    lacking = replace(outcome, published=3, lost=["kiln.frames, partition 0: all 9 records were removed"])
-    assert describe_outcome(lacking, publish=True) == (
+    lacking = replace(outcome, lost=["kiln.frames, partition 0: all 9 records were removed"])
+    assert describe_outcome(lacking) == (
         "run november is done: 7 batches, 2,000 updates; missing from its source at the start: kiln.frames, partition "
-        "0: all 9 records were removed; 3 batches were sent to the bridge for publication"
+        "0: all 9 records were removed"
     )
-    assert encode_outcome(lacking) == {**said, "published": 3, "gone": list(lacking.lost)}
+    assert encode_outcome(lacking) == {**said, "gone": list(lacking.lost)}

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from kiln.conf.process.extras import list_requirements
-from kiln.deploy.packaging.dist import build_wheel
-from kiln.deploy.packaging.images.packages import list_dependencies, select_locked
 from kiln.deploy.query.sample import copy_sample
+from kit.built_wheel import build_wheel
+from kit.locked_packages import list_dependencies, select_locked
 
 pytestmark = pytest.mark.slow
 
@@ -83,7 +83,7 @@ class BaseInstall:
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> BaseInstall:
     folder = tmp_path_factory.mktemp("base")
-    made = BaseInstall(folder, build_wheel(folder / "dist"))
+    made = BaseInstall(folder, build_wheel(folder / "source"))
     made.state.mkdir(mode=0o700)
     copy_sample(made.state)
     return made
@@ -152,7 +152,6 @@ def test_the_doctor_names_what_is_not_installed(base: BaseInstall) -> None:
         ("bridge", "bridge"),
         ("job archive", "bridge,spark"),
         ("sql --spark SELECT", "spark"),
-        ("serve-sql", "spark"),
         ("quality", "quality"),
         ("maintain", "lake"),
         ("recover", "spark"),

@@ -17,7 +17,6 @@ from ruamel.yaml import YAML
 
 from kiln.conf.settings.keys import list_keys, name_variable
 from kiln.conf.settings.reading import load_settings
-from kiln.deploy.packaging.values_schema import SCHEMA, insert_settings
 from kiln.schemas.queries import QUERIES
 from kit import validators
 from kit.service_links import ServicePort, injected
@@ -49,13 +48,11 @@ image: {repository: registry.example/kiln, tag: 0.1.0, pullSecrets: [registry]}
 # a document of YAML, of any kind
 Document = dict[str, Any]
 
-pytestmark = pytest.mark.skipif(
-    not validators.program("helm").exists(), reason="validators of manifests are not built (python -m kit.validators)"
-)
+pytestmark = pytest.mark.skipif(not validators.HELM.exists(), reason="no validators of manifests: helm")
 
 
 def helm(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [validators.program("helm"), *arguments, "--kube-version", f"{validators.KUBERNETES}.0"]
+    command = [validators.HELM, *arguments, "--kube-version", f"{validators.KUBERNETES}.0"]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
@@ -166,7 +163,7 @@ def test_a_broken_copy_of_each_manifest_does_not(
         assert not accepted(other), f"{each['kind']} {each['metadata']['name']}"
 
 
-@pytest.mark.skipif(not validators.built(), reason="validators of manifests are not built (python -m kit.validators)")
+@pytest.mark.skipif(not validators.SCHEMAS.is_dir(), reason="no validators of manifests: kubeconform")
 def test_kubeconform_says_the_same_and_knows_the_resources_of_the_prometheus_operator(
     rendered: dict[str, list[Document]], tmp_path: Path
 ) -> None:
@@ -175,7 +172,7 @@ def test_kubeconform_says_the_same_and_knows_the_resources_of_the_prometheus_ope
     manifest = tmp_path / "whole.yaml"
     with manifest.open("w", encoding="utf-8") as file:
         yaml.dump_all(whole, file)
-    done = validators.kubeconform(manifest)
+    done = validators.run_kubeconform(manifest)
     assert done.returncode == 0, done.stdout + done.stderr
     assert {"ServiceMonitor", "PrometheusRule"} <= {each["kind"] for each in whole}
     kinds = {each["kind"]: each for each in whole}
@@ -185,7 +182,7 @@ def test_kubeconform_says_the_same_and_knows_the_resources_of_the_prometheus_ope
         manifest.write_text("", encoding="utf-8")
         with manifest.open("w", encoding="utf-8") as file:
             yaml.dump(other, file)
-        assert validators.kubeconform(manifest).returncode != 0, kind
+        assert validators.run_kubeconform(manifest).returncode != 0, kind
 
 
 @pytest.mark.parametrize(
@@ -312,11 +309,6 @@ def test_a_bridge_without_a_network_is_refused_in_a_sentence(values: Path, told:
         helm("template", "kiln", CHART, "--values", values, "--set", told, "--set", "bridge.enabled=false").returncode
         == 0
     )
-
-
-def test_the_schema_of_the_values_has_every_key_of_the_settings() -> None:
-    text = SCHEMA.read_text(encoding="utf-8")
-    assert insert_settings(text) == text, "run make pages"
 
 
 def test_the_jobs_may_reach_the_ports_that_the_settings_name(rendered: dict[str, list[Document]]) -> None:

@@ -19,9 +19,9 @@ from kiln.conf.process.extras import (
     require_extras,
 )
 from kiln.deploy.cli.app import run_command
-from kiln.deploy.packaging.images.packages import list_dependencies
 from kiln.deploy.stack.jars import PROJECT
 from kit.import_closure import CommandImports, list_loaded_packages, read_commands
+from kit.locked_packages import list_dependencies
 
 FIXED = {"cbor2", "delta-spark", "great-expectations", "kafka-python", "multiformats", "pyspark"}
 HEAVY = {"confluent-kafka", "great-expectations", "kafka-python", "libp2p", "pandas", "pyarrow", "pyspark", "scipy"}
@@ -101,7 +101,6 @@ def base_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         ("bridge", "bridge"),
         ("replay CAPTURE", "bridge"),
         ("sql --spark SELECT+1", "spark"),
-        ("serve-sql", "spark"),
         ("quality", "quality"),
         ("backfill run --from 2026-01-01 --to 2026-01-02 --run r", "spark"),
         ("backfill list", "lake"),

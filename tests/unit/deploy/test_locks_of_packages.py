@@ -6,11 +6,14 @@ import hashlib
 import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from kiln.deploy.stack.jars import PROJECT
 from kit.import_closure import list_loaded_packages
@@ -44,6 +47,20 @@ def test_what_kiln_runs_with_is_what_it_is_tested_with() -> None:
     assert pins("conf/runtime.lock") < pins("requirements.lock"), "make lock"
 
 
+@pytest.mark.parametrize(
+    ("name", "left_out"), [("requirements.lock", {"fuzz"}), ("conf/runtime.lock", {"dev", "fuzz"})]
+)
+def test_a_lock_has_what_the_project_requires(name: str, left_out: set[str]) -> None:
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
+    extras = [texts for extra, texts in project["optional-dependencies"].items() if extra not in left_out]
+    pins = re.findall(r"^([a-z0-9-]+)==([^ ]+)", (PROJECT / name).read_text(), re.MULTILINE)
+    for requirement in map(Requirement, [*project["dependencies"], *(text for texts in extras for text in texts)]):
+        if requirement.name != project["name"]:
+            versions = [version for package, version in pins if package == canonicalize_name(requirement.name)]
+            assert versions, f"{requirement}: make lock"
+            assert all(requirement.specifier.contains(each, prereleases=True) for each in versions), requirement
+
+
 def test_the_lock_of_quixstreams_has_the_packages_that_the_bench_imports_there() -> None:
     lock = (PROJECT / "bench/peers/quix.lock").read_text()
     files = [(PROJECT / f"bench/peers/{name}.py").read_text() for name in ("quix", "append", "by_hand")]
@@ -57,9 +74,9 @@ def test_the_lock_of_quixstreams_has_the_packages_that_the_bench_imports_there()
 
 def test_setup_installs_nothing_without_a_checksum() -> None:
     installs = [line for line in (PROJECT / "Makefile").read_text().splitlines() if "pip install " in line]
-    assert len(installs) == 3
+    assert len(installs) == 5
     for line in installs:
-        assert "--require-hashes" in line or "--editable ." in line, line
+        assert "--require-hashes" in line or line.endswith((" --editable .", " dist/kiln_gossip-*.whl")), line
 
 
 def test_a_package_that_differs_is_refused(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from conftest import VECTORS
 from kiln.conf.settings.durations import micros
 from kiln.deploy.demo.traffic import Traffic, TrafficOptions
 from kiln.deploy.demo.traffic.replay import replay
@@ -576,11 +577,11 @@ def test_messages_that_are_gone_are_a_fault_at_once(town: Town) -> None:
 @pytest.mark.parametrize("age", [timedelta(), timedelta(days=1_200)])
 @pytest.mark.parametrize("name", ["go4nosign", "go4tt"])
 def test_captures_of_other_peoples_software_give_no_failure(
-    name: str, age: timedelta, shared: Path, tmp_path: Path, checks: list[SuiteCheck], validator: RowValidator
+    name: str, age: timedelta, tmp_path: Path, checks: list[SuiteCheck], validator: RowValidator
 ) -> None:
     """Replayed while a bridge runs, captures that were made long ago are neither late nor a clock's fault."""
     frames: list[Frame] = []
-    replay(shared / "captures" / f"{name}.rpc.gz", frames.append, now=lambda: 0.0, sleep=lambda _: None)
+    replay(VECTORS / "captures" / f"{name}.rpc.gz", frames.append, now=lambda: 0.0, sleep=lambda _: None)
     for frame in frames:
         frame.observed_at -= micros(age) * 1_000
     topics = {

@@ -15,6 +15,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from deltalake import write_deltalake
 
+from conftest import VECTORS
 from kiln.conf.process.state_version import claim_state_folder
 from kiln.deploy.cli.app import run_command
 from kiln.deploy.demo.traffic.replay import replay
@@ -43,7 +44,7 @@ from kiln.schemas.wire.identity import Verdict, compute_peer_id, sign
 from kiln.schemas.wire.pubsub import write_keepalive
 from kiln.schemas.wire.topic_table import UNKNOWN_BUNDLE, BundleSet, write_hello
 
-CAPTURE = Path(__file__).resolve().parents[4] / "shared" / "captures" / "go4tt.rpc.gz"
+CAPTURE = VECTORS / "captures" / "go4tt.rpc.gz"
 CLAY = "/ceramic/testnet-clay"
 BUNDLES = BundleSet({"clay": [CLAY, "/ceramic/zzz"]})  # clay is 1
 HELLO = write_hello(BUNDLES)
@@ -290,7 +291,6 @@ def test_a_whole_frame_that_can_be_read_now_brings_all_its_messages() -> None:
     assert decode_again(broken, {None}, "rpc_malformed", AFTER) == ({}, 1)
 
 
-@pytest.mark.skipif(not CAPTURE.exists(), reason="the shared captures are not here")
 def test_a_capture_by_index(world: World, tmp_path: Path) -> None:
     def frames(source: Path) -> list[Frame]:
         out: list[Frame] = []

@@ -76,7 +76,7 @@ def test_a_query_that_runs_out_of_memory_is_one_sentence_with_the_limit(monkeypa
 def test_duckdb_is_given_the_memory_that_the_process_leaves() -> None:
     with duckdb.connect() as connection:
         connection.execute("SET memory_limit = '4GiB'")
-        ask._limit_memory(connection)
+        ask.limit_memory(connection)
         ((left,),) = connection.execute("SELECT current_setting('memory_limit')").fetchall()
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
     assert left.endswith(" GiB")

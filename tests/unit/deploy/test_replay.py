@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.errors import KafkaTimeoutError, MessageSizeTooLargeError
 
+from conftest import VECTORS
 from kiln.bridge.capture.tap import ConnectionTap
 from kiln.bridge.kafka.producers import FramesProducer, FramesProducerError, connect
 from kiln.deploy.demo.traffic.replay import DEFAULT_NETWORK, ReplayProgress, replay
@@ -28,7 +29,7 @@ from kiln.schemas.proto.kiln import frame_pb2
 from kiln.schemas.wire.identity import peer_bytes
 from kiln.schemas.wire.topic_table import bundle_hash, parse_hello
 
-CAPTURES = Path(__file__).resolve().parents[4] / "shared" / "captures"
+CAPTURES = VECTORS / "captures"
 IN, OUT = frame_pb2.Frame.IN, frame_pb2.Frame.OUT
 TOPIC = "/ceramic/testnet-clay"
 A, B, C = b"\x00\x01a", b"\x00\x01b", b"\x00\x01c"
@@ -49,10 +50,7 @@ def replayed(path: Path, network: str | None = None, fallback: str = DEFAULT_NET
 
 
 def capture(name: str) -> Path:
-    path = CAPTURES / f"{name}.rpc.gz"
-    if not path.exists():
-        pytest.skip(f"{path} is not here: test data beside the repository")
-    return path
+    return CAPTURES / f"{name}.rpc.gz"
 
 
 def records_of(path: Path) -> list[CaptureRecord]:

@@ -23,7 +23,6 @@ from kiln.pipelines.backfill.run_log import RunNameError, append_event, check_na
 from kiln.pipelines.backfill.terms import RunTerms, describe_differences
 from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.decode.frame_row import FrameRow, parse_frame_row
-from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.runtime.kafka import Broker
 from kiln.schemas.kafka.frames import BEP50
@@ -110,7 +109,7 @@ def test_a_run_out_of_kafka_goes_on_in_the_topic_in_which_it_began_alone(tmp_pat
     terms, inputs = replace(TERMS, source="kafka"), RunInputs({}, kafka={"0": (0, 5)}, topic_id="one")
     ids = iter(["another", "another", "one", ""])
     no_spark = cast(SparkSession, None)
-    means = RunResources(no_spark, lake, DeltaRsCommits, Broker("a:1"), lambda: 1, "0", topic_id=lambda: next(ids))
+    means = RunResources(no_spark, lake, Broker("a:1"), lambda: 1, "0", topic_id=lambda: next(ids))
     for _ in range(2):  # the id is kept with the run
         with pytest.raises(RunError, match=r"^run a-run cannot continue: .* is another, .*kiln backfill drop a-run"):
             run(terms, means, lambda: inputs)

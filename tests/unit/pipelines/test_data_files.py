@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from deltalake.exceptions import CommitFailedError
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -24,7 +23,6 @@ from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.files import DataFile, TableFiles, delete_files, rewrite_file
 from kiln.pipelines.delta.lake import (
     Lake,
-    LakeError,
     SchemaChangedError,
     find_column_fault,
     list_delta_fields,
@@ -228,10 +226,11 @@ def test_nothing_is_written_to_a_table_whose_columns_another_program_has_changed
     running = DeltaRsCommits(lake)
     running.commit("tips", [tip_file(lake)], WriteId("query", 0))
     rewritten_by_another(lake, change)
-    with pytest.raises((LakeError, CommitFailedError)):  # delta-rs notices the commit of another
-        running.commit("tips", [tip_file(lake)], WriteId("query", 1))
-    with pytest.raises(SchemaChangedError, match=re.escape(f"cannot write to table tips in {lake.path}: {fault}. ")):
-        DeltaRsCommits(lake).commit("tips", [tip_file(lake)], WriteId("query", 1))
+    for driver in (running, DeltaRsCommits(lake)):
+        with pytest.raises(
+            SchemaChangedError, match=re.escape(f"cannot write to table tips in {lake.path}: {fault}. ")
+        ):
+            driver.commit("tips", [tip_file(lake)], WriteId("query", 1))
     assert lake.open("tips").to_pyarrow_table().num_rows == 1
     assert find_column_fault("tips", lake.open("tips").schema().to_json()) == fault
 

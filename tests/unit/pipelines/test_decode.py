@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from nacl.signing import SigningKey
 
+from conftest import VECTORS
 from kiln.deploy.demo.traffic.replay import replay
 from kiln.pipelines.archive.transform import build_fault_rows
 from kiln.pipelines.decode.decoder import (
@@ -513,13 +514,10 @@ def test_decoding_goes_to_another_process_as_it_is() -> None:
     assert pickle.loads(pickle.dumps(RESOLVING)) == RESOLVING
 
 
-CAPTURE = Path(__file__).resolve().parents[3].parent / "shared/captures/go4tt.rpc.gz"
-
-
-@pytest.mark.skipif(not CAPTURE.exists(), reason=f"no capture at {CAPTURE}")
 def test_a_capture_of_the_reference_resolves_wholly() -> None:
-    topics = json.loads(CAPTURE.with_name("go4tt.meta.json").read_text())["topics"]
-    with gzip.open(CAPTURE.with_name("go4tt.published.jsonl.gz"), "rt") as lines:
+    captures = VECTORS / "captures"
+    topics = json.loads((captures / "go4tt.meta.json").read_text())["topics"]
+    with gzip.open(captures / "go4tt.published.jsonl.gz", "rt") as lines:
         published = {entry["sha256"]: entry["topic"] for entry in map(json.loads, lines)}
     values: list[bytes] = []
 
@@ -527,7 +525,7 @@ def test_a_capture_of_the_reference_resolves_wholly() -> None:
         made.origin = Frame.LIVE  # REPLAY would be judged "either": here each signature must hold
         values.append(made.SerializeToString())
 
-    replay(CAPTURE, keep, now=lambda: 0.0, sleep=lambda _: None)
+    replay(captures / "go4tt.rpc.gz", keep, now=lambda: 0.0, sleep=lambda _: None)
 
     def items(how: DecodeConfig) -> list[DecodedMessage | RejectedMessage]:
         return [item for value in values for item in decode(value, 0, 0, 0, how)]

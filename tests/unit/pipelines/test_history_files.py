@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 
 import pyarrow as pa
@@ -35,12 +36,12 @@ from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.captures import compression
 from kiln.schemas.captures.capture_file import CaptureRecord, write_capture
 from kiln.schemas.captures.formats import FORMATS
-from kiln.schemas.captures.items import FileSource, Item, UnreadableItem
+from kiln.schemas.captures.items import FILE_DAMAGED, FileSource, Item, UnreadableItem
 from kiln.schemas.captures.lines import WHOLE
 from kiln.schemas.kafka.frames import METADATA_ONLY
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.wire.identity import peer_bytes
-from kit.history import ARCHIVES, LINE_LAYERS, PACKINGS, items, kubo_line, only_frames, zipped
+from kit.history import ARCHIVES, LINE_LAYERS, PACKINGS, REFUSED_LAYERS, items, kubo_line, only_frames, zipped
 
 FILES = Path(__file__).resolve().parents[1] / "schemas" / "history_files"
 CLAY = "/ceramic/testnet-clay"
@@ -328,6 +329,48 @@ def test_a_file_that_cannot_be_read_is_refused_with_what_it_is(raw: bytes, words
     assert str(error.value).startswith(f"cannot read {file}: {words}")
 
 
+@pytest.mark.parametrize("name", REFUSED_LAYERS)
+def test_other_forms_of_a_log_are_refused_with_what_is_read(name: str, tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_bytes(REFUSED_LAYERS[name]((FILES / "js_ceramic.log").read_bytes()))
+    with pytest.raises(InputError) as error:
+        find_captures([str(tmp_path / "a.log")])
+    assert "ceramic-log" in str(error.value)
+    assert "lines of UTF-8, bare or as Docker, CRI and PM2 write them" in str(error.value)
+
+
+def cut(raw: bytes) -> bytes:
+    return raw[: len(raw) * 9 // 10]
+
+
+@pytest.mark.parametrize("pack", PACKINGS)
+def test_a_damaged_file_is_refused_before_the_run_and_a_capture_is_read_up_to_the_damage(
+    pack: str, tmp_path: Path
+) -> None:
+    random = Random(1)
+    lines = [kubo_line(AUTHOR, random.randbytes(300), bytes([7]), CLAY) for _ in range(9_000)]
+    packed = PACKINGS[pack](b"\n".join(lines))
+    (tmp_path / "a.log").write_bytes(cut(packed))
+    captures, _ = find_captures([str(tmp_path / "a.log")])
+    with pytest.raises(InputError, match=r"a\.log: the compressed data is cut off\. Decompress what is left of it"):
+        split_captures(captures, "n")
+    with zipfile.ZipFile(tmp_path / "logs.zip", "w") as archive:
+        archive.writestr("whole.log", packed)
+        archive.writestr("a.log", cut(packed))
+    captures, _ = find_captures([str(tmp_path / "logs.zip")])
+    with pytest.raises(InputError, match=r"a\.log in .*logs\.zip: the compressed data is cut off"):
+        split_captures(captures, "n")
+
+    records = [
+        CaptureRecord("R", 1_700_000_000_000_000_000 + at, AUTHOR, AUTHOR, "/meshsub/1.1.0", b"") for at in range(9)
+    ]
+    out = io.BytesIO()
+    write_capture(out, records)
+    (tmp_path / "a.rpc.gz").write_bytes(PACKINGS["gzip"](out.getvalue())[:-4])
+    found = read_all(tmp_path / "a.rpc.gz")
+    assert [item.reason for item in found if isinstance(item, UnreadableItem)] == [FILE_DAMAGED]
+    assert len(found) > 9
+
+
 class EndlessZeros(io.RawIOBase):
     """/dev/zero, which counts the bytes that were read of it."""
 
@@ -338,6 +381,7 @@ class EndlessZeros(io.RawIOBase):
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # any buffer in typeshed
         self.taken += len(buffer)
+        buffer[:] = bytes(len(buffer))
         return len(buffer)
 
 

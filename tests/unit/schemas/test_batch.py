@@ -29,9 +29,6 @@ from kiln.schemas.wire.batch_block import (
 from kiln.schemas.wire.cid import cid_bytes, cid_text, compute_cid
 from kiln.schemas.wire.streamid import METAMODEL, StreamID
 
-FIXTURES = Path(__file__).resolve().parents[3].parent / "shared/vectors/ceramic/dagcbor/ipld-codec-fixtures.tar.gz"
-needs_fixtures = pytest.mark.skipif(not FIXTURES.exists(), reason=f"no IPLD fixtures at {FIXTURES}")
-
 # A real stream and tip (a CAS request of 2024-05-22), written three ways
 STREAM = "kjzl6kcym7w8y77nkulpqe1jsv2s5hxzh5mz1yhtmq2hyjsze78ejn9cxmxwecg"
 TIP = "bagcqceralv4232m443k6wluzhzyvhz3i3k36khnxwx5qkddqbhoev7pp7gqa"
@@ -420,10 +417,9 @@ def test_a_block_of_many_small_items_is_refused_after_few(
     assert steps < 50_000 + len(data) / 4  # about two bytes are taken for each item
 
 
-@needs_fixtures
-def test_no_other_dag_cbor_is_taken_for_a_block() -> None:
+def test_no_other_dag_cbor_is_taken_for_a_block(shared: Path) -> None:
     seen = 0
-    with tarfile.open(FIXTURES) as archive:
+    with tarfile.open(shared / "vectors/ceramic/dagcbor/ipld-codec-fixtures.tar.gz") as archive:
         for member in archive.getmembers():
             if member.isfile() and member.name.endswith(".dag-cbor"):
                 handle = archive.extractfile(member)

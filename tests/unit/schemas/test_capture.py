@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conftest import VECTORS
 from kiln.schemas.captures.capture_file import CaptureError, CaptureRecord, open_capture, read_capture, write_capture
-
-CAPTURES = Path(__file__).resolve().parents[4] / "shared" / "captures"
 
 records = st.lists(
     st.builds(
@@ -125,9 +124,7 @@ def test_a_truncated_gzip_is_a_capture_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "count"), [("go4nosign", 307), ("go4tt", 887)])
 def test_the_real_captures(name: str, count: int) -> None:
-    path = CAPTURES / f"{name}.rpc.gz"
-    if not path.exists():
-        pytest.skip(f"{path} is not here: test data beside the repository")
+    path = VECTORS / "captures" / f"{name}.rpc.gz"
     with open_capture(path) as stream:
         those = list(read_capture(stream))
     assert [sum(r.direction == d for r in those) for d in "RS"] == [count, count]

@@ -6,12 +6,12 @@ import gzip
 import struct
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conftest import VECTORS
 from kiln.schemas.proto.gossipsub.rpc_pb2 import (
     RPC,
     ControlExtensions,
@@ -37,7 +37,6 @@ from kiln.schemas.wire.control import (
 from kit.control_truth import TABLE, check_control_part
 from kit.cpu_time import measure_cpu
 
-CAPTURES = Path(__file__).resolve().parents[3].parent / "shared/captures"
 UNKNOWN = b"\xa2\x06\x02hi"  # field 100
 NAMED = TopicReference("a", "name")
 
@@ -194,7 +193,7 @@ def test_millions_of_entries_are_not_parsed() -> None:
 
 def payloads(name: str) -> Iterator[tuple[str, bytes]]:
     """Direction and RPC of each record of a capture file, without Kiln's own reader."""
-    data, at = gzip.decompress((CAPTURES / f"{name}.rpc.gz").read_bytes()), 0
+    data, at = gzip.decompress((VECTORS / "captures" / f"{name}.rpc.gz").read_bytes()), 0
     while at < len(data):
         (size,) = struct.unpack_from(">I", data, at)
         record, at = data[at + 4 : at + 4 + size], at + 4 + size
@@ -204,7 +203,6 @@ def payloads(name: str) -> Iterator[tuple[str, bytes]]:
         yield chr(record[1]), record[start:]
 
 
-@pytest.mark.skipif(not CAPTURES.exists(), reason=f"no captures at {CAPTURES}")
 @pytest.mark.parametrize(
     ("name", "known"),
     [

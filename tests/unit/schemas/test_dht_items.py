@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from pathlib import Path
 
 import nacl.bindings
 import pytest
@@ -12,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nacl.signing import SigningKey
 
+from conftest import VECTORS
 from kiln.schemas.dht import bencode
 from kiln.schemas.dht.announcement import (
     MAX_ANNOUNCEMENT,
@@ -76,8 +76,8 @@ def sign_expanded(expanded: bytes, message: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("name", ["mutable", "mutable_salt"])
-def test_bep44_vectors(name: str, shared: Path) -> None:
-    vectors = json.loads((shared / "vectors/bittorrent/vectors.json").read_text())["bep44"]
+def test_bep44_vectors(name: str) -> None:
+    vectors = json.loads((VECTORS / "bittorrent/vectors.json").read_text())["bep44"]
     vector, key = vectors[name], bytes.fromhex(vectors["public_key"])
     salt, value, signature = vector["salt"].encode(), vector["value"].encode(), bytes.fromhex(vector["signature"])
     assert build_signed_bytes(salt, vector["seq"], value) == vector["signed"].encode()
@@ -109,17 +109,17 @@ def test_a_signature_is_that_of_bep_44s_bytes() -> None:
     assert is_signed(Item(PUBLISHED, b"foobar", 1, b"12:Hello World!", signature))
 
 
-def test_bep44_error_codes(shared: Path) -> None:
-    codes = json.loads((shared / "vectors/bittorrent/vectors.json").read_text())["bep44"]["errors"]
+def test_bep44_error_codes() -> None:
+    codes = json.loads((VECTORS / "bittorrent/vectors.json").read_text())["bep44"]["errors"]
     ours = {BAD_ARGUMENTS: 203, VALUE_TOO_BIG: 205, BAD_SIGNATURE: 206, SALT_TOO_BIG: 207}
     assert {each.code for each in ours} <= set(map(int, codes))
     assert all(each.code == code for each, code in ours.items())
 
 
-def test_bep50_batch_vector(shared: Path) -> None:
+def test_bep50_batch_vector() -> None:
     """The value layout, its salt, target and signature, byte for byte."""
-    vector = json.loads((shared / "vectors/bittorrent/vectors_bep50.json").read_text())["batch_announcement"]
-    bep44 = json.loads((shared / "vectors/bittorrent/vectors.json").read_text())["bep44"]
+    vector = json.loads((VECTORS / "bittorrent/vectors_bep50.json").read_text())["batch_announcement"]
+    bep44 = json.loads((VECTORS / "bittorrent/vectors.json").read_text())["bep44"]
     key, value, salt = bytes.fromhex(bep44["public_key"]), bytes.fromhex(vector["v"]), bytes.fromhex(vector["salt"])
     fields = bencode.decode(value)
     assert isinstance(fields, dict)
@@ -215,8 +215,8 @@ def test_a_field_that_is_wrong_is_an_argument_error(key: str, wrong: Value | Non
 # ---------------------------------------------------------------- node ids
 
 
-def test_bep42_vectors(shared: Path) -> None:
-    for host, last, expected in json.loads((shared / "vectors/bittorrent/vectors.json").read_text())["bep42"]:
+def test_bep42_vectors() -> None:
+    for host, last, expected in json.loads((VECTORS / "bittorrent/vectors.json").read_text())["bep42"]:
         ip, node = bytes(map(int, host.split("."))), bytes.fromhex(expected)
         assert node[-1] == last
         assert compute_bound_id(ip, node) == node

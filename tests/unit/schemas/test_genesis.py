@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any  # JSON of several shapes
 
 import cbor2
+import dag_cbor
 import libipld
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from multiformats import multibase
+from multiformats import CID, multibase
 
+from conftest import VECTORS
 from kiln.schemas.reject import Rejected
 from kiln.schemas.wire import genesis as genesis_module
-from kiln.schemas.wire.cid import DAG_CBOR, DAG_JOSE, cid_bytes, cid_text, compute_cid
+from kiln.schemas.wire.cid import DAG_CBOR, DAG_JOSE, check_block, cid_bytes, cid_text, compute_cid
 from kiln.schemas.wire.genesis import REASONS, WITHOUT, Genesis, NeedsBlock, read_genesis
 from kiln.schemas.wire.streamid import METAMODEL, StreamID
 from kiln.schemas.wire.topics import MAX_KEY, Separator, encode_separator_value
-from kit.car_file import read_car
-
-EVENTS = Path(__file__).resolve().parents[3].parent / "shared/vectors/ceramic/events"
-needs_vectors = pytest.mark.skipif(not EVENTS.exists(), reason=f"no vectors of other implementations at {EVENTS}")
 
 MODEL = StreamID.parse("kjzl6hvfrbw6c8x4r08h39j30tl3a19x0r80i15hubw8afv4fu2w9m9owz4cbol")
 BY_MODEL = Separator("model", MODEL.text)
@@ -57,11 +54,12 @@ Fields = dict[str, Any]  # JSON of several shapes
 
 
 class Vector:
-    """A CAR file, beside what `decoded.json` says of it."""
+    """The blocks of an event as values, and as the bytes that their CIDs are of."""
 
-    def __init__(self, path: Path, decoded: Fields) -> None:
-        self.blocks = read_car(path).blocks
-        self.decoded: Fields = {block["cid"]: block["decoded"] for block in decoded["blocks"]}
+    def __init__(self, decoded: Fields) -> None:
+        self.decoded = decoded
+        self.blocks = {cid_bytes(cid): dag_cbor.encode(_restore(value)) for cid, value in decoded.items()}
+        assert all(check_block(block, cid) is None for cid, block in self.blocks.items())
 
     def inits(self) -> Iterator[tuple[bytes, Fields]]:
         """The CID of each genesis in it, with the header that it has."""
@@ -75,27 +73,33 @@ class Vector:
                 yield cid_bytes(cid), payload["header"]
 
 
-def vectors() -> dict[str, Vector]:
-    if not EVENTS.exists():
-        return {}
-    decoded = {Path(each["file"]).name: each for each in json.loads((EVENTS / "decoded.json").read_text())}
-    return {path.name: Vector(path, decoded[path.name]) for path in sorted(EVENTS.glob("*.car"))}
+def _restore(value: Any) -> Any:
+    """The value with its bytes and links, which JSON has no types for."""
+    match value:
+        case {"$bytes_hex": str(digits)}:
+            return bytes.fromhex(digits)
+        case {"/": str(cid)}:
+            return CID.decode(cid)
+        case dict():
+            return {name: _restore(each) for name, each in value.items()}
+        case list():
+            return [_restore(each) for each in value]
+    return value
 
 
-VECTORS = vectors()
-NAMES = list(VECTORS) or ["none of them"]
+_LINES = (VECTORS / "ceramic" / "events.jsonl").read_text().splitlines()
+EVENTS = {event["name"]: Vector(event["blocks"]) for event in map(json.loads, _LINES)}
+NAMES = list(EVENTS)
 
 
-@needs_vectors
 def test_the_vectors_are_all_there() -> None:
-    assert len(VECTORS) >= 15
-    assert sum(1 for vector in VECTORS.values() for _ in vector.inits()) >= 40
+    assert len(EVENTS) >= 15
+    assert sum(1 for vector in EVENTS.values() for _ in vector.inits()) >= 40
 
 
-@needs_vectors
 @pytest.mark.parametrize("name", NAMES)
 def test_every_genesis_of_the_vectors(name: str) -> None:
-    vector = VECTORS[name]
+    vector = EVENTS[name]
     for cid, header in vector.inits():
         model = header["model"]["$streamid"] if "model" in header else None
         named = Separator("model", model) if model else None
@@ -108,10 +112,9 @@ def test_every_genesis_of_the_vectors(name: str) -> None:
             assert model == multibase.encode(bytes.fromhex(header["model"]["$bytes_hex"]), "base36")
 
 
-@needs_vectors
 @pytest.mark.parametrize("name", NAMES)
 def test_other_blocks_of_the_vectors_are_no_genesis(name: str) -> None:
-    vector = VECTORS[name]
+    vector = EVENTS[name]
     for cid in vector.blocks.keys() - {cid for cid, _ in vector.inits()}:
         read = read_genesis(cid, vector.blocks)
         assert isinstance(read, Rejected)
@@ -122,35 +125,33 @@ def test_other_blocks_of_the_vectors_are_no_genesis(name: str) -> None:
     ("name", "genesis", "separator"),
     [
         (
-            "rc-event.signed_init_event_car.car",
+            "rc-event.signed_init_event_car",
             "bagcqcerar2aga7747dm6fota3iipogz4q55gkaamcx2weebs6emvtvie2oha",
             "kjzl6hvfrbw6c90uwoyz8j519gxma787qbsfjtrarkr1huq1g1s224k7hopvsyg",
         ),
         (
-            "rc-event.unsigned_init_event_car.car",
+            "rc-event.unsigned_init_event_car",
             "bafyreiakimdaub7m6inx2nljypdhvhu5vozjhylqukif4hjxt65qnkv6my",
             "kjzl6hvfrbw6c8bbwlli9gjd9iu2eyd5ol1dkyxbga3at3clzsch6fudvfc70lz",
         ),
-        ("rc-event.unsigned_init_no_sep_car.car", "bafyreifnrwf76bgwv446b3gkl7nexypvb5kmwp4ernqil3gx4pgrb5ekle", None),
+        ("rc-event.unsigned_init_no_sep_car", "bafyreifnrwf76bgwv446b3gkl7nexypvb5kmwp4ernqil3gx4pgrb5ekle", None),
         (
-            "cas.anchor-request-signed-genesis.car",
+            "cas.anchor-request-signed-genesis",
             "bafyreigoetnvcimetv4n3dh3pxjeg7x2vym6bjgf7pxjcbbvwknuyssl24",
             None,
         ),
-        ("cas.big-metadata-genesis.car", "bafyreifayqofjshi2i35ixcha5t4imkl22dnonzobfvjet2hqj3fhvuwia", None),
+        ("cas.big-metadata-genesis", "bafyreifayqofjshi2i35ixcha5t4imkl22dnonzobfvjet2hqj3fhvuwia", None),
     ],
 )
-@needs_vectors
 def test_what_the_notes_say_of_the_vectors(name: str, genesis: str, separator: str | None) -> None:
-    read = read_genesis(cid_bytes(genesis), VECTORS[name].blocks)
+    read = read_genesis(cid_bytes(genesis), EVENTS[name].blocks)
     assert isinstance(read, Genesis)
     assert read.separator == (Separator("model", separator) if separator else None)
     assert read.without == (None if separator else "sep_missing")
 
 
-@needs_vectors
 def test_stream_of_an_anchor_request_is_that_of_its_genesis() -> None:
-    vector = VECTORS["cas.anchor-request-signed-genesis.car"]
+    vector = EVENTS["cas.anchor-request-signed-genesis"]
     request = next(event for event in vector.decoded.values() if isinstance(event, dict) and "streamId" in event)
     stream = StreamID.from_bytes(bytes.fromhex(request["streamId"]["$bytes_hex"]))
     read = read_genesis(stream.genesis, vector.blocks)
@@ -158,10 +159,9 @@ def test_stream_of_an_anchor_request_is_that_of_its_genesis() -> None:
     assert read.model == "kjzl6hvfrbw6c8f4rakx148geyyvl2k2zicik3mrn4l5rgbct37vric5omua00d"
 
 
-@needs_vectors
 @pytest.mark.parametrize("name", NAMES)
 def test_a_flipped_byte_in_a_block_is_detected(name: str) -> None:
-    vector = VECTORS[name]
+    vector = EVENTS[name]
     genesis, _ = next(vector.inits(), (None, None))
     if genesis is None:
         genesis = next(cid for cid in vector.blocks if vector.decoded[cid_text(cid)])

@@ -6,20 +6,19 @@ from __future__ import annotations
 import bz2
 import io
 import json
-import lzma
 import tracemalloc
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
-from random import Random
 from typing import BinaryIO, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kiln.schemas.captures.compression import DamagedError
 from kiln.schemas.captures.formats import FORMATS, describe_file, detect_format
 from kiln.schemas.captures.items import (
-    FILE_DAMAGED,
     FILE_ENDS_EARLY,
     LINE_MALFORMED,
     LINE_TOO_LONG,
@@ -30,10 +29,8 @@ from kiln.schemas.captures.lines import (
     MAX_LINE,
     QUARANTINED_LINE_BYTES,
     WHOLE,
-    FileDamage,
     FileRange,
     Line,
-    _split_objects,
     read_lines,
     split_lines,
 )
@@ -80,9 +77,10 @@ some_bytes = st.one_of(
 @pytest.mark.parametrize("name", FORMATS)
 @given(raw=some_bytes)
 def test_any_bytes_become_frames_and_faults_and_nothing_is_raised(name: str, raw: bytes) -> None:
-    found = items(name, raw)
-    assert all(isinstance(item, Frame) or item.reason in REASONS for item in found)
-    assert items(name, zipped(raw)) == found
+    with suppress(DamagedError):  # some bytes begin as compressed data does
+        found = items(name, raw)
+        assert all(isinstance(item, Frame) or item.reason in REASONS for item in found)
+        assert items(name, zipped(raw)) == found
 
 
 @pytest.mark.parametrize("name", LINES)
@@ -101,7 +99,8 @@ def test_each_line_that_holds_something_is_one_item_under_its_number(name: str, 
 @pytest.mark.parametrize("name", FORMATS)
 @given(raw=some_bytes, size=st.integers(1, 400))
 def test_parts_of_any_size_give_what_the_whole_file_gives(name: str, raw: bytes, size: int) -> None:
-    assert in_parts(name, raw, size) == items(name, raw)
+    with suppress(DamagedError):
+        assert in_parts(name, raw, size) == items(name, raw)
 
 
 @given(
@@ -130,17 +129,12 @@ def test_a_compressed_file_is_one_part_and_reads_as_the_file(pack: Callable[[byt
 
 
 @pytest.mark.parametrize("pack", PACKINGS.values(), ids=PACKINGS)
-def test_compressed_files_that_are_cut_give_what_is_whole(pack: Callable[[bytes], bytes]) -> None:
-    """Incompressible lines, so that all kinds have several blocks."""
-    random = Random(1)
-    lines = [kubo_line(PEER, random.randbytes(3000), at.to_bytes(8), "/ceramic/local-history") for at in range(1, 400)]
-    whole = only_frames(items("kubo-sub", b"\n".join(lines)))
-    packed = pack(b"\n".join(lines))
-    found = items("kubo-sub", packed[: len(packed) * 9 // 10])
-    assert unread(found[-1:]) == [(len(found), FILE_ENDS_EARLY)]
-    assert found[:-1] == whole[: len(found) - 1]
-    if pack not in (bz2.compress, lzma.compress):  # these have blocks of 900 KB and more
-        assert len(found) > 200
+@pytest.mark.parametrize("name", LINES)
+def test_compressed_data_that_is_damaged_is_not_read_to_a_false_end(name: str, pack: Callable[[bytes], bytes]) -> None:
+    packed = pack(b"\n".join([GOOD] * 99))
+    for raw in (packed[: len(packed) * 9 // 10], packed[: len(packed) // 2] + bytes(40)):
+        with pytest.raises(DamagedError, match="the compressed data is "):
+            items(name, raw)
 
 
 @pytest.mark.parametrize("wrap", LINE_LAYERS.values(), ids=LINE_LAYERS)
@@ -184,7 +178,6 @@ def test_streams_of_a_container_are_joined_apart() -> None:
         (b"1683201600.25 ", 1_683_201_600_250_000_000),
         (b"1683201600250 ", 1_683_201_600_250_000_000),
         (b"[2023-05-04 12:00:00] ", 1_683_201_600_000_000_000),
-        (b"May  4 12:00:00 ", SOURCE.default_time),
         (b"2023-15-04T12:00:00Z ", SOURCE.default_time),
         (b"", SOURCE.default_time),
     ],
@@ -200,46 +193,17 @@ def test_text_of_strangers_inside_a_line_is_no_line() -> None:
         assert unread(items("ceramic-log", line + b"\n")) == [(1, LINE_MALFORMED)]
 
 
-@pytest.mark.parametrize("form", [b"[%b]", b"[\n  %b\n]\n", b"\xef\xbb\xbf [ %b ] "])
-def test_an_array_is_read_as_its_objects_are_as_lines(form: bytes) -> None:
-    lines = [kubo_line(PEER, b'{"}]"' + bytes([at, 92, 34]), b"\x07", "/ceramic/x") for at in range(1, 30)]
-    for separator in (b",", b",\n", b"\n,\n  "):
-        raw = form % separator.join(lines)
-        assert items("kubo-sub", raw) == items("kubo-sub", b"\n".join(lines))
-        assert detect_format(io.BytesIO(raw)) is FORMATS["kubo-sub"]
-        assert list(split_lines(io.BytesIO(raw), 10)) == [WHOLE]
-    pretty = b"\n".join(json.dumps(json.loads(line), indent=2).encode() for line in lines)
-    assert items("kubo-sub", pretty) == items("kubo-sub", b"\n".join(lines))
-
-
-@given(sizes=st.lists(st.integers(1, 40), min_size=1))
-def test_an_array_is_read_in_blocks_of_any_size(sizes: list[int]) -> None:
-    lines = [json.dumps({"a": '{"\\' + "é" * at, "b": {"c": [at, {}]}}).encode() for at in range(6)]
-    raw = b"[" + b" , ".join(lines) + b"] rest"
-    blocks: list[bytes | FileDamage] = []
-    for size in sizes:
-        blocks.append(raw[:size])
-        raw = raw[size:]
-    found = list(_split_objects(iter([*blocks, raw])))
-    assert [line.data for line in found if isinstance(line, Line)] == [*lines, b"rest"]
-
-
-def test_an_array_that_ends_early_says_so() -> None:
-    raw = b"[" + GOOD + b"," + GOOD
-    assert unread(items("kubo-sub", raw[:-9])) == [(2, FILE_ENDS_EARLY)]
-    assert unread(items("kubo-sub", b"[" + GOOD + b', "text", ' + GOOD + b"]")) == [(2, LINE_MALFORMED)]
-
-
 @pytest.mark.parametrize(
     ("raw", "words"),
     [
         (b"", "it is empty"),
         (zipped(b""), "it is a gzip file with nothing in it"),
-        (zipped(GOOD * 99)[:12], "the compressed file is cut off before its first byte (gzip)"),
+        (zipped(GOOD * 99)[:12], "the compressed data is cut off before its first byte (gzip)"),
         (b"hello\nthere\n", "it is text, and its first line is 'hello'"),
         (bz2.compress(b"\n\nhello"), "it is a bzip2 file with text, and its first line is 'hello'"),
         (b"\x89PNG\r\n\x1a\n\0\0", "it is a file with bytes that are not text, which begin with 0x89504e470d0a1a0a"),
-        (b"PAR1\x15\x04", "it is a table in Parquet: rows of Kiln's tables come with --source frames"),
+        (b"[\n" + GOOD + b",\n" + GOOD + b"\n]\n", "it is text, and its first line is '['"),
+        (json.dumps(json.loads(GOOD), indent=2).encode(), "it is text, and its first line is '{'"),
     ],
 )
 def test_a_file_of_no_format_is_described(raw: bytes, words: str) -> None:
@@ -255,21 +219,6 @@ def test_a_last_line_that_is_cut_says_so() -> None:
     found = items("kubo-sub", GOOD + b"\n" + GOOD[:-5])
     assert unread(found) == [(2, FILE_ENDS_EARLY)]
     assert unread(items("kubo-sub", GOOD[:-5] + b"\n")) == [(1, LINE_MALFORMED)]
-
-
-@given(st.integers(1, 60))
-def test_a_compressed_file_that_is_cut_gives_what_is_whole(lost: int) -> None:
-    lines = [kubo_line(PEER, b"%d" % at, at.to_bytes(8), "/ceramic/local-history") for at in range(1, 400)]
-    whole = only_frames(items("kubo-sub", b"\n".join(lines)))
-    found = items("kubo-sub", zipped(b"\n".join(lines))[:-lost])
-    assert unread(found[-1:]) == [(len(found), FILE_ENDS_EARLY)]
-    assert found[:-1] == whole[: len(found) - 1]
-
-
-def test_a_damaged_compressed_file_gives_what_came_before() -> None:
-    raw = zipped(GOOD)
-    assert unread(items("kubo-sub", raw[:-8] + bytes(8))) == [(1, FILE_DAMAGED)]  # the checksum
-    assert unread(items("kubo-sub", raw[:10] + b"\xff" * 20)) == [(1, FILE_DAMAGED)]
 
 
 class Endless(io.RawIOBase):

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conftest import VECTORS
 from kiln.pipelines.decode.decoder import (
     DecodeConfig,
     DecodedMessage,
@@ -27,7 +28,6 @@ from kiln.schemas.times import MAX_MICROS, MIN_MICROS
 from kiln.schemas.wire.identity import MAX_SEQNO, Verdict, message_id, peer_bytes, peer_text
 from kit.history import HEARD_AT, ceramic_line, decoded, items, kubo_line, message_of, only_frames, unread
 
-VECTORS = Path(__file__).resolve().parents[4] / "shared" / "vectors" / "ceramic" / "pubsub"
 HERE = Path(__file__).parent / "history_files"
 CLAY = "/ceramic/testnet-clay"
 NODE, AUTHOR = "QmW4V8TbfaeSWYsbBdtqpydyid2bXkM8RFiEcCw8rHb7k2", "QmQotCKxiMWt935TyCBFTN23jaivxwrZ3uD58wNxeg5npi"
@@ -42,10 +42,7 @@ topics = st.text(st.characters(codec="utf-8"), min_size=1, max_size=40)
 
 
 def vector(name: str) -> bytes:
-    path = VECTORS / name
-    if not path.exists():
-        pytest.skip(f"{path} is not here: test data beside the repository")
-    return path.read_bytes()
+    return (VECTORS / "ceramic" / name).read_bytes()
 
 
 def good(frame: Frame) -> DecodedMessage:
@@ -237,9 +234,7 @@ def test_the_sequence_number_of_a_line_is_a_seqno_of_8_bytes(text: str, seqno: b
 
 @pytest.mark.parametrize("version", ["1.11", "2.30", "2.40"])
 def test_the_logs_of_real_nodes_have_the_ids_and_the_fields_of_the_messages_on_the_wire(version: str) -> None:
-    logs = VECTORS.parent / "logs" / f"js-ceramic-{version}-pubsub.log"
-    if not logs.exists():
-        pytest.skip(f"{logs} is not here: test data beside the repository")
+    logs = VECTORS / "ceramic" / f"js-ceramic-{version}-pubsub.log"
     found = items("ceramic-log", logs.read_bytes())
     assert {reason for _, reason in unread(found)} <= {NO_MESSAGE}
     messages = [good(item) for item in found if isinstance(item, Frame)]

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conftest import VECTORS
 from kiln.deploy.demo.traffic.replay import replay
 from kiln.pipelines.decode.decoder import RejectedMessage
 from kiln.schemas.captures.capture_file import CaptureRecord, write_capture
@@ -29,7 +30,6 @@ from kiln.schemas.wire.identity import peer_text
 from kit.history import SOURCE, decoded, items, message_of, only_frames, unread, zipped
 
 HERE = Path(__file__).parent / "history_files"
-SHARED = Path(__file__).resolve().parents[4] / "shared"
 JSON, PB = "pubsub-trace-json", "pubsub-trace-pb"
 DUPLICATE, DELIVER = 2, 3
 CLAY = "/ceramic/testnet-clay"
@@ -128,9 +128,7 @@ def test_the_trace_of_a_real_node_gives_its_copies(name: str, suffix: str) -> No
 
 
 def test_the_sample_of_bacalhau_is_of_nobody_s_copies() -> None:
-    path = SHARED / "vectors/ceramic/pubsub/go_pubsub_jsontracer_sample.ndjson"
-    if not path.exists():
-        pytest.skip(f"{path} is not here: test data beside the repository")
+    path = VECTORS / "ceramic" / "go_pubsub_jsontracer_sample.ndjson"
     assert unread(items(JSON, path.read_bytes())) == [(line, METADATA_ONLY) for line in (1, 2, 3, 4)]
 
 
@@ -176,9 +174,7 @@ def test_a_long_trace_is_read_in_time_that_grows_with_its_length() -> None:
 
 
 def test_a_capture_gives_what_kiln_replay_sends(tmp_path: Path) -> None:
-    path = SHARED / "captures" / "go4tt.rpc.gz"
-    if not path.exists():
-        pytest.skip(f"{path} is not here: test data beside the repository")
+    path = VECTORS / "captures" / "go4tt.rpc.gz"
     sent: list[Frame] = []
     replay(path, sent.append, now=lambda: 0.0, sleep=lambda _: None)
     raw = path.read_bytes()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives import hashes, serialization
@@ -13,6 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conftest import VECTORS
 from kiln.schemas.captures.capture_file import open_capture, read_capture
 from kiln.schemas.kafka.frames import read_rpc
 from kiln.schemas.proto.gossipsub import rpc_pb2
@@ -33,7 +33,7 @@ from kiln.schemas.wire.identity import (
 )
 from kiln.schemas.wire.signing_policy import Policy
 
-CAPTURES = Path(__file__).resolve().parents[4] / "shared" / "captures"
+CAPTURES = VECTORS / "captures"
 POLICIES: tuple[Policy, ...] = ("strict", "none", "either")
 KEYS: dict[str, PrivateKey] = {
     "ed25519": Ed25519PrivateKey.from_private_bytes(bytes(range(32))),
@@ -51,11 +51,8 @@ def signed(kind: str = "ed25519", data: bytes = b"hello", seqno: bytes = b"\x00"
 
 
 def captured(name: str) -> list[rpc_pb2.Message]:
-    path = CAPTURES / f"{name}.rpc.gz"
-    if not path.exists():
-        pytest.skip(f"{path} is not here: test data beside the repository")
     messages: list[rpc_pb2.Message] = []
-    with open_capture(path) as stream:
+    with open_capture(CAPTURES / f"{name}.rpc.gz") as stream:
         for record in read_capture(stream):
             rpc = read_rpc(record.rpc)
             assert not isinstance(rpc, Rejected)

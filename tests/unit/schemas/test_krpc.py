@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conftest import VECTORS
 from kiln.schemas.dht import bencode
 from kiln.schemas.dht.bencode import Value
 from kiln.schemas.dht.items import Item, build_item_fields, build_put_fields
@@ -79,8 +79,8 @@ BEP5: dict[str, Message] = {
 
 
 @pytest.mark.parametrize("name", BEP5)
-def test_bep5_vectors(name: str, shared: Path) -> None:
-    vectors = json.loads((shared / "vectors/bittorrent/vectors.json").read_text())["bep5"]
+def test_bep5_vectors(name: str) -> None:
+    vectors = json.loads((VECTORS / "bittorrent/vectors.json").read_text())["bep5"]
     written = vectors[name].encode()
     assert write_message(BEP5[name]) == written
     read = read_message(written)
@@ -98,9 +98,9 @@ def test_bytes_of_the_example_of_bep50() -> None:
 
 
 @pytest.mark.parametrize("name", ["bep44_salt_foobar", "batch_announcement"])
-def test_bep50_vectors(name: str, shared: Path) -> None:
+def test_bep50_vectors(name: str) -> None:
     """Their reading is ours: `c` at the top level of queries, responses and errors."""
-    everything = json.loads((shared / "vectors/bittorrent/vectors_bep50.json").read_text())
+    everything = json.loads((VECTORS / "bittorrent/vectors_bep50.json").read_text())
     vectors = {key: bytes.fromhex(value) for key, value in everything[name].items() if isinstance(value, str)}
     key = bytes.fromhex("77ff84905a91936367c01360803104f92432fcd904a43511876df5cdf3e7e548")
     item = Item(key, vectors["salt"], everything[name]["seq"], vectors["v"], vectors["sig"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any, get_args  # Any: JSON of several shapes
 
 import orjson
@@ -12,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from multiformats import multibase
 
+from conftest import VECTORS
 from kiln.schemas.reject import Rejected
 from kiln.schemas.wire.cid import CidError, cid_bytes, cid_text, compute_cid
 from kiln.schemas.wire.pubsub import (
@@ -31,9 +31,6 @@ from kiln.schemas.wire.pubsub import (
 )
 from kiln.schemas.wire.streamid import METAMODEL, StreamID
 from kiln.schemas.wire.topics import MAX_KEY, Separator, TopicError, encode_separator_value
-
-VECTORS = Path(__file__).resolve().parents[3].parent / "shared/vectors/ceramic/pubsub"
-needs_vectors = pytest.mark.skipif(not VECTORS.exists(), reason=f"no vectors of other implementations at {VECTORS}")
 
 STREAM = "kjzl6kcym7w8y77nkulpqe1jsv2s5hxzh5mz1yhtmq2hyjsze78ejn9cxmxwecg"
 TIP = "bagcqceralv4232m443k6wluzhzyvhz3i3k36khnxwx5qkddqbhoev7pp7gqa"
@@ -64,10 +61,9 @@ def reason(data: bytes, batch_typ: int = 3) -> str | None:
 
 
 def lines(name: str) -> list[dict[str, Any]]:  # JSON of several shapes
-    return [json.loads(line) for line in (VECTORS / name).read_text().splitlines()]
+    return [json.loads(line) for line in (VECTORS / "ceramic" / name).read_text().splitlines()]
 
 
-@needs_vectors
 def test_captured_messages() -> None:
     names = {0: "UPDATE", 1: "QUERY", 2: "RESPONSE", 3: "KEEPALIVE"}
     captured = lines("captured_messages.jsonl")
@@ -87,7 +83,6 @@ def test_captured_messages() -> None:
             assert cid_text(StreamID.parse(message.stream).genesis) == vector["genesis_cid"]
 
 
-@needs_vectors
 def test_messages_of_other_codecs_tests() -> None:
     # rust-ceramic takes any string for a CID, and its examples put a StreamID there; js-ceramic rejects those, as here
     rejected = {
@@ -108,16 +103,14 @@ def test_messages_of_other_codecs_tests() -> None:
             assert message.type == vector["kind"]
 
 
-@needs_vectors
 def test_query_ids() -> None:
-    for vector in json.loads((VECTORS / "query_id_vectors.json").read_text()):
+    for vector in json.loads((VECTORS / "ceramic" / "query_id_vectors.json").read_text()):
         era: Era = "doc" if vector["hashed_key"] == "doc" else "stream"
         raw = compute_query_id(vector["stream"], era)
         assert format_query_id(raw) == vector["id"]
         assert format_query_id(raw, decimal=True) == vector["id_decimal_list"]
 
 
-@needs_vectors
 def test_writer_gives_the_captured_bytes() -> None:
     by_id = {vector["id"]: vector for vector in lines("captured_messages.jsonl")}
     fields = by_id["cap-2021-07-13-update"]

@@ -80,8 +80,8 @@ def test_every_topic_has_a_reader_and_no_query_reads_its_own() -> None:
     def reads_its_own(query: QuerySpec) -> bool:
         return bool(set(query.reads) & set(query.topics))
 
-    # `wanted` and `history` are for the bridge
-    assert {topic for query in QUERIES.values() for topic in query.reads} == set(TOPICS) - {"wanted", "history"}
+    # `wanted` is for the bridge
+    assert {topic for query in QUERIES.values() for topic in query.reads} == set(TOPICS) - {"wanted"}
     assert not any(map(reads_its_own, QUERIES.values()))
 
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from multiformats import multibase
 
+from conftest import VECTORS
 from kiln.schemas.wire.cid import cid_bytes, cid_text, write_varint
 from kiln.schemas.wire.streamid import METAMODEL, CommitID, StreamID, StreamIdError, stream_text
 
-VECTORS = Path(__file__).resolve().parents[3].parent / "shared/vectors/ceramic/ids/streamid_commitid_vectors.json"
-needs_vectors = pytest.mark.skipif(not VECTORS.exists(), reason=f"no vectors of other implementations at {VECTORS}")
+IDS = VECTORS / "ceramic" / "streamid_commitid_vectors.json"
 
 TILE = "kjzl6cwe1jw147dvq16zluojmraqvwdmbh61dx9e0c59i344lcrsgqfohexp60s"
 TILE_AT_GENESIS = "k3y52l7qbv1frxwipl4hp7e6jlu4f6u8upm2xv0irmedfkm5cnutmezzi3u7mytj4"
@@ -34,9 +33,8 @@ types = st.one_of(st.integers(0, 4), st.integers(6, 2**40))
 streams = st.builds(StreamID, types, cids)
 
 
-@needs_vectors
 def test_all_vectors() -> None:
-    vectors = json.loads(VECTORS.read_text())["vectors"]
+    vectors = json.loads(IDS.read_text())["vectors"]
     assert len(vectors) >= 22
     for vector in vectors:
         text, raw = vector["string"], bytes.fromhex(vector["bytes_hex"])
@@ -59,9 +57,8 @@ def test_all_vectors() -> None:
                 StreamID.from_bytes(raw)
 
 
-@needs_vectors
 def test_spellings_of_the_vectors() -> None:
-    for behaviour in json.loads(VECTORS.read_text())["behaviour"]:
+    for behaviour in json.loads(IDS.read_text())["behaviour"]:
         cases = [case.split(" (")[0] for case in behaviour["cases"]]
         if behaviour["expect"] == "same id":
             assert {stream_text(case) for case in cases} == {TILE}

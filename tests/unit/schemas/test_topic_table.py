@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-from pathlib import Path
 from random import Random
 
 import pytest
@@ -13,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kiln.schemas
+from conftest import VECTORS
 from kiln.schemas.proto.gossipsub import rpc_pb2
 from kiln.schemas.proto.gossipsub.rpc_pb2 import (
     RPC,
@@ -45,17 +45,15 @@ from kiln.schemas.wire.topic_table import (
     write_hello,
 )
 
-VECTORS = Path(__file__).resolve().parents[3].parent / "shared/vectors/libp2p/topic_table.json"
-needs_vectors = pytest.mark.skipif(not VECTORS.exists(), reason=f"no topic table vectors at {VECTORS}")
+TABLES = VECTORS / "libp2p" / "topic_table.json"
 
 hashes = st.binary(min_size=4, max_size=4)
 few_hashes = st.sampled_from([bytes(3) + bytes([value]) for value in range(8)])
 lists = st.lists(few_hashes, unique=True, max_size=8)
 
 
-@needs_vectors
 def test_all_intersect_vectors() -> None:
-    cases = json.loads(VECTORS.read_text())["intersect"]
+    cases = json.loads(TABLES.read_text())["intersect"]
     assert len(cases) >= 100
     for case in cases:
         first, second, result, swapped = (
@@ -65,9 +63,8 @@ def test_all_intersect_vectors() -> None:
         assert intersect(second, first) == swapped, case
 
 
-@needs_vectors
 def test_all_bundle_vectors() -> None:
-    for bundle in json.loads(VECTORS.read_text())["bundles"]:
+    for bundle in json.loads(TABLES.read_text())["bundles"]:
         assert bundle_hash(bundle["Topics"] or []).hex() == bundle["Hash"]
 
 

@@ -1,1 +1,0 @@
-"""Container images: their packages and their build."""
