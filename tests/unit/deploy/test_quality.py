@@ -233,7 +233,7 @@ def test_what_is_at_fault_is_the_same_by_value_as_by_row(tmp_path: Path, monkeyp
 def test_since_looks_at_late_rows_alone_and_remembers_nothing(tmp_path: Path) -> None:
     lake = lake_of(tmp_path)
     row = DeltaTable(lake.table("copies")).to_pyarrow_table().to_pylist()[0]
-    append(lake, "copies", [row | {"verdict": "good", "kafka_offset": 999_999}])
+    append(lake, "copies", [row | {"verdict": "good", "message_index": 1_000}])
     settings, validator = Settings(state=tmp_path / "state"), RowValidator()
 
     def failed(since: timedelta) -> list[str]:
@@ -264,7 +264,7 @@ def test_the_lists_in_the_documentation_are_those_of_the_suites() -> None:
 def test_a_run_checks_when_the_pause_is_over_and_tells_what_is_not_met(tmp_path: Path) -> None:
     lake = lake_of(tmp_path)
     row = DeltaTable(lake.table("copies")).to_pyarrow_table().to_pylist()[0]
-    append(lake, "copies", [row | {"verdict": "good", "kafka_offset": 999_999}])
+    append(lake, "copies", [row | {"verdict": "good", "message_index": 1_000}])
     clock = [0.0]
     checks = QualityChecks(Settings(state=tmp_path / "state"), lambda: clock[0])
     checks.child.check()

@@ -22,6 +22,7 @@ from kiln.deploy.demo.traffic import Traffic, TrafficOptions
 from kiln.deploy.demo.traffic.replay import replay
 from kiln.deploy.query.ask import query_lake
 from kiln.pipelines.decode.decoder import DecodeConfig
+from kiln.pipelines.delta.bundles import save_bundles
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.quality.context import CheckContext
 from kiln.pipelines.quality.expectations import RowValidator
@@ -592,7 +593,9 @@ def test_captures_of_other_peoples_software_give_no_failure(
     }
     how = DecodeConfig(bundles=BundleSet({"all": sorted(topics)}))
     rows = rows_of((frame.SerializeToString() for frame in frames), how, micros(age) + 20_000)
-    write_rows(Lake(str(tmp_path / "lake")), rows)
+    lake = Lake(str(tmp_path / "lake"))
+    write_rows(lake, rows)
+    save_bundles(lake, how.bundles, START)  # as the query `archive` does before it reads frames
     town = Town(tmp_path, rows, checks, validator)
     assert len(rows["messages"]) > 100
     assert [each.as_json() for each in town.failed(running=True)] == []
