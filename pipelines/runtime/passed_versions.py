@@ -4,6 +4,7 @@ A row may be judged once no query can still add what follows from it. The checkp
 newest micro-batches, and when each was planned. What a query writes is in its topics before it plans its next
 micro-batch. A micro-batch of `sink` that reached the ends of its topics has all that was written before the one before
 it was planned. At the end of a run nothing more is planned, so the run notes that all queries have read everything.
+A row is kept back too long rather than judged too early.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ class PlannedBatch(NamedTuple):
     planned_at: int
     """ms"""
     ends: Mapping[tuple[str, int], int]
+
+
+_NOTHING: Final = PlannedBatch(_NONE, 0, {})
 
 
 def save_caught_up(checkpoints: Location, numbers: Mapping[str, int]) -> None:
@@ -83,61 +87,40 @@ def _read_marks(checkpoints: Location) -> dict[str, int]:
 
 def _infer(existing: Mapping[str, Checkpoint], sink_limit: int) -> dict[str, int]:
     """Find the newest micro-batches of `archive` and `sink` that the other queries have passed."""
-    batches = {name: _list_batches(each) for name, each in existing.items()}
-    done = {name: each.committed for name, each in existing.items()}
-    sink = [each for each in batches["sink"] if each.number <= done["sink"]]
-    for before, newest in reversed(list(pairwise(sink))):
-        if sink_limit and sum(newest.ends.values()) - sum(before.ends.values()) >= sink_limit:
+    planned = {name: _list_batches(each) for name, each in existing.items()}
+    done = {name: [one for one in planned[name] if one.number <= each.committed] for name, each in existing.items()}
+    for before, newest in reversed(list(pairwise(done["sink"]))):
+        count = sum(newest.ends.values()) - sum(before.ends.values())
+        if sink_limit and count + len(newest.ends) >= sink_limit:  # Spark rounds each partition's share down
             continue  # it did not reach the ends of its topics
-        written = {name: _find_written(each, before.planned_at, done[name]) for name, each in batches.items()}
-        if any(name not in ("archive", "sink") and each is None for name, each in written.items()):
-            return {}
-        archive = _find_reached(batches["archive"], written["archive"], written.get("updates"))
-        return {"archive": archive, "sink": _find_sink(batches, done, written, sink, newest)}
+        written = {name: _find_written(each, before.planned_at) for name, each in planned.items()}
+        archive = [one for one in done["archive"] if one.number <= written["archive"].number]
+        sink = [one for one in done["sink"] if one.number <= before.number]
+        if "updates" in existing:
+            archived = max(done["archive"], default=_NOTHING)
+            archive = [one for one in archive if _has_read(written["updates"], one)]
+            sink = [one for one in sink if _has_read(archived, _find_begun(planned["updates"], one))]
+        if "batch" in existing:
+            sink = [one for one in sink if _has_read(written["batch"], one)]
+        return {name: each[-1].number for name, each in (("archive", archive), ("sink", sink)) if each}
     return {}
 
 
-def _find_written(batches: list[PlannedBatch], at: int, done: int) -> PlannedBatch | None:
+def _find_written(batches: list[PlannedBatch], at: int) -> PlannedBatch:
     """Find the newest micro-batch whose successor was planned before a time: its output was written by then."""
-    pairs = pairwise(batches)
-    found = [each for each, following in pairs if each.number <= done and following.planned_at < at]
-    return found[-1] if found else None
+    return max((each for each, following in pairwise(batches) if following.planned_at < at), default=_NOTHING)
 
 
-def _find_reached(archive: list[PlannedBatch], written: PlannedBatch | None, updates: PlannedBatch | None) -> int:
-    """Find the newest micro-batch of `archive` whose output was written, and whose frames `updates` has read."""
-    reached = [
-        each.number
-        for each in archive
-        if written is not None
-        and each.number <= written.number
-        and (updates is None or all(updates.ends.get(part, 0) >= end for part, end in each.ends.items()))
-    ]
-    return max(reached, default=_NONE)
+def _find_begun(batches: list[PlannedBatch], batch: PlannedBatch) -> PlannedBatch:
+    """Find the newest of these micro-batches whose output another one, or its successor, may have read."""
+    return max((each for each in batches if each.planned_at <= batch.planned_at), default=_NOTHING)
 
 
-def _find_sink(
-    batches: Mapping[str, list[PlannedBatch]],
-    done: Mapping[str, int],
-    written: Mapping[str, PlannedBatch | None],
-    sink: list[PlannedBatch],
-    newest: PlannedBatch,
-) -> int:
-    """Find the newest micro-batch of `sink` whose frames `archive` has, and whose updates `batch` has read."""
-    archived = [each for each in batches["archive"] if each.number <= done["archive"]]
-    batch, reached = written.get("batch"), _NONE
-    for each in sink:
-        begun = [one for one in batches.get("updates", []) if one.planned_at <= each.planned_at]
-        is_archived = "updates" not in batches or (
-            bool(begun and archived)
-            and all(archived[-1].ends.get(part, 0) >= end for part, end in begun[-1].ends.items())
-        )
-        is_batched = "batch" not in batches or (
-            batch is not None and all(each.ends.get(part, 0) <= end for part, end in batch.ends.items())
-        )
-        if each.number <= newest.number and is_archived and is_batched:
-            reached = each.number
-    return reached
+def _has_read(reader: PlannedBatch, other: PlannedBatch) -> bool:
+    """Return true if one query has read what another one has read, of the topics that both read."""
+    topics = {topic for topic, _ in reader.ends}
+    ends = {part: end for part, end in other.ends.items() if part[0] in topics}
+    return bool(ends) and all(reader.ends.get(part, 0) >= end for part, end in ends.items())
 
 
 def _list_batches(checkpoint: Checkpoint) -> list[PlannedBatch]:

@@ -82,12 +82,38 @@ def test_what_follows_from_a_row_is_in_the_tables_before_the_row_is_judged(stand
     assert stand.passed() == {"messages": 2, "updates": 2}
 
 
-def test_a_sink_that_lags_has_passed_nothing(stand: Stand) -> None:
+@pytest.mark.parametrize(("read", "passed"), [(1_000, 0), (998, 0), (900, 2)])
+def test_a_sink_that_lags_has_passed_nothing(read: int, passed: int, stand: Stand) -> None:
+    """It may read 1,000 records at once, of which Spark rounds the share of each partition down."""
     for query in ("archive", "updates"):
         stand.plan(query, 2, 3_500, {"frames": 21})
-    stand.plan("sink", 2, 4_000, {"updates": 5_000})
-    stand.plan("sink", 3, 5_000, {"updates": 9_000})
-    assert stand.passed()["messages"] == 0
+    for batch in (2, 3):
+        stand.plan("sink", batch, 2_000 + 1_000 * batch, {"updates": read * batch, "batches": batch})
+    assert stand.passed()["messages"] == passed
+
+
+def test_an_update_is_judged_once_its_batch_may_be_there(stand: Stand) -> None:
+    for batch in (2, 3):
+        stand.plan("sink", batch, 2_000 + 1_000 * batch, {"updates": 10 * batch + 10})
+        stand.commit("updates", "sink", batch)
+    for query in ("archive", "updates"):
+        stand.plan(query, 2, 3_000, {"frames": 30})
+    assert stand.passed()["updates"] == 1  # the query `batch` has not read more
+    stand.plan("batch", 2, 3_000, {"updates": 30})
+    stand.plan("batch", 3, 3_500, {"updates": 31})
+    assert stand.passed()["updates"] == 3
+
+
+def test_an_update_is_judged_once_its_message_may_be_there(stand: Stand) -> None:
+    stand.plan("updates", 2, 3_000, {"frames": 30})
+    for batch in (2, 3):
+        stand.plan("batch", batch, 3_000 + batch, {"updates": 30})
+    for batch in (2, 3, 4):
+        stand.plan("sink", batch, 2_000 + 1_000 * batch, {"updates": 30})
+        stand.commit("updates", "sink", batch)
+    assert stand.passed()["updates"] == 2  # the query `archive` has not read the frames of more
+    stand.plan("archive", 2, 6_000, {"frames": 30})
+    assert stand.passed()["updates"] == 4
 
 
 def test_at_the_end_of_a_run_all_is_passed_that_it_had_read(stand: Stand) -> None:
