@@ -31,6 +31,7 @@ from kiln.pipelines.quality.results import CheckResult
 from kiln.pipelines.quality.suites import FOLDER, SuiteCheck, read_suites
 from kiln.schemas.delta.tables import TABLES
 from kit.awaiting import wait_until
+from kit.checkpoint_files import commit, plan
 from kit.quality_lake import append, made_up_rows, write_rows
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -245,6 +246,35 @@ def test_since_looks_at_late_rows_alone_and_remembers_nothing(tmp_path: Path) ->
     assert failed(timedelta(hours=3)) == ["expect_column_values_to_be_in_set"]
     assert failed(timedelta(hours=1)) == []
     assert not (settings.quality_dir / "positions.json").exists()
+
+
+def test_a_check_covers_what_all_queries_have_passed_by_their_checkpoints(tmp_path: Path) -> None:
+    """A message in the newest micro-batch of `archive` waits until `updates`, and then `sink`, have gone by."""
+    lake, settings = lake_of(tmp_path), Settings(state=tmp_path / "state")
+    check_lake(settings, lake, CHECKS[:1], RowValidator(), datetime.now(UTC))  # makes the state folder
+    checkpoints = Path(settings.checkpoints_root.folder or "")
+    known = next(row for row in made_up_rows(60)["messages"] if row["type"] == "UPDATE" and row["model"])
+    for batch, at in ((0, 1_000), (1, 2_000)):
+        plan(checkpoints, "archive", batch, at, {"frames": 10 * batch + 10})
+        plan(checkpoints, "updates", batch, at, {"frames": 10 * batch + 10})
+        plan(checkpoints, "sink", batch, at + 20, {"updates": batch + 1})
+    plan(checkpoints, "batch", 0, 1_000, {"updates": 100})
+    commit(lake, "messages", "archive", 1, [known | {"message_id": "new", "tip": "another"}])
+    names = {"expect_rows_in_tables(updates)", "expect_rows_in_tables(copies)"}
+    checks = [check for check in CHECKS if check.table == "messages" and check.name in names]
+
+    def check() -> set[tuple[str, bool, int]]:
+        results = check_lake(settings, lake, checks, RowValidator(), datetime.now(UTC))
+        return {(each.check.name, each.success, each.pending) for each in results}
+
+    assert check() == {(name, True, 1) for name in names}
+    plan(checkpoints, "sink", 2, 3_000, {"updates": 3})
+    plan(checkpoints, "sink", 3, 4_000, {"updates": 4})
+    assert check() == {(name, True, 1) for name in names}  # nothing says that `updates` has written what follows
+    for query in ("archive", "updates"):
+        plan(checkpoints, query, 2, 3_500, {"frames": 30})
+    plan(checkpoints, "sink", 4, 5_000, {"updates": 5})
+    assert check() == {("expect_rows_in_tables(updates)", False, 0), ("expect_rows_in_tables(copies)", True, 0)}
 
 
 def test_each_expectation_of_the_catalogue_is_one_of_great_expectations() -> None:

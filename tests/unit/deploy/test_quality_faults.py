@@ -64,9 +64,11 @@ class Town:
         *,
         running: bool = False,
         retention: Mapping[str, timedelta] = MappingProxyType({}),
+        limits: Mapping[str, int] = MappingProxyType({}),
+        recent: bool = False,
     ) -> list[CheckResult]:
         context = CheckContext(now or datetime.now(UTC) + LATER, running=running, retention=retention)
-        checking = SuiteRun(self.lake, context, self._validator, self.state_file)
+        checking = SuiteRun(self.lake, context, self._validator, self.state_file, limits=limits, recent=recent)
         try:
             results = checking.run_checks(self._checks)
             checking.save(self._checks)
@@ -80,8 +82,18 @@ class Town:
         running: bool = False,
         now: datetime | None = None,
         retention: Mapping[str, timedelta] = MappingProxyType({}),
+        limits: Mapping[str, int] = MappingProxyType({}),
+        recent: bool = False,
     ) -> list[CheckResult]:
-        return [each for each in self.check(now, running=running, retention=retention) if not each.success]
+        results = self.check(now, running=running, retention=retention, limits=limits, recent=recent)
+        return [each for each in results if not each.success]
+
+    def only(self, *checks: SuiteCheck) -> Town:
+        """The lake with checks of its own, and their state."""
+        return Town(Path(self.lake.path).parent, self.rows, checks, self._validator)
+
+    def versions(self) -> dict[str, int]:
+        return {name: DeltaTable(self.lake.table(name)).version() for name in self.lake.tables()}
 
     def delete(self, table: str, where: str) -> None:
         deleted = DeltaTable(self.lake.table(table)).delete(where)["num_deleted_rows"]
@@ -360,7 +372,7 @@ def town(clean: Town, tmp_path: Path, checks: list[SuiteCheck], validator: RowVa
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.words)
 def test_a_fault_is_found_and_named_and_clears_after_the_repair(fault: Fault, town: Town) -> None:
-    before = {name: DeltaTable(town.lake.table(name)).version() for name in town.lake.tables()}
+    before = town.versions()
     named = fault.put(town)
     failed = town.failed()
     found = [each for each in failed if (each.check.table, each.check.expectation) == (fault.table, fault.expectation)]
@@ -607,6 +619,125 @@ def test_a_late_row_fills_a_gap(town: Town) -> None:
     assert {each.check.table for each in town.failed()} == {"frames"}
     town.append("frames", row)
     assert town.failed() == []
+
+
+def test_what_has_just_come_may_still_be_awaited(town: Town) -> None:
+    """A receipt whose batch is in a micro-batch that not all queries have passed."""
+    passed = town.versions()
+    _batch_lost(town)
+    results = town.check(limits=passed)
+    assert [each.as_json() for each in results if not each.success] == []
+    of_receipts = [each for each in results if each.check.table == "publications" and each.check.sql]
+    assert {each.as_json()["not_judged"] for each in of_receipts} == {1}
+    assert [each.check.table for each in town.failed()] == ["publications"]
+
+
+def test_rows_that_are_gone_are_a_fault_at_once_and_stay_one_while_new_rows_wait(town: Town) -> None:
+    """Most updates: the windows of the others overlap with windows that cannot be judged."""
+    now = datetime.now(UTC)
+    passed = town.versions()
+    ids = ", ".join(f"'{row['message_id']}'" for number, row in enumerate(town.rows["updates"]) if number % 8)
+    town.append("messages", town.row("messages") | {"message_id": "new"})
+    town.delete("updates", f"message_id IN ({ids})")
+    limits = passed | {"updates": passed["updates"] + 1}
+    found = set[str]()
+    for later in (timedelta(), timedelta(days=9)):
+        results = town.check(now + later, limits=limits)
+        errors = {each.check.id for each in results if each.is_error}
+        assert errors >= found, "a fault has cleared itself"
+        found |= errors
+        assert {each.pending for each in results if each.check.table == "messages" and each.check.sql} == {1}
+    assert found
+
+
+def _select_follow(checks: Sequence[SuiteCheck]) -> SuiteCheck:
+    return next(check for check in checks if check.expectation == "expect_batches_to_follow_from_updates")
+
+
+def test_a_batch_without_its_window_is_one_until_it_is_gone(town: Town, checks: list[SuiteCheck]) -> None:
+    here = town.only(_select_follow(checks))
+    assert here.failed() == []
+    before = here.versions()["batches"]
+    cid = _own_window(here)
+    for later in (timedelta(), timedelta(days=1), timedelta(days=9)):
+        (failed,) = here.failed(now=datetime.now(UTC) + later)
+        assert cid in {key["batch_cid"] for key in failed.keys}
+        here.append("updates", here.row("updates") | {"separator_key": None, "separator_value": None})
+    here.restore("batches", before)
+    assert here.failed() == []
+
+
+def test_a_check_that_goes_on_finds_the_windows_again(
+    tmp_path: Path, checks: list[SuiteCheck], validator: RowValidator
+) -> None:
+    """The tables grow by half a minute at a time, and at last a batch is missing. An update is in the log 50 ms after
+    it was heard, so by then all of a window is there."""
+    rows = made_up_rows(480, rate=4.0)
+    town = Town(tmp_path, rows, [_select_follow(checks)], validator)
+    town.lake.create(TABLES)
+    logged = [(int(str(row["log_time"])), row) for row in rows["updates"]]
+    ended = [(int(str(row["closed_at"])) + 50_000, row) for row in rows["batches"]]
+    last = {_owner(row): time for time, row in logged}
+    low = 0
+    for cut in [logged[len(logged) * quarter // 4 - 1][0] for quarter in (1, 2, 3)]:
+        town.append("updates", *(row for time, row in logged if low < time <= cut))
+        town.append("batches", *(row for time, row in ended if low < time <= cut))
+        low = cut
+        assert [each.as_json() for each in town.failed()] == []
+    town.append("updates", *(row for time, row in logged if time > low))
+    lost = next(row for time, row in ended if low < time <= last[_owner(row)])
+    town.append("batches", *(row for time, row in ended if time > low and row is not lost))
+    (failed,) = town.failed()
+    assert [key["batch_cid"] for key in failed.keys] == [lost["batch_cid"]]
+    town.append("batches", lost)
+    assert town.failed() == []
+
+
+def _own_check(folder: Path, header: str, sql: str) -> SuiteCheck:
+    file = folder / "messages.own_rule.sql"
+    file.write_text(f"-- A rule.\n-- grain: a message\n-- level: error\n-- hint: look\n{header}{sql}\n")
+    (check,) = read_suites([file])
+    return check
+
+
+@pytest.mark.parametrize(("header", "is_found"), [("", False), ("-- history: 9d\n", True)])
+def test_a_run_compares_new_rows_with_those_of_the_time_that_a_check_names(
+    header: str, is_found: bool, town: Town, tmp_path: Path
+) -> None:
+    """One day, without a name."""
+    count = len(town.rows["messages"])
+    here = town.only(_own_check(tmp_path, header, f"SELECT 1 AS n FROM messages HAVING count(*) > {count}"))
+    later = datetime.now(UTC) + timedelta(days=3)
+    assert here.failed(now=later, recent=True) == []
+    here.append("messages", here.row("messages"))
+    assert bool(here.failed(now=later, recent=True)) == is_found
+    assert here.failed(now=later)
+
+
+def test_a_commit_is_judged_at_the_age_that_a_check_names(town: Town, tmp_path: Path) -> None:
+    sql = "SELECT message_id FROM new_messages WHERE message_id = 'new'"
+    here = town.only(_own_check(tmp_path, "-- after: 10m\n", sql))
+    assert here.failed() == []
+    here.append("messages", here.row("messages") | {"message_id": "new"})
+    now = datetime.now(UTC)
+    for minutes in (0, 9, 11):
+        (result,) = here.check(now=now + timedelta(minutes=minutes))
+        assert result.success == bool(result.pending) == (minutes < 10)
+
+
+def test_what_is_passed_may_fall_behind_what_was_checked(town: Town, tmp_path: Path) -> None:
+    """As when a run has noted all and the next one begins: nothing is read again, and nothing is left out."""
+    here = town.only(_own_check(tmp_path, "", "SELECT message_id FROM new_messages WHERE message_id LIKE 'new%'"))
+    assert here.failed() == []
+    before = here.versions()
+    for name in ("messages", "updates"):
+        here.append(name, here.row(name))
+    assert here.failed() == []
+    assert here.failed(limits=before) == []
+    here.append("messages", here.row("messages") | {"message_id": "new"})
+    (result,) = here.check(limits=before)
+    assert (result.success, result.pending) == (True, 2)
+    assert [each.count for each in here.failed()] == [1]
 
 
 def test_the_faults_are_in_the_documentation() -> None:

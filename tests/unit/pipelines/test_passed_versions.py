@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
-from deltalake import CommitProperties, Transaction, write_deltalake
 
 from kiln.conf.process.location import parse_location
-from kiln.pipelines.delta.arrow_rows import build_arrow_schema
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.runtime.passed_versions import find_passed_versions, read_committed, save_caught_up
-from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.queries import QUERIES
+from kit.checkpoint_files import commit, plan
 
 
 class Stand:
@@ -27,24 +23,11 @@ class Stand:
         self.checkpoints = parse_location(self.folder)
         self.lake.create(["messages", "updates"])
 
-    def plan(self, query: str, batch: int, at: int, ends: Mapping[str, int], *, done: bool = True) -> None:
-        """A micro-batch that was planned at a time, ms."""
-        folder = self.folder / query
-        for name in ("offsets", "commits"):
-            (folder / name).mkdir(parents=True, exist_ok=True)
-        (folder / "metadata").write_text(json.dumps({"id": query}))
-        metadata = {"batchWatermarkMs": 0, "batchTimestampMs": at, "conf": {}}
-        line = json.dumps({f"kiln.{topic}": {"0": end} for topic, end in ends.items()})
-        (folder / "offsets" / str(batch)).write_text(f"v1\n{json.dumps(metadata)}\n{line}")
-        if done:
-            (folder / "commits" / str(batch)).write_text("v1\n{}")
+    def plan(self, query: str, batch: int, at: int, ends: Mapping[str, int]) -> None:
+        plan(self.folder, query, batch, at, ends)
 
     def commit(self, table: str, query: str, batch: int) -> int:
-        schema = build_arrow_schema(TABLES[table].columns, strict=True)
-        properties = CommitProperties(app_transactions=[Transaction(f"{query}:{table}:append", batch)])
-        rows = pa.Table.from_pylist([], schema=schema)
-        write_deltalake(self.lake.table(table), rows, mode="append", commit_properties=properties)
-        return self.lake.open(table).version()
+        return commit(self.lake, table, query, batch)
 
     def passed(self) -> dict[str, int]:
         return find_passed_versions(self.lake, self.checkpoints, 1_000)
