@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-Kind = Literal["column", "columns", "number", "switch", "text", "list", "duration", "table", "tables", "mapping"]
-"""Type of an argument. `column`, `columns`: of the suite's table. `duration`: as in settings."""
+Kind = Literal["column", "number", "switch", "text", "list"]
+"""Type of an argument. `column`: of the suite's table."""
 
 
 @dataclass(frozen=True)

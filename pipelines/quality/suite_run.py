@@ -209,8 +209,9 @@ class SuiteRun:
 
     def _find_since(self, name: str, since: int | None, passed: DeltaTable) -> int | None:
         """Return the version after which the rows of a table are new. What is passed may fall behind it for a while."""
-        is_known = since is not None and since <= self._tables[name].version()
-        return min(since, passed.version()) if since is not None and is_known else since
+        if since is None or since > self._tables[name].version():  # the table was created again
+            return since
+        return min(since, passed.version())
 
     def _find_settled(self, check: SuiteCheck, name: str) -> DeltaTable:
         """Return the table at the newest version that the check covers."""
@@ -233,11 +234,10 @@ class SuiteRun:
             f"{str(context.running).lower()} AS bridge_runs, {context.window}::BIGINT AS window_us, "
             f"{context.grace}::BIGINT AS grace_us"
         )
-        oldest = round((context.now - check.history).timestamp() * 1000)
-        oldest = min((at for each in new.values() for at in each.files.values()), default=oldest) if recent else 0
+        horizon = round((context.now - check.history).timestamp() * 1000)
+        oldest = min([horizon, *(at for each in new.values() for at in each.files.values())]) if recent else 0
         for name in check.tables:
-            files = self._list_rows(name, min(oldest, round((context.now - check.history).timestamp() * 1000)))
-            self._create_view(name, name, files)
+            self._create_view(name, name, self._list_rows(name, oldest))
         if "windows" in check.sql:
             if "updates" in passed:
                 self._create_view("updates", "updates", list_all_files(self._lake, "updates", passed["updates"]).files)
