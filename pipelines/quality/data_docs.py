@@ -21,7 +21,7 @@ from great_expectations.render.view.view import DefaultJinjaPageView
 from kiln.pipelines.quality.results import CheckResult
 from kiln.schemas.printable import printable
 
-_BY_DUCKDB: Final = ("unexpected_rows_expectation", {"unexpected_rows_query": "{batch}"})
+_BY_DUCKDB: Final[tuple[str, dict[str, object]]] = ("unexpected_rows_expectation", {"unexpected_rows_query": "{batch}"})
 """Great Expectations' type for checks in SQL, under which the pages show those that DuckDB ran"""
 _STYLE: Final = Path(__file__).with_suffix(".css")
 _POLICY: Final = (

@@ -208,16 +208,16 @@ def test_a_run_that_has_caught_up_notes_what_all_queries_have_read(
     queries: list[str], marks: Mapping[str, int] | None, run: Execute, tmp_path: Path
 ) -> None:
     """It runs `archive` alone, so nothing is noted where `sink` has a checkpoint. It ends all the same."""
-    checkpoints = Settings(state=tmp_path).checkpoints_root
+    checkpoints = Path(Settings(state=tmp_path).checkpoints_root.folder or "")
     for name in queries:
-        Path(checkpoints.folder, name, "commits").mkdir(parents=True)
-        Path(checkpoints.folder, name, "metadata").write_text(json.dumps({"id": f"id of {name}"}))
-        Path(checkpoints.folder, name, "commits", "3").write_text("v1\n{}")
+        (checkpoints / name / "commits").mkdir(parents=True)
+        (checkpoints / name / "metadata").write_text(json.dumps({"id": f"id of {name}"}))
+        (checkpoints / name / "commits" / "3").write_text("v1\n{}")
     world = World(behind=5)
     world.input_ended = True
     assert run(world, catch_up=True).error == ""
     file = checkpoints / CAUGHT_UP_FILE
-    assert (json.loads(file.read()) if file.exists() else None) == marks
+    assert (json.loads(file.read_text()) if file.exists() else None) == marks
 
 
 def test_the_queries_of_a_run_that_catches_up_pause_for_two_seconds_at_most() -> None:
