@@ -2,12 +2,10 @@
 
 No remedy loses or duplicates rows:
 
-- `repair` applies the repairs that are safe in every case, at each start.
-- `rewind_query` restarts a query at the newest micro-batch whose checkpoint is intact. It restores the tables as of
-  that micro-batch, and the
-  query repeats what followed from Kafka.
+- `repair` sets torn newest files aside, at each start.
+- `recover_tables` restores the tables of `archive` or `sink` to the newest micro-batch that all of them have, and gives
+  the query a new checkpoint that begins behind it.
 - `advance_query` lets `updates`, which has no table, resume after its own output, with deduplication state read again.
-- `replace_dedup_store` rebuilds lost deduplication state of `archive` from its table.
 - `adopt_topics` lets a query resume in re-created topics, and keeps its tables, state and deduplication state.
 """
 
@@ -16,28 +14,32 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 from uuid import uuid4
 
 import msgspec
+import pyarrow as pa
 
 from kiln.conf.process.disk import to_disk
 from kiln.conf.process.errors import KilnError
-from kiln.conf.process.location import Location
+from kiln.conf.process.location import Location, parse_location
+from kiln.pipelines.batch.log_time import LOG_TIMES_FILE, LogTimeFile
 from kiln.pipelines.delta.lake import Lake, locate_commit, locate_log
 from kiln.pipelines.delta.log_faults import (
     TableLog,
     find_newest_write,
-    find_version_before,
     inspect_log,
     restore_version,
 )
+from kiln.pipelines.delta.rows import read_rows
+from kiln.pipelines.delta.table_progress import RestoreError, RestorePoint, find_restore_point
 from kiln.pipelines.runtime.checkpoint import (
     FIRST_OFFSETS_FILE,
+    GENERATION_FILE,
     REPLACED_EPOCH_FILE,
     Checkpoint,
     format_first_offsets,
@@ -94,14 +96,12 @@ class Damage:
     """affected files"""
     files_to_set_aside: tuple[Path, ...] = ()
     """files whose removal is the whole repair, which `repair` does"""
-    rewind_to: LastGoodBatch | None = None
-    """micro-batch that `rewind_query` can restart at"""
+    is_restorable: bool = False
+    """true if `recover_tables` can continue the query"""
     advance_from: ProgressReport | None = None
     """progress that `advance_query` can resume at"""
     adopted_topics: Mapping[str, TopicState] = field(default_factory=dict)
     """re-created topics, by full name, that `adopt_topics` continues at their offsets `begin`"""
-    rebuilds_dedup_state: bool = False
-    """true if `replace_dedup_store` can rebuild the deduplication state from a table"""
 
     @property
     def is_self_repairing(self) -> bool:
@@ -110,11 +110,7 @@ class Damage:
     @property
     def is_repairable(self) -> bool:
         return (
-            self.is_self_repairing
-            or self.rewind_to is not None
-            or self.advance_from is not None
-            or bool(self.adopted_topics)
-            or self.rebuilds_dedup_state
+            self.is_self_repairing or self.is_restorable or self.advance_from is not None or bool(self.adopted_topics)
         )
 
 
@@ -141,7 +137,8 @@ def examine(
         if damage is None or not damage.is_self_repairing:
             query_progress = progress if name == "updates" else None
             other = _examine_topics(location, name, (topics or {}).get(name, {}))
-            damage = _withdraw_remedies(damage, other) or other or _examine_progress(location, name, query_progress)
+            damage = _combine(damage, other) or other or _examine_progress(location, name, query_progress)
+            damage = damage and offer_restore(location, damage)
         damages.append(damage)
     damages += (_examine_log_of(location.lake, table) for table in _UNQUERIED_TABLES)
     return [damage for damage in damages if damage is not None]
@@ -177,33 +174,131 @@ def set_files_aside(location: DamageLocation, damage: Damage) -> str:
     return f"{damage.query}: {damage.problem}. {damage.remedy}"
 
 
-def rewind_query(location: DamageLocation, damage: Damage, oldest: log.Offsets) -> None:
-    """Restart a query at `damage.rewind_to`. An interrupted call can be repeated.
+@dataclass(frozen=True)
+class DedupRebuild:
+    """How the deduplication file of a query is made from its tables."""
+
+    read_identities: Callable[[Lake], Iterable[tuple[bytes, ...]]]
+    """reads the digests of each row"""
+    durable: bool
+    """true if the file must survive a power cut"""
+
+
+def recover_tables(
+    location: DamageLocation, name: str, topics: Mapping[str, TopicState], rebuild: DedupRebuild, now: int
+) -> None:
+    """Continue `archive` or `sink` behind the newest micro-batch that all its tables have. The tables are restored to
+    it, and the query repeats what followed from Kafka. An interrupted call can be repeated.
 
     Args:
         location: Folders of the query.
-        damage: Damage to repair.
-        oldest: First offsets that Kafka has, by full topic name.
+        name: The query.
+        topics: The topics that the query reads, by full name.
+        rebuild: How to make the deduplication file.
+        now: µs; the digests are kept from now on.
 
     Raises:
-        DamageError: Rows would be lost. Nothing was changed.
+        DamageError: Rows would be lost. Nothing was changed, except that torn files were set aside.
     """
-    end, lake = damage.rewind_to, location.lake
-    if end is None:
-        raise DamageError(f"{damage.query}: {damage.remedy}")
-    checkpoint = Checkpoint(location.checkpoints / damage.query)
-    _check_kafka_has(damage.query, _read_starts(checkpoint, end.next), oldest)
-    logs = _read_table_logs(lake, damage.query)
-    for table, each in logs.items():
-        for version in each.torn:
-            _set_aside(location, _log_entry_path(lake, table, version))
-    versions = {table: _find_base_version(lake, table, checkpoint.query_id, end.next) for table in logs}
-    for table, version in versions.items():
-        restore_version(lake, table, version)
-    folder = Path(checkpoint.path.uri)
-    for path in list_files_after(folder, end):
+    lake, checkpoints = location.lake, location.checkpoints.folder
+    if checkpoints is None:
+        raise DamageError(f"the checkpoint of {name} is in an object store. {_RESTORE_OR_RESTART}")
+    logs = _read_table_logs(lake, name)
+    if (checkpoints / name / "state").exists():
+        raise DamageError(
+            f"the deduplication state of {name} is in Spark's state, which cannot be rebuilt. {_RESTORE_OR_RESTART}"
+        )
+    if any(each.within for each in logs.values()):
+        raise DamageError(f"a commit of its tables is damaged, and later commits are intact. {_RESTORE_OR_RESTART}")
+    for path in _list_torn_logs(lake, logs):
         _set_aside(location, path)
-    _replace_query_id(location, folder)
+    lake.create(QUERIES[name].tables)
+    try:
+        point = find_restore_point(lake, QUERIES[name].tables)
+    except RestoreError as error:
+        raise DamageError(f"{error}. {_RESTORE_OR_RESTART}") from error
+    old, fresh = checkpoints / name, checkpoints / f"{name}.new"
+    if point is not None:
+        begin, is_replaced = _find_begin(name, point, topics)
+        for table, version in ({} if is_replaced else point.versions).items():
+            restore_version(lake, table, version)
+        _write_checkpoint(fresh, begin, point.generation + 1)
+        save_topic_ids(parse_location(fresh), {topic: state.id for topic, state in topics.items()})
+        if name == "sink":
+            LogTimeFile(parse_location(fresh / LOG_TIMES_FILE)).advance(-1, _read_log_times(lake))
+        _build_dedup_store(fresh / FILE_NAME, rebuild, lake, now)
+    if old.exists():
+        _set_aside(location, old)
+    if point is not None:
+        fresh.rename(old)
+    to_disk(checkpoints)
+
+
+def _find_begin(name: str, point: RestorePoint, topics: Mapping[str, TopicState]) -> tuple[log.Offsets, bool]:
+    """Find the offsets at which a query continues: those of the tables, or the oldest ones of a re-created topic.
+
+    Returns:
+        The offsets, and true if a topic was re-created: its records cannot be repeated, so that no row may go.
+
+    Raises:
+        DamageError: Kafka no longer has the records in between, or does not answer.
+    """
+    if missing := sorted(point.offsets.keys() - topics.keys()):
+        raise DamageError(f"cannot read the topics {', '.join(missing)} of {name} at the broker")
+    mismatches = find_mismatches(point.topics, point.offsets, topics)
+    begin: dict[str, Mapping[int, int]] = {topic: each.begin for topic, each in mismatches.items()}
+    for topic in topics.keys() - mismatches.keys():
+        state, known = topics[topic], point.offsets.get(topic, {})
+        begin[topic] = {**state.begin, **known}
+        for part, at in known.items():
+            oldest = state.begin.get(part, 0)
+            if oldest > at:
+                raise DamageError(
+                    f"cannot restart {name} at the offset {at:,} of {topic}-{part}: the oldest record in Kafka has "
+                    f"{oldest:,}, and the rows in between would be lost. {_RESTORE_OR_RESTART}"
+                )
+    return begin, bool(mismatches)
+
+
+def _write_checkpoint(folder: Path, begin: log.Offsets, generation: int) -> None:
+    """Write the checkpoint of a query that begins at these offsets, under a new id."""
+    shutil.rmtree(folder, ignore_errors=True)
+    files = {
+        "metadata": json.dumps({"id": str(uuid4())}),
+        FIRST_OFFSETS_FILE: format_first_offsets(begin),
+        GENERATION_FILE: str(generation),
+    }
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        to_disk(path)
+    for part in ("sources/0", "sources", "."):
+        to_disk(folder / part)
+
+
+def _read_log_times(lake: Lake) -> dict[int, int]:
+    """Read the log time of each partition of `kiln.updates`, as the table `updates` has it."""
+    times: dict[int, int] = {}
+    for batch in read_rows(lake.open("updates"), ["log_partition", "log_time"]):
+        stamps = batch.column("log_time").cast(pa.int64()).to_pylist()
+        for partition, stamp in zip(batch.column("log_partition").to_pylist(), stamps, strict=True):
+            times[partition] = max(stamp, times.get(partition, 0))
+    return times
+
+
+def _build_dedup_store(path: Path, rebuild: DedupRebuild, lake: Lake, now: int) -> None:
+    with DedupStore(DedupStoreConfig(str(path), 1, rebuild.durable)) as store:
+        batch = iter(rebuild.read_identities(lake))
+        while chunk := list(islice(batch, _REBUILT_AT_ONCE)):
+            store.add_known(chunk, now)
+        query_id = Checkpoint(parse_location(path.parent)).query_id
+        store.mark(Epoch(query_id, -1), now)
+    to_disk(path)  # SQLite has removed its log, as no other process has the file open
+    to_disk(path.parent)
+
+
+_REBUILT_AT_ONCE = 10_000  # rows
 
 
 def advance_query(location: DamageLocation, damage: Damage, since: log.Offsets, now: int) -> None:
@@ -240,40 +335,6 @@ def advance_query(location: DamageLocation, damage: Damage, since: log.Offsets, 
     to_disk(checkpoints)
 
 
-def replace_dedup_store(
-    location: DamageLocation, name: str, identities: Iterable[tuple[bytes, ...]], now: int, *, durable: bool
-) -> None:
-    """Replace a query's deduplication file by one with the digests of the rows that it has written. An interrupted call
-    can be repeated.
-
-    Args:
-        location: Folders of the query.
-        name: The query.
-        identities: Digests of each row.
-        now: µs; the digests are kept from now on.
-        durable: True if the file must survive a power cut.
-    """
-    checkpoint = Checkpoint(location.checkpoints / name)
-    folder = checkpoint.path.folder
-    assert folder is not None
-    fresh = folder / f"{FILE_NAME}.new"
-    for path in folder.glob(f"{fresh.name}*"):
-        path.unlink()
-    with DedupStore(DedupStoreConfig(str(fresh), 1, durable)) as store:
-        batch = iter(identities)
-        while chunk := list(islice(batch, _REBUILT_AT_ONCE)):
-            store.add_known(chunk, now)
-        store.mark(Epoch(checkpoint.query_id, checkpoint.committed), now)
-    to_disk(fresh)  # SQLite has removed its log, as no other process has the file open
-    for path in (folder / f"{FILE_NAME}{end}" for end in ("", "-wal", "-shm")):
-        _set_aside(location, path)
-    fresh.rename(folder / FILE_NAME)
-    to_disk(folder)
-
-
-_REBUILT_AT_ONCE = 10_000  # rows
-
-
 def adopt_topics(location: DamageLocation, damage: Damage) -> None:
     """Resume a query in the topics of `damage.adopted_topics`, at their offsets `begin`.
 
@@ -284,7 +345,7 @@ def adopt_topics(location: DamageLocation, damage: Damage) -> None:
     checkpoint = Checkpoint(location.checkpoints / damage.query)
     planned, done = checkpoint.planned, checkpoint.planned == checkpoint.committed
     if checkpoint.path.folder is not None:
-        _release_positions(location, damage, checkpoint, () if done else damage.adopted_topics)
+        _release_positions(checkpoint, () if done else damage.adopted_topics)
     begin = {topic: state.begin for topic, state in damage.adopted_topics.items()}
     for batch in (planned,) if done else (planned - 1, planned):
         if batch >= 0:
@@ -295,34 +356,22 @@ def adopt_topics(location: DamageLocation, damage: Damage) -> None:
     save_topic_ids(checkpoint.path, {topic: state.id for topic, state in damage.adopted_topics.items()})
 
 
-def _release_positions(
-    location: DamageLocation, damage: Damage, checkpoint: Checkpoint, unfinished: Iterable[str]
-) -> None:
-    """Release the deduplication state of an unfinished micro-batch, unless its rows are in the table.
-
-    Its records are gone from Kafka, so they must not count as duplicates if they are sent again. `sink` is exempt, as
-    its rows come only from Kiln.
-    """
+def _release_positions(checkpoint: Checkpoint, unfinished: Iterable[str]) -> None:
+    """Release the deduplication state of an unfinished micro-batch: its records are gone from Kafka, so they must not
+    count as duplicates if they are sent again."""
     ends = checkpoint.ends(checkpoint.planned)
     lost: log.Offsets = {topic: ends.get(topic, {}) for topic in unfinished}
-    starts = _read_starts(checkpoint, checkpoint.planned) if lost and checkpoint.planned >= 0 else {}
-    logs = {table: each for table, each in _read_table_logs(location.lake, damage.query).items() if table == "messages"}
-    is_written = _find_newest_write(location.lake, checkpoint.query_id, logs).batch >= checkpoint.planned
-    reads = QUERIES[damage.query].reads
-    names = {read for read in reads for topic in damage.adopted_topics if topic.endswith(read)}
-
-    def is_of_topic(text: str) -> bool:
-        return len(reads) == 1 or text.split("/")[0] in names
+    starts = checkpoint.starts(checkpoint.planned) if lost and checkpoint.planned >= 0 else {}
 
     def is_lost(text: str) -> bool:
-        if is_written or len(reads) > 1 or "/" not in text:  # the result of a task has the digest of the task
+        if "/" not in text:
             return False
         part, offset = map(int, text.split("/")[:2])
         return any(starts.get(topic, {}).get(part, 0) <= offset < ends.get(part, 0) for topic, ends in lost.items())
 
     folder = checkpoint.path.folder
     assert folder is not None
-    release_positions(folder, is_of_topic, is_lost)
+    release_positions(folder, is_lost)
 
 
 def _replace_offsets(location: DamageLocation, checkpoint: Checkpoint, path: Location, offsets: log.Offsets) -> None:
@@ -366,18 +415,34 @@ def _examine_topics(location: DamageLocation, name: str, topics: Mapping[str, To
     return Damage(name, problem, remedy, adopted_topics=adopted)
 
 
-def _withdraw_remedies(damage: Damage | None, other: Damage | None) -> Damage | None:
+def _combine(damage: Damage | None, other: Damage | None) -> Damage | None:
     """Withdraw the remedies that repeat micro-batches, which a re-created topic rules out."""
     if damage is None or other is None:
         return damage
-    return replace(
-        damage,
-        problem=f"{damage.problem}. And {other.problem}",
-        remedy=_RESTORE_OR_RESTART,
-        rewind_to=None,
-        advance_from=None,
-        rebuilds_dedup_state=False,
+    problem = f"{damage.problem}. And {other.problem}"
+    return replace(damage, problem=problem, remedy=_RESTORE_OR_RESTART, advance_from=None)
+
+
+def offer_restore(location: DamageLocation, damage: Damage) -> Damage:
+    """Offer `recover_tables` for a query whose tables tell where it can continue."""
+    name = damage.query
+    if name not in RESTORABLE or location.checkpoints.folder is None or damage.remedy == _NOTHING_TO_RESTORE:
+        return damage
+    topics = (
+        f"{name} reads {', '.join(damage.adopted_topics)} from the oldest new record on, and recognises what its tables"
+        " have. The records of an unfinished micro-batch that are in no table are lost"
+        if damage.adopted_topics
+        else f"{name} repeats from Kafka what followed"
     )
+    remedy = (
+        f"The tables of {name} are restored to the newest micro-batch that all of them have, and {topics}. The query "
+        "gets a new checkpoint, with deduplication state from its tables"
+    )
+    return replace(damage, remedy=remedy, adopted_topics={}, is_restorable=True)
+
+
+RESTORABLE: Final = ("archive", "sink")
+"""queries whose tables tell where they can continue"""
 
 
 def _examine_progress(location: DamageLocation, name: str, progress: ProgressReport | None) -> Damage | None:
@@ -398,12 +463,6 @@ def _examine_progress(location: DamageLocation, name: str, progress: ProgressRep
         if not lost:
             return None
         problem = f"{lost}: without this deduplication state, {name} would accept repeated records as new"
-        if name == "archive" and location.lake.has("messages"):
-            remedy = (
-                "archive continues with deduplication state that is rebuilt from the table messages. A frame that Kiln "
-                "could not decode gets a second row in quarantine if it is sent again"
-            )
-            return Damage(name, problem, remedy, rebuilds_dedup_state=True)
     if progress is None or checkpoint.path.folder is None or checkpoint.planned < 0:
         return Damage(name, problem, _RESTORE_OR_RESTART)
     remedy = (
@@ -439,7 +498,7 @@ def _examine(location: DamageLocation, name: str) -> Damage | None:
     within = [_log_entry_path(lake, table, version) for table, each in logs.items() for version in each.within]
     if within:
         problem = f"{_list_names(within)} is damaged, or names a missing file, and later commits are intact"
-        return Damage(name, problem, _RESTORE_OR_RESTART, tuple(within))
+        return Damage(name, problem, _NOTHING_TO_RESTORE, tuple(within))
     if not checkpoint.path.exists():
         return _examine_missing_checkpoint(name, lake, logs)
     folder = checkpoint.path.folder
@@ -474,39 +533,19 @@ def _examine_end(
         problem = _describe_torn(files or extra)
     else:
         return None
-    lost = _find_lost_batch(checkpoint, sound, lake, logs)
-    if lost is not None:
-        rewind_to = find_sound_end(folder, lost)
-    elif _can_continue(name, claimed, sound, newest.batch):
+    if not _has_lost_rows(checkpoint, sound, lake, logs) and _can_continue(name, claimed, sound, newest.batch):
         remedy = f"These files were set aside, and {name} continues with micro-batch {sound.next}"
         return Damage(name, problem, remedy, tuple(files), (*torn_logs, *extra))
-    else:
-        rewind_to = sound
-    if not logs or rewind_to is None:
-        return Damage(name, problem, _RESTORE_OR_RESTART, tuple(files))
-    remedy = (
-        f"The tables of {name} are restored to before its micro-batch {rewind_to.next}, and {name} repeats the rest "
-        "from Kafka"
-    )
-    return Damage(name, problem, remedy, tuple(files), rewind_to=rewind_to)
+    return Damage(name, problem, _RESTORE_OR_RESTART, tuple(files))
 
 
-def _find_lost_batch(
-    checkpoint: Checkpoint, sound: LastGoodBatch, lake: Lake, logs: Mapping[str, TableLog]
-) -> int | None:
-    """Find the first micro-batch that is done, and of which a torn commit has lost rows. A micro-batch that is not done
-    is repeated, so it loses nothing."""
-    done = sound.next - 1
-    writes = list(list_done_writes(checkpoint, done))
-    lost: list[int] = []
-    for table in (table for table, each in logs.items() if each.torn):
-        newest = find_newest_write(lake, table, checkpoint.query_id, logs[table])
-        # A checkpoint of an earlier Kiln does not say which micro-batches had rows: any may have.
-        for batches in [each.batches for each in writes if each.table == table] or [(done,)]:
-            missing = [batch for batch in batches if batch > newest]
-            if missing:
-                lost.append(missing[0] if len(missing) < len(batches) else newest + 1)
-    return min(lost, default=None)
+def _has_lost_rows(checkpoint: Checkpoint, sound: LastGoodBatch, lake: Lake, logs: Mapping[str, TableLog]) -> bool:
+    """Return true if a torn commit has lost rows of a micro-batch that is done. One that is not done is repeated."""
+    writes = list(list_done_writes(checkpoint, sound.next - 1))
+    newest = {
+        table: find_newest_write(lake, table, checkpoint.query_id, each) for table, each in logs.items() if each.torn
+    }
+    return any(each.batches[-1] > newest[each.table] for each in writes if each.table in newest)
 
 
 _UNQUERIED_TABLES = tuple(TABLES.keys() - {table for query in QUERIES.values() for table in query.tables})
@@ -545,6 +584,7 @@ def _examine_stored(name: str, checkpoint: Checkpoint, lake: Lake, logs: Mapping
     return Damage(name, _describe_older(name, checkpoint.path, checkpoint.planned, newest), _RESTORE_OR_RESTART)
 
 
+_NOTHING_TO_RESTORE = "Restore the newest copy of the table, or move all tables of the query away (RUNBOOK, State)"
 _RESTORE_OR_RESTART = (
     "Restore the newest copy of checkpoint and tables, or restart the query from scratch (RUNBOOK, State)"
 )
@@ -629,43 +669,6 @@ class TableWrite(NamedTuple):
 def _find_newest_write(lake: Lake, query_id: str, logs: Mapping[str, TableLog]) -> TableWrite:
     writes = (TableWrite(find_newest_write(lake, table, query_id, each), table) for table, each in logs.items())
     return max(writes, default=TableWrite())
-
-
-def _find_base_version(lake: Lake, table: str, query_id: str, batch: int) -> int:
-    version = find_version_before(lake, table, query_id, batch)
-    if version is None:
-        raise DamageError(
-            f"cannot restore table {table} to before micro-batch {batch}: its log does not go back so far, or another "
-            f"writer has changed the table since. {_RESTORE_OR_RESTART}"
-        )
-    return version
-
-
-def _read_starts(checkpoint: Checkpoint, batch: int) -> log.Offsets:
-    """Read the offsets at which a micro-batch begins."""
-    if batch > 0:
-        return checkpoint.ends(batch - 1)
-    return checkpoint.first_offsets or {}
-
-
-def _check_kafka_has(name: str, starts: log.Offsets, oldest: log.Offsets) -> None:
-    for topic, parts in starts.items():
-        for part, at in parts.items():
-            if oldest.get(topic, {}).get(part, 0) > at:
-                raise DamageError(
-                    f"cannot restart {name} at the offset {at:,} of {topic}-{part}: the oldest record in Kafka has "
-                    f"{oldest[topic][part]:,}, and the rows in between would be lost. {_RESTORE_OR_RESTART}"
-                )
-
-
-def _replace_query_id(location: DamageLocation, checkpoint: Path) -> None:
-    """Give the query a new id, under which no table has a micro-batch."""
-    _set_aside(location, checkpoint / "metadata")
-    fresh = checkpoint / "metadata.new"
-    fresh.write_text(json.dumps({"id": str(uuid4())}), encoding="utf-8")
-    to_disk(fresh)
-    fresh.replace(checkpoint / "metadata")
-    to_disk(checkpoint)
 
 
 def _set_aside(location: DamageLocation, path: Path) -> None:

@@ -12,6 +12,7 @@ import typer
 from kiln.conf.process.extras import require_extras
 from kiln.deploy.cli.exits import FAILED, OK
 from kiln.deploy.cli.options import ConfigOption, JsonOption, StateOption, answers, note_once, notes, settings_of
+from kiln.schemas.queries import QUERIES
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -23,24 +24,27 @@ commands = typer.Typer()
 
 @commands.command()
 def recover(
-    yes: Annotated[bool, typer.Option("--yes", help="Repair the damage instead of listing it.")] = False,
+    query: Annotated[str, typer.Argument(metavar="[QUERY]", help="Query to recover now.")] = "",
+    yes: Annotated[bool, typer.Option("--yes", help="Repair all damage instead of listing it.")] = False,
     as_json: JsonOption = False,
     state: StateOption = None,
     config: ConfigOption = None,
 ) -> None:
     """Detect and repair power-loss damage and stale checkpoints.
 
-    Topics that were deleted and created again are detected too. Without --yes the command changes nothing. Nothing is
-    deleted: damaged files move to the folder set-aside of the state folder. Kiln must not run meanwhile. Exit code 1
-    while damage is left.
+    Topics that were deleted and created again are detected too. Without QUERY or --yes the command changes nothing.
+    Nothing is deleted: damaged files move to the folder set-aside of the state folder, and tables are restored to an
+    earlier version. Kiln must not run meanwhile. Exit code 1 while damage is left.
     """
     require_extras("spark")
     settings = settings_of(config, state)
     from kiln.deploy.ops.recover import Recovery
 
+    if query and query not in QUERIES:
+        raise typer.BadParameter(f"{query} is no query. Use one of {', '.join(QUERIES)}")
     with Recovery(settings, note_once(notes())) as recovery:
-        found = recovery.find()
-        left = recovery.repair(found, time.time_ns() // 1_000) if yes else found
+        found = recovery.find(query)
+        left = recovery.repair(found, time.time_ns() // 1_000) if yes or query else found
     if as_json:
         print(encode_recovery(found, left))
     else:

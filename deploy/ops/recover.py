@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Final, Self
 
@@ -22,21 +23,25 @@ from kiln.deploy.ops.status import BrokerStatus, read_broker_status
 from kiln.deploy.stack.kafka_broker import Say, start_broker
 from kiln.pipelines.app.supervisor import build_damage_location, has_progress_marker, read_progress_report, read_topics
 from kiln.pipelines.decode.decoder import compute_column_identities, is_lasting
-from kiln.pipelines.delta.lake import Lake
+from kiln.pipelines.delta.lake import Lake, LakeError
+from kiln.pipelines.delta.reading_faults import build_missing_files_error
 from kiln.pipelines.delta.rows import read_rows
 from kiln.pipelines.recovery import (
+    RESTORABLE,
     Damage,
     DamageError,
+    DedupRebuild,
     adopt_topics,
     advance_query,
     examine,
-    replace_dedup_store,
-    rewind_query,
+    offer_restore,
+    recover_tables,
     set_files_aside,
 )
 from kiln.pipelines.runtime.checkpoint import Checkpoint
 from kiln.pipelines.runtime.progress_marker import ProgressMarker
 from kiln.pipelines.runtime.topics import KafkaTopics, TopicState
+from kiln.pipelines.sink.transform import read_stored_identities
 from kiln.schemas.kafka import topics as log
 from kiln.schemas.queries import QUERIES
 from kiln.schemas.wire.identity import VERDICT_NAMES, Verdict
@@ -56,6 +61,15 @@ def read_message_identities(lake: Lake, horizon: int) -> Iterator[tuple[bytes, .
 
 
 _SIGNED: Final = VERDICT_NAMES[Verdict.VALID]
+
+
+def _examine_table(lake: Lake, table: str) -> list[Damage]:
+    """Examine if a table can be opened, and has its files."""
+    try:
+        error: LakeError | None = build_missing_files_error(lake, table, lake.open(table))
+    except LakeError as cause:
+        error = cause
+    return [Damage(f"table {table}", str(error), "See the runbook, A table cannot be read")] if error else []
 
 
 class Recovery:
@@ -87,8 +101,10 @@ class Recovery:
     ) -> None:
         self._locks.close()
 
-    def find(self) -> list[Damage]:
+    def find(self, query: str = "") -> list[Damage]:
         """Find the damage, at most one `Damage` per query.
+
+        With `query`, only that of this query. If it has tables, it is offered even if no damage is found.
 
         If there are checkpoints, reads their topics and the progress of `updates` from Kafka, and starts an embedded
         broker for that.
@@ -108,7 +124,17 @@ class Recovery:
                 self._say(f"cannot compare the checkpoints with Kafka: {error}")
             finally:
                 kafka.close()
-        return [*examine(self._location, QUERIES, progress, topics), *bridge_damages]
+        damages = [*examine(self._location, QUERIES, progress, topics), *bridge_damages]
+        problems = " ".join(each.problem for each in damages)
+        lake = self._location.lake
+        for table in lake.tables():
+            if lake.table(table) not in problems:
+                damages += _examine_table(lake, table)
+        if not query:
+            return damages
+        return [each for each in damages if each.query == query] or (
+            [offer_restore(self._location, Damage(query, "no damage was found", ""))] if query in RESTORABLE else []
+        )
 
     def _find_bridge_damages(self, kafka: KafkaTopics) -> list[Damage]:
         """Find the bridge's consumers whose topics were replaced."""
@@ -154,38 +180,44 @@ class Recovery:
             BrokerError: The embedded broker does not start.
         """
         left: list[Damage] = []
-        oldest: log.Offsets | None = None
         for damage in damages:
             try:
                 if damage.is_self_repairing:
                     set_files_aside(self._location, damage)
                 elif damage.advance_from is not None:
                     advance_query(self._location, damage, self._find_state_start(damage.advance_from.ends, now), now)
-                elif damage.rebuilds_dedup_state:
-                    self._rebuild_dedup_state(damage.query, now)
                 elif damage.query in self._notes:
                     self._adopt_bridge_topics(damage)
                 elif damage.adopted_topics:
                     adopt_topics(self._location, damage)
-                elif damage.rewind_to is None:
-                    left.append(damage)
+                elif damage.is_restorable:
+                    self._recover_tables(damage.query, now)
                 else:
-                    oldest = self._read_oldest_offsets() if oldest is None else oldest
-                    rewind_query(self._location, damage, oldest)
+                    left.append(damage)
             except DamageError as error:
-                left.append(replace(damage, remedy=str(error), rewind_to=None, advance_from=None, adopted_topics={}))
+                left.append(
+                    replace(damage, remedy=str(error), is_restorable=False, advance_from=None, adopted_topics={})
+                )
         return left
 
-    def _rebuild_dedup_state(self, query: str, now: int) -> None:
+    def _recover_tables(self, query: str, now: int) -> None:
         dedupe, durable = self._settings.dedupe, self._settings.durability == "power"
-        identities = read_message_identities(self._location.lake, micros(dedupe.unsigned_ttl))
-        replace_dedup_store(self._location, query, identities, now, durable=durable)
-
-    def _read_oldest_offsets(self) -> log.Offsets:
-        status = self._read_broker_status()
-        if not status.reachable:
-            raise DamageError(f"cannot read the offsets of the broker at {status.servers}: {status.problem}")
-        return {topic.name: topic.begin for topic in status.topics}
+        read_identities = (
+            read_stored_identities
+            if query == "sink"
+            else partial(read_message_identities, horizon=micros(dedupe.unsigned_ttl))
+        )
+        kafka = KafkaTopics(self._settings.broker.client_options)
+        try:
+            self._read_broker_status()
+            topics = read_topics(self._settings, kafka, [query])[query]
+        except KafkaError as error:
+            raise DamageError(
+                f"cannot read the topics of the broker {self._settings.broker.servers}: {error}"
+            ) from error
+        finally:
+            kafka.close()
+        recover_tables(self._location, query, topics, DedupRebuild(read_identities, durable), now)
 
     def _find_state_start(self, ends: log.Offsets, now: int) -> log.Offsets:
         """Find the offsets, before `ends`, of the first records that `updates` still needs for deduplication."""

@@ -86,8 +86,8 @@ def _refuse_tables_without_checkpoint(name: JobName, settings: Settings) -> None
     if full:
         raise RestartsExhaustedError(
             f"{name} has no checkpoint in {settings.checkpoints_root}, yet the tables {', '.join(full)} in "
-            f"{lake.path} have rows: the query would write them again. Restore the checkpoint, or move these "
-            "tables away too"
+            f"{lake.path} have rows: the query would write them again. Run kiln recover {name}, restore "
+            "the checkpoint, or move these tables away too"
         )
 
 

@@ -32,6 +32,7 @@ from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.runtime.checkpoint import Checkpoint
 from kiln.pipelines.runtime.kafka import write_topic
 from kiln.pipelines.runtime.query_context import QueryContext, coalesce_small, start_query, write_micro_batches
+from kiln.pipelines.runtime.table_writer import TableOutput
 from kiln.schemas.queries import CONTROL_PREFIX, QUERIES
 
 
@@ -97,11 +98,15 @@ class _ArchiveWriter:
         finally:
             out.unpersist()
         frames, parts = self._frame_dedup.drop_stored(results, write)
-        self._tables.commit("messages", [file for each in outputs for file in each.messages], write)
-        self._tables.commit("frames", frames, write)
-        for table in PARTS:
-            self._tables.commit(table, [file for file in parts if file.table == table], write)
-        self._tables.save(query_id)
+        self._tables.commit(
+            query_id,
+            batch_id,
+            [
+                TableOutput("messages", [file for each in outputs for file in each.messages]),
+                TableOutput("frames", frames),
+                *(TableOutput(table, [file for file in parts if file.table == table]) for table in PARTS),
+            ],
+        )
         counts = sum((Counter(each.counts) for each in outputs), Counter[str]())
         entries = sum((Counter(each.entries) for each in results), Counter[str]())
         counts.update({f"{CONTROL_PREFIX}{kind}": number for kind, number in entries.items()})

@@ -14,6 +14,8 @@ from kiln.pipelines.runtime.micro_batch_clock import get_task_property
 LogTimes = Mapping[int, int]
 """By partition, the greatest stamp so far, µs."""
 
+LOG_TIMES_FILE = "clock.json"
+"""file of a `LogTimeFile` in the checkpoint of `sink`"""
 _PROPERTY = "kiln.logTimes"
 
 

@@ -1,13 +1,39 @@
-"""Identity of a commit: a write of a micro-batch, which a table has once (decisions 7 and 18)."""
+"""Identity of a commit: a write of a micro-batch, which a table has once (decisions 7 and 18); and the progress of the
+query that the commit carries (decision 19)."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
+
+import msgspec
 
 from kiln.conf.process.errors import KilnError
+from kiln.schemas.kafka import topics as log
 
 MAINTENANCE_PREFIX = "kiln maintain"
 """Prefix of the `userMetadata` in commits of `kiln.pipelines.maintenance`. Such a commit adds no row."""
+
+
+PROGRESS_KEY: Final = "kiln.progress"
+"""Key of a `BatchProgress` as JSON, in the `commitInfo` of the commits of `archive` and `sink`"""
+
+
+class BatchProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """The micro-batch that a commit belongs to."""
+
+    generation: int = 0
+    """number of times that the query was recovered before, each with a new id"""
+    query_id: str
+    batch: int
+    writes: Sequence[str] = ()
+    """all writes of the micro-batch, as "table:name": a table that lacks one of them lacks rows"""
+    starts: log.Offsets
+    """offsets at which it begins, by full topic name"""
+    ends: log.Offsets
+    topics: dict[str, str] = {}
+    """topic ids, to which the offsets belong"""
 
 
 class SecondWriterError(KilnError):

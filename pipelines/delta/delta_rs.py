@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+import msgspec
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
 from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 
-from kiln.pipelines.delta.commits import WriteId, build_second_writer_error
+from kiln.pipelines.delta.commits import PROGRESS_KEY, BatchProgress, WriteId, build_second_writer_error
 from kiln.pipelines.delta.files import DataFile
 from kiln.pipelines.delta.lake import Lake, locate_commit
 from kiln.pipelines.delta.log_faults import adds_any
@@ -31,8 +32,10 @@ class DeltaRsCommits:
         self._newest: dict[str, int | None] = {}
         """newest transaction that this driver has seen or made, by application id"""
 
-    def commit(self, table: str, files: Sequence[DataFile], write: WriteId) -> bool:
-        """Append files to a table in one commit.
+    def commit(
+        self, table: str, files: Sequence[DataFile], write: WriteId, progress: BatchProgress | None = None
+    ) -> bool:
+        """Append files to a table in one commit, which carries the progress of its query.
 
         Returns:
             False if the `WriteId` was committed before; these files are then no part of the table.
@@ -54,7 +57,10 @@ class DeltaRsCommits:
         adds: list[AddAction | RemoveAction] = [
             AddAction(each.name, each.size, {}, now, True, each.stats) for each in files
         ]
-        properties = CommitProperties(app_transactions=[Transaction(app_id, write.batch_id, now)])
+        carried = {} if progress is None else {PROGRESS_KEY: msgspec.json.encode(progress).decode()}
+        properties = CommitProperties(
+            custom_metadata=carried, app_transactions=[Transaction(app_id, write.batch_id, now)]
+        )
         while True:
             known = opened.version()
             self._lake.check_columns(table, opened.schema().to_json())

@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from kiln.pipelines.delta.commits import MAINTENANCE_PREFIX, WriteId
+from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.files import DataFile
 from kiln.pipelines.delta.lake import LAST_CHECKPOINT, Lake
 from kiln.pipelines.delta.table_history import read_commit
@@ -83,33 +83,6 @@ def _list_batches(actions: list[dict[str, dict[str, object]]], query_id: str, ta
     return [int(str(txn["version"])) for txn in txns if str(txn["appId"]).startswith(f"{query_id}:{table}:")]
 
 
-def find_version_before(lake: Lake, table: str, query_id: str, batch: int) -> int | None:
-    """Find the newest version of a table without the micro-batches of a query from `batch` on.
-
-    Returns:
-        None if the log does not go back so far, or another writer has committed in between.
-    """
-    location, newest = lake.folder(table), lake.open(table).version()
-    to_undo: list[int] = []  # commits of these micro-batches, newest first
-    others: list[int] = []  # other commits of rows
-    oldest = newest + 1
-    for version in range(newest, -1, -1):
-        actions = read_commit(location, version)
-        if not actions:
-            break  # `kiln.pipelines.maintenance` or Delta has removed the older commits
-        oldest = version
-        if any(each >= batch for each in _list_batches(actions, query_id, table)):
-            to_undo.append(version)
-        elif _get_operation(actions) == "SET TBLPROPERTIES" or _is_maintenance(actions):
-            continue  # adds no row
-        elif to_undo or _get_operation(actions) != "RESTORE":  # a RESTORE at the end is of an interrupted recovery
-            others.append(version)
-    if not to_undo:
-        return newest
-    base = to_undo[-1] - 1
-    return base if base >= oldest and not any(version > base for version in others) else None
-
-
 def restore_version(lake: Lake, table: str, version: int) -> None:
     """Restore a table to a version, by one more commit."""
     opened = lake.open(table)
@@ -122,17 +95,6 @@ def restore_version(lake: Lake, table: str, version: int) -> None:
 
 def _select_actions(actions: list[dict[str, dict[str, object]]], kind: str) -> list[dict[str, object]]:
     return [action[kind] for action in actions if kind in action]
-
-
-def _get_operation(actions: list[dict[str, dict[str, object]]]) -> object:
-    return next((info.get("operation") for info in _select_actions(actions, "commitInfo")), None)
-
-
-def _is_maintenance(actions: list[dict[str, dict[str, object]]]) -> bool:
-    return any(
-        str(info.get("userMetadata", "")).startswith(MAINTENANCE_PREFIX)
-        for info in _select_actions(actions, "commitInfo")
-    )
 
 
 def _is_intact(folder: Path, add: dict[str, object]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 import deltalake
@@ -98,6 +98,14 @@ def read_rows(
         return read_table(spark, lake, table, version).where(times.condition)
     columns = build_ddl(TABLES[table].columns)
     return spark.read.schema(columns).parquet(*(f"{folder}/{path}" for path in paths)).where(times.condition)
+
+
+def read_files(spark: SparkSession, lake: Lake, table: str, files: Sequence[DataFile]) -> DataFrame:
+    """Read files of a table that no commit names yet."""
+    if not files:
+        return create_empty(spark, table)
+    folder = lake.folder(table).spark_uri
+    return spark.read.schema(build_ddl(TABLES[table].columns)).parquet(*(f"{folder}/{each.name}" for each in files))
 
 
 def count_rows_at_most(lake: Lake, table: str, version: int | None = None, times: TimeBounds = _UNBOUNDED) -> int:

@@ -26,6 +26,10 @@ REPLACED_EPOCH_FILE = "replaced-epoch"
 """Kiln's file in a checkpoint: an epoch as JSON"""
 
 
+GENERATION_FILE = "generation"
+"""Kiln's file in a checkpoint: how often `kiln recover` has replaced the checkpoint of the query"""
+
+
 class CheckpointError(ValueError):
     """A checkpoint file does not have Spark's format; the message names the file."""
 
@@ -122,10 +126,16 @@ class Checkpoint:
     @property
     def deleted_records(self) -> dict[str, int]:
         """Count the records that Kafka had deleted before the query first ran, by full topic name."""
-        if self.replaced_epoch is not None:  # `kiln recover` chose the first offsets: the tables have what is before
+        if self.replaced_epoch is not None or self.generation:  # `kiln recover` chose the first offsets
             return {}
         counts = {topic: sum(parts.values()) for topic, parts in (self.first_offsets or {}).items()}
         return {topic: count for topic, count in counts.items() if count}
+
+    @property
+    def generation(self) -> int:
+        """The number of times that `kiln recover` has replaced the checkpoint of the query."""
+        path = self.path / GENERATION_FILE
+        return int(path.read()) if path.exists() else 0
 
     @property
     def replaced_epoch(self) -> Epoch | None:
@@ -165,6 +175,10 @@ class Checkpoint:
         except CheckpointError as error:
             raise CheckpointError(f"{path}: {error}") from error
 
+    def starts(self, batch: int) -> log.Offsets:
+        """Return the offsets at which a micro-batch begins; none of a partition that is new in it."""
+        return self.ends(batch - 1) if batch > 0 else self.first_offsets or {}
+
     def list_planned(self) -> list[int]:
         """List the micro-batches that were begun and that Spark still keeps, in order."""
         return sorted(self._list_numbers("offsets"))
@@ -175,7 +189,7 @@ class Checkpoint:
 
     def count_records(self, batch: int) -> int | None:
         """Count the records of a micro-batch; None if it is not known where it begins."""
-        before = self.ends(batch - 1) if batch else self.first_offsets or {}
+        before = self.starts(batch)
         starts = {(topic, part): at for topic, parts in before.items() for part, at in parts.items()}
         ends = {(topic, part): at for topic, parts in self.ends(batch).items() for part, at in parts.items()}
         return sum(ends.values()) - sum(starts.values()) if ends.keys() == starts.keys() else None

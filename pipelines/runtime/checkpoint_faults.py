@@ -56,16 +56,8 @@ def find_claimed_end(checkpoint: Path) -> LastGoodBatch:
     return LastGoodBatch(newest, newest in _list_numbers(checkpoint / "commits"))
 
 
-def find_sound_end(checkpoint: Path, before: int | None = None) -> LastGoodBatch | None:
-    """Find the newest micro-batch with intact files: it is done, or can be repeated.
-
-    Args:
-        checkpoint: Folder of the checkpoint.
-        before: Consider only micro-batches before this one that were recorded as done.
-
-    Returns:
-        None if there is none.
-    """
+def find_sound_end(checkpoint: Path) -> LastGoodBatch | None:
+    """Find the newest micro-batch with intact files, which is done or can be repeated; None if there is none."""
     batches = sorted(_list_numbers(checkpoint / "offsets"), reverse=True)
     for batch in batches:
         previous = checkpoint / "commits" / str(batch - 1)
@@ -75,11 +67,10 @@ def find_sound_end(checkpoint: Path, before: int | None = None) -> LastGoodBatch
             continue
         done = checkpoint / "commits" / str(batch)
         if is_whole(done) and _state_is_whole(checkpoint, batch + 1):
-            if before is None or batch < before:
-                return LastGoodBatch(batch, True)
-        elif before is None and _state_is_whole(checkpoint, batch):
+            return LastGoodBatch(batch, True)
+        if _state_is_whole(checkpoint, batch):
             return LastGoodBatch(batch, False)
-    return None if batches or before is not None else LastGoodBatch(-1, True)
+    return None if batches else LastGoodBatch(-1, True)
 
 
 def list_torn_files(checkpoint: Path, end: LastGoodBatch | None) -> list[Path]:

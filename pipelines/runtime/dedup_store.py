@@ -411,15 +411,14 @@ def _count_missing_digests(path: Path, state: tuple[tuple[int, int, int], ...]) 
     return f"{path} has only {digests:,} of its {marked:,} digests" if digests < marked else ""
 
 
-def release_positions(checkpoint: Path, is_of_topic: Callable[[str], bool], is_lost: Callable[[str], bool]) -> None:
+def release_positions(checkpoint: Path, is_lost: Callable[[str], bool]) -> None:
     """Clear the positions of copies whose topic was re-created: the new topic has other records at these offsets.
 
     The digests stay, so further copies do not pass.
 
     Args:
         checkpoint: The folder with the file; nothing happens if there is none.
-        is_of_topic: Returns true for a position in the topic.
-        is_lost: Returns true for a position whose copy passed but reached no table. Its digest is removed.
+        is_lost: Returns true for a position whose copy passed but was not written. Its digest is removed.
 
     Raises:
         DedupStoreError: The file cannot be read or written.
@@ -429,10 +428,9 @@ def release_positions(checkpoint: Path, is_of_topic: Callable[[str], bool], is_l
         return
     try:
         with closing(sqlite3.connect(path)) as file, file:
-            file.create_function("is_of_topic", 1, is_of_topic)
             file.create_function("is_lost", 1, is_lost)
             forgotten = file.execute("DELETE FROM digests WHERE position != '' AND is_lost(position)").rowcount
-            file.execute("UPDATE digests SET position = '' WHERE position != '' AND is_of_topic(position)")
+            file.execute("UPDATE digests SET position = '' WHERE position != ''")
             file.execute("UPDATE progress SET digest_count = digest_count - ?", (forgotten,))
     except sqlite3.Error as error:
         raise DedupStoreError(f"{path}: {error}") from error

@@ -67,7 +67,9 @@ class QueryContext:
 
     def create_table_writer(self, query: str) -> TableWriter:
         """Create the writer of the tables of a query that is about to start."""
-        return TableWriter(self.lake, DeltaRsCommits(self.lake, durable=self.durable), self.checkpoints / query)
+        return TableWriter(
+            self.lake, DeltaRsCommits(self.lake, durable=self.durable), Checkpoint(self.checkpoints / query)
+        )
 
     def find_dedup_store(self, query: str) -> DedupStoreConfig | None:
         """Return the deduplication file of a query, as `find_dedup_store` of `dedup_store` does.

@@ -8,12 +8,12 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from kiln.pipelines.batch.log_time import LogTimeFile, set_log_times
-from kiln.pipelines.delta.commits import WriteId
+from kiln.pipelines.batch.log_time import LOG_TIMES_FILE, LogTimeFile, set_log_times
 from kiln.pipelines.delta.files import DataFile
-from kiln.pipelines.delta.tables import read_rows, write_files
+from kiln.pipelines.delta.tables import read_files, read_rows, write_files
 from kiln.pipelines.runtime.checkpoint import Checkpoint
 from kiln.pipelines.runtime.query_context import QueryContext, coalesce_small, start_query, write_micro_batches
+from kiln.pipelines.runtime.table_writer import TableOutput
 from kiln.pipelines.sink.transform import (
     DECODED_DDL,
     LOG_TIME,
@@ -46,7 +46,7 @@ def start(context: QueryContext) -> StreamingQuery:
     else:
         decoded = context.read_stream("sink", session, build_decode_task(), DECODED_DDL, tasks=_TASKS)
         rows = deduplicate_rows(decoded, context.dedup_retention)
-    log_time_file = LogTimeFile(context.checkpoints / "sink" / "clock.json")
+    log_time_file = LogTimeFile(context.checkpoints / "sink" / LOG_TIMES_FILE)
     clock, checkpoint = context.create_clock("sink"), Checkpoint(context.checkpoints / "sink")
     tables = context.create_table_writer("sink")
 
@@ -69,19 +69,23 @@ def start(context: QueryContext) -> StreamingQuery:
                     for file in msgspec.msgpack.decode(bytes(row.data), type=SinkOutput).files:
                         files.setdefault(file.table, []).append(file)
             counts = {table: sum(file.rows for file in files[table]) for table in OUTPUT_TABLES if table in files}
-            for table in counts:
-                tables.commit(table, files[table], WriteId(query_id, batch_id))
+            outputs = [TableOutput(table, files[table]) for table in counts]
             foreign_rows = out.where(F.col("kind") == RECEIVED_ROWS)
-            if not foreign_rows.isEmpty():  # after the table `streams` has the rows of this micro-batch
-                ours, streams = (read_rows(session, context.lake, name) for name in _REFERENCE_TABLES)
+            if not foreign_rows.isEmpty():
+                ours, streams = (
+                    read_rows(session, context.lake, name).union(
+                        read_files(session, context.lake, name, files.get(name, []))
+                    )
+                    for name in _REFERENCE_TABLES
+                )
                 tips = join_verified_separators(exclude_own_batches(read_received_tips(foreign_rows), ours), streams)
-                write = WriteId(query_id, batch_id, "received")
                 for table, selected in (
                     ("tips", select_received_tips(tips)),
                     ("quarantine", quarantine_contradicted_tips(tips)),
                 ):
-                    tables.commit(table, write_files(selected.coalesce(1), context.lake, table), write)
-            tables.save(query_id)
+                    written = write_files(selected.coalesce(1), context.lake, table)
+                    outputs.append(TableOutput(table, written, "received"))
+            tables.commit(query_id, batch_id, outputs)
             log_time_file.advance(batch_id, stamps)
         finally:
             out.unpersist()

@@ -16,6 +16,7 @@ from kiln.pipelines.decode.processing_errors import PROCESSING_ERRORS, PROCESSIN
 from kiln.pipelines.delta.arrow_rows import RowBuffer, build_arrow_schema, build_ddl
 from kiln.pipelines.delta.files import DataFile, TableFiles
 from kiln.pipelines.delta.lake import Lake
+from kiln.pipelines.delta.rows import read_rows as read_stored_rows
 from kiln.pipelines.runtime.dedup_store import DedupStoreConfig, chunk_copies, filter_new_copies
 from kiln.pipelines.runtime.epoch import get_task_epoch
 from kiln.pipelines.runtime.kafka_ranges import RECORDS, ArrowTask
@@ -168,11 +169,15 @@ def join_verified_separators(rows: DataFrame, streams: DataFrame) -> DataFrame:
 
     A genesis that names no separator contradicts nothing (decision 4).
     """
-    known = streams.where(F.col("separator_key").isNotNull()).select(
-        "network",
-        "stream",
-        F.col("separator_key").alias("known_key"),
-        F.col("separator_value").alias("known_value"),
+    known = (
+        streams.where(F.col("separator_key").isNotNull())
+        .select(
+            "network",
+            "stream",
+            F.col("separator_key").alias("known_key"),
+            F.col("separator_value").alias("known_value"),
+        )
+        .distinct()
     )
     other = (F.col("known_key") != F.col("separator_key")) | (F.col("known_value") != F.col("separator_value"))
     return rows.join(known, ["network", "stream"], "left").select(
@@ -375,9 +380,9 @@ def _read_quarantined(
     partition: int, offset: int, now: int, key: bytes, value: bytes
 ) -> Iterator[tuple[str, _Row, _Row]]:
     fault = decode_quarantine(value)
-    row = (*parse_quarantine_key(key), fault.stage, fault.reason, fault.detail, fault.data, fault.observed_at)
+    known = (*parse_quarantine_key(key), fault.stage, fault.reason, fault.detail)
     # with the bytes, because another record may be at the same offset of a topic that was created again
-    yield "quarantine", (key, fault.stage, fault.reason, fault.detail, _digest(fault.data)), row
+    yield "quarantine", (*known, _digest(fault.data)), (*known, fault.data, fault.observed_at)
 
 
 def _read_stream(partition: int, offset: int, now: int, key: bytes, value: bytes) -> Iterator[tuple[str, _Row, _Row]]:
@@ -401,6 +406,36 @@ def _read_block(partition: int, offset: int, now: int, key: bytes, value: bytes)
         detail = f"block {block.batch_cid}: {entry.why}"
         row = (None, None, None, None, "sink", "entry_malformed", detail, entry.data, block.observed_at)
         yield "quarantine", (detail,), row
+
+
+_IDENTITY_COLUMNS: dict[str, tuple[str, ...]] = {
+    "updates": ("network", "origin", "message_id"),
+    "batches": ("network", "origin", "separator_key", "separator_value", "opened_at", "batch_cid"),
+    "batch_tips": ("batch_cid", "stream", "tip"),
+    "publications": ("batch_cid", "transport", "topic", "target", "published_at"),
+    "streams": ("network", "stream"),
+    "tips": ("network", "stream", "tip", "source"),
+    "quarantine": (
+        *("kafka_partition", "kafka_offset", "message_index", "cid", "stage", "reason", "detail"),
+        "data",
+    ),
+}
+
+
+def read_stored_identities(lake: Lake) -> Iterator[tuple[bytes, ...]]:
+    """Read the digests by which the query recognises the records of the rows in its tables."""
+    for table, names in _IDENTITY_COLUMNS.items():
+        for batch in read_stored_rows(lake.open(table), list(names)) if lake.has(table) else ():
+            columns = (each.cast(pa.int64()) if pa.types.is_timestamp(each.type) else each for each in batch.columns)
+            for values in zip(*(each.to_pylist() for each in columns), strict=True):
+                match table:
+                    case "tips" if values[-1] == "batch":
+                        yield (_digest(RECEIVED_ROWS, *values[:-1]),)
+                    case "quarantine":
+                        yield (_digest(table, *values[:-1], _digest(values[-1])),)
+                        yield (_digest(table, values[-2]),)  # as a record that the query itself cannot read
+                    case _:
+                        yield (_digest(table, *values),)
 
 
 _READERS: dict[str, Callable[[int, int, int, bytes, bytes], Iterator[tuple[str, _Row, _Row]]]] = {

@@ -7,7 +7,7 @@ import json
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,7 @@ from kiln.deploy.stack.embedded_broker import EmbeddedBroker
 from kiln.pipelines.app.launch import decode_config
 from kiln.pipelines.app.supervisor import RestartsExhaustedError, Supervisor
 from kiln.pipelines.decode.decoder import DecodedMessage, FrameDecoder
+from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.lake import Lake, locate_commit
 from kiln.pipelines.runtime.checkpoint import Checkpoint
 from kiln.pipelines.runtime.dedup_store import FILE_NAME
@@ -150,9 +151,8 @@ def test_a_checkpoint_that_is_older_than_its_tables(
     stack: Stack, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(stack.checkpoint, tmp_path / "copy")
-    for _ in range(2):
-        stack.feed()
-        stack.run()
+    stack.feed()
+    stack.run()
     stack.check()
     before = stack.places("frames")
     shutil.rmtree(stack.checkpoint)
@@ -164,14 +164,37 @@ def test_a_checkpoint_that_is_older_than_its_tables(
     assert run_command(["recover", "--json"]) == 1
     (told,) = json.loads(capsys.readouterr().out)
     assert (told["query"], told["can"], told["done"]) == ("archive", True, False)
-    assert stack.places("frames") == before, "without --yes nothing changes"
-    assert run_command(["recover", "--yes"]) == 0
+    assert run_command(["recover", "archive"]) == 0
     assert "Repaired" in capsys.readouterr().out
-    assert len(stack.places("frames")) < len(before)
+    assert stack.places("frames") == before, "the tables have everything that they say they have"
     assert run_command(["recover"]) == 0
     stack.feed()
     assert stack.run() == []
     stack.check()
+
+
+def test_archive_killed_between_any_two_commits(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And its checkpoint is gone each time."""
+    commit = DeltaRsCommits.commit
+    monkeypatch.setenv("KILN_JOBS__MAX_RESTARTS", "0")
+    stack.settings = load_settings()
+    for commits in range(5):
+        left = iter([True] * commits)
+
+        def killed(*arguments: object, left: Iterator[bool] = left) -> bool:
+            if not next(left, False):
+                raise RuntimeError("killed")
+            return commit(*arguments)  # type: ignore[arg-type]  # passes them on
+
+        stack.feed(40)
+        with monkeypatch.context() as patch:
+            patch.setattr(DeltaRsCommits, "commit", killed)
+            with pytest.raises(RestartsExhaustedError):
+                stack.run()
+        shutil.rmtree(stack.checkpoint)
+        assert run_command(["recover", "archive"]) == 0
+        stack.run()
+        stack.check()
 
 
 def test_files_that_a_power_cut_left_empty(stack: Stack) -> None:

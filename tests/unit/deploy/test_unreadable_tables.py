@@ -179,7 +179,6 @@ def test_recover_moves_a_hint_away_that_names_no_checkpoint(
     assert list(query_lake(lake, COUNT).rows()) == list(query_lake(Lake(str(SAMPLE_LAKE)), COUNT).rows())
 
 
-@pytest.mark.xfail(strict=True, reason="Less: mechanisms go")
 @pytest.mark.parametrize("damage", [lose_file, lose_commit])
 def test_recover_names_what_it_cannot_repair(
     damage: Callable[[Lake], str], state: Path, lake: Lake, capsys: pytest.CaptureFixture[str]

@@ -17,11 +17,8 @@ from typing import NamedTuple
 import pytest
 
 from kiln.conf.process.location import parse_location
-from kiln.deploy.cli.recover import encode_recovery, render_recovery
-from kiln.deploy.ops.recover import read_message_identities
+from kiln.deploy.cli.recover import render_recovery
 from kiln.pipelines.backfill.run_log import append_event, read_runs
-from kiln.pipelines.decode.decoder import compute_column_identities
-from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.files import TableFiles
 from kiln.pipelines.delta.lake import Lake, locate_commit
@@ -32,19 +29,16 @@ from kiln.pipelines.recovery import (
     adopt_topics,
     examine,
     repair,
-    replace_dedup_store,
-    rewind_query,
     set_files_aside,
 )
 from kiln.pipelines.runtime.checkpoint import Checkpoint
 from kiln.pipelines.runtime.checkpoint_faults import is_whole
 from kiln.pipelines.runtime.dedup_store import FILE_NAME, DedupStore, DedupStoreConfig
-from kiln.pipelines.runtime.table_ages import TABLES_FILE, OlderTableError, check_tables
-from kiln.pipelines.runtime.table_writer import TableWriter
+from kiln.pipelines.runtime.table_ages import OlderTableError, check_tables
+from kiln.pipelines.runtime.table_writer import TableOutput, TableWriter
 from kiln.pipelines.runtime.topics import TopicState, read_topic_ids, save_topic_ids
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.kafka.records import Epoch
-from kit.small_lake import append
 
 QUERY = "0b0ccb4a-0b0c-4b0c-8b0c-0b0ccb4a0b0c"
 TABLE = "tips"
@@ -83,9 +77,8 @@ class State:
             return self.path
         files = TableFiles(self.lake, TABLE)
         files.add(tuple(f"row {batch}" if column.type == "string" else batch for column in TABLES[TABLE].columns))
-        tables = TableWriter(self.lake, DeltaRsCommits(self.lake, durable=True), parse_location(self.path))
-        tables.commit(TABLE, files.close(), WriteId(QUERY, batch))
-        tables.save(QUERY)
+        tables = TableWriter(self.lake, DeltaRsCommits(self.lake, durable=True), Checkpoint(parse_location(self.path)))
+        tables.commit(QUERY, batch, [TableOutput(TABLE, files.close())])
         return Path(locate_commit(self.lake.folder(TABLE), self.lake.open(TABLE).version()).uri)
 
     def data(self, entry: Path) -> Path:
@@ -198,61 +191,6 @@ def test_what_is_on_another_disk_than_the_state_folder_is_set_aside(tmp_path: Pa
         assert len(list((tmp_path / "set-aside").rglob("commits/2"))) == 1
 
 
-@pytest.mark.parametrize("is_older", [False, True], ids=["", "of an earlier Kiln"])
-@pytest.mark.parametrize("what", ["entry", "data"])
-def test_a_commit_of_a_micro_batch_that_was_noted_as_done_is_not_thrown_away(
-    tmp_path: Path, what: str, is_older: bool
-) -> None:
-    """Without syncs, Spark's note may be on the disk before the table's commit."""
-    state = State(tmp_path)
-    state.run(0, 1)
-    state.begin(2)
-    entry = state.commit(2)
-    state.finish(2)
-    damaged(entry if what == "entry" else state.data(entry), EMPTY)
-    if is_older:
-        (state.path / TABLES_FILE).unlink()
-    copied(tmp_path)
-    with pytest.raises(DamageError, match=rf"^sink cannot start: {entry} is empty or truncated.* Run kiln recover"):
-        repair(state.place, ["sink"])
-    (damage,) = examine(state.place, ["sink"])
-    assert "before its micro-batch 2" in damage.remedy
-    rewind_query(state.place, damage, {})
-    assert (state.next, state.rows) == (2, ["row 0", "row 1"])
-    assert repair(state.place, ["sink"]) == []
-
-
-@pytest.mark.parametrize("begun", [True, False])
-def test_an_older_checkpoint_goes_on_where_it_ends_and_the_tables_with_it(tmp_path: Path, begun: bool) -> None:
-    state = State(tmp_path)
-    state.run(0, 1)
-    if begun:
-        state.begin(2)
-    older = {path: path.read_bytes() for path in state.path.rglob("*") if path.is_file()}
-    if not begun:
-        state.begin(2)
-    state.commit(2)
-    state.finish(2)
-    state.run(3, 4)
-    for path in [path for path in state.path.rglob("*") if path.is_file() and path not in older]:
-        path.unlink()
-    with pytest.raises(DamageError, match=r"is older than the table tips: .* has micro-batch 4\. "):
-        repair(state.place, ["sink"])
-    (damage,) = examine(state.place, ["sink"])
-    assert json.loads(encode_recovery([damage], [damage]))[0]["can"] is True
-    assert "To repair: kiln recover --yes" in render_recovery([damage], [damage]).plain
-    with pytest.raises(
-        DamageError, match=r"cannot restart sink at the offset 20 of kiln.updates-0: the oldest .* has 21,"
-    ):
-        rewind_query(state.place, damage, {"kiln.updates": {0: 21}})
-    assert state.rows == [f"row {batch}" for batch in range(5)], "nothing was changed"
-    rewind_query(state.place, damage, {"kiln.updates": {0: 20}})
-    assert (state.next, state.rows) == (2, ["row 0", "row 1"])
-    assert Checkpoint(parse_location(state.path)).query_id != QUERY
-    assert is_whole(state.path / "metadata")
-    assert repair(state.place, ["sink"]) == []
-
-
 def kept_copy(folder: Path, copy: Path) -> Path:
     shutil.copytree(folder, copy)
     return copy
@@ -280,7 +218,7 @@ def test_a_table_that_is_older_than_the_checkpoint_is_refused(tmp_path: Path, si
     with pytest.raises(OlderTableError, match=f"^{words}.* Restore the newest copy of the table"):
         check_tables(state.lake, state.place.checkpoints)
     (damage,) = examine(state.place, ["sink"])
-    assert not damage.is_repairable
+    assert damage.is_restorable
     shutil.rmtree(table)
     state.lake.create((TABLE,))
     assert "it has no micro-batch of this query" in examine(state.place, ["sink"])[0].problem
@@ -319,39 +257,6 @@ def test_tables_and_checkpoint_of_one_age_go_on(tmp_path: Path) -> None:
     (state.path / "metadata").unlink()
     state._write(state.path / "metadata", json.dumps({"id": "another"}))
     assert examine(state.place, ["sink"]) == []
-
-
-def test_going_back_that_was_cut_short_is_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    state = State(tmp_path)
-    state.run(0, 1, 2, 3)
-    for batch in (2, 3):
-        for folder in ("offsets", "commits"):
-            (state.path / folder / str(batch)).unlink()
-    (damage,) = examine(state.place, ["sink"])
-    with monkeypatch.context() as patch:
-        patch.setattr("kiln.pipelines.recovery._replace_query_id", lambda *_: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            rewind_query(state.place, damage, {})
-    assert state.rows == ["row 0", "row 1"]
-    (damage,) = examine(state.place, ["sink"])
-    rewind_query(state.place, damage, {})
-    assert (state.next, state.rows) == (2, ["row 0", "row 1"])
-    assert examine(state.place, ["sink"]) == []
-
-
-def test_a_table_that_somebody_else_has_changed_is_not_taken_back(tmp_path: Path) -> None:
-    state = State(tmp_path)
-    state.run(0, 1)
-    DeltaRsCommits(state.lake).commit(TABLE, [], WriteId("somebody", 7))
-    state.begin(2)
-    state.commit(2)
-    for folder in ("offsets", "commits"):
-        for path in (state.path / folder).glob("[12]"):
-            path.unlink()
-    (damage,) = examine(state.place, ["sink"])
-    with pytest.raises(DamageError, match="another writer has changed the table since"):
-        rewind_query(state.place, damage, {})
-    assert state.rows == ["row 0", "row 1", "row 2"]
 
 
 def test_commits_beneath_whole_ones_are_never_touched(tmp_path: Path) -> None:
@@ -433,17 +338,17 @@ def created_again(end: int = 500) -> dict[str, TopicState]:
 def test_another_topic_is_read_from_its_beginning_with_tables_state_and_id_as_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bool
 ) -> None:
-    state = State(tmp_path)
+    state = State(tmp_path, "batch")
     state.run(0, 1, 2)
     if begun:
         state.begin(3)
         state.commit(3)
     where = parse_location(state.path)
     save_topic_ids(where, {"kiln.updates": "old", "kiln.batches": "kept"})
-    topics = {"sink": created_again()}
-    with pytest.raises(DamageError, match=r"^sink cannot start: kiln.updates is not the topic .* Run kiln"):
-        repair(state.place, ["sink"], None, topics)
-    (damage,) = examine(state.place, ["sink"], None, topics)
+    topics = {"batch": created_again()}
+    with pytest.raises(DamageError, match=r"^batch cannot start: kiln.updates is not the topic .* Run kiln"):
+        repair(state.place, ["batch"], None, topics)
+    (damage,) = examine(state.place, ["batch"], None, topics)
     assert "reads kiln.updates from the oldest new record on" in damage.remedy
     assert ("micro-batch 3 was not finished" in damage.remedy) is begun
     assert "To repair: kiln recover --yes" in render_recovery([damage], [damage]).plain
@@ -451,39 +356,38 @@ def test_another_topic_is_read_from_its_beginning_with_tables_state_and_id_as_th
         patch.setattr("kiln.pipelines.recovery.save_topic_ids", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             adopt_topics(state.place, damage)
-    (damage,) = examine(state.place, ["sink"], None, topics)  # cut short, and done again
+    (damage,) = examine(state.place, ["batch"], None, topics)  # cut short, and done again
     adopt_topics(state.place, damage)
     checkpoint = Checkpoint(where)
     assert [checkpoint.ends(batch) for batch in ((2, 3) if begun else (2,))] == [
         {"kiln.updates": {0: 3, 1: 0}} for _ in range(1 + begun)
     ]
     assert (checkpoint.query_id, state.next) == (QUERY, 3)
-    assert state.rows == [f"row {batch}" for batch in range(3 + begun)]
     assert read_topic_ids(where) == {"kiln.updates": "new", "kiln.batches": "kept"}
     assert is_whole(state.path / "offsets" / "2")
-    assert len(list((tmp_path / "set-aside").rglob("sink/2"))) == 2
-    assert examine(state.place, ["sink"], None, topics) == []
+    assert len(list((tmp_path / "set-aside").rglob("batch/2"))) == 2
+    assert examine(state.place, ["batch"], None, topics) == []
 
 
 def test_a_query_that_was_stopped_in_its_first_micro_batch_begins_in_the_other_topic(tmp_path: Path) -> None:
-    state = State(tmp_path)
+    state = State(tmp_path, "batch")
     state.begin(0)
     save_topic_ids(parse_location(state.path), {"kiln.updates": "old"})
-    (damage,) = examine(state.place, ["sink"], None, {"sink": created_again()})
+    (damage,) = examine(state.place, ["batch"], None, {"batch": created_again()})
     adopt_topics(state.place, damage)
     first = (state.path / "sources" / "0" / "0").read_text().splitlines()
     assert (first[0], json.loads(first[-1])) == ("v1", {"kiln.updates": {"0": 3, "1": 0}})
     assert Checkpoint(parse_location(state.path)).count_records(0) == 0
-    assert examine(state.place, ["sink"], None, {"sink": created_again()}) == []
+    assert examine(state.place, ["batch"], None, {"batch": created_again()}) == []
 
 
 def test_a_topic_that_lost_its_newest_records_is_read_on_from_its_end(tmp_path: Path) -> None:
     """As after a power cut that took records of the broker: the id is the same."""
-    state = State(tmp_path)
+    state = State(tmp_path, "batch")
     state.run(0, 1, 2)
     save_topic_ids(parse_location(state.path), {"kiln.updates": "new"})
-    topics = {"sink": created_again(end=25)}
-    (damage,) = examine(state.place, ["sink"], None, topics)
+    topics = {"batch": created_again(end=25)}
+    (damage,) = examine(state.place, ["batch"], None, topics)
     assert damage.problem.startswith("kiln.updates-0 ends at the offset 25, and was read up to 30: ")
     adopt_topics(state.place, damage)
     assert Checkpoint(parse_location(state.path)).ends(2) == {"kiln.updates": {0: 25, 1: 0}}
@@ -495,7 +399,7 @@ class MemoryCopy(NamedTuple):
     size: int = 1
 
 
-@pytest.mark.parametrize("query", ["archive", "updates"])
+@pytest.mark.parametrize("query", ["updates"])
 def test_in_another_topic_what_passed_does_not_pass_again_unless_it_got_no_further(tmp_path: Path, query: str) -> None:
     """Other records are at the offsets of those that passed, and the same messages may come at the same offsets."""
     state = State(tmp_path, query)
@@ -580,51 +484,5 @@ def test_a_query_that_has_read_no_record_needs_no_deduplication_file(
     assert bool(examine(state.place, [query])) == is_damaged
 
 
-def test_archive_rebuilds_its_deduplication_state_from_its_table(tmp_path: Path) -> None:
-    """Messages that passed, signed or not, do not pass again; new ones do."""
-    state, horizon, at = State(tmp_path, "archive"), 120_000_000, 1_700_000_000_000_000
-    state.lake.create(("messages",))
-    seen: list[dict[str, object]] = [
-        {"network": "n", "message_id": f"m{number}", "verdict": verdict, "observed_at": _time(at + number)}
-        for number, verdict in enumerate(["valid", "unsigned"] * 50)
-    ]
-    append(state.lake, "messages", seen)
-
-    def copy(number: int, signed: bool) -> MemoryCopy:
-        digests = compute_column_identities("n", f"m{number}", signed, at + number, "", horizon)
-        return MemoryCopy(f"1/{number}/0", digests[:1] if signed else digests)
-
-    copies = [copy(number, number % 2 == 0) for number in range(100)]
-    state.run(0, 1, 2)
-    with DedupStore(DedupStoreConfig(str(state.path / FILE_NAME), 1_000)) as file:
-        assert file.filter_new(copies, 1) == copies
-        file.mark(Epoch(QUERY, 2), 1)
-    change("DELETE FROM digests")(state.path / FILE_NAME)
-    (damage,) = examine(state.place, ["archive"])
-    assert damage.rebuilds_dedup_state
-    assert damage.is_repairable
-    for _ in range(2):  # it can be repeated
-        replace_dedup_store(state.place, "archive", read_message_identities(state.lake, horizon), 5, durable=True)
-    assert examine(state.place, ["archive"]) == []
-    new = copy(100, True)
-    with DedupStore(DedupStoreConfig(str(state.path / FILE_NAME), 1_000)) as file:
-        assert file.filter_new([*copies, new], 6) == [new]
-    assert list((tmp_path / "set-aside").rglob(FILE_NAME))
-
-
 def _time(micros: int) -> datetime:
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=micros)
-
-
-def test_a_query_whose_topic_is_another_does_not_go_back(tmp_path: Path) -> None:
-    """What it would do anew is no longer in Kafka."""
-    state = State(tmp_path)
-    state.run(0, 1, 2, 3)
-    for batch in (2, 3):
-        for folder in ("offsets", "commits"):
-            (state.path / folder / str(batch)).unlink()
-    save_topic_ids(parse_location(state.path), {"kiln.updates": "old"})
-    (damage,) = examine(state.place, ["sink"], None, {"sink": created_again()})
-    assert "is older than the table tips" in damage.problem
-    assert "is not the topic that was read before" in damage.problem
-    assert not damage.is_repairable

@@ -17,7 +17,10 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from kiln.pipelines.delta.arrow_rows import RowBuffer, build_arrow_schema
+from kiln.pipelines.delta.commits import WriteId
+from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.lake import Lake
+from kiln.pipelines.runtime.kafka_ranges import RECORDS
 from kiln.pipelines.runtime.row_packing import pack, pack_rows, unpack, unpack_rows
 from kiln.pipelines.sink.transform import (
     IDENTITY,
@@ -29,6 +32,7 @@ from kiln.pipelines.sink.transform import (
     _read_record,
     apply_log_time,
     decode_records,
+    read_stored_identities,
     write_rows,
 )
 from kiln.schemas.delta.tables import TABLES
@@ -626,3 +630,25 @@ def test_a_task_without_rows_writes_no_file(tmp_path: Path) -> None:
     lake.create(OUTPUT_TABLES)
     (batch,) = write_rows((), lake, {})
     assert [(row["kind"], unpack(row["data"])) for row in batch.to_pylist()] == [(SINK_OUTPUT, [[]])]
+
+
+def test_the_identities_of_records_are_known_from_their_rows(tmp_path: Path) -> None:
+    """`kiln recover` rebuilds the deduplication state of `sink` from its tables."""
+    lake = Lake(str(tmp_path))
+    lake.create(QUERIES["sink"].tables)
+    keys = (b"1/2/3", b"1/2", b"updates/3/77", BLOCK.cid.encode())
+    records = [*((topic, value, b"1/2/3") for topic, value in GOOD.items()), ("updates", b"garbage", b"")]
+    records += [("quarantine", encode(FAULT), key) for key in keys]
+    listed = [(topic, 3, number, NOW, key, value) for number, (topic, value, key) in enumerate(records)]
+    columns = zip(*listed, strict=True)
+    batch = pa.RecordBatch.from_arrays(
+        [pa.array(column, field.type) for column, field in zip(columns, RECORDS, strict=True)], schema=RECORDS
+    )
+    decoded = [row for row in decode_records([batch]) if row.kind != LOG_TIME]
+    outputs = [each for batch in write_rows(decoded, lake, {}) for each in batch.to_pylist()]
+    (written,) = [each["data"] for each in outputs if each["kind"] == SINK_OUTPUT]
+    for number, file in enumerate(msgspec.msgpack.decode(written, type=SinkOutput).files):
+        DeltaRsCommits(lake).commit(file.table, [file], WriteId("query", number))
+    stored = set(read_stored_identities(lake))
+    assert {row.kind for row in decoded} >= set(QUERIES["sink"].tables)
+    assert {row.identities for row in decoded if row.kind in QUERIES["sink"].tables} <= stored

@@ -1,0 +1,168 @@
+"""Newest micro-batch that all tables of a query have, by what their commits carry (decision 19)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import msgspec
+
+from kiln.conf.process.errors import KilnError
+from kiln.pipelines.delta.commits import MAINTENANCE_PREFIX, PROGRESS_KEY, BatchProgress, WriteId
+from kiln.pipelines.delta.lake import Lake
+from kiln.pipelines.delta.table_history import list_commits, read_commit
+
+_Key = tuple[int, int]
+"""generation and micro-batch"""
+
+
+class RestoreError(KilnError):
+    """The tables do not tell where their query can continue."""
+
+
+class RestorePoint(NamedTuple):
+    """A state of all tables of a query between two of its micro-batches."""
+
+    offsets: Mapping[str, Mapping[int, int]]
+    """up to which the rows of the records are in the tables, by full topic name"""
+    topics: Mapping[str, str]
+    """ids of these topics"""
+    versions: Mapping[str, int]
+    """version of each table, by table"""
+    generation: int
+    """greatest generation in the logs"""
+
+
+@dataclass
+class _History:
+    """The commits of a table that count: a RESTORE has undone those after its version."""
+
+    newest: int
+    is_truncated: bool
+    """true if the log has lost older commits"""
+    writes: dict[_Key, dict[str, BatchProgress]] = field(default_factory=dict)
+    """by micro-batch, and then by write"""
+    versions: list[tuple[int, _Key | None]] = field(default_factory=list)
+    """from the newest on: the micro-batch of each commit that adds or removes rows, None if it is not of the query"""
+    generation: int = 0
+
+    def has(self, lake: Lake, progress: BatchProgress, write: str) -> bool:
+        """Return true if the table has a write of a micro-batch."""
+        key = _get_key(progress)
+        if write in self.writes.get(key, {}):
+            return True
+        if not self.is_truncated or (self.writes and key > min(self.writes)):
+            return False
+        if self.writes:
+            return True  # older than everything in the log
+        table, name = write.split(":")
+        newest = lake.open(table).transaction_version(WriteId(progress.query_id, 0, name).app_id(table))
+        return newest is not None and newest >= progress.batch
+
+
+def find_restore_point(lake: Lake, tables: Sequence[str]) -> RestorePoint | None:
+    """Find the newest micro-batch that all tables have. An interrupted restore can be continued.
+
+    Args:
+        lake: The lake.
+        tables: All tables of one query. Their logs have no torn commit.
+
+    Returns:
+        None if the tables have no row of the query.
+
+    Raises:
+        RestoreError: The logs do not go back far enough, or another writer has changed a table since.
+    """
+    histories = {table: _read_history(lake, table) for table in tables if lake.has(table)}
+    known: dict[_Key, BatchProgress] = {}
+    for history in histories.values():
+        for key, writes in history.writes.items():
+            known[key] = next(iter(writes.values()))
+    if not known:
+        full = [table for table, history in histories.items() if history.newest and lake.has_rows(table)]
+        if full:
+            raise RestoreError(f"no commit of the tables {', '.join(full)} in {lake.path} tells which records it has")
+        return None
+    lacking = [
+        key
+        for key, progress in known.items()
+        if not all(
+            write.split(":")[0] in histories and histories[write.split(":")[0]].has(lake, progress, write)
+            for write in progress.writes
+        )
+    ]
+    end = min(lacking, default=None)
+    newest = known[max(known) if end is None else end]
+    return RestorePoint(
+        newest.ends if end is None else newest.starts,
+        newest.topics,
+        {table: _find_version(lake, table, history, end) for table, history in histories.items()},
+        max(history.generation for history in histories.values()),
+    )
+
+
+def _find_version(lake: Lake, table: str, history: _History, end: _Key | None) -> int:
+    """Find the version of a table before the micro-batch `end`; its newest one if that is None."""
+    base, others = history.newest, False
+    for version, key in history.versions:
+        if key is None:
+            others = True
+        elif end is not None and key >= end:
+            if others:
+                raise RestoreError(
+                    f"cannot restore table {table} in {lake.path}: another writer has changed it since its version "
+                    f"{version}"
+                )
+            base = version - 1
+    if base < history.newest and history.is_truncated and base < history.versions[-1][0]:
+        raise RestoreError(f"cannot restore table {table} in {lake.path} to version {base}: its log begins after it")
+    return base
+
+
+def _read_history(lake: Lake, table: str) -> _History:
+    folder = lake.folder(table)
+    commits = list_commits(folder)
+    history = _History(commits[-1] if commits else 0, bool(commits) and commits[0] > 0)
+    until = history.newest
+    for version in reversed(commits):
+        actions = read_commit(folder, version)
+        info = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
+        carried = info.get(PROGRESS_KEY)
+        progress = _DECODER.decode(carried) if isinstance(carried, str) else None
+        if progress is not None:
+            history.generation = max(history.generation, progress.generation)
+        if version > until:
+            continue  # undone
+        if progress is not None:
+            key = _get_key(progress)
+            names = {
+                ":".join(str(action["txn"]["appId"]).split(":")[1:])
+                for action in actions
+                if "txn" in action and str(action["txn"]["appId"]).startswith(f"{progress.query_id}:")
+            }
+            history.writes.setdefault(key, {}).update(dict.fromkeys(names, progress))
+            history.versions.append((version, key))
+        elif (restored := _read_restored_version(info)) is not None:
+            until = restored
+        elif _changes_rows(actions) and not str(info.get("userMetadata", "")).startswith(MAINTENANCE_PREFIX):
+            history.versions.append((version, None))
+    return history
+
+
+def _read_restored_version(info: Mapping[str, object]) -> int | None:
+    """Read the version that a commit has restored; None if it is no RESTORE to a version."""
+    parameters = info.get("operationParameters")
+    version = str(parameters.get("version")) if isinstance(parameters, dict) else ""
+    return int(version) if info.get("operation") == "RESTORE" and version.isdecimal() else None
+
+
+def _changes_rows(actions: Sequence[Mapping[str, Mapping[str, object]]]) -> bool:
+    return any("add" in action or "remove" in action or "txn" in action for action in actions)
+
+
+def _get_key(progress: BatchProgress) -> _Key:
+    return progress.generation, progress.batch
+
+
+_DECODER = msgspec.json.Decoder(BatchProgress)
