@@ -483,8 +483,7 @@ def _describe_lost_state(location: DamageLocation, name: str, checkpoint: Checkp
             marked = read_marked_epoch(folder)
         except DedupStoreError as error:
             return str(error)
-        # after `rewind_query`, the query has a new id and the file has the mark of the old one
-        if marked.query in ("", checkpoint.query_id) and marked.batch < done:
+        if marked.batch < done:
             return f"{path} ends with micro-batch {marked.batch}, and the checkpoint with {done}"
         return find_missing_digests(folder)
     if has_dedup_state(folder) or checkpoint.ends(done) == checkpoint.first_offsets:

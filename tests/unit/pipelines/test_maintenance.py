@@ -25,11 +25,12 @@ from hypothesis import strategies as st
 
 from kiln.conf.process.errors import KilnError
 from kiln.deploy.query.ask import query_lake
-from kiln.pipelines.delta.commits import SecondWriterError, WriteId
+from kiln.pipelines.delta.commits import BatchProgress, SecondWriterError, WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.files import TableFiles
 from kiln.pipelines.delta.lake import Lake, list_stats_columns, locate_commit
-from kiln.pipelines.delta.log_faults import find_newest_write, find_version_before, inspect_log, restore_version
+from kiln.pipelines.delta.log_faults import find_newest_write, inspect_log, restore_version
+from kiln.pipelines.delta.table_progress import RestoreError, find_restore_point
 from kiln.pipelines.maintenance import plan
 from kiln.pipelines.maintenance.plan import LogEntry, MaintenancePolicy, RemovedFiles, TableFile, UntrackedFile
 from kiln.pipelines.maintenance.state import read_log, read_state
@@ -75,7 +76,11 @@ class Appender:
             out = TableFiles(self.lake, TABLE)
             for number in range(10):
                 out.add(self.row(number))
-            assert self._commits.commit(TABLE, out.close(), WriteId(self.query, self.batch))
+            starts, ends = ({"kiln.updates": {0: 10 * each}} for each in (self.batch, self.batch + 1))
+            progress = BatchProgress(
+                query_id=self.query, batch=self.batch, writes=[f"{TABLE}:append"], starts=starts, ends=ends
+            )
+            assert self._commits.commit(TABLE, out.close(), WriteId(self.query, self.batch), progress)
             self.batch += 1
 
     def row(self, number: int) -> tuple[object, ...]:
@@ -396,6 +401,16 @@ def test_a_kill_in_the_midst_leaves_a_table_and_the_next_one_goes_on(long: Lake,
 # ---------------------------------------------------------------- beside recovery
 
 
+def lack(lake: Lake, batch: int) -> None:
+    """Let another table of the query end before a micro-batch."""
+    lake.create(["tips"])
+    for each in (batch - 1, batch):
+        at = {"kiln.updates": {0: 10 * each}}
+        writes = [f"{TABLE}:append", "tips:append", *(["streams:append"] if each == batch else [])]
+        progress = BatchProgress(query_id="q", batch=each, writes=writes, starts=at, ends=at)
+        assert DeltaRsCommits(lake).commit("tips", [], WriteId("q", each), progress)
+
+
 def test_a_table_goes_back_to_before_a_micro_batch_over_a_compaction(lake: Lake) -> None:
     appender = Appender(lake)
     appender.append(20)
@@ -403,20 +418,29 @@ def test_a_table_goes_back_to_before_a_micro_batch_over_a_compaction(lake: Lake)
     cared(lake)
     appender.append(10)
     cared(lake)
-    base = find_version_before(lake, TABLE, "q", 20)
-    assert base is not None
-    restore_version(lake, TABLE, base)
+    lack(lake, 20)
+    point = find_restore_point(lake, [TABLE, "tips", "streams"])
+    assert point is not None
+    assert point.offsets == {"kiln.updates": {0: 200}}
+    restore_version(lake, TABLE, point.versions[TABLE])
     assert rows(lake) == before
 
 
 def test_a_table_goes_back_within_a_short_log(long: Lake) -> None:
     cared(long, at=now() + 13 * HOUR)
     assert find_newest_write(long, TABLE, "q", inspect_log(long, TABLE)) == LONG - 1
-    assert find_version_before(long, TABLE, "q", 20) is None, "the log does not tell"
-    base = find_version_before(long, TABLE, "q", 100)
-    assert base is not None
-    restore_version(long, TABLE, base)
+    lack(long, 100)
+    point = find_restore_point(long, [TABLE, "tips", "streams"])
+    assert point is not None
+    restore_version(long, TABLE, point.versions[TABLE])
     assert len(rows(long)) == 1000
+
+
+def test_a_table_does_not_go_back_further_than_its_log(long: Lake) -> None:
+    cared(long, at=now() + 13 * HOUR)
+    lack(long, 20)
+    with pytest.raises(RestoreError, match="its log begins after it"):
+        find_restore_point(long, [TABLE, "tips", "streams"])
 
 
 def test_a_torn_checkpoint_of_a_short_log_is_found(long: Lake) -> None:
