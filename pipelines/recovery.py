@@ -529,7 +529,7 @@ def _examine_end(
     if newest.batch > claimed.batch:
         problem = _describe_older(name, checkpoint.path, claimed.batch, newest)
     elif files or extra:
-        problem = _describe_torn(files or extra)
+        problem = _describe_torn(files or extra, logs)
     else:
         return None
     if not _has_lost_rows(checkpoint, sound, lake, logs) and _can_continue(name, claimed, sound, newest.batch):
@@ -610,8 +610,10 @@ def _describe_older(name: str, checkpoint: Location, planned: int, newest: Table
     )
 
 
-def _describe_torn(files: Sequence[Path]) -> str:
-    return f"{_list_names(files)} is empty or truncated, as by a power cut, or does not match the other files"
+def _describe_torn(files: Sequence[Path], logs: Mapping[str, TableLog] | None = None) -> str:
+    named = [name for each in (logs or {}).values() for name in each.files]
+    missing = f" ({', '.join(named[:3])})" if named else ""
+    return f"{_list_names(files)} is empty or truncated, as by a power cut, or does not match the other files{missing}"
 
 
 def _list_names(files: Sequence[Path]) -> str:
@@ -627,7 +629,7 @@ def _examine_missing_checkpoint(name: str, lake: Lake, logs: Mapping[str, TableL
     torn = tuple(files[: sum(len(each.torn) for each in logs.values())])
     is_new = all(version == 0 for each in logs.values() for version in each.torn)
     remedy = "These files were set aside, and Kiln writes them again" if is_new else _RESTORE_OR_RESTART
-    return Damage(name, _describe_torn(files), remedy, torn, tuple(files) if is_new else ())
+    return Damage(name, _describe_torn(files, logs), remedy, torn, tuple(files) if is_new else ())
 
 
 def _examine_missing_metadata(name: str, checkpoint: Path) -> Damage | None:

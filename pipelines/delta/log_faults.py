@@ -29,6 +29,8 @@ class TableLog:
     """the newest commits, newest first, if they cannot be read or name missing files"""
     within: list[int] = field(default_factory=list)
     """torn commits that are followed by intact ones"""
+    files: list[str] = field(default_factory=list)
+    """missing or truncated files that these commits name"""
     checkpoints: list[Path] = field(default_factory=list)
     """unreadable checkpoints of the log that the log itself can replace"""
 
@@ -45,9 +47,10 @@ def inspect_log(lake: Lake, table: str) -> TableLog:
     whole_follows = False
     for version in reversed(versions[-_INSPECTED_COMMITS:]):
         actions = read_commit(location, version)
-        is_good = bool(actions) and all(
-            _is_intact(folder, add) for add in _select_actions(actions, "add") if add["path"] not in removed
-        )
+        adds = [add for add in _select_actions(actions, "add") if add["path"] not in removed]
+        damaged = [str(add["path"]) for add in adds if not _is_intact(folder, add)]
+        is_good = bool(actions) and not damaged
+        log.files += damaged
         removed |= {str(remove["path"]) for remove in _select_actions(actions, "remove")}
         if not is_good:
             (log.within if whole_follows else log.torn).append(version)

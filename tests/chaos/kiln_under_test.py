@@ -22,7 +22,7 @@ from kiln.deploy.stack import kafka_broker as broker
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
 from kiln.deploy.stack.ports import HOST
 from kiln.pipelines.app import launch
-from kiln.pipelines.delta.commits import WriteId
+from kiln.pipelines.delta.commits import BatchProgress, WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.files import DataFile
 from kiln.pipelines.runtime import query_context
@@ -37,9 +37,11 @@ class CutError(RuntimeError):
 class CutCommits(DeltaRsCommits):
     """Commits that end where the file `cut` says."""
 
-    def commit(self, table: str, files: Sequence[DataFile], write: WriteId) -> bool:
+    def commit(
+        self, table: str, files: Sequence[DataFile], write: WriteId, progress: BatchProgress | None = None
+    ) -> bool:
         self._cut(table, "before")
-        done = super().commit(table, files, write)
+        done = super().commit(table, files, write, progress)
         self._cut(table, "after")
         return done
 

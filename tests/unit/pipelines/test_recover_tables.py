@@ -99,11 +99,11 @@ class Killed(DeltaRsCommits):
         super().__init__(lake, durable=True)
         self._left = left
 
-    def commit(self, *arguments: object) -> bool:  # type: ignore[override]  # passes them on
+    def commit(self, *arguments: object) -> bool:
         self._left -= 1
         if self._left < 0:
             raise KilledError
-        return super().commit(*arguments)  # type: ignore[arg-type]  # as above
+        return super().commit(*arguments)  # type: ignore[arg-type]  # passes them on
 
 
 def whole(end: int = END) -> dict[str, list[str]]:

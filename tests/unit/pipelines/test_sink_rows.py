@@ -644,7 +644,7 @@ def test_the_identities_of_records_are_known_from_their_rows(tmp_path: Path) -> 
     batch = pa.RecordBatch.from_arrays(
         [pa.array(column, field.type) for column, field in zip(columns, RECORDS, strict=True)], schema=RECORDS
     )
-    decoded = [row for row in decode_records([batch]) if row.kind != LOG_TIME]
+    decoded = [row for row in decode_records(iter([batch])) if row.kind != LOG_TIME]
     outputs = [each for batch in write_rows(decoded, lake, {}) for each in batch.to_pylist()]
     (written,) = [each["data"] for each in outputs if each["kind"] == SINK_OUTPUT]
     for number, file in enumerate(msgspec.msgpack.decode(written, type=SinkOutput).files):
