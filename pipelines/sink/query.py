@@ -73,8 +73,8 @@ def start(context: QueryContext) -> StreamingQuery:
             foreign_rows = out.where(F.col("kind") == RECEIVED_ROWS)
             if not foreign_rows.isEmpty():
                 ours, streams = (
-                    read_rows(session, context.lake, name).union(
-                        read_files(session, context.lake, name, files.get(name, []))
+                    read_rows(session, context.lake, name).unionByName(
+                        read_files(session, context.lake, name, files.get(name, [])), allowMissingColumns=True
                     )
                     for name in _REFERENCE_TABLES
                 )
