@@ -16,37 +16,30 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from pathlib import Path
-from typing import Final, NamedTuple
-from uuid import uuid4
 
 import msgspec
-import pyarrow as pa
 
 from kiln.conf.process.disk import to_disk
 from kiln.conf.process.errors import KilnError
 from kiln.conf.process.location import Location, parse_location
-from kiln.pipelines.batch.log_time import LOG_TIMES_FILE, LogTimeFile
-from kiln.pipelines.delta.lake import Lake, locate_commit, locate_log
+from kiln.pipelines.delta.lake import Lake, LakeError, locate_commit, locate_log
 from kiln.pipelines.delta.log_faults import (
     TableLog,
     find_newest_write,
     inspect_log,
     restore_version,
 )
-from kiln.pipelines.delta.rows import read_rows
 from kiln.pipelines.delta.table_progress import RestoreError, RestorePoint, find_restore_point
 from kiln.pipelines.runtime.checkpoint import (
     FIRST_OFFSETS_FILE,
     GENERATION_FILE,
     REPLACED_EPOCH_FILE,
     Checkpoint,
-    format_first_offsets,
+    write_checkpoint,
 )
 from kiln.pipelines.runtime.checkpoint_faults import (
     LastGoodBatch,
-    find_claimed_end,
     find_sound_end,
     is_whole,
     list_files_after,
@@ -54,9 +47,9 @@ from kiln.pipelines.runtime.checkpoint_faults import (
 )
 from kiln.pipelines.runtime.dedup_store import (
     FILE_NAME,
-    DedupStore,
     DedupStoreConfig,
     DedupStoreError,
+    build_dedup_store,
     find_missing_digests,
     has_dedup_state,
     read_marked_epoch,
@@ -136,8 +129,8 @@ def examine(
         damage = _examine(location, name)
         if damage is None or not damage.is_self_repairing:
             query_progress = progress if name == "updates" else None
-            other = _examine_topics(location, name, (topics or {}).get(name, {}))
-            damage = _combine(damage, other) or other or _examine_progress(location, name, query_progress)
+            damage = damage or _examine_topics(location, name, (topics or {}).get(name, {}))
+            damage = damage or _examine_progress(location, name, query_progress)
             damage = damage and offer_restore(location, damage)
         damages.append(damage)
     damages += (_examine_log_of(location.lake, table) for table in _UNQUERIED_TABLES)
@@ -174,18 +167,14 @@ def set_files_aside(location: DamageLocation, damage: Damage) -> str:
     return f"{damage.query}: {damage.problem}. {damage.remedy}"
 
 
-@dataclass(frozen=True)
-class DedupRebuild:
-    """How the deduplication file of a query is made from its tables."""
-
-    read_identities: Callable[[Lake], Iterable[tuple[bytes, ...]]]
-    """reads the digests of each row"""
-    durable: bool
-    """true if the file must survive a power cut"""
-
-
 def recover_tables(
-    location: DamageLocation, name: str, topics: Mapping[str, TopicState], rebuild: DedupRebuild, now: int
+    location: DamageLocation,
+    name: str,
+    topics: Mapping[str, TopicState],
+    read_identities: Callable[[Lake], Iterable[tuple[bytes, ...]]],
+    now: int,
+    *,
+    durable: bool,
 ) -> None:
     """Continue `archive` or `sink` behind the newest micro-batch that all its tables have. The tables are restored to
     it, and the query repeats what followed from Kafka. An interrupted call can be repeated.
@@ -194,44 +183,50 @@ def recover_tables(
         location: Folders of the query.
         name: The query.
         topics: The topics that the query reads, by full name.
-        rebuild: How to make the deduplication file.
+        read_identities: Reads the digests of the rows in the tables, for the deduplication file.
         now: µs; the digests are kept from now on.
+        durable: True if that file must survive a power cut.
 
     Raises:
         DamageError: Rows would be lost. Nothing was changed, except that torn files were set aside.
     """
     lake, checkpoints = location.lake, location.checkpoints.folder
-    if checkpoints is None:
-        raise DamageError(f"the checkpoint of {name} is in an object store. {_RESTORE_OR_RESTART}")
+    obstacle = _find_obstacle(location, name)
+    if checkpoints is None or obstacle:
+        raise DamageError(f"{obstacle}. {_RESTORE_OR_RESTART}")
     logs = _read_table_logs(lake, name)
-    if (checkpoints / name / "state").exists():
-        raise DamageError(
-            f"the deduplication state of {name} is in Spark's state, which cannot be rebuilt. {_RESTORE_OR_RESTART}"
-        )
     if any(each.within for each in logs.values()):
-        raise DamageError(f"a commit of its tables is damaged, and later commits are intact. {_RESTORE_OR_RESTART}")
+        raise DamageError(f"a commit of its tables is damaged, and later commits are intact. {_NOTHING_TO_RESTORE}")
     for path in _list_torn_logs(lake, logs):
         _set_aside(location, path)
-    lake.create(QUERIES[name].tables)
     try:
+        lake.create(QUERIES[name].tables)
         point = find_restore_point(lake, QUERIES[name].tables)
-    except RestoreError as error:
+    except (LakeError, RestoreError) as error:
         raise DamageError(f"{error}. {_RESTORE_OR_RESTART}") from error
     old, fresh = checkpoints / name, checkpoints / f"{name}.new"
     if point is not None:
         begin, is_replaced = _find_begin(name, point, topics)
         for table, version in ({} if is_replaced else point.versions).items():
             restore_version(lake, table, version)
-        _write_checkpoint(fresh, begin, point.generation + 1)
+        write_checkpoint(fresh, begin, {GENERATION_FILE: str(point.generation + 1)})
         save_topic_ids(parse_location(fresh), {topic: state.id for topic, state in topics.items()})
-        if name == "sink":
-            LogTimeFile(parse_location(fresh / LOG_TIMES_FILE)).advance(-1, _read_log_times(lake))
-        _build_dedup_store(fresh / FILE_NAME, rebuild, lake, now)
+        epoch = Epoch(Checkpoint(parse_location(fresh)).query_id, -1)
+        build_dedup_store(DedupStoreConfig(str(fresh / FILE_NAME), 1, durable), read_identities(lake), epoch, now)
     if old.exists():
         _set_aside(location, old)
     if point is not None:
         fresh.rename(old)
     to_disk(checkpoints)
+
+
+def _find_obstacle(location: DamageLocation, name: str) -> str:
+    """Describe why the deduplication state of a query cannot be made from its tables; empty if it can."""
+    if location.checkpoints.folder is None:
+        return f"the checkpoint of {name} is in an object store, and its deduplication state in Spark's"
+    if (location.checkpoints.folder / name / "state").exists():
+        return f"the deduplication state of {name} is in Spark's state, which cannot be rebuilt"
+    return ""
 
 
 def _find_begin(name: str, point: RestorePoint, topics: Mapping[str, TopicState]) -> tuple[log.Offsets, bool]:
@@ -241,10 +236,13 @@ def _find_begin(name: str, point: RestorePoint, topics: Mapping[str, TopicState]
         The offsets, and true if a topic was re-created: its records cannot be repeated, so that no row may go.
 
     Raises:
-        DamageError: Kafka no longer has the records in between, or does not answer.
+        DamageError: Kafka no longer has the records in between, or did not answer.
     """
     if missing := sorted(point.offsets.keys() - topics.keys()):
-        raise DamageError(f"cannot read the topics {', '.join(missing)} of {name} at the broker")
+        raise DamageError(
+            f"cannot read the topics {', '.join(missing)}, from which {name} continues. Start the broker, or correct "
+            "kafka.bootstrap, and repeat kiln recover"
+        )
     mismatches = find_mismatches(point.topics, point.offsets, topics)
     begin: dict[str, Mapping[int, int]] = {topic: each.begin for topic, each in mismatches.items()}
     for topic in topics.keys() - mismatches.keys():
@@ -260,47 +258,6 @@ def _find_begin(name: str, point: RestorePoint, topics: Mapping[str, TopicState]
     return begin, bool(mismatches)
 
 
-def _write_checkpoint(folder: Path, begin: log.Offsets, generation: int) -> None:
-    """Write the checkpoint of a query that begins at these offsets, under a new id."""
-    shutil.rmtree(folder, ignore_errors=True)
-    files = {
-        "metadata": json.dumps({"id": str(uuid4())}),
-        FIRST_OFFSETS_FILE: format_first_offsets(begin),
-        GENERATION_FILE: str(generation),
-    }
-    for name, text in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-        to_disk(path)
-    for part in ("sources/0", "sources", "."):
-        to_disk(folder / part)
-
-
-def _read_log_times(lake: Lake) -> dict[int, int]:
-    """Read the log time of each partition of `kiln.updates`, as the table `updates` has it."""
-    times: dict[int, int] = {}
-    for batch in read_rows(lake.open("updates"), ["log_partition", "log_time"]):
-        stamps = batch.column("log_time").cast(pa.int64()).to_pylist()
-        for partition, stamp in zip(batch.column("log_partition").to_pylist(), stamps, strict=True):
-            times[partition] = max(stamp, times.get(partition, 0))
-    return times
-
-
-def _build_dedup_store(path: Path, rebuild: DedupRebuild, lake: Lake, now: int) -> None:
-    with DedupStore(DedupStoreConfig(str(path), 1, rebuild.durable)) as store:
-        batch = iter(rebuild.read_identities(lake))
-        while chunk := list(islice(batch, _REBUILT_AT_ONCE)):
-            store.add_known(chunk, now)
-        query_id = Checkpoint(parse_location(path.parent)).query_id
-        store.mark(Epoch(query_id, -1), now)
-    to_disk(path)  # SQLite has removed its log, as no other process has the file open
-    to_disk(path.parent)
-
-
-_REBUILT_AT_ONCE = 10_000  # rows
-
-
 def advance_query(location: DamageLocation, damage: Damage, since: log.Offsets, now: int) -> None:
     """Resume a query at `damage.advance_from` with a new checkpoint. An interrupted call can be repeated.
 
@@ -313,23 +270,15 @@ def advance_query(location: DamageLocation, damage: Damage, since: log.Offsets, 
     checkpoints = Path(location.checkpoints.uri)
     old = Checkpoint(location.checkpoints / damage.query)
     began = old.replaced_epoch or Epoch(old.query_id, 0)
+    replaced = Epoch(began.query, began.batch + damage.advance_from.batch)
     fresh = checkpoints / f"{damage.query}.new"
-    shutil.rmtree(fresh, ignore_errors=True)
     # the state of a query that was stopped in its first micro-batch (OffsetSeq)
     first = {"batchWatermarkMs": 0, "batchTimestampMs": now // 1_000, "conf": old.conf}
-    files = {
-        "metadata": json.dumps({"id": str(uuid4())}),
-        FIRST_OFFSETS_FILE: format_first_offsets(since),
+    others = {
         "offsets/0": f"v1\n{json.dumps(first)}\n{json.dumps(damage.advance_from.ends)}",
-        REPLACED_EPOCH_FILE: msgspec.json.encode(Epoch(began.query, began.batch + damage.advance_from.batch)).decode(),
+        REPLACED_EPOCH_FILE: msgspec.json.encode(replaced).decode(),
     }
-    for name, text in files.items():
-        path = fresh / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-        to_disk(path)
-    for folder in ("sources/0", "sources", "offsets", "."):
-        to_disk(fresh / folder)
+    write_checkpoint(fresh, since, others)
     _set_aside(location, checkpoints / damage.query)
     fresh.rename(checkpoints / damage.query)
     to_disk(checkpoints)
@@ -415,18 +364,10 @@ def _examine_topics(location: DamageLocation, name: str, topics: Mapping[str, To
     return Damage(name, problem, remedy, adopted_topics=adopted)
 
 
-def _combine(damage: Damage | None, other: Damage | None) -> Damage | None:
-    """Withdraw the remedies that repeat micro-batches, which a re-created topic rules out."""
-    if damage is None or other is None:
-        return damage
-    problem = f"{damage.problem}. And {other.problem}"
-    return replace(damage, problem=problem, remedy=_RESTORE_OR_RESTART, advance_from=None)
-
-
 def offer_restore(location: DamageLocation, damage: Damage) -> Damage:
     """Offer `recover_tables` for a query whose tables tell where it can continue."""
     name = damage.query
-    if name not in RESTORABLE or location.checkpoints.folder is None or damage.remedy == _NOTHING_TO_RESTORE:
+    if not QUERIES[name].tables or _find_obstacle(location, name) or damage.remedy == _NOTHING_TO_RESTORE:
         return damage
     topics = (
         f"{name} reads {', '.join(damage.adopted_topics)} from the oldest new record on, and recognises what its tables"
@@ -439,10 +380,6 @@ def offer_restore(location: DamageLocation, damage: Damage) -> Damage:
         "gets a new checkpoint, with deduplication state from its tables"
     )
     return replace(damage, remedy=remedy, adopted_topics={}, is_restorable=True)
-
-
-RESTORABLE: Final = ("archive", "sink")
-"""queries whose tables tell where they can continue"""
 
 
 def _examine_progress(location: DamageLocation, name: str, progress: ProgressReport | None) -> Damage | None:
@@ -499,52 +436,58 @@ def _examine(location: DamageLocation, name: str) -> Damage | None:
         problem = f"{_list_names(within)} is damaged, or names a missing file, and later commits are intact"
         return Damage(name, problem, _NOTHING_TO_RESTORE, tuple(within))
     if not checkpoint.path.exists():
-        return _examine_missing_checkpoint(name, lake, logs)
+        return _examine_missing_checkpoint(name, checkpoint, lake, logs)
     folder = checkpoint.path.folder
-    if folder is None:
-        return _examine_stored(name, checkpoint, lake, logs)
-    if not is_whole(folder / "metadata"):
-        return _examine_missing_metadata(name, folder)
-    sound = find_sound_end(folder)
-    if sound is None:
+    if folder is not None and not is_whole(folder / "metadata"):
+        return _examine_missing_metadata(name, checkpoint, folder)
+    if not checkpoint.exists:
+        return None
+    claimed = LastGoodBatch(checkpoint.planned, checkpoint.planned == checkpoint.committed)
+    sound = claimed if folder is None else find_sound_end(folder)  # a power cut tears nothing in an object store
+    if folder is not None and sound is None:
         damaged = list_torn_files(folder, None)
         problem = f"no micro-batch of {checkpoint.path} is intact. Damaged: {_list_names(damaged)}"
         return Damage(name, problem, _RESTORE_OR_RESTART, tuple(damaged))
-    return _examine_end(name, checkpoint, folder, sound, lake, logs)
+    return _examine_end(name, checkpoint, claimed, sound or claimed, lake, logs)
 
 
 def _examine_end(
-    name: str, checkpoint: Checkpoint, folder: Path, sound: LastGoodBatch, lake: Lake, logs: Mapping[str, TableLog]
+    name: str,
+    checkpoint: Checkpoint,
+    claimed: LastGoodBatch,
+    sound: LastGoodBatch,
+    lake: Lake,
+    logs: Mapping[str, TableLog],
 ) -> Damage | None:
-    """Examine the newest micro-batches of a checkpoint in which one, `sound`, is intact."""
+    """Examine the newest micro-batches of a checkpoint: `claimed` by its file names, of which `sound` is intact."""
     torn_tables = {table for table, each in logs.items() if each.torn}
     if older := find_older_table(lake, name, checkpoint, sound.next - 1, torn_tables):
         return Damage(name, older, OLDER_TABLE_REMEDY)
-    claimed, newest = find_claimed_end(folder), _find_newest_write(lake, checkpoint.query_id, logs)
+    writes = {table: find_newest_write(lake, table, checkpoint.query_id, each) for table, each in logs.items()}
+    newest = max(writes.values(), default=-1)
     torn_logs = _list_torn_logs(lake, logs)
     files, extra = [*torn_logs], list[Path]()
-    if sound != claimed:
+    folder = checkpoint.path.folder
+    if folder is not None and sound != claimed:
         files += list_torn_files(folder, sound)
         extra = list_files_after(folder, sound)
-    if newest.batch > claimed.batch:
-        problem = _describe_older(name, checkpoint.path, claimed.batch, newest)
+    if newest > claimed.batch:
+        table = max(writes, key=writes.__getitem__)
+        problem = (
+            f"the checkpoint of {name} in {checkpoint.path} is older than the table {table}: it ends with micro-batch "
+            f"{claimed.batch}, and the table has micro-batch {newest}. The query would skip the records in between"
+        )
     elif files or extra:
         problem = _describe_torn(files or extra, logs)
     else:
         return None
-    if not _has_lost_rows(checkpoint, sound, lake, logs) and _can_continue(name, claimed, sound, newest.batch):
+    # a torn commit may have lost rows of a micro-batch that is done; one that is not done is repeated
+    done_writes = list_done_writes(checkpoint, sound.next - 1)
+    has_lost_rows = any(each.batches[-1] > writes[each.table] for each in done_writes if each.table in torn_tables)
+    if not has_lost_rows and _can_continue(name, claimed, sound, newest):
         remedy = f"These files were set aside, and {name} continues with micro-batch {sound.next}"
         return Damage(name, problem, remedy, tuple(files), (*torn_logs, *extra))
     return Damage(name, problem, _RESTORE_OR_RESTART, tuple(files))
-
-
-def _has_lost_rows(checkpoint: Checkpoint, sound: LastGoodBatch, lake: Lake, logs: Mapping[str, TableLog]) -> bool:
-    """Return true if a torn commit has lost rows of a micro-batch that is done. One that is not done is repeated."""
-    writes = list(list_done_writes(checkpoint, sound.next - 1))
-    newest = {
-        table: find_newest_write(lake, table, checkpoint.query_id, each) for table, each in logs.items() if each.torn
-    }
-    return any(each.batches[-1] > newest[each.table] for each in writes if each.table in newest)
 
 
 _UNQUERIED_TABLES = tuple(TABLES.keys() - {table for query in QUERIES.values() for table in query.tables})
@@ -559,28 +502,9 @@ def _examine_log_of(lake: Lake, table: str) -> Damage | None:
     torn = [*(_log_entry_path(lake, table, version) for version in log.torn), *log.checkpoints]
     if not torn:
         return None
-    if log.newest < len(log.torn):  # no commit is whole
-        return Damage(
-            f"table {table}",
-            _describe_torn(torn),
-            "The log was set aside, and Kiln creates the table again",
-            (),
-            (Path(location.uri),),
-        )
-    remedy = "These files were set aside, and the table has its previous version"
-    return Damage(f"table {table}", _describe_torn(torn), remedy, tuple(torn), tuple(torn))
-
-
-def _examine_stored(name: str, checkpoint: Checkpoint, lake: Lake, logs: Mapping[str, TableLog]) -> Damage | None:
-    """Examine a checkpoint in an object store: a power cut tears nothing there, but an older copy may be restored."""
-    if not checkpoint.exists:
-        return None
-    if older := find_older_table(lake, name, checkpoint, checkpoint.committed):
-        return Damage(name, older, OLDER_TABLE_REMEDY)
-    newest = _find_newest_write(lake, checkpoint.query_id, logs)
-    if newest.batch <= checkpoint.planned:
-        return None
-    return Damage(name, _describe_older(name, checkpoint.path, checkpoint.planned, newest), _RESTORE_OR_RESTART)
+    remedy = "These files were set aside. The table has its previous version, or Kiln creates the table again"
+    files = torn if log.newest >= len(log.torn) else [Path(location.uri)]  # the latter if no commit is whole
+    return Damage(f"table {table}", _describe_torn(torn), remedy, tuple(torn), tuple(files))
 
 
 _NOTHING_TO_RESTORE = "Restore the newest copy of the table, or move all tables of the query away (RUNBOOK, State)"
@@ -603,13 +527,6 @@ def _can_continue(name: str, claimed: LastGoodBatch, sound: LastGoodBatch, newes
     return newest_write < sound.next or (newest_write == sound.next and not sound.done)
 
 
-def _describe_older(name: str, checkpoint: Location, planned: int, newest: TableWrite) -> str:
-    return (
-        f"the checkpoint of {name} in {checkpoint} is older than the table {newest.table}: it ends with micro-batch "
-        f"{planned}, and the table has micro-batch {newest.batch}. The query would skip the records in between"
-    )
-
-
 def _describe_torn(files: Sequence[Path], logs: Mapping[str, TableLog] | None = None) -> str:
     named = [name for each in (logs or {}).values() for name in each.files]
     missing = f" ({', '.join(named[:3])})" if named else ""
@@ -621,26 +538,40 @@ def _list_names(files: Sequence[Path]) -> str:
     return ", ".join(map(str, files[:3])) + more
 
 
-def _examine_missing_checkpoint(name: str, lake: Lake, logs: Mapping[str, TableLog]) -> Damage | None:
-    """Examine a query without checkpoint: it has not begun, or the checkpoint was moved (the supervisor checks)."""
+def _examine_missing_checkpoint(
+    name: str, checkpoint: Checkpoint, lake: Lake, logs: Mapping[str, TableLog]
+) -> Damage | None:
+    """Examine a query without checkpoint: it has not begun, or the checkpoint is lost."""
     files = _list_torn_logs(lake, logs)
     if not files:
-        return None
+        full = [table for table in QUERIES[name].appends if _has_rows(lake, table)]
+        problem = (
+            f"there is no checkpoint {checkpoint.path}, yet the tables {', '.join(full)} in {lake.path} have rows. The "
+            "query would write them again"
+        )
+        return Damage(name, problem, _RESTORE_OR_RESTART) if full else None
     torn = tuple(files[: sum(len(each.torn) for each in logs.values())])
     is_new = all(version == 0 for each in logs.values() for version in each.torn)
     remedy = "These files were set aside, and Kiln writes them again" if is_new else _RESTORE_OR_RESTART
     return Damage(name, _describe_torn(files, logs), remedy, torn, tuple(files) if is_new else ())
 
 
-def _examine_missing_metadata(name: str, checkpoint: Path) -> Damage | None:
+def _has_rows(lake: Lake, table: str) -> bool:
+    try:
+        return lake.has_rows(table)
+    except LakeError:  # which its readers report
+        return False
+
+
+def _examine_missing_metadata(name: str, checkpoint: Checkpoint, folder: Path) -> Damage | None:
     """Examine a checkpoint without intact `metadata`, which Kiln syncs before the first micro-batch."""
-    metadata, claimed = checkpoint / "metadata", find_claimed_end(checkpoint)
-    if claimed.batch > 0 or claimed == LastGoodBatch(0, True):
+    metadata = folder / "metadata"
+    if checkpoint.planned > 0 or checkpoint.committed >= 0:
         return Damage(name, _describe_torn([metadata]), _RESTORE_OR_RESTART, (metadata,))
-    if not any(checkpoint.iterdir()):
+    if not any(folder.iterdir()):
         return None
     remedy = f"The checkpoint was set aside, and {name} starts"
-    return Damage(name, _describe_torn([metadata]), remedy, (metadata,), (checkpoint,))
+    return Damage(name, _describe_torn([metadata]), remedy, (metadata,), (folder,))
 
 
 def _list_torn_logs(lake: Lake, logs: Mapping[str, TableLog]) -> list[Path]:
@@ -658,18 +589,6 @@ def _read_table_logs(lake: Lake, name: str) -> dict[str, TableLog]:
     """Read the logs of the query's existing tables, by table."""
     existing = (table for table in QUERIES[name].tables if locate_log(lake.folder(table)).exists())
     return {table: inspect_log(lake, table) for table in existing}
-
-
-class TableWrite(NamedTuple):
-    """The newest micro-batch of a query in any table; -1 if there is none."""
-
-    batch: int = -1
-    table: str = ""
-
-
-def _find_newest_write(lake: Lake, query_id: str, logs: Mapping[str, TableLog]) -> TableWrite:
-    writes = (TableWrite(find_newest_write(lake, table, query_id, each), table) for table, each in logs.items())
-    return max(writes, default=TableWrite())
 
 
 def _set_aside(location: DamageLocation, path: Path) -> None:

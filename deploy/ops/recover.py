@@ -19,7 +19,6 @@ from kiln.conf.process.locks import lock_state
 from kiln.conf.settings.durations import micros
 from kiln.conf.settings.model import Settings
 from kiln.deploy.ops.maintenance import LOCK as MAINTAIN
-from kiln.deploy.ops.status import BrokerStatus, read_broker_status
 from kiln.deploy.stack.kafka_broker import Say, start_broker
 from kiln.pipelines.app.supervisor import build_damage_location, has_progress_marker, read_progress_report, read_topics
 from kiln.pipelines.decode.decoder import compute_column_identities, is_lasting
@@ -27,10 +26,8 @@ from kiln.pipelines.delta.lake import Lake, LakeError
 from kiln.pipelines.delta.reading_faults import build_missing_files_error
 from kiln.pipelines.delta.rows import read_rows
 from kiln.pipelines.recovery import (
-    RESTORABLE,
     Damage,
     DamageError,
-    DedupRebuild,
     adopt_topics,
     advance_query,
     examine,
@@ -38,7 +35,6 @@ from kiln.pipelines.recovery import (
     recover_tables,
     set_files_aside,
 )
-from kiln.pipelines.runtime.checkpoint import Checkpoint
 from kiln.pipelines.runtime.progress_marker import ProgressMarker
 from kiln.pipelines.runtime.topics import KafkaTopics, TopicState
 from kiln.pipelines.sink.transform import read_stored_identities
@@ -85,7 +81,8 @@ class Recovery:
         self._location = build_damage_location(settings)
         self._say = say
         self._locks = ExitStack()
-        self._broker_status: BrokerStatus | None = None
+        self._topics: dict[str, dict[str, TopicState]] = {}
+        """state of the topics that each query reads, by query"""
         self._notes: dict[str, TopicNotes] = {}
         """topic notes of the bridge's consumers whose topics were replaced, by `Damage.query`"""
 
@@ -106,25 +103,23 @@ class Recovery:
 
         With `query`, only that of this query. If it has tables, it is offered even if no damage is found.
 
-        If there are checkpoints, reads their topics and the progress of `updates` from Kafka, and starts an embedded
-        broker for that.
+        If a query has run, reads the topics and the progress of `updates` from Kafka, and starts an embedded broker for
+        that.
         """
         progress = None
-        topics: dict[str, dict[str, TopicState]] = {}
-        queries = [name for name in QUERIES if Checkpoint(self._settings.checkpoints_root / name).exists]
         bridge_damages: list[Damage] = []
-        if queries or list_topic_notes(self._settings.bridge_dir):
+        if query or any(self._settings.checkpoints_root.folders()) or list_topic_notes(self._settings.bridge_dir):
             kafka = KafkaTopics(self._settings.broker.client_options)
             try:
-                self._read_broker_status()
-                topics = read_topics(self._settings, kafka, queries)
+                self._locks.enter_context(start_broker(self._settings, self._say, check_topics=False))
+                self._topics = read_topics(self._settings, kafka, QUERIES)
                 bridge_damages = self._find_bridge_damages(kafka)
                 progress = read_progress_report(self._settings) if has_progress_marker(self._settings) else None
             except (PrerequisiteError, KafkaError) as error:
                 self._say(f"cannot compare the checkpoints with Kafka: {error}")
             finally:
                 kafka.close()
-        damages = [*examine(self._location, QUERIES, progress, topics), *bridge_damages]
+        damages = [*examine(self._location, QUERIES, progress, self._topics), *bridge_damages]
         problems = " ".join(each.problem for each in damages)
         lake = self._location.lake
         for table in lake.tables():
@@ -132,9 +127,8 @@ class Recovery:
                 damages += _examine_table(lake, table)
         if not query:
             return damages
-        return [each for each in damages if each.query == query] or (
-            [offer_restore(self._location, Damage(query, "no damage was found", ""))] if query in RESTORABLE else []
-        )
+        undamaged = offer_restore(self._location, Damage(query, "no damage was found", ""))
+        return [each for each in damages if each.query == query] or [undamaged] * undamaged.is_restorable
 
     def _find_bridge_damages(self, kafka: KafkaTopics) -> list[Damage]:
         """Find the bridge's consumers whose topics were replaced."""
@@ -167,17 +161,12 @@ class Recovery:
     def repair(self, damages: Sequence[Damage], now: int) -> list[Damage]:
         """Repair damages.
 
-        Reads the offsets of Kafka if a query must be rewound or advanced, and starts an embedded broker for that.
-
         Args:
             damages: Damages that `find` returned.
             now: Current time, µs.
 
         Returns:
             The damages that remain, each with the obstacle to its repair as the remedy.
-
-        Raises:
-            BrokerError: The embedded broker does not start.
         """
         left: list[Damage] = []
         for damage in damages:
@@ -207,31 +196,13 @@ class Recovery:
             if query == "sink"
             else partial(read_message_identities, horizon=micros(dedupe.unsigned_ttl))
         )
-        kafka = KafkaTopics(self._settings.broker.client_options)
-        try:
-            self._read_broker_status()
-            topics = read_topics(self._settings, kafka, [query])[query]
-        except KafkaError as error:
-            raise DamageError(
-                f"cannot read the topics of the broker {self._settings.broker.servers}: {error}"
-            ) from error
-        finally:
-            kafka.close()
-        recover_tables(self._location, query, topics, DedupRebuild(read_identities, durable), now)
+        recover_tables(self._location, query, self._topics.get(query, {}), read_identities, now, durable=durable)
 
     def _find_state_start(self, ends: log.Offsets, now: int) -> log.Offsets:
         """Find the offsets, before `ends`, of the first records that `updates` still needs for deduplication."""
         kafka = self._settings.broker
-        self._read_broker_status()
         try:
             with ProgressMarker(kafka.client_options(), kafka.topic("updates")) as marker:
                 return marker.find_offsets_since(ends, (now - micros(self._settings.dedupe.signed_ttl)) // 1_000)
         except KafkaError as error:
             raise DamageError(f"cannot find the start offsets at the broker {kafka.servers}: {error}") from error
-
-    def _read_broker_status(self) -> BrokerStatus:
-        """Read the status of the broker once, after starting an embedded one."""
-        if self._broker_status is None:
-            self._locks.enter_context(start_broker(self._settings, self._say, check_topics=False))
-            self._broker_status = read_broker_status(self._settings.kafka)
-        return self._broker_status

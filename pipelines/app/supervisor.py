@@ -78,19 +78,6 @@ class RestartsExhaustedError(RuntimeError):
     write wrong data."""
 
 
-def _refuse_tables_without_checkpoint(name: JobName, settings: Settings) -> None:
-    if (settings.checkpoints_root / name).exists():
-        return
-    lake = Lake.from_location(settings.lake_root)
-    full = [table for table in QUERIES[name].appends if lake.has_rows(table)]
-    if full:
-        raise RestartsExhaustedError(
-            f"{name} has no checkpoint in {settings.checkpoints_root}, yet the tables {', '.join(full)} in "
-            f"{lake.path} have rows: the query would write them again. Run kiln recover {name}, restore "
-            "the checkpoint, or move these tables away too"
-        )
-
-
 def build_damage_location(settings: Settings) -> DamageLocation:
     """Return the folders of the settings that `kiln.pipelines.recovery` checks."""
     return DamageLocation(settings.state, settings.checkpoints_root, Lake.from_location(settings.lake_root))
@@ -204,8 +191,6 @@ class Supervisor:
         watched = {topic for name in self._names for topic in (*QUERIES[name].reads, *QUERIES[name].looks_up)}
         self._ids = dict(self._topics.read_identities(map(self._settings.kafka.topic, watched)))
         self._topics_at = self._now() + CHECK_EVERY
-        for name in self._names:
-            _refuse_tables_without_checkpoint(name, self._settings)
         if "batch" in self._names:
             kafka = self._settings.broker
             self.ticker = Ticker(

@@ -3,7 +3,7 @@ the next one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 from pyspark import SparkContext
@@ -14,8 +14,6 @@ from kiln.pipelines.runtime.micro_batch_clock import get_task_property
 LogTimes = Mapping[int, int]
 """By partition, the greatest stamp so far, µs."""
 
-LOG_TIMES_FILE = "clock.json"
-"""file of a `LogTimeFile` in the checkpoint of `sink`"""
 _PROPERTY = "kiln.logTimes"
 
 
@@ -28,11 +26,15 @@ class _SavedTimes(msgspec.Struct):
 class LogTimeFile:
     """Log time before each micro-batch. A micro-batch that a crash repeats starts at the same log time."""
 
-    def __init__(self, path: Location) -> None:
-        """Read the file, which is in the folder of the query's checkpoint. If it is missing, the query starts at the
-        beginning of the log."""
+    def __init__(self, path: Location, read_initial: Callable[[], dict[int, int]] = dict) -> None:
+        """Read the file, which is in the folder of the query's checkpoint.
+
+        `read_initial`: reads log time if the file is missing; by default the query starts at the beginning of the log.
+        """
         self._path = path
-        self._saved = msgspec.json.decode(path.read(), type=_SavedTimes) if path.exists() else _SavedTimes(-1, {}, {})
+        self._saved = (
+            msgspec.json.decode(path.read(), type=_SavedTimes) if path.exists() else _SavedTimes(-1, {}, read_initial())
+        )
 
     def read_start(self, batch_id: int) -> LogTimes:
         """Return log time at the start of a micro-batch."""

@@ -11,6 +11,7 @@ import msgspec
 from kiln.conf.process.errors import KilnError
 from kiln.pipelines.delta.commits import MAINTENANCE_PREFIX, PROGRESS_KEY, BatchProgress, WriteId
 from kiln.pipelines.delta.lake import Lake
+from kiln.pipelines.delta.reading_faults import find_missing_files
 from kiln.pipelines.delta.table_history import list_commits, read_commit
 
 _Key = tuple[int, int]
@@ -72,7 +73,8 @@ def find_restore_point(lake: Lake, tables: Sequence[str]) -> RestorePoint | None
         None if the tables have no row of the query.
 
     Raises:
-        RestoreError: The logs do not go back far enough, or another writer has changed a table since.
+        RestoreError: The logs do not go back far enough, files are missing, or another writer has changed a table.
+        LakeError: A table cannot be read.
     """
     histories = {table: _read_history(lake, table) for table in tables if lake.has(table)}
     known: dict[_Key, BatchProgress] = {}
@@ -115,8 +117,11 @@ def _find_version(lake: Lake, table: str, history: _History, end: _Key | None) -
                     f"{version}"
                 )
             base = version - 1
+    failure = f"cannot restore table {table} in {lake.path} to version {base}"
     if base < history.newest and history.is_truncated and base < history.versions[-1][0]:
-        raise RestoreError(f"cannot restore table {table} in {lake.path} to version {base}: its log begins after it")
+        raise RestoreError(f"{failure}: its log begins after it")
+    if missing := find_missing_files(lake, table, lake.open(table, base)):
+        raise RestoreError(f"{failure}: its file {missing[0]} is missing")
     return base
 
 

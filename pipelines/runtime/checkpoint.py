@@ -1,13 +1,18 @@
-"""Reader of a query's checkpoint: Spark's files, which it never writes. It needs no Spark."""
+"""Reader of a query's checkpoint: Spark's files, of which it writes only those of a new checkpoint. It needs no
+Spark."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
 
 import msgspec
 
+from kiln.conf.process.disk import to_disk
 from kiln.conf.process.location import Location
 from kiln.pipelines.runtime.dedup_store import read_dedup_state
 from kiln.pipelines.runtime.trailing_clock import is_trailing
@@ -58,6 +63,20 @@ def parse_offsets(text: str) -> log.Offsets:
 def format_first_offsets(offsets: Mapping[str, Mapping[int, int]] | Mapping[str, Mapping[str, int]]) -> str:
     """Format the text of FIRST_OFFSETS_FILE."""
     return f"{_FIRST_OFFSETS_HEAD}{json.dumps(offsets)}"
+
+
+def write_checkpoint(folder: Path, begin: log.Offsets, others: Mapping[str, str]) -> None:
+    """Write and sync the checkpoint of a query that begins at these offsets, under a new id. `others`: text of more
+    files, by name."""
+    shutil.rmtree(folder, ignore_errors=True)
+    files = {"metadata": json.dumps({"id": str(uuid4())}), FIRST_OFFSETS_FILE: format_first_offsets(begin), **others}
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        to_disk(path)
+        for parent in Path(name).parents:
+            to_disk(folder / parent)
 
 
 def describe_deleted_records(query: str, deleted: Mapping[str, int]) -> str:

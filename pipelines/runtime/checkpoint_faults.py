@@ -50,12 +50,6 @@ def is_whole(path: Path) -> bool:
     return bool(data) and size > 0 and sums[_HEAD.size :] == b"".join(zlib.crc32(part).to_bytes(4) for part in parts)
 
 
-def find_claimed_end(checkpoint: Path) -> LastGoodBatch:
-    """Find the end of a checkpoint by its file names, which is where Spark would continue."""
-    newest = max(_list_numbers(checkpoint / "offsets"), default=-1)
-    return LastGoodBatch(newest, newest in _list_numbers(checkpoint / "commits"))
-
-
 def find_sound_end(checkpoint: Path) -> LastGoodBatch | None:
     """Find the newest micro-batch with intact files, which is done or can be repeated; None if there is none."""
     batches = sorted(_list_numbers(checkpoint / "offsets"), reverse=True)

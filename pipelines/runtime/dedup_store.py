@@ -14,10 +14,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Final, Generic, NamedTuple, Protocol, Self, TypeVar
 
+from kiln.conf.process.disk import to_disk
 from kiln.conf.process.errors import KilnError
 from kiln.conf.process.location import Location
 from kiln.schemas.kafka.records import Epoch
@@ -32,6 +33,7 @@ CHUNK_BYTES: Final = 16 << 20
 _PATIENCE_S: Final = 60.0  # until another task has put its rows into the file
 _SWEPT_PER_ROW: Final = 8  # old rows checked for each new one, so that the file is at most an eighth larger than needed
 _MIN_SWEPT: Final = 64
+_REBUILT_AT_ONCE: Final = 10_000  # rows
 _MAX_LOOKUP: Final = 999  # digests in a query: the most parameters that any SQLite takes
 
 
@@ -335,6 +337,23 @@ def filter_new_copies(
 def _open_store(config: DedupStoreConfig) -> DedupStore:
     """Open the store once per process: a worker serves many tasks."""
     return DedupStore(config)
+
+
+def build_dedup_store(
+    config: DedupStoreConfig, identities: Iterable[tuple[bytes, ...]], epoch: Epoch, now: int
+) -> None:
+    """Create the file of a query from the digests of the copies that passed earlier, and sync it.
+
+    `epoch`: the micro-batch that is wholly in the file. `now`: µs; the digests are kept from now on.
+    """
+    with DedupStore(config) as store:
+        rest = iter(identities)
+        while chunk := list(islice(rest, _REBUILT_AT_ONCE)):
+            store.add_known(chunk, now)
+        store.mark(epoch, now)
+    path = Path(config.path)
+    to_disk(path)  # SQLite has removed its log, as no other process has the file open
+    to_disk(path.parent)
 
 
 class DedupStoreState(NamedTuple):

@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from kiln.pipelines.batch.log_time import LOG_TIMES_FILE, LogTimeFile, set_log_times
+from kiln.pipelines.batch.log_time import LogTimeFile, set_log_times
 from kiln.pipelines.delta.files import DataFile
 from kiln.pipelines.delta.tables import read_files, read_rows, write_files
 from kiln.pipelines.runtime.checkpoint import Checkpoint
@@ -27,6 +27,7 @@ from kiln.pipelines.sink.transform import (
     exclude_own_batches,
     join_verified_separators,
     quarantine_contradicted_tips,
+    read_log_times,
     read_received_tips,
     select_received_tips,
     write_tables,
@@ -46,7 +47,7 @@ def start(context: QueryContext) -> StreamingQuery:
     else:
         decoded = context.read_stream("sink", session, build_decode_task(), DECODED_DDL, tasks=_TASKS)
         rows = deduplicate_rows(decoded, context.dedup_retention)
-    log_time_file = LogTimeFile(context.checkpoints / "sink" / LOG_TIMES_FILE)
+    log_time_file = LogTimeFile(context.checkpoints / "sink" / "clock.json", lambda: read_log_times(context.lake))
     clock, checkpoint = context.create_clock("sink"), Checkpoint(context.checkpoints / "sink")
     tables = context.create_table_writer("sink")
 

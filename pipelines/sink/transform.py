@@ -438,6 +438,16 @@ def read_stored_identities(lake: Lake) -> Iterator[tuple[bytes, ...]]:
                         yield (_digest(table, *values),)
 
 
+def read_log_times(lake: Lake) -> dict[int, int]:
+    """Read the log time of each partition of `kiln.updates`, µs, as the table `updates` has it."""
+    times: dict[int, int] = {}
+    for batch in read_stored_rows(lake.open("updates"), ["log_partition", "log_time"]):
+        stamps = batch.column("log_time").cast(pa.int64()).to_pylist()
+        for partition, stamp in zip(batch.column("log_partition").to_pylist(), stamps, strict=True):
+            times[partition] = max(stamp, times.get(partition, 0))
+    return times
+
+
 _READERS: dict[str, Callable[[int, int, int, bytes, bytes], Iterator[tuple[str, _Row, _Row]]]] = {
     "updates": _read_update,
     "batches": _read_batch,

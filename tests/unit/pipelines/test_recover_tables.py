@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from deltalake import CommitProperties
 
 from kiln.conf.process.location import parse_location
 from kiln.deploy.ops.recover import read_message_identities
-from kiln.pipelines.batch.log_time import LOG_TIMES_FILE, LogTimeFile
 from kiln.pipelines.decode.decoder import compute_column_identities
-from kiln.pipelines.delta.commits import WriteId
+from kiln.pipelines.delta.commits import MAINTENANCE_PREFIX, WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.files import DataFile, TableFiles
 from kiln.pipelines.delta.lake import Lake, locate_commit
-from kiln.pipelines.recovery import DamageError, DamageLocation, DedupRebuild, examine, recover_tables
+from kiln.pipelines.recovery import DamageError, DamageLocation, examine, recover_tables
 from kiln.pipelines.runtime.checkpoint import FIRST_OFFSETS_FILE, Checkpoint
 from kiln.pipelines.runtime.dedup_store import FILE_NAME, DedupStore, DedupStoreConfig
 from kiln.pipelines.runtime.table_writer import TableOutput, TableWriter
@@ -89,7 +89,7 @@ class Query:
 
     def recover(self, begin: int = 0, topics: Mapping[str, TopicState] | None = None) -> None:
         known = {TOPIC: TopicState("id", {0: begin}, {0: 1_000})} if topics is None else topics
-        recover_tables(self.location, "sink", known, DedupRebuild(lambda lake: iter(()), True), 5)
+        recover_tables(self.location, "sink", known, lambda lake: iter(()), 5, durable=True)
 
 
 class Killed(DeltaRsCommits):
@@ -183,7 +183,7 @@ def test_a_restore_that_was_cut_short_is_continued(query: Query, monkeypatch: py
     with pytest.raises(KilledError):
         query.run(END, 2)  # all but `streams`
     with monkeypatch.context() as patch:
-        patch.setattr("kiln.pipelines.recovery._write_checkpoint", lambda *_: 1 / 0)
+        patch.setattr("kiln.pipelines.recovery.write_checkpoint", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             query.recover()
     query.recover()
@@ -199,6 +199,30 @@ def test_compaction_is_undone_with_the_rows_it_holds(query: Query) -> None:
     query.recover()
     query.run(END)
     assert query.rows() == whole()
+
+
+def test_a_version_whose_files_were_removed_is_not_restored(query: Query) -> None:
+    with pytest.raises(KilledError):
+        query.run(END, 4)  # all but `batch_tips`
+    tips = query.lake.open("tips")
+    tips.optimize.compact(commit_properties=CommitProperties({"userMetadata": MAINTENANCE_PREFIX}))
+    tips.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
+    before = query.rows()
+    with pytest.raises(
+        DamageError, match=r"cannot restore table tips in .* to version 1: its file .* is missing\. Rest"
+    ):
+        query.recover()
+    assert query.rows() == before
+    assert query.path.exists()
+
+
+def test_a_lost_checkpoint_is_detected(query: Query) -> None:
+    query.run(2)
+    shutil.rmtree(query.path)
+    (damage,) = examine(query.location, ["sink"])
+    assert "no checkpoint" in damage.problem
+    assert "the tables tips, batch_tips, streams in" in damage.problem
+    assert damage.is_restorable
 
 
 def test_what_another_writer_has_changed_is_not_undone(query: Query) -> None:
@@ -218,6 +242,8 @@ def test_records_that_kafka_no_longer_has_are_not_skipped(query: Query) -> None:
     before = query.rows()
     with pytest.raises(DamageError, match=r"cannot restart sink at the offset 10 of kiln.updates-0: the oldest .* 11,"):
         query.recover(begin=11)
+    with pytest.raises(DamageError, match=r"cannot read the topics kiln.updates, from which sink continues"):
+        query.recover(topics={})
     assert query.rows() == before
 
 
@@ -233,6 +259,8 @@ def test_a_topic_that_was_created_again_is_read_from_its_beginning_and_no_row_go
 def test_state_in_spark_is_not_rebuilt(query: Query) -> None:
     query.run(2)
     (query.path / "state").mkdir()
+    shutil.rmtree(query.lake.table("tips"))
+    assert [damage.is_restorable for damage in examine(query.location, ["sink"])] == [False]
     with pytest.raises(DamageError, match="is in Spark's state, which cannot be rebuilt"):
         query.recover()
 
@@ -248,16 +276,6 @@ def test_tables_whose_commits_carry_no_offsets_are_left_alone(query: Query) -> N
 def test_a_query_without_rows_begins(query: Query) -> None:
     query.recover()
     assert not query.path.exists()
-
-
-def test_log_time_goes_on(query: Query) -> None:
-    query.run(2)
-    at = datetime(2025, 1, 1, tzinfo=UTC)
-    query.lake.create(("updates",))
-    append(query.lake, "updates", [{"log_partition": 1, "log_time": at + timedelta(seconds=each)} for each in (3, 1)])
-    query.recover()
-    times = LogTimeFile(parse_location(query.path / LOG_TIMES_FILE)).read_start(0)
-    assert times == {1: int(at.timestamp() + 3) * 1_000_000}
 
 
 class MemoryCopy(NamedTuple):
@@ -285,7 +303,7 @@ def test_archive_has_its_deduplication_state_from_its_table(tmp_path: Path) -> N
         return read_message_identities(lake, horizon)
 
     topics = {TOPIC: TopicState("id", {0: 0}, {0: 1_000})}
-    recover_tables(query.location, "sink", topics, DedupRebuild(read, True), 5)
+    recover_tables(query.location, "sink", topics, read, 5, durable=True)
     copies, new = [copy(number, number % 2 == 0) for number in range(100)], copy(100, True)
     with DedupStore(DedupStoreConfig(str(query.path / FILE_NAME), 1_000)) as file:
         assert file.filter_new([*copies, new], 6) == [new]

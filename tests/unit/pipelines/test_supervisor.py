@@ -266,7 +266,8 @@ def test_tables_without_their_checkpoint_are_not_written_twice(tmp_path: Path, m
     monkeypatch.setattr(Lake, "has_rows", lambda self, table: table == "messages")
     monkeypatch.setattr(supervisor, "launch", lambda *_: FakeQuery())
     settings = Settings(state=tmp_path)
-    with pytest.raises(RestartsExhaustedError, match=r"^archive has no checkpoint in .*, yet the tables messages in "):
+    words = r"^archive cannot start: there is no checkpoint .*/archive, yet the tables messages in .* Run kiln recover"
+    with pytest.raises(RestartsExhaustedError, match=words):
         Supervisor(cast(SparkSession, None), settings, ["archive"], topics=FakeTopics()).start()
     (settings.state / "checkpoints" / "archive").mkdir(parents=True)
     Supervisor(cast(SparkSession, None), settings, ["archive"], topics=FakeTopics()).start()
