@@ -56,7 +56,7 @@ from kiln.pipelines.runtime.dedup_store import (
     release_positions,
 )
 from kiln.pipelines.runtime.progress_marker import ProgressReport
-from kiln.pipelines.runtime.table_ages import OLDER_TABLE_REMEDY, find_older_table, list_done_writes
+from kiln.pipelines.runtime.table_ages import find_older_table, list_done_writes
 from kiln.pipelines.runtime.topics import TopicState, find_mismatches, read_topic_ids, save_topic_ids
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.kafka import topics as log
@@ -269,11 +269,11 @@ def advance_query(location: DamageLocation, damage: Damage, since: log.Offsets, 
         raise DamageError(f"{damage.query}: {damage.remedy}")
     checkpoints = Path(location.checkpoints.uri)
     old = Checkpoint(location.checkpoints / damage.query)
-    began = old.replaced_epoch or Epoch(old.query_id, 0)
+    began = old.replaced_epoch or Epoch(damage.advance_from.query_id, 0)
     replaced = Epoch(began.query, began.batch + damage.advance_from.batch)
     fresh = checkpoints / f"{damage.query}.new"
     # the state of a query that was stopped in its first micro-batch (OffsetSeq)
-    first = {"batchWatermarkMs": 0, "batchTimestampMs": now // 1_000, "conf": old.conf}
+    first = {"batchWatermarkMs": 0, "batchTimestampMs": now // 1_000, "conf": old.conf if old.planned >= 0 else {}}
     others = {
         "offsets/0": f"v1\n{json.dumps(first)}\n{json.dumps(damage.advance_from.ends)}",
         REPLACED_EPOCH_FILE: msgspec.json.encode(replaced).decode(),
@@ -294,7 +294,14 @@ def adopt_topics(location: DamageLocation, damage: Damage) -> None:
     checkpoint = Checkpoint(location.checkpoints / damage.query)
     planned, done = checkpoint.planned, checkpoint.planned == checkpoint.committed
     if checkpoint.path.folder is not None:
-        _release_positions(checkpoint, () if done else damage.adopted_topics)
+        # the records of an unfinished micro-batch are gone: they are no duplicates if they are sent again
+        starts, ends = ({}, {}) if done else (checkpoint.starts(planned), checkpoint.ends(planned))
+        lost = {
+            part: range(starts.get(topic, {}).get(part, 0), end)
+            for topic in damage.adopted_topics
+            for part, end in ends.get(topic, {}).items()
+        }
+        release_positions(checkpoint.path.folder, lost)
     begin = {topic: state.begin for topic, state in damage.adopted_topics.items()}
     for batch in (planned,) if done else (planned - 1, planned):
         if batch >= 0:
@@ -303,24 +310,6 @@ def adopt_topics(location: DamageLocation, damage: Damage) -> None:
     if checkpoint.committed < 0 and first.exists():
         _replace_offsets(location, checkpoint, first, begin)
     save_topic_ids(checkpoint.path, {topic: state.id for topic, state in damage.adopted_topics.items()})
-
-
-def _release_positions(checkpoint: Checkpoint, unfinished: Iterable[str]) -> None:
-    """Release the deduplication state of an unfinished micro-batch: its records are gone from Kafka, so they must not
-    count as duplicates if they are sent again."""
-    ends = checkpoint.ends(checkpoint.planned)
-    lost: log.Offsets = {topic: ends.get(topic, {}) for topic in unfinished}
-    starts = checkpoint.starts(checkpoint.planned) if lost and checkpoint.planned >= 0 else {}
-
-    def is_lost(text: str) -> bool:
-        if "/" not in text:
-            return False
-        part, offset = map(int, text.split("/")[:2])
-        return any(starts.get(topic, {}).get(part, 0) <= offset < ends.get(part, 0) for topic, ends in lost.items())
-
-    folder = checkpoint.path.folder
-    assert folder is not None
-    release_positions(folder, is_lost)
 
 
 def _replace_offsets(location: DamageLocation, checkpoint: Checkpoint, path: Location, offsets: log.Offsets) -> None:
@@ -385,22 +374,20 @@ def offer_restore(location: DamageLocation, damage: Damage) -> Damage:
 def _examine_progress(location: DamageLocation, name: str, progress: ProgressReport | None) -> Damage | None:
     """Check a checkpoint against the query's progress in Kafka, and its deduplication state."""
     checkpoint = Checkpoint(location.checkpoints / name)
-    if not checkpoint.exists:
-        return None
-    if progress is not None and progress.query_id != checkpoint.query_id:
+    if progress is not None and checkpoint.exists and progress.query_id != checkpoint.query_id:
         progress = None
     if progress is not None and progress.batch > checkpoint.planned:
+        end = f"ends with micro-batch {checkpoint.planned}" if checkpoint.exists else "does not exist"
         problem = (
-            f"the checkpoint of {name} in {checkpoint.path} is older than the query's output in Kafka: it ends with "
-            f"micro-batch {checkpoint.planned}, and {name} has written micro-batch {progress.batch}. The query would "
-            "repeat the output in between"
+            f"the checkpoint of {name} in {checkpoint.path} is older than the query's output in Kafka: it {end}, and "
+            f"{name} has written micro-batch {progress.batch}. The query would repeat the output in between"
         )
     else:
         lost = _describe_lost_state(location, name, checkpoint)
         if not lost:
             return None
         problem = f"{lost}: without this deduplication state, {name} would accept repeated records as new"
-    if progress is None or checkpoint.path.folder is None or checkpoint.planned < 0:
+    if progress is None or checkpoint.path.folder is None:
         return Damage(name, problem, _RESTORE_OR_RESTART)
     remedy = (
         f"{name} continues after micro-batch {progress.batch} with a new checkpoint. First it reads again, in one "
@@ -462,7 +449,7 @@ def _examine_end(
     """Examine the newest micro-batches of a checkpoint: `claimed` by its file names, of which `sound` is intact."""
     torn_tables = {table for table, each in logs.items() if each.torn}
     if older := find_older_table(lake, name, checkpoint, sound.next - 1, torn_tables):
-        return Damage(name, older, OLDER_TABLE_REMEDY)
+        return Damage(name, older, _RESTORE_OR_RESTART)
     writes = {table: find_newest_write(lake, table, checkpoint.query_id, each) for table, each in logs.items()}
     newest = max(writes.values(), default=-1)
     torn_logs = _list_torn_logs(lake, logs)

@@ -350,7 +350,7 @@ def check_checkpoints(queries: Sequence[QueryStatus]) -> DoctorCheck:
         advice = (
             "run kiln recover, which shows the possible repairs"
             if with_other_topics
-            else "if another version of Spark wrote them, use the versions in requirements.lock"
+            else "run kiln recover. If another version of Spark wrote them, use the versions in requirements.lock"
         )
         return DoctorCheck("checkpoints", "fail", problem, advice)
     return DoctorCheck(

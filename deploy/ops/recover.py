@@ -20,7 +20,7 @@ from kiln.conf.settings.durations import micros
 from kiln.conf.settings.model import Settings
 from kiln.deploy.ops.maintenance import LOCK as MAINTAIN
 from kiln.deploy.stack.kafka_broker import Say, start_broker
-from kiln.pipelines.app.supervisor import build_damage_location, has_progress_marker, read_progress_report, read_topics
+from kiln.pipelines.app.supervisor import build_damage_location, read_progress_report, read_topics
 from kiln.pipelines.decode.decoder import compute_column_identities, is_lasting
 from kiln.pipelines.delta.lake import Lake, LakeError
 from kiln.pipelines.delta.reading_faults import build_missing_files_error
@@ -114,7 +114,7 @@ class Recovery:
                 self._locks.enter_context(start_broker(self._settings, self._say, check_topics=False))
                 self._topics = read_topics(self._settings, kafka, QUERIES)
                 bridge_damages = self._find_bridge_damages(kafka)
-                progress = read_progress_report(self._settings) if has_progress_marker(self._settings) else None
+                progress = read_progress_report(self._settings)
             except (PrerequisiteError, KafkaError) as error:
                 self._say(f"cannot compare the checkpoints with Kafka: {error}")
             finally:
@@ -190,7 +190,16 @@ class Recovery:
         return left
 
     def _recover_tables(self, query: str, now: int) -> None:
-        dedupe, durable = self._settings.dedupe, self._settings.durability == "power"
+        dedupe, durable, master = (
+            self._settings.dedupe,
+            self._settings.durability == "power",
+            self._settings.spark.master,
+        )
+        if not master.startswith("local"):
+            raise DamageError(
+                f"with spark.master = {master}, the deduplication state of {query} is in Spark's state, which cannot be "
+                "rebuilt. Restart the query from scratch (RUNBOOK, State)"
+            )
         read_identities = (
             read_stored_identities
             if query == "sink"

@@ -430,18 +430,23 @@ def _count_missing_digests(path: Path, state: tuple[tuple[int, int, int], ...]) 
     return f"{path} has only {digests:,} of its {marked:,} digests" if digests < marked else ""
 
 
-def release_positions(checkpoint: Path, is_lost: Callable[[str], bool]) -> None:
+def release_positions(checkpoint: Path, lost: Mapping[int, range]) -> None:
     """Clear the positions of copies whose topic was re-created: the new topic has other records at these offsets.
 
     The digests stay, so further copies do not pass.
 
     Args:
         checkpoint: The folder with the file; nothing happens if there is none.
-        is_lost: Returns true for a position whose copy passed but was not written. Its digest is removed.
+        lost: Offsets by partition whose copies passed but were not written. Their digests are removed.
 
     Raises:
         DedupStoreError: The file cannot be read or written.
     """
+
+    def is_lost(position: str) -> bool:
+        partition, _, rest = position.partition("/")
+        return bool(rest) and int(rest.partition("/")[0]) in lost.get(int(partition), ())
+
     path = checkpoint / FILE_NAME
     if not path.exists():
         return

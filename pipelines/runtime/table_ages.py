@@ -88,8 +88,8 @@ def find_older_table(lake: Lake, query: str, checkpoint: Checkpoint, done: int, 
 
 
 OLDER_TABLE_REMEDY: Final = (
-    "Restore the newest copy of the table, or a copy of the whole state folder, or restart the query from scratch "
-    "(RUNBOOK, State)"
+    "Restore the newest copy of the table, or a copy of the whole state folder, or stop Kiln and run kiln recover, "
+    "which lists the repairs"
 )
 
 

@@ -290,3 +290,15 @@ def test_a_checkpoint_of_updates_that_is_older_than_its_records(
     assert (max(after.values()) > 1) == killed
     assert max(stack.epochs().values()) == 1, "the batcher would take a repeat for another update"
     assert set(after) == stack.updates()
+
+
+def test_a_lost_checkpoint_of_updates(new_stack: NewStack) -> None:
+    stack = new_stack("updates")
+    shutil.rmtree(stack.checkpoint)
+    assert run_command(["recover"]) == 1
+    assert run_command(["recover", "updates"]) == 0
+    assert run_command(["recover"]) == 0
+    stack.feed()
+    stack.run()
+    assert max(stack.announced().values()) == 1
+    assert set(stack.announced()) == stack.updates()
