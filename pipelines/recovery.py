@@ -470,7 +470,7 @@ def _examine_end(
         return None
     # a torn commit may have lost rows of a micro-batch that is done; one that is not done is repeated
     done_writes = list_done_writes(checkpoint, sound.next - 1)
-    has_lost_rows = any(each.batches[-1] > writes[each.table] for each in done_writes if each.table in torn_tables)
+    has_lost_rows = any(each.batch > writes[each.table] for each in done_writes if each.table in torn_tables)
     if not has_lost_rows and _can_continue(name, claimed, sound, newest):
         remedy = f"These files were set aside, and {name} continues with micro-batch {sound.next}"
         return Damage(name, problem, remedy, tuple(files), (*torn_logs, *extra))

@@ -32,16 +32,15 @@ def read_table_writes(checkpoint: Location) -> Mapping[str, Sequence[int]]:
     return msgspec.json.decode(path.read(), type=dict[str, list[int]]) if path.exists() else {}
 
 
-class TableWrites(NamedTuple):
-    """The newest micro-batches of one write that are done."""
+class TableWrite(NamedTuple):
+    """The newest micro-batch of one write that is done."""
 
     table: str
     app_id: str
-    batches: Sequence[int]
-    """ascending, at least one"""
+    batch: int
 
 
-def list_done_writes(checkpoint: Checkpoint, done: int) -> Iterator[TableWrites]:
+def list_done_writes(checkpoint: Checkpoint, done: int) -> Iterator[TableWrite]:
     """List the writes that the tables must have.
 
     Args:
@@ -52,7 +51,7 @@ def list_done_writes(checkpoint: Checkpoint, done: int) -> Iterator[TableWrites]
         query_id, table, _ = app_id.split(":")
         done_batches = [batch for batch in batches if batch <= done]
         if done_batches and query_id == checkpoint.query_id:
-            yield TableWrites(table, app_id, done_batches)
+            yield TableWrite(table, app_id, done_batches[-1])
 
 
 def find_older_table(lake: Lake, query: str, checkpoint: Checkpoint, done: int, torn: Collection[str] = ()) -> str:
@@ -70,18 +69,18 @@ def find_older_table(lake: Lake, query: str, checkpoint: Checkpoint, done: int, 
     Returns:
         A description of the table; empty if there is none.
     """
-    for table, app_id, batches in list_done_writes(checkpoint, done):
+    for table, app_id, batch in list_done_writes(checkpoint, done):
         if table in torn:
             continue
         try:
             newest = lake.open(table).transaction_version(app_id) if lake.has(table) else None
         except LakeError:
             continue
-        if newest is None or newest < batches[-1]:
+        if newest is None or newest < batch:
             end = "has no micro-batch of this query" if newest is None else f"ends with micro-batch {newest}"
             return (
                 f"the table {table} in {lake.path} is older than the checkpoint of {query} in {checkpoint.path}: it "
-                f"{end}, and {query} has written micro-batch {batches[-1]} to it. The rows in between would stay "
+                f"{end}, and {query} has written micro-batch {batch} to it. The rows in between would stay "
                 "missing"
             )
     return ""
