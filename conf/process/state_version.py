@@ -89,8 +89,9 @@ def _read_version(state: Path) -> int | None:
     if text or any(_is_filled(state / name) for name in _CONTENT):
         raise StateVersionError(
             f"the state folder {state} has {f'version {text[:20]}' if text else 'no version'}, and this Kiln reads "
-            f"version {STATE_VERSION}. Keep it for the older Kiln that wrote it and pass another folder with --state; "
-            "frames that are still in Kafka or in captures can be processed again there"
+            f"version {STATE_VERSION}. Keep it for the older Kiln that wrote it and pass another folder with --state. "
+            "Frames that are still in Kafka or in captures can be processed again there, and those of its table "
+            f"{state / 'lake' / 'frames'} with kiln backfill run --source frames (RUNBOOK, Versions)"
         )
     return None
 

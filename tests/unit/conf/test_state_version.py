@@ -18,7 +18,8 @@ from kiln.schemas.delta.tables import TABLES, TABLES_VERSION
 
 OLDER = (
     r"^the state folder {state} has {what}, and this Kiln reads version 3\. Keep it for the older Kiln that wrote it "
-    r"and pass another folder with --state; frames that are still in Kafka or in captures can be processed again there$"
+    r"and pass another folder with --state\. Frames that are still in Kafka or in captures can be processed again "
+    r"there, and those of its table {state}/lake/frames with kiln backfill run --source frames \(RUNBOOK, Versions\)$"
 )
 NEWER = (
     r"^the state folder {state} has version 4, and this Kiln reads version 3\. Use the newer Kiln that wrote it, or "

@@ -1,0 +1,49 @@
+"""The lake of a state folder that this version refuses: its tables are rebuilt from its frames."""
+
+from __future__ import annotations
+
+import shutil
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from conftest import free_ports
+from kiln.conf.process.state_version import STATE_VERSION, StateVersionError, check_state_version
+from kiln.deploy.query.ask import query_lake
+from kiln.pipelines.delta.lake import Lake
+from kit.kiln_process import Kiln
+
+pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.timeout(400)]
+
+PACKED = Path(__file__).with_name("kept") / f"state_of_version_{STATE_VERSION}.tar.xz"
+
+QUERIES = (
+    "select network, message_id, topic, type, stream, tip, data from messages where topic is not null order by all",
+    "select network, message_id, remote_peer, verdict from copies order by all",
+    "select distinct network, origin, stream, tip from updates order by all",
+)
+
+
+def test_the_tables_of_a_refused_folder_are_rebuilt_from_its_frames(
+    broker_classpath: list[Path], tmp_path: Path
+) -> None:
+    with tarfile.open(PACKED) as packed:
+        packed.extractall(tmp_path, filter="data")
+    old, new = (tmp_path / "state").rename(tmp_path / "old"), tmp_path / "new"
+    (old / "version").write_text(f"{STATE_VERSION - 1}\n")
+    with pytest.raises(StateVersionError, match=f"{old}/lake/frames with kiln backfill run --source frames"):
+        check_state_version(old)
+
+    (new / "lake").mkdir(parents=True)
+    shutil.copytree(old / "lake" / "frames", new / "lake" / "frames")
+    kiln = Kiln(new, free_ports(2))
+    kiln.run("run", "--catch-up")
+    kiln.run("backfill", "run", "--source", "frames", "--from", "2026-01-01", "--to", "2027-01-01", "--run", "old")
+    kiln.run("backfill", "swap", "old")
+    for query in QUERIES:
+        rows = list(query_lake(Lake(str(old / "lake")), query).rows())
+        assert rows
+        assert kiln.sql(query)
+        assert list(query_lake(Lake(str(new / "lake")), query).rows()) == rows
+    kiln.run("recover")
