@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from kiln.conf.process.location import parse_location
 from kiln.deploy.cli.app import run_command
 from kiln.deploy.ops.doctor import check_store
 from kiln.deploy.ops.store import probe_store
@@ -17,12 +18,15 @@ from kiln.pipelines.backfill.run_diff import diff_run
 from kiln.pipelines.backfill.run_log import find_run, read_events
 from kiln.pipelines.backfill.swap import FileSwap
 from kiln.pipelines.backfill.swap_runs import swap_run
-from kiln.pipelines.delta.commits import WriteId
+from kiln.pipelines.delta.commits import BatchProgress, WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.files import TableFiles
 from kiln.pipelines.delta.lake import Lake, locate_log
 from kiln.pipelines.maintenance.plan import MaintenancePolicy
 from kiln.pipelines.maintenance.steps import maintain_table
+from kiln.pipelines.recovery import DamageLocation, examine, recover_tables
+from kiln.pipelines.runtime.checkpoint import Checkpoint
+from kiln.pipelines.runtime.topics import TopicState
 from kiln.schemas.delta.tables import TABLES
 from kit.object_store import ObjectStore
 from kit.quality_lake import made_up_rows, write_rows
@@ -147,6 +151,31 @@ def test_care_makes_one_file_of_many_shortens_the_log_and_removes_what_nobody_ne
     assert int(begins[:20]) > 0
     assert lake.open("tips").to_pyarrow_table().num_rows == 250
     assert left.name in {found.name for found in lake.folder("tips").files()}, "its query may be about to name it"
+
+
+def test_a_query_with_checkpoints_on_a_disk_is_recovered_from_its_tables(lake: Lake, tmp_path: Path) -> None:
+    """Killed in its micro-batch 2, between its two tables."""
+    tables, commits = ("tips", "batch_tips"), DeltaRsCommits(lake)
+    lake.create(tables)
+    for batch, table in ((0, "tips"), (0, "batch_tips"), (1, "tips"), (1, "batch_tips"), (2, "tips")):
+        files = TableFiles(lake, table)
+        files.add(tuple(f"row {batch}" if each.type == "string" else batch for each in TABLES[table].columns))
+        progress = BatchProgress(
+            query_id="q",
+            batch=batch,
+            writes=[f"{each}:append" for each in tables],
+            starts={"kiln.batches": {0: 10 * batch}},
+            ends={"kiln.batches": {0: 10 * batch + 10}},
+        )
+        assert commits.commit(table, files.close(), WriteId("q", batch), progress)
+    location = DamageLocation(tmp_path, parse_location(tmp_path / "checkpoints"), lake)
+    (damage,) = examine(location, ["sink"])
+    assert damage.is_restorable
+    topics = {"kiln.batches": TopicState("id", {0: 0}, {0: 30})}
+    recover_tables(location, "sink", topics, lambda lake: iter(()), 5, durable=True)
+    assert [lake.open(table).to_pyarrow_table().num_rows for table in tables] == [2, 2]
+    assert Checkpoint(parse_location(tmp_path / "checkpoints" / "sink")).first_offsets == {"kiln.batches": {0: 20}}
+    assert examine(location, ["sink"]) == []
 
 
 def test_a_run_is_listed_compared_swapped_in_and_dropped(
