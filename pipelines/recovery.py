@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -139,7 +139,7 @@ def examine(
 
 def repair(
     location: DamageLocation,
-    names: Iterable[str],
+    names: Collection[str],
     progress: ProgressReport | None = None,
     topics: Mapping[str, Mapping[str, TopicState]] | None = None,
 ) -> list[str]:
@@ -157,7 +157,9 @@ def repair(
             raise DamageError(
                 f"{damage.query} cannot start: {damage.problem}. Run kiln recover, which lists the repairs"
             )
-    return [set_files_aside(location, damage) for damage in damages]
+    repairs = [set_files_aside(location, damage) for damage in damages]
+    # once a torn file is gone, more may be detected
+    return repairs + repair(location, names, progress, topics) if repairs else []
 
 
 def set_files_aside(location: DamageLocation, damage: Damage) -> str:

@@ -305,6 +305,16 @@ def test_a_torn_summary_of_a_log_is_set_aside(tmp_path: Path, name: str) -> None
     assert repair(state.place, ["sink"]) == []
 
 
+def test_what_a_torn_file_hides_is_refused_too(tmp_path: Path) -> None:
+    state = State(tmp_path)
+    state.run(0, 1)
+    state.lake.open(TABLE).create_checkpoint()
+    shutil.rmtree(state.path)
+    damaged(Path(state.lake.table(TABLE)) / "_delta_log" / "_last_checkpoint", CUT)
+    with pytest.raises(DamageError, match=r"sink cannot start: there is no checkpoint .*, yet the tables tips in"):
+        repair(state.place, ["sink"])
+
+
 @pytest.mark.parametrize("how", [EMPTY, CUT])
 def test_a_torn_commit_of_a_table_that_no_query_writes_is_set_aside(tmp_path: Path, how: bytes | None) -> None:
     state = State(tmp_path)
