@@ -84,8 +84,10 @@ def build_damage_location(settings: Settings) -> DamageLocation:
 
 
 def has_progress_marker(settings: Settings) -> bool:
-    """Return true if `updates` may have committed its progress to Kafka. A folder `updates.new` alone is left where `kiln
-    recover` was interrupted."""
+    """Return true if `updates` may have committed its progress to Kafka.
+
+    An interrupted `kiln recover` may leave `updates.new` alone.
+    """
     root = settings.checkpoints_root
     return Checkpoint(root / "updates").exists or Checkpoint(root / "updates.new").exists
 
