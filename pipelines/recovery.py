@@ -202,7 +202,6 @@ def recover_tables(
     for path in _list_torn_logs(lake, logs):
         _set_aside(location, path)
     try:
-        lake.create(QUERIES[name].tables)
         point = find_restore_point(lake, QUERIES[name].tables)
     except (LakeError, RestoreError) as error:
         raise DamageError(f"{error}. {_RESTORE_OR_RESTART}") from error
@@ -211,6 +210,7 @@ def recover_tables(
         begin, is_replaced = _find_begin(name, point, topics)
         for table, version in ({} if is_replaced else point.versions).items():
             restore_version(lake, table, version)
+        lake.create(QUERIES[name].tables)
         write_checkpoint(fresh, begin, {GENERATION_FILE: str(point.generation + 1)})
         save_topic_ids(parse_location(fresh), {topic: state.id for topic, state in topics.items()})
         epoch = Epoch(Checkpoint(parse_location(fresh)).query_id, -1)

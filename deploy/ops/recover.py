@@ -103,12 +103,12 @@ class Recovery:
 
         With `query`, only that of this query. If it has tables, it is offered even if no damage is found.
 
-        If a query has run, reads the topics and the progress of `updates` from Kafka, and starts an embedded broker for
-        that.
+        If there is a broker, reads the topics and the progress of `updates` from it. An embedded one is started.
         """
         progress = None
         bridge_damages: list[Damage] = []
-        if query or any(self._settings.checkpoints_root.folders()) or list_topic_notes(self._settings.bridge_dir):
+        has_broker = self._settings.kafka.bootstrap or (self._settings.state / "broker").is_dir()
+        if query or has_broker or list_topic_notes(self._settings.bridge_dir):
             kafka = KafkaTopics(self._settings.broker.client_options)
             try:
                 self._locks.enter_context(start_broker(self._settings, self._say, check_topics=False))
