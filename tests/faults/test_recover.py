@@ -304,3 +304,5 @@ def test_a_lost_checkpoint_of_updates(new_stack: NewStack) -> None:
     stack.run()
     assert max(stack.announced().values()) == 1
     assert set(stack.announced()) == stack.updates()
+    shutil.rmtree(stack.checkpoint)
+    assert run_command(["recover"]) == 1, "where no checkpoint is left, Kafka is asked too"
