@@ -11,12 +11,14 @@ repeats, in order of their CID bytes. So equal contents are equal bytes with one
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from functools import cache
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, NamedTuple
+
+import cbor2
+from cbor2 import CBORTag
 
 from kiln.schemas.wire.cid import CBOR, DAG_CBOR, RAW, SHA2_256, CidError, cid_text, compute_cid, is_cid, parse_cid
-from kiln.schemas.wire.streamid import MAX_TEXT, StreamID, StreamIdError, stream_text
+from kiln.schemas.wire.streamid import StreamID, StreamIdError, stream_text
 
 MAX_BLOCK = 256_000
 """Largest block written, in bytes: js-ceramic's IPFS_MAX_COMMIT_SIZE, which it applies to every block it loads."""
@@ -26,8 +28,6 @@ _ITEMS_OF_ANY_BLOCK = 16_000  # CBOR items that a block of any size may have, an
 _BYTES_PER_ITEM = 8  # a stream with one tip has four items in over 100 bytes, and each further tip two in 41
 _ITEMS_PER_INVALID = 8  # an invalid entry costs as much time as so many items, in addition to its own
 
-_FRAME = b"\xa1\x64tips"  # what comes before the map of streams
-_FRAME_SIZE = len(_FRAME)
 _TEXT, _BYTES, _ARRAY, _MAP, _TAG, _SIMPLE = 3, 2, 4, 5, 6, 7
 _MAJOR = {
     0: "an integer",
@@ -90,103 +90,69 @@ def write_blocks(tips: Mapping[str, Iterable[bytes]], limit: int = MAX_BLOCK) ->
     Raises:
         BlockError: A key is not a canonical StreamID, a tip is not a CID, or a tip does not fit into the limit.
     """
-    leaves: set[bytes] = set()
-    for stream, links in tips.items():
+    links: _Links = {}
+    for stream in sorted(sorted(tips), key=len):  # canonical order: by length, then bytewise
         _require_canonical(stream)
-        key = encode_stream_key(stream)
-        for tip in links:
+        for tip in sorted(set(tips[stream])):
             if not is_cid(tip):
                 raise BlockError(f"tip {tip[:40].hex()} of stream {stream} is not a CID")
-            leaves.add(key + tip)
-    return write_leaves(leaves, limit)
+            links.setdefault(stream, []).append(CBORTag(42, b"\0" + tip))
+    if not links:
+        return []
+    data = _encode(links)
+    blocks = [data] if len(data) <= limit else map(_encode, _split(links, limit))
+    return [BatchBlock(cid_text(compute_cid(block)), block) for block in blocks]
 
 
-def encode_stream_key(stream: str) -> bytes:
-    """Encode the key of a stream in a block: its StreamID as CBOR text. The canonical order is that of keys as
-    bytes."""
-    return _TEXT_HEADS[len(stream)] + stream.encode()
+_Links = dict[str, list[CBORTag]]
+"""links to the tips of streams, all in canonical order"""
 
 
-def list_tips(leaves: Iterable[bytes]) -> dict[str, set[bytes]]:
-    """Group leaves by stream: StreamID text -> CID bytes."""
-    tips: dict[bytes, set[bytes]] = {}
-    for leaf in leaves:
-        end = _find_key_end(leaf)
-        key, tip = leaf[:end], leaf[end:]
-        if key in tips:
-            tips[key].add(tip)
-        else:
-            tips[key] = {tip}
-    return {_decode_key(key): links for key, links in tips.items()}
+def _encode(links: _Links) -> bytes:
+    return cbor2.dumps({"tips": links})  # in the order of the dict
 
 
-def write_leaves(leaves: Collection[bytes], limit: int = MAX_BLOCK) -> list[BatchBlock]:
-    """Write tips as ``write_blocks`` does, from leaves.
-
-    A leaf is one tip of one stream: ``encode_stream_key(stream)``, then the bytes of the CID. Sorted as bytes, leaves
-    have the order of a block. The leaves are distinct, with canonical StreamIDs and valid CIDs; this is not checked.
-
-    Raises:
-        BlockError: The limit is too small even for one tip.
-    """
-    blocks: list[BatchBlock] = []
-    entries: list[bytes] = []
-    size = 0  # of the entries
-    for entry in _encode_entries(sorted(leaves), limit - _FRAME_SIZE - _compute_head_size(1)):
-        if entries and _FRAME_SIZE + _compute_head_size(len(entries) + 1) + size + len(entry) > limit:
-            blocks.append(_write_block(entries))
-            entries, size = [], 0
-        entries.append(entry)
-        size += len(entry)
-    if entries:
-        blocks.append(_write_block(entries))
-    return blocks
+def _split(links: _Links, limit: int) -> Iterator[_Links]:
+    """Split the tips of a batch among blocks, as ``write_blocks`` does."""
+    block: _Links = {}
+    size = 0  # of the streams in the block, with their tips
+    for stream, tips in links.items():
+        for part in _split_stream(stream, tips, limit):
+            added = len(_encode({stream: part})) - _EMPTY_SIZE
+            if block and _EMPTY_SIZE - 1 + _compute_head_size(len(block) + 1) + size + added > limit:
+                yield block
+                block, size = {}, 0
+            block[stream] = part
+            size += added
+    yield block
 
 
-def _encode_entries(leaves: Iterable[bytes], room: int) -> Iterator[bytes]:
-    """Encode the streams of sorted leaves, each with its tips, as entries of a block.
-
-    A stream larger than ``room``, the bytes that a block has for one stream, is split into parts.
-    """
-    links: dict[bytes, list[bytes]] = {}  # by key
-    for leaf in leaves:
-        end = _find_key_end(leaf)
-        key, link = leaf[:end], _build_link_head(len(leaf) - end) + leaf[end:]
-        if key in links:
-            links[key].append(link)
-        else:
-            links[key] = [link]
-    for key, tips in links.items():
-        entry = key + _ONE + tips[0] if len(tips) == 1 else b"".join((key, _encode_head(_ARRAY, len(tips)), *tips))
-        if len(entry) <= room:
-            yield entry
-        else:
-            yield from _split_entry(key, tips, room)
-
-
-def _split_entry(key: bytes, links: list[bytes], room: int) -> Iterator[bytes]:
-    part: list[bytes] = []
+def _split_stream(stream: str, links: list[CBORTag], limit: int) -> Iterator[list[CBORTag]]:
+    """Split the tips of a stream, if they do not fit into a block, into parts of the greatest size."""
+    if len(_encode({stream: links})) <= limit:
+        yield links
+        return
+    room = limit - _EMPTY_SIZE - len(cbor2.dumps(stream))
+    part: list[CBORTag] = []
     size = 0  # of the links
     for link in links:
-        if len(key) + _compute_head_size(len(part) + 1) + size + len(link) > room:
+        added = len(cbor2.dumps(link))
+        if _compute_head_size(len(part) + 1) + size + added > room:
             if not part:
-                raise _build_limit_error(key, room)
-            yield b"".join((key, _encode_head(_ARRAY, len(part)), *part))
+                raise BlockError(f"a tip of stream {stream} does not fit into a block of {limit} bytes")
+            yield part
             part, size = [], 0
         part.append(link)
-        size += len(link)
-    yield b"".join((key, _encode_head(_ARRAY, len(part)), *part))
+        size += added
+    yield part
 
 
-def _build_limit_error(key: bytes, room: int) -> BlockError:
-    stream = _decode_key(key)
-    limit = room + _FRAME_SIZE + _compute_head_size(1)
-    return BlockError(f"a tip of stream {stream} does not fit into a block of {limit} bytes")
+def _compute_head_size(count: int) -> int:
+    """Compute the size in bytes of the CBOR head of a map or an array of so many items."""
+    return len(cbor2.dumps(count))  # heads of all types have the same size
 
 
-def _write_block(entries: list[bytes]) -> BatchBlock:
-    data = b"".join((_FRAME, _encode_head(_MAP, len(entries)), *entries))
-    return BatchBlock(cid_text(compute_cid(data)), data)
+_EMPTY_SIZE: Final = len(_encode({}))
 
 
 def _require_canonical(stream: str) -> None:
@@ -196,43 +162,6 @@ def _require_canonical(stream: str) -> None:
         raise BlockError(f"cannot write a batch of {stream[:80]!r}: {error}") from error
     if canonical != stream:
         raise BlockError(f"cannot write a batch of {stream[:80]!r}: write it as {canonical}")
-
-
-def _compute_head_size(count: int) -> int:
-    """Compute the size in bytes of a CBOR head with the argument ``count``."""
-    return 1 if count < 24 else 2 if count < 1 << 8 else 3 if count < 1 << 16 else 5
-
-
-def _encode_head(major: int, count: int) -> bytes:
-    """Encode the CBOR head of a major type with the argument ``count``, in its shortest form."""
-    if count < 24:
-        return bytes((major << 5 | count,))
-    size = _compute_head_size(count) - 1
-    return bytes((major << 5 | 23 + size.bit_length(),)) + count.to_bytes(size, "big")
-
-
-# Length of the head, by the first byte of a key. A StreamID has at most MAX_TEXT characters, so two bytes suffice.
-_KEY_HEAD = {_TEXT << 5 | low: 1 for low in range(24)} | {_TEXT << 5 | 24: 2, _TEXT << 5 | 25: 3}
-_ONE = _encode_head(_ARRAY, 1)
-_TEXT_HEADS = [_encode_head(_TEXT, size) for size in range(MAX_TEXT + 1)]
-
-
-def _find_key_end(leaf: bytes) -> int:
-    first = leaf[0]
-    if first == _TEXT << 5 | 24:  # all but the metamodel
-        return 2 + leaf[1]
-    head = _KEY_HEAD[first]
-    return head + (first & 0x1F if head == 1 else int.from_bytes(leaf[1:head], "big"))
-
-
-def _decode_key(key: bytes) -> str:
-    return key[_KEY_HEAD[key[0]] :].decode()
-
-
-@cache
-def _build_link_head(size: int) -> bytes:
-    """Build the bytes before a CID in a link: tag 42, and the head of 00 ‖ CID."""
-    return _encode_head(_TAG, 42) + _encode_head(_BYTES, size + 1) + b"\x00"
 
 
 def read_block(data: bytes) -> dict[str, list[str]]:
