@@ -12,13 +12,14 @@ from pathlib import Path
 
 from bench.report import Finding, Ratio
 from bench.runs import Extent, Say, Side, in_turn
+from kiln.pipelines.batch.batching import batch_offset_ranges
 from kiln.pipelines.batch.offset_range import UpdateRange, WindowKey, WindowOwner
 from kiln.pipelines.batch.windows import PartitionWindows
 from kiln.pipelines.delta.frame_ranges import FrameRanges, build_range_key
 from kiln.pipelines.delta.stored_frame_ranges import StoredFrameRanges
 from kiln.pipelines.updates.known_streams import StreamsFile
 from kiln.schemas.kafka.records import SeparatorRecord, StreamRecord, encode
-from kiln.schemas.wire.batch_block import encode_stream_key
+from kiln.schemas.wire.batch_block import MAX_BLOCK
 
 WINDOWS, CONNECTIONS, STREAMS = 100_000, 100_000, 1_000_000
 TOUCHED = 1_000
@@ -71,7 +72,7 @@ class _Windows:
 
     def __init__(self, count: int) -> None:
         self._count = count
-        self._head, self._shards = b"", dict[int, bytes]()
+        self._state = b""
         step = max(10_000, count // 4)
         for first in range(0, count, step):
             self._take(_stretch(range(first, min(count, first + step)), 0))
@@ -81,32 +82,41 @@ class _Windows:
     @property
     def size(self) -> int:
         """Bytes of the state."""
-        return len(self._head) + sum(map(len, self._shards.values()))
+        return len(self._state)
 
     def micro_batch(self, run: int) -> float:
         """ms. Where no window is open, each opens one."""
-        kept = self._head, dict(self._shards)
+        kept = self._state
         touched = random.Random(run).sample(range(self._count), TOUCHED) if self._count else range(TOUCHED)
         stretch = _stretch(touched, 1 + run)
         started = time.process_time()
         self._take(stretch)
         taken = _since(started)
-        self._head, self._shards = kept
+        self._state = kept
         return taken
 
     def _take(self, stretch: UpdateRange) -> None:
-        windows = PartitionWindows(_LENGTH, self._head, 0, self._shards)
-        windows.add_range(stretch)
+        windows = PartitionWindows(_LENGTH, self._state)
+        assert not list(batch_offset_ranges(windows, 0, [stretch], MAX_BLOCK))
         windows.advance(stretch.stamps[-1] + 1)
-        self._head = windows.dump()
+        self._state = windows.dump()
 
 
 def _stretch(separators: Sequence[int], epoch: int) -> UpdateRange:
     count = len(separators)
     owners = [WindowOwner(WindowKey("bench", "LIVE", "model", _text(number)), "bench", epoch) for number in separators]
-    leaves = [encode_stream_key(_text(number)) + _digest(number) + b"cid." for number in separators]
+    streams, tips = map(_text, separators), (_digest(number) + b"cid." for number in separators)
     numbers = list(range(count))
-    return UpdateRange(numbers, [epoch] * count, owners, numbers, leaves, [epoch] * count, list(map(str, separators)))
+    return UpdateRange(
+        numbers,
+        [epoch] * count,
+        owners,
+        numbers,
+        list(streams),
+        list(tips),
+        [epoch] * count,
+        list(map(str, separators)),
+    )
 
 
 class _Connections:

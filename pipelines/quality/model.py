@@ -14,8 +14,9 @@ from typing import Final, NamedTuple
 import msgspec
 
 from kiln.pipelines.quality.table_checks import CheckInputs, format_interval, format_timestamp
-from kiln.schemas.wire.batch_block import BlockError, encode_stream_key, read_block, write_leaves
+from kiln.schemas.wire.batch_block import BlockError, read_block, write_blocks
 from kiln.schemas.wire.cid import USUAL_TEXT, CidError, cid_bytes, cid_text
+from kiln.schemas.wire.streamid import stream_text
 
 Owner = tuple[str, str, str, str]
 """network, origin, separator key, separator value"""
@@ -31,7 +32,8 @@ class BatchedUpdate(NamedTuple):
     """A row of `updates` that goes into a batch; times in µs."""
 
     owner: Owner
-    leaf: bytes
+    stream: str
+    tip: bytes
     observed_at: int
     log_time: int
 
@@ -41,7 +43,7 @@ class ModelWindow(msgspec.Struct, array_like=True):
 
     opened_at: int
     log_time: int
-    leaves: set[bytes]
+    tips: dict[str, set[bytes]]
     is_stored: bool = False
     """true if its batch is stored already: ticks close windows too, and `updates` has none"""
 
@@ -53,15 +55,15 @@ def close_windows(
     updates: Iterable[BatchedUpdate], open_: OpenWindows, length: int, grace: int
 ) -> Iterator[tuple[Owner, ModelWindow]]:
     """Yield the windows that later updates close, in the order of log time, and maintain the open windows."""
-    for owner, leaf, observed_at, log_time in updates:
+    for owner, stream, tip, observed_at, log_time in updates:
         event_time = min(observed_at, log_time)
         window = open_.get(owner)
         if window and (event_time >= window.opened_at + length or log_time >= window.log_time + length + grace):
             yield owner, window
             window = None
         if window is None:
-            window = open_[owner] = ModelWindow(event_time, log_time, set())
-        window.leaves.add(leaf)
+            window = open_[owner] = ModelWindow(event_time, log_time, {})
+        window.tips.setdefault(stream, set()).add(tip)
 
 
 class UnmatchedBatch(NamedTuple):
@@ -245,10 +247,10 @@ def _read_new_updates(inputs: CheckInputs) -> Iterator[BatchedUpdate]:
             *(column.to_pylist() for column in page.columns), strict=True
         ):
             try:
-                leaf = encode_stream_key(stream) + cid_bytes(tip)
-            except (KeyError, IndexError, ValueError):
+                stream, tip = stream_text(stream), cid_bytes(tip)
+            except ValueError:
                 continue  # other expectations report malformed CIDs and StreamIDs
-            yield BatchedUpdate(owners[index], leaf, observed_at, log_time)
+            yield BatchedUpdate(owners[index], stream, tip, observed_at, log_time)
 
 
 def _build_query(inputs: CheckInputs) -> str:
@@ -288,7 +290,7 @@ class ExpectedBatch(NamedTuple):
 
 def _build_expected(owner: Owner, window: ModelWindow, limit: int) -> list[ExpectedBatch]:
     text = _format_owner(owner)
-    return [ExpectedBatch(text, window.opened_at, block.cid) for block in write_leaves(window.leaves, limit)]
+    return [ExpectedBatch(text, window.opened_at, block.cid) for block in write_blocks(window.tips, limit)]
 
 
 def _load_expected(inputs: CheckInputs, name: str, expected: list[ExpectedBatch]) -> None:

@@ -61,7 +61,7 @@ _VALUE: Final = "kiln_value"
 _MAX_KEYS: Final = 1_000
 """faulty keys that are stored for a check"""
 
-_FORMAT: Final = 4
+_FORMAT: Final = 5
 """version of the state. State of another version is deleted, and the checks start over."""
 
 _STATE: Final = """

@@ -76,6 +76,40 @@ def test_bytes_of_the_written_block() -> None:
 
 
 @pytest.mark.parametrize(
+    ("streams", "tips", "sizes", "cids"),
+    [
+        (1, 1, [114], ["bafyreihlkx7x4d7duz3wb4ylhnicxkmuuggk5hy7o724gav27zorxpk7oy"]),
+        (25, 3, [4733], ["bafyreiao6a4hkj2asyjcvz4gyi7qm4dixjmlssyzoah3puhqymfsgfpdsi"]),
+        (300, 1, [32109], ["bafyreihhzwnfnmm7inx5a73fozlonl42wiukip3osdv62lp3aadnf2mkxy"]),
+        (
+            3_000,
+            1,
+            [255953, 65065],
+            [
+                "bafyreievzyuy4clolqwpzqbll2t27jj3ewz7iwrltychnfn37n5l2b4g74",
+                "bafyreiekzwtvp2yfx3ftbtryptyfnvy3bbhngl4ax33gfvpxwkjsmt7is4",
+            ],
+        ),
+        (
+            2,
+            7_000,
+            [255997, 31153, 255997, 31153],
+            [
+                "bafyreiefe4xbm63ikptm3m7rjui6r22d4cb4e3vflcqrm6qa56lgrkwc4q",
+                "bafyreihtuzeavibhvd5ii6kzkyirgjicju7uy2r47bc6vfqpspogcgrb5q",
+                "bafyreic3x52vbonzhwhmgzbl27jszaaog4krxhdoustj6fntvms6lqsc2q",
+                "bafyreibnz2a4wqotg4p3vrwofyxyfp3n35byhucdcwx5uz6t5sszlhuheq",
+            ],
+        ),
+    ],
+)
+def test_cids_that_other_versions_wrote(streams: int, tips: int, sizes: list[int], cids: list[str]) -> None:
+    batch = {some_stream(n): [some_tip(n * tips + m) for m in range(tips)] for n in range(streams)}
+    blocks = write_blocks(batch)
+    assert ([len(block.data) for block in blocks], [block.cid for block in blocks]) == (sizes, cids)
+
+
+@pytest.mark.parametrize(
     ("data", "size", "cid"),
     [
         (TEXT_KEYS, 115, "bafyreifqd2nn3hpa3ikwlbvlt7h7ovbbi5ml7jcrwdhfzptgxsaldjvyui"),
