@@ -3,6 +3,7 @@ in one process: no Spark, no broker."""
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import random
 import tempfile
@@ -34,6 +35,7 @@ _AT = 1_735_689_600_000_000  # µs, 2025-01-01
 
 def measure(extent: Extent, say: Say) -> Finding:
     """CPU time of the steps of one micro-batch, with nothing held and with much."""
+    gc.set_threshold(100_000, 50, 100)  # as Spark's workers have it
     windows, connections, streams = (extent.of(size, least=2_000) for size in (WINDOWS, CONNECTIONS, STREAMS))
     names = (
         ("windows: none open", f"windows: {windows:,} open"),

@@ -8,7 +8,7 @@ import json
 import random
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -731,7 +731,7 @@ def test_state_of_an_earlier_version_is_refused_in_words(tmp_path: Path) -> None
         content = {"paths": [f"file:{folder}"], "operatorPropertiesJson": compact({"stateVariables": variables})}
         metadata.write_text(f"v2\n{compact(content)}")
 
-    def compact(content: dict[str, object]) -> str:
+    def compact(content: Mapping[str, object]) -> str:
         return json.dumps(content, separators=(",", ":"))
 
     write()
