@@ -1,5 +1,6 @@
 """How long `kiln quality` takes: the first check of a lake of two million messages, and the check of what the next five
-minutes bring; beside a plain count of the same rows by DuckDB and by Spark.
+minutes bring; beside a plain count of the same rows by DuckDB and by Spark. And the first check of ten million rows of
+frames, copies and messages, which take no time to make.
 
 Each side is a whole command, imports and all, as a user would type the command.
 """
@@ -18,6 +19,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import duckdb
+
 from bench.report import Finding, Series
 from bench.runs import BenchError, Extent, Say, in_turn
 from bench.views import MESSAGES, tables, write
@@ -26,6 +29,7 @@ from kiln.schemas.delta.tables import TABLES
 
 FIRST_SECONDS, NEXT_SECONDS = 90.0, 15.0
 """the aims"""
+ROWS = 10_000_000
 _NEXT = 1 / 24
 """five minutes of two hours"""
 _LOOK_EVERY = 0.05  # s
@@ -40,10 +44,12 @@ def measure(extent: Extent, say: Say) -> Finding:
         say(f"writing a lake of {count:,} messages, and the messages of five minutes more")
         rows = _make(place, count)
         say(", ".join(f"{name} {number:,}" for name, number in rows.items()))
+        many = _make_many(place, extent.of(ROWS, least=3_000))
         runs = _Runs(place)
         sides = {
             "first check": runs.first,
             "check of five minutes more": runs.later,
+            f"first check of {many:,} rows": runs.many,
             "count by DuckDB": runs.duckdb,
             "count by Spark": runs.spark,
         }
@@ -52,12 +58,14 @@ def measure(extent: Extent, say: Say) -> Finding:
             **rows,
             "expectations": runs.expectations,
             "failed": runs.failed,
-            "memory of the checks, bytes a message": round(runs.memory / count),
+            "state of the checks, bytes": runs.memory,
         }
     taken = [
         Series("CPU of the first check", "s", tuple(runs.first_cpu)),
         Series("CPU of the check of five minutes more", "s", tuple(runs.later_cpu)),
         Series("greatest memory of the first check", "MB", tuple(runs.peaks)),
+        Series(f"CPU of the first check of {many:,} rows", "s", tuple(runs.many_cpu)),
+        Series(f"greatest memory of the first check of {many:,} rows", "MB", tuple(runs.many_peaks)),
     ]
     aims = f"aims {FIRST_SECONDS:g} and {NEXT_SECONDS:g} s"
     return Finding("quality", f"whole commands over a lake; {aims}", (*series, *taken), (), notes)
@@ -79,12 +87,61 @@ def _make(place: Path, count: int) -> dict[str, int]:
     return rows
 
 
+_PEER = "'12D3KooWM68GyFKBT9JsuTRB6CYkF61PtMuSkynUauSQEGBX51JW'"
+_OF_ALL = {
+    "network": "'clay'",
+    "remote_peer": _PEER,
+    "observed_at": "make_timestamptz(1767225600000000 + 1000 * i)",
+    "kafka_partition": "(i % 4)::INTEGER",
+    "kafka_offset": "i // 4",
+}
+_OF_MESSAGE = {"message_id": f"{_PEER} || '/' || hex(i)", "verdict": "'valid'", "message_index": "0"}
+_MANY = {
+    "frames": {
+        "connection": "unhex(md5((i % 64)::VARCHAR))",
+        "sequence": "i // 64 + 1",
+        "direction": "'IN'",
+        "local_peer": _PEER,
+        "protocol": "'/meshsub/1.1.0'",
+        "payload": "encode('x' || md5(i::VARCHAR))",
+        **dict.fromkeys(("hello_in", "hello_out", "verdicts", "remote_address"), "''::BLOB"),
+        "origin": "'LIVE'",
+        "declared_length": "0::BIGINT",
+        "kafka_timestamp": _OF_ALL["observed_at"],
+    },
+    "copies": _OF_MESSAGE,
+    "messages": {
+        **_OF_MESSAGE,
+        "origin": "'LIVE'",
+        "type": "'QUERY'",
+        "from_peer": _PEER,
+        "data": "encode(md5(i::VARCHAR))",
+    },
+}
+"""columns by table, as expressions over the number of a row"""
+
+
+def _make_many(place: Path, rows: int) -> int:
+    """`many`: a lake of so many rows, in which nothing is wrong. Each frame has a message."""
+    lake, each = Lake(str(place / "many")), rows // len(_MANY)
+    with duckdb.connect() as db:
+        db.execute("SET TimeZone = 'UTC'")
+        for name, columns in _MANY.items():
+            terms = ", ".join(f"{term} AS {column}" for column, term in (_OF_ALL | columns).items())
+            made = db.sql(f"SELECT {terms} FROM range({each}) AS r (i)").to_arrow_table()
+            write(lake, name, {column: made[column].combine_chunks() for column in made.column_names})
+    lake.create(TABLES)
+    return each * len(_MANY)
+
+
 class _Runs:
     def __init__(self, place: Path) -> None:
         self._place = place
         self.peaks: list[float] = []
         self.first_cpu: list[float] = []
         self.later_cpu: list[float] = []
+        self.many_peaks: list[float] = []
+        self.many_cpu: list[float] = []
         self.expectations = self.failed = self.memory = 0
 
     def first(self, run: int) -> float:
@@ -93,7 +150,7 @@ class _Runs:
         done = _timed(["quality", "--json"], self._state, _MET)
         told = json.loads(done.out)
         self.expectations, self.failed = len(told), sum(not each["success"] for each in told)
-        self.memory = (self._state / "quality" / "state.duckdb").stat().st_size
+        self.memory = (self._state / "quality" / "positions.json").stat().st_size
         self.peaks.append(done.peak / 1e6)
         self.first_cpu.append(done.cpu)
         return done.seconds
@@ -102,6 +159,14 @@ class _Runs:
         self._lay("after")
         done = _timed(["quality", "--json"], self._state, _MET)
         self.later_cpu.append(done.cpu)
+        return done.seconds
+
+    def many(self, run: int) -> float:
+        shutil.rmtree(self._state / "quality", ignore_errors=True)
+        self._lay("many")
+        done = _timed(["quality", "--json"], self._state)
+        self.many_peaks.append(done.peak / 1e6)
+        self.many_cpu.append(done.cpu)
         return done.seconds
 
     def duckdb(self, run: int) -> float:

@@ -36,9 +36,12 @@ from kit.foreign_peer import CACHE
 if not hasattr(sys.modules["__main__"], "__file__"):
     sys.modules["__main__"].__file__ = __file__
 
-# A script that runs the tests in the background makes them ignore SIGINT, and every program that they start, too.
+# A script that runs the tests in the background makes them ignore SIGINT, and nohup SIGHUP, and every program that they
+# start, too.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 ROOT = Path(__file__).resolve().parents[1]
 VECTORS = ROOT / "tests" / "vectors"

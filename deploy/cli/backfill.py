@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,6 +25,27 @@ from kiln.deploy.cli.options import (
     notes,
     settings_of,
 )
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.text import Text
+
+    from kiln.pipelines.backfill.run_diff import RowDifference, TableDiff
+    from kiln.pipelines.backfill.runs import RunSummary
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MAX_GROUPS = 20
+"""Number of days and separators of a table that are shown."""
+
+_COLORS: Mapping[str, str] = {
+    "running": "cyan",
+    "swapping": "cyan",
+    "interrupted": "yellow",
+    "swap interrupted": "red",
+    "done": "green",
+    "swapped": "green",
+    "dropped": "dim",
+}
 
 commands = typer.Typer(
     name="backfill", no_args_is_help=True, help="Rebuild, compare and swap the tables of a time range."
@@ -70,11 +94,8 @@ def run(
     """
     require_extras("spark")
     settings = settings_of(config, state)
-    import json
-
     from kiln.conf.settings.keys import suggest_key
-    from kiln.deploy.run.backfill import run_backfill
-    from kiln.deploy.screens.backfill_run import ProgressFormatter, describe_outcome
+    from kiln.deploy.run.backfill import ProgressFormatter, describe_outcome, run_backfill
     from kiln.pipelines.app.backfill_run import BackfillRequest, parse_source, parse_time
     from kiln.pipelines.backfill.run import RunProgress, encode_outcome
 
@@ -102,7 +123,7 @@ def run(
         begin,
         end,
         source=kind,
-        files=tuple(Path(each) for each in paths),
+        files=tuple(map(Path, paths)),
         window=None if window is None else length_of(window, "--window"),
         network=network,
         as_of=None if as_of is None else time_of("--as-of", as_of),
@@ -128,14 +149,13 @@ def backfill_list(as_json: JsonOption = False, state: StateOption = None, config
     """List runs with range, source, state and row counts."""
     require_extras("lake")
     settings = settings_of(config, state)
-    from kiln.deploy.screens.backfill import encode_runs, render_runs
     from kiln.pipelines.backfill.runs import list_runs
 
-    found = list_runs(lake_of(settings), settings.state)
+    runs = list_runs(lake_of(settings), settings.state)
     if as_json:
-        print(encode_runs(found))
+        print(_encode_runs(runs))
     else:
-        answers().print(render_runs(found), soft_wrap=True)
+        answers().print(_render_runs(runs), soft_wrap=True)
 
 
 @commands.command("diff")
@@ -149,7 +169,6 @@ def backfill_diff(
     """
     require_extras("lake")
     settings = settings_of(config, state)
-    from kiln.deploy.screens.backfill import encode_diff, print_diff
     from kiln.pipelines.backfill.run_diff import diff_run
     from kiln.pipelines.backfill.runs import get_run
 
@@ -157,12 +176,12 @@ def backfill_diff(
     run = get_run(lake, name)
     if not run.is_done:
         out.print(f"run {name} is not complete: rows that it has not reached count as only live", style="yellow")
-    found = diff_run(lake, run, lambda words: out.print(words, style="dim"))
+    diffs = diff_run(lake, run, lambda words: out.print(words, style="dim"))
     if as_json:
-        print(encode_diff(found))
+        print(encode_diffs(diffs))
     else:
-        print_diff(found, answers())
-    raise typer.Exit(OK if all(each.is_equal for each in found) else FAILED)
+        _print_diffs(diffs, answers())
+    raise typer.Exit(OK if all(diff.is_equal for diff in diffs) else FAILED)
 
 
 @commands.command("swap")
@@ -249,3 +268,140 @@ def backfill_drop(name: RunArgument, state: StateOption = None, config: ConfigOp
 
 def _now() -> int:
     return time.time_ns() // 1000
+
+
+# ---------------------------------------------------------------- list
+
+
+def _encode_runs(runs: Sequence[RunSummary]) -> str:
+    """Encode runs as a JSON array of objects."""
+    return json.dumps(
+        [
+            {
+                "name": run.name,
+                "from": _encode_time(run.range_from),
+                "to": _encode_time(run.range_to),
+                "source": run.source,
+                "state": run.state,
+                "rows": run.rows,
+                "begun_at": _encode_time(run.begun_at),
+                "last_at": _encode_time(run.last_at),
+            }
+            for run in runs
+        ],
+        indent=1,
+    )
+
+
+def _render_runs(runs: Sequence[RunSummary]) -> Text:
+    """Render runs for the screen."""
+    from rich.text import Text
+
+    if not runs:
+        return Text("no runs yet. To start one: kiln backfill run --from T --to T --run NAME")
+    text = Text()
+    for run in runs:
+        rows = ", ".join(f"{name} {count:,}" for name, count in run.rows.items() if count)
+        text.append(run.name, "bold").append("  ").append(run.state, _COLORS[run.state])
+        text.append(f"  {_format_time(run.range_from)} to {_format_time(run.range_to)}, from {run.source}\n")
+        text.append(f"  started {_format_time(run.begun_at)}, last progress {_format_time(run.last_at)}\n", "dim")
+        if run.state != "dropped":
+            text.append(f"  {rows or 'no rows'}\n", "dim")
+    text.rstrip()
+    return text
+
+
+# ---------------------------------------------------------------- diff
+
+
+def encode_diffs(diffs: Sequence[TableDiff]) -> str:
+    """Encode diffs as a JSON object with an entry for each table (docs/design/contracts.md, Commands)."""
+    from kiln.deploy.query.answer_json import encode_value
+
+    def encode_row(row: Mapping[str, object] | None) -> dict[str, object] | None:
+        return None if row is None else {name: encode_value(value) for name, value in row.items()}
+
+    return json.dumps(
+        {
+            diff.table: {
+                "same": diff.same,
+                "only_live": diff.only_live,
+                "only_run": diff.only_run,
+                "differ": diff.differ,
+                "places": [encode_row(group._asdict()) for group in diff.groups],
+                "first": [
+                    {"key": encode_row(one.key), "live": encode_row(one.live), "run": encode_row(one.run)}
+                    for one in diff.examples
+                ],
+            }
+            for diff in diffs
+        },
+        indent=1,
+    )
+
+
+def _print_diffs(diffs: Sequence[TableDiff], console: Console) -> None:
+    """Print a line for each table; for each table that differs, then print the days and the first differences."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(header_style="bold", pad_edge=False, show_edge=False)
+    table.add_column("table")
+    for name in ("same", "only live", "only run", "differ"):
+        table.add_column(name, justify="right")
+    for diff in diffs:
+        counts = (diff.same, diff.only_live, diff.only_run, diff.differ)
+        table.add_row(diff.table, *(f"{count:,}" for count in counts), style="" if diff.is_equal else "yellow")
+    console.print(table)
+    for diff in diffs:
+        if not diff.is_equal:
+            console.print(_render_table_diff(diff), soft_wrap=True)
+    if all(diff.is_equal for diff in diffs):
+        console.print(Text("the run equals the live tables", "green"))
+
+
+def _render_table_diff(diff: TableDiff) -> RenderableType:
+    from rich.console import Group
+    from rich.text import Text
+
+    from kiln.pipelines.backfill.run_diff import MAX_EXAMPLES
+    from kiln.schemas.printable import printable
+
+    lines = [Text(f"\n{diff.table}", "bold")]
+    for group in diff.groups[:_MAX_GROUPS]:
+        name = "" if group.separator is None else f" {printable(group.separator)}"
+        counts = f"{group.only_live:,} only live, {group.only_run:,} only run, {group.same:,} same"
+        lines.append(Text(f"  {group.day}{name}: {counts}"))
+    if len(diff.groups) > _MAX_GROUPS:
+        lines.append(Text(f"  and {len(diff.groups) - _MAX_GROUPS:,} more; --json has all", "dim"))
+    lines += [Text(f"  · {describe_difference(one)}") for one in diff.examples]
+    shown = sum((one.live is not None) + (one.run is not None) for one in diff.examples)
+    if shown < diff.only_live + diff.only_run:
+        lines.append(Text(f"  these are the first {MAX_EXAMPLES}", "dim"))
+    return Group(*lines)
+
+
+def describe_difference(difference: RowDifference) -> str:
+    """Describe a difference: the key, and the side that has the row, or the columns that differ."""
+    from kiln.deploy.query.answer import format_cell
+
+    key = " ".join(f"{name} {format_cell(value)}" for name, value in difference.key.items())
+    if difference.live is not None and difference.run is not None:
+        columns = "; ".join(
+            f"{name}: live {format_cell(difference.live[name])}, run {format_cell(difference.run[name])}"
+            for name in difference.columns
+        )
+        return f"{key}: {columns}"
+    row = difference.live if difference.live is not None else difference.run
+    values = ", ".join(f"{name} {format_cell(value)}" for name, value in (row or {}).items() if value is not None)
+    return f"{key}: only {'live' if difference.run is None else 'the run'} has it{f' ({values})' if values else ''}"
+
+
+def _encode_time(micros: int | None) -> object:
+    from kiln.deploy.query.answer_json import encode_value
+
+    return None if micros is None else encode_value(_EPOCH + timedelta(microseconds=micros))
+
+
+def _format_time(micros: int | None) -> str:
+    return "-" if micros is None else f"{_EPOCH + timedelta(microseconds=micros):%Y-%m-%d %H:%M:%S}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
@@ -13,7 +15,11 @@ from kiln.deploy.cli.exits import FAILED, OK, UsageError
 from kiln.deploy.cli.options import ConfigOption, JsonOption, StateOption, answers, notes, settings_of
 
 if TYPE_CHECKING:
+    from rich.console import Group
+
     from kiln.deploy.ops.maintenance import TableMaintenance
+
+_USUAL_PAUSE = 600.0  # s, if the settings turn maintenance by `kiln run` off
 
 commands = typer.Typer()
 
@@ -36,25 +42,92 @@ def maintain(
         raise UsageError("--dry-run and --watch: choose one")
     require_extras("lake")
     settings = settings_of(config, state)
-    from kiln.deploy.ops.maintenance import Maintenance, preview_maintenance
-    from kiln.deploy.screens.maintain import encode_maintenance, format_maintenance_line, render_maintenance
+    from kiln.conf.process.locks import lock_state
+    from kiln.deploy.ops.maintenance import LOCK, encode_maintenance, maintain_tables, preview_maintenance
 
     def show(tables: Sequence[TableMaintenance], *, done: bool = True) -> None:
+        objects = [encode_maintenance(table) for table in tables]
         if as_json:
-            print(encode_maintenance(tables, as_lines=watch), flush=True)
+            print("\n".join(map(json.dumps, objects)) if watch else json.dumps(objects, indent=2), flush=True)
         elif watch:
-            answers().print(format_maintenance_line(tables), highlight=False)
+            answers().print(_format_line(tables), highlight=False)
         else:
-            answers().print(render_maintenance(tables, done=done))
+            answers().print(_render_tables(tables, done=done))
 
     if dry_run:
         show(tables := preview_maintenance(settings), done=False)
     else:
         out = notes()
-        with Maintenance(settings, lambda words: out.print(words, style="dim", highlight=False)) as maintenance:
-            show(tables := maintenance.run())
+
+        def say(words: str) -> None:
+            out.print(words, style="dim", highlight=False)
+
+        with lock_state(settings.state, LOCK):
+            show(tables := maintain_tables(settings, say))
             with suppress(KeyboardInterrupt):  # the user ends --watch
                 while watch:
-                    maintenance.wait()
-                    show(tables := maintenance.run())
-    raise typer.Exit(FAILED if any(each.error for each in tables) else OK)
+                    time.sleep(settings.maintenance.interval.total_seconds() or _USUAL_PAUSE)
+                    show(tables := maintain_tables(settings, say))
+    raise typer.Exit(FAILED if any(table.error for table in tables) else OK)
+
+
+def _render_tables(tables: Sequence[TableMaintenance], *, done: bool) -> Group:
+    """Render a row for each table, before → after, and the errors below.
+
+    Args:
+        tables: Results of the maintenance, or predicted ones.
+        done: False for predictions, which are rendered with the reason of each step.
+    """
+    from rich.console import Group
+    from rich.filesize import decimal
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table(box=None, pad_edge=False)
+    for name in ("table", "files", "bytes", "log entries", "rewritten", "expired rows", "removed", "s"):
+        grid.add_column(name, justify="left" if name == "table" else "right")
+    for maintained in tables:
+        result = maintained.result
+        if result.left_alone or maintained.error:
+            grid.add_row(result.table, "skipped", "", "", "", "", "", f"{maintained.seconds:.1f}")
+            continue
+        files, size = result.garbage
+        grid.add_row(
+            result.table,
+            _format_change(*result.files),
+            _format_change(*map(decimal, result.size)),
+            _format_change(*result.entries),
+            decimal(result.rewritten) if result.rewritten else "",
+            f"{result.expired_rows:,}" if result.expired_rows else "",
+            f"{files:,} files, {decimal(size)}" if files else "",
+            f"{maintained.seconds:.1f}",
+        )
+    lines: list[Table | Text] = [grid]
+    for maintained in tables:
+        result = maintained.result
+        if result.left_alone:
+            lines.append(Text(f"{result.table} was skipped: {result.left_alone}"))
+        if maintained.error:
+            lines.append(Text(maintained.error, "red"))
+        if not done:
+            lines += [Text(f"{result.table}: {words}", "dim") for words in result.words]
+    if not done:
+        lines.append(Text("Nothing was changed. To run these steps: kiln maintain", "bold"))
+    return Group(*lines)
+
+
+def _format_line(tables: Sequence[TableMaintenance]) -> str:
+    """Format the changes of one maintenance run as one line."""
+    results = [maintained.result for maintained in tables]
+    parts = [
+        f"{result.table} {_format_change(*result.files)} files"
+        for result in results
+        if result.rewritten or result.expired_rows or result.garbage[0]
+    ]
+    errors = [maintained.error for maintained in tables if maintained.error]
+    return "; ".join([*(parts or ["nothing to do"]), *errors])
+
+
+def _format_change(before: int | str, after: int | str) -> str:
+    texts = [f"{value:,}" if isinstance(value, int) else value for value in (before, after)]
+    return texts[0] if before == after else " → ".join(texts)

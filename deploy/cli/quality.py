@@ -41,6 +41,9 @@ def quality(
         typer.Option("--since", metavar="DURATION", help="Only rows of this last period, such as 1h."),
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Repeat every quality.interval until Ctrl-C.")] = False,
+    recent: Annotated[
+        bool, typer.Option("--recent", help="Compare new rows with the last day only; kiln run does.")
+    ] = False,
     docs: Annotated[
         Path | None, typer.Option("--docs", metavar="DIR", parser=parse_path, help="Folder for Data Docs (HTML).")
     ] = None,
@@ -75,7 +78,9 @@ def quality(
     validator, lake = RowValidator(), lake_of(settings)
     while True:
         began = time.monotonic()
-        results = check_lake(settings, lake, every, validator, datetime.now(UTC), tables=table or (), since=length)
+        results = check_lake(
+            settings, lake, every, validator, datetime.now(UTC), tables=table or (), since=length, recent=recent
+        )
         if as_json:
             print(json.dumps([each.as_json() for each in results], indent=2, default=str), flush=True)
         else:

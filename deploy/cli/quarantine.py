@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from codecs import getincrementaldecoder
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
@@ -24,13 +26,17 @@ from kiln.deploy.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
 
     from kiln.bridge.kafka.producers import FramesProducer
-    from kiln.deploy.ops.quarantine.picking import QuarantineFilter
+    from kiln.deploy.ops.quarantine.picking import By, QuarantineFilter, QuarantineRow, ReasonCount
 
 _WIDE = 240
 """columns: two peer ids and two stamps"""
+_LINE: Final = 16
+"""bytes per line of hex"""
+_READABLE: Final = 0.9
+"""share of readable characters from which data is shown as text"""
 
 commands = typer.Typer(name="quarantine", no_args_is_help=True, help="Count, show, replay or drop quarantined records.")
 
@@ -69,14 +75,13 @@ def quarantine_list(
     settings = settings_of(config, state)
     wanted = _selection(stage, reason, since, until, author)
     from kiln.deploy.ops.quarantine.picking import QuarantineRows
-    from kiln.deploy.screens.quarantine import encode_counts, render_counts
 
     with QuarantineRows(lake_of(settings), wanted, authors=by == "author") as picked:
         counts = picked.counts(by)
     if as_json:
-        print(encode_counts(counts, by))
+        print(_encode_counts(counts, by))
     else:
-        _table_on().print(render_counts(counts, by))
+        _table_on().print(_render_counts(counts, by))
 
 
 @commands.command("show")
@@ -102,16 +107,15 @@ def quarantine_show(
     settings = settings_of(config, state)
     wanted = _selection(stage, reason, since, until, author)
     from kiln.deploy.ops.quarantine.picking import QuarantineRows
-    from kiln.deploy.screens.quarantine import encode_rows, render_counts, render_row
 
     with QuarantineRows(lake_of(settings), wanted, authors=True) as picked:
         if as_json:
-            print(encode_rows(picked.rows(rows)))
+            print(_encode_objects(row._asdict() for row in picked.rows(rows)))
             return
         out = _table_on()
-        out.print(render_counts(picked.counts(), "reason"), "")
+        out.print(_render_counts(picked.counts(), "reason"), "")
         for row in picked.rows(rows):
-            out.print(render_row(row, most), soft_wrap=True)
+            out.print(_render_row(row, most), soft_wrap=True)
 
 
 @commands.command("drop")
@@ -141,16 +145,15 @@ def quarantine_drop(
     if not why.strip():
         raise UsageError("--why: must not be empty")
     from kiln.deploy.ops.quarantine.picking import QuarantineRows
-    from kiln.deploy.screens.quarantine import encode_counts, encode_drop, render_counts
 
     lake, out = lake_of(settings), _table_on()
     if not yes:
         with QuarantineRows(lake, wanted) as picked:
             counts = picked.counts()
         if as_json:
-            print(encode_counts(counts, "reason"))
+            print(_encode_counts(counts, "reason"))
         else:
-            out.print(render_counts(counts, "reason"))
+            out.print(_render_counts(counts, "reason"))
             out.print("nothing is dropped. To drop these rows, pass --yes", style="dim")
         return
     from uuid import uuid4
@@ -159,7 +162,7 @@ def quarantine_drop(
 
     done = drop_rows(lake, wanted, why.strip(), uuid4().hex[:16], datetime.now(UTC))
     if as_json:
-        print(encode_drop(done))
+        print(json.dumps(done._asdict()))
     elif done.rows:
         if done.known:
             out.print(f"{done.known:,} of the rows had been recorded by an interrupted command")
@@ -264,3 +267,86 @@ def quarantine_replay(
         out.print(f"not replayed: stage {stages}. kiln quarantine show --reason {reason} shows what to do")
     if found.back:
         out.print("next: kiln run --catch-up. Restart a kiln run that started before the settings changed", style="dim")
+
+
+# ---------------------------------------------------------------- output: bytes of peers as `printable` text or hex
+
+
+def _render_counts(counts: Sequence[ReasonCount], by: By) -> RenderableType:
+    """Render counts as a table."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    from kiln.deploy.ops.quarantine.picking import GROUPS
+    from kiln.deploy.query.answer import format_cell
+
+    if not counts:
+        return Text("no rows")
+    table = Table(header_style="bold", pad_edge=False, show_edge=False)
+    for name in GROUPS[by]:
+        table.add_column(name.replace("_", " "), overflow="fold")
+    table.add_column("rows", justify="right")
+    for name in ("oldest", "newest"):
+        table.add_column(name)
+    for count in counts:
+        table.add_row(*map(Text, map(format_cell, (*count.of, count.rows, count.oldest, count.newest))))
+    return Group(table, Text(f"({sum(count.rows for count in counts):,} rows)", style="dim"))
+
+
+def _encode_counts(counts: Iterable[ReasonCount], by: By) -> str:
+    """Encode counts as a JSON array of objects."""
+    from kiln.deploy.ops.quarantine.picking import GROUPS
+
+    return _encode_objects(
+        dict(zip(GROUPS[by], count.of, strict=True))
+        | {"rows": count.rows, "oldest": count.oldest, "newest": count.newest}
+        for count in counts
+    )
+
+
+def _encode_objects(objects: Iterable[dict[str, object]]) -> str:
+    from kiln.deploy.query.answer_json import encode_value
+
+    return json.dumps([{name: encode_value(value) for name, value in pairs.items()} for pairs in objects], indent=1)
+
+
+def _render_row(row: QuarantineRow, limit: int) -> RenderableType:
+    """Render a row with one value per line, at most `limit` bytes of its data (0 for all), and the remedy for its
+    reason."""
+    from rich.console import Group
+    from rich.text import Text
+
+    from kiln.deploy.query.answer import format_cell
+    from kiln.schemas.faults import FAULTS
+    from kiln.schemas.printable import printable
+
+    lines = [Text(f"── {printable(row.stage)}: {printable(row.reason)}", "bold")]
+    for name, value in zip(row._fields[2:-1], row[2:-1], strict=True):
+        if value is not None:
+            lines.append(Text.assemble((f"{name:<15}", "dim"), "  ", format_cell(value)))
+    lines += [Text(line) for line in format_data(row.data, limit)]
+    for fault in FAULTS:
+        if (fault.stage, fault.reason) == (row.stage, row.reason) and fault.what_to_do:
+            lines.append(Text(f"→ {fault.what_to_do}", "dim"))
+    return Group(*lines, "")
+
+
+def format_data(data: bytes, limit: int) -> Iterator[str]:
+    """Format bytes as lines of text if most of them are text, else as hex and ASCII."""
+    from kiln.schemas.printable import printable
+
+    shown = data[:limit] if limit else data
+    text = getincrementaldecoder("utf-8")("replace").decode(shown, final=len(shown) == len(data))
+    plain = sum(character.isprintable() or character in "\n\t" for character in text)
+    if shown and "�" not in text and plain >= _READABLE * len(text):
+        yield printable(text)
+    else:
+        for start in range(0, len(shown), _LINE):
+            line = shown[start : start + _LINE]
+            ascii_part = "".join(chr(byte) if 0x20 <= byte < 0x7F else "." for byte in line)
+            yield f"{start:08x}  {line.hex(' '):<{3 * _LINE - 1}}  {ascii_part}"
+    if len(shown) < len(data):
+        yield f"… {len(data) - len(shown):,} more of {len(data):,} bytes; --bytes 0 shows all"
+    if not data:
+        yield "no bytes"

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import time
-from typing import Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kiln.conf.process.extras import require_extras
 from kiln.deploy.cli.exits import FAILED, OK
 from kiln.deploy.cli.options import ConfigOption, JsonOption, StateOption, answers, note_once, notes, settings_of
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from kiln.pipelines.recovery import Damage
 
 commands = typer.Typer()
 
@@ -30,7 +37,6 @@ def recover(
     require_extras("spark")
     settings = settings_of(config, state)
     from kiln.deploy.ops.recover import Recovery
-    from kiln.deploy.screens.recovery import encode_recovery, render_recovery
 
     with Recovery(settings, note_once(notes())) as recovery:
         found = recovery.find()
@@ -40,3 +46,43 @@ def recover(
     else:
         answers().print(render_recovery(found, left), soft_wrap=True)
     raise typer.Exit(FAILED if left else OK)
+
+
+def encode_recovery(damages: Sequence[Damage], left: Sequence[Damage]) -> str:
+    """Encode damages as a JSON array of objects; `done` is true for those not in `left`, which were repaired."""
+    unrepaired = {damage.query: damage for damage in left}
+    return json.dumps(
+        [
+            {
+                "query": damage.query,
+                "found": damage.problem,
+                "remedy": unrepaired.get(damage.query, damage).remedy,
+                "files": [str(path) for path in damage.files],
+                "can": unrepaired.get(damage.query, damage).is_repairable,
+                "done": damage.query not in unrepaired,
+            }
+            for damage in damages
+        ],
+        indent=2,
+    )
+
+
+def render_recovery(damages: Sequence[Damage], left: Sequence[Damage]) -> Text:
+    """Render damages with their remedies, those in `left` as not repaired, and the next command."""
+    from rich.text import Text
+
+    if not damages:
+        return Text("nothing is damaged, and the checkpoints match the tables", "green")
+    unrepaired = {damage.query: damage for damage in left}
+    text = Text()
+    for damage in damages:
+        text.append(f"{damage.query}: ", "bold").append(f"{damage.problem}.\n", "red")
+        mark = "→" if damage.query in unrepaired else "done:"
+        text.append(f"  {mark} {unrepaired.get(damage.query, damage).remedy}.\n")
+    if any(damage.is_repairable for damage in left):
+        text.append("Nothing was changed. To repair: kiln recover --yes", "bold")
+    elif not left:
+        text.append("Repaired. Damaged files are in the folder set-aside. Next: kiln run", "green")
+    else:
+        text.append("The rest needs manual repair", "bold red")
+    return text

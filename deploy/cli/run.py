@@ -96,9 +96,8 @@ def _run(
     *,
     maintain: bool = False,
 ) -> int:
-    from kiln.deploy.ops.summary import read_row_counts, read_summary
     from kiln.deploy.run.application import run_application
-    from kiln.deploy.screens.summary import render_summary
+    from kiln.deploy.run.summary import read_row_counts, render_summary
     from kiln.deploy.screens.views import open_view
 
     console = answers()
@@ -107,20 +106,9 @@ def _run(
         outcome = run_application(
             settings, view, names=names, duration=length, catch_up=catch_up, source=source, maintain=maintain
         )
-    summary = read_summary(
-        lake_of(settings),
-        elapsed=timedelta(seconds=outcome.seconds),
-        first_batch=None if outcome.first_batch is None else timedelta(seconds=outcome.first_batch),
-        batches=outcome.batches,
-        late_p50=outcome.late_p50,
-        late_p99=outcome.late_p99,
-        before=before,
-        errors=[outcome.error] if outcome.error else (),
-        unread=outcome.unread,
-        warnings=outcome.warnings,
-        is_ceramic=settings.is_ceramic,
-    )
-    console.print(render_summary(summary, command_line(sys.argv[0], settings)), soft_wrap=True)
+    command = command_line(sys.argv[0], settings)
+    summary = render_summary(outcome, lake_of(settings), before, command, is_ceramic=settings.is_ceramic)
+    console.print(summary, soft_wrap=True)
     return FAILED if outcome.error else OK
 
 

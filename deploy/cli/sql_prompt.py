@@ -98,9 +98,9 @@ class SqlNames(Completer):
         """Complete the word before the cursor. Columns of tables in the query come first."""
         before = re.search(r"(?:(\w+)\.)?(\w*)$", document.text_before_cursor)
         whose, start = (before[1], before[2]) if before else (None, "")
-        for each in self._candidates(whose, document.text):
-            if each.lower().startswith(start.lower()) and each != start:
-                yield Completion(each, start_position=-len(start))
+        for name in self._candidates(whose, document.text):
+            if name.lower().startswith(start.lower()) and name != start:
+                yield Completion(name, start_position=-len(start))
 
     def _candidates(self, whose: str | None, text: str) -> list[str]:
         if whose is not None:
@@ -109,7 +109,7 @@ class SqlNames(Completer):
             return [column for name in dict.fromkeys(names) for column in self._columns.get(name, ())]
         named = [name for name in re.findall(r"\w+", text) if name in self._columns]
         near = [column for name in named for column in self._columns[name]]
-        far = [] if near else [column for told in self._columns.values() for column in told]
+        far = [] if near else [column for columns in self._columns.values() for column in columns]
         return list(dict.fromkeys([*near, *self._columns, *far, *_KEYWORDS]))
 
 

@@ -40,7 +40,7 @@ def prepare_process() -> str:
 
 
 def discard_output() -> None:
-    """Discard pending and further output to stdout, which has no reader any more."""
+    """Discard pending and further output to stdout, which has no reader any more, also what is flushed at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

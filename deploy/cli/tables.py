@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from kiln.deploy.cli.options import (
     parse_time,
     reading_settings,
 )
+from kiln.deploy.cli.startup import discard_output
 
 if TYPE_CHECKING:
     from kiln.conf.settings.model import Settings
@@ -97,18 +97,18 @@ def sql(
     from kiln.deploy.query.as_of import parse_as_of
 
     try:
-        at = None if as_of is None else parse_as_of(as_of)
+        moment = None if as_of is None else parse_as_of(as_of)
     except ValueError as error:
         raise UsageError(f"--as-of {as_of}: expected {error}") from None
     if export is not None:
-        _show(_export(lake, export, since, tables, at), rows, as_json=as_json, as_csv=as_csv)
+        _show(_export(lake, export, since, tables, moment), rows, as_json=as_json, as_csv=as_csv)
         return
     prompted = query is None and sys.stdin.isatty()
     if query is None and not prompted:
         query = sys.stdin.read()
     shown = rows if prompted or not (as_json or as_csv) else None
     with ExitStack() as stack:
-        asking = _asking(stack, settings, lake, at, shown, on_spark=on_spark)
+        run_query = _open_engine(stack, settings, lake, moment, shown, on_spark=on_spark)
 
         def show(question: str) -> None:
             if question.strip().startswith("\\"):  # as at the prompt
@@ -116,7 +116,7 @@ def sql(
 
                 _show(list_names(lake, question), rows, as_json=as_json, as_csv=as_csv)
             else:
-                _show(asking(question), rows, as_json=as_json, as_csv=as_csv)
+                _show(run_query(question), rows, as_json=as_json, as_csv=as_csv)
 
         if prompted:
             from kiln.deploy.cli.sql_prompt import converse
@@ -145,7 +145,7 @@ def _export(lake: Lake, target: Path, since: str | None, tables: str | None, as_
     return record
 
 
-def _asking(
+def _open_engine(
     stack: ExitStack, settings: Settings, lake: Lake, as_of: AsOf | None, most: int | None, *, on_spark: bool
 ) -> Callable[[str], Answer]:
     """Return a function that runs queries in DuckDB, or in a Spark session that ends with `stack`."""
@@ -187,8 +187,7 @@ def _show(answer: Answer, rows: int, *, as_json: bool, as_csv: bool) -> None:
                 print_table(answer, answers(), rows)
         sys.stdout.flush()
     except BrokenPipeError:
-        # the reader has enough (`kiln sql … | head`); nothing more may be flushed into the pipe at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output()  # the reader has enough, as in `kiln sql … | head`
 
 
 @commands.command()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import os
+import json
+import re
 import sys
-from typing import Annotated
+from datetime import datetime
+from textwrap import indent
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
@@ -17,6 +20,20 @@ from kiln.deploy.cli.options import (
     lake_of,
     reading_settings,
 )
+from kiln.deploy.cli.startup import discard_output
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from kiln.deploy.query.trace.follow import StepAnswer, Trace
+
+_LONG = re.compile(r"(?<![0-9A-Za-z])([0-9A-Za-z]{28,})(?![0-9A-Za-z])")
+"""Ids: CIDs, StreamIDs, peer ids, hashes."""
+
+_OMITTED = ("connection", "declared_length")
+"""Columns that only JSON shows, as the position identifies a frame."""
+
+_POSITION = ("kafka_partition", "kafka_offset", "message_index")
 
 commands = typer.Typer()
 
@@ -61,14 +78,84 @@ def trace(
     found = trace_subject(lake_of(settings), parse_id(id_), messages)
     try:
         if as_json:
-            from kiln.deploy.screens.trace import write_trace
-
             write_trace(found, sys.stdout)
         else:
-            from kiln.deploy.screens.trace import print_trace
-
             print_trace(found, answers(), rows, sql=sql, whole_ids=whole)
         sys.stdout.flush()
     except BrokenPipeError:
-        # the reader has enough (`kiln trace … | head`); nothing more may be flushed into the pipe at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output()  # the reader has enough, as in `kiln trace … | head`
+
+
+def print_trace(trace: Trace, console: Console, limit: int, *, sql: bool, whole_ids: bool = False) -> None:
+    """Print each step: its title, at most `limit` rows, and with `sql` its query."""
+    from rich.text import Text
+
+    from kiln.deploy.query.answer import format_cell, print_table
+
+    console.print(Text.assemble((trace.kind, "bold"), " ", trace.subject.text), soft_wrap=True)
+    filled = True
+    for number, answer in enumerate(trace.steps, 1):
+        if filled or answer.cells or sql:  # steps without rows are printed without blank lines between them
+            console.print()
+        filled = bool(answer.cells)
+        head = Text.assemble((f"{number}. ", "dim"), (answer.step.says, "bold" if filled else "dim"))
+        console.print(head if filled else head.append(f": {answer.step.nothing}"), soft_wrap=True)
+        if filled:
+            compact, shared = _compact(answer, whole_ids=whole_ids)
+            if shared:
+                texts = "  ".join(f"{name} {format_cell(value)}" for name, value in shared.items())
+                console.print(Text(f"all: {texts}", style="dim"), soft_wrap=True)
+            print_table(compact, console, limit)
+        if sql:
+            console.print(Text(indent(answer.step.sql, "   ", lambda _: True), style="dim"), soft_wrap=True)
+    if not sql:
+        console.print()
+        console.print(Text("--sql shows the query of each step, --json all rows with whole ids and bytes", style="dim"))
+
+
+def _compact(answer: StepAnswer, *, whole_ids: bool) -> tuple[StepAnswer, dict[str, object]]:
+    """Shorten long ids, merge positions to one column, and separate the values that all rows share, such as the day."""
+    from kiln.deploy.query.trace.follow import StepAnswer
+
+    rows = []
+    for cells in answer.cells:
+        row = dict(zip(answer.columns, cells, strict=True))
+        parts = [row.pop(name) for name in _POSITION if name in row]
+        if parts:  # as `kiln trace` accepts it as an id
+            row["position"] = "/".join(str(part) for part in parts if part is not None) or None
+        rows.append({name: value if whole_ids else _shorten_ids(value) for name, value in row.items()})
+    names = [name for name in rows[0] if name not in _OMITTED and any(row[name] is not None for row in rows)]
+    common = {name for name in names if len(rows) > 1 and all(row[name] == rows[0][name] for row in rows)}
+    shared = {name: rows[0][name] for name in names if name in common}
+    columns = tuple(name for name in names if name not in common)
+    days = {value.date() for row in rows for name in columns if isinstance(value := row[name], datetime)}
+    if len(rows) > 1 and len(days) == 1:
+        shared["day"] = days.pop()
+        for row in rows:
+            row.update({name: f"{time:%H:%M:%S.%f}"[:-3] for name, time in row.items() if isinstance(time, datetime)})
+    return StepAnswer(answer.step, columns, [tuple(row[name] for name in columns) for row in rows]), shared
+
+
+def _shorten_ids(value: object) -> object:
+    match value:
+        case str():
+            return _LONG.sub(lambda long: f"{long[1][:8]}…{long[1][-5:]}", value)
+        case bytes() if len(value) > 12:
+            return f"{value[:6].hex()}… ({len(value):,} B)"
+    return value
+
+
+def write_trace(trace: Trace, out: TextIO) -> None:
+    """Write the trace as JSON: `{"id": …, "kind": …, "steps": [{"step": …, "says": …, "sql": …, "rows": [{…}]}]}`."""
+    from kiln.deploy.query.answer_json import encode_value
+
+    steps = [
+        {
+            "step": answer.step.name,
+            "says": answer.step.says,
+            "sql": answer.step.sql,
+            "rows": [dict(zip(answer.columns, map(encode_value, cells), strict=True)) for cells in answer.cells],
+        }
+        for answer in trace.steps
+    ]
+    out.write(json.dumps({"id": trace.subject.text, "kind": trace.kind, "steps": steps}, indent=1) + "\n")

@@ -172,11 +172,11 @@ def capture(
 def _parse_time(option: str, text: str) -> int:
     """Parse an option's time in ISO 8601, in UTC if it has no zone, as µs since the epoch."""
     try:
-        at = datetime.fromisoformat(text)
+        time = datetime.fromisoformat(text)
     except ValueError:
         raise UsageError(f"{option} {text}: expected a time such as 2026-11-01T12:00:00Z") from None
-    at = at if at.tzinfo else at.replace(tzinfo=UTC)
-    return (at - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+    time = time if time.tzinfo else time.replace(tzinfo=UTC)
+    return (time - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
 
 
 def _check_capture_path(file: Path) -> None:
@@ -229,16 +229,12 @@ def generate(
     from kiln.deploy.demo.traffic import Traffic, write_traffic
     from kiln.deploy.demo.traffic.options import traffic_options
 
-    try:
-        began = datetime.fromisoformat(start)
-    except ValueError:
-        raise UsageError(f"--start {start}: expected a time such as 2025-01-01T00:00:00Z") from None
-    began = began if began.tzinfo else began.replace(tzinfo=UTC)
+    began = _parse_time("--start", start) // 1_000_000  # whole seconds
     per_second = rate if rate is not None else float(settings.traffic.rate)
     try:
         options = traffic_options(settings).for_capture()
         options = options if seed is None else replace(options, seed=seed)
-        traffic = Traffic(options, int(began.timestamp()) * 1_000_000_000, per_second, keep_ledger=ledger is not None)
+        traffic = Traffic(options, began * 1_000_000_000, per_second, keep_ledger=ledger is not None)
     except ValueError as error:
         raise UsageError(str(error)) from None
     # without name and time in the gzip header, equal traffic is an equal file

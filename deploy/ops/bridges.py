@@ -10,6 +10,8 @@ import msgspec
 from kiln.bridge.cluster.group import GroupView, group_name, read_member, read_round
 from kiln.conf.settings.model import Kafka
 
+_PATIENCE = 3_000  # ms
+
 
 @dataclass(frozen=True)
 class BridgeMember:
@@ -28,7 +30,7 @@ class BridgeMember:
     duties: int
 
 
-def list_live_bridges(kafka: Kafka, network: str, patience: float = 3.0) -> tuple[BridgeMember, ...]:
+def list_live_bridges(kafka: Kafka, network: str) -> tuple[BridgeMember, ...]:
     """List the bridges of a network, ordered by peer id.
 
     The broker must be reachable.
@@ -43,13 +45,11 @@ def list_live_bridges(kafka: Kafka, network: str, patience: float = 3.0) -> tupl
 
     group = group_name(kafka.prefix, network)
     try:
-        with open_client(
-            KafkaAdminClient, **kafka.client_options(), bootstrap_timeout_ms=int(patience * 1_000)
-        ) as admin:
+        with open_client(KafkaAdminClient, **kafka.client_options(), bootstrap_timeout_ms=_PATIENCE) as admin:
             described = admin.describe_groups([group])[group]
     except (KafkaError, OSError):
         return ()
-    return tuple(sorted(_read_members(described["members"]), key=lambda each: each.peer))
+    return tuple(sorted(_read_members(described["members"]), key=lambda member: member.peer))
 
 
 def _read_members(descriptions: Sequence[Mapping[str, object]]) -> Iterator[BridgeMember]:

@@ -57,7 +57,7 @@ def compare_clocks(
         log_time: Log time of that topic, µs; 0 if not known.
     """
     clocks = []
-    late = [name for name, at in stored.items() if is_trailing(now, at)]
+    late = [name for name, newest in stored.items() if is_trailing(now, newest)]
     if late:
         until = max(stored[name] for name in late)
         since = _read_trailing_since(settings, late[0], stored[late[0]])
@@ -74,8 +74,8 @@ def _build_status(name: str, now: int, until: int, since: int | None, problem: s
     )
 
 
-def _to_datetime(at: int) -> datetime:
-    return datetime.fromtimestamp(at // 1_000_000, UTC)
+def _to_datetime(stored: int) -> datetime:
+    return datetime.fromtimestamp(stored // 1_000_000, UTC)
 
 
 def _read_newest_time(settings: Settings, query: str) -> int:

@@ -106,6 +106,11 @@ class Listener(NamedTuple):
 # ---------------------------------------------------------------- the checks, pure
 
 
+def _judge(name: str, problem: str, advice: str, fine: str, level: Level = "fail") -> DoctorCheck:
+    """Build a check that passes if there is no problem."""
+    return DoctorCheck(name, level, problem, advice) if problem else DoctorCheck(name, "ok", fine)
+
+
 def check_python(version: tuple[int, int]) -> DoctorCheck:
     """Check for Python 3.11 to 3.13 (pyproject.toml, requires-python)."""
     text = ".".join(map(str, version))
@@ -126,22 +131,6 @@ def check_java(java: Java | JavaError) -> DoctorCheck:
             "java", "warn", text, f"Kiln is tested with {tested}: if something fails, set JAVA_HOME to one of them"
         )
     return DoctorCheck("java", "ok", text)
-
-
-def check_jars(complete: bool, root: Path) -> DoctorCheck:
-    """Check the jars of Spark's connectors and of the broker, pinned in `conf/ivy.xml`."""
-    if complete:
-        return DoctorCheck("jars", "ok", str(root))
-    return DoctorCheck(
-        "jars", "warn", f"incomplete in {root}", "make jars (or let kiln run fetch them when it needs them)"
-    )
-
-
-def check_s3_jars(complete: bool) -> DoctorCheck:
-    """Check Spark's jars for an object store, pinned in `conf/ivy-s3.xml`."""
-    if complete:
-        return DoctorCheck("jars for the store", "ok", "complete")
-    return DoctorCheck("jars for the store", "warn", "incomplete", "make jars-s3 (or let kiln run fetch them)")
 
 
 def check_packages(required: Iterable[str], installed: Mapping[str, str], extra: Extra | None = None) -> DoctorCheck:
@@ -340,17 +329,6 @@ def check_lake(tables: Sequence[TableStatus], faults: Sequence[str] = ()) -> Doc
     return DoctorCheck("lake", "ok", f"{len(tables)} tables" if tables else "no tables yet")
 
 
-def check_columns(faults: Mapping[str, str]) -> DoctorCheck:
-    """Check that no other program has changed the columns of a table; `faults` by table."""
-    if not faults:
-        return DoctorCheck("columns", "ok", "those that Kiln writes")
-    text = "; ".join(f"{table}: {fault}" for table, fault in faults.items())
-    advice = (
-        "the queries stop before they write to it: change the columns back, or restore an older version of the table"
-    )
-    return DoctorCheck("columns", "fail", text, advice)
-
-
 def check_store(uri: str, problem: str) -> DoctorCheck:
     """Check that commits are safe in the object store of the lake; `problem` is empty if they are."""
     if problem:
@@ -380,25 +358,16 @@ def check_checkpoints(queries: Sequence[QueryStatus]) -> DoctorCheck:
     )
 
 
-def check_table_ages(problems: Sequence[str]) -> DoctorCheck:
-    """Check that no table is older than the checkpoint of its query; `problems` describes those that are."""
-    if not problems:
-        return DoctorCheck("table ages", "ok", "no table is older than its checkpoint")
-    return DoctorCheck("table ages", "fail", "; ".join(problems), OLDER_TABLE_REMEDY)
-
-
 def check_first_offsets(deleted: Mapping[str, str]) -> DoctorCheck:
     """Check that Kafka had all records of its topics when the queries first ran; `deleted` by query."""
-    if not deleted:
-        return DoctorCheck("first records", "ok", "no topic had lost records before a query first ran")
-    return DoctorCheck("first records", "warn", "; ".join(deleted.values()), DELETED_ADVICE)
+    fine = "no topic had lost records before a query first ran"
+    return _judge("first records", "; ".join(deleted.values()), DELETED_ADVICE, fine, "warn")
 
 
 def check_clocks(trailing: Sequence[ClockStatus]) -> DoctorCheck:
     """Check that no clock is behind the times that Kiln has stored."""
-    if not trailing:
-        return DoctorCheck("clocks", "ok", "none is behind")
-    return DoctorCheck("clocks", "warn", "; ".join(clock.problem for clock in trailing), "correct the wrong clock")
+    problem = "; ".join(clock.problem for clock in trailing)
+    return _judge("clocks", problem, "correct the wrong clock", "none is behind", "warn")
 
 
 def check_bridge(status: BridgeStatus | None, now: float) -> DoctorCheck:
@@ -454,11 +423,12 @@ def run_checks(settings: Settings) -> list[DoctorCheck]:
     runs = kafka.embedded and _read(lambda: find_running_broker(settings.state), None) is not None
     kilns = _read(lambda: read_lock_holders(settings.state), set[int]())
     broker = read_broker_status(settings.broker)
-    updates = next((each.end for each in broker.topics if each.name == kafka.topic("updates")), {})
+    updates = next((topic.end for topic in broker.topics if topic.name == kafka.topic("updates")), {})
     wanted = (
         parse_memory(settings.spark.driver_memory) + (parse_memory(kafka.embedded_heap) if kafka.embedded else 0) + _GB
     )
     bridge = _read(lambda: read_status(settings.bridge_dir / "status.json"), None)
+    listeners = list_listeners(settings)
     lake = Lake.from_location(settings.lake_root)
     away = probe_store(lake) if settings.uses_store else ""
     installed = _read_installed_versions()
@@ -468,11 +438,11 @@ def run_checks(settings: Settings) -> list[DoctorCheck]:
             "state folder": lambda: [_check_state(settings.state)],
             "object store": lambda: [check_store(lake.path, away)] if settings.uses_store else [],
             "lake": lambda: [check_lake(read_lake_status(lake), find_reading_faults(lake))],
-            "columns": lambda: [check_columns(_find_column_faults(lake))],
+            "columns": lambda: [_check_columns(lake)],
         },
         "capture from a network": {
             "ports": lambda: [
-                _check_port(each, runs, kilns) for each in list_listeners(settings) if not each.is_of_broker
+                _check_port(listener, runs, kilns) for listener in listeners if not listener.is_of_broker
             ],
             "bridge": lambda: [check_bridge(bridge, time.time())],
             "geneses": lambda: check_geneses(bridge, time.time()),
@@ -485,13 +455,11 @@ def run_checks(settings: Settings) -> list[DoctorCheck]:
                 if is_local(settings.spark.master)
                 else []
             ),
-            "jars": lambda: [_check_jars(jars.default_root())],
-            "jars for the store": lambda: (
-                [check_s3_jars(jars.is_complete(jars.s3_root(), jars.IVY_S3))] if settings.uses_store else []
-            ),
+            "jars": lambda: [_check_jars()],
+            "jars for the store": lambda: [_check_s3_jars()] if settings.uses_store else [],
             "disk": lambda: [check_disk(shutil.disk_usage(find_existing_parent(settings.state)).free)],
             "memory": lambda: [check_memory(read_available_memory(), wanted)],
-            "ports": lambda: [_check_port(each, runs, kilns) for each in list_listeners(settings) if each.is_of_broker],
+            "ports": lambda: [_check_port(listener, runs, kilns) for listener in listeners if listener.is_of_broker],
             "open files": lambda: [check_open_files(read_open_files_limit())],
             "broker": lambda: [check_broker(broker, kafka.embedded, runs)],
             "partitions of updates": lambda: [
@@ -503,7 +471,14 @@ def run_checks(settings: Settings) -> list[DoctorCheck]:
                     [read_query_status(name, settings.checkpoints_root / name, {}) for name in settings.queries]
                 )
             ],
-            "table ages": lambda: [check_table_ages(find_older_tables(lake, settings.checkpoints_root))],
+            "table ages": lambda: [
+                _judge(
+                    "table ages",
+                    "; ".join(find_older_tables(lake, settings.checkpoints_root)),
+                    OLDER_TABLE_REMEDY,
+                    "no table is older than its checkpoint",
+                )
+            ],
             "first records": lambda: [check_first_offsets(_read_deleted_records(settings))],
             "clocks": lambda: [check_clocks(find_trailing_clocks(settings, updates))],
         },
@@ -512,7 +487,7 @@ def run_checks(settings: Settings) -> list[DoctorCheck]:
     found: list[DoctorCheck] = []
     for group, extra in GROUPS.items():
         packages = check_packages(
-            [f"{each.name}{each.specifier}" for each in list_requirements(extra)], installed, extra
+            [f"{needed.name}{needed.specifier}" for needed in list_requirements(extra)], installed, extra
         )
         rows = [packages]
         if packages.level != "warn":
@@ -537,8 +512,9 @@ def list_listeners(settings: Settings) -> list[Listener]:
         Listener("kafka.embedded_controller_port", HOST, kafka.embedded_controller_port),
     ]
     listeners = listeners if kafka.embedded else []
-    found = (_TCP.match(address) for address in settings.bridge.listen)
-    listeners += [Listener("bridge.listen", each[1], int(each[2])) for each in found if each is not None]
+    for match in map(_TCP.match, settings.bridge.listen):
+        if match is not None:
+            listeners.append(Listener("bridge.listen", match[1], int(match[2])))
     if monitor is not None:
         listeners.append(Listener("monitor.listen", *monitor))
     for address in settings.bep50.listen if settings.bep50.enabled else ():
@@ -550,7 +526,7 @@ def list_listeners(settings: Settings) -> list[Listener]:
 def _check_compression(kafka: Kafka, broker: BrokerStatus) -> DoctorCheck:
     from kiln.conf.process.kafka_records import list_codecs
 
-    topics = [each.name for each in broker.topics]
+    topics = [topic.name for topic in broker.topics]
     return check_compression(read_compression(topics, kafka.client_options()) if topics else {}, list_codecs())
 
 
@@ -562,18 +538,35 @@ def _read_deleted_records(settings: Settings) -> dict[str, str]:
     return {name: text for name, text in descriptions.items() if text}
 
 
-def _find_column_faults(lake: Lake) -> dict[str, str]:
-    """Find the tables whose columns do not fit Kiln's files. `check_lake` reports those that cannot be opened."""
-    faults: dict[str, str] = {}
+def _check_columns(lake: Lake) -> DoctorCheck:
+    """Check that no other program has changed the columns of a table that can be opened."""
+    faults = []
     for name in lake.tables():
-        with suppress(LakeError):
-            faults[name] = find_column_fault(name, lake.open(name).schema().to_json(), added_later=True)
-    return {name: fault for name, fault in faults.items() if fault}
+        with suppress(LakeError):  # `check_lake` reports it
+            if fault := find_column_fault(name, lake.open(name).schema().to_json(), added_later=True):
+                faults.append(f"{name}: {fault}")
+    advice = (
+        "the queries stop before they write to it: change the columns back, or restore an older version of the table"
+    )
+    return _judge("columns", "; ".join(faults), advice, "those that Kiln writes")
+
+
+def _check_jars() -> DoctorCheck:
+    """Check the jars of Spark's connectors and of the broker, pinned in `conf/ivy.xml`."""
+    root = jars.default_root()
+    problem = "" if jars.is_complete(root) else f"incomplete in {root}"
+    return _judge("jars", problem, "make jars (or let kiln run fetch them when it needs them)", str(root), "warn")
+
+
+def _check_s3_jars() -> DoctorCheck:
+    """Check Spark's jars for an object store, pinned in `conf/ivy-s3.xml`."""
+    problem = "" if jars.is_complete(jars.s3_root(), jars.IVY_S3) else "incomplete"
+    return _judge("jars for the store", problem, "make jars-s3 (or let kiln run fetch them)", "complete", "warn")
 
 
 def _read_installed_versions() -> dict[str, str]:
-    names = ((each.metadata["Name"], each.version) for each in metadata.distributions())
-    return {name.lower().replace("_", "-"): version for name, version in names if name}
+    packages = ((package.metadata["Name"], package.version) for package in metadata.distributions())
+    return {name.lower().replace("_", "-"): version for name, version in packages if name}
 
 
 def _find_spark() -> Path | PrerequisiteError:
@@ -589,10 +582,6 @@ def _find_java() -> Java | JavaError:
         return find_java()
     except JavaError as error:
         return error
-
-
-def _check_jars(root: Path) -> DoctorCheck:
-    return check_jars(jars.is_complete(root), root)
 
 
 def _describe_block_store(settings: Settings) -> tuple[str, str]:
@@ -642,11 +631,3 @@ def _check_port(listener: Listener, broker_runs: bool, kilns: Collection[int]) -
         return check_port(listener, error, ours=broker_runs and error is not None, holder=holder)
     holder = None if listener.udp else find_port_holder(listener.port)
     return check_port(listener, error, bool(kilns) if holder is None else holder.pid in kilns, holder)
-
-
-# ---------------------------------------------------------------- output
-
-
-def has_failures(checks: Iterable[DoctorCheck]) -> bool:
-    """Return true if a check failed."""
-    return any(check.level == "fail" for check in checks)

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
-from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
+from dataclasses import asdict, dataclass
 
 from kiln.conf.process.errors import KilnError
-from kiln.conf.process.locks import lock_state
 from kiln.conf.settings.durations import micros
 from kiln.conf.settings.model import Settings
 from kiln.pipelines.backfill.run_log import BackfillRun, read_runs
@@ -19,7 +15,7 @@ from kiln.pipelines.maintenance.plan import MaintenancePolicy
 from kiln.pipelines.maintenance.steps import MaintenanceResult, ReportStep, maintain_table, predict_result
 
 LOCK = "maintain"
-_USUAL_PAUSE = 600.0  # s, if the settings turn maintenance by `kiln run` off
+"""lock of the state folder, which maintenance holds"""
 
 
 @dataclass(frozen=True)
@@ -31,46 +27,22 @@ class TableMaintenance:
     error: str = ""
 
 
-class Maintenance:
-    """A context manager that holds the maintenance lock of a state folder.
+def maintain_tables(settings: Settings, say: ReportStep) -> list[TableMaintenance]:
+    """Maintain each table, under the lock `LOCK`. An error with one table does not stop the others.
 
-    Raises:
-        StateInUseError: Another process holds the lock.
+    Args:
+        settings: The settings.
+        say: Called with a description of each step as it begins.
     """
-
-    def __init__(self, settings: Settings, say: ReportStep) -> None:
-        """Create the context manager; `say` is called with a description of each step as it begins."""
-        self._settings = settings
-        self._say = say
-        self._lock = ExitStack()
-
-    def __enter__(self) -> Self:
-        with ExitStack() as lock:
-            lock.enter_context(lock_state(self._settings.state, LOCK))
-            self._lock = lock.pop_all()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._lock.close()
-
-    def run(self) -> list[TableMaintenance]:
-        """Maintain each table. An error with one table does not stop the others."""
-        durable = self._settings.durability == "power"
-        return _maintain_tables(
-            self._settings,
-            lambda lake, name, rules: maintain_table(lake, name, rules, _read_clock(), self._say, durable=durable),
-        )
-
-    def wait(self) -> None:
-        """Sleep until the next run."""
-        time.sleep(self._settings.maintenance.interval.total_seconds() or _USUAL_PAUSE)
+    durable = settings.durability == "power"
+    return _visit_tables(
+        settings, lambda lake, name, policy: maintain_table(lake, name, policy, _read_clock(), say, durable=durable)
+    )
 
 
 def preview_maintenance(settings: Settings) -> list[TableMaintenance]:
     """Predict the maintenance of each table, without changes and without the lock."""
-    return _maintain_tables(settings, lambda lake, name, rules: predict_result(lake, name, rules, _read_clock()))
+    return _visit_tables(settings, lambda lake, name, policy: predict_result(lake, name, policy, _read_clock()))
 
 
 def build_policy(settings: Settings, table: str, runs: Iterable[BackfillRun] = ()) -> MaintenancePolicy:
@@ -83,7 +55,7 @@ def build_policy(settings: Settings, table: str, runs: Iterable[BackfillRun] = (
     )
 
 
-def _maintain_tables(
+def _visit_tables(
     settings: Settings, maintain: Callable[[Lake, str, MaintenancePolicy], MaintenanceResult]
 ) -> list[TableMaintenance]:
     lake = Lake.from_location(settings.lake_root)
@@ -97,6 +69,24 @@ def _maintain_tables(
             result, problem = MaintenanceResult(name), str(error)
         results.append(TableMaintenance(result, time.monotonic() - started, problem))
     return results
+
+
+def encode_maintenance(maintained: TableMaintenance) -> dict[str, object]:
+    """Encode the result of one table as a JSON object."""
+    result = asdict(maintained.result)
+    record: dict[str, object] = {"table": result["table"]}
+    for name in ("files", "size", "entries"):
+        record |= {f"{name}_before": result[name][0], f"{name}_after": result[name][1]}
+    return record | {
+        "rewritten_bytes": result["rewritten"],
+        "expired_rows": result["expired_rows"],
+        "removed_files": result["garbage"][0],
+        "removed_bytes": result["garbage"][1],
+        "steps": list(result["words"]),
+        "left_alone": result["left_alone"],
+        "seconds": round(maintained.seconds, 3),
+        "error": maintained.error,
+    }
 
 
 def _read_clock() -> int:

@@ -49,9 +49,9 @@ def read_message_identities(lake: Lake, horizon: int) -> Iterator[tuple[bytes, .
     for batch in read_rows(lake.open("messages"), columns):
         times = batch.column("observed_at").cast(pa.int64()).to_pylist()
         texts = (batch.column(name).to_pylist() for name in columns[:3])
-        for network, message_id, verdict, at in zip(*texts, times, strict=True):
+        for network, message_id, verdict, observed_at in zip(*texts, times, strict=True):
             is_signed = verdict == _SIGNED
-            identities = compute_column_identities(network, message_id, is_signed, at, "", horizon)
+            identities = compute_column_identities(network, message_id, is_signed, observed_at, "", horizon)
             yield identities[:1] if is_lasting(message_id, is_signed) else identities
 
 
@@ -114,7 +114,7 @@ class Recovery:
         """Find the bridge's consumers whose topics were replaced."""
         damages: list[Damage] = []
         for notes in list_topic_notes(self._settings.bridge_dir):
-            noted = {topic: each.id for topic, each in notes.read().items()}
+            noted = {topic: note.id for topic, note in notes.read().items()}
             identities = kafka.read_identities(noted) if noted else {}
             replaced = find_replaced_topics(noted, identities)
             if not replaced:
@@ -135,7 +135,7 @@ class Recovery:
         notes = self._notes[damage.query]
         with lock_state(self._settings.state, "bridge"):
             notes.write(
-                notes.read() | {topic: NotedTopic(each.id, True) for topic, each in damage.adopted_topics.items()}
+                notes.read() | {topic: NotedTopic(adopted.id, True) for topic, adopted in damage.adopted_topics.items()}
             )
 
     def repair(self, damages: Sequence[Damage], now: int) -> list[Damage]:

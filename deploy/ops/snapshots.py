@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Final
 
-from kiln.conf.settings.model import JobName
+from kiln.conf.settings.model import JobName, Settings
 from kiln.deploy.ops.snapshot import BridgeInRun, QualityInRun, Snapshot
 from kiln.deploy.ops.watch import TopicWatch
 from kiln.pipelines.app.supervisor import Supervisor
@@ -24,38 +24,29 @@ class SnapshotBuilder:
 
     def __init__(
         self,
+        settings: Settings,
         names: Sequence[JobName],
         watch: TopicWatch,
-        topic: Callable[[str], str],
         *,
-        network: str,
-        is_ceramic: bool = True,
         mode: str,
-        window: timedelta,
         duration: timedelta | None,
         started: float,
     ) -> None:
         """Create the builder.
 
         Args:
+            settings: The settings.
             names: Queries, in the order of the screen.
             watch: Counts of the topics.
-            topic: Returns the full name of a topic.
-            network: Name of the network.
-            is_ceramic: False if the network has no batches.
             mode: Source of frames.
-            window: Length of a window.
             duration: Duration limit of the run.
             started: Start of the run, monotonic s.
         """
+        self._settings = settings
         self._names = names
         self._watch = watch
-        self._topic = topic
-        self._network = network
-        self._is_ceramic = is_ceramic
         self.mode = mode
         """source of frames, or "draining"; may be changed"""
-        self._window = window
         self._duration = duration
         self._started = started
         self._messages: dict[str, int] = {}
@@ -63,7 +54,7 @@ class SnapshotBuilder:
         self._control_entries: dict[str, int] = {}
         self._earlier_entries: deque[tuple[float, dict[str, int]]] = deque([(started, {})])
         self._counting = threading.Lock()
-        self._watches = {name: QueryWatch(name, map(topic, QUERIES[name].reads)) for name in names}
+        self._watches = {name: QueryWatch(name, map(settings.kafka.topic, QUERIES[name].reads)) for name in names}
         self._first_end: int | None = None
         self._last_count: tuple[float, int] = (started, 0)  # time and number of frames
         self._rate: float | None = None
@@ -109,13 +100,13 @@ class SnapshotBuilder:
             broker: Problem with the broker, which is also one of `errors`.
             quality: Last check of the tables.
         """
-        self._count_frames(now, sum(ends.get(self._topic("frames"), {}).values()))
+        self._count_frames(now, sum(ends.get(self._settings.kafka.topic("frames"), {}).values()))
         counts, messages = self._watch.counts, self.messages
         with self._counting:
             entries = dict(self._control_entries)
         return Snapshot(
-            network=self._network,
-            is_ceramic=self._is_ceramic,
+            network=self._settings.network.name,
+            is_ceramic=self._settings.is_ceramic,
             mode=self.mode,
             elapsed=timedelta(seconds=now - self._started),
             duration=self._duration,
@@ -128,7 +119,7 @@ class SnapshotBuilder:
             open_separators=len(self._watch.open_windows),
             batches=counts.batches,
             newest_batches=tuple(counts.newest),
-            window=self._window,
+            window=self._settings.batch.window,
             late_p50=counts.percentile(0.5),
             late_p99=counts.percentile(0.99),
             late_by_bucket=tuple(counts.late_by_bucket),

@@ -6,7 +6,7 @@ exists once that micro-batch is done. So it is correct even after Kiln stopped o
 
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 import msgspec
@@ -184,7 +184,7 @@ def read_query_status(name: str, folder: Location, topics: Mapping[str, TopicSta
         checkpoint, noted = read_checkpoint(folder), read_topic_ids(folder)
     except (CheckpointError, OSError, msgspec.DecodeError) as error:
         return QueryStatus(name, None, None, {}, None, str(error))
-    identities = {topic: TopicIdentity(each.id, len(each.end)) for topic, each in topics.items()}
+    identities = {topic: TopicIdentity(status.id, len(status.end)) for topic, status in topics.items()}
     replaced = find_replaced_topics(noted, identities)
     problem = "; ".join(describe_replaced_topic(topic, noted[topic], identities[topic].id) for topic in replaced)
     topic_lag = None if problem else compute_lag(checkpoint.offsets, topics)
@@ -298,19 +298,18 @@ def summarize_savings(bridge: BridgeStatus | None) -> TopicTableSavings | None:
     if bridge is None or not bridge.savings:
         return None
     by_topic = tuple(
-        WireSavings(each.topic, each.direction, each.references, each.as_names, each.as_indices)
-        for each in bridge.savings
+        WireSavings(saving.topic, saving.direction, saving.references, saving.as_names, saving.as_indices)
+        for saving in bridge.savings
     )
     by_peer: dict[tuple[str, str], WireSavings] = {}
     for peer in bridge.peers:
-        for each in peer.savings:
-            before = by_peer.get((peer.peer, each.direction), WireSavings(peer.peer, each.direction, 0, 0, 0))
-            by_peer[peer.peer, each.direction] = WireSavings(
-                peer.peer,
-                each.direction,
-                before.references + each.references,
-                before.as_names + each.as_names,
-                before.as_indices + each.as_indices,
+        for saving in peer.savings:
+            before = by_peer.get((peer.peer, saving.direction), WireSavings(peer.peer, saving.direction, 0, 0, 0))
+            by_peer[peer.peer, saving.direction] = replace(
+                before,
+                references=before.references + saving.references,
+                as_names=before.as_names + saving.as_names,
+                as_indices=before.as_indices + saving.as_indices,
             )
     return TopicTableSavings(datetime.fromtimestamp(bridge.at, UTC), by_topic, tuple(by_peer.values()))
 
@@ -318,9 +317,9 @@ def summarize_savings(bridge: BridgeStatus | None) -> TopicTableSavings | None:
 # ---------------------------------------------------------------- together
 
 
-def read_status(settings: Settings, patience: float = 3.0) -> KilnStatus:
+def read_status(settings: Settings) -> KilnStatus:
     """Read the status of Kiln."""
-    broker = read_broker_status(settings.broker, patience)
+    broker = read_broker_status(settings.broker)
     topics = {topic.name: topic for topic in broker.topics}
     checkpoints = settings.checkpoints_root
     running = [name for name in QUERIES if settings.is_ceramic or name not in CERAMIC_QUERIES]
@@ -329,6 +328,6 @@ def read_status(settings: Settings, patience: float = 3.0) -> KilnStatus:
     savings = summarize_savings(read_bridge_status(settings.bridge_dir / "status.json"))
     updates = topics.get(settings.kafka.topic("updates"))
     clocks = find_trailing_clocks(settings, updates.end if updates else ())
-    bridges = list_live_bridges(settings.broker, settings.network.name, patience) if broker.reachable else ()
+    bridges = list_live_bridges(settings.broker, settings.network.name) if broker.reachable else ()
     tables = read_lake_status(Lake.from_location(settings.lake_root))
     return KilnStatus(str(settings.state), broker, queries, tables, savings, clocks, bridges)

@@ -35,6 +35,7 @@ from kiln.deploy.stack.spark import check_jvm, spark_session
 from kiln.pipelines.app.supervisor import RestartsExhaustedError, Supervisor, build_damage_location
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.recovery import repair
+from kiln.pipelines.runtime.passed_versions import read_committed, save_caught_up
 from kiln.pipelines.runtime.topic_ends import Ends, TopicEnds
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.kafka.topics import TOPICS
@@ -193,6 +194,10 @@ class _Run:
         started: float,
     ) -> None:
         self._view = view
+        self._names = names
+        self._checkpoints = settings.checkpoints_root
+        self._saved_at: Ends | None = None
+        """end offsets up to which the queries were seen to have read everything"""
         self._duration = duration
         self._catch_up = catch_up
         self._companions = companions
@@ -204,13 +209,10 @@ class _Run:
         self._watch = TopicWatch(kafka.client_options(), kafka.prefix, open_time.total_seconds())
         self._ends = TopicEnds(kafka.client_options(), map(kafka.topic, TOPICS))
         self._snapshots = SnapshotBuilder(
+            settings,
             names,
             self._watch,
-            kafka.topic,
-            network=settings.network.name,
-            is_ceramic=settings.is_ceramic,
             mode="catching up" if catch_up else _MODES[companions.live.source],
-            window=settings.batch.window,
             duration=duration,
             started=started,
         )
@@ -296,20 +298,27 @@ class _Run:
                 continue
             shown = now
             before = self._ends.ends
+            has_caught_up = self._queries.has_caught_up(before)
+            is_new = has_caught_up and before != self._saved_at
+            committed = read_committed(self._checkpoints, self._names) if is_new else {}
             ends = self._ends.read()
+            has_caught_up = has_caught_up and before == ends and not self._ends.error
+            if committed and has_caught_up:
+                save_caught_up(self._checkpoints, committed)
+                self._saved_at = ends
             if self._catch_up and self._queries.held_queries:
                 return
             if self._catch_up and not self._ends.error and before == ends:
                 self._open_windows = self._queries.describe_open_windows(ends)
                 if self._open_windows:
                     return
-                if self._queries.has_caught_up(ends):
+                if has_caught_up:
                     if self._queries.leaves_windows_open:
                         self._view.say(
                             f"windows of {self._length} that have not ended stay open; the next run ends them"
                         )
                     return
-            if self._drain_started is not None and self._has_drained(now, before, ends):
+            if self._drain_started is not None and self._has_drained(now, before, ends, has_caught_up):
                 return
             snapshot = self._snapshots.build(
                 now,
@@ -334,20 +343,21 @@ class _Run:
         self._view.say(f"draining: no new frames; the queries read the rest (at most {self._drain:.0f} s)")
         self._live.end_input()
 
-    def _has_drained(self, now: float, before: Ends, ends: Ends) -> bool:
+    def _has_drained(self, now: float, before: Ends, ends: Ends, has_caught_up: bool) -> bool:
         """Return true if the tables have everything from the topics, or cannot get it any more.
 
         Args:
             now: Monotonic clock, s.
             before: End offsets at the previous poll.
             ends: End offsets now.
+            has_caught_up: True if these are equal, and the queries have read everything before them.
         """
         assert self._drain_started is not None
         if self._queries.held_queries:
             return True
         if not self._ends.error and self._live.has_ended_input:
             target = self._ends_at_drain = ends if self._ends_at_drain is None else self._ends_at_drain
-            if before == ends and self._queries.has_caught_up(ends) and self._watch.has_read(ends):
+            if has_caught_up and self._watch.has_read(ends):
                 return True
             if self._live.source == "none" and before != ends and not self._queries.count_unread(target):
                 return True  # other programs keep writing, so the topics are never read to the end

@@ -1,9 +1,11 @@
-"""`kiln backfill run`: a backfill run as a Spark application of its own, next to a running Kiln."""
+"""`kiln backfill run`: a backfill run as a Spark application of its own, next to a running Kiln, and its output."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
 
 from kiln.conf.settings.model import Settings
 from kiln.deploy.stack.kafka_broker import start_broker
@@ -57,3 +59,52 @@ def run_backfill(
         spark = stack.enter_context(spark_session(settings, "backfill"))
         stopped = stack.enter_context(cancel_on_signal(spark))
         return backfill(spark, settings, terms, stopped, report)
+
+
+class ProgressFormatter:
+    """Formats the progress of a run: its position, its speed, and the time left in the current step."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._step = ""
+        self._step_start = 0.0
+        self._first = RunProgress("", 0, 0)
+
+    def format(self, progress: RunProgress) -> str:
+        """Format the progress as one line."""
+        now = self._now()
+        if progress.step != self._step:
+            self._step, self._step_start, self._first = progress.step, now, progress
+        seconds, done = now - self._step_start, progress.done - self._first.done
+        parts = [f"{progress.step}: {progress.done} of {progress.total}"]
+        if progress.done_until is not None:
+            parts.append(f"up to {_format_time(progress.done_until)}")
+        if progress.rows:
+            parts.append(f"{progress.rows:,} rows")
+        frames = progress.frames - self._first.frames
+        if frames and seconds > 0:
+            parts.append(f"{frames / seconds:,.0f} frames/s")
+        if done > 0 and progress.total > progress.done:
+            left = timedelta(seconds=round(seconds / done * (progress.total - progress.done)))
+            parts.append(f"{left} left in this step")
+        return ", ".join(parts)
+
+
+def describe_outcome(outcome: RunOutcome) -> str:
+    """Describe the outcome of a run."""
+    tables = ", ".join(f"{rows:,} {table}" for table, rows in sorted(outcome.rows.items()))
+    text = f"run {outcome.name} is done: {tables or 'no rows'}"
+    if outcome.is_repeated:
+        text = f"run {outcome.name} was already done: nothing was written"
+    if outcome.outside.frames:
+        outside = outcome.outside
+        first, last = map(_format_time, (outside.first_at, outside.last_at))
+        text += f"; {outside.frames:,} frames of the files are outside the range and not in the run. Their times are "
+        text += f"{first} to {last} UTC: to include them, start a run with these times in --from and --to"
+    if outcome.lost:
+        text += f"; missing from its source at the start: {'; '.join(outcome.lost)}"
+    return text
+
+
+def _format_time(micros: int) -> str:
+    return f"{datetime.fromtimestamp(micros // 1_000_000, UTC):%Y-%m-%d %H:%M:%S}"

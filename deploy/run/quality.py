@@ -40,7 +40,7 @@ class QualityChecks:
     def __init__(self, settings: Settings, now: Callable[[], float] = time.monotonic) -> None:
         self._results_file = settings.quality_dir / "results.json"
         command = ChildCommand(
-            [*_find_low_priority(), sys.executable, "-m", "kiln.deploy.cli", "quality", "--json"],
+            [*_find_low_priority(), sys.executable, "-m", "kiln.deploy.cli", "quality", "--recent", "--json"],
             child_environment(settings),
             settings.logs / "quality.log",
             self._results_file,

@@ -295,24 +295,17 @@ def _render_bridge(snapshot: Snapshot, width: int, rows: int) -> list[Renderable
     state = (
         "starting" if bridge.status is None else "not reading: the spool is full" if status.spool.full else "listening"
     )
-    figures = Text.assemble(
-        ("in ", _LABEL),
-        format_count(status.frames_in),
-        ("  out ", _LABEL),
-        format_count(status.frames_out),
-        ("  topics ", _LABEL),
-        format_count(len(status.topics)),
-        ("  mesh ", _LABEL),
-        format_range(status.mesh.values()),
-        ("  spool ", _LABEL),
-        f"{status.spool.disk_bytes / 1e6:.1f} MB" if status.spool.disk_bytes else "empty",
-    )
+    figures = [
+        ("in", format_count(status.frames_in)),
+        ("out", format_count(status.frames_out)),
+        ("topics", format_count(len(status.topics))),
+        ("mesh", format_range(status.mesh.values())),
+        ("spool", f"{status.spool.disk_bytes / 1e6:.1f} MB" if status.spool.disk_bytes else "empty"),
+    ]
+    note = ""
     if snapshot.is_ceramic:
-        state_of_publisher = _describe_receivers(bridge) if bridge.received else printable(status.publisher.state)
-        figures.append("  published ", _LABEL)
-        figures.append(format_count(status.publisher.published))
-        figures.append(f"  {state_of_publisher}", _LABEL)
-    figures.truncate(width, overflow="ellipsis")
+        figures.append(("published", format_count(status.publisher.published)))
+        note = _describe_receivers(bridge) if bridge.received else printable(status.publisher.state)
     address = printable(next(iter(status.addresses), ""))
     lines: list[RenderableType] = []
     if status.bep50 is not None:
@@ -329,59 +322,54 @@ def _render_bridge(snapshot: Snapshot, width: int, rows: int) -> list[Renderable
         line.truncate(width, overflow="ellipsis")
         lines.append(line)
     lines += [Text("") for _ in range(rows - len(lines))]
-    return [_render_title("network", width, f"{state} {address}".strip()), figures, *lines[:rows]]
+    title = _render_title("network", width, f"{state} {address}".strip())
+    return [title, _render_line(width, figures, note), *lines[:rows]]
+
+
+def _render_line(width: int, figures: Sequence[tuple[str, str]], note: str = "") -> Text:
+    """Render labels with their values, and a note, on one line."""
+    line = Text()
+    for number, (label, value) in enumerate(figures):
+        line.append(f"{'  ' if number else ''}{label} ", _LABEL).append(value)
+    if note:
+        line.append(f"  {note}", _LABEL)
+    line.truncate(width, overflow="ellipsis")
+    return line
 
 
 def _render_gossip(snapshot: Snapshot, width: int) -> Text:
     """Render the share of duplicates, and the rate of each kind of control entry."""
     duplicates = compute_duplicate_share(sum(snapshot.messages.values()), snapshot.copies)
-    figures = Text.assemble(
-        ("duplicates ", _LABEL), "-" if duplicates is None else f"{duplicates:.0%}", ("  per s:", _LABEL)
-    )
+    figures = [("duplicates", "-" if duplicates is None else f"{duplicates:.0%}")]
     for number, kind in enumerate(CONTROL_KINDS):
-        figures.append(f"{'  ' if number else ' '}{kind} ", _LABEL)
-        figures.append(format_rate(snapshot.control_rates.get(kind, 0.0)))
-    figures.truncate(width, overflow="ellipsis")
-    return figures
+        rate = format_rate(snapshot.control_rates.get(kind, 0.0))
+        figures.append((kind if number else f"per s: {kind}", rate))
+    return _render_line(width, figures)
 
 
 def _render_overlay(overlay: OverlayStatus, width: int) -> Text:
-    figures = Text.assemble(
-        ("BEP 50  topics ", _LABEL),
-        format_count(overlay.joined),
-        ("  contacts ", _LABEL),
-        format_count(overlay.contacts),
-        ("  items ", _LABEL),
-        format_count(overlay.items),
-        ("  dropped ", _LABEL),
-        format_count(sum(overlay.dropped.values())),
-        ("  announced ", _LABEL),
-        format_count(overlay.publisher.published),
-        (f"  {printable(overlay.publisher.state)}", _LABEL),
-    )
-    figures.truncate(width, overflow="ellipsis")
-    return figures
+    figures = [
+        ("BEP 50  topics", format_count(overlay.joined)),
+        ("contacts", format_count(overlay.contacts)),
+        ("items", format_count(overlay.items)),
+        ("dropped", format_count(sum(overlay.dropped.values()))),
+        ("announced", format_count(overlay.publisher.published)),
+    ]
+    return _render_line(width, figures, printable(overlay.publisher.state))
 
 
 def _render_fetcher(fetcher: FetcherStatus, node: str, width: int) -> Text:
     counts = fetcher.counts
-    figures = Text.assemble(
-        ("IPFS  wanted ", _LABEL),
-        format_count(fetcher.waiting),
-        ("  fetching ", _LABEL),
-        format_count(fetcher.fetching),
-        ("  blocks ", _LABEL),
-        format_count(counts.get("blocks", 0)),
-        ("  updates released ", _LABEL),
-        format_count(counts.get("released", 0)),
-        ("  given up ", _LABEL),
-        format_count(counts.get("quarantined", 0) - counts.get("contradicts_genesis", 0)),
-    )
+    figures = [
+        ("IPFS  wanted", format_count(fetcher.waiting)),
+        ("fetching", format_count(fetcher.fetching)),
+        ("blocks", format_count(counts.get("blocks", 0))),
+        ("updates released", format_count(counts.get("released", 0))),
+        ("given up", format_count(counts.get("quarantined", 0) - counts.get("contradicts_genesis", 0))),
+    ]
     if fetcher.claimed:
-        figures.append("  claimed ", _LABEL).append(format_count(fetcher.claimed))
-    figures.append(f"  {printable(node)}", _LABEL)
-    figures.truncate(width, overflow="ellipsis")
-    return figures
+        figures.append(("claimed", format_count(fetcher.claimed)))
+    return _render_line(width, figures, printable(node))
 
 
 def _render_queries(snapshot: Snapshot, width: int) -> list[RenderableType]:

@@ -18,10 +18,11 @@ from kiln.conf.settings.durations import micros
 from kiln.conf.settings.model import Settings
 from kiln.pipelines.delta.arrow_rows import build_arrow_schema
 from kiln.pipelines.delta.lake import Lake, LakeError
+from kiln.pipelines.quality.context import CheckContext
 from kiln.pipelines.quality.results import CheckResult, build_rows
 from kiln.pipelines.quality.suite_run import SuiteRun
 from kiln.pipelines.quality.suites import SuiteCheck
-from kiln.pipelines.quality.table_checks import CheckContext
+from kiln.pipelines.runtime.passed_versions import find_passed_versions
 from kiln.pipelines.runtime.table_ages import check_tables
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.queries import QUERIES
@@ -62,6 +63,7 @@ def check_lake(
     *,
     tables: Sequence[str] = (),
     since: timedelta | None = None,
+    recent: bool = False,
 ) -> list[CheckResult]:
     """Run the checks of the suites, and append the results to `quality_results`.
 
@@ -71,6 +73,7 @@ def check_lake(
         every: Checks of all suites.
         tables: Run only the checks of these tables.
         since: Check only rows of this time before `now`, without state.
+        recent: Compare new rows with those of the last day, and with all only if they seem to be at fault.
 
     Raises:
         StateInUseError: Another check is running.
@@ -82,15 +85,21 @@ def check_lake(
     checks = [check for check in filled if not tables or check.table in tables]
     check_tables(lake, settings.checkpoints_root)
     with lock_state(settings.state, "quality"):
-        state_file = settings.quality_dir / "state.duckdb"
+        state_file = settings.quality_dir / "positions.json"
         state_file.parent.mkdir(parents=True, exist_ok=True)
+        limit = settings.jobs.of("sink").max_offsets_per_trigger
         suite_run = SuiteRun(
-            lake, build_context(settings, now), validator, None if since else state_file, now - since if since else None
+            lake,
+            build_context(settings, now),
+            validator,
+            None if since else state_file,
+            now - since if since else None,
+            limits=find_passed_versions(lake, settings.checkpoints_root, limit),
+            recent=recent,
         )
         try:
-            if not since:
-                suite_run.delete_unknown_checks(every)
             results = suite_run.run_checks(checks)
+            suite_run.save(every)
         finally:
             suite_run.close()
         if results:

@@ -21,6 +21,8 @@ from great_expectations.render.view.view import DefaultJinjaPageView
 from kiln.pipelines.quality.results import CheckResult
 from kiln.schemas.printable import printable
 
+_BY_DUCKDB: Final[tuple[str, dict[str, object]]] = ("unexpected_rows_expectation", {"unexpected_rows_query": "{batch}"})
+"""Great Expectations' type for checks in SQL, under which the pages show those that DuckDB ran"""
 _STYLE: Final = Path(__file__).with_suffix(".css")
 _POLICY: Final = (
     "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
@@ -78,13 +80,15 @@ def _build_suite_result(table: str, results: Sequence[CheckResult]) -> Expectati
 
 def _build_result(result: CheckResult) -> ExpectationValidationResult:
     check = result.check
+    is_own = not check.sql and check.kind.rows
+    kind, arguments = (check.expectation, dict(check.arguments)) if is_own else _BY_DUCKDB
     # The page takes the text as HTML.
     faults = "" if result.success else escape(printable("; ".join(dict.fromkeys(result.words))))
     return ExpectationValidationResult(
         success=result.success,
         expectation_config=ExpectationConfiguration(
-            type=check.expectation,
-            kwargs=dict(check.arguments) if check.kind.rows else {},
+            type=kind,
+            kwargs=arguments,
             description=f"{check.level}: {check.name}" + (f": {faults}. {result.hint}" if faults else ""),
         ),
         result={"observed_value": escape(printable(result.observed))},

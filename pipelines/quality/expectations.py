@@ -14,7 +14,7 @@ os.environ["GX_CLOUD_MODE"] = "False"
 
 import logging
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -29,13 +29,10 @@ if "pyspark" not in sys.modules:
 
 import great_expectations as gx
 from great_expectations.core import ExpectationSuite, ExpectationValidationResult
-from great_expectations.core.metric_domain_types import MetricDomainTypes
 from great_expectations.data_context.types.base import ProgressBarsConfig
 from great_expectations.execution_engine import pandas_execution_engine
-from great_expectations.execution_engine.execution_engine import ExecutionEngine
 from great_expectations.execution_engine.pandas_execution_engine import PandasExecutionEngine
 from great_expectations.expectations.expectation import (
-    BatchExpectation,
     ColumnMapExpectation,
     ColumnPairMapExpectation,
     Expectation,
@@ -53,12 +50,8 @@ from great_expectations.expectations.metrics.map_metric_provider.column_pair_con
 from great_expectations.expectations.metrics.map_metric_provider.column_pair_map_metric_provider import (
     ColumnPairMapMetricProvider,
 )
-from great_expectations.expectations.metrics.metric_provider import metric_value
-from great_expectations.expectations.metrics.table_metric_provider import TableMetricProvider
 from great_expectations.expectations.registry import get_expectation_impl
 
-from kiln.pipelines.quality.catalogue import EXPECTATIONS
-from kiln.pipelines.quality.results import FaultyKey
 from kiln.pipelines.quality.suites import SuiteCheck
 from kiln.schemas.wire.cid import USUAL_TEXT, CidError, check_block, cid_bytes, cid_text, compute_cid
 from kiln.schemas.wire.identity import PeerIdError, peer_bytes
@@ -200,53 +193,6 @@ class ExpectColumnPairCidToBeOfBlock(ColumnPairMapExpectation):
     success_keys = ("ignore_row_if", "mostly")
 
 
-class _FailedRowCounts(TableMetricProvider):
-    """Row count of each check, by the column `id`."""
-
-    metric_name = "table.kiln_failed_counts"
-
-    @metric_value(engine=PandasExecutionEngine)
-    def _pandas(
-        cls,  # noqa: N805 - Great Expectations passes `cls` by name
-        execution_engine: PandasExecutionEngine,
-        metric_domain_kwargs: dict[str, object],
-        **_: object,
-    ) -> dict[str, int]:
-        frame, *_rest = execution_engine.get_compute_domain(metric_domain_kwargs, domain_type=MetricDomainTypes.TABLE)
-        return {str(name): int(count) for name, count in frame["id"].value_counts().items()}
-
-
-class TableExpectation(BatchExpectation):
-    """The check of this id found no faulty key. The batch has a row for each key that finders
-    (`kiln.pipelines.quality.finders`) report."""
-
-    of: str = ""
-    metric_dependencies = (_FailedRowCounts.metric_name,)
-    success_keys = ("of",)
-
-    def _validate(
-        self,
-        metrics: dict[str, object],
-        runtime_configuration: dict[str, object] | None = None,
-        execution_engine: ExecutionEngine[object] | None = None,
-    ) -> dict[str, object]:
-        counts = metrics[_FailedRowCounts.metric_name]
-        failed = counts.get(self.of, 0) if isinstance(counts, dict) else 0
-        return {"success": not failed, "result": {"observed_value": failed}}
-
-
-def _build_table_expectation(name: str) -> type[TableExpectation]:
-    """Build the class of a table check. Great Expectations derives an expectation's name from the name of its class."""
-    title = "".join(part.capitalize() for part in name.split("_"))
-    return type(title, (TableExpectation,), {"__doc__": EXPECTATIONS[name].description, "__module__": __name__})
-
-
-TABLE_EXPECTATIONS: Final = {
-    name: _build_table_expectation(name) for name, each in EXPECTATIONS.items() if not each.rows
-}
-"""Kiln's expectations on whole tables, by name."""
-
-
 @dataclass(frozen=True)
 class ExpectationOutcome:
     """Outcome of one expectation on one chunk of rows."""
@@ -306,18 +252,6 @@ class RowValidator:
                 error,
             )
         return [by_check[index] for index in range(len(checks))]
-
-    def validate_tables(self, checks: Sequence[SuiteCheck], faults: Iterable[FaultyKey]) -> dict[str, bool]:
-        """Validate table checks against the faulty keys that their finders report, and return each success by id."""
-        frame = pd.DataFrame(list(faults), columns=FaultyKey._fields)
-        expectations: list[Expectation] = [TABLE_EXPECTATIONS[check.expectation](of=check.id) for check in checks]
-        validation = self._batch.get_batch({"dataframe": frame}).validate(
-            ExpectationSuite("tables", expectations=expectations)
-        )
-        for each in validation.results:
-            if error := _get_error(each.exception_info):
-                raise RuntimeError(f"{_get_configuration(each).type}: {error}")
-        return {_get_configuration(each).kwargs["of"]: bool(each.success) for each in validation.results}
 
 
 def _get_configuration(result: ExpectationValidationResult) -> ExpectationConfiguration:

@@ -46,7 +46,7 @@ def main() -> int:
         validator, lake = RowValidator(), Lake.from_location(settings.lake_root)
         while not stop.is_set():
             began = time.monotonic()
-            results = check_lake(settings, lake, every, validator, datetime.now(UTC))
+            results = check_lake(settings, lake, every, validator, datetime.now(UTC), recent=True)
             print(json.dumps(_build_report(results, time.monotonic() - began), default=str), flush=True)
             stop.wait(settings.quality.interval.total_seconds() or _DEFAULT_PAUSE)
     except KilnError as error:

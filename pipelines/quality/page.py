@@ -30,10 +30,16 @@ def render_lists() -> str:
         "",
         "A suite may also use these expectations of Great Expectations, with their own arguments:",
     ]
-    lines += ["", f"{stock}.", "", "### The suites", ""]
-    for table, checks in groupby(read_suites([FOLDER]), key=lambda check: check.table):
+    lines += ["", f"{stock}.", "", "### The checks", ""]
+    for table, checks in groupby(
+        sorted(read_suites([FOLDER]), key=lambda check: check.table), key=lambda check: check.table
+    ):
         lines += [f"#### {table}", "", "| expectation | level | owner | hint |", "| --- | --- | --- | --- |"]
         for check in checks:
+            if check.sql:
+                link = f"[`{check.name}`](../conf/quality/{Path(check.location).name})"
+                lines.append(f"| {link} | {check.level} | {check.owner} | {_escape_cell(fill_range(check.hint))} |")
+                continue
             arguments = ", ".join(f"{name}: {_format_value(value)}" for name, value in check.arguments.items())
             name = f"`{check.expectation}`" + (f"<br>{_escape_cell(arguments)}" if arguments else "")
             lines.append(f"| {name} | {check.level} | {check.owner} | {_escape_cell(fill_range(check.hint))} |")

@@ -6,10 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Final, NamedTuple
+from typing import Final
 
 from kiln.pipelines.quality.suites import SuiteCheck
-from kiln.pipelines.quality.table_checks import TIMES
 from kiln.schemas.delta.tables import TABLES
 
 SHOWN: Final = 20
@@ -19,15 +18,6 @@ ANY_RANGE: Final = "--from TIME --to TIME"
 _MARGIN: Final = timedelta(minutes=1)
 
 Key = Mapping[str, object]
-
-
-class FaultyKey(NamedTuple):
-    """A key that the finder of a table check reports."""
-
-    id: str
-    """id of the check"""
-    key: str
-    words: str
 
 
 @dataclass(frozen=True)
@@ -113,33 +103,17 @@ def build_rows(results: Sequence[CheckResult], run: str, at: datetime) -> list[d
 
 
 def _build_sql(check: SuiteCheck, keys: Sequence[Key]) -> str:
-    table, first = check.table, keys[0]
-    match check.expectation:
-        case "expect_sequences_without_gaps":
-            near = f"sequence BETWEEN {first['sequence']} - 2 AND {first['sequence']} + 2"
-            where = _build_condition("frames", {name: first[name] for name in ("connection", "direction")})
-            return f"SELECT sequence, observed_at, remote_peer FROM frames WHERE {where} AND {near} ORDER BY sequence"
-        case "expect_offsets_without_holes":
-            near = f"kafka_offset BETWEEN {first['kafka_offset']} - 2 AND {first['kafka_offset']} + 2"
-            return f"SELECT * FROM frames WHERE kafka_partition = {first['kafka_partition']} AND {near}"
-        case "expect_old_messages_not_to_flood":
-            return (
-                "SELECT remote_peer, count(*), min(observed_at), max(observed_at) FROM copies "
-                f"WHERE {_build_condition('copies', first)} GROUP BY 1 ORDER BY 2 DESC"
-            )
-        case "expect_batches_to_follow_from_updates":
-            where = _build_condition(
-                "updates", {name: first[name] for name in first if name not in ("opened_at", "batch_cid")}
-            )
-            opened = f"TIMESTAMPTZ '{first['opened_at']}'"
-            return (
-                f"SELECT * FROM updates WHERE {where} AND least(observed_at, log_time) BETWEEN {opened} - "
-                f"INTERVAL 5 SECONDS AND {opened} + INTERVAL 5 SECONDS ORDER BY log_partition, log_offset"
-            )
-        case "expect_table_to_keep_up" | "expect_table_to_be_fresh":
-            return f"SELECT max({TIMES.get(table, 'NULL')}) FROM {table}"
+    table = check.table
+    if check.show:
+        return check.show.format_map(
+            {name: _format_literal(value, _find_type(name)) for name, value in keys[0].items()}
+        )
     where = " OR ".join(f"({one})" for one in dict.fromkeys(_build_condition(table, key) for key in keys[:5]) if one)
     return f"SELECT * FROM {table} WHERE {where}" if where else ""
+
+
+def _find_type(name: str) -> str:
+    return next((each.type for table in TABLES.values() for each in table.columns if each.name == name), "string")
 
 
 def _build_condition(table: str, key: Key) -> str:
@@ -148,10 +122,12 @@ def _build_condition(table: str, key: Key) -> str:
 
 
 def _build_equality(name: str, value: object, column_type: str) -> str:
-    if value is None:
-        return f"{name} IS NULL"
+    return f"{name} IS NULL" if value is None else f"{name} = {_format_literal(value, column_type)}"
+
+
+def _format_literal(value: object, column_type: str) -> str:
     if column_type in ("int", "bigint", "boolean"):
-        return f"{name} = {value}"
+        return str(value)
     literal = {"binary": "from_hex({})", "timestamp": "TIMESTAMPTZ {}"}.get(column_type, "{}")
     text = "'" + str(value).replace("'", "''") + "'"
-    return f"{name} = {literal.format(text)}"
+    return literal.format(text)

@@ -1,79 +1,49 @@
-"""Run of all suites over a lake, in which each check reads only new rows.
+"""Run of the checks over a lake. Each check covers the commits since it last passed, up to those that all queries have
+passed.
 
-The state is one DuckDB file in the state folder. For each check, it holds the version of each table that was read, the
-check's own tables, and faulty keys. A check reads a row once, unless rows were removed from the table: then it starts
-over, so a repaired table clears its faults.
-
-Great Expectations receives rows in chunks as pandas frames: whole rows or, if one column decides, each distinct value
-once. For checks of whole tables, it receives the keys that DuckDB found.
+The state is one JSON file: for each check, the version of each table up to which it has gone. A check that fails at
+level `error` stays where it is, and fails until the table is repaired; one that warns stays for a day. If rows were
+removed from a table, the checks that read it begin again.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
-from datetime import datetime
-from itertools import islice
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import duckdb
-import pyarrow as pa
-import pyarrow.compute as pc
+import msgspec
 from deltalake import DeltaTable
 
-from kiln.conf.process.errors import KilnError
-from kiln.pipelines.delta.duckdb_tables import build_columns_query, quote_name, register_store, require_columns
+from kiln.conf.process.location import parse_location
+from kiln.pipelines.delta.duckdb_tables import build_columns_query, register_store, require_columns
 from kiln.pipelines.delta.lake import Lake, LakeError
-from kiln.pipelines.quality.finders import FINDERS
-from kiln.pipelines.quality.new_files import NewFiles, find_new_files
-from kiln.pipelines.quality.results import SHOWN, CheckResult, FaultyKey, Key
+from kiln.pipelines.delta.table_history import find_commit_at
+from kiln.pipelines.quality.column_checks import ColumnChecks, QualityError, check_table_columns, to_json_value
+from kiln.pipelines.quality.context import CheckContext
+from kiln.pipelines.quality.new_files import NewFiles, find_new_files, list_all_files
+from kiln.pipelines.quality.results import SHOWN, CheckResult
 from kiln.pipelines.quality.suites import SuiteCheck
-from kiln.pipelines.quality.table_checks import (
-    DUCKDB,
-    TIMES,
-    CheckContext,
-    CheckInputs,
-    CheckReset,
-    format_timestamp,
-    identity_columns,
-)
-from kiln.schemas.delta.tables import TABLES
+from kiln.pipelines.quality.windows import create_windows
+from kiln.schemas.delta.tables import DUCKDB_TYPES, TABLES, TIMES
 
 if TYPE_CHECKING:
-    import pandas as pd
+    from kiln.pipelines.quality.expectations import RowValidator
 
-    from kiln.pipelines.quality.expectations import ExpectationOutcome, RowValidator
+MEMORY: Final = "2GiB"
+"""memory of DuckDB in a check; what needs more goes to the disk"""
 
-CHUNK: Final = 100_000
-"""rows in a chunk for Great Expectations"""
-
-CHUNK_OF_VALUES: Final = 250_000
-"""values of one column in a chunk for Great Expectations"""
-
-_NESTED: Final = ")]"
-"""Last characters of map and list types, whose values are not grouped."""
-_INDEX: Final = "kiln_index"
-_VALUE: Final = "kiln_value"
-
-_MAX_KEYS: Final = 1_000
-"""faulty keys that are stored for a check"""
-
-_FORMAT: Final = 5
-"""version of the state. State of another version is deleted, and the checks start over."""
-
-_STATE: Final = """
-CREATE TABLE IF NOT EXISTS format (version INTEGER);
-CREATE TABLE IF NOT EXISTS checked (id VARCHAR, name VARCHAR, version BIGINT);
-CREATE TABLE IF NOT EXISTS tally (id VARCHAR, rows BIGINT, failed BIGINT, success BOOLEAN, observed VARCHAR);
-CREATE TABLE IF NOT EXISTS failed (id VARCHAR, key JSON, words VARCHAR);
-"""
+_WARNING: Final = timedelta(days=1)
+"""time for which a check that warns covers the same rows again"""
 
 
-class QualityError(KilnError):
-    """A check cannot run."""
+class CheckPosition(msgspec.Struct):
+    """Versions of the tables up to which a check has gone, and when it got there, s since the epoch."""
+
+    versions: dict[str, int]
+    at: float
 
 
 class SuiteRun:
@@ -86,6 +56,9 @@ class SuiteRun:
         validator: RowValidator,
         state_file: Path | None,
         since: datetime | None = None,
+        *,
+        limits: Mapping[str, int] | None = None,
+        recent: bool = False,
     ) -> None:
         """Open the tables and the state.
 
@@ -93,18 +66,19 @@ class SuiteRun:
             lake: The lake to check.
             context: Settings and time of the checks.
             validator: Great Expectations.
-            state_file: State of the checks. Without it, the checks read all rows and store no state.
-            since: Report only rows from this time on, by the table's time column.
+            state_file: State of the checks. Without it, the checks cover all rows and store no state.
+            since: Cover only rows from this time on, by the table's time column.
+            limits: Versions of tables up to which all queries have passed; the newest for the others.
+            recent: Compare new rows with those of the last day, and with all only if they seem to be at fault.
 
         Raises:
             QualityError: The state cannot be read.
         """
-        self._context = context
-        self._lake = lake
-        self._validator = validator
-        self._since = since
+        self._context, self._lake, self._validator = context, lake, validator
+        self._state_file, self._since, self._recent = state_file, since, recent
         self._tables: dict[str, DeltaTable] = {}
-        self._columns: dict[str, dict[str, str]] = {}
+        self._passed: dict[str, DeltaTable] = {}
+        self._columns = {name: {c.name: DUCKDB_TYPES[c.type] for c in each.columns} for name, each in TABLES.items()}
         self._unreadable: dict[str, str] = {}
         """why a table cannot be read, by name"""
         for name in TABLES.keys() & set(lake.tables()):
@@ -112,29 +86,21 @@ class SuiteRun:
                 opened = lake.open(name)
                 self._columns[name] = require_columns(lake, name, opened)
                 self._tables[name] = opened
+                limit = (limits or {}).get(name, opened.version())
+                self._passed[name] = opened if limit >= opened.version() else lake.open(name, max(limit, 0))
             except LakeError as error:
                 self._unreadable[name] = str(error)
-        try:
-            self._db = duckdb.connect(":memory:" if state_file is None else str(state_file))
-        except duckdb.Error as error:
-            raise QualityError(
-                f"cannot read the state of the checks {state_file} ({error}). Delete the file: the next check reads "
-                "all rows again"
-            ) from error
+        self._positions = self._read_positions()
+        self._db = duckdb.connect()
         register_store(self._db, lake)
         self._db.execute("SET TimeZone = 'UTC'")
         self._db.execute("SET enable_progress_bar = false")
-        self._delete_other_format()
-
-    def _delete_other_format(self) -> None:
-        with self._transaction():
-            self._db.execute(_STATE)
-            if self._db.execute("SELECT version FROM format").fetchall() == [(_FORMAT,)]:
-                return
-            for (name,) in self._db.execute("SELECT table_name FROM duckdb_tables() WHERE NOT temporary").fetchall():
-                self._db.execute(f"DROP TABLE {name}")
-            self._db.execute(_STATE)
-            self._db.execute(f"INSERT INTO format VALUES ({_FORMAT})")
+        self._db.execute("SET preserve_insertion_order = false")
+        self._db.execute(f"SET memory_limit = '{MEMORY}'")
+        if state_file is not None:
+            self._db.execute(
+                f"SET temp_directory = '{str(state_file.parent / 'spilled').replace(chr(39), chr(39) * 2)}'"
+            )
 
     def close(self) -> None:
         self._db.close()
@@ -151,8 +117,8 @@ class SuiteRun:
         results: dict[str, CheckResult] = {}
         row_checks: dict[tuple[str, int | None], list[SuiteCheck]] = {}
         for check in runnable:
-            if check.kind.rows and check.table in self._tables:
-                version = self._read_versions(check).get(check.table)
+            if not check.sql and check.table in self._tables:
+                version = self._get_versions(check).get(check.table)
                 row_checks.setdefault((check.table, version), []).append(check)
         for (table, version), group in row_checks.items():
             try:
@@ -161,26 +127,26 @@ class SuiteRun:
             except (duckdb.Error, OSError) as error:
                 reason = str(error).split("\n")[0]
                 self._unreadable[table] = f"cannot read table {table} in {self._lake.path}: {reason}"
-        table_checks = [check for check in runnable if not check.kind.rows and not self._describe_obstacle(check)]
-        for check in table_checks:
-            results[check.id] = self._check_table(check)
-        faults = [
-            FaultyKey(check.id, str(key), words)
-            for check in table_checks
-            for key, words in zip(results[check.id].keys, results[check.id].words, strict=True)
-        ]
-        for check_id, success in self._validator.validate_tables(table_checks, faults).items():
-            results[check_id] = replace(results[check_id], success=success)
+        for check in runnable:
+            if check.sql and not self._describe_obstacle(check):
+                results[check.id] = self._check_sql(check)
         for check in self._select_unjudged(runnable, results):
             results[check.id] = CheckResult(check, False, self._describe_obstacle(check))
         return [results[check.id] for check in runnable if check.id in results]
 
+    def save(self, checks: Iterable[SuiteCheck]) -> None:
+        """Save how far these checks, which are all that there are, have gone."""
+        if self._state_file is not None:
+            known = {check.id for check in checks}
+            kept = {check_id: each for check_id, each in self._positions.items() if check_id in known}
+            parse_location(self._state_file).write([msgspec.json.encode(kept)])
+
     def _describe_obstacle(self, check: SuiteCheck) -> str:
         """Describe why the first of the check's tables that cannot be read cannot be; empty if all can."""
-        others = () if check.kind.rows else FINDERS[check.expectation].reads(check)
-        return next((self._unreadable[name] for name in (check.table, *others) if name in self._unreadable), "")
+        names = (check.table, *sorted(check.tables))
+        return next((self._unreadable[name] for name in names if name in self._unreadable), "")
 
-    def _select_unjudged(self, checks: Iterable[SuiteCheck], judged: Collection[str]) -> Iterator[SuiteCheck]:
+    def _select_unjudged(self, checks: Iterable[SuiteCheck], judged: Collection[str]) -> Iterable[SuiteCheck]:
         """Select the checks that report the tables that cannot be read: for each such table its first check of level
         error, and the checks of other tables that refer to it."""
         reported: set[str] = set()
@@ -190,309 +156,165 @@ class SuiteRun:
                 if check.table in self._unreadable:
                     reported.add(check.table)
 
-    def delete_unknown_checks(self, checks: Iterable[SuiteCheck]) -> None:
-        """Delete the state of all checks but these."""
-        known = {check.id for check in checks}
-        for (check_id,) in self._db.execute("SELECT DISTINCT id FROM checked").fetchall():
-            if check_id not in known:
-                with self._transaction():
-                    self._delete_check(check_id)
-
     # ---------------------------------------------------------------- rows
 
     def _check_rows(self, table: str, since: int | None, checks: list[SuiteCheck]) -> list[CheckResult]:
-        new_files = find_new_files(self._lake, table, self._tables[table], since)
-        with self._transaction():
-            for check in checks:
-                if new_files.must_reread:
-                    self._delete_check(check.id)
-                self._save_versions(check, [table])
-            if new_files.files:
-                self._validate_new_rows(table, checks, new_files)
-        return [self._read_row_result(check) for check in checks]
-
-    def _validate_new_rows(self, table: str, checks: list[SuiteCheck], new_files: NewFiles) -> None:
-        types = self._columns[table]
-        time = TIMES.get(table)
-        since = f" WHERE {time} >= {format_timestamp(self._since)}" if time and self._since else ""
-        source = f"(FROM ({build_columns_query(types, new_files.files)}){since}) AS new"
-        value_checks: dict[str, list[SuiteCheck]] = {}
-        row_checks: list[SuiteCheck] = []
-        for check in checks:
-            column = str(check.arguments.get("column"))
-            by_value = check.kind.by_value and types.get(column, _NESTED)[-1] not in _NESTED
-            (value_checks.setdefault(column, []) if by_value else row_checks).append(check)
-        cursor = self._db.cursor()
-        cursor.execute("SET TimeZone = 'UTC'")
-        totals = {check.id: _RowTotals() for check in checks}
-        for column, of_column in value_checks.items():
-            self._validate_values(cursor, source, column, of_column, identity_columns(table), totals)
-        if row_checks:
-            self._validate_rows(cursor, source, row_checks, identity_columns(table), totals)
-        for check in checks:
-            totals[check.id].write(self._db, check)
-
-    def _validate_values(
-        self,
-        cursor: duckdb.DuckDBPyConnection,
-        source: str,
-        column: str,
-        checks: list[SuiteCheck],
-        key: Sequence[str],
-        totals: Mapping[str, _RowTotals],
-    ) -> None:
-        """Validate each value once, and count the result for each row that has it."""
-        import pandas as pd  # slow to import: faults of a suite are reported before it
-
-        faulty_values: dict[str, list[pa.Array]] = {check.id: [] for check in checks}
-        # Kiln's own conditions read Arrow strings, which is faster than a Python object for each string.
-        types_mapper = pd.ArrowDtype if all(not check.kind.is_stock for check in checks) else None
-        counted = cursor.sql(f"SELECT {quote_name(column)}, count(*) FROM {source} GROUP BY ALL")
-        for chunk in _rechunk(counted.to_arrow_reader(CHUNK_OF_VALUES), CHUNK_OF_VALUES):
-            values, counts = chunk.column(0), chunk.column(1)
-            frame = chunk.select([column]).to_pandas(types_mapper=types_mapper)
-            frame[_INDEX] = range(len(frame))
-            rows = pc.sum(counts).as_py()
-            for check, outcome in self._run_expectations(checks, frame, [_INDEX]):
-                indexes = pa.array([key[_INDEX] for key in outcome.keys], pa.int64())
-                failed = pc.sum(counts.take(indexes)).as_py() or 0
-                totals[check.id].count(rows, failed, not failed)
-                if sum(map(len, faulty_values[check.id])) < _MAX_KEYS:
-                    faulty_values[check.id] += values.take(indexes[:_MAX_KEYS]).chunks
-        names = ", ".join(map(quote_name, key))
-        for check in checks:
-            if totals[check.id].failed:
-                cursor.register("faulty", pa.table({_VALUE: pa.concat_arrays(faulty_values[check.id])}))
-                rows = cursor.sql(
-                    f"SELECT {names}, new.{quote_name(column)} AS {_VALUE} FROM {source} SEMI JOIN faulty "
-                    f"ON faulty.{_VALUE} IS NOT DISTINCT FROM new.{quote_name(column)} LIMIT {_MAX_KEYS}"
-                ).to_arrow_table()
-                cursor.unregister("faulty")
-                totals[check.id].add_keys(({name: row[name] for name in key}, row[_VALUE]) for row in rows.to_pylist())
-
-    def _validate_rows(
-        self,
-        cursor: duckdb.DuckDBPyConnection,
-        source: str,
-        checks: list[SuiteCheck],
-        key: Sequence[str],
-        totals: Mapping[str, _RowTotals],
-    ) -> None:
-        argument_columns = [
-            str(check.arguments[name])
-            for check in checks
-            for name in ("column", "column_A", "column_B")
-            if name in check.arguments
-        ]
-        columns = ", ".join(map(quote_name, dict.fromkeys((*key, *argument_columns))))
-        for chunk in _rechunk(cursor.sql(f"SELECT {columns} FROM {source}").to_arrow_reader(CHUNK), CHUNK):
-            for check, outcome in self._run_expectations(checks, chunk.to_pandas(), key):
-                totals[check.id].count(outcome.rows, outcome.failed, outcome.success, outcome.observed)
-                values = [*outcome.values, *[""] * len(outcome.keys)]
-                totals[check.id].add_keys(zip(outcome.keys, values, strict=False))
-
-    def _run_expectations(
-        self, checks: list[SuiteCheck], frame: pd.DataFrame, key: Sequence[str]
-    ) -> Iterator[tuple[SuiteCheck, ExpectationOutcome]]:
-        """Validate rows with Great Expectations, and yield the outcome of each check."""
-        for check, outcome in zip(checks, self._validator.validate_rows(checks, frame, key), strict=True):
-            if outcome.error:
-                raise QualityError(f"{check.location}: {check.name}: {outcome.error}")
-            yield check, outcome
-
-    def _read_row_result(self, check: SuiteCheck) -> CheckResult:
-        tally = self._db.execute(
-            "SELECT rows, failed, success, observed FROM tally WHERE id = ?", [check.id]
-        ).fetchone()
-        rows, failed, success, observed = tally or (0, 0, True, None)
-        keys = self._db.execute("SELECT key, words FROM failed WHERE id = ? LIMIT ?", [check.id, SHOWN]).fetchall()
-        words = observed if observed is not None else f"{failed:,} of {rows:,} rows"
-        return CheckResult(
-            check,
-            success,
-            words,
-            failed,
-            [json.loads(key) for key, _ in keys] if not success else [],
-            [each for _, each in keys] if not success else [],
+        opened = self._passed[table]
+        self._create_view(
+            f"new_{table}",
+            table,
+            find_new_files(self._lake, table, opened, self._find_since(table, since, opened)).files,
+            new=True,
         )
+        on_rows = [check for check in checks if check.expectation != "expect_table_to_have_its_columns"]
+        results = {
+            check.id: check_table_columns(check, self._columns[table]) for check in checks if check not in on_rows
+        }
+        results |= {each.check.id: each for each in self._run_column_checks(table, on_rows)}
+        for check in checks:
+            self._advance(results[check.id], {table: opened.version()})
+        return [results[check.id] for check in checks]
+
+    def _run_column_checks(self, table: str, checks: list[SuiteCheck]) -> list[CheckResult]:
+        return ColumnChecks(self._db, self._validator, table, self._columns[table]).run(checks)
 
     # ---------------------------------------------------------------- whole tables
 
-    def _check_table(self, check: SuiteCheck) -> CheckResult:
-        find, reads = FINDERS[check.expectation]
-        tables = list(reads(check))
+    def _check_sql(self, check: SuiteCheck) -> CheckResult:
         try:
-            with self._transaction():
-                return self._run_check(check, find, tables)
-        except CheckReset:
-            with self._transaction():
-                self._delete_check(check.id)
-                return self._run_check(check, find, tables)
+            return self._run_sql(check)
         except duckdb.Error as error:
-            raise QualityError(f"{check.location}: {check.name}: {error}") from error
+            raise QualityError(f"{check.location}: {error}") from error
 
-    def _run_check(self, check: SuiteCheck, find: Callable[[CheckInputs], str], tables: list[str]) -> CheckResult:
-        new_files = self._find_new_files(tables, self._read_versions(check))
-        if any(each.must_reread for each in new_files.values()):
-            self._delete_check(check.id)
-            new_files = self._find_new_files(tables, {})
-        for name in tables:
-            types = self._columns[name] if name in self._tables else _empty_columns(name)
-            files = new_files[name].files if name in new_files else ()
-            self._db.execute(f"CREATE OR REPLACE TEMP VIEW new_{name} AS {build_columns_query(types, files)}")
-        inputs = CheckInputs(
-            self._db,
-            f"m_{check.id}",
-            check,
-            self._context,
-            {name: each.committed for name, each in new_files.items() if each.committed is not None},
-            self._columns,
-            self._select_all,
-        )
-        faults_query = find(inputs)
-        since = f" WHERE seen_at IS NULL OR seen_at >= {format_timestamp(self._since)}" if self._since else ""
-        ((count, first, last),) = self._db.execute(
-            f"SELECT count(*), min(seen_at), max(seen_at) FROM ({faults_query}){since}"
-        ).fetchall()
-        shown: list[tuple[str, str]] = []
-        if count:
-            query = f"SELECT key, words FROM ({faults_query}){since} ORDER BY seen_at, key LIMIT {SHOWN}"
-            shown = self._db.execute(query).fetchall()
-        self._save_versions(check, tables)
-        keys: list[Key] = [json.loads(key) for key, _ in shown]
-        words = [str(each) for _, each in shown]
+    def _run_sql(self, check: SuiteCheck) -> CheckResult:
+        names = sorted(name for name in check.tables if name in self._tables)
+        passed = {name: self._find_settled(check, name) for name in names}
+        position = self._get_versions(check)
+        since = {name: self._find_since(name, position.get(name), passed[name]) for name in names}
+        new = {name: find_new_files(self._lake, name, passed[name], since[name]) for name in names}
+        begins_again = not position or any(each.is_all and name in position for name, each in new.items())
+        if begins_again:
+            new = {name: list_all_files(self._lake, name, passed[name]) for name in names}
+        for name in check.tables:
+            self._create_view(f"new_{name}", name, new[name].files if name in new else {}, new=True)
+        recent = self._recent and not begins_again
+        count, first, last, keys, words = self._find_faults(check, new, passed, recent=recent)
+        if count and recent:  # what is missing may be older
+            count, first, last, keys, words = self._find_faults(check, new, passed, recent=False)
         observed = "nothing" if not count else words[0] if count == 1 else f"{count:,} keys: {words[0]}, …"
-        return CheckResult(check, not count, observed, count, keys, words, inputs.pending["rows"], (first, last))
+        waiting = self._count_waiting(check, passed)
+        result = CheckResult(check, not count, observed, count, keys, words, waiting, (first, last))
+        self._advance(result, {name: passed[name].version() for name in names})
+        return result
 
-    def _find_new_files(self, tables: Iterable[str], versions: Mapping[str, int]) -> dict[str, NewFiles]:
-        """Find the files that each of the tables that exist has received since its version in `versions`."""
-        return {
-            name: find_new_files(self._lake, name, self._tables[name], versions.get(name))
-            for name in tables
-            if name in self._tables
-        }
+    def _find_since(self, name: str, since: int | None, passed: DeltaTable) -> int | None:
+        """Return the version after which the rows of a table are new. What is passed may fall behind it for a while."""
+        if since is None or since > self._tables[name].version():  # the table was created again
+            return since
+        return min(since, passed.version())
 
-    def _select_all(self, name: str) -> str:
-        if name in self._unreadable:
-            raise QualityError(self._unreadable[name])
+    def _find_settled(self, check: SuiteCheck, name: str) -> DeltaTable:
+        """Return the table at the newest version that the check covers."""
+        table = self._passed[name]
+        if not check.after or name not in check.new_tables:
+            return table
+        until = self._context.now - check.after
+        commit = find_commit_at(self._lake.folder(name), round(until.timestamp() * 1000))
+        if commit is None or commit.version >= table.version():
+            return table if commit is not None else self._lake.open(name, 0)
+        return self._lake.open(name, commit.version)
+
+    def _find_faults(
+        self, check: SuiteCheck, new: Mapping[str, NewFiles], passed: Mapping[str, DeltaTable], *, recent: bool
+    ) -> tuple[int, datetime | None, datetime | None, list[dict[str, object]], list[str]]:
+        """Run the check, and return the number of faults, the first and the last time, and keys with descriptions."""
+        context = self._context
+        self._db.execute(
+            f"CREATE OR REPLACE VIEW context AS SELECT TIMESTAMPTZ '{context.now.isoformat()}' AS now, "
+            f"{str(context.running).lower()} AS bridge_runs, {context.window}::BIGINT AS window_us, "
+            f"{context.grace}::BIGINT AS grace_us"
+        )
+        horizon = round((context.now - check.history).timestamp() * 1000)
+        oldest = min([horizon, *(at for each in new.values() for at in each.files.values())]) if recent else 0
+        for name in check.tables:
+            self._create_view(name, name, self._list_rows(name, oldest))
+        if "windows" in check.sql:
+            if "updates" in passed:
+                self._create_view("updates", "updates", list_all_files(self._lake, "updates", passed["updates"]).files)
+            create_windows(self._db, context, all_new="updates" in new and new["updates"].is_all and not self._since)
+            if "updates" in passed:
+                self._create_view("updates", "updates", self._list_rows("updates", 0))
+        conditions = ["seen_at IS NULL OR seen_at >= ?"] * bool(self._since)
+        expiry = context.find_expiry(check.expires)
+        conditions += ["seen_at >= ?"] * bool(expiry)
+        times = [at for at in (self._since, expiry) if at]
+        self._db.execute(f"CREATE OR REPLACE TEMP TABLE faults AS FROM ({check.sql})")
+        if "seen_at" not in (names := self._list_columns("faults")):
+            self._db.execute("ALTER TABLE faults ADD COLUMN seen_at TIMESTAMPTZ")
+        where = " WHERE " + " AND ".join(f"({each})" for each in conditions) if conditions else ""
+        ((count, first, last),) = self._db.execute(
+            f"SELECT count(*), min(seen_at), max(seen_at) FROM faults{where}", times
+        ).fetchall()
+        shown = self._db.execute(f"FROM faults{where} ORDER BY seen_at LIMIT {SHOWN}", times)
+        columns = [each[0] for each in shown.description or ()]
+        rows = [dict(zip(columns, row, strict=True)) for row in shown.fetchall()]
+        keys = [
+            {name: to_json_value(row[name]) for name in columns if name not in ("seen_at", "words")} for row in rows
+        ]
+        words = [str(row["words"]) if "words" in names else check.grain for row in rows]
+        return count, first, last, keys, words
+
+    def _list_columns(self, name: str) -> list[str]:
+        return [str(row[0]) for row in self._db.execute(f"DESCRIBE {name}").fetchall()]
+
+    def _list_rows(self, name: str, oldest: int) -> Mapping[str, int]:
+        """List the files of a table with rows that were committed since a time, ms."""
         if name not in self._tables:
-            return build_columns_query(_empty_columns(name), ())
-        files = find_new_files(self._lake, name, self._tables[name], None).files
-        return build_columns_query(self._columns[name], files)
+            return {}
+        files = list_all_files(self._lake, name, self._tables[name]).files
+        return {file: at for file, at in files.items() if at >= oldest}
+
+    def _create_view(self, view: str, name: str, files: Mapping[str, int], *, new: bool = False) -> None:
+        time = TIMES.get(name)
+        since = f" WHERE {time} >= TIMESTAMPTZ '{self._since.isoformat()}'" if new and time and self._since else ""
+        rows = build_columns_query(self._columns[name], list(files))
+        self._db.execute(f"CREATE OR REPLACE VIEW {view} AS FROM ({rows}){since}")
+
+    def _count_waiting(self, check: SuiteCheck, passed: Mapping[str, DeltaTable]) -> int:
+        """Count the rows of the check's table that are not judged yet, because not all queries have passed them."""
+        newest, judged = self._tables[check.table], passed.get(check.table)
+        if judged is None or judged.version() == newest.version():
+            return 0
+        files = list(find_new_files(self._lake, check.table, newest, judged.version()).files)
+        rows = build_columns_query(self._columns[check.table], files)
+        ((count,),) = self._db.execute(f"SELECT count(*) FROM ({rows})").fetchall()
+        return int(count)
 
     # ---------------------------------------------------------------- state
 
-    def _read_versions(self, check: SuiteCheck) -> dict[str, int]:
-        """Read the versions of the tables that the check has read."""
-        return dict(self._db.execute("SELECT name, version FROM checked WHERE id = ?", [check.id]).fetchall())
-
-    def _save_versions(self, check: SuiteCheck, tables: Iterable[str]) -> None:
-        """Save the versions of the tables that the check has read."""
-        known = self._read_versions(check)
-        versions = {name: self._tables[name].version() for name in tables if name in self._tables}
-        if changed := dict(versions.items() - known.items()):
-            names = list(changed)
-            self._db.execute("DELETE FROM checked WHERE id = ? AND list_contains(?, name)", [check.id, names])
-            self._db.execute(
-                "INSERT INTO checked SELECT ?, unnest(?), unnest(?)", [check.id, names, list(changed.values())]
-            )
-
-    def _delete_check(self, check_id: str) -> None:
-        for table in ("checked", "tally", "failed"):
-            self._db.execute(f"DELETE FROM {table} WHERE id = ?", [check_id])
-        for (name,) in self._db.execute(
-            "SELECT table_name FROM duckdb_tables() WHERE NOT temporary AND starts_with(table_name, ?)",
-            [f"m_{check_id}_"],
-        ).fetchall():
-            self._db.execute(f"DROP TABLE {name}")
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._db.execute("BEGIN")
+    def _read_positions(self) -> dict[str, CheckPosition]:
+        if self._state_file is None or not self._state_file.exists():
+            return {}
         try:
-            yield
-        except BaseException:  # whatever it is: raised again
-            self._db.execute("ROLLBACK")
-            raise
-        self._db.execute("COMMIT")
+            return msgspec.json.decode(self._state_file.read_bytes(), type=dict[str, CheckPosition])
+        except (OSError, msgspec.DecodeError) as error:
+            raise QualityError(
+                f"cannot read the state of the checks {self._state_file} ({error}). Delete the file: the next check "
+                "covers all rows again"
+            ) from error
 
+    def _get_versions(self, check: SuiteCheck) -> Mapping[str, int]:
+        """Return the versions of the tables up to which a check has gone; none before its first."""
+        return self._positions[check.id].versions if check.id in self._positions else {}
 
-class _RowTotals:
-    """Totals of a check of rows over the chunks of one run."""
-
-    def __init__(self) -> None:
-        self.rows = self.failed = 0
-        self.success = True
-        self.observed: str | None = None
-        self.keys: list[tuple[str, str]] = []
-
-    def count(self, rows: int, failed: int | None, success: bool, observed: object = None) -> None:
-        """Add a chunk's outcome.
-
-        Args:
-            rows: Rows of the chunk.
-            failed: Rows that fail; `None` if the expectation is on the rows as a whole.
-            success: True if the chunk meets the expectation.
-            observed: Observed value of an expectation on the rows as a whole.
-        """
-        self.rows += rows
-        self.success = self.success and success
-        if failed is None:
-            self.observed = str(observed)
-        else:
-            self.failed += failed
-
-    def add_keys(self, rows: Iterable[tuple[Mapping[str, object], object]]) -> None:
-        """Add faulty keys and their values, up to `_MAX_KEYS`."""
-        for key, value in islice(rows, _MAX_KEYS - len(self.keys)):
-            key_json = json.dumps({name: _to_json_value(each) for name, each in key.items()})
-            self.keys.append((key_json, str(value)[:200]))
-
-    def write(self, db: duckdb.DuckDBPyConnection, check: SuiteCheck) -> None:
-        """Save the totals. An expectation with `mostly`, or on rows as a whole, covers only the newest rows."""
-        if not self.rows:
-            return
-        row = db.execute("SELECT rows, failed FROM tally WHERE id = ?", [check.id]).fetchone()
-        db.execute("DELETE FROM tally WHERE id = ?", [check.id])
-        mostly = check.arguments.get("mostly")
-        if self.observed is not None or mostly is not None:
-            db.execute("DELETE FROM failed WHERE id = ?", [check.id])
-            if isinstance(mostly, int | float):
-                self.success = self.failed <= self.rows * (1 - mostly)
-        elif row:
-            self.rows, self.failed = self.rows + row[0], self.failed + row[1]
-            self.success = not self.failed
-        db.execute(
-            "INSERT INTO tally VALUES (?, ?, ?, ?, ?)", [check.id, self.rows, self.failed, self.success, self.observed]
-        )
-        if self.keys:
-            db.executemany("INSERT INTO failed VALUES (?, ?, ?)", [(check.id, *key) for key in self.keys])
-
-
-def _rechunk(batches: Iterable[pa.RecordBatch], least: int) -> Iterator[pa.Table]:
-    """Combine record batches into tables of at least `least` rows: DuckDB ends a batch at each row group."""
-    chunk, rows = list[pa.RecordBatch](), 0
-    for batch in batches:
-        chunk.append(batch)
-        rows += batch.num_rows
-        if rows >= least:
-            yield pa.Table.from_batches(chunk)
-            chunk, rows = [], 0
-    if chunk:
-        yield pa.Table.from_batches(chunk)
-
-
-def _to_json_value(value: object) -> object:
-    """Convert a pandas value for JSON: bytes to hex, times to ISO 8601."""
-    if isinstance(value, bytes | bytearray):
-        return value.hex()
-    if isinstance(value, datetime):
-        return value.isoformat().replace("+00:00", "Z")
-    item = getattr(value, "item", None)  # of numpy
-    plain = item() if callable(item) else value
-    return None if plain != plain or plain is None else plain if isinstance(plain, bool | int | float) else str(plain)
-
-
-def _empty_columns(table: str) -> dict[str, str]:
-    """Return the columns and types of a table that does not exist."""
-    return {column.name: DUCKDB[column.type] for column in TABLES[table].columns}
+    def _advance(self, result: CheckResult, versions: dict[str, int]) -> None:
+        """Let a check go on, unless its faults are to be reported again. A share or a mean is of the newest rows."""
+        check, now = result.check, self._context.now.timestamp()
+        of_newest = not check.sql and (result.count == 0 or "mostly" in check.arguments)
+        known = self._positions.get(check.id)
+        if not result.success and not of_newest:
+            is_over = check.level == "warn" and known is not None and now > known.at + _WARNING.total_seconds()
+            if not is_over:
+                self._positions.setdefault(check.id, CheckPosition({}, now))
+                return
+        self._positions[check.id] = CheckPosition(versions, now)

@@ -1,10 +1,16 @@
-"""Suites in YAML, one file for each table or theme, and their validation. Errors name the file and the line."""
+"""Checks and their validation: suites in YAML on columns, and one SQL file for each check of whole tables.
+
+A check in SQL is a file `TABLE.NAME.sql` or `TABLE.NAME.SUBJECT.sql`: comments, of which some are settings
+(`-- level: error`), and one SELECT of DuckDB's SQL with a row for each fault. Errors name the file and the line.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from hashlib import blake2b
 from pathlib import Path
 from typing import Final, Literal, cast
@@ -28,6 +34,9 @@ LEVELS: Final = ("warn", "error")
 _SUITE_KEYS: Final = ("table", "owner", "expectations")
 _EXPECTATION_KEYS: Final = ("expect", "level", "owner", "hint")
 
+_HEADER: Final = ("grain", "level", "owner", "hint", "expires", "after", "history", "show")
+"""settings in the comments of a check in SQL"""
+
 _TABLES: Final = tuple(name for name in TABLES if name != "quality_results")
 
 
@@ -43,6 +52,18 @@ class SuiteCheck:
     hint: str
     location: str
     """file:line"""
+    sql: str = ""
+    """a SELECT of faults over the tables and, as `new_TABLE`, their new rows; empty for an entry of a suite"""
+    grain: str = ""
+    """meaning of a row that `sql` returns"""
+    expires: tuple[str, ...] = ()
+    """tables from which `lake.retention` may have removed the row that a fault misses"""
+    after: timedelta = timedelta()
+    """age of the commits that `sql` checks: what follows from them may come that much later"""
+    history: timedelta = timedelta(days=1)
+    """age of the rows that the loop of a run compares with new ones"""
+    show: str = ""
+    """query that shows a fault, with values of its key in braces"""
 
     @property
     def kind(self) -> Expectation:
@@ -52,31 +73,36 @@ class SuiteCheck:
     @property
     def id(self) -> str:
         """Hash of what is checked, without the level: 12 hex digits."""
-        identity = json.dumps([self.table, self.expectation, self.arguments], sort_keys=True, default=str)
+        identity = json.dumps([self.table, self.expectation, self.arguments, self.sql], sort_keys=True, default=str)
         return blake2b(identity.encode(), digest_size=6).hexdigest()
 
     @property
     def tables(self) -> frozenset[str]:
         """Tables that the check reads."""
-        named: set[str] = {self.table}
-        for argument, kind in self.kind.arguments.items():
-            value = self.arguments.get(argument)
-            if kind == "table" and isinstance(value, str):
-                named.add(value)
-            elif kind == "tables" and isinstance(value, list):
-                named.update(map(str, value))
-        return frozenset(named)
+        return frozenset({self.table, *find_tables(self.sql)})
+
+    @property
+    def new_tables(self) -> frozenset[str]:
+        """Tables of which the check reads the new rows."""
+        return frozenset(name for name in TABLES if re.search(rf"\bnew_{name}\b", self.sql))
 
     @property
     def name(self) -> str:
         """The expectation and its subject: `expect_keys_to_be_unique(network, message_id)`."""
         values = [
             self.arguments[name]
-            for name in ("column", "column_A", "column_B", "columns", "tables", "than", "rule")
+            for name in ("subject", "column", "column_A", "column_B", "rule")
             if name in self.arguments
         ]
-        texts = [", ".join(map(str, each)) if isinstance(each, list) else str(each) for each in values]
-        return f"{self.expectation}({', '.join(texts)})" if texts else self.expectation
+        return f"{self.expectation}({', '.join(map(str, values))})" if values else self.expectation
+
+
+def find_tables(sql: str) -> frozenset[str]:
+    """Find the tables that a check in SQL names, new rows or all. The relation `windows` is made of `updates`."""
+    words = set(re.findall(r"\w+", sql))
+    return frozenset(
+        name for name in TABLES if words & {name, f"new_{name}"} or (name == "updates" and "windows" in words)
+    )
 
 
 def read_all_suites(user_paths: Iterable[str]) -> list[SuiteCheck]:
@@ -85,7 +111,7 @@ def read_all_suites(user_paths: Iterable[str]) -> list[SuiteCheck]:
 
 
 def read_suites(paths: Iterable[Path]) -> list[SuiteCheck]:
-    """Read the checks of all suites in these files, and in the `*.yaml` of these folders.
+    """Read the checks in these files, and in the `*.yaml` and `*.sql` of these folders.
 
     Raises:
         SettingsError: A suite is invalid. The error names every fault.
@@ -94,7 +120,7 @@ def read_suites(paths: Iterable[Path]) -> list[SuiteCheck]:
     faults: list[str] = []
     seen: dict[str, str] = {}
     for file in _list_files(paths, faults):
-        for check in _read_suite(file):
+        for check in _read_sql(file) if file.suffix == ".sql" else _read_suite(file):
             if isinstance(check, str):
                 faults.append(check)
             elif check.id in seen:
@@ -110,11 +136,72 @@ def read_suites(paths: Iterable[Path]) -> list[SuiteCheck]:
 def _list_files(paths: Iterable[Path], faults: list[str]) -> Iterator[Path]:
     for path in paths:
         if path.is_dir():
-            yield from sorted(path.glob("*.yaml"))
+            yield from sorted((*path.glob("*.yaml"), *path.glob("*.sql")))
         elif path.is_file():
             yield path
         else:
             faults.append(f"{path}: there is no such suite")
+
+
+def _read_sql(file: Path) -> Iterator[SuiteCheck | str]:
+    """Read the check of a file, or descriptions of its faults."""
+    try:
+        text = read_small_file(file).decode("utf-8-sig")
+    except (OSError, ValueError) as error:
+        yield f"{file}: cannot be read: {error}"
+        return
+    table, _, name = file.stem.partition(".")
+    name, _, subject = name.partition(".")
+    lines = [line[2:].strip() for line in text.splitlines() if line.startswith("--")]
+    header = dict(line.split(": ", 1) for line in lines if line.split(":")[0] in _HEADER and ": " in line)
+    sql = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("--")).strip().rstrip(";")
+    faults = [f"-- {key}: is missing" for key in ("grain", "level", "hint") if not header.get(key)]
+    if table not in _TABLES:
+        faults.append(f"table {table}: there is no such table{suggest_key(table, _TABLES)}")
+    if not name:
+        faults.append("the file's name is not TABLE.NAME.sql")
+    if header.get("level", "error") not in LEVELS:
+        faults.append(f"level {header['level']}: expected warn or error")
+    expires = tuple(each.strip() for each in header.get("expires", "").split(",") if each.strip())
+    faults += [
+        f"expires {each}: there is no such table{suggest_key(each, _TABLES)}" for each in expires if each not in _TABLES
+    ]
+    lengths = dict[str, timedelta]()
+    for key in ("after", "history"):
+        try:
+            lengths |= {key: parse_duration(header[key])} if key in header else {}
+        except ValueError as error:
+            faults.append(f"{key} {header[key]}: expected {error}")
+    faults += _find_sql_faults(sql)
+    yield from (f"{file}: {each}" for each in faults)
+    if not faults:
+        yield SuiteCheck(
+            table,
+            name,
+            {"subject": subject} if subject else {},
+            cast(Level, header["level"]),
+            header.get("owner", ""),
+            header["hint"],
+            str(file),
+            sql,
+            header["grain"],
+            expires,
+            show=header.get("show", ""),
+            **lengths,
+        )
+
+
+def _find_sql_faults(sql: str) -> Iterator[str]:
+    """Describe what is wrong with the SQL of a check, without running it."""
+    import duckdb
+
+    try:
+        statements = duckdb.extract_statements(sql)
+    except duckdb.Error as error:
+        yield str(error).splitlines()[0]
+        return
+    if [each.type for each in statements] != [duckdb.StatementType.SELECT]:
+        yield "expected one SELECT"
 
 
 def _read_suite(file: Path) -> Iterator[SuiteCheck | str]:
@@ -198,20 +285,6 @@ def _find_value_faults(kind: Kind, value: object, table: str) -> Iterator[str]:
     match kind:
         case "column" if value not in columns:
             yield f"{value}: table {table} has no such column{suggest_key(str(value), columns)}"
-        case "columns":
-            if not isinstance(value, list) or not value:
-                yield "expected a list of columns"
-                return
-            for each in value:
-                yield from _find_value_faults("column", each, table)
-        case "table" if value not in _TABLES:
-            yield f"{value}: there is no such table{suggest_key(str(value), _TABLES)}"
-        case "tables":
-            if not isinstance(value, list) or not value:
-                yield "expected a list of tables"
-                return
-            for each in value:
-                yield from _find_value_faults("table", each, table)
         case "number" if isinstance(value, bool) or not isinstance(value, int | float):
             yield f"{value}: expected a number"
         case "switch" if not isinstance(value, bool):
@@ -220,11 +293,6 @@ def _find_value_faults(kind: Kind, value: object, table: str) -> Iterator[str]:
             yield f"{value}: expected text"
         case "list" if not isinstance(value, list):
             yield f"{value}: expected a list"
-        case "duration":
-            try:
-                parse_duration(value)
-            except ValueError as error:
-                yield f"{value}: expected {error}"
         case _:
             pass
 

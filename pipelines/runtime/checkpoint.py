@@ -165,6 +165,14 @@ class Checkpoint:
         except CheckpointError as error:
             raise CheckpointError(f"{path}: {error}") from error
 
+    def list_planned(self) -> list[int]:
+        """List the micro-batches that were begun and that Spark still keeps, in order."""
+        return sorted(self._list_numbers("offsets"))
+
+    def get_planned_at(self, batch: int) -> int:
+        """Return when a micro-batch was planned, by the driver's clock, ms."""
+        return int(self._read_metadata(batch)["batchTimestampMs"])
+
     def count_records(self, batch: int) -> int | None:
         """Count the records of a micro-batch; None if it is not known where it begins."""
         before = self.ends(batch - 1) if batch else self.first_offsets or {}

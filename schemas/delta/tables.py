@@ -657,6 +657,29 @@ TABLES_VERSION: Final = 2
 TABLES: Final[dict[str, Table]] = {table.name: table for table in _ALL}
 
 
+DUCKDB_TYPES: Final = {
+    "string": "VARCHAR",
+    "binary": "BLOB",
+    "int": "INTEGER",
+    "bigint": "BIGINT",
+    "boolean": "BOOLEAN",
+    "timestamp": "TIMESTAMPTZ",
+    "map<string,string>": "MAP(VARCHAR, VARCHAR)",
+    "array<string>": "VARCHAR[]",
+}
+"""DuckDB types by type of a column."""
+
+TIMES: Final = {
+    **dict.fromkeys(("frames", "copies", "subscriptions", "controls", "messages"), "observed_at"),
+    **dict.fromkeys(("updates", "tips", "quarantine"), "observed_at"),
+    "batches": "emitted_at",
+    "publications": "published_at",
+    "bundles": "first_seen",
+    "quarantine_dropped": "dropped_at",
+}
+"""Time column of each table that has one."""
+
+
 def markdown() -> str:
     """Build docs/TABLES.md: `python -m kiln.schemas.delta.tables > docs/TABLES.md`."""
     lines = [

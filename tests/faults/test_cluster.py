@@ -102,7 +102,7 @@ class Jobs:
 
 @pytest.fixture(scope="module")
 def release(root: Path) -> Path:
-    """What `make dist` and `make jars-s3` make."""
+    """A release, by `make dist` and `make jars-s3`."""
     if not KILLS:
         pytest.skip("KILN_TEST_CLUSTER is not set: a dozen JVMs, for some ten minutes")
     subprocess.run(["make", "dist", "jars-s3"], cwd=root, check=True)

@@ -20,8 +20,8 @@ from kiln.conf.process.bridge_status import (
     write_status,
 )
 from kiln.conf.settings.model import Kafka, Settings
+from kiln.deploy.cli.status import encode_status, render_status
 from kiln.deploy.ops.status import WireSavings, read_status
-from kiln.deploy.screens.status import encode_status, render_status
 
 CLAY = "/ceramic/testnet-clay"
 

@@ -9,7 +9,7 @@ import pytest
 
 from kiln.deploy.cli.app import run_command
 from kiln.deploy.cli.exits import USAGE
-from kiln.deploy.screens.backfill_run import ProgressFormatter, describe_outcome
+from kiln.deploy.run.backfill import ProgressFormatter, describe_outcome
 from kiln.pipelines.backfill.merged_rows import OutsideFrames
 from kiln.pipelines.backfill.run import RunOutcome, RunProgress, encode_outcome
 

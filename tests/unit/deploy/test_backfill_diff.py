@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kiln.deploy.screens.backfill import describe_difference, encode_diff
+from kiln.deploy.cli.backfill import describe_difference, encode_diffs
 from kiln.pipelines.backfill.range_comparison import open_comparison
 from kiln.pipelines.backfill.run_diff import TableDiff, compare_table, diff_run
 from kiln.pipelines.backfill.run_log import BackfillRun
@@ -60,7 +60,7 @@ def test_a_run_with_live_s_rows_is_equal(lake: Lake) -> None:
     found = compared(lake, run)
     assert tuple(found) == RUN_TABLES
     assert all(each.is_equal and each.same for each in found.values())
-    assert json.loads(encode_diff(list(found.values())))["batches"] == {
+    assert json.loads(encode_diffs(list(found.values())))["batches"] == {
         "same": 3,
         "only_live": 0,
         "only_run": 0,

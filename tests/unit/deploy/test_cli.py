@@ -362,7 +362,6 @@ def test_java_gets_utf8(german: dict[str, str]) -> None:
 def test_a_closed_terminal_ends_a_command_as_sigterm_does() -> None:
     """Its later output is discarded."""
     script = f"""import signal
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup may run the tests
 {PREPARED}
 def end(number, frame):
     print("still here", flush=True)

@@ -11,10 +11,10 @@ import pytest
 from rich.console import Console
 
 from kiln.conf.settings.model import Settings
+from kiln.deploy.cli.status import encode_status, render_status
 from kiln.deploy.ops.clocks import compare_clocks, find_trailing_clocks
 from kiln.deploy.ops.doctor import check_clocks
 from kiln.deploy.ops.status import BrokerStatus, KilnStatus
-from kiln.deploy.screens.status import encode_status, render_status
 from kiln.pipelines.runtime.dedup_store import FILE_NAME, DedupStore, DedupStoreConfig
 from kiln.schemas.kafka.records import Epoch
 

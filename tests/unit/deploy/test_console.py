@@ -27,10 +27,10 @@ from kiln.conf.process.state_version import claim_state_folder
 from kiln.deploy.cli.app import run_command
 from kiln.deploy.cli.options import answers
 from kiln.deploy.ops.snapshot import BatchLine, BridgeInRun, Snapshot
-from kiln.deploy.ops.summary import RunSummary
+from kiln.deploy.run.application import RunOutcome
+from kiln.deploy.run.summary import render_summary
 from kiln.deploy.screens.console import PlainConsole, escape_text
 from kiln.deploy.screens.screen import format_line
-from kiln.deploy.screens.summary import render_summary
 from kiln.deploy.screens.views import LineView, LiveView
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.wire.cid import cid_text, compute_cid
@@ -227,8 +227,7 @@ def test_lines_and_the_summary_obey_no_peer(state: Path, monkeypatch: pytest.Mon
     out = io.StringIO()
     console = console_on(out, monkeypatch)
     LineView(console).show(snapshot())
-    summary = RunSummary(Lake(str(state / "lake")), timedelta(), None, [], 0, None, None, [(EVIL, EVIL, 3)], [EVIL])
-    console.print(render_summary(summary))
+    console.print(render_summary(RunOutcome(error=EVIL, warnings=[EVIL]), Lake(str(state / "lake")), {}))
     assert r"kiln\u001b]0;owned" in safe(out.getvalue())
 
 

@@ -40,9 +40,9 @@ MODULES: dict[str, Sequence[str]] = {
             "kiln.deploy.cli.app",
             "kiln.deploy.run.application",
             "kiln.deploy.screens.views",
-            "kiln.deploy.screens.summary",
+            "kiln.deploy.run.summary",
         ),
-        *("kiln.deploy.ops.summary", "kiln.deploy.ops.doctor", "kiln.deploy.query.ask", "kiln.pipelines.quality.check"),
+        *("kiln.deploy.ops.doctor", "kiln.deploy.query.ask", "kiln.pipelines.quality.check"),
         *(
             "kiln.deploy.ops.maintenance",
             "kiln.deploy.run.backfill",

@@ -1,4 +1,4 @@
-"""What `make wheel` and `make docs` build, and the hand-kept files that follow from settings and lock files."""
+"""The results of `make wheel` and `make docs`, and the files that follow settings and lock files by hand."""
 
 from __future__ import annotations
 

@@ -21,17 +21,17 @@ from kiln.conf.settings.model import Network, Settings
 from kiln.deploy.cli.app import run_command
 from kiln.deploy.run.quality import QualityChecks
 from kiln.pipelines.delta.lake import Lake
-from kiln.pipelines.quality import suite_run as checking
+from kiln.pipelines.quality import column_checks as checking
 from kiln.pipelines.quality.catalogue import EXPECTATIONS, Expectation
 from kiln.pipelines.quality.check import check_lake
 from kiln.pipelines.quality.data_docs import write_docs
-from kiln.pipelines.quality.expectations import TABLE_EXPECTATIONS, ExpectationOutcome, RowValidator
-from kiln.pipelines.quality.finders import FINDERS
+from kiln.pipelines.quality.expectations import ExpectationOutcome, RowValidator
 from kiln.pipelines.quality.page import insert_lists
 from kiln.pipelines.quality.results import CheckResult
 from kiln.pipelines.quality.suites import FOLDER, SuiteCheck, read_suites
 from kiln.schemas.delta.tables import TABLES
 from kit.awaiting import wait_until
+from kit.checkpoint_files import commit, plan
 from kit.quality_lake import append, made_up_rows, write_rows
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -51,6 +51,14 @@ expectations:
     hint: "large"
 """
 
+OWN_SQL = """\
+-- No message has more than two bytes.
+-- grain: a message
+-- level: warn
+-- hint: ask the author
+SELECT network, message_id, observed_at AS seen_at, 'large' AS words FROM new_messages WHERE octet_length(data) > 2
+"""
+
 
 CHECKS = read_suites([FOLDER])
 
@@ -59,6 +67,11 @@ def lake_of(tmp_path: Path) -> Lake:
     lake = Lake(str(tmp_path / "state" / "lake"))
     write_rows(lake, made_up_rows(60))
     return lake
+
+
+def is_on_rows(check: SuiteCheck) -> bool:
+    """Is it for Great Expectations?"""
+    return not check.sql and check.kind.rows
 
 
 def suite(tmp_path: Path, text: str) -> Path:
@@ -165,21 +178,20 @@ def test_a_check_reads_new_rows_alone_and_speaks_to_nobody(tmp_path: Path, monke
     def looked_at() -> set[tuple[str, str]]:
         """What is told of each check on rows."""
         results = check_lake(settings, lake, CHECKS, validator, now, tables=looked)
-        return {(each.check.table, each.observed) for each in results if each.check.kind.rows}
+        return {(each.check.table, each.observed) for each in results if is_on_rows(each.check)}
 
     tables = {name: DeltaTable(lake.table(name)).to_pyarrow_table() for name in looked}
     rows = {name: table.num_rows for name, table in tables.items()}
     assert looked_at() == {(name, f"0 of {count} rows") for name, count in rows.items()}
     seen.clear()
-    assert looked_at() == {(name, f"0 of {count} rows") for name, count in rows.items()}
+    assert looked_at() == {(name, "0 of 0 rows") for name in rows}
     assert not seen
     append(lake, "copies", [tables["copies"].to_pylist()[0] | {"kafka_offset": 999_999}])
-    rows["copies"] += 1
-    assert looked_at() == {(name, f"0 of {count} rows") for name, count in rows.items()}
-    columns = {str(check.arguments["column"]) for check in CHECKS if check.table == "copies" and check.kind.rows}
+    assert looked_at() == {(name, f"0 of {int(name == 'copies')} rows") for name in rows}
+    columns = {str(check.arguments["column"]) for check in CHECKS if check.table == "copies" and is_on_rows(check)}
     assert seen == {"copies": len(columns)}
     DeltaTable(lake.table("copies")).optimize.compact()
-    assert looked_at() == {(name, f"0 of {count} rows") for name, count in rows.items()}
+    assert looked_at() == {(name, "0 of 0 rows") for name in rows}
     assert seen == {"copies": len(columns)}
     assert {path.name for path in Path.cwd().iterdir()} == set(TABLES)
     assert not (Path.cwd() / "gx").exists()
@@ -204,7 +216,7 @@ def test_what_is_at_fault_is_the_same_by_value_as_by_row(tmp_path: Path, monkeyp
         named = [
             (each.check.name, each.count, sorted(zip(map(str, each.keys), each.words, strict=True)))
             for each in results
-            if each.check.kind.rows
+            if is_on_rows(each.check)
         ]
         return {(name, count, str(keys)) for name, count, keys in named}
 
@@ -222,7 +234,7 @@ def test_what_is_at_fault_is_the_same_by_value_as_by_row(tmp_path: Path, monkeyp
 def test_since_looks_at_late_rows_alone_and_remembers_nothing(tmp_path: Path) -> None:
     lake = lake_of(tmp_path)
     row = DeltaTable(lake.table("copies")).to_pyarrow_table().to_pylist()[0]
-    append(lake, "copies", [row | {"verdict": "good", "kafka_offset": 999_999}])
+    append(lake, "copies", [row | {"verdict": "good", "message_index": 1_000}])
     settings, validator = Settings(state=tmp_path / "state"), RowValidator()
 
     def failed(since: timedelta) -> list[str]:
@@ -233,17 +245,45 @@ def test_since_looks_at_late_rows_alone_and_remembers_nothing(tmp_path: Path) ->
 
     assert failed(timedelta(hours=3)) == ["expect_column_values_to_be_in_set"]
     assert failed(timedelta(hours=1)) == []
-    assert not (settings.quality_dir / "state.duckdb").exists()
+    assert not (settings.quality_dir / "positions.json").exists()
+
+
+def test_a_check_covers_what_all_queries_have_passed_by_their_checkpoints(tmp_path: Path) -> None:
+    """A message in the newest micro-batch of `archive` waits until `updates`, and then `sink`, have gone by."""
+    lake, settings = lake_of(tmp_path), Settings(state=tmp_path / "state")
+    check_lake(settings, lake, CHECKS[:1], RowValidator(), datetime.now(UTC))  # makes the state folder
+    checkpoints = Path(settings.checkpoints_root.folder or "")
+    known = next(row for row in made_up_rows(60)["messages"] if row["type"] == "UPDATE" and row["model"])
+    for batch, at in ((0, 1_000), (1, 2_000)):
+        plan(checkpoints, "archive", batch, at, {"frames": 10 * batch + 10})
+        plan(checkpoints, "updates", batch, at, {"frames": 10 * batch + 10})
+        plan(checkpoints, "sink", batch, at + 20, {"updates": batch + 1})
+    plan(checkpoints, "batch", 0, 1_000, {"updates": 100})
+    commit(lake, "messages", "archive", 1, [known | {"message_id": "new", "tip": "another"}])
+    names = {"expect_rows_in_tables(updates)", "expect_rows_in_tables(copies)"}
+    checks = [check for check in CHECKS if check.table == "messages" and check.name in names]
+
+    def check() -> set[tuple[str, bool, int]]:
+        results = check_lake(settings, lake, checks, RowValidator(), datetime.now(UTC))
+        return {(each.check.name, each.success, each.pending) for each in results}
+
+    assert check() == {(name, True, 1) for name in names}
+    plan(checkpoints, "sink", 2, 3_000, {"updates": 3})
+    plan(checkpoints, "sink", 3, 4_000, {"updates": 4})
+    assert check() == {(name, True, 1) for name in names}  # nothing says that `updates` has written what follows
+    for query in ("archive", "updates"):
+        plan(checkpoints, query, 2, 3_500, {"frames": 30})
+    plan(checkpoints, "sink", 4, 5_000, {"updates": 5})
+    assert check() == {("expect_rows_in_tables(updates)", False, 0), ("expect_rows_in_tables(copies)", True, 0)}
 
 
 def test_each_expectation_of_the_catalogue_is_one_of_great_expectations() -> None:
     for name, each in EXPECTATIONS.items():
-        impl = TABLE_EXPECTATIONS[name] if name in TABLE_EXPECTATIONS else get_expectation_impl(name)
         if each.rows:
+            impl = get_expectation_impl(name)
             fields: Mapping[str, object] = impl.__fields__
             assert each.arguments.keys() <= fields.keys(), name
             assert each.description or not name.startswith("kiln")
-    assert FINDERS.keys() == TABLE_EXPECTATIONS.keys()
 
 
 def test_the_lists_in_the_documentation_are_those_of_the_suites() -> None:
@@ -254,7 +294,7 @@ def test_the_lists_in_the_documentation_are_those_of_the_suites() -> None:
 def test_a_run_checks_when_the_pause_is_over_and_tells_what_is_not_met(tmp_path: Path) -> None:
     lake = lake_of(tmp_path)
     row = DeltaTable(lake.table("copies")).to_pyarrow_table().to_pylist()[0]
-    append(lake, "copies", [row | {"verdict": "good", "kafka_offset": 999_999}])
+    append(lake, "copies", [row | {"verdict": "good", "message_index": 1_000}])
     clock = [0.0]
     checks = QualityChecks(Settings(state=tmp_path / "state"), lambda: clock[0])
     checks.child.check()
@@ -323,3 +363,40 @@ def test_a_network_without_batches_is_not_checked_for_them(tmp_path: Path) -> No
     filled_elsewhere = {"updates", "tips", "batches", "batch_tips", "publications", "streams"}
     assert not any(filled_elsewhere & each.check.tables for each in results)
     assert check_lake(other, lake, CHECKS, RowValidator(), now, tables=["batches"]) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "right", "words"),
+    [
+        ("messages.no_large_ones", "level: warn", "level: fatal", "level fatal: expected warn or error"),
+        ("messages.no_large_ones", "-- hint: ask", "-- tip: ask", "-- hint: is missing"),
+        ("messages.no_large_ones", "SELECT", "SELEC", "Parser Error"),
+        ("messages.no_large_ones", "SELECT", "DROP TABLE messages; SELECT", "expected one SELECT"),
+        ("mesages.no_large_ones", "", "", "did you mean messages?"),
+    ],
+)
+def test_what_is_wrong_in_a_check_in_sql_is_named(
+    name: str, wrong: str, right: str, words: str, tmp_path: Path
+) -> None:
+    file = tmp_path / f"{name}.sql"
+    file.write_text(OWN_SQL.replace(wrong, right, 1))
+    with pytest.raises(SettingsError) as error:
+        read_suites([tmp_path])
+    assert any(line.startswith(f"{file}: ") and words in line for line in str(error.value).splitlines()), error.value
+
+
+def test_a_check_in_sql_of_ones_own_works_from_its_file_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lake_of(tmp_path)
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "messages.no_large_ones.sql").write_text(OWN_SQL)
+    monkeypatch.setenv("KILN_QUALITY__SUITES", str(own))
+    monkeypatch.setenv("KILN_STATE", str(tmp_path / "state"))
+    for _ in range(2):  # a warning is repeated
+        assert run_command(["quality", "--json", "--table", "messages"]) == 0
+        (failed,) = [each for each in json.loads(capsys.readouterr().out) if not each["success"]]
+        assert (failed["expectation"], failed["level"], failed["hint"]) == ("no_large_ones", "warn", "ask the author")
+        assert failed["keys"][0].keys() == {"network", "message_id"}
+        assert failed["observed"] == f"{failed['count']} keys: large, …"

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from datetime import UTC, datetime
 
-import duckdb
 import pandas as pd
 import pyarrow as pa
 import pytest
@@ -14,14 +12,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kiln.pipelines.quality.expectations import RowValidator
-from kiln.pipelines.quality.model import _has_all_updates, _remember_updates
 from kiln.pipelines.quality.suites import SuiteCheck
-from kiln.pipelines.quality.table_checks import CheckContext, CheckInputs
-from kiln.schemas.wire.batch_block import write_blocks
 from kiln.schemas.wire.cid import USUAL_TEXT, cid_bytes, cid_text, compute_cid
 
 CID = "bafyreigtsyqmmvgtal3y2ahcs277xjk5prvb673lb3li2i2egz2nhp6u4y"
-STREAM = "kjzl6cwe1jw147dvq16zluojmraqvwdmbh61dx9e0c59i344lcrsgqfohexp60s"
 
 usual = st.from_regex(USUAL_TEXT, fullmatch=True)
 near = st.builds(
@@ -65,27 +59,6 @@ def test_a_block_is_judged_by_its_hash_however_its_cid_is_written(
     pair = check("expect_column_pair_cid_to_be_of_block", column_A="cid", column_B="block")
     (seen,) = validator.validate_rows([pair], frame, ["at"])
     assert [one["at"] for one in seen.keys] == ([3] if right else [0, 1, 2, 3])
-
-
-def test_a_tip_was_heard_however_its_cid_is_written() -> None:
-    """A block names tips in their usual text, and `updates` may have another."""
-    other = cid_text(compute_cid(b"other"))
-    db = duckdb.connect()
-    db.execute(
-        "CREATE TABLE new_updates AS SELECT 'n' AS network, 'LIVE' AS origin, 'model' AS separator_key, "
-        f"'m' AS separator_value, '{STREAM}' AS stream, unnest(['{CID.upper()}', '{other}', 'no CID']) AS tip"
-    )
-    look = CheckInputs(db, "m", check("expect_batches_to_follow_from_updates"), CheckContext(datetime.now(UTC)), {})
-    have = look.create_state("have", "h UBIGINT, read_at TIMESTAMPTZ")
-    _remember_updates(look, have)
-    owner = '["n","LIVE","model","m"]'
-
-    def heard(*tips: str) -> bool:
-        (block,) = write_blocks({STREAM: [cid_bytes(tip) for tip in tips]})
-        return _has_all_updates(look, have, owner, block.data)
-
-    assert heard(CID, other)
-    assert not heard(CID, cid_text(compute_cid(b"nobody's")))
 
 
 def test_great_expectations_comes_without_pyspark_and_leaves_pyspark_to_others() -> None:

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from kiln.conf.process.errors import KilnError
 from kiln.deploy.cli.app import run_command
+from kiln.deploy.cli.quarantine import format_data
 from kiln.deploy.ops.quarantine import dropping
 from kiln.deploy.ops.quarantine.picking import QuarantineError, QuarantineFilter, QuarantineRows
 from kiln.deploy.query.ask import query_lake
-from kiln.deploy.screens.quarantine import format_data
 from kiln.pipelines.archive.transform import FRAMES, build_frame_row
 from kiln.pipelines.decode.decoder import DecodeConfig, RejectedMessage, decode
 from kiln.pipelines.delta.files import DataFile

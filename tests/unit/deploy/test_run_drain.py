@@ -3,6 +3,7 @@ one."""
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -19,8 +20,9 @@ from kiln.deploy.ops.watch import TopicCounts
 from kiln.deploy.run import application
 from kiln.deploy.run.application import RunOutcome
 from kiln.deploy.run.network import build_demo_settings
-from kiln.deploy.screens.summary import describe_unread
+from kiln.deploy.run.summary import describe_unread
 from kiln.deploy.screens.views import View
+from kiln.pipelines.runtime.passed_versions import CAUGHT_UP_FILE
 from kiln.pipelines.runtime.progress import QueryProgress
 
 Offsets = Mapping[str, Mapping[int, int]]
@@ -76,6 +78,11 @@ class World:
 
     def has_caught_up(self, ends: Offsets) -> bool:
         return not self.count_unread(ends)
+
+    def describe_open_windows(self, ends: Offsets) -> str:
+        return ""
+
+    leaves_windows_open = False
 
     def has_read(self, ends: Offsets) -> bool:
         return self.counted_to >= ends["kiln.frames"][0]
@@ -133,7 +140,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Execute:
     monkeypatch.setattr(application, "_SHOW_EVERY", 0.0)
     monkeypatch.setattr(application, "check_jvm", lambda *_: None)
 
-    def execute(world: World, drain: str = "60s", stop: threading.Event | None = None) -> RunOutcome:
+    def execute(
+        world: World, drain: str = "60s", stop: threading.Event | None = None, *, catch_up: bool = False
+    ) -> RunOutcome:
         for name in ("TopicWatch", "TopicEnds", "Supervisor"):
             monkeypatch.setattr(application, name, lambda *_: world)
         settings = Settings.model_validate(
@@ -144,8 +153,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Execute:
             cast(View, world),
             cast(SparkSession, None),
             ("archive",),
-            timedelta(milliseconds=20),
-            False,
+            None if catch_up else timedelta(milliseconds=20),
+            catch_up,
             cast(application._Companions, Companions(world)),
             time.monotonic(),
         )
@@ -192,6 +201,23 @@ def test_where_others_go_on_writing_it_reads_what_there_was_when_its_time_was_ov
 def test_a_query_that_is_down_at_the_end_is_the_error_of_the_run(run: Execute) -> None:
     outcome = run(World(failures={"batch": "Python worker failed to connect back"}))
     assert outcome.error == "batch: Python worker failed to connect back"
+
+
+@pytest.mark.parametrize(("queries", "marks"), [(["archive"], {"id of archive": 3}), (["archive", "sink"], None)])
+def test_a_run_that_has_caught_up_notes_what_all_queries_have_read(
+    queries: list[str], marks: Mapping[str, int] | None, run: Execute, tmp_path: Path
+) -> None:
+    """It runs `archive` alone, so nothing is noted where `sink` has a checkpoint. It ends all the same."""
+    checkpoints = Path(Settings(state=tmp_path).checkpoints_root.folder or "")
+    for name in queries:
+        (checkpoints / name / "commits").mkdir(parents=True)
+        (checkpoints / name / "metadata").write_text(json.dumps({"id": f"id of {name}"}))
+        (checkpoints / name / "commits" / "3").write_text("v1\n{}")
+    world = World(behind=5)
+    world.input_ended = True
+    assert run(world, catch_up=True).error == ""
+    file = checkpoints / CAUGHT_UP_FILE
+    assert (json.loads(file.read_text()) if file.exists() else None) == marks
 
 
 def test_the_queries_of_a_run_that_catches_up_pause_for_two_seconds_at_most() -> None:

@@ -1,4 +1,4 @@
-"""kiln.deploy.screens.screen and kiln.deploy.screens.summary: what is shown, and that it fits."""
+"""kiln.deploy.screens.screen and kiln.deploy.run.summary: what is shown, and that it fits."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from kiln.deploy.ops.formatting import (
     take_top,
 )
 from kiln.deploy.ops.snapshot import BatchLine, BridgeInRun, Snapshot
-from kiln.deploy.ops.summary import read_row_counts, read_summary
 from kiln.deploy.query.ask import query_lake
+from kiln.deploy.run.application import RunOutcome
+from kiln.deploy.run.summary import read_row_counts, render_summary, suggest_queries
 from kiln.deploy.screens.screen import format_line, render_screen
-from kiln.deploy.screens.summary import render_summary, suggest_queries
 from kiln.deploy.screens.views import LineView, LiveView, open_view
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.runtime.query_status import QueryPhase, QueryState
@@ -366,25 +366,16 @@ def lake(tmp_path: Path) -> Path:
     return tmp_path / "lake"
 
 
-def summary_text(lake: Path, before: dict[str, int], errors: list[str] | None = None) -> str:
-    summary = read_summary(
-        Lake(str(lake)),
-        elapsed=timedelta(seconds=61),
-        first_batch=timedelta(seconds=14),
-        batches=3,
-        late_p50=0.4,
-        late_p99=0.8,
-        before=before,
-        errors=errors or [],
-    )
+def summary_text(lake: Path, before: dict[str, int], error: str = "") -> str:
+    outcome = RunOutcome(seconds=61, first_batch=14, batches=3, late_p50=0.4, late_p99=0.8, error=error)
     console = Console(width=100, file=io.StringIO())
-    console.print(render_summary(summary, "kiln sql"), soft_wrap=True)
+    console.print(render_summary(outcome, Lake(str(lake)), before), soft_wrap=True)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
 
 def test_the_summary_tells_totals_what_came_in_this_run_and_how_late_batches_were(lake: Path) -> None:
-    text = summary_text(lake, {"batches": 1}, ["sink: disk is full"])
+    text = summary_text(lake, {"batches": 1}, "sink: disk is full")
     assert "first batch after 14 s" in text
     assert "batch delay 400 ms (p50), 800 ms (p99)" in text
     assert [row.split() for row in text.splitlines() if row.startswith("batches ")] == [["batches", "│", "3", "│", "2"]]
@@ -395,18 +386,8 @@ def test_the_summary_tells_totals_what_came_in_this_run_and_how_late_batches_wer
 def test_the_summary_of_a_network_without_batches_has_nothing_of_them(tmp_path: Path) -> None:
     lake = Lake(str(tmp_path / "lake"))
     lake.create(("messages", "copies", "batches", "batch_tips", "tips"))
-    summary = read_summary(
-        lake,
-        elapsed=timedelta(seconds=61),
-        first_batch=None,
-        batches=0,
-        late_p50=None,
-        late_p99=None,
-        before={},
-        is_ceramic=False,
-    )
     console = Console(width=100, file=io.StringIO())
-    console.print(render_summary(summary, "kiln sql"), soft_wrap=True)
+    console.print(render_summary(RunOutcome(seconds=61), lake, {}, is_ceramic=False), soft_wrap=True)
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
     assert "ran 1:01\n" in text

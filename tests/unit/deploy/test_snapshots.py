@@ -21,16 +21,8 @@ ENDS = {"kiln.frames": {0: 10, 1: 5}}
 
 
 def made() -> tuple[SnapshotBuilder, Supervisor]:
-    snapshots = SnapshotBuilder(
-        NAMES,
-        TopicWatch({}, "kiln.", 1.0),
-        lambda name: f"kiln.{name}",
-        network="mine",
-        mode="live",
-        window=timedelta(seconds=1),
-        duration=None,
-        started=100.0,
-    )
+    watch = TopicWatch({}, "kiln.", 1.0)
+    snapshots = SnapshotBuilder(Settings(), NAMES, watch, mode="live", duration=None, started=100.0)
     return snapshots, Supervisor(cast(SparkSession, None), Settings(), NAMES, snapshots.count)
 
 

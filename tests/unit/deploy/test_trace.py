@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from kiln.deploy.cli.app import run_command
+from kiln.deploy.cli.trace import print_trace, write_trace
 from kiln.deploy.query.ask import query_lake
 from kiln.deploy.query.trace import plan
 from kiln.deploy.query.trace.follow import Trace, TraceError, trace_subject
 from kiln.deploy.query.trace.ids import CidRef, FrameRef, IdError, MessageRef, StreamRef, parse_id
-from kiln.deploy.screens.trace import print_trace, write_trace
 from kiln.pipelines.delta.lake import Lake
 from kit.traced_lake import BATCH, FALSE, OTHERS_BATCH, PEERS, TRUE, after, cid, make_lake, message, stream
 

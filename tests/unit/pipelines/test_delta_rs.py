@@ -215,7 +215,7 @@ def test_a_driver_that_has_followed_the_log_is_told_of_another_since(lake: Lake)
 
 
 def test_commits_of_others_in_between_do_no_harm(lake: Lake) -> None:
-    """Of another query, of another write of the same, and of a person."""
+    """Commits of another query, of another write of the same query, and of a person."""
     mine = DeltaRsCommits(lake)
     for number, apart in enumerate((WriteId("other", 0), WriteId("query", 0, "received"), WriteId("third", 9))):
 

@@ -17,8 +17,8 @@ from typing import NamedTuple
 import pytest
 
 from kiln.conf.process.location import parse_location
+from kiln.deploy.cli.recover import encode_recovery, render_recovery
 from kiln.deploy.ops.recover import read_message_identities
-from kiln.deploy.screens.recovery import encode_recovery, render_recovery
 from kiln.pipelines.backfill.run_log import append_event, read_runs
 from kiln.pipelines.decode.decoder import compute_column_identities
 from kiln.pipelines.delta.commits import WriteId

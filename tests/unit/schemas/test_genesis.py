@@ -73,8 +73,8 @@ class Vector:
                 yield cid_bytes(cid), payload["header"]
 
 
-def _restore(value: Any) -> Any:
-    """The value with its bytes and links, which JSON has no types for."""
+def _restore(value: object) -> object:
+    """Return the value with its bytes and links, for which JSON has no types."""
     match value:
         case {"$bytes_hex": str(digits)}:
             return bytes.fromhex(digits)

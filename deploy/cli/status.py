@@ -1,18 +1,36 @@
-"""`kiln status` on the screen and as JSON."""
+"""`kiln status`: progress of the queries, and the state of broker and tables."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from datetime import datetime
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
-from rich.console import Group, RenderableType
-from rich.rule import Rule
-from rich.table import Table
-from rich.text import Text
+import typer
 
-from kiln.deploy.ops.status import KilnStatus
-from kiln.schemas.printable import printable
+from kiln.deploy.cli.options import ConfigOption, JsonOption, StateOption, answers, settings_of
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+    from kiln.deploy.ops.status import KilnStatus
+
+commands = typer.Typer()
+
+
+@commands.command()
+def status(as_json: JsonOption = False, state: StateOption = None, config: ConfigOption = None) -> None:
+    """Show topics, query progress and tables."""
+    settings = settings_of(config, state)
+    from kiln.deploy.ops.status import read_status
+
+    found = read_status(settings)
+    if as_json:
+        print(encode_status(found))
+    else:
+        answers().print(render_status(found, datetime.now(UTC)))
 
 
 def encode_status(status: KilnStatus) -> str:
@@ -38,6 +56,12 @@ def format_megabytes(count: int) -> str:
 
 def render_status(status: KilnStatus, now: datetime) -> RenderableType:
     """Render the status for the screen."""
+    from rich.console import Group
+    from rich.rule import Rule
+    from rich.text import Text
+
+    from kiln.schemas.printable import printable
+
     broker = Text.assemble(("broker  ", "bold"), f"{status.broker.servers}  ")
     if status.broker.reachable:
         broker.append("answers", "green")
@@ -85,15 +109,17 @@ def render_status(status: KilnStatus, now: datetime) -> RenderableType:
     if status.savings is not None:
         for title, savings in (("topic", status.savings.by_topic), ("peer", status.savings.by_peer)):
             by_index = _build_table(f"{title} by index", "direction", "references", "as names", "as indices")
-            for each in savings:
-                sizes = format_megabytes(each.as_names), format_megabytes(each.as_indices)
-                by_index.add_row(printable(each.name), each.direction, f"{each.references:,}", *sizes)
+            for saving in savings:
+                sizes = format_megabytes(saving.as_names), format_megabytes(saving.as_indices)
+                by_index.add_row(printable(saving.name), saving.direction, f"{saving.references:,}", *sizes)
             parts += ["", by_index]
         parts.append(Text(f"bridge status of {format_age(status.savings.said_at, now)}", "dim"))
     return Group(Rule("kiln status", style="dim"), *parts)
 
 
 def _build_table(first: str, *others: str) -> Table:
+    from rich.table import Table
+
     table = Table(header_style="bold", show_edge=False, pad_edge=False)
     table.add_column(first)
     for name in others:

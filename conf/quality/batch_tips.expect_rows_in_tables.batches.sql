@@ -1,0 +1,11 @@
+-- Each tip belongs to a batch. A swap leaves the tips of batches that it replaced.
+-- grain: a row of batch_tips without its counterpart
+-- level: error
+-- owner: sink
+-- hint: A tip belongs to a batch that is not in batches: rows of batches were lost. Rebuild them from frames for the time of the batch: kiln backfill run {range} --run repair, then kiln backfill swap repair.
+-- expires: batches
+SELECT t.batch_cid, t.stream, t.tip, NULL::TIMESTAMPTZ AS seen_at, 'there is no such row in batches' AS words
+FROM new_batch_tips AS t
+WHERE
+    NOT EXISTS (SELECT 1 FROM batches AS o WHERE o.batch_cid = t.batch_cid)
+    AND NOT EXISTS (SELECT 1 FROM backfill_runs WHERE event = 'swapped' AND range_from IS NOT NULL)

@@ -1,0 +1,14 @@
+-- In the last 10 minutes of the table, the fastest LIVE frame of each bridge shows how far its clock is
+-- from the broker's: waiting for Kafka only delays frames.
+-- grain: a bridge
+-- level: warn
+-- owner: bridge
+-- hint: The clock of the bridge's or the broker's machine is wrong. Windows and lateness depend on both, so set the clocks. If the bridge is behind, Kafka may have been unavailable for that long.
+WITH newest AS (
+    SELECT local_peer, kafka_timestamp, epoch_us(kafka_timestamp) - epoch_us(observed_at) AS delay FROM frames
+    WHERE origin = 'LIVE'
+        AND kafka_timestamp >= (SELECT max(kafka_timestamp) - INTERVAL 11 MINUTES FROM frames WHERE origin = 'LIVE')
+)
+SELECT local_peer, max(kafka_timestamp) AS seen_at, 'the clock of the bridge is ' || round(abs(min(delay)) / 1e6)::BIGINT
+    || ' s ' || if(min(delay) > 0, 'behind', 'ahead of') || ' the clock of the broker' AS words
+FROM newest GROUP BY local_peer HAVING abs(min(delay)) > 60_000_000

@@ -1,0 +1,16 @@
+-- No two rows of frames have the same key.
+-- The hashes find the few keys that may occur twice; only those are compared in full.
+-- grain: a key that occurs again
+-- level: error
+-- owner: bridge
+-- hint: Two instances of the query archive wrote to the table, or its checkpoint was restored from an older copy: kiln recover finds one that is older than its tables. Read frames with DISTINCT ON (connection, direction, sequence).
+WITH repeated AS (
+    SELECT hash(connection, direction, sequence) AS h FROM frames
+    WHERE hash(connection, direction, sequence) IN (SELECT hash(connection, direction, sequence) FROM new_frames)
+    GROUP BY h HAVING count(*) > 1
+)
+SELECT connection, direction, sequence, max(observed_at) AS seen_at, 'more than one row' AS words
+FROM frames AS t
+WHERE hash(connection, direction, sequence) IN (SELECT h FROM repeated)
+GROUP BY connection, direction, sequence
+HAVING count(*) > 1

@@ -1,0 +1,11 @@
+-- The newest LIVE row of frames is at most 15 minutes older than that of messages.
+-- grain: the table
+-- level: error
+-- owner: bridge
+-- hint: The query archive writes both tables in one pass, so rows were lost. While Kafka still has them: kiln backfill run {range} --source kafka --run repair, then kiln backfill swap repair.
+-- show: SELECT max(observed_at) FROM frames
+WITH own AS (SELECT max(observed_at) AS newest FROM frames WHERE origin = 'LIVE'), ahead AS (SELECT max(observed_at) AS newest FROM messages WHERE origin = 'LIVE')
+SELECT 'frames' AS table, ahead.newest AS seen_at,
+    coalesce('the newest row is of ' || strftime(own.newest AT TIME ZONE 'UTC', '%Y-%m-%d %H:%M:%S'), 'there is no row')
+        || ', and that of messages of ' || strftime(ahead.newest AT TIME ZONE 'UTC', '%Y-%m-%d %H:%M:%S') AS words
+FROM own, ahead WHERE ahead.newest IS NOT NULL AND (own.newest IS NULL OR own.newest < ahead.newest - INTERVAL 15 MINUTES)

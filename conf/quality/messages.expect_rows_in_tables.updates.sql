@@ -1,0 +1,11 @@
+-- Each UPDATE whose separator is known at once is an update. A repeat is one of the same tip.
+-- grain: a row of messages without its counterpart
+-- level: error
+-- owner: archive
+-- hint: An UPDATE was received but is not in updates. If the query updates or sink lags (kiln status), wait. Otherwise, rows were lost. Rebuild the rows from frames: kiln backfill run {range} --run repair, then kiln backfill swap repair.
+-- expires: updates
+SELECT t.network, t.message_id, t.origin, t.stream, t.tip, observed_at AS seen_at, 'there is no such row in updates' AS words
+FROM new_messages AS t
+WHERE
+    type = 'UPDATE' AND model IS NOT NULL AND kafka_partition >= 0
+    AND NOT EXISTS (SELECT 1 FROM updates AS o WHERE o.network = t.network AND o.origin = t.origin AND o.stream = t.stream AND o.tip = t.tip)

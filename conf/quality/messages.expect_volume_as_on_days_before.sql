@@ -1,0 +1,27 @@
+-- In the last full hour, the number of LIVE messages of each type was at most 5 times, and at least a fifth of,
+-- the median for that hour on up to 7 days before. With fewer than 3 such days or 1,000 messages, nothing is said.
+-- grain: a type of message
+-- level: warn
+-- owner: archive
+-- hint: The traffic changed. Check the peers (kiln status), the interests, and the authors of that message type.
+-- history: 9d
+WITH hours AS (
+    SELECT type, date_trunc('hour', observed_at) AS hour, count(*) AS n FROM messages WHERE origin = 'LIVE'
+        AND observed_at >= (SELECT date_trunc('hour', max(observed_at)) - INTERVAL 8 DAYS FROM messages WHERE origin = 'LIVE')
+    GROUP BY ALL
+), last AS (SELECT max(hour) - INTERVAL 1 HOUR AS hour FROM hours),
+days AS (
+    SELECT DISTINCT h.hour FROM hours AS h, last
+    WHERE h.hour < last.hour AND date_diff('hour', h.hour, last.hour) % 24 = 0
+), types AS (SELECT DISTINCT type FROM hours),
+before AS (
+    SELECT types.type, median(coalesce(n, 0)) AS n, count(*) AS days
+    FROM days CROSS JOIN types LEFT JOIN hours AS h ON h.hour = days.hour AND h.type = types.type GROUP BY types.type
+), newest AS (
+    SELECT types.type, coalesce(sum(n), 0) AS n
+    FROM types CROSS JOIN last LEFT JOIN hours AS h ON h.hour = last.hour AND h.type = types.type GROUP BY types.type
+)
+SELECT type, (SELECT hour FROM last) AS seen_at,
+    newest.n::BIGINT || ' in the hour, and ' || before.n::BIGINT || ' in that hour of the days before' AS words
+FROM newest JOIN before USING (type)
+WHERE days >= 3 AND greatest(newest.n, before.n) >= 1000 AND (newest.n > before.n * 5 OR newest.n * 5 < before.n)

@@ -1,0 +1,16 @@
+-- No two rows of subscriptions have the same key.
+-- The hashes find the few keys that may occur twice; only those are compared in full.
+-- grain: a key that occurs again
+-- level: error
+-- owner: archive
+-- hint: Two instances of the query archive wrote to the table, or its checkpoint was restored from an older copy. Rebuild the rows from frames: kiln backfill run {range} --run repair, then kiln backfill swap repair.
+WITH repeated AS (
+    SELECT hash(kafka_partition, kafka_offset, entry_index) AS h FROM subscriptions
+    WHERE hash(kafka_partition, kafka_offset, entry_index) IN (SELECT hash(kafka_partition, kafka_offset, entry_index) FROM new_subscriptions)
+    GROUP BY h HAVING count(*) > 1
+)
+SELECT kafka_partition, kafka_offset, entry_index, max(observed_at) AS seen_at, 'more than one row' AS words
+FROM subscriptions AS t
+WHERE hash(kafka_partition, kafka_offset, entry_index) IN (SELECT h FROM repeated)
+GROUP BY kafka_partition, kafka_offset, entry_index
+HAVING count(*) > 1

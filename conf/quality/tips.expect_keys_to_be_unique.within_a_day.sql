@@ -1,0 +1,14 @@
+-- No tip is in the table twice within dedupe.signed_ttl.
+-- grain: a row that repeats one of shortly before
+-- level: error
+-- owner: sink
+-- hint: The query sink wrote a tip twice, or its checkpoint was restored from an older copy. Rebuild the rows from frames: kiln backfill run {range} --run repair, then kiln backfill swap repair.
+WITH repeated AS (
+    SELECT hash(network, stream, tip, source) AS h FROM tips
+    WHERE hash(network, stream, tip, source) IN (SELECT hash(network, stream, tip, source) FROM new_tips)
+    GROUP BY h HAVING count(*) > 1
+)
+SELECT network, stream, tip, source, observed_at AS seen_at, 'more than one row within 24 hours' AS words
+FROM tips
+WHERE hash(network, stream, tip, source) IN (SELECT h FROM repeated)
+QUALIFY observed_at - lag(observed_at) OVER (PARTITION BY network, stream, tip, source ORDER BY observed_at) < INTERVAL '24 hours'

@@ -1,0 +1,15 @@
+-- Each record of kiln.updates has at most one row. Rows of backfill runs were never in the log.
+-- grain: a key that occurs again
+-- level: error
+-- owner: sink
+-- hint: The query sink read a record twice, or the topic kiln.updates was re-created. Batches cannot be rebuilt from this table.
+WITH repeated AS (
+    SELECT hash(log_partition, log_offset) AS h FROM updates
+    WHERE hash(log_partition, log_offset) IN (SELECT hash(log_partition, log_offset) FROM new_updates) AND log_partition >= 0
+    GROUP BY h HAVING count(*) > 1
+)
+SELECT log_partition, log_offset, max(observed_at) AS seen_at, 'more than one row' AS words
+FROM updates AS t
+WHERE hash(log_partition, log_offset) IN (SELECT h FROM repeated) AND log_partition >= 0
+GROUP BY log_partition, log_offset
+HAVING count(*) > 1

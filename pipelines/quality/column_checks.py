@@ -1,0 +1,238 @@
+"""Expectations on columns and rows: Great Expectations receives the new rows of a table in chunks as pandas frames,
+whole rows or, if one column decides, each distinct value once. Rules in SQL and columns are for DuckDB."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+import duckdb
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kiln.conf.process.errors import KilnError
+from kiln.pipelines.delta.duckdb_tables import quote_name
+from kiln.pipelines.quality.results import SHOWN, CheckResult
+from kiln.pipelines.quality.suites import SuiteCheck
+from kiln.schemas.delta.tables import DUCKDB_TYPES, TABLES
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from kiln.pipelines.quality.expectations import ExpectationOutcome, RowValidator
+
+CHUNK: Final = 100_000
+"""rows in a chunk for Great Expectations"""
+
+CHUNK_OF_VALUES: Final = 250_000
+"""values of one column in a chunk for Great Expectations"""
+
+_NESTED: Final = ")]"
+"""Last characters of map and list types, whose values are not grouped."""
+_INDEX: Final = "kiln_index"
+_VALUE: Final = "kiln_value"
+
+_MAX_KEYS: Final = 1_000
+"""faulty keys that are collected for a check"""
+
+
+class QualityError(KilnError):
+    """A check cannot run."""
+
+
+def identity_columns(table: str) -> tuple[str, ...]:
+    """Return the columns that identify a row: the key of the table, or of `quarantine`."""
+    return TABLES[table].key or ("kafka_partition", "kafka_offset", "message_index", "cid", "stage", "reason")
+
+
+def check_table_columns(check: SuiteCheck, actual: Mapping[str, str]) -> CheckResult:
+    """Compare the columns of a table and their types with those of docs/TABLES.md."""
+    expected = {column.name: DUCKDB_TYPES[column.type] for column in TABLES[check.table].columns}
+    wrong = {
+        name: f"the type is {actual.get(name, 'none: the column is missing')}, and should be {column_type}"
+        for name, column_type in expected.items()
+        if actual.get(name) != column_type
+    }
+    observed = "; ".join(f"{name}: {words}" for name, words in wrong.items()) or "nothing"
+    return CheckResult(
+        check, not wrong, observed, len(wrong), [{"column": name} for name in wrong], list(wrong.values())
+    )
+
+
+class ColumnChecks:
+    """Checks of the new rows of one table, which are in the view `new_TABLE`."""
+
+    def __init__(
+        self, db: duckdb.DuckDBPyConnection, validator: RowValidator, table: str, types: Mapping[str, str]
+    ) -> None:
+        self._db, self._validator = db, validator
+        self._key, self._types, self._source = identity_columns(table), types, f"new_{table} AS new"
+
+    def run(self, checks: Sequence[SuiteCheck]) -> list[CheckResult]:
+        """Validate the new rows, and return the result of each check in order."""
+        value_checks: dict[str, list[SuiteCheck]] = {}
+        row_checks: list[SuiteCheck] = []
+        totals = {check.id: _RowTotals() for check in checks}
+        for check in checks:
+            column = str(check.arguments.get("column"))
+            by_value = check.kind.by_value and self._types.get(column, _NESTED)[-1] not in _NESTED
+            if not check.kind.rows:
+                self._test_rule(check, totals[check.id])
+            else:
+                (value_checks.setdefault(column, []) if by_value else row_checks).append(check)
+        for column, of_column in value_checks.items():
+            self._validate_values(self._db, self._source, column, of_column, self._key, totals)
+        if row_checks:
+            self._validate_rows(self._db, self._source, row_checks, self._key, totals)
+        return [totals[check.id].build_result(check) for check in checks]
+
+    def _test_rule(self, check: SuiteCheck, totals: _RowTotals) -> None:
+        rule = f"NOT ({check.arguments['rule']})"
+        try:
+            counts = self._db.execute(f"SELECT count(*), count(*) FILTER ({rule}) FROM {self._source}").fetchall()
+        except duckdb.Error as error:
+            raise QualityError(f"{check.location}: {check.name}: {error}") from error
+        ((rows, failed),) = counts
+        totals.count(rows, failed, not failed)
+        if failed:
+            names = ", ".join(map(quote_name, self._key))
+            found = self._db.execute(f"SELECT {names} FROM {self._source} WHERE {rule} LIMIT {SHOWN}").fetchall()
+            totals.add_keys((dict(zip(self._key, row, strict=True)), "the rule is false") for row in found)
+
+    def _validate_values(
+        self,
+        cursor: duckdb.DuckDBPyConnection,
+        source: str,
+        column: str,
+        checks: list[SuiteCheck],
+        key: Sequence[str],
+        totals: Mapping[str, _RowTotals],
+    ) -> None:
+        """Validate each value once, and count the result for each row that has it."""
+        import pandas as pd  # slow to import: faults of a suite are reported before it
+
+        faulty_values: dict[str, list[pa.Array]] = {check.id: [] for check in checks}
+        # Kiln's own conditions read Arrow strings, which is faster than a Python object for each string.
+        types_mapper = pd.ArrowDtype if all(not check.kind.is_stock for check in checks) else None
+        counted = cursor.sql(f"SELECT {quote_name(column)}, count(*) FROM {source} GROUP BY ALL")
+        for chunk in _rechunk(counted.to_arrow_reader(CHUNK_OF_VALUES), CHUNK_OF_VALUES):
+            values, counts = chunk.column(0), chunk.column(1)
+            frame = chunk.select([column]).to_pandas(types_mapper=types_mapper)
+            frame[_INDEX] = range(len(frame))
+            rows = pc.sum(counts).as_py()
+            for check, outcome in self._run_expectations(checks, frame, [_INDEX]):
+                indexes = pa.array([key[_INDEX] for key in outcome.keys], pa.int64())
+                failed = pc.sum(counts.take(indexes)).as_py() or 0
+                totals[check.id].count(rows, failed, not failed)
+                if sum(map(len, faulty_values[check.id])) < _MAX_KEYS:
+                    faulty_values[check.id] += values.take(indexes[:_MAX_KEYS]).chunks
+        names = ", ".join(map(quote_name, key))
+        for check in checks:
+            if totals[check.id].failed:
+                cursor.register("faulty", pa.table({_VALUE: pa.concat_arrays(faulty_values[check.id])}))
+                rows = cursor.sql(
+                    f"SELECT {names}, new.{quote_name(column)} AS {_VALUE} FROM {source} SEMI JOIN faulty "
+                    f"ON faulty.{_VALUE} IS NOT DISTINCT FROM new.{quote_name(column)} LIMIT {_MAX_KEYS}"
+                ).to_arrow_table()
+                cursor.unregister("faulty")
+                totals[check.id].add_keys(({name: row[name] for name in key}, row[_VALUE]) for row in rows.to_pylist())
+
+    def _validate_rows(
+        self,
+        cursor: duckdb.DuckDBPyConnection,
+        source: str,
+        checks: list[SuiteCheck],
+        key: Sequence[str],
+        totals: Mapping[str, _RowTotals],
+    ) -> None:
+        argument_columns = [
+            str(check.arguments[name])
+            for check in checks
+            for name in ("column", "column_A", "column_B")
+            if name in check.arguments
+        ]
+        columns = ", ".join(map(quote_name, dict.fromkeys((*key, *argument_columns))))
+        for chunk in _rechunk(cursor.sql(f"SELECT {columns} FROM {source}").to_arrow_reader(CHUNK), CHUNK):
+            for check, outcome in self._run_expectations(checks, chunk.to_pandas(), key):
+                totals[check.id].count(outcome.rows, outcome.failed, outcome.success, outcome.observed)
+                values = [*outcome.values, *[""] * len(outcome.keys)]
+                totals[check.id].add_keys(zip(outcome.keys, values, strict=False))
+
+    def _run_expectations(
+        self, checks: list[SuiteCheck], frame: pd.DataFrame, key: Sequence[str]
+    ) -> Iterator[tuple[SuiteCheck, ExpectationOutcome]]:
+        """Validate rows with Great Expectations, and yield the outcome of each check."""
+        for check, outcome in zip(checks, self._validator.validate_rows(checks, frame, key), strict=True):
+            if outcome.error:
+                raise QualityError(f"{check.location}: {check.name}: {outcome.error}")
+            yield check, outcome
+
+
+class _RowTotals:
+    """Totals of a check of rows over the chunks of one run."""
+
+    def __init__(self) -> None:
+        self.rows = self.failed = 0
+        self.success = True
+        self.observed: str | None = None
+        self.keys: list[tuple[str, str]] = []
+
+    def count(self, rows: int, failed: int | None, success: bool, observed: object = None) -> None:
+        """Add a chunk's outcome.
+
+        Args:
+            rows: Rows of the chunk.
+            failed: Rows that fail; `None` if the expectation is on the rows as a whole.
+            success: True if the chunk meets the expectation.
+            observed: Observed value of an expectation on the rows as a whole.
+        """
+        self.rows += rows
+        self.success = self.success and success
+        if failed is None:
+            self.observed = str(observed)
+        else:
+            self.failed += failed
+
+    def add_keys(self, rows: Iterable[tuple[Mapping[str, object], object]]) -> None:
+        """Add faulty keys and their values, up to `_MAX_KEYS`."""
+        for key, value in islice(rows, _MAX_KEYS - len(self.keys)):
+            key_json = json.dumps({name: to_json_value(each) for name, each in key.items()})
+            self.keys.append((key_json, str(value)[:200]))
+
+    def build_result(self, check: SuiteCheck) -> CheckResult:
+        """Build the result. With `mostly`, a share of the rows may fail."""
+        mostly = check.arguments.get("mostly")
+        if isinstance(mostly, int | float):
+            self.success = self.failed <= self.rows * (1 - mostly)
+        words = self.observed if self.observed is not None else f"{self.failed:,} of {self.rows:,} rows"
+        keys = [] if self.success else self.keys[:SHOWN]
+        return CheckResult(
+            check, self.success, words, self.failed, [json.loads(key) for key, _ in keys], [text for _, text in keys]
+        )
+
+
+def _rechunk(batches: Iterable[pa.RecordBatch], least: int) -> Iterator[pa.Table]:
+    """Combine record batches into tables of at least `least` rows: DuckDB ends a batch at each row group."""
+    chunk, rows = list[pa.RecordBatch](), 0
+    for batch in batches:
+        chunk.append(batch)
+        rows += batch.num_rows
+        if rows >= least:
+            yield pa.Table.from_batches(chunk)
+            chunk, rows = [], 0
+    if chunk:
+        yield pa.Table.from_batches(chunk)
+
+
+def to_json_value(value: object) -> object:
+    """Convert a pandas value for JSON: bytes to hex, times to ISO 8601."""
+    if isinstance(value, bytes | bytearray):
+        return value.hex()
+    if isinstance(value, datetime):
+        return value.isoformat().replace("+00:00", "Z")
+    item = getattr(value, "item", None)  # of numpy
+    plain = item() if callable(item) else value
+    return None if plain != plain or plain is None else plain if isinstance(plain, bool | int | float) else str(plain)

@@ -1,0 +1,153 @@
+"""Versions of the tables up to which all queries have passed (docs/design, decision 29).
+
+A row may be judged once no query can still add what follows from it. The checkpoints tell: each has the offsets of its
+newest micro-batches, and when each was planned. What a query writes is in its topics before it plans its next
+micro-batch. A micro-batch of `sink` that reached the ends of its topics has all that was written before the one before
+it was planned. At the end of a run nothing more is planned, so the run notes that all queries have read everything.
+A row is kept back too long rather than judged too early.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+import msgspec
+
+from kiln.conf.process.location import Location
+from kiln.pipelines.delta.lake import Lake, LakeError
+from kiln.pipelines.delta.table_history import list_commits, read_commit
+from kiln.pipelines.runtime.checkpoint import Checkpoint
+from kiln.schemas.queries import QUERIES
+
+CAUGHT_UP_FILE: Final = "caught-up.json"
+"""file in the folder of the checkpoints: the micro-batch of each query, by its id, when all had read everything"""
+
+_NONE: Final = -1
+
+
+class PlannedBatch(NamedTuple):
+    """A micro-batch in a checkpoint."""
+
+    number: int
+    planned_at: int
+    """ms"""
+    ends: Mapping[tuple[str, int], int]
+
+
+_NOTHING: Final = PlannedBatch(_NONE, 0, {})
+
+
+def save_caught_up(checkpoints: Location, numbers: Mapping[str, int]) -> None:
+    """Save the micro-batches of queries, by the ids of their checkpoints, behind which no topic has anything left."""
+    (checkpoints / CAUGHT_UP_FILE).write([msgspec.json.encode(numbers)])
+
+
+def read_committed(checkpoints: Location, names: Collection[str]) -> dict[str, int]:
+    """Read the newest micro-batch that each query has finished, by the ids of their checkpoints.
+
+    Returns:
+        Nothing if a query has a checkpoint and is not one of `names`: it may have read less.
+    """
+    existing = {name: each for name in QUERIES if (each := Checkpoint(checkpoints / name)).exists}
+    return {each.query_id: each.committed for each in existing.values()} if existing.keys() <= set(names) else {}
+
+
+def find_passed_versions(lake: Lake, checkpoints: Location, sink_limit: int) -> dict[str, int]:
+    """Find the version of each table up to which all queries have passed.
+
+    Args:
+        lake: The tables.
+        checkpoints: Folder with one checkpoint for each query.
+        sink_limit: Most records that a micro-batch of `sink` reads; 0 for no limit.
+
+    Returns:
+        Versions by table. A table that is missing, or that no query with a checkpoint writes, has none.
+    """
+    existing = {name: each for name in QUERIES if (each := Checkpoint(checkpoints / name)).exists}
+    if not {"archive", "sink"} <= existing.keys():
+        return {}
+    marked = _read_marks(checkpoints)
+    passed = {name: marked.get(each.query_id, _NONE) for name, each in existing.items()}
+    for name, number in _infer(existing, sink_limit).items():
+        passed[name] = max(number, passed[name])
+    return {
+        table: version
+        for name in ("archive", "sink")
+        for table in QUERIES[name].tables
+        if (version := _find_version(lake, table, existing[name].query_id, passed[name])) is not None
+    }
+
+
+def _read_marks(checkpoints: Location) -> dict[str, int]:
+    path = checkpoints / CAUGHT_UP_FILE
+    return msgspec.json.decode(path.read(), type=dict[str, int]) if path.exists() else {}
+
+
+def _infer(existing: Mapping[str, Checkpoint], sink_limit: int) -> dict[str, int]:
+    """Find the newest micro-batches of `archive` and `sink` that the other queries have passed."""
+    planned = {name: _list_batches(each) for name, each in existing.items()}
+    done = {name: [one for one in planned[name] if one.number <= each.committed] for name, each in existing.items()}
+    for before, newest in reversed(list(pairwise(done["sink"]))):
+        count = sum(newest.ends.values()) - sum(before.ends.values())
+        if sink_limit and count + len(newest.ends) >= sink_limit:  # Spark rounds each partition's share down
+            continue  # it did not reach the ends of its topics
+        written = {name: _find_written(each, before.planned_at) for name, each in planned.items()}
+        archive = [one for one in done["archive"] if one.number <= written["archive"].number]
+        sink = [one for one in done["sink"] if one.number <= before.number]
+        if "updates" in existing:
+            archived = max(done["archive"], default=_NOTHING)
+            archive = [one for one in archive if _has_read(written["updates"], one)]
+            sink = [one for one in sink if _has_read(archived, _find_begun(planned["updates"], one))]
+        if "batch" in existing:
+            sink = [one for one in sink if _has_read(written["batch"], one)]
+        return {name: each[-1].number for name, each in (("archive", archive), ("sink", sink)) if each}
+    return {}
+
+
+def _find_written(batches: list[PlannedBatch], at: int) -> PlannedBatch:
+    """Find the newest micro-batch whose successor was planned before a time: its output was written by then."""
+    return max((each for each, following in pairwise(batches) if following.planned_at < at), default=_NOTHING)
+
+
+def _find_begun(batches: list[PlannedBatch], batch: PlannedBatch) -> PlannedBatch:
+    """Find the newest of these micro-batches whose output another one, or its successor, may have read."""
+    return max((each for each in batches if each.planned_at <= batch.planned_at), default=_NOTHING)
+
+
+def _has_read(reader: PlannedBatch, other: PlannedBatch) -> bool:
+    """Return true if one query has read what another one has read, of the topics that both read."""
+    topics = {topic for topic, _ in reader.ends}
+    ends = {part: end for part, end in other.ends.items() if part[0] in topics}
+    return bool(ends) and all(reader.ends.get(part, 0) >= end for part, end in ends.items())
+
+
+def _list_batches(checkpoint: Checkpoint) -> list[PlannedBatch]:
+    return [
+        PlannedBatch(
+            number,
+            checkpoint.get_planned_at(number),
+            {(topic, part): at for topic, parts in checkpoint.ends(number).items() for part, at in parts.items()},
+        )
+        for number in checkpoint.list_planned()
+    ]
+
+
+def _find_version(lake: Lake, table: str, query_id: str, number: int) -> int | None:
+    """Find the version of a table before the first commit of a later micro-batch of its query."""
+    try:
+        version = lake.open(table).version() if lake.has(table) else None
+    except LakeError:
+        return None  # reported by those who read the table
+    for commit in reversed(list_commits(lake.folder(table)) if version is not None else []):
+        writes = [
+            action["txn"]["version"]
+            for action in read_commit(lake.folder(table), commit)
+            if str(action.get("txn", {}).get("appId", "")).startswith(f"{query_id}:")
+        ]
+        if any(isinstance(each, int) and each <= number for each in writes):
+            break
+        if writes:
+            version = commit - 1
+    return version
