@@ -13,14 +13,13 @@ from pathlib import Path
 
 from bench.report import Finding, Ratio
 from bench.runs import Extent, Say, Side, in_turn
-from kiln.pipelines.batch.batching import batch_offset_ranges
 from kiln.pipelines.batch.offset_range import UpdateRange, WindowKey, WindowOwner
 from kiln.pipelines.batch.windows import PartitionWindows
 from kiln.pipelines.delta.frame_ranges import FrameRanges, build_range_key
 from kiln.pipelines.delta.stored_frame_ranges import StoredFrameRanges
 from kiln.pipelines.updates.known_streams import StreamsFile
 from kiln.schemas.kafka.records import SeparatorRecord, StreamRecord, encode
-from kiln.schemas.wire.batch_block import MAX_BLOCK
+from kiln.schemas.wire.batch_block import encode_stream_key
 
 WINDOWS, CONNECTIONS, STREAMS = 100_000, 100_000, 1_000_000
 TOUCHED = 1_000
@@ -99,7 +98,7 @@ class _Windows:
 
     def _take(self, stretch: UpdateRange) -> None:
         windows = PartitionWindows(_LENGTH, self._state)
-        assert not list(batch_offset_ranges(windows, 0, [stretch], MAX_BLOCK))
+        windows.add_range(stretch)
         windows.advance(stretch.stamps[-1] + 1)
         self._state = windows.dump()
 
@@ -107,18 +106,9 @@ class _Windows:
 def _stretch(separators: Sequence[int], epoch: int) -> UpdateRange:
     count = len(separators)
     owners = [WindowOwner(WindowKey("bench", "LIVE", "model", _text(number)), "bench", epoch) for number in separators]
-    streams, tips = map(_text, separators), (_digest(number) + b"cid." for number in separators)
+    leaves = [encode_stream_key(_text(number)) + _digest(number) + b"cid." for number in separators]
     numbers = list(range(count))
-    return UpdateRange(
-        numbers,
-        [epoch] * count,
-        owners,
-        numbers,
-        list(streams),
-        list(tips),
-        [epoch] * count,
-        list(map(str, separators)),
-    )
+    return UpdateRange(numbers, [epoch] * count, owners, numbers, leaves, [epoch] * count, list(map(str, separators)))
 
 
 class _Connections:

@@ -26,7 +26,7 @@ from kiln.pipelines.delta.files import TableFiles
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.delta.views import views
-from kiln.schemas.wire.batch_block import BatchBlock, write_blocks
+from kiln.schemas.wire.batch_block import BatchBlock, encode_stream_key, write_leaves
 from kiln.schemas.wire.cid import cid_bytes
 from kiln.schemas.wire.streamid import StreamID
 
@@ -424,10 +424,10 @@ def _windows(separator: _Ints, times: _Ints) -> tuple[_Ints, _Ints, _Ints, _Ints
 
 def _blocks(window: _Ints, streams: pa.Array, tips: pa.Array, made: int) -> list[BatchBlock]:
     """The block of each window's updates."""
-    batches: list[dict[str, list[bytes]]] = [{} for _ in range(made)]
+    leaves: list[list[bytes]] = [[] for _ in range(made)]
     for which, stream, tip in zip(window.tolist(), streams.to_pylist(), tips.to_pylist(), strict=True):
-        batches[which].setdefault(stream, []).append(cid_bytes(tip))
-    return [block for each in batches for block in write_blocks(each)]
+        leaves[which].append(encode_stream_key(stream) + cid_bytes(tip))
+    return [block for each in leaves for block in write_leaves(set(each))]
 
 
 def _streams(rng: np.random.Generator, count: int) -> pa.Array:

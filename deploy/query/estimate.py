@@ -19,7 +19,7 @@ from kiln.deploy.query.names import Listing
 from kiln.pipelines.batch.windows import Window
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.kafka.records import Origin
-from kiln.schemas.wire.batch_block import MAX_BLOCK, write_blocks
+from kiln.schemas.wire.batch_block import MAX_BLOCK, write_leaves
 from kiln.schemas.wire.cid import cid_bytes
 from kiln.schemas.wire.pubsub import BATCH_UPDATE, write_batch_update
 from kiln.schemas.wire.topics import Separator
@@ -88,7 +88,7 @@ def estimate_savings(
             for number, (saving, window) in enumerate(candidates):
                 saving.updates += 1
                 saving.update_bytes += update.size
-                is_inside = update.event_time < window.closes_at and bool(window.tips)
+                is_inside = update.event_time < window.closes_at and bool(window.leaves)
                 if separator and update.new:
                     if not is_inside:
                         _add_window(saving, separator, window, typ, limit)
@@ -107,7 +107,7 @@ def estimate_savings(
 
 def _add_window(saving: BatchSavings, separator: Separator, window: Window, typ: int, limit: int) -> None:
     """Add the batches of a window: none if it has no tips."""
-    for block in write_blocks(window.tips, limit):
+    for block in write_leaves(window.leaves, limit):
         saving.batches += 1
         saving.batch_bytes += len(write_batch_update(separator, block.cid, typ))
         saving.block_bytes += len(block.data)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from kiln.pipelines.batch.offset_range import ALL, FAILED, NO_UPDATE, UpdateFilter, UpdateRange
+from kiln.pipelines.batch.offset_range import ALL, FAILED, UpdateFilter, UpdateRange
 from kiln.pipelines.batch.windows import ClosedWindow, PartitionWindows
 from kiln.pipelines.decode.processing_errors import PROCESSING_FAILED
 from kiln.schemas.kafka.records import (
@@ -18,7 +18,7 @@ from kiln.schemas.kafka.records import (
     build_quarantine_records,
     encode,
 )
-from kiln.schemas.wire.batch_block import MAX_BLOCK, write_blocks
+from kiln.schemas.wire.batch_block import MAX_BLOCK, write_leaves
 
 
 @dataclass(frozen=True)
@@ -45,28 +45,11 @@ def batch_offset_ranges(
     An update without a separator is no part of a batch; one that cannot be read goes to quarantine.
     """
     for records in ranges:
-        columns = zip(
-            records.stamps,
-            records.owner_indexes,
-            records.streams,
-            records.tips,
-            records.observed_at,
-            records.message_keys,
-            strict=True,
-        )
-        for index, (stamp, owner, stream, tip, observed_at, message) in enumerate(columns):
-            if stamp > windows.log_time:
-                for closed in windows.advance(stamp):
-                    yield from build_outputs(closed, limit)
-            if owner < 0:
-                if owner != NO_UPDATE:
-                    yield from _quarantine_unreadable(partition, records, index)
-                continue
-            key, writer, epoch = records.owners[owner]
-            if not windows.guard.is_duplicate(writer, epoch, message):
-                event_time = observed_at if observed_at < windows.log_time else windows.log_time
-                for closed in windows.add(key, stream, tip, event_time):
-                    yield from build_outputs(closed, limit)
+        for result in windows.add_range(records):
+            if isinstance(result, int):
+                yield from _quarantine_unreadable(partition, records, result)
+            else:
+                yield from build_outputs(result, limit)
 
 
 def build_outputs(closed: ClosedWindow, limit: int) -> Iterator[BatchOutput]:
@@ -79,7 +62,7 @@ def build_batch_records(closed: ClosedWindow, limit: int) -> Iterator[BatchRecor
     """Build the records of `kiln.batches` for one window: more than one if a block would exceed the limit."""
     key, window = closed
     separator = SeparatorRecord(key.separator_key, key.separator_value)
-    for block in write_blocks(window.tips, limit):
+    for block in write_leaves(window.leaves, limit):
         yield BatchRecord(
             network=key.network,
             origin=key.origin,
@@ -96,5 +79,5 @@ def _quarantine_unreadable(partition: int, records: UpdateRange, index: int) -> 
     reason = PROCESSING_FAILED if records.owner_indexes[index] == FAILED else "update_malformed"
     detail = f"record {partition}/{offset} of updates: {records.message_keys[index]}"
     key = build_quarantine_record_key("updates", partition, offset)
-    for record in build_quarantine_records("batch", reason, detail, records.tips[index], records.stamps[index]):
+    for record in build_quarantine_records("batch", reason, detail, records.leaves[index], records.stamps[index]):
         yield BatchOutput("quarantine", key, encode(record))

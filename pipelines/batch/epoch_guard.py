@@ -27,9 +27,7 @@ class EpochGuard:
 
     def __init__(self, epochs: Iterable[SavedEpoch] = ()) -> None:
         """Load the epochs, in the order of their last write."""
-        self._epochs = {each.writer: _Epoch(each.number, each.digests) for each in epochs}
-        self._newest: tuple[str, int] | None = None
-        self._epoch: _Epoch | None = None  # of `_newest`; None if its writer has begun a newer one
+        self._epochs = {each.writer: Epoch(each.number, each.digests) for each in epochs}
 
     def is_duplicate(self, writer: str, number: int, message: str) -> bool:
         """Add a message, and return true if its writer's newest epoch already had it.
@@ -39,27 +37,25 @@ class EpochGuard:
             number: Number of the epoch.
             message: Network, origin and message id.
         """
-        if self._newest != (writer, number):
-            self._newest = writer, number
-            self._epoch = self._load_epoch(writer, number)
-        return self._epoch is not None and not self._epoch.add(message)
+        epoch = self.load_epoch(writer, number)
+        return epoch is not None and not epoch.add(message)
 
     def save(self) -> list[SavedEpoch]:
         """Return the epochs, in the order of their last write."""
         return [SavedEpoch(writer, epoch.number, epoch.list_digests()) for writer, epoch in self._epochs.items()]
 
-    def _load_epoch(self, writer: str, number: int) -> _Epoch | None:
+    def load_epoch(self, writer: str, number: int) -> Epoch | None:
         """Return this epoch of a writer, now the one that wrote last; None if the writer has begun a newer epoch."""
         epoch = self._epochs.pop(writer, None)
         if epoch is None or epoch.number < number:
-            epoch = _Epoch(number)
+            epoch = Epoch(number)
         self._epochs[writer] = epoch
         while len(self._epochs) > MAX_EPOCH_WRITERS:
             del self._epochs[next(iter(self._epochs))]
         return epoch if epoch.number == number else None
 
 
-class _Epoch:
+class Epoch:
     """The newest epoch of a writer, and its messages so far."""
 
     def __init__(self, number: int, digests: Iterable[bytes] = ()) -> None:

@@ -7,6 +7,7 @@ Decoding needs no order and no state, so many tasks can do it at once; the windo
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from operator import itemgetter
 from typing import Final, NamedTuple
@@ -23,13 +24,14 @@ from kiln.schemas.kafka.records import (
     UpdateRecord,
     decode_update,
 )
+from kiln.schemas.wire.batch_block import encode_stream_key
 from kiln.schemas.wire.cid import CidError, cid_bytes
 from kiln.schemas.wire.streamid import StreamIdError, stream_text
 
 NO_UPDATE: Final = -1
 """In `UpdateRange.owner_indexes`: a tick, or an update that goes into no batch. The record only moves log time."""
 FAULT: Final = -2
-"""In `UpdateRange.owner_indexes`: an unreadable record. `tips` has its bytes, and `message_keys` the error."""
+"""In `UpdateRange.owner_indexes`: an unreadable record. `leaves` has its bytes, and `message_keys` the error."""
 FAILED: Final = -3
 """In `UpdateRange.owner_indexes`: as FAULT, for a record at which Kiln itself failed."""
 
@@ -78,10 +80,8 @@ class UpdateRange(msgspec.Struct, array_like=True, gc=False):
     """each owner once"""
     owner_indexes: list[int]
     """index in `owners`, or NO_UPDATE, FAULT or FAILED"""
-    streams: list[str]
-    """canonical StreamIDs"""
-    tips: list[bytes]
-    """CID bytes"""
+    leaves: list[bytes]
+    """the tip of the stream (kiln.schemas.wire.batch_block)"""
     observed_at: list[int]
     """capture time, µs"""
     message_keys: list[str]
@@ -110,36 +110,35 @@ def read_offset_range(
     accepts_all = update_filter == ALL
     indexes: dict[tuple[str, Origin, SeparatorRecord, Epoch], int] = {}
     owner_indexes: list[int] = []
-    streams: list[str] = []
-    tips: list[bytes] = []
+    leaves: list[bytes] = []
     observed: list[int] = []
     message_keys: list[str] = []
     for value in values:
-        owner, stream, tip, observed_at, message = NO_UPDATE, "", b"", 0, ""
+        owner, leaf, observed_at, message = NO_UPDATE, b"", 0, ""
         if value:
             try:
                 update = decode_update(value)
-                stream, tip = stream_text(update.stream), cid_bytes(update.tip)
+                stream_tip = _read_stream_key(update.stream) + cid_bytes(update.tip)
                 separator = update.separator
                 if separator is not None and (accepts_all or update_filter.accepts(update)):
+                    leaf = stream_tip
                     network, origin = update.network, update.origin
                     owner = indexes.setdefault((network, origin, separator, update.epoch), len(indexes))
                     observed_at = update.observed_at
                     message = f"{network}\n{origin}\n{update.message_id}"
             except (*UNREADABLE, StreamIdError, CidError) as error:
-                owner, tip, message = FAULT, value, str(error)[:MAX_DETAIL]
+                owner, leaf, message = FAULT, value, str(error)[:MAX_DETAIL]
             except PROCESSING_ERRORS as error:  # reading is pure: the record alone has caused this
-                owner, tip, message = FAILED, value, describe(error)
+                owner, leaf, message = FAILED, value, describe(error)
         owner_indexes.append(owner)
-        streams.append(stream)
-        tips.append(tip)
+        leaves.append(leaf)
         observed.append(observed_at)
         message_keys.append(message)
     owners = [
         WindowOwner(WindowKey(network, origin, separator.key, separator.value), epoch.query, epoch.batch)
         for network, origin, separator, epoch in indexes
     ]
-    return UpdateRange(list(offsets), list(stamps), owners, owner_indexes, streams, tips, observed, message_keys)
+    return UpdateRange(list(offsets), list(stamps), owners, owner_indexes, leaves, observed, message_keys)
 
 
 def pack_offset_range(records: UpdateRange) -> PackedOffsetRange:
@@ -164,15 +163,29 @@ def merge_offset_ranges(packed: Iterable[PackedOffsetRange]) -> Iterator[UpdateR
 
 def _merge(ranges: list[UpdateRange]) -> UpdateRange:
     owners: dict[WindowOwner, int] = {}
-    records: list[tuple[int, int, int, str, bytes, int, str]] = []
+    records: list[tuple[int, int, int, bytes, int, str]] = []
     for each in ranges:
         numbers = [owners.setdefault(owner, len(owners)) for owner in each.owners]
         indexes = [numbers[index] if index >= 0 else index for index in each.owner_indexes]
-        columns = each.offsets, each.stamps, indexes, each.streams, each.tips, each.observed_at, each.message_keys
-        records += zip(*columns, strict=True)
+        records += zip(
+            each.offsets, each.stamps, indexes, each.leaves, each.observed_at, each.message_keys, strict=True
+        )
     records.sort(key=itemgetter(0))
-    offsets, stamps, merged, streams, tips, observed_at, message_keys = map(list, zip(*records, strict=True))
-    return UpdateRange(offsets, stamps, list(owners), merged, streams, tips, observed_at, message_keys)
+    offsets, stamps, merged, leaves, observed_at, message_keys = map(list, zip(*records, strict=True))
+    return UpdateRange(offsets, stamps, list(owners), merged, leaves, observed_at, message_keys)
+
+
+@lru_cache(maxsize=65536)
+def _read_stream_key(stream: str) -> bytes:
+    """Return the key of a stream in a block.
+
+    Args:
+        stream: The StreamID in any spelling.
+
+    Raises:
+        StreamIdError: The text is no StreamID.
+    """
+    return encode_stream_key(stream_text(stream))
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()

@@ -16,8 +16,13 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from kiln.pipelines.batch.epoch_guard import EpochGuard, SavedEpoch
-from kiln.pipelines.batch.offset_range import WindowKey
+from kiln.pipelines.batch.epoch_guard import Epoch, EpochGuard, SavedEpoch
+from kiln.pipelines.batch.offset_range import NO_UPDATE, UpdateRange, WindowKey
+from kiln.schemas.wire.batch_block import encode_stream_key, list_tips
+
+# µs: before and after every time that a record can have
+_NEVER: Final = -(2**63)
+_FOREVER: Final = 2**63
 
 
 class Window(msgspec.Struct, gc=False):
@@ -27,20 +32,23 @@ class Window(msgspec.Struct, gc=False):
     """t0: event time of the first update"""
     closes_at: int
     """t0 + T"""
+    leaves: set[bytes] = msgspec.field(default_factory=set)
+    """the tips of streams (kiln.schemas.wire.batch_block)"""
     due: int = 0
     """c0 + T + G: log time that ends the window"""
-    tips: dict[str, set[bytes]] = {}
-    """CID bytes of the tips, by StreamID text"""
+    accepts_until: int = 0
+    """The window accepts updates with an earlier event time: closes_at, or never once the window has ended."""
     rank: int = 0
     """number of windows that were opened before"""
 
+    @property
+    def tips(self) -> dict[str, set[bytes]]:
+        """CID bytes by StreamID text."""
+        return {stream: set(links) for stream, links in list_tips(self.leaves).items()}
+
     def add(self, stream: str, tip: bytes) -> None:
         """Add a tip of a stream, which is a canonical StreamID."""
-        tips = self.tips.get(stream)
-        if tips is None:
-            self.tips[stream] = {tip}
-        else:
-            tips.add(tip)
+        self.leaves.add(encode_stream_key(stream) + tip)
 
 
 class ClosedWindow(NamedTuple):
@@ -55,7 +63,8 @@ class _SavedWindow(msgspec.Struct, array_like=True, gc=False):
     opened_at: int
     closes_at: int
     due: int
-    tips: dict[str, set[bytes]]
+    leaves: list[bytes]
+    """sorted"""
 
 
 class _State(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -63,15 +72,15 @@ class _State(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
     log_time: int = 0
     windows: list[_SavedWindow] = []
-    """in order of opening"""
+    """in the order in which they come due"""
     epochs: list[SavedEpoch] = []
 
 
 class PartitionWindows:
     """Open windows of one partition, and the guard against updates that are in the log twice.
 
-    For each record, in offset order, call `advance` with its stamp. Then call `add` for each update that the guard does
-    not know.
+    Call `add_range` for each range of records, in offset order. The equivalent for single records is `advance(stamp)`,
+    then `add(…)` for each update that the guard does not know.
     """
 
     def __init__(self, length: int, state: bytes = b"", grace: int = 0) -> None:
@@ -87,15 +96,65 @@ class PartitionWindows:
         self._grace = grace
         self.log_time = saved.log_time
         self.guard = EpochGuard(saved.epochs)
-        self._open: dict[WindowKey, Window] = {}  # in order of opening
-        # The rank makes the order of closing total. A window that an update has ended stays in here.
-        self._dues: list[tuple[int, int, WindowKey]] = []
-        self._rank = 0
-        for window in saved.windows:
-            self._open_window(window.key, Window(window.opened_at, window.closes_at, window.due, window.tips))
+        self._open = {
+            each.key: Window(each.opened_at, each.closes_at, set(each.leaves), each.due, each.closes_at, rank)
+            for rank, each in enumerate(saved.windows)
+        }
+        # A heap. The rank makes the order of closing total. A window that an update has ended stays in here.
+        self._dues = [(each.due, rank, each.key) for rank, each in enumerate(saved.windows)]
+        self._rank = len(self._dues)
 
     def __len__(self) -> int:
         return len(self._open)
+
+    def add_range(self, records: UpdateRange) -> list[ClosedWindow | int]:
+        """Add the next records of the partition to their windows.
+
+        Returns:
+            In the order of the records, each window that ends, and the index of each record that cannot be read.
+        """
+        results: list[ClosedWindow | int] = []
+        log_time, due = self.log_time, self._next_due()
+        distinct: dict[tuple[str, int], tuple[str, int]] = {}
+        writers = [distinct.setdefault(writer, writer) for writer in (owner[1:] for owner in records.owners)]
+        windows = [self._open.get(owner.key, _ENDED) for owner in records.owners]
+        writer: tuple[str, int] | None = None
+        epoch: Epoch | None = None
+        columns = zip(
+            records.stamps,
+            records.owner_indexes,
+            records.leaves,
+            records.observed_at,
+            records.message_keys,
+            strict=True,
+        )
+        for index, (stamp, owner, leaf, event_time, message) in enumerate(columns):
+            if stamp > log_time:
+                log_time = stamp
+                if log_time >= due:
+                    results += self.advance(log_time)
+                    due = self._next_due()
+            if owner < 0:
+                if owner != NO_UPDATE:
+                    results.append(index)
+                continue
+            if writers[owner] is not writer:
+                writer = writers[owner]
+                epoch = self.guard.load_epoch(*writer)
+            if epoch is not None and not epoch.add(message):
+                continue
+            if event_time > log_time:
+                event_time = log_time
+            if event_time < windows[owner].accepts_until:
+                windows[owner].leaves.add(leaf)
+            else:
+                self.log_time = log_time
+                key = records.owners[owner].key
+                results += self._add_leaf(key, leaf, event_time)
+                windows[owner] = self._open[key]
+                due = self._next_due()
+        self.log_time = log_time
+        return results
 
     def advance(self, stamp: int) -> list[ClosedWindow]:
         """Move log time forward to a record's broker stamp (µs), and return the windows that it ends."""
@@ -105,34 +164,43 @@ class PartitionWindows:
             _, rank, key = heapq.heappop(self._dues)
             window = self._open.get(key)
             if window is not None and window.rank == rank:
-                closed.append(ClosedWindow(key, self._open.pop(key)))
+                closed.append(self._close_window(key))
         return closed
 
     def add(self, key: WindowKey, stream: str, tip: bytes, event_time: int) -> list[ClosedWindow]:
         """Add an update to its separator's window, and return the window that it ends, if any. `event_time`: µs."""
-        window = self._open.get(key)
-        if window is not None and event_time < window.closes_at:
-            window.add(stream, tip)
-            return []
-        closed = [] if window is None else [ClosedWindow(key, self._open.pop(key))]
-        due = self.log_time + self._length + self._grace
-        self._open_window(key, Window(event_time, event_time + self._length, due, {stream: {tip}}))
-        return closed
+        return self._add_leaf(key, encode_stream_key(stream) + tip, event_time)
 
     def dump(self) -> bytes:
         """Return the state. Equal histories give equal bytes."""
         windows = [
-            _SavedWindow(key, window.opened_at, window.closes_at, window.due, window.tips)
-            for key, window in self._open.items()
+            _SavedWindow(key, window.opened_at, window.closes_at, window.due, sorted(window.leaves))
+            for key, window in sorted(self._open.items(), key=lambda opened: (opened[1].due, opened[1].rank))
         ]
         return _encoder.encode(_State(self.log_time, windows, self.guard.save()))
 
-    def _open_window(self, key: WindowKey, window: Window) -> None:
-        window.rank = self._rank
+    def _add_leaf(self, key: WindowKey, leaf: bytes, event_time: int) -> list[ClosedWindow]:
+        window = self._open.get(key)
+        if window is not None and event_time < window.accepts_until:
+            window.leaves.add(leaf)
+            return []
+        closed = [] if window is None else [self._close_window(key)]
+        closes_at = event_time + self._length
+        due = self.log_time + self._length + self._grace
+        self._open[key] = Window(event_time, closes_at, {leaf}, due, closes_at, self._rank)
+        heapq.heappush(self._dues, (due, self._rank, key))
         self._rank += 1
-        self._open[key] = window
-        heapq.heappush(self._dues, (window.due, window.rank, key))
+        return closed
+
+    def _close_window(self, key: WindowKey) -> ClosedWindow:
+        window = self._open.pop(key)
+        window.accepts_until = _NEVER
+        return ClosedWindow(key, window)
+
+    def _next_due(self) -> int:
+        return self._dues[0][0] if self._dues else _FOREVER
 
 
-_encoder: Final = msgspec.msgpack.Encoder(order="deterministic")
+_ENDED: Final = Window(0, 0, accepts_until=_NEVER)
+_encoder: Final = msgspec.msgpack.Encoder()
 _decoder: Final = msgspec.msgpack.Decoder(_State)

@@ -11,11 +11,13 @@ repeats, in order of their CID bytes. So equal contents are equal bytes with one
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Final, NamedTuple
 
 import cbor2
 from cbor2 import CBORTag
+from libipld import encode_dag_cbor
 
 from kiln.schemas.wire.cid import CBOR, DAG_CBOR, RAW, SHA2_256, CidError, cid_text, compute_cid, is_cid, parse_cid
 from kiln.schemas.wire.streamid import StreamID, StreamIdError, stream_text
@@ -26,6 +28,8 @@ MAX_BLOCK = 256_000
 _MAX_INVALID = 1_000  # invalid entries of one block that are listed
 _ITEMS_OF_ANY_BLOCK = 16_000  # CBOR items that a block of any size may have, and one more for each _BYTES_PER_ITEM
 _BYTES_PER_ITEM = 8  # a stream with one tip has four items in over 100 bytes, and each further tip two in 41
+_KEY_END = b"\n"  # no StreamID text has it
+_MAX_LIBIPLD_CID = 64  # bytes. libipld writes a CID whose digest alone is longer as plain bytes
 _ITEMS_PER_INVALID = 8  # an invalid entry costs as much time as so many items, in addition to its own
 
 _TEXT, _BYTES, _ARRAY, _MAP, _TAG, _SIMPLE = 3, 2, 4, 5, 6, 7
@@ -90,36 +94,73 @@ def write_blocks(tips: Mapping[str, Iterable[bytes]], limit: int = MAX_BLOCK) ->
     Raises:
         BlockError: A key is not a canonical StreamID, a tip is not a CID, or a tip does not fit into the limit.
     """
-    links: _Links = {}
-    for stream in sorted(sorted(tips), key=len):  # canonical order: by length, then bytewise
+    leaves: set[bytes] = set()
+    for stream, links in tips.items():
         _require_canonical(stream)
-        for tip in sorted(set(tips[stream])):
+        key = encode_stream_key(stream)
+        for tip in links:
             if not is_cid(tip):
                 raise BlockError(f"tip {tip[:40].hex()} of stream {stream} is not a CID")
-            links.setdefault(stream, []).append(CBORTag(42, b"\0" + tip))
-    if not links:
+            leaves.add(key + tip)
+    return write_leaves(leaves, limit)
+
+
+def encode_stream_key(stream: str) -> bytes:
+    """Encode a StreamID as the start of its leaves."""
+    return stream.encode() + _KEY_END
+
+
+def list_tips(leaves: Iterable[bytes]) -> dict[str, list[bytes]]:
+    """Group leaves by stream: StreamID text -> CID bytes."""
+    tips: dict[bytes, list[bytes]] = {}
+    for leaf in leaves:
+        stream, _, tip = leaf.partition(_KEY_END)
+        if stream in tips:
+            tips[stream].append(tip)
+        else:
+            tips[stream] = [tip]
+    return {stream.decode(): links for stream, links in tips.items()}
+
+
+def write_leaves(leaves: Collection[bytes], limit: int = MAX_BLOCK) -> list[BatchBlock]:
+    """Write tips as ``write_blocks`` does, from leaves.
+
+    A leaf is one tip of one stream: ``encode_stream_key(stream)``, then the bytes of the CID. The leaves are distinct,
+    with canonical StreamIDs and valid CIDs; this is not checked.
+
+    Raises:
+        BlockError: The limit is too small even for one tip.
+    """
+    if not leaves:
         return []
-    data = _encode(links)
-    blocks = [data] if len(data) <= limit else map(_encode, _split(links, limit))
+    tips = list_tips(leaves)
+    for links in tips.values():
+        links.sort()
+    is_too_large = sum(map(len, tips)) > limit  # the keys alone
+    blocks = [] if is_too_large else [_encode(tips)]
+    if is_too_large or len(blocks[0]) > limit:
+        blocks = [_encode(part) for part in _split(tips, limit)]
     return [BatchBlock(cid_text(compute_cid(block)), block) for block in blocks]
 
 
-_Links = dict[str, list[CBORTag]]
-"""links to the tips of streams, all in canonical order"""
+def _encode(tips: Mapping[str, list[bytes]]) -> bytes:
+    """Encode a block. libipld writes keys in canonical order, and bytes that are a CID as a link."""
+    if max(map(len, chain.from_iterable(tips.values())), default=0) <= _MAX_LIBIPLD_CID:
+        data: bytes = encode_dag_cbor({"tips": tips})
+        return data
+    links = {stream: [CBORTag(42, b"\0" + tip) for tip in tips[stream]] for stream in _sort_streams(tips)}
+    return cbor2.dumps({"tips": links})
 
 
-def _encode(links: _Links) -> bytes:
-    return cbor2.dumps({"tips": links})  # in the order of the dict
-
-
-def _split(links: _Links, limit: int) -> Iterator[_Links]:
+def _split(tips: Mapping[str, list[bytes]], limit: int) -> Iterator[dict[str, list[bytes]]]:
     """Split the tips of a batch among blocks, as ``write_blocks`` does."""
-    block: _Links = {}
-    size = 0  # of the streams in the block, with their tips
-    for stream, tips in links.items():
-        for part in _split_stream(stream, tips, limit):
-            added = len(_encode({stream: part})) - _EMPTY_SIZE
-            if block and _EMPTY_SIZE - 1 + _compute_head_size(len(block) + 1) + size + added > limit:
+    room = limit - _FRAME_SIZE
+    block: dict[str, list[bytes]] = {}
+    size = 0  # of the streams in the block
+    for stream in _sort_streams(tips):
+        for part in _split_stream(stream, tips[stream], room - 1):
+            added = _compute_stream_size(stream, part)
+            if block and _compute_head_size(len(block) + 1) + size + added > room:
                 yield block
                 block, size = {}, 0
             block[stream] = part
@@ -127,32 +168,49 @@ def _split(links: _Links, limit: int) -> Iterator[_Links]:
     yield block
 
 
-def _split_stream(stream: str, links: list[CBORTag], limit: int) -> Iterator[list[CBORTag]]:
-    """Split the tips of a stream, if they do not fit into a block, into parts of the greatest size."""
-    if len(_encode({stream: links})) <= limit:
-        yield links
-        return
-    room = limit - _EMPTY_SIZE - len(cbor2.dumps(stream))
-    part: list[CBORTag] = []
-    size = 0  # of the links
-    for link in links:
-        added = len(cbor2.dumps(link))
-        if _compute_head_size(len(part) + 1) + size + added > room:
-            if not part:
+def _split_stream(stream: str, tips: list[bytes], room: int) -> Iterable[list[bytes]]:
+    """Split the tips of a stream, if they do not fit into ``room`` bytes, into parts of the greatest size."""
+    if _compute_stream_size(stream, tips) <= room:
+        return (tips,)
+    empty = _compute_stream_size(stream, []) - 1  # without the head of the tips
+    parts: list[list[bytes]] = [[]]
+    size = empty
+    for tip in tips:
+        added = _compute_link_size(tip)
+        if size + _compute_head_size(len(parts[-1]) + 1) + added > room:
+            if not parts[-1]:
+                limit = _FRAME_SIZE + 1 + room
                 raise BlockError(f"a tip of stream {stream} does not fit into a block of {limit} bytes")
-            yield part
-            part, size = [], 0
-        part.append(link)
+            parts.append([])
+            size = empty
+        parts[-1].append(tip)
         size += added
-    yield part
+    return parts
+
+
+def _sort_streams(streams: Iterable[str]) -> list[str]:
+    """Sort keys in canonical order: by length, then bytewise."""
+    return sorted(sorted(streams), key=len)
+
+
+def _compute_stream_size(stream: str, tips: list[bytes]) -> int:
+    """Compute the size of a stream with its tips in a block, in bytes."""
+    links = sum(map(_compute_link_size, tips))
+    return _compute_head_size(len(stream)) + len(stream) + _compute_head_size(len(tips)) + links
+
+
+def _compute_link_size(tip: bytes) -> int:
+    """Compute the size of a link in bytes: tag 42, and the head of 00 ‖ CID."""
+    return 3 + _compute_head_size(len(tip) + 1) + len(tip)
 
 
 def _compute_head_size(count: int) -> int:
-    """Compute the size in bytes of the CBOR head of a map or an array of so many items."""
-    return len(cbor2.dumps(count))  # heads of all types have the same size
+    """Compute the size of a CBOR head with the argument ``count`` in bytes."""
+    return 1 if count < 24 else 2 if count < 1 << 8 else 3 if count < 1 << 16 else 5
 
 
-_EMPTY_SIZE: Final = len(_encode({}))
+_FRAME_SIZE: Final = len(_encode({})) - 1
+"""bytes of a block before the map of its streams"""
 
 
 def _require_canonical(stream: str) -> None:

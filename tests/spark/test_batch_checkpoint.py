@@ -13,7 +13,7 @@ from kiln.pipelines.batch.batching import BatchConfig
 from kiln.pipelines.batch.offset_range import ALL
 from kiln.pipelines.batch.transform import OFFSET_RANGES, batch_ranges, build_range_task
 from kiln.schemas.kafka.records import TICK, Coordinates, Epoch, SeparatorRecord, UpdateRecord, decode_batch, encode
-from kiln.schemas.wire.batch_block import write_blocks
+from kiln.schemas.wire.batch_block import encode_stream_key, write_leaves
 from kiln.schemas.wire.cid import cid_text, compute_cid
 from kiln.schemas.wire.streamid import StreamID
 
@@ -73,5 +73,6 @@ def test_open_windows_go_on_after_a_restart(spark: SparkSession, tmp_path: Path)
     assert found == []
     put(folder, 2 * OPEN, START + T, [TICK])
     run()
-    (one,), (two,) = write_blocks({STREAM: [FIRST]}), write_blocks({STREAM: [FIRST, SECOND]})
+    leaves = [encode_stream_key(STREAM) + tip for tip in (FIRST, SECOND)]
+    (one,), (two,) = write_leaves(set(leaves[:1])), write_leaves(set(leaves))
     assert found == [(f"k{n}", (one if n % 100 else two).cid) for n in range(OPEN)]

@@ -8,7 +8,7 @@ import json
 import random
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -25,12 +25,9 @@ from multiformats import CID
 from pyspark.sql.streaming.stateful_processor import TimerValues
 from pyspark.sql.streaming.tws_tester import TwsTester
 
-from kiln.conf.process.errors import KilnError
-from kiln.conf.process.location import parse_location
 from kiln.pipelines.batch.batching import BatchConfig, BatchOutput, batch_offset_ranges, build_outputs
 from kiln.pipelines.batch.offset_range import ALL, UpdateFilter, WindowKey, read_offset_range
 from kiln.pipelines.batch.processor import BatchProcessor
-from kiln.pipelines.batch.query import check_state
 from kiln.pipelines.batch.transform import OFFSET_RANGES, build_range_task
 from kiln.pipelines.batch.windows import ClosedWindow, PartitionWindows, Window
 from kiln.schemas.kafka.records import (
@@ -683,7 +680,7 @@ def test_ticks_flush_a_silent_separator_and_leave_no_window_in_state() -> None:
     assert len(PartitionWindows(T, state_of(made))) == 0
 
 
-def test_many_windows_go_on_in_the_state() -> None:
+def test_more_windows_than_the_head_of_the_state_holds() -> None:
     """Each separator has a window; the batches come in the order in which the windows were opened."""
     separators = [SeparatorRecord("model", f"k{number}") for number in range(1_000)]
     log = log_of(
@@ -717,31 +714,6 @@ def test_the_limit_of_the_settings_holds() -> None:
     log = log_of(*((0, update(stream, message=stream)) for stream in STREAMS), (T, TICK))
     batches = [decode_batch(output.value) for output in outputs_of(made.testInPandas(0, rows(log)))]
     assert [list(tips_of(batch)) for batch in batches] == [[stream] for stream in sorted(STREAMS)]
-
-
-def test_state_of_an_earlier_version_is_refused_in_words(tmp_path: Path) -> None:
-    """Its open windows are where this version does not look: they would be in no batch."""
-    folder = tmp_path / "shards" / "batch"
-    check_state(parse_location(folder))
-    metadata = folder / "state" / "0" / "_metadata" / "v2" / "0"
-    metadata.parent.mkdir(parents=True)
-    variables = [{"stateName": "windows", "stateVariableType": "ValueState", "ttlEnabled": False}]
-
-    def write() -> None:
-        content = {"paths": [f"file:{folder}"], "operatorPropertiesJson": compact({"stateVariables": variables})}
-        metadata.write_text(f"v2\n{compact(content)}")
-
-    def compact(content: Mapping[str, object]) -> str:
-        return json.dumps(content, separators=(",", ":"))
-
-    write()
-    check_state(parse_location(folder))
-    variables.insert(0, {"stateName": "shards", "stateVariableType": "MapState", "ttlEnabled": False})
-    write()
-    with pytest.raises(
-        KilnError, match=r"query batch \(.*\) is of an earlier version .* Restart the query from scratch"
-    ):
-        check_state(parse_location(folder))
 
 
 def test_the_processor_is_read_without_pandas() -> None:
