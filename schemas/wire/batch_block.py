@@ -12,6 +12,7 @@ repeats, in order of their CID bytes. So equal contents are equal bytes with one
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import cache
 from itertools import chain
 from typing import Final, NamedTuple
 
@@ -112,14 +113,15 @@ def encode_stream_key(stream: str) -> bytes:
 
 def list_tips(leaves: Iterable[bytes]) -> dict[str, list[bytes]]:
     """Group leaves by stream: StreamID text -> CID bytes."""
-    tips: dict[bytes, list[bytes]] = {}
+    tips: dict[str, list[bytes]] = {}
     for leaf in leaves:
-        stream, _, tip = leaf.partition(_KEY_END)
+        key, _, tip = leaf.partition(_KEY_END)
+        stream = key.decode()
         if stream in tips:
             tips[stream].append(tip)
         else:
             tips[stream] = [tip]
-    return {stream.decode(): links for stream, links in tips.items()}
+    return tips
 
 
 def write_leaves(leaves: Collection[bytes], limit: int = MAX_BLOCK) -> list[BatchBlock]:
@@ -135,10 +137,11 @@ def write_leaves(leaves: Collection[bytes], limit: int = MAX_BLOCK) -> list[Batc
         return []
     tips = list_tips(leaves)
     for links in tips.values():
-        links.sort()
-    is_too_large = sum(map(len, tips)) > limit  # the keys alone
-    blocks = [] if is_too_large else [_encode(tips)]
-    if is_too_large or len(blocks[0]) > limit:
+        if len(links) > 1:
+            links.sort()
+    is_larger = sum(map(len, tips)) > limit  # its keys alone
+    blocks = [] if is_larger else [_encode(tips)]
+    if is_larger or len(blocks[0]) > limit:
         blocks = [_encode(part) for part in _split(tips, limit)]
     return [BatchBlock(cid_text(compute_cid(block)), block) for block in blocks]
 
@@ -158,8 +161,7 @@ def _split(tips: Mapping[str, list[bytes]], limit: int) -> Iterator[dict[str, li
     block: dict[str, list[bytes]] = {}
     size = 0  # of the streams in the block
     for stream in _sort_streams(tips):
-        for part in _split_stream(stream, tips[stream], room - 1):
-            added = _compute_stream_size(stream, part)
+        for part, added in _split_stream(stream, tips[stream], room - 1):
             if block and _compute_head_size(len(block) + 1) + size + added > room:
                 yield block
                 block, size = {}, 0
@@ -168,15 +170,20 @@ def _split(tips: Mapping[str, list[bytes]], limit: int) -> Iterator[dict[str, li
     yield block
 
 
-def _split_stream(stream: str, tips: list[bytes], room: int) -> Iterable[list[bytes]]:
-    """Split the tips of a stream, if they do not fit into ``room`` bytes, into parts of the greatest size."""
-    if _compute_stream_size(stream, tips) <= room:
-        return (tips,)
+def _split_stream(stream: str, tips: list[bytes], room: int) -> Iterable[tuple[list[bytes], int]]:
+    """Split the tips of a stream, if they do not fit into ``room`` bytes, into parts of the greatest size.
+
+    Returns:
+        Each part, with the size that it and its stream have in a block, in bytes.
+    """
+    size = _compute_stream_size(stream, tips)
+    if size <= room:
+        return ((tips, size),)
     empty = _compute_stream_size(stream, []) - 1  # without the head of the tips
     parts: list[list[bytes]] = [[]]
     size = empty
     for tip in tips:
-        added = _compute_link_size(tip)
+        added = _compute_link_size(len(tip))
         if size + _compute_head_size(len(parts[-1]) + 1) + added > room:
             if not parts[-1]:
                 limit = _FRAME_SIZE + 1 + room
@@ -185,7 +192,7 @@ def _split_stream(stream: str, tips: list[bytes], room: int) -> Iterable[list[by
             size = empty
         parts[-1].append(tip)
         size += added
-    return parts
+    return ((part, _compute_stream_size(stream, part)) for part in parts)
 
 
 def _sort_streams(streams: Iterable[str]) -> list[str]:
@@ -195,13 +202,14 @@ def _sort_streams(streams: Iterable[str]) -> list[str]:
 
 def _compute_stream_size(stream: str, tips: list[bytes]) -> int:
     """Compute the size of a stream with its tips in a block, in bytes."""
-    links = sum(map(_compute_link_size, tips))
+    links = sum(map(_compute_link_size, map(len, tips)))
     return _compute_head_size(len(stream)) + len(stream) + _compute_head_size(len(tips)) + links
 
 
-def _compute_link_size(tip: bytes) -> int:
-    """Compute the size of a link in bytes: tag 42, and the head of 00 ‖ CID."""
-    return 3 + _compute_head_size(len(tip) + 1) + len(tip)
+@cache
+def _compute_link_size(size: int) -> int:
+    """Compute the size of a link to a CID of so many bytes: tag 42, and the head of 00 ‖ CID."""
+    return 3 + _compute_head_size(size + 1) + size
 
 
 def _compute_head_size(count: int) -> int:
