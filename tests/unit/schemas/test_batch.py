@@ -26,7 +26,7 @@ from kiln.schemas.wire.batch_block import (
     read_foreign_block,
     write_blocks,
 )
-from kiln.schemas.wire.cid import cid_bytes, cid_text, compute_cid
+from kiln.schemas.wire.cid import cid_bytes, cid_text, compute_cid, write_varint
 from kiln.schemas.wire.streamid import METAMODEL, StreamID
 
 # A real stream and tip (a CAS request of 2024-05-22), written three ways
@@ -228,6 +228,18 @@ def test_shorter_keys_come_first() -> None:
     assert len(short) < len(long)
     (block,) = write_blocks({long: [cid_bytes(TIP)], short: [cid_bytes(TIP)], METAMODEL: [cid_bytes(TIP)]})
     assert list(read_block(block.data)) == [METAMODEL, short, long]
+
+
+@pytest.mark.parametrize("size", [0, 32, 54, 64, 65, 128])
+def test_a_tip_is_a_link_however_long_its_digest(size: int) -> None:
+    cid = b"\x01\x55\x00" + write_varint(size) + bytes(size)
+    batch = {METAMODEL: [cid], STREAM: [cid, cid_bytes(TIP)], some_stream(1): [cid]}
+    (block,) = write_blocks(batch)
+    canonical = {key: [cbor2.CBORTag(42, b"\0" + tip) for tip in sorted(batch[key])] for key in batch}
+    assert block.data == cbor2.dumps({"tips": canonical}, canonical=True)
+    assert read_block(block.data) == model_of(batch)
+    assert write_blocks(batch, len(block.data)) == [block]
+    assert joined(write_blocks(batch, len(block.data) - 1)) == model_of(batch)
 
 
 def test_nothing_gives_no_block() -> None:
