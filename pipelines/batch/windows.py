@@ -67,7 +67,7 @@ class _SavedWindow(msgspec.Struct, array_like=True, gc=False):
     """sorted"""
 
 
-class _State(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+class _State(msgspec.Struct, array_like=True):
     """The state of a partition: msgpack of these fields in this order."""
 
     log_time: int = 0

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
-from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kiln.conf.process.errors import KilnError
-from kiln.conf.process.location import parse_location
 from kiln.pipelines.batch.offset_range import WindowKey
-from kiln.pipelines.batch.query import check_state
 from kiln.pipelines.batch.windows import ClosedWindow, PartitionWindows
 from kiln.schemas.kafka.topics import MAX_EPOCH_WRITERS
 
@@ -359,22 +354,3 @@ def test_equal_states_are_equal_bytes(log: list[Entry], seen: list[tuple[str, in
     for arrival in seen:
         windows.guard.is_duplicate(*arrival)
     assert new(windows.dump()).dump() == windows.dump()
-
-
-def test_state_of_an_earlier_version_is_refused_and_not_misread() -> None:
-    """A head with no open window, and with shards."""
-    with pytest.raises(msgspec.ValidationError):
-        new(msgspec.msgpack.encode([100, [], [], b"", 0, 0]))
-    with pytest.raises(msgspec.ValidationError):
-        new(msgspec.msgpack.encode([100, [], [], bytes(16), 300, 300]))
-
-
-def test_sparks_state_of_an_earlier_version_is_refused_in_words(tmp_path: Path) -> None:
-    check_state(parse_location(tmp_path))
-    path = tmp_path / "state" / "0" / "_metadata" / "v2" / "0"
-    path.parent.mkdir(parents=True)
-    path.write_text(r'v2 {"operatorPropertiesJson":"{\"stateVariables\":[{\"stateName\":\"windows\"}]}"}')
-    check_state(parse_location(tmp_path))
-    path.write_text(r'v2 {"operatorPropertiesJson":"{\"stateVariables\":[{\"stateName\":\"shards\"}]}"}')
-    with pytest.raises(KilnError, match=r"of an earlier version of Kiln.* Restart the query from scratch"):
-        check_state(parse_location(tmp_path))
