@@ -18,7 +18,8 @@ from kiln.schemas.delta.tables import TABLES, TABLES_VERSION
 
 OLDER = (
     rf"^the state folder {{state}} has {{what}}, and this Kiln reads version {STATE_VERSION}\. "
-    r"Keep it for the older Kiln that wrote it and pass another folder with --state; frames that are still in Kafka or in captures can be processed again there$"
+    r"Keep it for the older Kiln that wrote it and pass another folder with --state; frames that "
+    r"are still in Kafka or in captures can be processed again there$"
 )
 NEWER = (
     rf"^the state folder {{state}} has version {STATE_VERSION + 1}, and this Kiln reads version {STATE_VERSION}\. "
