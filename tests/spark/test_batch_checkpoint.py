@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from kiln.pipelines.batch.batching import BatchConfig
 from kiln.pipelines.batch.offset_range import ALL
 from kiln.pipelines.batch.transform import OFFSET_RANGES, batch_ranges, build_range_task
+from kiln.pipelines.batch.windows import PartitionWindows
 from kiln.schemas.kafka.records import TICK, Coordinates, Epoch, SeparatorRecord, UpdateRecord, decode_batch, encode
 from kiln.schemas.wire.batch_block import encode_stream_key, write_leaves
 from kiln.schemas.wire.cid import cid_text, compute_cid
@@ -76,3 +77,5 @@ def test_open_windows_go_on_after_a_restart(spark: SparkSession, tmp_path: Path)
     leaves = [encode_stream_key(STREAM) + tip for tip in (FIRST, SECOND)]
     (one,), (two,) = write_leaves(set(leaves[:1])), write_leaves(set(leaves))
     assert found == [(f"k{n}", (one if n % 100 else two).cid) for n in range(OPEN)]
+    states = spark.read.format("statestore").option("stateVarName", "windows").load(str(tmp_path / "checkpoint"))
+    assert [len(PartitionWindows(T, bytes(row.value.state))) for row in states.collect()] == [0]
