@@ -18,7 +18,7 @@ from kiln.deploy.stack.spark import check_jvm, stop_session
 def jvm(monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
     """A process that stands for the JVM."""
     with subprocess.Popen(["sleep", "infinity"]) as process:
-        monkeypatch.setattr(SparkContext, "_gateway", SimpleNamespace(proc=process))
+        monkeypatch.setattr(SparkContext, "_gateway", SimpleNamespace(proc=process, shutdown_callback_server=lambda: None))
         yield process
         process.kill()
 
@@ -61,6 +61,7 @@ def test_a_session_whose_jvm_was_killed_stops(jvm: subprocess.Popen[bytes], when
         jvm.kill()
         jvm.wait()
     stop_session(cast(SparkSession, Unreachable(jvm)))
+    assert SparkContext._gateway is None, "so that the next session starts another JVM"
 
 
 def test_what_else_goes_wrong_at_a_stop_is_told(jvm: subprocess.Popen[bytes]) -> None:
