@@ -116,6 +116,7 @@ def stop_session(spark: SparkSession) -> None:
     except (Py4JError, OSError):
         if check_jvm(patience=1.0) is None:
             raise
+        spark.sparkContext.stop()  # what is left: it gave up at the JVM
     gateway = SparkContext._gateway
     if gateway is not None and check_jvm() is not None:
         gateway.shutdown_callback_server()
