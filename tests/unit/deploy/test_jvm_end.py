@@ -18,7 +18,9 @@ from kiln.deploy.stack.spark import check_jvm, stop_session
 def jvm(monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
     """A process that stands for the JVM."""
     with subprocess.Popen(["sleep", "infinity"]) as process:
-        monkeypatch.setattr(SparkContext, "_gateway", SimpleNamespace(proc=process, shutdown_callback_server=lambda: None))
+        monkeypatch.setattr(
+            SparkContext, "_gateway", SimpleNamespace(proc=process, shutdown_callback_server=lambda: None)
+        )
         yield process
         process.kill()
 
