@@ -16,7 +16,7 @@ from kiln.conf.process.disk import to_disk
 from kiln.conf.process.errors import KilnError
 from kiln.conf.process.small_files import read_small_file
 
-STATE_VERSION: Final = 3
+STATE_VERSION: Final = 4
 """Version of the files, checkpoints and tables in a state folder. Raise it with an incompatible change only."""
 
 _FILE = "version"

@@ -6,7 +6,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -15,6 +15,7 @@ from types import FrameType
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
+from kiln.conf.process.backoff import pause_after
 from kiln.conf.process.extras import read_version
 from kiln.conf.process.locks import lock_state
 from kiln.conf.process.logs import ProblemLog, log_event
@@ -48,6 +49,7 @@ _JVM_ERRORS = (Py4JError, ConnectionError)
 """Errors of calls that Spark's JVM does not answer."""
 _DYING = 5.0
 """s that a JVM that no longer answers may take to end"""
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0  # s between the end of the JVM and the next start
 _CATCH_UP_TRIGGER = timedelta(seconds=2)
 """longest trigger interval of a run that catches up"""
 
@@ -114,7 +116,13 @@ def run_application(
         stack.callback(live.stop)
         live.launch()
         view.say("starting Spark")
-        spark = stack.enter_context(spark_session(settings))
+        sessions = stack.enter_context(ExitStack())
+
+        def start_spark() -> SparkSession:
+            sessions.close()
+            return sessions.enter_context(spark_session(settings))
+
+        spark = start_spark()
         broker.await_ready()
         broker.check_topics()  # before the bridge writes to them
         lake = Lake.from_location(settings.lake_root)
@@ -125,7 +133,7 @@ def run_application(
         maintenance = MaintenanceProcess(settings) if maintain else None
         quality = QualityChecks(settings) if maintain else None
         companions = _Companions(broker, live, monitor, maintenance, quality)
-        run = _Run(settings, view, spark, names, duration, catch_up, companions, started)
+        run = _Run(settings, view, spark, start_spark, names, duration, catch_up, companions, started)
         return run.execute(stop)
 
 
@@ -187,13 +195,16 @@ class _Run:
         settings: Settings,
         view: View,
         spark: SparkSession,
+        start_spark: Callable[[], SparkSession],
         names: Sequence[JobName],
         duration: timedelta | None,
         catch_up: bool,
         companions: _Companions,
         started: float,
     ) -> None:
+        self._settings = settings
         self._view = view
+        self._start_spark = start_spark
         self._names = names
         self._checkpoints = settings.checkpoints_root
         self._saved_at: Ends | None = None
@@ -217,6 +228,8 @@ class _Run:
             started=started,
         )
         self._queries = Supervisor(spark, settings, names, self._snapshots.count)
+        self._jvm_ends = 0
+        """in a row, without a micro-batch in between"""
         self._problems = ProblemLog(_LOG)
         self._first_batch: float | None = None
         self._drain = settings.run.drain.total_seconds()
@@ -230,23 +243,9 @@ class _Run:
     def execute(self, stop: threading.Event) -> RunOutcome:
         """Run until `stop` is set, the time is over, the queries have caught up, or a query gives up."""
         self._watch.start()
-        self._view.say("starting the queries")
         log_event(_LOG, "run started")
-        error = ""
         try:
-            self._queries.start()
-            for words in self._queries.warnings:
-                self._view.say(words)
-            self._run_until_end(stop)
-            failures = self._queries.failures
-            error = " ".join(f"{name}: {failures[name]}" for name in sorted(failures)[:1]) or self._open_windows
-        except RestartsExhaustedError as exhausted:
-            error = str(exhausted)
-        except _JVM_ERRORS:
-            jvm_error = check_jvm(_DYING)
-            if jvm_error is None:
-                raise
-            error = "" if stop.is_set() else str(jvm_error)  # a signal to the process group ends the JVM, too
+            error = self._run_queries(stop)
         finally:
             self._view.say("stopping")
             log_event(_LOG, "run stops")
@@ -271,9 +270,39 @@ class _Run:
             warnings=tuple(self._queries.warnings),
         )
 
+    def _run_queries(self, stop: threading.Event) -> str:
+        """Run the queries to the end of the run, and again in a new JVM if Spark's ends. Returns the error, if any."""
+        while True:
+            self._view.say("starting the queries")
+            try:
+                self._queries.start()
+                for words in self._queries.warnings:
+                    self._view.say(words)
+                self._run_until_end(stop)
+                failures = self._queries.failures
+                return " ".join(f"{name}: {failures[name]}" for name in sorted(failures)[:1]) or self._open_windows
+            except RestartsExhaustedError as exhausted:
+                return str(exhausted)
+            except _JVM_ERRORS:
+                jvm_error = check_jvm(_DYING)
+                if jvm_error is None:
+                    raise
+                if stop.is_set():  # a signal to the process group ends the JVM, too
+                    return ""
+                self._jvm_ends = 1 if self._queries.progress else self._jvm_ends + 1
+                if self._jvm_ends > self._settings.jobs.max_restarts:
+                    return str(jvm_error)
+                self._restart_spark(str(jvm_error), stop)
+
+    def _restart_spark(self, problem: str, stop: threading.Event) -> None:
+        log_event(_LOG, "JVM ended", logging.WARNING, why=problem, in_a_row=self._jvm_ends)
+        self._view.say(f"{problem}. It starts again")
+        self._stop_queries()
+        stop.wait(pause_after(self._jvm_ends, _SHORTEST_PAUSE, _LONGEST_PAUSE))
+        self._queries = Supervisor(self._start_spark(), self._settings, self._names, self._snapshots.count)
+
     def _stop_queries(self) -> None:
-        if check_jvm() is not None:
-            return
+        """Stop the queries; after the end of the JVM only what runs in this process."""
         try:
             self._queries.stop()
         except _JVM_ERRORS:

@@ -1,4 +1,5 @@
-"""The Spark session of `kiln run`, whose JVM writes to log files and not to the screen."""
+"""The Spark session of `kiln run`, whose JVM writes to log files and not to the screen. After the end of the JVM, the
+next session starts another one."""
 
 from __future__ import annotations
 
@@ -56,7 +57,7 @@ def check_jvm(patience: float = 0.0) -> JvmEndedError | None:
         return None
     return JvmEndedError(
         f"the JVM of Spark exited with code {code}. A code of -9 often means that the kernel killed it for lack of "
-        "memory: lower spark.driver_memory, or add memory. No data is lost: start Kiln again"
+        "memory: lower spark.driver_memory, or add memory. No data is lost"
     )
 
 
@@ -109,12 +110,17 @@ def spark_session(settings: Settings, name: str = "kiln", classes: Sequence[Path
 
 
 def stop_session(spark: SparkSession) -> None:
-    """Stop a session, or the rest of a session whose JVM has ended."""
+    """Stop a session, or the rest of a session whose JVM has ended, which this process then forgets."""
     try:
         (spark if check_jvm() is None else spark.sparkContext).stop()
     except (Py4JError, OSError):
         if check_jvm(patience=1.0) is None:
             raise
+        spark.sparkContext.stop()  # what is left: it gave up at the JVM
+    gateway = SparkContext._gateway
+    if gateway is not None and check_jvm() is not None:
+        gateway.shutdown_callback_server()
+        SparkContext._gateway = SparkContext._jvm = SparkSession._instantiatedSession = None
 
 
 def _log_lost_connection(request: object, client_address: object) -> None:

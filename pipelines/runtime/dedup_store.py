@@ -148,7 +148,6 @@ class DedupStore:
                 self._file.execute(f"PRAGMA synchronous = {'NORMAL' if config.durable else 'OFF'}")
                 self._file.execute(f"PRAGMA journal_size_limit = {64 << 20}")
                 self._file.executescript(_TABLES)
-                self._add_columns()
         self._inode = self._path.stat().st_ino
 
     def __enter__(self) -> Self:
@@ -239,13 +238,6 @@ class DedupStore:
             forgotten = self._file.execute(_DELETE_EXPIRED, (first, *last, now - self._span)).rowcount
         self._file.execute(_MARK_SWEPT, (b"" if last is None else last[0], added - forgotten))
 
-    def _add_columns(self) -> None:
-        """Add the columns that a file of an earlier version lacks."""
-        names = {row[1] for row in self._file.execute("PRAGMA table_info(digests)")}
-        for name, kind in _ADDED_COLUMNS.items():
-            if name not in names:
-                self._file.execute(f"ALTER TABLE digests ADD COLUMN {name} {kind}")
-
     @contextmanager
     def _transaction(self) -> Iterator[None]:
         with self._wrap_errors():
@@ -267,12 +259,12 @@ class DedupStore:
 
 
 _TABLES = """
-CREATE TABLE IF NOT EXISTS digests (digest BLOB PRIMARY KEY, position TEXT, passed_at INTEGER) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS digests
+  (digest BLOB PRIMARY KEY, position TEXT, passed_at INTEGER, tip BLOB, at INTEGER) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS progress
   (id INTEGER PRIMARY KEY, swept_to BLOB, digest_count INTEGER, query_id TEXT, batch_id INTEGER, newest_time INTEGER);
 INSERT OR IGNORE INTO progress VALUES (1, x'', 0, '', -1, 0);
 """
-_ADDED_COLUMNS: Final = {"tip": "BLOB", "at": "INTEGER"}
 _SELECT_DIGESTS = "SELECT digest, passed_at, position, tip, at FROM digests WHERE digest IN (%s)"
 _PUT_COPY = "INSERT OR REPLACE INTO digests (digest, position, passed_at) VALUES (?, ?, ?)"
 _PUT_DIGEST = "INSERT OR REPLACE INTO digests (digest, passed_at, position, tip, at) VALUES (?, ?, ?, ?, ?)"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
@@ -150,23 +152,29 @@ def start_query(name: str, context: QueryContext, writer: DataStreamWriter) -> S
     )
 
 
+_write_locks: Final = defaultdict[str, Lock](Lock)
+"""for each query id, held while a micro-batch is written"""
+
+
 def write_micro_batches(
     frame: DataFrame, write: Callable[[DataFrame, int, str], None], checkpoint: DurableCheckpoint | None = None
 ) -> DataStreamWriter:
     """Call `write(rows, batch_id, query_id)` for each micro-batch. The two ids identify a repeated write.
 
     `checkpoint` is synced before the call, so that the micro-batch's offsets are on disk before its effects, and after
-    it, so that its state is on disk before Spark records the micro-batch as done (decision 19).
+    it, so that its state is on disk before Spark records the micro-batch as done (decision 19). A call of a query whose
+    JVM has ended may still run: the next one of that query waits for its end.
     """
 
     def call(rows: DataFrame, batch_id: int) -> None:
         query_id = rows.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
         if query_id is None:
             raise RuntimeError("foreachBatch outside a streaming query")
-        if checkpoint is not None:
-            checkpoint.sync()
-        write(rows, batch_id, query_id)
-        if checkpoint is not None:
-            checkpoint.sync()
+        with _write_locks[query_id]:
+            if checkpoint is not None:
+                checkpoint.sync()
+            write(rows, batch_id, query_id)
+            if checkpoint is not None:
+                checkpoint.sync()
 
     return frame.writeStream.foreachBatch(call)

@@ -3,13 +3,9 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
-from kiln.conf.process.errors import KilnError
-from kiln.conf.process.location import Location
 from kiln.pipelines.decode.breaker import check_samples
 from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.runtime.checkpoint import Checkpoint
@@ -29,24 +25,6 @@ from kiln.pipelines.updates.update_rows import COPIES_DDL, ROWS_DDL
 _SMALL = 2_000  # number of records up to which one task is as fast as several
 
 
-_FORMER_OPERATOR: Final = b"dedupeWithinWatermark"
-
-
-def check_state(checkpoint: Location) -> None:
-    """Check that Spark's state of the query is not of an earlier version, which stored updates alone.
-
-    Raises:
-        KilnError: It is.
-    """
-    metadata = checkpoint / "state" / "0" / "_metadata"
-    for folder in (metadata, metadata / "v2"):
-        if any(_FORMER_OPERATOR in (folder / file.name).read() for file in folder.files()):
-            raise KilnError(
-                f"the state of the query updates ({checkpoint}) is of an earlier version of Kiln, which did not store "
-                "the tips that authors announced last. Restart the query from scratch (RUNBOOK, State)"
-            )
-
-
 def start(context: QueryContext, decoding: DecodeConfig, separating: SeparatorConfig) -> StreamingQuery:
     """Start the query.
 
@@ -55,7 +33,6 @@ def start(context: QueryContext, decoding: DecodeConfig, separating: SeparatorCo
 
     Raises:
         DecodingBrokenError: Messages that are known to be valid do not decode.
-        KilnError: Spark's state of the query is of an earlier version.
     """
     check_samples()
     session = context.new_session()
@@ -65,7 +42,6 @@ def start(context: QueryContext, decoding: DecodeConfig, separating: SeparatorCo
     decode = build_decode_task(decoding, separating, replaced_epoch)
     stream = context.read_stream("updates", session, decode, COPIES_DDL, small=_SMALL)
     if dedup is None:
-        check_state(checkpoint.path)
         stream = deduplicate_updates(stream, context.dedup_retention, context.broker.prefix)
 
     clock = context.create_clock("updates")

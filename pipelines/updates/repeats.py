@@ -126,7 +126,7 @@ def _announce(
         return None if key is None else changed.get(key) or stored.get(key)
 
     update, bare, author = find(announced.update), find(announced.bare), find(announced.author)
-    if update is not None and update.position == position:  # repeated, and passed by an older version or has no author
+    if update is not None and update.position == position:  # repeated, and has no author
         return True
     updated_at = None if update is None else update.at
     if update is None and announced.has_waited:

@@ -15,6 +15,8 @@ from kafka import KafkaConsumer, TopicPartition
 from kiln.deploy.ops.status import read_status
 from kiln.deploy.query.ask import query_lake
 from kiln.pipelines.delta.lake import Lake
+from kiln.pipelines.quality.column_checks import identity_columns
+from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.kafka.frames import DIRECTIONS, read_frame, read_rpc
 from kiln.schemas.kafka.records import PublicationRecord, decode_publication, decode_wanted
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
@@ -140,6 +142,7 @@ def check(stack: Stack, log: Log) -> list[Problem]:
         *_messages(log, lake),
         *_updates(log, lake),
         *_batches(log, lake),
+        *_twice(lake),
         *_published(log),
         *_kept(stack, log),
     ]
@@ -161,8 +164,6 @@ def _frames(log: Log, lake: Lake) -> Iterator[Problem]:
         logged.setdefault((frame.connection, DIRECTIONS[frame.direction], frame.sequence), record.stamp)
     rows = Counter(query_lake(lake, "SELECT connection, direction, sequence FROM frames").rows())
     yield from _once("frame", logged, rows)
-    copies = query_lake(lake, "SELECT kafka_partition, kafka_offset, message_index FROM copies").rows()
-    yield from (Problem("copy twice in copies", each, 0) for each, count in Counter(copies).items() if count > 1)
 
 
 def _messages(log: Log, lake: Lake) -> Iterator[Problem]:
@@ -264,6 +265,14 @@ def _once(thing: str, logged: dict[Hashable, int], rows: Counter[tuple[object, .
     for row, count in rows.items():
         if count > 1:
             yield Problem(f"{thing} twice in the tables", row, logged.get(row, 0))
+
+
+def _twice(lake: Lake) -> Iterator[Problem]:
+    for name in TABLES:
+        if lake.has(name):
+            key = ", ".join(identity_columns(name))
+            for row in query_lake(lake, f"SELECT {key} FROM {name} GROUP BY ALL HAVING count(*) > 1").rows():
+                yield Problem(f"row twice in {name}", row, 0)
 
 
 def _frame(record: Record) -> Frame:

@@ -25,10 +25,12 @@ from kiln.schemas.wire.pubsub import write_update
 from kiln.schemas.wire.streamid import StreamID
 from kit.kiln_process import Kiln
 from kit.log_feed import kiln_beside
+from kit.log_model import expected_batches, read_batches, read_log
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 
 CAPTURES = ("go4nosign", "go4tt", "jsc3")
+WINDOW = 1_000_000  # µs
 CERAMIC = "inmemory-jsc"  # the network of jsc3
 
 RETURNING = "local-return"
@@ -226,6 +228,13 @@ def test_updates_batches_and_tips_agree(kiln: Kiln) -> None:
         "select distinct stream, tip from updates order by all"
     )
     kiln.check_updates_are_new_once()
+
+
+def test_the_batches_are_those_of_the_model_over_the_log(broker: EmbeddedBroker, kiln: Kiln) -> None:
+    """So are those of a Kiln that was killed (tests/chaos): the same log gives the same CIDs."""
+    expected = expected_batches(read_log(broker.address, "captures.updates"), WINDOW)
+    assert expected
+    assert set(read_batches(broker.address, "captures.batches")) == expected
 
 
 def test_the_messages_of_real_nodes_are_there_once_with_their_bytes(kiln: Kiln) -> None:

@@ -16,9 +16,40 @@ export KILN_KAFKA__RETENTION=36500d
 export KILN_TRAFFIC__RATE=2 KILN_TRAFFIC__SEPARATORS=4 KILN_TRAFFIC__STREAMS=16
 kiln() { .venv/bin/python -m kiln.deploy.cli "$@"; }
 
+spool() { # SEED: live frames on the bridge's disk, as when Kafka was away
+  .venv/bin/python - "$KILN_STATE/bridge/spool" "$1" <<'PYTHON'
+import sys
+import time
+from pathlib import Path
+
+from kiln.bridge.capture.spool import FrameSink
+from kiln.bridge.kafka.producers import FramesProducerError
+from kiln.deploy.demo.traffic import Traffic, TrafficOptions
+
+
+def away():
+    raise FramesProducerError("there is no broker")
+
+
+options = TrafficOptions(seed=int(sys.argv[2]), peers=2, copies=2, separators=4, streams=16, garbage=0.0, network="local-demo")
+sink = FrameSink(away, "kiln.frames", Path(sys.argv[1]), 1 << 20, 1 << 20)
+for frame in Traffic(options, time.time_ns(), 20.0).frames(messages=20):
+    sink.put(frame.key, frame.value)
+while not sink.status().spooled:
+    time.sleep(0.1)  # a thread of the sink writes the spool, and signals nothing
+sink.close(1.0)
+print(sink.status())
+PYTHON
+}
+
 echo "== 1. live: a bridge with its key, its numbers, its interests, what it published and how far it had come"
 kiln interests --add controller --add model
 kiln run --for "${LIVE_FOR:-60s}"
+
+echo "== 1b. live batches without a receipt, as no bridge runs that could publish them"
+spool 10
+KILN_PUBLISH__ENABLED=false timeout --preserve-status 30s .venv/bin/python -m kiln.deploy.cli bridge
+kiln run --no-network --catch-up
 
 echo "== 2. a capture, all of it processed"
 export KILN_TRAFFIC__PEERS=3 KILN_TRAFFIC__COPIES=2 KILN_TRAFFIC__GARBAGE=0.05 KILN_TRAFFIC__FORGED=0.04
@@ -36,30 +67,8 @@ KILN_BATCH__WINDOW=5m kiln run --no-network --for "${OPEN_FOR:-100s}"
 echo "== 4. another, which is in Kafka and not read yet"
 kiln replay "$folder/9.rpc.gz"
 
-echo "== 5. frames on the bridge's disk, as when Kafka was away"
-.venv/bin/python - "$KILN_STATE/bridge/spool" <<'PYTHON'
-import sys
-import time
-from pathlib import Path
-
-from kiln.bridge.capture.spool import FrameSink
-from kiln.bridge.kafka.producers import FramesProducerError
-from kiln.deploy.demo.traffic import Traffic, TrafficOptions
-
-
-def away():
-    raise FramesProducerError("there is no broker")
-
-
-options = TrafficOptions(seed=12, peers=2, copies=2, separators=4, streams=16, garbage=0.0, network="local-demo")
-sink = FrameSink(away, "kiln.frames", Path(sys.argv[1]), 1 << 20, 1 << 20)
-for frame in Traffic(options, time.time_ns(), 20.0).frames(messages=20):
-    sink.put(frame.key, frame.value)
-while not sink.status().spooled:
-    time.sleep(0.1)  # a thread of the sink writes the spool, and signals nothing
-sink.close(1.0)
-print(sink.status())
-PYTHON
+echo "== 5. frames on the bridge's disk"
+spool 12
 
 echo "== 6. packed without what can be made again, and without the name of the folder"
 cd "$folder"

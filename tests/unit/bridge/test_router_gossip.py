@@ -53,6 +53,14 @@ def test_ihave_is_answered_with_iwant_for_what_we_lack() -> None:
     assert router.counters["broken_promise"] == 0
 
 
+def test_a_full_queue_may_drop_what_is_requested_and_the_answers() -> None:
+    router = with_peers(node(), 2)
+    router.receive(peer(1), rpc_of(message(1)), 0.0)
+    request = router.receive(peer(0), ihave([b"lacking"]), 1.0)[0]
+    answer = router.receive(peer(0), iwant(gossip_id(message(1))), 1.0)[0]
+    assert [send.priority for send in (*request, *answer)] == [False, False]
+
+
 def test_an_ihave_flood_is_bounded_per_heartbeat() -> None:
     options = RouterOptions()
     router = with_peers(node(options), 2)

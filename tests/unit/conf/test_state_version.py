@@ -17,13 +17,14 @@ from kiln.pipelines.delta.lake import Lake, LakeError
 from kiln.schemas.delta.tables import TABLES, TABLES_VERSION
 
 OLDER = (
-    r"^the state folder {state} has {what}, and this Kiln reads version 3\. Keep it for the older Kiln that wrote it "
-    r"and pass another folder with --state\. Frames that are still in Kafka or in captures can be processed again "
-    r"there, and those of its table {state}/lake/frames with kiln backfill run --source frames \(RUNBOOK, Versions\)$"
+    rf"^the state folder {{state}} has {{what}}, and this Kiln reads version {STATE_VERSION}\. "
+    r"Keep it for the older Kiln that wrote it and pass another folder with --state\. Frames that "
+    r"are still in Kafka or in captures can be processed again there, and those of its table "
+    r"{state}/lake/frames with kiln backfill run --source frames \(RUNBOOK, Versions\)$"
 )
 NEWER = (
-    r"^the state folder {state} has version 4, and this Kiln reads version 3\. Use the newer Kiln that wrote it, or "
-    r"pass another folder with --state$"
+    rf"^the state folder {{state}} has version {STATE_VERSION + 1}, and this Kiln reads version {STATE_VERSION}\. "
+    r"Use the newer Kiln that wrote it, or pass another folder with --state$"
 )
 
 
@@ -69,7 +70,7 @@ def test_processes_that_claim_a_folder_at_the_same_time(tmp_path: Path) -> None:
         ("", "no version", OLDER),
         ("2\n", "version 2", OLDER),
         ("x\n", "version x", OLDER),
-        ("4\n", "version 4", NEWER),
+        (f"{STATE_VERSION + 1}\n", "", NEWER),
     ],
 )
 def test_a_folder_of_another_version_is_refused_and_left_alone(
@@ -121,7 +122,7 @@ def test_each_command_refuses_an_older_folder(
     assert run_command(command) == 1
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
-    assert f"the state folder {state} has version 2, and this Kiln reads version 3. Keep it" in err
+    assert f"the state folder {state} has version 2, and this Kiln reads version {STATE_VERSION}. Keep it" in err
     assert files(tmp_path) == before
 
 
@@ -133,7 +134,7 @@ def test_the_doctor_has_a_row_for_an_older_folder_and_changes_nothing(
     assert run_command(["doctor", "--json", "--state", str(tmp_path)]) == 3
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
     assert rows["state folder"]["level"] == "fail"
-    assert "has version 2, and this Kiln reads version 3. Keep it" in rows["state folder"]["found"]
+    assert f"has version 2, and this Kiln reads version {STATE_VERSION}. Keep it" in rows["state folder"]["found"]
     assert files(tmp_path) == before
 
 

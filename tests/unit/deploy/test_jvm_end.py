@@ -18,7 +18,9 @@ from kiln.deploy.stack.spark import check_jvm, stop_session
 def jvm(monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
     """A process that stands for the JVM."""
     with subprocess.Popen(["sleep", "infinity"]) as process:
-        monkeypatch.setattr(SparkContext, "_gateway", SimpleNamespace(proc=process))
+        monkeypatch.setattr(
+            SparkContext, "_gateway", SimpleNamespace(proc=process, shutdown_callback_server=lambda: None)
+        )
         yield process
         process.kill()
 
@@ -40,19 +42,22 @@ def test_a_jvm_that_somebody_else_started_is_not_ours_to_watch(monkeypatch: pyte
 
 
 class Unreachable:
-    """A session, or its context, of a JVM that refuses connections."""
+    """A session, or its context, of a JVM that refuses connections. As PySpark's, it asks the JVM only once."""
 
     def __init__(self, dying: subprocess.Popen[bytes] | None = None) -> None:
         self._dying = dying
+        self.stops = 0
 
     @property
     def sparkContext(self) -> Unreachable:  # noqa: N802 – the name is Spark's
         return self
 
     def stop(self) -> None:
+        self.stops += 1
         if self._dying is not None:
             self._dying.kill()
-        raise ConnectionRefusedError
+        if self.stops == 1:
+            raise ConnectionRefusedError
 
 
 @pytest.mark.parametrize("when", ["before", "meanwhile"])
@@ -60,7 +65,10 @@ def test_a_session_whose_jvm_was_killed_stops(jvm: subprocess.Popen[bytes], when
     if when == "before":
         jvm.kill()
         jvm.wait()
-    stop_session(cast(SparkSession, Unreachable(jvm)))
+    session = Unreachable(jvm)
+    stop_session(cast(SparkSession, session))
+    assert session.stops == 2
+    assert SparkContext._gateway is None, "so that the next session starts another JVM"
 
 
 def test_what_else_goes_wrong_at_a_stop_is_told(jvm: subprocess.Popen[bytes]) -> None:

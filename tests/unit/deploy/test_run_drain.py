@@ -22,6 +22,7 @@ from kiln.deploy.run.application import RunOutcome
 from kiln.deploy.run.network import build_demo_settings
 from kiln.deploy.run.summary import describe_unread
 from kiln.deploy.screens.views import View
+from kiln.deploy.stack.spark import JvmEndedError
 from kiln.pipelines.runtime.passed_versions import CAUGHT_UP_FILE
 from kiln.pipelines.runtime.progress import QueryProgress
 
@@ -143,6 +144,10 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Execute:
     def execute(
         world: World, drain: str = "60s", stop: threading.Event | None = None, *, catch_up: bool = False
     ) -> RunOutcome:
+        def start_spark() -> SparkSession:
+            world.done.append("another JVM")
+            return cast(SparkSession, None)
+
         for name in ("TopicWatch", "TopicEnds", "Supervisor"):
             monkeypatch.setattr(application, name, lambda *_: world)
         settings = Settings.model_validate(
@@ -152,6 +157,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Execute:
             settings,
             cast(View, world),
             cast(SparkSession, None),
+            start_spark,
             ("archive",),
             None if catch_up else timedelta(milliseconds=20),
             catch_up,
@@ -201,6 +207,39 @@ def test_where_others_go_on_writing_it_reads_what_there_was_when_its_time_was_ov
 def test_a_query_that_is_down_at_the_end_is_the_error_of_the_run(run: Execute) -> None:
     outcome = run(World(failures={"batch": "Python worker failed to connect back"}))
     assert outcome.error == "batch: Python worker failed to connect back"
+
+
+class DyingWorld(World):
+    """A world whose JVM ends some times. `progress`: a micro-batch was finished each time before."""
+
+    def __init__(self, ends: int, *, progress: bool) -> None:
+        super().__init__(behind=5)
+        self.left = ends
+        if progress:
+            self.progress = {"archive": QueryProgress("archive", {})}
+
+    def check(self) -> None:
+        if self.left:
+            self.left -= 1
+            raise ConnectionRefusedError
+
+
+@pytest.mark.parametrize(("ends", "progress", "started"), [(5, False, 5), (7, True, 7), (6, False, 5)])
+def test_the_jvm_starts_again_up_to_a_number_of_times_in_a_row(
+    ends: int, progress: bool, started: int, run: Execute, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(application, "pause_after", lambda *_: 0.0)
+    monkeypatch.setattr(application, "check_jvm", lambda *_: JvmEndedError("the JVM of Spark exited with code -9"))
+    world = DyingWorld(ends, progress=progress)
+    error = run(world).error
+    assert world.done.count("another JVM") == started
+    assert error == ("" if started == ends else "the JVM of Spark exited with code -9")
+    assert "the JVM of Spark exited with code -9. It starts again" in world.said
+
+
+def test_a_call_that_fails_although_the_jvm_runs_is_raised(run: Execute) -> None:
+    with pytest.raises(ConnectionRefusedError):
+        run(DyingWorld(1, progress=False))
 
 
 @pytest.mark.parametrize(("queries", "marks"), [(["archive"], {"id of archive": 3}), (["archive", "sink"], None)])

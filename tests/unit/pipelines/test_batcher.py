@@ -657,6 +657,22 @@ def test_rows_may_come_in_several_frames_in_any_order() -> None:
     assert len(found) == 1
 
 
+def test_interleaved_ranges_of_rows_keep_the_separators_of_their_updates() -> None:
+    one, other = SeparatorRecord("model", "one"), SeparatorRecord("model", "other")
+    log = log_of(
+        *((at, update(tip=TIPS[at % 2], separator=other if at % 2 else one, message=f"m{at}")) for at in range(4)),
+        (2 * T, TICK),
+        (2 * T, TICK),
+    )
+    made = new_tester()
+    made.handle.setGroupingKey(0)
+    frames: Iterator[pd.DataFrame] = iter([rows(log[::2]), rows(log[1::2])])
+    out = list(made.processor.handleInputRows((0,), frames, TimerValues(-1, -1)))
+    found = [output for frame in out if isinstance(frame, pd.DataFrame) for output in outputs_of(frame)]
+    assert found == list(batch_partition(PartitionWindows(T), iter(log), MAX_BLOCK))
+    assert len(found) == 2
+
+
 def test_a_data_frame_of_outputs_has_a_mebibyte() -> None:
     """A worker holds no more of them in memory, however many a micro-batch gives."""
     log = log_of(*((at, b"x" * 300_000) for at in range(12)))

@@ -14,13 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kiln.conf.process.errors import KilnError
-from kiln.conf.process.location import parse_location
 from kiln.pipelines.backfill.deduplication import StreamHistory, UpdateCandidate
 from kiln.pipelines.decode.decoder import MessageRef
-from kiln.pipelines.runtime.dedup_store import DedupStore, DedupStoreConfig, StoredDigest
+from kiln.pipelines.runtime.dedup_store import DedupStore, DedupStoreConfig
 from kiln.pipelines.updates.processor import MAX_DIGESTS, StreamState
-from kiln.pipelines.updates.query import check_state
 from kiln.pipelines.updates.repeats import Announcement, select_updates
 from kiln.pipelines.updates.transform import UPDATE_RULE
 from kiln.pipelines.updates.update_rows import UpdateRow
@@ -221,25 +218,3 @@ def count_digests(path: Path) -> int:
         (count,) = file.execute("SELECT count(*) FROM digests").fetchone()
         assert (count,) == file.execute("SELECT digest_count FROM progress").fetchone()
         return int(count)
-
-
-def test_state_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
-    """It has the updates with the copies that passed, and no messages and authors."""
-    (a, b, back) = say("x:A", "x:B", "x:A")
-    stored = {b"A of S": StoredDigest("0/0/0"), b"B of S": StoredDigest("0/1/0")}
-    passed, _ = select_updates([copy_of(a, 0), copy_of(b, 1), copy_of(back, 2)], stored)
-    assert [row.position for row in passed] == ["0/0/0", "0/1/0"], "a repeated micro-batch"
-    passed, _ = select_updates([copy_of(b._replace(message="again"), 5), copy_of(back, 6)], stored)
-    assert [row.position for row in passed] == ["0/6/0"]
-
-
-@pytest.mark.parametrize("file", ["_metadata/metadata", "_metadata/v2/0"])
-def test_sparks_state_of_an_earlier_version_is_refused_in_words(tmp_path: Path, file: str) -> None:
-    check_state(parse_location(tmp_path))
-    path = tmp_path / "state" / "0" / file
-    path.parent.mkdir(parents=True)
-    path.write_text('v1\n{"operatorInfo":{"operatorId":0,"operatorName":"transformWithStateInPandasExec"}}')
-    check_state(parse_location(tmp_path))
-    path.write_text('v1\n{"operatorInfo":{"operatorId":0,"operatorName":"dedupeWithinWatermark"}}')
-    with pytest.raises(KilnError, match=r"of an earlier version of Kiln.* Restart the query from scratch"):
-        check_state(parse_location(tmp_path))
