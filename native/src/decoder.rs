@@ -1,0 +1,311 @@
+//! One Frame to its messages and control entries: `decode_parts` of pipelines/archive/transform.py.
+
+use crate::content::Content;
+use crate::frame::{Frame, IN, MAX_PEER, REPLAY};
+use crate::hash::{blake2b_16, sha256};
+use crate::ids::{format_peer, push_content_id, push_message_id, GossipId, StreamReader};
+use crate::rpc::{Message, Rpc, WireTopic, MAX_TOPIC};
+use crate::topics::{parse_topic, CeramicTopic, Separator};
+use crate::{require, Mine, NotMine};
+use std::collections::hash_map::DefaultHasher;
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::rc::Rc;
+
+/// Verdicts of the bridge: `Verdict` of schemas/wire/identity.py.
+pub const NOT_CHECKED: u8 = 0;
+pub const VALID: u8 = 1;
+pub const INVALID: u8 = 2;
+pub const UNSIGNED: u8 = 3;
+pub const AGAINST_POLICY: u8 = 4;
+pub const VERDICT_NAMES: [&str; 4] = ["not_checked", "valid", "invalid", "unsigned"];
+
+const MAX_PEER_TEXTS: usize = 65_536;
+const MAX_TOPIC_TABLES: usize = 1_024;
+
+/// Everything that decoding depends on in addition to the bytes: `DecodeConfig`.
+#[derive(Clone, Copy)]
+pub struct Config {
+    pub batch_typ: i64,
+    pub unsigned_horizon: i64, // µs
+    pub is_ceramic: bool,
+}
+
+/// Decoder of the records of one task after another.
+pub struct Core {
+    pub config: Config,
+    pub streams: StreamReader,
+    pub peers: PeerTexts,
+    pub tables: TopicTables,
+    pub sampler: Sampler,
+}
+
+/// Choice of the records that Python decodes too. It depends on a seed, so that no peer can choose its records.
+pub struct Sampler {
+    pub seed: u64,
+    pub one_in: u64,
+}
+
+impl Sampler {
+    pub fn selects(&self, record: &[u8]) -> bool {
+        let mut hasher = DefaultHasher::new();
+        hasher.write_u64(self.seed);
+        hasher.write(record);
+        hasher.finish() % self.one_in == 0
+    }
+}
+
+/// A fast hash. Peers choose the keys, so each map that uses it is cleared when it is full.
+#[derive(Default)]
+pub struct FastHasher(u64);
+
+impl Hasher for FastHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for chunk in bytes.chunks(8) {
+            let mut word = [0u8; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            self.0 = (self.0.rotate_left(5) ^ u64::from_le_bytes(word)).wrapping_mul(0x517c_c1b7_2722_0a95);
+        }
+    }
+}
+
+/// Texts of peer ids, which nearly all records repeat.
+#[derive(Default)]
+pub struct PeerTexts(HashMap<Vec<u8>, Rc<[u8]>, BuildHasherDefault<FastHasher>>);
+
+impl PeerTexts {
+    /// Formats a peer id of at most `MAX_PEER` bytes.
+    pub fn format(&mut self, raw: &[u8]) -> Rc<[u8]> {
+        if let Some(text) = self.0.get(raw) {
+            return text.clone();
+        }
+        let text: Rc<[u8]> = format_peer(raw).into();
+        if self.0.len() >= MAX_PEER_TEXTS {
+            self.0.clear();
+        }
+        self.0.insert(raw.to_vec(), text.clone());
+        text
+    }
+}
+
+/// Topic tables by pairs of hellos, as Python has negotiated them. `None`: a hello was refused, which is a fault of each
+/// frame, so that Python decodes them.
+#[derive(Default)]
+pub struct TopicTables(HashMap<Vec<u8>, Option<Vec<String>>>);
+
+impl TopicTables {
+    fn build_key(hello_in: &[u8], hello_out: &[u8]) -> Vec<u8> {
+        [&(hello_in.len() as u64).to_le_bytes(), hello_in, hello_out].concat()
+    }
+
+    pub fn learn(&mut self, hello_in: &[u8], hello_out: &[u8], topics: Option<Vec<String>>) {
+        if self.0.len() >= MAX_TOPIC_TABLES {
+            self.0.clear();
+        }
+        self.0.insert(Self::build_key(hello_in, hello_out), topics);
+    }
+
+    /// The topics of a connection by index, the first at 0.
+    fn find(&self, frame: &Frame) -> Result<&[String], Left> {
+        if frame.hello_in.is_empty() && frame.hello_out.is_empty() {
+            return Ok(&[]);
+        }
+        match self.0.get(&Self::build_key(frame.hello_in, frame.hello_out)) {
+            Some(Some(topics)) => Ok(topics),
+            Some(None) => Err(Left::NotMine),
+            None => Err(Left::UnknownTable),
+        }
+    }
+}
+
+/// Cause for which a record is left to Python.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i32)]
+pub enum Left {
+    NotMine = 0,
+    /// the topic table of its connection is to be learnt
+    UnknownTable = 1,
+    Panicked = 2,
+}
+
+impl From<NotMine> for Left {
+    fn from(_: NotMine) -> Self {
+        Left::NotMine
+    }
+}
+
+/// A topic as the tables have it.
+pub struct Topic<'a> {
+    pub name: Option<&'a str>,
+    pub source: Option<&'static str>,
+    pub index: Option<i64>,
+    pub network: &'a str,
+    pub separator: Option<Separator<'a>>,
+}
+
+/// A valid message.
+pub struct Copy<'a> {
+    pub index: i32,
+    pub message: Message<'a>,
+    pub topic: Topic<'a>,
+    pub id: Vec<u8>,
+    /// verdict of the bridge
+    pub given: u8,
+    /// the same, or our own
+    pub verdict: u8,
+    pub author: Option<Rc<[u8]>>,
+    pub content: Content<'a>,
+}
+
+impl Copy<'_> {
+    /// True if copies are identified as long as digests are stored: `is_lasting` of pipelines/decode/decoder.py.
+    pub fn is_lasting(&self) -> bool {
+        self.verdict == VALID && self.message.is_signed
+    }
+
+    /// Computes the digests of `compute_identities` in the empty scope; one for a lasting message.
+    pub fn compute_identities(&self, observed_at: i64, horizon: i64) -> ([u8; 16], Option<[u8; 16]>) {
+        let start = [b"\n", self.topic.network.as_bytes(), b"\n", &self.id].concat();
+        if self.is_lasting() {
+            return (blake2b_16(&start), None);
+        }
+        let digest = |span: i64| blake2b_16(&[&start[..], format!("\n{}", span).as_bytes()].concat());
+        let late = (observed_at + horizon / 2).div_euclid(horizon);
+        (digest(observed_at.div_euclid(horizon)), Some(digest(late)))
+    }
+}
+
+/// What a frame holds.
+#[derive(Default)]
+pub struct Parts<'a> {
+    pub rpc: Rpc<'a>,
+    pub copies: Vec<Copy<'a>>,
+    /// topics of the subscriptions, then of the control entries
+    pub topics: Vec<Topic<'a>>,
+    /// texts of `rpc.ids`
+    pub ids: Vec<Vec<u8>>,
+}
+
+/// Decoder of the frames of one record batch.
+pub struct Decoder<'c> {
+    pub config: &'c Config,
+    pub streams: &'c StreamReader,
+    pub tables: &'c TopicTables,
+    pub peers: &'c mut PeerTexts,
+}
+
+impl<'c: 'a, 'a> Decoder<'c> {
+    /// Decodes messages and control part of a frame.
+    pub fn read_parts(&mut self, frame: &Frame<'a>) -> Result<Parts<'a>, Left> {
+        let mut parts = Parts::default();
+        if frame.direction != IN {
+            // only a message that our node publishes has a verdict there, and it is a message of its own
+            require(frame.verdicts.iter().all(|verdict| *verdict == NOT_CHECKED))?;
+        }
+        if !frame.has_rpc() {
+            // received, it is a datagram with a message, or the fault of an RPC that was cut
+            require(frame.direction != IN || (frame.payload.is_empty() && frame.declared_length == 0))?;
+            return Ok(parts);
+        }
+        let table = self.tables.find(frame)?;
+        parts.rpc = Rpc::read(frame.payload)?;
+        if frame.direction == IN {
+            require(parts.rpc.messages.is_empty() || frame.verdicts.len() <= parts.rpc.messages.len())?;
+            for (index, message) in parts.rpc.messages.iter().enumerate() {
+                let given = frame.verdicts.get(index).copied().unwrap_or(NOT_CHECKED);
+                parts.copies.push(self.read_copy(frame, table, index, *message, given)?);
+            }
+        }
+        let subscribed = parts.rpc.subscriptions.iter().map(|entry| entry.topic);
+        for topic in subscribed.chain(parts.rpc.controls.iter().map(|entry| entry.topic)) {
+            parts.topics.push(resolve_topic(topic, table, frame.network, self.config)?);
+        }
+        for raw in &parts.rpc.ids {
+            parts.ids.push(self.format_gossip_id(raw)?);
+        }
+        Ok(parts)
+    }
+
+    /// Decodes the messages of a frame that the bridge did not refuse.
+    pub fn read_copies(&mut self, frame: &Frame<'a>) -> Result<Vec<Copy<'a>>, Left> {
+        let mut copies = vec![];
+        if frame.direction != IN {
+            require(frame.verdicts.iter().all(|verdict| *verdict == NOT_CHECKED))?;
+            return Ok(copies);
+        }
+        if !frame.has_rpc() {
+            require(frame.payload.is_empty() && frame.declared_length == 0)?;
+            return Ok(copies);
+        }
+        let table = self.tables.find(frame)?;
+        let rpc = Rpc::read(frame.payload)?;
+        require(rpc.messages.is_empty() || frame.verdicts.len() <= rpc.messages.len())?;
+        for (index, message) in rpc.messages.iter().enumerate() {
+            let given = frame.verdicts.get(index).copied().unwrap_or(NOT_CHECKED);
+            if !matches!(given, INVALID | AGAINST_POLICY) {
+                copies.push(self.read_copy(frame, table, index, *message, given)?);
+            }
+        }
+        Ok(copies)
+    }
+
+    /// Decodes a message. `given`: the bridge's verdict on it.
+    fn read_copy(
+        &mut self,
+        frame: &Frame<'a>,
+        table: &'a [String],
+        index: usize,
+        message: Message<'a>,
+        given: u8,
+    ) -> Mine<Copy<'a>> {
+        let verdict = match given {
+            VALID | UNSIGNED => given,
+            NOT_CHECKED if frame.origin == REPLAY && !message.is_signed => UNSIGNED,
+            _ => return Err(NotMine), // its signature is to be checked, or it is refused
+        };
+        require(message.from.len() <= MAX_PEER)?;
+        let topic = resolve_topic(message.topic, table, frame.network, self.config)?;
+        require(topic.name.is_some())?;
+        let mut id = Vec::with_capacity(80);
+        if message.is_signed {
+            push_message_id(&self.peers.format(message.from), message.seqno, &mut id)?;
+        } else {
+            push_content_id(&sha256(message.data), &mut id);
+        }
+        let author = if verdict == VALID { Some(self.peers.format(message.from)) } else { None };
+        let content = if self.config.is_ceramic {
+            Content::read(message.data, self.streams, self.config.batch_typ)?
+        } else {
+            Content { kind: "DATA", ..Content::default() }
+        };
+        Ok(Copy { index: index as i32, message, topic, id, given, verdict, author, content })
+    }
+
+    fn format_gossip_id(&mut self, raw: &[u8]) -> Mine<Vec<u8>> {
+        let mut text = Vec::with_capacity(80);
+        match GossipId::read(raw)? {
+            GossipId::Content(digest) => push_content_id(digest, &mut text),
+            GossipId::Signed { author, seqno } => push_message_id(&self.peers.format(&author), seqno, &mut text)?,
+        }
+        Ok(text)
+    }
+}
+
+fn resolve_topic<'a>(wire: WireTopic<'a>, table: &'a [String], network: &'a str, config: &Config) -> Mine<Topic<'a>> {
+    let (name, source, index) = match wire {
+        WireTopic { name: Some(name), .. } => (Some(name), Some("name"), None),
+        WireTopic { index: Some(index), .. } => {
+            let name = (index as usize).checked_sub(1).and_then(|at| table.get(at)).ok_or(NotMine)?;
+            (Some(name.as_str()), Some("index"), Some(i64::from(index)))
+        }
+        _ => (None, None, None),
+    };
+    require(name.map_or(true, |name| name.len() <= MAX_TOPIC))?;
+    let parsed = if config.is_ceramic { name.and_then(parse_topic) } else { None };
+    let CeramicTopic { network, separator } = parsed.unwrap_or(CeramicTopic { network, separator: None });
+    Ok(Topic { name, source, index, network, separator })
+}
