@@ -136,6 +136,7 @@ class DecodeConfig:
     ceramic: bool = True  # false: every message is DATA, whatever its bytes and its topic
     message_ids: MessageIdRule = field(default_factory=MessageIdRule)
     decoder: str = ""  # entry point of the user's decoder
+    native_core: bool = True  # false: Python decodes all records, even if there is a native core
 
     def policy(self, network: str, origin: str, topic: str) -> Policy:
         """Return the signature policy. It is always `either` for a replayed capture (decision 5)."""

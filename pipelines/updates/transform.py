@@ -20,8 +20,6 @@ from pyspark.sql import functions as F
 from kiln.pipelines.decode.decoder import (
     DecodeConfig,
     DecodedMessage,
-    FrameDecoder,
-    RejectedMessage,
     compute_fault_identity,
     compute_identities,
     get_signer,
@@ -35,6 +33,7 @@ from kiln.pipelines.runtime.epoch import get_task_epoch
 from kiln.pipelines.runtime.kafka_ranges import ArrowTask
 from kiln.pipelines.runtime.micro_batch_clock import get_batch_time, with_dedup_watermark
 from kiln.pipelines.updates.known_streams import StreamsTopic, open_known_streams
+from kiln.pipelines.updates.message_reader import MessageReader
 from kiln.pipelines.updates.processor import UpdateProcessor
 from kiln.pipelines.updates.repeats import Announcement, list_keys, select_updates
 from kiln.pipelines.updates.update_rows import COPY_COLUMNS, ROWS, ROWS_DDL, UpdateRow, read_copies, write_copies
@@ -210,7 +209,7 @@ def decode_records(
     however it is divided into tasks (decision 10).
     """
     emitted: set[tuple[bytes, int]] = set()
-    decoder = FrameDecoder(config)
+    reader = MessageReader(config)
     known: KnownSeparators = {}
     has_waited: WaitedUpdate = _has_not_waited
     if separating.streams is not None:
@@ -218,17 +217,17 @@ def decode_records(
         has_waited = streams.has_waited
         streams.refresh()
     for batch in batches:
-        columns = (batch.column(name).to_pylist() for name in ("partition", "offset", "stamp", "value"))
-        for partition, offset, stamp, value in zip(*columns, strict=True):
-            for item in decoder.decode(value, partition, offset, stamp):
-                if isinstance(item, RejectedMessage):
-                    continue
-                for row in _build_rows(item, epoch, config, known, has_waited, separating):
-                    message = None if row.announcement is None else row.announcement.message
-                    key = (message or row.identity, partition)
-                    if key not in emitted:
-                        emitted.add(key)
-                        yield row
+        for item, copy_key in reader.read(batch):
+            rows = _build_rows(item, epoch, config, known, has_waited, separating)
+            # a fault has an identity of its own in each copy
+            if copy_key is not None and all(row.topic != "quarantine" for row in rows):
+                reader.finish(copy_key)
+            for row in rows:
+                message = None if row.announcement is None else row.announcement.message
+                key = (message or row.identity, item.ref.partition)
+                if key not in emitted:
+                    emitted.add(key)
+                    yield row
 
 
 def _build_rows(

@@ -1,0 +1,147 @@
+"""Reader of the messages that the query `updates` needs, with the native core or in Python.
+
+Most copies of a message give the same rows as the first one, which the core detects without decoding them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+
+from kiln.pipelines.decode.decoder import (
+    DecodeConfig,
+    DecodedMessage,
+    FrameDecoder,
+    MessageCopy,
+    MessageRef,
+    RejectedMessage,
+)
+from kiln.pipelines.native.core import Core, CoreRows, RecordRow, can_decode, leave_all, take_records
+from kiln.pipelines.native.library import find_engine, turn_off
+from kiln.schemas.proto.gossipsub.rpc_pb2 import Message
+from kiln.schemas.wire.identity import VERDICT_NAMES, Verdict
+from kiln.schemas.wire.pubsub import PubsubMessage
+from kiln.schemas.wire.topics import Separator
+
+_TYPES: Final = ("UPDATE", "BATCH_UPDATE")
+_RecordMessages = Iterator[tuple[DecodedMessage, "CopyKey | None"]]
+
+
+class CopyKey(NamedTuple):
+    """Copies with the same key give rows with the same identities, within a Kafka partition."""
+
+    same: bytes
+    partition: int
+
+
+class MessageReader:
+    """Reader of the messages of one task."""
+
+    def __init__(self, config: DecodeConfig) -> None:
+        self._config = config
+        self._decoder = FrameDecoder(config)
+        self._core: Core | None = None
+        self._is_started = False
+        self._finished: set[CopyKey] = set()
+
+    def finish(self, key: CopyKey) -> None:
+        """Skip further copies with this key."""
+        self._finished.add(key)
+
+    def read(self, batch: pa.RecordBatch) -> _RecordMessages:
+        """Read the messages of a batch of RECORDS: from the core, UPDATE and BATCH_UPDATE alone, each with its key."""
+        if not self._is_started:
+            self._is_started = True
+            self._core = Core(self._config) if can_decode(self._config, batch.num_rows) else None
+        for rows in leave_all(batch) if self._core is None else self._core.updates(batch):
+            if self._core is not None and self._find_difference(rows, batch):
+                self._core = None
+            if self._core is None:
+                for remaining in leave_all(batch, rows.first):
+                    yield from self._merge(remaining, batch)
+                return
+            yield from self._merge(rows, batch)
+
+    def _merge(self, rows: CoreRows, batch: pa.RecordBatch) -> _RecordMessages:
+        """Read the messages of a call in the order of their records."""
+        left = take_records(batch, rows.left)
+        record = next(left, None)
+        if rows.tables:
+            messages = rows.tables[0]
+            numbers: list[int] = messages.column("row").to_pylist()
+            same: list[bytes] = messages.column("same").to_pylist()
+            partitions = batch.column("partition").to_pylist()
+            keys = [CopyKey(digest, partitions[row]) for digest, row in zip(same, numbers, strict=True)]
+            new = self._read_new(messages, batch, keys)
+            for at, (row, key) in enumerate(zip(numbers, keys, strict=True)):
+                while record is not None and record.row < row:
+                    yield from self._decode(record)
+                    record = next(left, None)
+                if key not in self._finished:
+                    message = new.get(at)
+                    yield message or _build_messages(messages.slice(at, 1), batch)[0], key
+        while record is not None:
+            yield from self._decode(record)
+            record = next(left, None)
+
+    def _read_new(
+        self, messages: pa.RecordBatch, batch: pa.RecordBatch, keys: list[CopyKey]
+    ) -> dict[int, DecodedMessage]:
+        """Read the first message of each key that is not finished, by position."""
+        first: dict[CopyKey, int] = {}
+        for at, key in enumerate(keys):
+            if key not in self._finished:
+                first.setdefault(key, at)
+        if not first:
+            return {}
+        chosen = list(first.values())
+        return dict(zip(chosen, _build_messages(messages.take(pa.array(chosen, pa.int32())), batch), strict=True))
+
+    def _decode(self, record: RecordRow) -> _RecordMessages:
+        for item in self._decoder.decode(record.value, record.partition, record.offset, record.stamp):
+            if not isinstance(item, RejectedMessage):
+                yield item, None
+
+    def _find_difference(self, rows: CoreRows, batch: pa.RecordBatch) -> bool:
+        """Compare the samples with what Python decodes. At a difference, the core is turned off."""
+        if rows.samples:
+            messages = rows.tables[0]
+            from_core: dict[int, list[DecodedMessage]] = {row: [] for row in rows.samples}
+            chosen = [at for at, row in enumerate(messages.column("row").to_pylist()) if row in from_core]
+            some = messages.take(pa.array(chosen, pa.int32()))
+            for row, message in zip(some.column("row").to_pylist(), _build_messages(some, batch), strict=True):
+                from_core[row].append(message)
+            for record in take_records(batch, rows.samples):
+                expected = [item for item, _ in self._decode(record) if item.content.type in _TYPES]
+                if from_core[record.row] != expected:
+                    reason = "the native core and Python decoded a record into other messages"
+                    turn_off(reason, record.partition, record.offset)
+                    return True
+        return not find_engine().is_native  # another task of this worker has found one
+
+
+def _build_messages(messages: pa.RecordBatch, batch: pa.RecordBatch) -> list[DecodedMessage]:
+    """Build messages from the core's columns. `batch`: the RECORDS that they are in."""
+    records = messages.column("row")
+    partitions, offsets = (batch.column(name).take(records).to_pylist() for name in ("partition", "offset"))
+    return [
+        DecodedMessage(
+            MessageRef(partition, offset, row["message_index"]),
+            row["message_id"],
+            row["network"],
+            row["origin"],
+            row["topic"],
+            row["topic_source"],
+            None if row["separator_key"] is None else Separator(row["separator_key"], row["separator_value"]),
+            Verdict(row["verdict"]),
+            row["remote_peer"],
+            row["observed_at"],
+            Message.FromString(row["envelope"]),
+            PubsubMessage(row["type"], row["stream"], row["tip"], row["model"], row["sep"], row["batch"]),
+            MessageCopy(row["network"], row["message_id"], VERDICT_NAMES[row["given_verdict"]]),
+            bool(row["own"]),
+        )
+        for partition, offset, row in zip(partitions, offsets, messages.to_pylist(), strict=True)
+    ]
