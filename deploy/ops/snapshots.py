@@ -51,6 +51,7 @@ class SnapshotBuilder:
         self._started = started
         self._messages: dict[str, int] = {}
         self._copies: int | None = None
+        self._core_differences = 0
         self._control_entries: dict[str, int] = {}
         self._earlier_entries: deque[tuple[float, dict[str, int]]] = deque([(started, {})])
         self._counting = threading.Lock()
@@ -66,6 +67,7 @@ class SnapshotBuilder:
         if query == "archive":
             with self._counting:
                 self._copies = (self._copies or 0) + counts.get("copies", 0)
+                self._core_differences += counts.get("core_differences", 0)
                 for name, number in counts.items():
                     if name.isupper():  # types; reasons are counted from the topic `quarantine`
                         self._messages[name] = self._messages.get(name, 0) + number
@@ -114,6 +116,7 @@ class SnapshotBuilder:
             frames_rate=self._rate,
             messages=messages,
             copies=self._copies,
+            core_differences=self._core_differences,
             control_entries=entries,
             control_rates=self._compute_rates(now, entries),
             open_separators=len(self._watch.open_windows),

@@ -105,4 +105,8 @@ class _ArchiveWriter:
         counts = sum((Counter(each.counts) for each in outputs), Counter[str]())
         entries = sum((Counter(each.entries) for each in results), Counter[str]())
         counts.update({f"{CONTROL_PREFIX}{kind}": number for kind, number in entries.items()})
-        context.report("archive", {**counts, "copies": sum(each.valid_copies for each in results)})
+        totals = {
+            "copies": sum(each.valid_copies for each in results),
+            "core_differences": sum(each.core_differences for each in results),
+        }
+        context.report("archive", {**counts, **totals})
