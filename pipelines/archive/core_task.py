@@ -157,7 +157,7 @@ class RecordDecoder:
 
     def _find_difference(self, rows: CoreRows, batch: pa.RecordBatch) -> bool:
         """Compare the samples with Python's rows. At a difference, the core is turned off."""
-        for record, ours, theirs in _compare_samples(rows, batch, self._decoder, self._config):
+        for record, ours, theirs in compare_samples(rows, batch, self._decoder, self._config):
             if ours != theirs:
                 self._differences += 1
                 turn_off("the native core and Python decoded a record into other rows", record.partition, record.offset)
@@ -248,7 +248,7 @@ _ArchiveRows = dict[str, list[tuple[object, ...]]]
 """Rows of one record by table, and `identities`"""
 
 
-def _compare_samples(
+def compare_samples(
     rows: CoreRows, batch: pa.RecordBatch, decoder: FrameDecoder, config: DecodeConfig
 ) -> Iterator[tuple[RecordRow, _ArchiveRows, _ArchiveRows]]:
     """Yield the samples of a call with their rows from the core and from Python."""

@@ -122,7 +122,9 @@ class RecordChanger:
             message.data = self._change_json(message.data)
         elif rpc.publish and choice < 0.65:
             self._change_envelope(self._random.choice(rpc.publish))
-        elif choice < 0.9:
+        elif choice < 0.75:
+            self._use_topic_table(frame, rpc)
+        elif choice < 0.95:
             self._add_entries(rpc)
         frame.payload = rpc.SerializeToString()
         if self._random.random() < 0.1:
@@ -206,6 +208,16 @@ class RecordChanger:
             message.topic = self._random.choice(_TOPICS)
         else:
             message.ClearField("data")
+
+    def _use_topic_table(self, frame: Frame, rpc: RPC) -> None:
+        """Replace the topics by indices that the hellos agree on."""
+        frame.hello_in = frame.hello_out = write_hello(_HASHES)
+        for message in rpc.publish:
+            message.ClearField("topic")
+            message.topicIndex = self._random.randrange(1, 5)
+        for _ in range(self._random.randrange(3)):
+            rpc.control.graft.add(topicIndex=self._random.randrange(1, 5))
+            rpc.subscriptions.add(subscribe=True, topicIndex=self._random.randrange(1, 5))
 
     def _add_entries(self, rpc: RPC) -> None:
         control, topic = rpc.control, self._random.choice(_TOPICS)

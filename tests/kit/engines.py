@@ -17,13 +17,14 @@ import pyarrow.parquet as pq
 
 from kiln.pipelines.archive import core_task, transform
 from kiln.pipelines.archive.transform import ARCHIVE_OUTPUT, DECODE_RESULT, FAULT, ArchiveOutput, DecodeResult
-from kiln.pipelines.decode.decoder import DecodeConfig
+from kiln.pipelines.decode.decoder import DecodeConfig, FrameDecoder
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.native import core, library
 from kiln.pipelines.runtime import dedup_store
 from kiln.pipelines.runtime.dedup_store import DedupStoreConfig
 from kiln.pipelines.runtime.kafka_ranges import RECORDS
 from kiln.pipelines.updates import transform as updates
+from kiln.pipelines.updates.message_reader import MessageReader
 from kiln.schemas.kafka.records import Epoch, SeparatorRecord, WaitedTip
 
 NOW = 1_800_000_000_000_000
@@ -145,7 +146,7 @@ def _compare(batches: Sequence[pa.RecordBatch], config: DecodeConfig, in_python:
     found = [
         f"archive, {name}: {str(native.get(name))[:400]}\n  in Python: {str(value)[:400]}"
         for name, value in python.items()
-        if not _is_equal(value, native.get(name))
+        if not is_equal(value, native.get(name))
     ]
     for separating in SEPARATING:
         rows, expected = (update(batches, each, separating) for each in (config, in_python))
@@ -155,7 +156,8 @@ def _compare(batches: Sequence[pa.RecordBatch], config: DecodeConfig, in_python:
     return found
 
 
-def _is_equal(one: object, other: object) -> bool:
+def is_equal(one: object, other: object) -> bool:
+    """True if two results are the same."""
     if isinstance(one, pa.Table):
         return isinstance(other, pa.Table) and bool(one.equals(other))
     return one == other
@@ -179,3 +181,19 @@ def other_library(path: Path) -> ExitStack:
 def core_is_missing() -> bool:
     """True if this checkout has no library, or an old one."""
     return not library.find_engine().is_native
+
+
+def check_records(batches: Sequence[pa.RecordBatch], config: DecodeConfig) -> None:
+    """Assert that the core decodes each record that it takes as Python does. Row tests call it for their records, so
+    that they hold for both engines; without a core it does nothing."""
+    with patch.object(core, "SAMPLE_ONE_IN", 1), patch.object(core, "MIN_RECORDS", 0):
+        if not core.can_decode(config, 0):
+            return
+        decoder, reader = core.Core(config), MessageReader(config)
+        for batch in batches:
+            for rows in decoder.archive(batch):
+                for record, ours, theirs in core_task.compare_samples(rows, batch, FrameDecoder(config), config):
+                    assert ours == theirs, f"record {record.partition}/{record.offset}"
+            with patch.object(library, "_turned_off", []):
+                list(reader.read(batch))
+                assert library.find_engine().is_native, "updates"

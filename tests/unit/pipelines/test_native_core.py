@@ -1,0 +1,279 @@
+"""The native core: the same rows as in Python, whatever the records, and Python's where it is wrong."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import random
+import subprocess
+from functools import cache
+from pathlib import Path
+from shutil import copytree
+from unittest.mock import patch
+
+import pyarrow as pa
+import pytest
+
+from kiln.conf.process.errors import PrerequisiteError
+from kiln.deploy.demo.traffic import Traffic, TrafficOptions
+from kiln.deploy.stack import native_core
+from kiln.pipelines.decode.decoder import DecodeConfig
+from kiln.pipelines.delta.arrow_rows import build_arrow_schema
+from kiln.pipelines.native import core, library
+from kiln.schemas.delta.tables import TABLES
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
+from kit import engines
+from kit.changed_records import BUNDLES, RecordChanger
+
+needs_core = pytest.mark.skipif(engines.core_is_missing(), reason="no native core to compare with Python")
+needs_rustc = pytest.mark.skipif(library.find_rustc() is None, reason="no rustc to build a core with")
+
+_START_NS = 1_735_689_600_000_000_000
+
+
+@cache
+def traffic(count: int, *, is_checked: bool = True) -> list[bytes]:
+    """Frames of a network whose bridge has checked all messages, or most of them."""
+    options = TrafficOptions(network="local-bench", checked=1.0) if is_checked else TrafficOptions(seed=9, checked=0.7)
+    frames = Traffic(options, _START_NS, 200.0, keep_ledger=False).frames()
+    return [frame.value for frame, _ in zip(frames, range(count), strict=False)]
+
+
+CONFIGS = (
+    DecodeConfig(bundles=BUNDLES),
+    DecodeConfig("either", bundles=BUNDLES, batch_typ=4),
+    DecodeConfig("none", bundles=BUNDLES, ceramic=False),
+    DecodeConfig(bundles=BUNDLES, batch_typ=7, unsigned_horizon=1_000),
+)
+
+
+# ---------------------------------------------------------------- equal rows
+
+
+@needs_core
+@pytest.mark.parametrize("is_checked", [True, False])
+def test_both_engines_write_the_same(is_checked: bool) -> None:
+    """Rows, faults, statistics, digests, ranges of frames and counts; also of frames that came twice."""
+    frames = traffic(1_500, is_checked=is_checked)
+    batches = engines.build_batches([*frames, *frames[300:400]], 700, 2)
+    assert engines.find_differences(batches, DecodeConfig()) == []
+
+
+@needs_core
+def test_the_core_decodes_nearly_all_live_traffic() -> None:
+    frames = traffic(1_500)
+    archived, updated = engines.count_left(engines.build_batches(frames), DecodeConfig())
+    assert archived < len(frames) / 20
+    assert updated < len(frames) / 20
+
+
+@needs_core
+@pytest.mark.parametrize("seed", range(4))
+def test_both_engines_read_changed_records_alike(seed: int) -> None:
+    records = RecordChanger(seed).change([*traffic(1_500), *traffic(700, is_checked=False)], 1_200)
+    batches = engines.build_batches(records, (300, 1_200)[seed % 2], 1 + seed % 3)
+    assert engines.find_differences(batches, CONFIGS[seed]) == []
+
+
+@needs_core
+def test_null_values_and_slices_are_read_in_place() -> None:
+    """An Arrow batch may begin within its buffers, at any bit."""
+    records: list[bytes | None] = [*traffic(300)]
+    records[7] = records[100] = None
+    (whole,) = engines.build_batches(records)
+    assert engines.find_differences([whole.slice(3, 150), whole.slice(153, 120)], DecodeConfig()) == []
+
+
+@needs_core
+def test_a_call_takes_32_mib_at_most() -> None:
+    frame = Frame.FromString(traffic(1)[0])
+    frame.payload = bytes(1 << 20)
+    large = [frame.SerializeToString()] * 70
+    (batch,) = engines.build_batches(large)
+    spans = [(rows.first, rows.end) for rows in core.Core(DecodeConfig()).archive(batch)]
+    assert [end - first for first, end in spans] == [31, 31, 8]
+    assert spans[-1][1] == 70
+
+
+@needs_core
+def test_the_core_has_the_columns_of_the_tables() -> None:
+    (rows,) = core.Core(DecodeConfig()).archive(engines.build_batches(traffic(2))[0])
+    for name, table in zip(library.TABLES_OF_CORE, rows.tables, strict=False):
+        expected = build_arrow_schema(TABLES[name].columns)
+        assert table.schema.names == expected.names, name
+        for ours, theirs in zip(table.schema, expected, strict=True):
+            assert ours.type == theirs.type, f"{name}.{ours.name}"
+
+
+# ---------------------------------------------------------------- which engine
+
+
+@needs_core
+def test_small_tasks_and_unusual_settings_stay_in_python() -> None:
+    assert core.can_decode(DecodeConfig(), core.MIN_RECORDS)
+    assert not core.can_decode(DecodeConfig(), core.MIN_RECORDS - 1)
+    assert not core.can_decode(DecodeConfig(native_core=False), 1_000)
+    assert not core.can_decode(DecodeConfig(decoder="module:function"), 1_000)
+
+
+def test_without_a_library_python_decodes_and_the_command_is_named(tmp_path: Path) -> None:
+    with engines.other_library(tmp_path / "none.so"):
+        assert not core.can_decode(DecodeConfig(), 1_000)
+        assert library.find_engine().describe().endswith("the native core is not built. Run make native")
+        found = engines.archive(engines.build_batches(traffic(200)), DecodeConfig())
+    assert isinstance(found["frames"], pa.Table)
+
+
+@needs_core
+def test_a_library_of_other_sources_is_stale(tmp_path: Path) -> None:
+    (tmp_path / "lib.rs").write_text("// changed")
+    library._open_library.cache_clear()
+    try:
+        with patch.object(library, "SOURCES", tmp_path):
+            assert library.find_engine() == library.Engine(False, "the native core is stale. Run make native")
+    finally:
+        library._open_library.cache_clear()
+
+
+def test_a_file_that_is_no_library_is_not_used(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.so"
+    broken.write_bytes(b"no library")
+    with engines.other_library(broken):
+        assert "cannot be loaded" in library.find_engine().reason
+
+
+def test_setup_without_rustc_names_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with patch.object(native_core, "find_rustc", lambda: None):
+        assert native_core.main([]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "no rustc, so Python decodes all frames. For the native core: make native"
+    ]
+
+
+def test_make_native_fails_without_rustc(capsys: pytest.CaptureFixture[str]) -> None:
+    with (
+        patch.object(native_core, "find_rustc", lambda: None),
+        patch.object(native_core.shutil, "which", lambda _: None),
+    ):
+        assert native_core.main(["--install"]) == 1
+    assert "rustc 1.63 or later" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- digests
+
+
+@needs_core
+def test_digests_are_those_of_hashlib() -> None:
+    """Of random bytes of each length around the blocks of both functions."""
+    loaded = library.load_library()
+    assert loaded is not None
+    for size in [*range(300), 4_095, 4_096, 100_001]:
+        data = random.randbytes(size)
+        sha, blake = ctypes.create_string_buffer(32), ctypes.create_string_buffer(16)
+        loaded.kiln_sha256(data, size, sha)
+        loaded.kiln_blake2b(data, size, blake)
+        assert sha.raw == hashlib.sha256(data).digest(), size
+        assert blake.raw == hashlib.blake2b(data, digest_size=16).digest(), size
+
+
+# ---------------------------------------------------------------- a core that is wrong
+
+
+MUTANTS = {
+    "a peer id loses its leading zeros": (
+        "base_text.rs",
+        "let mut text = vec![alphabet[0]; zeros];",
+        "let mut text = vec![];",
+    ),
+    "an index is off by one": ("decoder.rs", ".checked_sub(1).and_then", ".checked_sub(0).and_then"),
+    "an unsigned message is lasting": ("decoder.rs", "self.verdict == VALID && self.message.is_signed", "true"),
+    "nanoseconds are not cut to µs": ("frame.rs", "self.observed_at / 1_000", "self.observed_at / 1_001"),
+    "an unchecked signature is accepted": (
+        "decoder.rs",
+        "NOT_CHECKED if frame.origin == REPLAY && !message.is_signed => UNSIGNED",
+        "NOT_CHECKED => UNSIGNED",
+    ),
+}
+
+
+def build_mutant(folder: Path, file: str, old: str, new: str) -> Path:
+    sources = folder / "src"
+    copytree(library.SOURCES, sources)
+    text = (sources / file).read_text()
+    assert text.count(old) == 1
+    (sources / file).write_text(text.replace(old, new))
+    rustc = library.find_rustc()
+    assert rustc is not None
+    library.build_library(rustc, folder / "mutant.so", sources, ["-C", "opt-level=1"])
+    return folder / "mutant.so"
+
+
+def claim_own_sources(path: Path) -> engines.ExitStack:
+    """Use a library although it was built from other sources."""
+    stack = engines.other_library(path)
+    stack.enter_context(patch.object(library, "compute_sources_digest", lambda: _read_digest(path)))
+    return stack
+
+
+def _read_digest(path: Path) -> str:
+    digest = ctypes.create_string_buffer(64)
+    ctypes.CDLL(str(path)).kiln_sources(digest)
+    return digest.raw.decode()
+
+
+@pytest.mark.slow
+@needs_rustc
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_wrong_core_is_noticed_and_turned_off(mutant: str, tmp_path: Path) -> None:
+    """The comparison fails for it; and with samples, a task writes Python's rows and counts the difference."""
+    records = RecordChanger(1).change([*traffic(1_500), *traffic(700, is_checked=False)], 1_200)
+    batches = engines.build_batches(records, 400)
+    config = DecodeConfig(bundles=BUNDLES)
+    expected = engines.archive(batches, DecodeConfig(bundles=BUNDLES, native_core=False))
+    with claim_own_sources(build_mutant(tmp_path, *MUTANTS[mutant])):
+        assert library.find_engine().is_native
+        assert engines.find_differences(batches, config)
+        with patch.object(core, "SAMPLE_ONE_IN", 1):
+            found = engines.archive(batches, config)
+        assert not library.find_engine().is_native, "the core is turned off"
+        assert found.pop("differences") == 1
+        expected.pop("differences")
+        assert [name for name in expected if not engines.is_equal(expected[name], found[name])] == []
+
+
+@pytest.mark.slow
+@needs_rustc
+def test_a_panic_leaves_the_record_or_the_call_to_python(tmp_path: Path) -> None:
+    rustc = library.find_rustc()
+    assert rustc is not None
+    library.build_library(rustc, tmp_path / "faults.so", None, ["--cfg", "kiln_faults", "-C", "opt-level=1"])
+    records: list[bytes | None] = [*traffic(900)]
+    for at, word in ((100, b"panic"), (101, b"panic"), (500, b"PANIC"), (899, b"panic")):
+        records[at] = (records[at] or b"") + b"\xa2\x06\x05" + word  # an unknown field
+    with engines.other_library(tmp_path / "faults.so"):
+        assert library.find_engine().is_native
+        for size in (150, 900):
+            batches = engines.build_batches(records, size)
+            archived, _ = engines.count_left(batches, DecodeConfig())
+            assert archived > 3
+            assert engines.find_differences(batches, DecodeConfig()) == []
+
+
+@pytest.mark.slow
+@needs_rustc
+def test_the_core_passes_its_own_tests(tmp_path: Path) -> None:
+    rustc = library.find_rustc()
+    assert rustc is not None
+    tests = tmp_path / "tests"
+    subprocess.run([rustc, "--edition", "2021", "--test", library.SOURCES / "lib.rs", "-o", tests], check=True)
+    subprocess.run([tests], check=True, stdout=subprocess.DEVNULL)
+
+
+@needs_rustc
+def test_sources_that_do_not_compile_are_named(tmp_path: Path) -> None:
+    (tmp_path / "lib.rs").write_text("this is no Rust")
+    rustc = library.find_rustc()
+    assert rustc is not None
+    with pytest.raises(PrerequisiteError, match="cannot build the native core"):
+        library.build_library(rustc, tmp_path / "core.so", tmp_path)
+    assert list(tmp_path.iterdir()) == [tmp_path / "lib.rs"]
