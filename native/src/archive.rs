@@ -4,7 +4,7 @@ use crate::columns::{Bigint, Binary, Bool, Int, List, Records, Text, TextMap, Ti
 use crate::decoder::{Copy, Core, Decoder, Left, Parts, Topic, VERDICT_NAMES};
 use crate::frame::{Frame, BEP50, DIRECTIONS, ORIGINS};
 use crate::ids::push_hex;
-use crate::table;
+use crate::{table, Mine};
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::rc::Rc;
 
@@ -98,8 +98,11 @@ pub fn bound_call(records: &Records, start: usize) -> usize {
 }
 
 /// Decodes one record. A panic leaves it to Python.
-pub fn read_guarded<T>(read: impl FnOnce() -> Result<T, Left>) -> Result<T, Left> {
-    catch_unwind(AssertUnwindSafe(read)).unwrap_or(Err(Left::Panicked))
+pub fn read_guarded<T>(read: impl FnOnce() -> Mine<T>) -> Result<T, Left> {
+    match catch_unwind(AssertUnwindSafe(read)) {
+        Ok(read) => read.map_err(|_| Left::NotMine),
+        Err(_) => Err(Left::Panicked),
+    }
 }
 
 /// Panics if a record ends with a word. Only in a library that tests build.
@@ -313,11 +316,10 @@ impl ArchiveRows {
         let table = &mut self.controls;
         for (index, (entry, topic)) in parts.rpc.controls.iter().zip(controlled).enumerate() {
             push_entry!(table, frame, source, topic, entry.wire_bytes, index);
-            let ids = entry.ids.clone().map(|range| &parts.ids[range]);
             table.kind.push(entry.kind.name());
             table.raw.push_optional(None::<&[u8]>);
-            table.message_ids.push_optional(ids);
-            table.message_id_count.push_optional(ids.map(|ids| ids.len() as i32));
+            table.message_ids.push_optional(entry.ids.clone().map(|ids| ids.map(|id| parts.id(id))));
+            table.message_id_count.push_optional(entry.ids.as_ref().map(|ids| ids.len() as i32));
             table.peer_count.push_optional(entry.peer_count);
             table.backoff.push_optional(entry.backoff);
         }

@@ -191,6 +191,35 @@ pub unsafe extern "C" fn kiln_updates(
     export_batches(decoded, arrays, schemas)
 }
 
+/// Finds the records whose topic tables are to be learnt before a call of `kiln_archive` or `kiln_updates` with the same
+/// start. Returns how many there are: their rows are in `rows`, at most `room` of them. -1 if the core panicked.
+///
+/// # Safety
+/// As `kiln_archive`, with room for so many rows.
+#[no_mangle]
+pub unsafe extern "C" fn kiln_unknown_tables(
+    core: *const Core,
+    input: *const ArrowArray,
+    start: i64,
+    rows: *mut i32,
+    room: usize,
+) -> i64 {
+    let records = import_records(&*input);
+    let found = catch_unwind(AssertUnwindSafe(|| {
+        let end = bound_call(&records, start as usize);
+        (*core).tables.find_unknown(&records, start as usize, end)
+    }));
+    match found {
+        Ok(found) => {
+            for (at, row) in found.iter().take(room).enumerate() {
+                rows.add(at).write(*row as i32);
+            }
+            found.len().min(room) as i64
+        }
+        Err(_) => PANICKED,
+    }
+}
+
 /// SHA-256 of some bytes, for tests.
 ///
 /// # Safety

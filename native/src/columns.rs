@@ -219,12 +219,12 @@ impl Default for List {
 }
 
 impl List {
-    pub fn push_optional(&mut self, items: Option<&[Vec<u8>]>) {
-        for item in items.unwrap_or_default() {
+    pub fn push_optional<'t>(&mut self, items: Option<impl Iterator<Item = &'t [u8]>>) {
+        self.validity.push(items.is_some());
+        for item in items.into_iter().flatten() {
             self.items.push(item);
         }
         self.ends.push(self.items.validity.rows as i32);
-        self.validity.push(items.is_some());
     }
 }
 

@@ -1,5 +1,6 @@
 //! One Frame to its messages and control entries: `decode_parts` of pipelines/archive/transform.py.
 
+use crate::columns::Records;
 use crate::content::Content;
 use crate::frame::{Frame, IN, MAX_PEER, REPLAY};
 use crate::hash::{blake2b_16, sha256};
@@ -8,8 +9,8 @@ use crate::rpc::{Message, Rpc, WireTopic, MAX_TOPIC};
 use crate::topics::{parse_topic, CeramicTopic, Separator};
 use crate::{require, Mine, NotMine};
 use std::collections::hash_map::DefaultHasher;
-use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
+use std::collections::{HashMap, HashSet};
+use std::hash::Hasher;
 use std::rc::Rc;
 
 /// Verdicts of the bridge: `Verdict` of schemas/wire/identity.py.
@@ -55,27 +56,9 @@ impl Sampler {
     }
 }
 
-/// A fast hash. Peers choose the keys, so each map that uses it is cleared when it is full.
-#[derive(Default)]
-pub struct FastHasher(u64);
-
-impl Hasher for FastHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for chunk in bytes.chunks(8) {
-            let mut word = [0u8; 8];
-            word[..chunk.len()].copy_from_slice(chunk);
-            self.0 = (self.0.rotate_left(5) ^ u64::from_le_bytes(word)).wrapping_mul(0x517c_c1b7_2722_0a95);
-        }
-    }
-}
-
 /// Texts of peer ids, which nearly all records repeat.
 #[derive(Default)]
-pub struct PeerTexts(HashMap<Vec<u8>, Rc<[u8]>, BuildHasherDefault<FastHasher>>);
+pub struct PeerTexts(HashMap<Vec<u8>, Rc<[u8]>>);
 
 impl PeerTexts {
     /// Formats a peer id of at most `MAX_PEER` bytes.
@@ -110,15 +93,29 @@ impl TopicTables {
     }
 
     /// The topics of a connection by index, the first at 0.
-    fn find(&self, frame: &Frame) -> Result<&[String], Left> {
+    fn find(&self, frame: &Frame) -> Mine<&[String]> {
         if frame.hello_in.is_empty() && frame.hello_out.is_empty() {
             return Ok(&[]);
         }
         match self.0.get(&Self::build_key(frame.hello_in, frame.hello_out)) {
             Some(Some(topics)) => Ok(topics),
-            Some(None) => Err(Left::NotMine),
-            None => Err(Left::UnknownTable),
+            _ => Err(NotMine),
         }
+    }
+
+    /// Finds the first record of each pair of hellos that was not learnt, as many as there is room for.
+    pub fn find_unknown(&self, records: &Records, start: usize, end: usize) -> Vec<usize> {
+        let (mut unknown, mut pairs) = (vec![], HashSet::new());
+        for row in start..end {
+            if let Ok(frame) = Frame::read(records.value(row).unwrap_or_default()) {
+                let pair = (frame.hello_in, frame.hello_out);
+                let is_new = pair != (&[], &[]) && pairs.len() < MAX_TOPIC_TABLES && pairs.insert(pair);
+                if is_new && !self.0.contains_key(&Self::build_key(frame.hello_in, frame.hello_out)) {
+                    unknown.push(row);
+                }
+            }
+        }
+        unknown
     }
 }
 
@@ -127,15 +124,7 @@ impl TopicTables {
 #[repr(i32)]
 pub enum Left {
     NotMine = 0,
-    /// the topic table of its connection is to be learnt
-    UnknownTable = 1,
-    Panicked = 2,
-}
-
-impl From<NotMine> for Left {
-    fn from(_: NotMine) -> Self {
-        Left::NotMine
-    }
+    Panicked = 1,
 }
 
 /// A topic as the tables have it.
@@ -186,8 +175,17 @@ pub struct Parts<'a> {
     pub copies: Vec<Copy<'a>>,
     /// topics of the subscriptions, then of the control entries
     pub topics: Vec<Topic<'a>>,
-    /// texts of `rpc.ids`
-    pub ids: Vec<Vec<u8>>,
+    /// texts of `rpc.ids`, one after another, and their ends
+    pub id_texts: Vec<u8>,
+    pub id_ends: Vec<usize>,
+}
+
+impl Parts<'_> {
+    /// The text of an id of `rpc.ids`.
+    pub fn id(&self, index: usize) -> &[u8] {
+        let start = if index == 0 { 0 } else { self.id_ends[index - 1] };
+        &self.id_texts[start..self.id_ends[index]]
+    }
 }
 
 /// Decoder of the frames of one record batch.
@@ -200,7 +198,7 @@ pub struct Decoder<'c> {
 
 impl<'c: 'a, 'a> Decoder<'c> {
     /// Decodes messages and control part of a frame.
-    pub fn read_parts(&mut self, frame: &Frame<'a>) -> Result<Parts<'a>, Left> {
+    pub fn read_parts(&mut self, frame: &Frame<'a>) -> Mine<Parts<'a>> {
         let mut parts = Parts::default();
         if frame.direction != IN {
             // only a message that our node publishes has a verdict there, and it is a message of its own
@@ -225,13 +223,14 @@ impl<'c: 'a, 'a> Decoder<'c> {
             parts.topics.push(resolve_topic(topic, table, frame.network, self.config)?);
         }
         for raw in &parts.rpc.ids {
-            parts.ids.push(self.format_gossip_id(raw)?);
+            self.push_gossip_id(raw, &mut parts.id_texts)?;
+            parts.id_ends.push(parts.id_texts.len());
         }
         Ok(parts)
     }
 
     /// Decodes the messages of a frame that the bridge did not refuse.
-    pub fn read_copies(&mut self, frame: &Frame<'a>) -> Result<Vec<Copy<'a>>, Left> {
+    pub fn read_copies(&mut self, frame: &Frame<'a>) -> Mine<Vec<Copy<'a>>> {
         let mut copies = vec![];
         if frame.direction != IN {
             require(frame.verdicts.iter().all(|verdict| *verdict == NOT_CHECKED))?;
@@ -285,13 +284,12 @@ impl<'c: 'a, 'a> Decoder<'c> {
         Ok(Copy { index: index as i32, message, topic, id, given, verdict, author, content })
     }
 
-    fn format_gossip_id(&mut self, raw: &[u8]) -> Mine<Vec<u8>> {
-        let mut text = Vec::with_capacity(80);
+    fn push_gossip_id(&mut self, raw: &[u8], text: &mut Vec<u8>) -> Mine<()> {
         match GossipId::read(raw)? {
-            GossipId::Content(digest) => push_content_id(digest, &mut text),
-            GossipId::Signed { author, seqno } => push_message_id(&self.peers.format(&author), seqno, &mut text)?,
+            GossipId::Content(digest) => push_content_id(digest, text),
+            GossipId::Signed { author, seqno } => push_message_id(&self.peers.format(&author), seqno, text)?,
         }
-        Ok(text)
+        Ok(())
     }
 }
 

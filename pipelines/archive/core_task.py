@@ -276,8 +276,12 @@ def compare_samples(
 def _build_python_rows(record: RecordRow, decoder: FrameDecoder, config: DecodeConfig) -> _ArchiveRows:
     decoded = decode_record(decoder, record.partition, record.offset, record.stamp, record.value)
     packed = [pack_message(item, config) for item in decoded.items if isinstance(item, DecodedMessage)]
-    identities = [(each.identities[0], (*each.identities, None)[1], each.position) for each in packed]
-    identities += [((), (), item.ref.text) for item in decoded.items if isinstance(item, RejectedMessage)]
+    identities: list[tuple[object, ...]] = [
+        (each.identities[0], (*each.identities, None)[1], each.position) for each in packed
+    ]
+    identities += [
+        (item.stage, item.reason, item.ref.text) for item in decoded.items if isinstance(item, RejectedMessage)
+    ]
     made: dict[str, Sequence[Sequence[object]]] = {
         "frames": [decoded.row] if decoded.frame is not None else [],
         "copies": decoded.copies,

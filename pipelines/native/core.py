@@ -24,7 +24,8 @@ SAMPLE_ONE_IN = 1_000
 
 _RECORD_COLUMNS: Final = ["partition", "offset", "stamp", "value"]
 _ARRAY_BYTES, _SCHEMA_BYTES = 80, 72  # sizes of the structs of the C data interface
-_UNKNOWN_TABLE, _PANICKED = 1, 2  # causes for which a record is left, besides 0
+_PANICKED = 1  # cause for which a record is left; else 0
+_MAX_TABLES: Final = 1_024  # topic tables that the core learns
 _LEFT_AT_ONCE: Final = 1_000  # records of a call that failed
 
 
@@ -84,12 +85,11 @@ class Core:
         with _ExportedBatch(batch.select(_RECORD_COLUMNS)) as exported:
             first = 0
             while first < batch.num_rows:
+                unknown = (ctypes.c_int32 * _MAX_TABLES)()
+                count = self._library.kiln_unknown_tables(self._core, exported.array, first, unknown, _MAX_TABLES)
+                for row in unknown[: max(count, 0)]:
+                    self._learn(batch.column("value")[row].as_py())
                 rows, causes = self._call(function, tables, exported, first)
-                unknown = [row for row, cause in zip(rows.left, causes, strict=True) if cause == _UNKNOWN_TABLE]
-                if unknown:
-                    for value in batch.column("value").take(pa.array(unknown)).to_pylist():
-                        self._learn(value)
-                    rows, causes = self._call(function, tables, exported, first)
                 for row, cause in zip(rows.left, causes, strict=True):
                     if cause == _PANICKED:
                         log_panic(batch.column("partition")[row].as_py(), batch.column("offset")[row].as_py())

@@ -112,6 +112,8 @@ def _declare_functions(library: ctypes.CDLL) -> None:
     for function in (library.kiln_archive, library.kiln_updates):
         function.argtypes = [pointer, pointer, number, pointer, pointer]
         function.restype = number
+    library.kiln_unknown_tables.argtypes = [pointer, pointer, number, pointer, size]
+    library.kiln_unknown_tables.restype = number
     for function in (library.kiln_sha256, library.kiln_blake2b):
         function.argtypes = [chars, size, pointer]
         function.restype = None

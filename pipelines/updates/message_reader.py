@@ -125,23 +125,52 @@ class MessageReader:
 def _build_messages(messages: pa.RecordBatch, batch: pa.RecordBatch) -> list[DecodedMessage]:
     """Build messages from the core's columns. `batch`: the RECORDS that they are in."""
     records = messages.column("row")
-    partitions, offsets = (batch.column(name).take(records).to_pylist() for name in ("partition", "offset"))
+    refs = [batch.column(name).take(records).to_pylist() for name in ("partition", "offset")]
+    refs.append(messages.column("message_index").to_pylist())
+    separators = (messages.column(name).to_pylist() for name in ("separator_key", "separator_value"))
+    contents = (messages.column(name).to_pylist() for name in _CONTENT_COLUMNS)
+    envelopes = (messages.column(name).to_pylist() for name in _ENVELOPE_COLUMNS)
     return [
         DecodedMessage(
-            MessageRef(partition, offset, row["message_index"]),
-            row["message_id"],
-            row["network"],
-            row["origin"],
-            row["topic"],
-            row["topic_source"],
-            None if row["separator_key"] is None else Separator(row["separator_key"], row["separator_value"]),
-            Verdict(row["verdict"]),
-            row["remote_peer"],
-            row["observed_at"],
-            Message.FromString(row["envelope"]),
-            PubsubMessage(row["type"], row["stream"], row["tip"], row["model"], row["sep"], row["batch"]),
-            MessageCopy(row["network"], row["message_id"], VERDICT_NAMES[row["given_verdict"]]),
-            bool(row["own"]),
+            MessageRef(*ref),
+            message_id,
+            network,
+            origin,
+            topic,
+            source,
+            None if separator[0] is None else Separator(*separator),
+            Verdict(verdict),
+            remote,
+            observed_at,
+            Message.FromString(envelope),
+            PubsubMessage(*content),
+            MessageCopy(network, message_id, VERDICT_NAMES[given]),
+            own == 1,
         )
-        for partition, offset, row in zip(partitions, offsets, messages.to_pylist(), strict=True)
+        for ref, separator, content, (
+            message_id,
+            network,
+            origin,
+            topic,
+            source,
+            given,
+            verdict,
+            remote,
+            observed_at,
+            envelope,
+            own,
+        ) in zip(
+            zip(*refs, strict=True),
+            zip(*separators, strict=True),
+            zip(*contents, strict=True),
+            zip(*envelopes, strict=True),
+            strict=True,
+        )
     ]
+
+
+_CONTENT_COLUMNS: Final = ("type", "stream", "tip", "model", "sep", "batch")
+_ENVELOPE_COLUMNS: Final = (
+    *("message_id", "network", "origin", "topic", "topic_source", "given_verdict", "verdict", "remote_peer"),
+    *("observed_at", "envelope", "own"),
+)

@@ -24,7 +24,9 @@ from kiln.pipelines.runtime import dedup_store
 from kiln.pipelines.runtime.dedup_store import DedupStoreConfig
 from kiln.pipelines.runtime.kafka_ranges import RECORDS
 from kiln.pipelines.updates import transform as updates
+from kiln.pipelines.updates.known_streams import StreamsTopic
 from kiln.pipelines.updates.message_reader import MessageReader
+from kiln.pipelines.updates.update_rows import UpdateRow
 from kiln.schemas.kafka.records import Epoch, SeparatorRecord, WaitedTip
 
 NOW = 1_800_000_000_000_000
@@ -77,15 +79,19 @@ def archive(batches: Sequence[pa.RecordBatch], config: DecodeConfig) -> dict[str
 
 
 def _collect(rows: list[dict[str, object]], folder: Path) -> dict[str, object]:
-    found: dict[str, object] = {"faults": sorted((row["key"], row["value"]) for row in rows if row["kind"] == FAULT)}
+    found: dict[str, object] = {
+        "faults": sorted((str(row["key"]), str(row["value"])) for row in rows if row["kind"] == FAULT)
+    }
     files = []
     for row in rows:
         if row["kind"] == DECODE_RESULT:
+            assert isinstance(row["value"], bytes)
             result = msgspec.msgpack.decode(row["value"], type=DecodeResult)
             files += [*result.frames, *result.parts]
             found |= {"spans": result.spans, "ranges": result.frame_ranges, "copies": result.valid_copies}
             found |= {"entries": result.entries, "differences": result.core_differences}
         if row["kind"] == ARCHIVE_OUTPUT:
+            assert isinstance(row["value"], bytes)
             output = msgspec.msgpack.decode(row["value"], type=ArchiveOutput)
             files += output.messages
             found |= {"counts": output.counts, "rejected": output.faults, "tallies": sorted(map(repr, output.tallies))}
@@ -121,14 +127,14 @@ class _SomeStreams:
 SEPARATING = (
     updates.SeparatorConfig(),
     updates.SeparatorConfig(fetch=True),
-    updates.SeparatorConfig(updates.StreamsTopic("streams", ()), fetch=True),
-    updates.SeparatorConfig(updates.StreamsTopic("streams", ()), fetch=True, believe=False),
+    updates.SeparatorConfig(StreamsTopic("streams", ()), fetch=True),
+    updates.SeparatorConfig(StreamsTopic("streams", ()), fetch=True, believe=False),
 )
 
 
 def update(
     batches: Sequence[pa.RecordBatch], config: DecodeConfig, separating: updates.SeparatorConfig
-) -> list[updates.UpdateRow]:
+) -> list[UpdateRow]:
     """All rows of a task of `updates`."""
     with patch.object(updates, "open_known_streams", lambda topic: _SomeStreams()):
         return list(updates.decode_records(iter(batches), config, separating, EPOCH))

@@ -6,6 +6,7 @@ import ctypes
 import hashlib
 import random
 import subprocess
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 from shutil import copytree
@@ -208,7 +209,7 @@ def build_mutant(folder: Path, file: str, old: str, new: str) -> Path:
     return folder / "mutant.so"
 
 
-def claim_own_sources(path: Path) -> engines.ExitStack:
+def claim_own_sources(path: Path) -> ExitStack:
     """Use a library although it was built from other sources."""
     stack = engines.other_library(path)
     stack.enter_context(patch.object(library, "compute_sources_digest", lambda: _read_digest(path)))
