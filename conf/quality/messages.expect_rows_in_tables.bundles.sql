@@ -9,5 +9,5 @@ FROM (
     FROM new_messages SELECT topic, topic_source, observed_at
     UNION ALL FROM new_subscriptions SELECT topic, topic_source, observed_at
     UNION ALL FROM new_controls SELECT topic, topic_source, observed_at)
-WHERE topic_source = 'index' AND topic NOT IN (SELECT unnest(topics) FROM bundles)
+WHERE topic_source = 'index' AND topic IS NOT NULL AND topic NOT IN (SELECT unnest(topics) FROM bundles)
 GROUP BY topic

@@ -91,6 +91,7 @@ class SuiteRun:
             except LakeError as error:
                 self._unreadable[name] = str(error)
         self._positions = self._read_positions()
+        self._views: dict[str, str] = {}
         self._db = duckdb.connect()
         register_store(self._db, lake)
         self._db.execute("SET TimeZone = 'UTC'")
@@ -277,8 +278,10 @@ class SuiteRun:
     def _create_view(self, view: str, name: str, files: Mapping[str, int], *, new: bool = False) -> None:
         time = TIMES.get(name)
         since = f" WHERE {time} >= TIMESTAMPTZ '{self._since.isoformat()}'" if new and time and self._since else ""
-        rows = build_columns_query(self._columns[name], list(files))
-        self._db.execute(f"CREATE OR REPLACE VIEW {view} AS FROM ({rows}){since}")
+        query = f"FROM ({build_columns_query(self._columns[name], list(files))}){since}"
+        if self._views.get(view) != query:  # each new view opens the files
+            self._db.execute(f"CREATE OR REPLACE VIEW {view} AS {query}")
+            self._views[view] = query
 
     def _count_waiting(self, check: SuiteCheck, passed: Mapping[str, DeltaTable]) -> int:
         """Count the rows of the check's table that are not judged yet, because not all queries have passed them."""
