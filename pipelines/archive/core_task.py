@@ -98,7 +98,9 @@ class CopyChunk:
         if items and messages.num_rows:
             rows = [*identities.column("row").to_pylist(), *(row for row, _ in items)]
             self._order = order = sorted(range(len(rows)), key=rows.__getitem__)  # stable
-            self.columns = CopyColumns(*([column[at] for at in order] for column in self.columns))
+            self.columns = CopyColumns(
+                [first[at] for at in order], [second[at] for at in order], [positions[at] for at in order]
+            )
 
     def restore_order(self, passed: list[bool]) -> list[bool]:
         """Return what `select_new` returned for `columns`, in the order of `messages` and `items`."""
@@ -261,14 +263,14 @@ def compare_samples(
     offsets = pa.array([record.offset for record in samples], pa.int64())
     for name, table in zip(TABLES_OF_CORE, rows.tables, strict=False):
         some = table.filter(pc.is_in(table.column("kafka_offset"), offsets))
-        for position, row in zip(_list_positions(some), _list_rows(some), strict=True):
+        for position, values in zip(_list_positions(some), _list_rows(some), strict=True):
             if position in from_core:
-                from_core[position][name].append(row)
+                from_core[position][name].append(values)
     by_row = {record.row: (record.partition, record.offset) for record in samples}
     identities = rows.tables[-1]
     some = identities.filter(pc.is_in(identities.column("row"), pa.array(list(by_row), pa.int32())))
-    for row, *digests in _list_rows(some):
-        from_core[by_row[row]]["identities"].append(tuple(digests))
+    for row, digests in zip(some.column("row").to_pylist(), _list_rows(some), strict=True):
+        from_core[by_row[row]]["identities"].append(digests[1:])
     for record in samples:
         yield record, from_core[record.partition, record.offset], _build_python_rows(record, decoder, config)
 

@@ -426,9 +426,8 @@ def decode_data(row: Sequence[object], decoder: MessageDecoder) -> tuple[Sequenc
 def pack_message(item: DecodedMessage, config: DecodeConfig) -> PackedRow:
     """Pack a copy of a message with its digests. `build_message_rows` builds its row."""
     identities = compute_identities(item, "", config.unsigned_horizon)
-    if is_lasting(item.message_id, item.verdict is Verdict.VALID):
-        identities = identities[:1]
-    return PackedRow("messages", identities, item.ref.text, item, 0)
+    lasting = is_lasting(item.message_id, item.verdict is Verdict.VALID)
+    return PackedRow("messages", identities[:1] if lasting else identities, item.ref.text, item, 0)
 
 
 def pack_faults(item: RejectedMessage) -> list[PackedRow]:

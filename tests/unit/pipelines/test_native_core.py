@@ -154,7 +154,7 @@ def test_setup_without_rustc_names_the_command(capsys: pytest.CaptureFixture[str
 def test_make_native_fails_without_rustc(capsys: pytest.CaptureFixture[str]) -> None:
     with (
         patch.object(native_core, "find_rustc", lambda: None),
-        patch.object(native_core.shutil, "which", lambda _: None),
+        patch("shutil.which", lambda _: None),
     ):
         assert native_core.main(["--install"]) == 1
     assert "rustc 1.63 or later" in capsys.readouterr().err
