@@ -186,7 +186,10 @@ def check_engine(engine: Engine) -> DoctorCheck:
     """Check that the native core decodes frames."""
     if engine.is_native:
         return DoctorCheck("native core", "ok", "decodes frames")
-    return DoctorCheck("native core", "warn", f"Python decodes frames: {engine.reason}", BUILD_COMMAND)
+    text = f"Python decodes frames: {engine.reason}"
+    if BUILD_COMMAND not in engine.reason:
+        return DoctorCheck("native core", "ok", text)  # there is nothing to be done
+    return DoctorCheck("native core", "warn", text, BUILD_COMMAND)
 
 
 def check_state(folder: Path, problem: str, private: bool = True, owner: str = "") -> DoctorCheck:

@@ -84,6 +84,8 @@ _turned_off: list[str] = []
 
 @lru_cache
 def _open_library(path: Path) -> tuple[ctypes.CDLL | None, Engine]:
+    if not path.exists() and not SOURCES.is_dir():
+        return None, Engine(False, "this installation has no native core")
     if not path.exists():
         return None, Engine(False, f"the native core is not built. Run {BUILD_COMMAND}")
     try:
