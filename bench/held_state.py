@@ -3,6 +3,7 @@ in one process: no Spark, no broker."""
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import random
 import tempfile
@@ -33,6 +34,7 @@ _AT = 1_735_689_600_000_000  # µs, 2025-01-01
 
 def measure(extent: Extent, say: Say) -> Finding:
     """CPU time of the steps of one micro-batch, with nothing held and with much."""
+    gc.set_threshold(100_000, 50, 100)  # as Spark's workers have it
     windows, connections, streams = (extent.of(size, least=2_000) for size in (WINDOWS, CONNECTIONS, STREAMS))
     names = (
         ("windows: none open", f"windows: {windows:,} open"),
@@ -71,7 +73,7 @@ class _Windows:
 
     def __init__(self, count: int) -> None:
         self._count = count
-        self._head, self._shards = b"", dict[int, bytes]()
+        self._state = b""
         step = max(10_000, count // 4)
         for first in range(0, count, step):
             self._take(_stretch(range(first, min(count, first + step)), 0))
@@ -81,24 +83,24 @@ class _Windows:
     @property
     def size(self) -> int:
         """Bytes of the state."""
-        return len(self._head) + sum(map(len, self._shards.values()))
+        return len(self._state)
 
     def micro_batch(self, run: int) -> float:
         """ms. Where no window is open, each opens one."""
-        kept = self._head, dict(self._shards)
+        kept = self._state
         touched = random.Random(run).sample(range(self._count), TOUCHED) if self._count else range(TOUCHED)
         stretch = _stretch(touched, 1 + run)
         started = time.process_time()
         self._take(stretch)
         taken = _since(started)
-        self._head, self._shards = kept
+        self._state = kept
         return taken
 
     def _take(self, stretch: UpdateRange) -> None:
-        windows = PartitionWindows(_LENGTH, self._head, 0, self._shards)
+        windows = PartitionWindows(_LENGTH, self._state)
         windows.add_range(stretch)
         windows.advance(stretch.stamps[-1] + 1)
-        self._head = windows.dump()
+        self._state = windows.dump()
 
 
 def _stretch(separators: Sequence[int], epoch: int) -> UpdateRange:

@@ -12,7 +12,7 @@ from bench.report import Aim, Finding, Ratio
 from bench.runs import Extent, Side, in_turn
 from kiln.pipelines.runtime.kafka import write_topic
 
-OPEN = (1_000, 1_000_000)
+OPEN = (200, 20_000)
 """windows"""
 TOUCHED = 1_000
 """updates of a micro-batch, each for a window that is open"""
@@ -26,7 +26,7 @@ _SPREAD = 7_919  # a prime: updates that follow each other are for windows far a
 
 def measure(ground: Ground, extent: Extent) -> Finding:
     """Both queries keep their checkpoints, and read so many records more in each run."""
-    few, many = (_OpenWindowsQuery(ground, extent.of(count, least=1_000)) for count in OPEN)
+    few, many = (_OpenWindowsQuery(ground, extent.of(count, least=200)) for count in OPEN)
     sides: dict[str, Side] = {f"{side.count:,} open windows": side.micro_batch for side in (few, many)}
     least, most = in_turn(sides, extent.runs, "s", ground.say)
     return Finding(

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pyspark.sql import Row
-from pyspark.sql.streaming.stateful_processor import MapState, StatefulProcessor, StatefulProcessorHandle, TimerValues
-from pyspark.sql.types import BinaryType, IntegerType, StructField, StructType
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle, TimerValues
+from pyspark.sql.types import BinaryType, StructField, StructType
 
 from kiln.pipelines.batch.batching import BatchConfig, BatchOutput, batch_offset_ranges
 from kiln.pipelines.batch.offset_range import PackedOffsetRange, merge_offset_ranges
@@ -24,40 +24,18 @@ OUTPUT = "topic string, key binary, value binary"
 """Rows for Kafka: `topic` is a name without prefix."""
 
 _STATE = StructType([StructField("state", BinaryType())])
-_SHARD = StructType([StructField("shard", IntegerType())])
 _OUTPUT_SIZE = 1 << 20
 """Bytes of values after which a DataFrame ends: it bounds memory, and Spark sends its rows while the next are built."""
 
 
-class _StateShards:
-    """Shards of the current partition's state (`kiln.pipelines.batch.windows.StateShards`)."""
-
-    def __init__(self, state: MapState) -> None:
-        self._state = state
-
-    def __getitem__(self, shard: int) -> bytes:
-        row = self._state.getValue((shard,))
-        if row is None:
-            raise RuntimeError(f"shard {shard} of the open windows is not in the checkpoint of the query batch")
-        return bytes(row[0])
-
-    def __setitem__(self, shard: int, data: bytes) -> None:
-        self._state.updateValue((shard,), (data,))
-
-    def __delitem__(self, shard: int) -> None:
-        self._state.removeKey((shard,))
-
-
 class BatchProcessor(StatefulProcessor):
-    """Batcher keyed by Kafka partition. Its state is the head of the windows, read and written once per micro-batch,
-    and their shards (`PartitionWindows`)."""
+    """Batcher keyed by Kafka partition. Its state is that of the windows, read and written once per micro-batch."""
 
     def __init__(self, batching: BatchConfig) -> None:
         self._batching = batching
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._state = handle.getValueState("windows", _STATE)
-        self._shards = _StateShards(handle.getMapState("shards", _SHARD, _STATE))
 
     def handleInputRows(
         self,
@@ -75,8 +53,7 @@ class BatchProcessor(StatefulProcessor):
                 columns = (frame[name].tolist() for name in PackedOffsetRange._fields)
                 packed += map(PackedOffsetRange._make, zip(*columns, strict=True))
         state = self._state.get()
-        head = bytes(state[0]) if state else b""
-        windows = PartitionWindows(self._batching.window, head, self._batching.grace, self._shards)
+        windows = PartitionWindows(self._batching.window, bytes(state[0]) if state else b"", self._batching.grace)
         outputs: list[BatchOutput] = []
         size = 0
         for output in batch_offset_ranges(windows, key[0], merge_offset_ranges(packed), self._batching.block_limit):

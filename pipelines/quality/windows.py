@@ -119,7 +119,7 @@ def _read_updates(reader: duckdb.DuckDBPyConnection, context: CheckContext, star
         for *owner, stream, tip, observed_at, log_time in zip(*columns, strict=True):
             try:
                 leaf = encode_stream_key(stream) + cid_bytes(tip)
-            except (KeyError, IndexError, ValueError):
+            except ValueError:
                 continue  # other expectations report malformed CIDs and StreamIDs
             network, origin, key, value = owner
             yield BatchedUpdate((network, origin, key, value), leaf, observed_at, log_time)

@@ -13,10 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
-from typing import NamedTuple
+from itertools import chain
+from typing import Final, NamedTuple
+
+import cbor2
+from cbor2 import CBORTag
+from libipld import encode_dag_cbor
 
 from kiln.schemas.wire.cid import CBOR, DAG_CBOR, RAW, SHA2_256, CidError, cid_text, compute_cid, is_cid, parse_cid
-from kiln.schemas.wire.streamid import MAX_TEXT, StreamID, StreamIdError, stream_text
+from kiln.schemas.wire.streamid import StreamID, StreamIdError, stream_text
 
 MAX_BLOCK = 256_000
 """Largest block written, in bytes: js-ceramic's IPFS_MAX_COMMIT_SIZE, which it applies to every block it loads."""
@@ -24,10 +29,10 @@ MAX_BLOCK = 256_000
 _MAX_INVALID = 1_000  # invalid entries of one block that are listed
 _ITEMS_OF_ANY_BLOCK = 16_000  # CBOR items that a block of any size may have, and one more for each _BYTES_PER_ITEM
 _BYTES_PER_ITEM = 8  # a stream with one tip has four items in over 100 bytes, and each further tip two in 41
+_KEY_END = b"\n"  # no StreamID text has it
+_MAX_LIBIPLD_CID = 64  # bytes. libipld writes a CID whose digest alone is longer as plain bytes
 _ITEMS_PER_INVALID = 8  # an invalid entry costs as much time as so many items, in addition to its own
 
-_FRAME = b"\xa1\x64tips"  # what comes before the map of streams
-_FRAME_SIZE = len(_FRAME)
 _TEXT, _BYTES, _ARRAY, _MAP, _TAG, _SIMPLE = 3, 2, 4, 5, 6, 7
 _MAJOR = {
     0: "an integer",
@@ -102,91 +107,118 @@ def write_blocks(tips: Mapping[str, Iterable[bytes]], limit: int = MAX_BLOCK) ->
 
 
 def encode_stream_key(stream: str) -> bytes:
-    """Encode the key of a stream in a block: its StreamID as CBOR text. The canonical order is that of keys as
-    bytes."""
-    return _TEXT_HEADS[len(stream)] + stream.encode()
+    """Encode a StreamID as the start of its leaves."""
+    return stream.encode() + _KEY_END
 
 
-def list_tips(leaves: Iterable[bytes]) -> dict[str, set[bytes]]:
+def list_tips(leaves: Iterable[bytes]) -> dict[str, list[bytes]]:
     """Group leaves by stream: StreamID text -> CID bytes."""
-    tips: dict[bytes, set[bytes]] = {}
+    tips: dict[str, list[bytes]] = {}
     for leaf in leaves:
-        end = _find_key_end(leaf)
-        key, tip = leaf[:end], leaf[end:]
-        if key in tips:
-            tips[key].add(tip)
+        key, _, tip = leaf.partition(_KEY_END)
+        stream = key.decode()
+        if stream in tips:
+            tips[stream].append(tip)
         else:
-            tips[key] = {tip}
-    return {_decode_key(key): links for key, links in tips.items()}
+            tips[stream] = [tip]
+    return tips
 
 
 def write_leaves(leaves: Collection[bytes], limit: int = MAX_BLOCK) -> list[BatchBlock]:
     """Write tips as ``write_blocks`` does, from leaves.
 
-    A leaf is one tip of one stream: ``encode_stream_key(stream)``, then the bytes of the CID. Sorted as bytes, leaves
-    have the order of a block. The leaves are distinct, with canonical StreamIDs and valid CIDs; this is not checked.
+    A leaf is one tip of one stream: ``encode_stream_key(stream)``, then the bytes of the CID. The leaves are distinct,
+    with canonical StreamIDs and valid CIDs; this is not checked.
 
     Raises:
         BlockError: The limit is too small even for one tip.
     """
-    blocks: list[BatchBlock] = []
-    entries: list[bytes] = []
-    size = 0  # of the entries
-    for entry in _encode_entries(sorted(leaves), limit - _FRAME_SIZE - _compute_head_size(1)):
-        if entries and _FRAME_SIZE + _compute_head_size(len(entries) + 1) + size + len(entry) > limit:
-            blocks.append(_write_block(entries))
-            entries, size = [], 0
-        entries.append(entry)
-        size += len(entry)
-    if entries:
-        blocks.append(_write_block(entries))
-    return blocks
+    if not leaves:
+        return []
+    tips = list_tips(leaves)
+    for links in tips.values():
+        if len(links) > 1:
+            links.sort()
+    is_larger = sum(map(len, tips)) > limit  # its keys alone
+    blocks = [] if is_larger else [_encode(tips)]
+    if is_larger or len(blocks[0]) > limit:
+        blocks = [_encode(part) for part in _split(tips, limit)]
+    return [BatchBlock(cid_text(compute_cid(block)), block) for block in blocks]
 
 
-def _encode_entries(leaves: Iterable[bytes], room: int) -> Iterator[bytes]:
-    """Encode the streams of sorted leaves, each with its tips, as entries of a block.
+def _encode(tips: Mapping[str, list[bytes]]) -> bytes:
+    """Encode a block. libipld writes keys in canonical order, and bytes that are a CID as a link."""
+    if max(map(len, chain.from_iterable(tips.values())), default=0) <= _MAX_LIBIPLD_CID:
+        data: bytes = encode_dag_cbor({"tips": tips})
+        return data
+    links = {stream: [CBORTag(42, b"\0" + tip) for tip in tips[stream]] for stream in _sort_streams(tips)}
+    return cbor2.dumps({"tips": links})
 
-    A stream larger than ``room``, the bytes that a block has for one stream, is split into parts.
+
+def _split(tips: Mapping[str, list[bytes]], limit: int) -> Iterator[dict[str, list[bytes]]]:
+    """Split the tips of a batch among blocks, as ``write_blocks`` does."""
+    room = limit - _FRAME_SIZE
+    block: dict[str, list[bytes]] = {}
+    size = 0  # of the streams in the block
+    for stream in _sort_streams(tips):
+        for part, added in _split_stream(stream, tips[stream], room - 1):
+            if block and _compute_head_size(len(block) + 1) + size + added > room:
+                yield block
+                block, size = {}, 0
+            block[stream] = part
+            size += added
+    yield block
+
+
+def _split_stream(stream: str, tips: list[bytes], room: int) -> Iterable[tuple[list[bytes], int]]:
+    """Split the tips of a stream, if they do not fit into ``room`` bytes, into parts of the greatest size.
+
+    Returns:
+        Each part, with the size that it and its stream have in a block, in bytes.
     """
-    links: dict[bytes, list[bytes]] = {}  # by key
-    for leaf in leaves:
-        end = _find_key_end(leaf)
-        key, link = leaf[:end], _build_link_head(len(leaf) - end) + leaf[end:]
-        if key in links:
-            links[key].append(link)
-        else:
-            links[key] = [link]
-    for key, tips in links.items():
-        entry = key + _ONE + tips[0] if len(tips) == 1 else b"".join((key, _encode_head(_ARRAY, len(tips)), *tips))
-        if len(entry) <= room:
-            yield entry
-        else:
-            yield from _split_entry(key, tips, room)
+    size = _compute_stream_size(stream, tips)
+    if size <= room:
+        return ((tips, size),)
+    empty = _compute_stream_size(stream, []) - 1  # without the head of the tips
+    parts: list[list[bytes]] = [[]]
+    size = empty
+    for tip in tips:
+        added = _compute_link_size(len(tip))
+        if size + _compute_head_size(len(parts[-1]) + 1) + added > room:
+            if not parts[-1]:
+                limit = _FRAME_SIZE + 1 + room
+                raise BlockError(f"a tip of stream {stream} does not fit into a block of {limit} bytes")
+            parts.append([])
+            size = empty
+        parts[-1].append(tip)
+        size += added
+    return ((part, _compute_stream_size(stream, part)) for part in parts)
 
 
-def _split_entry(key: bytes, links: list[bytes], room: int) -> Iterator[bytes]:
-    part: list[bytes] = []
-    size = 0  # of the links
-    for link in links:
-        if len(key) + _compute_head_size(len(part) + 1) + size + len(link) > room:
-            if not part:
-                raise _build_limit_error(key, room)
-            yield b"".join((key, _encode_head(_ARRAY, len(part)), *part))
-            part, size = [], 0
-        part.append(link)
-        size += len(link)
-    yield b"".join((key, _encode_head(_ARRAY, len(part)), *part))
+def _sort_streams(streams: Iterable[str]) -> list[str]:
+    """Sort keys in canonical order: by length, then bytewise."""
+    return sorted(sorted(streams), key=len)
 
 
-def _build_limit_error(key: bytes, room: int) -> BlockError:
-    stream = _decode_key(key)
-    limit = room + _FRAME_SIZE + _compute_head_size(1)
-    return BlockError(f"a tip of stream {stream} does not fit into a block of {limit} bytes")
+def _compute_stream_size(stream: str, tips: list[bytes]) -> int:
+    """Compute the size of a stream with its tips in a block, in bytes."""
+    links = sum(map(_compute_link_size, map(len, tips)))
+    return _compute_head_size(len(stream)) + len(stream) + _compute_head_size(len(tips)) + links
 
 
-def _write_block(entries: list[bytes]) -> BatchBlock:
-    data = b"".join((_FRAME, _encode_head(_MAP, len(entries)), *entries))
-    return BatchBlock(cid_text(compute_cid(data)), data)
+@cache
+def _compute_link_size(size: int) -> int:
+    """Compute the size of a link to a CID of so many bytes: tag 42, and the head of 00 ‖ CID."""
+    return 3 + _compute_head_size(size + 1) + size
+
+
+def _compute_head_size(count: int) -> int:
+    """Compute the size of a CBOR head with the argument ``count`` in bytes."""
+    return 1 if count < 24 else 2 if count < 1 << 8 else 3 if count < 1 << 16 else 5
+
+
+_FRAME_SIZE: Final = len(_encode({})) - 1
+"""bytes of a block before the map of its streams"""
 
 
 def _require_canonical(stream: str) -> None:
@@ -196,43 +228,6 @@ def _require_canonical(stream: str) -> None:
         raise BlockError(f"cannot write a batch of {stream[:80]!r}: {error}") from error
     if canonical != stream:
         raise BlockError(f"cannot write a batch of {stream[:80]!r}: write it as {canonical}")
-
-
-def _compute_head_size(count: int) -> int:
-    """Compute the size in bytes of a CBOR head with the argument ``count``."""
-    return 1 if count < 24 else 2 if count < 1 << 8 else 3 if count < 1 << 16 else 5
-
-
-def _encode_head(major: int, count: int) -> bytes:
-    """Encode the CBOR head of a major type with the argument ``count``, in its shortest form."""
-    if count < 24:
-        return bytes((major << 5 | count,))
-    size = _compute_head_size(count) - 1
-    return bytes((major << 5 | 23 + size.bit_length(),)) + count.to_bytes(size, "big")
-
-
-# Length of the head, by the first byte of a key. A StreamID has at most MAX_TEXT characters, so two bytes suffice.
-_KEY_HEAD = {_TEXT << 5 | low: 1 for low in range(24)} | {_TEXT << 5 | 24: 2, _TEXT << 5 | 25: 3}
-_ONE = _encode_head(_ARRAY, 1)
-_TEXT_HEADS = [_encode_head(_TEXT, size) for size in range(MAX_TEXT + 1)]
-
-
-def _find_key_end(leaf: bytes) -> int:
-    first = leaf[0]
-    if first == _TEXT << 5 | 24:  # all but the metamodel
-        return 2 + leaf[1]
-    head = _KEY_HEAD[first]
-    return head + (first & 0x1F if head == 1 else int.from_bytes(leaf[1:head], "big"))
-
-
-def _decode_key(key: bytes) -> str:
-    return key[_KEY_HEAD[key[0]] :].decode()
-
-
-@cache
-def _build_link_head(size: int) -> bytes:
-    """Build the bytes before a CID in a link: tag 42, and the head of 00 ‖ CID."""
-    return _encode_head(_TAG, 42) + _encode_head(_BYTES, size + 1) + b"\x00"
 
 
 def read_block(data: bytes) -> dict[str, list[str]]:

@@ -128,7 +128,9 @@ class Kiln:
         """Messages as the batcher keeps them."""
         windows = PartitionWindows(S)
         return [
-            u.message_id for u in self.updates() if not windows.is_duplicate(u.epoch.query, u.epoch.batch, u.message_id)
+            u.message_id
+            for u in self.updates()
+            if not windows.guard.is_duplicate(u.epoch.query, u.epoch.batch, u.message_id)
         ]
 
     def start(

@@ -28,7 +28,6 @@ from kiln.deploy.stack.kafka_broker import start_broker
 from kiln.schemas.metrics import CHECKS, FETCHES, GROUPS
 from kiln.schemas.wire.pubsub import write_batch_update
 from kiln.schemas.wire.topics import parse_topic
-from kit.doc_examples import TUTORIAL, examples
 from kit.kiln_process import Kiln
 from kit.log_model import expected_batches, read_batches, read_log
 from kit.prometheus import Prometheus, dashboard_questions, needs_prometheus, rule_questions
@@ -240,18 +239,3 @@ def test_the_batches_are_those_of_the_model_and_our_own_are_not_batched_again(ki
     assert set(emitted) == expected
     rows = kiln.sql("select network, origin, separator_key, separator_value, batch_cid from batches")
     assert Counter(tuple(row.values()) for row in rows) == Counter((*each.owner, each.cid) for each in expected)
-
-
-@pytest.mark.slow
-def test_each_command_of_the_tutorial_runs_on_what_a_live_run_recorded(kiln: Kiln, tmp_path: Path) -> None:
-    """All but its `kiln run`, which recorded the state of these tests."""
-    (tmp_path / "state").symlink_to(kiln.state)
-    settings = {name: value for name, value in kiln.environment.items() if name.startswith("KILN_")}
-    del settings["KILN_STATE"]
-    tried = [each for each in examples(TUTORIAL) if each.code != "kiln run --for 60s\n"]
-    assert len(tried) >= 10
-    (variables,) = (each for each in tried if each.code.startswith("from="))
-    printed = {each.code: each.run(tmp_path, settings) for each in tried}
-    assert "five-seconds  done" in printed[variables.code]
-    silent = [code for code, words in printed.items() if not words]
-    assert silent == ["kiln backfill drop five-seconds\n"]  # its words are on stderr

@@ -22,7 +22,7 @@ OF_SPARK = ("Spark",)
 """Headings of the page of Python whose examples need Spark: tests/spark runs them."""
 
 _OF_A_RUN = ("kiln run", "kiln backfill run", "kiln backfill drop", "kiln quality")
-"""Commands of the tutorial that need Java or write: tests/kafka runs them with the rest."""
+"""Commands of the tutorial that need Java or write: tests/network/test_default_run.py runs them with the rest."""
 _BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.DOTALL | re.MULTILINE)
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 _LEFT_OUT = "…\n"

@@ -58,6 +58,7 @@ def _follow(
     function: ast.FunctionDef, functions: Mapping[str, ast.FunctionDef], extras: frozenset[str], found: CommandImports
 ) -> None:
     """Collect imports in the order of the text: those before `require_extras` must do without the extra."""
+    others = {name: each for name, each in functions.items() if each is not function}
     nodes = [
         node for statement in function.body for node in ast.walk(statement) if isinstance(node, ast.stmt | ast.expr)
     ]
@@ -68,8 +69,8 @@ def _follow(
             case ast.Call(func=ast.Name(id="require_extras"), args=arguments):
                 extras |= {str(ast.literal_eval(argument)) for argument in arguments}
                 found.extras |= extras
-            case ast.Name(id=name) if name in functions and functions[name] is not function:
-                _follow(functions[name], functions, extras, found)
+            case ast.Name(id=name) if name in others:
+                _follow(functions[name], others, extras, found)
 
 
 @cache

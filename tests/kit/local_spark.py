@@ -37,5 +37,7 @@ def open_session(settings: Settings, name: str = "kiln") -> AbstractContextManag
 @pytest.fixture(scope="module")
 def spark(broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """One session for the tests of a module."""
-    with open_session(Settings(state=tmp_path_factory.mktemp("spark"))) as session:
+    settings = Settings(state=tmp_path_factory.mktemp("spark"))
+    with open_session(settings) as session:
+        session.conf.set("spark.sql.shuffle.partitions", str(settings.spark.shuffle_partitions))  # as the queries do
         yield session

@@ -48,7 +48,7 @@ def plainly(windows: PartitionWindows, records: Iterable[LogRecord], limit: int)
             continue
         key = WindowKey(update.network, update.origin, update.separator.key, update.separator.value)
         message = f"{update.network}\n{update.origin}\n{update.message_id}"
-        if not windows.is_duplicate(update.epoch.query, update.epoch.batch, message):
+        if not windows.guard.is_duplicate(update.epoch.query, update.epoch.batch, message):
             for closed in windows.add(key, stream, tip, min(update.observed_at, windows.log_time)):
                 yield from build_outputs(closed, limit)
 

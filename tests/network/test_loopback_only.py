@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -16,8 +15,6 @@ import pytest
 from conftest import free_ports
 from kiln.conf.process.bridge_status import BridgeStatus, read_status
 from kiln.conf.settings.model import Settings
-from kiln.deploy.query.ask import query_lake
-from kiln.pipelines.delta.lake import Lake
 from kit import loopback
 from kit.awaiting import PATIENCE, wait_until
 from kit.torrent_nodes import LOOPBACK
@@ -100,29 +97,6 @@ def run_bridge(environment: dict[str, str], state: Path, true: Callable[[BridgeS
         os.kill(status.pid, signal.SIGTERM)
         said = process.communicate(timeout=PATIENCE)[1]
         return process.returncode, said
-
-
-@pytest.mark.spark
-def test_kiln_run_needs_no_other_network(broker_classpath: list[Path], tmp_path: Path) -> None:
-    """The whole, by default: broker, demo network, bridge, queries. At its end the run drains: its summary agrees with
-    the tables, and each update that has a separator is in a batch."""
-    command = [sys.executable, "-m", "kiln.deploy.cli", "run", "--for", "40s"]
-    status, packets, said = loopback.run(command, kiln_environment(tmp_path))
-    assert status == 0, said
-    assert packets == 0, said
-    counted = re.search(r"([\d,]+) batches", said.partition("summary")[2])
-    assert counted is not None, said
-    number = int(counted[1].replace(",", ""))
-    assert number > 0, said
-    lake = Lake.from_location(Settings(state=tmp_path).lake_root)
-    assert list(query_lake(lake, "SELECT count(*) FROM batches").rows()) == [(number,)], said
-    assert not list(query_lake(lake, UNBATCHED).rows()), said
-
-
-UNBATCHED = """
-SELECT stream, tip FROM updates WHERE separator_key IS NOT NULL
-EXCEPT SELECT stream, tip FROM batch_tips
-"""
 
 
 def test_nobody_is_known_by_default() -> None:

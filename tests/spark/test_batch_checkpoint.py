@@ -1,4 +1,4 @@
-"""A checkpoint of `batch` with more open windows than its head holds goes on after a restart."""
+"""A checkpoint of `batch` with open windows goes on after a restart."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 RECORDS = "partition int, offset bigint, stamp bigint, value binary"
 T = 1_000_000
 START = 1_700_000_000_000_000  # µs
-OPEN = 600  # windows: more than the head of a state holds
+OPEN = 600  # windows
 STREAM = StreamID(3, compute_cid(b"genesis")).text
 FIRST, SECOND = compute_cid(b"first tip"), compute_cid(b"second tip")
 
@@ -47,7 +47,7 @@ def update(number: int, tip: bytes) -> bytes:
     return encode(UpdateRecord("mainnet", "LIVE", separator, "topic", STREAM, text, None, message, epoch, position, at))
 
 
-def test_windows_in_shards_go_on_after_a_restart(spark: SparkSession, tmp_path: Path) -> None:
+def test_open_windows_go_on_after_a_restart(spark: SparkSession, tmp_path: Path) -> None:
     folder = tmp_path / "records"
     folder.mkdir()
     session = spark.newSession()

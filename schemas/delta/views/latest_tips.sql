@@ -34,18 +34,12 @@ said AS (
     SELECT u.network, u.stream, u.tip, u.from_peer, u.observed_at
     FROM updates AS u SEMI JOIN doubtful AS d ON d.network = u.network AND d.stream = u.stream),
 stood_by AS (
-    SELECT s.network, s.stream, s.tip
-    FROM said AS s
-         SEMI JOIN (
-             SELECT network, stream, from_peer, max(observed_at) AS said_at
-             FROM said
-             GROUP BY network, stream, from_peer) AS l
-           ON l.network = s.network AND l.stream = s.stream AND l.from_peer = s.from_peer
-          AND l.said_at = s.observed_at
-    UNION ALL
     SELECT network, stream, tip
-    FROM said
-    WHERE from_peer IS NULL),
+    FROM (
+        SELECT network, stream, tip, from_peer, observed_at,
+               max(observed_at) OVER (PARTITION BY network, stream, from_peer) AS said_at
+        FROM said)
+    WHERE from_peer IS NULL OR observed_at = said_at),
 taken_back AS (
     SELECT d.network, d.stream, d.tip
     FROM doubtful AS d
@@ -67,16 +61,14 @@ returns AS (
 aged AS (
     SELECT s.network, s.stream, s.tip, s.first_heard, s.one, s.other, coalesce(r.said_at, s.first_heard) AS since
     FROM standing AS s LEFT JOIN returns AS r ON r.network = s.network AND r.stream = s.stream AND r.tip = s.tip),
-newest AS (
-    SELECT network, stream, max(since) AS since
-    FROM aged
-    GROUP BY network, stream),
 latest AS (
-    SELECT a.network, a.stream, a.tip, a.first_heard, a.one, a.other
-    FROM aged AS a JOIN newest AS n ON n.network = a.network AND n.stream = a.stream
-    WHERE a.since >= n.since - INTERVAL '10' SECOND)
-SELECT l.network, l.stream, l.tip, l.first_heard,
-       split(CASE WHEN l.one = l.other THEN l.one ELSE concat(l.one, ',', l.other) END, ',') AS sources, c.tips
-FROM latest AS l
-     JOIN (SELECT network, stream, count(*) AS tips FROM latest GROUP BY network, stream) AS c
-       ON c.network = l.network AND c.stream = l.stream
+    SELECT network, stream, tip, first_heard, one, other
+    FROM (
+        SELECT network, stream, tip, first_heard, one, other, since,
+               max(since) OVER (PARTITION BY network, stream) AS newest
+        FROM aged)
+    WHERE since >= newest - INTERVAL '10' SECOND)
+SELECT network, stream, tip, first_heard,
+       split(CASE WHEN one = other THEN one ELSE concat(one, ',', other) END, ',') AS sources,
+       count(*) OVER (PARTITION BY network, stream) AS tips
+FROM latest

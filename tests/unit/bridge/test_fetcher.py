@@ -688,7 +688,7 @@ class Log:
 
     def write(self, value: bytes) -> None:
         update = decode_update(value)
-        if self.windows.is_duplicate(update.epoch.query, update.epoch.batch, update.message_id):
+        if self.windows.guard.is_duplicate(update.epoch.query, update.epoch.batch, update.message_id):
             self.repeats += 1
         else:
             self.kept.append(update)

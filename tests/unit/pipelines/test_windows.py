@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
+from pathlib import Path
 from typing import NamedTuple
-from unittest.mock import patch
 
+import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kiln.pipelines.batch import windows as module
+from kiln.conf.process.errors import KilnError
+from kiln.conf.process.location import parse_location
 from kiln.pipelines.batch.offset_range import WindowKey
+from kiln.pipelines.batch.query import check_state
 from kiln.pipelines.batch.windows import ClosedWindow, PartitionWindows
 from kiln.schemas.kafka.topics import MAX_EPOCH_WRITERS
 
@@ -272,145 +275,6 @@ def test_a_stamp_that_goes_back_does_not_move_the_clock() -> None:
     assert closed.window.opened_at == 40
 
 
-# ---------------------------------------------------------------- in parts
-
-MANY = tuple(WindowKey("mainnet", "LIVE", "model", f"k{number}") for number in range(30))
-SMALL = patch.multiple(module, _MAX_HEAD_WINDOWS=3, _SHARD_WINDOWS=2)
-
-
-class Parts(dict[int, bytes]):
-    """Parts as a checkpoint keeps them; counts how often one is read or written."""
-
-    calls = 0
-
-    def __getitem__(self, part: int) -> bytes:
-        self.calls += 1
-        return super().__getitem__(part)
-
-    def __setitem__(self, part: int, data: bytes) -> None:
-        self.calls += 1
-        super().__setitem__(part, data)
-
-
-many_updates = st.builds(
-    Update, st.sampled_from(MANY), st.sampled_from(("s1", "s2")), st.sampled_from((b"t1", b"t2")), st.integers(-5, 90)
-)
-many_logs = st.lists(
-    st.builds(Entry, st.sampled_from((0, 1, 2, 20, 21, 30, 60)), many_updates | st.none(), st.just(T), st.just(G)),
-    max_size=80,
-)
-
-
-@given(many_logs, st.sets(st.integers(0, 80)), st.sets(st.integers(0, 80)))
-def test_windows_in_parts_are_those_of_one_state(log: list[Entry], cuts: set[int], dumps: set[int]) -> None:
-    """`cuts`: where a micro-batch ends, `dumps`: where the state is only written. Now all windows fit into the head,
-    now they do not: windows move from the head to parts, between parts, and back."""
-    whole = new()
-    expected = read(enumerate(log), whole)
-    parts, state, emitted = Parts(), b"", []
-    with SMALL:
-        windows = PartitionWindows(T, state, G, parts)
-        for numbered in enumerate(log):
-            emitted += read([numbered], windows)
-            if numbered[0] in cuts | dumps:
-                state = windows.dump()
-                assert windows.dump() == state
-            if numbered[0] in cuts:
-                windows = PartitionWindows(T, state, G, parts)
-                assert (len(windows) > 3) == bool(parts)
-        state = windows.dump()
-        windows = PartitionWindows(T, state, G, parts)
-        assert len(windows) == len(whole)
-        end = [(len(log), Entry(1_000, None))]
-        assert emitted + read(end, windows) == expected + read(end, whole)
-        windows.dump()
-        assert not parts
-
-
-def test_an_open_window_of_a_part_that_goes_moves_into_a_part_that_no_record_touched() -> None:
-    numbers = iter(range(1_000))
-
-    def key_in(part: int) -> WindowKey:
-        keys = (WindowKey("mainnet", "LIVE", "model", f"k{number}") for number in numbers)
-        return next(key for key in keys if module._select_shard(module._key_digest(key), 4) == part)
-
-    kept, touched, ending = [key_in(1), key_in(1)], [key_in(3), key_in(3)], [key_in(0), key_in(2)]
-    others = [key_in(0), key_in(2)]
-    parts = Parts()
-    with SMALL:
-        windows = PartitionWindows(T, b"", G, parts)
-        for at, keys in ((94, ending), (98, kept + touched + others)):
-            windows.advance(at)
-            for key in keys:
-                windows.add(key, "s1", b"t1", at)
-        windows = PartitionWindows(T, windows.dump(), G, parts)
-        assert set(parts) == {0, 1, 2, 3}
-        assert [each.key for each in windows.advance(94 + T + G)] == ending
-        for key in touched:
-            windows.add(key, "s1", b"t2", 98)
-        windows = PartitionWindows(T, windows.dump(), G, parts)
-        assert set(parts) == {0, 1, 2}
-        assert {each.key: len(each.window.leaves) for each in windows.advance(98 + T + G)} == {
-            **dict.fromkeys(kept + others, 1),
-            **dict.fromkeys(touched, 2),
-        }
-
-
-def with_windows(count: int, length: int = 10**9) -> tuple[bytes, Parts]:
-    parts = Parts()
-    windows = PartitionWindows(length, b"", 0, parts)
-    windows.advance(1_000)
-    for number in range(count):
-        windows.add(WindowKey("mainnet", "LIVE", "model", f"open {number}"), "s1", b"t1", 1_000)
-    return windows.dump(), parts
-
-
-def test_what_a_micro_batch_reads_and_writes_goes_by_what_it_touches() -> None:
-    """And not by how many windows are open."""
-    state, parts = with_windows(5_000)
-    parts.calls = 0
-    for number in range(10):
-        windows = PartitionWindows(10**9, state, 0, parts)
-        windows.advance(2_000 + number)
-        state = windows.dump()
-    assert parts.calls == 0  # ticks alone
-    for number in range(10):
-        windows = PartitionWindows(10**9, state, 0, parts)
-        windows.add(WindowKey("mainnet", "LIVE", "model", f"open {number}"), "s2", b"t2", 2_000)
-        windows.add(WindowKey("mainnet", "LIVE", "model", f"new {number}"), "s2", b"t2", 2_000)
-        state = windows.dump()
-    assert parts.calls <= 10 * 2 * (2 + 2)  # two are touched, and now and then one is parted in two
-    windows = PartitionWindows(10**9, state, 0, parts)
-    closed = windows.advance(10**9 + 1_000)
-    assert len(closed) == 5_000
-    assert sum(each.window.tips == {"s1": {b"t1"}, "s2": {b"t2"}} for each in closed) == 10
-
-
-def test_windows_of_a_head_without_shards_move_into_shards() -> None:
-    keys = [WindowKey("mainnet", "LIVE", "model", f"k{number}") for number in range(2_000)]
-    first = new()
-    first.advance(94)
-    for n, key in enumerate(keys):
-        first.add(key, "s1", b"t%d" % n, 94)
-    parts = Parts()
-    state = PartitionWindows(T, first.dump(), G, parts).dump()
-    assert len(parts) > 100
-    assert len(state) < 2_000
-    windows = PartitionWindows(T, state, G, parts)
-    windows.advance(100)
-    assert windows.add(keys[7], "s1", b"t", 94 + T - 1) == []
-    closed = PartitionWindows(T, windows.dump(), G, parts).advance(94 + T + G)
-    assert [each.key for each in closed] == keys
-    assert closed[7].window.tips == {"s1": {b"t7", b"t"}}
-    assert closed[8].window.tips == {"s1": {b"t8"}}
-
-
-def test_a_state_whose_parts_are_not_there_is_refused() -> None:
-    state, _ = with_windows(500)
-    with pytest.raises(ValueError, match="500 open windows are in 32 shards, which are not given"):
-        PartitionWindows(T, state)
-
-
 def test_ticks_flush_separators_that_fell_silent() -> None:
     windows = PartitionWindows(1_000_000)
     empty = len(windows.dump())
@@ -447,7 +311,7 @@ def test_repeats_are_those_of_the_newest_epoch(log: list[tuple[str, int, str]], 
     for n, arrival in enumerate(log):
         if n in restarts:
             windows = PartitionWindows(T, windows.dump())
-        assert windows.is_duplicate(*arrival) == is_repeat(log[:n], *arrival)
+        assert windows.guard.is_duplicate(*arrival) == is_repeat(log[:n], *arrival)
 
 
 @pytest.mark.parametrize(
@@ -474,16 +338,16 @@ def test_repeats_are_those_of_the_newest_epoch(log: list[tuple[str, int, str]], 
 def test_repeats(before: list[tuple[str, int, str]], arrival: tuple[str, int, str], expected: bool) -> None:
     windows = PartitionWindows(T)
     for earlier in before:
-        windows.is_duplicate(*earlier)
-    assert windows.is_duplicate(*arrival) is expected
+        windows.guard.is_duplicate(*earlier)
+    assert windows.guard.is_duplicate(*arrival) is expected
 
 
 def test_ids_of_past_epochs_are_not_kept() -> None:
     windows = PartitionWindows(T)
     for message in range(1_000):
-        windows.is_duplicate("q", 1, f"m{message}")
+        windows.guard.is_duplicate("q", 1, f"m{message}")
     full = len(windows.dump())
-    windows.is_duplicate("q", 2, "m")
+    windows.guard.is_duplicate("q", 2, "m")
     assert full > 16_000
     assert len(windows.dump()) < 100
 
@@ -493,5 +357,24 @@ def test_equal_states_are_equal_bytes(log: list[Entry], seen: list[tuple[str, in
     windows = new()
     read(enumerate(log), windows)
     for arrival in seen:
-        windows.is_duplicate(*arrival)
+        windows.guard.is_duplicate(*arrival)
     assert new(windows.dump()).dump() == windows.dump()
+
+
+def test_state_of_an_earlier_version_is_refused_and_not_misread() -> None:
+    """A head with no open window, and with shards."""
+    with pytest.raises(msgspec.ValidationError):
+        new(msgspec.msgpack.encode([100, [], [], b"", 0, 0]))
+    with pytest.raises(msgspec.ValidationError):
+        new(msgspec.msgpack.encode([100, [], [], bytes(16), 300, 300]))
+
+
+def test_sparks_state_of_an_earlier_version_is_refused_in_words(tmp_path: Path) -> None:
+    check_state(parse_location(tmp_path))
+    path = tmp_path / "state" / "0" / "_metadata" / "v2" / "0"
+    path.parent.mkdir(parents=True)
+    path.write_text(r'v2 {"operatorPropertiesJson":"{\"stateVariables\":[{\"stateName\":\"windows\"}]}"}')
+    check_state(parse_location(tmp_path))
+    path.write_text(r'v2 {"operatorPropertiesJson":"{\"stateVariables\":[{\"stateName\":\"shards\"}]}"}')
+    with pytest.raises(KilnError, match=r"of an earlier version of Kiln.* Restart the query from scratch"):
+        check_state(parse_location(tmp_path))

@@ -26,7 +26,7 @@ from kiln.schemas.wire.batch_block import (
     read_foreign_block,
     write_blocks,
 )
-from kiln.schemas.wire.cid import cid_bytes, cid_text, compute_cid
+from kiln.schemas.wire.cid import cid_bytes, cid_text, compute_cid, write_varint
 from kiln.schemas.wire.streamid import METAMODEL, StreamID
 
 # A real stream and tip (a CAS request of 2024-05-22), written three ways
@@ -73,6 +73,40 @@ def test_bytes_of_the_written_block() -> None:
     blocks = write_blocks({STREAM: [cid_bytes(TIP)]})
     assert blocks == [BatchBlock("bafyreifqd2nn3hpa3ikwlbvlt7h7ovbbi5ml7jcrwdhfzptgxsaldjvyui", TEXT_KEYS)]
     assert len(TEXT_KEYS) == 115
+
+
+@pytest.mark.parametrize(
+    ("streams", "tips", "sizes", "cids"),
+    [
+        (1, 1, [114], ["bafyreihlkx7x4d7duz3wb4ylhnicxkmuuggk5hy7o724gav27zorxpk7oy"]),
+        (25, 3, [4733], ["bafyreiao6a4hkj2asyjcvz4gyi7qm4dixjmlssyzoah3puhqymfsgfpdsi"]),
+        (300, 1, [32109], ["bafyreihhzwnfnmm7inx5a73fozlonl42wiukip3osdv62lp3aadnf2mkxy"]),
+        (
+            3_000,
+            1,
+            [255953, 65065],
+            [
+                "bafyreievzyuy4clolqwpzqbll2t27jj3ewz7iwrltychnfn37n5l2b4g74",
+                "bafyreiekzwtvp2yfx3ftbtryptyfnvy3bbhngl4ax33gfvpxwkjsmt7is4",
+            ],
+        ),
+        (
+            2,
+            7_000,
+            [255997, 31153, 255997, 31153],
+            [
+                "bafyreiefe4xbm63ikptm3m7rjui6r22d4cb4e3vflcqrm6qa56lgrkwc4q",
+                "bafyreihtuzeavibhvd5ii6kzkyirgjicju7uy2r47bc6vfqpspogcgrb5q",
+                "bafyreic3x52vbonzhwhmgzbl27jszaaog4krxhdoustj6fntvms6lqsc2q",
+                "bafyreibnz2a4wqotg4p3vrwofyxyfp3n35byhucdcwx5uz6t5sszlhuheq",
+            ],
+        ),
+    ],
+)
+def test_cids_that_other_versions_wrote(streams: int, tips: int, sizes: list[int], cids: list[str]) -> None:
+    batch = {some_stream(n): [some_tip(n * tips + m) for m in range(tips)] for n in range(streams)}
+    blocks = write_blocks(batch)
+    assert ([len(block.data) for block in blocks], [block.cid for block in blocks]) == (sizes, cids)
 
 
 @pytest.mark.parametrize(
@@ -194,6 +228,18 @@ def test_shorter_keys_come_first() -> None:
     assert len(short) < len(long)
     (block,) = write_blocks({long: [cid_bytes(TIP)], short: [cid_bytes(TIP)], METAMODEL: [cid_bytes(TIP)]})
     assert list(read_block(block.data)) == [METAMODEL, short, long]
+
+
+@pytest.mark.parametrize("size", [0, 32, 54, 64, 65, 128])
+def test_a_tip_is_a_link_however_long_its_digest(size: int) -> None:
+    cid = b"\x01\x55\x00" + write_varint(size) + bytes(size)
+    batch = {METAMODEL: [cid], STREAM: [cid, cid_bytes(TIP)], some_stream(1): [cid]}
+    (block,) = write_blocks(batch)
+    canonical = {key: [cbor2.CBORTag(42, b"\0" + tip) for tip in sorted(batch[key])] for key in batch}
+    assert block.data == cbor2.dumps({"tips": canonical}, canonical=True)
+    assert read_block(block.data) == model_of(batch)
+    assert write_blocks(batch, len(block.data)) == [block]
+    assert joined(write_blocks(batch, len(block.data) - 1)) == model_of(batch)
 
 
 def test_nothing_gives_no_block() -> None:

@@ -30,10 +30,10 @@ def test_with_as_many_writers_as_there_can_be_each_one_s_repeat_is_known(restart
     ]
     assert len(writers) == MAX_EPOCH_WRITERS
     windows = PartitionWindows(1_000_000)
-    assert [writer for writer in writers if windows.is_duplicate(writer, 1, "message")] == []
+    assert [writer for writer in writers if windows.guard.is_duplicate(writer, 1, "message")] == []
     if restarted:
         windows = PartitionWindows(1_000_000, windows.dump())
-    assert [writer for writer in writers if not windows.is_duplicate(writer, 1, "message")] == []
+    assert [writer for writer in writers if not windows.guard.is_duplicate(writer, 1, "message")] == []
 
 
 def test_one_partition_too_many_is_refused_by_name_and_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
