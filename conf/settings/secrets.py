@@ -20,7 +20,8 @@ _SECRET: Final = re.compile(
 _USER_INFO: Final = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 # -Djavax.net.ssl.keyStorePassword=…, password="…"; and --password …
 _ASSIGNED: Final = re.compile(
-    r"(?P<name>[\w.\-]+)(?P<equals>[\"']?\s*(?:=|:(?!//))\s*)(?P<value>\"(?:[^\"\\]|\\.)*\"|'[^']*'|[^\s;,&\"']+)"
+    r"(?<![\w.\-])(?P<name>[\w.\-]++)(?P<equals>[\"']?\s*(?:=|:(?!//))\s*)"
+    r"(?P<value>\"(?:[^\"\\]|\\.)*\"|'[^']*'|[^\s;,&\"']+)"
 )
 
 

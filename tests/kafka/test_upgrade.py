@@ -140,6 +140,7 @@ def checkpoints(state: Path) -> dict[str, Checkpoint]:
             max(int(path.name) for path in (folder / "commits").glob("[0-9]*")),
         )
         for folder in (state / "checkpoints").iterdir()
+        if folder.is_dir()  # beside them is what a catch-up noted
     }
 
 

@@ -156,6 +156,27 @@ def test_both_forms_of_an_id_are_one(kind: str) -> None:
     assert key_form(canonical) == (other if kind in ("ed25519", "secp256k1") else canonical)
 
 
+@pytest.mark.parametrize("seqno", [b"\7", b"\7" * 7, b"\7" * 9])
+@pytest.mark.parametrize("kind", KEYS)
+def test_a_seqno_in_an_id_may_have_any_length(kind: str, seqno: bytes) -> None:
+    other = public_key(KEYS[kind], signed(KEYS[kind])) + seqno
+    assert canonical_id(other) == compute_peer_id(KEYS[kind]) + seqno
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        *(pytest.param(public_key(key, signed(key)), id=f"{kind} without a seqno") for kind, key in KEYS.items()),
+        pytest.param(b"\x08\1\x12\x1f" + b"k" * 31 + b"s" * 8, id="a key of 31 bytes"),
+        pytest.param(b"\x08\1\x12\x7f" + b"k" * 40, id="a key cut short"),
+        pytest.param(b"\x08\4\x12\x20" + b"k" * 32 + b"s" * 8, id="a key of an unknown type"),
+    ],
+)
+def test_an_id_that_only_begins_like_a_key_stays_as_it_is(raw: bytes) -> None:
+    assert canonical_id(raw) == raw
+    assert not is_key_form(raw)
+
+
 @pytest.mark.parametrize("kind", KEYS)
 @given(number=st.integers(0, 2**64 - 1))
 def test_an_id_in_text_is_the_same(kind: str, number: int) -> None:

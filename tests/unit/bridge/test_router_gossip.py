@@ -90,6 +90,18 @@ def test_promises_not_kept_cost_score() -> None:
     assert router.sizes["promises"] <= 3
 
 
+def test_a_promise_is_broken_at_its_deadline_and_not_before() -> None:
+    router = with_peers(node(), 1)
+    router.receive(peer(0), ihave([b"a", b"b"]), 1.0)
+    due = 1.0 + RouterOptions().iwant_followup
+    router.heartbeat(due - 0.25)
+    assert router.counters["broken_promise"] == 0
+    router.heartbeat(due)
+    assert router.counters["broken_promise"] == 2
+    router.heartbeat(due + 1)
+    assert router.counters["broken_promise"] == 2
+
+
 def test_what_we_failed_to_ask_for_is_no_broken_promise() -> None:
     router = with_peers(node(), 1)
     (send,) = router.receive(peer(0), ihave([b"a", b"b"]), 1.0)[0]

@@ -29,6 +29,20 @@ def carried_alone(rpc: RPC, limits: RpcLimits) -> bool:
     return is_accepted(rpc, RpcLimits(limits.size - 24, limits.overhead - 24))
 
 
+def test_ids_are_split_into_as_few_items_as_fit() -> None:
+    rpc = RPC()
+    ids = [b"%040d" % number for number in range(100)]
+    rpc.control.ihave.add(topicID=T, messageIDs=ids)
+    rpc.control.iwant.add(messageIDs=ids)
+    rpc.control.idontwant.add(messageIDs=ids)
+    # an item fills at most half of a part: 100 ids take 4 kB and more, half a part has 3.5 kB
+    parts, left_out = split(rpc, RpcLimits(7_000, 7_000))
+    assert left_out == 0
+    for name in ("ihave", "iwant", "idontwant"):
+        assert [key for part in parts for key in ids_in(part, name)] == ids
+        assert sum(len(getattr(part.control, name)) for part in parts) == 2
+
+
 @settings(max_examples=200)
 @given(
     st.lists(st.tuples(st.integers(0, 900), st.integers(0, 900)), max_size=20),

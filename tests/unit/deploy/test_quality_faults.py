@@ -726,7 +726,7 @@ def test_a_commit_is_judged_at_the_age_that_a_check_names(town: Town, tmp_path: 
 
 
 def test_what_is_passed_may_fall_behind_what_was_checked(town: Town, tmp_path: Path) -> None:
-    """As when a run has noted all and the next one begins: nothing is read again, and nothing is left out."""
+    """A run has noted all, and the next one begins: nothing is read again, and nothing is left out."""
     here = town.only(_own_check(tmp_path, "", "SELECT message_id FROM new_messages WHERE message_id LIKE 'new%'"))
     assert here.failed() == []
     before = here.versions()

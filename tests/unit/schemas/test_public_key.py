@@ -122,7 +122,7 @@ STRANGE = tuple((kind, data) for _, kind, data in KEY_ATTACKS)
     st.integers(0, 40),
     st.binary(max_size=5),
 )
-@settings(max_examples=1000, deadline=None)
+@settings(deadline=None)
 def test_bytes_that_are_nearly_a_key_cost_nothing_and_a_key_has_one_encoding(
     valid: tuple[PublicKey.KeyType.ValueType, bytes], changes: list[tuple[int, int]], cut: int, more: bytes
 ) -> None:

@@ -160,6 +160,12 @@ def test_empty_hello() -> None:
     assert parse_hello(b"") == []
 
 
+def test_a_repeated_bundle_hash_is_named() -> None:
+    hashes = [b"\1\2\3\4", b"\5\6\7\x08", b"\5\6\7\x08"]
+    answer = parse_hello(ExtTopicTable(topicBundleHashes=hashes).SerializeToString())
+    assert answer == Rejected("hello_repeats", "bundle hash 05060708 occurs more than once")
+
+
 @pytest.mark.parametrize(
     ("ext", "reason"),
     [
