@@ -10,6 +10,9 @@ use std::rc::Rc;
 
 /// Bytes of records that one call takes, so that no column reaches 2 GiB, and memory stays bounded.
 const MAX_CALL_BYTES: usize = 32 << 20;
+/// Bytes of rows, by estimate, after which a call ends: an entry of two bytes makes a row, and names a long topic.
+pub const MAX_ROW_BYTES: usize = 128 << 20;
+const ROW_BYTES: usize = 512; // of a row without its topic and what the record has
 
 table! { Frames {
     network: Text, connection: Binary, direction: Text, local_peer: Text, remote_peer: Text, protocol: Text,
@@ -68,6 +71,8 @@ pub struct ArchiveRows {
     pub identities: Identities,
     pub left: LeftRecords,
     pub samples: Samples,
+    /// row after the last record that was decoded
+    pub end: usize,
 }
 
 impl LeftRecords {
@@ -83,6 +88,11 @@ impl Samples {
         self.rows += 1;
         self.row.push(row as i32);
     }
+}
+
+/// Estimates the bytes of a row.
+pub fn estimate_row(topic: &Topic) -> usize {
+    ROW_BYTES + 2 * topic.name.map_or(0, str::len)
 }
 
 /// Bounds the records of a call from `start` on. Returns the row after the last one; there is one at least.
@@ -113,12 +123,15 @@ pub fn panic_on_demand(_record: &[u8], _word: &[u8]) {
 }
 
 impl Core {
-    /// Decodes the records from `start` to `end`.
+    /// Decodes the records from `start` on, up to `end` or `MAX_ROW_BYTES`.
     pub fn archive(&mut self, records: &Records, start: usize, end: usize) -> ArchiveRows {
-        let mut out = ArchiveRows::default();
-        let Core { config, streams, tables, peers, sampler } = self;
-        let mut decoder = Decoder { config, streams, tables, peers };
-        for row in start..end {
+        let (mut out, mut size) = (ArchiveRows::default(), 0);
+        let Core { config, streams, tables, signatures, peers, sampler } = self;
+        let mut decoder = Decoder { config, streams, tables, signatures, peers };
+        out.end = start;
+        while out.end < end && size < MAX_ROW_BYTES {
+            let row = out.end;
+            out.end += 1;
             let value = records.value(row).unwrap_or_default();
             panic_on_demand(value, b"PANIC");
             let read = read_guarded(|| {
@@ -153,6 +166,8 @@ impl Core {
                 out.messages.push(&frame, &source, copy);
                 out.identities.push(&frame, &source, copy, config.unsigned_horizon);
             }
+            let topics = parts.topics.iter().chain(parts.copies.iter().map(|copy| &copy.topic));
+            size += topics.map(estimate_row).sum::<usize>() + parts.id_texts.len();
         }
         out
     }

@@ -8,6 +8,7 @@ use crate::columns::{Buffer, Finished, Records};
 use crate::decoder::{Config, Core, PeerTexts, Sampler, TopicTables};
 use crate::hash;
 use crate::ids::StreamReader;
+use crate::signatures::Signatures;
 use crate::updates::UpdateRows;
 use std::ffi::{c_void, CString};
 use std::os::raw::c_char;
@@ -47,7 +48,7 @@ const NULLABLE: i64 = 2; // a flag of ArrowSchema
 // ---------------------------------------------------------------- functions
 
 /// Version of these functions: the binding refuses a library of another one.
-const ABI: i32 = 1;
+const ABI: i32 = 2;
 const PANICKED: i64 = -1;
 
 /// Digest of the sources and of the columns, which the build passes in.
@@ -84,6 +85,7 @@ pub extern "C" fn kiln_new(
         streams: StreamReader::new(),
         peers: PeerTexts::default(),
         tables: TopicTables::default(),
+        signatures: Signatures::default(),
         sampler: Sampler { seed, one_in: sample_one_in.max(1) },
     }))
 }
@@ -120,7 +122,9 @@ pub unsafe extern "C" fn kiln_learn(
     }
     let hello_in = slice::from_raw_parts(hello_in, in_size);
     let hello_out = slice::from_raw_parts(hello_out, out_size);
-    (*core).tables.learn(hello_in, hello_out, if count < 0 { None } else { Some(names) });
+    let topics = if count < 0 { None } else { Some(names) };
+    // a table that is not learnt leaves its records to Python
+    let _ = catch_unwind(AssertUnwindSafe(|| (*core).tables.learn(hello_in, hello_out, topics)));
 }
 
 /// Decodes the records from `start` on, as many as one call takes. Returns the row after the last one, or -1 if the core
@@ -139,8 +143,8 @@ pub unsafe extern "C" fn kiln_archive(
     arrays: *mut ArrowArray,
     schemas: *mut ArrowSchema,
 ) -> i64 {
-    let records = import_records(&*input);
     let decoded = catch_unwind(AssertUnwindSafe(|| {
+        let records = import_records(&*input);
         let end = bound_call(&records, start as usize);
         let ArchiveRows {
             frames,
@@ -152,7 +156,7 @@ pub unsafe extern "C" fn kiln_archive(
             identities,
             left,
             samples,
-            ..
+            end,
         } = (*core).archive(&records, start as usize, end);
         let batches = vec![
             frames.finish(),
@@ -182,10 +186,10 @@ pub unsafe extern "C" fn kiln_updates(
     arrays: *mut ArrowArray,
     schemas: *mut ArrowSchema,
 ) -> i64 {
-    let records = import_records(&*input);
     let decoded = catch_unwind(AssertUnwindSafe(|| {
+        let records = import_records(&*input);
         let end = bound_call(&records, start as usize);
-        let UpdateRows { updates, left, samples } = (*core).updates(&records, start as usize, end);
+        let UpdateRows { updates, left, samples, end } = (*core).updates(&records, start as usize, end);
         (end, vec![updates.finish(), left.finish(), samples.finish()])
     }));
     export_batches(decoded, arrays, schemas)
@@ -204,8 +208,8 @@ pub unsafe extern "C" fn kiln_unknown_tables(
     rows: *mut i32,
     room: usize,
 ) -> i64 {
-    let records = import_records(&*input);
     let found = catch_unwind(AssertUnwindSafe(|| {
+        let records = import_records(&*input);
         let end = bound_call(&records, start as usize);
         (*core).tables.find_unknown(&records, start as usize, end)
     }));
@@ -218,6 +222,37 @@ pub unsafe extern "C" fn kiln_unknown_tables(
         }
         Err(_) => PANICKED,
     }
+}
+
+/// Finds the signatures to check before a call of `kiln_archive` or `kiln_updates` with the same start, once the topic
+/// tables are learnt. Returns -1 if the core panicked, with no output. Out: `Unchecked`.
+///
+/// # Safety
+/// As `kiln_archive`, with room for one record batch.
+#[no_mangle]
+pub unsafe extern "C" fn kiln_unchecked(
+    core: *mut Core,
+    input: *const ArrowArray,
+    start: i64,
+    arrays: *mut ArrowArray,
+    schemas: *mut ArrowSchema,
+) -> i64 {
+    let found = catch_unwind(AssertUnwindSafe(|| {
+        let records = import_records(&*input);
+        let end = bound_call(&records, start as usize);
+        (end, vec![(*core).find_unchecked(&records, start as usize, end).finish()])
+    }));
+    export_batches(found, arrays, schemas)
+}
+
+/// Learns Python's verdict on a signature, by its key in `Unchecked`.
+///
+/// # Safety
+/// `key` has `size` bytes.
+#[no_mangle]
+pub unsafe extern "C" fn kiln_learn_signature(core: *mut Core, key: *const u8, size: usize, is_valid: i32) {
+    let key = slice::from_raw_parts(key, size);
+    let _ = catch_unwind(AssertUnwindSafe(|| (*core).signatures.learn(key, is_valid != 0)));
 }
 
 /// SHA-256 of some bytes, for tests.

@@ -6,6 +6,7 @@ use crate::frame::{Frame, IN, MAX_PEER, REPLAY};
 use crate::hash::{blake2b_16, sha256};
 use crate::ids::{format_peer, push_content_id, push_message_id, GossipId, StreamReader};
 use crate::rpc::{Message, Rpc, WireTopic, MAX_TOPIC};
+use crate::signatures::Signatures;
 use crate::topics::{parse_topic, CeramicTopic, Separator};
 use crate::{require, Mine, NotMine};
 use std::collections::hash_map::DefaultHasher;
@@ -38,6 +39,7 @@ pub struct Core {
     pub streams: StreamReader,
     pub peers: PeerTexts,
     pub tables: TopicTables,
+    pub signatures: Signatures,
     pub sampler: Sampler,
 }
 
@@ -93,7 +95,7 @@ impl TopicTables {
     }
 
     /// The topics of a connection by index, the first at 0.
-    fn find(&self, frame: &Frame) -> Mine<&[String]> {
+    pub fn find(&self, frame: &Frame) -> Mine<&[String]> {
         if frame.hello_in.is_empty() && frame.hello_out.is_empty() {
             return Ok(&[]);
         }
@@ -193,6 +195,7 @@ pub struct Decoder<'c> {
     pub config: &'c Config,
     pub streams: &'c StreamReader,
     pub tables: &'c TopicTables,
+    pub signatures: &'c Signatures,
     pub peers: &'c mut PeerTexts,
 }
 
@@ -261,14 +264,15 @@ impl<'c: 'a, 'a> Decoder<'c> {
         message: Message<'a>,
         given: u8,
     ) -> Mine<Copy<'a>> {
-        let verdict = match given {
-            VALID | UNSIGNED => given,
-            NOT_CHECKED if frame.origin == REPLAY && !message.is_signed => UNSIGNED,
-            _ => return Err(NotMine), // its signature is to be checked, or it is refused
-        };
         require(message.from.len() <= MAX_PEER)?;
         let topic = resolve_topic(message.topic, table, frame.network, self.config)?;
         require(topic.name.is_some())?;
+        let verdict = match given {
+            VALID | UNSIGNED => given,
+            NOT_CHECKED if message.is_signed && self.signatures.are_valid(frame.origin, &topic, &message) => VALID,
+            NOT_CHECKED if frame.origin == REPLAY && !message.is_signed => UNSIGNED,
+            _ => return Err(NotMine), // it is refused, or its signature is
+        };
         let mut id = Vec::with_capacity(80);
         if message.is_signed {
             push_message_id(&self.peers.format(message.from), message.seqno, &mut id)?;
@@ -293,7 +297,12 @@ impl<'c: 'a, 'a> Decoder<'c> {
     }
 }
 
-fn resolve_topic<'a>(wire: WireTopic<'a>, table: &'a [String], network: &'a str, config: &Config) -> Mine<Topic<'a>> {
+pub fn resolve_topic<'a>(
+    wire: WireTopic<'a>,
+    table: &'a [String],
+    network: &'a str,
+    config: &Config,
+) -> Mine<Topic<'a>> {
     let (name, source, index) = match wire {
         WireTopic { name: Some(name), .. } => (Some(name), Some("name"), None),
         WireTopic { index: Some(index), .. } => {

@@ -21,6 +21,7 @@ mod ids;
 mod json;
 mod protobuf;
 mod rpc;
+mod signatures;
 mod topics;
 mod updates;
 

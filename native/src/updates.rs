@@ -1,6 +1,6 @@
 //! Records of `kiln.frames` to the messages that the query `updates` reads: UPDATE and BATCH_UPDATE.
 
-use crate::archive::{panic_on_demand, read_guarded, LeftRecords, Samples};
+use crate::archive::{estimate_row, panic_on_demand, read_guarded, LeftRecords, Samples, MAX_ROW_BYTES};
 use crate::columns::{Bigint, Binary, Int, Records, Text};
 use crate::decoder::{Copy, Core, Decoder};
 use crate::frame::{Frame, ORIGINS};
@@ -23,15 +23,20 @@ pub struct UpdateRows {
     pub updates: Updates,
     pub left: LeftRecords,
     pub samples: Samples,
+    /// row after the last record that was decoded
+    pub end: usize,
 }
 
 impl Core {
-    /// Decodes the records from `start` to `end`.
+    /// Decodes the records from `start` on, as `archive`.
     pub fn updates(&mut self, records: &Records, start: usize, end: usize) -> UpdateRows {
-        let mut out = UpdateRows::default();
-        let Core { config, streams, tables, peers, sampler } = self;
-        let mut decoder = Decoder { config, streams, tables, peers };
-        for row in start..end {
+        let (mut out, mut size) = (UpdateRows::default(), 0);
+        let Core { config, streams, tables, signatures, peers, sampler } = self;
+        let mut decoder = Decoder { config, streams, tables, signatures, peers };
+        out.end = start;
+        while out.end < end && size < MAX_ROW_BYTES {
+            let row = out.end;
+            out.end += 1;
             let value = records.value(row).unwrap_or_default();
             panic_on_demand(value, b"PANIC");
             let read = read_guarded(|| {
@@ -53,6 +58,7 @@ impl Core {
             let remote = decoder.peers.format(frame.remote_peer);
             for copy in copies.iter().filter(|copy| matches!(copy.content.kind, "UPDATE" | "BATCH_UPDATE")) {
                 out.updates.push(&frame, row, &remote, copy, config.unsigned_horizon);
+                size += estimate_row(&copy.topic);
             }
         }
         out

@@ -404,7 +404,7 @@ def _verify(
     if unverifiable:
         verdict, reason = Verdict.UNVERIFIABLE, ""
     else:
-        verdict, reason, signature_cost = _check_signature(
+        verdict, reason, signature_cost = check_signature(
             message, name, bridge_verdict, config.policy(network, origin, name)
         )
         cost += signature_cost
@@ -471,7 +471,7 @@ def _decode_announcement(frame: Frame, ref: MessageRef, config: DecodeConfig) ->
     )
 
 
-def _check_signature(message: Message, topic: str, bridge_verdict: int, policy: Policy) -> Judgement:
+def check_signature(message: Message, topic: str, bridge_verdict: int, policy: Policy) -> Judgement:
     """Return the verdict of the bridge if it has checked the signature, else our own. The reason is empty if the
     message is accepted. A signature covers the topic's name, not the index that replaced it on the wire.
     """

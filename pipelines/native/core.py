@@ -9,10 +9,13 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from kiln.pipelines.decode.decoder import DecodeConfig
+from kiln.pipelines.decode.decoder import DecodeConfig, check_signature
+from kiln.pipelines.decode.processing_errors import PROCESSING_ERRORS
 from kiln.pipelines.native.library import TABLES_OF_CORE, load_library, log_panic
 from kiln.schemas.kafka.frames import read_frame
+from kiln.schemas.proto.gossipsub.rpc_pb2 import Message
 from kiln.schemas.reject import Rejected
+from kiln.schemas.wire.identity import Verdict
 from kiln.schemas.wire.message_id import AUTHOR_SEQNO
 from kiln.schemas.wire.topic_table import negotiate_table
 
@@ -22,7 +25,15 @@ MIN_RECORDS: Final = 100
 SAMPLE_ONE_IN = 1_000
 """One record of so many is decoded by Python too"""
 
-_RECORD_COLUMNS: Final = ["partition", "offset", "stamp", "value"]
+_RECORD_COLUMNS: Final = pa.schema(
+    [
+        pa.field("partition", pa.int32(), nullable=False),
+        pa.field("offset", pa.int64(), nullable=False),
+        pa.field("stamp", pa.int64(), nullable=False),
+        pa.field("value", pa.binary()),
+    ]
+)
+"""Columns that the core reads. It takes their types for granted."""
 _ARRAY_BYTES, _SCHEMA_BYTES = 80, 72  # sizes of the structs of the C data interface
 _PANICKED = 1  # cause for which a record is left; else 0
 _MAX_TABLES: Final = 1_024  # topic tables that the core learns
@@ -82,13 +93,14 @@ class Core:
         return self._decode(self._library.kiln_updates, 1, batch)
 
     def _decode(self, function: Callable[..., int], tables: int, batch: pa.RecordBatch) -> Iterator[CoreRows]:
-        with _ExportedBatch(batch.select(_RECORD_COLUMNS)) as exported:
+        with _ExportedBatch(batch.select(_RECORD_COLUMNS.names).cast(_RECORD_COLUMNS)) as exported:
             first = 0
             while first < batch.num_rows:
                 unknown = (ctypes.c_int32 * _MAX_TABLES)()
                 count = self._library.kiln_unknown_tables(self._core, exported.array, first, unknown, _MAX_TABLES)
                 for row in unknown[: max(count, 0)]:
                     self._learn(batch.column("value")[row].as_py())
+                self._check_signatures(exported, first)
                 rows, causes = self._call(function, tables, exported, first)
                 for row, cause in zip(rows.left, causes, strict=True):
                     if cause == _PANICKED:
@@ -126,11 +138,26 @@ class Core:
             self._core, hello_in, len(hello_in), hello_out, len(hello_out), b"".join(topics), ends, count
         )
 
+    def _check_signatures(self, exported: _ExportedBatch, first: int) -> None:
+        """Check the signatures that the bridge has not checked, each once."""
+        out = _ImportedBatches(1)
+        if self._library.kiln_unchecked(self._core, exported.array, first, out.arrays, out.schemas) < 0:
+            return  # the core panicked: Python decodes these records
+        (unchecked,) = out.take()
+        columns = (column.to_pylist() for column in unchecked.columns)
+        for key, envelope, network, origin, topic in zip(*columns, strict=True):
+            policy = self._config.policy(network, origin, topic)
+            try:
+                judgement = check_signature(Message.FromString(envelope), topic, Verdict.NOT_CHECKED, policy)
+            except PROCESSING_ERRORS:
+                continue  # Python decodes the record, and reports it
+            self._library.kiln_learn_signature(self._core, key, len(key), judgement.verdict is Verdict.VALID)
+
 
 def take_records(batch: pa.RecordBatch, rows: Sequence[int]) -> Iterator[RecordRow]:
     """Take records out of a batch of RECORDS."""
     if rows:
-        taken = batch.select(_RECORD_COLUMNS).take(pa.array(rows, pa.int32()))
+        taken = batch.select(_RECORD_COLUMNS.names).take(pa.array(rows, pa.int32()))
         for row, *record in zip(rows, *(column.to_pylist() for column in taken.columns), strict=True):
             yield RecordRow(row, *record)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -133,11 +133,14 @@ SEPARATING = (
 
 
 def update(
-    batches: Sequence[pa.RecordBatch], config: DecodeConfig, separating: updates.SeparatorConfig
+    batches: Sequence[pa.RecordBatch],
+    config: DecodeConfig,
+    separating: updates.SeparatorConfig,
+    count_difference: Callable[[int], None] = updates.ignore_difference,
 ) -> list[UpdateRow]:
     """All rows of a task of `updates`."""
     with patch.object(updates, "open_known_streams", lambda topic: _SomeStreams()):
-        return list(updates.decode_records(iter(batches), config, separating, EPOCH))
+        return list(updates.decode_records(iter(batches), config, separating, EPOCH, count_difference))
 
 
 def find_differences(batches: Sequence[pa.RecordBatch], config: DecodeConfig) -> list[str]:
@@ -195,7 +198,7 @@ def check_records(batches: Sequence[pa.RecordBatch], config: DecodeConfig) -> No
     with patch.object(core, "SAMPLE_ONE_IN", 1), patch.object(core, "MIN_RECORDS", 0):
         if not core.can_decode(config, 0):
             return
-        decoder, reader = core.Core(config), MessageReader(config)
+        decoder, reader = core.Core(config), MessageReader(config, updates.ignore_difference)
         for batch in batches:
             for rows in decoder.archive(batch):
                 for record, ours, theirs in core_task.compare_samples(rows, batch, FrameDecoder(config), config):
