@@ -48,8 +48,8 @@ GROUPS: Final = (
             Counter("kiln_copies", "Copies of valid messages, duplicates included, since the run started."),
             Counter(
                 "kiln_core_differences",
-                "Records that the native core and Python decoded into other rows, found by the query archive since the "
-                "run started. Python's rows are stored.",
+                "Records that the native core and Python decoded into other rows since the run started. Python's rows "
+                "are stored.",
             ),
             Counter(
                 "kiln_control_entries",

@@ -64,10 +64,11 @@ class SnapshotBuilder:
 
     def count(self, query: str, counts: Mapping[str, int]) -> None:
         """Add the counts that a query reports for a micro-batch."""
+        with self._counting:
+            self._core_differences += counts.get("core_differences", 0)
         if query == "archive":
             with self._counting:
                 self._copies = (self._copies or 0) + counts.get("copies", 0)
-                self._core_differences += counts.get("core_differences", 0)
                 for name, number in counts.items():
                     if name.isupper():  # types; reasons are counted from the topic `quarantine`
                         self._messages[name] = self._messages.get(name, 0) + number

@@ -5,7 +5,8 @@ Most copies of a message give the same rows as the first one, which the core det
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from hashlib import blake2b
 from typing import Final, NamedTuple
 
 import pyarrow as pa
@@ -17,6 +18,7 @@ from kiln.pipelines.decode.decoder import (
     MessageCopy,
     MessageRef,
     RejectedMessage,
+    is_lasting,
 )
 from kiln.pipelines.native.core import Core, CoreRows, RecordRow, can_decode, leave_all, take_records
 from kiln.pipelines.native.library import find_engine, turn_off
@@ -26,6 +28,8 @@ from kiln.schemas.wire.pubsub import PubsubMessage
 from kiln.schemas.wire.topics import Separator
 
 _TYPES: Final = ("UPDATE", "BATCH_UPDATE")
+_LASTING: Final = -(1 << 63)  # in place of a span of time
+_ABSENT: Final = (1 << 64) - 1  # in place of a size
 _RecordMessages = Iterator[tuple[DecodedMessage, "CopyKey | None"]]
 
 
@@ -39,8 +43,15 @@ class CopyKey(NamedTuple):
 class MessageReader:
     """Reader of the messages of one task."""
 
-    def __init__(self, config: DecodeConfig) -> None:
+    def __init__(self, config: DecodeConfig, count_difference: Callable[[int], None]) -> None:
+        """Create the reader.
+
+        Args:
+            config: How to decode.
+            count_difference: Receives the number of records that the core and Python decoded differently.
+        """
         self._config = config
+        self._count_difference = count_difference
         self._decoder = FrameDecoder(config)
         self._core: Core | None = None
         self._is_started = False
@@ -108,18 +119,38 @@ class MessageReader:
         """Compare the samples with what Python decodes. At a difference, the core is turned off."""
         if rows.samples:
             messages = rows.tables[0]
-            from_core: dict[int, list[DecodedMessage]] = {row: [] for row in rows.samples}
+            from_core: dict[int, list[tuple[DecodedMessage, bytes]]] = {row: [] for row in rows.samples}
             chosen = [at for at, row in enumerate(messages.column("row").to_pylist()) if row in from_core]
             some = messages.take(pa.array(chosen, pa.int32()))
-            for row, message in zip(some.column("row").to_pylist(), _build_messages(some, batch), strict=True):
-                from_core[row].append(message)
+            columns = (some.column(name).to_pylist() for name in ("row", "same"))
+            for row, same, message in zip(*columns, _build_messages(some, batch), strict=True):
+                from_core[row].append((message, same))
             for record in take_records(batch, rows.samples):
-                expected = [item for item, _ in self._decode(record) if item.content.type in _TYPES]
+                items = [item for item, _ in self._decode(record) if item.content.type in _TYPES]
+                expected = [(item, _compute_same(item, self._config.unsigned_horizon)) for item in items]
                 if from_core[record.row] != expected:
                     reason = "the native core and Python decoded a record into other messages"
                     turn_off(reason, record.partition, record.offset)
+                    self._count_difference(1)
                     return True
         return not find_engine().is_native  # another task of this worker has found one
+
+
+def _compute_same(item: DecodedMessage, horizon: int) -> bytes:
+    """Compute the digest of `CopyKey`, as `compute_same` of native/src/updates.rs."""
+    content = item.content
+    span = _LASTING
+    if not is_lasting(item.message_id, item.verdict is Verdict.VALID):
+        span = item.observed_at // horizon
+    digest = blake2b(bytes((item.origin == "REPLAY", item.verdict, item.own)), digest_size=16)
+    digest.update(span.to_bytes(8, "little", signed=True))
+    separator = item.separator or (None, None)
+    claims = (content.stream, content.tip, content.model, content.sep, content.batch)
+    for text in (content.type, item.network, *separator, *claims):
+        raw = b"" if text is None else text.encode()
+        digest.update((_ABSENT if text is None else len(raw)).to_bytes(8, "little") + raw)
+    digest.update(item.message_id.encode())
+    return digest.digest()
 
 
 def _build_messages(messages: pa.RecordBatch, batch: pa.RecordBatch) -> list[DecodedMessage]:

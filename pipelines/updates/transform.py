@@ -7,7 +7,7 @@ that is emitted under a separator which is only claimed (decision 20).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import chain
@@ -90,17 +90,27 @@ class SeparatorConfig:
     believe: bool = True
 
 
-def build_decode_task(config: DecodeConfig, separating: SeparatorConfig, first_epoch: Epoch | None = None) -> ArrowTask:
+def ignore_difference(records: int) -> None:
+    """Ignore records that the native core and Python decoded differently."""
+
+
+def build_decode_task(
+    config: DecodeConfig,
+    separating: SeparatorConfig,
+    first_epoch: Epoch | None = None,
+    count_difference: Callable[[int], None] = ignore_difference,
+) -> ArrowTask:
     """Build the task that decodes copies. RECORDS in; COPIES_DDL out, once per message and Kafka partition.
 
     Args:
         config: How to decode.
         separating: How to find separators.
         first_epoch: Epoch of the first micro-batch; None for that of its query.
+        count_difference: Receives the number of records that the native core and Python decoded differently.
     """
 
     def decode(batches: _Batches) -> _Batches:
-        rows = decode_records(batches, config, separating, _get_epoch(first_epoch))
+        rows = decode_records(batches, config, separating, _get_epoch(first_epoch), count_difference)
         return write_copies(rows, get_batch_time())
 
     return decode
@@ -201,7 +211,11 @@ def build_false_claim(claimed: Separator, separator: Separator, data: bytes, obs
 
 
 def decode_records(
-    batches: _Batches, config: DecodeConfig, separating: SeparatorConfig, epoch: Epoch
+    batches: _Batches,
+    config: DecodeConfig,
+    separating: SeparatorConfig,
+    epoch: Epoch,
+    count_difference: Callable[[int], None] = ignore_difference,
 ) -> Iterator[UpdateRow]:
     """Decode the records of a task into rows of their valid copies, each row once per Kafka partition.
 
@@ -209,7 +223,7 @@ def decode_records(
     however it is divided into tasks (decision 10).
     """
     emitted: set[tuple[bytes, int]] = set()
-    reader = MessageReader(config)
+    reader = MessageReader(config, count_difference)
     known: KnownSeparators = {}
     has_waited: WaitedUpdate = _has_not_waited
     if separating.streams is not None:
