@@ -110,12 +110,13 @@ sbom: $(VENV)/.installed ## write the bill of materials of conf/runtime.lock as 
 
 COMMIT = $(shell git describe --always --abbrev=12 --exclude '*' --dirty=.dirty)
 
-wheel: $(VENV)/.installed ## build wheel and source distribution in dist, with the commit in the version
+wheel: $(VENV)/.installed ## build wheels, with and without the native core, and source distribution in dist, with the commit in the version
 	@git rev-parse --verify --quiet HEAD >/dev/null || { echo "make wheel needs git and a checkout, whose commit is in the version" >&2; exit 1; }
 	@rm -rf *.egg-info dist/kiln_gossip-*
 	@SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(PY) -m build --quiet --no-isolation --outdir dist \
 		-C=--global-option=egg_info -C=--global-option=--tag-build=+g$(COMMIT)
 	@rm -rf *.egg-info
+	@$(PY) -m kiln.deploy.packaging.native_wheel dist/kiln_gossip-*-any.whl
 
 # What a part of Kiln needs of conf/runtime.lock, with its versions and checksums. Executors have a Spark of their own.
 build/bridge.lock: PART := --extra bridge --no-emit-package deltalake --no-emit-package duckdb
@@ -135,7 +136,7 @@ dist: wheel jars build/executors.lock ## build a release in dist: wheel, locked 
 	@cp .jars/spark/*.jar dist/jars && sed -n 's|  spark/|  jars/|p' conf/jars.sha256 >dist/jars.txt
 	@$(BIN)/uv venv --quiet --python $(PY) build/environment
 	@$(BIN)/uv pip install --quiet --python build/environment --no-deps --require-hashes -r build/executors.lock
-	@$(BIN)/uv pip install --quiet --python build/environment --no-deps dist/kiln_gossip-*.whl
+	@$(BIN)/uv pip install --quiet --python build/environment --no-deps --no-index --find-links dist kiln-gossip
 	@$(BIN)/venv-pack --quiet --force --prefix build/environment --output dist/environment.tar.gz --compress-level 1 \
 		$(patsubst %,--exclude '*/site-packages/pyspark/%/*',jars examples data licenses)
 	@chmod 644 dist/environment.tar.gz && du -shL dist/*
