@@ -93,33 +93,3 @@ fn count_leading(bytes: &[u8], value: u8) -> usize {
 fn find_digit(letter: u8, alphabet: &[u8]) -> Mine<u32> {
     alphabet.iter().position(|each| *each == letter).map(|digit| digit as u32).ok_or(NotMine)
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The test vectors of multibase, and those of the base58 draft.
-    #[test]
-    fn published_vectors() {
-        assert_eq!(encode_number(b"yes mani !", BASE36), b"2lcpzo5yikidynfl");
-        assert_eq!(encode_number(b"\0yes mani !", BASE58), b"17paNL19xttacUY");
-        assert_eq!(encode_number(b"\0\0\x28\x7f\xb4\xcd", BASE58), b"11233QC4");
-        let mut text = vec![];
-        encode_base32(b"yes mani !", &mut text);
-        assert_eq!(text, b"pfsxgidnmfxgsibb");
-    }
-
-    #[test]
-    fn texts_decode_to_the_same_bytes() {
-        for raw in [&b""[..], b"\0", b"\0\0\xff", b"\x01\x71\x12\x20 some digest"] {
-            for alphabet in [BASE58, BASE36] {
-                assert_eq!(decode_number(&encode_number(raw, alphabet), alphabet).as_deref(), Ok(raw));
-            }
-            let mut text = vec![];
-            encode_base32(raw, &mut text);
-            assert_eq!(decode_bits(&text, BASE32, 5).as_deref(), Ok(raw));
-        }
-        assert_eq!(decode_bits(b"ab", BASE32, 5), Err(NotMine)); // bits are left over
-        assert_eq!(decode_number(b"0", BASE58), Err(NotMine));
-    }
-}

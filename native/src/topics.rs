@@ -53,29 +53,3 @@ fn normalize_value(text: &str) -> Mine<Cow<'_, str>> {
     require(value.len() > 1 && value.len() <= MAX_VALUE && is_base36(value.as_bytes()))?;
     Ok(value)
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn parse(name: &str) -> Option<(String, Option<String>)> {
-        parse_topic(name).map(|topic| {
-            let separator = topic.separator.map(|each| format!("{}/{}", each.key, each.value));
-            (topic.network.to_string(), separator)
-        })
-    }
-
-    #[test]
-    fn topics_name_network_and_separator() {
-        assert_eq!(parse("/ceramic/x"), Some(("x".into(), None)));
-        assert_eq!(parse("/ceramic/x/sep/a/b/k2"), Some(("x".into(), Some("a/b/k2".into()))));
-        assert_eq!(parse("/ceramic/x/sep/model/2z"), Some(("x".into(), Some("model/k2z".into()))));
-        for no_separator in ["/ceramic/x/sep/k2", "/ceramic/x/sep//k2", "/ceramic/x/sep/m/bafy", "/ceramic/x/sep/m/K2"]
-        {
-            assert_eq!(parse(no_separator), Some(("x".into(), None)));
-        }
-        for foreign in ["", "/ceramic", "/ceramic/", "/ceramic//x", "x"] {
-            assert_eq!(parse(foreign), None);
-        }
-    }
-}

@@ -57,8 +57,8 @@ def test_the_wheel_with_the_native_core_loads_it(wheel: Path, tmp_path: Path) ->
     native = native_wheel.add_core(wheel, LIBRARY, tag)
     environment = tmp_path / "environment"
     subprocess.run([UV, "venv", "--quiet", "--python", sys.executable, environment], check=True)
-    install = [UV, "pip", "install", "--quiet", "--offline", "--no-deps", "--no-index", "--find-links", native.parent]
-    subprocess.run([*install, "--python", environment, "kiln-gossip"], check=True)
+    options = ["--quiet", "--offline", "--no-deps", "--no-index", "--find-links", str(native.parent)]
+    subprocess.run([UV, "pip", "install", *options, "--python", environment, "kiln-gossip"], check=True)
     native.unlink()
     code = "from kiln.pipelines.native.library import find_engine; print(find_engine().describe())"
     site = sysconfig.get_path("purelib")  # for the other packages
