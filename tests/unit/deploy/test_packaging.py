@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from kiln.conf.settings.keys import list_keys
-from kiln.deploy.packaging import native_wheel
+from kiln.deploy.stack import native_wheel
 from kiln.pipelines.native.library import LIBRARY
 from kit import engines
 from kit.built_wheel import build_wheel

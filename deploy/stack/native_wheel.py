@@ -1,4 +1,4 @@
-"""Build the wheel with the native core out of the one without: `python -m kiln.deploy.packaging.native_wheel WHEEL`.
+"""Build the wheel with the native core out of the one without: `python -m kiln.deploy.stack.native_wheel WHEEL`.
 
 The wheel is tagged for the C library that the core was built on, so that no older system installs it. Source: PEP 600.
 """
