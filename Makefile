@@ -3,7 +3,7 @@
 MAKEFLAGS += --no-print-directory
 .SUFFIXES:
 .DELETE_ON_ERROR:
-.PHONY: help setup java jars jars-s3 tools run test test-all fuzz mutants chaos hostile lint proto pages sample bench lock audit sbom wheel dist images docs clean
+.PHONY: help setup java native jars jars-s3 tools run test test-all fuzz mutants chaos hostile lint proto pages sample bench lock audit sbom wheel dist images docs clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -24,10 +24,13 @@ help: ## list the targets
 	@echo
 	@echo '  Options for what is run go into ARGS: make run ARGS="--for 60s"'
 
-setup: $(VENV)/.java $(VENV)/.installed jars ## install everything: .venv (leaves .venv/bin/kiln), Java on Debian as root, jars
+setup: $(VENV)/.java $(VENV)/.installed $(VENV)/.native jars ## install everything: .venv (leaves .venv/bin/kiln), Java on Debian as root, native core, jars
 
 java: ## check Java, and install it as root on Debian
 	@$(or $(wildcard $(PY)),$(PYTHON)) -m kiln.deploy.stack.java --install
+
+native: $(VENV)/.installed ## build the native core, and install rustc for it as root on Debian
+	@$(PY) -m kiln.deploy.stack.native_core --install && touch $(VENV)/.native
 
 jars: $(VENV)/.installed ## fetch the jars that conf/ivy.xml pins
 	@$(PY) -m kiln.deploy.stack.jars
@@ -107,12 +110,13 @@ sbom: $(VENV)/.installed ## write the bill of materials of conf/runtime.lock as 
 
 COMMIT = $(shell git describe --always --abbrev=12 --exclude '*' --dirty=.dirty)
 
-wheel: $(VENV)/.installed ## build wheel and source distribution in dist, with the commit in the version
+wheel: $(VENV)/.installed ## build wheels, with and without the native core, and source distribution in dist, with the commit in the version
 	@git rev-parse --verify --quiet HEAD >/dev/null || { echo "make wheel needs git and a checkout, whose commit is in the version" >&2; exit 1; }
 	@rm -rf *.egg-info dist/kiln_gossip-*
 	@SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(PY) -m build --quiet --no-isolation --outdir dist \
 		-C=--global-option=egg_info -C=--global-option=--tag-build=+g$(COMMIT)
 	@rm -rf *.egg-info
+	@$(PY) -m kiln.deploy.stack.native_wheel dist/kiln_gossip-*-any.whl
 
 # What a part of Kiln needs of conf/runtime.lock, with its versions and checksums. Executors have a Spark of their own.
 build/bridge.lock: PART := --extra bridge --no-emit-package deltalake --no-emit-package duckdb
@@ -132,7 +136,7 @@ dist: wheel jars build/executors.lock ## build a release in dist: wheel, locked 
 	@cp .jars/spark/*.jar dist/jars && sed -n 's|  spark/|  jars/|p' conf/jars.sha256 >dist/jars.txt
 	@$(BIN)/uv venv --quiet --python $(PY) build/environment
 	@$(BIN)/uv pip install --quiet --python build/environment --no-deps --require-hashes -r build/executors.lock
-	@$(BIN)/uv pip install --quiet --python build/environment --no-deps dist/kiln_gossip-*.whl
+	@$(BIN)/uv pip install --quiet --python build/environment --no-deps --no-index --find-links dist kiln-gossip
 	@$(BIN)/venv-pack --quiet --force --prefix build/environment --output dist/environment.tar.gz --compress-level 1 \
 		$(patsubst %,--exclude '*/site-packages/pyspark/%/*',jars examples data licenses)
 	@chmod 644 dist/environment.tar.gz && du -shL dist/*
@@ -155,7 +159,7 @@ docs: $(VENV)/.installed ## build the documentation site in build/site; mkdocs c
 	@echo build/site/index.html
 
 clean: ## remove .venv, .jars, .peers, builds and caches (never the state folder)
-	rm -rf $(VENV) .jars .peers build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) pipelines/native/*.so .jars .peers build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # ---- stamps: a target runs again when one of its sources is newer
@@ -190,4 +194,9 @@ $(VENV)/.installed: $(VENV)/.python requirements.lock pyproject.toml
 	@echo "installing requirements.lock into $(VENV) (2.2 GB: the first time takes a minute or two)"
 	@$(BIN)/uv pip install --quiet --compile-bytecode --python $(PY) --no-deps --require-hashes -r requirements.lock
 	@$(BIN)/uv pip install --quiet --python $(PY) --no-deps --no-build-isolation --editable .
+	@touch $@
+
+# Without rustc, a line names the command, and Python decodes all frames.
+$(VENV)/.native: $(VENV)/.installed $(wildcard native/src/*.rs) schemas/delta/tables.py
+	@$(PY) -m kiln.deploy.stack.native_core
 	@touch $@

@@ -47,6 +47,11 @@ GROUPS: Final = (
             Counter("kiln_messages", "Valid messages, without duplicates, since the run started.", labels=("type",)),
             Counter("kiln_copies", "Copies of valid messages, duplicates included, since the run started."),
             Counter(
+                "kiln_core_differences",
+                "Records that the native core and Python decoded into other rows since the run started. Python's rows "
+                "are stored.",
+            ),
+            Counter(
                 "kiln_control_entries",
                 "SUBSCRIBEs, UNSUBSCRIBEs and entries of control messages, in both directions, since the run started.",
                 labels=("kind",),

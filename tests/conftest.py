@@ -29,6 +29,7 @@ from xdist.workermanage import WorkerController
 from kiln.deploy.stack import jars
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
 from kiln.deploy.stack.java import JavaError, find_java
+from kiln.pipelines.native.library import find_engine, find_rustc
 from kit import jdbc_driver, loopback, validators
 from kit.foreign_peer import CACHE
 
@@ -187,6 +188,10 @@ def _has_java() -> bool:
     return True
 
 
+def _has_native_core() -> bool:
+    return find_engine().is_native
+
+
 def _has_program(name: str) -> Callable[[], bool]:
     return lambda: shutil.which(name) is not None
 
@@ -211,6 +216,8 @@ REQUIREMENTS: Final = {
         "a folder `shared` next to the checkout", SHARED.is_dir, "it has files of third parties, see CONTRIBUTING.md"
     ),
     "Java": Requirement("Java", _has_java, "run `make setup`"),
+    "native core": Requirement("the native core", _has_native_core, "run `make native`"),
+    "rustc": Requirement("rustc", lambda: find_rustc() is not None, "run `make native`"),
     "cargo": Requirement("cargo", _has_program("cargo"), "install Rust"),
     "namespace": Requirement("a namespace", loopback.available, "run as root, or allow user namespaces"),
     "go toolchain": Requirement("go", _has_program("go"), "install Go"),

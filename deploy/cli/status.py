@@ -67,7 +67,8 @@ def render_status(status: KilnStatus, now: datetime) -> RenderableType:
         broker.append("answers", "green")
     else:
         broker.append(f"does not answer: {status.broker.problem}", "red")
-    parts: list[RenderableType] = [broker, Text.assemble(("state   ", "bold"), status.state), ""]
+    parts: list[RenderableType] = [broker, Text.assemble(("state   ", "bold"), status.state)]
+    parts += [Text.assemble(("engine  ", "bold"), status.engine), ""]
     if status.broker.topics:
         topics = _build_table("topic", "partitions", "records", "end offsets")
         for topic in status.broker.topics:

@@ -52,6 +52,7 @@ from kiln.deploy.stack.kafka_topics import read_compression
 from kiln.deploy.stack.ports import HOST, PortHolder, check_port_free, find_port_holder
 from kiln.pipelines.delta.duckdb_tables import find_reading_faults
 from kiln.pipelines.delta.lake import Lake, LakeError, find_column_fault
+from kiln.pipelines.native.library import BUILD_COMMAND, Engine, find_engine
 from kiln.pipelines.runtime.checkpoint import DELETED_ADVICE, Checkpoint, describe_deleted_records
 from kiln.pipelines.runtime.spark_environment import check_user, find_foreign_variables, find_spark_home, is_local
 from kiln.pipelines.runtime.table_ages import OLDER_TABLE_REMEDY, find_older_tables
@@ -179,6 +180,16 @@ def check_spark(home: Path | PrerequisiteError, ignored: Sequence[str]) -> Docto
         return DoctorCheck("spark", "fail", problem, remedy or "make setup, in a shell without PYTHONPATH")
     text = f"Kiln's own, in {home}"
     return DoctorCheck("spark", "ok", f"{text}; ignores {', '.join(ignored)} of another Spark" if ignored else text)
+
+
+def check_engine(engine: Engine) -> DoctorCheck:
+    """Check that the native core decodes frames."""
+    if engine.is_native:
+        return DoctorCheck("native core", "ok", "decodes frames")
+    text = f"Python decodes frames: {engine.reason}"
+    if BUILD_COMMAND not in engine.reason:
+        return DoctorCheck("native core", "ok", text)  # there is nothing to be done
+    return DoctorCheck("native core", "warn", text, BUILD_COMMAND)
 
 
 def check_state(folder: Path, problem: str, private: bool = True, owner: str = "") -> DoctorCheck:
@@ -457,6 +468,7 @@ def run_checks(settings: Settings) -> list[DoctorCheck]:
             ),
             "jars": lambda: [_check_jars()],
             "jars for the store": lambda: [_check_s3_jars()] if settings.uses_store else [],
+            "native core": lambda: [check_engine(find_engine())],
             "disk": lambda: [check_disk(shutil.disk_usage(find_existing_parent(settings.state)).free)],
             "memory": lambda: [check_memory(read_available_memory(), wanted)],
             "ports": lambda: [_check_port(listener, runs, kilns) for listener in listeners if listener.is_of_broker],

@@ -86,6 +86,8 @@ class Snapshot:
     """by type"""
     copies: int | None = None
     """of all messages counted in `messages`"""
+    core_differences: int = 0
+    """records that the native core and Python decoded into other rows"""
     control_entries: Mapping[str, int] = field(default_factory=dict)
     """subscriptions and control entries in both directions, by kind"""
     control_rates: Mapping[str, float] = field(default_factory=dict)

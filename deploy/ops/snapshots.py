@@ -51,6 +51,7 @@ class SnapshotBuilder:
         self._started = started
         self._messages: dict[str, int] = {}
         self._copies: int | None = None
+        self._core_differences = 0
         self._control_entries: dict[str, int] = {}
         self._earlier_entries: deque[tuple[float, dict[str, int]]] = deque([(started, {})])
         self._counting = threading.Lock()
@@ -63,6 +64,8 @@ class SnapshotBuilder:
 
     def count(self, query: str, counts: Mapping[str, int]) -> None:
         """Add the counts that a query reports for a micro-batch."""
+        with self._counting:
+            self._core_differences += counts.get("core_differences", 0)
         if query == "archive":
             with self._counting:
                 self._copies = (self._copies or 0) + counts.get("copies", 0)
@@ -114,6 +117,7 @@ class SnapshotBuilder:
             frames_rate=self._rate,
             messages=messages,
             copies=self._copies,
+            core_differences=self._core_differences,
             control_entries=entries,
             control_rates=self._compute_rates(now, entries),
             open_separators=len(self._watch.open_windows),

@@ -24,6 +24,7 @@ from kiln.deploy.ops.bridges import BridgeMember, list_live_bridges
 from kiln.deploy.ops.clocks import ClockStatus, find_trailing_clocks
 from kiln.pipelines.delta.lake import Lake, LakeError
 from kiln.pipelines.delta.reading_faults import list_reader_features
+from kiln.pipelines.native.library import find_engine
 from kiln.pipelines.runtime.checkpoint import Checkpoint, CheckpointError
 from kiln.pipelines.runtime.topics import read_topic_ids
 from kiln.schemas.delta.tables import TABLES
@@ -131,6 +132,8 @@ class KilnStatus:
     savings: TopicTableSavings | None = None
     clocks: tuple[ClockStatus, ...] = ()
     bridges: tuple[BridgeMember, ...] = ()
+    engine: str = ""
+    """engine that decodes frames: the native core, or Python with the reason"""
 
 
 # ---------------------------------------------------------------- checkpoints
@@ -330,4 +333,4 @@ def read_status(settings: Settings) -> KilnStatus:
     clocks = find_trailing_clocks(settings, updates.end if updates else ())
     bridges = list_live_bridges(settings.broker, settings.network.name) if broker.reachable else ()
     tables = read_lake_status(Lake.from_location(settings.lake_root))
-    return KilnStatus(str(settings.state), broker, queries, tables, savings, clocks, bridges)
+    return KilnStatus(str(settings.state), broker, queries, tables, savings, clocks, bridges, find_engine().describe())

@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
+from kiln.pipelines.archive.core_task import build_archive_task
 from kiln.pipelines.archive.frame_dedup import FrameDedup
 from kiln.pipelines.archive.transform import (
     ARCHIVE_OUTPUT,
@@ -21,7 +22,6 @@ from kiln.pipelines.archive.transform import (
     PARTS,
     ArchiveOutput,
     DecodeResult,
-    build_archive_task,
     build_decode_task,
     deduplicate_messages,
     write_messages,
@@ -110,4 +110,8 @@ class _ArchiveWriter:
         counts = sum((Counter(each.counts) for each in outputs), Counter[str]())
         entries = sum((Counter(each.entries) for each in results), Counter[str]())
         counts.update({f"{CONTROL_PREFIX}{kind}": number for kind, number in entries.items()})
-        context.report("archive", {**counts, "copies": sum(each.valid_copies for each in results)})
+        totals = {
+            "copies": sum(each.valid_copies for each in results),
+            "core_differences": sum(each.core_differences for each in results),
+        }
+        context.report("archive", {**counts, **totals})

@@ -9,13 +9,14 @@ operators deduplicate between the stages.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql import DataFrame
 
@@ -129,6 +130,8 @@ class DecodeResult(msgspec.Struct, frozen=True, array_like=True):
     """copies of valid messages"""
     entries: dict[str, int] = {}
     """subscriptions and control entries by kind"""
+    core_differences: int = 0
+    """records that the native core and Python decoded into other rows"""
 
 
 class ArchiveOutput(msgspec.Struct, frozen=True, array_like=True):
@@ -140,7 +143,7 @@ class ArchiveOutput(msgspec.Struct, frozen=True, array_like=True):
     tallies: list[AuthorTally]
 
 
-def build_archive_task(config: DecodeConfig, lake: Lake, dedup: DedupStoreConfig) -> ArrowTask:
+def build_python_task(config: DecodeConfig, lake: Lake, dedup: DedupStoreConfig) -> ArrowTask:
     """Build the task that decodes records, and writes the rows of each table to files. RECORDS in; OUTPUT_DDL out. The
     output has the quarantine records, and for each task a `DecodeResult` with the files of `frames` and its parts, and
     an `ArchiveOutput` with the files of `messages`.
@@ -150,7 +153,7 @@ def build_archive_task(config: DecodeConfig, lake: Lake, dedup: DedupStoreConfig
 
     def archive(batches: _Batches) -> _Batches:
         output = OutputWriter(config, lake)
-        chunks = decode_records(batches, config, lake, _compute_task_digest(), every_copy=True)
+        chunks = decode_records(batches, config, lake, compute_task_digest(), every_copy=True)
         for new in filter_new_copies(chunks, dedup, get_batch_time(), get_task_epoch()):
             yield from output.write(new)
         yield from output.finish()
@@ -159,11 +162,11 @@ def build_archive_task(config: DecodeConfig, lake: Lake, dedup: DedupStoreConfig
 
 
 def build_decode_task(config: DecodeConfig, lake: Lake) -> ArrowTask:
-    """Build the task that runs the first stage of `build_archive_task`. RECORDS in; DECODED_DDL out: each copy of a
+    """Build the task that runs the first stage of `build_python_task`. RECORDS in; DECODED_DDL out: each copy of a
     message, each fault, and one `DecodeResult` per task."""
 
     def decode(batches: _Batches) -> _Batches:
-        chunks = decode_records(batches, config, lake, _compute_task_digest())
+        chunks = decode_records(batches, config, lake, compute_task_digest())
         packed = (row for chunk in chunks for copy in chunk for row in build_message_rows(copy))
         return pack_rows(packed, IDENTITIES, get_batch_time())
 
@@ -182,7 +185,7 @@ def deduplicate_messages(rows: DataFrame, retention: int) -> DataFrame:
 
 
 def write_messages(rows: DataFrame, config: DecodeConfig, lake: Lake) -> DataFrame:
-    """Run the second stage of `build_archive_task`. Columns kind, data in; OUTPUT_DDL out."""
+    """Run the second stage of `build_python_task`. Columns kind, data in; OUTPUT_DDL out."""
 
     def write(batches: _Batches) -> _Batches:
         output = OutputWriter(config, lake)
@@ -214,8 +217,8 @@ def decode_records(
         task's `DecodeResult`.
     """
     rejected: list[RejectedMessage] = []
-    frames = TableFiles(lake, "frames", refuse=partial(_record_rejection, rejected, FRAMES))
-    parts = PartFiles(lake, partial(_record_rejection, rejected))
+    frames = TableFiles(lake, "frames", refuse=partial(record_rejection, rejected, FRAMES))
+    parts = PartFiles(lake, partial(record_rejection, rejected))
     decoder = FrameDecoder(config)
     frame_filter = FrameRangeFilter({})
     lasting: dict[tuple[str, str], tuple[bytes, ...]] = {}  # digests that do not depend on the time, by message
@@ -336,9 +339,25 @@ class PartFiles:
             self._controls.add(row, estimate_size(row))
             self.entries[str(row[_KIND])] += 1
 
+    def gather(self, parts: Mapping[str, pa.RecordBatch]) -> None:
+        """Add record batches by table."""
+        self._copies.gather(parts["copies"])
+        self._subscriptions.gather(parts["subscriptions"])
+        self._controls.gather(parts["controls"])
+        for subscribe, count in count_values(parts["subscriptions"].column("subscribe")):
+            self.entries["SUBSCRIBE" if subscribe else "UNSUBSCRIBE"] += count
+        for kind, count in count_values(parts["controls"].column("kind")):
+            self.entries[str(kind)] += count
+
     def close(self) -> list[DataFile]:
         """Close and return all files."""
         return [file for each in (self._copies, self._subscriptions, self._controls) for file in each.close()]
+
+
+def count_values(column: pa.Array) -> Iterator[tuple[object, int]]:
+    """Count the rows of each value."""
+    for each in pc.value_counts(column).to_pylist():
+        yield each["values"], each["counts"]
 
 
 def reject_unread(control: ControlRows, frame: Frame, partition: int, offset: int) -> RejectedMessage:
@@ -349,7 +368,7 @@ def reject_unread(control: ControlRows, frame: Frame, partition: int, offset: in
     return RejectedMessage(ref, "rpc", RPC_TOO_COSTLY, detail, b"", at, build_frame_key(frame))
 
 
-def _record_rejection(
+def record_rejection(
     faults: list[RejectedMessage], columns: tuple[Column, ...], row: Sequence[object], error: Exception
 ) -> None:
     """Record a row that its table cannot store."""
@@ -404,13 +423,20 @@ def decode_data(row: Sequence[object], decoder: MessageDecoder) -> tuple[Sequenc
     return row, RejectedMessage(ref, DECODER_STAGE, decoded.reason, decoded.detail, data, observed_at)
 
 
+def pack_message(item: DecodedMessage, config: DecodeConfig) -> PackedRow:
+    """Pack a copy of a message with its digests. `build_message_rows` builds its row."""
+    identities = compute_identities(item, "", config.unsigned_horizon)
+    lasting = is_lasting(item.message_id, item.verdict is Verdict.VALID)
+    return PackedRow("messages", identities[:1] if lasting else identities, item.ref.text, item, 0)
+
+
 def pack_faults(item: RejectedMessage) -> list[PackedRow]:
     """Build the rows of a fault for quarantine."""
     position = item.ref.text
     return [PackedRow(FAULT, (identity,), position, row, len(row[-1])) for identity, row in build_fault_rows(item)]
 
 
-def _compute_task_digest() -> bytes:
+def compute_task_digest() -> bytes:
     """Compute a digest that all attempts of a task share, so that only one attempt counts."""
     epoch, context = get_task_epoch(), TaskContext.get()
     partition = 0 if context is None else context.partitionId()
@@ -526,7 +552,7 @@ class OutputWriter:
     def __init__(self, config: DecodeConfig, lake: Lake) -> None:
         self._decoder = MessageDecoder(config.decoder) if config.decoder else None
         self._rejected: list[RejectedMessage] = []
-        self._messages = TableFiles(lake, "messages", refuse=partial(_record_rejection, self._rejected, MESSAGES))
+        self._messages = TableFiles(lake, "messages", refuse=partial(record_rejection, self._rejected, MESSAGES))
         self._out = RowBuffer(pa.schema([("kind", pa.string()), ("key", pa.binary()), ("value", pa.binary())]))
         self._counts, self._valid, self._failed = Counter[str](), Counter[str](), Counter[str]()
 
@@ -548,6 +574,16 @@ class OutputWriter:
                     yield from self._add_fault(row, size)
                 elif self._out.add((kind, None, row[0]), size):
                     yield from self._out.drain()
+
+    def write_batch(self, messages: pa.RecordBatch) -> None:
+        """Write deduplicated rows of `messages` as the native core builds them."""
+        if messages.num_rows:
+            self._messages.gather(messages)
+            for kind, count in count_values(messages.column("type")):
+                self._counts[str(kind)] += count
+            is_valid = pc.equal(messages.column("verdict"), _VALID)
+            for author, count in count_values(messages.column("from_peer").filter(is_valid)):
+                self._valid[str(author)] += count
 
     def finish(self) -> _Batches:
         """Close the files, and yield the last rows with the `ArchiveOutput`."""

@@ -136,6 +136,7 @@ class DecodeConfig:
     ceramic: bool = True  # false: every message is DATA, whatever its bytes and its topic
     message_ids: MessageIdRule = field(default_factory=MessageIdRule)
     decoder: str = ""  # entry point of the user's decoder
+    native_core: bool = True  # false: Python decodes all records, even if there is a native core
 
     def policy(self, network: str, origin: str, topic: str) -> Policy:
         """Return the signature policy. It is always `either` for a replayed capture (decision 5)."""
@@ -403,7 +404,7 @@ def _verify(
     if unverifiable:
         verdict, reason = Verdict.UNVERIFIABLE, ""
     else:
-        verdict, reason, signature_cost = _check_signature(
+        verdict, reason, signature_cost = check_signature(
             message, name, bridge_verdict, config.policy(network, origin, name)
         )
         cost += signature_cost
@@ -470,7 +471,7 @@ def _decode_announcement(frame: Frame, ref: MessageRef, config: DecodeConfig) ->
     )
 
 
-def _check_signature(message: Message, topic: str, bridge_verdict: int, policy: Policy) -> Judgement:
+def check_signature(message: Message, topic: str, bridge_verdict: int, policy: Policy) -> Judgement:
     """Return the verdict of the bridge if it has checked the signature, else our own. The reason is empty if the
     message is accepted. A signature covers the topic's name, not the index that replaced it on the wire.
     """

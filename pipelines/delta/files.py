@@ -21,6 +21,9 @@ from kiln.schemas.delta.tables import TABLES
 FILE_BYTES = 128 << 20
 """Size at which a file is closed, and the next one started."""
 
+_GROUP_ROWS = 20_000
+"""Rows of a row group"""
+
 _REPEATED = frozenset(
     (
         *("network", "direction", "origin", "local_peer", "remote_peer", "protocol", "topic", "topic_source", "type"),
@@ -62,7 +65,8 @@ class TableFiles:
         self._folder = lake.folder(table)
         self._table = table
         self._schema = _with_dictionaries(build_arrow_schema(TABLES[table].columns, strict=True))
-        self._buffer = RowBuffer(self._schema, rows=20_000, refuse=refuse)
+        self._buffer = RowBuffer(self._schema, rows=_GROUP_ROWS, refuse=refuse)
+        self._gathered: list[pa.RecordBatch] = []
         self._file: _OpenFile | None = None
         self._closed: list[DataFile] = []
 
@@ -73,14 +77,31 @@ class TableFiles:
 
     def add_batch(self, batch: pa.RecordBatch) -> None:
         """Add a record batch in the table's columns."""
-        columns = [column.cast(field.type) for column, field in zip(batch.columns, self._schema, strict=True)]
+        columns = [
+            column if column.type == field.type else column.cast(field.type)
+            for column, field in zip(batch.columns, self._schema, strict=True)
+        ]
         self._write(pa.RecordBatch.from_arrays(columns, schema=self._schema))
+
+    def gather(self, batch: pa.RecordBatch) -> None:
+        """Add a record batch in the table's columns. Small ones become one row group."""
+        if batch.num_rows:
+            self._gathered.append(batch)
+            if sum(each.num_rows for each in self._gathered) >= _GROUP_ROWS:
+                self._write_gathered()
 
     def close(self) -> list[DataFile]:
         """Close and return all files, each complete and on disk; none if there was no row."""
+        self._write_gathered()
         self._drain()
         self._close()
         return self._closed
+
+    def _write_gathered(self) -> None:
+        if self._gathered:
+            for batch in pa.Table.from_batches(self._gathered).combine_chunks().to_batches():
+                self.add_batch(batch)
+            self._gathered = []
 
     def _drain(self) -> None:
         for batch in self._buffer.drain():

@@ -53,7 +53,10 @@ class FrameRangeFilter:
 
     def accept(self, connection: bytes, direction: int, sequence: int) -> bool:
         """Accept a frame. A second call for the same frame returns False."""
-        key = build_range_key(connection, direction)
+        return self.accept_key(build_range_key(connection, direction), sequence)
+
+    def accept_key(self, key: bytes, sequence: int) -> bool:
+        """Accept a frame by the key of `FrameRanges`, as `accept`."""
         stored = self._stored.get(key)
         if stored is not None and contains(stored, sequence):
             return False

@@ -10,11 +10,11 @@ from __future__ import annotations
 import fcntl
 import os
 import sqlite3
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain, islice
+from itertools import chain, compress, islice
 from pathlib import Path
 from typing import Final, Generic, NamedTuple, Protocol, Self, TypeVar
 
@@ -121,6 +121,24 @@ class DedupCopy(Protocol):
 _Copy = TypeVar("_Copy", bound=DedupCopy)
 
 
+class CopyColumns(NamedTuple):
+    """Copies by column: the digest that is checked first, the second one if there is one, and the position."""
+
+    first: Sequence[bytes]
+    second: Sequence[bytes | None]
+    positions: Sequence[str]
+
+
+def _split_identities(copies: Collection[DedupCopy]) -> tuple[list[bytes], list[bytes | None]]:
+    first: list[bytes] = []
+    second: list[bytes | None] = []
+    for copy in copies:
+        early, *late = copy.identities
+        first.append(early)
+        second.append(late[0] if late else None)
+    return first, second
+
+
 class DedupRule(NamedTuple, Generic[_Copy]):
     """A rule by which copies pass."""
 
@@ -166,21 +184,28 @@ class DedupStore:
         The digests of a copy are checked one after the other, as by two consecutive operators: a copy that the second
         one drops still counts as seen for the first.
         """
-        passed: list[_Copy] = []
-        keys = [_build_keys(copy.identities) for copy in copies]
+        columns = CopyColumns(*_split_identities(copies), [copy.position for copy in copies])
+        return list(compress(copies, self.select_new(columns, now)))
+
+    def select_new(self, copies: CopyColumns, now: int) -> list[bool]:
+        """Return for each copy whether it passes, as `filter_new`."""
+        second = [None if digest is None else digest + _SECOND_TURN for digest in copies.second]
         with self._transaction():
-            stored, expired = self._find_stored(set(chain.from_iterable(keys)), now - self._span)
+            keys = set(copies.first).union(digest for digest in second if digest is not None)
+            stored, expired = self._find_stored(keys, now - self._span)
             positions = {key: digest.position for key, digest in stored.items()}
             added: dict[bytes, str] = {}
-            for copy, own in zip(copies, keys, strict=True):
-                for key in own:
-                    position = positions.get(key)
-                    if position is None:
-                        positions[key] = added[key] = copy.position
-                    elif position != copy.position:
-                        break
-                else:
-                    passed.append(copy)
+
+            def claim(key: bytes, position: str) -> bool:
+                holder = positions.get(key)
+                if holder is None:
+                    positions[key] = added[key] = position
+                return holder is None or holder == position
+
+            passed = [
+                claim(early, position) and (late is None or claim(late, position))
+                for early, late, position in zip(copies.first, second, copies.positions, strict=True)
+            ]
             self._file.executemany(_PUT_COPY, ((key, position, now) for key, position in sorted(added.items())))
             self._forget(now, len(added.keys() - expired))
         return passed
@@ -280,11 +305,16 @@ _DELETE_EXPIRED = "DELETE FROM digests WHERE digest > ? AND digest <= ? AND pass
 _DELETE_REST = "DELETE FROM digests WHERE digest > ? AND passed_at <= ?"
 
 
+_SECOND_TURN: Final = b"\1"
+"""end of the key of a second digest, which is then no key of a first one, though the digests may be the same"""
+
+
 def _build_keys(digests: tuple[bytes, ...]) -> tuple[bytes, ...]:
-    """Build the keys of the digests of a copy: those of different turns differ, though their bytes may be the same."""
+    """Build the keys of the digests of a copy."""
     if len(digests) == 1:  # most copies
         return digests
-    return tuple(digest + bytes([turn]) if turn else digest for turn, digest in enumerate(digests))
+    first, second = digests
+    return first, second + _SECOND_TURN
 
 
 def chunk_copies(copies: Iterable[_Copy]) -> Iterator[list[_Copy]]:
@@ -316,13 +346,19 @@ def filter_new_copies(
         epoch: The micro-batch.
         rule: Rule by which copies pass; None for the first copy of each digest.
     """
+    store = open_dedup_store(config)
+    for chunk in chunks:
+        yield store.filter_new(chunk, now) if rule is None else store.filter_by(rule, chunk, now)
+    store.mark(epoch, now)
+
+
+def open_dedup_store(config: DedupStoreConfig) -> DedupStore:
+    """Open the store, which the tasks of a worker share."""
     store = _open_store(config)
     if not store.is_in_place():  # the state folder was replaced
         _open_store.cache_clear()
         store = _open_store(config)
-    for chunk in chunks:
-        yield store.filter_new(chunk, now) if rule is None else store.filter_by(rule, chunk, now)
-    store.mark(epoch, now)
+    return store
 
 
 @lru_cache(maxsize=4)

@@ -39,7 +39,8 @@ def start(context: QueryContext, decoding: DecodeConfig, separating: SeparatorCo
     checkpoint = Checkpoint(context.checkpoints / "updates")
     replaced_epoch = checkpoint.replaced_epoch
     dedup = context.find_dedup_store("updates")
-    decode = build_decode_task(decoding, separating, replaced_epoch)
+    differences = session.sparkContext.accumulator(0)
+    decode = build_decode_task(decoding, separating, replaced_epoch, differences.add)
     stream = context.read_stream("updates", session, decode, COPIES_DDL, small=_SMALL)
     if dedup is None:
         stream = deduplicate_updates(stream, context.dedup_retention, context.broker.prefix)
@@ -63,6 +64,9 @@ def start(context: QueryContext, decoding: DecodeConfig, separating: SeparatorCo
         else:
             write_records(rows, context.broker)
         marker.commit(query_id, batch_id, checkpoint.ends(batch_id))
+        found = differences.value
+        differences.value = 0
+        context.report("updates", {"core_differences": found})
 
     return start_query(
         "updates", context, write_micro_batches(stream, write, context.find_durable_checkpoint("updates"))

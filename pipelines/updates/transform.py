@@ -7,7 +7,7 @@ that is emitted under a separator which is only claimed (decision 20).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import chain
@@ -20,8 +20,6 @@ from pyspark.sql import functions as F
 from kiln.pipelines.decode.decoder import (
     DecodeConfig,
     DecodedMessage,
-    FrameDecoder,
-    RejectedMessage,
     compute_fault_identity,
     compute_identities,
     get_signer,
@@ -35,6 +33,7 @@ from kiln.pipelines.runtime.epoch import get_task_epoch
 from kiln.pipelines.runtime.kafka_ranges import ArrowTask
 from kiln.pipelines.runtime.micro_batch_clock import get_batch_time, with_dedup_watermark
 from kiln.pipelines.updates.known_streams import StreamsTopic, open_known_streams
+from kiln.pipelines.updates.message_reader import MessageReader
 from kiln.pipelines.updates.processor import UpdateProcessor
 from kiln.pipelines.updates.repeats import Announcement, list_keys, select_updates
 from kiln.pipelines.updates.update_rows import COPY_COLUMNS, ROWS, ROWS_DDL, UpdateRow, read_copies, write_copies
@@ -91,17 +90,27 @@ class SeparatorConfig:
     believe: bool = True
 
 
-def build_decode_task(config: DecodeConfig, separating: SeparatorConfig, first_epoch: Epoch | None = None) -> ArrowTask:
+def ignore_difference(records: int) -> None:
+    """Ignore records that the native core and Python decoded differently."""
+
+
+def build_decode_task(
+    config: DecodeConfig,
+    separating: SeparatorConfig,
+    first_epoch: Epoch | None = None,
+    count_difference: Callable[[int], None] = ignore_difference,
+) -> ArrowTask:
     """Build the task that decodes copies. RECORDS in; COPIES_DDL out, once per message and Kafka partition.
 
     Args:
         config: How to decode.
         separating: How to find separators.
         first_epoch: Epoch of the first micro-batch; None for that of its query.
+        count_difference: Receives the number of records that the native core and Python decoded differently.
     """
 
     def decode(batches: _Batches) -> _Batches:
-        rows = decode_records(batches, config, separating, _get_epoch(first_epoch))
+        rows = decode_records(batches, config, separating, _get_epoch(first_epoch), count_difference)
         return write_copies(rows, get_batch_time())
 
     return decode
@@ -202,7 +211,11 @@ def build_false_claim(claimed: Separator, separator: Separator, data: bytes, obs
 
 
 def decode_records(
-    batches: _Batches, config: DecodeConfig, separating: SeparatorConfig, epoch: Epoch
+    batches: _Batches,
+    config: DecodeConfig,
+    separating: SeparatorConfig,
+    epoch: Epoch,
+    count_difference: Callable[[int], None] = ignore_difference,
 ) -> Iterator[UpdateRow]:
     """Decode the records of a task into rows of their valid copies, each row once per Kafka partition.
 
@@ -210,7 +223,7 @@ def decode_records(
     however it is divided into tasks (decision 10).
     """
     emitted: set[tuple[bytes, int]] = set()
-    decoder = FrameDecoder(config)
+    reader = MessageReader(config, count_difference)
     known: KnownSeparators = {}
     has_waited: WaitedUpdate = _has_not_waited
     if separating.streams is not None:
@@ -218,17 +231,17 @@ def decode_records(
         has_waited = streams.has_waited
         streams.refresh()
     for batch in batches:
-        columns = (batch.column(name).to_pylist() for name in ("partition", "offset", "stamp", "value"))
-        for partition, offset, stamp, value in zip(*columns, strict=True):
-            for item in decoder.decode(value, partition, offset, stamp):
-                if isinstance(item, RejectedMessage):
-                    continue
-                for row in _build_rows(item, epoch, config, known, has_waited, separating):
-                    message = None if row.announcement is None else row.announcement.message
-                    key = (message or row.identity, partition)
-                    if key not in emitted:
-                        emitted.add(key)
-                        yield row
+        for item, copy_key in reader.read(batch):
+            rows = _build_rows(item, epoch, config, known, has_waited, separating)
+            # a fault has an identity of its own in each copy
+            if copy_key is not None and all(row.topic != "quarantine" for row in rows):
+                reader.finish(copy_key)
+            for row in rows:
+                message = None if row.announcement is None else row.announcement.message
+                key = (message or row.identity, item.ref.partition)
+                if key not in emitted:
+                    emitted.add(key)
+                    yield row
 
 
 def _build_rows(

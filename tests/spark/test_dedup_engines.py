@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from kiln.conf.process.location import parse_location
 from kiln.deploy.demo.traffic import Traffic, TrafficOptions
 from kiln.pipelines.archive import transform as archiving
+from kiln.pipelines.archive.core_task import build_archive_task
 from kiln.pipelines.archive.transform import (
     ARCHIVE_OUTPUT,
     DECODE_RESULT,
@@ -138,7 +139,7 @@ def archive(by: str, spark: SparkSession, frames: Path, folder: Path, how: Decod
 
     ways: dict[str, Ways] = {
         "file": (
-            lambda records: records.mapInArrow(archiving.build_archive_task(how, lake, memory), archiving.OUTPUT_DDL),
+            lambda records: records.mapInArrow(build_archive_task(how, lake, memory), archiving.OUTPUT_DDL),
             as_is,
         ),
         "Spark": (

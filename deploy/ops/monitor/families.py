@@ -55,6 +55,7 @@ def _run(facts: MonitorInputs) -> Iterator[Metric]:
     yield build_family("kiln_frames", [((), seen.frames)])
     yield build_family("kiln_messages", _label(seen.messages))
     yield build_family("kiln_copies", [((), seen.copies or 0)])
+    yield build_family("kiln_core_differences", [((), seen.core_differences)])
     yield build_family("kiln_control_entries", _label(seen.control_entries))
     yield build_family("kiln_quarantined_records", seen.quarantine.items())
     yield build_family("kiln_open_windows", [((), seen.open_separators or 0)])

@@ -37,6 +37,7 @@ from kiln.deploy.ops.doctor import (
     check_checkpoints,
     check_compression,
     check_disk,
+    check_engine,
     check_geneses,
     check_ipfs,
     check_java,
@@ -63,6 +64,7 @@ from kiln.deploy.ops.status import (
 )
 from kiln.deploy.stack.java import Java, JavaError
 from kiln.pipelines.delta.lake import Lake
+from kiln.pipelines.native.library import Engine
 from kiln.pipelines.runtime.checkpoint import CheckpointError, parse_offsets
 from kiln.pipelines.runtime.spark_environment import find_foreign_variables
 from kiln.pipelines.runtime.topics import save_topic_ids
@@ -261,6 +263,13 @@ def test_ago() -> None:
 def is_bad(check: DoctorCheck, *words: str) -> bool:
     """A failed check has to say what to do."""
     return check.level == "fail" and bool(check.what_to_do) and all(word in str(check) for word in words)
+
+
+def test_the_engine_and_what_to_do_for_the_native_core() -> None:
+    assert check_engine(Engine(True)) == DoctorCheck("native core", "ok", "decodes frames")
+    stale = check_engine(Engine(False, "the native core is stale. Run make native"))
+    assert (stale.level, stale.what_to_do) == ("warn", "make native")
+    assert check_engine(Engine(False, "this installation has no native core")).level == "ok"
 
 
 def test_python() -> None:

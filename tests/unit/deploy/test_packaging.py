@@ -15,8 +15,12 @@ from pathlib import Path
 import pytest
 
 from kiln.conf.settings.keys import list_keys
+from kiln.deploy.stack import native_wheel
+from kiln.pipelines.native.library import LIBRARY
+from kit import engines
 from kit.built_wheel import build_wheel
 
+UV = Path(sys.executable).with_name("uv")
 PACKAGES = ("schemas", "pipelines", "bridge", "conf", "deploy")
 OF_THE_CHECKOUT = re.compile(
     r"schemas/proto/generate\.sh|deploy/packaging/(mkdocs\.yml|(compose|grafana|helm|images|prometheus)/.*)"
@@ -44,6 +48,28 @@ def test_the_wheel_has_every_file_of_its_packages(wheel: Path, root: Path) -> No
     names = [name for name in tracked.stdout.splitlines() if (root / name).exists()]
     packaged = {f"kiln/{name}" for name in names if not OF_THE_CHECKOUT.fullmatch(name)}
     assert inside == packaged | {"kiln/__init__.py", "kiln/py.typed"}
+
+
+@pytest.mark.skipif(engines.core_is_missing(), reason="no native core to put into a wheel")
+def test_the_wheel_with_the_native_core_loads_it(wheel: Path, tmp_path: Path) -> None:
+    tag = native_wheel.find_tag()
+    assert tag is not None
+    native = native_wheel.add_core(wheel, LIBRARY, tag)
+    environment = tmp_path / "environment"
+    subprocess.run([UV, "venv", "--quiet", "--python", sys.executable, environment], check=True)
+    options = ["--quiet", "--offline", "--no-deps", "--no-index", "--find-links", str(native.parent)]
+    subprocess.run([UV, "pip", "install", *options, "--python", environment, "kiln-gossip"], check=True)
+    native.unlink()
+    code = "from kiln.pipelines.native.library import find_engine; print(find_engine().describe())"
+    site = sysconfig.get_path("purelib")  # for the other packages
+    run = subprocess.run(
+        [environment / "bin" / "python", "-c", f"import sys; sys.path.append({site!r}); {code}"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert run.stdout == "native core\n"
 
 
 def test_wheel_and_source_name_version_and_commit(wheel: Path, root: Path) -> None:

@@ -47,6 +47,13 @@ def test_messages_are_counted_by_type_and_reasons_are_not() -> None:
     assert taken.control_entries == {"GRAFT": 3, "IHAVE": 5}
 
 
+def test_differences_of_the_core_are_counted_in_both_queries() -> None:
+    snapshots, queries = made()
+    snapshots.count("archive", {"core_differences": 1})
+    snapshots.count("updates", {"core_differences": 2})
+    assert snapshots.build(101.0, {}, queries, None, ()).core_differences == 3
+
+
 def test_control_rates_are_those_of_the_last_minute() -> None:
     snapshots, queries = made()
 

@@ -66,6 +66,7 @@ from kiln.schemas.wire.identity import compute_peer_id, peer_text, sign
 from kiln.schemas.wire.pubsub import write_batch_update, write_keepalive, write_query, write_response, write_update
 from kiln.schemas.wire.topic_table import BundleSet, write_hello
 from kiln.schemas.wire.topics import Separator
+from kit import engines
 from kit.cpu_time import measure_cpu
 
 STREAM = "kjzl6cwe1jw145as2el62s5k2n5xwij7snqu1mngluhpr05xy5wylfswe1zvq39"
@@ -254,6 +255,7 @@ def first_packed(batches: Iterator[pa.RecordBatch], how: DecodeConfig, lake: Lak
 
 
 def make(lake: Lake, *records: tuple[int, int, Record], how: DecodeConfig | None = None) -> Made:
+    engines.check_records(list(batches_of(*records)), how or DecodeConfig("either"))
     rows: list[PackedRow] = []
     told: list[DecodeResult] = []
     for batch in first_packed(batches_of(*records), how or DecodeConfig("either"), lake):

@@ -53,6 +53,7 @@ from kiln.schemas.wire.identity import compute_peer_id, peer_text, sign
 from kiln.schemas.wire.pubsub import write_batch_update, write_keepalive, write_query, write_response, write_update
 from kiln.schemas.wire.streamid import StreamID
 from kiln.schemas.wire.topics import Separator, encode_separator_value, format_separator, format_topic
+from kit import engines
 from kit.plain_batcher import LogRecord, batch_partition
 
 SCHEMA = Path(__file__).resolve().parents[3] / "schemas" / "kafka" / "updates.schema.json"
@@ -114,8 +115,9 @@ def select(copies: list[UpdateRow], state: dict[bytes, StoredDigest] | None = No
 
 
 def rows_with(separating: SeparatorConfig, *values: bytes | None, how: DecodeConfig | None = None) -> list[UpdateRow]:
-    batches = iter([pa.RecordBatch.from_pydict(columns(*values))])
-    return list(decode_records(batches, how or DecodeConfig(default_policy="either"), separating, EPOCH))
+    batches = [pa.RecordBatch.from_pydict(columns(*values))]
+    engines.check_records(batches, how or DecodeConfig(default_policy="either"))
+    return list(decode_records(iter(batches), how or DecodeConfig(default_policy="either"), separating, EPOCH))
 
 
 def records(*values: bytes | None) -> list[UpdateRecord]:

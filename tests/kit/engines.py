@@ -1,0 +1,208 @@
+"""Tasks of the queries `archive` and `updates`, with the native core and in Python, and all that they write."""
+
+from __future__ import annotations
+
+import sqlite3
+import zlib
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from unittest.mock import patch
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from kiln.pipelines.archive import core_task, transform
+from kiln.pipelines.archive.transform import ARCHIVE_OUTPUT, DECODE_RESULT, FAULT, ArchiveOutput, DecodeResult
+from kiln.pipelines.decode.decoder import DecodeConfig, FrameDecoder
+from kiln.pipelines.delta.lake import Lake
+from kiln.pipelines.native import core, library
+from kiln.pipelines.runtime import dedup_store
+from kiln.pipelines.runtime.dedup_store import DedupStoreConfig
+from kiln.pipelines.runtime.kafka_ranges import RECORDS
+from kiln.pipelines.updates import transform as updates
+from kiln.pipelines.updates.known_streams import StreamsTopic
+from kiln.pipelines.updates.message_reader import MessageReader
+from kiln.pipelines.updates.update_rows import UpdateRow
+from kiln.schemas.kafka.records import Epoch, SeparatorRecord, WaitedTip
+
+NOW = 1_800_000_000_000_000
+EPOCH = Epoch("query", 7)
+_SPAN = 30 * 86_400_000_000
+_TABLES = ("frames", "copies", "messages", "subscriptions", "controls")
+_SORT = ("kafka_partition", "kafka_offset", "message_index", "entry_index")
+
+
+def build_batches(values: Sequence[bytes | None], size: int = 500, partitions: int = 1) -> list[pa.RecordBatch]:
+    """RECORDS with these values, in record batches of one partition each, as the reader of Kafka makes them."""
+    lanes: list[list[tuple[int, bytes | None]]] = [[] for _ in range(partitions)]
+    for at, value in enumerate(values):
+        lanes[zlib.crc32(value or b"") % partitions].append((at, value))
+    found: list[pa.RecordBatch] = []
+    for partition, lane in enumerate(lanes):
+        for start in range(0, len(lane), size):
+            some = lane[start : start + size]
+            count = len(some)
+            columns = {
+                "topic": ["frames"] * count,
+                "partition": [partition] * count,
+                "offset": range(100 + start, 100 + start + count),
+                "stamp": [NOW + at for at, _ in some],
+                "key": [b""] * count,
+                "value": [value for _, value in some],
+            }
+            arrays = [pa.array(columns[field.name], field.type) for field in RECORDS]
+            found.append(pa.RecordBatch.from_arrays(arrays, schema=RECORDS))
+    return found
+
+
+def archive(batches: Sequence[pa.RecordBatch], config: DecodeConfig) -> dict[str, object]:
+    """All that a task of `archive` writes and returns, in a form that compares."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="kiln-engines-")))
+        for module in (core_task, transform):
+            stack.enter_context(patch.object(module, "get_batch_time", lambda: NOW))
+            stack.enter_context(patch.object(module, "get_task_epoch", lambda: EPOCH))
+        lake = Lake(str(folder / "lake"))
+        lake.create(_TABLES)
+        dedup = DedupStoreConfig(str(folder / "dedup.sqlite"), _SPAN)
+        stack.callback(dedup_store._open_store.cache_clear)
+        rows = [
+            row
+            for batch in core_task.build_archive_task(config, lake, dedup)(iter(batches))
+            for row in batch.to_pylist()
+        ]
+        return _collect(rows, folder)
+
+
+def _collect(rows: list[dict[str, object]], folder: Path) -> dict[str, object]:
+    found: dict[str, object] = {
+        "faults": sorted((str(row["key"]), str(row["value"])) for row in rows if row["kind"] == FAULT)
+    }
+    files = []
+    for row in rows:
+        if row["kind"] == DECODE_RESULT:
+            assert isinstance(row["value"], bytes)
+            result = msgspec.msgpack.decode(row["value"], type=DecodeResult)
+            files += [*result.frames, *result.parts]
+            found |= {"spans": result.spans, "ranges": result.frame_ranges, "copies": result.valid_copies}
+            found |= {"entries": result.entries, "differences": result.core_differences}
+        if row["kind"] == ARCHIVE_OUTPUT:
+            assert isinstance(row["value"], bytes)
+            output = msgspec.msgpack.decode(row["value"], type=ArchiveOutput)
+            files += output.messages
+            found |= {"counts": output.counts, "rejected": output.faults, "tallies": sorted(map(repr, output.tallies))}
+    found["stats"] = sorted((file.table, file.rows, file.stats) for file in files)
+    for table in _TABLES:
+        parts = [pq.read_table(path) for path in sorted((folder / "lake" / table).glob("*.parquet"))]
+        if parts:
+            whole = pa.concat_tables(parts)
+            order = [(name, "ascending") for name in _SORT if name in whole.schema.names]
+            found[table] = whole.sort_by(order)
+    with sqlite3.connect(folder / "dedup.sqlite") as file:
+        found["digests"] = sorted(file.execute("SELECT digest, position, passed_at FROM digests"))
+        found["progress"] = file.execute(
+            "SELECT digest_count, query_id, batch_id, newest_time FROM progress"
+        ).fetchall()
+    return found
+
+
+class _SomeStreams:
+    """Verified separators of some streams, of which some contradict a claim, and some tips that waited."""
+
+    def refresh(self) -> None:
+        """Do nothing."""
+
+    def get(self, stream: tuple[str, str], default: SeparatorRecord | None, /) -> SeparatorRecord | None:
+        verified = (None, SeparatorRecord("model", "k2"), SeparatorRecord("x/tag", "k95"))
+        return (default, default, default, *verified)[zlib.crc32(repr(stream).encode()) % 6]
+
+    def has_waited(self, stream: tuple[str, str], tip: WaitedTip, /) -> bool:
+        return zlib.crc32(tip.tip.encode()) % 3 == 0
+
+
+SEPARATING = (
+    updates.SeparatorConfig(),
+    updates.SeparatorConfig(fetch=True),
+    updates.SeparatorConfig(StreamsTopic("streams", ()), fetch=True),
+    updates.SeparatorConfig(StreamsTopic("streams", ()), fetch=True, believe=False),
+)
+
+
+def update(
+    batches: Sequence[pa.RecordBatch],
+    config: DecodeConfig,
+    separating: updates.SeparatorConfig,
+    count_difference: Callable[[int], None] = updates.ignore_difference,
+) -> list[UpdateRow]:
+    """All rows of a task of `updates`."""
+    with patch.object(updates, "open_known_streams", lambda topic: _SomeStreams()):
+        return list(updates.decode_records(iter(batches), config, separating, EPOCH, count_difference))
+
+
+def find_differences(batches: Sequence[pa.RecordBatch], config: DecodeConfig) -> list[str]:
+    """Where the core and Python differ, in words. No sample is compared, so that all rows of the core are seen."""
+    in_python = replace(config, native_core=False)
+    with patch.object(core, "SAMPLE_ONE_IN", 1 << 60):
+        return _compare(batches, config, in_python)
+
+
+def _compare(batches: Sequence[pa.RecordBatch], config: DecodeConfig, in_python: DecodeConfig) -> list[str]:
+    native, python = archive(batches, config), archive(batches, in_python)
+    found = [
+        f"archive, {name}: {str(native.get(name))[:400]}\n  in Python: {str(value)[:400]}"
+        for name, value in python.items()
+        if not is_equal(value, native.get(name))
+    ]
+    for separating in SEPARATING:
+        rows, expected = (update(batches, each, separating) for each in (config, in_python))
+        if rows != expected:
+            first = next((pair for pair in zip(rows, expected, strict=False) if pair[0] != pair[1]), None)
+            found.append(f"updates, {separating}: {len(rows)} rows, not {len(expected)}; {first}")
+    return found
+
+
+def is_equal(one: object, other: object) -> bool:
+    """True if two results are the same."""
+    if isinstance(one, pa.Table):
+        return isinstance(other, pa.Table) and bool(one.equals(other))
+    return one == other
+
+
+def count_left(batches: Sequence[pa.RecordBatch], config: DecodeConfig) -> tuple[int, int]:
+    """The records that the core leaves to Python, by `archive` and by `updates`."""
+    decoder = core.Core(config)
+    archived = sum(len(rows.left) for batch in batches for rows in decoder.archive(batch))
+    return archived, sum(len(rows.left) for batch in batches for rows in decoder.updates(batch))
+
+
+def other_library(path: Path) -> ExitStack:
+    """Use another library, and the own one again afterwards."""
+    stack = ExitStack()
+    stack.enter_context(patch.object(library, "LIBRARY", path))
+    stack.enter_context(patch.object(library, "_turned_off", []))
+    return stack
+
+
+def core_is_missing() -> bool:
+    """True if this checkout has no library, or an old one."""
+    return not library.find_engine().is_native
+
+
+def check_records(batches: Sequence[pa.RecordBatch], config: DecodeConfig) -> None:
+    """Assert that the core decodes each record that it takes as Python does. Row tests call it for their records, so
+    that they hold for both engines; without a core it does nothing."""
+    with patch.object(core, "SAMPLE_ONE_IN", 1), patch.object(core, "MIN_RECORDS", 0):
+        if not core.can_decode(config, 0):
+            return
+        decoder, reader = core.Core(config), MessageReader(config, updates.ignore_difference)
+        for batch in batches:
+            for rows in decoder.archive(batch):
+                for record, ours, theirs in core_task.compare_samples(rows, batch, FrameDecoder(config), config):
+                    assert ours == theirs, f"record {record.partition}/{record.offset}"
+            with patch.object(library, "_turned_off", []):
+                list(reader.read(batch))
+                assert library.find_engine().is_native, "updates"
