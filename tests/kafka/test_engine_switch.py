@@ -35,7 +35,7 @@ pytestmark = [
 ]
 
 FRAMES = 300
-"""of each part"""
+"""frames of each part"""
 TABLES = ("frames", "copies", "messages", "subscriptions", "controls")
 
 

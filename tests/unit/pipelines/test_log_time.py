@@ -41,7 +41,7 @@ def test_a_micro_batch_without_updates_moves_nothing(tmp_path: Path) -> None:
 
 
 def test_a_query_without_its_clock_goes_on_from_its_table(tmp_path: Path) -> None:
-    """As after `kiln recover`, which makes another checkpoint."""
+    """The checkpoint that `kiln recover` makes has no clock file."""
     lake, at = Lake(str(tmp_path / "lake")), datetime(2025, 1, 1, tzinfo=UTC)
     lake.create(("updates",))
     append(lake, "updates", [{"log_partition": 1, "log_time": at + timedelta(seconds=each)} for each in (3, 1)])

@@ -326,7 +326,7 @@ def test_make_native_fails_without_rustc(capsys: pytest.CaptureFixture[str]) -> 
 
 @needs_core
 def test_digests_are_those_of_hashlib() -> None:
-    """Of random bytes of each length around the blocks of both functions, and of published vectors: FIPS 180-4's, and
+    """Random bytes of each length around the blocks of both functions, and published vectors: FIPS 180-4's, and
     BLAKE2b-128 of "abc"."""
     loaded = library.load_library()
     assert loaded is not None
