@@ -1,5 +1,5 @@
-"""The query `archive`, with the native core and in Python, beside a raw copy of the same frames by Spark: what all that
-Kiln makes of a frame costs."""
+"""The queries `archive` and `updates`, with the native core and in Python, beside a raw copy of the same frames by
+Spark: what all that Kiln makes of a frame costs."""
 
 from __future__ import annotations
 
@@ -7,23 +7,27 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from unittest.mock import patch
 
+import psutil
 from pyspark.sql import DataFrame
 
 from bench.catch_up import catch_up, in_micro_batches
 from bench.frames import GENERATED, append, generated, live_options, stamped_anew
 from bench.ground import Ground
-from bench.report import Aim, Finding, Ratio
-from bench.runs import BenchError, Extent, in_turn
-from kiln.conf.settings.model import Settings
+from bench.processes import Usage
+from bench.report import Aim, Finding, Ratio, Series
+from bench.runs import BenchError, Extent, Side, in_turn
+from kiln.conf.settings.model import JobName, Settings
 from kiln.pipelines.app import launch
 from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.native.library import find_engine
 from kiln.pipelines.runtime.kafka import read_topics
 
 FRAMES = 300_000
-AIM = Aim(least=0.70)
+AIMS = {"archive": Aim(least=0.70), "updates": Aim(least=0.55)}
+QUERIES: tuple[JobName, ...] = ("archive", "updates")
 
 
 @contextmanager
@@ -39,24 +43,33 @@ def _in_python() -> Iterator[None]:
 
 
 def measure(ground: Ground, extent: Extent) -> Finding:
-    """The query has a fresh checkpoint and fresh tables in each run. Its time is that of its one micro-batch; the copy
+    """Each query has a fresh checkpoint and fresh tables in each run. Its time is that of its one micro-batch; the copy
     is a batch job, so that neither pays for a start."""
     engine = find_engine()
     if not engine.is_native:
         raise BenchError(f"there is no native core to measure: {engine.reason}")
-    settings = in_micro_batches(ground.plot("decode"), 0, "archive")
+    settings = in_micro_batches(ground.plot("decode"), 0, *QUERIES)
     count = extent.of(FRAMES)
     ground.say(f"writing {count:,} frames")
     ends = append(ground, settings, stamped_anew(generated(extent.of(GENERATED), live_options()), count))
     broker = ground.broker(settings)
+    usage = Usage(psutil.Process())
     rows: dict[str, int] = {}
+    cpu: dict[str, list[float]] = {}
 
-    def archive(run: int) -> float:
-        with ground.fresh(settings, "quarantine") as fresh:
-            seconds = sum(each.seconds for each in catch_up(ground.spark, fresh, "archive", {"frames": ends}))
-            for table in ("frames", "copies", "messages"):
+    def catch_up_with(query: JobName, name: str, run: int) -> float:
+        with ground.fresh(settings, "updates", "quarantine") as fresh:
+            before = _processor_time(usage)
+            seconds = sum(each.seconds for each in catch_up(ground.spark, fresh, query, {"frames": ends}))
+            if run:
+                cpu.setdefault(name, []).append(1e6 * (_processor_time(usage) - before) / count)
+            for table in ("frames", "copies", "messages") if query == "archive" else ():
                 rows[table] = ground.spark.read.format("delta").load((fresh.lake_root / table).uri).count()
         return count / seconds
+
+    def catch_up_in_python(query: JobName, name: str, run: int) -> float:
+        with _in_python():
+            return catch_up_with(query, name, run)
 
     def copy(run: int) -> float:
         records: DataFrame = read_topics(ground.spark, broker, ["frames"])
@@ -65,23 +78,40 @@ def measure(ground: Ground, extent: Extent) -> Finding:
         records.select("partition", "offset", "stamp", "value").write.format("delta").mode("append").save(path)
         return count / (time.perf_counter() - started)
 
-    def archive_in_python(run: int) -> float:
-        with _in_python():
-            return archive(run)
-
-    sides = {"archive": archive, "archive in Python": archive_in_python, "raw copy → Delta": copy}
+    sides: dict[str, Side] = {"raw copy → Delta": copy}
+    for query in QUERIES:
+        sides[query] = partial(catch_up_with, query, query)
+        sides[f"{query} in Python"] = partial(catch_up_in_python, query, f"{query} in Python")
     ground.say("warming up")
     for side in sides.values():
         side(0)
-    archiving, in_python, copying = in_turn(sides, extent.runs, "frames/s", ground.say)
+    series = {made.name: made for made in in_turn(sides, extent.runs, "frames/s", ground.say)}
     settings.lake_root.remove_all()
+    both = {
+        name: Series(
+            f"CPU of both queries{name}",
+            "µs/frame",
+            tuple(map(sum, zip(*(cpu[query + name] for query in QUERIES), strict=True))),
+        )
+        for name in ("", " in Python")
+    }
+    copying = series["raw copy → Delta"]
     return Finding(
         "decode",
-        "frames from Kafka to frames, copies, messages (first copies) and quarantine, over a raw copy into Delta",
-        (archiving, in_python, copying),
+        "frames from Kafka to frames, copies, messages (first copies) and quarantine, and to updates, over a raw copy",
+        (*series.values(), *both.values()),
         (
-            Ratio("archive over raw copy", archiving, copying, AIM),
-            Ratio("archive over itself in Python", archiving, in_python),
+            *(Ratio(f"{query} over raw copy", series[query], copying, AIMS[query]) for query in QUERIES),
+            *(
+                Ratio(f"{query} over itself in Python", series[query], series[f"{query} in Python"])
+                for query in QUERIES
+            ),
+            Ratio("CPU of both queries in Python over the native core", both[" in Python"], both[""]),
         ),
         {"frames": count, **rows, "master": settings.spark.master},
     )
+
+
+def _processor_time(usage: Usage) -> float:
+    """CPU time so far of all processes of the bench but the broker, s."""
+    return sum(seconds for kind, seconds in usage.look().items() if kind != "broker")

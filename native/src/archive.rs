@@ -1,18 +1,12 @@
 //! Records of `kiln.frames` to rows of `frames`, `copies`, `messages`, `subscriptions` and `controls`.
 
-use crate::columns::{Bigint, Binary, Bool, Int, List, Records, Text, TextMap, Timestamp};
-use crate::decoder::{Copy, Core, Decoder, Left, Parts, Topic, VERDICT_NAMES};
+use crate::call::{estimate_row, Call};
+use crate::columns::{Bigint, Binary, Bool, Int, List, Text, TextMap, Timestamp};
+use crate::decoder::{Copy, Core, Decoder, Parts, Topic, VERDICT_NAMES};
 use crate::frame::{Frame, BEP50, DIRECTIONS, ORIGINS};
 use crate::ids::push_hex;
-use crate::{table, Mine};
-use std::panic::{catch_unwind, AssertUnwindSafe};
+use crate::table;
 use std::rc::Rc;
-
-/// Bytes of records that one call takes, so that no column reaches 2 GiB, and memory stays bounded.
-const MAX_CALL_BYTES: usize = 32 << 20;
-/// Bytes of rows, by estimate, after which a call ends: an entry of two bytes makes a row, and names a long topic.
-pub const MAX_ROW_BYTES: usize = 128 << 20;
-const ROW_BYTES: usize = 512; // of a row without its topic and what the record has
 
 table! { Frames {
     network: Text, connection: Binary, direction: Text, local_peer: Text, remote_peer: Text, protocol: Text,
@@ -49,15 +43,6 @@ table! {
     /// Digests and position of each row of `messages`, and the row of its record.
     Identities { row: Int, early: Binary, late: Binary, position: Text, }
 }
-table! {
-    /// Records for Python, with their cause.
-    LeftRecords { row: Int, cause: Int, }
-}
-table! {
-    /// Records that Python decodes too.
-    Samples { row: Int, }
-}
-
 /// Rows of some consecutive records. Of `messages` there is a row for each copy, and all tables have the rows of frames
 /// that came twice.
 #[derive(Default)]
@@ -69,87 +54,19 @@ pub struct ArchiveRows {
     pub controls: Controls,
     pub frame_keys: FrameKeys,
     pub identities: Identities,
-    pub left: LeftRecords,
-    pub samples: Samples,
-    /// row after the last record that was decoded
-    pub end: usize,
-}
-
-impl LeftRecords {
-    pub fn push(&mut self, row: usize, cause: Left) {
-        self.rows += 1;
-        self.row.push(row as i32);
-        self.cause.push(cause as i32);
-    }
-}
-
-impl Samples {
-    pub fn push(&mut self, row: usize) {
-        self.rows += 1;
-        self.row.push(row as i32);
-    }
-}
-
-/// Estimates the bytes of a row.
-pub fn estimate_row(topic: &Topic) -> usize {
-    ROW_BYTES + 2 * topic.name.map_or(0, str::len)
-}
-
-/// Bounds the records of a call from `start` on. Returns the row after the last one; there is one at least.
-pub fn bound_call(records: &Records, start: usize) -> usize {
-    let mut bytes = 0;
-    for row in start..records.len() {
-        bytes += records.value(row).map_or(0, <[u8]>::len);
-        if bytes > MAX_CALL_BYTES && row > start {
-            return row;
-        }
-    }
-    records.len()
-}
-
-/// Decodes one record. A panic leaves it to Python.
-pub fn read_guarded<T>(read: impl FnOnce() -> Mine<T>) -> Result<T, Left> {
-    match catch_unwind(AssertUnwindSafe(read)) {
-        Ok(read) => read.map_err(|_| Left::NotMine),
-        Err(_) => Err(Left::Panicked),
-    }
-}
-
-/// Panics if a record ends with a word. Only in a library that tests build.
-#[inline]
-pub fn panic_on_demand(_record: &[u8], _word: &[u8]) {
-    #[cfg(kiln_faults)]
-    assert!(!_record.ends_with(_word), "a panic for tests");
 }
 
 impl Core {
-    /// Decodes the records from `start` on, up to `end` or `MAX_ROW_BYTES`.
-    pub fn archive(&mut self, records: &Records, start: usize, end: usize) -> ArchiveRows {
-        let (mut out, mut size) = (ArchiveRows::default(), 0);
+    pub fn archive(&mut self, call: &mut Call) -> ArchiveRows {
+        let mut out = ArchiveRows::default();
         let Core { config, streams, tables, signatures, peers, sampler } = self;
         let mut decoder = Decoder { config, streams, tables, signatures, peers };
-        out.end = start;
-        while out.end < end && size < MAX_ROW_BYTES {
-            let row = out.end;
-            out.end += 1;
-            let value = records.value(row).unwrap_or_default();
-            panic_on_demand(value, b"PANIC");
-            let read = read_guarded(|| {
-                let frame = Frame::read(value)?;
-                panic_on_demand(value, b"panic");
-                let parts = decoder.read_parts(&frame)?;
-                Ok((frame, parts))
-            });
-            let (frame, parts) = match read {
-                Ok(read) => read,
-                Err(cause) => {
-                    out.left.push(row, cause);
-                    continue;
-                }
+        while let Some(row) = call.next_row() {
+            let (frame, parts) = match call.read(row, sampler, |frame| decoder.read_parts(frame)) {
+                Some(read) => read,
+                None => continue,
             };
-            if sampler.selects(value) {
-                out.samples.push(row);
-            }
+            let records = call.records;
             let source = Source {
                 row,
                 partition: records.partitions[row],
@@ -167,7 +84,7 @@ impl Core {
                 out.identities.push(&frame, &source, copy, config.unsigned_horizon);
             }
             let topics = parts.topics.iter().chain(parts.copies.iter().map(|copy| &copy.topic));
-            size += topics.map(estimate_row).sum::<usize>() + parts.id_texts.len();
+            call.row_bytes += topics.map(estimate_row).sum::<usize>() + parts.id_texts.len();
         }
         out
     }

@@ -3,14 +3,15 @@
 //! Nothing unwinds into Python: a panic in a record leaves that record to Python, and any other one the whole call.
 //! Source: Apache Arrow, "The Arrow C data interface".
 
-use crate::archive::{bound_call, ArchiveRows};
+use crate::archive::ArchiveRows;
+use crate::call::Call;
 use crate::columns::{Buffer, Finished, Records};
 use crate::decoder::{Config, Core, PeerTexts, Sampler, TopicTables};
 use crate::hash;
 use crate::ids::StreamReader;
 use crate::signatures::Signatures;
-use crate::updates::UpdateRows;
 use std::ffi::{c_void, CString};
+use std::mem::take;
 use std::os::raw::c_char;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::ptr::{null, null_mut};
@@ -143,22 +144,10 @@ pub unsafe extern "C" fn kiln_archive(
     arrays: *mut ArrowArray,
     schemas: *mut ArrowSchema,
 ) -> i64 {
-    let decoded = catch_unwind(AssertUnwindSafe(|| {
-        let records = import_records(&*input);
-        let end = bound_call(&records, start as usize);
-        let ArchiveRows {
-            frames,
-            copies,
-            messages,
-            subscriptions,
-            controls,
-            frame_keys,
-            identities,
-            left,
-            samples,
-            end,
-        } = (*core).archive(&records, start as usize, end);
-        let batches = vec![
+    decode(core, input, start, arrays, schemas, |core, call| {
+        let ArchiveRows { frames, copies, messages, subscriptions, controls, frame_keys, identities } =
+            core.archive(call);
+        vec![
             frames.finish(),
             copies.finish(),
             messages.finish(),
@@ -166,12 +155,10 @@ pub unsafe extern "C" fn kiln_archive(
             controls.finish(),
             frame_keys.finish(),
             identities.finish(),
-            left.finish(),
-            samples.finish(),
-        ];
-        (end, batches)
-    }));
-    export_batches(decoded, arrays, schemas)
+            take(&mut call.left).finish(),
+            take(&mut call.samples).finish(),
+        ]
+    })
 }
 
 /// Decodes the records from `start` on, as `kiln_archive`. Out: updates, left, samples.
@@ -186,13 +173,9 @@ pub unsafe extern "C" fn kiln_updates(
     arrays: *mut ArrowArray,
     schemas: *mut ArrowSchema,
 ) -> i64 {
-    let decoded = catch_unwind(AssertUnwindSafe(|| {
-        let records = import_records(&*input);
-        let end = bound_call(&records, start as usize);
-        let UpdateRows { updates, left, samples, end } = (*core).updates(&records, start as usize, end);
-        (end, vec![updates.finish(), left.finish(), samples.finish()])
-    }));
-    export_batches(decoded, arrays, schemas)
+    decode(core, input, start, arrays, schemas, |core, call| {
+        vec![core.updates(call).finish(), take(&mut call.left).finish(), take(&mut call.samples).finish()]
+    })
 }
 
 /// Finds the records whose topic tables are to be learnt before a call of `kiln_archive` or `kiln_updates` with the same
@@ -210,8 +193,7 @@ pub unsafe extern "C" fn kiln_unknown_tables(
 ) -> i64 {
     let found = catch_unwind(AssertUnwindSafe(|| {
         let records = import_records(&*input);
-        let end = bound_call(&records, start as usize);
-        (*core).tables.find_unknown(&records, start as usize, end)
+        (*core).tables.find_unknown(&Call::new(&records, start as usize))
     }));
     match found {
         Ok(found) => {
@@ -237,12 +219,7 @@ pub unsafe extern "C" fn kiln_unchecked(
     arrays: *mut ArrowArray,
     schemas: *mut ArrowSchema,
 ) -> i64 {
-    let found = catch_unwind(AssertUnwindSafe(|| {
-        let records = import_records(&*input);
-        let end = bound_call(&records, start as usize);
-        (end, vec![(*core).find_unchecked(&records, start as usize, end).finish()])
-    }));
-    export_batches(found, arrays, schemas)
+    decode(core, input, start, arrays, schemas, |core, call| vec![core.find_unchecked(call).finish()])
 }
 
 /// Learns Python's verdict on a signature, by its key in `Unchecked`.
@@ -313,9 +290,22 @@ unsafe fn import_numbers<T>(column: &ArrowArray, first: usize, rows: usize) -> &
 
 // ---------------------------------------------------------------- record batches out
 
-type Decoded = std::thread::Result<(usize, Vec<Finished>)>;
-
-unsafe fn export_batches(decoded: Decoded, arrays: *mut ArrowArray, schemas: *mut ArrowSchema) -> i64 {
+/// Exports what `read` makes of a call for the records from `start` on. Returns the row after the last one, or -1 after
+/// a panic, with no output.
+unsafe fn decode(
+    core: *mut Core,
+    input: *const ArrowArray,
+    start: i64,
+    arrays: *mut ArrowArray,
+    schemas: *mut ArrowSchema,
+    read: impl FnOnce(&mut Core, &mut Call) -> Vec<Finished>,
+) -> i64 {
+    let decoded = catch_unwind(AssertUnwindSafe(|| {
+        let records = import_records(&*input);
+        let mut call = Call::new(&records, start as usize);
+        let batches = read(&mut *core, &mut call);
+        (call.end, batches)
+    }));
     let (end, batches) = match decoded {
         Ok(decoded) => decoded,
         Err(_) => return PANICKED,

@@ -1,6 +1,6 @@
 //! One Frame to its messages and control entries: `decode_parts` of pipelines/archive/transform.py.
 
-use crate::columns::Records;
+use crate::call::Call;
 use crate::content::Content;
 use crate::frame::{Frame, IN, MAX_PEER, REPLAY};
 use crate::hash::{blake2b_16, sha256};
@@ -106,10 +106,10 @@ impl TopicTables {
     }
 
     /// Finds the first record of each pair of hellos that was not learnt, as many as there is room for.
-    pub fn find_unknown(&self, records: &Records, start: usize, end: usize) -> Vec<usize> {
+    pub fn find_unknown(&self, call: &Call) -> Vec<usize> {
         let (mut unknown, mut pairs) = (vec![], HashSet::new());
-        for row in start..end {
-            if let Ok(frame) = Frame::read(records.value(row).unwrap_or_default()) {
+        for row in call.rows() {
+            if let Ok(frame) = Frame::read(call.records.value(row).unwrap_or_default()) {
                 let pair = (frame.hello_in, frame.hello_out);
                 let is_new = pair != (&[], &[]) && pairs.len() < MAX_TOPIC_TABLES && pairs.insert(pair);
                 if is_new && !self.0.contains_key(&Self::build_key(frame.hello_in, frame.hello_out)) {
@@ -203,23 +203,13 @@ impl<'c: 'a, 'a> Decoder<'c> {
     /// Decodes messages and control part of a frame.
     pub fn read_parts(&mut self, frame: &Frame<'a>) -> Mine<Parts<'a>> {
         let mut parts = Parts::default();
-        if frame.direction != IN {
-            // only a message that our node publishes has a verdict there, and it is a message of its own
-            require(frame.verdicts.iter().all(|verdict| *verdict == NOT_CHECKED))?;
-        }
-        if !frame.has_rpc() {
-            // received, it is a datagram with a message, or the fault of an RPC that was cut
-            require(frame.direction != IN || (frame.payload.is_empty() && frame.declared_length == 0))?;
+        if !has_rpc_to_read(frame)? {
             return Ok(parts);
         }
         let table = self.tables.find(frame)?;
         parts.rpc = Rpc::read(frame.payload)?;
         if frame.direction == IN {
-            require(parts.rpc.messages.is_empty() || frame.verdicts.len() <= parts.rpc.messages.len())?;
-            for (index, message) in parts.rpc.messages.iter().enumerate() {
-                let given = frame.verdicts.get(index).copied().unwrap_or(NOT_CHECKED);
-                parts.copies.push(self.read_copy(frame, table, index, *message, given)?);
-            }
+            parts.copies = self.read_messages(frame, table, &parts.rpc.messages, |_| true)?;
         }
         let subscribed = parts.rpc.subscriptions.iter().map(|entry| entry.topic);
         for topic in subscribed.chain(parts.rpc.controls.iter().map(|entry| entry.topic)) {
@@ -234,21 +224,27 @@ impl<'c: 'a, 'a> Decoder<'c> {
 
     /// Decodes the messages of a frame that the bridge did not refuse.
     pub fn read_copies(&mut self, frame: &Frame<'a>) -> Mine<Vec<Copy<'a>>> {
-        let mut copies = vec![];
-        if frame.direction != IN {
-            require(frame.verdicts.iter().all(|verdict| *verdict == NOT_CHECKED))?;
-            return Ok(copies);
-        }
-        if !frame.has_rpc() {
-            require(frame.payload.is_empty() && frame.declared_length == 0)?;
-            return Ok(copies);
+        if !has_rpc_to_read(frame)? || frame.direction != IN {
+            return Ok(vec![]);
         }
         let table = self.tables.find(frame)?;
         let rpc = Rpc::read(frame.payload)?;
-        require(rpc.messages.is_empty() || frame.verdicts.len() <= rpc.messages.len())?;
-        for (index, message) in rpc.messages.iter().enumerate() {
+        self.read_messages(frame, table, &rpc.messages, |given| !matches!(given, INVALID | AGAINST_POLICY))
+    }
+
+    /// Decodes the received messages of whose verdicts a condition holds.
+    fn read_messages(
+        &mut self,
+        frame: &Frame<'a>,
+        table: &'a [String],
+        messages: &[Message<'a>],
+        is_read: impl Fn(u8) -> bool,
+    ) -> Mine<Vec<Copy<'a>>> {
+        require(messages.is_empty() || frame.verdicts.len() <= messages.len())?;
+        let mut copies = Vec::with_capacity(messages.len());
+        for (index, message) in messages.iter().enumerate() {
             let given = frame.verdicts.get(index).copied().unwrap_or(NOT_CHECKED);
-            if !matches!(given, INVALID | AGAINST_POLICY) {
+            if is_read(given) {
                 copies.push(self.read_copy(frame, table, index, *message, given)?);
             }
         }
@@ -295,6 +291,18 @@ impl<'c: 'a, 'a> Decoder<'c> {
         }
         Ok(())
     }
+}
+
+/// True for a frame whose RPC is to be read.
+fn has_rpc_to_read(frame: &Frame) -> Mine<bool> {
+    if frame.direction != IN {
+        // only a message that our node publishes has a verdict there, and it is a message of its own
+        require(frame.verdicts.iter().all(|verdict| *verdict == NOT_CHECKED))?;
+    } else if !frame.has_rpc() {
+        // a datagram with a message, or the fault of an RPC that was cut
+        require(frame.payload.is_empty() && frame.declared_length == 0)?;
+    }
+    Ok(frame.has_rpc())
 }
 
 pub fn resolve_topic<'a>(

@@ -12,6 +12,7 @@ mod archive;
 mod base_text;
 #[allow(unsafe_code)]
 mod c_interface;
+mod call;
 mod columns;
 mod content;
 mod decoder;

@@ -1,6 +1,7 @@
 //! Signatures that the bridge has not checked. Python checks them, and the core learns its verdicts.
 
-use crate::columns::{Binary, Records, Text};
+use crate::call::Call;
+use crate::columns::{Binary, Text};
 use crate::decoder::{resolve_topic, Core, Topic, NOT_CHECKED};
 use crate::frame::{Frame, IN, ORIGINS};
 use crate::rpc::{Message, Rpc};
@@ -62,14 +63,14 @@ impl Signatures {
 }
 
 impl Core {
-    /// Finds the signatures to check before the records from `start` to `end` are decoded, each once.
-    pub fn find_unchecked(&mut self, records: &Records, start: usize, end: usize) -> Unchecked {
+    /// Finds the signatures to check before the records of a call are decoded, each once.
+    pub fn find_unchecked(&mut self, call: &Call) -> Unchecked {
         if self.signatures.bytes > MAX_BYTES {
             self.signatures = Signatures::default();
         }
         let (mut unchecked, mut keys, mut bytes) = (Unchecked::default(), HashSet::new(), 0);
-        for row in start..end {
-            let value = records.value(row).unwrap_or_default();
+        for row in call.rows() {
+            let value = call.records.value(row).unwrap_or_default();
             for SignedMessage { key, origin, topic, message } in self.list_unchecked(value).unwrap_or_default() {
                 if bytes < MAX_BYTES && !self.signatures.verdicts.contains_key(&key) && !keys.contains(&key) {
                     bytes += key.len() + message.envelope.len();

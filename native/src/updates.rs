@@ -1,7 +1,7 @@
 //! Records of `kiln.frames` to the messages that the query `updates` reads: UPDATE and BATCH_UPDATE.
 
-use crate::archive::{estimate_row, panic_on_demand, read_guarded, LeftRecords, Samples, MAX_ROW_BYTES};
-use crate::columns::{Bigint, Binary, Int, Records, Text};
+use crate::call::{estimate_row, Call};
+use crate::columns::{Bigint, Binary, Int, Text};
 use crate::decoder::{Copy, Core, Decoder};
 use crate::frame::{Frame, ORIGINS};
 use crate::hash::blake2b_16;
@@ -18,50 +18,24 @@ table! {
     }
 }
 
-#[derive(Default)]
-pub struct UpdateRows {
-    pub updates: Updates,
-    pub left: LeftRecords,
-    pub samples: Samples,
-    /// row after the last record that was decoded
-    pub end: usize,
-}
-
 impl Core {
-    /// Decodes the records from `start` on, as `archive`.
-    pub fn updates(&mut self, records: &Records, start: usize, end: usize) -> UpdateRows {
-        let (mut out, mut size) = (UpdateRows::default(), 0);
+    /// Decodes the records of a call.
+    pub fn updates(&mut self, call: &mut Call) -> Updates {
+        let mut updates = Updates::default();
         let Core { config, streams, tables, signatures, peers, sampler } = self;
         let mut decoder = Decoder { config, streams, tables, signatures, peers };
-        out.end = start;
-        while out.end < end && size < MAX_ROW_BYTES {
-            let row = out.end;
-            out.end += 1;
-            let value = records.value(row).unwrap_or_default();
-            panic_on_demand(value, b"PANIC");
-            let read = read_guarded(|| {
-                let frame = Frame::read(value)?;
-                panic_on_demand(value, b"panic");
-                let copies = decoder.read_copies(&frame)?;
-                Ok((frame, copies))
-            });
-            let (frame, copies) = match read {
-                Ok(read) => read,
-                Err(cause) => {
-                    out.left.push(row, cause);
-                    continue;
-                }
+        while let Some(row) = call.next_row() {
+            let (frame, copies) = match call.read(row, sampler, |frame| decoder.read_copies(frame)) {
+                Some(read) => read,
+                None => continue,
             };
-            if sampler.selects(value) {
-                out.samples.push(row);
-            }
             let remote = decoder.peers.format(frame.remote_peer);
             for copy in copies.iter().filter(|copy| matches!(copy.content.kind, "UPDATE" | "BATCH_UPDATE")) {
-                out.updates.push(&frame, row, &remote, copy, config.unsigned_horizon);
-                size += estimate_row(&copy.topic);
+                updates.push(&frame, row, &remote, copy, config.unsigned_horizon);
+                call.row_bytes += estimate_row(&copy.topic);
             }
         }
-        out
+        updates
     }
 }
 
