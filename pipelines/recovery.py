@@ -197,7 +197,7 @@ def recover_tables(
     if checkpoints is None or obstacle:
         raise DamageError(f"{obstacle}. {_RESTORE_OR_RESTART}")
     logs = _read_table_logs(lake, name)
-    if any(each.within for each in logs.values()):
+    if any(log.within for log in logs.values()):
         raise DamageError(f"a commit of its tables is damaged, and later commits are intact. {_NOTHING_TO_RESTORE}")
     for path in _list_torn_logs(lake, logs):
         _set_aside(location, path)
@@ -246,7 +246,7 @@ def _find_begin(name: str, point: RestorePoint, topics: Mapping[str, TopicState]
             "kafka.bootstrap, and repeat kiln recover"
         )
     mismatches = find_mismatches(point.topics, point.offsets, topics)
-    begin: dict[str, Mapping[int, int]] = {topic: each.begin for topic, each in mismatches.items()}
+    begin: dict[str, Mapping[int, int]] = {topic: mismatch.begin for topic, mismatch in mismatches.items()}
     for topic in topics.keys() - mismatches.keys():
         state, known = topics[topic], point.offsets.get(topic, {})
         begin[topic] = {**state.begin, **known}
@@ -348,10 +348,10 @@ def _examine_topics(location: DamageLocation, name: str, topics: Mapping[str, To
         else f". Its micro-batch {unfinished} was not finished: its records that are in no table are lost"
     )
     others = ", ".join(mismatches)
-    descriptions = "; ".join(each.description for each in mismatches.values())
+    descriptions = "; ".join(mismatch.description for mismatch in mismatches.values())
     problem = f"{descriptions}. At its old offsets {name} would skip records"
     remedy = f"{name} keeps its tables and deduplication state, and reads {others} from the oldest new record on{lost}"
-    adopted = {topic: topics[topic]._replace(begin=each.begin) for topic, each in mismatches.items()}
+    adopted = {topic: topics[topic]._replace(begin=mismatch.begin) for topic, mismatch in mismatches.items()}
     return Damage(name, problem, remedy, adopted_topics=adopted)
 
 
@@ -420,7 +420,7 @@ def _describe_lost_state(location: DamageLocation, name: str, checkpoint: Checkp
 def _examine(location: DamageLocation, name: str) -> Damage | None:
     lake, checkpoint = location.lake, Checkpoint(location.checkpoints / name)
     logs = _read_table_logs(lake, name)
-    within = [_log_entry_path(lake, table, version) for table, each in logs.items() for version in each.within]
+    within = [_log_entry_path(lake, table, version) for table, log in logs.items() for version in log.within]
     if within:
         problem = f"{_list_names(within)} is damaged, or names a missing file, and later commits are intact"
         return Damage(name, problem, _NOTHING_TO_RESTORE, tuple(within))
@@ -449,10 +449,10 @@ def _examine_end(
     logs: Mapping[str, TableLog],
 ) -> Damage | None:
     """Examine the newest micro-batches of a checkpoint: `claimed` by its file names, of which `sound` is intact."""
-    torn_tables = {table for table, each in logs.items() if each.torn}
+    torn_tables = {table for table, log in logs.items() if log.torn}
     if older := find_older_table(lake, name, checkpoint, sound.next - 1, torn_tables):
         return Damage(name, older, _RESTORE_OR_RESTART)
-    writes = {table: find_newest_write(lake, table, checkpoint.query_id, each) for table, each in logs.items()}
+    writes = {table: find_newest_write(lake, table, checkpoint.query_id, log) for table, log in logs.items()}
     newest = max(writes.values(), default=-1)
     torn_logs = _list_torn_logs(lake, logs)
     files, extra = [*torn_logs], list[Path]()
@@ -472,7 +472,7 @@ def _examine_end(
         return None
     # a torn commit may have lost rows of a micro-batch that is done; one that is not done is repeated
     done_writes = list_done_writes(checkpoint, sound.next - 1)
-    has_lost_rows = any(each.batch > writes[each.table] for each in done_writes if each.table in torn_tables)
+    has_lost_rows = any(done.batch > writes[done.table] for done in done_writes if done.table in torn_tables)
     if not has_lost_rows and _can_continue(name, claimed, sound, newest):
         remedy = f"These files were set aside, and {name} continues with micro-batch {sound.next}"
         return Damage(name, problem, remedy, tuple(files), (*torn_logs, *extra))
@@ -517,7 +517,7 @@ def _can_continue(name: str, claimed: LastGoodBatch, sound: LastGoodBatch, newes
 
 
 def _describe_torn(files: Sequence[Path], logs: Mapping[str, TableLog] | None = None) -> str:
-    named = [name for each in (logs or {}).values() for name in each.files]
+    named = [name for log in (logs or {}).values() for name in log.files]
     missing = f" ({', '.join(named[:3])})" if named else ""
     return f"{_list_names(files)} is empty or truncated, as by a power cut, or does not match the other files{missing}"
 
@@ -539,8 +539,8 @@ def _examine_missing_checkpoint(
             "query would write them again"
         )
         return Damage(name, problem, _RESTORE_OR_RESTART) if full else None
-    torn = tuple(files[: sum(len(each.torn) for each in logs.values())])
-    is_new = all(version == 0 for each in logs.values() for version in each.torn)
+    torn = tuple(files[: sum(len(log.torn) for log in logs.values())])
+    is_new = all(version == 0 for log in logs.values() for version in log.torn)
     remedy = "These files were set aside, and Kiln writes them again" if is_new else _RESTORE_OR_RESTART
     return Damage(name, _describe_torn(files, logs), remedy, torn, tuple(files) if is_new else ())
 
@@ -565,8 +565,8 @@ def _examine_missing_metadata(name: str, checkpoint: Checkpoint, folder: Path) -
 
 def _list_torn_logs(lake: Lake, logs: Mapping[str, TableLog]) -> list[Path]:
     """List the torn commits of the logs of tables, and then the unreadable checkpoints."""
-    torn = [_log_entry_path(lake, table, version) for table, each in logs.items() for version in each.torn]
-    return torn + [path for each in logs.values() for path in each.checkpoints]
+    torn = [_log_entry_path(lake, table, version) for table, log in logs.items() for version in log.torn]
+    return torn + [path for log in logs.values() for path in log.checkpoints]
 
 
 def _log_entry_path(lake: Lake, table: str, version: int) -> Path:
@@ -582,10 +582,10 @@ def _read_table_logs(lake: Lake, name: str) -> dict[str, TableLog]:
 
 def _set_aside(location: DamageLocation, path: Path) -> None:
     """Move a file with its checksum file to `set-aside` in the state folder."""
-    for each in (path, path.with_name(f".{path.name}.crc")):
-        if each.exists():
-            inside = each.relative_to(location.state if each.is_relative_to(location.state) else each.anchor)
+    for file in (path, path.with_name(f".{path.name}.crc")):
+        if file.exists():
+            inside = file.relative_to(location.state if file.is_relative_to(location.state) else file.anchor)
             target = location.state / "set-aside" / str(time.time_ns()) / inside
             target.parent.mkdir(parents=True)
-            shutil.move(each, target)  # lake and checkpoints may be on other disks
-            to_disk(each.parent)
+            shutil.move(file, target)  # lake and checkpoints may be on other disks
+            to_disk(file.parent)

@@ -184,7 +184,7 @@ class _Server(ThreadingHTTPServer):
         """End the connections whose time is up. The base class calls this twice a second, or more often."""
         now = time.monotonic()
         with self._lock:
-            for connection in [each for each, deadline in self._deadlines.items() if deadline < now]:
+            for connection in [idle for idle, deadline in self._deadlines.items() if deadline < now]:
                 self._end(connection)
 
     def _end(self, connection: socket.socket) -> None:

@@ -47,7 +47,7 @@ def require_extras(*extras: Extra) -> None:
     """
     missing = {extra: names for extra in extras if (names := find_missing_packages(extra))}
     if missing:
-        names = sorted({name for each in missing.values() for name in each})
+        names = sorted({name for names_of_module in missing.values() for name in names_of_module})
         several = len(missing) > 1
         raise MissingExtraError(
             f"this needs the extra{'s' if several else ''} {' and '.join(missing)} of {DISTRIBUTION}, which "
@@ -58,7 +58,7 @@ def require_extras(*extras: Extra) -> None:
 
 def find_missing_packages(extra: Extra) -> list[str]:
     """List the packages of an extra that are not installed."""
-    return [each.name for each in list_requirements(extra) if not _is_installed(each.name)]
+    return [requirement.name for requirement in list_requirements(extra) if not _is_installed(requirement.name)]
 
 
 def list_requirements(extra: Extra | None = None) -> list[Requirement]:
@@ -70,7 +70,7 @@ def list_requirements(extra: Extra | None = None) -> list[Requirement]:
     Returns:
         The requirements that apply to this Python and system; none if Kiln is not installed.
     """
-    return list({each.name: each for each in _expand(extra or "")}.values())
+    return list({requirement.name: requirement for requirement in _expand(extra or "")}.values())
 
 
 def format_install_command(*extras: Extra | None) -> str:
@@ -83,14 +83,14 @@ def format_install_command(*extras: Extra | None) -> str:
 
 
 def _expand(extra: str) -> Iterator[Requirement]:
-    for each in _read_requirements():
-        if not _applies(each, extra) or (extra and _applies(each, "")):
+    for requirement in _read_requirements():
+        if not _applies(requirement, extra) or (extra and _applies(requirement, "")):
             continue
-        if each.name == DISTRIBUTION:
-            for included in sorted(each.extras):
+        if requirement.name == DISTRIBUTION:
+            for included in sorted(requirement.extras):
                 yield from _expand(included)
         else:
-            yield each
+            yield requirement
 
 
 def _applies(requirement: Requirement, extra: str) -> bool:
@@ -128,7 +128,7 @@ def _find_source() -> Path | None:
     from importlib import metadata
 
     # a build leaves metadata without a source in the checkout, which may be found first
-    sources = (each.read_text("direct_url.json") for each in metadata.distributions(name=DISTRIBUTION))
+    sources = (distribution.read_text("direct_url.json") for distribution in metadata.distributions(name=DISTRIBUTION))
     text = next(filter(None, sources), None)
     url = urlsplit(json.loads(text)["url"]) if text else None
     path = Path(unquote(url.path)) if url is not None and url.scheme == "file" else None

@@ -33,9 +33,9 @@ def describe_topics(admin: KafkaAdminClient, topics: Iterable[str]) -> dict[str,
         KafkaError: The broker does not answer.
     """
     return {
-        each["name"]: TopicIdentity(str(each["topic_id"] or ""), len(each["partitions"]))
-        for each in admin.describe_topics(sorted(set(topics)))
-        if not each["error_code"]
+        topic["name"]: TopicIdentity(str(topic["topic_id"] or ""), len(topic["partitions"]))
+        for topic in admin.describe_topics(sorted(set(topics)))
+        if not topic["error_code"]
     }
 
 

@@ -283,8 +283,8 @@ class StorePrefix(Location):
 
     def write(self, data: Iterable[bytes]) -> None:
         with self._translate_errors(), self.create() as out:
-            for each in data:
-                out.write(each)
+            for chunk in data:
+                out.write(chunk)
 
     def remove(self) -> None:
         with self._translate_errors():

@@ -97,4 +97,4 @@ def _read_version(state: Path) -> int | None:
 
 
 def _is_filled(folder: Path) -> bool:
-    return folder.is_dir() and any(each.name != "lost+found" for each in folder.iterdir())
+    return folder.is_dir() and any(entry.name != "lost+found" for entry in folder.iterdir())

@@ -59,7 +59,7 @@ def _nameless(environ: Mapping[str, str]) -> Iterator[str]:
         upper = name.upper()
         if not upper.startswith(ENV_PREFIX) or upper == CONFIG_VARIABLE or upper in names or upper in tables:
             continue
-        table = next((each for each in free_tables if upper.startswith(each)), None)
+        table = next((prefix for prefix in free_tables if upper.startswith(prefix)), None)
         if table is None or "__" in upper.removeprefix(table):
             yield name
 

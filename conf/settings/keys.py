@@ -43,8 +43,8 @@ def find_bounds(keys: Keys) -> tuple[object, object]:
     """Find the least and the greatest value of a number or duration; `None` for one that is not declared."""
     metadata = find_field(keys).metadata
     return (
-        next((each.ge for each in metadata if isinstance(each, Ge)), None),
-        next((each.le for each in metadata if isinstance(each, Le)), None),
+        next((limit.ge for limit in metadata if isinstance(limit, Ge)), None),
+        next((limit.le for limit in metadata if isinstance(limit, Le)), None),
     )
 
 

@@ -24,7 +24,7 @@ def format_settings(loaded: LoadedSettings) -> str:
 def format_changed_settings(loaded: LoadedSettings) -> str:
     """Render the settings that are not defaults as TOML, with source and default."""
     defaults = _build_defaults()
-    keys = [each for each in list_keys() if get_value(loaded.settings, each) != get_value(defaults, each)]
+    keys = [key for key in list_keys() if get_value(loaded.settings, key) != get_value(defaults, key)]
     head = f"# settings file: {loaded.file}; values that are not defaults" if keys else "# all values are defaults"
     return _render_toml(head, keys, loaded, lambda keys, default: f"  # {loaded.source(keys)}; default: {default}")
 

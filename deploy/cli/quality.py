@@ -82,7 +82,7 @@ def quality(
             settings, lake, every, validator, datetime.now(UTC), tables=table or (), since=length, recent=recent
         )
         if as_json:
-            print(json.dumps([each.as_json() for each in results], indent=2, default=str), flush=True)
+            print(json.dumps([result.as_json() for result in results], indent=2, default=str), flush=True)
         else:
             answers().print(render_results(results))
         if folder:
@@ -92,7 +92,7 @@ def quality(
         pause = max(settings.quality.interval.total_seconds() or 600.0, 1.0)
         say.print(f"checked in {time.monotonic() - began:.1f} s; the next check is in {pause:.0f} s", style="dim")
         time.sleep(pause)
-    raise typer.Exit(FAILED if any(each.is_error for each in results) else OK)
+    raise typer.Exit(FAILED if any(result.is_error for result in results) else OK)
 
 
 def _write_docs(results: list[CheckResult], folder: Path, show: bool) -> None:

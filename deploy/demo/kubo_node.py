@@ -132,7 +132,7 @@ class KuboProcess:
                 for item in items:
                     self._record_item(item)
             case {"event": "ready", "peer": str(peer), "addrs": list(addresses)}:
-                self.peer, self.addresses = peer, [str(each) for each in addresses]
+                self.peer, self.addresses = peer, [str(address) for address in addresses]
                 self.running = True
                 self._told.set()
             case {"event": "published", "sent": int(sent), "failed": int(failed)}:

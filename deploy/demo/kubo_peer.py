@@ -190,7 +190,7 @@ class KuboNode:
         addresses = self._texts(self._library.GetNodeMultiAddrs(self._repo)) if self.peer else []
         if not addresses:
             raise KuboError(f"Kubo does not listen on port {port}; its reason is in {Path.cwd() / 'kubo.log'}")
-        self.addresses = [f"{each}/p2p/{self.peer}" for each in addresses]
+        self.addresses = [f"{address}/p2p/{self.peer}" for address in addresses]
         self._subscriptions: dict[str, int] = {}
 
     def _text(self, pointer: int | None) -> str:
@@ -202,7 +202,7 @@ class KuboNode:
 
     def _texts(self, pointer: int | None) -> list[str]:
         found = json.loads(self._text(pointer) or "[]")
-        return [str(each) for each in found] if isinstance(found, list) else []
+        return [str(address) for address in found] if isinstance(found, list) else []
 
     def connect(self, address: str) -> None:
         """Dial a multiaddr that ends in /p2p/<peer id>.
@@ -338,7 +338,7 @@ class _Driver:
         report_peers_at = 0.0
         while True:
             now = monotonic()
-            due = min((each.due() for each in self._publications), default=now + POLL_MESSAGES)
+            due = min((publication.due() for publication in self._publications), default=now + POLL_MESSAGES)
             try:
                 line = self.commands.get(timeout=min(max(due - now, 0.0), POLL_MESSAGES))
             except queue.Empty:
@@ -402,33 +402,37 @@ class _Driver:
 
     def publish_due(self) -> None:
         pending = []
-        for each in self._publications:
+        for publication in self._publications:
             # lets other commands run even if this one is behind
             until = (now := monotonic()) + POLL_MESSAGES
-            each.skip_backlog(now)
-            while each.done < each.count and each.due() <= (now := monotonic()) and now < until:
-                data = build_payload(each.tag, each.done, each.size) if each.data is None else each.data
-                each.failed += not self.node.publish(each.topic, data)
-                each.done += 1
-            if each.done < each.count:
-                pending.append(each)
+            publication.skip_backlog(now)
+            while publication.done < publication.count and publication.due() <= (now := monotonic()) and now < until:
+                data = (
+                    build_payload(publication.tag, publication.done, publication.size)
+                    if publication.data is None
+                    else publication.data
+                )
+                publication.failed += not self.node.publish(publication.topic, data)
+                publication.done += 1
+            if publication.done < publication.count:
+                pending.append(publication)
             else:
-                self.emit({**each.event(), "id": each.id})
+                self.emit({**publication.event(), "id": publication.id})
         self._publications = pending
 
     def report_messages(self) -> None:
         items = []
-        for each in self.node.receive():
+        for received in self.node.receive():
             items.append(
                 {
-                    "topic": each.topic,
-                    "from": each.author,
-                    "seqno": each.seqno.hex(),
-                    "data": base64.b64encode(each.data).decode(),
+                    "topic": received.topic,
+                    "from": received.author,
+                    "seqno": received.seqno.hex(),
+                    "data": base64.b64encode(received.data).decode(),
                 }
             )
             if self.fetch:
-                message = read_message(each.data)
+                message = read_message(received.data)
                 if not isinstance(message, Rejected) and message.type == "BATCH_UPDATE" and message.batch is not None:
                     self.start_fetch(message.batch, None)
         if items:
@@ -440,7 +444,7 @@ class _Driver:
             self._fetching[self._threads.submit(self.node.fetch, cid)] = cid, number
 
     def report_fetched(self) -> None:
-        for future in [each for each in self._fetching if each.done()]:
+        for future in [future for future in self._fetching if future.done()]:
             cid, number = self._fetching.pop(future)
             try:
                 self.emit({"event": "fetched", "cid": cid, "size": future.result(), "id": number})

@@ -47,8 +47,8 @@ class Listeners:
         """Create the nodes, which follow the key `publisher` for these separators and pass errors to `error`."""
         self._folder = folder
         self._network = network
-        self._follow = tuple(PublisherKey(publisher, each) for each in separators)
-        self._reannounced = {compute_salt(network, each): each for each in separators[:REANNOUNCED]}
+        self._follow = tuple(PublisherKey(publisher, separator) for separator in separators)
+        self._reannounced = {compute_salt(network, separator): separator for separator in separators[:REANNOUNCED]}
         self._sink = sink
         self._error = error
         self._key = publisher_key(folder)
@@ -62,7 +62,7 @@ class Listeners:
     def sources(self) -> list[str]:
         """Sources that the first node announces, in the form of the setting `bep50.follow`."""
         key = self._key.verify_key.encode().hex()
-        return [f"{key}/{format_separator(each)}" for each in self._reannounced.values()]
+        return [f"{key}/{format_separator(separator)}" for separator in self._reannounced.values()]
 
     async def run(self, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run until cancelled. `task_status.started()` is called once both nodes listen.
@@ -82,7 +82,7 @@ class Listeners:
                     on_item=partial(self._record_item, name),
                 )
                 await nursery.start(carrier.run)
-                self.addresses += [each.text for each in carrier.addresses]
+                self.addresses += [address.text for address in carrier.addresses]
                 if name == NODES[0]:
                     nursery.start_soon(self._reannounce, carrier)
             task_status.started()

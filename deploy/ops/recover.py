@@ -120,7 +120,7 @@ class Recovery:
             finally:
                 kafka.close()
         damages = [*examine(self._location, QUERIES, progress, self._topics), *bridge_damages]
-        problems = " ".join(each.problem for each in damages)
+        problems = " ".join(damage.problem for damage in damages)
         lake = self._location.lake
         for table in lake.tables():
             if lake.table(table) not in problems:
@@ -128,7 +128,7 @@ class Recovery:
         if not query:
             return damages
         undamaged = offer_restore(self._location, Damage(query, "no damage was found", ""))
-        return [each for each in damages if each.query == query] or [undamaged] * undamaged.is_restorable
+        return [damage for damage in damages if damage.query == query] or [undamaged] * undamaged.is_restorable
 
     def _find_bridge_damages(self, kafka: KafkaTopics) -> list[Damage]:
         """Find the bridge's consumers whose topics were replaced."""

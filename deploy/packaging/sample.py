@@ -137,7 +137,7 @@ def _drop_location(action: str) -> str:
 
 def measure_folder(folder: Path) -> int:
     """Return the size of the files of a folder in bytes."""
-    return sum(each.stat().st_size for each in folder.rglob("*") if each.is_file())
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

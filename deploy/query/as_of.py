@@ -90,7 +90,7 @@ def describe_absence(lake: Lake, name: str, as_of: AsOf | None) -> str:
     """Describe that a table of today did not exist at an earlier time; empty if that is not so."""
     if not isinstance(as_of, datetime):
         return ""
-    table = next((each for each in lake.tables() if each.lower() == name.lower()), None)
+    table = next((known for known in lake.tables() if known.lower() == name.lower()), None)
     first = find_first_commit(lake.folder(table)) if table else None
     if first is None:
         return ""

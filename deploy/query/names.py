@@ -71,13 +71,15 @@ def _list_table_columns(lake: Lake, name: str) -> Listing:
 
 def _name_type(table: str, column: str, kind: str) -> str:
     columns = TABLES[table].columns if table in TABLES else ()
-    return next((each.type for each in columns if each.name == column), kind)
+    return next((declared.type for declared in columns if declared.name == column), kind)
 
 
 def _list_view_columns(view: View) -> Listing:
     with duckdb.connect() as connection:
-        for each in views().values():  # a view may read those before it
-            connection.execute(f"CREATE TEMP VIEW {each.name} AS {add_empty_tables(each.duckdb, each.tables, ())}")
+        for earlier in views().values():  # a view may read those before it
+            connection.execute(
+                f"CREATE TEMP VIEW {earlier.name} AS {add_empty_tables(earlier.duckdb, earlier.tables, ())}"
+            )
         relation = connection.table(view.name)
         rows = [(name, str(kind).lower(), "") for name, kind in zip(relation.columns, relation.types, strict=True)]
     return Listing(("column", "type", "description"), rows, f"{view.sentence} A row for {view.grain}.")

@@ -200,8 +200,8 @@ class LakeReader:
         """
         trace = trace_subject(self._lake, parse_id(subject), messages)
         steps = {
-            each.step.name: [dict(zip(each.columns, cells, strict=True)) for cells in each.cells]
-            for each in trace.steps
+            step.step.name: [dict(zip(step.columns, cells, strict=True)) for cells in step.cells]
+            for step in trace.steps
         }
         return TraceReport(trace.subject.text, trace.kind, steps)
 

@@ -162,16 +162,16 @@ class _Companions:
 
     def check_children(self) -> None:
         """Start children that are due. Call this often."""
-        for each in self._children:
-            each.check()
+        for child in self._children:
+            child.check()
 
     def stop_children(self) -> None:
-        for each in self._children:
-            each.stop()
+        for child in self._children:
+            child.stop()
 
     @property
     def _children(self) -> list[PeriodicProcess]:
-        return [each.child for each in (self.maintenance, self.quality) if each is not None]
+        return [process.child for process in (self.maintenance, self.quality) if process is not None]
 
     @property
     def last_check(self) -> QualityInRun | None:

@@ -61,12 +61,12 @@ class QualityChecks:
             results = msgspec.json.decode(read_small_file(self._results_file), type=list[QualityReport])
         except (OSError, msgspec.DecodeError):
             return [f"quality: the check wrote no results: {self.child.read_last_line()}"]
-        outcomes = Counter((each.table, "passed" if each.success else each.level) for each in results)
+        outcomes = Counter((result.table, "passed" if result.success else result.level) for result in results)
         self.last_check = QualityInRun(time.time(), outcomes)
         return [
-            f"quality: {each.table}: {each.expectation}: {each.observed} (for details: kiln quality)"
-            for each in results
-            if not each.success and each.level == "error"
+            f"quality: {result.table}: {result.expectation}: {result.observed} (for details: kiln quality)"
+            for result in results
+            if not result.success and result.level == "error"
         ]
 
 

@@ -17,7 +17,9 @@ _KEYS = 5
 def render_results(results: Sequence[CheckResult]) -> RenderableType:
     """Render the results by table, with the totals in the last line."""
     lines: list[RenderableType] = []
-    for table, group in groupby(sorted(results, key=lambda each: each.check.table), key=lambda each: each.check.table):
+    for table, group in groupby(
+        sorted(results, key=lambda result: result.check.table), key=lambda result: result.check.table
+    ):
         table_results = list(group)
         failures = [result for result in table_results if not result.success]
         if not failures:

@@ -33,8 +33,8 @@ class PortHolder(NamedTuple):
 def find_free_ports() -> tuple[int, int]:
     """Find two ports on which no process listens now."""
     with socket.socket() as first, socket.socket() as second:
-        for each in (first, second):
-            each.bind((HOST, 0))
+        for probe in (first, second):
+            probe.bind((HOST, 0))
         return int(first.getsockname()[1]), int(second.getsockname()[1])
 
 

@@ -343,7 +343,7 @@ def _read_inputs(
 def _find_version_at(lake: Lake, table: str, at: int) -> int | None:
     """Find the newest version of a table as of a time, µs; None if the table did not exist."""
     commits = lake.open(table).history()
-    versions = (int(str(each["version"])) for each in commits if int(str(each["timestamp"])) * 1000 <= at)
+    versions = (int(str(commit["version"])) for commit in commits if int(str(commit["timestamp"])) * 1000 <= at)
     return max(versions, default=None)
 
 

@@ -102,8 +102,8 @@ def read_progress_report(settings: Settings) -> ProgressReport | None:
 def read_topics(settings: Settings, topics: Topics, names: Iterable[str]) -> dict[str, dict[str, TopicState]]:
     """Read the states of the topics of each query, by query, as `kiln.pipelines.recovery.examine` takes them."""
     reads = {name: [settings.kafka.topic(topic) for topic in QUERIES[name].reads] for name in names}
-    states = topics.read_states({topic for each in reads.values() for topic in each})
-    return {name: {topic: states[topic] for topic in each if topic in states} for name, each in reads.items()}
+    states = topics.read_states({topic for names in reads.values() for topic in names})
+    return {name: {topic: states[topic] for topic in wanted if topic in states} for name, wanted in reads.items()}
 
 
 class Supervisor:
@@ -241,24 +241,24 @@ class Supervisor:
         except (KafkaError, OSError):  # the queries fail too, or wait
             return
         self._missing = sorted(self._ids.keys() - current.keys())
-        for topic in find_replaced_topics({topic: each.id for topic, each in self._ids.items()}, current):
+        for topic in find_replaced_topics({topic: identity.id for topic, identity in self._ids.items()}, current):
             problem = describe_replaced_topic(topic, self._ids[topic].id, current[topic].id)
             raise RestartsExhaustedError(f"the queries stopped: {problem}. Run kiln recover, which lists the repairs")
         looked_up = {topic for name in self._names for topic in QUERIES[name].looks_up}
-        for each in TOPICS.values():
-            topic = self._settings.kafka.topic(each.name)
+        for declared in TOPICS.values():
+            topic = self._settings.kafka.topic(declared.name)
             if topic not in current or current[topic].partitions == self._ids[topic].partitions:
                 continue
             problem = (
                 f"the queries stopped: {topic} had {self._ids[topic].partitions} partitions, and now has "
                 f"{current[topic].partitions}"
             )
-            if each.for_life:
+            if declared.for_life:
                 raise RestartsExhaustedError(
                     f"{problem}. Their number is fixed, as windows are stored by partition. Use another kafka.prefix "
                     "and another state folder"
                 )
-            if each.name in looked_up:
+            if declared.name in looked_up:
                 raise RestartsExhaustedError(f"{problem}. Start Kiln again to read all of them")
 
     def check(self) -> None:
@@ -271,8 +271,8 @@ class Supervisor:
                 between, or another driver runs it, or all queries are held.
         """
         try:
-            for each in self._leases:
-                each.check()
+            for lease in self._leases:
+                lease.check()
         except SecondDriverError as error:
             raise RestartsExhaustedError(str(error)) from error
         if self._now() >= self._topics_at:
@@ -305,7 +305,7 @@ class Supervisor:
             self._trip(name, run.error)
             return
         restarts = self._settings.jobs.max_restarts * (_WORKER_RESTARTS if _WORKER_ERROR in run.error else 1)
-        if any(each in run.error for each in _FATAL_ERRORS) or run.failures > restarts:
+        if any(fatal_error in run.error for fatal_error in _FATAL_ERRORS) or run.failures > restarts:
             raise RestartsExhaustedError(f"{name} stopped: {run.error}")
         log_event(_LOG, "query failed", logging.WARNING, query=name, why=run.error, in_a_row=run.failures)
         run.restart_at = self._now() + pause_after(run.failures, _SHORTEST_PAUSE, _LONGEST_PAUSE)
@@ -440,8 +440,8 @@ class Supervisor:
             if self._batch_checkpoint is not None and "batch" in self._runs:
                 self._batch_checkpoint.sync()
         finally:
-            for each in self._leases:  # last: until here this driver may write
-                each.close()
+            for lease in self._leases:  # last: until here this driver may write
+                lease.close()
             self._topics.close()
 
     def _stop(self, run: _QueryRun, patience: float) -> None:

@@ -67,35 +67,35 @@ def build_control_rows(frame: Frame, rpc: RPC, config: DecodeConfig, partition: 
     )
     subscriptions: list[_Row] = [
         (
-            config.find_network(each.topic.topic, network),
+            config.find_network(entry.topic.topic, network),
             *head,
-            each.subscribe,
-            *each.topic,
-            each.raw,
-            each.size,
+            entry.subscribe,
+            *entry.topic,
+            entry.raw,
+            entry.size,
             partition,
             offset,
             index,
         )
-        for index, each in enumerate(part.subscriptions)
+        for index, entry in enumerate(part.subscriptions)
     ]
     controls: list[_Row] = [
         (
-            config.find_network(each.topic.topic, network),
+            config.find_network(entry.topic.topic, network),
             *head,
-            each.kind,
-            *each.topic,
-            each.message_ids,
-            each.message_id_count,
-            each.peer_count,
-            each.backoff,
-            each.raw,
-            each.size,
+            entry.kind,
+            *entry.topic,
+            entry.message_ids,
+            entry.message_id_count,
+            entry.peer_count,
+            entry.backoff,
+            entry.raw,
+            entry.size,
             partition,
             offset,
             index,
         )
-        for index, each in enumerate(part.controls)
+        for index, entry in enumerate(part.controls)
     ]
     return ControlRows(subscriptions, controls, part.unread)
 

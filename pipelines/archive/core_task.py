@@ -258,7 +258,7 @@ def compare_samples(
     if not samples:
         return
     from_core: dict[tuple[int, int], _ArchiveRows] = {
-        (each.partition, each.offset): {name: [] for name in (*TABLES_OF_CORE, "identities")} for each in samples
+        (sample.partition, sample.offset): {name: [] for name in (*TABLES_OF_CORE, "identities")} for sample in samples
     }
     offsets = pa.array([record.offset for record in samples], pa.int64())
     for name, table in zip(TABLES_OF_CORE, rows.tables, strict=False):
@@ -279,7 +279,7 @@ def _build_python_rows(record: RecordRow, decoder: FrameDecoder, config: DecodeC
     decoded = decode_record(decoder, record.partition, record.offset, record.stamp, record.value)
     packed = [pack_message(item, config) for item in decoded.items if isinstance(item, DecodedMessage)]
     identities: list[tuple[object, ...]] = [
-        (each.identities[0], (*each.identities, None)[1], each.position) for each in packed
+        (row.identities[0], (*row.identities, None)[1], row.position) for row in packed
     ]
     identities += [
         (item.stage, item.reason, item.ref.text) for item in decoded.items if isinstance(item, RejectedMessage)

@@ -30,22 +30,26 @@ class FrameDedup:
     def drop_stored(self, results: Iterable[DecodeResult], write: WriteId) -> _Files:
         """Return the files of `frames` and of their parts, without the frames that the lake had before this
         micro-batch. `write` is the id of the micro-batch's writes."""
-        in_order = sorted(results, key=lambda each: min(each.spans.items()))
+        in_order = sorted(results, key=lambda result: min(result.spans.items()))
         if self._stored is None:
             # If this micro-batch is a repeat, its own rows are in the table: a frame is no duplicate of itself. Rows at
             # the same offsets of an earlier topic of this name are not its own.
-            own = [(part, low, high) for each in in_order for part, (low, high) in each.spans.items()]
+            own = [(part, low, high) for result in in_order for part, (low, high) in result.spans.items()]
             newest = self._lake.open("frames").transaction_version(write.app_id("frames"))
             is_repeat = newest is not None and newest >= write.batch_id
             self._stored = read_frame_ranges(self._lake, own if is_repeat else ())
         frames: list[DataFile] = []
         parts: list[DataFile] = []
-        for each in in_order:
-            near = self._stored.find_near(each.frame_ranges)
-            files = self._rewrite_without(each, near) if overlap(near, each.frame_ranges) else (each.frames, each.parts)
+        for result in in_order:
+            near = self._stored.find_near(result.frame_ranges)
+            files = (
+                self._rewrite_without(result, near)
+                if overlap(near, result.frame_ranges)
+                else (result.frames, result.parts)
+            )
             frames += files[0]
             parts += files[1]
-            self._stored.add(each.frame_ranges)
+            self._stored.add(result.frame_ranges)
         return frames, parts
 
     def _rewrite_without(self, result: DecodeResult, stored: FrameRanges) -> _Files:

@@ -92,8 +92,8 @@ class _ArchiveWriter:
                 for row in summaries
                 if row.kind == DECODE_RESULT
             ]
-            self._breaker.observe(tally for each in outputs for tally in each.tallies)
-            if any(each.faults for each in outputs):
+            self._breaker.observe(tally for output in outputs for tally in output.tallies)
+            if any(output.faults for output in outputs):
                 write_topic(out.where(F.col("kind") == FAULT), context.broker, "quarantine")
         finally:
             out.unpersist()
@@ -102,16 +102,16 @@ class _ArchiveWriter:
             query_id,
             batch_id,
             [
-                TableOutput("messages", [file for each in outputs for file in each.messages]),
+                TableOutput("messages", [file for output in outputs for file in output.messages]),
                 TableOutput("frames", frames),
                 *(TableOutput(table, [file for file in parts if file.table == table]) for table in PARTS),
             ],
         )
-        counts = sum((Counter(each.counts) for each in outputs), Counter[str]())
-        entries = sum((Counter(each.entries) for each in results), Counter[str]())
+        counts = sum((Counter(output.counts) for output in outputs), Counter[str]())
+        entries = sum((Counter(result.entries) for result in results), Counter[str]())
         counts.update({f"{CONTROL_PREFIX}{kind}": number for kind, number in entries.items()})
         totals = {
-            "copies": sum(each.valid_copies for each in results),
-            "core_differences": sum(each.core_differences for each in results),
+            "copies": sum(result.valid_copies for result in results),
+            "core_differences": sum(result.core_differences for result in results),
         }
         context.report("archive", {**counts, **totals})

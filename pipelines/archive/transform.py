@@ -351,13 +351,13 @@ class PartFiles:
 
     def close(self) -> list[DataFile]:
         """Close and return all files."""
-        return [file for each in (self._copies, self._subscriptions, self._controls) for file in each.close()]
+        return [file for table in (self._copies, self._subscriptions, self._controls) for file in table.close()]
 
 
 def count_values(column: pa.Array) -> Iterator[tuple[object, int]]:
     """Count the rows of each value."""
-    for each in pc.value_counts(column).to_pylist():
-        yield each["values"], each["counts"]
+    for counted in pc.value_counts(column).to_pylist():
+        yield counted["values"], counted["counts"]
 
 
 def reject_unread(control: ControlRows, frame: Frame, partition: int, offset: int) -> RejectedMessage:

@@ -85,7 +85,9 @@ def build_batches(rows: DataFrame, batching: BatchConfig, span: TimeRange, lake:
 def _build_partition(batching: BatchConfig, span: TimeRange, lake: Lake) -> Callable[[_Batches], _Batches]:
     def rows(batches: _Batches) -> _Batches:
         files = {name: TableFiles(lake, name) for name in ("batch_tips", "batches")}
-        merged = (row for batch in batches for row in zip(*(each.to_pylist() for each in batch.columns), strict=True))
+        merged = (
+            row for batch in batches for row in zip(*(column.to_pylist() for column in batch.columns), strict=True)
+        )
         for (network, origin, key, value), group in groupby(merged, key=itemgetter(0, 1, 2, 3)):
             owner = WindowKey(network, _ORIGINS[origin], key, value)
             windows = SeparatorWindows(owner, batching.window, batching.grace, span.low)
@@ -98,7 +100,7 @@ def _build_partition(batching: BatchConfig, span: TimeRange, lake: Lake) -> Call
                         ):
                             files[table].add(row, len(record.block) if table == "batches" else 0)
                 windows.forget(closed.window.opened_at)
-        yield encode_outputs(StageOutput([file for each in files.values() for file in each.close()]))
+        yield encode_outputs(StageOutput([file for table_files in files.values() for file in table_files.close()]))
 
     return rows
 
@@ -116,7 +118,7 @@ class _WindowRow(NamedTuple):
 
 
 def _close_windows(windows: SeparatorWindows, rows: Iterator[tuple[object, ...]]) -> Iterator[ClosedWindow]:
-    for row in map(_WindowRow._make, (each[len(_SEPARATOR_COLUMNS) :] for each in rows)):
+    for row in map(_WindowRow._make, (cells[len(_SEPARATOR_COLUMNS) :] for cells in rows)):
         if row.rank == _BATCH:
             windows.add_live_batch(row.at, row.observed_at, LiveBatch(row.tip, row.offset))
         else:
@@ -124,4 +126,4 @@ def _close_windows(windows: SeparatorWindows, rows: Iterator[tuple[object, ...]]
     yield from windows.close()
 
 
-_ORIGINS: Final[dict[str, Origin]] = {each: each for each in get_args(Origin)}
+_ORIGINS: Final[dict[str, Origin]] = {origin: origin for origin in get_args(Origin)}

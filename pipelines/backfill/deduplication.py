@@ -76,7 +76,7 @@ class FirstCopySelector(Generic[T]):
     def _find_same(self, times: list[int], at: int) -> int | None:
         """Find a time of the same message. If there is one, it is among the two nearest."""
         index = bisect_left(times, at)
-        return next((each for each in times[max(0, index - 1) : index + 1] if self._is_same(at, each)), None)
+        return next((other for other in times[max(0, index - 1) : index + 1] if self._is_same(at, other)), None)
 
 
 def match_signed(signed_horizon: int) -> Callable[[int, int], bool]:

@@ -104,7 +104,7 @@ def _read_kafka_partition(wanted: FrameFilter, target: RunTarget) -> Callable[[_
     def rows(batches: _Batches) -> _Batches:
         out, faults, frames = MergedRowBuffer(), TableFiles(target.run, "quarantine"), 0
         for batch in batches:
-            for partition, offset, stamp, value in zip(*(each.to_pylist() for each in batch.columns), strict=True):
+            for partition, offset, stamp, value in zip(*(column.to_pylist() for column in batch.columns), strict=True):
                 frames += 1
                 frame = read_frame(value)
                 if isinstance(frame, Rejected):

@@ -136,7 +136,7 @@ def decode_copies(frames: DataFrame, config: DecodeConfig, target: RunTarget) ->
     Tasks write rows of `copies` and `quarantine` to files.
     """
     times = {"observed_at", "kafka_timestamp"}
-    columns = [F.unix_micros(each.name) if each.name in times else F.col(each.name) for each in FRAMES]
+    columns = [F.unix_micros(column.name) if column.name in times else F.col(column.name) for column in FRAMES]
     return frames.select(*columns).mapInArrow(_decode_partition(config, target), MERGED_ROWS)
 
 
@@ -313,11 +313,11 @@ class _MessageGroup:
 
     def _build_selector(self, signed: bool) -> FirstCopySelector[bytes]:
         selector = FirstCopySelector[bytes](self._matchers[signed])
-        for each in self._known:
-            if each.rank == LIVE_MESSAGE and each.at in self._chunk:
-                selector.add_live_choice(each.at, FramePosition(each.partition, each.offset, each.position))
+        for known in self._known:
+            if known.rank == LIVE_MESSAGE and known.at in self._chunk:
+                selector.add_live_choice(known.at, FramePosition(known.partition, known.offset, known.position))
             else:
-                selector.add_known(each.at)
+                selector.add_known(known.at)
         return selector
 
     def select_rows(self) -> list[bytes]:

@@ -64,7 +64,7 @@ def _find_nearest() -> Column:
     by_content = Window.partitionBy("content").rowsBetween(Window.unboundedPreceding, Window.currentRow)
     before = F.last(received, ignorenulls=True).over(by_content.orderBy("at", "seqno"))
     after = F.last(received, ignorenulls=True).over(by_content.orderBy(F.desc("at"), F.desc("seqno")))
-    gaps = [F.abs(F.col("at") - each["at"]) for each in (before, after)]
+    gaps = [F.abs(F.col("at") - neighbour["at"]) for neighbour in (before, after)]
     nearest = F.when(F.coalesce(gaps[0] <= gaps[1], gaps[1].isNull()), before["seqno"]).otherwise(after["seqno"])
     return F.when(F.least(*gaps) <= MAX_GAP, nearest)
 
@@ -80,7 +80,7 @@ def _read_lines(batches: _Batches) -> _Batches:
             [content for content, _ in contents],
             [seqno for _, seqno in contents],
         ]
-        arrays = [pa.array(each, field.type) for each, field in zip(columns, _LINES_SCHEMA, strict=True)]
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, _LINES_SCHEMA, strict=True)]
         yield pa.RecordBatch.from_arrays(arrays, schema=_LINES_SCHEMA).filter(arrays[3].is_valid())
 
 

@@ -69,8 +69,8 @@ class RangeComparison:
         self.connection = connection
         self.lake = lake
         self.run_lake = lake.locate_run(run.name)
-        for each in (self.lake, self.run_lake):
-            each.create(table for table in RUN_TABLES if each.has(table))  # an earlier Kiln's may lack columns
+        for side in (self.lake, self.run_lake):
+            side.create(table for table in RUN_TABLES if side.has(table))  # an earlier Kiln's may lack columns
         self.extents = build_extents(run)
         self._range = _literal(run.range_from), _literal(run.range_to)
         self._bounds = datetime_of(run.range_from), datetime_of(run.range_to)
@@ -181,8 +181,8 @@ def _read_snapshot(
     range_condition = [
         path
         for number, path in enumerate(paths)
-        if any(each[number] < high for each in least)
-        and all(each[number] >= low - _STATISTICS_ROUNDING for each in greatest)
+        if any(values[number] < high for values in least)
+        and all(values[number] >= low - _STATISTICS_ROUNDING for values in greatest)
     ]
     return TableSnapshot(folder, table, frozenset(paths), tuple(range_condition))
 

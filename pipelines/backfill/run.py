@@ -197,8 +197,8 @@ def find_matching_run(terms: RunTerms, lake: Lake) -> BackfillRun | None:
 def count_rows(chunks: Iterable[RunEvent]) -> dict[str, int]:
     """Count the rows that chunks of a run wrote, by table."""
     rows: Counter[str] = Counter()
-    for each in chunks:
-        counts = each.details["rows"]
+    for chunk in chunks:
+        counts = chunk.details["rows"]
         if isinstance(counts, dict):
             rows.update(counts)
     return dict(rows)
@@ -207,8 +207,8 @@ def count_rows(chunks: Iterable[RunEvent]) -> dict[str, int]:
 def merge_outside(chunks: Iterable[RunEvent]) -> OutsideFrames:
     """Merge the frames outside the range that chunks of a run read."""
     outside = OutsideFrames()
-    for each in chunks:
-        outside = outside.merge(msgspec.convert(each.details.get("outside", []), OutsideFrames))
+    for chunk in chunks:
+        outside = outside.merge(msgspec.convert(chunk.details.get("outside", []), OutsideFrames))
     return outside
 
 
@@ -225,13 +225,13 @@ class _SavedInputs(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_inputs(cls, inputs: RunInputs, terms: RunTerms) -> _SavedInputs:
-        files = [msgspec.json.encode(each).decode() for each in inputs.files]
+        files = [msgspec.json.encode(file).decode() for file in inputs.files]
         live, kafka, lost = dict(inputs.live), dict(inputs.kafka), list(inputs.lost)
         return cls(live, terms.chunk, inputs.parts_per_step, kafka, files, lost, inputs.topic_id)
 
     @property
     def parts(self) -> list[FilePart]:
-        return [msgspec.json.decode(each, type=FilePart) for each in self.files]
+        return [msgspec.json.decode(file, type=FilePart) for file in self.files]
 
 
 class _ChunkRunner:
@@ -244,7 +244,7 @@ class _ChunkRunner:
         self._lakes = {lake.path: lake for lake in (self._lake, self._beyond)}
         self._commits = {path: DeltaRsCommits(lake, durable=resources.durable) for path, lake in self._lakes.items()}
         self._query = f"backfill:{terms.name}"
-        self._done = {(str(each.details["step"]), int(str(each.details["number"]))): each for each in run.chunks}
+        self._done = {(str(chunk.details["step"]), int(str(chunk.details["number"]))): chunk for chunk in run.chunks}
         self._rows_written = self._frames = 0
 
     def run_to_end(self) -> RunOutcome:
@@ -323,12 +323,12 @@ class _ChunkRunner:
         """Commit the files of a chunk, table by table, and then log the chunk."""
         files_by_table: dict[tuple[str, str], list[DataFile]] = {}
         outside = OutsideFrames()
-        for each in outputs:
-            outside = outside.merge(each.outside)
-            for lake, files in ((self._lake, each.files), (self._beyond, each.beyond)):
+        for output in outputs:
+            outside = outside.merge(output.outside)
+            for lake, files in ((self._lake, output.files), (self._beyond, output.beyond)):
                 for file in files:
                     files_by_table.setdefault((lake.path, file.table), []).append(file)
-            self._frames += each.frames
+            self._frames += output.frames
         rows = Counter[str]()
         order = {table: index for index, table in enumerate(RUN_TABLES)}  # tips of batches before the batches
         for (path, table), files in sorted(files_by_table.items(), key=lambda item: (order[item[0][1]], item[0][0])):
@@ -371,7 +371,7 @@ class _ChunkRunner:
             parts, size = self._inputs.parts, self._inputs.at_once
             steps = [parts[at : at + size] for at in range(0, len(parts), size)]
             wanted = FrameFilter(terms.read_span)
-            return [partial(frames.read_file_frames, spark, each, wanted, self._target) for each in steps]
+            return [partial(frames.read_file_frames, spark, step, wanted, self._target) for step in steps]
         wanted = FrameFilter(terms.read_span, terms.network)
         ranges = self._inputs.kafka
         longest = max((end - first for first, end in ranges.values()), default=0)

@@ -99,8 +99,8 @@ def compare_table(comparison: RangeComparison, extent: TableExtent) -> TableDiff
     table = extent.table
     comparison.create_views(table)
     groups = list(_count_groups(comparison, extent))
-    same = sum(each.same for each in groups)
-    only_live, only_run = sum(each.only_live for each in groups), sum(each.only_run for each in groups)
+    same = sum(group.same for group in groups)
+    only_live, only_run = sum(group.only_live for group in groups), sum(group.only_run for group in groups)
     if not only_live and not only_run:
         return TableDiff(table, same)
     comparison.connection.execute(f"""
@@ -112,7 +112,7 @@ def compare_table(comparison: RangeComparison, extent: TableExtent) -> TableDiff
         SELECT coalesce(sum(least(live, run)), 0)::BIGINT
         FROM (SELECT sum(only_live) AS live, sum(only_run) AS run FROM unequal
               GROUP BY {_key_list(extent)})""").fetchall()
-    unequal = tuple(each for each in groups if each.only_live or each.only_run)
+    unequal = tuple(group for group in groups if group.only_live or group.only_run)
     examples = tuple(_find_examples(comparison, extent))
     return TableDiff(table, same, only_live, only_run, differ[0], unequal, examples)
 

@@ -72,12 +72,12 @@ class BackfillRun:
     @property
     def is_done(self) -> bool:
         """True if the run's tables hold all of its range."""
-        return any(each.event == "done" for each in self.events)
+        return any(event.event == "done" for event in self.events)
 
     @property
     def is_dropping(self) -> bool:
         """True if a drop was begun, so that tables of the run may be missing."""
-        return any(each.event == "dropping" for each in self.events)
+        return any(event.event == "dropping" for event in self.events)
 
     @property
     def begun_versions(self) -> Mapping[str, int]:
@@ -100,7 +100,7 @@ class BackfillRun:
     @property
     def chunks(self) -> list[RunEvent]:
         """Events of the chunks that are in the run's tables."""
-        return [each for each in self.events if each.event == "chunk"]
+        return [event for event in self.events if event.event == "chunk"]
 
 
 def check_name(name: str) -> str:
@@ -155,14 +155,14 @@ def _read_events(table: DeltaTable) -> list[RunEvent]:
 def read_runs(lake: Lake) -> list[BackfillRun]:
     """Read the runs that were begun and not dropped, in the order of their start."""
     events: dict[str, list[RunEvent]] = {}
-    for each in read_events(lake):
-        if each.event == "dropped":
-            events.pop(each.run, None)
+    for event in read_events(lake):
+        if event.event == "dropped":
+            events.pop(event.run, None)
         else:
-            events.setdefault(each.run, []).append(each)
+            events.setdefault(event.run, []).append(event)
     runs = []
     for name, run_events in events.items():
-        begun = next((each for each in run_events if each.event == "begun"), None)
+        begun = next((event for event in run_events if event.event == "begun"), None)
         if begun is not None and begun.range_from is not None and begun.range_to is not None:
             runs.append(BackfillRun(name, begun.range_from, begun.range_to, begun.details, tuple(run_events)))
     return runs
@@ -170,7 +170,7 @@ def read_runs(lake: Lake) -> list[BackfillRun]:
 
 def find_run(lake: Lake, name: str) -> BackfillRun | None:
     """Find the run of this name, unless it was never begun or is dropped."""
-    return next((each for each in read_runs(lake) if each.name == name), None)
+    return next((run for run in read_runs(lake) if run.name == name), None)
 
 
 def append_event(
@@ -196,7 +196,7 @@ def append_event(
     lake.create(("backfill_runs",))
     schema = build_arrow_schema(_RUNS)
     row = (run, event, happened_at, range_from, range_to, rows, json.dumps(details or {}, sort_keys=True))
-    columns = [pa.array([value], each.type) for value, each in zip(row, schema, strict=True)]
+    columns = [pa.array([value], field.type) for value, field in zip(row, schema, strict=True)]
     opened = lake.open("backfill_runs") if claim is None else claim
     before = opened.version()
     number = (opened.transaction_version(_CLAIM_APP_ID) or 0) + 1
@@ -220,11 +220,11 @@ def claim_swap(
     """
     table = lake.open("backfill_runs")
     claimants: dict[str, str] = {}  # by run that is being swapped
-    for each in _read_events(table):
-        if each.event == "swapping":
-            claimants[each.run] = str(each.details.get("by", by))
-        elif each.event in ("swapped", "dropped"):
-            claimants.pop(each.run, None)
+    for event in _read_events(table):
+        if event.event == "swapping":
+            claimants[event.run] = str(event.details.get("by", by))
+        elif event.event in ("swapped", "dropped"):
+            claimants.pop(event.run, None)
     others = {name: other for name, other in claimants.items() if other != by}
     if others and not take_over:
         name, other = next(iter(others.items()))

@@ -70,13 +70,13 @@ def list_runs(lake: Lake, state: Path) -> list[RunSummary]:
         raise LakeError(f"there is no lake at {lake.path}: nothing has been written yet. --state names the folder")
     runs: list[list[RunEvent]] = []
     open_: dict[str, list[RunEvent]] = {}
-    for each in read_events(lake):
-        if each.run not in open_:
-            open_[each.run] = []
-            runs.append(open_[each.run])
-        open_[each.run].append(each)
-        if each.event == "dropped":
-            del open_[each.run]
+    for event in read_events(lake):
+        if event.run not in open_:
+            open_[event.run] = []
+            runs.append(open_[event.run])
+        open_[event.run].append(event)
+        if event.event == "dropped":
+            del open_[event.run]
     return [_summarize_run(lake, state, events) for events in runs]
 
 
@@ -103,7 +103,7 @@ def get_run_unless_dropped(lake: Lake, name: str) -> BackfillRun | None:
         NoRunError: No such run was ever begun.
     """
     run = find_run(lake, check_name(name))
-    if run is None and not any(each.run == name for each in read_events(lake)):
+    if run is None and not any(event.run == name for event in read_events(lake)):
         raise NoRunError(f"there is no run {name} in {lake.path}. To see what is there, type kiln backfill list")
     return run
 
@@ -135,7 +135,7 @@ def drop_run(lake: Lake, name: str, now: Callable[[], int]) -> bool:
     run = get_run_unless_dropped(lake, name)
     if run is None:
         return False
-    events = {each.event for each in run.events}
+    events = {event.event for event in run.events}
     if "swapping" in events and "swapped" not in events:
         raise KilnError(
             f"a swap of run {name} was interrupted: the live tables lack the rest of the run. Type kiln backfill swap "
@@ -150,7 +150,7 @@ def drop_run(lake: Lake, name: str, now: Callable[[], int]) -> bool:
 
 def _summarize_run(lake: Lake, state: Path, events: list[RunEvent]) -> RunSummary:
     begun, last = events[0], events[-1]
-    run_state = _derive_state(state, begun.run, {each.event for each in events})
+    run_state = _derive_state(state, begun.run, {event.event for event in events})
     return RunSummary(
         begun.run,
         begun.range_from,

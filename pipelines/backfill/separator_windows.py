@@ -79,7 +79,9 @@ class SeparatorWindows:
 
     def find_emitted_at(self, opened_at: int, batch_cid: str) -> int | None:
         """Find when live emitted a batch, if live has it."""
-        return next((each.emitted_at for each in self._live.get(opened_at, ()) if each.batch_cid == batch_cid), None)
+        return next(
+            (window.emitted_at for window in self._live.get(opened_at, ()) if window.batch_cid == batch_cid), None
+        )
 
     def forget(self, opened_at: int) -> None:
         """Forget the live batches of a window that is done."""

@@ -187,12 +187,12 @@ def _split_file(capture: CaptureFile, network: str) -> list[FilePart]:
         ranges = list(FORMATS[capture.format].split(file, _PART_BYTES))
         size = -(-os.fstat(file.fileno()).st_size // max(1, len(ranges)))
         name, key = capture.format, digest.digest()
-        return [FilePart(path, name, key, network, default_time, each, size=size) for each in ranges]
+        return [FilePart(path, name, key, network, default_time, offsets, size=size) for offsets in ranges]
 
 
 def _digest_members(path: str, captures: Sequence[CaptureFile], network: str) -> Iterator[FilePart]:
     """Yield a part for each member: to divide it, each task would decompress all that is before its part."""
-    formats = {each.member.number: each.format for each in captures if each.member is not None}
+    formats = {capture.member.number: capture.format for capture in captures if capture.member is not None}
     with _open(path) as raw, _translate_archive_errors(path):
         archive_time = os.fstat(raw.fileno()).st_mtime_ns
         for member, content in _read_seekable_members(raw, formats.keys()):
@@ -249,10 +249,10 @@ def open_parts(parts: Sequence[FilePart]) -> Iterator[tuple[FilePart, BinaryIO]]
     for path, group in groupby(sorted(parts, key=_locate), key=lambda part: part.path):
         of_path = list(group)
         with Path(path).open("rb") as raw:
-            members = {each.member: each for each in of_path if each.member is not None}
-            for each in of_path:
-                if each.member is None:
-                    yield each, raw
+            members = {part.member: part for part in of_path if part.member is not None}
+            for part in of_path:
+                if part.member is None:
+                    yield part, raw
             for member, content in _read_seekable_members(raw, members.keys()) if members else ():
                 yield members[member.number], content
 
@@ -263,7 +263,7 @@ def _locate(part: FilePart) -> tuple[str, int, int]:
 
 def count_parts_per_step(parts: Sequence[FilePart], at_least: int) -> int:
     """Count the parts that one step reads: more than `at_least` if all are small, since each step has a commit."""
-    largest = max((each.size for each in parts), default=0)
+    largest = max((part.size for part in parts), default=0)
     return max(at_least, min(_MAX_STEP_PARTS, at_least * _PART_BYTES // max(1, largest)))
 
 

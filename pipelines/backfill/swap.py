@@ -73,7 +73,7 @@ class FileSwap:
             self._lake.folder(table).sync()
         now = int(time.time() * 1000)  # a vacuum keeps removed files for a time from here
         actions: list[AddAction | RemoveAction] = [RemoveAction(path, True, now) for path in removed]
-        actions += [AddAction(each.name, each.size, {}, now, True, each.stats) for each in files]
+        actions += [AddAction(file.name, file.size, {}, now, True, file.stats) for file in files]
         # delta-rs sees no conflict in a compaction that removed the same files. So it must not retry on its own, and
         # the loop below checks the files.
         properties = CommitProperties(

@@ -96,7 +96,7 @@ def swap_run(
         SwapError: The run is not done, live has messages that the run does not, a table is older than the run, or other
             writers prevented a step from being committed.
     """
-    events = [each.event for each in run.events]
+    events = [event.event for event in run.events]
     if "swapped" in events:
         return None
     _check_done(run)
@@ -110,7 +110,7 @@ def swap_run(
                 _check_coverage(comparison, run)
         before = {table: lake.open(table).version() for table in tables}
     else:
-        details = next(each.details for each in reversed(run.events) if each.event == "swapping")
+        details = next(event.details for event in reversed(run.events) if event.event == "swapping")
         before = {table: version for table, version in details.items() if isinstance(version, int)}
     claim_swap(lake, run, by, now(), before, take_over=take_over)
     begun = run.events[0].happened_at
@@ -348,7 +348,7 @@ class _RunSwap:
 
     def _build_step(self, table: str, removed: Sequence[str], *queries: str) -> SwapStep | None:
         """Write the rows of each query to files, and return the step unless it is empty."""
-        files = [file for each in queries for file in self._write_rows(table, each)]
+        files = [file for select in queries for file in self._write_rows(table, select)]
         return SwapStep(removed, files) if removed or files else None
 
     def _write_rows(self, table: str, rows: str) -> list[DataFile]:

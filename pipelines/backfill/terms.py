@@ -69,7 +69,7 @@ class RunTerms:
                 **({"policy.topics": dict(sorted(config.topic_policies.items()))} if config.topic_policies else {}),
                 "dedupe.signed_ttl": self.signed_horizon,
                 "dedupe.unsigned_ttl": config.unsigned_horizon,
-                "topic_table.bundles": sorted(each.hex() for each, _ in config.bundles.items()),
+                "topic_table.bundles": sorted(bundle.hex() for bundle, _ in config.bundles.items()),
                 "ipfs": self.fetch,
                 # absent on a Ceramic network, so that runs from before these settings continue
                 **({"network.message_id": config.message_ids.text} if config.message_ids.by_content else {}),

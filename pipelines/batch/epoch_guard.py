@@ -27,7 +27,7 @@ class EpochGuard:
 
     def __init__(self, epochs: Iterable[SavedEpoch] = ()) -> None:
         """Load the epochs, in the order of their last write."""
-        self._epochs = {each.writer: Epoch(each.number, each.digests) for each in epochs}
+        self._epochs = {epoch.writer: Epoch(epoch.number, epoch.digests) for epoch in epochs}
 
     def is_duplicate(self, writer: str, number: int, message: str) -> bool:
         """Add a message, and return true if its writer's newest epoch already had it.

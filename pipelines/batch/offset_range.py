@@ -150,25 +150,31 @@ def merge_offset_ranges(packed: Iterable[PackedOffsetRange]) -> Iterator[UpdateR
     """Unpack the ranges of one partition in ascending offset order. Ranges that overlap become one."""
     groups: list[list[PackedOffsetRange]] = []
     end = -1
-    for each in sorted(packed, key=itemgetter(0)):
-        if groups and each.first <= end:
-            groups[-1].append(each)
+    for row in sorted(packed, key=itemgetter(0)):
+        if groups and row.first <= end:
+            groups[-1].append(row)
         else:
-            groups.append([each])
-        end = max(end, each.last)
+            groups.append([row])
+        end = max(end, row.last)
     for group in groups:
-        ranges = [_DECODER.decode(each.data) for each in group]
+        ranges = [_DECODER.decode(row.data) for row in group]
         yield ranges[0] if len(ranges) == 1 else _merge(ranges)
 
 
 def _merge(ranges: list[UpdateRange]) -> UpdateRange:
     owners: dict[WindowOwner, int] = {}
     records: list[tuple[int, int, int, bytes, int, str]] = []
-    for each in ranges:
-        numbers = [owners.setdefault(owner, len(owners)) for owner in each.owners]
-        indexes = [numbers[index] if index >= 0 else index for index in each.owner_indexes]
+    for part in ranges:
+        numbers = [owners.setdefault(owner, len(owners)) for owner in part.owners]
+        indexes = [numbers[index] if index >= 0 else index for index in part.owner_indexes]
         records += zip(
-            each.offsets, each.stamps, indexes, each.leaves, each.observed_at, each.message_keys, strict=True
+            part.offsets,
+            part.stamps,
+            indexes,
+            part.leaves,
+            part.observed_at,
+            part.message_keys,
+            strict=True,
         )
     records.sort(key=itemgetter(0))
     offsets, stamps, merged, leaves, observed_at, message_keys = map(list, zip(*records, strict=True))

@@ -107,12 +107,12 @@ class Ticker:
             }
             while not self._stop.wait(self._pause(partitions.values())):
                 ends = _read_ends(admin, names)
-                due = [each for each in names if partitions[each.partition].is_due(ends[each.partition], _now())]
+                due = [name for name in names if partitions[name.partition].is_due(ends[name.partition], _now())]
                 for record in _send_ticks(producer, due):
                     stamp = record.timestamp()[1]
                     partitions[record.partition() or 0].record_tick(record.offset() or 0, stamp, _now())
                 self._check_broker_clock(partitions.values())
-                self._is_quiet = bool(names) and not due and all(each.next_at == inf for each in partitions.values())
+                self._is_quiet = bool(names) and not due and all(state.next_at == inf for state in partitions.values())
                 self.error = None
         finally:
             # an error of kafka-python is in a cycle of objects, and keeps this frame alive until garbage is collected
@@ -122,11 +122,11 @@ class Ticker:
 
     def _pause(self, partitions: Iterable[TickSchedule]) -> float:
         """Return the time until the next poll, s: earlier than the interval if a window ends before."""
-        first = min((each.next_at for each in partitions), default=inf) - _now()
+        first = min((partition.next_at for partition in partitions), default=inf) - _now()
         return min(self._interval, first / 1000) if first >= 0 else self._interval
 
     def _check_broker_clock(self, partitions: Iterable[TickSchedule]) -> None:
-        worst = max(partitions, key=lambda each: each.log_time - each.stamp, default=None)
+        worst = max(partitions, key=lambda state: state.log_time - state.stamp, default=None)
         if worst is not None and worst.stamp:
             self._clock.observe(worst.stamp * 1000, worst.log_time * 1000)
 
@@ -143,7 +143,7 @@ def _read_ends(admin: AdminClient, partitions: Iterable[TopicPartition]) -> dict
         KafkaException, TimeoutError: The broker does not answer.
     """
     admin.poll(0)  # lets librdkafka log what it has queued
-    wanted = {librdkafka.TopicPartition(each.topic, each.partition): _LATEST for each in partitions}
+    wanted = {librdkafka.TopicPartition(state.topic, state.partition): _LATEST for state in partitions}
     futures = admin.list_offsets(wanted, request_timeout=_TIMEOUT)
     return {partition.partition: future.result(_TIMEOUT).offset for partition, future in futures.items()}
 
@@ -163,8 +163,8 @@ def _send_ticks(producer: Producer, partitions: Iterable[TopicPartition]) -> lis
         else:
             refused.append(error)
 
-    for each in partitions:
-        producer.produce(each.topic, TICK, partition=each.partition, on_delivery=on_delivery)
+    for partition in partitions:
+        producer.produce(partition.topic, TICK, partition=partition.partition, on_delivery=on_delivery)
     if producer.flush(_TIMEOUT):
         raise KafkaTimeoutError("the broker accepts none")
     if refused:
@@ -189,4 +189,4 @@ def read_log_times(client_options: Mapping[str, object], partitions: Iterable[To
         return {}
     finally:
         admin.close()
-    return {each.partition: at.timestamp for each, at in stamps.items() if at.timestamp >= 0}
+    return {partition.partition: at.timestamp for partition, at in stamps.items() if at.timestamp >= 0}

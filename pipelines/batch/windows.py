@@ -97,11 +97,13 @@ class PartitionWindows:
         self.log_time = saved.log_time
         self.guard = EpochGuard(saved.epochs)
         self._open = {
-            each.key: Window(each.opened_at, each.closes_at, set(each.leaves), each.due, each.closes_at, rank)
-            for rank, each in enumerate(saved.windows)
+            window.key: Window(
+                window.opened_at, window.closes_at, set(window.leaves), window.due, window.closes_at, rank
+            )
+            for rank, window in enumerate(saved.windows)
         }
         # A heap. The rank makes the order of closing total. A window that an update has ended stays in here.
-        self._dues = [(each.due, rank, each.key) for rank, each in enumerate(saved.windows)]
+        self._dues = [(window.due, rank, window.key) for rank, window in enumerate(saved.windows)]
         self._rank = len(self._dues)
 
     def __len__(self) -> int:

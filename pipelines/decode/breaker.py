@@ -86,7 +86,7 @@ class DecodeBreaker:
             else:
                 continue
             self._last_seen[tally.author] = self._observed
-        for author in [each for each, seen in self._last_seen.items() if seen <= self._observed - self.forget_after]:
+        for author in [name for name, seen in self._last_seen.items() if seen <= self._observed - self.forget_after]:
             del self._last_seen[author], self._failing[author]
         stopped = [author for author, failures in self._failing.items() if failures >= self.streak]
         if len(stopped) >= self.authors and len(stopped) * 2 > len(self._failing):

@@ -43,7 +43,9 @@ def save_bundles(lake: Lake, given: BundleSet, now: datetime) -> BundleSet:
     """
     known = read_bundles(lake)
     merged = given.merge(known)
-    rows = [(each.hex(), given.name(each), list(topics), now) for each, topics in given.items() if each not in known]
+    rows = [
+        (bundle.hex(), given.name(bundle), list(topics), now) for bundle, topics in given.items() if bundle not in known
+    ]
     if rows:
         schema = build_arrow_schema(BUNDLES)
         columns = [pa.array(values, field.type) for values, field in zip(zip(*rows, strict=True), schema, strict=True)]

@@ -55,7 +55,7 @@ class DeltaRsCommits:
         followed = opened.version()
         now = int(time.time() * 1000)  # the log tells readers when a commit was made
         adds: list[AddAction | RemoveAction] = [
-            AddAction(each.name, each.size, {}, now, True, each.stats) for each in files
+            AddAction(file.name, file.size, {}, now, True, file.stats) for file in files
         ]
         carried = {} if progress is None else {PROGRESS_KEY: msgspec.json.encode(progress).decode()}
         properties = CommitProperties(

@@ -87,7 +87,7 @@ class TableFiles:
         """Add a record batch in the table's columns. Small ones become one row group."""
         if batch.num_rows:
             self._gathered.append(batch)
-            if sum(each.num_rows for each in self._gathered) >= _GROUP_ROWS:
+            if sum(gathered.num_rows for gathered in self._gathered) >= _GROUP_ROWS:
                 self._write_gathered()
 
     def close(self) -> list[DataFile]:
@@ -180,22 +180,22 @@ class _Range:
         if not bounds["min"].is_valid:
             return
         # timestamps as numbers: a Python datetime for each would dominate the cost
-        low, high = (each.value if pa.types.is_timestamp(column.type) else each.as_py() for each in bounds.values())
+        low, high = (bound.value if pa.types.is_timestamp(column.type) else bound.as_py() for bound in bounds.values())
         self.least = low if self.least is None else min(self.least, low)
         self.greatest = high if self.greatest is None else max(self.greatest, high)
         self.times = pa.types.is_timestamp(column.type)
 
 
 def _build_stats(rows: int, ranges: dict[str, _Range]) -> str:
-    known = {name: each for name, each in ranges.items() if each.least is not None}
-    least = {name: _format_stat(each.least, each.times) for name, each in known.items()}
-    greatest = {name: _format_stat(each.greatest, each.times) for name, each in known.items()}
+    known = {name: limits for name, limits in ranges.items() if limits.least is not None}
+    least = {name: _format_stat(limits.least, limits.times) for name, limits in known.items()}
+    greatest = {name: _format_stat(limits.greatest, limits.times) for name, limits in known.items()}
     return json.dumps(
         {
             "numRecords": rows,
             "minValues": {name: value for name, value in least.items() if value is not None},
             "maxValues": {name: value for name, value in greatest.items() if value is not None},
-            "nullCount": {name: each.nulls for name, each in ranges.items()},
+            "nullCount": {name: limits.nulls for name, limits in ranges.items()},
         },
         ensure_ascii=False,
     )
@@ -217,8 +217,8 @@ def _format_stat(value: object, time: bool) -> object:
 
 def delete_files(lake: Lake, files: Iterable[DataFile]) -> None:
     """Delete files that no commit names."""
-    for each in files:
-        (lake.folder(each.table) / each.name).remove()
+    for file in files:
+        (lake.folder(file.table) / file.name).remove()
 
 
 def rewrite_file(lake: Lake, file: DataFile, keep: Callable[[pa.Table], pa.ChunkedArray | pa.Array]) -> list[DataFile]:

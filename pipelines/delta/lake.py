@@ -268,7 +268,11 @@ def list_stats_columns(table: Table) -> list[str]:
     Users filter by these columns. Delta's default, the first 32 columns, costs a third of the write of wide text rows.
     """
     filtered = {"network", "type", "stream", "cid", "batch_cid", "separator_value"}
-    return [each.name for each in table.columns if each.name in filtered or each.type in ("timestamp", "int", "bigint")]
+    return [
+        column.name
+        for column in table.columns
+        if column.name in filtered or column.type in ("timestamp", "int", "bigint")
+    ]
 
 
 def list_delta_fields(table: Table) -> list[tuple[str, object]]:

@@ -78,7 +78,7 @@ def find_newest_write(lake: Lake, table: str, query_id: str, log: TableLog) -> i
             return -1
     opened = lake.open(table)
     wrote = (opened.transaction_version(WriteId(query_id, 0, name).app_id(table)) for name in ("append", "received"))
-    return max((each for each in wrote if each is not None), default=-1)
+    return max((version for version in wrote if version is not None), default=-1)
 
 
 def _list_batches(actions: list[dict[str, dict[str, object]]], query_id: str, table: str) -> list[int]:

@@ -105,7 +105,7 @@ def read_files(spark: SparkSession, lake: Lake, table: str, files: Sequence[Data
     if not files:
         return create_empty(spark, table)
     folder = lake.folder(table).spark_uri
-    return spark.read.schema(build_ddl(TABLES[table].columns)).parquet(*(f"{folder}/{each.name}" for each in files))
+    return spark.read.schema(build_ddl(TABLES[table].columns)).parquet(*(f"{folder}/{file.name}" for file in files))
 
 
 def count_rows_at_most(lake: Lake, table: str, version: int | None = None, times: TimeBounds = _UNBOUNDED) -> int:
@@ -135,7 +135,7 @@ def write_files(rows: DataFrame, lake: Lake, table: str) -> list[DataFile]:
         files = TableFiles(lake, table)
         for batch in batches:
             files.add_batch(batch)
-        yield pa.RecordBatch.from_pydict({"file": [msgspec.msgpack.encode(each) for each in files.close()]}, _FILE)
+        yield pa.RecordBatch.from_pydict({"file": [msgspec.msgpack.encode(file) for file in files.close()]}, _FILE)
 
     written = rows.select(*(column.name for column in TABLES[table].columns)).mapInArrow(write, "file binary").collect()
     return [msgspec.msgpack.decode(bytes(row.file), type=DataFile) for row in written]

@@ -148,9 +148,9 @@ def plan_compaction(files: Iterable[TableFile], rules: MaintenancePolicy, now: i
     for period, small in sorted(periods.items()):
         selected = _select_worthwhile(small, _FILES_PER_REWRITE if period >= current else _FILES_PER_REWRITE_AT_REST)
         rewrites += [
-            RewriteFiles(tuple(each))
-            for each in _pack_bins(sorted(selected, key=_get_newest_time), rules.target)
-            if len(each) > 1
+            RewriteFiles(tuple(files))
+            for files in _pack_bins(sorted(selected, key=_get_newest_time), rules.target)
+            if len(files) > 1
         ]
     return rewrites
 
@@ -163,17 +163,17 @@ def choose_log_start(
     `entries` are sorted by version. All versions from there on stay readable.
     """
     removable = 0
-    for each in entries[: max(0, len(entries) - _MIN_ENTRIES)]:
-        beyond = len(entries) - removable > _MAX_ENTRIES and each.at < now - rules.readers
-        if each.at >= now - rules.keep and not beyond:
+    for entry in entries[: max(0, len(entries) - _MIN_ENTRIES)]:
+        beyond = len(entries) - removable > _MAX_ENTRIES and entry.at < now - rules.readers
+        if entry.at >= now - rules.keep and not beyond:
             break
-        if rules.pinned is not None and each.version >= rules.pinned:
+        if rules.pinned is not None and entry.version >= rules.pinned:
             break
         removable += 1
     if removable < _MIN_TRIMMED_ENTRIES:
         return None
     bound = entries[removable].version
-    start = max((each for each in checkpoints if each <= bound), default=None)
+    start = max((checkpoint for checkpoint in checkpoints if checkpoint <= bound), default=None)
     if start is None or start - entries[0].version < max(_MIN_TRIMMED_ENTRIES, len(entries) // 10):
         return None
     return start
@@ -190,7 +190,7 @@ def select_abandoned(
     if newest_append is None:
         return []
     bound = min(now, newest_append) - rules.unnamed
-    return [each for each in strays if each.modified < bound]
+    return [stray for stray in strays if stray.modified < bound]
 
 
 def select_garbage(
@@ -201,14 +201,14 @@ def select_garbage(
     now: int,
 ) -> tuple[UntrackedFile, ...]:
     """Select the files that no version in the log needs and no task can still commit."""
-    unneeded = [each for each in strays if each.name not in removed.after_start]
-    uncommitted = {each.name for each in select_abandoned(unneeded, rules, newest_append, now)}
-    return tuple(each for each in unneeded if each.name in removed.before_start or each.name in uncommitted)
+    unneeded = [stray for stray in strays if stray.name not in removed.after_start]
+    uncommitted = {stray.name for stray in select_abandoned(unneeded, rules, newest_append, now)}
+    return tuple(stray for stray in unneeded if stray.name in removed.before_start or stray.name in uncommitted)
 
 
 def total_size(files: Iterable[TableFile | UntrackedFile]) -> int:
     """Sum the bytes of files."""
-    return sum(each.size for each in files)
+    return sum(file.size for file in files)
 
 
 def _get_newest_time(file: TableFile) -> int:

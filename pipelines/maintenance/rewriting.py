@@ -57,7 +57,7 @@ def _read_files(lake: Lake, table: str, names: Iterable[str]) -> Iterator[pa.Rec
     for name in names:
         with (lake.folder(table) / name).open() as opened, pq.ParquetFile(opened) as file:
             metadata = file.metadata
-            size = sum(metadata.row_group(each).total_byte_size for each in range(metadata.num_row_groups))
+            size = sum(metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups))
             rows = _estimate_rows(_GROUP_BYTES, size, metadata.num_rows)
             for batch in file.iter_batches(rows, columns=schema.names):
                 yield pa.RecordBatch.from_arrays(

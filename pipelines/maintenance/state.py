@@ -63,7 +63,7 @@ def describe_unsupported(lake: Lake, name: str, opened: DeltaTable) -> str | Non
     if metadata.partition_columns:
         return "it has partition columns"
     fields = json.loads(opened.schema().to_json())["fields"]
-    if [(each["name"], each["type"]) for each in fields] != list_delta_fields(table):
+    if [(field["name"], field["type"]) for field in fields] != list_delta_fields(table):
         return "its columns differ from those of this Kiln"
     return None
 
@@ -73,10 +73,10 @@ def list_files(opened: DeltaTable, age: str | None) -> Iterator[TableFile]:
     adds = pa.table(opened.get_add_actions(flatten=True))
     unknown = [None] * adds.num_rows
     bounds = [
-        adds[each].cast(pa.int64()).to_pylist() if each in adds.schema.names else unknown
-        for each in (f"min.{age}", f"max.{age}")
+        adds[name].cast(pa.int64()).to_pylist() if name in adds.schema.names else unknown
+        for name in (f"min.{age}", f"max.{age}")
     ]
-    columns = (adds[each].to_pylist() for each in ("path", "size_bytes", "num_records", "modification_time"))
+    columns = (adds[name].to_pylist() for name in ("path", "size_bytes", "num_records", "modification_time"))
     for path, size, rows, modified, least, greatest in zip(*columns, *bounds, strict=True):
         modified_at = modified * 1_000
         least, greatest = (modified_at, modified_at) if age is None else (least, greatest)

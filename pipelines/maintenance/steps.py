@@ -311,7 +311,7 @@ def replace_files(
         except CommitFailedError:
             known = opened.version()
             opened.update_incremental()
-            since = [read_commit(lake.folder(table), each) for each in range(known + 1, opened.version() + 1)]
+            since = [read_commit(lake.folder(table), version) for version in range(known + 1, opened.version() + 1)]
             if any(adds_any(actions, new) for actions in since):
                 return True  # the commit succeeded, and a step of delta-rs after it failed
             if not all(_keeps_files(actions, old) for actions in since):

@@ -113,5 +113,5 @@ _KILN: Final = (
     _define_own("expect_table_to_have_its_columns", "The table has the columns and types of docs/TABLES.md.", {}),
 )
 
-EXPECTATIONS: Final[Mapping[str, Expectation]] = {each.name: each for each in (*_STOCK, *_KILN)}
+EXPECTATIONS: Final[Mapping[str, Expectation]] = {expectation.name: expectation for expectation in (*_STOCK, *_KILN)}
 """by name, as suites write it"""

@@ -199,7 +199,7 @@ class _RowTotals:
     def add_keys(self, rows: Iterable[tuple[Mapping[str, object], object]]) -> None:
         """Add faulty keys and their values, up to `_MAX_KEYS`."""
         for key, value in islice(rows, _MAX_KEYS - len(self.keys)):
-            key_json = json.dumps({name: to_json_value(each) for name, each in key.items()})
+            key_json = json.dumps({name: to_json_value(cell) for name, cell in key.items()})
             self.keys.append((key_json, str(value)[:200]))
 
     def build_result(self, check: SuiteCheck) -> CheckResult:

@@ -35,7 +35,7 @@ def write_docs(results: Sequence[CheckResult], folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     links: list[str] = []
     for table, of_table in groupby(
-        sorted(results, key=lambda each: each.check.table), key=lambda each: each.check.table
+        sorted(results, key=lambda result: result.check.table), key=lambda result: result.check.table
     ):
         table_results = list(of_table)
         failed = sum(not result.success for result in table_results)
@@ -63,10 +63,10 @@ def _make_self_contained(html: str) -> str:
 
 
 def _build_suite_result(table: str, results: Sequence[CheckResult]) -> ExpectationSuiteValidationResult:
-    met = sum(each.success for each in results)
+    met = sum(result.success for result in results)
     return ExpectationSuiteValidationResult(
         success=met == len(results),
-        results=[_build_result(each) for each in results],
+        results=[_build_result(result) for result in results],
         suite_name=table,
         statistics={
             "evaluated_expectations": len(results),

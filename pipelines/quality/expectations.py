@@ -238,12 +238,12 @@ class RowValidator:
             },
         )
         by_check: dict[int, ExpectationOutcome] = {}
-        for each in validation.results:
-            result, error = each.result, _get_error(each.exception_info)
+        for outcome in validation.results:
+            result, error = outcome.result, _get_error(outcome.exception_info)
             failed = result.get("unexpected_count")
             failed_keys = result.get("unexpected_index_list") or ()
-            by_check[_get_configuration(each).meta["index"]] = ExpectationOutcome(
-                bool(each.success) and not error,
+            by_check[_get_configuration(outcome).meta["index"]] = ExpectationOutcome(
+                bool(outcome.success) and not error,
                 int(result.get("element_count") or len(rows)),
                 None if failed is None else int(failed),
                 [{name: one.get(name) for name in key} for one in failed_keys],
@@ -269,7 +269,7 @@ def _get_class(name: str) -> Callable[..., Expectation]:
 def _get_error(info: Mapping[str, object]) -> str:
     if "raised_exception" in info:
         info = {"": info}
-    for each in info.values():
-        if isinstance(each, Mapping) and each.get("raised_exception"):
-            return str(each.get("exception_message"))
+    for exception in info.values():
+        if isinstance(exception, Mapping) and exception.get("raised_exception"):
+            return str(exception.get("exception_message"))
     return ""

@@ -59,5 +59,5 @@ def _build_report(results: Sequence[CheckResult], seconds: float) -> dict[str, o
     return {
         "expectations": len(results),
         "seconds": round(seconds, 1),
-        "failed": [each.as_json() for each in results if not each.success],
+        "failed": [result.as_json() for result in results if not result.success],
     }

@@ -21,11 +21,13 @@ _END: Final = "<!-- End of what is made. -->"
 def render_lists() -> str:
     """Render the lists as Markdown."""
     lines = ["### Kiln's own expectations", "", "| expectation | arguments | description |", "| --- | --- | --- |"]
-    for each in EXPECTATIONS.values():
-        if not each.is_stock:
-            arguments = ", ".join(f"`{name}`" if name in each.required else f"[`{name}`]" for name in each.arguments)
-            lines.append(f"| `{each.name}` | {arguments or 'none'} | {_escape_cell(each.description)} |")
-    stock = ", ".join(f"`{each.name}`" for each in EXPECTATIONS.values() if each.is_stock)
+    for expectation in EXPECTATIONS.values():
+        if not expectation.is_stock:
+            arguments = ", ".join(
+                f"`{name}`" if name in expectation.required else f"[`{name}`]" for name in expectation.arguments
+            )
+            lines.append(f"| `{expectation.name}` | {arguments or 'none'} | {_escape_cell(expectation.description)} |")
+    stock = ", ".join(f"`{expectation.name}`" for expectation in EXPECTATIONS.values() if expectation.is_stock)
     lines += [
         "",
         "A suite may also use these expectations of Great Expectations, with their own arguments:",

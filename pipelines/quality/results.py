@@ -90,15 +90,15 @@ def build_rows(results: Sequence[CheckResult], run: str, at: datetime) -> list[d
         {
             "run_id": run,
             "run_at": at,
-            "table_name": each.check.table,
-            "expectation": each.check.expectation,
-            "column_name": each.check.name.removeprefix(each.check.expectation).strip("()") or None,
-            "success": each.success,
-            "observed_value": each.observed,
-            "unexpected_count": each.count,
-            "details": json.dumps(each.as_json(), ensure_ascii=False, default=str),
+            "table_name": result.check.table,
+            "expectation": result.check.expectation,
+            "column_name": result.check.name.removeprefix(result.check.expectation).strip("()") or None,
+            "success": result.success,
+            "observed_value": result.observed,
+            "unexpected_count": result.count,
+            "details": json.dumps(result.as_json(), ensure_ascii=False, default=str),
         }
-        for each in results
+        for result in results
     ]
 
 
@@ -113,7 +113,7 @@ def _build_sql(check: SuiteCheck, keys: Sequence[Key]) -> str:
 
 
 def _find_type(name: str) -> str:
-    return next((each.type for table in TABLES.values() for each in table.columns if each.name == name), "string")
+    return next((column.type for table in TABLES.values() for column in table.columns if column.name == name), "string")
 
 
 def _build_condition(table: str, key: Key) -> str:

@@ -78,7 +78,7 @@ class SuiteRun:
         self._state_file, self._since, self._recent = state_file, since, recent
         self._tables: dict[str, DeltaTable] = {}
         self._passed: dict[str, DeltaTable] = {}
-        self._columns = {name: {c.name: DUCKDB_TYPES[c.type] for c in each.columns} for name, each in TABLES.items()}
+        self._columns = {name: {c.name: DUCKDB_TYPES[c.type] for c in table.columns} for name, table in TABLES.items()}
         self._unreadable: dict[str, str] = {}
         """why a table cannot be read, by name"""
         for name in TABLES.keys() & set(lake.tables()):
@@ -139,7 +139,7 @@ class SuiteRun:
         """Save how far these checks, which are all that there are, have gone."""
         if self._state_file is not None:
             known = {check.id for check in checks}
-            kept = {check_id: each for check_id, each in self._positions.items() if check_id in known}
+            kept = {check_id: position for check_id, position in self._positions.items() if check_id in known}
             parse_location(self._state_file).write([msgspec.json.encode(kept)])
 
     def _describe_obstacle(self, check: SuiteCheck) -> str:
@@ -151,7 +151,7 @@ class SuiteRun:
         """Select the checks that report the tables that cannot be read: for each such table its first check of level
         error, and the checks of other tables that refer to it."""
         reported: set[str] = set()
-        for check in sorted(checks, key=lambda each: each.level != "error"):
+        for check in sorted(checks, key=lambda check: check.level != "error"):
             if check.id not in judged and check.table not in reported:
                 yield check
                 if check.table in self._unreadable:
@@ -171,7 +171,7 @@ class SuiteRun:
         results = {
             check.id: check_table_columns(check, self._columns[table]) for check in checks if check not in on_rows
         }
-        results |= {each.check.id: each for each in self._run_column_checks(table, on_rows)}
+        results |= {checked.check.id: checked for checked in self._run_column_checks(table, on_rows)}
         for check in checks:
             self._advance(results[check.id], {table: opened.version()})
         return [results[check.id] for check in checks]
@@ -193,7 +193,7 @@ class SuiteRun:
         position = self._get_versions(check)
         since = {name: self._find_since(name, position.get(name), passed[name]) for name in names}
         new = {name: find_new_files(self._lake, name, passed[name], since[name]) for name in names}
-        begins_again = not position or any(each.is_all and name in position for name, each in new.items())
+        begins_again = not position or any(files.is_all and name in position for name, files in new.items())
         if begins_again:
             new = {name: list_all_files(self._lake, name, passed[name]) for name in names}
         for name in check.tables:
@@ -236,7 +236,7 @@ class SuiteRun:
             f"{context.grace}::BIGINT AS grace_us"
         )
         horizon = round((context.now - check.history).timestamp() * 1000)
-        oldest = min([horizon, *(at for each in new.values() for at in each.files.values())]) if recent else 0
+        oldest = min([horizon, *(at for files in new.values() for at in files.files.values())]) if recent else 0
         for name in check.tables:
             self._create_view(name, name, self._list_rows(name, oldest))
         if "windows" in check.sql:
@@ -252,12 +252,12 @@ class SuiteRun:
         self._db.execute(f"CREATE OR REPLACE TEMP TABLE faults AS FROM ({check.sql})")
         if "seen_at" not in (names := self._list_columns("faults")):
             self._db.execute("ALTER TABLE faults ADD COLUMN seen_at TIMESTAMPTZ")
-        where = " WHERE " + " AND ".join(f"({each})" for each in conditions) if conditions else ""
+        where = " WHERE " + " AND ".join(f"({condition})" for condition in conditions) if conditions else ""
         ((count, first, last),) = self._db.execute(
             f"SELECT count(*), min(seen_at), max(seen_at) FROM faults{where}", times
         ).fetchall()
         shown = self._db.execute(f"FROM faults{where} ORDER BY seen_at LIMIT {SHOWN}", times)
-        columns = [each[0] for each in shown.description or ()]
+        columns = [column[0] for column in shown.description or ()]
         rows = [dict(zip(columns, row, strict=True)) for row in shown.fetchall()]
         keys = [
             {name: to_json_value(row[name]) for name in columns if name not in ("seen_at", "words")} for row in rows

@@ -162,9 +162,11 @@ def _read_sql(file: Path) -> Iterator[SuiteCheck | str]:
         faults.append("the file's name is not TABLE.NAME.sql")
     if header.get("level", "error") not in LEVELS:
         faults.append(f"level {header['level']}: expected warn or error")
-    expires = tuple(each.strip() for each in header.get("expires", "").split(",") if each.strip())
+    expires = tuple(table.strip() for table in header.get("expires", "").split(",") if table.strip())
     faults += [
-        f"expires {each}: there is no such table{suggest_key(each, _TABLES)}" for each in expires if each not in _TABLES
+        f"expires {table}: there is no such table{suggest_key(table, _TABLES)}"
+        for table in expires
+        if table not in _TABLES
     ]
     lengths = dict[str, timedelta]()
     for key in ("after", "history"):
@@ -173,7 +175,7 @@ def _read_sql(file: Path) -> Iterator[SuiteCheck | str]:
         except ValueError as error:
             faults.append(f"{key} {header[key]}: expected {error}")
     faults += _find_sql_faults(sql)
-    yield from (f"{file}: {each}" for each in faults)
+    yield from (f"{file}: {fault}" for fault in faults)
     if not faults:
         yield SuiteCheck(
             table,
@@ -200,7 +202,7 @@ def _find_sql_faults(sql: str) -> Iterator[str]:
     except duckdb.Error as error:
         yield str(error).splitlines()[0]
         return
-    if [each.type for each in statements] != [duckdb.StatementType.SELECT]:
+    if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
         yield "expected one SELECT"
 
 
@@ -310,7 +312,7 @@ def _get_line(mapping: CommentedMap, key: object, otherwise: int = 1) -> int:
 def _to_plain(value: object) -> object:
     """Convert from ruamel's classes, so that an id does not depend on the style of the YAML."""
     if isinstance(value, CommentedSeq):
-        return [_to_plain(each) for each in value]
+        return [_to_plain(item) for item in value]
     if isinstance(value, bool | int | float | str) or value is None:
         for plain in (bool, int, float, str):
             if isinstance(value, plain):

@@ -104,7 +104,7 @@ def _insert(db: duckdb.DuckDBPyConnection, rows: list[tuple[object, ...]]) -> No
 
 def _read_updates(reader: duckdb.DuckDBPyConnection, context: CheckContext, start: int) -> Iterator[BatchedUpdate]:
     """Read the updates that go into batches, from a log time on and in its order, page by page."""
-    authors = ", ".join("'" + each.replace("'", "''") + "'" for each in sorted(context.authors or ())) or "NULL"
+    authors = ", ".join("'" + author.replace("'", "''") + "'" for author in sorted(context.authors or ())) or "NULL"
     where = (
         f"separator_key IS NOT NULL AND epoch_us(log_time) >= {start}"
         + ("" if context.authors is None else f" AND from_peer IN ({authors})")
@@ -138,11 +138,11 @@ def _skip_unknown(
         ).fetchall()
     }
     known, last = set[Owner](), dict[Owner, int]()
-    for each in updates:
-        if each.owner not in known:
-            is_first = each.log_time >= last.get(each.owner, start) + span
-            last[each.owner] = each.log_time
-            if not is_first and (*each.owner, min(each.observed_at, each.log_time)) not in stored:
+    for update in updates:
+        if update.owner not in known:
+            is_first = update.log_time >= last.get(update.owner, start) + span
+            last[update.owner] = update.log_time
+            if not is_first and (*update.owner, min(update.observed_at, update.log_time)) not in stored:
                 continue
-            known.add(each.owner)
-        yield each
+            known.add(update.owner)
+        yield update

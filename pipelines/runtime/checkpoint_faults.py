@@ -105,10 +105,10 @@ def _state_is_whole(checkpoint: Path, version: int) -> bool:
 
 
 def _partition_is_whole(folder: Path, version: int) -> bool:
-    for each in range(version, 0, -1):
-        if (folder / f"{each}.zip").exists():
-            return _snapshot_is_whole(folder / f"{each}.zip")
-        if not is_whole(folder / f"{each}.changelog"):
+    for older in range(version, 0, -1):
+        if (folder / f"{older}.zip").exists():
+            return _snapshot_is_whole(folder / f"{older}.zip")
+        if not is_whole(folder / f"{older}.changelog"):
             return False
     return True
 

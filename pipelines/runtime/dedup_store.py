@@ -439,8 +439,8 @@ def find_missing_digests(checkpoint: Path) -> str:
     """
     path = checkpoint / FILE_NAME
     files = (path, path.with_name(f"{FILE_NAME}-wal"))
-    stats = [each.stat() for each in files if each.exists()]
-    return _count_missing_digests(path, tuple((each.st_ino, each.st_size, each.st_mtime_ns) for each in stats))
+    stats = [file.stat() for file in files if file.exists()]
+    return _count_missing_digests(path, tuple((stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in stats))
 
 
 @lru_cache(maxsize=8)

@@ -33,10 +33,10 @@ class DurableCheckpoint:
         new = files - self._synced
         folders = {os.path.dirname(name) for name, _, _ in new}
         parents = {
-            str(each)
+            str(parent)
             for name in folders - self._folders
-            for each in Path(name).parents
-            if each.is_relative_to(self._path)
+            for parent in Path(name).parents
+            if parent.is_relative_to(self._path)
         }
         for name in (*(name for name, _, _ in new), *sorted(folders | parents)):
             with suppress(FileNotFoundError):  # Spark removes old files

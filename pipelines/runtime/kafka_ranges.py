@@ -84,18 +84,22 @@ def read_ranges(ranges: Iterable[OffsetRange], options: ClientOptions, prefix: s
         LostRecordsError: Kafka's retention has removed the beginning of a range, the log ends before a range, or no
             record arrives for _PATIENCE s.
     """
-    unread: dict[_PartitionKey, OffsetRange] = {(each.topic, each.partition): each for each in ranges if each.size}
+    unread: dict[_PartitionKey, OffsetRange] = {
+        (offsets.topic, offsets.partition): offsets for offsets in ranges if offsets.size
+    }
     if not unread:
         return
     consumer = _open_consumer(options)
     try:
-        consumer.assign([TopicPartition(each.topic, each.partition, each.first) for each in unread.values()])
+        consumer.assign(
+            [TopicPartition(offsets.topic, offsets.partition, offsets.first) for offsets in unread.values()]
+        )
         received_at, problem = time.monotonic(), ""
         while unread:
             messages: dict[_PartitionKey, list[Message]] = {}
             log_ends: dict[_PartitionKey, int] = {}
             faults: dict[_PartitionKey, KafkaError] = {}
-            for message in consumer.consume(min(_CHUNK, sum(each.size for each in unread.values())), _POLL):
+            for message in consumer.consume(min(_CHUNK, sum(offsets.size for offsets in unread.values())), _POLL):
                 key, error = (message.topic(), message.partition()), message.error()
                 if error is None:
                     messages.setdefault(key, []).append(message)
@@ -111,7 +115,7 @@ def read_ranges(ranges: Iterable[OffsetRange], options: ClientOptions, prefix: s
                 received = messages.get(key, [])
                 after = _get_offset(received[-1]) + 1 if received else wanted.first
                 if after > wanted.end:
-                    received = [each for each in received if _get_offset(each) < wanted.end]
+                    received = [message for message in received if _get_offset(message) < wanted.end]
                 if received:
                     yield _build_batch(wanted.topic.removeprefix(prefix), wanted.partition, received)
                 if key in faults and after < wanted.end:
@@ -125,10 +129,10 @@ def read_ranges(ranges: Iterable[OffsetRange], options: ClientOptions, prefix: s
                         raise LostRecordsError(f"{_name([wanted])}: the log ends at the offset {log_end:,}")
                     after = log_end
                 unread[key] = wanted._replace(first=min(after, wanted.end))
-            done = [each for each in unread.values() if not each.size]
-            unread = {key: each for key, each in unread.items() if each.size}
+            done = [offsets for offsets in unread.values() if not offsets.size]
+            unread = {key: offsets for key, offsets in unread.items() if offsets.size}
             if done and unread:
-                consumer.incremental_unassign([TopicPartition(each.topic, each.partition) for each in done])
+                consumer.incremental_unassign([TopicPartition(offsets.topic, offsets.partition) for offsets in done])
             if messages or faults:
                 received_at = time.monotonic()
             elif time.monotonic() > received_at + _PATIENCE:
@@ -138,7 +142,9 @@ def read_ranges(ranges: Iterable[OffsetRange], options: ClientOptions, prefix: s
 
 
 def _name(ranges: Iterable[OffsetRange]) -> str:
-    return ", ".join(f"{each.topic}-{each.partition} from {each.first:,} up to before {each.end:,}" for each in ranges)
+    return ", ".join(
+        f"{offsets.topic}-{offsets.partition} from {offsets.first:,} up to before {offsets.end:,}" for offsets in ranges
+    )
 
 
 def _get_offset(message: Message) -> int:
@@ -150,10 +156,10 @@ def _build_batch(topic: str, partition: int, messages: Sequence[Message]) -> pa.
     columns = (
         [topic] * count,
         [partition] * count,
-        [each.offset() for each in messages],
-        [each.timestamp()[1] * 1000 for each in messages],
-        [each.key() for each in messages],
-        [each.value() for each in messages],
+        [message.offset() for message in messages],
+        [message.timestamp()[1] * 1000 for message in messages],
+        [message.key() for message in messages],
+        [message.value() for message in messages],
     )
     arrays = [pa.array(column, field.type) for column, field in zip(columns, RECORDS, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=RECORDS)

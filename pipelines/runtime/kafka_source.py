@@ -164,11 +164,11 @@ class KafkaReader(DataSourceStreamReader):
                     raise LostRecordsError(f"{topic}-{part} ends at the offset {end:,}, but was read to {at:,}")
         if isinstance(limit, ReadMaxRows):
             ranges = limit_ranges(ranges, limit.max_rows)
-        return _collect((each.topic, each.partition, each.end) for each in ranges)
+        return _collect((offsets.topic, offsets.partition, offsets.end) for offsets in ranges)
 
     def partitions(self, start: Offsets, end: Offsets) -> Sequence[TaskRanges]:
-        ranges = [each for each in self._list_ranges(start, end) if each.size]
-        return [TaskRanges(each) for each in assign_ranges(ranges, self._source.small, self._source.tasks)]
+        ranges = [offsets for offsets in self._list_ranges(start, end) if offsets.size]
+        return [TaskRanges(assigned) for assigned in assign_ranges(ranges, self._source.small, self._source.tasks)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, TaskRanges)
@@ -195,10 +195,10 @@ class KafkaReader(DataSourceStreamReader):
 
 def limit_ranges(ranges: Sequence[OffsetRange], limit: int) -> list[OffsetRange]:
     """Shorten ranges to `limit` records in all (rounded up for each), each in proportion to its size."""
-    total = sum(each.size for each in ranges)
+    total = sum(offsets.size for offsets in ranges)
     if total <= limit:
         return list(ranges)
-    return [each._replace(end=each.first - (-each.size * limit // total)) for each in ranges]
+    return [offsets._replace(end=offsets.first - (-offsets.size * limit // total)) for offsets in ranges]
 
 
 def assign_ranges(ranges: Sequence[OffsetRange], small: int, tasks: int) -> list[list[OffsetRange]]:
@@ -206,19 +206,21 @@ def assign_ranges(ranges: Sequence[OffsetRange], small: int, tasks: int) -> list
     evenly."""
     if not ranges:
         return []
-    count = 1 if sum(each.size for each in ranges) < small else min(tasks or len(ranges), len(ranges))
+    count = 1 if sum(offsets.size for offsets in ranges) < small else min(tasks or len(ranges), len(ranges))
     groups: list[list[OffsetRange]] = [[] for _ in range(count)]
-    for each in sorted(ranges, key=lambda each: each.size, reverse=True):
-        min(groups, key=lambda group: sum(other.size for other in group)).append(each)
+    for offsets in sorted(ranges, key=lambda offsets: offsets.size, reverse=True):
+        min(groups, key=lambda group: sum(other.size for other in group)).append(offsets)
     return groups
 
 
 def _list_partitions(admin: AdminClient, topics: Sequence[str]) -> list[TopicPartition]:
     metadata = {topic: admin.list_topics(topic, timeout=_TIMEOUT).topics[topic] for topic in topics}
-    for each in metadata.values():
-        if each.error is not None:
-            raise KafkaException(each.error)
-    return [TopicPartition(topic, part) for topic, each in metadata.items() for part in sorted(each.partitions)]
+    for described in metadata.values():
+        if described.error is not None:
+            raise KafkaException(described.error)
+    return [
+        TopicPartition(topic, part) for topic, described in metadata.items() for part in sorted(described.partitions)
+    ]
 
 
 def _read_offsets(admin: AdminClient, partitions: Sequence[TopicPartition], at: OffsetSpec) -> Offsets:
@@ -229,7 +231,9 @@ def _read_offsets(admin: AdminClient, partitions: Sequence[TopicPartition], at: 
     """
     specs = dict.fromkeys(partitions, at)
     futures = admin.list_offsets(specs, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=_TIMEOUT)
-    return _collect((each.topic, each.partition, future.result(_TIMEOUT).offset) for each, future in futures.items())
+    return _collect(
+        (partition.topic, partition.partition, future.result(_TIMEOUT).offset) for partition, future in futures.items()
+    )
 
 
 def _collect(offsets: Iterator[tuple[str, int, int]]) -> Offsets:

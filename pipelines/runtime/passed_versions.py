@@ -50,8 +50,12 @@ def read_committed(checkpoints: Location, names: Collection[str]) -> dict[str, i
     Returns:
         Nothing if a query has a checkpoint and is not one of `names`: it may have read less.
     """
-    existing = {name: each for name in QUERIES if (each := Checkpoint(checkpoints / name)).exists}
-    return {each.query_id: each.committed for each in existing.values()} if existing.keys() <= set(names) else {}
+    existing = {name: checkpoint for name in QUERIES if (checkpoint := Checkpoint(checkpoints / name)).exists}
+    return (
+        {checkpoint.query_id: checkpoint.committed for checkpoint in existing.values()}
+        if existing.keys() <= set(names)
+        else {}
+    )
 
 
 def find_passed_versions(lake: Lake, checkpoints: Location, sink_limit: int) -> dict[str, int]:
@@ -65,11 +69,11 @@ def find_passed_versions(lake: Lake, checkpoints: Location, sink_limit: int) -> 
     Returns:
         Versions by table. A table that is missing, or that no query with a checkpoint writes, has none.
     """
-    existing = {name: each for name in QUERIES if (each := Checkpoint(checkpoints / name)).exists}
+    existing = {name: checkpoint for name in QUERIES if (checkpoint := Checkpoint(checkpoints / name)).exists}
     if not {"archive", "sink"} <= existing.keys():
         return {}
     marked = _read_marks(checkpoints)
-    passed = {name: marked.get(each.query_id, _NONE) for name, each in existing.items()}
+    passed = {name: marked.get(checkpoint.query_id, _NONE) for name, checkpoint in existing.items()}
     for name, number in _infer(existing, sink_limit).items():
         passed[name] = max(number, passed[name])
     return {
@@ -87,13 +91,16 @@ def _read_marks(checkpoints: Location) -> dict[str, int]:
 
 def _infer(existing: Mapping[str, Checkpoint], sink_limit: int) -> dict[str, int]:
     """Find the newest micro-batches of `archive` and `sink` that the other queries have passed."""
-    planned = {name: _list_batches(each) for name, each in existing.items()}
-    done = {name: [one for one in planned[name] if one.number <= each.committed] for name, each in existing.items()}
+    planned = {name: _list_batches(checkpoint) for name, checkpoint in existing.items()}
+    done = {
+        name: [one for one in planned[name] if one.number <= checkpoint.committed]
+        for name, checkpoint in existing.items()
+    }
     for before, newest in reversed(list(pairwise(done["sink"]))):
         count = sum(newest.ends.values()) - sum(before.ends.values())
         if sink_limit and count + len(newest.ends) >= sink_limit:  # Spark rounds each partition's share down
             continue  # it did not reach the ends of its topics
-        written = {name: _find_written(each, before.planned_at) for name, each in planned.items()}
+        written = {name: _find_written(batches, before.planned_at) for name, batches in planned.items()}
         archive = [one for one in done["archive"] if one.number <= written["archive"].number]
         sink = [one for one in done["sink"] if one.number <= before.number]
         if "updates" in existing:
@@ -102,18 +109,18 @@ def _infer(existing: Mapping[str, Checkpoint], sink_limit: int) -> dict[str, int
             sink = [one for one in sink if _has_read(archived, _find_begun(planned["updates"], one))]
         if "batch" in existing:
             sink = [one for one in sink if _has_read(written["batch"], one)]
-        return {name: each[-1].number for name, each in (("archive", archive), ("sink", sink)) if each}
+        return {name: batches[-1].number for name, batches in (("archive", archive), ("sink", sink)) if batches}
     return {}
 
 
 def _find_written(batches: list[PlannedBatch], at: int) -> PlannedBatch:
     """Find the newest micro-batch whose successor was planned before a time: its output was written by then."""
-    return max((each for each, following in pairwise(batches) if following.planned_at < at), default=_NOTHING)
+    return max((earlier for earlier, following in pairwise(batches) if following.planned_at < at), default=_NOTHING)
 
 
 def _find_begun(batches: list[PlannedBatch], batch: PlannedBatch) -> PlannedBatch:
     """Find the newest of these micro-batches whose output another one, or its successor, may have read."""
-    return max((each for each in batches if each.planned_at <= batch.planned_at), default=_NOTHING)
+    return max((earlier for earlier in batches if earlier.planned_at <= batch.planned_at), default=_NOTHING)
 
 
 def _has_read(reader: PlannedBatch, other: PlannedBatch) -> bool:
@@ -146,7 +153,7 @@ def _find_version(lake: Lake, table: str, query_id: str, number: int) -> int | N
             for action in read_commit(lake.folder(table), commit)
             if str(action.get("txn", {}).get("appId", "")).startswith(f"{query_id}:")
         ]
-        if any(isinstance(each, int) and each <= number for each in writes):
+        if any(isinstance(written, int) and written <= number for written in writes):
             break
         if writes:
             version = commit - 1

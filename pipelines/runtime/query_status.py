@@ -70,7 +70,7 @@ class QueryBacklog:
         while self._samples and self._samples[0][1] <= read:
             self._samples.popleft()
         if len(self._samples) > self._MAX_SAMPLES:  # hours behind: half the samples are enough
-            self._samples = deque([each for number, each in enumerate(self._samples) if not number % 2])
+            self._samples = deque([sample for number, sample in enumerate(self._samples) if not number % 2])
         return now - self._samples[0][0] if lag and self._samples else 0.0
 
 
@@ -134,18 +134,18 @@ def build_query_metrics(lines: Iterable[QueryState]) -> Iterator[Metric]:
     """Build the metric families of queries."""
     lines = list(lines)
 
-    def each(name: str, values: Mapping[str, float | None]) -> Metric:
+    def gauge(name: str, values: Mapping[str, float | None]) -> Metric:
         return build_family(name, [((query,), value) for query, value in values.items() if value is not None])
 
-    yield each("kiln_query_up", {line.name: float(line.phase in RUNS) for line in lines})
-    yield each("kiln_query_breaker_tripped", {line.name: float(line.phase == "tripped") for line in lines})
-    yield each("kiln_query_restarts", {line.name: line.restarts for line in lines})
-    yield each("kiln_query_micro_batch_id", {line.name: line.batch for line in lines})
-    yield each("kiln_query_records", {line.name: line.records for line in lines})
-    yield each("kiln_query_lag_records", {line.name: line.lag for line in lines})
-    yield each("kiln_query_lag_seconds", {line.name: line.lag_seconds for line in lines})
-    yield each("kiln_query_state_rows", {line.name: line.state_rows for line in lines})
-    yield each("kiln_query_state_bytes", {line.name: line.state_bytes for line in lines})
+    yield gauge("kiln_query_up", {line.name: float(line.phase in RUNS) for line in lines})
+    yield gauge("kiln_query_breaker_tripped", {line.name: float(line.phase == "tripped") for line in lines})
+    yield gauge("kiln_query_restarts", {line.name: line.restarts for line in lines})
+    yield gauge("kiln_query_micro_batch_id", {line.name: line.batch for line in lines})
+    yield gauge("kiln_query_records", {line.name: line.records for line in lines})
+    yield gauge("kiln_query_lag_records", {line.name: line.lag for line in lines})
+    yield gauge("kiln_query_lag_seconds", {line.name: line.lag_seconds for line in lines})
+    yield gauge("kiln_query_state_rows", {line.name: line.state_rows for line in lines})
+    yield gauge("kiln_query_state_bytes", {line.name: line.state_bytes for line in lines})
     yield build_family(
         "kiln_query_phase_duration_seconds",
         [((line.name, phase), took / 1000) for line in lines for phase, took in sorted(line.phases.items())],

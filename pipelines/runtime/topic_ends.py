@@ -95,4 +95,4 @@ class TopicEnds:
 
 
 def _list_partitions(topics: Mapping[str, TopicIdentity]) -> list[TopicPartition]:
-    return [TopicPartition(topic, part) for topic, each in topics.items() for part in range(each.partitions)]
+    return [TopicPartition(topic, part) for topic, state in topics.items() for part in range(state.partitions)]

@@ -62,14 +62,16 @@ class KafkaTopics:
 
         identities = self.read_identities(topics)
         begin, end = (self._read_offsets(identities, spec) for spec in (OffsetSpec.EARLIEST, OffsetSpec.LATEST))
-        return {topic: TopicState(each.id, begin[topic], end[topic]) for topic, each in identities.items()}
+        return {topic: TopicState(identity.id, begin[topic], end[topic]) for topic, identity in identities.items()}
 
     def _read_offsets(self, topics: Mapping[str, TopicIdentity], spec: OffsetSpec) -> dict[str, dict[int, int]]:
         from kafka.protocol.consumer import IsolationLevel
 
         from kafka import TopicPartition
 
-        parts = [TopicPartition(topic, part) for topic, each in topics.items() for part in range(each.partitions)]
+        parts = [
+            TopicPartition(topic, part) for topic, identity in topics.items() for part in range(identity.partitions)
+        ]
         # an end is where readers stop: at the first open transaction, if any
         specs = dict.fromkeys(parts, spec)
         answer = self._admin.list_partition_offsets(specs, IsolationLevel.READ_COMMITTED) if parts else {}
@@ -117,7 +119,7 @@ def read_topic_ids(checkpoint: Location) -> dict[str, str]:
 def save_topic_ids(checkpoint: Location, ids: Mapping[str, str]) -> None:
     """Save topic ids in a checkpoint, next to those that it has already."""
     saved = read_topic_ids(checkpoint)
-    merged = saved | {topic: each for topic, each in ids.items() if each}
+    merged = saved | {topic: identity for topic, identity in ids.items() if identity}
     if merged != saved:
         (checkpoint / TOPICS_FILE).write([msgspec.json.encode(merged)])
 

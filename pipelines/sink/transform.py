@@ -257,7 +257,7 @@ def write_rows(rows: Iterable[PackedRow], lake: Lake, log_times: LogTimes) -> _B
             files[kind].add(apply_log_time(row, log_times) if kind == "updates" else row, size)
         elif out.add((kind, pack(row)), size):
             yield from out.drain()
-    closed = [file for each in files.values() for file in each.close()]
+    closed = [file for table_files in files.values() for file in table_files.close()]
     if rejected:
         last = TableFiles(lake, "quarantine")
         for table, row, error in rejected:
@@ -426,8 +426,10 @@ def read_stored_identities(lake: Lake) -> Iterator[tuple[bytes, ...]]:
     """Read the digests by which the query recognises the records of the rows in its tables."""
     for table, names in _IDENTITY_COLUMNS.items():
         for batch in read_stored_rows(lake.open(table), list(names)) if lake.has(table) else ():
-            columns = (each.cast(pa.int64()) if pa.types.is_timestamp(each.type) else each for each in batch.columns)
-            for values in zip(*(each.to_pylist() for each in columns), strict=True):
+            columns = (
+                column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column for column in batch.columns
+            )
+            for values in zip(*(column.to_pylist() for column in columns), strict=True):
                 match table:
                     case "tips" if values[-1] == "batch":
                         yield (_digest(RECEIVED_ROWS, *values[:-1]),)

@@ -127,7 +127,7 @@ def build_select_task(dedup: DedupStoreConfig, prefix: str = "") -> ArrowTask:
     def select(batches: _Batches) -> _Batches:
         buffer = RowBuffer(ROWS)
         columns = ((batch.column(name).to_pylist() for name in COPY_COLUMNS) for batch in batches)
-        copies = chain.from_iterable(read_copies(zip(*each, strict=True)) for each in columns)
+        copies = chain.from_iterable(read_copies(zip(*column, strict=True)) for column in columns)
         for chunk in filter_new_copies(chunk_copies(copies), dedup, get_batch_time(), get_task_epoch(), UPDATE_RULE):
             for row in chunk:
                 if buffer.add((prefix + row.topic, row.key, row.value, row.observed_at), row.size):

@@ -117,38 +117,38 @@ def read_members(file: BinaryIO, wanted: Collection[int] | None = None) -> Itera
         members = _read_zip(file, wanted) if _is_zip(file) else _read_tar(open_decompressed(file), wanted)
         left = None if wanted is None else len(wanted)
         while left is None or left > 0:
-            each = next(members, None)
-            if each is None:
+            member = next(members, None)
+            if member is None:
                 return
             left = None if left is None else left - 1
-            yield each
+            yield member
     if damage:
         raise ArchiveError(f"the archive {damage[0]}. Extract what is left of it, and name the files")
 
 
 def _read_zip(file: BinaryIO, wanted: Collection[int] | None) -> Iterator[tuple[Member, BinaryIO]]:
     archive = zipfile.ZipFile(file)
-    for number, each in enumerate(archive.infolist()):
+    for number, member in enumerate(archive.infolist()):
         _check_number(number)
-        if _is_wanted(each) and (wanted is None or number in wanted):
-            with archive.open(each) as content:
-                yield _describe_zip_member(number, each), cast(BinaryIO, content)
+        if _is_wanted(member) and (wanted is None or number in wanted):
+            with archive.open(member) as content:
+                yield _describe_zip_member(number, member), cast(BinaryIO, content)
 
 
 def _read_tar(opened: BinaryIO, wanted: Collection[int] | None) -> Iterator[tuple[Member, BinaryIO]]:
     # zstd cannot seek, and so is read as a stream
     with tarfile.open(fileobj=opened, mode="r:" if opened.seekable() else "r|") as archive:
-        for number, each in enumerate(archive):
+        for number, member in enumerate(archive):
             _check_number(number)
-            if not each.isfile() or is_hidden(each.name):
+            if not member.isfile() or is_hidden(member.name):
                 continue
-            if each.issparse():
-                raise ArchiveError(f"{each.name} in the archive is sparse. Extract it, and name the files")
-            _check_size(opened, each)
+            if member.issparse():
+                raise ArchiveError(f"{member.name} in the archive is sparse. Extract it, and name the files")
+            _check_size(opened, member)
             if wanted is None or number in wanted:
-                content = archive.extractfile(each)
+                content = archive.extractfile(member)
                 assert content is not None
-                yield Member(each.name, number, int(each.mtime * _NS)), cast(BinaryIO, content)
+                yield Member(member.name, number, int(member.mtime * _NS)), cast(BinaryIO, content)
 
 
 def _check_number(number: int) -> None:

@@ -82,7 +82,7 @@ _ALL: Final = (
     ),
 )
 
-FORMATS: Final[dict[str, CaptureFormat]] = {each.name: each for each in _ALL}
+FORMATS: Final[dict[str, CaptureFormat]] = {form.name: form for form in _ALL}
 
 READABLE: Final = (
     f"Kiln reads {', '.join(FORMATS)}: lines of UTF-8, bare or as Docker, CRI and PM2 write them, one JSON object a "
@@ -105,9 +105,9 @@ def detect_format(file: BinaryIO) -> CaptureFormat | None:
     lines = split_begin(first)
     return next(
         (
-            each
-            for each in _ALL
-            if (any(each.sniff(line.content) for line in lines) if each.has_lines else each.sniff(first))
+            form
+            for form in _ALL
+            if (any(form.sniff(line.content) for line in lines) if form.has_lines else form.sniff(first))
         ),
         None,
     )

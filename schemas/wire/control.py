@@ -146,7 +146,9 @@ def list_control_entries(
         format_id: Formats a message id as the column `message_id` has it.
     """
     is_known = _has_no_unknown_fields(rpc)
-    subscriptions = [_read_subscription(each, table, is_known) for each in islice(rpc.subscriptions, MAX_ENTRIES)]
+    subscriptions = [
+        _read_subscription(subscription, table, is_known) for subscription in islice(rpc.subscriptions, MAX_ENTRIES)
+    ]
     controls = list(islice(_read_entries(rpc, table, format_id, is_known), MAX_ENTRIES - len(subscriptions)))
     if len(subscriptions) + len(controls) < MAX_ENTRIES:
         return ControlPart(subscriptions, controls)
@@ -238,7 +240,7 @@ def _read_ids(
 ) -> tuple[list[str], int, int]:
     """Return the first `left` ids as text, the number of all, and the size of the entry."""
     ids = entry.messageIDs
-    return [format_id(each) for each in ids[:left]], len(ids), _compute_wire_size(entry.ByteSize())
+    return [format_id(raw) for raw in ids[:left]], len(ids), _compute_wire_size(entry.ByteSize())
 
 
 def _read_raw(entry: ProtobufMessage, topic: TopicReference, is_known: bool) -> bytes | None:

@@ -87,7 +87,7 @@ class Verdict(IntEnum):
     UNVERIFIABLE = 5
 
 
-VERDICT_NAMES: Final = (*(each.name.lower() for each in Verdict), *["not_checked"] * (256 - len(Verdict)))
+VERDICT_NAMES: Final = (*(verdict.name.lower() for verdict in Verdict), *["not_checked"] * (256 - len(Verdict)))
 """Name of each verdict byte in the column `verdict` of the tables. An unknown byte counts as not checked."""
 
 

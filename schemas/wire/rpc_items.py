@@ -90,7 +90,7 @@ def _read_varint(payload: bytes, at: int) -> tuple[int, int]:
 
 
 def _read_type(descriptor: Descriptor, *, count_values: bool) -> _MessageType:
-    kinds = [(each.number, each.message_type) for each in descriptor.fields if each.message_type is not None]
+    kinds = [(field.number, field.message_type) for field in descriptor.fields if field.message_type is not None]
     return _MessageType(
         {
             number: _read_type(kind, count_values=count_values)
@@ -102,9 +102,9 @@ def _read_type(descriptor: Descriptor, *, count_values: bool) -> _MessageType:
 
 def _can_repeat(kind: Descriptor, count_values: bool) -> bool:
     return any(
-        (each.is_repeated and (count_values or each.message_type is not None))
-        or (each.message_type and _can_repeat(each.message_type, count_values))
-        for each in kind.fields
+        (field.is_repeated and (count_values or field.message_type is not None))
+        or (field.message_type and _can_repeat(field.message_type, count_values))
+        for field in kind.fields
     )
 
 

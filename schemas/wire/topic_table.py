@@ -270,7 +270,7 @@ class TopicTable:
         for known in self.agreed:
             topics = bundles.get(known)
             if topics is None:
-                unknown = [each.hex() for each in self.agreed if each not in bundles]
+                unknown = [bundle.hex() for bundle in self.agreed if bundle not in bundles]
                 more = f" and {len(unknown) - _SHOWN} more" if len(unknown) > _SHOWN else ""
                 self._why = f"the topics of agreed bundles {', '.join(unknown[:_SHOWN])}{more} are not known"
                 break

@@ -34,7 +34,7 @@ def list_topics(options: TrafficOptions, most_separators: int | None = None) -> 
     population = Population(options)
     count = options.separators if most_separators is None else min(options.separators, most_separators)
     separators = (population.separator(rank) for rank in range(count))
-    return tuple(dict.fromkeys(format_topic(options.network, each) for each in (None, *separators)))
+    return tuple(dict.fromkeys(format_topic(options.network, separator) for separator in (None, *separators)))
 
 
 def generate_contents(

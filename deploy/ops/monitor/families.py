@@ -160,7 +160,7 @@ def _count_by_agent(peers: Iterable[PeerStatus]) -> Mapping[tuple[str, str], int
     by_name: Counter[str] = Counter()
     for (agent, _), number in found.items():
         by_name[agent] += number
-    known = {agent for agent, _ in sorted(by_name.items(), key=lambda each: (-each[1], each[0]))[:_AGENTS]}
+    known = {agent for agent, _ in sorted(by_name.items(), key=lambda counted: (-counted[1], counted[0]))[:_AGENTS]}
     named: Counter[tuple[str, str]] = Counter()
     for (agent, protocol), number in found.items():
         named[agent if agent in known else _OTHER, protocol] += number

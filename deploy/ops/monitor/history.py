@@ -90,10 +90,10 @@ class RunHistory:
             for earlier, later in steps
         ]
         return [
-            build_plot("Frames", "/s", [each.frames_rate for each in points]),
+            build_plot("Frames", "/s", [point.frames_rate for point in points]),
             build_plot("Batches", "/s", batches),
             build_plot("Batch delay, p50 and p99", "s", [p.late_p50 for p in points], [p.late_p99 for p in points]),
-            build_plot("Lag of the slowest query", "s", [each.lag_seconds for each in points]),
+            build_plot("Lag of the slowest query", "s", [point.lag_seconds for point in points]),
             build_plot("Control entries", "/s", control),
             build_plot(
                 "Duplicates among copies", "%", [None if share is None else 100 * share for share in duplicates]

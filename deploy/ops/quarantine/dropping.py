@@ -137,7 +137,7 @@ def _write_remaining_rows(
                 if left.num_rows:
                     out.add_batch(
                         pa.RecordBatch.from_arrays(
-                            [left.column(each.name).cast(each.type) for each in schema], schema=schema
+                            [left.column(field.name).cast(field.type) for field in schema], schema=schema
                         )
                     )
     except BaseException:  # whatever it is: raised again

@@ -107,6 +107,6 @@ def read_frames(
         f"WHERE {bounds} ORDER BY kafka_timestamp, kafka_partition, kafka_offset"
     )
     while rows := answer.fetchmany(_ROWS_AT_ONCE):
-        for row in (FrameRow(*each) for each in rows):
+        for row in (FrameRow(*cells) for cells in rows):
             frame = parse_frame_row(row._replace(origin=ORIGINS[Frame.REPLAY]))
             yield FramePosition(row.kafka_partition, row.kafka_offset), frame

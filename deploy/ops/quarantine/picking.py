@@ -165,7 +165,7 @@ class QuarantineRows:
         if not told:
             return
         names = ("kafka_partition", "kafka_offset", "message_index", "author", "remote_peer")
-        columns = [pa.array(each) for each in zip(*told, strict=True)]
+        columns = [pa.array(column) for column in zip(*told, strict=True)]
         self._db.register("told", pa.table(columns, names=names))
         self._db.execute(
             "UPDATE picked SET author = told.author, remote_peer = told.remote_peer FROM told "

@@ -159,15 +159,15 @@ class QuarantineReplay:
             read = decode_again(frame, self._positions[at], self._reason, self._how)
             total += ReplayCandidates(refused=read.refused, missing=-1)
             candidates += [self._candidate(at, position, item) for position, item in read.items.items()]
-        seen = self._find_present({each.message_id for each in candidates if each.message_id})
+        seen = self._find_present({candidate.message_id for candidate in candidates if candidate.message_id})
         chosen: dict[FramePosition, set[int]] = {}
-        for each in candidates:
-            if not seen.isdisjoint(each.digests):
+        for candidate in candidates:
+            if not seen.isdisjoint(candidate.digests):
                 total += ReplayCandidates(present=1)
                 continue
-            seen.update(each.digests)
+            seen.update(candidate.digests)
             total += ReplayCandidates(back=1)
-            chosen.setdefault(each.at, set()).add(each.position)
+            chosen.setdefault(candidate.at, set()).add(candidate.position)
         self._chosen = chosen
         return total
 

@@ -53,10 +53,10 @@ def find_unfetched_blocks(lake: Lake, reason: str) -> UnfetchedBlocks | None:
             connection, there, "tips", "SELECT DISTINCT network, batch_cid FROM tips WHERE source = 'batch'"
         )
     missing = [
-        each
-        for each in sorted(records, key=lambda each: each.observed_at)
-        if (each.network, each.cid) not in batches
-        and (each.update is None or (each.network, each.update.message_id) not in updates)
+        record
+        for record in sorted(records, key=lambda record: record.observed_at)
+        if (record.network, record.cid) not in batches
+        and (record.update is None or (record.network, record.update.message_id) not in updates)
     ]
     return UnfetchedBlocks(missing, unreadable)
 

@@ -237,7 +237,7 @@ def _steps_of_places(subject: Id, found: StepRows, newest: Sequence[Row]) -> Ite
     streams = (
         [subject.text] if isinstance(subject, StreamRef) else _texts([*newest, *found.get("updates", ())], "stream")
     )
-    cids = [subject.text] if isinstance(subject, CidRef) else [cid for each in streams for cid in _genesis(each)]
+    cids = [subject.text] if isinstance(subject, CidRef) else [cid for stream in streams for cid in _genesis(stream)]
     yield _quarantine(places, list(dict.fromkeys([*cids, *_texts(newest, "batch_cid")])))
 
 

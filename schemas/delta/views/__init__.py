@@ -47,20 +47,21 @@ def views() -> dict[str, View]:
         ValueError: A file has no description or no grain.
     """
     texts = {
-        each.name.removesuffix(".sql"): each.read_text("utf-8")
-        for each in files(__package__).iterdir()
-        if each.name.endswith(".sql")
+        file.name.removesuffix(".sql"): file.read_text("utf-8")
+        for file in files(__package__).iterdir()
+        if file.name.endswith(".sql")
     }
     # what either engine's SELECT reads, so that a view exists on both engines or on neither
     read: dict[str, set[str]] = {}
     for name, text in texts.items():
-        sources = (each for each in _READS.findall(_COMMENT.sub("", text)) if each in TABLES or each in texts)
+        found = _READS.findall(_COMMENT.sub("", text))
+        sources = [source for source in found if source in TABLES or source in texts]
         read.setdefault(name.removesuffix(_SPARK), set()).update(sources)  # without its own WITH queries
     result: dict[str, View] = {}
     for name in TopologicalSorter({name: sorted(read[name] - TABLES.keys()) for name in sorted(read)}).static_order():
         sentence, grain, select = _split_file(name, texts[name])
         inner = read[name] - TABLES.keys()
-        tables = (read[name] & TABLES.keys()).union(*(result[each].tables for each in inner))
+        tables = (read[name] & TABLES.keys()).union(*(result[view].tables for view in inner))
         spark = _split_file(name, texts[name + _SPARK])[2] if name + _SPARK in texts else select
         result[name] = View(name, sentence, grain, tuple(sorted(tables)), tuple(sorted(inner)), select, spark)
     return result
@@ -69,7 +70,7 @@ def views() -> dict[str, View]:
 def markdown() -> str:
     """Return the list of views in docs/SQL.md."""
     lines = ["| view | one row per | content |", "| --- | --- | --- |"]
-    lines += [f"| `{each.name}` | {each.grain} | {each.sentence} |" for _, each in sorted(views().items())]
+    lines += [f"| `{view.name}` | {view.grain} | {view.sentence} |" for _, view in sorted(views().items())]
     return "\n".join(lines)
 
 
