@@ -1,5 +1,14 @@
 """Query `archive`. It writes to Delta every frame with its exact bytes, each subscription, control entry and copy of a
-message, and one valid copy of every message. Bytes that are no message go to quarantine."""
+message, and one valid copy of every message. Bytes that are no message go to quarantine.
+
+    kiln.frames ─ decode in the tasks of the source ─ drop copies of stored messages ─ foreachBatch ─ Delta, quarantine
+
+A micro-batch takes effect in this order: files of rows, faults into `kiln.quarantine`, a commit to each table, Spark's
+commit of the checkpoint. After a crash between two of them, Spark repeats the micro-batch with the same offsets and
+ids. The deduplication state recognises the copies that it accepted for it, a table that has the ids already skips it,
+files without a commit are no rows, and maintenance removes them. Faults come again with the same keys, and `sink` drops
+them.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +40,7 @@ from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.runtime.checkpoint import Checkpoint
 from kiln.pipelines.runtime.kafka import write_topic
-from kiln.pipelines.runtime.query_context import QueryContext, coalesce_small, start_query, write_micro_batches
+from kiln.pipelines.runtime.query_context import QueryContext, coalesce_small, write_in_order
 from kiln.pipelines.runtime.table_writer import TableOutput
 from kiln.schemas.queries import CONTROL_PREFIX, QUERIES
 
@@ -43,16 +52,24 @@ def start(context: QueryContext, decoding: DecodeConfig, breaker: DecodeBreaker)
         DecodingBrokenError: Messages that are known to be valid do not decode.
     """
     check_samples()
-    session = context.new_session()
+    session = context.new_session("archive")
     context.lake.create(QUERIES["archive"].tables)
     dedup = context.find_dedup_store("archive")
-    if dedup is not None:
-        rows = context.read_stream("archive", session, build_archive_task(decoding, context.lake, dedup), OUTPUT_DDL)
-    else:
-        decoded = context.read_stream("archive", session, build_decode_task(decoding, context.lake), DECODED_DDL)
-        rows = deduplicate_messages(decoded, context.dedup_retention)
+    if dedup is not None:  # one machine: the tasks of the source drop copies, and write files
+        task, schema = build_archive_task(decoding, context.lake, dedup), OUTPUT_DDL
+    else:  # a cluster: Spark's state drops copies, and a second stage writes files
+        task, schema = build_decode_task(decoding, context.lake), DECODED_DDL
+    rows = session.readStream.format(context.register_source("archive", session, task)).schema(schema).load()
+    if dedup is None:
+        rows = deduplicate_messages(rows, context.dedup_retention)
     write = _ArchiveWriter(context, decoding, breaker, is_deduplicated=dedup is None).write
-    return start_query("archive", context, write_micro_batches(rows, write, context.find_durable_checkpoint("archive")))
+    return (
+        rows.writeStream.queryName("archive")
+        .foreachBatch(write_in_order(write, context.find_durable_checkpoint("archive")))
+        .option("checkpointLocation", context.checkpoint_uri("archive"))
+        .trigger(processingTime=context.trigger)
+        .start()
+    )
 
 
 class _ArchiveWriter:

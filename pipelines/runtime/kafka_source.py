@@ -20,7 +20,7 @@ from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._listoffsets import OffsetSpec
 from pyspark import cloudpickle
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 from pyspark.sql.types import StructType
@@ -57,13 +57,15 @@ class KafkaSource:
     """maximum number of tasks; 0 for one for each partition"""
 
 
-def read_stream(
-    session: SparkSession, source: KafkaSource, task: ArrowTask, ddl: str, checkpoint: Checkpoint
-) -> DataFrame:
-    """Stream what `task` makes of the records of each task: `kafka_ranges.RECORDS` in, columns `ddl` out.
+def register_source(session: SparkSession, source: KafkaSource, task: ArrowTask, checkpoint: Checkpoint) -> str:
+    """Register the source for `session.readStream.format(…).schema(…).load()`. Its rows are those that `task` makes of
+    `kafka_ranges.RECORDS`.
 
     A query without a checkpoint reads from the beginning of the log. A record that Kafka's retention removed before it
     was read stops the query: loss is never silent.
+
+    Returns:
+        Name of the format in this session.
 
     Raises:
         KafkaException: No broker answers.
@@ -79,7 +81,7 @@ def read_stream(
             return KafkaReader(source, first, packed)
 
     session.dataSource.register(KafkaDataSource)
-    return session.readStream.format(_FORMAT).schema(ddl).load()
+    return _FORMAT
 
 
 def pack_task(task: ArrowTask) -> bytes:

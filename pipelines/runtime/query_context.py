@@ -1,4 +1,4 @@
-"""Context of a query, and functions that start one."""
+"""Context of a query: what it needs to start, and the order of its effects."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryListener
-from pyspark.sql.streaming.query import StreamingQuery
-from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from kiln.conf.process.librdkafka_options import librdkafka_options
 from kiln.conf.process.location import Location
@@ -22,7 +20,7 @@ from kiln.pipelines.runtime.dedup_store import DedupStoreConfig, find_dedup_stor
 from kiln.pipelines.runtime.durable_checkpoint import DurableCheckpoint
 from kiln.pipelines.runtime.kafka import Broker
 from kiln.pipelines.runtime.kafka_ranges import ArrowTask
-from kiln.pipelines.runtime.kafka_source import KafkaSource, read_stream
+from kiln.pipelines.runtime.kafka_source import KafkaSource, register_source
 from kiln.pipelines.runtime.micro_batch_clock import MicroBatchClock
 from kiln.pipelines.runtime.table_writer import TableWriter
 from kiln.schemas.queries import QUERIES
@@ -87,27 +85,31 @@ class QueryContext:
         folder = (self.checkpoints / query).folder
         return DurableCheckpoint(folder) if self.durable and folder is not None else None
 
-    def read_stream(
-        self, query: str, session: SparkSession, task: ArrowTask, ddl: str, *, small: int = 20_000, tasks: int = 0
-    ) -> DataFrame:
-        """Stream what `task` makes of the records of the query's topics, as `read_stream` of `kafka_source` does.
+    def register_source(
+        self, query: str, session: SparkSession, task: ArrowTask, *, small: int = 20_000, tasks: int = 0
+    ) -> str:
+        """Register the topics of a query as a source of its session, as `register_source` of `kafka_source` does.
 
         Args:
             query: Name of the query.
             session: The query's session.
-            task: Function of a task.
-            ddl: Its output.
+            task: Function of a task: RECORDS in, the rows of the source out.
             small: Number of records below which one task reads a micro-batch, as each task has a startup cost.
             tasks: Maximum number of tasks; 0 for one for each partition.
         """
         topics = tuple(self.broker.topic(topic) for topic in QUERIES[query].reads)
         options = (*librdkafka_options(self.client_options).items(), ("group.id", self.broker.topic("reader")))
         source = KafkaSource(topics, self.broker.prefix, options, self.max_records, small, tasks)
-        return read_stream(session, source, task, ddl, Checkpoint(self.checkpoints / query))
+        return register_source(session, source, task, Checkpoint(self.checkpoints / query))
 
-    def new_session(self) -> SparkSession:
-        """Create a session for one query: the number of state partitions is set per session, and fixed in a
-        checkpoint."""
+    def checkpoint_uri(self, query: str) -> str:
+        """Return the folder of a query's checkpoint, as Spark names it."""
+        return (self.checkpoints / query).spark_uri
+
+    def new_session(self, query: str) -> SparkSession:
+        """Create the session of a query, in a FAIR pool of its own, so that no query waits for another. The number of
+        state partitions is set per session, and fixed in a checkpoint."""
+        self.spark.sparkContext.setLocalProperty("spark.scheduler.pool", query)
         session = self.spark.newSession()
         session.conf.set("spark.sql.shuffle.partitions", str(self.state_partitions))
         conf = self.spark.sparkContext.getConf()
@@ -138,28 +140,15 @@ def is_small(records: int | None, small: int) -> bool:
     return records is not None and records < small
 
 
-def start_query(name: str, context: QueryContext, writer: DataStreamWriter) -> StreamingQuery:
-    """Start a query under its name, with its checkpoint.
-
-    Each query has a FAIR pool of its own, so that no query waits for another.
-    """
-    context.spark.sparkContext.setLocalProperty("spark.scheduler.pool", name)
-    return (
-        writer.queryName(name)
-        .option("checkpointLocation", (context.checkpoints / name).spark_uri)
-        .trigger(processingTime=context.trigger)
-        .start()
-    )
-
-
 _write_locks: Final = defaultdict[str, Lock](Lock)
 """for each query id, held while a micro-batch is written"""
 
 
-def write_micro_batches(
-    frame: DataFrame, write: Callable[[DataFrame, int, str], None], checkpoint: DurableCheckpoint | None = None
-) -> DataStreamWriter:
-    """Call `write(rows, batch_id, query_id)` for each micro-batch. The two ids identify a repeated write.
+def write_in_order(
+    write: Callable[[DataFrame, int, str], None], checkpoint: DurableCheckpoint | None = None
+) -> Callable[[DataFrame, int], None]:
+    """Build a function for `foreachBatch` that calls `write(rows, batch_id, query_id)`. The two ids identify a repeated
+    write.
 
     `checkpoint` is synced before the call, so that the micro-batch's offsets are on disk before its effects, and after
     it, so that its state is on disk before Spark records the micro-batch as done (decision 19). A call of a query whose
@@ -177,4 +166,4 @@ def write_micro_batches(
             if checkpoint is not None:
                 checkpoint.sync()
 
-    return frame.writeStream.foreachBatch(call)
+    return call

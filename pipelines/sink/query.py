@@ -1,4 +1,12 @@
-"""Query `sink`: the topics that the other queries and the bridge write, to their Delta tables."""
+"""Query `sink`: the topics that the other queries and the bridge write, to their Delta tables.
+
+    kiln.updates, batches, publications, quarantine, streams, blocks ─ decode in the tasks of the source
+        ─ drop rows that are stored ─ foreachBatch: received tips against `streams` ─ Delta
+
+A micro-batch takes effect in this order: files of rows, a commit to each table, log time into `clock.json`, Spark's
+commit of the checkpoint. After a crash between two of them, Spark repeats the micro-batch with the same offsets and
+ids, and a table that has the ids already skips it. Files without a commit are no rows, and maintenance removes them.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +20,7 @@ from kiln.pipelines.batch.log_time import LogTimeFile, set_log_times
 from kiln.pipelines.delta.files import DataFile
 from kiln.pipelines.delta.tables import read_files, read_rows, write_files
 from kiln.pipelines.runtime.checkpoint import Checkpoint
-from kiln.pipelines.runtime.query_context import QueryContext, coalesce_small, start_query, write_micro_batches
+from kiln.pipelines.runtime.query_context import QueryContext, coalesce_small, write_in_order
 from kiln.pipelines.runtime.table_writer import TableOutput
 from kiln.pipelines.sink.transform import (
     DECODED_DDL,
@@ -39,14 +47,16 @@ _TASKS = 2  # a task for each partition of six topics would cost more than the w
 
 def start(context: QueryContext) -> StreamingQuery:
     """Start the query."""
-    session = context.new_session()
+    session = context.new_session("sink")
     context.lake.create(OUTPUT_TABLES)
     dedup = context.find_dedup_store("sink")
-    if dedup is not None:
-        rows = context.read_stream("sink", session, build_sink_task(context.lake, dedup), OUTPUT_DDL, tasks=_TASKS)
-    else:
-        decoded = context.read_stream("sink", session, build_decode_task(), DECODED_DDL, tasks=_TASKS)
-        rows = deduplicate_rows(decoded, context.dedup_retention)
+    if dedup is not None:  # one machine: the tasks of the source drop repeats, and write files
+        task, schema = build_sink_task(context.lake, dedup), OUTPUT_DDL
+    else:  # a cluster: Spark's state drops repeats, and a second stage writes files
+        task, schema = build_decode_task(), DECODED_DDL
+    rows = session.readStream.format(context.register_source("sink", session, task, tasks=_TASKS)).schema(schema).load()
+    if dedup is None:
+        rows = deduplicate_rows(rows, context.dedup_retention)
     log_time_file = LogTimeFile(context.checkpoints / "sink" / "clock.json", lambda: read_log_times(context.lake))
     clock, checkpoint = context.create_clock("sink"), Checkpoint(context.checkpoints / "sink")
     tables = context.create_table_writer("sink")
@@ -92,4 +102,10 @@ def start(context: QueryContext) -> StreamingQuery:
             out.unpersist()
         context.report("sink", counts)
 
-    return start_query("sink", context, write_micro_batches(rows, write, context.find_durable_checkpoint("sink")))
+    return (
+        rows.writeStream.queryName("sink")
+        .foreachBatch(write_in_order(write, context.find_durable_checkpoint("sink")))
+        .option("checkpointLocation", context.checkpoint_uri("sink"))
+        .trigger(processingTime=context.trigger)
+        .start()
+    )

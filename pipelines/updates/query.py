@@ -1,5 +1,12 @@
 """Query `updates`. It writes each new update, with its separator, to `kiln.updates`, and requests for blocks to
-`kiln.wanted`."""
+`kiln.wanted`.
+
+    kiln.frames ─ decode in the tasks of the source ─ foreachBatch: sort by capture time, drop repeats ─ Kafka
+
+A micro-batch takes effect in this order: records into Kafka, the offsets as those of a consumer group, Spark's commit
+of the checkpoint. After a crash between two of them, Spark repeats the micro-batch. Kafka may then have it twice, under
+the same epoch (decision 7), and `batch` and `sink` drop the second.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +18,7 @@ from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.runtime.checkpoint import Checkpoint
 from kiln.pipelines.runtime.kafka import write_records
 from kiln.pipelines.runtime.progress_marker import ProgressMarker
-from kiln.pipelines.runtime.query_context import QueryContext, is_small, start_query, write_micro_batches
+from kiln.pipelines.runtime.query_context import QueryContext, is_small, write_in_order
 from kiln.pipelines.updates.transform import (
     SeparatorConfig,
     build_decode_task,
@@ -28,22 +35,23 @@ _SMALL = 2_000  # number of records up to which one task is as fast as several
 def start(context: QueryContext, decoding: DecodeConfig, separating: SeparatorConfig) -> StreamingQuery:
     """Start the query.
 
-    After a crash, Kafka may have a micro-batch twice, under the same epoch (decision 7). After `kiln recover`, the
-    first micro-batch only fills the deduplication state (decision 19).
+    After `kiln recover`, the first micro-batch only fills the deduplication state (decision 19).
 
     Raises:
         DecodingBrokenError: Messages that are known to be valid do not decode.
     """
     check_samples()
-    session = context.new_session()
+    session = context.new_session("updates")
     checkpoint = Checkpoint(context.checkpoints / "updates")
     replaced_epoch = checkpoint.replaced_epoch
     dedup = context.find_dedup_store("updates")
     differences = session.sparkContext.accumulator(0)
     decode = build_decode_task(decoding, separating, replaced_epoch, differences.add)
-    stream = context.read_stream("updates", session, decode, COPIES_DDL, small=_SMALL)
-    if dedup is None:
-        stream = deduplicate_updates(stream, context.dedup_retention, context.broker.prefix)
+    source = context.register_source("updates", session, decode, small=_SMALL)
+    copies = session.readStream.format(source).schema(COPIES_DDL).load()
+    stream = copies
+    if dedup is None:  # a cluster: Spark's state drops repeats
+        stream = deduplicate_updates(copies, context.dedup_retention, context.broker.prefix)
 
     clock = context.create_clock("updates")
     marker = ProgressMarker(context.client_options, context.broker.topic("updates"))
@@ -68,6 +76,10 @@ def start(context: QueryContext, decoding: DecodeConfig, separating: SeparatorCo
         differences.value = 0
         context.report("updates", {"core_differences": found})
 
-    return start_query(
-        "updates", context, write_micro_batches(stream, write, context.find_durable_checkpoint("updates"))
+    return (
+        stream.writeStream.queryName("updates")
+        .foreachBatch(write_in_order(write, context.find_durable_checkpoint("updates")))
+        .option("checkpointLocation", context.checkpoint_uri("updates"))
+        .trigger(processingTime=context.trigger)
+        .start()
     )

@@ -1,5 +1,5 @@
-"""The lake of a state folder that this version refuses: its tables are rebuilt from its frames. Commit 542f68e9 wrote the
-lake."""
+"""The lake of a state folder that this version refuses: its tables are rebuilt from its frames. Commit 542f68e9 wrote
+the lake."""
 
 from __future__ import annotations
 

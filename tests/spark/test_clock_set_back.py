@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from kiln.conf.process.location import parse_location
 from kiln.pipelines.runtime.checkpoint import Checkpoint
 from kiln.pipelines.runtime.micro_batch_clock import MicroBatchClock
-from kiln.pipelines.runtime.query_context import write_micro_batches
+from kiln.pipelines.runtime.query_context import write_in_order
 from kiln.pipelines.runtime.row_packing import unpack
 from kiln.pipelines.sink.transform import DECODED_DDL, build_decode_task, deduplicate_rows
 from kiln.schemas.kafka.records import SeparatorRecord, StreamRecord, encode
@@ -62,7 +62,7 @@ def run(spark: SparkSession, folder: Path, times: Sequence[int], uptimes: Sequen
     records = session.readStream.schema(RECORDS).option("maxFilesPerTrigger", 1).parquet(str(source))
     rows = deduplicate_rows(records.mapInArrow(build_decode_task(), DECODED_DDL), REMEMBERED)
     query = (
-        write_micro_batches(rows, write)
+        rows.writeStream.foreachBatch(write_in_order(write))
         .option("checkpointLocation", str(checkpoint.path))
         .trigger(availableNow=True)
         .start()

@@ -33,7 +33,7 @@ from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.runtime.checkpoint import Checkpoint
 from kiln.pipelines.runtime.dedup_store import FILE_NAME, DedupStoreConfig
 from kiln.pipelines.runtime.micro_batch_clock import MicroBatchClock
-from kiln.pipelines.runtime.query_context import write_micro_batches
+from kiln.pipelines.runtime.query_context import write_in_order
 from kiln.pipelines.sink import transform as sinking
 from kiln.pipelines.sink.transform import OUTPUT_TABLES, SINK_OUTPUT
 from kiln.pipelines.sink.transform import SinkOutput as SinkWrote
@@ -85,7 +85,8 @@ def micro_batches(
     schema = spark.read.parquet(str(source)).schema
     records = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(source))
     query = (
-        write_micro_batches(begun(records), write)
+        begun(records)
+        .writeStream.foreachBatch(write_in_order(write))
         .option("checkpointLocation", str(checkpoint))
         .trigger(availableNow=True)
     )

@@ -17,7 +17,7 @@ from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.files import TableFiles
 from kiln.pipelines.delta.lake import Lake, locate_commit
 from kiln.pipelines.runtime.durable_checkpoint import DurableCheckpoint
-from kiln.pipelines.runtime.query_context import write_micro_batches
+from kiln.pipelines.runtime.query_context import write_in_order
 from kiln.schemas.delta.tables import TABLES
 
 
@@ -87,21 +87,18 @@ def test_a_micro_batch_s_offsets_are_kept_before_it_acts_and_its_state_before_it
 ) -> None:
     folder = tmp_path / "checkpoints" / "archive"
     found: list[str] = []
-    writer = SimpleNamespace(foreachBatch=lambda call: call)
     context = SimpleNamespace(getLocalProperty=lambda name: "query")
-    rows = SimpleNamespace(writeStream=writer, sparkSession=SimpleNamespace(sparkContext=context))
+    rows = SimpleNamespace(sparkSession=SimpleNamespace(sparkContext=context))
 
     def act(rows: DataFrame, batch: int, query: str) -> None:
         assert disk.lost(tmp_path) == []
         write(folder / "state" / "0" / "0" / f"{batch + 1}.changelog")
         found.append(query)
 
-    call = cast(
-        Callable[[object, int], None], write_micro_batches(cast(DataFrame, rows), act, DurableCheckpoint(folder))
-    )
+    call = write_in_order(act, DurableCheckpoint(folder))
     for batch in range(2):
         write(folder / "offsets" / str(batch))
-        call(rows, batch)
+        call(cast(DataFrame, rows), batch)
         assert disk.lost(tmp_path) == []
         write(folder / "commits" / str(batch))
     assert found == ["query", "query"]
