@@ -156,12 +156,12 @@ class Carrier:
         try:
             sockets = [await bind(*parse_host_and_port(text)) for text in options.listen]
             random = SystemRandom()
-            self.addresses = tuple(DhtAddress.parse(*each.getsockname()[:2]) for each in sockets)
-            local: dict[Family, DhtAddress] = {each.family: each for each in self.addresses}
+            self.addresses = tuple(DhtAddress.parse(*opened.getsockname()[:2]) for opened in sockets)
+            local: dict[Family, DhtAddress] = {address.family: address for address in self.addresses}
             node = self._store.load_node_id(_new_id(self.addresses[0].ip, random.randbytes(ID_SIZE)))
         except (OSError, TopicStoreError) as error:
             raise CarrierError(str(error)) from error
-        only_loopback = all(ipaddress.ip_address(each.ip).is_loopback for each in self.addresses)
+        only_loopback = all(ipaddress.ip_address(address.ip).is_loopback for address in self.addresses)
         self._overlay = Overlay(
             node,
             self.addresses[0].port,
@@ -216,9 +216,9 @@ class Carrier:
             )
             return
         self._unresolved.pop(text, None)
-        bootstrap, families = self._overlay.plain.bootstrap, {each.family for each in self.addresses}
+        bootstrap, families = self._overlay.plain.bootstrap, {own.family for own in self.addresses}
         resolved = [DhtAddress.parse(str(address[0]).partition("%")[0], int(address[1])) for *_, address in results]
-        bootstrap += [each for each in resolved if each.family in families and each not in bootstrap]
+        bootstrap += [address for address in resolved if address.family in families and address not in bootstrap]
 
     # ---------------------------------------------------------------- topics
 
@@ -370,7 +370,7 @@ class Carrier:
         except (OverlayError, TopicStoreError, TopicError, CidError, ValueError, OSError) as error:
             raise PublishError(str(error)) from error
         assert joined.item is not None
-        return sum(each.sequence >= joined.item.sequence for each in joined.contacts)
+        return sum(contact.sequence >= joined.item.sequence for contact in joined.contacts)
 
     def target(self, topic: str) -> str:
         """The target, in hex, under which the batches of a pubsub topic are announced. Safe in any thread."""
@@ -400,22 +400,22 @@ class Carrier:
     def status(self, publisher: PublisherStatus) -> OverlayStatus:
         """Status of the overlay, for the bridge's status file."""
         joined = self._overlay.topics.values()
-        topics = nlargest(_MAX_STATUS_TOPICS, joined, key=lambda each: len(each.contacts))
+        topics = nlargest(_MAX_STATUS_TOPICS, joined, key=lambda topic: len(topic.contacts))
         return OverlayStatus(
             key=self.public.hex(),
             node=self._overlay.node_id.hex(),
-            addresses=tuple(each.text for each in self.addresses),
+            addresses=tuple(address.text for address in self.addresses),
             joined=len(joined),
-            contacts=sum(len(each.contacts) for each in joined),
+            contacts=sum(len(topic.contacts) for topic in joined),
             topics=tuple(
                 OverlayTopicStatus(
-                    each.target.hex(),
-                    each.key.hex(),
-                    format_separator(self._sources[each.target].separator),
-                    len(each.contacts),
-                    each.item.sequence if each.item is not None else None,
+                    topic.target.hex(),
+                    topic.key.hex(),
+                    format_separator(self._sources[topic.target].separator),
+                    len(topic.contacts),
+                    topic.item.sequence if topic.item is not None else None,
                 )
-                for each in topics
+                for topic in topics
             ),
             publisher=publisher,
             items=self._counts["items"],

@@ -27,7 +27,7 @@ class WriteTokens:
     def is_valid(self, token: bytes, ip: bytes, target: bytes, now: float) -> bool:
         """True if this token was issued to this IP for this target in this epoch or the last."""
         epoch = int(now // TOKEN_EPOCH)
-        return any(hmac.compare_digest(token, self._token(ip, target, each)) for each in (epoch, epoch - 1))
+        return any(hmac.compare_digest(token, self._token(ip, target, number)) for number in (epoch, epoch - 1))
 
     def _token(self, ip: bytes, target: bytes, epoch: int) -> bytes:
         message = ip + target + epoch.to_bytes(8, "big", signed=True)  # a clock may start below zero

@@ -72,9 +72,9 @@ class Lookup:
     ended: bool = False
 
     def add_nodes(self, nodes: Iterable[DhtNode]) -> None:
-        known = {each.address: each for each in nodes if each.address.family == self.family}
-        known |= {each.address: each for each in self.candidates}
-        self.candidates = sorted(known.values(), key=lambda each: compute_distance(each.id, self.target))[:MAX_QUERIES]
+        known = {node.address: node for node in nodes if node.address.family == self.family}
+        known |= {candidate.address: candidate for candidate in self.candidates}
+        self.candidates = sorted(known.values(), key=lambda node: compute_distance(node.id, self.target))[:MAX_QUERIES]
 
     def next_node(self) -> DhtNode | None:
         """The node to query next: one of the K nearest that have not failed."""
@@ -91,8 +91,8 @@ class Lookup:
     @property
     def nearest(self) -> list[WritableNode]:
         """The nearest K of those that answered with a token."""
-        nodes = [each for each in self.answered.values() if each is not None]
-        return sorted(nodes, key=lambda each: compute_distance(each.node.id, self.target))[:K]
+        nodes = [node for node in self.answered.values() if node is not None]
+        return sorted(nodes, key=lambda answered: compute_distance(answered.node.id, self.target))[:K]
 
 
 class PlainNode:
@@ -127,7 +127,7 @@ class PlainNode:
     ) -> None:
         """Query the nodes near ``target`` in each address family; ``on_end`` is called once for each family."""
         for family, table in self.tables.items():
-            unnamed = [each for each in self.bootstrap if each.family == family]
+            unnamed = [address for address in self.bootstrap if address.family == family]
             lookup = Lookup(method, target, family, on_response, on_end, unnamed=unnamed)
             lookup.add_nodes(table.closest(target, K))
             self._continue(lookup)
@@ -137,14 +137,14 @@ class PlainNode:
 
         One socket carries everything, so ``implied_port`` names the right port also behind a NAT that changes it.
         """
-        for each in nodes:
+        for node in nodes:
             arguments: dict[bytes, Value] = {
                 b"info_hash": target,
                 b"port": self._core.port,
                 b"implied_port": 1,
-                b"token": each.token,
+                b"token": node.token,
             }
-            self._transactions.send_query(each.node.address, b"announce_peer", arguments, lambda _: None)
+            self._transactions.send_query(node.node.address, b"announce_peer", arguments, lambda _: None)
 
     def put(self, item: Item, nodes: Iterable[WritableNode], on_end: Callable[[int], None]) -> None:
         """Store an item at these nodes; ``on_end`` is called with the number of nodes that stored it."""
@@ -156,10 +156,10 @@ class PlainNode:
             if len(outcomes) == len(nodes):
                 on_end(sum(outcomes))
 
-        for each in nodes:
-            arguments = {**build_put_fields(item), b"token": each.token}
+        for node in nodes:
+            arguments = {**build_put_fields(item), b"token": node.token}
             self._transactions.send_query(
-                each.node.address, b"put", arguments, handle_answer, each.node.id, item.target
+                node.node.address, b"put", arguments, handle_answer, node.node.id, item.target
             )
 
     def handle_response(self, message: KrpcResponse | KrpcError, source: DhtAddress) -> bool:

@@ -55,7 +55,7 @@ class Endpoint:
     ) -> None:
         self._overlay = overlay
         self._sockets: dict[Family, trio.socket.SocketType] = {
-            4 if each.family == trio.socket.AF_INET else 6: each for each in sockets
+            4 if opened.family == trio.socket.AF_INET else 6: opened for opened in sockets
         }
         self._handle = handle
         self._wait_for_room = wait_for_room

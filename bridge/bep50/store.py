@@ -33,7 +33,7 @@ class StoredTopic(NamedTuple):
 def encode_topic(stored: StoredTopic) -> bytes:
     """Encode the contents of a topic's file."""
     fields = build_put_fields(stored.item) if stored.item is not None else {}
-    contacts: list[Value] = [each.compact for each in stored.contacts]
+    contacts: list[Value] = [contact.compact for contact in stored.contacts]
     return bencode.encode(fields | {b"contacts": contacts})
 
 

@@ -96,14 +96,14 @@ class RoutingTable:
             return False
         if self._bound_ids and not is_bound(node.id, node.address.ip):
             return False
-        if self._per_ip and sum(each.ip == node.address.ip for each in self._by_address) >= self._per_ip:
+        if self._per_ip and sum(address.ip == node.address.ip for address in self._by_address) >= self._per_ip:
             return False
         index = self._index(node.id)
         bucket = self._buckets[index]
-        same = next((each for each in bucket if each.id == node.id), None)
+        same = next((entry for entry in bucket if entry.id == node.id), None)
         if same is not None:  # a node has moved, or another uses its id: the one that answers is right
             return same.failures > 0
-        return len(bucket) < self._capacity(index) or self._is_home(index) or any(each.failures for each in bucket)
+        return len(bucket) < self._capacity(index) or self._is_home(index) or any(entry.failures for entry in bucket)
 
     def insert(self, node: DhtNode, now: float) -> OverlayContact | None:
         """Insert a node that has just answered; returns `None` if there is no room for it."""
@@ -113,11 +113,11 @@ class RoutingTable:
         while True:
             index = self._index(node.id)
             bucket = self._buckets[index]
-            same = next((each for each in bucket if each.id == node.id), None)
+            same = next((entry for entry in bucket if entry.id == node.id), None)
             if same is not None:
                 self.remove(same)
             elif len(bucket) >= self._capacity(index):
-                failing = max(bucket, key=lambda each: each.failures)
+                failing = max(bucket, key=lambda entry: entry.failures)
                 if failing.failures:
                     self.remove(failing)
                 elif self._is_home(index):
@@ -138,7 +138,7 @@ class RoutingTable:
     def closest(self, target: bytes, count: int) -> list[DhtNode]:
         """Up to ``count`` contacts without failures, those nearest to ``target`` first."""
         good = [contact for contact in self._by_address.values() if not contact.failures]
-        good.sort(key=lambda each: compute_distance(each.id, target))
+        good.sort(key=lambda entry: compute_distance(entry.id, target))
         return [contact.node for contact in good[:count]]
 
     def _index(self, node_id: bytes) -> int:
@@ -160,6 +160,6 @@ class RoutingTable:
         if depth:
             # The old sibling is an uncle now. BEP 50 does not specify which node stays: here, the longest good one.
             uncle = self._buckets[depth - 1]
-            uncle.sort(key=lambda each: (each.failures, each.first_answered))
+            uncle.sort(key=lambda entry: (entry.failures, entry.first_answered))
             for contact in uncle[self._far :]:
                 self.remove(contact)

@@ -301,8 +301,8 @@ class TopicNode:
 
         def handle_answer(answer: Answer) -> None:
             if isinstance(answer, KrpcResponse) and answer.sender == node.id:
-                for each in read_nodes(answer.values)[: 2 * self._core.settings.nodes]:
-                    self.add_contact(each.address, each.id)
+                for heard in read_nodes(answer.values)[: 2 * self._core.settings.nodes]:
+                    self.add_contact(heard.address, heard.id)
             elif answer is None and tries < MAX_FAILURES:
                 self._find_nodes(node, wanted, tries + 1)
 
@@ -586,4 +586,4 @@ class TopicNode:
 
 def addresses(contacts: Iterable[OverlayContact]) -> list[DhtAddress]:
     """Addresses of the contacts, the most recent response first."""
-    return [each.address for each in sorted(contacts, key=lambda each: -each.last_answered)]
+    return [contact.address for contact in sorted(contacts, key=lambda contact: -contact.last_answered)]

@@ -364,13 +364,13 @@ class FrameSink:
         batch: list[_Outgoing] = []
         with self._lock:
             in_memory = self._next - len(self._waiting)
-            for each in spooled:
-                if each.number >= in_memory:
+            for record in spooled:
+                if record.number >= in_memory:
                     break  # just written, and not yet removed from memory
-                item = _PendingFrame(each.number, each.connection, None, len(each.frame), now)
+                item = _PendingFrame(record.number, record.connection, None, len(record.frame), now)
                 self._in_flight.append(item)
                 self._sent = item.number + 1
-                batch.append((item, each.frame))
+                batch.append((item, record.frame))
         return batch
 
     def _take_from_memory(self) -> list[_Outgoing]:
@@ -570,7 +570,7 @@ class FrameSink:
                 f"reading from peers is paused: the disk of {self._folder} has {self._free_bytes} bytes free, less "
                 f"than {self._floor} (bridge.min_free_bytes). Free some space."
             )
-        threads = [each.name for each in (self._sender, self._spooler) if not each.is_alive() and not self._ended]
+        threads = [thread.name for thread in (self._sender, self._spooler) if not thread.is_alive() and not self._ended]
         fault = f"the thread {threads[0]} has crashed. Restart the bridge." if threads else None
         texts = (fault, self._describe_kafka_error(), self._disk_error or full, self._segments.loss)
         return "; ".join(text for text in texts if text is not None) or None

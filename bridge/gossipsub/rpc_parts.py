@@ -58,7 +58,7 @@ def split(rpc: RPC, limits: RpcLimits) -> RpcParts:
     size = rpc.ByteSize()
     if len(rpc.publish) <= MAX_MESSAGES and (
         size <= limits.overhead
-        or (size <= limits.size and size - sum(len(each.data) for each in rpc.publish) <= limits.overhead)
+        or (size <= limits.size and size - sum(len(message.data) for message in rpc.publish) <= limits.overhead)
     ):
         return RpcParts([rpc], 0)
     packer = _Packer(limits)
@@ -138,17 +138,17 @@ class _Packer:
 
 
 def _ids_size(ids: Iterable[bytes]) -> int:
-    return sum(len(each) + _FIELD for each in ids)
+    return sum(len(message_id) + _FIELD for message_id in ids)
 
 
 def _split_ids(ids: Iterable[bytes], limit: int) -> Iterator[list[bytes]]:
     """Split ids into lists that fit in half a part, so that parts fill well; yields at least one list."""
     chunk: list[bytes] = []
     size = 0
-    for each in ids:
-        if chunk and size + len(each) + _FIELD > limit // 2:
+    for message_id in ids:
+        if chunk and size + len(message_id) + _FIELD > limit // 2:
             yield chunk
             chunk, size = [], 0
-        chunk.append(each)
-        size += len(each) + _FIELD
+        chunk.append(message_id)
+        size += len(message_id) + _FIELD
     yield chunk

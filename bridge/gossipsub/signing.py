@@ -85,7 +85,9 @@ class TopicSigning:
             for topic, sent in peer.sent.items():
                 if self._usual[topic] is None and not peer.is_kiln:
                     conflicts.update(
-                        PolicyConflict(topic, each, True) for each in (True, False) if _rejects(sent, each)
+                        PolicyConflict(topic, is_signed, True)
+                        for is_signed in (True, False)
+                        if _rejects(sent, is_signed)
                     )
         return sorted(conflicts)
 

@@ -223,9 +223,9 @@ class Kubo:
         """
         answer = self._json("swarm/peers", {}, _CALL, most=_MOST_PEERS_ANSWER)
         peers = answer.get("Peers") or []
-        if not isinstance(peers, list) or not all(isinstance(each, dict) for each in peers):
+        if not isinstance(peers, list) or not all(isinstance(peer, dict) for peer in peers):
             raise self._unexpected_answer("swarm/peers", answer)
-        return frozenset(str(each.get("Peer")) for each in peers)
+        return frozenset(str(peer.get("Peer")) for peer in peers)
 
     def routes(self) -> bool:
         """Return whether the node reports a routing system (Kubo's Routing.Type)."""

@@ -79,8 +79,8 @@ class BitswapPeers:
         self.connected = len(self._gossip.keys() & connected)
         self.left_out = len(self._gossip.keys() - wanted.keys() - {own})
         self._failed = {peer: kept for peer, kept in self._failed.items() if peer in wanted and peer not in connected}
-        due = [each for each in wanted.values() if each.peer not in connected]
-        return [each for each in due if self._failed.get(each.peer, (0, now))[1] <= now][:AT_ONCE]
+        due = [neighbour for neighbour in wanted.values() if neighbour.peer not in connected]
+        return [neighbour for neighbour in due if self._failed.get(neighbour.peer, (0, now))[1] <= now][:AT_ONCE]
 
     def dialled(self, peer: str, connected: bool, now: float) -> None:
         """Record the result of a dial."""
@@ -100,5 +100,5 @@ class BitswapPeers:
 
     def _wanted(self, own: str) -> dict[str, BitswapPeer]:
         announcers = (self._gossip.get(peer, BitswapPeer(peer)) for peer in reversed(self._announcers))
-        each = {one.peer: one for one in (*announcers, *self._gossip.values()) if one.peer != own}
-        return dict(list(each.items())[:MOST])
+        known = {one.peer: one for one in (*announcers, *self._gossip.values()) if one.peer != own}
+        return dict(list(known.items())[:MOST])

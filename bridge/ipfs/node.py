@@ -153,7 +153,7 @@ class NodeBlockStore:
         for peer in leave:
             with suppress(KuboError, BlockStoreUnavailableError):  # it may be disconnected already
                 self._kubo.disconnect(peer)
-        for neighbour, problem in zip(dial, self._dial([each.dialled for each in dial]), strict=True):
+        for neighbour, problem in zip(dial, self._dial([neighbour.dialled for neighbour in dial]), strict=True):
             self._connections += not problem
             with self._lock:
                 self._neighbours.dialled(neighbour.peer, not problem, time.monotonic())
@@ -164,7 +164,7 @@ class NodeBlockStore:
         if not self._peers:
             return ""
         problems = self._dial([(peer,) for peer in self._peers])
-        problem = next((f"; {each}" for each in problems if each), "")
+        problem = next((f"; {text}" for text in problems if text), "")
         return f", {problems.count('')} of {len(problems)} peers connected{problem}"
 
     def _dial(self, peers: Sequence[tuple[str, ...]]) -> list[str]:

@@ -53,7 +53,7 @@ async def negotiate(conn: INetConn, client: MultiselectClient, protocols: Iterab
     async with AsyncExitStack() as half_open:  # reset on failure and cancellation: it takes memory of the peer, too
         half_open.push_async_callback(reset_stream, stream)
         protocol = await client.select_one_of(
-            [TProtocol(each) for each in protocols], MultiselectCommunicator(stream), int(seconds)
+            [TProtocol(name) for name in protocols], MultiselectCommunicator(stream), int(seconds)
         )
         half_open.pop_all()
     stream.set_protocol(protocol)
@@ -88,7 +88,7 @@ async def _resolve(address: Multiaddr) -> list[Multiaddr]:
         return [address]
     tail = "".join(f"/{protocol}/{value}" for protocol, value in rest)
     found = await trio.socket.getaddrinfo(name, None, _FAMILIES[kind], socket.SOCK_STREAM)
-    ips = dict.fromkeys(str(each[4][0]) for each in found)
+    ips = dict.fromkeys(str(info[4][0]) for info in found)
     return [Multiaddr(f"/{'ip6' if ':' in ip else 'ip4'}/{ip}{tail}") for ip in ips]
 
 
@@ -119,11 +119,11 @@ def _walk_causes(failure: BaseException) -> Iterator[BaseException]:
     """Yield an exception and those that led to it, groups included."""
     pending, seen = [failure], set[int]()
     while pending:
-        each = pending.pop()
-        if id(each) in seen:
+        error = pending.pop()
+        if id(error) in seen:
             continue
-        seen.add(id(each))
-        yield each
-        if isinstance(each, BaseExceptionGroup):
-            pending += each.exceptions
-        pending += [other for other in (each.__context__, each.__cause__) if other is not None]
+        seen.add(id(error))
+        yield error
+        if isinstance(error, BaseExceptionGroup):
+            pending += error.exceptions
+        pending += [other for other in (error.__context__, error.__cause__) if other is not None]

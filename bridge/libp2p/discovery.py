@@ -315,7 +315,7 @@ class Discovery:
         for topic in topics:
             if topic not in self._topics:
                 self._topics[topic] = _Topic(topic_key(topic), now, now, self._options.first_lookup_interval)
-        self._server.provided = {each.key for each in self._topics.values()}
+        self._server.provided = {followed.key for followed in self._topics.values()}
         self._disconnect_spare(nursery, now)
 
         up = {peer: tries for peer, tries in self._node.bootstrap.items() if self._node.is_connected(peer)}
@@ -325,8 +325,12 @@ class Discovery:
             for peer, _ in reconnected:
                 self._failures.record_success(peer, None)
             self._self_at = now
-            for each in self._topics.values():
-                each.announce_at, each.look_up_at, each.delay = now, now, self._options.first_lookup_interval
+            for followed in self._topics.values():
+                followed.announce_at, followed.look_up_at, followed.delay = (
+                    now,
+                    now,
+                    self._options.first_lookup_interval,
+                )
         self._connected_bootstrap = up
         if not up and not len(self._table):
             return
@@ -423,25 +427,25 @@ class Discovery:
             if not waiting or queries >= options.max_queries:
                 return None
             peer = min(waiting, key=distance.__getitem__)
-            if len(answered) >= K and distance[peer] > sorted(distance[each] for each in answered)[K - 1]:
+            if len(answered) >= K and distance[peer] > sorted(distance[other] for other in answered)[K - 1]:
                 return None
             waiting.discard(peer)
             return peer
 
         def add_answer(answer: Message, scope: AddressScope) -> None:
             now = trio.current_time()
-            for each in read_peers(answer.closerPeers, K, scope):
-                peer = each.peer
+            for closer in read_peers(answer.closerPeers, K, scope):
+                peer = closer.peer
                 if peer in contacts:
-                    contacts[peer] = merge_contacts(contacts[peer], each)
-                elif peer != self._node.peer and each.addresses and not self._failures.in_backoff(peer, None, now):
-                    contacts[peer] = each
+                    contacts[peer] = merge_contacts(contacts[peer], closer)
+                elif peer != self._node.peer and closer.addresses and not self._failures.in_backoff(peer, None, now):
+                    contacts[peer] = closer
                     distance[peer] = key_position(peer) ^ target
                     waiting.add(peer)
-            for each in read_peers(answer.providerPeers, MAX_PROVIDERS, scope):
-                if each.peer != self._node.peer:
-                    providers[each.peer] = merge_contacts(providers.get(each.peer, each), each)
-                    report(providers[each.peer])
+            for closer in read_peers(answer.providerPeers, MAX_PROVIDERS, scope):
+                if closer.peer != self._node.peer:
+                    providers[closer.peer] = merge_contacts(providers.get(closer.peer, closer), closer)
+                    report(providers[closer.peer])
 
         async def worker() -> None:
             nonlocal queries, running, news
@@ -483,7 +487,7 @@ class Discovery:
         ):
             known.setdefault(peer, DhtContact(peer, ()))
         now = trio.current_time()
-        return (each for each in known.values() if not self._failures.in_backoff(each.peer, None, now))
+        return (contact for contact in known.values() if not self._failures.in_backoff(contact.peer, None, now))
 
     async def _query(self, contact: DhtContact, message: Message) -> tuple[Message, AddressScope] | None:
         """Query a server.

@@ -448,7 +448,7 @@ class Node:
         link = self._add_link(stream.muxed_conn.peer_id.to_bytes())
         inbound, session = InboundStream(stream), link.session
         read = session.inbounds if session is not None else []
-        replaced = [each for each in (*read, *link.unread_inbounds) if each.stream.swarm_conn is stream.swarm_conn]
+        replaced = [other for other in (*read, *link.unread_inbounds) if other.stream.swarm_conn is stream.swarm_conn]
         if session is not None and read and not replaced and len(read) < _MAX_CONNECTIONS_READ:
             # rust-libp2p sends on each of its connections, and repeats no subscription on a new stream
             self.counters["stream_added"] += 1
@@ -456,16 +456,16 @@ class Node:
             session.nursery.start_soon(self._read_stream, link, session, inbound)
             session.nursery.start_soon(self._check_connection, session)
         else:
-            dropped = [each for each in link.unread_inbounds if each in replaced]
+            dropped = [unread for unread in link.unread_inbounds if unread in replaced]
             dropped += link.unread_inbounds[: max(0, len(link.unread_inbounds) + 1 - _MAX_CONNECTIONS_READ)]
-            link.unread_inbounds = [*(each for each in link.unread_inbounds if each not in dropped), inbound]
+            link.unread_inbounds = [*(unread for unread in link.unread_inbounds if unread not in dropped), inbound]
             link.inbound_opened.set()
             if session is not None and read:
                 # the newest stream of a connection counts, as the peer has given up the other
                 self.counters["stream_replaced"] += 1
                 session.end("the peer opened a new stream")
-            for each in dropped:
-                await self._drop_inbound(each)
+            for unread in dropped:
+                await self._drop_inbound(unread)
         await inbound.done.wait()
 
     async def _drop_inbound(self, inbound: InboundStream) -> None:
@@ -609,7 +609,7 @@ class Node:
         go-libp2p asks once for each connection which protocols the other side speaks, and waits 5 s. If the node was
         too busy to answer, go-libp2p-pubsub opens no stream for as long as the connection lasts.
         """
-        target = next((each for each in self.bootstrap_peers if each.id == link.id), None)
+        target = next((bootstrap for bootstrap in self.bootstrap_peers if bootstrap.id == link.id), None)
         with trio.move_on_after(math.inf if target is None else self._options.inbound_timeout * 2**target.streamless):
             while not link.unread_inbounds:
                 link.inbound_opened = trio.Event()

@@ -274,7 +274,7 @@ def build_announcement(key: bytes, own: bytes, addresses: Iterable[bytes]) -> Me
 
 def read_peers(peers: Sequence[Message.Peer], most: int, speaker_scope: AddressScope) -> list[DhtContact]:
     """Read at most `most` peers of an answer, with their plausible addresses."""
-    return [trusted_contact(each.id, each.addrs, speaker_scope) for each in peers[:most] if is_peer_id(each.id)]
+    return [trusted_contact(peer.id, peer.addrs, speaker_scope) for peer in peers[:most] if is_peer_id(peer.id)]
 
 
 def write_peers(contacts: Iterable[DhtContact], listener_scope: AddressScope) -> list[Message.Peer]:
@@ -323,14 +323,17 @@ class DhtServer:
         if not 0 < len(key) <= MAX_KEY:
             return None
         if kind == Message.ADD_PROVIDER:
-            for each in query.providerPeers[:K]:
+            for provider in query.providerPeers[:K]:
                 # a peer may announce its own addresses, and not those of another
-                if each.id == sender.peer and (contact := trusted_contact(each.id, each.addrs, sender_scope)).addresses:
+                if (
+                    provider.id == sender.peer
+                    and (contact := trusted_contact(provider.id, provider.addrs, sender_scope)).addresses
+                ):
                     self.providers.add(key, contact, now)
             return Message()
         if kind not in (Message.FIND_NODE, Message.GET_PROVIDERS, Message.GET_VALUE):
             return None
-        closest = nearest_contacts((each for each in known if each.peer != sender.peer), key)
+        closest = nearest_contacts((contact for contact in known if contact.peer != sender.peer), key)
         answer = Message(type=kind, key=key, closerPeers=write_peers(closest, sender_scope))
         if kind == Message.GET_PROVIDERS:
             is_own = key in self.provided or key in self.blocks

@@ -387,8 +387,8 @@ async def _update_from_identify(peerstore: IPeerStore, peer_id: ID, message: Ide
     """
     message.ClearField("public_key")
     message.ClearField("signedPeerRecord")
-    addresses = [each for each in message.listen_addrs[:_IDENTIFY_ITEMS] if len(each) <= _IDENTIFY_ITEM]
-    protocols = [each for each in message.protocols[:_IDENTIFY_ITEMS] if len(each) <= _IDENTIFY_ITEM]
+    addresses = [address for address in message.listen_addrs[:_IDENTIFY_ITEMS] if len(address) <= _IDENTIFY_ITEM]
+    protocols = [protocol for protocol in message.protocols[:_IDENTIFY_ITEMS] if len(protocol) <= _IDENTIFY_ITEM]
     message.ClearField("listen_addrs")
     message.ClearField("protocols")
     message.listen_addrs.extend(addresses)

@@ -115,7 +115,7 @@ class BitswapEngine:
     def set_peers(self, peers: Collection[bytes], now: float) -> None:
         """Set the connected peers that speak bitswap. The wants of all other peers, and the output for them, are
         dropped."""
-        for peer in [each for each in self._peers if each not in peers]:
+        for peer in [known for known in self._peers if known not in peers]:
             self.remove_peer(peer)
         new = [peer for peer in peers if peer not in self._peers]
         for peer in new:
@@ -345,7 +345,7 @@ class BitswapEngine:
         del self._own[digest]
         state.asked.discard(digest)
         state.requests.pop(want.cid, None)
-        self._cancel_at(want, (each for each in want.asked if each != peer))
+        self._cancel_at(want, (other for other in want.asked if other != peer))
         return FetchedBlock(digest, data)
 
     # ------------------------------------------------------------------ output

@@ -91,8 +91,8 @@ def read_message(body: bytes, protocol: str = V1_2) -> BitswapMessage:
     return BitswapMessage(
         wants=tuple(wants),
         full=message.wantlist.full,
-        haves=tuple(each.cid for each in presences if each.type == Message.Have),
-        dont_haves=tuple(each.cid for each in presences if each.type == Message.DontHave),
+        haves=tuple(presence.cid for presence in presences if presence.type == Message.Have),
+        dont_haves=tuple(presence.cid for presence in presences if presence.type == Message.DontHave),
         blocks=(*(block.data for block in message.payload), *message.blocks),
         skipped=len(entries) - len(wants),
     )
