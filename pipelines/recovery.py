@@ -39,7 +39,7 @@ from kiln.pipelines.runtime.checkpoint import (
     write_checkpoint,
 )
 from kiln.pipelines.runtime.checkpoint_faults import (
-    LastGoodBatch,
+    LastIntactMicroBatch,
     find_sound_end,
     is_whole,
     list_files_after,
@@ -272,7 +272,7 @@ def advance_query(location: DamageLocation, damage: Damage, since: log.Offsets, 
     checkpoints = Path(location.checkpoints.uri)
     old = Checkpoint(location.checkpoints / damage.query)
     began = old.replaced_epoch or Epoch(damage.advance_from.query_id, 0)
-    replaced = Epoch(began.query, began.batch + damage.advance_from.batch)
+    replaced = Epoch(began.query, began.batch + damage.advance_from.batch_id)
     fresh = checkpoints / f"{damage.query}.new"
     # the state of a query that was stopped in its first micro-batch (OffsetSeq)
     first = {"batchWatermarkMs": 0, "batchTimestampMs": now // 1_000, "conf": old.conf if old.planned >= 0 else {}}
@@ -378,11 +378,11 @@ def _examine_progress(location: DamageLocation, name: str, progress: ProgressRep
     checkpoint = Checkpoint(location.checkpoints / name)
     if progress is not None and checkpoint.exists and progress.query_id != checkpoint.query_id:
         progress = None
-    if progress is not None and progress.batch > checkpoint.planned:
+    if progress is not None and progress.batch_id > checkpoint.planned:
         end = f"ends with micro-batch {checkpoint.planned}" if checkpoint.exists else "does not exist"
         problem = (
             f"the checkpoint of {name} in {checkpoint.path} is older than the query's output in Kafka: it {end}, and "
-            f"{name} has written micro-batch {progress.batch}. The query would repeat the output in between"
+            f"{name} has written micro-batch {progress.batch_id}. The query would repeat the output in between"
         )
     else:
         lost = _describe_lost_state(location, name, checkpoint)
@@ -392,7 +392,7 @@ def _examine_progress(location: DamageLocation, name: str, progress: ProgressRep
     if progress is None or checkpoint.path.folder is None:
         return Damage(name, problem, _RESTORE_OR_RESTART)
     remedy = (
-        f"{name} continues after micro-batch {progress.batch} with a new checkpoint. First it reads again, in one "
+        f"{name} continues after micro-batch {progress.batch_id} with a new checkpoint. First it reads again, in one "
         "micro-batch, the frames whose updates belong to its deduplication state"
     )
     return Damage(name, problem, remedy, advance_from=progress)
@@ -431,7 +431,7 @@ def _examine(location: DamageLocation, name: str) -> Damage | None:
         return _examine_missing_metadata(name, checkpoint, folder)
     if not checkpoint.exists:
         return None
-    claimed = LastGoodBatch(checkpoint.planned, checkpoint.planned == checkpoint.committed)
+    claimed = LastIntactMicroBatch(checkpoint.planned, checkpoint.planned == checkpoint.committed)
     sound = claimed if folder is None else find_sound_end(folder)  # a power cut tears nothing in an object store
     if folder is not None and sound is None:
         damaged = list_torn_files(folder, None)
@@ -443,8 +443,8 @@ def _examine(location: DamageLocation, name: str) -> Damage | None:
 def _examine_end(
     name: str,
     checkpoint: Checkpoint,
-    claimed: LastGoodBatch,
-    sound: LastGoodBatch,
+    claimed: LastIntactMicroBatch,
+    sound: LastIntactMicroBatch,
     lake: Lake,
     logs: Mapping[str, TableLog],
 ) -> Damage | None:
@@ -460,11 +460,11 @@ def _examine_end(
     if folder is not None and sound != claimed:
         files += list_torn_files(folder, sound)
         extra = list_files_after(folder, sound)
-    if newest > claimed.batch:
+    if newest > claimed.batch_id:
         table = max(writes, key=writes.__getitem__)
         problem = (
             f"the checkpoint of {name} in {checkpoint.path} is older than the table {table}: it ends with micro-batch "
-            f"{claimed.batch}, and the table has micro-batch {newest}. The query would skip the records in between"
+            f"{claimed.batch_id}, and the table has micro-batch {newest}. The query would skip the records in between"
         )
     elif files or extra:
         problem = _describe_torn(files or extra, logs)
@@ -472,7 +472,7 @@ def _examine_end(
         return None
     # a torn commit may have lost rows of a micro-batch that is done; one that is not done is repeated
     done_writes = list_done_writes(checkpoint, sound.next - 1)
-    has_lost_rows = any(done.batch > writes[done.table] for done in done_writes if done.table in torn_tables)
+    has_lost_rows = any(done.batch_id > writes[done.table] for done in done_writes if done.table in torn_tables)
     if not has_lost_rows and _can_continue(name, claimed, sound, newest):
         remedy = f"These files were set aside, and {name} continues with micro-batch {sound.next}"
         return Damage(name, problem, remedy, tuple(files), (*torn_logs, *extra))
@@ -502,7 +502,7 @@ _RESTORE_OR_RESTART = (
 )
 
 
-def _can_continue(name: str, claimed: LastGoodBatch, sound: LastGoodBatch, newest_write: int) -> bool:
+def _can_continue(name: str, claimed: LastIntactMicroBatch, sound: LastIntactMicroBatch, newest_write: int) -> bool:
     """Return true if a query that resumes at the sound end neither loses nor repeats anything.
 
     A micro-batch with intact offsets reads the same records again, and the tables recognise it. A micro-batch that is
@@ -512,7 +512,7 @@ def _can_continue(name: str, claimed: LastGoodBatch, sound: LastGoodBatch, newes
     if name == "batch":
         return True
     if name == "updates":
-        return sound.next >= claimed.batch
+        return sound.next >= claimed.batch_id
     return newest_write < sound.next or (newest_write == sound.next and not sound.done)
 
 

@@ -171,14 +171,14 @@ class Checkpoint:
             later.
         """
         since = None
-        for batch in sorted(self._list_numbers("offsets"), reverse=True):
-            began = int(self._read_metadata(batch)["batchTimestampMs"]) * 1000
+        for batch_id in sorted(self._list_numbers("offsets"), reverse=True):
+            began = int(self._read_metadata(batch_id)["batchTimestampMs"]) * 1000
             if not is_trailing(began, time):
                 break
             since = began
         return since
 
-    def ends(self, batch: int) -> log.Offsets:
+    def ends(self, batch_id: int) -> log.Offsets:
         """Return the end offsets of a micro-batch, by full topic name and partition; none for the one before the
         first.
 
@@ -186,39 +186,39 @@ class Checkpoint:
             CheckpointError: The file does not have Spark's format.
             OSError: The file cannot be read.
         """
-        if batch == _NONE:
+        if batch_id == _NONE:
             return {}
-        path = self.path / "offsets" / str(batch)
+        path = self.path / "offsets" / str(batch_id)
         try:
             return parse_offsets(path.read().decode())
         except CheckpointError as error:
             raise CheckpointError(f"{path}: {error}") from error
 
-    def starts(self, batch: int) -> log.Offsets:
+    def starts(self, batch_id: int) -> log.Offsets:
         """Return the offsets at which a micro-batch begins; none of a partition that is new in it."""
-        return self.ends(batch - 1) if batch > 0 else self.first_offsets or {}
+        return self.ends(batch_id - 1) if batch_id > 0 else self.first_offsets or {}
 
     def list_planned(self) -> list[int]:
         """List the micro-batches that were begun and that Spark still keeps, in order."""
         return sorted(self._list_numbers("offsets"))
 
-    def get_planned_at(self, batch: int) -> int:
+    def get_planned_at(self, batch_id: int) -> int:
         """Return when a micro-batch was planned, by the driver's clock, ms."""
-        return int(self._read_metadata(batch)["batchTimestampMs"])
+        return int(self._read_metadata(batch_id)["batchTimestampMs"])
 
-    def count_records(self, batch: int) -> int | None:
+    def count_records(self, batch_id: int) -> int | None:
         """Count the records of a micro-batch; None if it is not known where it begins."""
-        before = self.starts(batch)
+        before = self.starts(batch_id)
         starts = {(topic, part): at for topic, parts in before.items() for part, at in parts.items()}
-        ends = {(topic, part): at for topic, parts in self.ends(batch).items() for part, at in parts.items()}
+        ends = {(topic, part): at for topic, parts in self.ends(batch_id).items() for part, at in parts.items()}
         return sum(ends.values()) - sum(starts.values()) if ends.keys() == starts.keys() else None
 
-    def _read_metadata(self, batch: int) -> dict[str, int]:
-        values: dict[str, int] = json.loads(self._read_lines(batch)[1])
+    def _read_metadata(self, batch_id: int) -> dict[str, int]:
+        values: dict[str, int] = json.loads(self._read_lines(batch_id)[1])
         return values
 
-    def _read_lines(self, batch: int) -> list[str]:
-        return (self.path / "offsets" / str(batch)).read().decode().splitlines()
+    def _read_lines(self, batch_id: int) -> list[str]:
+        return (self.path / "offsets" / str(batch_id)).read().decode().splitlines()
 
     def _find_newest(self, folder: str) -> int:
         return max(self._list_numbers(folder), default=_NONE)

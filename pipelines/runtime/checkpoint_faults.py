@@ -19,10 +19,10 @@ _HEAD = struct.Struct(">4sI")  # header of Hadoop's checksum files: "crc\0", and
 
 
 @dataclass(frozen=True, order=True)
-class LastGoodBatch:
+class LastIntactMicroBatch:
     """The newest intact micro-batch of a checkpoint."""
 
-    batch: int
+    batch_id: int
     """-1 if none was begun"""
     done: bool
     """true if Spark has recorded it as done"""
@@ -30,7 +30,7 @@ class LastGoodBatch:
     @property
     def next(self) -> int:
         """The micro-batch that the query runs next."""
-        return self.batch + 1 if self.done else self.batch
+        return self.batch_id + 1 if self.done else self.batch_id
 
 
 def is_whole(path: Path) -> bool:
@@ -50,26 +50,26 @@ def is_whole(path: Path) -> bool:
     return bool(data) and size > 0 and sums[_HEAD.size :] == b"".join(zlib.crc32(part).to_bytes(4) for part in parts)
 
 
-def find_sound_end(checkpoint: Path) -> LastGoodBatch | None:
+def find_sound_end(checkpoint: Path) -> LastIntactMicroBatch | None:
     """Find the newest micro-batch with intact files, which is done or can be repeated; None if there is none."""
     batches = sorted(_list_numbers(checkpoint / "offsets"), reverse=True)
-    for batch in batches:
-        previous = checkpoint / "commits" / str(batch - 1)
-        if not _offsets_are_whole(checkpoint / "offsets" / str(batch)) or (
+    for batch_id in batches:
+        previous = checkpoint / "commits" / str(batch_id - 1)
+        if not _offsets_are_whole(checkpoint / "offsets" / str(batch_id)) or (
             previous.exists() and not is_whole(previous)
         ):
             continue
-        done = checkpoint / "commits" / str(batch)
-        if is_whole(done) and _state_is_whole(checkpoint, batch + 1):
-            return LastGoodBatch(batch, True)
-        if _state_is_whole(checkpoint, batch):
-            return LastGoodBatch(batch, False)
-    return None if batches else LastGoodBatch(-1, True)
+        done = checkpoint / "commits" / str(batch_id)
+        if is_whole(done) and _state_is_whole(checkpoint, batch_id + 1):
+            return LastIntactMicroBatch(batch_id, True)
+        if _state_is_whole(checkpoint, batch_id):
+            return LastIntactMicroBatch(batch_id, False)
+    return None if batches else LastIntactMicroBatch(-1, True)
 
 
-def list_torn_files(checkpoint: Path, end: LastGoodBatch | None) -> list[Path]:
+def list_torn_files(checkpoint: Path, end: LastIntactMicroBatch | None) -> list[Path]:
     """List the damaged files of the newest micro-batches, for messages. `end`: the end by `find_sound_end`."""
-    least = -1 if end is None else end.batch
+    least = -1 if end is None else end.batch_id
     logs = [
         checkpoint / folder / str(n) for folder in ("offsets", "commits") for n in _list_numbers(checkpoint / folder)
     ]
@@ -78,10 +78,10 @@ def list_torn_files(checkpoint: Path, end: LastGoodBatch | None) -> list[Path]:
     return [path for path in (*metadata, *(p for p in logs if int(p.name) >= least), *state) if not is_whole(path)]
 
 
-def list_files_after(checkpoint: Path, end: LastGoodBatch) -> list[Path]:
+def list_files_after(checkpoint: Path, end: LastIntactMicroBatch) -> list[Path]:
     """List the files after an end: without them, Spark continues there."""
-    version_to_keep = end.batch + 1 if end.done else end.batch
-    files = [checkpoint / "offsets" / str(n) for n in _list_numbers(checkpoint / "offsets") if n > end.batch]
+    version_to_keep = end.batch_id + 1 if end.done else end.batch_id
+    files = [checkpoint / "offsets" / str(n) for n in _list_numbers(checkpoint / "offsets") if n > end.batch_id]
     files += [checkpoint / "commits" / str(n) for n in _list_numbers(checkpoint / "commits") if n >= end.next]
     files += [path for path, version in _list_state_files(checkpoint) if version > version_to_keep]
     checksums = [path.with_name(f".{path.name}.crc") for path in files]

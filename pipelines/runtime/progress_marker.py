@@ -18,7 +18,7 @@ class ProgressReport(NamedTuple):
     """The newest micro-batch that a query committed, and its end offsets."""
 
     query_id: str
-    batch: int
+    batch_id: int
     ends: log.Offsets
 
 
@@ -26,7 +26,7 @@ class _Metadata(msgspec.Struct, frozen=True, array_like=True):
     """Metadata of each committed offset, as JSON."""
 
     query_id: str
-    batch: int
+    batch_id: int
 
 
 _METADATA = msgspec.json.Decoder(_Metadata)
@@ -45,9 +45,9 @@ class ProgressMarker:
     def __exit__(self, *_: object) -> None:
         self._consumer.close()
 
-    def commit(self, query_id: str, batch: int, ends: log.Offsets) -> None:
+    def commit(self, query_id: str, batch_id: int, ends: log.Offsets) -> None:
         """Commit the end offsets of a micro-batch."""
-        metadata = msgspec.json.encode(_Metadata(query_id, batch)).decode()
+        metadata = msgspec.json.encode(_Metadata(query_id, batch_id)).decode()
         offsets = {TopicPartition(topic, part): at for topic, parts in ends.items() for part, at in parts.items()}
         self._consumer.commit({partition: OffsetAndMetadata(at, metadata) for partition, at in offsets.items()})
 
@@ -75,6 +75,6 @@ class ProgressMarker:
             except msgspec.DecodeError:
                 return None  # set by hand
             offsets[part] = committed.offset
-            if newest is None or metadata.batch > newest.batch:
+            if newest is None or metadata.batch_id > newest.batch_id:
                 newest = metadata
-        return None if newest is None else ProgressReport(newest.query_id, newest.batch, {topic: offsets})
+        return None if newest is None else ProgressReport(newest.query_id, newest.batch_id, {topic: offsets})

@@ -37,7 +37,7 @@ class TableWrite(NamedTuple):
 
     table: str
     app_id: str
-    batch: int
+    batch_id: int
 
 
 def list_done_writes(checkpoint: Checkpoint, done: int) -> Iterator[TableWrite]:
@@ -49,7 +49,7 @@ def list_done_writes(checkpoint: Checkpoint, done: int) -> Iterator[TableWrite]:
     """
     for app_id, batches in read_table_writes(checkpoint.path).items():
         query_id, table, _ = app_id.split(":")
-        done_batches = [batch for batch in batches if batch <= done]
+        done_batches = [batch_id for batch_id in batches if batch_id <= done]
         if done_batches and query_id == checkpoint.query_id:
             yield TableWrite(table, app_id, done_batches[-1])
 
@@ -69,18 +69,18 @@ def find_older_table(lake: Lake, query: str, checkpoint: Checkpoint, done: int, 
     Returns:
         A description of the table; empty if there is none.
     """
-    for table, app_id, batch in list_done_writes(checkpoint, done):
+    for table, app_id, batch_id in list_done_writes(checkpoint, done):
         if table in torn:
             continue
         try:
             newest = lake.open(table).transaction_version(app_id) if lake.has(table) else None
         except LakeError:
             continue
-        if newest is None or newest < batch:
+        if newest is None or newest < batch_id:
             end = "has no micro-batch of this query" if newest is None else f"ends with micro-batch {newest}"
             return (
                 f"the table {table} in {lake.path} is older than the checkpoint of {query} in {checkpoint.path}: it "
-                f"{end}, and {query} has written micro-batch {batch} to it. The rows in between would stay "
+                f"{end}, and {query} has written micro-batch {batch_id} to it. The rows in between would stay "
                 "missing"
             )
     return ""
