@@ -27,16 +27,16 @@ class FrameDedup:
         self._lake = lake
         self._stored: StoredFrameRanges | None = None
 
-    def drop_stored(self, results: Iterable[DecodeResult], write: WriteId) -> _Files:
+    def drop_stored(self, results: Iterable[DecodeResult], write_id: WriteId) -> _Files:
         """Return the files of `frames` and of their parts, without the frames that the lake had before this
-        micro-batch. `write` is the id of the micro-batch's writes."""
+        micro-batch. `write_id` identifies the writes of the micro-batch."""
         in_order = sorted(results, key=lambda result: min(result.spans.items()))
         if self._stored is None:
             # If this micro-batch is a repeat, its own rows are in the table: a frame is no duplicate of itself. Rows at
             # the same offsets of an earlier topic of this name are not its own.
             own = [(part, low, high) for result in in_order for part, (low, high) in result.spans.items()]
-            newest = self._lake.open("frames").transaction_version(write.app_id("frames"))
-            is_repeat = newest is not None and newest >= write.batch_id
+            newest = self._lake.open("frames").transaction_version(write_id.app_id("frames"))
+            is_repeat = newest is not None and newest >= write_id.batch_id
             self._stored = read_frame_ranges(self._lake, own if is_repeat else ())
         frames: list[DataFile] = []
         parts: list[DataFile] = []

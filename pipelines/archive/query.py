@@ -90,7 +90,7 @@ class _ArchiveWriter:
 
     def write(self, rows: DataFrame, batch_id: int, query_id: str) -> None:
         """Write one micro-batch. Its ids identify a repeat after a crash, table by table (decision 7)."""
-        context, write = self._context, WriteId(query_id, batch_id)
+        context = self._context
         self._clock.set_time(rows.sparkSession.sparkContext)
         out = rows
         if self._is_deduplicated:
@@ -114,7 +114,7 @@ class _ArchiveWriter:
                 write_topic(out.where(F.col("kind") == FAULT), context.broker, "quarantine")
         finally:
             out.unpersist()
-        frames, parts = self._frame_dedup.drop_stored(results, write)
+        frames, parts = self._frame_dedup.drop_stored(results, WriteId(query_id, batch_id))
         self._tables.commit(
             query_id,
             batch_id,

@@ -33,7 +33,7 @@ class DeltaRsCommits:
         """newest transaction that this driver has seen or made, by application id"""
 
     def commit(
-        self, table: str, files: Sequence[DataFile], write: WriteId, progress: BatchProgress | None = None
+        self, table: str, files: Sequence[DataFile], write_id: WriteId, progress: BatchProgress | None = None
     ) -> bool:
         """Append files to a table in one commit, which carries the progress of its query.
 
@@ -45,10 +45,10 @@ class DeltaRsCommits:
             LakeError: The table cannot be read.
             SchemaChangedError: Another program has changed the table's columns.
         """
-        app_id = write.app_id(table)
-        opened = self._open(table, write)
+        app_id = write_id.app_id(table)
+        opened = self._open(table, write_id)
         newest = self._newest[app_id] = opened.transaction_version(app_id)
-        if newest is not None and newest >= write.batch_id:
+        if newest is not None and newest >= write_id.batch_id:
             return False
         if self._durable:
             self._lake.folder(table).sync()  # the files are named before a commit names them
@@ -59,7 +59,7 @@ class DeltaRsCommits:
         ]
         carried = {} if progress is None else {PROGRESS_KEY: msgspec.json.encode(progress).decode()}
         properties = CommitProperties(
-            custom_metadata=carried, app_transactions=[Transaction(app_id, write.batch_id, now)]
+            custom_metadata=carried, app_transactions=[Transaction(app_id, write_id.batch_id, now)]
         )
         while True:
             known = opened.version()
@@ -79,18 +79,18 @@ class DeltaRsCommits:
                 if any(adds_any(read_commit(folder, version), files) for version in since):
                     break  # the commit was applied, and only the store's response was lost
                 if opened.transaction_version(app_id) != newest:
-                    raise build_second_writer_error(table, write) from error
+                    raise build_second_writer_error(table, write_id) from error
                 if not since:
                     raise
                 # delta-rs refuses an append next to a commit that removes files or changes the table, and gives up when
                 # 15 were faster. An append reads nothing, so it is repeated on top of them.
         opened.update_incremental()
-        self._newest[app_id] = write.batch_id
+        self._newest[app_id] = write_id.batch_id
         if self._durable:
             self._lake.sync_commits(table, followed, opened.version())
         return True
 
-    def _open(self, table: str, write: WriteId) -> DeltaTable:
+    def _open(self, table: str, write_id: WriteId) -> DeltaTable:
         """Return the table as this driver follows it, or open it again if maintenance has removed its version's commit.
 
         Raises:
@@ -100,9 +100,9 @@ class DeltaRsCommits:
         if opened is not None and locate_commit(self._lake.folder(table), opened.version()).exists():
             return opened
         fresh = self._tables[table] = self._lake.open(table)
-        app_id = write.app_id(table)
+        app_id = write_id.app_id(table)
         was_open = opened is not None and app_id in self._newest
         if was_open and fresh.transaction_version(app_id) != self._newest[app_id]:
             del self._tables[table]
-            raise build_second_writer_error(table, write)
+            raise build_second_writer_error(table, write_id)
         return fresh

@@ -49,10 +49,10 @@ class TableWriter:
         outputs = [output for output in outputs if output.files]
         progress = self._read_progress(query_id, batch_id, outputs) if outputs else None
         for table, files, name in outputs:
-            write = WriteId(query_id, batch_id, name)
-            if not self._commits.commit(table, files, write, progress):
+            write_id = WriteId(query_id, batch_id, name)
+            if not self._commits.commit(table, files, write_id, progress):
                 delete_files(self._lake, files)
-            app_id = write.app_id(table)
+            app_id = write_id.app_id(table)
             batches = {*self._committed.get(app_id, ()), batch_id}
             self._committed[app_id] = sorted(batches)[-_NEWEST:]
         self._committed = {
