@@ -57,6 +57,6 @@ class WriteId:
 def build_second_writer_error(table: str, write_id: WriteId) -> SecondWriterError:
     """Build the error."""
     return SecondWriterError(
-        f"cannot commit to table {table}: another driver runs the query {write_id.query_id} and has just written to it. "
-        "This one has stopped, and the rows of its micro-batch are in no table. Stop one of the two drivers"
+        f"cannot commit to table {table}: another driver runs the query {write_id.query_id} and has just written to "
+        "it. This one has stopped, and the rows of its micro-batch are in no table. Stop one of the two drivers"
     )
