@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import shlex
@@ -10,7 +11,7 @@ import signal
 import socket
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import cache, partial
 from pathlib import Path
 from random import SystemRandom
@@ -145,6 +146,18 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         case "not slow":
             return None if not slow or "mark.main_path" in text else True
     return None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect without garbage collection, and exclude all that is loaded by then from later collections, each of which
+    would walk through thousands of tests and the modules that they import."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
