@@ -34,6 +34,9 @@ from kiln.pipelines.native.library import find_engine, find_rustc
 from kit import jdbc_driver, loopback, validators
 from kit.foreign_peer import CACHE
 
+# jsonschema would build a parser of each rule of RFC 3987 at its import, in 3 s, for formats that no test checks.
+sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]  # as the import system marks it
+
 # A process of pytest-xdist has a main module without a file. pyspark.sql.connect takes that for a doctest, and exits.
 if not hasattr(sys.modules["__main__"], "__file__"):
     sys.modules["__main__"].__file__ = __file__
