@@ -86,6 +86,8 @@ def _profile() -> str:
 
 
 def pytest_sessionstart() -> None:
+    # No test loses power, and a core would stand still while files are synced.
+    pytest.MonkeyPatch().setattr(os, "fsync", lambda file: None)
     if _profile() == "gate":
         # Hypothesis draws constants of all modules that are loaded. The examples of a test would change with a change
         # of any module, and a test alone would have other examples than the same test in a run of all tests.
@@ -111,7 +113,11 @@ class ModuleScheduling(LoadScopeScheduling):
             any(_starts_spark(scope) and self._pending_of({scope: unit}) for scope, unit in work.items())
             for work in others
         )
-        units = sorted(self.workqueue, key=lambda scope: (not _starts_spark(scope), scope != _SESSION))
+        # Modules of the whole, which are few and long, come before those of packages: at the end, no process is left
+        # alone with a long one.
+        units = sorted(
+            self.workqueue, key=lambda scope: (not _starts_spark(scope), scope != _SESSION, scope.count("/"))
+        )
         allowed = units if busy < SPARKS else [scope for scope in units if not _starts_spark(scope)] or units
         self.workqueue.move_to_end(allowed[0], last=False)
         super()._assign_work_unit(node)
