@@ -169,6 +169,10 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # some libraries complain at the end about what is never collected
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     if _is_slow_folder(item.path) and item.get_closest_marker("main_path") is None:
         item.add_marker(pytest.mark.slow)
