@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import shlex
@@ -10,7 +11,7 @@ import signal
 import socket
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import cache, partial
 from pathlib import Path
 from random import SystemRandom
@@ -32,6 +33,9 @@ from kiln.deploy.stack.java import JavaError, find_java
 from kiln.pipelines.native.library import find_engine, find_rustc
 from kit import jdbc_driver, loopback, validators
 from kit.foreign_peer import CACHE
+
+# jsonschema would build a parser of each rule of RFC 3987 at its import, in 3 s, for formats that no test checks.
+sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]  # as the import system marks it
 
 # A process of pytest-xdist has a main module without a file. pyspark.sql.connect takes that for a doctest, and exits.
 if not hasattr(sys.modules["__main__"], "__file__"):
@@ -82,6 +86,8 @@ def _profile() -> str:
 
 
 def pytest_sessionstart() -> None:
+    # No test loses power, and a core would stand still while files are synced.
+    pytest.MonkeyPatch().setattr(os, "fsync", lambda file: None)
     if _profile() == "gate":
         # Hypothesis draws constants of all modules that are loaded. The examples of a test would change with a change
         # of any module, and a test alone would have other examples than the same test in a run of all tests.
@@ -107,7 +113,11 @@ class ModuleScheduling(LoadScopeScheduling):
             any(_starts_spark(scope) and self._pending_of({scope: unit}) for scope, unit in work.items())
             for work in others
         )
-        units = sorted(self.workqueue, key=lambda scope: (not _starts_spark(scope), scope != _SESSION))
+        # Modules of the whole, which are few and long, come before those of packages: at the end, no process is left
+        # alone with a long one.
+        units = sorted(
+            self.workqueue, key=lambda scope: (not _starts_spark(scope), scope != _SESSION, scope.count("/"))
+        )
         allowed = units if busy < SPARKS else [scope for scope in units if not _starts_spark(scope)] or units
         self.workqueue.move_to_end(allowed[0], last=False)
         super()._assign_work_unit(node)
@@ -145,6 +155,22 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         case "not slow":
             return None if not slow or "mark.main_path" in text else True
     return None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect without garbage collection, and exclude all that is loaded by then from later collections, each of which
+    would walk through thousands of tests and the modules that they import."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # some libraries complain at the end about what is never collected
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

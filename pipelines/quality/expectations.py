@@ -26,6 +26,9 @@ if "pyspark" not in sys.modules:
     # Great Expectations imports much of PySpark where it is installed, for an engine of which these checks have no use.
     # With None as the module, an import of it fails. The entry goes away after the imports below.
     sys.modules["pyspark"] = None  # type: ignore[assignment]  # as the import system marks it
+if "rfc3987_syntax" not in sys.modules:
+    # jsonschema, which Great Expectations imports, builds a parser of each rule of RFC 3987 with it: 3 s of CPU.
+    sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]  # as the import system marks it
 
 import great_expectations as gx
 from great_expectations.core import ExpectationSuite, ExpectationValidationResult
@@ -57,8 +60,9 @@ from kiln.schemas.wire.cid import USUAL_TEXT, CidError, check_block, cid_bytes, 
 from kiln.schemas.wire.identity import PeerIdError, peer_bytes
 from kiln.schemas.wire.streamid import StreamIdError, stream_text
 
-if sys.modules["pyspark"] is None:
-    del sys.modules["pyspark"]
+for _unused in ("pyspark", "rfc3987_syntax"):
+    if sys.modules[_unused] is None:
+        del sys.modules[_unused]
 
 _NODE_ID: Final = 40  # hex digits of a node id of the BitTorrent DHT
 

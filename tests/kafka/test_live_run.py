@@ -115,6 +115,7 @@ def kiln(broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactory)
     )
     kiln.environment["PYTHONPATH"] = str(shadowing(folder / "path", "conf", "deploy", "bridge", "schemas", "pipelines"))
     with ExitStack() as stack:
+        http = stack.enter_context(httpx.Client(base_url=f"http://127.0.0.1:{monitor}"))
         prometheus = None
         if shutil.which("prometheus"):
             seen_by = Prometheus(folder / "prometheus", prometheus_port, f"127.0.0.1:{monitor}")
@@ -131,7 +132,7 @@ def kiln(broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactory)
                 out_at = time.monotonic()
             for path in ("/metrics", "/ready", "/"):
                 with suppress(httpx.TransportError):
-                    answer = httpx.get(f"http://127.0.0.1:{monitor}{path}")
+                    answer = http.get(path)
                     if path == "/ready":  # on a busy machine, a query may have failed and be about to start again
                         is_ready = answer.status_code == 200
                     if answer.status_code == 200:

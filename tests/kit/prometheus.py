@@ -67,6 +67,9 @@ class Prometheus:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._listen = f"127.0.0.1:{port}"
+        self._http = httpx.Client(
+            base_url=f"http://{self._listen}", timeout=60
+        )  # a new one for each request costs more
         config = {
             "global": {"scrape_interval": every, "scrape_timeout": every, "evaluation_interval": every},
             "rule_files": [str(RULES)],
@@ -93,18 +96,19 @@ class Prometheus:
     def __exit__(self, *_: object) -> None:
         self._process.terminate()
         self._process.wait(60)
+        self._http.close()
 
     def _answers(self) -> bool:
         assert self._process.poll() is None, (self._folder / "prometheus.log").read_text()
         try:
-            return httpx.get(f"http://{self._listen}/-/ready").status_code == 200
+            return self._http.get("/-/ready").status_code == 200
         except httpx.TransportError:
             return False
 
     def ask(self, expression: str, at: float | None = None) -> list[Sample]:
         """The series that an expression gives now, or at a time (unix s); AssertionError: Prometheus refuses it."""
         asked = {"query": expression} | ({} if at is None else {"time": str(at)})
-        answer = httpx.get(f"http://{self._listen}/api/v1/query", params=asked, timeout=60).json()
+        answer = self._http.get("/api/v1/query", params=asked).json()
         assert answer["status"] == "success", (expression, answer["error"])
         return [Sample(each["metric"], float(each["value"][1])) for each in answer["data"]["result"]]
 
@@ -119,7 +123,7 @@ class Prometheus:
 
     def faults_of_rules(self) -> list[str]:
         """What Prometheus says of rules that it could not evaluate."""
-        groups = httpx.get(f"http://{self._listen}/api/v1/rules").json()["data"]["groups"]
+        groups = self._http.get("/api/v1/rules").json()["data"]["groups"]
         return [
             f"{rule['name']}: {rule['lastError']}"
             for group in groups

@@ -25,11 +25,8 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Lake:
 
 
 def way(lake: Lake, text: str) -> dict[str, list[dict[str, object]]]:
-    """Rows by step, after each step's question was asked again by itself."""
+    """Rows by step."""
     found = trace_subject(lake, parse_id(text))
-    for step in found.steps:
-        again = query_lake(lake, step.step.sql)
-        assert (again.columns, list(again.rows())) == (step.columns, step.cells), step.step.name
     return {
         step.step.name: [dict(zip(step.columns, cells, strict=True)) for cells in step.cells] for step in found.steps
     }
@@ -79,6 +76,23 @@ def test_the_way_of_a_stream_whose_claim_was_false(lake: Lake) -> None:
         (message(2), BATCH),
     ]
     assert filled(steps) == set(steps) - {"announcements"}
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        *((text, True) for text in (BATCH, OTHERS_BATCH, stream("claimed"), cid("tip 1"), message(4), "0/104")),
+        *((text, False) for text in (BATCH, stream("claimed"))),
+    ],
+)
+def test_the_question_of_each_step_has_its_answer_by_itself(
+    lake: Lake, text: str, named: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not named:
+        monkeypatch.setattr(plan, "_NAMED", 0)
+    for step in trace_subject(lake, parse_id(text)).steps:
+        again = query_lake(lake, step.step.sql)
+        assert (again.columns, list(again.rows())) == (step.columns, step.cells), step.step.name
 
 
 @pytest.mark.parametrize("text", [BATCH, stream("claimed"), cid("tip 1"), message(3)])

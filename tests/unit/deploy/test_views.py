@@ -87,12 +87,18 @@ def test_a_view_over_no_tables_has_no_rows(view: str, tmp_path: Path) -> None:
     assert rows_of(tmp_path / "lake", f"SELECT * FROM {view}") == []
 
 
+@pytest.fixture(scope="module")
+def empty_lake(tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    """All tables, without rows."""
+    lake = Lake(str(tmp_path_factory.mktemp("empty") / "lake"))
+    lake.create(TABLES)
+    return lake
+
+
 @pytest.mark.parametrize("view", VIEWS)
-def test_a_view_over_empty_tables_has_the_same_columns(view: str, tmp_path: Path) -> None:
-    lake = tmp_path / "lake"
-    missing = query_lake(Lake(str(lake)), f"SELECT * FROM {view}")
-    Lake(str(lake)).create(TABLES)
-    empty = query_lake(Lake(str(lake)), f"SELECT * FROM {view}")
+def test_a_view_over_empty_tables_has_the_same_columns(view: str, empty_lake: Lake, tmp_path: Path) -> None:
+    missing = query_lake(Lake(str(tmp_path)), f"SELECT * FROM {view}")
+    empty = query_lake(empty_lake, f"SELECT * FROM {view}")
     assert empty.columns == missing.columns
     assert list(empty.rows()) == list(missing.rows()) == []
 
