@@ -34,11 +34,16 @@ Subscribers = Callable[[Collection[str]], Mapping[str, Collection[Hashable]]]
 """Returns, of some topics, those that peers are on, and these peers."""
 
 
-class OutboxPosition(NamedTuple):
-    """The position of a record of `kiln.batches`."""
+class OpenRecord:
+    """A record of `kiln.batches` whose receipts the broker does not have yet."""
 
-    partition: int
-    offset: int
+    __slots__ = ("missing", "offset", "partition")
+
+    def __init__(self, partition: int, offset: int) -> None:
+        self.partition = partition
+        self.offset = offset
+        self.missing = 1
+        """receipts that the broker has not acknowledged"""
 
 
 class PendingPublication:
@@ -52,18 +57,18 @@ class PendingPublication:
         "deliveries",
         "is_stored",
         "network",
-        "position",
         "receipted_topics",
+        "record",
         "separator",
     )
 
-    def __init__(self, position: OutboxPosition, batch: BatchRecord, batch_typ: int) -> None:
+    def __init__(self, record: OpenRecord, batch: BatchRecord, batch_typ: int) -> None:
         """Check that the batch makes a message.
 
         Raises:
             TopicError, CidError: no message can be made of it.
         """
-        self.position = position
+        self.record = record
         self.batch_cid = batch.batch_cid
         self.closed_at = batch.closed_at
         self.block = batch.block

@@ -10,7 +10,7 @@ from kiln.bridge.publisher.deliveries import (
     MIN_PATIENCE,
     NO_PEER,
     DeliveryQueue,
-    OutboxPosition,
+    OpenRecord,
     PendingPublication,
     TopicDelivery,
 )
@@ -28,7 +28,7 @@ _CID = cid_text(compute_cid(b"block"))
 def delivery(model: int, offset: int = 0, topic: str | None = None) -> TopicDelivery:
     separator = SeparatorRecord("model", encode_separator_value(b"\1" + model.to_bytes(4)))
     record = BatchRecord("local-test", "LIVE", separator, _CID, b"block", 0, S)
-    publication = PendingPublication(OutboxPosition(PARTITION, offset), record, 3)
+    publication = PendingPublication(OpenRecord(PARTITION, offset), record, 3)
     return TopicDelivery(publication, topic or publication.topic)
 
 
