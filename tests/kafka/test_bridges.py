@@ -1,4 +1,4 @@
-"""Two bridges of one network on one broker: they split the topics, one publishes, and the other one takes over.
+"""Two bridges of one network on one broker: they split the topics, one leads, and the other one takes over.
 
 Each bridge is a process. The broker, and a peer that both are connected with, are real. The test writes the batches.
 """
@@ -21,8 +21,8 @@ import trio
 
 from conftest import free_ports
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
-from kiln.bridge.cluster.membership import SESSION
 from kiln.bridge.cluster.rendezvous import find_owner
+from kiln.bridge.kafka.thread import SESSION
 from kiln.bridge.libp2p.keys import load_or_create_key
 from kiln.conf.process.bridge_status import BridgeStatus
 from kiln.conf.process.state_version import claim_state_folder
@@ -172,8 +172,8 @@ class Together:
         on = {topic: [peer for peer, status in view.items() if topic in status.topics] for topic in SPLIT}
         return on == {topic: [owner] for topic, owner in owners.items()}
 
-    def leader(self) -> Bridge:
-        return next(each for each in self.bridges if (view := each.status()) is not None and view.sharing.leads)
+    def leader(self) -> Bridge | None:
+        return next((each for each in self.bridges if (view := each.status()) is not None and view.sharing.leads), None)
 
     def in_words(self) -> str:
         return "; ".join(
@@ -214,7 +214,7 @@ def kafka(address: str, prefix: str) -> Kafka:
     return Kafka.model_validate({**view, "prefix": prefix})
 
 
-def test_they_split_the_topics_and_one_publishes_for_both(
+def test_they_split_the_topics_and_every_batch_is_announced(
     broker: EmbeddedBroker, prefix: str, log: Log, together: Together, tmp_path: Path
 ) -> None:
     together.start()
@@ -251,8 +251,9 @@ def test_they_split_the_topics_and_one_publishes_for_both(
     receipts = log.receipts()
     assert {receipt.batch_cid for receipt in receipts} == log.written.keys()
     doubled = [each for each, count in Counter(receipt.batch_cid for receipt in receipts).items() if count > 1]
-    # who is stopped between its look at the lease and the write still writes when it wakes up (decision 28)
-    assert len(doubled) <= STOPS, [receipt for receipt in receipts if receipt.batch_cid in doubled]
+    print(
+        f"{KILLS} kills, {STOPS} stops: {len(receipts)} receipts of {len(log.written)} batches, {len(doubled)} doubled"
+    )
     assert {receipt.error for receipt in receipts} == {None}
     check_frames([Frame.FromString(value) for value in log.read("frames")], {b.peer for b in together.bridges})
 
@@ -263,6 +264,7 @@ def take_over(log: Log, together: Together, *, stop: bool) -> None:
     have = len(log.receipts())
     wait_until(lambda: len(log.receipts()) > have + 5, together.in_words)
     leader = together.leader()
+    assert leader is not None
     (other,) = (bridge for bridge in together.bridges if bridge is not leader)
     if stop:
         leader.send(signal.SIGSTOP)
@@ -278,7 +280,9 @@ def take_over(log: Log, together: Together, *, stop: bool) -> None:
 
     wait_until(is_published, together.in_words)
     took = time.monotonic() - ended
-    print(f"{time.time():.1f}: topics taken over after {topics_after:.1f} s, publishing after {took:.1f} s")
+    wait_until(lambda: together.leader() is other, together.in_words)
+    led = time.monotonic() - ended
+    print(f"taken over: topics after {topics_after:.1f} s, publishing after {took:.1f} s, the lead after {led:.1f} s")
     if stop:
         leader.send(signal.SIGCONT)
     together.start()
