@@ -1,6 +1,6 @@
 """Threads that work on Kafka in sessions until they are stopped.
 
-The publisher and the fetcher are such threads, and work in the bridge that leads.
+The fetcher is such a thread, and works in the bridge that leads. `KafkaWorker` is for those that share the work.
 """
 
 from __future__ import annotations
@@ -281,7 +281,7 @@ class KafkaThread(ABC):
 
 
 class Leadership(Protocol):
-    """Election of the bridge that publishes and fetches, of several bridges."""
+    """The choice of the bridge that fetches, of several bridges."""
 
     def is_leader(self) -> bool:
         """Return whether this bridge leads at this moment."""

@@ -174,7 +174,7 @@ class KafkaWorker(KafkaThread):
         if error.code() in _FATAL or error.fatal():
             self._broker_error = error
 
-    def _on_assign(self, consumer: Consumer, parts: Sequence[Assignment]) -> None:
+    def _on_assign(self, consumer: Consumer, parts: list[Assignment]) -> None:
         for part in consumer.committed(parts, timeout=_ANSWER_TIMEOUT):
             if part.error is not None:
                 raise KafkaException(part.error)
@@ -192,11 +192,11 @@ class KafkaWorker(KafkaThread):
         )
         self._is_paused = False
 
-    def _on_revoke(self, consumer: Consumer, parts: Sequence[Assignment]) -> None:
+    def _on_revoke(self, consumer: Consumer, parts: list[Assignment]) -> None:
         self._commit(consumer)
         self._on_lost(consumer, parts)
 
-    def _on_lost(self, consumer: Consumer, parts: Sequence[Assignment]) -> None:
+    def _on_lost(self, consumer: Consumer, parts: list[Assignment]) -> None:
         for part in parts:
             self._forget(part.partition)
         consumer.incremental_unassign(parts)
@@ -235,7 +235,7 @@ class KafkaWorker(KafkaThread):
     def _handle_messages(self, consumer: Consumer, messages: Sequence[Message]) -> None:
         undecodable: set[int] = set()
         for message in messages:
-            error, partition, offset = message.error(), message.partition(), message.offset()
+            error, partition, offset = message.error(), message.partition() or 0, message.offset() or 0
             if error is not None and (error.code() in _FATAL or error.fatal()):
                 raise to_kafka_error(error)
             position = self._positions.get(partition)

@@ -23,6 +23,7 @@ from kiln.bridge.publisher.deliveries import (
 )
 from kiln.bridge.publisher.pace import AuthorPacer
 from kiln.bridge.publisher.pins import PinsError
+from kiln.bridge.publisher.settled import decode_settled, encode_settled
 from kiln.bridge.publisher.transition import BY_SEPARATOR, TopicScheme
 from kiln.schemas.kafka.records import (
     MAX_DETAIL,
@@ -107,6 +108,7 @@ class _PartitionState:
     """Progress in a partition."""
 
     not_before: int
+    settled: frozenset[int]  # offsets of batches that an earlier run has settled
     next_offset: int
     open: deque[OpenRecord] = field(default_factory=deque)  # in order; those behind the first may have their receipts
 
@@ -119,7 +121,8 @@ class PendingBatches:
     """The batches read from Kafka that are not published yet, and the offsets up to which all are.
 
     The caller adds records, calls `step` repeatedly, writes the records it returns, and acknowledges each record
-    that the broker has. After a crash, the batches from `resume_offsets` on are published again.
+    that the broker has. After a crash, the batches from `resume_offsets` on are published again, but for those that
+    `metadata` names.
     """
 
     def __init__(self, options: PublishingOptions, subscribers: Subscribers | None = None) -> None:
@@ -130,6 +133,8 @@ class PendingBatches:
         """
         self._options = options
         self._partitions: dict[int, _PartitionState] = {}
+        self.open_count = 0
+        """records that are added and whose receipts are not all acknowledged"""
         self._arrivals: list[PendingPublication] = []  # not in the queue yet
         self._subscribers = subscribers
         self._queue = DeliveryQueue(options.publish_timeout, options.retry_every, subscribers)
@@ -151,17 +156,20 @@ class PendingBatches:
         self.lost = 0
         """records that Kafka deleted before they were read"""
 
-    def start(self, partition: int, offset: int, not_before: int) -> None:
+    def start(self, partition: int, offset: int, not_before: int, settled: frozenset[int] = frozenset()) -> None:
         """Start publishing a partition from an offset.
 
         Args:
             not_before: closing time, in µs, before which batches are too old.
+            settled: offsets of batches that are not published again.
         """
-        self._partitions[partition] = _PartitionState(not_before, offset)
+        self._partitions[partition] = _PartitionState(not_before, settled, offset)
 
     def end(self, partition: int) -> None:
         """Forget the batches of a partition, which another bridge publishes from `resume_offsets` on."""
-        del self._partitions[partition]
+        for record in self._partitions.pop(partition).open:
+            self.open_count -= record.missing > 0
+            record.missing = -1  # receipts that are still acknowledged change nothing
         self._arrivals = [each for each in self._arrivals if each.record.partition != partition]
         deliveries = [
             each
@@ -190,14 +198,9 @@ class PendingBatches:
             return None
         self.lost += first_offset - first
         state.next_offset = first_offset
-        record = self._open_record(partition, first)
+        record = self._open(OpenRecord(partition, first))
         detail = f"records {partition}/{first} to {partition}/{first_offset - 1} of batches"
         return self._quarantine(record, RECORDS_LOST, detail, b"", now)
-
-    @property
-    def open_count(self) -> int:
-        """Number of records that are added and not yet acknowledged."""
-        return sum(len(state.open) for state in self._partitions.values())
 
     @property
     def waiting_count(self) -> int:
@@ -218,16 +221,18 @@ class PendingBatches:
         """Add the next record of a partition and return the record to write at once, if any."""
         state = self._partitions[partition]
         state.next_offset = offset + 1
+        if offset in state.settled:
+            return None
         try:
             batch = decode_batch(value or b"")
             if batch.origin != "LIVE" or batch.network != self._options.network:
                 return None
             publication = PendingPublication(OpenRecord(partition, offset), batch, self._options.batch_typ)
         except (*UNREADABLE, TopicError, CidError) as error:
-            record = self._open_record(partition, offset)
+            record = self._open(OpenRecord(partition, offset))
             detail = f"record {partition}/{offset} of batches: {error}"
             return self._quarantine(record, MALFORMED, detail, value or b"", now)
-        state.open.append(publication.record)
+        self._open(publication.record)
         if batch.closed_at < state.not_before:
             return self._write_receipt(publication.record, publication.reject_receipt(TOO_OLD, now))
         self._arrivals.append(publication)
@@ -292,20 +297,26 @@ class PendingBatches:
         """Return the offset to resume from after a crash, by partition."""
         return {partition: state.resume_offset for partition, state in self._partitions.items()}
 
-    def not_before(self, partition: int) -> int:
-        """Return the closing time of `start`."""
-        return self._partitions[partition].not_before
+    def metadata(self, partition: int) -> str:
+        """Return the metadata to commit with the offset: `not_before` and `settled` of `start` (`read_metadata`)."""
+        state = self._partitions[partition]
+        unsettled = [record.offset for record in state.open if record.missing]
+        settled = encode_settled(state.resume_offset, state.next_offset, unsettled)
+        return f"{state.not_before} {settled}".rstrip()
 
-    def _open_record(self, partition: int, offset: int) -> OpenRecord:
-        record = OpenRecord(partition, offset)
-        self._partitions[partition].open.append(record)
+    def _open(self, record: OpenRecord) -> OpenRecord:
+        self._partitions[record.partition].open.append(record)
+        self.open_count += 1
         return record
 
     def _settle_receipts(self, record: OpenRecord, count: int) -> None:
         record.missing -= count
-        state = self._partitions.get(record.partition)  # another bridge may publish it now
-        while state is not None and state.open and not state.open[0].missing:
-            state.open.popleft()
+        if record.missing or not count:
+            return
+        self.open_count -= 1
+        unsettled = self._partitions[record.partition].open
+        while unsettled and not unsettled[0].missing:
+            unsettled.popleft()
 
     def _enqueue_arrivals(self) -> None:
         """Queue the deliveries of new batches."""
@@ -435,6 +446,12 @@ class PendingBatches:
         fault = next(build_quarantine_records("publisher", reason, detail, value, now))
         key = build_quarantine_record_key("batches", record.partition, record.offset)
         return OutputRecord(record, "quarantine", key, encode(fault))
+
+
+def read_metadata(offset: int, text: str) -> tuple[int, frozenset[int]]:
+    """Read `not_before` and `settled` from what `PendingBatches.metadata` wrote, or another program."""
+    limit, _, settled = text.partition(" ")
+    return int(limit) if limit.lstrip("-").isdecimal() else 0, decode_settled(offset, settled)
 
 
 def _is_settled(delivery: TopicDelivery) -> bool:

@@ -2,7 +2,8 @@
 
 At least once: a batch is a set of tips under the hash of its bytes, so a peer that receives it twice applies it once.
 Kafka gives each partition to one bridge (`KafkaWorker`), which commits the offset of its oldest batch whose receipt the
-broker has not acknowledged. After a crash the batches from there on are published again.
+broker has not acknowledged, and which later ones are settled (`settled.py`). After a crash the others are published
+again.
 
 The block of a batch is in IPFS, and pinned, before its CID is published, because other nodes fetch what is announced to
 them. While IPFS is unavailable nothing is published, no timeout runs, and the batches wait in their order.
@@ -41,6 +42,7 @@ from kiln.bridge.publisher.batches import (
     OutputRecord,
     PendingBatches,
     PublishingOptions,
+    read_metadata,
 )
 from kiln.bridge.publisher.deliveries import OpenRecord, Subscribers
 from kiln.bridge.publisher.pace import AuthorPacer
@@ -144,8 +146,8 @@ class Publisher(KafkaWorker):
             self._pending.start(partition, start, self._clock_us() - self._options.max_age)
             return
         # an offset without the limit was set by hand: publish from there
-        limit = committed.metadata.lstrip("-")
-        self._pending.start(partition, committed.offset, int(committed.metadata) if limit.isdigit() else 0)
+        not_before, settled = read_metadata(committed.offset, committed.metadata)
+        self._pending.start(partition, committed.offset, not_before, settled)
         self._record_lost_range(partition, start)
 
     def _end(self, partition: int) -> None:
@@ -219,7 +221,7 @@ class Publisher(KafkaWorker):
 
     def _progress(self) -> Mapping[int, Progress]:
         return {
-            partition: Progress(offset, str(self._pending.not_before(partition)))
+            partition: Progress(offset, self._pending.metadata(partition))
             for partition, offset in self._pending.resume_offsets().items()
         }
 

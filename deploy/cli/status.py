@@ -78,7 +78,7 @@ def render_status(status: KilnStatus, now: datetime) -> RenderableType:
     if status.bridges:
         bridges = _build_table("bridge", "machine", "address", "leads")
         for bridge in status.bridges:
-            leads = "yes" if bridge.leads else "standby" if bridge.fetches else "no"
+            leads = "yes" if bridge.leads else "standby" if bridge.duties else "no"
             bridges.add_row(printable(bridge.peer), printable(bridge.host), printable(bridge.address), leads)
         parts += [bridges, ""]
     queries = _build_table("query", "micro-batches", "last commit", "lag")

@@ -111,10 +111,14 @@ class Kiln:
             admin.alter_group_offsets(self._group, {self._part: OffsetAndMetadata(offset, metadata)})
 
     def owner(self) -> str:
-        """The instance id of the member that has the partition."""
+        """The instance id of the member that has the partition, or "" while the group changes."""
         with KafkaAdminClient(**client(self.address)) as admin:
             members = admin.describe_groups([self._group])[self._group]["members"]
-        return next(each["group_instance_id"] for each in members if each["member_assignment"]["assigned_partitions"])
+        for member in members:
+            assignment = member["member_assignment"]
+            if isinstance(assignment, dict) and assignment["assigned_partitions"]:
+                return str(member["group_instance_id"])
+        return ""
 
     def delete_records(self, before: int) -> None:
         """As retention does."""
@@ -270,7 +274,8 @@ class Killed:
         """Return the seconds from the kill until a batch that was written after it is announced."""
         self.wait_for(self.write(30), self.rng.randrange(1, 20))
         self.write(self.rng.randrange(1, 10))
-        time.sleep(self.rng.random() / 10)  # the seeded moment
+        time.sleep(self.rng.uniform(0, 2))  # the seeded moment, before or after a commit
+        wait_until(lambda: self.kiln.owner() != "", "a member has the partition")
         self.kill(self.kiln.owner())
         ended = time.monotonic()
         late = self.write(3)

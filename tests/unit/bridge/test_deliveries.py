@@ -121,7 +121,7 @@ def test_if_too_many_wait_those_that_never_reached_a_peer_are_given_up_early_and
         peers.join("stranger", strangers)
     later = [delivery(0, offset) for offset in range(1, 4)]
     queue.add([*strangers, *later])
-    early = PATIENCE if have_peers else MIN_PATIENCE
+    early = MIN_PATIENCE
     queue.advance(early - 2)
     queue.record_reached(delivery(5_000))  # other batches are sent
     queue.advance(early - 1)

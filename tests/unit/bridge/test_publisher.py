@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from itertools import pairwise
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -13,8 +14,10 @@ from kiln.bridge.ipfs import BlockRefusedError, BlockStoreUnavailableError
 from kiln.bridge.publisher.batches import (
     RECORDS_LOST,
     TOO_OLD,
+    read_metadata,
 )
 from kiln.bridge.publisher.pace import BURST_SPAN, MAX_BURST, AuthorPacer
+from kiln.bridge.publisher.settled import decode_settled, encode_settled
 from kiln.bridge.publisher.transition import BOTH, BY_NETWORK, BY_SEPARATOR
 from kiln.conf.settings.durations import micros
 from kiln.conf.settings.model import Publish
@@ -534,6 +537,50 @@ def test_records_that_are_gone_are_counted_and_the_place_waits_for_the_word() ->
 
 
 # ---------------------------------------------------------------- several bridges
+
+
+def test_what_is_settled_behind_a_batch_without_a_peer_is_not_published_again() -> None:
+    run = Run(Node(), not_before=START - S)
+    run.node.peers[topic_of(batch(0, model=1))] = 0
+    records = [batch(number, model=number % 5 == 1) for number in range(20)]
+    for record in records:
+        run.take(record)
+    run.step()
+    for output in run.outputs:
+        run.pending.acknowledge(output.record)
+    place, metadata = run.place(), run.pending.metadata(PARTITION)
+    assert (place, run.pending.open_count) == (1, 4)
+    again = Run(Node())
+    again.pending.start(PARTITION, place, *read_metadata(place, metadata))
+    again.offset = place
+    for record in records[place:]:
+        again.take(record)
+    again.take(batch(20))
+    again.step()
+    assert sorted(again.node.cids) == sorted(batch(number).batch_cid for number in (1, 6, 11, 16, 20))
+    assert again.pending.metadata(PARTITION).startswith(f"{START - S} ")
+
+
+@given(st.integers(0, 1 << 40), st.lists(st.booleans(), max_size=200))
+def test_settled_offsets_are_read_as_they_were_written(first: int, settled: list[bool]) -> None:
+    unsettled = [first + number for number, each in enumerate(settled) if not each]
+    text = encode_settled(first, first + len(settled), unsettled)
+    assert decode_settled(first, text) == {first + number for number, each in enumerate(settled) if each}
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "é ü", "0 x", "5 !!!!!", f"7 {'z' * 5000}"])
+def test_metadata_of_another_program_settles_nothing(text: str) -> None:
+    assert read_metadata(0, text)[1] == frozenset()
+
+
+def test_settled_offsets_have_room_in_a_commit_whatever_their_order() -> None:
+    rng = Random(1)
+    unsettled = [number for number in range(100_000) if rng.random() < 0.5]
+    text = encode_settled(0, 100_000, unsettled)
+    assert len(text) < 4_000
+    settled = decode_settled(0, text)
+    assert len(settled) > 5_000
+    assert not settled & set(unsettled)
 
 
 def test_a_partition_that_another_bridge_takes_over_leaves_nothing_behind() -> None:
