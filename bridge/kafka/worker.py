@@ -97,6 +97,10 @@ class KafkaWorker(KafkaThread):
         """Forget what is not done of a partition, which may be another bridge's now."""
 
     @abstractmethod
+    def _record_lost_range(self, partition: int, before: int) -> None:
+        """Record that the broker has deleted everything before this offset."""
+
+    @abstractmethod
     def _handle(self, partition: int, record: KafkaRecord) -> None:
         """Handle a record."""
 
@@ -242,6 +246,11 @@ class KafkaWorker(KafkaThread):
             if position is None:
                 continue  # it was on its way when the partition was revoked
             if error is None and offset >= position:
+                if offset > position:  # offsets without records, such as the markers of transactions, are not lost
+                    first, _ = consumer.get_watermark_offsets(
+                        Assignment(self._topic, partition), timeout=_ANSWER_TIMEOUT, cached=False
+                    )
+                    self._record_lost_range(partition, min(first, offset))
                 record = KafkaRecord(offset, message.timestamp()[1], message.key(), message.value())
             elif error is not None and error.code() in UNDECODABLE and partition not in undecodable:
                 undecodable.add(partition)

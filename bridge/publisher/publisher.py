@@ -154,7 +154,6 @@ class Publisher(KafkaWorker):
         self._pending.end(partition)
 
     def _handle(self, partition: int, record: KafkaRecord) -> None:
-        self._record_lost_range(partition, record.offset)
         self._add_output(self._pending.add_record(partition, record.offset, record.value, self._clock_us()))
 
     def _record_lost_range(self, partition: int, before: int) -> None:
