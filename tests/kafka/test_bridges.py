@@ -21,8 +21,10 @@ import trio
 
 from conftest import free_ports
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kiln.bridge.cluster.group import Member, interests_digest
+from kiln.bridge.cluster.membership import Membership
 from kiln.bridge.cluster.rendezvous import find_owner
-from kiln.bridge.kafka.thread import SESSION
+from kiln.bridge.kafka.thread import SESSION, KafkaConfig
 from kiln.bridge.libp2p.keys import load_or_create_key
 from kiln.conf.process.bridge_status import BridgeStatus
 from kiln.conf.process.state_version import claim_state_folder
@@ -326,3 +328,39 @@ def test_a_bridge_alone_publishes_at_once_and_again_at_once_after_a_crash(log: L
         # after the crash it is the member that it was: nobody waits for a session to run out
         assert awaited(leads, SESSION / 2), together.in_words()
         bridge.kill()
+
+
+def test_one_membership_leads_and_each_learns_of_new_interests(broker: EmbeddedBroker, prefix: str, log: Log) -> None:
+    config = KafkaConfig([broker.address], security(broker.address), prefix)
+    digest = interests_digest(["model"])
+    with ExitStack() as stack:
+        members = [
+            Membership(
+                config, NETWORK, Member(peer, "host", interests_digest(["model"]), True, authors=(f"by {peer}",))
+            )
+            for peer in ("a", "b")
+        ]
+        for member in members:
+            stack.callback(member.stop)
+            member.start()
+
+        def describe() -> str:
+            return "; ".join(f"{each.status()}, {each.error}" for each in members)
+
+        def wait_for(changed: str) -> None:
+            wait_until(lambda: other.bridges[0].interests == changed, describe)
+
+        one, other = members
+        wait_until(lambda: all(len(each.bridges) == 2 for each in members), describe)
+        wait_until(lambda: sorted(each.is_leader() for each in members) == [False, True], describe)
+        assert one.authors == other.authors == {"by a", "by b"}
+        before = [each.is_leader() for each in members]
+        for interests in (["model/x"], ["model/y"], ["model"]):
+            one.set_interests(interests)
+            wait_for(interests_digest(interests))
+        wait_until(lambda: [each.is_leader() for each in members] == before, describe)  # the leader stays
+        leader = members[before.index(True)]
+        leader.stop()
+        assert not leader.is_leader()
+        (left,) = (each for each in members if each is not leader)
+        wait_until(left.is_leader, describe)
