@@ -20,6 +20,7 @@ from typing import Final, Protocol
 import msgspec
 from kafka.consumer.subscription_state import ConsumerRebalanceListener
 from kafka.coordinator.assignors.abstract import AbstractPartitionAssignor
+from kafka.coordinator.base import MemberState
 from kafka.errors import CommitFailedError, FencedInstanceIdError, KafkaTimeoutError, RebalanceInProgressError
 from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment, ConsumerProtocolSubscription
 from kafka.structs import OffsetAndMetadata
@@ -46,6 +47,7 @@ _HEARTBEAT: Final = 2.0  # s, of the member, and between two commits
 _POLL_TIMEOUT: Final = 0.25  # s between two polls of the broker
 _COMMIT_TIMEOUT: Final = 5.0  # s for the broker to answer a commit
 _REJOIN_WITHIN: Final = 20.0  # s for a live bridge to rejoin in a rebalance
+_REJOIN_AFTER: Final = 4.0  # s outside of a round, of which other bridges need one heartbeat, until it rejoins again
 _ANSWER_WITHIN: Final = SESSION + _REJOIN_WITHIN + SESSION  # s for a round, in which a bridge may be missing
 
 
@@ -65,8 +67,9 @@ class _Group(AbstractPartitionAssignor):  # type: ignore[misc]  # kafka-python h
         """The newest round and its number."""
 
     def metadata(self, topics: Sequence[str]) -> ConsumerProtocolSubscription:
+        # the broker begins a round when a member's data changes, and its subscription changes only for a rejoin
         return ConsumerProtocolSubscription(
-            version=0, topics=sorted(topics), user_data=msgspec.json.encode(self.member)
+            version=0, topics=[self._partition.topic], user_data=msgspec.json.encode(self.member)
         )
 
     def assign(self, cluster: object, members: Sequence[_Joined]) -> dict[str, ConsumerProtocolAssignment]:
@@ -217,9 +220,15 @@ class Membership(KafkaThread):
         joined: tuple[GroupView, int] | None = None
         self._assignor.joined = None
         renewed = self._clock()
-        renew_at = renewed
+        renew_at = rejoin_at = renewed
         while not self._stop.is_set():
             self._mark_progress()
+            # kafka-python 3.0.12 drops the result of a rejoin that ends between two polls, and does not rejoin then
+            if joined is None or consumer.group_metadata().state is MemberState.STABLE:
+                rejoin_at = self._clock() + _REJOIN_AFTER
+            elif self._clock() >= rejoin_at:
+                self._subscribe(consumer)
+                rejoin_at = self._clock() + _REJOIN_AFTER
             consumer.poll(timeout_ms=int(_POLL_TIMEOUT * 1_000))
             if self._assignor.joined != joined and (joined := self._assignor.joined) is not None:
                 renew_at = self._clock()

@@ -332,7 +332,6 @@ def test_a_bridge_alone_publishes_at_once_and_again_at_once_after_a_crash(log: L
 
 def test_one_membership_leads_and_each_learns_of_new_interests(broker: EmbeddedBroker, prefix: str, log: Log) -> None:
     config = KafkaConfig([broker.address], security(broker.address), prefix)
-    digest = interests_digest(["model"])
     with ExitStack() as stack:
         members = [
             Membership(
