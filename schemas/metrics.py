@@ -130,7 +130,7 @@ GROUPS: Final = (
                 "kiln_bridges",
                 "Live bridges of the network, including this one; 0 until the group membership is known.",
             ),
-            Gauge("kiln_bridge_leader", "1 if this bridge is the leader, which publishes and fetches for all."),
+            Gauge("kiln_bridge_leader", "1 if this bridge is the leader, which fetches for all."),
             Gauge("kiln_bridge_banned_peers", "Peers that are banned for misbehavior."),
             Gauge("kiln_bridge_topics", "Joined topics."),
             Gauge(

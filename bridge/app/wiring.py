@@ -39,7 +39,7 @@ from kiln.bridge.libp2p.host import Node
 from kiln.bridge.libp2p.keys import load_or_create_key
 from kiln.bridge.libp2p.options import NodeOptions
 from kiln.bridge.libp2p.seqno import Seqno, SeqnoError
-from kiln.bridge.publisher.outbox import PublishError, PublishingOptions
+from kiln.bridge.publisher.batches import PublishError, PublishingOptions
 from kiln.bridge.publisher.pace import AuthorPacer
 from kiln.bridge.publisher.pins import BlockPins
 from kiln.bridge.publisher.publisher import Publisher
@@ -81,7 +81,7 @@ class BridgeComponents:
     publisher: Publisher | None
     """Publishes to gossipsub."""
     announcer: Publisher | None
-    """Publishes to BEP 50. It has an outbox of its own, so that neither transport waits for the other."""
+    """Publishes to BEP 50. It is a consumer group of its own, so that neither transport waits for the other."""
     fetcher: Fetcher | None
 
     @property
@@ -135,7 +135,7 @@ def build_bridge(settings: Settings, stack: ExitStack, token: trio.lowlevel.Trio
     publishing.start()
     stack.callback(publishing.stop)
     interests = open_interests(settings)
-    membership = _create_membership(settings, node, interests, carrier)
+    membership = _create_membership(settings, node, interests)
     membership.start()
     stack.callback(membership.stop)
     return BridgeComponents(
@@ -151,12 +151,8 @@ def build_bridge(settings: Settings, stack: ExitStack, token: trio.lowlevel.Trio
         blocks=blocks,
         membership=membership,
         publishing=publishing,
-        publisher=_create_publisher(settings, node, blocks, publishing, membership, token)
-        if settings.publishes
-        else None,
-        announcer=_create_announcer(settings, carrier, blocks, membership, token)
-        if carrier and settings.announces
-        else None,
+        publisher=_create_publisher(settings, node, blocks, publishing, token) if settings.publishes else None,
+        announcer=_create_announcer(settings, node, carrier, blocks, token) if carrier and settings.announces else None,
         fetcher=_create_fetcher(settings, blocks, membership) if settings.fetches else None,
     )
 
@@ -321,12 +317,20 @@ def _create_pins(settings: Settings, blocks: BlockStore) -> BlockPins:
 # ---------------------------------------------------------------- threads
 
 
-def _create_membership(settings: Settings, node: Node, interests: InterestsFile, carrier: Carrier | None) -> Membership:
-    duties = (settings.publishes, carrier is not None and settings.announces, settings.fetches)
+def _create_membership(settings: Settings, node: Node, interests: InterestsFile) -> Membership:
     member = Member(
-        node.authors[0], socket.gethostname(), interests_digest(interests.read()), sum(duties), authors=node.authors
+        _bridge_id(node),
+        socket.gethostname(),
+        interests_digest(interests.read()),
+        settings.fetches,
+        authors=node.authors,
     )
     return Membership(_kafka_config(settings), settings.network.name, member)
+
+
+def _bridge_id(node: Node) -> str:
+    """Return the id of the bridge in Kafka's groups: its peer id."""
+    return node.authors[0]
 
 
 def _kafka_config(settings: Settings) -> KafkaConfig:
@@ -339,7 +343,6 @@ def _create_publisher(
     node: Node,
     blocks: BlockStore,
     topics: PublishingTopics,
-    membership: Membership,
     token: trio.lowlevel.TrioToken,
 ) -> Publisher:
     pace = AuthorPacer(micros(settings.publish.min_interval), settings.publish.author_keys)
@@ -367,14 +370,13 @@ def _create_publisher(
         _create_pins(settings, blocks),
         topics.publishing_scheme,
         pace=pace,
-        leadership=membership,
-        notes=locate_topic_notes(settings.bridge_dir, "publisher"),
+        instance=_bridge_id(node),
         subscribers=subscribers,
     )
 
 
 def _create_announcer(
-    settings: Settings, carrier: Carrier, blocks: BlockStore, membership: Membership, token: trio.lowlevel.TrioToken
+    settings: Settings, node: Node, carrier: Carrier, blocks: BlockStore, token: trio.lowlevel.TrioToken
 ) -> Publisher:
     def announce(topic: str, data: bytes) -> int:
         try:
@@ -397,8 +399,7 @@ def _create_announcer(
         lambda: carrier.stop_reason,
         _create_pins(settings, blocks),
         group=f"{settings.kafka.prefix}{TRANSPORT}-publisher.{settings.network.name}",
-        leadership=membership,
-        notes=locate_topic_notes(settings.bridge_dir, TRANSPORT),
+        instance=_bridge_id(node),
     )
 
 

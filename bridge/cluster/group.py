@@ -1,8 +1,8 @@
-"""User data of the bridges in Kafka's group protocol, and the election of their leader.
+"""User data of the bridges in Kafka's group protocol, and the choice of their leader.
 
 Each bridge joins the group with a `Member`. One of them, which the broker chooses, makes the `GroupView` of all
-members, which the broker distributes. Both are JSON, as the user data of Kafka's consumer protocol; no partition is
-assigned. The broker's generation of the group numbers the rounds.
+members, which the broker distributes. Both are JSON, as the user data of Kafka's consumer protocol. The leader is
+assigned the group's one partition. The broker's generation of the group numbers the rounds.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Member(msgspec.Struct, frozen=True):
     """the machine's name, for users"""
     interests: str
     """`interests_digest` of its interests"""
-    duties: int = 0
-    """number of the leader's tasks that its settings allow: publish, announce, fetch"""
+    fetches: bool = False
+    """true if its settings allow the leader's task"""
     led: int = 0
     """the round since which it has led; 0: it does not lead"""
     authors: tuple[str, ...] = ()
@@ -44,13 +44,12 @@ class LiveBridge(msgspec.Struct, frozen=True):
 
 
 class GroupView(msgspec.Struct, frozen=True):
-    """User data for all members. `after`: another member that leads until it learns of this round, or empty."""
+    """User data for all members."""
 
     leader: str
     authors: tuple[str, ...]
-    """of the leader's messages"""
+    """of the messages of all bridges"""
     bridges: tuple[LiveBridge, ...]
-    after: str = ""
 
 
 _MEMBER = msgspec.json.Decoder(Member)
@@ -70,20 +69,19 @@ def interests_digest(texts: Iterable[str]) -> str:
 def build_round(members: Collection[Member]) -> GroupView:
     """Build the round of these members.
 
-    The leader stays leader. If several members lead, the one that has led since the latest round does. A member with
-    fewer duties than another never leads, because no bridge would do the missing ones.
+    The leader stays leader. If several members led, because one was cut off from Kafka, the one that has led since the
+    latest round does. A member that fetches nothing leads only if none does.
 
     Raises:
         ValueError: there is no member.
     """
-    most = max(member.duties for member in members)
-    candidates = {member.peer: member for member in members if member.duties == most}
-    former_leaders = [member for member in members if member.led]
-    current = max((m for m in former_leaders if m.peer in candidates), key=lambda m: (m.led, m.peer), default=None)
-    leader = candidates[find_owner("", candidates)] if current is None else current
-    others = sorted(member.peer for member in former_leaders if member.peer != leader.peer)
+    candidates = {member.peer: member for member in members if member.fetches} or {m.peer: m for m in members}
+    leaders = [member for member in candidates.values() if member.led]
+    current = max(leaders, key=lambda member: (member.led, member.peer), default=None)
+    leader = find_owner("", candidates) if current is None else current.peer
+    authors = sorted({author for member in members for author in member.authors})
     bridges = sorted((LiveBridge(m.peer, m.host, m.interests) for m in members), key=lambda bridge: bridge.peer)
-    return GroupView(leader.peer, leader.authors, tuple(bridges), others[0] if others else "")
+    return GroupView(leader, tuple(authors), tuple(bridges))
 
 
 def read_member(data: bytes) -> Member:

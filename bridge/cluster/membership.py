@@ -4,25 +4,29 @@ Kafka's group protocol detects the live bridges. It works across machines, and n
 beyond those of the bridge's other groups. The bridge is a static member (KIP-345) under its peer id, so that a bridge
 that restarts within `SESSION` is the same member, and no other takes over.
 
-*Leading.* The leader acts while its lease lasts. The lease begins when the bridge sent the heartbeat that the
-broker answered last, and ends `MARGIN` before the broker could give the bridge up. The clock of the lease goes on while
-the machine sleeps. A bridge that is suspended between a check of the lease and its next action may still do that one
-action.
+*Leading.* Kafka assigns one partition, 0 of `kiln.wanted`, to the leader. The broker accepts a commit only from a
+member of the current round, so each commit shows that it has not given this one up. The leader acts while its lease
+lasts: it begins when the bridge sent the newest commit that the broker accepted, and ends `MARGIN` before the broker
+could give the bridge up, or when a new round begins. The clock of the lease goes on while the machine sleeps. A bridge
+that is suspended between a check of the lease and its next action may still do that one action.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import Final, Protocol, cast
+from collections.abc import Callable, Collection, Sequence
+from typing import Final, Protocol
 
 import msgspec
+from kafka.consumer.subscription_state import ConsumerRebalanceListener
 from kafka.coordinator.assignors.abstract import AbstractPartitionAssignor
-from kafka.errors import FencedInstanceIdError, KafkaTimeoutError
+from kafka.coordinator.base import MemberState
+from kafka.errors import CommitFailedError, FencedInstanceIdError, KafkaTimeoutError, RebalanceInProgressError
 from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment, ConsumerProtocolSubscription
+from kafka.structs import OffsetAndMetadata
 from msgspec import structs
 
-from kafka import KafkaConsumer
+from kafka import KafkaConsumer, TopicPartition
 from kiln.bridge.cluster.group import (
     PROTOCOL,
     GroupView,
@@ -34,42 +38,51 @@ from kiln.bridge.cluster.group import (
     read_member,
     read_round,
 )
-from kiln.bridge.kafka.thread import BlockedError, KafkaConfig, KafkaThread
+from kiln.bridge.kafka.thread import SESSION, BlockedError, KafkaConfig, KafkaThread
 from kiln.conf.process.bridge_status import SharingStatus
 from kiln.conf.process.kafka_clients import open_client
 
-SESSION: Final = 10.0
-"""Seconds without a heartbeat after which the broker removes a bridge from the group. Brokers allow at least 6 s, by
-default (`group.min.session.timeout.ms`)."""
-MARGIN: Final = 2.0
-_HEARTBEAT: Final = 2.0  # s
+MARGIN: Final = 2.0  # s
+_HEARTBEAT: Final = 2.0  # s, of the member, and between two commits
 _POLL_TIMEOUT: Final = 0.25  # s between two polls of the broker
+_COMMIT_TIMEOUT: Final = 5.0  # s for the broker to answer a commit
 _REJOIN_WITHIN: Final = 20.0  # s for a live bridge to rejoin in a rebalance
+_REJOIN_AFTER: Final = 4.0  # s outside of a round, of which other bridges need one heartbeat, until it rejoins again
+_ANSWER_WITHIN: Final = SESSION + _REJOIN_WITHIN + SESSION  # s for a round, in which a bridge may be missing
 
 
 class _Group(AbstractPartitionAssignor):  # type: ignore[misc]  # kafka-python has no types
-    """An assignor of kafka-python that assigns no partition, but exchanges the data of `kiln.bridge.cluster.group`.
+    """An assignor of kafka-python that assigns one partition to the leader, and exchanges the data of
+    `kiln.bridge.cluster.group`.
 
     It is called in kafka-python's thread.
     """
 
     name = PROTOCOL
 
-    def __init__(self, member: Member) -> None:
+    def __init__(self, member: Member, partition: TopicPartition) -> None:
         self.member = member
+        self._partition = partition
         self.joined: tuple[GroupView, int] | None = None
         """The newest round and its number."""
 
     def metadata(self, topics: Sequence[str]) -> ConsumerProtocolSubscription:
+        # the broker begins a round when a member's data changes, and its subscription changes only for a rejoin
         return ConsumerProtocolSubscription(
-            version=0, topics=sorted(topics), user_data=msgspec.json.encode(self.member)
+            version=0, topics=[self._partition.topic], user_data=msgspec.json.encode(self.member)
         )
 
     def assign(self, cluster: object, members: Sequence[_Joined]) -> dict[str, ConsumerProtocolAssignment]:
-        view = msgspec.json.encode(build_round([read_member(each.metadata.user_data) for each in members]))
+        joined = {each.member_id: read_member(each.metadata.user_data) for each in members}
+        view = build_round(joined.values())
+        leads = [(self._partition.topic, [self._partition.partition])]
         return {
-            each.member_id: ConsumerProtocolAssignment(version=0, assigned_partitions=[], user_data=view)
-            for each in members
+            member_id: ConsumerProtocolAssignment(
+                version=0,
+                assigned_partitions=leads if member.peer == view.leader else [],
+                user_data=msgspec.json.encode(view),
+            )
+            for member_id, member in joined.items()
         }
 
     def on_assignment(self, assignment: ConsumerProtocolAssignment, generation: int) -> None:
@@ -106,24 +119,25 @@ class Membership(KafkaThread):
         """
         super().__init__(
             "membership",
-            "no bridge is known to lead, so nothing is published or fetched",
+            "no bridge is known to lead, so nothing is fetched",
             kafka,
             group_name(kafka.prefix, network),
         )
-        self._assignor = _Group(member)
+        self._partition = TopicPartition(f"{kafka.prefix}wanted", 0)
+        self._assignor = _Group(member, self._partition)
         self._clock = clock
         self._interests = member.interests
         self._round: GroupView | None = None
         self._number = 0
-        self._lease = (0.0, 0.0)  # from, until, by the clock
+        self._lease_until = 0.0  # by the clock
         self._authors = frozenset(member.authors)
+        self._subscribes_more = False
 
     # -------- state
 
     def is_leader(self) -> bool:
         """Return whether this bridge leads at this moment."""
-        begins, ends = self._lease
-        return begins <= self._clock() < ends
+        return self._clock() < self._lease_until
 
     @property
     def bridges(self) -> tuple[LiveBridge, ...]:
@@ -132,7 +146,7 @@ class Membership(KafkaThread):
 
     @property
     def authors(self) -> frozenset[str]:
-        """Peer ids of the messages of this bridge, and of each that led since this one started."""
+        """Peer ids of the messages of all bridges that were alive since this one started."""
         return self._authors
 
     def set_interests(self, interests: Sequence[str]) -> None:
@@ -148,7 +162,7 @@ class Membership(KafkaThread):
         if self._round is None:
             return self.error or "waiting for Kafka to assign the leader"
         if self._round.leader == self._me:
-            return "waiting for its lease to begin"
+            return "waiting for Kafka to renew its lease"
         return f"another bridge leads: {self._round.leader}"
 
     def status(self) -> SharingStatus:
@@ -168,7 +182,11 @@ class Membership(KafkaThread):
         return self._assignor.member.peer
 
     def _release_resources(self) -> None:
-        self._lease = (0.0, 0.0)
+        self.end_lease()
+
+    def end_lease(self) -> None:
+        """End the lease, because a new round begins."""
+        self._lease_until = 0.0
 
     def _run_session(self) -> None:
         consumer = open_client(
@@ -185,72 +203,88 @@ class Membership(KafkaThread):
             enable_auto_commit=False,
         )
         try:
-            consumer.subscribe([f"{self._prefix}batches"])  # any topic of Kiln's, since no partition is assigned
-            self._renew_lease(consumer, cast(_HasCoordinator, consumer)._coordinator)
+            self._subscribe(consumer)
+            self._renew_lease(consumer)
         except FencedInstanceIdError as error:
             raise TwinError(self._me) from error
         finally:
             consumer.close(timeout_ms=2_000)
 
-    def _renew_lease(self, consumer: KafkaConsumer, coordinator: _Coordinator) -> None:
-        heartbeat = coordinator.heartbeat
-        polled = before = answered = self._clock()
-        sent, sent_at = heartbeat.last_send, before  # a heartbeat, and a time before it was sent
-        begins = self._lease[0]
+    def _subscribe(self, consumer: KafkaConsumer) -> None:
+        """Join the group, or rejoin it: a consumer rejoins when its subscription changes."""
+        self._subscribes_more = not self._subscribes_more
+        more = [f"{self._prefix}batches"] if self._subscribes_more else []
+        consumer.subscribe([self._partition.topic, *more], listener=_LeaseListener(consumer, self))
+
+    def _renew_lease(self, consumer: KafkaConsumer) -> None:
         joined: tuple[GroupView, int] | None = None
         self._assignor.joined = None
+        renewed = self._clock()
+        renew_at = rejoin_at = renewed
         while not self._stop.is_set():
             self._mark_progress()
-            before, polled = polled, self._clock()
-            self._rejoin_if_changed(coordinator)
+            # kafka-python 3.0.12 drops the result of a rejoin that ends between two polls, and does not rejoin then
+            if joined is None or consumer.group_metadata().state is MemberState.STABLE:
+                rejoin_at = self._clock() + _REJOIN_AFTER
+            elif self._clock() >= rejoin_at:
+                self._subscribe(consumer)
+                rejoin_at = self._clock() + _REJOIN_AFTER
             consumer.poll(timeout_ms=int(_POLL_TIMEOUT * 1_000))
             if self._assignor.joined != joined and (joined := self._assignor.joined) is not None:
-                begins = self._begin_round(*joined, begins, self._clock())
-                answered = before
-            if heartbeat.last_send != sent:
-                sent, sent_at = heartbeat.last_send, before
-            if heartbeat.last_receive >= sent:
-                answered = max(answered, sent_at)
-            timeout = SESSION + (_REJOIN_WITHIN + SESSION if coordinator.rebalance_in_progress() else 0.0)
-            if self._clock() - answered > timeout:
+                renew_at = self._clock()
+                self._begin_round(*joined)
+            now = self._clock()
+            if joined is not None and now >= renew_at and self._commit(consumer):
+                renewed, renew_at = now, now + _HEARTBEAT
+                self._lease_until = now + SESSION - MARGIN if consumer.assignment() else 0.0
+                self._error = None
+                if self._is_outdated(joined[0]):
+                    self._subscribe(consumer)
+            elif now - renewed > _ANSWER_WITHIN:
                 # kafka-python reports nothing when another member uses the instance id of this one
                 raise KafkaTimeoutError(
-                    f"no response from group {self._group} for {timeout:g} s: the broker is unavailable, or another "
-                    f"bridge uses the key of this one ({self._me})"
+                    f"no response from group {self._group} for {_ANSWER_WITHIN:g} s: the broker is unavailable, or "
+                    f"another bridge uses the key of this one ({self._me})"
                 )
-            is_leader = joined is not None and joined[0].leader == self._me
-            self._lease = (begins, answered + SESSION - MARGIN if is_leader else 0.0)
-            self._error = None
 
-    def _begin_round(self, view: GroupView, number: int, begins: float, now: float) -> float:
-        """Begin a new round.
+    def _commit(self, consumer: KafkaConsumer) -> bool:
+        """Commit an offset that nothing reads, and return whether this bridge is a member of the current round."""
+        try:
+            consumer.commit({self._partition: OffsetAndMetadata(0)}, timeout_ms=int(_COMMIT_TIMEOUT * 1_000))
+        except (RebalanceInProgressError, CommitFailedError):
+            return False
+        return True
 
-        Args:
-            begins: start of the lease in the previous round.
-
-        Returns:
-            Start of the lease, if this bridge leads.
-        """
+    def _begin_round(self, view: GroupView, number: int) -> None:
         me = self._assignor.member
         is_leader = view.leader == me.peer
         self._assignor.member = structs.replace(me, led=(me.led or number) if is_leader else 0)
         self._authors |= frozenset(view.authors)
         self._round, self._number = view, number
         self._state = "leads" if is_leader else f"{view.leader} leads"
-        # the former leader may not know yet, so its lease has to expire first
-        return begins if is_leader and me.led else now + SESSION if view.after else 0.0
 
-    def _rejoin_if_changed(self, coordinator: _Coordinator) -> None:
-        """Rejoin if the group has outdated data of this bridge: after a restart, the group still has the data from
+    def _is_outdated(self, view: GroupView) -> bool:
+        """Return whether the group has outdated data of this bridge: after a restart, it still has the data from
         before."""
         if self._assignor.member.interests != self._interests:
             self._assignor.member = structs.replace(self._assignor.member, interests=self._interests)
-        view, me = self._round, self._assignor.member
-        if view is None or self._assignor.joined is None or coordinator.need_rejoin():
-            return
+        me = self._assignor.member
         known = {bridge.peer: bridge.interests for bridge in view.bridges}
-        if known.get(me.peer) != me.interests or (view.leader == me.peer and view.authors != me.authors):
-            coordinator.request_rejoin()
+        return known.get(me.peer) != me.interests or not set(me.authors) <= set(view.authors)
+
+
+class _LeaseListener(ConsumerRebalanceListener):  # type: ignore[misc]  # kafka-python has no types
+    """Ends the lease before this bridge joins a new round, and reads nothing of the partition that it is assigned."""
+
+    def __init__(self, consumer: KafkaConsumer, membership: Membership) -> None:
+        self._consumer = consumer
+        self._membership = membership
+
+    def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:
+        self._membership.end_lease()
+
+    def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
+        self._consumer.pause(*assigned)
 
 
 class TwinError(BlockedError):
@@ -258,23 +292,3 @@ class TwinError(BlockedError):
 
     def __init__(self, peer: str) -> None:
         super().__init__(f"another bridge uses the key of this one ({peer}). Give each bridge its own state folder.")
-
-
-class _Heartbeat(Protocol):
-    """Times by `time.monotonic`, s."""
-
-    last_send: float
-    last_receive: float
-
-
-class _Coordinator(Protocol):
-    # no public method of kafka-python returns the time of the last heartbeat response, or requests a rejoin
-    heartbeat: _Heartbeat
-
-    def need_rejoin(self) -> bool: ...
-    def rebalance_in_progress(self) -> bool: ...
-    def request_rejoin(self) -> None: ...
-
-
-class _HasCoordinator(Protocol):
-    _coordinator: _Coordinator

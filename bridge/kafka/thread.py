@@ -1,6 +1,6 @@
 """Threads that work on Kafka in sessions until they are stopped.
 
-The publisher and the fetcher are such threads, and work in the bridge that leads.
+The fetcher is such a thread, and works in the bridge that leads. `KafkaWorker` is for those that share the work.
 """
 
 from __future__ import annotations
@@ -37,7 +37,12 @@ RENEW_EVERY: Final = 3_600_000_000
 (`offsets.retention.minutes`)."""
 
 _MAX_RECORDS: Final = 10_000  # per poll
-_END_TIMEOUT: Final = 5.0  # s for the broker to report an end offset
+END_TIMEOUT: Final = 5.0
+"""s for the broker to report an end offset"""
+
+SESSION: Final = 10.0
+"""Seconds without a heartbeat after which the broker removes a bridge from a group. Brokers allow at least 6 s, by
+default (`group.min.session.timeout.ms`)."""
 
 STALL_AFTER: Final = 60.0
 """s without progress after which a thread is reported as stalled. No healthy step takes so long."""
@@ -195,11 +200,35 @@ class KafkaThread(ABC):
         """
         self._mark_progress()
         records = reader.poll(timeout_ms / 1_000, max_records)
-        now, positions = time.monotonic(), reader.active_positions
-        self._stalled_positions = (
-            {} if records else {part: offset for part, offset in self._stalled_positions.items() if part in positions}
+        self._check_ends(
+            has_records=bool(records),
+            positions=reader.active_positions,
+            read_end=lambda part: reader.read_end(part, END_TIMEOUT),
         )
-        if records:
+        return records
+
+    def _check_ends(
+        self,
+        *,
+        has_records: bool,
+        positions: Mapping[TopicPartition, int],
+        read_end: Callable[[TopicPartition], int],
+    ) -> None:
+        """Ask the broker for the end offsets now and then while no record arrives; call this at each poll.
+
+        Args:
+            positions: offset of the next record, by partition that is read.
+
+        Raises:
+            KafkaError: the broker has records, and none arrives.
+        """
+        now = time.monotonic()
+        self._stalled_positions = (
+            {}
+            if has_records
+            else {part: offset for part, offset in self._stalled_positions.items() if part in positions}
+        )
+        if has_records:
             self._last_record_at = now
         elif now > self._last_record_at + CHECK_ENDS_AFTER:
             for part, position in positions.items():
@@ -207,10 +236,10 @@ class KafkaThread(ABC):
                     raise KafkaTimeoutError(
                         f"no record of {part.topic}-{part.partition} arrives from offset {position} on"
                     )
-            ends = {part: reader.read_end(part, _END_TIMEOUT) for part in positions}
-            self._stalled_positions = {part: position for part, position in positions.items() if position < ends[part]}
+            self._stalled_positions = {
+                part: position for part, position in positions.items() if position < read_end(part)
+            }
             self._last_record_at = now
-        return records
 
     def _list_partitions(self, topic: str) -> list[TopicPartition]:
         """Return the partitions of a topic in order.
@@ -252,7 +281,7 @@ class KafkaThread(ABC):
 
 
 class Leadership(Protocol):
-    """Election of the bridge that publishes and fetches, of several bridges."""
+    """The choice of the bridge that fetches, of several bridges."""
 
     def is_leader(self) -> bool:
         """Return whether this bridge leads at this moment."""

@@ -22,7 +22,7 @@ TRANSPORT: Final = "gossipsub"
 NO_PEER: Final = "no peer on the topic"
 NO_TURN: Final = "too many new separators for the topic's peers: not sent"
 MIN_PATIENCE: Final = 10_000_000
-"""µs that a batch waits for a peer even if too many batches wait"""
+"""µs that a batch waits for a peer and its turn even if too many batches wait"""
 _MAX_REACHED: Final = 10_000  # separators that are known to have reached a peer
 _MAX_LOOKUP: Final = 10_000  # topics in one call of `Subscribers`, which runs in the node's thread
 _MAX_GIVEN_UP: Final = 5_000  # batches given up early at one check
@@ -34,11 +34,16 @@ Subscribers = Callable[[Collection[str]], Mapping[str, Collection[Hashable]]]
 """Returns, of some topics, those that peers are on, and these peers."""
 
 
-class OutboxPosition(NamedTuple):
-    """The position of a record of `kiln.batches`."""
+class OpenRecord:
+    """A record of `kiln.batches` whose receipts the broker does not have yet."""
 
-    partition: int
-    offset: int
+    __slots__ = ("missing", "offset", "partition")
+
+    def __init__(self, partition: int, offset: int) -> None:
+        self.partition = partition
+        self.offset = offset
+        self.missing = 1
+        """receipts that the broker has not acknowledged; negative once another bridge has the partition"""
 
 
 class PendingPublication:
@@ -52,18 +57,18 @@ class PendingPublication:
         "deliveries",
         "is_stored",
         "network",
-        "position",
         "receipted_topics",
+        "record",
         "separator",
     )
 
-    def __init__(self, position: OutboxPosition, batch: BatchRecord, batch_typ: int) -> None:
+    def __init__(self, record: OpenRecord, batch: BatchRecord, batch_typ: int) -> None:
         """Check that the batch makes a message.
 
         Raises:
             TopicError, CidError: no message can be made of it.
         """
-        self.position = position
+        self.record = record
         self.batch_cid = batch.batch_cid
         self.closed_at = batch.closed_at
         self.block = batch.block
@@ -120,9 +125,8 @@ class DeliveryQueue:
     """The deliveries that are not sent yet. Time comes from the caller, in µs.
 
     A delivery waits for a peer for `patience`. That time does not run while publishing is paused. If too many
-    deliveries wait, those whose separator has not reached a peer yet are given up earlier: without a peer after
-    `MIN_PATIENCE`, and with one if their turn has not come after `patience`. The others never are. Nor are any while
-    nothing reaches a peer.
+    deliveries wait, those whose separator has not reached a peer yet are given up after `MIN_PATIENCE`, without a peer
+    or if their turn has not come. The others never are. Nor are any while nothing reaches a peer.
     """
 
     def __init__(self, patience: int, retry_every: int, subscribers: Subscribers | None = None) -> None:
@@ -300,15 +304,15 @@ class DeliveryQueue:
             given_up += self._give_up_parked(flow, patience)
         for flow in [flow for flow in self._paths if flow not in self._reached]:
             first = self._ready.peek(self._paths[flow])
-            if first is None or self._waited(first) < self._patience or len(given_up) >= _MAX_GIVEN_UP:
+            if first is None or self._waited(first) < patience or len(given_up) >= _MAX_GIVEN_UP:
                 break
-            given_up += self._give_up_ready(flow)
+            given_up += self._give_up_ready(flow, patience)
         return given_up
 
-    def _give_up_ready(self, flow: Flow) -> list[GivenUp]:
+    def _give_up_ready(self, flow: Flow, patience: int) -> list[GivenUp]:
         path = self._paths[flow]
         deliveries = list(self._remove_ready(flow))
-        count = sum(self._waited(each) >= self._patience for each in deliveries)
+        count = sum(self._waited(each) >= patience for each in deliveries)
         if count < len(deliveries):
             self._paths[flow] = path
             self._ready.extend(path, deliveries[count:])

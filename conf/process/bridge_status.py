@@ -97,8 +97,6 @@ class PublisherStatus(Struct, frozen=True):
     failed: int = 0
     lost: int = 0
     """records that Kafka expired before the publisher read them"""
-    places_lost: int = 0
-    """number of times that Kafka had lost the publisher's committed offset"""
 
 
 class FetcherStatus(Struct, frozen=True):
@@ -184,7 +182,7 @@ class SharingStatus(Struct, frozen=True):
     """The bridges of the network, known from their Kafka group, by peer id."""
 
     leads: bool
-    """true if this bridge publishes and fetches for all"""
+    """true if this bridge fetches for all"""
     leader: str = ""
     bridges: tuple[str, ...] = ()
     """live bridges including this one; empty before Kafka reports them"""

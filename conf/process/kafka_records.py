@@ -41,8 +41,9 @@ _REFUSED: Final = frozenset((LibrdkafkaError.TOPIC_AUTHORIZATION_FAILED, Librdka
 _ELECTING: Final = frozenset((LibrdkafkaError.NOT_LEADER_FOR_PARTITION, LibrdkafkaError.LEADER_NOT_AVAILABLE))
 """Errors until a broker leads a partition that is new, or that another broker led."""
 _ELECTION_POLL = 0.1  # s
-_LOG = logging.getLogger("librdkafka")
-_LOG.addHandler(logging.NullHandler())  # else, in a Python worker, each line would go to stderr
+LIBRDKAFKA_LOG: Final = logging.getLogger("librdkafka")
+"""Log of every client of librdkafka in Kiln."""
+LIBRDKAFKA_LOG.addHandler(logging.NullHandler())  # else, in a Python worker, each line would go to stderr
 
 
 class KafkaRecord(NamedTuple):
@@ -70,7 +71,7 @@ class RecordReader:
         """
         options = {"auto.offset.reset": "earliest", "queued.max.messages.kbytes": 16 << 10, "fetch.queue.backoff.ms": 5}
         self._consumer = Consumer(
-            {**librdkafka_options(client_options), **READ_OPTIONS, **options, "group.id": group}, logger=_LOG
+            {**librdkafka_options(client_options), **READ_OPTIONS, **options, "group.id": group}, logger=LIBRDKAFKA_LOG
         )
         self._positions: dict[TopicPartition, int] = {}
         self._paused: set[TopicPartition] = set()
@@ -188,7 +189,7 @@ def list_codecs() -> list[str]:
     codecs = []
     for codec in ("gzip", "snappy", "lz4", "zstd"):
         with suppress(KafkaException):  # librdkafka was built without it
-            Consumer({"group.id": "codecs", "builtin.features": codec}, logger=_LOG).close()
+            Consumer({"group.id": "codecs", "builtin.features": codec}, logger=LIBRDKAFKA_LOG).close()
             codecs.append(codec)
     return codecs
 

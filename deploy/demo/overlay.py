@@ -19,7 +19,7 @@ from trio_typing import TaskStatus
 
 from kiln.bridge.bep50.carrier import Carrier, CarrierOptions, publisher_key
 from kiln.bridge.capture.tap import Sink
-from kiln.bridge.publisher.outbox import PublishError
+from kiln.bridge.publisher.batches import PublishError
 from kiln.schemas.dht.announcement import PublisherKey, compute_salt, read_announcement
 from kiln.schemas.dht.items import Item
 from kiln.schemas.reject import Rejected

@@ -19,8 +19,8 @@ class BridgeMember:
 
     Attributes:
         address: Address of its machine, as the broker sees it.
-        leads: True if it publishes and fetches for all bridges.
-        duties: Number of the leader's tasks that its settings allow.
+        leads: True if it fetches for all bridges.
+        duties: Number of the leader's tasks that its settings allow: 1 if it fetches.
     """
 
     peer: str
@@ -62,7 +62,7 @@ def _read_members(descriptions: Sequence[Mapping[str, object]]) -> Iterator[Brid
         except msgspec.DecodeError:
             continue  # a member that is no bridge, or one of another version
         address = str(description["client_host"]).lstrip("/")
-        yield BridgeMember(member.peer, member.host, address, view.leader == member.peer, member.duties)
+        yield BridgeMember(member.peer, member.host, address, view.leader == member.peer, int(member.fetches))
 
 
 def _read_user_data(protocol: object) -> bytes:

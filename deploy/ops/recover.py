@@ -144,9 +144,7 @@ class Recovery:
             problem = "; ".join(
                 describe_replaced_topic(topic, noted[topic], identities[topic].id) for topic in replaced
             )
-            remedy = (
-                f"It reads {', '.join(replaced)} from the beginning, and skips records with a receipt and known ones"
-            )
+            remedy = f"It reads {', '.join(replaced)} from the beginning, and skips known records"
             adopted = {topic: TopicState(identities[topic].id, {}, {}) for topic in replaced}
             damages.append(Damage(name, problem, remedy, adopted_topics=adopted))
         return damages

@@ -458,7 +458,8 @@ _ALL: Final = (
     ),
     Table(
         "publications",
-        "Every attempt to publish a batch, with a receipt or an error",
+        "Every attempt to publish a batch, with a receipt or an error. After a crash a batch may be announced again, "
+        "with a further row",
         (
             _must("batch_cid", "string", "CID of the batch block", _A_BATCH),
             _must("transport", "string", "Transport: gossipsub or bep50", "gossipsub"),

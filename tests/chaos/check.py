@@ -42,6 +42,7 @@ READ = ("frames", "updates", "batches", "publications", "wanted")
 
 
 UNHEARD = "message said and not in messages"
+REPEATED = "batch announced more often than it was closed"
 REMOVED = "batch removed before it was published"
 
 
@@ -246,7 +247,7 @@ def _published(log: Log) -> Iterator[Problem]:
             behind = f" (closed {(stamp - closed) / 1e6:.0f} s before its record)"
             yield Problem(f"batch not published: {said or 'no receipt'}{behind}", cid, stamp)
         elif len(found) > windows[cid]:
-            yield Problem("batch with two receipts", cid, found[-1].published_at)
+            yield Problem(REPEATED, cid, max(receipt.published_at for receipt in found))
 
 
 def _kept(stack: Stack, log: Log) -> Iterator[Problem]:

@@ -19,7 +19,7 @@ from typing import TypeVar
 from kafka.admin import ConfigResource, ConfigResourceType
 
 from chaos import proxy, wrong_clock
-from chaos.check import REMOVED, UNHEARD, Log
+from chaos.check import REMOVED, REPEATED, UNHEARD, Log
 from chaos.proxy import Proxy
 from chaos.whole_kiln import DISKS, PATIENCE, ROOM, ChaosError, Stack, files_below
 from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
@@ -64,6 +64,10 @@ class Scene:
         return order[self.turn % len(order)]
 
 
+_NOTHING_ENDS = frozenset(("term", "second-process", "slow-part", "clock-log", "clock-driver"))
+"""Kinds after which no batch is announced again: nothing is killed, and nothing loses Kafka."""
+
+
 @dataclass(frozen=True)
 class Kind:
     """A kind of fault. `does` returns what it did, in words. `needs`: "" or why this machine cannot have it."""
@@ -75,7 +79,8 @@ class Kind:
 
     def states(self, what: str) -> bool:
         """Whether a problem is one that the kind may cause."""
-        return any(what.startswith(each) for each in STATED.get(self.expects, ()))
+        repeats = () if self.name in _NOTHING_ENDS else (REPEATED,)
+        return any(what.startswith(each) for each in (*STATED.get(self.expects, ()), *repeats))
 
 
 KINDS: dict[str, Kind] = {}

@@ -16,7 +16,7 @@ from kafka import TopicPartition
 from kiln.bridge.fetcher.fetcher import Fetcher
 from kiln.bridge.fetcher.pending import FetchingOptions
 from kiln.bridge.kafka.thread import KafkaConfig
-from kiln.bridge.publisher.outbox import PublishingOptions
+from kiln.bridge.publisher.batches import PublishingOptions
 from kiln.bridge.publisher.publisher import Publisher
 from kiln.conf.process.kafka_records import RecordReader
 from kiln.conf.process.librdkafka_options import librdkafka_options

@@ -22,7 +22,7 @@ from nacl.signing import SigningKey
 from conftest import free_ports
 from kiln.bridge.bep50.carrier import Carrier, CarrierError, CarrierOptions, publisher_key
 from kiln.bridge.bep50.store import TopicStore
-from kiln.bridge.publisher.outbox import PublishError
+from kiln.bridge.publisher.batches import PublishError
 from kiln.conf.process.bridge_status import OverlayStatus, PublisherStatus, read_status
 from kiln.deploy.demo.overlay import NODES, REANNOUNCED, Listeners
 from kiln.schemas.dht.announcement import (

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from itertools import pairwise
+from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kiln.bridge.ipfs import BlockRefusedError, BlockStoreUnavailableError
-from kiln.bridge.publisher.deliveries import OutboxPosition
-from kiln.bridge.publisher.outbox import (
-    RECENT_BATCHES,
+from kiln.bridge.publisher.batches import (
     RECORDS_LOST,
     TOO_OLD,
+    read_metadata,
 )
 from kiln.bridge.publisher.pace import BURST_SPAN, MAX_BURST, AuthorPacer
+from kiln.bridge.publisher.settled import decode_settled, encode_settled
 from kiln.bridge.publisher.transition import BOTH, BY_NETWORK, BY_SEPARATOR
 from kiln.conf.settings.durations import micros
 from kiln.conf.settings.model import Publish
@@ -28,8 +29,7 @@ from kiln.schemas.kafka.records import (
     encode,
 )
 from kiln.schemas.wire.pubsub import PubsubMessage, read_message
-from kit.outbox_run import (
-    NETWORK,
+from kit.batches_run import (
     PARTITION,
     START,
     Node,
@@ -66,7 +66,7 @@ def test_messages_of_one_author_leave_with_a_gap_and_no_topic_waits_for_another_
         before = len(run.node.sent)
         run.step(now)
         sent_at += [now] * (len(run.node.sent) - before)
-        assert run.outbox.time_to_next_attempt(now, S) <= gap or not run.outbox.waiting_count
+        assert run.pending.time_to_next_attempt(now, S) <= gap or not run.pending.waiting_count
     assert sent_at == [START + gap * number for number in range(6)]
     topics = [topic for topic, _ in run.node.sent]
     assert topics[0::2] == [topics[0]] * 3
@@ -78,11 +78,11 @@ def test_burst_of_many_separators_is_out_within_half_a_second() -> None:
     for number in range(40):
         run.take(batch(number, model=number))
     now, sent_at = START, list[int]()
-    while run.outbox.waiting_count:
+    while run.pending.waiting_count:
         before = len(run.node.sent)
         run.step(now)
         sent_at += [now] * (len(run.node.sent) - before)
-        now += max(1, run.outbox.time_to_next_attempt(now, S))
+        now += max(1, run.pending.time_to_next_attempt(now, S))
     assert len(sent_at) == 40
     assert sent_at[-1] - START < S // 2
     # a peer that is slow for a gap has room for all that comes meanwhile
@@ -114,12 +114,13 @@ def test_place_moves_only_when_the_broker_has_the_receipt() -> None:
         run.take(batch(number))
     run.step()
     assert run.place() == 0
-    run.outbox.acknowledge(OutboxPosition(PARTITION, 1))
+    first, second, third = (output.record for output in sorted(run.outputs, key=lambda each: each.record.offset))
+    run.pending.acknowledge(second)
     assert run.place() == 0  # the first one is not there yet
-    run.outbox.acknowledge(OutboxPosition(PARTITION, 0))
+    run.pending.acknowledge(first)
     assert run.place() == 2
-    run.outbox.acknowledge(OutboxPosition(PARTITION, 2))
-    assert (run.place(), run.outbox.open_count) == (3, 0)
+    run.pending.acknowledge(third)
+    assert (run.place(), run.pending.open_count) == (3, 0)
 
 
 @pytest.mark.parametrize("record", [batch(1, origin="REPLAY"), batch(1, network="testnet-clay")])
@@ -138,13 +139,13 @@ def test_without_a_peer_it_tries_again_until_one_is_there() -> None:
     assert run.step(START + S // 2) == []
     assert run.node.asked == 1  # not before retry_every
     assert run.step(START + S) == []
-    assert run.outbox.waiting_count == 1
+    assert run.pending.waiting_count == 1
     assert run.place() == 0
     run.node.default = 1
     (receipt,) = run.step(START + 2 * S)
     assert (receipt.peer_count, receipt.error) == (1, None)
     assert run.node.asked == 3
-    assert run.outbox.waiting_count == 0
+    assert run.pending.waiting_count == 0
 
 
 def test_without_a_peer_for_too_long_the_receipt_says_so() -> None:
@@ -154,7 +155,7 @@ def test_without_a_peer_for_too_long_the_receipt_says_so() -> None:
     (receipt,) = receipts
     assert (receipt.peer_count, receipt.error) == (0, "no peer on the topic for 10 s")
     assert receipt.published_at == START + 10 * S
-    assert (run.outbox.published, run.outbox.failed) == (0, 1)
+    assert (run.pending.published, run.pending.failed) == (0, 1)
 
 
 def test_topic_without_peers_holds_up_no_other_and_keeps_its_order() -> None:
@@ -183,7 +184,9 @@ def test_what_waits_behind_another_is_handed_over_before_it_is_given_up() -> Non
 
     for number in range(3):
         run.take(batch(number))
-    outputs = [output for at in range(0, 20 * S, S) for output in run.outbox.step(False, run.ipfs, publish, START + at)]
+    outputs = [
+        output for at in range(0, 20 * S, S) for output in run.pending.step(False, run.ipfs, publish, START + at)
+    ]
     assert len(outputs) == 3
     messages = [read_message(data) for data in dict.fromkeys(given)]
     assert [each.batch for each in messages if isinstance(each, PubsubMessage)] == [
@@ -256,7 +259,7 @@ def test_unreadable_batch_is_quarantined_and_the_next_goes_on(value: bytes | Non
     assert (fault.stage, fault.reason, fault.data) == ("publisher", "batch_malformed", value or b"")
     assert fault.detail.startswith("record 0/0 of batches: ")
     assert run.place() == 0
-    run.outbox.acknowledge(output.position)
+    run.pending.acknowledge(output.record)
     assert run.place() == 1
 
 
@@ -289,12 +292,12 @@ def test_whatever_happens_each_batch_has_a_receipt_before_its_place_is_passed(ev
         elif what == "ack":
             for output in run.outputs[acknowledged : acknowledged + number]:
                 receipts[output.key.decode()] += 1
-                run.outbox.acknowledge(output.position)
+                run.pending.acknowledge(output.record)
             acknowledged = min(len(run.outputs), acknowledged + number)
         elif what == "crash":
             place = run.place()
             run = Run(node)
-            run.outbox.start(PARTITION, place, 0)
+            run.pending.start(PARTITION, place, 0)
             run.offset, acknowledged = place, 0
             for record in log[place:]:
                 run.take(record, now)
@@ -309,9 +312,9 @@ def test_whatever_happens_each_batch_has_a_receipt_before_its_place_is_passed(ev
         now += S
         run.step(now)
     for output in run.outputs[acknowledged:]:
-        run.outbox.acknowledge(output.position)
+        run.pending.acknowledge(output.record)
     assert run.place() == len(log)
-    assert run.outbox.open_count == 0
+    assert run.pending.open_count == 0
 
 
 # ---------------------------------------------------------------- IPFS
@@ -326,7 +329,7 @@ def test_block_is_in_ipfs_before_its_cid_is_published() -> None:
         assert run.ipfs.kept == {record.batch_cid: record.block}
         return 1
 
-    (output,) = run.outbox.step(False, run.ipfs, publish, START)
+    (output,) = run.pending.step(False, run.ipfs, publish, START)
     assert decode_publication(output.value).peer_count == 1
 
 
@@ -341,11 +344,11 @@ def test_while_ipfs_is_away_nothing_goes_out_and_all_wait_in_their_order() -> No
     run.node.default = 1
     for at in range(1, 1_000):
         assert run.step(START + at * S) == []
-    assert run.outbox.ipfs_error == "http://127.0.0.1:5001 does not answer"
-    assert (run.node.sent, run.outbox.waiting_count, run.place()) == ([], 4, 0)
+    assert run.pending.ipfs_error == "http://127.0.0.1:5001 does not answer"
+    assert (run.node.sent, run.pending.waiting_count, run.place()) == ([], 4, 0)
     run.ipfs.error = None
     receipts = run.step(START + 1_000 * S)
-    assert run.outbox.ipfs_error is None
+    assert run.pending.ipfs_error is None
     assert run.node.cids == [record.batch_cid for record in (kept, *later)]
     assert [receipt.error for receipt in receipts] == [None] * 4
 
@@ -386,7 +389,7 @@ def test_block_that_ipfs_refuses_is_not_published_and_holds_up_no_other() -> Non
     assert run.node.cids == [good.batch_cid]
     first = decode_publication(run.outputs[0].value)
     assert (first.batch_cid, first.error) == (bad.batch_cid, "IPFS refused the block: kept under another CID")
-    assert run.outbox.block_bytes == 0
+    assert run.pending.block_bytes == 0
 
 
 def test_blocks_count_as_memory_until_they_are_out() -> None:
@@ -394,10 +397,10 @@ def test_blocks_count_as_memory_until_they_are_out() -> None:
     records = [batch(number) for number in range(3)]
     for record in records:
         run.take(record)
-    assert run.outbox.block_bytes == sum(len(record.block) for record in records)
+    assert run.pending.block_bytes == sum(len(record.block) for record in records)
     for at in range(12):
         run.step(START + at * S)
-    assert run.outbox.block_bytes == 0
+    assert run.pending.block_bytes == 0
 
 
 # ---------------------------------------------------------------- transition
@@ -414,9 +417,10 @@ def test_duplicate_publishes_on_both_topics_with_a_receipt_of_each() -> None:
         (record.batch_cid, topic_of(record)),
         (record.batch_cid, network_topic()),
     }
-    run.outbox.acknowledge(OutboxPosition(PARTITION, 0))
+    one, other = (output.record for output in run.outputs)
+    run.pending.acknowledge(one)
     assert run.place() == 0  # one receipt is not there yet
-    run.outbox.acknowledge(OutboxPosition(PARTITION, 0))
+    run.pending.acknowledge(other)
     assert run.place() == 1
 
 
@@ -427,7 +431,7 @@ def test_at_the_cutover_what_waits_goes_to_the_new_topic_in_its_order() -> None:
     for record in records[:3]:
         run.take(record)
     assert run.step(on=BY_NETWORK) == []
-    assert run.outbox.waiting_count == 3
+    assert run.pending.waiting_count == 3
     for record in records[3:]:
         run.take(record)
     receipts = run.step(START + S // 2, on=BY_SEPARATOR)
@@ -436,8 +440,8 @@ def test_at_the_cutover_what_waits_goes_to_the_new_topic_in_its_order() -> None:
     ]
     assert sorted(run.node.cids) == sorted(record.batch_cid for record in records)
     for _ in receipts:
-        run.outbox.acknowledge(run.outputs.pop(0).position)
-    assert (run.place(), run.outbox.waiting_count, run.outbox.block_bytes) == (5, 0, 0)
+        run.pending.acknowledge(run.outputs.pop(0).record)
+    assert (run.place(), run.pending.waiting_count, run.pending.block_bytes) == (5, 0, 0)
 
 
 def test_what_is_out_on_one_topic_is_not_held_up_by_the_other_when_the_transition_ends() -> None:
@@ -445,7 +449,7 @@ def test_what_is_out_on_one_topic_is_not_held_up_by_the_other_when_the_transitio
     run.node.peers[network_topic()] = 0
     run.take(batch(1))
     (receipt,) = run.step(on=BOTH)
-    run.outbox.acknowledge(OutboxPosition(PARTITION, 0))
+    run.pending.acknowledge(run.outputs[0].record)
     assert (receipt.topic, run.place()) == (topic_of(batch(1)), 0)
     assert run.step(START + S, on=BY_SEPARATOR) == []
     assert (run.place(), len(run.node.sent)) == (1, 1)
@@ -480,7 +484,7 @@ def test_whatever_topics_and_ipfs_do_no_batch_is_lost(events: list[tuple[str, in
             on = (BY_NETWORK, BOTH, BY_SEPARATOR)[number]
         elif what == "ack":
             for output in run.outputs[acknowledged : acknowledged + number]:
-                run.outbox.acknowledge(output.position)
+                run.pending.acknowledge(output.record)
             acknowledged = min(len(run.outputs), acknowledged + number)
         else:
             now += number * S
@@ -490,52 +494,14 @@ def test_whatever_topics_and_ipfs_do_no_batch_is_lost(events: list[tuple[str, in
         now += S
         run.step(now, on=on)
     for output in run.outputs[acknowledged:]:
-        run.outbox.acknowledge(output.position)
-    assert (run.place(), run.outbox.open_count, run.outbox.block_bytes) == (run.offset, 0, 0)
+        run.pending.acknowledge(output.record)
+    assert (run.place(), run.pending.open_count, run.pending.block_bytes) == (run.offset, 0, 0)
     receipts = [decode_publication(output.value) for output in run.outputs]
     assert {receipt.batch_cid for receipt in receipts} == {batch(number).batch_cid for number in range(run.offset)}
     assert len({(receipt.batch_cid, receipt.topic) for receipt in receipts}) == len(receipts)
 
 
 # ---------------------------------------------------------------- what Kafka forgot
-
-
-def test_batches_with_a_receipt_are_passed_over_up_to_where_the_place_was_lost() -> None:
-    run = Run(Node())
-    done = batch(0)
-    run.outbox.start(PARTITION, 0, 0, until=3)
-    run.outbox.set_receipted_topics({done.batch_cid: {topic_of(done): done.closed_at}})
-    for number in (0, 1, 2):
-        run.take(batch(number))
-    assert run.outbox.metadata(PARTITION) == "0 3"  # for a start after a crash now
-    run.take(batch(0, closed=START + S))  # the same bytes again, after that time: another batch
-    run.step()
-    assert run.node.cids == [batch(1).batch_cid, batch(2).batch_cid, done.batch_cid]
-    for output in run.outputs:
-        run.outbox.acknowledge(output.position)
-    assert (run.place(), run.outbox.metadata(PARTITION)) == (4, "0")
-
-
-def test_after_a_crash_only_the_topics_without_a_receipt_get_a_batch() -> None:
-    both, half, new = batch(0), batch(1), batch(2)
-    run = Run(Node())
-    run.outbox.start(PARTITION, 0, 0, end=3)
-    network = f"/ceramic/{NETWORK}"
-    at = both.closed_at
-    run.outbox.set_receipted_topics({both.batch_cid: {network: at, topic_of(both): at}, half.batch_cid: {network: at}})
-    again = batch(0, closed=START + S)  # the same bytes, after the start: another batch
-    for record in (both, half, new, again):
-        run.take(record)
-    run.step(on=BOTH)
-    assert (
-        run.node.cids.count(both.batch_cid)
-        == run.node.cids.count(half.batch_cid)
-        == run.node.cids.count(new.batch_cid)
-        == 2
-    )
-    for output in run.outputs:
-        run.outbox.acknowledge(output.position)
-    assert (run.place(), run.outbox.open_count, run.outbox.block_bytes) == (4, 0, 0)
 
 
 def test_the_network_topic_in_the_form_of_the_cip_is_published_to_while_a_peer_is_on_it() -> None:
@@ -554,79 +520,87 @@ def test_the_network_topic_in_the_form_of_the_cip_is_published_to_while_a_peer_i
     assert [topic for topic, _ in run.node.sent][-1] == topic_of(batch(2))
 
 
-@pytest.mark.parametrize("lost", [True, False], ids=["the offset is lost", "the offset is kept"])
-def test_a_batch_of_a_tip_that_came_back_is_not_taken_for_the_first_one_with_its_bytes(lost: bool) -> None:
-    """A, B, A of one author: the first and the last batch have the same block, and only the first a receipt."""
-    run = Run(Node())
-    first, last = batch(0), batch(0, closed=START + 2 * S)
-    run.outbox.start(PARTITION, 0, 0, until=3 if lost else 0, end=3)
-    run.outbox.set_receipted_topics({first.batch_cid: {topic_of(first): first.closed_at + 1}})
-    for record in (first, batch(1), last):
-        run.take(record)
-    run.step(START + 3 * S)
-    assert sorted(run.node.cids) == sorted([batch(1).batch_cid, last.batch_cid])
-
-
 def test_records_that_are_gone_are_counted_and_the_place_waits_for_the_word() -> None:
     run = Run(Node())
     run.take(batch(0))
     run.step()
-    run.outbox.acknowledge(OutboxPosition(PARTITION, 0))
-    assert run.outbox.record_lost_range(PARTITION, 1, START) is None
-    word = run.outbox.record_lost_range(PARTITION, 5, START)
+    run.pending.acknowledge(run.outputs[0].record)
+    assert run.pending.record_lost_range(PARTITION, 1, START) is None
+    word = run.pending.record_lost_range(PARTITION, 5, START)
     assert word is not None
     fault = decode_quarantine(word.value)
     assert (fault.stage, fault.reason, fault.data) == ("publisher", RECORDS_LOST, b"")
     assert fault.detail == "records 0/1 to 0/4 of batches"
-    assert (run.outbox.lost, run.outbox.next_offset(PARTITION), run.place()) == (4, 5, 1)
-    run.outbox.acknowledge(word.position)
+    assert (run.pending.lost, run.pending.next_offset(PARTITION), run.place()) == (4, 5, 1)
+    run.pending.acknowledge(word.record)
     assert run.place() == 5
 
 
-# ---------------------------------------------------------------- micro-batches that are written again
+# ---------------------------------------------------------------- several bridges
 
 
-def test_batches_of_a_micro_batch_that_is_written_again_go_out_once() -> None:
-    run = Run(Node())
-    records = [batch(0), batch(1), batch(2)]
-    for record in records[:2]:
+def test_what_is_settled_behind_a_batch_without_a_peer_is_not_published_again() -> None:
+    run = Run(Node(), not_before=START - S)
+    run.node.peers[topic_of(batch(0, model=1))] = 0
+    records = [batch(number, model=number % 5 == 1) for number in range(20)]
+    for record in records:
         run.take(record)
     run.step()
-    for record in records:  # the query was stopped before all of them were written
-        run.take(record)
-    run.step()
-    assert run.node.cids == [record.batch_cid for record in records]
     for output in run.outputs:
-        run.outbox.acknowledge(output.position)
-    assert (run.place(), run.outbox.open_count, run.outbox.block_bytes) == (5, 0, 0)
+        run.pending.acknowledge(output.record)
+    place, metadata = run.place(), run.pending.metadata(PARTITION)
+    assert (place, run.pending.open_count) == (1, 4)
+    again = Run(Node())
+    again.pending.start(PARTITION, place, *read_metadata(place, metadata))
+    again.offset = place
+    for record in records[place:]:
+        again.take(record)
+    again.take(batch(20))
+    again.step()
+    assert sorted(again.node.cids) == sorted(batch(number).batch_cid for number in (1, 6, 11, 16, 20))
+    assert again.pending.metadata(PARTITION).startswith(f"{START - S} ")
 
 
-def test_same_bytes_that_close_later_or_for_another_separator_are_another_batch() -> None:
+@given(st.integers(0, 1 << 40), st.lists(st.booleans(), max_size=200))
+def test_settled_offsets_are_read_as_they_were_written(first: int, settled: list[bool]) -> None:
+    unsettled = [first + number for number, each in enumerate(settled) if not each]
+    text = encode_settled(first, first + len(settled), unsettled)
+    assert decode_settled(first, text) == {first + number for number, each in enumerate(settled) if each}
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "é ü", "0 x", "5 !!!!!", f"7 {'z' * 5000}"])
+def test_metadata_of_another_program_settles_nothing(text: str) -> None:
+    assert read_metadata(0, text)[1] == frozenset()
+
+
+def test_settled_offsets_have_room_in_a_commit_whatever_their_order() -> None:
+    rng = Random(1)
+    unsettled = [number for number in range(100_000) if rng.random() < 0.5]
+    text = encode_settled(0, 100_000, unsettled)
+    assert len(text) < 4_000
+    settled = decode_settled(0, text)
+    assert len(settled) > 5_000
+    assert not settled & set(unsettled)
+
+
+def test_a_partition_that_another_bridge_takes_over_leaves_nothing_behind() -> None:
+    """Its batches wait no more, and the receipts that still arrive move no offset of the other partition."""
     run = Run(Node())
-    for record in (batch(0), batch(0, closed=START + 1), batch(0, model=1)):
-        run.take(record)
-    assert len(run.step()) == 3
-
-
-def test_batches_before_the_place_are_remembered_and_not_published() -> None:
-    run = Run(Node())
-    run.outbox.start(PARTITION, 2, 0)
-    run.take(b"no batch")
-    run.take(batch(0))
-    assert (run.place(), run.outbox.next_offset(PARTITION), run.outbox.open_count) == (2, 2, 0)
-    run.take(batch(0))
-    run.take(batch(1))
+    run.node.peers[topic_of(batch(0, model=7))] = 0
+    run.pending.start(1, 0, 0)
+    for number in range(4):
+        run.take(batch(number, model=number))
+        run.pending.add_record(1, number, encode(batch(10 + number, model=7 if number % 2 else number)), START)
     run.step()
-    assert run.node.cids == [batch(1).batch_cid]
-    assert run.outbox.quarantined == 0
-
-
-def test_memory_of_batches_is_bounded() -> None:
-    run = Run(Node())
-    run.outbox.start(PARTITION, RECENT_BATCHES + 1, 0)
-    for number in range(RECENT_BATCHES + 1):
-        run.take(batch(number))
-    run.take(batch(1))
-    run.take(batch(0))  # further back than a micro-batch reaches
-    run.step()
-    assert run.node.cids == [batch(0).batch_cid]
+    run.pending.add_record(1, 4, encode(batch(14)), START)
+    run.pending.end(1)
+    for output in run.outputs:
+        run.pending.acknowledge(output.record)
+    assert (run.place(), run.pending.open_count) == (4, 0)
+    assert (run.pending.waiting_count, run.pending.block_bytes) == (0, 0)
+    sent = len(run.node.sent)
+    run.pending.start(1, 1, 0)  # it comes back, at the offset that the other bridge committed
+    run.pending.add_record(1, 1, encode(batch(11)), START)
+    run.step(START + S)
+    assert run.node.cids[sent:] == [batch(11).batch_cid]
+    assert run.pending.resume_offsets() == {PARTITION: 4, 1: 1}

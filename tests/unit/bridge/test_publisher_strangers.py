@@ -11,7 +11,7 @@ from kiln.bridge.publisher.pace import AuthorPacer
 from kiln.bridge.publisher.transition import BOTH, BY_NETWORK, BY_SEPARATOR, TopicScheme
 from kiln.conf.settings.durations import micros
 from kiln.conf.settings.model import Publish
-from kit.outbox_run import (
+from kit.batches_run import (
     START,
     Node,
     Run,
@@ -48,7 +48,7 @@ def test_a_thousand_new_separators_a_second_delay_no_honest_batch_by_more_than_a
         run.take(record, now)
         while now < START + (tick + 1) * S // 10:
             delays += [now - came[each.batch_cid] for each in run.step(now, on=on) if each.batch_cid in came]
-            now += max(1, run.outbox.time_to_next_attempt(now, S // 10))
+            now += max(1, run.pending.time_to_next_attempt(now, S // 10))
     assert len(delays) >= 48
     assert max(delays) <= S // 5
 
@@ -59,7 +59,7 @@ def test_a_batch_without_a_peer_is_neither_stored_nor_handed_to_the_node() -> No
         run.take(batch(number, model=number))
     receipts = [receipt for at in range(0, 12 * S, S) for receipt in run.step(START + at)]
     assert [each.error for each in receipts] == ["no peer on the topic for 10 s"] * 100
-    assert (run.node.asked, run.ipfs.asked, run.outbox.block_bytes) == (0, 0, 0)
+    assert (run.node.asked, run.ipfs.asked, run.pending.block_bytes) == (0, 0, 0)
 
 
 def test_what_ipfs_refuses_has_one_receipt_on_two_topics() -> None:
@@ -70,5 +70,5 @@ def test_what_ipfs_refuses_has_one_receipt_on_two_topics() -> None:
     receipts = [receipt for at in range(6) for receipt in run.step(START + at * S, on=BOTH)]
     assert len({each.batch_cid for each in receipts}) == len(receipts) == 40
     for output in run.outputs:
-        run.outbox.acknowledge(output.position)
-    assert (run.place(), run.outbox.waiting_count, run.outbox.block_bytes) == (40, 0, 0)
+        run.pending.acknowledge(output.record)
+    assert (run.place(), run.pending.waiting_count, run.pending.block_bytes) == (40, 0, 0)

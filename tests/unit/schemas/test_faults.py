@@ -13,8 +13,8 @@ import pytest
 from kiln.bridge.bep50.carrier import GAP
 from kiln.bridge.fetcher import attempts, pending
 from kiln.bridge.ipfs import blocks
-from kiln.bridge.publisher.outbox import MALFORMED as BATCH_MALFORMED
-from kiln.bridge.publisher.outbox import RECORDS_LOST as BATCHES_GONE
+from kiln.bridge.publisher.batches import MALFORMED as BATCH_MALFORMED
+from kiln.bridge.publisher.batches import RECORDS_LOST as BATCHES_GONE
 from kiln.pipelines.decode import user_decoder
 from kiln.pipelines.decode.processing_errors import PROCESSING_FAILED
 from kiln.pipelines.sink.transform import OTHER_SEPARATOR

@@ -1,14 +1,14 @@
-"""An outbox between a node and a block store of the test's own."""
+"""Pending batches between a node and a block store of the test's own."""
 
 from __future__ import annotations
 
-from kiln.bridge.publisher.deliveries import OutboxPosition, Subscribers
-from kiln.bridge.publisher.outbox import (
-    Outbox,
-    OutboxRecord,
+from kiln.bridge.publisher.batches import (
+    OutputRecord,
+    PendingBatches,
     PublishError,
     PublishingOptions,
 )
+from kiln.bridge.publisher.deliveries import Subscribers
 from kiln.bridge.publisher.pace import AuthorPacer
 from kiln.bridge.publisher.transition import BY_SEPARATOR, TopicScheme
 from kiln.schemas.kafka.records import (
@@ -95,7 +95,7 @@ class Ipfs:
 
 
 class Run:
-    """An outbox of one partition, begun at offset 0."""
+    """The pending batches of one partition, begun at offset 0."""
 
     def __init__(
         self,
@@ -107,14 +107,14 @@ class Run:
         self.node = node
         self.pace = pace
         self.ipfs = Ipfs()
-        self.outbox = Outbox(OPTIONS, subscribers=subscribers)
-        self.outbox.start(PARTITION, 0, not_before)
+        self.pending = PendingBatches(OPTIONS, subscribers=subscribers)
+        self.pending.start(PARTITION, 0, not_before)
         self.offset = 0
-        self.outputs: list[OutboxRecord] = []
+        self.outputs: list[OutputRecord] = []
 
     def take(self, value: BatchRecord | bytes | None, now: int = START) -> None:
         data = encode(value) if isinstance(value, BatchRecord) else value
-        output = self.outbox.add_record(OutboxPosition(PARTITION, self.offset), data, now)
+        output = self.pending.add_record(PARTITION, self.offset, data, now)
         self.offset += 1
         self.outputs += [] if output is None else [output]
 
@@ -125,13 +125,13 @@ class Run:
                 self.pace.record_message(now)
             return peers
 
-        outputs = self.outbox.step(held, self.ipfs, publish, now, on, self.pace)
+        outputs = self.pending.step(held, self.ipfs, publish, now, on, self.pace)
         self.outputs += outputs
         assert all(output.topic == "publications" for output in outputs)
         return [decode_publication(output.value) for output in outputs]
 
     def place(self) -> int:
-        return self.outbox.resume_offsets()[PARTITION]
+        return self.pending.resume_offsets()[PARTITION]
 
 
 def network_topic() -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
@@ -16,20 +16,19 @@ from kiln.bridge.publisher.deliveries import (
     DeliveryQueue,
     Flow,
     GivenUp,
-    OutboxPosition,
+    OpenRecord,
     PendingPublication,
     Subscribers,
     TopicDelivery,
 )
 from kiln.bridge.publisher.pace import AuthorPacer
 from kiln.bridge.publisher.pins import PinsError
+from kiln.bridge.publisher.settled import decode_settled, encode_settled
 from kiln.bridge.publisher.transition import BY_SEPARATOR, TopicScheme
 from kiln.schemas.kafka.records import (
     MAX_DETAIL,
     UNREADABLE,
-    BatchRecord,
     PublicationRecord,
-    SeparatorRecord,
     build_quarantine_record_key,
     build_quarantine_records,
     decode_batch,
@@ -41,24 +40,13 @@ from kiln.schemas.wire.topics import TopicError, network_topics
 TOO_OLD: Final = "too old"
 MALFORMED: Final = "batch_malformed"
 RECORDS_LOST: Final = "batches_gone"
-MAX_OPEN: Final = 50_000
+MAX_OPEN: Final = 10_000
 """Maximum number of batches read and not yet committed, which bounds memory: 1 kB each, and their blocks. At nine
 tenths of it, batches of separators that have reached no peer are given up early (`DeliveryQueue`), so that the others
 need not stay in Kafka."""
 MAX_BLOCK_BYTES: Final = 32 << 20  # bytes of their blocks; one more poll may exceed it
-RECENT_BATCHES: Final = 10_000
-"""Number of batches per partition that are checked for repeats. A query that stops in the middle of a micro-batch
-writes the batches of the micro-batch again; they are not published twice."""
 MAX_TURNS_PER_STEP: Final = 20  # batches that are put into IPFS and then published, before others get a turn
 _IPFS_CHECK_EVERY: Final = 5_000_000  # µs; maximum age of the last response of IPFS when a batch is published
-
-
-class _BatchClosing(NamedTuple):
-    """The identity of a closed batch. If a later window gives the same bytes, that is another batch."""
-
-    batch_cid: str
-    separator: SeparatorRecord
-    closed_at: int
 
 
 class PublishError(RuntimeError):
@@ -81,10 +69,11 @@ class PublishingOptions:
     """the transport's own name of a topic, where it has one"""
 
 
-class OutboxRecord(NamedTuple):
-    """A record to write because of one batch; the caller acknowledges its position once the broker has it."""
+class OutputRecord(NamedTuple):
+    """A record to write because of one record of `kiln.batches`, which the caller acknowledges once the broker has
+    it."""
 
-    position: OutboxPosition
+    record: OpenRecord
     topic: str
     """`publications` or `quarantine`"""
     key: bytes
@@ -116,37 +105,36 @@ class BlockKeeper(Protocol):
 
 @dataclass
 class _PartitionState:
-    """Progress in a partition; the first fields are the arguments of `Outbox.start`."""
+    """Progress in a partition."""
 
-    start_offset: int
     not_before: int
-    receipts_until: int
-    backlog_end: int
+    settled: frozenset[int]  # offsets of batches that an earlier run has settled
     next_offset: int
-    recent_batches: dict[_BatchClosing, None] = field(default_factory=dict)  # oldest first
-    open: deque[int] = field(default_factory=deque)  # offsets without all receipts, in order
+    open: deque[OpenRecord] = field(default_factory=deque)  # in order; those behind the first may have their receipts
 
     @property
     def resume_offset(self) -> int:
-        return self.open[0] if self.open else self.next_offset
+        return self.open[0].offset if self.open else self.next_offset
 
 
-class Outbox:
-    """The state of the batches read from Kafka, and the offsets up to which all are published.
+class PendingBatches:
+    """The batches read from Kafka that are not published yet, and the offsets up to which all are.
 
     The caller adds records, calls `step` repeatedly, writes the records it returns, and acknowledges each record
-    that the broker has. A batch may be published again after a crash.
+    that the broker has. After a crash, the batches from `resume_offsets` on are published again, but for those that
+    `metadata` names.
     """
 
     def __init__(self, options: PublishingOptions, subscribers: Subscribers | None = None) -> None:
-        """Create an empty outbox.
+        """Create an empty collection.
 
         Args:
             subscribers: finds the peers of topics (`DeliveryQueue`).
         """
         self._options = options
         self._partitions: dict[int, _PartitionState] = {}
-        self._missing_receipts: dict[OutboxPosition, int] = {}  # by open position: not yet acknowledged
+        self.open_count = 0
+        """records that are added and whose receipts are not all acknowledged"""
         self._arrivals: list[PendingPublication] = []  # not in the queue yet
         self._subscribers = subscribers
         self._queue = DeliveryQueue(options.publish_timeout, options.retry_every, subscribers)
@@ -167,36 +155,38 @@ class Outbox:
         self.quarantined = 0
         self.lost = 0
         """records that Kafka deleted before they were read"""
-        self._receipted: Mapping[str, Mapping[str, int]] = {}  # time of the newest receipt by CID and topic
 
-    def start(self, partition: int, offset: int, not_before: int, until: int = 0, end: int = 0) -> None:
+    def start(self, partition: int, offset: int, not_before: int, settled: frozenset[int] = frozenset()) -> None:
         """Start publishing a partition from an offset.
-
-        The last `RECENT_BATCHES` records before it may be added first; they only serve to recognise repeats.
 
         Args:
             not_before: closing time, in µs, before which batches are too old.
-            until: offset up to which batches may be published already, so that `set_receipted_topics` counts.
-            end: offset after the records that existed before this start.
+            settled: offsets of batches that are not published again.
         """
-        self._partitions[partition] = _PartitionState(offset, not_before, until, end, next_offset=offset)
+        self._partitions[partition] = _PartitionState(not_before, settled, offset)
 
-    def set_receipted_topics(self, topics: Mapping[str, Mapping[str, int]]) -> None:
-        """Set the topics, by CID, for which receipts exist, each with the time of the newest one in µs.
-
-        Batches from before this start are not published again if each of their topics has a receipt; below `until`,
-        if any topic has one. A receipt from before a batch was closed is of an earlier batch with the same tips.
-        """
-        self._receipted = topics
-
-    def _list_receipted_topics(self, batch_cid: str, closed_at: int) -> set[str]:
-        return {topic for topic, at in self._receipted.get(batch_cid, {}).items() if at >= closed_at}
+    def end(self, partition: int) -> None:
+        """Forget the batches of a partition, which another bridge publishes from `resume_offsets` on."""
+        for record in self._partitions.pop(partition).open:
+            self.open_count -= record.missing > 0
+            record.missing = -1  # receipts that are still acknowledged change nothing
+        self._arrivals = [each for each in self._arrivals if each.record.partition != partition]
+        deliveries = [
+            each
+            for each in (*self._turn, *self._queue.drain())
+            if each.publication.record.partition != partition and not _is_settled(each)
+        ]
+        self._turn.clear()
+        self._queue.add(deliveries)
+        self.block_bytes = sum(
+            len(each.block) for each in {*self._arrivals, *(delivery.publication for delivery in deliveries)}
+        )
 
     def next_offset(self, partition: int) -> int:
         """Return the offset of the next record, if Kafka has left out none."""
         return self._partitions[partition].next_offset
 
-    def record_lost_range(self, partition: int, first_offset: int, now: int) -> OutboxRecord | None:
+    def record_lost_range(self, partition: int, first_offset: int, now: int) -> OutputRecord | None:
         """Record that Kafka has deleted everything before this offset.
 
         Returns:
@@ -208,15 +198,9 @@ class Outbox:
             return None
         self.lost += first_offset - first
         state.next_offset = first_offset
-        position = OutboxPosition(partition, first)
-        self._open_position(position)
+        record = self._open(OpenRecord(partition, first))
         detail = f"records {partition}/{first} to {partition}/{first_offset - 1} of batches"
-        return self._quarantine(position, RECORDS_LOST, detail, b"", now)
-
-    @property
-    def open_count(self) -> int:
-        """Number of records that are added and not yet acknowledged."""
-        return sum(len(state.open) for state in self._partitions.values())
+        return self._quarantine(record, RECORDS_LOST, detail, b"", now)
 
     @property
     def waiting_count(self) -> int:
@@ -233,31 +217,24 @@ class Outbox:
         """Return whether so much waits that batches are given up early."""
         return self.open_count > MAX_OPEN * 9 // 10 or self.block_bytes > MAX_BLOCK_BYTES * 9 // 10
 
-    def add_record(self, position: OutboxPosition, value: bytes | None, now: int) -> OutboxRecord | None:
+    def add_record(self, partition: int, offset: int, value: bytes | None, now: int) -> OutputRecord | None:
         """Add the next record of a partition and return the record to write at once, if any."""
-        partition, offset = position
         state = self._partitions[partition]
-        is_replay = offset < state.start_offset
-        if not is_replay:
-            state.next_offset = offset + 1
+        state.next_offset = offset + 1
+        if offset in state.settled:
+            return None
         try:
             batch = decode_batch(value or b"")
             if batch.origin != "LIVE" or batch.network != self._options.network:
                 return None
-            publication = PendingPublication(position, batch, self._options.batch_typ)
+            publication = PendingPublication(OpenRecord(partition, offset), batch, self._options.batch_typ)
         except (*UNREADABLE, TopicError, CidError) as error:
-            if is_replay:
-                return None
-            self._open_position(position)
+            record = self._open(OpenRecord(partition, offset))
             detail = f"record {partition}/{offset} of batches: {error}"
-            return self._quarantine(position, MALFORMED, detail, value or b"", now)
-        if self._is_repeat(batch, position) or is_replay:
-            return None
-        if offset < state.receipts_until and self._list_receipted_topics(batch.batch_cid, batch.closed_at):
-            return None
-        self._open_position(position)
+            return self._quarantine(record, MALFORMED, detail, value or b"", now)
+        self._open(publication.record)
         if batch.closed_at < state.not_before:
-            return self._write_receipt(position, publication.reject_receipt(TOO_OLD, now))
+            return self._write_receipt(publication.record, publication.reject_receipt(TOO_OLD, now))
         self._arrivals.append(publication)
         self.block_bytes += len(publication.block)
         return None
@@ -270,7 +247,7 @@ class Outbox:
         now: int,
         scheme: TopicScheme = BY_SEPARATOR,
         pace: AuthorPacer | None = None,
-    ) -> list[OutboxRecord]:
+    ) -> list[OutputRecord]:
         """Put blocks into IPFS and try the batches that are due.
 
         Args:
@@ -312,60 +289,59 @@ class Outbox:
             return max(0, min(max_wait, self._pace_ready_at - now))
         return min(max_wait, self._queue.time_to_check(now)) if len(self._queue) else max_wait
 
-    def acknowledge(self, position: OutboxPosition) -> None:
-        """Record that the broker has one of the records written because of this position."""
-        self._settle_receipts(position, 1)
+    def acknowledge(self, record: OpenRecord) -> None:
+        """Record that the broker has one of the records written because of this one."""
+        self._settle_receipts(record, 1)
 
     def resume_offsets(self) -> dict[int, int]:
         """Return the offset to resume from after a crash, by partition."""
         return {partition: state.resume_offset for partition, state in self._partitions.items()}
 
     def metadata(self, partition: int) -> str:
-        """Return the metadata to commit with the offset: `not_before` and, while it counts, `until` of `start`."""
+        """Return the metadata to commit with the offset: `not_before` and `settled` of `start` (`read_metadata`)."""
         state = self._partitions[partition]
-        until = f" {state.receipts_until}" if state.resume_offset < state.receipts_until else ""
-        return f"{state.not_before}{until}"
+        unsettled = [record.offset for record in state.open if record.missing]
+        settled = encode_settled(state.resume_offset, state.next_offset, unsettled)
+        return f"{state.not_before} {settled}".rstrip()
 
-    def _open_position(self, position: OutboxPosition) -> None:
-        self._partitions[position.partition].open.append(position.offset)
-        self._missing_receipts[position] = 1
+    def _open(self, record: OpenRecord) -> OpenRecord:
+        self._partitions[record.partition].open.append(record)
+        self.open_count += 1
+        return record
 
-    def _settle_receipts(self, position: OutboxPosition, count: int) -> None:
-        self._missing_receipts[position] -= count
-        queue = self._partitions[position.partition].open
-        while queue and not self._missing_receipts[head := OutboxPosition(position.partition, queue[0])]:
-            del self._missing_receipts[head]
-            queue.popleft()
+    def _settle_receipts(self, record: OpenRecord, count: int) -> None:
+        record.missing -= count
+        if record.missing or not count:
+            return
+        self.open_count -= 1
+        unsettled = self._partitions[record.partition].open
+        while unsettled and not unsettled[0].missing:
+            unsettled.popleft()
 
     def _enqueue_arrivals(self) -> None:
-        """Queue the deliveries of new batches, but for the topics that have a receipt."""
+        """Queue the deliveries of new batches."""
         deliveries: list[TopicDelivery] = []
         _, cip120_name = network_topics(self._options.network)
         is_used = bool(self._arrivals) and self._scheme.network and self._has_peer(cip120_name)
         for publication in self._arrivals:
             topics = self._scheme.topics_of(publication.network, publication.separator)
             topics += (cip120_name,) if is_used else ()
-            known = publication.position.offset < self._partitions[publication.position.partition].backlog_end
-            if known and self._list_receipted_topics(publication.batch_cid, publication.closed_at) >= set(topics):
-                self.block_bytes -= len(publication.block)
-                self._settle_receipts(publication.position, 1)
-                continue
             publication.deliveries = {topic: TopicDelivery(publication, topic) for topic in topics}
             deliveries += publication.deliveries.values()
-            self._missing_receipts[publication.position] = len(topics)
+            publication.record.missing = len(topics)
         self._arrivals.clear()
         self._queue.add(deliveries)
 
     def _has_peer(self, topic: str) -> bool:
         return self._subscribers is not None and bool(self._subscribers([topic]))
 
-    def _store_blocks(self, keeper: BlockKeeper, now: int) -> list[OutboxRecord]:
+    def _store_blocks(self, keeper: BlockKeeper, now: int) -> list[OutputRecord]:
         """Put the blocks of this turn into IPFS; set `ipfs_error`.
 
         A block that is there already is put there again if IPFS has not answered for a while, to notice that it is
         away.
         """
-        outputs: list[OutboxRecord] = []
+        outputs: list[OutputRecord] = []
         try:
             for publication in dict.fromkeys(delivery.publication for delivery in self._turn):
                 is_recent = self._ipfs_answered_at is not None and now - self._ipfs_answered_at < _IPFS_CHECK_EVERY
@@ -384,12 +360,12 @@ class Outbox:
             self.ipfs_error = None
         return outputs
 
-    def _reject(self, publication: PendingPublication, reason: str, now: int) -> OutboxRecord:
+    def _reject(self, publication: PendingPublication, reason: str, now: int) -> OutputRecord:
         """Settle all deliveries of a batch with one receipt. Those that are still queued no longer count."""
-        self._settle_receipts(publication.position, len(publication.deliveries) - 1)
+        self._settle_receipts(publication.record, len(publication.deliveries) - 1)
         publication.deliveries = {}
         self.block_bytes -= len(publication.block)
-        return self._write_receipt(publication.position, publication.reject_receipt(reason, now))
+        return self._write_receipt(publication.record, publication.reject_receipt(reason, now))
 
     def _move_to_scheme(self) -> None:
         """Move batches that wait on a topic outside the scheme to its topics, unless they were sent there already."""
@@ -397,29 +373,18 @@ class Outbox:
         self._turn.clear()
         deliveries: list[TopicDelivery] = []
         unsent = {each.publication for each in waiting if each.publication.deliveries}  # not refused by IPFS
-        for publication in sorted(unsent, key=lambda each: each.position):
+        for publication in sorted(unsent, key=lambda each: (each.record.partition, each.record.offset)):
             topics = set(self._scheme.topics_of(publication.network, publication.separator))
             added = topics - publication.deliveries.keys() - publication.receipted_topics
             dropped = publication.deliveries.keys() - topics
             for topic in sorted(added):
                 publication.deliveries[topic] = TopicDelivery(publication, topic)
-            self._missing_receipts[publication.position] += len(added)
+            publication.record.missing += len(added)
             for topic in dropped:
                 self._end_delivery(publication.deliveries[topic])
             deliveries += publication.deliveries.values()
-            self._settle_receipts(publication.position, len(dropped))
+            self._settle_receipts(publication.record, len(dropped))
         self._queue.add(deliveries)
-
-    def _is_repeat(self, batch: BatchRecord, position: OutboxPosition) -> bool:
-        """Return whether this batch was added before with the same closing time: a micro-batch written again."""
-        recent = self._partitions[position.partition].recent_batches
-        closing = _BatchClosing(batch.batch_cid, batch.separator, batch.closed_at)
-        if closing in recent:
-            return True
-        recent[closing] = None
-        if len(recent) > RECENT_BATCHES:
-            del recent[next(iter(recent))]
-        return False
 
     def _end_delivery(self, delivery: TopicDelivery) -> None:
         publication = delivery.publication
@@ -429,7 +394,7 @@ class Outbox:
 
     def _publish_delivery(
         self, delivery: TopicDelivery, publish: Callable[[str, bytes], int], now: int
-    ) -> Sequence[OutboxRecord]:
+    ) -> Sequence[OutputRecord]:
         """Attempt a delivery. If it reaches no peer, those of its topic and separator that are behind it wait, too."""
         if _is_settled(delivery):
             return ()
@@ -450,7 +415,7 @@ class Outbox:
         self._queue.put_back([delivery, *behind], reason)
         return ()
 
-    def _write_given_up(self, given_up: GivenUp, now: int) -> Sequence[OutboxRecord]:
+    def _write_given_up(self, given_up: GivenUp, now: int) -> Sequence[OutputRecord]:
         delivery = given_up.delivery
         if _is_settled(delivery):
             return ()
@@ -458,13 +423,13 @@ class Outbox:
         receipt = PublicationRecord(cid, TRANSPORT, now, topic=delivery.topic, peer_count=0, error=given_up.error)
         return self._end_with_receipt(delivery, receipt)
 
-    def _end_with_receipt(self, delivery: TopicDelivery, receipt: PublicationRecord) -> Sequence[OutboxRecord]:
+    def _end_with_receipt(self, delivery: TopicDelivery, receipt: PublicationRecord) -> Sequence[OutputRecord]:
         publication = delivery.publication
         publication.receipted_topics |= {delivery.topic}
         self._end_delivery(delivery)
-        return (self._write_receipt(publication.position, receipt),)
+        return (self._write_receipt(publication.record, receipt),)
 
-    def _write_receipt(self, position: OutboxPosition, receipt: PublicationRecord) -> OutboxRecord:
+    def _write_receipt(self, record: OpenRecord, receipt: PublicationRecord) -> OutputRecord:
         if receipt.error is None:
             self.published += 1
         else:
@@ -473,14 +438,20 @@ class Outbox:
         target = options.target(receipt.topic) if options.target and receipt.topic else None
         error = receipt.error and receipt.error[:MAX_DETAIL]
         receipt = structs.replace(receipt, transport=options.transport, target=target, error=error)
-        return OutboxRecord(position, "publications", receipt.batch_cid.encode(), encode(receipt))
+        return OutputRecord(record, "publications", receipt.batch_cid.encode(), encode(receipt))
 
-    def _quarantine(self, position: OutboxPosition, reason: str, detail: str, value: bytes, now: int) -> OutboxRecord:
+    def _quarantine(self, record: OpenRecord, reason: str, detail: str, value: bytes, now: int) -> OutputRecord:
         self.quarantined += 1
         # one output for each record: the batch's own record holds what does not fit into a quarantine record
         fault = next(build_quarantine_records("publisher", reason, detail, value, now))
-        key = build_quarantine_record_key("batches", position.partition, position.offset)
-        return OutboxRecord(position, "quarantine", key, encode(fault))
+        key = build_quarantine_record_key("batches", record.partition, record.offset)
+        return OutputRecord(record, "quarantine", key, encode(fault))
+
+
+def read_metadata(offset: int, text: str) -> tuple[int, frozenset[int]]:
+    """Read `not_before` and `settled` from what `PendingBatches.metadata` wrote, or another program."""
+    limit, _, settled = text.partition(" ")
+    return int(limit) if limit.lstrip("-").isdecimal() else 0, decode_settled(offset, settled)
 
 
 def _is_settled(delivery: TopicDelivery) -> bool:

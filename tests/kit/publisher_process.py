@@ -1,0 +1,55 @@
+"""A publisher in a process of its own, which a test may kill.
+
+`python -m kit.publisher_process ADDRESS PREFIX INSTANCE FILE LONELY`: appends the data of each message to FILE, a line
+each, after a letter: `k` when the block is kept, `s` when it is sent. Topics that end with LONELY have no peer.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+from kiln.bridge.kafka.thread import KafkaConfig
+from kiln.bridge.publisher.batches import PublishingOptions
+from kiln.bridge.publisher.publisher import Publisher
+from kit.broker_access import security
+
+
+class _Node:
+    def __init__(self, path: str, lonely: str) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        self._lonely = lonely
+
+    def _write(self, kind: str, text: str) -> None:
+        os.write(self._file, f"{kind} {text}\n".encode())
+
+    def publish(self, topic: str, data: bytes) -> int:
+        if topic.endswith(self._lonely):
+            return 0
+        self._write("s", data.decode())
+        return 1
+
+    def store_and_pin(self, cid: str, block: bytes, now: int) -> None:
+        self._write("k", cid)
+
+    def unpin_expired(self, now: int) -> int:
+        return 0
+
+    def close(self) -> None: ...
+
+
+def main() -> None:
+    address, prefix, instance, path, lonely = sys.argv[1:]
+    node = _Node(path, lonely)
+    options = PublishingOptions("local-test", publish_timeout=1_000_000, retry_every=200_000)
+    kafka = KafkaConfig([address], security(address), prefix)
+    publisher = Publisher(kafka, options, node.publish, lambda: None, node, instance=instance)
+    publisher.start()
+    signal.sigwait({signal.SIGTERM})
+    publisher.stop()
+
+
+if __name__ == "__main__":
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    main()
