@@ -81,14 +81,12 @@ def run(arguments: Sequence[str], environment: Mapping[str, str], timeout: float
 def _serve(folder: Path) -> None:
     """Run the commands of stdin, and answer on stdout."""
     from kiln.conf.settings.model import Settings
-    from kiln.deploy.stack.jars import list_store_jars, s3_root
     from kiln.deploy.stack.spark import spark_session
 
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     settings = Settings(state=folder)
-    store_jars = list_store_jars() if s3_root().is_dir() else []
-    with spark_session(settings, classes=store_jars):  # a JVM keeps the settings and classes of its first session
+    with spark_session(settings):  # a JVM keeps the settings of its first session
         pass
     environment = dict(os.environ)
     for line in sys.stdin:

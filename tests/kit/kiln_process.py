@@ -69,7 +69,7 @@ class Kiln:
 
     def run_kept(self, *arguments: str, timeout: float = 600) -> subprocess.CompletedProcess[str]:
         """Run a command as `run` does, with the JVM of the commands before it. For tests of what is in the tables, and
-        not of the command's process."""
+        not of the command's process; without a store, as the JVM has neither its jars nor its credentials."""
         assert self.folder is None
         code, out, err = kept_jvm.run(arguments, self.environment, timeout)
         assert code == 0, f"kiln {' '.join(arguments)}: {code}\n{out}\n{err}\n{self.log()}"
