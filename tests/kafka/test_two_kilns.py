@@ -216,7 +216,7 @@ def test_what_one_kiln_batches_the_other_has(
     # the first Kiln's blocks are there to be fetched, without its queries
     end(run)
     town.run(first, "bridge")
-    second.run_kept("run", "--catch-up")
+    second.run("run", "--catch-up")
     wanted = {row["batch_cid"] for row in of_followed(first, "batches")}
 
     def fetched() -> int:
@@ -224,7 +224,7 @@ def test_what_one_kiln_batches_the_other_has(
         return status.fetcher.counts.get("blocks", 0) if status and status.fetcher else 0
 
     wait_until(lambda: fetched() == len(wanted), lambda: f"{len(wanted)} blocks, not {fetched()}", PATIENCE)
-    second.run_kept("run", "--catch-up")
+    second.run("run", "--catch-up")
     end(bridge)
 
     received = [row for row in rows(second, "tips") if row["source"] == "batch"]
