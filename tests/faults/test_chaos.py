@@ -13,7 +13,7 @@ import pytest
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.network, pytest.mark.crash, pytest.mark.timeout(1800)]
 
 FEW = (
-    *("kill-bridge", "kill-broker", "kill-worker", "kill-driver", "kill-jvm", "kill-all"),
+    *("kill-bridge", "kill-broker", "kill-worker", "kill-jvm", "kill-all"),
     *("cut-archive", "cut-sink", "pause-broker"),
 )
 SEED = os.environ.get("KILN_TEST_SEED", "1")

@@ -72,7 +72,7 @@ def kiln(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> Ki
     await_end(servers, f"{PREFIX}frames", FRAMES, 300 + FRAMES / 1_000)
     feed.stop()
     assert feed.error is None
-    kiln.run("run", "--catch-up", timeout=1_800)
+    kiln.run_kept("run", "--catch-up", timeout=1_800)
     kiln.environment["KILN_BACKFILL__FRAMES_PER_CHUNK"] = str(kiln.count("frames") // (1 + INTERRUPTIONS))
     return kiln
 
@@ -154,11 +154,11 @@ def test_a_run_that_is_killed_and_called_again_gives_what_live_has(kiln: Kiln, m
         assert found is not None
         interrupted += not found.is_done
     assert interrupted >= min(INTERRUPTIONS, 5)
-    done = json.loads(kiln.run(*command, "--json", timeout=1_800).stdout)
+    done = json.loads(kiln.run_kept(*command, "--json", timeout=1_800).stdout)
     assert done["wrote"] > 0
     for table in EQUAL:
         assert differences(kiln, "killed", table, low, high) == [], table
-    assert json.loads(kiln.run(*command, "--json").stdout)["wrote"] == 0
+    assert json.loads(kiln.run_kept(*command, "--json").stdout)["wrote"] == 0
 
 
 def test_kafka_gives_the_same_and_a_signal_ends_a_run_in_words(kiln: Kiln, middle: tuple[str, str]) -> None:
@@ -171,6 +171,6 @@ def test_kafka_gives_the_same_and_a_signal_ends_a_run_in_words(kiln: Kiln, middl
     assert process.wait(120) == 130
     said = (kiln.state / "started.out").read_text(encoding="utf-8")
     assert "run of-kafka was stopped. Its finished chunks are stored: type the same command to continue" in said
-    kiln.run(*command, timeout=1_800)
+    kiln.run_kept(*command, timeout=1_800)
     for table in (*EQUAL, "frames"):
         assert differences(kiln, "of-kafka", table, low, high) == [], table

@@ -52,7 +52,7 @@ def run(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> Run
     for part in (good.ledger, *(each.ledger for each in bad)):
         assert part is not None
         ledger.add(part)
-    kiln.run("run", "--catch-up", timeout=2_400)
+    kiln.run_kept("run", "--catch-up", timeout=2_400)
     return Run(kiln, ledger)
 
 

@@ -150,7 +150,7 @@ def test_it_opens_no_more_and_more_descriptors_while_every_connection_fails(tmp_
         try:
             most_until(150)
             first = most_until(250)  # a client makes dozens before it gives up
-            most_until(700)
-            assert most_until(800) <= first + 4
+            most_until(500)
+            assert most_until(600) <= first + 4
         finally:
             bridge.kill()

@@ -80,13 +80,13 @@ def kiln(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> Ki
     files = [str(VECTORS / "captures" / f"{name}.rpc.gz") for name in CAPTURES]
     files.append(capture_return(folder / "return.rpc.gz"))
     kiln.run("replay", *files)
-    kiln.run("run", "--catch-up")
+    kiln.run_kept("run", "--catch-up")
     commits = kiln.state / "checkpoints" / "updates" / "commits"
     newest = max(int(file.name) for file in commits.iterdir() if file.name.isdigit())
     for file in (commits / str(newest), commits / f".{newest}.crc"):
         file.unlink(missing_ok=True)
     kiln.run("replay", *files)
-    kiln.run("run", "--catch-up")
+    kiln.run_kept("run", "--catch-up")
     return kiln
 
 

@@ -78,7 +78,7 @@ def kiln(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> Ki
     others.flush(timeout=60)
     others.close()
     kiln.run("replay", str(giant_capture(folder / "giant.rpc.gz")))
-    kiln.run("run", "--catch-up", timeout=600)
+    kiln.run_kept("run", "--catch-up", timeout=600)
     return kiln
 
 

@@ -67,11 +67,11 @@ def test_a_published_batch_is_in_messages_once_and_a_backfill_agrees(broker: Emb
         frame(7, "relayed", Frame.OUT),
     ]
     Writer(broker.address, "none").write("published.frames", frames)
-    kiln.run("run", "--catch-up")
+    kiln.run_kept("run", "--catch-up")
     found = kiln.sql("select batch_cid from messages order by all")
     assert [row["batch_cid"] for row in found] == sorted(map(batch, ("alone", "then an echo", "before an echo")))
     assert kiln.count("copies") == 2
     low, high = (datetime.fromtimestamp(BEGAN // 10**9 + seconds, UTC).isoformat() for seconds in (-60, 60))
-    kiln.run("backfill", "run", "--from", low, "--to", high, "--run", "again")
+    kiln.run_kept("backfill", "run", "--from", low, "--to", high, "--run", "again")
     kiln.run("backfill", "diff", "again")  # which ends with 1 if something differs
     kiln.run("quality")  # exit status 0: what our node published has no copy, and none is missed

@@ -158,5 +158,5 @@ def test_spark_reads_and_writes(broker: SecuredBroker, tmp_path: Path) -> None:
     capture = str(tmp_path / "traffic.rpc.gz")
     kiln.run("generate", capture, "--for", "5s")
     kiln.run("replay", capture)
-    kiln.run("run", "--catch-up")
+    kiln.run_kept("run", "--catch-up")
     assert kiln.count("updates") > 0

@@ -115,7 +115,7 @@ def run(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> tup
             kill_all(started)
     for number, codec in enumerate(CODECS, start=2 * len(CODECS)):
         log.write(number, codec)
-    kiln.run("run", "--catch-up")
+    kiln.run_kept("run", "--catch-up")
     return kiln, log
 
 

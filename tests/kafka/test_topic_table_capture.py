@@ -29,7 +29,7 @@ def known(bundle: dict[str, str], broker: EmbeddedBroker, tmp_path_factory: pyte
     """It knew the bundle from the start."""
     kiln = kiln_beside(broker.address, "known.", tmp_path_factory.mktemp("known"), bundle)
     kiln.run("replay", str(VECTORS / "captures" / "go4tt.rpc.gz"))
-    kiln.run("run", "--catch-up")
+    kiln.run_kept("run", "--catch-up")
     return kiln
 
 
@@ -38,12 +38,12 @@ def told(bundle: dict[str, str], broker: EmbeddedBroker, tmp_path_factory: pytes
     """It was told of the bundle when all was in quarantine."""
     kiln = kiln_beside(broker.address, "told.", tmp_path_factory.mktemp("told"))
     kiln.run("replay", str(VECTORS / "captures" / "go4tt.rpc.gz"))
-    kiln.run("run", "--catch-up")
+    kiln.run_kept("run", "--catch-up")
     assert kiln.count("messages") == kiln.count("updates") == 0
     assert kiln.count("quarantine", "reason = 'unknown_bundle_hash'") == COPIES
     kiln.environment |= bundle
     kiln.run("quarantine", "replay", "--reason", "unknown_bundle_hash")
-    kiln.run("run", "--catch-up")
+    kiln.run_kept("run", "--catch-up")
     return kiln
 
 

@@ -84,7 +84,7 @@ def captures(broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFact
         kiln.run("generate", str(path), "--for", length, "--rate", "20", "--seed", seed, "--network", network)
     with start_broker(kiln.settings(), lambda words: None):
         kiln.run("replay", str(first))
-        kiln.run("run", "--catch-up")
+        kiln.run_kept("run", "--catch-up")
     return kiln.state, first, second
 
 
@@ -129,7 +129,7 @@ def test_a_capture_in_topics_that_were_created_again_is_in_the_tables_after_reco
     assert shown.returncode == 1
     assert [f"{query}:" in shown.stdout for query in ("archive", "updates", "batch", "sink")] == [True] * 4
     kiln.run("recover", "--yes")
-    kiln.run("run", "--catch-up")
+    kiln.run_kept("run", "--catch-up")
     assert held_payloads(kiln) == payloads(first, second)
     check_each_thing_is_there_once(kiln)
     assert attempt(kiln, "recover").returncode == 0
@@ -158,6 +158,6 @@ def test_a_topic_that_is_created_again_under_a_running_kiln_ends_the_run_in_word
     assert shown.returncode == 1
     assert [f"{query}:" in shown.stdout for query in ("archive", "updates", "sink")] == [True, True, False]
     kiln.run("recover", "--yes")
-    kiln.run("run", "--catch-up")
+    kiln.run_kept("run", "--catch-up")
     assert held_payloads(kiln) == payloads(first, second)
     check_each_thing_is_there_once(kiln)

@@ -224,7 +224,7 @@ def go_on(state: Path, classpath: list[Path]) -> Upgraded:
     kiln = Kiln(state, free_ports(2), ENVIRONMENT)
     interests = json.loads(kiln.run("interests", "--json").stdout)
     after = run_bridge(kiln)
-    kiln.run("run", "--catch-up")
+    kiln.run_kept("run", "--catch-up")
     found = Upgraded(kiln, before, after, interests)
     port, controller_port = free_ports(2)
     with EmbeddedBroker(state, port, controller_port, classpath) as broker:

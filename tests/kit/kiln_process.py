@@ -17,6 +17,7 @@ from kiln.conf.settings.reading import load_settings
 from kiln.deploy.query.answer_json import write_json
 from kiln.deploy.query.ask import query_lake
 from kiln.pipelines.delta.lake import Lake
+from kit import kept_jvm
 from kit.log_model import UNFOUNDED_REPEATS, read_records
 
 
@@ -65,6 +66,14 @@ class Kiln:
             f"kiln {' '.join(arguments)}: {done.returncode}\n{done.stdout}\n{done.stderr}\n{self.log()}"
         )
         return done
+
+    def run_kept(self, *arguments: str, timeout: float = 600) -> subprocess.CompletedProcess[str]:
+        """Run a command as `run` does, with the JVM of the commands before it. For tests of what is in the tables, and
+        not of the command's process; without a store, as the JVM has neither its jars nor its credentials."""
+        assert self.folder is None
+        code, out, err = kept_jvm.run(arguments, self.environment, timeout)
+        assert code == 0, f"kiln {' '.join(arguments)}: {code}\n{out}\n{err}\n{self.log()}"
+        return subprocess.CompletedProcess(arguments, code, out, err)
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Starts a command in a session of its own, so that `kill_all` ends it with all its children."""

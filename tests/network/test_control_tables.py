@@ -126,7 +126,7 @@ def scene(
         finally:
             if run.poll() is None:
                 kill_all(run)
-    kiln.run("run", "--catch-up")
+    kiln.run_kept("run", "--catch-up")
     last = kiln.sql("select epoch_us(max(observed_at)) as at from frames group by connection")
     ends = [int(str(row["at"])) for row in last]
     traces = {peer.peer: Path(trace) for trace, peer in traced.items()}
@@ -228,7 +228,7 @@ def test_a_backfill_fills_tables_that_were_emptied(scene: Scene) -> None:
     (row,) = kiln.sql("select epoch_us(min(observed_at)) as low, epoch_us(max(observed_at)) as high from frames")
     low, high = (datetime.fromtimestamp(int(str(row[name])) / 1e6, UTC) for name in ("low", "high"))
     after = high + timedelta(seconds=1)
-    kiln.run(
+    kiln.run_kept(
         "backfill", "run", "--run", "again", "--source", "frames", "--from", low.isoformat(), "--to", after.isoformat()
     )
     kiln.run("backfill", "swap", "again")
