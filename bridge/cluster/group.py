@@ -48,7 +48,7 @@ class GroupView(msgspec.Struct, frozen=True):
 
     leader: str
     authors: tuple[str, ...]
-    """of the messages of all bridges"""
+    """peer ids that sign the messages of the bridges"""
     bridges: tuple[LiveBridge, ...]
 
 

@@ -148,7 +148,7 @@ class KafkaWorker(KafkaThread):
                 self._commit(consumer)
         until = time.monotonic() + _DRAIN_TIMEOUT
         while self._work(producer) and time.monotonic() < until:
-            time.sleep(0.05)
+            time.sleep(0.05)  # kafka-python's thread adds acknowledgements meanwhile
         self._commit(consumer)
 
     def _open_group_consumer(self) -> Consumer:

@@ -119,8 +119,8 @@ def test_no_good_message_is_lost(broker: EmbeddedBroker, prefix: str, tmp_path: 
     kiln.run_kept("run", "--catch-up")
     assert kiln.count("messages") == len(sent) - kiln.count("quarantine")
     until = iso(start + len(sent) * SPACING + 10**9)
-    kiln.run_kept("backfill", "run", "--run", "mended", "--from", iso(start), "--to", until)
-    kiln.run("backfill", "swap", "mended")
+    kiln.run_kept("backfill", "run", "--run", "repaired", "--from", iso(start), "--to", until)
+    kiln.run("backfill", "swap", "repaired")
 
     said = {json.loads(RPC.FromString(frame.payload).publish[0].data)["tip"] for frame in sent}
     for table in ("messages", "updates"):
