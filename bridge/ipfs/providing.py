@@ -15,7 +15,7 @@ from kiln.bridge.ipfs.blocks import BlockStoreUnavailableError
 from kiln.bridge.ipfs.kubo import KuboError, NoRoutingError
 
 MOST: Final = 1_000  # waiting blocks: at a few seconds each, a later one would be announced only after an hour
-_REMEMBERED: Final = 10_000  # announced blocks that are not announced again: the outbox and BEP 50 each add a block
+_REMEMBERED: Final = 10_000  # announced blocks that are not announced again: the publisher and BEP 50 each add a block
 _THREADS: Final = 2
 _TRIES: Final = 3
 _PAUSE: Final = 10.0  # s before another try
