@@ -28,16 +28,19 @@ def select_topics(network: str, interests: Iterable[Interest], seen: Iterable[st
     seen = set(seen)
     selected = {name, *({cip120_name} & seen)}
     selected |= {
-        format_topic(network, Separator(each.key, each.value))
-        for each in interests
-        if each.key is not None and each.value is not None
+        format_topic(network, Separator(interest.key, interest.value))
+        for interest in interests
+        if interest.key is not None and interest.value is not None
     }
     for name in seen:
         topic = parse_topic(name)
         if topic is None or topic.network != network or topic.separator is None:
             continue
         # another spelling of the same topic would be a topic of its own
-        if any(each.covers(topic.separator) for each in interests) and format_topic(network, topic.separator) == name:
+        if (
+            any(interest.covers(topic.separator) for interest in interests)
+            and format_topic(network, topic.separator) == name
+        ):
             selected.add(name)
     return selected
 
@@ -72,9 +75,9 @@ class GossipTopics:
 
     def select(self, seen: Iterable[str]) -> set[str]:
         """Select the topics to join, by name or of those that peers subscribe to."""
-        names = {each for each in self.patterns if "*" not in each}
-        globs = [each for each in self.patterns if "*" in each]
-        return names | {name for name in seen if any(match_topic(name, each) for each in globs)}
+        names = {pattern for pattern in self.patterns if "*" not in pattern}
+        globs = [pattern for pattern in self.patterns if "*" in pattern]
+        return names | {name for name in seen if any(match_topic(name, glob) for glob in globs)}
 
 
 TopicRule = CeramicTopics | GossipTopics

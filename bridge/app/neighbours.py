@@ -28,7 +28,7 @@ def select_bitswap_peers(node: PeerConnector, peers: Mapping[bytes, PeerView]) -
     """
     peers_speaking = dict(node.peers_speaking(*BITSWAP))
     selected: list[BitswapPeer] = []
-    for peer, view in sorted(peers.items(), key=lambda each: not each[1].outbound):
+    for peer, view in sorted(peers.items(), key=lambda entry: not entry[1].outbound):
         if peer not in peers_speaking or view.score < 0:
             continue
         remote = node.remote_address(peer)

@@ -65,16 +65,16 @@ def build_status(
 
 def select_largest(savings: Iterable[SavingStatus]) -> tuple[SavingStatus, ...]:
     """Select the largest savings, so that the status stays small with many peers on many topics."""
-    return tuple(nlargest(_MAX_SAVINGS, savings, key=lambda each: each.as_names - each.as_indices))
+    return tuple(nlargest(_MAX_SAVINGS, savings, key=lambda saving: saving.as_names - saving.as_indices))
 
 
 def describe_bootstrap(view: NodeView, configured: Sequence[str]) -> Iterator[str]:
     """Describe which peers of `bridge.bootstrap` are not connected as gossip peers, and why."""
-    for each in view.bootstrap:
-        if each.error and each.connected:
-            yield f"bootstrap peer {each.addresses[0]}: {each.error}"
-        elif each.error:
-            yield f"cannot reach bootstrap peer {each.error}"
+    for bootstrap in view.bootstrap:
+        if bootstrap.error and bootstrap.connected:
+            yield f"bootstrap peer {bootstrap.addresses[0]}: {bootstrap.error}"
+        elif bootstrap.error:
+            yield f"cannot reach bootstrap peer {bootstrap.error}"
     if configured and not view.bootstrap and not view.peers:
         yield f"bridge.bootstrap names no peer but this bridge itself ({view.peer}). Name others."
 
@@ -83,8 +83,8 @@ def describe_policy_conflicts(conflicts: Iterable[PolicyConflict]) -> Iterator[s
     """Describe which messages of peers are rejected for their signature policy, which own messages are withheld from
     peers for it, and the settings that change this."""
     topics_of: defaultdict[tuple[bool, bool], list[str]] = defaultdict(list)
-    for each in conflicts:
-        topics_of[each.withheld, each.signed].append(each.topic)
+    for conflict in conflicts:
+        topics_of[conflict.withheld, conflict.signed].append(conflict.topic)
     for signed, kind, policy in ((True, "with", "none"), (False, "without", "strict")):
         if topics := topics_of[False, signed]:
             yield (

@@ -111,7 +111,7 @@ class TopicSelector:
         spare = sorted(idle)
         topics = (joined & chosen) | idle
         self._waiting = 0
-        for topic in sorted(chosen - joined, key=lambda each: (-self._usefulness.get(each, 0.0), each)):
+        for topic in sorted(chosen - joined, key=lambda name: (-self._usefulness.get(name, 0.0), name)):
             full = len(topics) >= self._max_topics
             if changes < 1 + full:
                 self._waiting += 1
@@ -142,7 +142,7 @@ class TopicSelector:
             usefulness[topic] *= _ACTIVE_FACTOR
         sole_topics = Counter[bytes]()  # chosen topics to which only this peer subscribes
         chosen: set[str] = set()
-        for topic in sorted(covered, key=lambda each: (-usefulness[each], each)):
+        for topic in sorted(covered, key=lambda name: (-usefulness[name], name)):
             if len(chosen) >= self._max_topics:
                 break
             if peer_counts[topic] == 1:

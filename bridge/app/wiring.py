@@ -87,7 +87,7 @@ class BridgeComponents:
     @property
     def threads(self) -> tuple[Publisher | Fetcher, ...]:
         """The threads that use the other parts. They start last and stop first."""
-        return tuple(each for each in (self.publisher, self.announcer, self.fetcher) if each is not None)
+        return tuple(worker for worker in (self.publisher, self.announcer, self.fetcher) if worker is not None)
 
 
 def build_bridge(settings: Settings, stack: ExitStack, token: trio.lowlevel.TrioToken) -> BridgeComponents:

@@ -170,16 +170,16 @@ class PendingBatches:
         for record in self._partitions.pop(partition).open:
             self.open_count -= record.missing > 0
             record.missing = -1  # receipts that are still acknowledged change nothing
-        self._arrivals = [each for each in self._arrivals if each.record.partition != partition]
+        self._arrivals = [arrival for arrival in self._arrivals if arrival.record.partition != partition]
         deliveries = [
-            each
-            for each in (*self._turn, *self._queue.drain())
-            if each.publication.record.partition != partition and not _is_settled(each)
+            delivery
+            for delivery in (*self._turn, *self._queue.drain())
+            if delivery.publication.record.partition != partition and not _is_settled(delivery)
         ]
         self._turn.clear()
         self._queue.add(deliveries)
         self.block_bytes = sum(
-            len(each.block) for each in {*self._arrivals, *(delivery.publication for delivery in deliveries)}
+            len(arrival.block) for arrival in {*self._arrivals, *(delivery.publication for delivery in deliveries)}
         )
 
     def next_offset(self, partition: int) -> int:
@@ -266,7 +266,9 @@ class PendingBatches:
         self._queue.advance(now)
         self._enqueue_arrivals()
         outputs = [
-            output for each in self._queue.check(now, self.is_nearly_full) for output in self._write_given_up(each, now)
+            output
+            for given_up in self._queue.check(now, self.is_nearly_full)
+            for output in self._write_given_up(given_up, now)
         ]
         self._turn.extend(self._queue.take(MAX_TURNS_PER_STEP - len(self._turn)))
         outputs += self._store_blocks(keeper, now)
@@ -372,8 +374,12 @@ class PendingBatches:
         waiting = [*self._turn, *self._queue.drain()]
         self._turn.clear()
         deliveries: list[TopicDelivery] = []
-        unsent = {each.publication for each in waiting if each.publication.deliveries}  # not refused by IPFS
-        for publication in sorted(unsent, key=lambda each: (each.record.partition, each.record.offset)):
+        unsent = {
+            delivery.publication for delivery in waiting if delivery.publication.deliveries
+        }  # not refused by IPFS
+        for publication in sorted(
+            unsent, key=lambda publication: (publication.record.partition, publication.record.offset)
+        ):
             topics = set(self._scheme.topics_of(publication.network, publication.separator))
             added = topics - publication.deliveries.keys() - publication.receipted_topics
             dropped = publication.deliveries.keys() - topics
@@ -410,8 +416,8 @@ class PendingBatches:
             return self._end_with_receipt(delivery, receipt)
         if (given_up := self._queue.give_up(delivery, reason)) is not None:
             return self._write_given_up(given_up, now)
-        behind = [each for each in self._turn if each.flow == delivery.flow]
-        self._turn = deque(each for each in self._turn if each.flow != delivery.flow)
+        behind = [queued for queued in self._turn if queued.flow == delivery.flow]
+        self._turn = deque(queued for queued in self._turn if queued.flow != delivery.flow)
         self._queue.put_back([delivery, *behind], reason)
         return ()
 

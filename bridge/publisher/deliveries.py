@@ -182,7 +182,7 @@ class DeliveryQueue:
 
     def add(self, deliveries: Sequence[TopicDelivery]) -> None:
         """Add deliveries, each behind the earlier ones of its topic and separator."""
-        peers = self._find_peers({each.topic for each in deliveries})
+        peers = self._find_peers({delivery.topic for delivery in deliveries})
         for delivery in deliveries:
             if delivery.waits_since is None:
                 delivery.waits_since = self._clock
@@ -195,14 +195,14 @@ class DeliveryQueue:
     def take(self, limit: int) -> list[TopicDelivery]:
         """Remove and return the deliveries whose turn it is."""
         taken = [self._ready.pop() for _ in range(min(limit, len(self._ready)))]
-        for flow in {each.flow for each in taken}:
+        for flow in {delivery.flow for delivery in taken}:
             if not self._ready.count(self._paths[flow]):
                 del self._paths[flow]
         return taken
 
     def drain(self) -> list[TopicDelivery]:
         """Remove and return all deliveries."""
-        taken = [*self.take(len(self._ready)), *(each for parked in self._parked.values() for each in parked)]
+        taken = [*self.take(len(self._ready)), *(delivery for parked in self._parked.values() for delivery in parked)]
         self._parked.clear()
         self._reasons.clear()
         self._parked_count = 0
@@ -288,11 +288,11 @@ class DeliveryQueue:
     def _give_up_parked(self, flow: Flow, patience: int) -> list[GivenUp]:
         reason = self._reasons.get(flow, NO_PEER)
         deliveries = self._remove_parked(flow)
-        count = sum(self._waited(each) >= patience for each in deliveries)  # the first ones have waited longest
+        count = sum(self._waited(delivery) >= patience for delivery in deliveries)  # the first ones have waited longest
         if count < len(deliveries):
             self._park(flow, deliveries[count:])
             self._reasons[flow] = reason
-        return [GivenUp(each, _describe(reason, self._waited(each))) for each in deliveries[:count]]
+        return [GivenUp(delivery, _describe(reason, self._waited(delivery))) for delivery in deliveries[:count]]
 
     def _give_up_early(self) -> list[GivenUp]:
         """Give up deliveries of separators that have not reached a peer, in the order in which they came."""
@@ -312,11 +312,11 @@ class DeliveryQueue:
     def _give_up_ready(self, flow: Flow, patience: int) -> list[GivenUp]:
         path = self._paths[flow]
         deliveries = list(self._remove_ready(flow))
-        count = sum(self._waited(each) >= patience for each in deliveries)
+        count = sum(self._waited(delivery) >= patience for delivery in deliveries)
         if count < len(deliveries):
             self._paths[flow] = path
             self._ready.extend(path, deliveries[count:])
-        return [GivenUp(each, _describe(NO_TURN, self._waited(each))) for each in deliveries[:count]]
+        return [GivenUp(delivery, _describe(NO_TURN, self._waited(delivery))) for delivery in deliveries[:count]]
 
 
 def _describe(reason: str, waited: int) -> str:
