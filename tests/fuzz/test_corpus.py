@@ -14,6 +14,7 @@ NOISE = 3
 """times that a cost may exceed its bound: `make fuzz` compares it with the bound itself"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TARGETS)
 def test_the_kept_corpus_costs_what_it_may(name: str) -> None:
     inputs = corpus(KEPT / name)

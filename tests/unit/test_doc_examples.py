@@ -17,6 +17,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_each_example_on_the_sample_prints_what_its_page_shows(folder: Path) -> None:
     tried = list(sample_examples())
     assert len(tried) >= 8

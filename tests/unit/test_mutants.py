@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import pytest
+
 from mutants.__main__ import ROOMS, choose_breaks, find_tests
 from mutants.places import list_changes
 
@@ -33,6 +35,7 @@ def test_operators_conditions_numbers_calls_and_results_are_changed() -> None:
     }
 
 
+@pytest.mark.slow
 def test_each_break_is_another_program_that_tests_load(root: Path) -> None:
     breaks = choose_breaks(root, ROOMS, 12, seed=7)
     assert len({each.place for each in breaks}) == 12

@@ -47,6 +47,7 @@ def test_each_rule_has_a_test_in_which_it_fires_and_one_in_which_it_is_silent() 
     assert fires == silent == {rule["alert"] for rule in RULES}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool (Debian: prometheus) is not there")
 def test_promtool_runs_the_tests_of_the_rules() -> None:
     done = subprocess.run(

