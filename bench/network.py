@@ -11,13 +11,14 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final, NamedTuple, TypeVar
+from unittest.mock import patch
 
 import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -39,9 +40,10 @@ from kiln.bridge.gossipsub.router import Router
 from kiln.bridge.gossipsub.wire import OversizedRpc
 from kiln.bridge.kafka.librdkafka import LibrdkafkaProducer
 from kiln.bridge.libp2p.host import Node
-from kiln.bridge.libp2p.links import PeerLink, PubsubSession
+from kiln.bridge.libp2p.links import PubsubSession
 from kiln.bridge.libp2p.options import NodeOptions
 from kiln.bridge.libp2p.seqno import Seqno
+from kiln.bridge.libp2p.traffic import Traffic
 from kiln.conf.settings.model import Kafka, Settings
 from kiln.deploy.stack.kafka_broker import start_broker
 from kiln.deploy.stack.ports import find_free_ports
@@ -81,28 +83,31 @@ class _Mute(Router):
         return ([], [], b"") if rpc.publish else super().receive(peer, rpc, now)
 
 
-class _Blind(Node):
-    """Counts frames as they come, unread; but for the first, subscriptions and GRAFT: it would be sent nothing."""
+def _count_unread(sink: _Counting) -> Callable[[Traffic, PubsubSession, bytes | OversizedRpc, bool], None]:
+    """Make a `Traffic.process` that counts RPCs unread, but for the first, subscriptions and GRAFT: without these the
+    node would be sent nothing."""
+    process = Traffic.process
 
-    def _process_rpc(
-        self, link: PeerLink, session: PubsubSession, received: bytes | OversizedRpc, decode: bool = True
-    ) -> None:
+    def count(traffic: Traffic, session: PubsubSession, received: bytes | OversizedRpc, decode: bool = True) -> None:
         if isinstance(received, OversizedRpc) or len(received) < SIZE:
-            super()._process_rpc(link, session, received, decode)
+            process(traffic, session, received, decode)
         else:
             started = time.thread_time()
-            self._sink.put(session.id, received)
-            session.cpu += time.thread_time() - started
+            sink.put(session.id, received)
+            session.unpaid_cpu += time.thread_time() - started
+
+    return count
 
 
 KAFKA: Final = "into Kafka"
-NODE: Final[Mapping[str, tuple[type[Node], type[Router], bool]]] = {
-    KAFKA: (Node, Router, True),
-    "whole": (Node, Router, True),
-    "signatures not verified": (Node, Router, False),
-    "nor routed": (Node, _Mute, False),
-    "nor parsed and framed": (_Blind, _Mute, False),
+NODE: Final[Mapping[str, tuple[bool, type[Router], bool]]] = {
+    KAFKA: (True, Router, True),
+    "whole": (True, Router, True),
+    "signatures not verified": (True, Router, False),
+    "nor routed": (True, _Mute, False),
+    "nor parsed and framed": (False, _Mute, False),
 }
+"""Whether RPCs are parsed and framed, the router, and whether signatures are verified."""
 
 
 def measure(extent: Extent, say: Say) -> Finding:
@@ -317,7 +322,7 @@ def _sink(side: str, counter: _Counter, by_message: bool, folder: str, kafka: Ka
 
 
 def _node(pipe: Connection, side: str, by_message: bool, count: int, folder: str, kafka: Kafka | None) -> None:
-    node_type, router_type, verified = NODE[side]
+    is_parsed, router_type, verified = NODE[side]
     counter = _Counter(pipe, count)
     sink = _sink(side, counter, by_message, folder, kafka)
     key = Ed25519PrivateKey.generate()
@@ -331,13 +336,14 @@ def _node(pipe: Connection, side: str, by_message: bool, count: int, folder: str
     async def main() -> None:
         options = NodeOptions(network="local-bench", listen=("/ip4/127.0.0.1/tcp/0",), gossip=gossip)
         seqno = Seqno(Path(folder, "seqno"), time.time_ns)
-        node = node_type(options, key, seqno, sink, hear if by_message else None, router=router)
+        node = Node(options, key, seqno, sink, hear if by_message else None, router=router)
         async with trio.open_nursery() as nursery:
             await nursery.start(node.run)
             node.join(TOPIC)
             pipe.send(f"{peer_text(node.peer)} {node.addresses[0]}")
 
-    trio.run(main)
+    with nullcontext() if is_parsed else patch.object(Traffic, "process", _count_unread(sink)):
+        trio.run(main)
 
 
 def _stock(pipe: Connection, side: str, by_message: bool, count: int, folder: str, kafka: Kafka | None) -> None:

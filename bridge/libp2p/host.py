@@ -1,9 +1,7 @@
-"""The gossipsub node: connections, one pubsub stream pair per peer, and the path of every frame between them.
+"""The gossipsub node: connections, and one pubsub stream pair per peer.
 
-bytes in -> frames (kiln.bridge.gossipsub.wire) -> exact bytes captured -> RPC -> router -> RPCs to send ->
-bounded queues -> exact bytes captured -> bytes out
-
-The router decides and the node does the I/O. Everything here runs in one trio task tree; only the sink has threads.
+`traffic.py` has the path of RPCs between the streams and the router. The router decides and the node does the I/O.
+Everything here runs in one trio task tree; only the sink has threads.
 """
 
 from __future__ import annotations
@@ -18,7 +16,6 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
-from itertools import chain
 from typing import Final
 
 import trio
@@ -34,10 +31,9 @@ from multiaddr import Multiaddr
 from trio_typing import TaskStatus
 
 from kiln.bridge.capture.tap import ConnectionRecord, Sink
-from kiln.bridge.gossipsub.effects import Deliver, PeerID, Send
+from kiln.bridge.gossipsub.effects import Deliver, PeerID
 from kiln.bridge.gossipsub.router import Router
 from kiln.bridge.gossipsub.table_agreements import TableAgreements
-from kiln.bridge.gossipsub.wire import OversizedRpc, RpcSplitter, WireError, encode
 from kiln.bridge.libp2p.addresses import (
     BootstrapPeer,
     NodeError,
@@ -45,39 +41,26 @@ from kiln.bridge.libp2p.addresses import (
     parse_bootstrap_peers,
     parse_tcp_address,
 )
-from kiln.bridge.libp2p.budget import BanList, CaptureBudget, UnfinishedRpcs
+from kiln.bridge.libp2p.budget import BanList
 from kiln.bridge.libp2p.closing import BROKEN, close_connection, reset_stream, shielded
 from kiln.bridge.libp2p.dialling import describe_missing_pubsub, dial, negotiate
 from kiln.bridge.libp2p.inflow import READ_BYTES
 from kiln.bridge.libp2p.keys import derive_author_keys
-from kiln.bridge.libp2p.links import InboundStream, PeerLink, PubsubSession, QueuedRpc, open_session
+from kiln.bridge.libp2p.links import InboundStream, PeerLink, PubsubSession, open_session
 from kiln.bridge.libp2p.options import NodeOptions
+from kiln.bridge.libp2p.patches import AGENT_KEY
 from kiln.bridge.libp2p.seqno import Seqno
 from kiln.bridge.libp2p.slots import InboundSlots, PeerValue
-from kiln.bridge.libp2p.streams import AGENT_KEY, ConnectionEvents, GossipStream, get_swarm, make_host
-from kiln.bridge.libp2p.view import BootstrapState, NodeView, copy_savings, peer_name
+from kiln.bridge.libp2p.streams import ConnectionEvents, get_swarm, make_host
+from kiln.bridge.libp2p.traffic import Traffic
+from kiln.bridge.libp2p.view import NodeView, copy_savings, describe_bootstrap, describe_peers, peer_name
 from kiln.conf.process.backoff import pause_after
-from kiln.conf.process.bridge_status import PeerStatus
 from kiln.conf.process.logs import log_event
-from kiln.schemas.kafka.frames import CUT_PAYLOAD, read_rpc
-from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
-from kiln.schemas.reject import Rejected
-from kiln.schemas.wire.identity import Verdict, check, compute_peer_id, peer_text, sign
+from kiln.schemas.proto.gossipsub.rpc_pb2 import Message
+from kiln.schemas.wire.identity import check, compute_peer_id, peer_text, sign
 
 _LOG: Final = logging.getLogger("kiln.bridge.libp2p")
 _STOPPING: Final = "the bridge is stopping"
-_FRAMES_BETWEEN_CHECKPOINTS: Final = 32
-_CPU_TURN: Final = 0.005  # s of CPU for one peer's RPCs before the other tasks run
-_CPU_PERIOD: Final = 4.0  # s; a peer may use its CPU of this period at once
-_CPU_AFTER_DISCONNECT: Final = 0.1  # s for the remaining RPCs of a disconnected peer
-# Two queries check the messages that the node does not: a millisecond each for the slowest keys, up to the
-# `kiln.schemas.wire.identity.MAX_RPC_COST` of an RPC. An honest peer sends hardly any, since they are on topics to
-# which the node is not subscribed.
-_UNCHECKED_CPU: Final = 0.004  # s
-_MAX_UNCHECKED: Final = 200
-_UNCHECKED_BYTES: Final = 150  # of a signed message, at least
-_WRITE_BYTES: Final = 32 * 1024  # frames are captured as they are written, so that few are in flight when a write fails
-_BUDGET_CHECK_EVERY: Final = 1.0  # s between two checks whether a peer over its budget may be read or written
 _CACHED_POLICIES: Final = 4096  # topics
 _MAX_CONNECTIONS_READ: Final = 2  # of a peer: both sides may dial at the same time
 _PING: Final = "/ipfs/ping/1.0.0"
@@ -120,7 +103,6 @@ class Node:
         self._author_keys = derive_author_keys(key, authors)
         self._seqno = seqno
         self._sink = sink
-        self._on_message = on_message
         self._clock_ns = clock_ns
         self._listen = [parse_tcp_address(text, "listen") for text in options.listen]
         self.bootstrap_peers = parse_bootstrap_peers(options.bootstrap, self.peer)
@@ -131,7 +113,6 @@ class Node:
             self.peer, gossip, random.Random(), lambda message: check(message, policy_of(message.topic)), table
         )
         self._links: dict[bytes, PeerLink] = {}
-        self._sink_room = trio.Event()
         self._scope = trio.CancelScope()
         self._topics: dict[str, None] = {}
         self._closing = False
@@ -143,13 +124,20 @@ class Node:
         bootstrap."""
         self._discovered: dict[bytes, None] = {}  # peers found by discovery that are being dialled or connected
         self._dialling: set[bytes] = set()  # the discovered peers that are being dialled
-        self._budget = CaptureBudget(options.max_peer_bytes_per_hour, options.max_bytes_per_hour)
-        self._budget_out = CaptureBudget(options.max_peer_bytes_per_hour_out, options.max_bytes_per_hour_out)
-        self._budget_cpu = CaptureBudget(options.peer_cpu * _CPU_PERIOD, options.all_cpu * _CPU_PERIOD, _CPU_PERIOD)
-        self._unfinished = UnfinishedRpcs[InboundStream](options.unfinished_bytes)
         self._banned = BanList(options.ban)
         self._slots = InboundSlots(options.max_connections, self._value_of)
         self._reserved = frozenset(self.bootstrap)
+        self._traffic = Traffic(
+            options,
+            self.router,
+            sink,
+            self._links,
+            self.counters,
+            clock_ns,
+            on_message,
+            self._ban,
+            self._begin_disconnect,
+        )
 
     # ------------------------------------------------------------------ life cycle
 
@@ -166,8 +154,7 @@ class Node:
         self._swarm.register_notifee(ConnectionEvents(self._on_connected, self._remove_link))
         for protocol, handler in self._handlers.items():
             host.set_stream_handler(TProtocol(protocol), handler)
-        token = trio.lowlevel.current_trio_token()
-        self._sink.subscribe(lambda: _call_in_trio(token, self._signal_sink_room))
+        self._traffic.start()
         missing: list[str] = []
         with self._scope:
             async with trio.open_nursery() as self._nursery, host.run(self._listen):
@@ -213,17 +200,17 @@ class Node:
         if self._options.gossip.policy_of(topic) != "none":
             message.seqno = self._seqno.next_bytes()
             sign(message, self._author_keys[author])
-        return self._dispatch(self.router.publish(message, trio.current_time()))
+        return self._traffic.dispatch(self.router.publish(message, trio.current_time()))
 
     def join(self, topic: str) -> None:
         """Subscribe to a topic and join its mesh."""
         self._topics[topic] = None
-        self._dispatch(self.router.join(topic, trio.current_time()))
+        self._traffic.dispatch(self.router.join(topic, trio.current_time()))
 
     def leave(self, topic: str) -> None:
         """Undo `join`."""
         self._topics.pop(topic, None)
-        self._dispatch(self.router.leave(topic, trio.current_time()))
+        self._traffic.dispatch(self.router.leave(topic, trio.current_time()))
 
     @property
     def authors(self) -> tuple[str, ...]:
@@ -308,6 +295,9 @@ class Node:
         for conn in self._swarm.get_connections(ID(peer)):
             await close_connection(conn)
 
+    def _begin_disconnect(self, peer: bytes) -> None:
+        self._nursery.start_soon(self.disconnect, peer)
+
     async def disconnect_discovered(self, peer: bytes) -> None:
         """Disconnect a peer that `dial_discovered` dialled; do nothing for another peer."""
         if peer in self._discovered:
@@ -317,50 +307,14 @@ class Node:
 
     def view(self) -> NodeView:
         """Return the current state."""
-        views = self.router.peers
-        peers = []
-        for link in self._links.values():
-            session = link.session
-            if session is None:
-                continue
-            known = views.get(link.peer)
-            peers.append(
-                PeerStatus(
-                    peer=peer_name(link.peer),
-                    agent=session.agent,
-                    protocol=session.protocol,
-                    address=session.address,
-                    outbound=session.dialled,
-                    score=known.score if known else 0.0,
-                    topics=len(known.topics) if known else 0,
-                    queued=session.queue.waiting_bytes,
-                    frames_in=session.frames_in,
-                    frames_out=session.frames_out,
-                    dropped=session.dropped,
-                    savings=copy_savings(self.router.peer_savings(link.peer).values()),
-                    bytes_in=session.bytes_in,
-                    held_back=session.held_back,
-                    bytes_out=session.bytes_out,
-                    sent_slowly=session.sent_slowly,
-                )
-            )
         counters = Counter(self.router.counters)
         counters.update(self.counters)
         counters.update(self._slots.counters)
         return NodeView(
             peer=peer_name(self.peer),
             addresses=self.addresses,
-            peers=tuple(peers),
-            bootstrap=tuple(
-                BootstrapState(
-                    peer=peer_name(t.id.to_bytes()),
-                    addresses=tuple(str(a) for a in t.addresses),
-                    connected=t.id.to_bytes() in self._links,
-                    attempts=t.attempts,
-                    error=self._links[t.id.to_bytes()].error if t.id.to_bytes() in self._links else t.error,
-                )
-                for t in self.bootstrap_peers
-            ),
+            peers=tuple(describe_peers(self._links.values(), self.router)),
+            bootstrap=tuple(describe_bootstrap(self.bootstrap_peers, self._links)),
             connections=len(self._swarm.get_connections()) if hasattr(self, "_swarm") else 0,
             mesh={topic: tuple(map(peer_name, sorted(peers))) for topic, peers in self.router.mesh.items()},
             topics=tuple(self._topics),
@@ -453,7 +407,7 @@ class Node:
             # rust-libp2p sends on each of its connections, and repeats no subscription on a new stream
             self.counters["stream_added"] += 1
             session.inbounds.append(inbound)
-            session.nursery.start_soon(self._read_stream, link, session, inbound)
+            session.nursery.start_soon(self._read_stream, session, inbound)
             session.nursery.start_soon(self._check_connection, session)
         else:
             dropped = [unread for unread in link.unread_inbounds if unread in replaced]
@@ -522,10 +476,12 @@ class Node:
         except BROKEN:
             self.counters["stream_not_opened"] += 1
             return True
-        session = open_session(self._options.network, self.peer, link.peer, outbound, protocol)
+        session = open_session(
+            self._options.network, self.peer, link.peer, outbound, protocol, self._traffic.open_accounts(link.peer)
+        )
         link.session = session
         try:
-            self._dispatch(
+            self._traffic.dispatch(
                 self.router.add_peer(
                     link.peer, protocol, session.dialled, trio.current_time(), link.peer in self._discovered
                 )
@@ -543,7 +499,7 @@ class Node:
             with session.scope:
                 async with trio.open_nursery() as nursery:
                     session.nursery = nursery
-                    nursery.start_soon(self._write, link, session)
+                    nursery.start_soon(self._traffic.write, session)
                     nursery.start_soon(self._watch, session)
                     nursery.start_soon(self._read, link, session)
         finally:
@@ -565,7 +521,7 @@ class Node:
             sends = self.router.remove_peer(link.peer, trio.current_time())
             self._count_colocated(session.ip)
             if not self._closing:
-                self._dispatch(sends)
+                self._traffic.dispatch(sends)
                 await reset_stream(outbound)
             for inbound in session.inbounds:
                 await self._drop_inbound(inbound)
@@ -627,101 +583,15 @@ class Node:
         await self._await_inbound(link, session)
         link.inbound_opened = trio.Event()
         for inbound in session.inbounds:
-            session.nursery.start_soon(self._read_stream, link, session, inbound)
+            session.nursery.start_soon(self._read_stream, session, inbound)
 
-    async def _read_stream(self, link: PeerLink, session: PubsubSession, inbound: InboundStream) -> None:
+    async def _read_stream(self, session: PubsubSession, inbound: InboundStream) -> None:
         """Read one of the peer's streams; the session ends with the last one."""
-        inbound.session = session
-        stream = inbound.stream.muxed_stream
-        splitter = RpcSplitter(self._options.max_rpc_bytes, CUT_PAYLOAD)
-        payloads, chunk = splitter.feed(b""), b""
-        count = 0
-        try:
-            while True:
-                chunk = await stream.read(READ_BYTES)
-                await self._wait_for_budget(link, session, len(chunk))
-                payloads = splitter.feed(chunk)
-                if self._sink.full:
-                    await self._wait_for_sink_room()
-                for payload in payloads:
-                    self._process_rpc(link, session, payload)
-                    count += 1
-                    if session.cpu >= _CPU_TURN or not count % _FRAMES_BETWEEN_CHECKPOINTS:
-                        await self._yield_cpu(link, session)
-                largest = self._unfinished.set_size(inbound, splitter.buffered)
-                if largest is not None and largest.session is not None:
-                    self.counters["unfinished_dropped"] += 1
-                    largest.session.end("too many bytes of unfinished RPCs")
-                if self.router.is_graylisted(link.peer):
-                    self._ban(link, session)
-        except BROKEN:
-            self.counters["stream_ended"] += 1
-            reason = "stream closed by the peer"
-        except WireError:
-            self.counters["stream_unreadable"] += 1
-            reason = "invalid RPC length prefix"
-        finally:
-            self._unfinished.set_size(inbound, 0)
-            # a peer that disconnected has sent these bytes; awaits nothing, since this may be cancelled
-            unread = stream.take_unread() if isinstance(stream, GossipStream) else b""
-            if session.held_back:
-                # over its budget: disconnecting must not get them captured
-                self.counters["over_budget_unread"] += len(chunk) + len(unread)
-                self._spend_bytes(link, session, -len(chunk))
-                unread = b""
-            else:
-                self._spend_bytes(link, session, len(unread))
-            last = 0.0
-            over = self._budget_cpu.spend(link.peer, session.cpu, self._links, trio.current_time()) > 0
-            with suppress(WireError):
-                for payload in chain(payloads, splitter.feed(unread)):
-                    if over:
-                        self.counters["over_budget_unread"] += len(
-                            payload.head if isinstance(payload, OversizedRpc) else payload
-                        )
-                        continue
-                    session.cpu = 0.0
-                    self._process_rpc(link, session, payload, decode=last < _CPU_AFTER_DISCONNECT)
-                    last += session.cpu
-            self._budget_cpu.spend(link.peer, last, self._links, trio.current_time())
-        if splitter.pending:
-            self.counters["stream_broken_off"] += 1
+        reason = await self._traffic.read(session, inbound)
         session.inbounds.remove(inbound)
         await self._drop_inbound(inbound)
         if not session.inbounds:
             session.end(reason)
-
-    async def _wait_for_budget(self, link: PeerLink, session: PubsubSession, size: int) -> None:
-        """Charge received bytes to the peer, and wait while it is over its budget."""
-        pause = self._spend_bytes(link, session, size)
-        if not pause:
-            return
-        self.counters["over_budget"] += 1
-        session.held_back = True
-        while pause:
-            await trio.sleep(min(pause, _BUDGET_CHECK_EVERY))
-            pause = self._spend_bytes(link, session, 0)
-        session.held_back = False
-
-    async def _yield_cpu(self, link: PeerLink, session: PubsubSession) -> None:
-        """Let other tasks run, and wait while the peer is over its CPU budget."""
-        cpu, session.cpu = session.cpu, 0.0
-        pause = self._budget_cpu.spend(link.peer, cpu, self._links, trio.current_time())
-        if not pause:
-            await trio.lowlevel.checkpoint()
-            return
-        self.counters["over_budget_cpu"] += 1
-        session.cpu_held = True
-        while pause:
-            await trio.sleep(min(pause, _BUDGET_CHECK_EVERY))
-            pause = self._budget_cpu.spend(link.peer, 0, self._links, trio.current_time())
-        session.cpu_held = False
-
-    def _spend_bytes(self, link: PeerLink, session: PubsubSession, size: int) -> float:
-        # the frames of many small RPCs are larger than the received bytes
-        size += max(0, session.bytes_in - session.bytes_spent)
-        session.bytes_spent += size
-        return self._budget.spend(link.peer, size, self._links, trio.current_time())
 
     def _on_connected(self, conn: INetConn) -> None:
         peer = conn.muxed_conn.peer_id.to_bytes()
@@ -734,135 +604,15 @@ class Node:
     def _ban_left(self, peer: bytes) -> float:
         return self._banned.remaining(peer, trio.current_time())
 
-    def _ban(self, link: PeerLink, session: PubsubSession) -> None:
+    def _ban(self, session: PubsubSession) -> None:
         """Disconnect a graylisted peer and refuse it for a while."""
         if not self._options.ban:
             return
-        if not self._ban_left(link.peer):
+        if not self._ban_left(session.peer):
             self.counters["peers_banned"] += 1
-        self._banned.add(link.peer, trio.current_time())
-        self._nursery.start_soon(self.disconnect, link.peer)
+        self._banned.add(session.peer, trio.current_time())
+        self._begin_disconnect(session.peer)
         session.end("banned: score below the graylist threshold")
-
-    def _process_rpc(
-        self, link: PeerLink, session: PubsubSession, received: bytes | OversizedRpc, decode: bool = True
-    ) -> None:
-        """Let the router process an RPC, then capture it. Without `decode` the router is left out, and the queries
-        check the RPC."""
-        started = time.thread_time()
-        if isinstance(received, OversizedRpc):
-            payload, declared = received.head, received.declared_length
-        else:
-            payload, declared = received, 0
-        counters = self.counters
-        if not payload:
-            # an empty RPC, which would be captured as the end of this direction
-            counters["rpc_empty"] += 1
-            session.cpu += time.thread_time() - started
-            return
-        observed_at = self._clock_ns()
-        counters["frames_in"] += 1
-        counters["bytes_in"] += declared or len(payload)
-        session.frames_in += 1
-        sends: list[Send] = []
-        delivers: list[Deliver] = []
-        verdicts = b""
-        try:
-            if decode:
-                rpc = None if declared else read_rpc(payload)
-                if rpc is None or isinstance(rpc, Rejected):
-                    counters["rpc_oversized" if declared else "rpc_malformed"] += 1
-                    if not declared or declared > self._options.gossip.rpc_limits.size:
-                        self.router.penalize(link.peer)
-                    rpc = RPC()  # it may have been the first one
-                sends, delivers, verdicts = self.router.receive(link.peer, rpc, trio.current_time())
-            unchecked = verdicts.count(Verdict.NOT_CHECKED) if decode else len(payload) // _UNCHECKED_BYTES
-            session.cpu += _UNCHECKED_CPU * min(unchecked, _MAX_UNCHECKED)
-        finally:  # its frame is captured whatever happens to the RPC
-            frame = session.connection.frame("IN", payload, observed_at, verdicts, declared)
-            session.bytes_in += len(frame)
-            self._sink.put(session.id, frame)
-        if sends:
-            self._dispatch(sends)
-        if delivers and self._on_message is not None:
-            for deliver in delivers:
-                self._on_message(deliver)
-        session.cpu += time.thread_time() - started
-
-    async def _write(self, link: PeerLink, session: PubsubSession) -> None:
-        queue, stream = session.queue, session.outbound.muxed_stream
-        while True:
-            await queue.filled.wait()
-            rpcs = queue.pop(_WRITE_BYTES)
-            size = sum(len(rpc.payload) for rpc in rpcs)
-            await self._wait_for_send_budget(link, session, size)
-            if self._sink.full:
-                await self._wait_for_sink_room()  # the node sends nothing that it cannot capture
-            now = self._clock_ns()
-            captured = 0
-            for rpc in rpcs:
-                frame = session.connection.frame("OUT", rpc.payload, now, rpc.verdicts)
-                self._sink.put(session.id, frame)
-                captured += len(frame)
-            session.bytes_out += captured
-            # the frames of small RPCs are larger than the sent bytes, for which the next RPCs wait
-            self._budget_out.spend(link.peer, captured - size, self._links, trio.current_time())
-            self.counters["frames_out"] += len(rpcs)
-            session.frames_out += len(rpcs)
-            data = b"".join([encode(rpc.payload) for rpc in rpcs])
-            self.counters["bytes_out"] += len(data)
-            try:
-                with trio.fail_after(self._options.stuck_after):
-                    await stream.write(data)
-            except trio.TooSlowError:
-                self.counters["peer_stuck"] += 1
-                # a part of the frame may be written, so that nothing more can be sent on this connection
-                self._nursery.start_soon(self.disconnect, link.peer)
-                session.end(f"no bytes accepted for {self._options.stuck_after:g} s")
-            except BROKEN:
-                session.end("write failed")
-
-    async def _wait_for_send_budget(self, link: PeerLink, session: PubsubSession, size: int) -> None:
-        """Charge bytes to send to the peer, and wait while it is over its budget. Its queue fills meanwhile."""
-        pause = self._budget_out.spend(link.peer, size, self._links, trio.current_time())
-        if not pause:
-            return
-        self.counters["over_budget_out"] += 1
-        session.sent_slowly = True
-        while pause:
-            await trio.sleep(min(pause, _BUDGET_CHECK_EVERY))
-            pause = self._budget_out.spend(link.peer, 0, self._links, trio.current_time())
-        session.sent_slowly = False
-
-    def _dispatch(self, sends: Iterable[Send]) -> int:
-        """Queue RPCs of the router, and return the number of peers with room for theirs."""
-        queued: set[PeerID] = set()
-        last: RPC | None = None
-        payload = b""
-        limit, control = self._options.queue_bytes, self._options.control_bytes
-        for send in sends:
-            link = self._links.get(send.peer)
-            session = link.session if link is not None else None
-            if link is None or session is None:
-                continue
-            if send.rpc is not last:
-                last = send.rpc
-                payload = last.SerializeToString()
-            if not payload:
-                continue
-            rpc = QueuedRpc(payload, send.verdicts)
-            if session.queue.put(rpc, send.priority, limit if send.rpc.publish else limit + control):
-                queued.add(send.peer)
-            elif send.priority and not send.rpc.publish:
-                # without these RPCs the peer would have a wrong state of the node
-                self.counters["peer_control_overflow"] += 1
-                self._nursery.start_soon(self.disconnect, link.peer)
-                session.end("control queue full")
-            else:
-                self.counters["dropped"] += 1
-                session.dropped += 1
-                self.router.record_dropped(send.peer, send.rpc)
-        return len(queued)
 
     # ------------------------------------------------------------------ clocks and room
 
@@ -872,20 +622,10 @@ class Node:
             for link in self._links.values():
                 if link.session is not None:
                     self._identify(link, link.session)
-            self._dispatch(self.router.heartbeat(trio.current_time()))
+            self._traffic.dispatch(self.router.heartbeat(trio.current_time()))
             for link in list(self._links.values()):
                 if link.session is not None and self.router.is_graylisted(link.peer):
-                    self._ban(link, link.session)
-
-    async def _wait_for_sink_room(self) -> None:
-        self.counters["reads_paused"] += 1
-        while self._sink.full:
-            with trio.move_on_after(1):  # in case a call gets lost
-                await self._sink_room.wait()
-
-    def _signal_sink_room(self) -> None:
-        self._sink_room.set()
-        self._sink_room = trio.Event()
+                    self._ban(link.session)
 
     def _identify(self, link: PeerLink, session: PubsubSession) -> None:
         """Pass the peer's agent version to the router once identify has completed."""
@@ -893,8 +633,3 @@ class Node:
             with suppress(PeerStoreError):  # not yet
                 session.agent = str(self._host.get_peerstore().get(link.id, AGENT_KEY))
                 self.router.set_agent(link.peer, session.agent)
-
-
-def _call_in_trio(token: trio.lowlevel.TrioToken, call: Callable[[], None]) -> None:
-    with suppress(trio.RunFinishedError):  # the node has ended, and its readers with it
-        token.run_sync_soon(call)

@@ -20,6 +20,8 @@ from libp2p.security.noise.transport import Transport as NoiseTransport
 from libp2p.security.secure_session import SecureSession
 from libp2p.stream_muxer.yamux.yamux import DEFAULT_WINDOW_SIZE, HEADER_SIZE, Yamux
 
+from kiln.bridge.libp2p.patches import change_class
+
 READ_BYTES: Final = 256 * 1024
 
 _CHECKPOINT_INTERVAL: Final = 32  # yamux frames
@@ -171,7 +173,4 @@ class InflowNoise(NoiseTransport):
 
 
 def _as_inflow_session(session: ISecureConn) -> ISecureConn:
-    # the handshake constructs the stock class; only methods differ, so the object can change its class
-    if type(session) is SecureSession:
-        session.__class__ = InflowSession
-    return session
+    return change_class(session, InflowSession) if type(session) is SecureSession else session

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from typing import NamedTuple
+from collections.abc import Collection
+from typing import Final, NamedTuple
 
 import trio
 from libp2p.network.stream.net_stream import NetStream
@@ -13,7 +14,10 @@ from libp2p.rcmgr import Direction
 
 from kiln.bridge.capture.tap import ConnectionTap
 from kiln.bridge.libp2p.addresses import socket_address
+from kiln.bridge.libp2p.budget import CaptureBudget
 from kiln.schemas.kafka.frames import CONNECTION_BYTES
+
+_CHECK_EVERY: Final = 1.0  # s between two checks whether a peer over its budget may be read or written
 
 
 class QueuedRpc(NamedTuple):
@@ -72,10 +76,49 @@ class InboundStream:
         self.session: PubsubSession | None = None  # which reads it
 
 
+class PeerAccount:
+    """One peer's account of a budget.
+
+    Args:
+        connected: All connected peers, a live view.
+    """
+
+    def __init__(self, budget: CaptureBudget, peer: bytes, connected: Collection[bytes]) -> None:
+        self._budget = budget
+        self._peer = peer
+        self._connected = connected
+        self.is_held = False
+        """whether the peer waits, as it is over its budget"""
+
+    def charge(self, size: float) -> float:
+        """Charge bytes, or seconds of CPU, and return for how many seconds the peer must wait."""
+        return self._budget.spend(self._peer, size, self._connected, trio.current_time())
+
+    async def wait(self, pause: float) -> None:
+        """Wait for `pause` seconds, or less if the peer is within its budget earlier."""
+        self.is_held = True
+        while pause:
+            await trio.sleep(min(pause, _CHECK_EVERY))
+            pause = self.charge(0)
+        self.is_held = False
+
+
+class PeerAccounts(NamedTuple):
+    """A peer's accounts of the bytes that are captured from it and for it, and of the CPU for reading its RPCs."""
+
+    bytes_in: PeerAccount
+    bytes_out: PeerAccount
+    cpu: PeerAccount
+
+
 class PubsubSession:
     """The node's stream to a peer, and the peer's streams once they are open: one on each of its connections."""
 
-    def __init__(self, outbound: NetStream, connection: ConnectionTap, protocol: str) -> None:
+    def __init__(
+        self, peer: bytes, outbound: NetStream, connection: ConnectionTap, protocol: str, accounts: PeerAccounts
+    ) -> None:
+        self.peer = peer
+        self.accounts = accounts
         self.outbound = outbound
         self.connection = connection
         self.id = connection.id
@@ -90,12 +133,9 @@ class PubsubSession:
         self.agent = ""  # as passed to the router
         self.frames_in = self.frames_out = self.dropped = 0
         self.bytes_in = 0  # of captured frames
-        self.bytes_spent = 0  # of the peer's budget
-        self.held_back = False
-        self.cpu = 0.0  # seconds of reading its RPCs that are not charged to its budget yet
-        self.cpu_held = False
+        self.bytes_paid = 0  # by its account
+        self.unpaid_cpu = 0.0  # s of reading its RPCs
         self.bytes_out = 0  # of captured frames
-        self.sent_slowly = False
         self.end_reason = ""
 
     def end(self, reason: str) -> None:
@@ -104,7 +144,9 @@ class PubsubSession:
         self.scope.cancel()
 
 
-def open_session(network: str, own: bytes, peer: bytes, outbound: NetStream, protocol: str) -> PubsubSession:
+def open_session(
+    network: str, own: bytes, peer: bytes, outbound: NetStream, protocol: str, accounts: PeerAccounts
+) -> PubsubSession:
     """Create the session of a stream that the node has opened.
 
     Args:
@@ -118,7 +160,7 @@ def open_session(network: str, own: bytes, peer: bytes, outbound: NetStream, pro
     address = socket_address(remote)
     packed = address.to_bytes() if address else b""
     tap = ConnectionTap(network, os.urandom(CONNECTION_BYTES), own, peer, protocol, packed)
-    session = PubsubSession(outbound, tap, protocol)
+    session = PubsubSession(peer, outbound, tap, protocol, accounts)
     session.dialled = conn.direction == Direction.OUTBOUND
     session.address = str(address) if address else ""
     session.ip = remote[0] if remote else ""

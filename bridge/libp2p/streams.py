@@ -1,6 +1,6 @@
-"""Overrides of py-libp2p: yamux credit and writes, automatic dialling, offered protocols. Reads are in inflow.py.
+"""Subclasses of py-libp2p's streams, connections and swarm, and the host of them. Reads are in inflow.py.
 
-Each override states its reason. py-libp2p is pinned exactly (0.8.1), since these depend on its internals. CPU of the
+Each override states its reason; patches.py has what no subclass can change. CPU of the
 receiver for a signed 300-byte message alone in its frame, on a busy machine: 372 µs with stock reads and credit, 284
 with batched credit, 236 with buffered reads, 230 with both, 200 without the timeout on frame bodies too
 (docs/performance.md has the figures with inflow.py).
@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Callable, Mapping
-from typing import Final, cast
+from collections.abc import Callable
+from typing import Final
 
 import trio
-from Crypto.PublicKey.RSA import construct as rsa_from_numbers
-from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from libp2p import new_host
 from libp2p.abc import (
@@ -25,22 +23,14 @@ from libp2p.abc import (
     INetStream,
     INetwork,
     INotifee,
-    IPeerStore,
     IRawConnection,
     ISecureConn,
 )
 from libp2p.crypto import ed25519 as libp2p_ed25519
-from libp2p.crypto.keys import KeyPair, KeyType, PublicKey
-from libp2p.crypto.rsa import RSAPublicKey
-from libp2p.crypto.serialization import key_type_to_public_key_deserializer
+from libp2p.crypto.keys import KeyPair
 from libp2p.crypto.x25519 import create_new_key_pair as new_noise_key
 from libp2p.custom_types import THandler, TProtocol
-from libp2p.host import basic_host
 from libp2p.host.basic_host import BasicHost
-from libp2p.identity.identify import identify
-from libp2p.identity.identify.pb.identify_pb2 import Identify
-from libp2p.identity.identify_push import identify_push
-from libp2p.identity.update import update_peerstore_from_identify
 from libp2p.io.abc import ReadWriteCloser
 from libp2p.io.exceptions import IncompleteReadError
 from libp2p.io.trio import TrioTCPStream
@@ -50,8 +40,6 @@ from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.network.exceptions import SwarmException
 from libp2p.network.swarm import Swarm
 from libp2p.peer.id import ID
-from libp2p.peer.peerdata import PeerData
-from libp2p.peer.peerstore import PeerStore
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
 from libp2p.stream_muxer.exceptions import MuxedStreamEOF, MuxedStreamError, MuxedStreamReset
 from libp2p.stream_muxer.muxer_multistream import MuxerMultistream
@@ -71,23 +59,15 @@ from multiaddr import Multiaddr
 
 from kiln.bridge.libp2p.closing import shielded
 from kiln.bridge.libp2p.inflow import BufferedTCP, InflowNoise, InflowSession
+from kiln.bridge.libp2p.patches import change_class, keep_own_key, patch_process
 from kiln.bridge.libp2p.slots import InboundSlots
-from kiln.schemas.reject import Rejected
-from kiln.schemas.wire.identity import verify_signature
-from kiln.schemas.wire.public_key import fits_signature_length, read_public_key, read_rsa
 
 CREDIT_BYTES: Final = 64 * 1024  # read bytes after which a window update is sent
-AGENT_KEY: Final = "kiln_agent"  # peerstore key of a peer's agent version
 MAX_STREAMS: Final = 256  # of one connection; go-libp2p allows a peer fewer
 
 _WINDOW_POLL: Final = 0.02  # s
 _CLOSE_TIMEOUT: Final = 5.0  # s from the end of a connection until its socket is closed in any case
-# typed in stock for the kinds of keys that stock has
-_DESERIALIZERS: Final = cast(dict[int, Callable[[bytes], PublicKey]], key_type_to_public_key_deserializer)
 _NO_LIMIT: Final = 1 << 30  # connections
-_AGENT_CHARS: Final = 128
-_IDENTIFY_ITEMS: Final = 256  # maximum number of addresses, and of protocols
-_IDENTIFY_ITEM: Final = 512  # most bytes of one
 
 
 class _BufferedListener(TCPListener):
@@ -210,13 +190,13 @@ class GossipYamux(Yamux):
     """A yamux connection of GossipStreams, closed when its peer opens too many streams or exceeds a window."""
 
     async def open_stream(self) -> YamuxStream:
-        return _as_gossip_stream(await super().open_stream())
+        return change_class(await super().open_stream(), GossipStream)
 
     async def accept_stream(self) -> IMuxedStream:
         stream = await super().accept_stream()
         if len(self.streams) > MAX_STREAMS:
             await self.secured_conn.close()
-        return _as_gossip_stream(stream) if isinstance(stream, YamuxStream) else stream
+        return change_class(stream, GossipStream) if isinstance(stream, YamuxStream) else stream
 
     async def close(self, error_code: int = GO_AWAY_NORMAL) -> None:
         self._retain_unread()
@@ -258,12 +238,6 @@ class _Muxer(MuxerMultistream):
     async def new_conn(self, conn: ISecureConn, peer_id: ID) -> IMuxedConn:
         protocol, muxer = await self._selector.select(conn, conn.is_initiator, self.negotiate_timeout)
         return self._annotate_connection(muxer(conn, peer_id), conn, protocol)
-
-
-def _as_gossip_stream(stream: YamuxStream) -> YamuxStream:
-    # the receive loop constructs the stock class; only methods differ, so the object can change its class
-    stream.__class__ = GossipStream
-    return stream
 
 
 class _Swarm(Swarm):
@@ -335,80 +309,6 @@ class _NoDialling(AutoConnector):
         return
 
 
-def _read_rsa_key(data: bytes) -> RSAPublicKey:
-    """Read the RSA key of a peer, from a noise handshake, a peer id or an envelope.
-
-    Stock passes the bytes to loaders of every kind of key, including private keys and Diffie-Hellman groups, which
-    check primes: one key can cost minutes.
-
-    Raises:
-        ValueError: The bytes are no RSA key.
-    """
-    numbers = read_rsa(data)
-    if isinstance(numbers, Rejected):
-        raise ValueError(numbers.detail)
-    return RSAPublicKey(rsa_from_numbers((numbers.n, numbers.e)))
-
-
-class _EcdsaPublicKey(PublicKey):
-    """An ECDSA key of a peer. Stock has none, and refuses the handshake of such a peer."""
-
-    def __init__(self, key: EllipticCurvePublicKey, encoded: bytes) -> None:
-        self._key = key
-        self._encoded = encoded
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> _EcdsaPublicKey:
-        """Read the key.
-
-        Raises:
-            ValueError: The bytes are no ECDSA key.
-        """
-        key = read_public_key(KeyType.ECDSA.value, data)
-        if not isinstance(key, EllipticCurvePublicKey):
-            raise ValueError(key.detail if isinstance(key, Rejected) else "not an ECDSA key")
-        return cls(key, data)
-
-    def to_bytes(self) -> bytes:
-        return self._encoded
-
-    def get_type(self) -> KeyType:
-        return KeyType.ECDSA
-
-    def verify(self, data: bytes, signature: bytes) -> bool:
-        return fits_signature_length(self._key, signature) and verify_signature(self._key, signature, data)
-
-
-async def _update_from_identify(peerstore: IPeerStore, peer_id: ID, message: Identify) -> None:
-    """Update the peerstore from identify, with the agent version and with limits.
-
-    Stock drops the agent version, and reads keys, signed records and lists of any length. The noise handshake has
-    proved the key, and `listen_addrs` has the addresses as well.
-    """
-    message.ClearField("public_key")
-    message.ClearField("signedPeerRecord")
-    addresses = [address for address in message.listen_addrs[:_IDENTIFY_ITEMS] if len(address) <= _IDENTIFY_ITEM]
-    protocols = [protocol for protocol in message.protocols[:_IDENTIFY_ITEMS] if len(protocol) <= _IDENTIFY_ITEM]
-    message.ClearField("listen_addrs")
-    message.ClearField("protocols")
-    message.listen_addrs.extend(addresses)
-    message.protocols.extend(protocols)
-    await update_peerstore_from_identify(peerstore, peer_id, message)
-    peerstore.put(peer_id, AGENT_KEY, message.agent_version[:_AGENT_CHARS])
-
-
-class _PeerData(dict[ID, PeerData]):
-    """Data of peers, of which that of the node itself is never deleted."""
-
-    def __init__(self, own: ID, data: Mapping[ID, PeerData]) -> None:
-        super().__init__(data)
-        self._own = own
-
-    def __delitem__(self, peer: ID) -> None:
-        if peer != self._own:
-            super().__delitem__(peer)
-
-
 def make_host(key: Ed25519PrivateKey, agent: str, slots: InboundSlots) -> BasicHost:
     """Make a host on TCP + noise + yamux that dials no peer by itself. It answers ping, identify and identify/push.
 
@@ -421,12 +321,7 @@ def make_host(key: Ed25519PrivateKey, agent: str, slots: InboundSlots) -> BasicH
     libp2p_log = logging.getLogger("libp2p")
     if not libp2p_log.handlers:
         libp2p_log.addHandler(logging.NullHandler())
-    identify.AGENT_VERSION = agent  # for the whole process, since it is a module constant
-    _DESERIALIZERS[KeyType.RSA.value] = _read_rsa_key
-    _DESERIALIZERS[KeyType.ECDSA.value] = _EcdsaPublicKey.from_bytes
-    setattr(RSAPublicKey, RSAPublicKey.from_bytes.__name__, staticmethod(_read_rsa_key))
-    for module in (basic_host, identify_push):
-        setattr(module, update_peerstore_from_identify.__name__, _update_from_identify)
+    patch_process(agent)
     private = libp2p_ed25519.Ed25519PrivateKey.from_bytes(key.private_bytes_raw())
     pair = KeyPair(private, private.get_public_key())
     host = new_host(
@@ -439,14 +334,8 @@ def make_host(key: Ed25519PrivateKey, agent: str, slots: InboundSlots) -> BasicH
         disable_identify_address_discovery=True,
     )
     assert isinstance(host, BasicHost)
-    # of more than 1,000 peers stock forgets those without addresses first, and so this node's own key, without which
-    # the next identify ends the host
-    own_id, store = host.get_id(), host.get_peerstore()
-    assert isinstance(store, PeerStore)
-    store.peer_data_map = _PeerData(own_id, store.peer_data_map)
-    swarm = get_swarm(host)
-    swarm.__class__ = _Swarm  # `new_host` constructs the stock class; only methods differ
-    assert isinstance(swarm, _Swarm)
+    keep_own_key(host)
+    swarm = change_class(get_swarm(host), _Swarm)
     swarm.slots = slots
     swarm.upgrader.muxer_multistream = _Muxer({TProtocol(YAMUX): GossipYamux})
     swarm.set_resource_manager(None)

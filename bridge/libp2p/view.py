@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
@@ -10,6 +10,9 @@ from functools import lru_cache
 from multiformats import multibase
 
 from kiln.bridge.gossipsub.effects import PolicyConflict
+from kiln.bridge.gossipsub.router import Router
+from kiln.bridge.libp2p.addresses import BootstrapPeer
+from kiln.bridge.libp2p.links import PeerLink
 from kiln.conf.process.bridge_status import PeerStatus, SavingStatus
 
 
@@ -57,3 +60,45 @@ class NodeView:
     kept_out: int  # banned peers
     savings: tuple[SavingStatus, ...]  # over all peers so far
     policy_conflicts: tuple[PolicyConflict, ...] = ()
+
+
+def describe_peers(links: Iterable[PeerLink], router: Router) -> Iterator[PeerStatus]:
+    """Describe each peer that speaks pubsub."""
+    views = router.peers
+    for link in links:
+        session = link.session
+        if session is None:
+            continue
+        known = views.get(link.peer)
+        yield PeerStatus(
+            peer=peer_name(link.peer),
+            agent=session.agent,
+            protocol=session.protocol,
+            address=session.address,
+            outbound=session.dialled,
+            score=known.score if known else 0.0,
+            topics=len(known.topics) if known else 0,
+            queued=session.queue.waiting_bytes,
+            frames_in=session.frames_in,
+            frames_out=session.frames_out,
+            dropped=session.dropped,
+            savings=copy_savings(router.peer_savings(link.peer).values()),
+            bytes_in=session.bytes_in,
+            held_back=session.accounts.bytes_in.is_held,
+            bytes_out=session.bytes_out,
+            sent_slowly=session.accounts.bytes_out.is_held,
+        )
+
+
+def describe_bootstrap(targets: Iterable[BootstrapPeer], links: Mapping[bytes, PeerLink]) -> Iterator[BootstrapState]:
+    """Describe each peer of `bridge.bootstrap`."""
+    for target in targets:
+        peer = target.id.to_bytes()
+        link = links.get(peer)
+        yield BootstrapState(
+            peer=peer_name(peer),
+            addresses=tuple(map(str, target.addresses)),
+            connected=link is not None,
+            attempts=target.attempts,
+            error=target.error if link is None else link.error,
+        )

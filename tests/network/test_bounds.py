@@ -185,7 +185,7 @@ def test_who_is_over_the_budget_of_all_cannot_have_bytes_taken_by_going(tmp_path
 
     async def test(town: Town) -> None:
         a, b = await town.pair(replace(OPTIONS, gossip=QUICK, max_bytes_per_hour=4 * MIB))
-        a.node._budget._left = -float(4 * MIB)
+        a.node._traffic.budgets.bytes_in._left = -float(4 * MIB)
         async with raw_peer() as host:
             stream = await call(host, a)
             await stream.write(encode(message(1, new_key(), 20_000)))
@@ -214,7 +214,7 @@ def test_a_peer_over_its_budget_is_read_slowly_and_nothing_of_it_is_lost(tmp_pat
         )
         async with raw_peer() as host:
             peer = host.get_id().to_bytes()
-            a.node._budget._account(peer, trio.current_time()).own = float(MIB)
+            a.node._traffic.budgets.bytes_in._account(peer, trio.current_time()).own = float(MIB)
             stream = await call(host, a)
             await stream.write(encode(subscription()))
             began = trio.current_time()
@@ -254,7 +254,7 @@ def test_to_a_peer_over_its_budget_is_sent_slowly_and_what_is_not_sent_is_counte
         a, b = await town.pair(options)
         async with raw_peer() as host:
             peer = host.get_id().to_bytes()
-            account = a.node._budget_out._account(peer, trio.current_time())
+            account = a.node._traffic.budgets.bytes_out._account(peer, trio.current_time())
             account.own = float(MIB)
             await (await call(host, a)).write(encode(subscription()))
             await town.bell.until(lambda: subscribed(a, 2))
@@ -284,7 +284,7 @@ def test_who_comes_again_under_new_keys_is_sent_no_more_than_all_may_be(tmp_path
         for number in range(500):
             a.node.join(f"/ceramic/local-test/sep/model/k{number}")
         await town.bell.until(lambda: not any(each.queued for each in a.node.view().peers))
-        a.node._budget_out._left = -float(4 * MIB)
+        a.node._traffic.budgets.bytes_out._left = -float(4 * MIB)
         a.node.publish(TOPIC, b"before")
         await town.until_heard(b, b"before")
         for _ in range(3):
