@@ -48,10 +48,11 @@ class BlockStore(Protocol):
     """A store of blocks. `cid` is the text of a CID."""
 
     def put(self, cid: str, data: bytes) -> None:
-        """Store a block, so that peers can fetch it; do nothing if it is stored already.
+        """Store a block, so that peers can fetch it, protect it from garbage collection, and announce it in the
+        background. It may be stored already.
 
         Raises:
-            BlockStoreUnavailableError: it may work later.
+            BlockStoreUnavailableError, BlockUnavailableError: it may work later.
             BlockRefusedError: not the bytes of this CID, too large, or stored under another CID.
         """
         ...
@@ -69,26 +70,12 @@ class BlockStore(Protocol):
         """
         ...
 
-    def pin(self, cid: str) -> None:
-        """Protect this block, and not the blocks it links to, from garbage collection.
-
-        Raises:
-            BlockStoreUnavailableError: it may work later.
-            BlockUnavailableError: the node has no such block.
-        """
-        ...
-
-    def unpin(self, cid: str) -> None:
-        """Allow the block to be collected; do nothing if it is not pinned, or pinned recursively by others.
+    def remove(self, cid: str) -> None:
+        """Give up a block that was put; do nothing if there is none, or if others protect it too.
 
         Raises:
             BlockStoreUnavailableError: it may work later.
         """
-        ...
-
-    def provide(self, cid: str) -> None:
-        """Announce in the background that the node has this block, if the node has a routing system. Returns at
-        once."""
         ...
 
     def connect_gossip_peers(self, peers: Sequence[BitswapPeer]) -> None:

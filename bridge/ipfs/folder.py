@@ -23,7 +23,7 @@ from kiln.schemas.wire.cid import cid_bytes, cid_text, read_sha2_256_digest
 
 
 class FolderBlockStore:
-    """A `BlockStore` in a folder, which the first `put` creates. All blocks count as pinned; `unpin` removes one."""
+    """A `BlockStore` in a folder, which the first `put` creates."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -67,17 +67,7 @@ class FolderBlockStore:
             raise refuse_too_large(cid, limit)
         return verify_block(cid, data)
 
-    def pin(self, cid: str) -> None:
-        """Check that the block exists; all blocks of the folder count as pinned.
-
-        Raises:
-            BlockUnavailableError: There is no such block.
-        """
-        read_digest(cid)
-        if not self._path(cid).exists():
-            raise BlockUnavailableError(f"{cid[:80]} is not in {self._folder}")
-
-    def unpin(self, cid: str) -> None:
+    def remove(self, cid: str) -> None:
         """Remove a block; do nothing if there is none."""
         try:
             self._path(cid).unlink(missing_ok=True)
@@ -105,9 +95,6 @@ class FolderBlockStore:
             if sha256(data).digest() == read_sha2_256_digest(cid):
                 blocks[cid] = data
         return blocks
-
-    def provide(self, cid: str) -> None:
-        """Nothing."""
 
     def connect_gossip_peers(self, peers: Sequence[BitswapPeer]) -> None:
         """Nothing."""

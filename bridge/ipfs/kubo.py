@@ -104,7 +104,7 @@ class Kubo:
     # ------------------------------------------------------------ blocks
 
     def put(self, cid: str, data: bytes) -> None:
-        """Implement `BlockStore.put`. It pins nothing, and ignores the links of the block."""
+        """Store a block, without a pin and without its links. Errors are those of `BlockStore.put`."""
         verify_block(cid, data)
         ours = cid_bytes(cid)
         options = {"cid-codec": _codec(cid, ours), "mhtype": "sha2-256", "mhlen": "32", "pin": "false"}
@@ -150,7 +150,12 @@ class Kubo:
             raise BlockUnavailableError(f"{cid}: {self.url} answered with nothing") from None
 
     def pin(self, cid: str) -> None:
-        """Implement `BlockStore.pin` with a direct pin. A block that is pinned recursively stays so."""
+        """Protect this block from garbage collection, and not the blocks it links to. A recursive pin stays as it is.
+
+        Raises:
+            BlockStoreUnavailableError: The node does not answer.
+            BlockUnavailableError: The node has no such block.
+        """
         usual = _canonical_text(cid)
         options = {"arg": usual, "recursive": "false", "timeout": _go_duration(_CALL)}
         try:
@@ -164,7 +169,7 @@ class Kubo:
             raise self._unexpected_answer("pin/add", answer)
 
     def unpin(self, cid: str) -> None:
-        """Implement `BlockStore.unpin`."""
+        """Remove a direct pin; do nothing if there is none. Errors are those of `BlockStore.remove`."""
         try:
             self._json("pin/rm", {"arg": _canonical_text(cid), "recursive": "false"}, _CALL)
         except KuboError as error:

@@ -47,22 +47,16 @@ class NodeBlockStore:
     def put(self, cid: str, data: bytes) -> None:
         """Implement `BlockStore.put`."""
         self._kubo.put(cid, data)
+        self._kubo.pin(cid)
+        self._providing.add(cid)
 
     def get(self, cid: str, timeout: float, limit: int = MAX_BLOCK) -> bytes:
         """Implement `BlockStore.get`."""
         return self._kubo.get(cid, timeout, limit)
 
-    def pin(self, cid: str) -> None:
-        """Implement `BlockStore.pin`."""
-        self._kubo.pin(cid)
-
-    def unpin(self, cid: str) -> None:
-        """Implement `BlockStore.unpin`."""
+    def remove(self, cid: str) -> None:
+        """Implement `BlockStore.remove`: Kubo's garbage collection takes the block."""
         self._kubo.unpin(cid)
-
-    def provide(self, cid: str) -> None:
-        """Implement `BlockStore.provide`."""
-        self._providing.add(cid)
 
     def connect_gossip_peers(self, peers: Sequence[BitswapPeer]) -> None:
         """Implement `BlockStore.connect_gossip_peers`."""

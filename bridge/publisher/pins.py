@@ -1,7 +1,7 @@
-"""Store and pin Kiln's own blocks in IPFS, and unpin them after a set time, across restarts.
+"""Store Kiln's own blocks in IPFS, and remove them after a set time, across restarts.
 
 Layout of the file (SQLite): `pins(cid TEXT PRIMARY KEY, until INTEGER)`, µs since the epoch. A row is written before
-its block is pinned, so that no pin is ever forgotten; unpinning a block that is not pinned does no harm.
+its block is stored, so that no block is ever forgotten; to remove a block that is not there does no harm.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class BlockPins:
         self._connection: sqlite3.Connection | None = None
 
     def store_and_pin(self, cid: str, block: bytes, now: int) -> None:
-        """Store, pin and provide a block, so that peers can fetch it.
+        """Store a block for the set time, so that peers can fetch it.
 
         Raises:
             BlockStoreUnavailableError, BlockUnavailableError, PinsError: it may work later.
@@ -40,8 +40,6 @@ class BlockPins:
             (cid, now + self._pin_duration),
         )
         self._blocks.put(cid, block)
-        self._blocks.pin(cid)
-        self._blocks.provide(cid)
 
     def unpin_expired(self, now: int) -> int:
         """Unpin some blocks whose time is over, and return their number.
@@ -51,7 +49,7 @@ class BlockPins:
         """
         expired = self._run("SELECT cid FROM pins WHERE until <= ? ORDER BY until LIMIT ?", (now, _MAX_UNPINS))
         for (cid,) in expired:
-            self._blocks.unpin(str(cid))
+            self._blocks.remove(str(cid))
             self._run("DELETE FROM pins WHERE cid = ?", (cid,))
         return len(expired)
 

@@ -111,8 +111,7 @@ def test_the_store_of_the_bridge_serves_its_folder_and_fetches_the_rest(tmp_path
         await trio.to_thread.run_sync(stores[0].put, *block)
         assert await trio.to_thread.run_sync(stores[1].get, block.cid, 20.0, 2 << 20) == block.data
         assert stores[0].get(block.cid, 1.0) == block.data, "one's own needs no thread"
-        stores[0].pin(block.cid)
-        stores[0].unpin(block.cid)
+        stores[0].remove(block.cid)
         with pytest.raises(BlockUnavailableError):
             await trio.to_thread.run_sync(stores[1].get, block.cid, 0.3)
         with pytest.raises(BlockUnavailableError):

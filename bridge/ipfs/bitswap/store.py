@@ -52,6 +52,8 @@ class BitswapBlockStore:
         """Implement `BlockStore.put`. Peers that want the block get it at once."""
         self._folder.put(cid, data)
         self._call(self._exchange.add_block, cid_bytes(cid), len(data))
+        if self._discovery is not None:
+            self._call(self._discovery.provide_block, b"\x12\x20" + read_digest(cid))
 
     def get(self, cid: str, timeout: float, limit: int = MAX_BLOCK) -> bytes:
         """Implement `BlockStore.get`."""
@@ -72,20 +74,11 @@ class BitswapBlockStore:
             raise BlockStoreUnavailableError("the bridge has no peer. Check bridge.bootstrap, and the network.")
         return await self._exchange.fetch(cid, timeout)
 
-    def pin(self, cid: str) -> None:
-        """Implement `BlockStore.pin`."""
-        self._folder.pin(cid)
-
-    def unpin(self, cid: str) -> None:
+    def remove(self, cid: str) -> None:
         """Remove the block, and stop announcing it."""
-        self._folder.unpin(cid)
+        self._folder.remove(cid)
         if self._discovery is not None:
             self._call(self._discovery.withdraw_block, b"\x12\x20" + read_digest(cid))
-
-    def provide(self, cid: str) -> None:
-        """Implement `BlockStore.provide`."""
-        if self._discovery is not None:
-            self._call(self._discovery.provide_block, b"\x12\x20" + read_digest(cid))
 
     def connect_gossip_peers(self, peers: Sequence[BitswapPeer]) -> None:
         """Count the gossip peers that speak bitswap; they are connected already."""

@@ -30,12 +30,11 @@ def blocks(tmp_path: Path) -> BlockStore:
 def test_what_is_put_is_there_for_the_next_one_too(blocks: BlockStore, tmp_path: Path) -> None:
     blocks.put(CID, DATA)
     blocks.put(CID, DATA)
-    blocks.pin(CID)
     assert open_store("", tmp_path / "blocks").get(CID, 1.0) == DATA
     assert [path.name for path in (tmp_path / "blocks").iterdir()] == [CID]
     assert "no peer can fetch" in blocks.describe()
-    blocks.unpin(CID)
-    blocks.unpin(CID)
+    blocks.remove(CID)
+    blocks.remove(CID)
     assert list((tmp_path / "blocks").iterdir()) == []
 
 
@@ -53,9 +52,7 @@ def test_blocks_are_found_and_read_for_peers_unless_they_are_damaged(tmp_path: P
 def test_what_is_not_there_is_unavailable(blocks: BlockStore) -> None:
     with pytest.raises(BlockUnavailableError, match=r"ipfs\.api is empty"):
         blocks.get(OTHER, 60.0)
-    with pytest.raises(BlockUnavailableError):
-        blocks.pin(OTHER)
-    blocks.unpin(OTHER)
+    blocks.remove(OTHER)
 
 
 def test_bytes_of_another_cid_are_neither_kept_nor_handed_out(blocks: BlockStore, tmp_path: Path) -> None:
@@ -88,7 +85,7 @@ def test_no_more_is_read_than_asked_for(blocks: BlockStore) -> None:
     ],
 )
 def test_what_cannot_be_checked_is_refused(blocks: BlockStore, cid: str, reason: str) -> None:
-    for call in (lambda: blocks.get(cid, 1.0), lambda: blocks.put(cid, DATA), lambda: blocks.pin(cid)):
+    for call in (lambda: blocks.get(cid, 1.0), lambda: blocks.put(cid, DATA)):
         with pytest.raises(BlockRefusedError) as refused:
             call()
         assert refused.value.reason == reason

@@ -168,6 +168,8 @@ NO_RPC: list[tuple[Answer, str]] = [
     (kubo_json({"No": "such"}), "not a response of Kubo"),
 ]
 """Not Kubo: to be waited out, as it is for a person to mend."""
+_STORED = {"block/put": kubo_json({"Key": CID, "Size": len(DATA)}), "pin/add": kubo_json({"Pins": [CID]})}
+"""A block that is put."""
 
 
 @pytest.fixture
@@ -618,11 +620,11 @@ def test_a_neighbour_is_dialled_at_once_and_again_and_hung_up_on_when_it_is_gone
 
     kubo.answers |= {"id": kubo_json(IDENTITY), "config": kubo_json({"Value": "auto"})}
     kubo.answers |= {"swarm/connect": connect, "swarm/disconnect": disconnect, "swarm/peers": peers}
-    kubo.answers["routing/provide"] = kubo_bytes()
+    kubo.answers |= {"routing/provide": kubo_bytes(), **_STORED}
     node = NodeBlockStore(Kubo(kubo.url), every=0.5)
     try:
         assert node.wait_for_check(10)
-        node.provide(CID)
+        node.put(CID, DATA)
         node.connect_gossip_peers([BitswapPeer(name, ("/ip4/192.0.2.1/tcp/1",))])
         wait_until(lambda: there == {f"/ip4/192.0.2.1/tcp/1/p2p/{name}"}, "a connection")
         there.clear()  # lost
@@ -645,9 +647,10 @@ def test_the_end_does_not_wait_for_the_routing(kubo: FakeKubo) -> None:
         answered.set()
 
     kubo.answers |= {"id": kubo_json(IDENTITY), "config": kubo_json({"Value": "auto"}), "routing/provide": provide}
+    kubo.answers |= _STORED
     node = NodeBlockStore(Kubo(kubo.url))
     assert node.wait_for_check(10)
-    node.provide(CID)
+    node.put(CID, DATA)
     wait_until(lambda: any(asked.command == "routing/provide" for asked in kubo.asked), "the call")
     node.close()
     assert not answered.is_set()

@@ -1,4 +1,4 @@
-"""Pins: how long the blocks of batches stay in IPFS."""
+"""How long the blocks of batches stay in IPFS."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ START = 1_000 * S
 
 
 class TellingBlocks(FolderBlockStore):
-    """Blocks whose pins are told."""
+    """Blocks that tell what is done with them."""
 
     def __init__(self) -> None:
         super().__init__(Path("nowhere"))
@@ -33,14 +33,8 @@ class TellingBlocks(FolderBlockStore):
     def get(self, cid: str, timeout: float, limit: int = 0) -> bytes:
         raise AssertionError("nobody asks for a block")
 
-    def pin(self, cid: str) -> None:
-        self._say(f"pin {cid}")
-
-    def unpin(self, cid: str) -> None:
-        self._say(f"unpin {cid}")
-
-    def provide(self, cid: str) -> None:
-        self._say(f"provide {cid}")
+    def remove(self, cid: str) -> None:
+        self._say(f"remove {cid}")
 
 
 def test_pins_last_for_their_time_over_restarts(tmp_path: Path) -> None:
@@ -48,7 +42,7 @@ def test_pins_last_for_their_time_over_restarts(tmp_path: Path) -> None:
     pins = BlockPins(node, tmp_path / "bridge" / "pins.sqlite", pin_duration=100 * S)
     pins.store_and_pin("one", b"1", START)
     pins.store_and_pin("two", b"2", START + 50 * S)
-    assert node.said == ["put one", "pin one", "provide one", "put two", "pin two", "provide two"]
+    assert node.said == ["put one", "put two"]
     assert pins.unpin_expired(START + 99 * S) == 0
     pins.close()
     again = BlockPins(node, tmp_path / "bridge" / "pins.sqlite", pin_duration=100 * S)
@@ -57,7 +51,7 @@ def test_pins_last_for_their_time_over_restarts(tmp_path: Path) -> None:
         again.unpin_expired(START + 100 * S)
     node.away = False
     assert again.unpin_expired(START + 100 * S) == 1
-    assert node.said[6:] == ["unpin one"]
+    assert node.said[2:] == ["remove one"]
     again.store_and_pin("two", b"2", START + 120 * S)  # published once more: as long as if for the first time
     assert again.unpin_expired(START + 219 * S) == 0
     assert again.unpin_expired(START + 220 * S) == 1
