@@ -6,9 +6,12 @@ import random
 from collections.abc import Iterable
 
 import trio
+from trio_typing import TaskStatus
 
 from kiln.bridge.gossipsub.effects import Send
 from kiln.bridge.libp2p.host import Node
+from kiln.bridge.libp2p.patches import change_class
+from kiln.bridge.libp2p.traffic import Traffic
 
 JITTER = 0.3  # s
 
@@ -16,15 +19,25 @@ JITTER = 0.3  # s
 class JitteryNode(Node):
     """A node that hands each message on after a time of its own, up to `JITTER`."""
 
-    def _dispatch(self, sends: Iterable[Send]) -> int:
+    async def run(self, *, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        async with trio.open_nursery() as nursery:
+            change_class(self._traffic, _JitteryTraffic).nursery = nursery
+            await super().run(task_status=task_status)
+            nursery.cancel_scope.cancel()
+
+
+class _JitteryTraffic(Traffic):
+    nursery: trio.Nursery
+
+    def dispatch(self, sends: Iterable[Send]) -> int:
         at_once = []
         for send in sends:
             if send.rpc.publish:
-                self._nursery.start_soon(self._later, send)
+                self.nursery.start_soon(self._dispatch_later, send)
             else:
                 at_once.append(send)
-        return super()._dispatch(at_once)
+        return super().dispatch(at_once)
 
-    async def _later(self, send: Send) -> None:
+    async def _dispatch_later(self, send: Send) -> None:
         await trio.sleep(random.uniform(0, JITTER))  # the injected jitter
-        super()._dispatch([send])
+        super().dispatch([send])

@@ -67,7 +67,6 @@ def test_a_kubo_that_routes_tells_others_who_has_a_block(daemon: Daemon, tmp_pat
         assert node.wait_for_check(30)
         assert "without routing" not in node.describe()
         node.put(BATCH.cid, BATCH.data)
-        node.provide(BATCH.cid)
         wait_until(lambda: node.status().provided == 1, lambda: str(node.status()))
         asked = {"arg": BATCH.cid, "num-providers": "1"}
         found = httpx.post(f"{other.url}/api/v0/routing/findprovs", params=asked, timeout=60).text
