@@ -1,9 +1,7 @@
 """Overrides of py-libp2p: yamux credit and writes, automatic dialling, offered protocols. Reads are in inflow.py.
 
-Each override states its reason. py-libp2p is pinned exactly (0.8.1), since these depend on its internals. CPU of the
-receiver for a signed 300-byte message alone in its frame, on a busy machine: 372 µs with stock reads and credit, 284
-with batched credit, 236 with buffered reads, 230 with both, 200 without the timeout on frame bodies too
-(docs/performance.md has the figures with inflow.py).
+"Stock" is py-libp2p without these overrides. Each override states its reason. py-libp2p is pinned exactly (0.8.1), since
+they depend on its internals. docs/performance.md has the CPU of a frame with them and with stock py-libp2p.
 """
 
 from __future__ import annotations
@@ -289,7 +287,7 @@ class _Swarm(Swarm):
             self.slots.release(read_write_closer)
 
     async def upgrade_inbound_raw_conn(self, raw_conn: IRawConnection, maddr: Multiaddr) -> IMuxedConn:
-        """Serve the connection until it ends, where stock would wait for the end of the swarm. It never returns.
+        """Serve the connection until it ends, and then raise. Stock would wait for the end of the swarm.
 
         Raises:
             SwarmException: The connection has ended.
