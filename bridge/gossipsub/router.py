@@ -184,10 +184,7 @@ class Router:
         return []
 
     def set_colocated_peers(self, peer: PeerID, count: int) -> None:
-        """Set the number of connected peers on a peer's IP address (P6).
-
-        Do not call this for addresses that many peers share, such as loopback.
-        """
+        """Set the number of connected peers on a peer's public IP address (P6)."""
         if state := self._peers.get(peer):
             state.score.colocate(count)
 
@@ -288,8 +285,7 @@ class Router:
     def receive(self, peer: PeerID, rpc: RPC, now: float) -> tuple[list[Send], list[Deliver], bytes]:
         """Process an RPC. Pass an unreadable RPC as an empty one, since it may have been the peer's first.
 
-        Returns:
-            RPCs to send, messages to deliver, and a `Verdict` for each of at most `max_messages_per_rpc` messages.
+        Returns RPCs to send, messages to deliver, and a `Verdict` for each of at most `max_messages_per_rpc` messages.
         """
         sends: list[Send] = []
         delivered: list[Deliver] = []

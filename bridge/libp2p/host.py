@@ -207,9 +207,7 @@ class Node:
 
         The message has topic and data. Unless the topic's policy is `none` (StrictNoSign), it also has from, seqno and
         signature (StrictSign), and the key if the peer id does not contain it.
-
-        Returns:
-            The number of peers for which the message was queued.
+        Returns the number of peers for which the message was queued.
         """
         message = Message(topic=topic, data=data)
         if self._options.gossip.policy_of(topic) != "none":
@@ -749,11 +747,8 @@ class Node:
     def _process_rpc(
         self, link: PeerLink, session: PubsubSession, received: bytes | OversizedRpc, decode: bool = True
     ) -> None:
-        """Let the router process an RPC, then capture it.
-
-        Args:
-            decode: if false, the router does not see the RPC, and the queries verify its messages.
-        """
+        """Let the router process an RPC, then capture it. If `decode` is false, the router does not see the RPC, and
+        the queries verify its messages."""
         started = time.thread_time()
         if isinstance(received, OversizedRpc):
             payload, declared = received.head, received.declared_length

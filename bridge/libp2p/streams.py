@@ -1,6 +1,6 @@
 """Overrides of py-libp2p: yamux credit and writes, automatic dialling, offered protocols. Reads are in inflow.py.
 
-"Stock" is py-libp2p without these overrides. Each override states its reason. py-libp2p is pinned exactly (0.8.1), since
+"Stock" is py-libp2p without these overrides. Each one states its reason. py-libp2p is pinned exactly (0.8.1), since
 they depend on its internals. docs/performance.md has the CPU of a frame with them and with stock py-libp2p.
 """
 
