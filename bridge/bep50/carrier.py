@@ -147,7 +147,7 @@ class Carrier:
     # ---------------------------------------------------------------- running
 
     async def run(self, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve until cancelled; started when every followed topic is joined.
+        """Serve until cancelled. `task_status.started()` is called once every followed topic is joined.
 
         Raises:
             CarrierError: A socket cannot be bound, or a stored file is damaged.

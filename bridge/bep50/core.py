@@ -79,8 +79,8 @@ class ItemUpdate(NamedTuple):
 class ItemConflict(NamedTuple):
     """A correctly signed item that conflicts with the stored one.
 
-    It has another value with the sequence number of the stored item, which stays. Or, with ``is_own``, it is any newer
-    item under a key that we publish under: another publisher uses the key, and our publishing has stopped.
+    Either it has the sequence number of the stored item and another value; the stored item stays. Or ``is_own`` is
+    true, and it is a newer item under a key of ours: another publisher uses the key, and our publishing has stopped.
     """
 
     target: bytes

@@ -1,8 +1,8 @@
-"""Our node in the plain DHT (BEP 5, BEP 44), which finds topics and stores our items for nodes in no overlay.
+"""Our node in the plain DHT (BEP 5, BEP 44). It looks up the nodes of topics, and puts our items at other nodes.
 
-It stores nothing: it answers ping, find_node, get_peers and get, but issues no write token. It has to answer, because
-libtorrent adds each node that announces to its table, even one that declares itself read-only (BEP 43), and each of its
-lookups then waits for that node.
+It stores nothing for others: it answers ping, find_node, get_peers and get, but issues no write token. It has to answer
+queries, because libtorrent adds each node that announces to its table, even one that declares itself read-only
+(BEP 43), and the lookups of libtorrent then wait for that node.
 """
 
 from __future__ import annotations

@@ -44,12 +44,12 @@ class OverlayContact:
     token: bytes | None = None
     token_at: float = 0.0
     get_pending: bool = False
-    """A get to it waits for its response."""
+    """True while a get that was sent to the contact has no response."""
     put_pending: bool = False
-    """A put to it waits for its response. At most one put waits at a time: of a burst of items, the contact gets the
-    first and the newest."""
+    """True while a put that was sent to the contact has no response. There is at most one such put: of a burst of
+    items, the contact gets the first and the newest."""
     refusals: int = 0
-    """Number of times it refused our newest item."""
+    """Number of times that the contact refused our newest item."""
 
     @property
     def node(self) -> DhtNode:

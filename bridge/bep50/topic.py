@@ -283,7 +283,7 @@ class TopicNode:
         self._push(contact)
 
     def _read_get_item(self, response: KrpcResponse, address: DhtAddress, contact: OverlayContact | None) -> bool:
-        """Process the item in a get response, if it has one; False if no node of this topic would send it."""
+        """Process the item of a get response, if any. Return false if no node of this topic sends such a response."""
         sequence = response.values.get(b"seq")
         if b"v" in response.values:
             self._core.emit(ItemTransfer(self.target, "in", self._core.datagram, address, response.sender))

@@ -16,8 +16,8 @@ _EXPIRY_GRAIN: Final = 1.0  # seconds; ids seen within it expire together
 class SeenSet:
     """Ids of valid messages, each with a number that identifies an exact copy.
 
-    An id is kept for `horizon` seconds (up to one more) from when it was added, however often it is seen again. Over
-    `cap` ids the oldest are evicted, which `evicted` counts.
+    An id expires `horizon` to `horizon` + 1 seconds after it was added, however often it is seen again. If there are
+    more than `cap` ids, the oldest ones are evicted, and `evicted` counts them.
     """
 
     __slots__ = ("_cap", "_grains", "_horizon", "_numbers", "_order", "evicted")
@@ -77,8 +77,8 @@ class CachedMessage(NamedTuple):
 class MessageCache:
     """The messages of the last `length` heartbeats; IHAVE announces those of the last `gossip`.
 
-    Over `cap` bytes the oldest are evicted, which `evicted` counts. It keeps bytes, because a Message object would keep
-    its whole RPC alive.
+    If there are more than `cap` bytes, the oldest messages are evicted, and `evicted` counts them. The cache keeps
+    bytes, because a Message object would keep its whole RPC alive.
     """
 
     __slots__ = ("_bytes", "_cap", "_gossip", "_length", "_messages", "_order", "_sent", "_windows", "evicted")

@@ -14,9 +14,11 @@ PeerID = bytes  # multihash bytes
 class Send:
     """An RPC for one peer.
 
-    Several of them may share one RPC object: never change it, and encode it once by comparing identities. With
-    `priority`, a bounded queue must not drop the RPC (subscriptions, mesh control, own publications). `verdicts`: one
-    for each message if the RPC publishes messages of our own, else empty.
+    Several `Send`s may share one RPC object: do not change it, and encode it once for all of them.
+
+    Attributes:
+        priority: true for subscriptions, mesh control and own publications, which a bounded queue must not drop.
+        verdicts: one for each message if the RPC publishes messages of our own, else empty.
     """
 
     peer: PeerID
@@ -35,17 +37,17 @@ class Deliver:
 
 
 class PolicyConflict(NamedTuple):
-    """Messages on a topic that are rejected for their signature, or for having none."""
+    """Signed or unsigned messages on a topic, which one side rejects because of its signature policy."""
 
     topic: str
     signed: bool
     withheld: bool
-    """true if a peer rejects them, so that the node does not send them; false if the node refuses those of a peer"""
+    """true if a peer rejects such messages, so the node sends it none; false if the node rejects those of a peer"""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerView:
-    """A peer as shown on the screen; `topics` are those that the router stores."""
+    """A peer as shown on the screen; `topics` are those of its subscriptions that the router stores."""
 
     protocol: str
     topics: frozenset[str]

@@ -18,12 +18,15 @@ VERSIONS: Final[Mapping[str, int]] = MappingProxyType(
 """The gossipsub version of each protocol, times ten; 0 is floodsub."""
 
 BACKOFF_VERSION: Final = 11
-"""PRUNE has a back-off in seconds."""
+"""The first version whose PRUNE has a back-off, in seconds."""
 IDONTWANT_VERSION: Final = 12
 EXTENSIONS_VERSION: Final = 13
 _OTHER_VERSION: Final = 11  # of a network's own protocol, such as Waku's relay
 
 
 def select_versions(protocols: Iterable[str]) -> Mapping[str, int]:
-    """Return the gossipsub version of each protocol, times ten, in the order given; gossipsub 1.1 for an own id."""
+    """Return the gossipsub version of each protocol, times ten, in the given order.
+
+    A protocol id that is not gossipsub's own counts as gossipsub 1.1.
+    """
     return {protocol: VERSIONS.get(protocol, _OTHER_VERSION) for protocol in protocols}

@@ -184,7 +184,7 @@ class Router:
         return []
 
     def set_colocated_peers(self, peer: PeerID, count: int) -> None:
-        """Set the number of connected peers on a peer's IP address (P6); not for shared ones, such as loopback."""
+        """Set the number of connected peers on a peer's public IP address (P6)."""
         if state := self._peers.get(peer):
             state.score.colocate(count)
 
@@ -283,7 +283,7 @@ class Router:
         return [Send(to.peer, self._table.encode_for_peer(to.peer, rpc), True, bytes([verdict])) for to in targets]
 
     def receive(self, peer: PeerID, rpc: RPC, now: float) -> tuple[list[Send], list[Deliver], bytes]:
-        """Process an RPC. An unreadable one is passed as an empty RPC, because it may have been the peer's first.
+        """Process an RPC. Pass an unreadable RPC as an empty one, since it may have been the peer's first.
 
         Returns RPCs to send, messages to deliver, and a `Verdict` for each of at most `max_messages_per_rpc` messages.
         """
@@ -874,7 +874,7 @@ class Router:
         self._add_prune(control, state, topic, self._options.prune_backoff, now)
 
     def _add_prune(self, control: ControlMessage, state: PeerState, topic: str, seconds: float, now: float) -> None:
-        """Add a PRUNE, with its seconds if the peer's version has them; the back-off applies to us as well."""
+        """Add a PRUNE, with the back-off if the peer's version has that field. The node observes the back-off too."""
         self._counters["prune_sent"] += 1
         self._backoffs.add(topic, state.peer, seconds, now)
         prune = control.prune.add(topicID=topic)

@@ -79,7 +79,7 @@ class Score:
         self.compute()
 
     def tick(self, seconds: float, in_mesh: bool) -> None:
-        """Advance the time: counters decay, and the time in the mesh grows, or is 0 outside of it."""
+        """Decay the counters, and add to the time in the mesh, or set it to 0 if the peer is in none."""
         options = self.options
         self.mesh_seconds = min(self.mesh_seconds + seconds, options.mesh_cap) if in_mesh else 0.0
         self.first = self._decay(self.first, options.first_decay, seconds)

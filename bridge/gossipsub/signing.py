@@ -1,9 +1,10 @@
 """Infer from the messages of peers whether they accept messages with and without a signature.
 
-Gossipsub has no message for a rejection. Most peers sign all messages and accept no others, or the other way round
-(libp2p specs, pubsub/README.md, Signature policy options), and disconnect whoever sends the other kind. So a message is
-withheld from a peer that has sent only messages of the other kind on a topic. On a topic that accepts both kinds, a
-PRUNE counts too, because the peer may have sent it after it rejected signed messages.
+Gossipsub has no message for a rejection. Most peers either sign all messages and reject unsigned ones, or sign none
+and reject signed ones (libp2p specs, pubsub/README.md, Signature policy options). They disconnect a peer that sends
+what they reject. So a signed message is withheld from a peer that has sent only unsigned messages on a topic, and an
+unsigned one from a peer that has sent only signed messages. On a topic that accepts both kinds, a PRUNE counts as a
+rejection of signed messages, because that may be the reason why the peer sent it.
 """
 
 from __future__ import annotations

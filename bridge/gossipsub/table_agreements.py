@@ -121,7 +121,7 @@ class TableAgreements:
             _add_savings(self._closed_savings, state.savings)
 
     def set_agent(self, peer: bytes, version: str) -> None:
-        """Set a peer's agent version from identify; one that begins with `kiln/` reads our indices."""
+        """Set a peer's agent version from identify. A peer whose version begins with `kiln/` can read our indices."""
         state = self._peers.get(peer)
         if state is not None:
             state.is_kiln = version.startswith(AGENT)
@@ -168,7 +168,10 @@ class TableAgreements:
             state.table = negotiate_table(state.hello, self._hello, self._bundles).table
 
     def get_hellos(self, peer: bytes) -> tuple[bytes, bytes]:
-        """(theirs, ours) as Frame.hello_in and Frame.hello_out hold them: empty if none, refused, or not sent."""
+        """Return their hello and ours, for Frame.hello_in and Frame.hello_out.
+
+        A hello is empty if there is none, if it was refused, or if it was not sent.
+        """
         state = self._peers.get(peer)
         return (b"", b"") if state is None else (state.hello, self._hello if state.has_extensions else b"")
 
@@ -341,7 +344,7 @@ def _read_name(item: Item) -> str | bytes | None:
 
 
 def _has_index(rpc: RPC) -> bool:
-    """True if any item has an index that must not be sent: any but one next to a subscription's name."""
+    """Return true if any item has an index that must not be sent. One next to a subscription's name may be sent."""
     for message in rpc.publish:
         if message.HasField("topicIndex"):
             return True

@@ -1,4 +1,4 @@
-"""Blocks: stored, served and fetched by the bridge itself, or by a Kubo through its RPC (docs/design, The bridge)."""
+"""Storing, serving and fetching of blocks, by the bridge itself or by a Kubo through its RPC (docs/design)."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,7 +29,7 @@ __all__ = [
 
 
 def open_store(api: str, folder: Path, *, auth: str = "", peers: Sequence[str] = (), at_most: int = 16) -> BlockStore:
-    """Open a store of blocks without bitswap of the bridge's own, and return at once; a node may start later.
+    """Open the block store of a bridge that does not speak bitswap itself. Returns at once; a Kubo may start later.
 
     Args:
         api: URL of Kubo's RPC, or "" for a folder alone.

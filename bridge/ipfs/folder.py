@@ -97,10 +97,10 @@ class FolderBlockStore:
         return blocks
 
     def connect_gossip_peers(self, peers: Sequence[BitswapPeer]) -> None:
-        """Nothing."""
+        """Do nothing: no peer can fetch from a folder."""
 
     def add_announcer(self, peer: str) -> None:
-        """Nothing."""
+        """Do nothing: no peer can fetch from a folder."""
 
     def status(self) -> IpfsStatus:
         """Implement `BlockStore.status`."""
@@ -111,7 +111,7 @@ class FolderBlockStore:
         return f"a folder, {self._folder}: no peer can fetch the blocks"
 
     def close(self) -> None:
-        """Nothing."""
+        """Do nothing: no file stays open."""
 
     def _path(self, cid: str) -> Path:
         return self._folder / cid_text(cid_bytes(cid))  # one name for all spellings, and none with a slash

@@ -73,7 +73,8 @@ def auth_header(auth: str) -> dict[str, str]:
     """Return the header for a secret in the form of Kubo's API.Authorizations: "bearer:TOKEN", "basic:USER:PASSWORD",
     or "".
 
-    ValueError, without the secret in it: written otherwise.
+    Raises:
+        ValueError: The text has another form. The message does not contain it.
     """
     kind, _, secret = auth.partition(":")
     if kind == "bearer" and secret:
@@ -88,10 +89,15 @@ def auth_header(auth: str) -> dict[str, str]:
 
 
 class Kubo:
-    """The calls of `Blocks`, and a few others, over the RPC at `url`. One object serves all threads."""
+    """The calls of `BlockStore`, and a few others, over the RPC at `url`. All threads may share one object."""
 
     def __init__(self, url: str, auth: str = "", at_most: int = 16) -> None:
-        """`auth`: as `auth_header` takes it. `at_most`: calls that wait for peers at one time."""
+        """Create a client without connecting it.
+
+        Args:
+            auth: secret, in a form that `auth_header` reads.
+            at_most: calls that wait for peers at one time.
+        """
         self.url = url.rstrip("/")
         self._client = httpx.Client(
             headers={"Accept-Encoding": "identity", **auth_header(auth)},
@@ -350,7 +356,7 @@ def _read(response: httpx.Response, limit: int, ends_at: float) -> bytes:
     """Read the body, or its beginning if it is longer than `limit` bytes.
 
     Raises:
-        httpx.ReadTimeout: it goes on after `ends_at`, however little comes at a time.
+        httpx.ReadTimeout: the body has not ended at `ends_at`.
     """
     body = bytearray()
     for part in response.iter_raw():

@@ -92,7 +92,7 @@ class BitswapPeers:
         self._failed[peer] = failures, now + pause_after(failures, _FIRST_PAUSE, _LONGEST_PAUSE)
 
     def select_to_disconnect(self, own: str, connected: Collection[str]) -> list[str]:
-        """Select the peers that were dialled as neighbours and no longer are. The node may disconnect them."""
+        """Select the peers to disconnect: those that were dialled as neighbours and are neighbours no longer."""
         wanted = self._wanted(own)
         gone = [peer for peer in self._made if peer not in wanted]
         self._made.difference_update(gone)

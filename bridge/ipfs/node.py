@@ -98,7 +98,7 @@ class NodeBlockStore:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def wait_for_check(self, timeout: float) -> bool:
-        """Wait until the node was checked for the first time. If it is not up by then, `about` has the reason."""
+        """Wait for the first check of the node. If the node is not up then, `describe` has the reason."""
         return self._looked.wait(timeout)
 
     def _run_checks(self) -> None:

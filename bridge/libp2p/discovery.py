@@ -136,7 +136,7 @@ class DialBackoff:
         return len(self._failed) + len(self._dialled)
 
     def in_backoff(self, peer: bytes, address: TcpAddress | None, now: float) -> bool:
-        """Return whether a peer must not be tried now, at this address or, without one, at all."""
+        """Return whether a peer is in back-off at this address, or at all if `address` is `None`."""
         if now < self._failed.get((peer, address), (0, 0.0))[1]:
             return True
         if address is None:
@@ -155,7 +155,7 @@ class DialBackoff:
             del self._dialled[next(iter(self._dialled))]
 
     def record_failure(self, peer: bytes, address: TcpAddress | None, now: float) -> None:
-        """Record that the peer was not at the address or, without an address, that it was useless."""
+        """Record that the peer was not at the address, or that it was useless if `address` is `None`."""
         count = self._failed.pop((peer, address), (0, 0.0))[0]
         self._failed[peer, address] = (count + 1, now + pause_after(count + 1, self._first, self._longest))
         if len(self._failed) > self._max_entries:
@@ -249,7 +249,7 @@ class Discovery:
             self.withdraw_block(next(iter(self._blocks)))
 
     def withdraw_block(self, key: bytes) -> None:
-        """Do not announce a block any more; records at servers expire by themselves."""
+        """Stop announcing a block. Its records at servers expire by themselves."""
         block = self._blocks.pop(key, None)
         if block is not None and not block.is_announced:
             self._counters["discovery_blocks_unprovided"] += 1

@@ -192,9 +192,9 @@ class Node:
     def publish(self, topic: str, data: bytes, author: int = 0) -> int:
         """Send a message to the network.
 
-        If the topic's policy is none it has data and topic alone (StrictNoSign); else also from, seqno and signature
-        (StrictSign), and the key if the peer id does not contain it.
-        Returns the number of peers for which it was queued.
+        The message has topic and data. Unless the topic's policy is `none` (StrictNoSign), it also has from, seqno and
+        signature (StrictSign), and the key if the peer id does not contain it.
+        Returns the number of peers for which the message was queued.
         """
         message = Message(topic=topic, data=data)
         if self._options.gossip.policy_of(topic) != "none":

@@ -1,7 +1,7 @@
 """A fast path from TCP to the buffers of a connection's streams, for yamux frames that are plain data.
 
-Stock passes such a frame through twenty coroutines, four locks and as many formatted debug lines. CPU of a receiver for
-a signed 300-byte message alone in its frame is in docs/performance.md. All other yamux frames take the stock path.
+Stock py-libp2p passes such a frame through twenty coroutines, four locks and as many formatted debug lines
+(docs/performance.md has the CPU of a frame). All other yamux frames take the stock path.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ _STREAM_AND_LENGTH: Final = Struct(">4xII")
 
 
 class BufferedTCP(TrioTCPStream):
-    """A TCP stream that reads ahead. Noise reads 2 bytes, then the rest, and without it each read would be a system
-    call."""
+    """A TCP stream that reads ahead.
+
+    Noise reads the 2 bytes of a length and then the message. Without reading ahead, each read would be a system call.
+    """
 
     _ahead = b""
     _at = 0

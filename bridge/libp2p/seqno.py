@@ -1,7 +1,8 @@
 """Sequence numbers of our own messages, monotonic over restarts, crashes and clocks set back.
 
-A message's id is its author and its seqno. Some peers store the highest one of each author and drop messages that are
-not above it (Kubo 0.40's BasicSeqnoValidator), so after one step back they ignore the node.
+A message's id is its author and its seqno. Some peers store the highest seqno of each author and drop messages
+whose seqno is not above it (Kubo 0.40's BasicSeqnoValidator). If the numbers went back, these peers would ignore the
+node.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ class SeqnoError(Exception):
 class Seqno:
     """seqno = max(time in ns, last + 1), with a high-water mark in a file: no number above it was used.
 
-    The mark is written `reserve` ahead, so there is one write in that time and not one for every message. After a crash
-    the numbers continue from the mark; after `close` from the last number, or from the mark if it could not be written.
-    One owner at a time, one thread.
+    The mark is written `reserve` ahead of the numbers, so there is one write for each `reserve` and not one for every
+    message. After a crash, the numbers continue from the mark. After `close`, they continue from the last number, or
+    from the mark if the last number could not be written. Only one thread of one process may use the file at a time.
     """
 
     def __init__(self, path: Path, clock_ns: Callable[[], int], reserve: int = RESERVE) -> None:

@@ -1,9 +1,7 @@
 """Subclasses of py-libp2p's streams, connections and swarm, and the host of them. Reads are in inflow.py.
 
-Each override states its reason; patches.py has what no subclass can change. CPU of the
-receiver for a signed 300-byte message alone in its frame, on a busy machine: 372 µs with stock reads and credit, 284
-with batched credit, 236 with buffered reads, 230 with both, 200 without the timeout on frame bodies too
-(docs/performance.md has the figures with inflow.py).
+"Stock" is py-libp2p without these overrides. Each one states its reason; patches.py has what no subclass can change.
+docs/performance.md has the CPU of a frame with them and with stock py-libp2p.
 """
 
 from __future__ import annotations
@@ -263,7 +261,7 @@ class _Swarm(Swarm):
             self.slots.release(read_write_closer)
 
     async def upgrade_inbound_raw_conn(self, raw_conn: IRawConnection, maddr: Multiaddr) -> IMuxedConn:
-        """Serve the connection until it ends, where stock would wait for the end of the swarm. It never returns.
+        """Serve the connection until it ends, and then raise. Stock would wait for the end of the swarm.
 
         Raises:
             SwarmException: The connection has ended.

@@ -179,8 +179,8 @@ class Traffic:
         session.accounts.cpu.charge(spent)
 
     def process(self, session: PubsubSession, received: bytes | OversizedRpc, decode: bool = True) -> None:
-        """Let the router process an RPC, then capture it. Without `decode` the router is left out, and the queries
-        check the RPC."""
+        """Let the router process an RPC, then capture it. If `decode` is false, the router does not see the RPC, and
+        the queries verify its messages."""
         started = time.thread_time()
         if isinstance(received, OversizedRpc):
             payload, declared = received.head, received.declared_length

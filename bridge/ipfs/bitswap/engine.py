@@ -1,8 +1,11 @@
 """Bitswap without I/O: wantlists and blocks in, messages to send out.
 
-The caller passes in the messages of peers, the sizes of the blocks in the folder, and the time. It fetches the messages
-to send by peer: `peers_with_output`, `next_output`, and `confirm` or `put_back` once the message was written or not.
-Like the router of gossipsub, the engine decides and the caller does the I/O.
+The engine decides and the caller does the I/O, as with the router of gossipsub. The caller passes in the messages of
+peers, the sizes of the blocks in the folder, and the time. To send messages, it
+
+1. gets the peers from `peers_with_output`;
+2. takes the next message for a peer with `next_output`, and writes it;
+3. calls `confirm` if the message was written, otherwise `put_back`.
 
 Serving: a want for a block that the folder lacks is kept, and answered once the block is added. A connected peer never
 repeats a want, so the engine drops a want only when the peer cancels it or disconnects.

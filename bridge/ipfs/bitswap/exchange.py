@@ -91,7 +91,7 @@ ProviderSearch = Callable[[bytes, Callable[[bytes], None]], Awaitable[bool]]
 class AnnouncementSources:
     """The peers that relayed announcements of batches, by CID: the block is requested from them first.
 
-    The author of an announcement would not do, since it may be a key that belongs to no peer.
+    A block is not requested from the author of its announcement, since an author may be a key that belongs to no peer.
     """
 
     def __init__(self, limit: int = _MAX_ANNOUNCEMENTS) -> None:
@@ -418,8 +418,8 @@ class BlockExchange:
     async def _write_stream(self, peer: bytes, writer: _Writer) -> None:
         """Write messages on a new stream until none is left.
 
-        Raises one of `BROKEN` on failure, after which the unwritten message waits again, and so do the last written
-        ones: bitswap has no acknowledgements, and a peer that resets the stream may not have read them.
+        Raises one of `BROKEN` on failure. The unwritten message and the last written ones are then queued again:
+        bitswap has no acknowledgements, and a peer that resets the stream may not have read these messages.
         """
         with trio.fail_after(self._options.open_timeout):
             stream = await self._node.stream_to(peer, *PROTOCOLS)
