@@ -78,11 +78,11 @@ class BackfillRequest:
 
 
 def save_request_streams(settings: Settings, request: BackfillRequest) -> BackfillRequest:
-    """Save standard input and pipes of a request in the state folder, and name the saved files instead.
+    """Save standard input and pipes of a request in the state folder, and return the request with the saved files.
 
     Raises:
-        InputError: They cannot be read or saved.
-        StoppedError: SIGTERM arrived meanwhile.
+        InputError: A stream cannot be read or saved.
+        StoppedError: SIGTERM arrived before all were saved.
     """
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -96,10 +96,10 @@ def save_request_streams(settings: Settings, request: BackfillRequest) -> Backfi
 
 
 def check_files(settings: Settings, terms: RunTerms, say: Callable[[str], None]) -> None:
-    """Report what cannot be read, before Spark starts. If nothing can, the streams that were saved are deleted.
+    """Report the files that are skipped, before Spark starts. On an error, the saved streams are deleted.
 
     Raises:
-        InputError: A named file cannot be read.
+        InputError: A named file cannot be read, or there is none to read.
     """
     try:
         for skipped in find_captures(terms.files, say)[1]:

@@ -86,7 +86,7 @@ def build_damage_location(settings: Settings) -> DamageLocation:
 def has_progress_marker(settings: Settings) -> bool:
     """Return true if `updates` may have committed its progress to Kafka.
 
-    An interrupted `kiln recover` may leave `updates.new` alone.
+    An interrupted `kiln recover` may leave a folder `updates.new` and no `updates`.
     """
     root = settings.checkpoints_root
     return Checkpoint(root / "updates").exists or Checkpoint(root / "updates.new").exists
@@ -406,9 +406,9 @@ class Supervisor:
         return "batch" in self._names and batch.window + batch.grace > _WINDOW_PATIENCE
 
     def describe_open_windows(self, ends: Mapping[str, Mapping[int, int]]) -> str:
-        """Say why windows stay open although all records before `ends` are read; empty if they will close soon.
+        """Describe why windows stay open although all records before `ends` are read; empty if they close soon.
 
-        Log time closes them. If the broker's clock trails it, that may take days.
+        Log time closes windows. If the broker's clock trails log time, that may take days.
         """
         if self.ticker is None or self.ticker.clock_lag <= micros(_WINDOW_PATIENCE) or self.count_unread(ends):
             return ""

@@ -67,7 +67,7 @@ def mark_live_batches(batches: DataFrame) -> DataFrame:
 
 
 def select_piece(rows: DataFrame, number: int, pieces: int) -> DataFrame:
-    """Select the separators of one of `pieces` pieces."""
+    """Select the rows of one of `pieces` groups of separators."""
     return rows if pieces == 1 else rows.where(F.pmod(F.xxhash64(*_SEPARATOR_COLUMNS), F.lit(pieces)) == number)
 
 

@@ -1,7 +1,7 @@
 """Deduplication of history: selects the copy of a message to keep, and the UPDATEs that are new (decision 21). Pure.
 
-In the streaming queries, the order of processing decides both (decision 5). Here, their choice takes precedence, and
-otherwise the order of event times decides.
+In the streaming queries, the order of processing decides both (decision 5). Here, the choice of the streaming queries
+takes precedence, and otherwise the order of event times decides.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ class FirstCopySelector(Generic[T]):
     """
 
     def __init__(self, is_same: Callable[[int, int], bool]) -> None:
-        """
+        """Create a selector without copies.
+
         Args:
-            is_same: If true for two times, copies of these times, and any between them, are of one message.
+            is_same: Returns true for two times if copies of these times, and any between them, are of one message.
         """
         self._is_same = is_same
         self._kept: list[int] = []  # sorted, as the next list
@@ -94,7 +95,7 @@ def match_unsigned(horizon: int) -> Callable[[int, int], bool]:
 
 
 class UpdateCandidate(NamedTuple):
-    """The facts that decide whether an UPDATE is new, next to the stream of its group."""
+    """The facts that, in addition to the stream of its group, decide whether an UPDATE is new."""
 
     event_time: int
     """µs"""
@@ -110,7 +111,7 @@ class UpdateCandidate(NamedTuple):
 class StreamHistory:
     """Updates and announcements of one stream, which decide whether the next announcement is an update (decision 5).
 
-    First add what is known, and then offer the candidates by event time. Times are µs.
+    First add the known updates and announcements, then offer the candidates by event time. Times are µs.
     """
 
     def __init__(self, signed_horizon: int) -> None:
@@ -133,8 +134,9 @@ class StreamHistory:
     def offer(self, candidate: UpdateCandidate) -> bool:
         """Offer the next candidate, and return true if it is an update.
 
-        An update of the live table always is. Any other is a repeat of an update within the horizon before, or of one
-        that live has within the horizon after. An announcement without separator repeats one that has any separator.
+        A candidate that the live table has is always one. Any other is a repeat if there is an update within the
+        horizon before it, or a live one within the horizon after it. An announcement without separator repeats an
+        update with any separator.
         """
         origin, author, at = candidate.origin, candidate.author, candidate.event_time
         by_separator = self._updates.get((origin, candidate.tip), {})

@@ -85,7 +85,7 @@ def _read_lines(batches: _Batches) -> _Batches:
 
 
 def _identify(payload: bytes) -> tuple[bytes | None, bytes | None]:
-    """Return a digest of what both lines of a message have, `None` for no message; and the seqno, `None` without."""
+    """Return the digest of the fields that both lines of a message have, and the seqno; `None` for what is missing."""
     rpc = read_rpc(payload)
     if isinstance(rpc, Rejected) or not rpc.publish:
         return None, None

@@ -77,7 +77,7 @@ class RunInputs:
     """Kafka's id of the topic that the offsets belong to"""
     files: Sequence[FilePart] = ()
     lost: Sequence[str] = ()
-    """descriptions of what the source no longer has of the range"""
+    """descriptions of the parts of the range that the source no longer has"""
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class RunOutcome:
     frames: int
     """frames that this call read"""
     lost: Sequence[str] = ()
-    """descriptions of what the source no longer had of the range when the run began"""
+    """descriptions of the parts of the range that the source no longer had when the run began"""
     outside: OutsideFrames = field(default_factory=OutsideFrames)
     """frames of files outside the range, in the whole run"""
     is_repeated: bool = False
@@ -283,7 +283,7 @@ class _ChunkRunner:
         return read_rows(self._resources.spark, self._resources.lake, table, version, TimeBounds(by, low, high))
 
     def _read_own(self, table: str, versions: Mapping[str, int], low: int, high: int | None = None) -> DataFrame:
-        """Read a table of the run and the rows of it outside the range."""
+        """Read a table of the run, with its rows outside the range."""
         times = TimeBounds("observed_at", low, high)
         both = [
             read_rows(self._resources.spark, lake, table, versions.get(f"{prefix}{table}", 0), times)
@@ -292,7 +292,7 @@ class _ChunkRunner:
         return both[0].unionByName(both[1])
 
     def _count_own(self, table: str, versions: Mapping[str, int], low: int, high: int | None = None) -> int:
-        """Count the rows that `_read_own` returns, at most."""
+        """Compute an upper bound of the number of rows that `_read_own` returns."""
         times = TimeBounds("observed_at", low, high)
         return sum(
             count_rows_at_most(lake, table, versions.get(f"{prefix}{table}", 0), times)
@@ -379,7 +379,7 @@ class _ChunkRunner:
         return [partial(self._read_kafka, at, size, wanted) for at in range(0, longest, size)]
 
     def _read_kafka(self, at: int, count: int, wanted: FrameFilter) -> DataFrame:
-        """Read the frames of `count` records of each partition, `at` records after its first."""
+        """Read the frames of `count` records of each partition, beginning `at` records after its first record."""
         topic, ranges = self._resources.broker.topic("frames"), self._inputs.kafka
         first = {int(part): min(low + at, high) for part, (low, high) in ranges.items()}
         ends = {int(part): min(low + at + count, high) for part, (low, high) in ranges.items()}
@@ -425,7 +425,7 @@ class _ChunkRunner:
         return {} if last is None else self._versions_after("reading", last)
 
     def _count_frames(self, span: TimeRange) -> int:
-        """Count the frames that `_read_frames` returns, at most."""
+        """Compute an upper bound of the number of frames that `_read_frames` returns."""
         if self._terms.source == "frames":
             times = TimeBounds("observed_at", *span)
             return count_rows_at_most(self._resources.lake, "frames", self._inputs.live["frames"], times)
@@ -489,8 +489,8 @@ class _ChunkRunner:
             rows.unpersist()
 
     def _has_few_marks(self, near: TimeRange, versions: Mapping[str, int]) -> bool:
-        """Report if live and the run have no more messages and updates near a chunk than a chunk has frames, so that
-        all of them can be shuffled with its copies: selecting those of the same groups would cost more."""
+        """Return true if live and the run have at most as many messages and updates near a chunk as a chunk has frames.
+        It is then cheaper to shuffle all of them with the chunk's copies than to select those of the same groups."""
         live, times = self._inputs.live, TimeBounds("observed_at", *near)
         count = sum(
             count_rows_at_most(self._resources.lake, table, live[table], times) for table in ("messages", "updates")

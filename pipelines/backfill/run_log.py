@@ -120,7 +120,7 @@ def check_new_name(name: str) -> None:
     """Check the name of a run that is about to begin.
 
     Raises:
-        RunNameError: No run can have the name, or it would be taken for the live tables.
+        RunNameError: No run can have the name, or it stands for the live tables.
     """
     if check_name(name) in _RESERVED:
         raise RunNameError(f"no run can be named {name!r}: it stands for the live tables. Choose another name")

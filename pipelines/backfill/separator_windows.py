@@ -28,7 +28,8 @@ class SeparatorWindows:
     """Windows of one separator. Add a live batch before the updates that it holds. Times are µs."""
 
     def __init__(self, key: WindowKey, length: int, grace: int, begin: int) -> None:
-        """
+        """Begin without open windows.
+
         Args:
             key: Separator of the windows.
             length: Window length T.

@@ -191,7 +191,7 @@ def _split_file(capture: CaptureFile, network: str) -> list[FilePart]:
 
 
 def _digest_members(path: str, captures: Sequence[CaptureFile], network: str) -> Iterator[FilePart]:
-    """Yield a part for each member: to divide it, each task would decompress all that is before its part."""
+    """Yield one part for each member. Tasks for parts of a member would decompress all that precedes their part."""
     formats = {capture.member.number: capture.format for capture in captures if capture.member is not None}
     with _open(path) as raw, _translate_archive_errors(path):
         archive_time = os.fstat(raw.fileno()).st_mtime_ns
@@ -215,7 +215,7 @@ def _check_intact(name: str, capture_format: str, file: BinaryIO, *, is_damaged:
         is_damaged: The file is a member of an archive that cannot be extracted to its end.
 
     Raises:
-        InputError: It cannot.
+        InputError: The file cannot be decompressed to its end.
     """
     if capture_format == kiln_capture.NAME or not (is_damaged or name_compression(file)):
         return

@@ -41,7 +41,8 @@ class FileSwap:
     """Commits that replace files of live tables. They do not conflict with the appends of streaming queries."""
 
     def __init__(self, lake: Lake, *, durable: bool = False) -> None:
-        """
+        """Prepare the commits.
+
         Args:
             durable: Sync each commit to disk before `commit` returns.
         """

@@ -218,7 +218,8 @@ class _RunSwap:
     """Plans and commits the steps. Only live rows that were in the range when the swap began are removed."""
 
     def __init__(self, comparison: RangeComparison, before: Mapping[str, int]) -> None:
-        """
+        """Prepare the steps.
+
         Args:
             before: Versions of the live tables when the swap began.
         """

@@ -30,7 +30,7 @@ class BatchProgress(msgspec.Struct, frozen=True, kw_only=True):
     writes: Sequence[str] = ()
     """all writes of the micro-batch, as "table:name": a table that lacks one of them lacks rows"""
     starts: log.Offsets
-    """offsets at which it begins, by full topic name"""
+    """offsets at which the micro-batch begins, by full topic name"""
     ends: log.Offsets
     topics: dict[str, str] = {}
     """topic ids, to which the offsets belong"""

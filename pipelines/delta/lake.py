@@ -175,7 +175,7 @@ class Lake:
         raise LakeError(f"columns cannot be added to table {name} in {self.path}: others commit to it. Start again")
 
     def check_columns(self, name: str, schema: str, *, added_later: bool = False, exact: bool = False) -> None:
-        """Check that Kiln's files fit a table. Columns that Kiln does not know may be there if they are nullable.
+        """Check that Kiln's files fit a table. Columns that Kiln does not know are allowed if they are nullable.
 
         Args:
             name: Name of the table.
@@ -184,7 +184,7 @@ class Lake:
             exact: If true, no unknown column may exist, because Kiln is about to rewrite rows without it.
 
         Raises:
-            SchemaChangedError: They do not fit.
+            SchemaChangedError: Kiln's files do not fit.
         """
         if fault := find_column_fault(name, schema, added_later=added_later, exact=exact):
             raise SchemaChangedError(

@@ -23,7 +23,7 @@ class CommitTime(NamedTuple):
 def find_commit_at(table: Location, at: int) -> CommitTime | None:
     """Find the newest commit of a table at a time, ms.
 
-    Reads the log from its newest commit back to that one. A commit that states no time counts as one with the next.
+    Reads the log backwards from its newest commit. A commit that states no time has the time of the commit after it.
 
     Returns:
         `None` if the log has no commit of that time or before.

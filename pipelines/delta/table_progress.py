@@ -105,7 +105,7 @@ def find_restore_point(lake: Lake, tables: Sequence[str]) -> RestorePoint | None
 
 
 def _find_version(lake: Lake, table: str, history: _History, end: _Key | None) -> int:
-    """Find the version of a table before the micro-batch `end`; its newest one if that is None."""
+    """Find the version of a table before the micro-batch `end`, or its newest version if `end` is None."""
     base, others = history.newest, False
     for version, key in history.versions:
         if key is None:

@@ -44,7 +44,7 @@ class TimeBounds(NamedTuple):
     def select_files(self, files: pa.Table) -> pa.ChunkedArray:
         """Build a mask of the files, as delta-rs lists them, that may have a row in the range.
 
-        A file without statistics may.
+        A file without statistics counts as one that may.
         """
         least, greatest = (_read_statistic(files, f"{of}.{self.column}") for of in ("min", "max"))
         mask = pa.chunked_array([pa.repeat(pa.scalar(True), files.num_rows)])
@@ -109,7 +109,7 @@ def read_files(spark: SparkSession, lake: Lake, table: str, files: Sequence[Data
 
 
 def count_rows_at_most(lake: Lake, table: str, version: int | None = None, times: TimeBounds = _UNBOUNDED) -> int:
-    """Count the rows in the files that `read_rows` reads, by their statistics: it returns no more rows.
+    """Count the rows in the files that `read_rows` reads, by the files' statistics: an upper bound of its rows.
 
     A file without statistics counts as a table beyond all sizes.
     """

@@ -43,9 +43,9 @@ class MaintenancePolicy:
     target: int
     """size of a compacted file"""
     keep: int
-    """time that a version stays readable after the next one"""
+    """time for which a version stays readable after the next version was committed"""
     readers: int = _HOUR
-    """the same if `keep` would make the log too long"""
+    """this time if `keep` would make the log too long"""
     unnamed: int = _DAY
     """age from which a file that no commit names is garbage"""
     retention: int | None = None
@@ -160,7 +160,7 @@ def choose_log_start(
 ) -> int | None:
     """Choose the checkpoint at which the log is to begin, or `None` if shortening is not worthwhile.
 
-    `entries` are sorted by version. All versions from there on stay readable.
+    `entries` are sorted by version. All versions from that checkpoint on stay readable.
     """
     removable = 0
     for entry in entries[: max(0, len(entries) - _MIN_ENTRIES)]:
@@ -234,7 +234,7 @@ def _compute_tier(size: int) -> int:
 
 
 def _select_worthwhile(files: Sequence[TableFile], minimum: int) -> list[TableFile]:
-    """Select files up to the highest tier with enough of them; the result of the lower tiers counts as one."""
+    """Select the files up to the highest tier with at least `minimum` files, counting the result of the lower tiers."""
     tiers = [_compute_tier(file.size) for file in files]
     highest = -1
     for tier in sorted(set(tiers)):

@@ -1,7 +1,7 @@
 """Rewrite of files into fewer ones, sorted by the table's layout and without expired rows.
 
 Memory depends on `_SORTED_BYTES`, not on the amount to rewrite. So a file consists of several sorted runs, and a reader
-that skips row groups reads one or two groups of each.
+that skips row groups reads one or two groups of each run.
 """
 
 from __future__ import annotations

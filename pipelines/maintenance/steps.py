@@ -281,7 +281,7 @@ def replace_files(
 
     Args:
         opened: Version with the old files. It is at the new commit afterwards.
-        removes_rows: True if the new files lack rows of the old ones. The commit then says so to streaming readers.
+        removes_rows: True if the new files lack rows of the old ones. Streaming readers then see a change of data.
 
     Returns:
         False if another writer removed one of the files or changed the table. Nothing is changed then.

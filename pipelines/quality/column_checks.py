@@ -1,5 +1,7 @@
-"""Expectations on columns and rows: Great Expectations receives the new rows of a table in chunks as pandas frames,
-whole rows or, if one column decides, each distinct value once. Rules in SQL and columns are for DuckDB."""
+"""Expectations on the columns and single rows of a table.
+
+Great Expectations gets the new rows in chunks, as pandas frames: whole rows or, if an expectation concerns one column,
+each distinct value once. DuckDB checks conditions in SQL and the list of columns."""
 
 from __future__ import annotations
 

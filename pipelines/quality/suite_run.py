@@ -1,9 +1,9 @@
-"""Run of the checks over a lake. Each check covers the commits since it last passed, up to those that all queries have
-passed.
+"""Run of the checks over a lake. Each check covers the commits since its last success, up to those after which all
+queries have written everything that follows from them.
 
 The state is one JSON file: for each check, the version of each table up to which it has gone. A check that fails at
-level `error` stays where it is, and fails until the table is repaired; one that warns stays for a day. If rows were
-removed from a table, the checks that read it begin again.
+level `error` covers the same commits again until the table is repaired, and a check that warns does so for a day. If
+rows were removed from a table, the checks that read it begin again.
 """
 
 from __future__ import annotations
@@ -136,14 +136,14 @@ class SuiteRun:
         return [results[check.id] for check in runnable if check.id in results]
 
     def save(self, checks: Iterable[SuiteCheck]) -> None:
-        """Save how far these checks, which are all that there are, have gone."""
+        """Save the positions of these checks, and forget those of all others."""
         if self._state_file is not None:
             known = {check.id for check in checks}
             kept = {check_id: position for check_id, position in self._positions.items() if check_id in known}
             parse_location(self._state_file).write([msgspec.json.encode(kept)])
 
     def _describe_obstacle(self, check: SuiteCheck) -> str:
-        """Describe why the first of the check's tables that cannot be read cannot be; empty if all can."""
+        """Describe the first table of the check that cannot be read, with the reason; empty if all can be read."""
         names = (check.table, *sorted(check.tables))
         return next((self._unreadable[name] for name in names if name in self._unreadable), "")
 
@@ -209,7 +209,7 @@ class SuiteRun:
         return result
 
     def _find_since(self, name: str, since: int | None, passed: DeltaTable) -> int | None:
-        """Return the version after which the rows of a table are new. What is passed may fall behind it for a while."""
+        """Return the version after which a table's rows are new: `since`, or `passed` while that is older."""
         if since is None or since > self._tables[name].version():  # the table was created again
             return since
         return min(since, passed.version())
@@ -311,7 +311,7 @@ class SuiteRun:
         return self._positions[check.id].versions if check.id in self._positions else {}
 
     def _advance(self, result: CheckResult, versions: dict[str, int]) -> None:
-        """Let a check go on, unless its faults are to be reported again. A share or a mean is of the newest rows."""
+        """Advance a check, unless it must report its faults again. A share or a mean of new rows always advances."""
         check, now = result.check, self._context.now.timestamp()
         of_newest = not check.sql and (result.count == 0 or "mostly" in check.arguments)
         known = self._positions.get(check.id)

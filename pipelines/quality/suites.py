@@ -59,9 +59,9 @@ class SuiteCheck:
     expires: tuple[str, ...] = ()
     """tables from which `lake.retention` may have removed the row that a fault misses"""
     after: timedelta = timedelta()
-    """age of the commits that `sql` checks: what follows from them may come that much later"""
+    """least age of the commits that `sql` checks: rows that follow from them may come that much later"""
     history: timedelta = timedelta(days=1)
-    """age of the rows that the loop of a run compares with new ones"""
+    """greatest age of the rows that the loop of a run compares with new ones"""
     show: str = ""
     """query that shows a fault, with values of its key in braces"""
 

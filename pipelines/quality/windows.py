@@ -43,7 +43,7 @@ class ModelWindow(msgspec.Struct):
 def close_windows(
     updates: Iterable[BatchedUpdate], open_: dict[Owner, ModelWindow], length: int, grace: int
 ) -> Iterator[tuple[Owner, ModelWindow]]:
-    """Yield the windows that later updates close, in the order of log time, and maintain the open windows."""
+    """Yield the windows that later updates close, in the order of log time, and update the open windows."""
     for owner, leaf, observed_at, log_time in updates:
         event_time = min(observed_at, log_time)
         window = open_.get(owner)

@@ -6,9 +6,10 @@ the console and in the log file of the service. From 2.26 on, the envelope of a 
 message that it has read, so the data is rebuilt from the fields, in their order, as compact JSON: the same message, not
 always the same bytes. Before 2021-04 the fields had the prefix `message.data.`.
 
-A `received` line is of another node's message, since the node leaves out its own. A `published` line is of its own, and
-has no seqno, which a backfill takes from the received line of another node. Both become Frames of direction IN; the
-author and sender of a published message is the node. Other events and other services have no message.
+A `received` line has a message of another node, since the node does not log its own ones as received. A `published`
+line has a message of the node, without seqno; a backfill takes the seqno from the received line of another node. Both
+become Frames of direction IN; the author and sender of a published message is the node. Lines of other events and other
+services have no message.
 
 Source: js-ceramic packages/common/src/loggers.ts and packages/core/src/pubsub/pubsub.ts; npm logfmt 1.x,
 lib/stringify.js.
@@ -140,7 +141,7 @@ def _parse_data(pairs: _Pairs, envelope: frozenset[str]) -> bytes:
 
 
 def _parse_seqno(pairs: _Pairs) -> bytes:
-    """Parse a seqno in hex, or in decimals as JavaScript prints a Uint8Array. A printed Buffer has lost its bytes."""
+    """Parse a seqno in hex, or in decimals as JavaScript prints a Uint8Array. A Buffer is printed without its bytes."""
     text = pairs.get("message.seqno") or ""
     if "," in text and _DECIMALS.fullmatch(text):
         return _decode_bytes(text)

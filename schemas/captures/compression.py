@@ -157,7 +157,7 @@ def _check_number(number: int) -> None:
 
 
 def _check_size(opened: BinaryIO, member: tarfile.TarInfo) -> None:
-    """Check that a member ends within an uncompressed tar. In a compressed one, its data ends early."""
+    """Check that a member ends within an uncompressed tar. In a compressed tar, its data ends early."""
     try:
         size = os.fstat(opened.fileno()).st_size if isinstance(opened, io.BufferedReader | io.FileIO) else None
     except io.UnsupportedOperation:

@@ -88,7 +88,7 @@ READABLE: Final = (
     f"Kiln reads {', '.join(FORMATS)}: lines of UTF-8, bare or as Docker, CRI and PM2 write them, one JSON object a "
     "line, in files that may be compressed (gzip, bzip2, xz, zstd) or in zip and tar archives"
 )
-"""description of the files that can be read, for the message about one that cannot"""
+"""description of the files that can be read, for the error about a file that cannot"""
 
 _ARRAY: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*\[\s*\{")
 """start of a JSON array, of whose lines only the last one is an object"""

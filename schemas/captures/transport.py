@@ -48,7 +48,7 @@ _TEXT_KEYS: Final = ("log", "message")
 _TIME_KEYS: Final = ("time", "timestamp")
 _OBJECT: Final = msgspec.json.Decoder(dict[str, object])
 _NS_OF_DIGITS: Final = {10: 1_000_000_000, 13: 1_000_000}
-"""ns of a unit of time, by the number of digits of a present unix time in that unit"""
+"""ns of the unit of a unix time, by the number of digits of the time"""
 
 
 class UnwrappedLine(NamedTuple):

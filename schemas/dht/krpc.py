@@ -109,8 +109,8 @@ class DhtAddress(NamedTuple):
 
     @property
     def usable(self) -> bool:
-        """True if a datagram to it can reach exactly one node: the port is not 0, and the address is no multicast,
-        broadcast or unspecified one."""
+        """True if a datagram to this address can reach exactly one node: its port is not 0, and its IP is neither
+        multicast, nor broadcast, nor unspecified."""
         if self.family == 4:
             return self.port > 0 and 0 < self.ip[0] < 224
         return self.port > 0 and self.ip[0] != 0xFF and not self.ip.startswith(_NOT_IPV6)

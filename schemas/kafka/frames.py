@@ -97,8 +97,8 @@ def find_frame_fault(frame: frame_pb2.Frame) -> Rejected | None:
 def _find_invalid_field(frame: frame_pb2.Frame, size: int) -> str | None:
     """Describe the first field that exceeds its limit.
 
-    `size` is the size of the frame as protobuf. Each access to a field copies its bytes, so the fields that the size
-    alone clears are not read.
+    `size` is the size of the frame as protobuf. Each access to a field copies its bytes, so fields that are
+    within their limits in any frame of this size are not read.
     """
     if len(frame.connection) != CONNECTION_BYTES:
         return f"connection has {len(frame.connection)} bytes, not {CONNECTION_BYTES}"
@@ -145,8 +145,8 @@ def read_rpc(payload: bytes) -> rpc_pb2.RPC | Rejected:
     """Read the gossipsub RPC in a frame's payload.
 
     Returns:
-        The RPC, or why it is refused. rpc_malformed: the bytes are not one. rpc_too_costly: it has more items than
-        any honest peer sends.
+        The RPC, or a rejection: rpc_malformed if the bytes are not an RPC, rpc_too_costly if it has more items than any
+        honest peer sends.
     """
     if has_too_many_items(payload):
         return Rejected(RPC_TOO_COSTLY, f"{len(payload)} bytes hold more than {MAX_ITEMS} items")

@@ -54,9 +54,9 @@ class Coordinates(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
 
 
 class Epoch(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """The micro-batch of the `updates` query that wrote the record.
+    """The micro-batch of the query `updates`, or the release of the bridge's fetcher, that wrote the record.
 
-    Repeats after a crash carry the same one (decision 7).
+    A record that is written again after a crash has the same epoch (decision 7).
     """
 
     query: Code
@@ -102,7 +102,7 @@ class BatchRecord(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
 
 
 class PublicationRecord(Struct, frozen=True, forbid_unknown_fields=True):
-    """`kiln.publications`: one attempt to publish a batch, with a receipt of one peer or more, or the error."""
+    """`kiln.publications`: one attempt to publish a batch, with the number of peers that got it, or the error."""
 
     batch_cid: CidText
     transport: Code
@@ -127,7 +127,7 @@ class WaitedTip(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
 class StreamRecord(Struct, frozen=True, forbid_unknown_fields=True):
     """`kiln.streams`: the separator that a verified genesis names, or in `without` the reason why it names none.
 
-    `waited`: a later announcement of these tips is no new update (decision 20).
+    `waited`: tips that have waited for the genesis. A later announcement of one is no new update (decision 20).
     """
 
     network: Name
@@ -163,7 +163,7 @@ MAX_DETAIL: Final = 1024
 def build_quarantine_records(
     stage: str, reason: str, detail: str, data: bytes, observed_at: int
 ) -> Iterator[QuarantineRecord]:
-    """Build the records of all of `data`: each fits a topic, and `detail` names its part if there are several."""
+    """Build the records that hold `data`. If one record is too small, `detail` names the part that each holds."""
     size, observed_at = len(data), clamp_micros(observed_at)
     for start in range(0, size or 1, MAX_QUARANTINED):
         part = data[start : start + MAX_QUARANTINED]
@@ -280,8 +280,8 @@ def build_quarantine_record_key(topic: str, partition: int, offset: int) -> byte
 def parse_quarantine_key(key: bytes) -> QuarantineKey:
     """Parse a key on kiln.quarantine.
 
-    A key has no coordinates if it belongs to a record of another topic, or is longer than a CID. Any other key is a
-    CID.
+    A key is either coordinates in `kiln.frames`, or a CID. The key of a record of another topic, and a key that is
+    longer than a CID, gives neither.
 
     Raises:
         ValueError: The key is not UTF-8.

@@ -45,8 +45,8 @@ _DAG_CBOR_SHA256 = b"\x01\x71\x12\x20"
 _DAG_JOSE_SHA256 = b"\x01\x85\x01\x12\x20"
 
 USUAL_TEXT: Final = "bafyrei[a-h][a-z2-7]{50}[aeimquy4]|bagcqcera[a-z2-7]{51}[aq]"
-"""A regular expression that matches the whole usual text of these two: 36 and 37 bytes in base32, with unused bits of
-0."""
+"""A regular expression that matches the usual text, base32, of sha2-256 CIDs of DAG-CBOR and DAG-JOSE. The CIDs have 36
+and 37 bytes, and the unused bits at the end of the text are 0."""
 
 # libipld also knows the identity "base" (a NUL, then the bytes as they are); no CID is written so.
 _MULTIBASES = frozenset("079fFvVtTbBcCkKzZmMuUh")

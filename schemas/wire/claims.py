@@ -27,7 +27,7 @@ class Claims(NamedTuple):
 
     @property
     def disagree(self) -> bool:
-        """True if one of the two must be false. A field `model` claims nothing about another key."""
+        """True if one of the two claims must be false. A field `model` claims nothing about another key."""
         return (
             self.topic is not None
             and self.model is not None

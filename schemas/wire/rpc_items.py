@@ -20,7 +20,7 @@ _SMALLEST_FIELD: Final = 2  # bytes
 
 
 class _MessageType(NamedTuple):
-    """Types of those fields, by number, that are messages with repeated fields.
+    """A message type: by number, its fields that are themselves messages with repeated fields.
 
     The parser makes no objects for other contents, so a publish entry is one item whatever it contains.
     """
@@ -31,7 +31,7 @@ class _MessageType(NamedTuple):
 def has_too_many_items(payload: bytes, limit: int = MAX_ITEMS) -> bool:
     """Return whether an RPC has more than `limit` items. Bytes that are not a protobuf end the count.
 
-    It takes no time if the payload is too short for so many, and at most `limit` steps otherwise.
+    This takes no time if the payload is too short for `limit` items, and otherwise at most `limit` steps.
     """
     if len(payload) <= limit * _SMALLEST_FIELD:
         return False

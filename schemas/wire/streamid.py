@@ -61,7 +61,7 @@ class StreamID(NamedTuple):
         """Read the binary form.
 
         Raises:
-            StreamIdError: The bytes are no StreamID, for example a CommitID.
+            StreamIdError: The bytes are not a StreamID. A CommitID is refused too.
         """
         kind, genesis, end = _read_head(raw)
         if end != len(raw):
@@ -73,7 +73,7 @@ class StreamID(NamedTuple):
         """Parse text: ``k…``, ``ceramic://k…`` or ``/ceramic/k…``.
 
         Raises:
-            StreamIdError: The text is not a StreamID, for example a CommitID.
+            StreamIdError: The text is not a StreamID. A CommitID is refused too.
         """
         return cls.from_bytes(_decode_text(_strip_scheme(text)))
 
@@ -105,7 +105,7 @@ class CommitID(NamedTuple):
         """Read the binary form.
 
         Raises:
-            StreamIdError: The bytes are no CommitID, for example a StreamID.
+            StreamIdError: The bytes are not a CommitID. A StreamID is refused too.
         """
         kind, genesis, end = _read_head(raw)
         rest = raw[end:]
@@ -127,7 +127,7 @@ class CommitID(NamedTuple):
         A commit that names the genesis CID itself is the genesis, as in js-ceramic.
 
         Raises:
-            StreamIdError: The text is no CommitID.
+            StreamIdError: The text is not a CommitID. A StreamID is refused too.
         """
         body = _strip_scheme(text)
         stream_part, question, commit_part = body.partition("?commit=")
@@ -149,7 +149,7 @@ def stream_text(text: str) -> str:
     Cached, because the messages of a network repeat the same streams and models.
 
     Raises:
-        StreamIdError: The text is not a StreamID, for example a CommitID.
+        StreamIdError: The text is not a StreamID. A CommitID is refused too.
     """
     if len(text) > MAX_TEXT:  # before the cache, so that it stores no large text
         raise StreamIdError(f"text of {len(text)} characters is not a StreamID; at most {MAX_TEXT} are accepted")

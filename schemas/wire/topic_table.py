@@ -6,7 +6,7 @@ then on may write a topic's index in place of its name. Rule by rule, in the ord
 * "a bundle hash [is] the last 4 bytes of the sha256 digest of the concatenation of all its topic strings, ordered
   lexicographically": ``bundle_hash``.
 * "a hello packet which includes an ord[e]rd list of bundle ha[s]hes is sent … with higher-priority bundles listed
-  first": ``BundleSet`` keep the order of the settings; ``write_hello`` writes it, ``parse_hello`` reads it.
+  first": ``BundleSet`` keeps the order of the settings; ``write_hello`` writes it, ``parse_hello`` reads it.
 * "we use the Intersect function … This function is symmetric": ``intersect``. Neither side takes precedence: the common
   prefix is the same for both, and the rest is sorted by bytes.
 * "the topic table is constructed by expanding each agreed bundle to its constituent topic list, concatenating all
@@ -305,7 +305,7 @@ class TopicTable:
 
 
 class Agreement(NamedTuple):
-    """Result of two hellos. Without a table agreed, `table` is one in which no index resolves."""
+    """Result of two hellos. If the peers agree on no table, no index resolves in `table`."""
 
     table: TopicTable
     refused: tuple[tuple[Literal["hello_in", "hello_out"], Rejected], ...]

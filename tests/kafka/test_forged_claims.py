@@ -271,7 +271,12 @@ def kiln(a_task: None, broker: EmbeddedBroker, prefix: str, tmp_path: Path) -> I
 
 # ---------------------------------------------------------------- the table
 
-CLAIMS = [Claim("B", None), Claim(None, "B"), Claim("B", "B"), Claim("B", "A"), Claim("A", "B"), Claim("A", "A")]
+CLAIMED = {
+    "claims only B": [Claim("B", None), Claim(None, "B"), Claim("B", "B")],
+    "claims A and B": [Claim("B", "A"), Claim("A", "B")],
+    "claims only A": [Claim("A", "A")],
+}
+CLAIMS = [claim for claims in CLAIMED.values() for claim in claims]
 STREAMS = map(stream, count(1))
 ANOTHER = cid_text(compute_cid(b"another tip"))
 
@@ -288,7 +293,23 @@ def table_of_the_page() -> dict[tuple[str, str], Found]:
     page = (ROOT / "docs" / "design" / "20-claims.md").read_text(encoding="utf-8")
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line[:1] == "|"]
     assert len(rows) > 2, "a heading, a line, and rows"
-    return {(row[0], row[1]): Found(*row[2:]) for row in rows[2:]}
+    return {
+        (str(claim), row[0]): read_cell(cell, claim)
+        for row in rows[2:]
+        for heading, cell in zip(rows[0][1:], row[1:], strict=True)
+        for claim in CLAIMED[heading]
+    }
+
+
+def read_cell(cell: str, claim: Claim) -> Found:
+    """What a cell says: whether the update waits, the batches that it ends in, the reason in quarantine, the view."""
+    words = cell.split(", ")
+    waits = words[0] == "waits"
+    owner = words[waits].replace("the topic's", str(claim.topic))
+    reasons = [word for word in words if word in ("`contradicts_genesis`", "`genesis_unavailable`")]
+    told = ", ".join(reasons).replace("`contradicts_genesis`", "`contradicts_genesis`: B") or "nothing"
+    view = "in B's, truly A's" if "`false_claims`" in words else "nothing"
+    return Found("none" if waits else owner, owner, told, view)
 
 
 def test_what_becomes_of_forged_claims_is_as_the_page_says(
