@@ -74,7 +74,8 @@ def decode_copies(frames: DataFrame, config: DecodeConfig, target: RunTarget) ->
     Tasks write rows of `copies` and `quarantine` to files.
     """
     times = {"observed_at", "kafka_timestamp"}
-    columns = [F.unix_micros(column.name) if column.name in times else F.col(column.name) for column in FRAMES]
+    names = [column.name for column in FRAMES]
+    columns = [F.unix_micros(name).alias(name) if name in times else F.col(name) for name in names]
     return frames.select(*columns).mapInArrow(_decode_partition(config, target), MERGED_ROWS)
 
 

@@ -57,7 +57,7 @@ def decode(batches: Sequence[pa.RecordBatch], config: DecodeConfig, target: RunT
         "frames": output.frames,
     }
     for table in TABLES:
-        files = [pq.read_table(f"{target.run.path}/{file.path}") for file in output.files if file.table == table]
+        files = [pq.read_table(f"{target.run.path}/{file.table}/{file.name}") for file in output.files if file.table == table]
         found[table] = sorted(map(repr, pa.concat_tables(files).to_pylist())) if files else []
     return found
 
