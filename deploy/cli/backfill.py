@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -83,6 +83,10 @@ def run(
         str | None,
         typer.Option("--as-of", metavar="TIME", help="Use separators as verified at this time. Default: now."),
     ] = None,
+    engine: Annotated[
+        Literal["core", "python"],
+        typer.Option("--engine", help="Decoder: the native core where it is built, or Python, to compare both."),
+    ] = "core",
     as_json: JsonOption = False,
     state: StateOption = None,
     config: ConfigOption = None,
@@ -127,6 +131,7 @@ def run(
         window=None if window is None else length_of(window, "--window"),
         network=network,
         as_of=None if as_of is None else time_of("--as-of", as_of),
+        engine=engine,
     )
     out, pace = notes(), ProgressFormatter()
     with out.status("…") as shown:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import FrameType
-from typing import Final
+from typing import Final, Literal, get_args
 
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
@@ -62,6 +62,9 @@ from kiln.schemas.printable import printable_lines
 _CANCEL_EVERY: Final = 0.5  # s
 
 
+Engine = Literal["core", "python"]
+
+
 @dataclass(frozen=True)
 class BackfillRequest:
     """Options of a run. Times are µs."""
@@ -75,6 +78,8 @@ class BackfillRequest:
     """`batch.window` of the settings by default"""
     network: str | None = None
     as_of: int | None = None
+    engine: Engine = "core"
+    """decoder of frames: the native core where it is built, or Python alone"""
 
 
 def save_request_streams(settings: Settings, request: BackfillRequest) -> BackfillRequest:
@@ -119,7 +124,7 @@ def build_terms(settings: Settings, request: BackfillRequest) -> RunTerms:
     return RunTerms(
         name=request.name,
         span=TimeRange(request.low, request.high),
-        decoding=decode_config(settings),
+        decoding=replace(decode_config(settings), native_core=request.engine == "core"),
         window=batches.window if request.window is None else micros(request.window),
         grace=batches.grace,
         source=request.source,
@@ -269,6 +274,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             window=None if options.window is None else parse_duration(options.window),
             network=options.network,
             as_of=None if options.as_of is None else parse_time(options.as_of),
+            engine=options.engine,
         )
         with lock_run(settings.state, check_name(request.name)):
             outcome = _execute(settings, save_request_streams(settings, request))
@@ -314,6 +320,7 @@ def _build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--window", metavar="T")
     parser.add_argument("--network", metavar="NAME")
     parser.add_argument("--as-of", metavar="TIME")
+    parser.add_argument("--engine", choices=get_args(Engine), default="core")
     return parser
 
 

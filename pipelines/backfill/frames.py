@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 
 from kiln.pipelines.archive.transform import FRAMES, build_fault_records, build_frame_row
 from kiln.pipelines.backfill.chunks import TimeRange
+from kiln.pipelines.backfill.copies import RunTarget, build_quarantine_row
 from kiln.pipelines.backfill.merged_rows import (
     MERGED_ROWS,
     OUTPUT_RANK,
@@ -25,7 +26,6 @@ from kiln.pipelines.backfill.merged_rows import (
     encode_outputs,
     read_groups,
 )
-from kiln.pipelines.backfill.messages import RunTarget, build_quarantine_row
 from kiln.pipelines.backfill.sources import FilePart, open_parts
 from kiln.pipelines.decode.decoder import MessageRef, RejectedMessage, reject_failed, reject_unreadable
 from kiln.pipelines.decode.processing_errors import PROCESSING_ERRORS

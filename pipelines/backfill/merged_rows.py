@@ -25,7 +25,7 @@ MERGED_ROWS: Final = (
 """A group is a network and a name. Its rows are sorted by `rank`, their kind, and then by the five columns after it."""
 
 _ORDER: Final = ("network", "name", "rank", "at", "partition", "offset", "position", "note")
-_SCHEMA: Final = pa.schema(
+MERGED_SCHEMA: Final = pa.schema(
     [
         ("network", pa.string()),
         ("name", pa.string()),
@@ -101,7 +101,7 @@ class MergedRowBuffer:
     """Buffer of a task that emits MERGED_ROWS."""
 
     def __init__(self) -> None:
-        self._buffer = RowBuffer(_SCHEMA)
+        self._buffer = RowBuffer(MERGED_SCHEMA)
 
     def add(self, row: MergedRow) -> Iterator[pa.RecordBatch]:
         """Add a row, and yield a record batch when the buffer is full."""

@@ -1,13 +1,11 @@
-"""Decoding of a chunk's frames into `copies`, `messages`, `quarantine` and candidates for updates, in one pass.
+"""Selection of the copies of a chunk that become `messages`, and of candidates for updates.
 
-As in the query `archive`, the first stage decodes and writes copies and faults. The second stage follows the shuffle
-that brings the copies of a message together, and writes `messages`.
+The stage of `copies.py` decodes the frames. This one follows the shuffle that brings the copies of a message together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import msgspec
 import pyarrow as pa
@@ -15,46 +13,29 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from kiln.pipelines.archive.transform import (
-    FRAMES,
     MESSAGES,
-    DecodedRecord,
-    PartFiles,
     build_fault_records,
-    build_message_row,
     decode_data,
-    decode_parts,
     restore_tip_pairs,
 )
 from kiln.pipelines.backfill.chunks import TimeRange
+from kiln.pipelines.backfill.copies import LASTING, REPLAY, UPDATE, RunTarget, build_quarantine_row
 from kiln.pipelines.backfill.deduplication import FirstCopySelector, FramePosition, match_signed, match_unsigned
 from kiln.pipelines.backfill.merged_rows import (
-    MERGED_ROWS,
     OUTPUT_RANK,
     MergedRow,
-    MergedRowBuffer,
     StageOutput,
     read_groups,
 )
 from kiln.pipelines.decode.decoder import (
     DecodeConfig,
-    DecodedMessage,
-    FrameDecoder,
     MessageRef,
-    RejectedMessage,
-    is_lasting,
-    reject_failed,
-    reject_unreadable,
 )
-from kiln.pipelines.decode.frame_row import FrameRow, parse_frame_row
-from kiln.pipelines.decode.processing_errors import PROCESSING_ERRORS
 from kiln.pipelines.decode.user_decoder import MessageDecoder
 from kiln.pipelines.delta.arrow_rows import RowBuffer
 from kiln.pipelines.delta.files import TableFiles
-from kiln.pipelines.delta.lake import Lake
-from kiln.pipelines.runtime.row_packing import pack, unpack
-from kiln.schemas.kafka.frames import find_frame_fault
-from kiln.schemas.kafka.records import Origin, QuarantineRecord
-from kiln.schemas.wire.identity import Verdict
+from kiln.pipelines.runtime.row_packing import unpack
+from kiln.schemas.kafka.records import Origin
 
 _Batches = Iterator[pa.RecordBatch]
 _Row = tuple[object, ...]
@@ -68,12 +49,6 @@ RUN_UPDATE = 3
 """Rank of an update that the run has."""
 LIVE_UPDATE = 4
 """Rank of an update in live: partition and offset are those of `kiln.updates`, `data` is its `log_time` as text."""
-COPY = 5
-"""Rank of a copy: `data` is a packed row of `messages`."""
-
-_UPDATE, _REPLAY, _LASTING = 1, 2, 4
-"""Bits of `note`."""
-
 CANDIDATES = "kind string, network string, stream string, data binary"
 CANDIDATE = "candidate"
 """The kind of a row that holds an `UpdateMessage`."""
@@ -121,25 +96,6 @@ def decode_candidate(data: bytes) -> UpdateMessage:
 _CANDIDATE_DECODER = msgspec.msgpack.Decoder(UpdateMessage)
 
 
-@dataclass(frozen=True)
-class RunTarget:
-    """Lakes that tasks write to: `run` for rows in the range `span`, `beyond` for the rest."""
-
-    run: Lake
-    beyond: Lake
-    span: TimeRange
-
-
-def decode_copies(frames: DataFrame, config: DecodeConfig, target: RunTarget) -> DataFrame:
-    """Decode rows of the table `frames` into MERGED_ROWS, one for each good copy of a message.
-
-    Tasks write rows of `copies` and `quarantine` to files.
-    """
-    times = {"observed_at", "kafka_timestamp"}
-    columns = [F.unix_micros(column.name) if column.name in times else F.col(column.name) for column in FRAMES]
-    return frames.select(*columns).mapInArrow(_decode_partition(config, target), MERGED_ROWS)
-
-
 def select_messages(
     rows: DataFrame, chunk: TimeRange, config: DecodeConfig, signed_horizon: int, target: RunTarget
 ) -> DataFrame:
@@ -173,66 +129,6 @@ def mark_live_updates(updates: DataFrame) -> DataFrame:
     return updates.select(
         *_mark_columns(LIVE_UPDATE, F.unix_micros("observed_at"), *position, note=_origin_note(), data=log_time)
     )
-
-
-# ---------------------------------------------------------------- the first stage
-
-
-def _decode_partition(config: DecodeConfig, target: RunTarget) -> Callable[[_Batches], _Batches]:
-    def rows(batches: _Batches) -> _Batches:
-        parts, faults = PartFiles(target.run), TableFiles(target.run, "quarantine")
-        out, decoder, frames = MergedRowBuffer(), FrameDecoder(config), 0
-        for batch in batches:
-            for row in map(FrameRow._make, zip(*(column.to_pylist() for column in batch.columns), strict=True)):
-                inside = row.observed_at in target.span
-                frames += 1
-                record = _decode_row(decoder, row)
-                for item in record.items:
-                    merged = _merge_copy(item) if isinstance(item, DecodedMessage) else item
-                    if not isinstance(merged, RejectedMessage):
-                        yield from out.add(merged)
-                    elif inside:
-                        for fault in build_fault_records(merged):
-                            faults.add(build_quarantine_row(merged, fault), len(fault.data))
-                if inside:
-                    parts.add(record)
-        files = parts.close() + faults.close()
-        yield from out.finish(StageOutput(files, frames=frames))
-
-    return rows
-
-
-def _decode_row(decoder: FrameDecoder, row: FrameRow) -> DecodedRecord:
-    """Decode a frame into its messages, its faults and the rows of its parts, or reject the frame on failure."""
-    try:
-        frame = parse_frame_row(row)
-        fault = find_frame_fault(frame)
-        if fault is not None:  # the row was written by a version of Kiln that accepted more
-            data = frame.SerializeToString()
-            rejected = reject_unreadable(fault, data, row.kafka_partition, row.kafka_offset, row.observed_at)
-            return DecodedRecord([rejected])
-        return decode_parts(decoder, frame, row.kafka_partition, row.kafka_offset)
-    except PROCESSING_ERRORS as error:  # pure: the frame alone has caused this
-        position = MessageRef(row.kafka_partition, row.kafka_offset, None)
-        return DecodedRecord([reject_failed("archive", error, position, row.payload, row.observed_at)])
-
-
-def _merge_copy(item: DecodedMessage) -> MergedRow | RejectedMessage:
-    try:
-        row = pack(build_message_row(item))
-    except PROCESSING_ERRORS as error:  # pure: the message alone has caused this
-        data = item.envelope.SerializeToString()
-        return reject_failed("archive", error, item.ref, data, item.observed_at)
-    note = _UPDATE if item.content.type == "UPDATE" else 0
-    note |= _REPLAY if item.origin == "REPLAY" else 0
-    note |= _LASTING if item.verdict is Verdict.VALID and is_lasting(item.message_id, True) else 0
-    place = item.ref.partition, item.ref.offset, item.ref.position or 0
-    return MergedRow(item.network, item.message_id, COPY, item.observed_at, *place, note, row)
-
-
-def build_quarantine_row(item: RejectedMessage, record: QuarantineRecord) -> _Row:
-    """Build the row of `quarantine` for a fault of a frame, or of a message in it."""
-    return (*item.ref, None, record.stage, record.reason, record.detail, record.data, record.observed_at)
 
 
 # ---------------------------------------------------------------- the second stage
@@ -305,11 +201,11 @@ class _MessageGroup:
             self._live_updates[row.note] = row
         else:
             if self._selector is None:
-                self._selector = self._build_selector(bool(row.note & _LASTING))
+                self._selector = self._build_selector(bool(row.note & LASTING))
             if self._selector.offer(row.at, FramePosition(row.partition, row.offset, row.position), row.data):
                 self._kept.append(row.data)
-            if row.note & _UPDATE:
-                self._first_copies.setdefault(row.note & _REPLAY, row)
+            if row.note & UPDATE:
+                self._first_copies.setdefault(row.note & REPLAY, row)
 
     def _build_selector(self, signed: bool) -> FirstCopySelector[bytes]:
         selector = FirstCopySelector[bytes](self._matchers[signed])
@@ -400,4 +296,4 @@ def _mark_columns(
 
 
 def _origin_note() -> Column:
-    return F.when(F.col("origin") == "REPLAY", F.lit(_REPLAY)).otherwise(F.lit(0))
+    return F.when(F.col("origin") == "REPLAY", F.lit(REPLAY)).otherwise(F.lit(0))

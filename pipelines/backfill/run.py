@@ -19,11 +19,12 @@ from pyspark.sql import functions as F
 
 from kiln.conf.process.errors import KilnError
 from kiln.conf.process.kafka_topics import describe_replaced_topic
-from kiln.pipelines.backfill import batches, frames, messages, published_lines, updates
+from kiln.pipelines.backfill import batches, copies, frames, messages, published_lines, updates
 from kiln.pipelines.backfill.chunks import UPDATES_PER_STEP, TimeRange, compute_margin, count_pieces, split_range
+from kiln.pipelines.backfill.copies import RunTarget
 from kiln.pipelines.backfill.frames import FrameFilter
 from kiln.pipelines.backfill.merged_rows import OutsideFrames, StageOutput, group_rows, semi_join
-from kiln.pipelines.backfill.messages import STAGE_OUTPUT, RunTarget
+from kiln.pipelines.backfill.messages import STAGE_OUTPUT
 from kiln.pipelines.backfill.run_log import (
     RUN_TABLES,
     BackfillRun,
@@ -463,7 +464,7 @@ class _ChunkRunner:
         gap = published_lines.MAX_GAP
         with_edges = self._read_frames(TimeRange(chunk.low - gap, chunk.high + gap))
         chunk_frames = published_lines.set_seqnos(self._read_frames(chunk), with_edges)
-        rows = messages.decode_copies(chunk_frames, terms.decoding, target)
+        rows = copies.decode_copies(chunk_frames, terms.decoding, target)
         live_updates = self._read_live("updates", near.low, near.high)
         live_messages = self._read_live_messages(near)
         marks = messages.mark_live_messages(live_messages).unionByName(messages.mark_live_updates(live_updates))

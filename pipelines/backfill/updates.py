@@ -9,6 +9,7 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from kiln.pipelines.backfill.copies import RunTarget
 from kiln.pipelines.backfill.deduplication import NOWHERE, StreamHistory, UpdateCandidate
 from kiln.pipelines.backfill.merged_rows import (
     MERGED_ROWS,
@@ -19,7 +20,7 @@ from kiln.pipelines.backfill.merged_rows import (
     encode_outputs,
     read_groups,
 )
-from kiln.pipelines.backfill.messages import CANDIDATE, LiveUpdate, RunTarget, UpdateMessage, decode_candidate
+from kiln.pipelines.backfill.messages import CANDIDATE, LiveUpdate, UpdateMessage, decode_candidate
 from kiln.pipelines.decode.decoder import is_lasting
 from kiln.pipelines.delta.files import TableFiles
 from kiln.pipelines.updates.transform import (

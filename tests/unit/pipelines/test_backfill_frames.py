@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from kiln.pipelines.backfill.chunks import TimeRange
+from kiln.pipelines.backfill.copies import RunTarget
 from kiln.pipelines.backfill.frames import (
     RUN_FRAME,
     FrameFilter,
@@ -22,7 +23,6 @@ from kiln.pipelines.backfill.frames import (
     _write_partition,
 )
 from kiln.pipelines.backfill.merged_rows import MergedRow, MergedRowBuffer
-from kiln.pipelines.backfill.messages import RunTarget
 from kiln.pipelines.backfill.sources import CaptureFile, FilePart, split_captures
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.captures.capture_file import CaptureRecord, write_capture

@@ -1,0 +1,242 @@
+"""Decoding of a chunk's frames into `copies`, `subscriptions`, `controls` and `quarantine`, and into one row for each
+good copy of a message, which `messages.py` selects from.
+
+The native core decodes what it can, as in the query `archive`; Python decodes the rest, and everything without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from kiln.pipelines.archive.core_task import compare_samples
+from kiln.pipelines.archive.transform import (
+    FRAMES,
+    DecodedRecord,
+    PartFiles,
+    build_fault_records,
+    build_message_row,
+    decode_parts,
+)
+from kiln.pipelines.backfill.chunks import TimeRange
+from kiln.pipelines.backfill.merged_rows import MERGED_ROWS, MERGED_SCHEMA, MergedRow, MergedRowBuffer, StageOutput
+from kiln.pipelines.decode.decoder import (
+    DecodeConfig,
+    DecodedMessage,
+    FrameDecoder,
+    MessageRef,
+    RejectedMessage,
+    is_lasting,
+    reject_failed,
+    reject_unreadable,
+)
+from kiln.pipelines.decode.frame_row import FrameRow, parse_frame_row
+from kiln.pipelines.decode.processing_errors import PROCESSING_ERRORS
+from kiln.pipelines.delta.files import TableFiles
+from kiln.pipelines.delta.lake import Lake
+from kiln.pipelines.native.core import Core, CoreRows, can_decode
+from kiln.pipelines.native.library import TABLES_OF_CORE, find_engine, turn_off
+from kiln.pipelines.runtime.row_packing import pack
+from kiln.schemas.kafka.frames import find_frame_fault
+from kiln.schemas.kafka.records import QuarantineRecord
+from kiln.schemas.wire.identity import VERDICT_NAMES, Verdict
+
+_Batches = Iterator[pa.RecordBatch]
+_Row = tuple[object, ...]
+
+COPY = 5
+"""Rank of a copy, after those of known messages: `data` is a packed row of `messages`."""
+
+UPDATE, REPLAY, LASTING = 1, 2, 4
+"""Bits of `note`."""
+
+_ROWS = 5_000  # of a record batch
+_VALID = VERDICT_NAMES[Verdict.VALID]
+
+
+@dataclass(frozen=True)
+class RunTarget:
+    """Lakes that tasks write to: `run` for rows in the range `span`, `beyond` for the rest."""
+
+    run: Lake
+    beyond: Lake
+    span: TimeRange
+
+
+def decode_copies(frames: DataFrame, config: DecodeConfig, target: RunTarget) -> DataFrame:
+    """Decode rows of the table `frames` into MERGED_ROWS, one for each good copy of a message.
+
+    Tasks write rows of `copies` and `quarantine` to files.
+    """
+    times = {"observed_at", "kafka_timestamp"}
+    names = [column.name for column in FRAMES]
+    columns = [F.unix_micros(name).alias(name) if name in times else F.col(name) for name in names]
+    return frames.select(*columns).mapInArrow(_decode_partition(config, target), MERGED_ROWS)
+
+
+def _decode_partition(config: DecodeConfig, target: RunTarget) -> Callable[[_Batches], _Batches]:
+    def rows(batches: _Batches) -> _Batches:
+        decoder = CopyDecoder(config, target)
+        for batch in batches:
+            yield from decoder.decode(batch)
+        yield from decoder.finish()
+
+    return rows
+
+
+class CopyDecoder:
+    """Decoder of the rows of `frames` of one task."""
+
+    def __init__(self, config: DecodeConfig, target: RunTarget) -> None:
+        self._config, self._span = config, target.span
+        self._parts, self._faults = PartFiles(target.run), TableFiles(target.run, "quarantine")
+        self._out, self._decoder, self._frames = MergedRowBuffer(), FrameDecoder(config), 0
+        self._core: Core | None = None
+
+    def decode(self, batch: pa.RecordBatch) -> _Batches:
+        """Decode rows of `frames`, in the order of FRAMES with times in µs. Yields MERGED_ROWS."""
+        self._frames += batch.num_rows
+        if not can_decode(self._config, batch.num_rows):
+            yield from self._decode_in_python(_list_frames(batch))
+            return
+        self._core = self._core or Core(self._config)
+        at = batch.column("observed_at")
+        is_inside = pc.and_(pc.greater_equal(at, self._span.low), pc.less(at, self._span.high))
+        for mask, write_parts in ((is_inside, True), (pc.invert(is_inside), False)):
+            some = batch.filter(mask)
+            if some.num_rows:
+                yield from self._decode_by_core(self._core, some, write_parts)
+
+    def finish(self) -> _Batches:
+        """Close the files. Yields the last rows, with the result of the task."""
+        files = self._parts.close() + self._faults.close()
+        yield from self._out.finish(StageOutput(files, frames=self._frames))
+
+    def _decode_in_python(self, rows: Sequence[FrameRow]) -> _Batches:
+        for row in rows:
+            inside = row.observed_at in self._span
+            record = _decode_row(self._decoder, row)
+            for item in record.items:
+                merged = _merge_copy(item) if isinstance(item, DecodedMessage) else item
+                if not isinstance(merged, RejectedMessage):
+                    yield from self._out.add(merged)
+                elif inside:
+                    for fault in build_fault_records(merged):
+                        self._faults.add(build_quarantine_row(merged, fault), len(fault.data))
+            if inside:
+                self._parts.add(record)
+
+    def _decode_by_core(self, core: Core, batch: pa.RecordBatch, write_parts: bool) -> _Batches:
+        frames = _list_frames(batch)
+        records = _build_records(batch, frames)
+        for rows in core.archive(records):
+            if self._has_difference(rows, records):
+                yield from self._decode_in_python(frames[rows.first :])
+                return
+            yield from self._decode_in_python([frames[row] for row in rows.left])
+            tables = dict(zip(TABLES_OF_CORE, rows.tables, strict=False))
+            if tables:
+                if write_parts:
+                    self._parts.gather(tables)
+                yield from _merge_copies(tables["messages"])
+
+    def _has_difference(self, rows: CoreRows, records: pa.RecordBatch) -> bool:
+        """Compare samples with Python's rows. At a difference, the core is turned off."""
+        for record, ours, theirs in compare_samples(rows, records, self._decoder, self._config):
+            if ours != theirs:
+                turn_off("the native core and Python decoded a frame into other rows", record.partition, record.offset)
+                return True
+        return not find_engine().is_native  # another task of this worker has found one
+
+
+def _list_frames(batch: pa.RecordBatch) -> list[FrameRow]:
+    return list(map(FrameRow._make, zip(*(column.to_pylist() for column in batch.columns), strict=True)))
+
+
+def _build_records(batch: pa.RecordBatch, frames: Sequence[FrameRow]) -> pa.RecordBatch:
+    """Build the records of `kiln.frames` that have these rows. A row that makes no Frame has none, so that Python
+    reports it."""
+    values: list[bytes | None] = []
+    for row in frames:
+        try:
+            values.append(parse_frame_row(row).SerializeToString())
+        except PROCESSING_ERRORS:
+            values.append(None)
+    columns = {
+        "partition": batch.column("kafka_partition"),
+        "offset": batch.column("kafka_offset"),
+        "stamp": batch.column("observed_at"),
+        "value": pa.array(values, pa.binary()),
+    }
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def _merge_copies(messages: pa.RecordBatch) -> _Batches:
+    """Convert rows of `messages`, as the core builds them, to MERGED_ROWS."""
+    if not messages.num_rows:
+        return
+    at = messages.column("observed_at").cast(pa.int64())
+    columns = messages.set_column(messages.schema.get_field_index("observed_at"), "observed_at", at)
+    notes = [
+        (UPDATE if kind == "UPDATE" else 0)
+        | (REPLAY if origin == "REPLAY" else 0)
+        | (LASTING if verdict == _VALID and is_lasting(message_id, True) else 0)
+        for kind, origin, verdict, message_id in zip(
+            *(messages.column(name).to_pylist() for name in ("type", "origin", "verdict", "message_id")), strict=True
+        )
+    ]
+    rows = zip(*(column.to_pylist() for column in columns.columns), strict=True)
+    merged = pa.RecordBatch.from_arrays(
+        [
+            messages.column("network"),
+            messages.column("message_id"),
+            pa.repeat(pa.scalar(COPY, pa.int32()), messages.num_rows),
+            at,
+            messages.column("kafka_partition"),
+            messages.column("kafka_offset"),
+            pc.fill_null(messages.column("message_index"), 0),
+            pa.array(notes, pa.int32()),
+            pa.array(map(pack, rows), pa.binary()),
+        ],
+        schema=MERGED_SCHEMA,
+    )
+    for start in range(0, merged.num_rows, _ROWS):
+        yield merged.slice(start, _ROWS)
+
+
+def _decode_row(decoder: FrameDecoder, row: FrameRow) -> DecodedRecord:
+    """Decode a frame into its messages, its faults and the rows of its parts, or reject the frame on failure."""
+    try:
+        frame = parse_frame_row(row)
+        fault = find_frame_fault(frame)
+        if fault is not None:  # the row was written by a version of Kiln that accepted more
+            data = frame.SerializeToString()
+            rejected = reject_unreadable(fault, data, row.kafka_partition, row.kafka_offset, row.observed_at)
+            return DecodedRecord([rejected])
+        return decode_parts(decoder, frame, row.kafka_partition, row.kafka_offset)
+    except PROCESSING_ERRORS as error:  # pure: the frame alone has caused this
+        position = MessageRef(row.kafka_partition, row.kafka_offset, None)
+        return DecodedRecord([reject_failed("archive", error, position, row.payload, row.observed_at)])
+
+
+def _merge_copy(item: DecodedMessage) -> MergedRow | RejectedMessage:
+    try:
+        row = pack(build_message_row(item))
+    except PROCESSING_ERRORS as error:  # pure: the message alone has caused this
+        data = item.envelope.SerializeToString()
+        return reject_failed("archive", error, item.ref, data, item.observed_at)
+    note = UPDATE if item.content.type == "UPDATE" else 0
+    note |= REPLAY if item.origin == "REPLAY" else 0
+    note |= LASTING if item.verdict is Verdict.VALID and is_lasting(item.message_id, True) else 0
+    place = item.ref.partition, item.ref.offset, item.ref.position or 0
+    return MergedRow(item.network, item.message_id, COPY, item.observed_at, *place, note, row)
+
+
+def build_quarantine_row(item: RejectedMessage, record: QuarantineRecord) -> _Row:
+    """Build the row of `quarantine` for a fault of a frame, or of a message in it."""
+    return (*item.ref, None, record.stage, record.reason, record.detail, record.data, record.observed_at)

@@ -1,0 +1,105 @@
+"""kiln.pipelines.backfill.copies: rows of `frames` into copies and faults, with the native core and in Python."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import patch
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from kiln.deploy.demo.traffic import Traffic, TrafficOptions
+from kiln.pipelines.archive.transform import FRAMES, build_frame_row
+from kiln.pipelines.backfill.chunks import TimeRange
+from kiln.pipelines.backfill.copies import COPY, CopyDecoder, RunTarget
+from kiln.pipelines.backfill.merged_rows import OUTPUT_RANK, StageOutput
+from kiln.pipelines.decode.decoder import DecodeConfig
+from kiln.pipelines.delta.lake import Lake
+from kiln.pipelines.native import core, library
+from kiln.pipelines.runtime.row_packing import unpack
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
+from kit import engines
+
+pytestmark = pytest.mark.skipif(engines.core_is_missing(), reason="no native core to compare with Python")
+
+START_NS = 1_735_689_600_000_000_000
+CONFIG = DecodeConfig("either")
+TABLES = ("copies", "subscriptions", "controls", "quarantine")
+
+
+def read_frames(count: int) -> pa.RecordBatch:
+    """Rows of `frames` as Spark hands them over: good messages, garbage, and a row that no Frame has."""
+    traffic = Traffic(TrafficOptions(seed=9, network="local-history", checked=0.7), START_NS, 200.0, keep_ledger=False)
+    rows = []
+    for offset, (made, _) in enumerate(zip(traffic.frames(), range(count), strict=False)):
+        frame = Frame.FromString(made.value)
+        rows.append(build_frame_row(1, offset, frame.observed_at // 1000, frame))
+    names = [column.name for column in FRAMES]
+    torn = dict(zip(names, rows[7], strict=True)) | {"remote_peer": "0OIl"}  # not base58
+    rows[7] = tuple(torn.values())
+    columns = [pa.array(values) for values in zip(*rows, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, names=names)
+
+
+def decode(batches: Sequence[pa.RecordBatch], config: DecodeConfig, target: RunTarget) -> dict[str, object]:
+    """The copies of a task, by their place, and the rows of its files by table."""
+    decoder = CopyDecoder(config, target)
+    made = [*(out for batch in batches for out in decoder.decode(batch)), *decoder.finish()]
+    rows = [row for batch in made for row in batch.to_pylist()]
+    (output,) = [msgspec.msgpack.decode(row["data"], type=StageOutput) for row in rows if row["rank"] == OUTPUT_RANK]
+    copies = [row | {"data": unpack(row["data"])} for row in rows if row["rank"] == COPY]
+    found: dict[str, object] = {
+        "messages": sorted(copies, key=lambda row: (row["partition"], row["offset"], row["position"])),
+        "frames": output.frames,
+    }
+    for table in TABLES:
+        files = [pq.read_table(f"{target.run.path}/{file.table}/{file.name}") for file in output.files if file.table == table]
+        found[table] = sorted(map(repr, pa.concat_tables(files).to_pylist())) if files else []
+    return found
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> RunTarget:
+    """A run over the middle of the frames."""
+    run, beyond = Lake(str(tmp_path / "run")), Lake(str(tmp_path / "beyond"))
+    run.create(TABLES)
+    start = START_NS // 1000
+    return RunTarget(run, beyond, TimeRange(start + 1_000_000, start + 6_000_000))
+
+
+def test_both_engines_give_the_same_copies_and_faults(target: RunTarget) -> None:
+    frames = read_frames(1_500)
+    ours = decode([frames.slice(0, 900), frames.slice(900)], CONFIG, target)
+    theirs = decode([frames], replace(CONFIG, native_core=False), target)
+    assert ours == theirs
+    assert len(str(ours["messages"])) > 100_000
+    assert all(ours[table] for table in TABLES)
+
+
+def test_where_the_core_is_wrong_python_decodes(target: RunTarget) -> None:
+    frames = read_frames(300)
+    theirs = decode([frames], replace(CONFIG, native_core=False), target)
+
+    def falsify(messages: pa.RecordBatch) -> pa.RecordBatch:
+        at = messages.schema.get_field_index("data")
+        return messages.set_column(at, "data", pa.array([b"false"] * messages.num_rows, pa.binary()))
+
+    archive = core.Core.archive
+
+    def lie(self: core.Core, batch: pa.RecordBatch) -> object:
+        for rows in archive(self, batch):
+            tables = list(rows.tables)
+            tables[2] = falsify(tables[2])
+            yield rows._replace(tables=tables)
+
+    with (
+        patch.object(core, "SAMPLE_ONE_IN", 1),
+        patch.object(core.Core, "archive", lie),
+        patch.object(library, "_turned_off", []),
+    ):
+        assert decode([frames], CONFIG, target) == theirs
+        assert not library.find_engine().is_native
