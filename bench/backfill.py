@@ -14,9 +14,9 @@ from bench.frames import GENERATED, generated, live_options, stamped_anew
 from bench.ground import Ground
 from bench.processes import Usage
 from bench.report import Aim, Finding, Note, Ratio, Series
-from bench.runs import Extent, in_turn
+from bench.runs import Extent, Side, in_turn
 from kiln.conf.settings.model import Settings
-from kiln.pipelines.app.backfill_run import BackfillRequest, backfill, build_terms
+from kiln.pipelines.app.backfill_run import BackfillRequest, Engine, backfill, build_terms
 from kiln.pipelines.archive.transform import build_frame_row
 from kiln.pipelines.backfill.run import RunOutcome, RunProgress
 from kiln.pipelines.delta.commits import WriteId
@@ -58,10 +58,14 @@ def measure(ground: Ground, extent: Extent) -> Finding:
     history = _write(lake, count, extent)
     rows: dict[str, int] = {}
 
-    def run_of_all(run: int) -> float:
-        seconds, outcome = _run(ground, settings, BackfillRequest(f"run-{run}", history.low, history.until(count)))
-        rows.update(outcome.rows)
-        return count / seconds
+    def decoded_by(engine: Engine) -> Side:
+        def run_of_all(run: int) -> float:
+            request = BackfillRequest(f"{engine}-{run}", history.low, history.until(count), engine=engine)
+            seconds, outcome = _run(ground, settings, request)
+            rows.update(outcome.rows)
+            return count / seconds
+
+        return run_of_all
 
     def copy(run: int) -> float:
         started = time.perf_counter()
@@ -69,17 +73,24 @@ def measure(ground: Ground, extent: Extent) -> Finding:
         read_table(ground.spark, lake, "frames").write.format("delta").mode("overwrite").save(path)
         return count / (time.perf_counter() - started)
 
-    sides = {"backfill": run_of_all, "Spark read and write": copy}
+    sides = {
+        "backfill": decoded_by("core"),
+        "backfill in Python": decoded_by("python"),
+        "Spark read and write": copy,
+    }
     ground.say("warming up")
     for side in sides.values():
         side(0)
-    running, copying = in_turn(sides, extent.runs, "frames/s", ground.say)
+    running, in_python, copying = in_turn(sides, extent.runs, "frames/s", ground.say)
     settings.lake_root.remove_all()
     return Finding(
         "backfill",
         "frames of the lake to all tables of a run, over a Spark read and write of the table frames",
-        (running, copying),
-        (Ratio("backfill over read and write", running, copying, AIM),),
+        (running, in_python, copying),
+        (
+            Ratio("backfill over read and write", running, copying, AIM),
+            Ratio("backfill over itself in Python", running, in_python),
+        ),
         {"frames": count, **rows, "master": settings.spark.master},
     )
 
