@@ -14,17 +14,9 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from kiln.pipelines.archive.transform import (
-    FRAMES,
-    MESSAGES,
-    DecodedRecord,
-    PartFiles,
-    build_fault_records,
-    build_message_row,
-    decode_data,
-    decode_parts,
-    restore_tip_pairs,
-)
+from kiln.pipelines.archive.decoded_record import DecodedRecord, decode_parts
+from kiln.pipelines.archive.record_decoder import PartFiles
+from kiln.pipelines.archive.rows import MessageRow, build_fault_records, build_message_row, decode_data, reject_message
 from kiln.pipelines.backfill.chunks import TimeRange
 from kiln.pipelines.backfill.deduplication import FirstCopySelector, FramePosition, match_signed, match_unsigned
 from kiln.pipelines.backfill.merged_rows import (
@@ -41,23 +33,24 @@ from kiln.pipelines.decode.decoder import (
     FrameDecoder,
     MessageRef,
     RejectedMessage,
-    is_lasting,
     reject_failed,
     reject_unreadable,
 )
 from kiln.pipelines.decode.frame_row import FrameRow, parse_frame_row
+from kiln.pipelines.decode.identities import is_lasting
 from kiln.pipelines.decode.processing_errors import PROCESSING_ERRORS
 from kiln.pipelines.decode.user_decoder import MessageDecoder
 from kiln.pipelines.delta.arrow_rows import RowBuffer
 from kiln.pipelines.delta.files import TableFiles
 from kiln.pipelines.delta.lake import Lake
-from kiln.pipelines.runtime.row_packing import pack, unpack
+from kiln.pipelines.runtime.row_packing import pack
+from kiln.pipelines.sink.rows import QuarantineRow
+from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.kafka.frames import find_frame_fault
 from kiln.schemas.kafka.records import Origin, QuarantineRecord
 from kiln.schemas.wire.identity import Verdict
 
 _Batches = Iterator[pa.RecordBatch]
-_Row = tuple[object, ...]
 
 RUN_MESSAGE = 1
 """Rank of a message that the run has from an earlier chunk. By rank, the known rows of a message come before its
@@ -79,8 +72,6 @@ CANDIDATE = "candidate"
 """The kind of a row that holds an `UpdateMessage`."""
 STAGE_OUTPUT = "output"
 """The kind of a row that holds a `StageOutput`."""
-
-_OBSERVED_AT = next(index for index, column in enumerate(MESSAGES) if column.name == "observed_at")
 
 
 class LiveUpdate(msgspec.Struct, frozen=True, array_like=True):
@@ -136,7 +127,10 @@ def decode_copies(frames: DataFrame, config: DecodeConfig, target: RunTarget) ->
     Tasks write rows of `copies` and `quarantine` to files.
     """
     times = {"observed_at", "kafka_timestamp"}
-    columns = [F.unix_micros(column.name) if column.name in times else F.col(column.name) for column in FRAMES]
+    columns = [
+        F.unix_micros(column.name) if column.name in times else F.col(column.name)
+        for column in TABLES["frames"].columns
+    ]
     return frames.select(*columns).mapInArrow(_decode_partition(config, target), MERGED_ROWS)
 
 
@@ -221,8 +215,7 @@ def _merge_copy(item: DecodedMessage) -> MergedRow | RejectedMessage:
     try:
         row = pack(build_message_row(item))
     except PROCESSING_ERRORS as error:  # pure: the message alone has caused this
-        data = item.envelope.SerializeToString()
-        return reject_failed("archive", error, item.ref, data, item.observed_at)
+        return reject_message(item, error)
     note = _UPDATE if item.content.type == "UPDATE" else 0
     note |= _REPLAY if item.origin == "REPLAY" else 0
     note |= _LASTING if item.verdict is Verdict.VALID and is_lasting(item.message_id, True) else 0
@@ -230,9 +223,9 @@ def _merge_copy(item: DecodedMessage) -> MergedRow | RejectedMessage:
     return MergedRow(item.network, item.message_id, COPY, item.observed_at, *place, note, row)
 
 
-def build_quarantine_row(item: RejectedMessage, record: QuarantineRecord) -> _Row:
+def build_quarantine_row(item: RejectedMessage, record: QuarantineRecord) -> QuarantineRow:
     """Build the row of `quarantine` for a fault of a frame, or of a message in it."""
-    return (*item.ref, None, record.stage, record.reason, record.detail, record.data, record.observed_at)
+    return QuarantineRow(*item.ref, None, record.stage, record.reason, record.detail, record.data, record.observed_at)
 
 
 # ---------------------------------------------------------------- the second stage
@@ -256,14 +249,16 @@ def _select_partition(
                     continue
                 message.add(row)
             for packed_row in message.select_rows():
-                message_row, fault = restore_tip_pairs(unpack(packed_row)), None
-                is_inside = message_row[_OBSERVED_AT] in target.span
+                message_row = _MESSAGE_DECODER.decode(packed_row)
+                is_inside = message_row.observed_at in target.span
                 if decoder is not None:
-                    message_row, fault = decode_data(message_row, decoder)
+                    decoded = decode_data(message_row, decoder)
+                    if isinstance(decoded, MessageRow):
+                        message_row = decoded
+                    elif is_inside:
+                        for record in build_fault_records(decoded):
+                            faults.add(build_quarantine_row(decoded, record), len(record.data))
                 (inside if is_inside else outside).add(message_row, len(packed_row))
-                if fault is not None and is_inside:
-                    for record in build_fault_records(fault):
-                        faults.add(build_quarantine_row(fault, record), len(record.data))
             for candidate in message.list_candidates(target.span):
                 data = msgspec.msgpack.encode(candidate)
                 if out.add((CANDIDATE, candidate.network, candidate.stream, data), len(data)):
@@ -279,6 +274,7 @@ _CANDIDATE_SCHEMA = pa.schema(
     [("kind", pa.string()), ("network", pa.string()), ("stream", pa.string()), ("data", pa.binary())]
 )
 _CopyMatcher = Callable[[int, int], bool]
+_MESSAGE_DECODER = msgspec.msgpack.Decoder(MessageRow)
 
 
 class _MessageGroup:
@@ -333,7 +329,7 @@ class _MessageGroup:
                 continue
             row = self._live_updates.get(origin)
             live = None if row is None else LiveUpdate(row.at, int(row.data), row.partition, row.offset)
-            update = _UPDATE_DECODER.decode(copy.data)
+            update = _MESSAGE_DECODER.decode(copy.data)
             yield UpdateMessage(
                 network=copy.network,
                 origin=update.origin,
@@ -341,8 +337,8 @@ class _MessageGroup:
                 author=update.from_peer,
                 topic=update.topic,
                 model=update.model,
-                stream=update.stream,
-                tip=update.tip,
+                stream=update.stream or "",
+                tip=update.tip or "",
                 observed_at=copy.at,
                 position=MessageRef(copy.partition, copy.offset, copy.position),
                 data=update.data,
@@ -350,33 +346,6 @@ class _MessageGroup:
                 is_first=bool(self._kept),
                 live=live,
             )
-
-
-class _UpdateMessageRow(msgspec.Struct, array_like=True):
-    """The leading columns of a packed row of `messages` that holds an UPDATE."""
-
-    message_id: str
-    network: str
-    origin: Origin
-    topic: str
-    topic_source: str
-    type: str
-    from_peer: str | None
-    seqno: bytes | None
-    stream: str
-    tip: str
-    model: str | None
-    sep: None
-    batch_cid: None
-    query_id: None
-    tips: None
-    ts: None
-    ver: None
-    ipfs_ver: None
-    data: bytes
-
-
-_UPDATE_DECODER = msgspec.msgpack.Decoder(_UpdateMessageRow)
 
 
 def _mark_columns(

@@ -18,8 +18,8 @@ from kiln.pipelines.decode.decoder import (
     MessageCopy,
     MessageRef,
     RejectedMessage,
-    is_lasting,
 )
+from kiln.pipelines.decode.identities import is_lasting
 from kiln.pipelines.native.core import Core, CoreRows, RecordRow, can_decode, leave_all, take_records
 from kiln.pipelines.native.library import find_engine, turn_off
 from kiln.schemas.proto.gossipsub.rpc_pb2 import Message
@@ -163,20 +163,20 @@ def _build_messages(messages: pa.RecordBatch, batch: pa.RecordBatch) -> list[Dec
     envelopes = (messages.column(name).to_pylist() for name in _ENVELOPE_COLUMNS)
     return [
         DecodedMessage(
-            MessageRef(*ref),
-            message_id,
-            network,
-            origin,
-            topic,
-            source,
-            None if separator[0] is None else Separator(*separator),
-            Verdict(verdict),
-            remote,
-            observed_at,
-            Message.FromString(envelope),
-            PubsubMessage(*content),
-            MessageCopy(network, message_id, VERDICT_NAMES[given]),
-            own == 1,
+            ref=MessageRef(*ref),
+            message_id=message_id,
+            network=network,
+            origin=origin,
+            topic=topic,
+            topic_source=source,
+            separator=None if separator[0] is None else Separator(*separator),
+            verdict=Verdict(verdict),
+            remote_peer=remote,
+            observed_at=observed_at,
+            envelope=Message.FromString(envelope),
+            content=PubsubMessage(*content),
+            copy=MessageCopy(network, message_id, VERDICT_NAMES[given]),
+            own=own == 1,
         )
         for ref, separator, content, (
             message_id,

@@ -13,14 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import VECTORS
-from kiln.pipelines.decode.decoder import (
-    DecodeConfig,
-    DecodedMessage,
-    RejectedMessage,
-    compute_identities,
-    decode,
-    get_signer,
-)
+from kiln.pipelines.decode.decoder import DecodeConfig, DecodedMessage, RejectedMessage, decode, get_signer
+from kiln.pipelines.decode.identities import compute_identities
 from kiln.schemas.captures import ceramic_log
 from kiln.schemas.captures.items import LINE_MALFORMED, NO_MESSAGE, LoggedMessage, UnreadableItem
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
