@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kiln.pipelines.archive.decoded_record import decode_record
-from kiln.pipelines.archive.rows import build_message_row
+from kiln.pipelines.archive.rows import build_message_row, decode_record
 from kiln.pipelines.decode.decoder import DecodedMessage, FrameDecoder, RejectedMessage
 from kiln.pipelines.decode.identities import compute_identities
 from kiln.pipelines.delta.arrow_rows import build_arrow_schema

@@ -18,15 +18,21 @@ from pyspark import TaskContext
 
 from kiln.pipelines.archive.control_rows import ENTRY_ROW_BYTES, estimate_size
 from kiln.pipelines.archive.core_samples import compare_samples, list_positions
-from kiln.pipelines.archive.decoded_record import DecodedRecord, decode_record
-from kiln.pipelines.archive.rows import ROW_BYTES, FaultRow, build_fault_rows, reject_row
+from kiln.pipelines.archive.rows import (
+    ROW_BYTES,
+    DecodedRecord,
+    FaultRow,
+    build_fault_rows,
+    decode_record,
+    reject_row,
+)
 from kiln.pipelines.decode.decoder import DecodeConfig, DecodedMessage, FrameDecoder, RejectedMessage
 from kiln.pipelines.decode.frame_row import FrameRow
 from kiln.pipelines.decode.identities import compute_identities
 from kiln.pipelines.delta.files import DataFile, TableFiles
 from kiln.pipelines.delta.frame_ranges import FrameRangeFilter, build_range_key
 from kiln.pipelines.delta.lake import Lake
-from kiln.pipelines.native.core import Core, CoreRows, RecordRow, can_decode, leave_all, take_records
+from kiln.pipelines.native.core import Core, CoreRows, can_decode, take_records
 from kiln.pipelines.native.library import TABLES_OF_CORE, find_engine, turn_off
 from kiln.pipelines.runtime.dedup_store import CHUNK_BYTES, CHUNK_ROWS, CopyColumns
 from kiln.pipelines.runtime.epoch import get_task_epoch
@@ -161,14 +167,14 @@ class _RecordDecoder:
     def decode(self, batch: pa.RecordBatch) -> Iterator[CopyChunk]:
         """Decode a batch of RECORDS."""
         self._extend_spans(batch)
-        for rows in leave_all(batch) if self._core is None else self._core.archive(batch):
-            if self._core is not None and self._find_difference(rows, batch):
+        first = 0
+        for rows in self._core.archive(batch) if self._core is not None else ():
+            if self._find_difference(rows, batch):
                 self._core = None
-            if self._core is None:
-                for remaining in leave_all(batch, rows.first):
-                    yield from self._decode_in_python(remaining, batch)
-                return
-            yield from self._decode_in_python(rows, batch) if not rows.tables else self._merge(rows, batch)
+                break
+            yield from self._merge(rows, batch) if rows.tables else self._decode_in_python(batch, rows.first, rows.end)
+            first = rows.end
+        yield from self._decode_in_python(batch, first, batch.num_rows)
 
     def finish(self, task: bytes) -> Iterator[CopyChunk]:
         """Close the files, and yield the last faults, and the `DecodeResult`."""
@@ -204,14 +210,17 @@ class _RecordDecoder:
                 return True
         return not find_engine().is_native  # another task of this worker has found one
 
-    def _decode_in_python(self, rows: CoreRows, batch: pa.RecordBatch) -> Iterator[CopyChunk]:
-        """Decode the records that the core left, all of the call."""
-        for record in take_records(batch, rows.left):
-            decoded = decode_record(self._decoder, record.partition, record.offset, record.stamp, record.value)
-            is_new = decoded.row is not None and self._filter.accept_key(*_build_frame_key(decoded.row))
-            self._items += self._write(record, decoded, is_new=is_new)
+    def _decode_in_python(self, batch: pa.RecordBatch, first: int, end: int) -> Iterator[CopyChunk]:
+        """Decode consecutive records."""
+        records = batch.slice(first, end - first)
+        columns = (records.column(name).to_pylist() for name in ("partition", "offset", "stamp", "value"))
+        for partition, offset, stamp, value in zip(*columns, strict=True):
+            decoded = decode_record(self._decoder, partition, offset, stamp, value)
+            row = decoded.row
+            is_new = row is not None and self._filter.accept_key(*_build_frame_key(row))
+            self._items += self._write(decoded, len(value or b""), is_new=is_new)
             if decoded.items:
-                self._bytes += len(record.value or b"") + ROW_BYTES * len(decoded.items)
+                self._bytes += len(value or b"") + ROW_BYTES * len(decoded.items)
                 if len(self._items) >= CHUNK_ROWS or self._bytes >= CHUNK_BYTES:
                     yield from self._take_chunk()
 
@@ -241,14 +250,14 @@ class _RecordDecoder:
         items: list[UniqueRow[object]] = []
         item_rows: list[int] = []
         for record, decoded in left:
-            items += self._write(record, decoded, is_new=record.row in accepted)
+            items += self._write(decoded, len(record.value or b""), is_new=record.row in accepted)
             item_rows += [record.row] * (len(items) - len(item_rows))
         yield CopyChunk(items, item_rows, tables["messages"], identities)
 
-    def _write(self, record: RecordRow, decoded: DecodedRecord, *, is_new: bool) -> list[UniqueRow[object]]:
+    def _write(self, decoded: DecodedRecord, size: int, *, is_new: bool) -> list[UniqueRow[object]]:
         """Write the rows of a record from Python, unless its frame came before, and return its messages and faults."""
         if is_new and decoded.row is not None:
-            self._frames.add(decoded.row, len(record.value or b""))
+            self._frames.add(decoded.row, size)
             self._parts.add(decoded)
         items: list[UniqueRow[object]] = []
         horizon = self._decoder.config.unsigned_horizon

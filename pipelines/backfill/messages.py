@@ -14,9 +14,16 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from kiln.pipelines.archive.decoded_record import DecodedRecord, decode_parts
 from kiln.pipelines.archive.record_decoder import PartFiles
-from kiln.pipelines.archive.rows import MessageRow, build_fault_records, build_message_row, decode_data, reject_message
+from kiln.pipelines.archive.rows import (
+    DecodedRecord,
+    MessageRow,
+    build_fault_records,
+    build_message_row,
+    decode_data,
+    decode_parts,
+    reject_message,
+)
 from kiln.pipelines.backfill.chunks import TimeRange
 from kiln.pipelines.backfill.deduplication import FirstCopySelector, FramePosition, match_signed, match_unsigned
 from kiln.pipelines.backfill.merged_rows import (

@@ -354,7 +354,11 @@ def _verify(
     name = resolve_topic(message, table)
     # no bridge gives this verdict: a window whose batches are published must not hold unverifiable messages
     unverifiable = bridge_verdict == Verdict.UNVERIFIABLE and origin == "REPLAY" and not message.HasField("signature")
-    message_id = _compute_id(message, "" if isinstance(name, Rejected) else name, config.message_ids, unverifiable)
+    if unverifiable and not config.message_ids.by_content:
+        message_id = compute_unverified_id(message)
+    else:
+        message_id = config.message_ids.describe(message, "" if isinstance(name, Rejected) else name)
+        message_id = UNVERIFIED + message_id if unverifiable else message_id
     cost = estimate_id_cost(message)
     copy = MessageCopy(network, message_id, VERDICT_NAMES[bridge_verdict])
     if isinstance(name, Rejected):
@@ -372,7 +376,7 @@ def _verify(
     if unverifiable and not message.HasField("data"):
         missing = Rejected(METADATA_ONLY, "a copy of a message without its data, which the log lacks")
         return _Verified(_reject_copy(copy, HISTORY, missing), cost)
-    author = _get_signer(message, verdict) or ""
+    author = get_signer(message, verdict) or ""
     try:
         content = read_message(message.data, config.batch_typ) if config.ceramic else _DATA
     except PROCESSING_ERRORS as error:  # pure; caught here too, because the breaker counts failures by author
@@ -399,12 +403,6 @@ def _verify(
 
 def _reject_copy(copy: MessageCopy, stage: str, why: Rejected, author: str = "") -> RejectedMessage:
     return RejectedMessage(_NO_REF, stage, why.reason, why.detail, b"", 0, author=author, copy=copy)
-
-
-def _compute_id(message: Message, topic: str, rule: MessageIdRule, unverifiable: bool) -> str:
-    if not unverifiable:
-        return rule.describe(message, topic)
-    return UNVERIFIED + rule.describe(message, topic) if rule.by_content else compute_unverified_id(message)
 
 
 def _decode_announcement(frame: Frame, ref: MessageRef, config: DecodeConfig) -> DecodedMessage | RejectedMessage:
@@ -464,12 +462,8 @@ def check_signature(message: Message, topic: str, bridge_verdict: int, policy: P
     return judgement
 
 
-def get_signer(decoded: DecodedMessage) -> str | None:
+def get_signer(message: Message, verdict: Verdict) -> str | None:
     """Return the peer id of the signer, or None if the message is not signed, whatever `from` claims."""
-    return _get_signer(decoded.envelope, decoded.verdict)
-
-
-def _get_signer(message: Message, verdict: Verdict) -> str | None:
     return peer_text(getattr(message, "from")) if verdict is Verdict.VALID else None
 
 

@@ -103,7 +103,7 @@ class RowBuilder:
             separator_source=separated.source,
             stream=stream,
             tip=tip,
-            from_=get_signer(item),
+            from_=get_signer(item.envelope, item.verdict),
             message_id=item.message_id,
             epoch=self._epoch,
             frame=Coordinates(item.ref.partition, item.ref.offset, item.ref.position or 0),

@@ -135,7 +135,7 @@ def _batched(rows: dict[str, list[Row]], heard: Iterable[DecodedMessage], *, in_
             | {
                 "origin": item.origin,
                 "message_id": item.message_id,
-                "from_peer": get_signer(item),
+                "from_peer": get_signer(item.envelope, item.verdict),
                 "separator_key": key,
             }
             | {"separator_value": value, "separator_source": source, "log_time": clock}

@@ -15,7 +15,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kiln.pipelines.archive import decoded_record, record_decoder
+from kiln.pipelines.archive import record_decoder
+from kiln.pipelines.archive import rows as archive_rows
 from kiln.pipelines.archive import transform as archive
 from kiln.pipelines.archive.control_rows import build_control_rows
 from kiln.pipelines.archive.rows import CopyRow, MessageRow, build_message_row
@@ -150,9 +151,9 @@ def archived(lake: Lake, *records: Frame) -> tuple[list[DataFile], list[tuple[by
     [
         (decode, "read_message", "decode", b"3/78/0", False, True),
         (decode, "list_messages", "decode", b"3/78", False, True),
-        (decoded_record, "read_frame", "archive", b"3/78", True, False),
-        (decoded_record, "build_frame_row", "archive", b"3/78", True, False),
-        (decoded_record, "build_copy_row", "archive", b"3/78", True, True),
+        (archive_rows, "read_frame", "archive", b"3/78", True, False),
+        (archive_rows, "build_frame_row", "archive", b"3/78", True, False),
+        (archive_rows, "build_copy_row", "archive", b"3/78", True, True),
         (archive, "build_message_row", "archive", b"3/78/0", False, True),
     ],
 )
@@ -213,8 +214,8 @@ def test_a_fault_of_kilns_own_in_a_good_message_counts_for_the_breaker(
 @pytest.mark.parametrize(
     ("module", "function", "table", "key"),
     [
-        (decoded_record, "build_frame_row", "frames", b"3/78"),
-        (decoded_record, "build_copy_row", "copies", b"3/78/0"),
+        (archive_rows, "build_frame_row", "frames", b"3/78"),
+        (archive_rows, "build_copy_row", "copies", b"3/78/0"),
         (archive, "build_message_row", "messages", b"3/78/0"),
     ],
 )
@@ -238,7 +239,7 @@ def test_a_row_that_its_table_cannot_hold_is_quarantined_alone(
 
 def test_entries_that_cannot_be_read_keep_no_message_back(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     fails = failing(build_control_rows, TIPS[BAD], OverflowError("too large"))
-    monkeypatch.setattr(decoded_record, "build_control_rows", fails)
+    monkeypatch.setattr(archive_rows, "build_control_rows", fails)
     sent = [Frame.FromString(each.SerializeToString()) for each in UPDATES]
     for each in sent:
         each.payload += RPC(subscriptions=[RPC.SubOpts(subscribe=True, topicid=TOPIC)]).SerializeToString()
@@ -252,7 +253,7 @@ def test_what_is_no_fault_of_a_record_stops_the_task(
     error: Exception, lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Spark then tries again; a record is not given up because a disk was full."""
-    monkeypatch.setattr(decoded_record, "build_frame_row", failing(build_frame_row, TIPS[BAD], error))
+    monkeypatch.setattr(archive_rows, "build_frame_row", failing(build_frame_row, TIPS[BAD], error))
     with pytest.raises(type(error)):
         archived(lake, *UPDATES)
     assert not isinstance(error, PROCESSING_ERRORS)

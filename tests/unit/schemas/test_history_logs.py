@@ -298,7 +298,7 @@ def test_what_a_log_tells_is_marked_and_stands_beside_the_verified_message() -> 
     found = good(frame)
     assert found.verdict is Verdict.UNVERIFIABLE
     assert found.message_id == f"unverified/{AUTHOR}/07"
-    assert get_signer(found) is None
+    assert get_signer(found.envelope, found.verdict) is None
     assert found.copy is not None
     assert found.copy.verdict == "unverifiable"
     signed = message_of(frame)
