@@ -73,6 +73,9 @@ class ControlRows(NamedTuple):
     """number of entries beyond the limit for one RPC"""
 
 
+NO_CONTROL_ROWS: Final = ControlRows()
+
+
 def read_control_rpc(frame: Frame) -> RPC | None:
     """Read the RPC of a frame if it has a control part.
 

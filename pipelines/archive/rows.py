@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
-from kiln.pipelines.archive.control_rows import ControlRows, build_control_rows, read_control_rpc
+from kiln.pipelines.archive.control_rows import NO_CONTROL_ROWS, ControlRows, build_control_rows, read_control_rpc
 from kiln.pipelines.decode.decoder import (
     DecodedMessage,
     FrameDecoder,
@@ -102,7 +102,7 @@ class DecodedRecord(NamedTuple):
 
     items: list[DecodedMessage | RejectedMessage]
     copies: Sequence[CopyRow] = ()
-    control: ControlRows = ControlRows()
+    control: ControlRows = NO_CONTROL_ROWS
     row: FrameRow | None = None
     """of `frames`; `None` if the record is not a Frame, or has no row"""
 
@@ -116,18 +116,21 @@ def decode_record(decoder: FrameDecoder, partition: int, offset: int, stamp: int
         if isinstance(frame, Rejected):
             return DecodedRecord([reject_unreadable(frame, value, partition, offset, stamp)])
         row = build_frame_row(partition, offset, stamp, frame)
-        return decode_parts(decoder, frame, partition, offset)._replace(row=row)
+        return decode_parts(decoder, frame, partition, offset, row)
     except PROCESSING_ERRORS as error:  # all of the above is pure: the record alone has caused this
         fault = reject_failed("archive", error, MessageRef(partition, offset, None), value or b"", stamp)
         return DecodedRecord([fault], row=row)
 
 
-def decode_parts(decoder: FrameDecoder, frame: Frame, partition: int, offset: int) -> DecodedRecord:
-    """Decode a frame into the rows of its parts. Its messages are decoded even if its control part cannot be read."""
+def decode_parts(
+    decoder: FrameDecoder, frame: Frame, partition: int, offset: int, row: FrameRow | None = None
+) -> DecodedRecord:
+    """Decode a frame into the rows of its parts. Its messages are decoded even if its control part cannot be read.
+    `row`: its own, if it has one."""
     rpc = read_control_rpc(frame)  # parsed once for its messages and its control part
     items = decoder.decode_frame(frame, partition, offset, rpc)
     copies = [build_copy_row(item, frame) for item in items if item.copy is not None]
-    control = ControlRows()
+    control = NO_CONTROL_ROWS
     ref, observed_at = MessageRef(partition, offset, None), frame.observed_at // 1000
     try:
         if rpc is not None:
@@ -139,7 +142,7 @@ def decode_parts(decoder: FrameDecoder, frame: Frame, partition: int, offset: in
             items.append(RejectedMessage(ref, "rpc", RPC_TOO_COSTLY, detail, b"", observed_at, key))  # frame has bytes
     except PROCESSING_ERRORS as error:  # pure: the frame alone has caused this
         items.append(reject_failed("archive", error, ref, frame.payload, observed_at, build_frame_key(frame)))
-    return DecodedRecord(items, copies, control)
+    return DecodedRecord(items, copies, control, row)
 
 
 def build_message_row(item: DecodedMessage) -> MessageRow:

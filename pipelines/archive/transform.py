@@ -119,21 +119,20 @@ def _pack_messages(chunks: Iterable[CopyChunk]) -> Iterator[UniqueRow[object]]:
     emitted: set[tuple[bytes, ...]] = set()
     for chunk in chunks:
         for item in chunk.items:
-            if item.kind != MESSAGE or item.identities not in emitted:
+            if not isinstance(item.row, DecodedMessage):
+                yield item
+            elif item.identities not in emitted:
                 emitted.add(item.identities)
-                yield from build_message_rows(item)
+                row = build_row(item.row)
+                yield from pack_faults(row) if isinstance(row, RejectedMessage) else (item._replace(row=row),)
 
 
-def build_message_rows(item: UniqueRow[object]) -> list[UniqueRow[object]]:
-    """Build the row of `messages` of a copy that `decode_records` yields; anything else stays as it is. Call it after
-    deduplication, because rows are expensive to build."""
-    message = item.row
-    if not isinstance(message, DecodedMessage):
-        return [item]
+def build_row(message: DecodedMessage) -> MessageRow | RejectedMessage:
+    """Build the row of `messages` of a copy that `decode_records` yields, or its fault if that fails."""
     try:
-        return [item._replace(row=build_message_row(message))]
+        return build_message_row(message)
     except PROCESSING_ERRORS as error:  # pure: the message alone has caused this
-        return [*pack_faults(reject_message(message, error))]
+        return reject_message(message, error)
 
 
 class OutputWriter:
@@ -150,25 +149,16 @@ class OutputWriter:
 
     def write(self, items: Iterable[UniqueRow[object]]) -> _Batches:
         """Write deduplicated rows."""
-        for copy in items:
-            for item in build_message_rows(copy):
-                row = item.row
-                if isinstance(row, MessageRow):
-                    if self._decoder is not None:  # after deduplication: the decoder is the user's, and may be slow
-                        decoded = decode_data(row, self._decoder)
-                        if isinstance(decoded, RejectedMessage):
-                            yield from self._add_faults(decoded)
-                        else:
-                            row = decoded
-                    size = len(row.data) + len(row.message_id) + len(row.topic) + len(row.decoded or "")
-                    self._messages.add(row, ROW_BYTES + size)
-                    self._counts[row.type] += 1
-                    if row.verdict == _VALID:
-                        self._valid[str(row.from_peer)] += 1
-                elif isinstance(row, FaultRow):
-                    yield from self._add_fault(row)
-                elif self._out.add((item.kind, None, msgspec.msgpack.encode(row)), item.size):
-                    yield from self._out.drain()
+        for item in items:
+            row = build_row(item.row) if isinstance(item.row, DecodedMessage) else item.row
+            if isinstance(row, RejectedMessage):
+                yield from self._add_faults(row)
+            elif isinstance(row, MessageRow):
+                yield from self._add_message(row)
+            elif isinstance(row, FaultRow):
+                yield from self._add_fault(row)
+            elif self._out.add((item.kind, None, msgspec.msgpack.encode(row)), item.size):
+                yield from self._out.drain()
 
     def write_batch(self, messages: pa.RecordBatch) -> None:
         """Write deduplicated rows of `messages` as the native core builds them."""
@@ -192,6 +182,19 @@ class OutputWriter:
         output = msgspec.msgpack.encode(ArchiveOutput(files, self._counts, faults, tallies))
         self._out.add((ARCHIVE_OUTPUT, None, output))
         yield from self._out.drain()
+
+    def _add_message(self, row: MessageRow) -> _Batches:
+        if self._decoder is not None:  # after deduplication: the decoder is the user's, and may be slow
+            decoded = decode_data(row, self._decoder)
+            if isinstance(decoded, RejectedMessage):
+                yield from self._add_faults(decoded)
+            else:
+                row = decoded
+        size = len(row.data) + len(row.message_id) + len(row.topic) + len(row.decoded or "")
+        self._messages.add(row, ROW_BYTES + size)
+        self._counts[row.type] += 1
+        if row.verdict == _VALID:
+            self._valid[str(row.from_peer)] += 1
 
     def _add_faults(self, fault: RejectedMessage) -> _Batches:
         for _, row in build_fault_rows(fault):

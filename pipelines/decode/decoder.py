@@ -360,12 +360,11 @@ def _verify(
         message_id = config.message_ids.describe(message, "" if isinstance(name, Rejected) else name)
         message_id = UNVERIFIED + message_id if unverifiable else message_id
     cost = estimate_id_cost(message)
-    copy = MessageCopy(network, message_id, VERDICT_NAMES[bridge_verdict])
     if isinstance(name, Rejected):
-        return _Verified(_reject_copy(copy, "topic", name), cost)
+        unknown = MessageCopy(network, message_id, VERDICT_NAMES[bridge_verdict])
+        return _Verified(_reject_copy(unknown, "topic", name), cost)
     topic = parse_topic(name) if config.ceramic else None
-    if topic is not None:
-        copy = copy._replace(network=topic.network)
+    copy = MessageCopy(network if topic is None else topic.network, message_id, VERDICT_NAMES[bridge_verdict])
     verdict, reason = Verdict.UNVERIFIABLE, ""
     if not unverifiable:
         policy = config.policy(copy.network, origin, name)
@@ -376,13 +375,13 @@ def _verify(
     if unverifiable and not message.HasField("data"):
         missing = Rejected(METADATA_ONLY, "a copy of a message without its data, which the log lacks")
         return _Verified(_reject_copy(copy, HISTORY, missing), cost)
-    author = get_signer(message, verdict) or ""
     try:
         content = read_message(message.data, config.batch_typ) if config.ceramic else _DATA
     except PROCESSING_ERRORS as error:  # pure; caught here too, because the breaker counts failures by author
-        return _Verified(_reject_copy(copy, "decode", Rejected(PROCESSING_FAILED, describe(error)), author), cost)
+        author, failed = get_signer(message, verdict) or "", Rejected(PROCESSING_FAILED, describe(error))
+        return _Verified(_reject_copy(copy, "decode", failed, author), cost)
     if isinstance(content, Rejected):
-        return _Verified(_reject_copy(copy, "message", content, author), cost)
+        return _Verified(_reject_copy(copy, "message", content, get_signer(message, verdict) or ""), cost)
     decoded = DecodedMessage(
         ref=_NO_REF,
         message_id=message_id,

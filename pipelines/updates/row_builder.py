@@ -114,23 +114,29 @@ class RowBuilder:
         announcement = _build_announcement(
             update, group, is_lasting=is_lasting(item.message_id, True), may_wait=fetch, has_waited=has_waited
         )
-        row = UpdateRow(
-            stream=group,
-            identity=announcement.update,
-            ref=item.ref,
-            topic="updates",
-            key=build_update_key(item.network, update.separator, stream),
-            value=b"",
-            observed_at=item.observed_at,
-            announcement=announcement,
-        )
         if not is_waiting:
-            yield row._replace(value=encode(update))
+            yield UpdateRow(
+                stream=group,
+                identity=announcement.update,
+                ref=item.ref,
+                topic="updates",
+                key=build_update_key(item.network, update.separator, stream),
+                value=encode(update),
+                observed_at=item.observed_at,
+                announcement=announcement,
+            )
         if separated.source != "genesis" and fetch:
             wanted = _build_wanted_genesis(item, update, claims)
-            row = row._replace(topic="wanted", key=wanted.cid.encode(), value=encode(wanted))
-            # a claim is in addition to the update that is emitted
-            yield row if is_waiting else row._replace(identity=row.identity + _CLAIM_CHECK, announcement=None)
+            yield UpdateRow(
+                stream=group,
+                identity=announcement.update if is_waiting else announcement.update + _CLAIM_CHECK,
+                ref=item.ref,
+                topic="wanted",
+                key=wanted.cid.encode(),
+                value=encode(wanted),
+                observed_at=item.observed_at,
+                announcement=announcement if is_waiting else None,  # a claim is in addition to the emitted update
+            )
         if separated.contradicted is not None and separated.separator is not None:
             data = item.envelope.data
             fault = build_false_claim(separated.contradicted, separated.separator, data, item.observed_at)
